@@ -13,6 +13,7 @@ TEST_SOURCES := $(wildcard tests/csrc/*)
 # architecture against transformers, the bundled model end to end. Under 90 seconds on two cores, once the extension is
 # built.
 QUICK_TESTS := tests/project/test_formatting.py tests/project/test_layering.py tests/project/test_stub.py \
+    tests/project/test_tiers.py \
     tests/ops tests/graph tests/llm/engine tests/llm/decoding tests/llm/test_configs.py tests/llm/models/test_oracle.py \
     tests/test_end_to_end.py
 QUICK_WORDS := "(not test_oracle or llama) and not stress and not emulated"
@@ -50,9 +51,9 @@ format: $(VENV)/format.stamp
 	$(BIN)/ruff check --fix --quiet .
 	find csrc tests/csrc -name '*.cpp' -o -name '*.h' -o -name '*.inl' | xargs $(BIN)/clang-format -i
 
-# All C++ tests of kernels on the least emulated CPU of each table; make test has most of them.
+# All C++ tests of kernels on the least emulated CPU of each table; make test-all has most of them.
 emulate: $(VENV)/test.stamp
-	PACE_EMULATE_ALL=1 $(BIN)/python -m pytest -n $(JOBS) tests/test_csrc.py -k least_cpu $(ARGS)
+	PACE_EMULATE_ALL=1 $(BIN)/python -m pytest -n $(JOBS) tests/test_csrc.py -k least_cpu --tier all $(ARGS)
 
 # The C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer, and again under ThreadSanitizer.
 sanitize: $(VENV)/test.stamp

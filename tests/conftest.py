@@ -5,6 +5,7 @@ and several times as much where two processes share two cores, for torch's threa
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 import sys
@@ -14,7 +15,6 @@ from collections.abc import Iterator
 os.environ["OMP_NUM_THREADS"] = "1"  # of what tests start, and of torch here, which reads it when it is imported
 
 import pytest
-import torch
 
 pytest_plugins = ["tests.plugins.tiers", "tests.plugins.alone", "tests.plugins.durations"]
 
@@ -43,7 +43,19 @@ def pytest_collection() -> Iterator[object]:
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
     """Whatever a test before has set."""
+    import torch
+
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def log_as_before() -> Iterator[None]:
+    """`pace.cli.main` sends the log to the stderr that it finds, which pytest closes when the test ends."""
+    logger = logging.getLogger("pace")
+    handlers, level = list(logger.handlers), logger.level
+    yield
+    logger.handlers = handlers
+    logger.setLevel(level)
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import resource
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -138,12 +137,11 @@ def test_quiet(capfd, recwarn):
 
 
 CHILD = """
-import signal, sys, threading, os
+import signal, sys, threading, os, time
 from pace.assets import TINY
 from pace.llm import LLMModel, SamplingConfig
 model = LLMModel(TINY)
 expected = model.generate("1, 2, 3, 4,", SamplingConfig(max_new_tokens=8)).texts
-used = model.memory_report()
 for _ in range(3):
     try:
         threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
@@ -151,8 +149,18 @@ for _ in range(3):
             model.generate(["Once upon a time"] * 4, SamplingConfig(max_new_tokens=900, ignore_eos=True))
     except KeyboardInterrupt:
         print("stopped")
+    model.generator.driver.call(lambda engine: engine.check_idle()).result()
     assert model.generate("1, 2, 3, 4,", SamplingConfig(max_new_tokens=8)).texts == expected
-print("usable")
+print("usable", flush=True)
+
+begun = threading.Event()
+def work():
+    while True:
+        for _ in model.stream("Once", SamplingConfig(max_new_tokens=500, ignore_eos=True)):
+            begun.set()
+threading.Thread(target=work, daemon=True).start()
+begun.wait()
+time.sleep(0.1)
 """
 
 
@@ -163,41 +171,12 @@ def child(*command: str, **more) -> subprocess.Popen:
     )
 
 
-def test_ctrl_c_leaves_the_model_usable():
-    out, err = finish(child("-c", CHILD), timeout=120)
-    assert (out, err) == ("stopped\n" * 3 + "usable\n", "")
+def test_ctrl_c_leaves_the_model_usable_and_a_process_may_end_while_a_daemon_thread_generates():
+    process = child("-c", CHILD)
+    assert finish(process, timeout=120) == ("stopped\n" * 3 + "usable\n", "") and process.returncode == 0
 
 
-def test_ctrl_c_in_a_process_that_generates():
-    """`pace generate` prints what there is, says nothing more, and leaves with 130."""
-    process = child(
-        "-m", "pace", "generate", "Once upon a time", "--max-new-tokens", "1000", "--ignore-eos", "--num-threads", "1"
-    )
-    first = process.stdout.read(10)  # it has begun to write
-    process.send_signal(signal.SIGINT)
-    rest, err = finish(process)
-    assert process.returncode == 130 and err == ""
-    assert len(first) == 10 and rest.endswith("\n")
-
-
-def test_a_process_may_end_while_a_daemon_thread_generates():
-    program = """
-import threading, time
-from pace.assets import TINY
-from pace.llm import LLMModel, SamplingConfig
-model, begun = LLMModel(TINY), threading.Event()
-def work():
-    while True:
-        for _ in model.stream("Once", SamplingConfig(max_new_tokens=500, ignore_eos=True)):
-            begun.set()
-threading.Thread(target=work, daemon=True).start()
-begun.wait()
-time.sleep(0.1)
-"""
-    process = child("-c", program)
-    assert finish(process) == ("", "") and process.returncode == 0
-
-
+@pytest.mark.alone
 def test_start_up_is_quick(monkeypatch):
     """Import, load and the first token take less than 0.8 s of processor time (the clock says more on a busy machine)
     beyond what torch and transformers need to import themselves. Modules are compiled once, as theirs are."""
@@ -217,4 +196,4 @@ def test_start_up_is_quick(monkeypatch):
         len(beyond) < 3 and min(beyond, default=1.0) >= 0.8
     ):  # a neighbour on the machine makes processor time longer too, never shorter
         beyond.append(seconds(f"{base}; {ours}") - seconds(base))
-    assert min(beyond) < 0.8, beyond
+    assert min(beyond) < 0.8, f"{beyond} s of processor time beyond the imports"

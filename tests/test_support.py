@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import signal
 import subprocess
 import sys
@@ -20,10 +21,12 @@ def test_a_process_that_hangs_is_killed_and_what_it_wrote_is_told():
     process = start(
         "import sys, time; print('one', flush=True); print('two', file=sys.stderr, flush=True); time.sleep(600)"
     )
+    for stream in (process.stdout, process.stderr):
+        assert select.select([stream], [], [], 60)[0]
     with pytest.raises(
-        AssertionError, match=r"time\.sleep\(600\).* did not end in 5 s, and wrote 'one\\n', and to stderr 'two\\n'"
+        AssertionError, match=r"time\.sleep\(600\).* did not end in 0\.1 s, and wrote 'one\\n', and to stderr 'two\\n'"
     ):
-        finish(process, timeout=5)
+        finish(process, timeout=0.1)
     assert process.returncode == -signal.SIGKILL
 
 

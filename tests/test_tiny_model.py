@@ -158,7 +158,11 @@ def test_prompt_list_is_fair():
     assert not [w for w in words if w in training_text]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.thorough)],
+    ids=["float32", "bfloat16"],
+)
 def test_greedy_answers_are_right(model, tokenizer, dtype):
     if dtype != torch.float32:
         model = AutoModelForCausalLM.from_pretrained(TINY, dtype=dtype).eval()

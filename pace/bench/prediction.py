@@ -24,7 +24,7 @@ STEP_TOKENS = 512
 @dataclass(frozen=True)
 class Efficiency:
     """Shares of the limits measured in the same run. What is around products and attention (norms, heads, dispatch,
-    sampling) counts with the products. `benchmarks/predictions.py` measures them, in its columns of these names."""
+    sampling) counts with the products. benchmarks/RESULTS.md, "Predicted and measured", has their measurements."""
 
     weights: float
     """Of the read bandwidth, by all but attention, where few rows wait for weights."""
@@ -47,7 +47,7 @@ class Prediction:
 
 
 AVX2 = Efficiency(weights=0.90, products=0.85, cache=0.62, decode_attention=0.45, prefill_attention=0.65)
-"""Medians of benchmarks/predictions.py (benchmarks/RESULTS.md)."""
+"""Medians (benchmarks/RESULTS.md)."""
 AVX512 = AVX2
 """Not measured on its own."""
 AVX512_BF16 = replace(AVX512, products=1.60)
@@ -63,9 +63,8 @@ AVX2_CODES = {
     "int4": replace(AVX2, weights=0.83, products=1.63),
     "float8": replace(AVX2, weights=0.39, products=0.71),
 }
-"""Of models in these codes as a whole: embedding and LM head are int8 beside int4. From benchmarks/predictions.py with
-`--dtype int8 int4 fp8`, as are the next ones (benchmarks/RESULTS.md); formats of the same code, whatever their groups,
-codebooks and minima, are told the same."""
+"""Of models in these codes as a whole: embedding and LM head are int8 beside int4. These and the next ones are measured
+(benchmarks/RESULTS.md); formats of the same code, whatever their groups, codebooks and minima, are told the same."""
 AVX2_VNNI_CODES = AVX2_CODES | {
     "int8": replace(AVX2_CODES["int8"], products=2.40),
     "int4": replace(AVX2_CODES["int4"], products=1.93),

@@ -233,6 +233,8 @@ def open(options: LoadOptions) -> Loaded:
     ValueError, TypeError, MemoryError as in `model_utils.load_model`.
     """
     ops, progress = options.ops, options.progress
+    if ops is native:
+        _warn_of_missing_kernels()
     threads = use_threads(options.num_threads, options.pin_threads)
     directory = find_checkpoint(options.model_name_or_path, **options.hub)
     model = make_model(directory, options.weight_dtype, ops, options.kv_dtype, options.quantization_config)
@@ -261,6 +263,16 @@ def open(options: LoadOptions) -> Loaded:
         max_tokens_per_step=tokens_per_step(model),
     )
     return Loaded(model, engine, tokenizer, defaults)
+
+
+def _warn_of_missing_kernels() -> None:
+    best = _C.best_isa()
+    if best not in _C.built_isas():
+        logger.warning(
+            "this build of pace has no kernels for %s, the best instruction set of this CPU, and is slower without: "
+            "build it with PACE_TABLES=all (`pace env` shows what it has)",
+            best,
+        )
 
 
 def tokens_per_step(model: BaseModelForCausalLM) -> int:

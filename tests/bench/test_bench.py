@@ -142,6 +142,7 @@ def test_the_cache_is_filled_everywhere(kv_cache_dtype):
     engine.check_idle()
 
 
+@pytest.mark.alone
 def test_the_profile_accounts_for_a_decode_step(monkeypatch):
     """97 % of the whole step are instructions of the program; the rest is Python, dispatch and sampling. Best of up to
     three, for a busy machine takes time from whoever runs. The model reads 0.7 GB a step, less than those of 0.5B

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import io
 import json
+import sys
+import time
 
 import numpy as np
 import pytest
@@ -33,18 +35,54 @@ SMALL = dict(
 SCENARIOS = [Scenario(20, 4), Scenario(8, 3, 2)]
 
 
-def compare_small(
-    monkeypatch, tmp_path, runtimes: list[str], dtypes: list[str], **changes
-) -> tuple[Results, list[str]]:
+class LocalWorker(worker.Worker):
+    """A worker that answers in this process: a process of its own takes seconds to import its runtime."""
+
+    def __init__(self, runtime: str) -> None:
+        self.server = worker.Server(runtime)
+
+    def ask(self, operation, **arguments):
+        answers = io.StringIO()
+        worker.serve(io.StringIO(json.dumps({"do": operation, **arguments})), answers, self.server)
+        answer = json.loads(answers.getvalue())
+        if "error" in answer:
+            raise worker.WorkerError(answer["error"])
+        return answer
+
+    def cpu_seconds(self):
+        return time.process_time()
+
+    def close(self):
+        self.server = None
+
+
+@pytest.fixture
+def compare_small(quick_limits, monkeypatch, tmp_path, restore_isa_and_threads):
+    """`compare_small(runtimes, dtypes)`: the results of a small shape, and what was said. Workers are local, but those of
+    `processes` and those with an interpreter of their own."""
     monkeypatch.setitem(SHAPES, "small", SHAPES["llama-3.2-1b"] | SMALL)
-    results, said = Results("small", "", "", {}, {}, SCENARIOS, {}), []
-    plan = Plan(["small"], runtimes, dtypes, SCENARIOS, ["bf16"], 2, 1, 2, None, None, tmp_path, 100.0, say=said.append)
-    Comparison(Plan(**vars(plan) | changes), results).run()
-    return results, said
+    monkeypatch.setattr(measure, "SETTLE_SECONDS", 0.0)
+
+    def run(runtimes: list[str], dtypes: list[str], processes=(), **changes) -> tuple[Results, list[str]]:
+        def start(runtime, python, *others):
+            return worker.Worker(runtime, python, *others) if is_process(runtime, python) else LocalWorker(runtime)
+
+        def is_process(runtime, python):
+            return runtime in processes or python != sys.executable
+
+        monkeypatch.setattr(measure, "Worker", start)
+        results, said = Results("small", "", "", {}, {}, SCENARIOS, {}), []
+        plan = Plan(["small"], runtimes, dtypes, SCENARIOS, ["bf16"], 2, 1, 2, None, None, tmp_path, 100.0)
+        Comparison(Plan(**vars(plan) | {"say": said.append} | changes), results).run()
+        return results, said
+
+    return run
 
 
-def test_pace_and_transformers_in_turn(monkeypatch, tmp_path):
-    results, _ = compare_small(monkeypatch, tmp_path, ["pace", "transformers"], ["fp32"], other_dtypes=["fp32"])
+@pytest.mark.parametrize("in_processes", [False, pytest.param(True, marks=pytest.mark.thorough)])
+def test_pace_and_transformers_in_turn(compare_small, in_processes):
+    processes = ["pace", "transformers", worker.MACHINE] if in_processes else []
+    results, _ = compare_small(["pace", "transformers"], ["fp32"], processes, other_dtypes=["fp32"])
     assert [subject.label for subject in results.subjects if subject.missing] == []
     main = [run for run in results.runs if run.scenario == SCENARIOS[0]]
     assert [(run.runtime, run.round) for run in main] == [
@@ -68,12 +106,10 @@ def test_pace_and_transformers_in_turn(monkeypatch, tmp_path):
     assert not report.disagreements(results)
 
 
-def test_a_missing_peer_is_reported_and_the_others_go_on(monkeypatch, tmp_path):
-    broken = tmp_path / "broken" / "ctranslate2.py"
-    broken.parent.mkdir()
-    broken.write_text("raise ImportError('no ctranslate2 for this test')\n")
-    monkeypatch.setenv("PYTHONPATH", str(broken.parent))
-    results, said = compare_small(monkeypatch, tmp_path, ["pace", "ctranslate2"], ["fp32"])
+def test_a_missing_peer_is_reported_and_the_others_go_on(compare_small, monkeypatch, tmp_path):
+    (tmp_path / "ctranslate2.py").write_text("raise ImportError('no ctranslate2 for this test')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    results, said = compare_small(["pace", "ctranslate2"], ["fp32"])
     missing = next(s for s in results.subjects if s.runtime == "ctranslate2")
     assert missing.missing == "ImportError: no ctranslate2 for this test"
     assert "ctranslate2 is missing: ImportError: no ctranslate2 for this test" in said
@@ -85,26 +121,24 @@ def test_a_missing_peer_is_reported_and_the_others_go_on(monkeypatch, tmp_path):
     )
 
 
-def test_an_interpreter_that_is_not_there_is_reported(monkeypatch, tmp_path):
-    results, said = compare_small(
-        monkeypatch, tmp_path, ["pace", "transformers"], ["bf16"], pythons={"transformers": "/no/such/python"}
-    )
+def test_an_interpreter_that_is_not_there_is_reported(compare_small):
+    results, said = compare_small(["pace", "transformers"], ["bf16"], pythons={"transformers": "/no/such/python"})
     assert "No such file" in next(s for s in results.subjects if s.runtime == "transformers").missing
     assert {run.runtime for run in results.runs} == {"pace"}
 
 
-def test_preparing_measures_nothing(monkeypatch, tmp_path):
-    results, _ = compare_small(monkeypatch, tmp_path, ["pace"], ["bf16"], prepare_only=True)
+def test_preparing_measures_nothing(compare_small, tmp_path):
+    results, _ = compare_small(["pace"], ["bf16"], prepare_only=True)
     assert not results.runs and (tmp_path / "small" / "checkpoint" / "model.safetensors").exists()
 
 
-def test_what_takes_too_long_is_left_out_and_said(monkeypatch, tmp_path):
-    results, _ = compare_small(monkeypatch, tmp_path, ["pace"], ["bf16"], patience_s=0.0)
+def test_what_takes_too_long_is_left_out_and_said(compare_small):
+    results, _ = compare_small(["pace"], ["bf16"], patience_s=0.0)
     assert {run.scenario for run in results.runs} == {SCENARIOS[0]}
     assert results.skipped[0].startswith("small, pace bf16, 2 x 8 + 3: a run would take about")
 
 
-def test_no_runtime_is_blamed_for_limits_that_cannot_be_measured(monkeypatch, tmp_path):
+def test_no_runtime_is_blamed_for_limits_that_cannot_be_measured(compare_small, monkeypatch):
     ask = worker.Worker.ask
 
     def failing(self, operation, **arguments):
@@ -114,13 +148,13 @@ def test_no_runtime_is_blamed_for_limits_that_cannot_be_measured(monkeypatch, tm
 
     monkeypatch.setattr(worker.Worker, "ask", failing)
     with pytest.raises(LimitsError, match="cannot be measured: its process ended with code -9"):
-        compare_small(monkeypatch, tmp_path, ["pace"], ["bf16"])
+        compare_small(["pace"], ["bf16"], [worker.MACHINE])
 
 
-def test_a_round_with_unsteady_limits_is_measured_again(monkeypatch, tmp_path):
+def test_a_round_with_unsteady_limits_is_measured_again(compare_small, monkeypatch):
     bandwidths = iter([10, 12, 20, 20, *[20, 20], *[30, 36] * 3])  # unsteady, then steady; steady; thrice unsteady
     monkeypatch.setattr(Comparison, "_limits", lambda self: limits.Limits("avx2", 2, float(next(bandwidths)), 100.0))
-    results, said = compare_small(monkeypatch, tmp_path, ["pace"], ["bf16"])
+    results, said = compare_small(["pace"], ["bf16"])
     assert [run.read_gb_s for run in results.runs] == [20.0, 20.0, 33.0]
     assert (results.rounds, results.rounds_again, results.unsteady_rounds) == (3, 3, 1)
     assert sum("the limits changed by 20% in this round" in line for line in said) == 4
@@ -160,7 +194,7 @@ def test_a_peer_that_is_a_program(monkeypatch, tmp_path):
         IkLlamaCpp(tmp_path / "missing.gguf", "Q4_K_M", 2).run([[1]], 1)
 
 
-def test_a_program_runs_no_batches_and_is_asked_for_no_logits(monkeypatch, tmp_path):
+def test_a_program_runs_no_batches_and_is_asked_for_no_logits(compare_small, monkeypatch, tmp_path):
     program = tmp_path / "llama-bench"
     program.write_text(FAKE_LLAMA_BENCH)
     program.chmod(0o755)
@@ -172,7 +206,7 @@ def test_a_program_runs_no_batches_and_is_asked_for_no_logits(monkeypatch, tmp_p
         return folder / "model.gguf"
 
     monkeypatch.setattr(measure, "ensure_conversion", without_llama_cpp)
-    results, _ = compare_small(monkeypatch, tmp_path, ["pace", "ik_llama.cpp"], ["bf16"])
+    results, _ = compare_small(["pace", "ik_llama.cpp"], ["bf16"])
     runs = [run for run in results.runs if run.runtime == "ik_llama.cpp"]
     assert [run.scenario.batch for run in runs] == [1, 1] and runs[0].prefill_s == 0.5
     peer = next(subject for subject in results.subjects if subject.runtime == "ik_llama.cpp")
@@ -289,9 +323,7 @@ def test_a_worker_that_ends_is_an_error(tmp_path):
             ended.ask("limits")
 
 
-def test_a_worker_measures_the_limits(monkeypatch):
-    monkeypatch.setattr(limits, "BUFFER_BYTES", 4 << 20)
-    monkeypatch.setattr(worker, "LIMIT_SECONDS", 0.01)
+def test_a_worker_measures_the_limits(quick_limits):
     server = worker.Server(worker.MACHINE)
     told = server.machine(threads=1)
     assert told["threads"] == 1 and server.limits()["read_gb_s"] > 0

@@ -9,7 +9,7 @@ from pace.bench.shapes import SHAPES
 from tests.benchmarks.test_compare_gguf import SMALL
 
 
-def test_a_row_for_each_kind_of_weights(monkeypatch, capsys):
+def test_a_row_for_each_kind_of_weights(quick_limits, monkeypatch, capsys):
     sizes = {"moe_intermediate_size": 32, "num_experts": 8, "num_experts_per_tok": 2}
     monkeypatch.setitem(SHAPES, "small", SHAPES["qwen3-30b-a3b"] | SMALL | sizes)
     monkeypatch.setitem(SHAPES, experts.DENSE, SHAPES[experts.DENSE] | SMALL)

@@ -14,6 +14,8 @@ import subprocess
 import sys
 import termios
 import time
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from unittest import mock
 
@@ -47,9 +49,23 @@ def _ready_to_fork() -> multiprocessing.context.ForkServerContext:
 
 def _run_at_terminal(terminal: str, arguments: tuple[str, ...], environment: dict[str, str], package: str) -> None:
     """The command, in a process whose standard streams and controlling terminal are the one named."""
+    os.login_tty(os.open(terminal, os.O_RDWR | os.O_NOCTTY))
+    _run(arguments, environment, package)
+
+
+def _run_with_streams(
+    streams: list[Connection], arguments: tuple[str, ...], environment: dict[str, str], package: str
+) -> None:
+    """The command, in a process with these standard streams."""
+    for number, stream in enumerate(streams):
+        os.dup2(stream.fileno(), number)
+        stream.close()
+    _run(arguments, environment, package)
+
+
+def _run(arguments: tuple[str, ...], environment: dict[str, str], package: str) -> None:
     assert pace.__file__ == package
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    os.login_tty(os.open(terminal, os.O_RDWR | os.O_NOCTTY))
     sys.stdin = open(0, encoding="utf-8", closefd=False)
     sys.stdout = open(1, "w", encoding="utf-8", buffering=1, closefd=False)
     sys.stderr = open(2, "w", encoding="utf-8", buffering=1, closefd=False, errors="backslashreplace")
@@ -62,6 +78,48 @@ def _run_at_terminal(terminal: str, arguments: tuple[str, ...], environment: dic
         sys.exit(main())
     finally:
         atexit._run_exitfuncs()  # as an interpreter does that ends, and a fork does not
+
+
+class PipedProcess:
+    """What `process` starts, from where the libraries are imported. `streams` replaces some of stdin (empty), stdout and
+    stderr (pipes)."""
+
+    def __init__(self, *arguments: str, environment: dict[str, str] | None = None, **streams: int) -> None:
+        self.args = arguments
+        with open(os.devnull) as nothing:
+            streams = {"stdin": nothing.fileno(), **streams}
+            pipes = {name: Pipe(duplex=False) for name in ("stdout", "stderr") if name not in streams}
+            given = [
+                pipes[name][1] if name in pipes else Connection(os.dup(streams[name]))
+                for name in ("stdin", "stdout", "stderr")
+            ]
+            self._forked = _ready_to_fork().Process(
+                target=_run_with_streams, args=(given, arguments, {**ENVIRONMENT, **(environment or {})}, pace.__file__)
+            )
+            self._forked.start()
+            for end in given:
+                end.close()
+        self.stdout, self.stderr = (
+            os.fdopen(os.dup(pipes[name][0].fileno()), encoding="utf-8") if name in pipes else None
+            for name in ("stdout", "stderr")
+        )
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self._forked.pid, number)
+
+    def kill(self) -> None:
+        self._forked.kill()
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """As of Popen; what is left to read fits in the pipes, 64 KiB."""
+        self._forked.join(timeout)
+        if self._forked.exitcode is None:
+            raise subprocess.TimeoutExpired(self.args, timeout)
+        return tuple("" if stream is None or stream.closed else stream.read() for stream in (self.stdout, self.stderr))
+
+    @property
+    def returncode(self) -> int | None:
+        return self._forked.exitcode
 
 
 class TerminalProcess:

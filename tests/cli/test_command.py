@@ -13,8 +13,7 @@ from pace.assets import TINY, TINY_DRAFT
 from pace.cli import COMMANDS, main
 from pace.cli.options_in_messages import rewrite
 from pace.llm.configs import SamplingConfig
-from tests.cli.processes import ENVIRONMENT, process
-from tests.support import finish
+from tests.cli.processes import ENVIRONMENT
 
 
 @pytest.mark.parametrize(
@@ -200,20 +199,3 @@ FLAGS = {("act_order", True): "--act-order", ("act_order", False): "--no-act-ord
 def test_arguments_in_messages_become_options(message, expected):
     find = lambda name, flag: OPTIONS.get(name) if flag is None else FLAGS.get((name, flag))
     assert rewrite(message, find) == (expected or message)
-
-
-def test_debug_shows_where():
-    for arguments in (
-        ["--debug", "generate", "x", "--model", "/no/such/directory"],
-        ["generate", "x", "--model", "/no/such/directory", "--debug"],
-    ):
-        running = process(*arguments)
-        out, err = finish(running)
-        assert running.returncode == 1 and out == "" and "Traceback" in err and "/no/such/directory" in err
-
-
-def test_a_reader_that_goes_away_is_no_error():
-    running = process("generate", "Once upon a time", "--max-new-tokens", "900", "--ignore-eos")
-    running.stdout.read(10)
-    running.stdout.close()
-    assert finish(running) == ("", "") and running.returncode == 141

@@ -6,7 +6,6 @@ import json
 import os
 import pty
 import re
-import signal
 from dataclasses import fields
 
 import pytest
@@ -152,19 +151,6 @@ def test_generate_with_a_system_prompt(command):
     assert json.loads(command(*CAPITAL, "--json", "--system", "You are a pirate.")[1])["metrics"][
         "num_prompt_tokens"
     ] > (json.loads(command(*CAPITAL, "--json")[1])["metrics"]["num_prompt_tokens"] + 3)
-
-
-def test_ctrl_c_in_json_tells_what_there_is():
-    running = process(
-        "generate", "Once upon a time", "--max-new-tokens", "1000", "--ignore-eos", "--json", "--debug", bufsize=1
-    )
-    for line in running.stderr:  # the log tells that the model is there
-        if "pace:" in line:
-            break
-    running.send_signal(signal.SIGINT)
-    out, _ = finish(running)
-    assert running.returncode == 130
-    assert out == "" or json.loads(out)["finish_reasons"] in ([], ["cancelled"])
 
 
 # -- the options of SamplingConfig -------------------------------------------------------------------------------------

@@ -239,9 +239,10 @@ def _check(
 def _pytest(
     python: Path, files: list[str | Path], results: Path, folder: Path, *arguments: str, **variables: str
 ) -> None:
-    """Runs tests in `folder`, with none of our own settings."""
+    """Runs tests in `folder`, with none of our own settings; all of our own tests, thorough ones too."""
     command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short", f"--junit-xml={results}"]
     settings = ["-c", os.devnull, "--rootdir", folder, "--confcutdir", folder, "--timeout=300"]
+    settings += ["--tier", "all"] if folder == ROOT else []
     _call([*command, *settings, *arguments, *files], folder, results.parent, **variables)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import io
+import itertools
 import json
 import os
 from dataclasses import dataclass
@@ -117,11 +118,11 @@ def write(files: Files, folder: Path) -> None:
             (folder / name).write_bytes(content)
 
 
-def healthy_checkpoints(folder: Path) -> dict[str, Files]:
-    """`"architecture/kind"` -> files, for every architecture and layout kind (of ROUTED, in shards alone), and Llama and
-    mixtures quantised in every way; `folder` is used for what transformers writes."""
+def healthy_checkpoints(folder: Path, part: slice = slice(None)) -> dict[str, Files]:
+    """`"architecture/kind"` -> files, for every architecture and layout kind (of ROUTED, in shards only), and Llama and
+    mixtures quantised in every way, or for a part of these; `folder` is used for what transformers writes."""
     checkpoints = {}
-    for model_type, fields in ARCHITECTURES + ROUTED:
+    for model_type, fields in (ARCHITECTURES + ROUTED)[part]:
         save_tiny(folder / model_type, model_type, fields)
         state = load_file(folder / model_type / "model.safetensors")
         config = json.loads((folder / model_type / "config.json").read_text())
@@ -133,16 +134,16 @@ def healthy_checkpoints(folder: Path) -> dict[str, Files]:
         }
         for kind in KINDS if (model_type, fields) in ARCHITECTURES else SHARDED:
             checkpoints[f"{model_type}/{kind}"] = common | weight_files(kind, state)
-    for kind, (quantization, _) in QUANTISED_KINDS.items():
-        for model_type, fields in QUANTISED.items():
-            config, state, _ = tensors_of(kind, model_type, tuple(fields.items()))
-            config |= {"bos_token_id": None, "eos_token_id": None, "quantization_config": quantization}
-            layout = "safetensors-sharded" if "bnb" in kind else "bin" if kind == "awq" else "safetensors"
-            checkpoints[f"quantised-{model_type}/{kind}"] = {
-                "config.json": json.dumps(config, indent=1).encode(),
-                **tokenizer_files(),
-                **weight_files(layout, state),
-            }
+    for kind, model_type in list(itertools.product(QUANTISED_KINDS, QUANTISED))[part]:
+        config, state, _ = tensors_of(kind, model_type, tuple(QUANTISED[model_type].items()))
+        quantization = {"quantization_config": QUANTISED_KINDS[kind][0]}
+        config |= {"bos_token_id": None, "eos_token_id": None, **quantization}
+        layout = "safetensors-sharded" if "bnb" in kind else "bin" if kind == "awq" else "safetensors"
+        checkpoints[f"quantised-{model_type}/{kind}"] = {
+            "config.json": json.dumps(config, indent=1).encode(),
+            **tokenizer_files(),
+            **weight_files(layout, state),
+        }
     return checkpoints
 
 

@@ -76,11 +76,11 @@ HEALTHY = [
 ]
 
 
-def healthy_checkpoints(folder: Path) -> dict[str, Files]:
-    """`"gguf/architecture and number"` -> files; half of them with a byte-level vocabulary, half with a sentencepiece
-    one."""
+def healthy_checkpoints(folder: Path, part: slice = slice(None)) -> dict[str, Files]:
+    """`"gguf/architecture and number"` -> files, or a part of them; half of them with a byte-level vocabulary, half with
+    a sentencepiece one."""
     checkpoints = {}
-    for number, (model_type, types, tensors_a_shard, fields) in enumerate(HEALTHY):
+    for number, (model_type, types, tensors_a_shard, fields) in list(enumerate(HEALTHY))[part]:
         name = f"gguf-{model_type}-{number}"
         save_tiny(
             folder / "gguf" / name / "hub",

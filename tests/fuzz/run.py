@@ -1,6 +1,6 @@
 """Runs mutated checkpoints, each to an error of a documented type or to generated tokens, in processes that may die.
 
-    python -m tests.fuzz.run --cases 2000 [--first 0] [--verbose]
+    python -m tests.fuzz.run --cases 2000 [--first 0] [--quarter 0] [--verbose]
 
 A case fails if the process dies or hangs, if its memory grows by more than `MAX_GROWTH_BYTES`, if an error is not of a
 documented type or does not say which file or field is wrong, if a loaded model holds anything that did not come from
@@ -190,15 +190,15 @@ def run_cases(seeds: list[int], checkpoints: dict, folder: Path, verbose: bool =
     return outcomes, failures
 
 
-def prepare(folder: Path, only: str = "") -> dict:
-    """The healthy checkpoints, or those whose names begin with `only`; they all load. What they need is imported before
-    any child is forked."""
+def prepare(folder: Path, only: str = "", part: slice = slice(None)) -> dict:
+    """The healthy checkpoints, or a part of them, or those whose names begin with `only`; they all load. What they need
+    is imported before any child is forked."""
     torch.set_num_threads(1)
-    checkpoints = healthy_checkpoints(folder)
+    checkpoints = healthy_checkpoints(folder, part)
     if importlib.util.find_spec("gguf"):  # what writes the files
         from tests.fuzz import gguf_cases
 
-        checkpoints |= gguf_cases.healthy_checkpoints(folder)
+        checkpoints |= gguf_cases.healthy_checkpoints(folder, part)
     checkpoints = {name: files for name, files in checkpoints.items() if name.startswith(only)}
     for name, files in checkpoints.items():
         case = folder / name.replace("/", "-")
@@ -233,12 +233,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--only", default="", metavar="NAME", help="only the checkpoints whose names begin so, such as gguf"
     )
+    parser.add_argument(
+        "--quarter", type=int, choices=range(4), metavar="0..3", help="only every fourth checkpoint, from this one on"
+    )
     parser.add_argument("--verbose", action="store_true", help="print every case")
     options = parser.parse_args(arguments)
     logging.disable(logging.CRITICAL)
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        checkpoints = prepare(Path(folder), options.only)
+        part = slice(options.quarter, None, None if options.quarter is None else 4)
+        checkpoints = prepare(Path(folder), options.only, part)
         seeds = list(range(options.first, options.first + options.cases))
         outcomes, failures = run_cases(seeds, checkpoints, Path(folder), options.verbose)
     for failure in failures:

@@ -62,54 +62,52 @@ class FakeModel:
             self._busy.release()
 
     def _forward(self, batch: ForwardBatch) -> torch.Tensor:
-        spans = batch.spans
+        spans, positions, tokens = batch.spans, batch.positions.numpy(), batch.tokens.numpy()
         starts, lengths = spans.query_start.tolist(), spans.kv_len.tolist()
-        assert starts[0] == 0 and starts[-1] == len(batch.tokens) == len(batch.positions) == len(batch.slots) == len(
-            batch.rope_lengths
-        )
+        rope_lengths = batch.rope_lengths.numpy()
+        assert starts[0] == 0 and starts[-1] == len(tokens) == len(positions) == len(batch.slots) == len(rope_lengths)
         slots = [slot for group in (batch, *batch.others) for slot in group.slots.tolist()]
         assert len(set(slots)) == len(slots), "two tokens share a slot"
-        assert bool((batch.rope_lengths > batch.positions).all())
+        assert (rope_lengths > positions).all()
         for number, kv in enumerate(batch.kv):
-            slots = batch.of_layer(kv).slots
-            kv.k[slots // BLOCK_SIZE, 0, 0, slots % BLOCK_SIZE] = batch.tokens.float()
-            kv.k[slots // BLOCK_SIZE, 0, 1, slots % BLOCK_SIZE] = (batch.positions + LAYER * number).float()
-        rows = []
-        wanted = set(batch.logit_rows.tolist())
-        assert batch.logit_rows.tolist() == sorted(wanted)
+            blocks, rows = np.divmod(batch.of_layer(kv).slots.numpy(), BLOCK_SIZE)
+            keys = kv.k.numpy()
+            keys[blocks, 0, 0, rows] = tokens
+            keys[blocks, 0, 1, rows] = positions + LAYER * number
+        logits = []
+        wanted = batch.logit_rows.tolist()
+        assert wanted == sorted(set(wanted))
         for index, length in enumerate(lengths):
-            first = length - (starts[index + 1] - starts[index])
+            begin, end = starts[index : index + 2]
+            first = length - (end - begin)
             past = self._read_back(batch, index, first, length)
-            assert batch.positions[starts[index] : starts[index + 1]].tolist() == list(range(first, length))
-            rows += [
-                self.logits_of(past[: position + 1])
-                for position in range(first, length)
-                if starts[index] + position - first in wanted
-            ]
-        assert len(rows) == len(wanted)
-        return torch.stack(rows) if rows else torch.empty(0, self.vocab_size)
+            assert np.array_equal(positions[begin:end], np.arange(first, length))
+            logits += [self.logits_of(past[: first + row - begin + 1]) for row in wanted if begin <= row < end]
+        assert len(logits) == len(wanted)
+        return torch.stack(logits) if logits else torch.empty(0, self.vocab_size)
 
     def _read_back(self, batch: ForwardBatch, index: int, first: int, length: int) -> list[int]:
         """The tokens of a span's sequence, as far as a layer sees them from position `first` on; else 0."""
-        tokens = [0] * length
+        tokens = np.zeros(length, int)
         for number, (kv, layer) in enumerate(zip(batch.kv, self.kv_spec.layers)):
             oldest = 0 if layer.window is None else max(0, first - layer.window + 1)
-            table = batch.of_layer(kv).spans.block_table[index]
-            blocks = table[oldest // BLOCK_SIZE : -(-length // BLOCK_SIZE)].long()
+            table = batch.of_layer(kv).spans.block_table[index].numpy()
+            blocks = table[oldest // BLOCK_SIZE : -(-length // BLOCK_SIZE)]
             assert (blocks >= 0).all(), "a block is gone that is still seen"
             skipped = oldest % BLOCK_SIZE
-            content = kv.k[blocks, 0].permute(1, 0, 2).reshape(2, -1)[:, skipped : skipped + length - oldest]
-            positions = [int(position) - LAYER * number for position in content[1]]
-            assert positions == list(range(oldest, length)), f"positions in the cache: {positions}"
-            tokens[oldest:] = [int(token) for token in content[0]]
-        return tokens
+            content = kv.k.numpy()[blocks, 0].transpose(1, 0, 2).reshape(2, -1)[:, skipped : skipped + length - oldest]
+            positions = content[1] - LAYER * number
+            assert np.array_equal(positions, np.arange(oldest, length)), f"positions in the cache: {positions}"
+            tokens[oldest:] = content[0]
+        return tokens.tolist()
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=1 << 14)
 def _numbers(tokens: tuple[int, ...], vocab_size: int) -> np.ndarray:
     """Standard normal. Kept, for most sequences are asked for by the model and by the definition, with drafts and
     without."""
-    return np.random.default_rng([len(tokens), *tokens]).standard_normal(vocab_size).astype(np.float32)
+    seed = np.array([len(tokens), *tokens], np.uint32)
+    return np.random.default_rng(seed).standard_normal(vocab_size).astype(np.float32)
 
 
 class FakeTokenizer:

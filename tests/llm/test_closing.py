@@ -1,15 +1,16 @@
-"""A model that goes gives its memory back at once, not when the garbage collector happens to run."""
+"""A model that goes gives its memory back at once, not when the garbage collector happens to run; and an interpreter that
+goes waits for no work in flight."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 
+from tests.llm.forked import Ended, run_each
+
 SCRIPT = """
-import gc, json, sys, time, weakref
+import gc, json, os, sys, time, weakref
 gc.disable()
 
 from pace.assets import TINY, TINY_DRAFT
@@ -61,36 +62,64 @@ def alive():
 deadline = time.monotonic() + 10
 while way == "rebind" and alive() and time.monotonic() < deadline:
     time.sleep(0.001)
-print(json.dumps(dict(weights=weights, freed=before - resident_bytes(), alive=alive())))
+print(json.dumps(dict(weights=weights, freed=before - resident_bytes(), alive=alive())), flush=True)
+os._exit(0)
 """
 
 WAYS = ["close", "with", "rebind", "close unused"]
+ARGUMENTS = [
+    "dict(backend='torch')",  # whose weights are the C library's to give back
+    "dict(backend='native-eager', quantization='int4')",
+    "dict(backend='attention=torch')",
+    "dict(spec_config=DraftModelConfig(str(TINY_DRAFT)))",
+    "dict(spec_config=PromptLookupConfig())",
+    "dict(kv_cache_type='bmc', kv_cache_dtype='int8')",
+]
+CASES = [(way, "{}") for way in WAYS] + [("close", arguments) for arguments in ARGUMENTS]
 
 
-def closed(way: str, arguments: str = "{}") -> dict:
-    command = [sys.executable, "-c", SCRIPT, way, arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+WITH_WORK_IN_FLIGHT = """
+import threading, time
+from pace.assets import TINY
+from pace.llm import LLMModel, SamplingConfig
+model = LLMModel(TINY, progress=False)
+endless = SamplingConfig(max_new_tokens=900, ignore_eos=True)
+requests = [model.add_request("Once upon a time", endless) for _ in range(3)]
+stream = model.stream("1, 2, 3,", endless)
+next(stream)
+time.sleep(0.05)
+"""
+ENDINGS = [
+    "",
+    "raise SystemExit(0)",
+    "model.close()",
+    "import os; pid = os.fork(); os._exit(0) if pid == 0 else os.waitpid(pid, 0)",
+    "model = None",
+    "threading.Thread(target=model.generate, args=('Once', endless), daemon=True).start(); time.sleep(0.1)",
+]
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_memory_is_given_back_at_once(way: str) -> None:
-    found = closed(way)
-    assert found["alive"] == [] and found["weights"] > 15 << 20
-    assert found["freed"] > 0.9 * found["weights"]
+@pytest.fixture(scope="module")
+def runs() -> list[Ended]:
+    """Of the programs of both tests, in their order."""
+    closing = [f"import sys; sys.argv[1:] = {list(case)!r}\n{SCRIPT}" for case in CASES]
+    return run_each(closing + [WITH_WORK_IN_FLIGHT + ending for ending in ENDINGS])
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        "dict(backend='torch')",  # whose weights are the C library's to give back
-        "dict(backend='native-eager', quantization='int4')",
-        "dict(backend='attention=torch')",
-        "dict(spec_config=DraftModelConfig(str(TINY_DRAFT)))",
-        "dict(spec_config=PromptLookupConfig())",
-        "dict(kv_cache_type='bmc', kv_cache_dtype='int8')",
-    ],
-)
-def test_nothing_holds_a_model_that_went(arguments: str) -> None:
-    assert closed("close", arguments)["alive"] == []
+@pytest.mark.alone
+def test_a_model_that_went_holds_nothing(runs, subtests) -> None:
+    """Neither its parts nor, where they are ours to give back, its weights."""
+    for (way, arguments), done in zip(CASES, runs[: len(CASES)], strict=True):
+        with subtests.test(way, arguments=arguments):
+            assert done.code == 0, done.err
+            found = json.loads(done.out)
+            assert found["alive"] == [], "parts of the model are still there"
+            if arguments == "{}":
+                assert found["weights"] > 15 << 20
+                assert found["freed"] > 0.9 * found["weights"], f"{found} bytes: resident memory kept the weights"
+
+
+def test_the_interpreter_exits_cleanly_with_work_in_flight(runs, subtests) -> None:
+    for ending, done in zip(ENDINGS, runs[len(CASES) :], strict=True):
+        with subtests.test(ending=ending):
+            assert (done.code, done.err) == (0, "")

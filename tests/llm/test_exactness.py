@@ -3,12 +3,15 @@ keys and values, and with drafts. One model of each kind, in every kind of weigh
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
 from pace import _C
 from pace.llm import LLMModel, PromptLookupConfig, SamplingConfig
 from tests.llm.models.variants import save_tiny
+from tests.plugins.tiers import sample
 
 KINDS = {
     "dense with windows": ("gemma2", {"sliding_window": 20}),
@@ -70,63 +73,60 @@ def read(output):
     ]
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def folder(request, tmp_path_factory):
-    model_type, fields = KINDS[request.param]
-    folder = tmp_path_factory.mktemp("exact")
+CASES = list(itertools.product(KINDS, FORMATS))
+
+
+@pytest.mark.parametrize("case", sample(CASES, lambda case: case in CASES[::6]), ids=str)
+def test_bits_are_a_texts_own(case: tuple[str, str], tmp_path, subtests) -> None:
+    kind, format = case
+    model_type, fields = KINDS[kind]
     sizes = dict(SIZES)
     if model_type in ("qwen2_moe", "deepseek_v3"):
         del sizes["head_dim"]
-    save_tiny(folder, model_type, sizes | fields)
-    return folder
+    save_tiny(tmp_path, model_type, sizes | fields)
 
+    def load(**more) -> LLMModel:
+        return LLMModel(tmp_path, **{"progress": False, "num_threads": 2, **FORMATS[format], **more})
 
-@pytest.fixture(scope="module", params=FORMATS)
-def case(request, folder):
-    """How to load the model, and what each prompt gives alone, without anything that is kept."""
-    options = {"progress": False, "num_threads": 2, **FORMATS[request.param]}
-    with LLMModel(folder, prefix_cache_bytes=0, **options) as model:
+    with load(prefix_cache_bytes=0) as model:
         alone = [answers(model, [row])[0] for row in prompts()]
-    assert len({tuple(ids) for ids, _ in alone}) > 5  # the model says different things
-    return lambda **more: LLMModel(folder, **options | more), alone
+        assert len({tuple(ids) for ids, _ in alone}) > 5, "the model says different things"
+        for holds in (among_others, in_chunks, on_any_number_of_threads):
+            with subtests.test(holds.__name__):
+                holds(model, alone)
+        for holds in (after_preemption, from_a_kept_prefix, with_drafts):
+            with subtests.test(holds.__name__):
+                holds(model, alone, load)
 
 
-def test_among_others(case):
-    load, alone = case
-    with load(prefix_cache_bytes=0) as model:
-        assert answers(model, prompts()) == alone
-        assert answers(model, prompts()[::-1]) == alone[::-1]
+def among_others(model, alone):
+    assert answers(model, prompts()) == alone
+    assert answers(model, prompts()[::-1]) == alone[::-1]
 
 
-def test_in_chunks(case):
-    load, _ = case
+def in_chunks(model, alone):
     row = prompts()[4]
-    with load(prefix_cache_bytes=0) as model:
+    with model.session() as session:
+        whole = session.append(row, logits="all")
+    for chunk in (1, 3, 16, 17):
         with model.session() as session:
-            whole = session.append(row, logits="all")
-        for chunk in (1, 3, 16, 17):
-            with model.session() as session:
-                pieces = [session.append(row[i : i + chunk], logits="all") for i in range(0, len(row), chunk)]
-            assert torch.equal(torch.cat(pieces), whole), chunk
+            pieces = [session.append(row[i : i + chunk], logits="all") for i in range(0, len(row), chunk)]
+        assert torch.equal(torch.cat(pieces), whole), chunk
 
 
-def test_on_any_number_of_threads(case):
-    load, alone = case
+def on_any_number_of_threads(model, alone):
     before = _C.get_num_threads()
     try:
-        with load(prefix_cache_bytes=0) as model:
-            for threads in (1, 3, 8):
-                _C.set_num_threads(threads)
-                assert answers(model, prompts()) == alone, threads
+        for threads in (1, 3, 8):
+            _C.set_num_threads(threads)
+            assert answers(model, prompts()) == alone, threads
     finally:
         _C.set_num_threads(before)
 
 
-def test_after_preemption(case):
-    load, alone = case
-    with load(prefix_cache_bytes=0) as model:
-        undisturbed = answers(model, prompts(), LONGER)
-        room = model.generator.engine.cache.bytes_for(90 + LONGER.max_new_tokens)  # for the longest, and few others
+def after_preemption(model, alone, load):
+    undisturbed = answers(model, prompts(), LONGER)
+    room = model.generator.engine.cache.bytes_for(90 + LONGER.max_new_tokens)  # for the longest, and few others
     begin = GREEDY.max_new_tokens
     assert [(ids[:begin], logprobs[:begin]) for ids, logprobs in undisturbed] == alone
     with load(kv_cache_bytes=room, prefix_cache_bytes=0) as model:
@@ -135,16 +135,14 @@ def test_after_preemption(case):
         assert output.metrics.num_preemptions > 0
 
 
-def test_from_a_kept_prefix(case):
-    load, alone = case
+def from_a_kept_prefix(model, alone, load):
     with load() as model:
         for _ in range(2):
             assert answers(model, prompts()) == alone
         assert [answers(model, [row])[0] for row in prompts()] == alone
 
 
-def test_with_drafts(case):
-    load, alone = case
+def with_drafts(model, alone, load):
     with load(spec_config=PromptLookupConfig()) as model:
         assert answers(model, prompts()) == alone
         assert [answers(model, [row])[0] for row in prompts()] == alone

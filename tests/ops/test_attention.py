@@ -13,7 +13,8 @@ from torch import Tensor
 from pace import _C
 from pace.batch import BLOCK_SIZE, KVBlocks, KVSpec, Positions, Spans
 from pace.ops import native, reference
-from tests.support import isas_of_floats, poison
+from tests.ops.isas import each_isa, on_each_isa
+from tests.support import poison
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
 
@@ -116,20 +117,9 @@ def expected_and_tolerance(
     return (t.transpose(0, 1).flatten(1) for t in (weights @ v, tolerance))
 
 
-@pytest.fixture(params=isas_of_floats())
-def isa(request):
-    before = _C.isa()
-    _C.select_isa(request.param)
-    yield request.param
-    _C.select_isa(before)
-
-
 @pytest.fixture(autouse=True)
-def two_threads():
-    before = _C.get_num_threads()
+def two_threads(as_before):
     _C.set_num_threads(2)
-    yield
-    _C.set_num_threads(before)
 
 
 @pytest.mark.parametrize(
@@ -152,30 +142,32 @@ def two_threads():
         (2, 1, 512, 20, None, 5.0, torch.int8),
     ],
 )
-def test_close_to_float64(isa, heads, kv_heads, head_dim, length, window, softcap, dtype):
+def test_close_to_float64(heads, kv_heads, head_dim, length, window, softcap, dtype):
     sequence = make_sequence(length, heads, kv_heads, head_dim, seed=head_dim)
-    kv, (blocks,) = fill_cache([sequence], dtype)
     expected, tolerance = expected_and_tolerance(sequence, dtype, window, softcap)
-    for span in (length, 7):
-        got = attend(sequence, kv, blocks, span, window=window, softcap=softcap)
-        assert got.isfinite().all()
-        excess = ((got - expected).abs() / tolerance).max().item()
-        assert excess <= 1, f"span {span}: {excess:.2f} times the tolerance"
+    for isa in each_isa():
+        kv, (blocks,) = fill_cache([sequence], dtype)
+        for span in (length, 7):
+            got = attend(sequence, kv, blocks, span, window=window, softcap=softcap)
+            assert got.isfinite().all(), (isa, span)
+            excess = ((got - expected).abs() / tolerance).max().item()
+            assert excess <= 1, f"{isa}, span {span}: {excess:.2f} times the tolerance"
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("window", [1, 7, 64, 100, 1030])
-def test_chunks_do_not_see_each_other(isa, window, dtype):
+def test_chunks_do_not_see_each_other(window, dtype):
     length = max(150, window + 70)
     sequence = make_sequence(length, *((6, 2) if length < 1000 else (2, 1)), 24, seed=window)
-    kv, (blocks,) = fill_cache([sequence], dtype)
     expected, tolerance = expected_and_tolerance(sequence, dtype, window, None, chunked=True)
-    at_once = attend(sequence, kv, blocks, length, window=window, chunked=True)
-    assert ((at_once - expected).abs() <= tolerance).all()
-    for span in (1, 7, 64) if length < 1000 else (100,):
-        assert torch.equal(attend(sequence, kv, blocks, span, window=window, chunked=True), at_once), span
-    last = attend(sequence, kv, blocks, length, window=window)[-1]
-    assert window == 1 or length % window == 0 or not torch.equal(at_once[-1], last)
+    for isa in each_isa():
+        kv, (blocks,) = fill_cache([sequence], dtype)
+        at_once = attend(sequence, kv, blocks, length, window=window, chunked=True)
+        assert ((at_once - expected).abs() <= tolerance).all(), isa
+        for span in (1, 7, 64) if length < 1000 else (100,):
+            assert torch.equal(attend(sequence, kv, blocks, span, window=window, chunked=True), at_once), (isa, span)
+        last = attend(sequence, kv, blocks, length, window=window)[-1]
+        assert window == 1 or length % window == 0 or not torch.equal(at_once[-1], last), isa
 
 
 def test_long_contexts_close_to_float64():
@@ -201,7 +193,8 @@ def test_bits_do_not_depend_on_the_span(window, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
-def test_bits_do_not_depend_on_isa_neutral_cuts(isa, dtype):
+@on_each_isa
+def test_bits_do_not_depend_on_isa_neutral_cuts(dtype):
     sequence = make_sequence(140, 6, 2, 24, seed=2)
     kv, (blocks,) = fill_cache([sequence], dtype)
     at_once = attend(sequence, kv, blocks, 140)
@@ -233,18 +226,20 @@ def test_bits_do_not_depend_on_the_batch_the_blocks_or_the_threads(dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("window", "softcap"), [(None, None), (400, None), (None, 5.0)])
 @pytest.mark.parametrize(("heads", "head_dim"), [(7, 64), (8, 128), (16, 80)])
-def test_rows_cut_over_threads_have_the_same_bits(isa, heads, head_dim, window, softcap, dtype):
+@on_each_isa
+def test_rows_cut_over_threads_have_the_same_bits(heads, head_dim, dtype):
     sequence = make_sequence(500, heads, 1, head_dim, seed=heads)
     kv, (blocks,) = fill_cache([sequence], dtype)
-    spans = make_spans([(1, 500, blocks)])
+    query, spans, scale = sequence.q[-1:], make_spans([(1, 500, blocks)]), head_dim**-0.5
+    kinds = [{}, {"window": 400}, {"softcap": 5.0}]
     outputs = []
     for threads in (1, 2, 3, 8, 16):
         _C.set_num_threads(threads)
-        outputs.append(native.attention(sequence.q[-1:], kv, spans, head_dim**-0.5, window=window, softcap=softcap))
-    assert outputs[0].isfinite().all()
-    assert all(torch.equal(other, outputs[0]) for other in outputs)
+        outputs.append([native.attention(query, kv, spans, scale, **kind) for kind in kinds])
+    for kind, first, *others in zip(kinds, *outputs):
+        assert first.isfinite().all(), kind
+        assert all(torch.equal(other, first) for other in others), kind
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
@@ -281,7 +276,8 @@ def test_a_token_that_is_not_finite_spoils_only_those_that_see_it(dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("head_dim", [1, 16, 37, 64])
-def test_store_kv_rounds_as_torch(isa, dtype, head_dim):
+@on_each_isa
+def test_store_kv_rounds_as_torch(dtype, head_dim):
     generator = torch.Generator().manual_seed(head_dim)
     fused = torch.randn(19, 8, head_dim, generator=generator) * 1e3
     fused[0, 3, 0], fused[1, 4, 0], fused[2, 5, 0] = math.nan, math.inf, 1e-42
@@ -303,7 +299,8 @@ def test_store_kv_rounds_as_torch(isa, dtype, head_dim):
 @pytest.mark.parametrize(
     ("window", "softcap", "chunked"), [(None, None, False), (30, None, False), (None, 5.0, False), (30, None, True)]
 )
-def test_attention_is_its_twin(isa, dtype, window, softcap, chunked):
+@on_each_isa
+def test_attention_is_its_twin(dtype, window, softcap, chunked):
     sequence = make_sequence(90, 6, 2, 40, seed=9)
     kv, (blocks,) = fill_cache([sequence], dtype)
     spans = make_spans([(90, 90, blocks)])

@@ -1,21 +1,17 @@
-"""Scaling and capping in place, on every instruction set."""
+"""Scaling, capping and rotary embedding, which work in place."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from pace import _C
 from pace.ops import native, reference
-from tests.support import isas_of_floats
-
-pytestmark = pytest.mark.usefixtures("restore_isa_and_threads")
+from tests.ops.isas import on_each_isa
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (3, 33), (2, 40_000)])
-@pytest.mark.parametrize("isa", isas_of_floats())
-def test_twins(isa, shape) -> None:
-    _C.select_isa(isa)
+@on_each_isa
+def test_twins(shape) -> None:
     x = 20 * torch.randn(shape, generator=torch.Generator().manual_seed(0))
     ours, theirs = x.clone(), x.clone()
     native.scale_(ours, 1 / 3)
@@ -58,3 +54,34 @@ def test_what_is_refused() -> None:
             native.softcap_(x, cap)
     with pytest.raises(ValueError, match="factor must be finite"):
         native.scale_(x, float("inf"))
+
+
+# -- rotary embedding: strided views, both forms, whole and partial
+
+
+@pytest.mark.parametrize(
+    ("tokens", "heads", "head_dim", "half"),
+    [(1, 1, 2, 1), (5, 3, 40, 10), (70, 4, 64, 32), (2, 2, 80, 16), (3, 1, 38, 19)],
+)
+@on_each_isa
+def test_rotary(tokens, heads, head_dim, half) -> None:
+    fused = torch.randn(tokens, heads + 2, head_dim)
+    angle = torch.randn(tokens, half)
+    for interleaved in (False, True):
+        got, expected = fused.clone(), fused.clone()
+        native.rotary_(got[:, 1 : heads + 1], angle.cos(), angle.sin(), interleaved)
+        reference.rotary_(expected[:, 1 : heads + 1], angle.cos(), angle.sin(), interleaved)
+        assert torch.equal(got, expected), interleaved  # the neighbours of the view too
+
+
+def test_what_rotary_refuses() -> None:
+    x, table = torch.randn(4, 2, 16), torch.randn(4, 8)
+    for message, call in [
+        ("rotate 18", lambda: native.rotary_(x, torch.randn(4, 9), torch.randn(4, 9), False)),
+        ("cos", lambda: native.rotary_(x, table[:3], table, False)),
+        ("sin", lambda: native.rotary_(x, table, table[:, :4], False)),
+        ("cos", lambda: native.rotary_(x, table.double(), table, False)),
+        ("contiguous D", lambda: native.rotary_(x.transpose(1, 2), table, table, False)),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            call()

@@ -12,15 +12,6 @@ from pace.ops import native, reference
 from pace.ops.experts import SCORES, ClampedSwiglu, Router
 from pace.quant import read_format
 
-
-@pytest.fixture
-def set_threads():
-    """`set_threads(n)`; as many as before at the end."""
-    before = _C.get_num_threads()
-    yield _C.set_num_threads
-    _C.set_num_threads(before)
-
-
 ROUTERS = {
     "softmax": Router(16, 4),
     "normalised": Router(16, 4, normalise=True, scale=2.5),
@@ -47,16 +38,16 @@ def bias_for(router, name):
 
 
 @pytest.mark.parametrize("name", ROUTERS)
-@pytest.mark.parametrize("rows", [1, 2, 5, 700])
-def test_routes_are_those_of_the_specification(name, rows):
+def test_routes_are_those_of_the_specification(name):
     router = ROUTERS[name]
-    logits, bias = logits_for(router, rows), bias_for(router, name)
-    found = native.route(logits, router, bias)
-    exact = reference.route(logits.double(), router, bias)
-    k = router.top_k
-    assert torch.equal(found[:, :k].double(), exact[:, :k])
-    torch.testing.assert_close(found[:, k:].double(), exact[:, k:], rtol=2e-6, atol=1e-9)
-    assert (found[:, :k].diff(dim=1) > 0).all()
+    for rows in (1, 2, 5, 700):
+        logits, bias = logits_for(router, rows), bias_for(router, name)
+        found = native.route(logits, router, bias)
+        exact = reference.route(logits.double(), router, bias)
+        k = router.top_k
+        assert torch.equal(found[:, :k].double(), exact[:, :k]), rows
+        torch.testing.assert_close(found[:, k:].double(), exact[:, k:], rtol=2e-6, atol=1e-9)
+        assert (found[:, :k].diff(dim=1) > 0).all(), rows
 
 
 def test_scores_are_listed_as_c_counts_them():
@@ -164,27 +155,25 @@ SIZES = [(6, 64, 32), (5, 33, 18), (40, 96, 160)]
 
 @pytest.mark.parametrize("layout", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
-@pytest.mark.parametrize("rows", [1, 3, 4, 5, 16, 17, 90])
-def test_experts_are_those_of_the_specification(layout, sizes, rows):
+def test_experts_are_those_of_the_specification(layout, sizes):
     count, hidden, inner = sizes
-    dtype = LAYOUTS[layout]
-    x = torch.randn(rows, hidden, generator=torch.Generator().manual_seed(rows))
-    residual = torch.randn(rows, hidden, generator=torch.Generator().manual_seed(rows + 1))
+    ours, theirs = (stacks(ops, *sizes, LAYOUTS[layout]) for ops in (native, reference))
     router = Router(count, 3, normalise=True)
-    routing = native.route(logits_for(router, rows), router)
     gate_up_bias, down_bias = biases(count, hidden, inner)
-    kinds = itertools.product(("silu", ClampedSwiglu(1.702, 0.5)), (False, True), (False, True))
-    for activation, bias, weigh_inputs in kinds:
-        more = {"gate_up_bias": gate_up_bias, "down_bias": down_bias} if bias else {}
-        more["weigh_inputs"] = weigh_inputs
-        given = (routing, activation)
-        found = native.experts(x, *stacks(native, *sizes, dtype), *given, residual=residual, **more)
-        exact = reference.experts(
-            x.double(), *stacks(reference, *sizes, dtype), *given, residual=residual.double(), **more
-        )
-        # bf16 products round their inputs on some instruction sets: 2^-9 of each, in two products
-        tolerance = 2e-2 if layout == "bfloat16" else 1e-5
-        assert (found.double() - exact).norm() <= tolerance * exact.norm()
+    # bf16 products round their inputs on some instruction sets: 2^-9 of each, in two products
+    tolerance = 2e-2 if layout == "bfloat16" else 1e-5
+    kinds = list(itertools.product(("silu", ClampedSwiglu(1.702, 0.5)), (False, True), (False, True)))
+    for rows in (1, 3, 4, 5, 16, 17, 90):
+        x = torch.randn(rows, hidden, generator=torch.Generator().manual_seed(rows))
+        residual = torch.randn(rows, hidden, generator=torch.Generator().manual_seed(rows + 1))
+        routing = native.route(logits_for(router, rows), router)
+        for activation, bias, weigh_inputs in kinds:
+            more = {"gate_up_bias": gate_up_bias, "down_bias": down_bias} if bias else {}
+            more["weigh_inputs"] = weigh_inputs
+            found = native.experts(x, *ours, routing, activation, residual=residual, **more)
+            exact = reference.experts(x.double(), *theirs, routing, activation, residual=residual.double(), **more)
+            error = (found.double() - exact).norm()
+            assert error <= tolerance * exact.norm(), (rows, activation, bias, weigh_inputs)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -205,33 +194,33 @@ def test_an_expert_is_the_products_of_one_expert(layout):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("threads", [1, 2, 3, 8])
-def test_a_row_has_the_same_bits_whoever_is_beside_it(layout, threads, set_threads):
+def test_a_row_has_the_same_bits_whoever_is_beside_it(layout):
     count, hidden, inner = 12, 256, 128
     gate_up, down = stacks(native, count, hidden, inner, LAYOUTS[layout])
     router = Router(count, 4, normalise=True)
     x = torch.randn(300, hidden, generator=torch.Generator().manual_seed(3))
     routing = native.route(logits_for(router, 300), router)
-    set_threads(1)
+    _C.set_num_threads(1)
     together = native.experts(x, gate_up, down, routing, "silu", residual=x)
-    set_threads(threads)
-    assert torch.equal(native.experts(x, gate_up, down, routing, "silu", residual=x), together)
-    for start, rows in ((0, 1), (7, 2), (11, 4), (20, 5), (40, 16), (60, 17), (100, 150)):
-        part = slice(start, start + rows)
-        alone = native.experts(x[part], gate_up, down, routing[part], "silu", residual=x[part].contiguous())
-        assert torch.equal(alone, together[part]), (start, rows)
+    for threads in (1, 2, 3, 8):
+        _C.set_num_threads(threads)
+        assert torch.equal(native.experts(x, gate_up, down, routing, "silu", residual=x), together), threads
+        for start, rows in ((0, 1), (7, 2), (11, 4), (20, 5), (40, 16), (60, 17), (100, 150)):
+            part = slice(start, start + rows)
+            alone = native.experts(x[part], gate_up, down, routing[part], "silu", residual=x[part].contiguous())
+            assert torch.equal(alone, together[part]), (threads, start, rows)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("rows", [1, 7, 40])
-def test_weights_of_inputs_are_those_of_rows_times_a_power_of_two(layout, rows):
+def test_weights_of_inputs_are_those_of_rows_times_a_power_of_two(layout):
     """Which no rounding changes, in any layout."""
     gate_up, down = stacks(native, 4, 256, 128, LAYOUTS[layout])
-    x = torch.randn(rows, 256, generator=torch.Generator().manual_seed(rows))
-    routing = torch.tensor([[1.0, 3.0, 0.25, 0.25]]).repeat(rows, 1)
-    once = torch.tensor([[1.0, 3.0, 1.0, 1.0]]).repeat(rows, 1)
-    found = native.experts(x, gate_up, down, routing, "silu", residual=x, weigh_inputs=True)
-    assert torch.equal(found, native.experts(x / 4, gate_up, down, once, "silu", residual=x))
+    for rows in (1, 7, 40):
+        x = torch.randn(rows, 256, generator=torch.Generator().manual_seed(rows))
+        routing = torch.tensor([[1.0, 3.0, 0.25, 0.25]]).repeat(rows, 1)
+        once = torch.tensor([[1.0, 3.0, 1.0, 1.0]]).repeat(rows, 1)
+        found = native.experts(x, gate_up, down, routing, "silu", residual=x, weigh_inputs=True)
+        assert torch.equal(found, native.experts(x / 4, gate_up, down, once, "silu", residual=x)), rows
 
 
 @pytest.mark.parametrize("rows", [1, 4, 9, 64])

@@ -11,20 +11,12 @@ from pace import _C
 from pace.batch import BLOCK_SIZE, KVSpec, Latent, Spans
 from pace.ops import native, reference
 from pace.quant import QuantizationConfig
-from tests.support import isas_of_floats, poison
+from tests.ops.isas import FLOATS, each_isa
+from tests.support import poison
 
 LENGTH = 70
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int8]
 SHAPES = [(1, 512, 64), (16, 512, 64), (20, 40, 6), (5, 16, 4), (130, 33, 8)]  # heads, rank, rope_dim
-
-
-@pytest.fixture(params=isas_of_floats())
-def isa(request):
-    before, threads = _C.isa(), _C.get_num_threads()
-    _C.select_isa(request.param)
-    yield request.param
-    _C.select_isa(before)
-    _C.set_num_threads(threads)
 
 
 class Text:
@@ -81,26 +73,23 @@ class Text:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_against_the_definition_and_in_every_cut(isa, shape, dtype):
-    text = Text(*shape, dtype)
-    expected, tolerance = text.expected()
-    found = text.attend(native, LENGTH)
-    assert (found - expected).abs().max() < tolerance
-    for step in (1, 7, 64):
-        assert torch.equal(text.attend(native, step), found), step
+def test_against_the_definition_and_in_every_cut(shape, dtype):
+    for isa in each_isa():
+        text = Text(*shape, dtype)
+        expected, tolerance = text.expected()
+        found = text.attend(native, LENGTH)
+        assert (found - expected).abs().max() < tolerance, isa
+        for step in (1, 7, 64):
+            assert torch.equal(text.attend(native, step), found), (isa, step)
     assert (text.attend(reference, LENGTH) - expected).abs().max() < tolerance
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
 def test_threads_and_partitions_change_nothing(dtype):
-    text, before = Text(5, 64, 16, dtype, 1200), _C.get_num_threads()
-    try:
-        found = []
-        for threads in (1, 2, 3, 16):
-            _C.set_num_threads(threads)
-            found.append(text.attend(native, 400))
-    finally:
-        _C.set_num_threads(before)
+    text, found = Text(5, 64, 16, dtype, 1200), []
+    for threads in (1, 2, 3, 16):
+        _C.set_num_threads(threads)
+        found.append(text.attend(native, 400))
     assert all(torch.equal(other, found[0]) for other in found[1:])
     assert (found[0] - text.expected()[0]).abs().max() < text.expected()[1]
 
@@ -142,21 +131,24 @@ def stack_of(ops, matrices: torch.Tensor, layout: torch.dtype | str):
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize("heads, n, k", [(3, 40, 24), (16, 64, 128), (1, 16, 32)])
-def test_heads_linear_is_the_product_of_each_head(isa, heads, n, k, layout):
+def test_heads_linear_is_the_product_of_each_head(heads, n, k, layout):
     """Bit for bit what `linear` gives with that head's weight; of a strided view as of a copy."""
     generator = torch.Generator().manual_seed(n)
     x = torch.randn(40, heads, k + 8, generator=generator)[:, :, 8:]
-    stack = stack_of(native, torch.randn(heads, n, k, generator=generator), layout)
-    found = native.heads_linear(x, stack)
-    for h, weight in enumerate(stack.experts):
-        expected = native.linear(x[:, h].contiguous(), weight)
-        assert torch.equal(found[:, h * n : (h + 1) * n], expected)
-    for rows in (1, 3, 17):
-        assert torch.equal(native.heads_linear(x[:rows], stack), found[:rows])
-    for threads in (1, 3, 16):
-        _C.set_num_threads(threads)
-        assert torch.equal(native.heads_linear(x, stack), found)
-    assert native.heads_linear(x[:0], stack).shape == (0, heads * n)
+    matrices = torch.randn(heads, n, k, generator=generator)
+    for isa in each_isa(FLOATS):
+        _C.set_num_threads(1)
+        stack = stack_of(native, matrices, layout)
+        found = native.heads_linear(x, stack)
+        for h, weight in enumerate(stack.experts):
+            expected = native.linear(x[:, h].contiguous(), weight)
+            assert torch.equal(found[:, h * n : (h + 1) * n], expected), (isa, h)
+        for rows in (1, 3, 17):
+            assert torch.equal(native.heads_linear(x[:rows], stack), found[:rows]), (isa, rows)
+        for threads in (3, 16):
+            _C.set_num_threads(threads)
+            assert torch.equal(native.heads_linear(x, stack), found), (isa, threads)
+        assert native.heads_linear(x[:0], stack).shape == (0, heads * n)
 
 
 def test_heads_linear_against_the_reference():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import os
 import resource
@@ -69,20 +70,18 @@ def routing_of(rows):
     return native.route(torch.randn(rows, COUNT, generator=generator), Router(COUNT, TOP_K))
 
 
-@pytest.mark.usefixtures("restore_isa_and_threads")
-@pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize("name", FORMATS)
-def test_bits_are_those_of_stacks_in_memory(name, threads, make_file):
-    _C.set_num_threads(threads)
+def test_bits_are_those_of_stacks_in_memory(name, make_file):
     format = FORMATS[name]
     in_memory = [native.empty_stack(*shape) for shape in shapes(format.layout)]
     fill(in_memory, format)
     mapped = over(read_only(make_file(format)), format.layout, is_packed=True)
     assert [stack.is_mapped for stack in in_memory + mapped] == [False, False, True, True]
-    for rows in (1, 3, 40, 200):
+    for threads, rows in itertools.product((1, 2, 5), (1, 3, 40, 200)):
+        _C.set_num_threads(threads)
         x = torch.randn(rows, HIDDEN, generator=torch.Generator().manual_seed(rows))
         expected = native.experts(x, *in_memory, routing_of(rows), "silu")
-        assert torch.equal(native.experts(x, *mapped, routing_of(rows), "silu"), expected)
+        assert torch.equal(native.experts(x, *mapped, routing_of(rows), "silu"), expected), (threads, rows)
 
 
 def test_other_layouts_than_the_file_has_are_refused(make_file):
@@ -110,6 +109,7 @@ def test_headers_of_parts_are_checked_too():
 
 
 @pytest.mark.parametrize("rows", [1, 40])
+@pytest.mark.alone
 def test_pages_of_chosen_experts_are_read_before_products_want_them(rows, make_file):
     descriptor = make_file(FORMATS["int8"])
     mapping = read_only(descriptor)

@@ -7,17 +7,9 @@ import torch
 
 from pace import _C
 from pace.ops import native, reference
-from tests.support import isas_of_floats
+from tests.ops.isas import on_each_isa
 
 EPS = 2.0**-24
-
-
-@pytest.fixture(params=isas_of_floats(), autouse=True)
-def isa(request):
-    before = _C.isa()
-    _C.select_isa(request.param)
-    yield
-    _C.select_isa(before)
 
 
 def inputs(rows: int, k: int) -> tuple[torch.Tensor, ...]:
@@ -27,18 +19,24 @@ def inputs(rows: int, k: int) -> tuple[torch.Tensor, ...]:
     return wide[:, :k], weight, bias
 
 
-@pytest.mark.parametrize("k", [1, 3, 4, 15, 16, 17, 63, 64, 65, 127, 896, 1000])
-def test_rms_norm(k):
-    x, weight, _ = inputs(5, k)
-    y = native.rms_norm(x, weight, 1e-6)
-    expected = reference.rms_norm(x.double(), weight.double(), 1e-6)
-    # A sum of k positive squares is off by at most k eps of itself, the root by half of that; four more roundings.
-    assert ((y - expected).abs() <= (k / 2 + 6) * EPS * expected.abs()).all()
+@on_each_isa
+def test_rms_norm():
+    for k in (1, 3, 4, 15, 16, 17, 63, 64, 65, 127, 896, 1000):
+        x, weight, _ = inputs(5, k)
+        y = native.rms_norm(x, weight, 1e-6)
+        expected = reference.rms_norm(x.double(), weight.double(), 1e-6)
+        # A sum of k positive squares is off by at most k eps of itself, the root by half of that; four more roundings.
+        assert ((y - expected).abs() <= (k / 2 + 6) * EPS * expected.abs()).all(), k
 
 
 @pytest.mark.parametrize("affine", ["weight and bias", "weight", "bias", "none"])
-@pytest.mark.parametrize("k", [1, 2, 5, 16, 17, 64, 100, 768])
-def test_layer_norm(k, affine):
+@on_each_isa
+def test_layer_norm(affine):
+    for k in (1, 2, 5, 16, 17, 64, 100, 768):
+        layer_norm_of(k, affine)
+
+
+def layer_norm_of(k, affine):
     x, weight, bias = inputs(5, k)
     weight = weight if "weight" in affine else None
     bias = bias if "bias" in affine else None
@@ -54,9 +52,10 @@ def test_layer_norm(k, affine):
         shift * (1 + scaled * (1 + shift)) + (k / 2 + 8) * EPS * (scaled + s.abs() / deviation)
     ) * gain + 2 * EPS * expected.abs()
     tolerance = tolerance + (0 if bias is None else 2 * EPS * bias.double().abs())
-    assert ((y - expected).abs() <= tolerance).all()
+    assert ((y - expected).abs() <= tolerance).all(), k
 
 
+@on_each_isa
 def test_head_rms_norm_works_in_place_on_a_view():
     fused = torch.randn(7, 6, 40)
     weight = torch.randn(40)
@@ -67,6 +66,7 @@ def test_head_rms_norm_works_in_place_on_a_view():
     assert ((got - expected).abs() <= 30 * EPS * expected.abs()).all()
 
 
+@on_each_isa
 def test_head_layer_norm_works_in_place_on_a_view_with_weights_for_each_head():
     fused = torch.randn(7, 6, 40, generator=torch.Generator().manual_seed(2))
     weight = torch.randn(3, 40)
@@ -80,14 +80,13 @@ def test_head_layer_norm_works_in_place_on_a_view_with_weights_for_each_head():
     assert ((got - expected).abs() <= 60 * EPS * (1 + fused[:, :6].abs().amax()) * weight.abs().max()).all()
 
 
+@on_each_isa
 def test_a_row_does_not_depend_on_the_others_or_the_threads():
     x, weight, bias = inputs(300, 200)
-    before = _C.get_num_threads()
     results = []
     for threads in (1, 2):
         _C.set_num_threads(threads)
         results.append((native.rms_norm(x, weight, 1e-6), native.layer_norm(x, weight, bias, 1e-6)))
-    _C.set_num_threads(before)
     assert all(torch.equal(a, b) for a, b in zip(*results))
     row = native.rms_norm(x[99:100], weight, 1e-6), native.layer_norm(x[99:100], weight, bias, 1e-6)
     assert all(torch.equal(a[99:100], b) for a, b in zip(results[0], row))

@@ -8,6 +8,7 @@ it has the streams, the folder and the environment of the caller, and its exit c
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import socket
@@ -22,11 +23,15 @@ def serve(path: str) -> None:
     import runpy
     import select
 
-    import transformers.models.auto  # noqa: F401
-
     import pace.llm.generator
     import pace.llm.loading  # noqa: F401
+    from pace.assets import TINY
     from pace.cli import main
+    from pace.llm.models.hf_utils import load_tokenizer
+
+    load_tokenizer(TINY)  # imports what tokenizers need of transformers
+    gc.collect()
+    gc.freeze()  # a child that collects garbage copies no page of what is here
 
     def run(command: dict, streams: list[int]) -> None:
         for number, stream in enumerate(streams):

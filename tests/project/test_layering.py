@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parents[2]
 
@@ -85,50 +84,53 @@ def layer(module: str) -> int | None:
     return max(matches)[1] if matches else None
 
 
+@cache
 def imports_of(module: str) -> set[str]:
     path = MODULES[module]
     return imports(path.read_text(), module if path.name == "__init__.py" else module.rpartition(".")[0])
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_imports_go_down(module):
-    if module.startswith("pace.assets"):
-        return
-    own = layer(module)
-    assert own is not None, f"{module} has no place in LAYERS: add it there and to docs/architecture.md"
-    for name in imports_of(module):
-        if name.split(".")[0] == "pace":
-            other = layer(name)
-            assert other is not None and other <= own, f"{module} must not import {name}, which lies above it"
+def libraries(module: str) -> set[str]:
+    return {name.split(".")[0] for name in imports_of(module)}
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_the_engine_composes_its_parts(module):
-    part = next((name for name in STRANGERS if module == name or module.startswith(name + ".")), None)
-    if part:
-        others = {name for name in imports_of(module) if name in STRANGERS and name != part}
+def test_imports_go_down():
+    modules = [module for module in MODULES if not module.startswith("pace.assets")]
+    homeless = [module for module in modules if layer(module) is None]
+    assert not homeless, f"{homeless} have no place in LAYERS: add them there and to docs/architecture.md"
+    wrong = [
+        f"{module} must not import {name}, which lies above it"
+        for module in modules
+        for name in imports_of(module)
+        if name.split(".")[0] == "pace" and (layer(name) is None or layer(name) > layer(module))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_engine_composes_its_parts():
+    for module in MODULES:
+        part = next((name for name in STRANGERS if module == name or module.startswith(name + ".")), None)
+        others = {name for name in imports_of(module) if name in STRANGERS and name != part} if part else set()
         assert not others, f"{module} must not import {', '.join(sorted(others))}: the engine brings them together"
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_only_hf_utils_knows_the_hub(module):
-    if module != "pace.llm.models.hf_utils":
-        assert not {name.split(".")[0] for name in imports_of(module)} & HUB
+def test_only_hf_utils_knows_the_hub():
+    assert [module for module in MODULES if libraries(module) & HUB] == ["pace.llm.models.hf_utils"]
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_a_library_is_known_in_its_room_alone(module):
-    libraries = {name.split(".")[0] for name in imports_of(module)} & EXTRAS
-    assert all(module.startswith(f"pace.integrations.{library}") for library in libraries), libraries
+def test_a_library_is_known_in_its_room_alone():
+    for module in MODULES:
+        for library in libraries(module) & EXTRAS:
+            assert module.startswith(f"pace.integrations.{library}"), f"{module} must not import {library}"
 
 
-@pytest.mark.parametrize("top", ["pace", "tests"])
-def test_rooms_are_small(top):
-    for folder in (ROOT / top, *(path for path in (ROOT / top).rglob("*") if path.is_dir())):
-        sources = [path.name for path in folder.glob("*.py") if path.name != "__init__.py"]
-        assert len(sources) <= MOST_FILES, (
-            f"{folder} holds {len(sources)} modules side by side; would two rooms be clearer?"
-        )
+def test_rooms_are_small():
+    for top in (ROOT / "pace", ROOT / "tests"):
+        for folder in (top, *(path for path in top.rglob("*") if path.is_dir())):
+            sources = [path.name for path in folder.glob("*.py") if path.name != "__init__.py"]
+            assert len(sources) <= MOST_FILES, (
+                f"{folder} holds {len(sources)} modules side by side; would two rooms be clearer?"
+            )
 
 
 def test_kernels_know_no_python_torch_or_threads():

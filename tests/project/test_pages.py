@@ -10,8 +10,10 @@ looked up with `make -n`.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -50,12 +52,14 @@ def blocks(text: str, language: str) -> list[str]:
     return [body for kind, body in FENCE.findall(text) if kind == language]
 
 
-COMMANDS_OF_PAGES = [
-    pytest.param(block, id=f"{page}: {block.splitlines()[0][:40]}")
+DEAR = ("pace quantize", "pace eval", "pace bench", "pace_llm_beam.py")
+"""What is in the blocks that only `make test-all` runs. Tests of their own run each of these commands and examples."""
+COMMANDS_OF_PAGES = {
+    f"{page}: {block.splitlines()[0][:40]}": block
     for page, text in PAGES.items()
     for block in blocks(text, "bash")
     if not MAKE.match(block)
-]
+}
 
 
 def test_the_reader_of_blocks_reads_them():
@@ -79,19 +83,19 @@ def test_the_front_page_is_short_and_leads_to_every_other():
 
 
 @pytest.mark.parametrize("page", [page for page, text in PAGES.items() if blocks(text, "python") and page != APART])
-def test_python_blocks_run_and_do_what_is_said(page, tmp_path):
+def test_python_blocks_run_and_do_what_is_said(page, tmp_path, ready):
     """One after the other in one process, as a reader would paste them."""
     if page in EXTRAS:
         pytest.importorskip(EXTRAS[page])
-    run_blocks(page, blocks(PAGES[page], "python"), tmp_path)
+    run_blocks(page, blocks(PAGES[page], "python"), tmp_path, ready)
     assert len(CLAIMS[page]) == len(blocks(PAGES[page], "python"))
 
 
 @pytest.mark.parametrize("library", CLAIMS[APART])
-def test_python_blocks_of_other_tools(library, tmp_path):
+def test_python_blocks_of_other_tools(library, tmp_path, ready):
     pytest.importorskip(WANTED.get(library, library))
     (block,) = (block for block in blocks(PAGES[APART], "python") if library in block)
-    run_blocks(APART, [block], tmp_path)
+    run_blocks(APART, [block], tmp_path, ready)
 
 
 def test_every_block_of_other_tools_is_claimed():
@@ -99,7 +103,7 @@ def test_every_block_of_other_tools_is_claimed():
         assert sum(library in block for library in CLAIMS[APART]) == 1, block
 
 
-def run_blocks(page, chosen, tmp_path):
+def run_blocks(page, chosen, tmp_path, ready):
     """Runs blocks of a page as one program, with what is claimed of each."""
     program = []
     for block in chosen:
@@ -110,37 +114,32 @@ def run_blocks(page, chosen, tmp_path):
     text = "\n".join(program)
     with server() if SERVED in text else contextlib.nullcontext(SERVED) as address:
         file.write_text(text.replace(SERVED, address), encoding="utf-8")
-        result = subprocess.run([sys.executable, file], env=environment(), capture_output=True, text=True, timeout=250)
+        result = run_here([tmp_path / "python", file], tmp_path, ready)
     assert result.returncode == 0, result.stderr
     assert result.stderr == "" or EXTRAS.get(page) in TALKATIVE, result.stderr
     assert result.stdout
 
 
-def test_prefixes_are_reused_as_the_cache_guide_shows():
-    result = subprocess.run(
-        [sys.executable, "-c", "\n".join(blocks(PAGES["docs/cache.md"], "python"))],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=250,
-    )
+def run_here(command, tmp_path, ready, folder=ROOT):
+    """A command with `pace` and `python` that begin where the libraries are imported."""
+    variables = environment(commands=tmp_path, ready=ready)
+    return subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=250)
+
+
+def test_prefixes_are_reused_as_the_cache_guide_shows(tmp_path, ready):
+    file = tmp_path / "page.py"
+    file.write_text("\n".join(blocks(PAGES["docs/cache.md"], "python")))
+    result = run_here([tmp_path / "python", file], tmp_path, ready)
     first, second, third = (int(line.split(" of ")[0]) for line in result.stdout.splitlines())
     assert first == 0 < second <= third, "what an earlier prompt began with is reused"
 
 
-def test_the_demo_prints_what_is_shown():
+def test_the_demo_prints_what_is_shown(tmp_path, ready):
     """`…` in the README stands for what differs between machines and models."""
     (shown,) = blocks(README, "text")
     pattern = ".+".join(re.escape(part) for part in shown.split("…"))
-    result = subprocess.run(
-        [sys.executable, "examples/pace_llm_basic.py"],
-        cwd=ROOT,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=250,
-    )
-    assert re.fullmatch(pattern, result.stdout, re.DOTALL), result.stdout
+    result = run_here([tmp_path / "python", "examples/pace_llm_basic.py"], tmp_path, ready)
+    assert re.fullmatch(pattern, result.stdout, re.DOTALL), result.stdout + result.stderr
 
 
 @pytest.fixture(scope="module")
@@ -156,30 +155,48 @@ def ready(tmp_path_factory):
         server.stdin.close()
 
 
-@pytest.mark.parametrize("block", COMMANDS_OF_PAGES)
-def test_bash_blocks_run(block, tmp_path, ready):
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.thorough] if any(word in block for word in DEAR) else [])
+        for name, block in COMMANDS_OF_PAGES.items()
+    ],
+)
+def test_bash_blocks_run(name, tmp_path, ready):
     """In order within a block, from a folder that has what the root of the repository has, without build/."""
     root = tmp_path / "root"
     root.mkdir()
     for path in ROOT.iterdir():
         if path.name != "build" and not path.name.startswith("."):
             (root / path.name).symlink_to(path)
-    result = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", block],
-        cwd=root,
-        env=environment(commands=tmp_path, ready=ready),
-        capture_output=True,
-        text=True,
-        timeout=250,
-    )
+    result = run_here(["bash", "-euo", "pipefail", "-c", COMMANDS_OF_PAGES[name]], tmp_path, ready, root)
     assert result.returncode == 0, result.stderr
     assert result.stdout and "error" not in result.stderr.lower()
+
+
+def test_command_lines_are_right_in_every_block(monkeypatch):
+    """Also in those that run only in `make test-all`: the options exist, and so do the files."""
+    from pace.cli import COMMANDS, main
+
+    for module, _ in COMMANDS.values():
+        monkeypatch.setattr(importlib.import_module(module), "run", lambda arguments: 0)
+    seen = set()
+    for part in re.split(r"\n|\|", "\n".join(COMMANDS_OF_PAGES.values())):
+        words = shlex.split(part) if part.strip().startswith(("pace ", "python ")) else []
+        if words[:1] == ["pace"]:
+            assert main(words[1:]) == 0, part
+            seen.add(words[1])
+        for path in (word for word in words if "/" in word and not word.startswith("build/")):
+            assert (ROOT / path).exists(), part
+    assert seen >= {"generate", "chat", "bench", "plan", "env", "eval", "quantize", "batch"}
 
 
 def test_make_demo_runs_the_first_example_and_make_test_all_tests():
     assert {target for block in blocks(README, "bash") for target in MAKE.findall(block)} == {"demo"}
     assert "examples/pace_llm_basic.py" in make("-n", "demo").stdout
-    assert re.search(r"-m pytest -n \d+ *$", make("-n", "test").stdout, re.MULTILINE)
+    everything = r"-m pytest -n \d+ --dist loadfile --no-loadscope-reorder *"
+    assert re.search(everything + "$", make("-n", "test").stdout, re.MULTILINE)
+    assert re.search(everything + " --tier all *$", make("-n", "test-all").stdout, re.MULTILINE)
 
 
 def test_continuous_integration_runs_make_test():
@@ -212,7 +229,7 @@ def test_commands_in_the_prose_exist(page):
             assert match[1] in targets, command
         if match := re.match(r"pace ([a-z]+)", command):
             assert match[1] in COMMANDS or page in LOGS, command
-        if match := re.match(r"python (benchmarks/\w+\.py|-m [\w.]+)", command):
+        if match := re.match(r"python (benchmarks/\w+\.py|-m (?:pace|tests|benchmarks)[\w.]*)", command):
             path = match[1].removeprefix("-m ").replace(".", "/") if match[1].startswith("-m") else match[1]
             assert any((ROOT / name).exists() for name in (path, f"{path}.py")), command
 

@@ -3,6 +3,7 @@ says."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
@@ -16,9 +17,10 @@ import pytest
 
 import pace
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[2]
+BUILD = ROOT / "build" / f"cmake-{sys.implementation.cache_tag}"
 NEWEST_GLIBC = (2, 34)
 """Debian 12, Ubuntu 22.04 and RHEL 9 have it or a newer one. README.md names it."""
 SYSTEM = {"libc.so.6", "libm.so.6", "libgcc_s.so.1", "ld-linux-x86-64.so.2"}
@@ -33,7 +35,10 @@ def wheel(tmp_path_factory):
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", folder]
     command += [f"--config-settings=--build-option=--bdist-dir={folder / 'build'}", ROOT]
     tools = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}  # cmake, ninja
-    done = subprocess.run(command, capture_output=True, text=True, timeout=800, env=tools)
+    BUILD.mkdir(parents=True, exist_ok=True)
+    with open(BUILD / "lock", "w") as lock:  # the C++ tests are built in this folder, too
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=800, env=tools)
     assert done.returncode == 0, done.stdout + done.stderr
     (file,) = folder.glob("pace_llm-*.whl")
     return file
@@ -99,22 +104,15 @@ def test_auditwheel_says_the_same_of_it(wheel):
     assert f'consistent with the following platform tag: "{platform}"' in " ".join(shown.split())
 
 
-def test_a_source_archive_has_what_a_wheel_is_built_from(tmp_path):
-    """`python -m build` makes the one of the other."""
-    pytest.importorskip("setuptools")
-    subprocess.run([sys.executable, "setup.py", "--quiet", "egg_info", "--egg-base", tmp_path], cwd=ROOT, check=True)
-    listed = set((tmp_path / "pace_llm.egg-info" / "SOURCES.txt").read_text().splitlines())
-    sources = {str(path.relative_to(ROOT)) for path in (ROOT / "csrc").rglob("*") if path.is_file()}
-    assert len(sources) > 50 and sources | {"CMakeLists.txt", "setup.py", "pyproject.toml"} <= listed
-
-
 def test_it_has_every_instruction_set(commands):
-    program = "import pace; from pace import _C; print(pace.__file__); print(*_C.available_isas())"
+    """And none that only tests use."""
+    program = "import pace; from pace import _C; print(pace.__file__); print(*_C.built_isas())"
     path, isas = run(commands, "python", "-c", program).splitlines()
     assert Path(path).is_relative_to(commands.parent), "the installed package, not this checkout"
     from pace import _C
 
-    assert isas.split() == _C.available_isas()
+    for_tests = ("avx2_vnni_evex", "emulated_avx512_bf16", "emulated_amx")
+    assert isas.split() == [isa for isa in _C.built_isas() if isa not in for_tests]
 
 
 def test_two_commands_to_a_chat(commands):
@@ -133,12 +131,3 @@ def test_it_runs_on_the_least_cpu(commands):
     )
     python = str(commands / "python")
     assert "generic" in run(commands, emulator, "-cpu", "Nehalem", python, "-c", program)
-
-
-def test_the_newest_change_is_of_this_version():
-    versions = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
-    assert versions[0] == pace.__version__ and len(set(versions)) == len(versions)
-    tags = subprocess.run(
-        ["git", "tag", "--points-at", "HEAD"], cwd=ROOT, capture_output=True, text=True
-    ).stdout.split()
-    assert all(tag == f"v{pace.__version__}" for tag in tags if re.fullmatch(r"v\d+\.\d+\.\d+", tag))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import statistics
 import threading
 import time
 
@@ -38,7 +40,7 @@ def test_a_thousand_at_once_are_all_answered():
 def test_a_full_queue_says_when_to_come_again():
     with Serving(max_queue=0) as serving:
         most = serving.generator.engine.scheduler.max_sequences_per_step
-        bodies = [{"messages": LONG, "max_tokens": 200, "ignore_eos": True} for _ in range(most + 20)]
+        bodies = [{"messages": LONG, "max_tokens": 100, "ignore_eos": True} for _ in range(most + 20)]
         replies = asyncio.run(ask_many(serving, bodies))
         refused = [data for status, data in replies if status == 429]
         assert refused and b"rate_limit_exceeded" in refused[0]
@@ -57,11 +59,12 @@ def test_a_refusal_costs_no_parsing(monkeypatch):
         assert reply.status == 429 and reply.error["code"] == "rate_limit_exceeded"
 
 
+@pytest.mark.alone
 def test_health_answers_beside_the_engine():
     with Serving() as serving:
         worker = threading.Thread(
             target=lambda: asyncio.run(
-                ask_many(serving, [{"messages": LONG, "ignore_eos": True, "max_tokens": 300}] * 64)
+                ask_many(serving, [{"messages": LONG, "ignore_eos": True, "max_tokens": 100}] * 64)
             )
         )
         worker.start()
@@ -73,7 +76,8 @@ def test_health_answers_beside_the_engine():
             times.append(time.perf_counter() - begin)
             time.sleep(0.01)
         worker.join()
-        assert times and sorted(times)[len(times) // 2] < 0.1
+        median = statistics.median(times)
+        assert median < 0.1, f"{median:.3f} s in the median of {len(times)}: a step of 64 sequences takes 0.02 s"
 
 
 @pytest.fixture
@@ -139,9 +143,10 @@ def test_a_step_that_takes_long_is_told(own, monkeypatch):
     from pace.server import service
 
     monkeypatch.setattr(service, "STALL_SECONDS", 0.2)
-    forward, release = own.generator.engine.model.forward, threading.Event()
+    forward, begun, release = own.generator.engine.model.forward, threading.Event(), threading.Event()
 
     def hangs(batch):
+        begun.set()
         release.wait(10)
         return forward(batch)
 
@@ -149,6 +154,7 @@ def test_a_step_that_takes_long_is_told(own, monkeypatch):
         own.generator.engine.model.forward = hangs
         worker = threading.Thread(target=own.chat)
         worker.start()
+        assert begun.wait(10)
         time.sleep(0.4)
         assert own.ask("/health").status == 503
         release.set()
@@ -164,8 +170,6 @@ def test_sequences_that_do_not_fit_at_once_have_their_exact_texts():
         alone = serving.chat(LONG, max_tokens=80, ignore_eos=True).json["choices"][0]["message"]["content"]
         replies = asyncio.run(ask_many(serving, [body] * 24))
         assert [status for status, _ in replies] == [200] * 24
-        import json
-
         for _, data in replies:
             text = json.loads(data.partition(b"\r\n\r\n")[2])["choices"][0]["message"]["content"]
             assert text == alone
@@ -193,9 +197,9 @@ def test_a_request_of_many_prompts_lets_others_in_between():
         done: list[str] = []
 
         def many() -> None:
-            reply = serving.complete([[5 + number % 1000] * 150 for number in range(600)], max_tokens=2)
-            assert reply.status == 200 and len(reply.json["choices"]) == 600
-            assert reply.json["usage"]["prompt_tokens"] == 600 * 150
+            reply = serving.complete([[5 + number % 1000] * 150 for number in range(250)], max_tokens=2)
+            assert reply.status == 200 and len(reply.json["choices"]) == 250
+            assert reply.json["usage"]["prompt_tokens"] == 250 * 150
             done.append("many")
 
         worker = threading.Thread(target=many)

@@ -120,6 +120,7 @@ MANY = b"[" + b"1," * 1_000_000 + b"1]"
 PAIRS = b",".join(b'"%d":""' % number for number in range(200_000))
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     "path, body",
     [(CHAT, b'{"messages": [], "stop": %b}' % MANY), ("/v1/responses", b'{"input": %b}' % MANY),
@@ -130,9 +131,11 @@ PAIRS = b",".join(b'"%d":""' % number for number in range(200_000))
 def test_a_million_entries_are_not_looked_at_one_by_one(serving, path, body):
     begun = time.perf_counter()
     json.loads(body)
-    parsed = time.perf_counter()
+    parsing = time.perf_counter() - begun
+    begun = time.perf_counter()
     assert serving.ask(path, body).status == 400
-    assert time.perf_counter() - parsed < 1.0 + 8 * (parsed - begun), "errors of all entries take 30 times as long"
+    spent = time.perf_counter() - begun  # errors of all entries take 30 times as long as parsing
+    assert spent < 1.0 + 8 * parsing, f"refused after {spent:.2f} s; parsing takes {parsing:.2f} s"
 
 
 def test_an_object_of_too_many_members_is_not_looked_at(serving):

@@ -101,14 +101,18 @@ class Windowed(BlockAllocator):
 
     def _admitted(self, sequence: Sequence, num_tokens: int) -> list[int]:
         """Blocks in the table of each group with which all steps up to `num_tokens` find room: a table with a window
-        gives back as many as it takes from then on."""
+        gives back as many as it takes from then on. Those that other sequences hold too free no room when it gives them
+        back, so it gets as many more."""
         needed, num_computed = num_blocks_of(num_tokens), sequence.num_computed
-        return [
-            needed
-            if window is None
-            else min(needed, first_kept(num_computed, window) + most_kept(window, self.step_tokens))
-            for window in self.windows
-        ]
+        ends = []
+        for table, window in zip(tables_of(sequence, len(self.windows)), self.windows):
+            if window is None:
+                ends.append(needed)
+                continue
+            first = first_kept(num_computed, window)
+            num_shared = sum(map(self.pool.has_other_holders, table[first : num_computed // BLOCK_SIZE]))
+            ends.append(min(needed, first + most_kept(window, self.step_tokens) + num_shared))
+        return ends
 
     def _needed(self, sequence: Sequence, ends: list[int]) -> list[int]:
         """Free blocks that each group takes until its table has so many entries, and none to be written is shared."""

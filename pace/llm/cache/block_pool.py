@@ -147,6 +147,10 @@ class BlockPool:
         """True where someone else relies on the content of a block that the caller holds."""
         return self._references[block] > 1 or block in self._kept
 
+    def has_other_holders(self, block: int) -> bool:
+        """True where giving back a block that the caller holds frees no room."""
+        return self._references[block] > 1
+
     def copy(self, source: int, target: int, num_blocks: int = 1) -> None:
         """Copies blocks that lie side by side to others that do, no block being among both; all of their layers at once."""
         self._bytes[target : target + num_blocks] = self._bytes[source : source + num_blocks]

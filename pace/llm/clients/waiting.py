@@ -11,7 +11,7 @@ from typing import Any
 
 LEAST_SECONDS = 0.008
 """Between two times that a thread is woken for a token. A small model makes two dozen tokens in this time, and waking
-someone for each would slow it by a third (benchmarks/streaming.py). Nobody sees a text come by the hundredth of a
+someone for each would slow it by a third (benchmarks/RESULTS.md). Nobody sees a text come by the hundredth of a
 second."""
 
 

@@ -108,6 +108,7 @@ def test_loads_that_are_none(wrong):
 # -- what is measured --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.alone
 def test_times_are_those_of_the_server():
     load = Load(num_prompts=6, request_rate=50.0)
     _, _, numbers = measure(load, lambda index, body: stream(5, first=0.1, gap=0.04))
@@ -123,6 +124,7 @@ def test_times_are_those_of_the_server():
     assert numbers["request_throughput"] == pytest.approx(6 / duration)
 
 
+@pytest.mark.alone
 def test_tokens_are_the_servers_count_and_not_the_pieces_of_text():
     def answer(index, body):
         yield 0, HEAD + chunk(event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}))
@@ -140,6 +142,7 @@ def test_tokens_are_the_servers_count_and_not_the_pieces_of_text():
     assert numbers["mean_e2el_ms"] == Near(390)  # the end of the answer, not of the stream
 
 
+@pytest.mark.alone
 def test_an_open_loop_counts_from_when_a_request_was_due():
     """Three requests at once, of which the client sends one after the other: each waits for those before it."""
     load = Load(num_prompts=3, request_rate=1000.0, max_concurrency=1)
@@ -148,6 +151,7 @@ def test_an_open_loop_counts_from_when_a_request_was_due():
     assert numbers["max_concurrent_requests"] == 1
 
 
+@pytest.mark.alone
 def test_a_closed_loop_counts_from_when_a_request_was_sent():
     load = Load(num_prompts=6, max_concurrency=2)
     server, result, numbers = measure(load, lambda index, body: stream(1, first=0.1, gap=0))
@@ -156,6 +160,7 @@ def test_a_closed_loop_counts_from_when_a_request_was_sent():
     assert server.num_connections == 2  # used again
 
 
+@pytest.mark.alone
 def test_requests_are_sent_when_they_are_due():
     load = Load(num_prompts=20, request_rate=100.0)
     _, result, numbers = measure(load, lambda index, body: stream(1, first=0, gap=0))
@@ -163,6 +168,7 @@ def test_requests_are_sent_when_they_are_due():
     assert numbers["max_send_lag_ms"] < 20
 
 
+@pytest.mark.alone
 def test_goodput_counts_requests_that_meet_every_goal():
     """Of four, one comes late and one slowly."""
 
@@ -205,6 +211,7 @@ FAILING = {
 }
 
 
+@pytest.mark.alone
 def test_failures_are_counted_by_kind_and_kept_out_of_the_numbers():
     kinds = list(FAILING)
     bad = [{"usage": 5}, {"choices": [3]}, [], {"choices": [], "usage": {"prompt_tokens": 1}}]

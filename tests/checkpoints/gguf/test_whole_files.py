@@ -143,16 +143,16 @@ def test_ends_of_texts_by_their_names(tmp_path):
 
 
 CHAT = [{"role": "user", "content": "Tell me a story about a little fox."}]
-GREEDY = SamplingConfig(max_new_tokens=60, do_sample=False)
+GREEDY, SHORT = (SamplingConfig(max_new_tokens=count, do_sample=False) for count in (60, 20))
 
 
-def answers(path, dtype="float32", **options):
+def answers(path, dtype="float32", config=GREEDY, **options):
     with LLMModel(path, dtype=dtype, num_threads=1, progress=False, **options) as model:
         prompts = [
             model.tokenizer.apply_chat_template(CHAT, add_generation_prompt=True, return_dict=False),
             model.tokenizer("Once upon a time")["input_ids"],
         ]
-        return model.generate(prompts, GREEDY).generated_token_ids
+        return model.generate(prompts, config).generated_token_ids
 
 
 def test_greedy_texts_are_those_of_the_checkpoint(tiny_file, tmp_path):
@@ -184,7 +184,7 @@ def tiny_quantised(request, tmp_path_factory):
 
 def test_quantised_texts_are_those_of_the_weights(tiny_quantised):
     path, hub = tiny_quantised
-    assert answers(path, backend="torch") == answers(hub, backend="torch")
+    assert answers(path, config=SHORT, backend="torch") == answers(hub, config=SHORT, backend="torch")
 
 
 def test_quantised_texts_on_the_kernels(tiny_quantised):
@@ -216,7 +216,7 @@ def test_quantised_texts_on_the_kernels(tiny_quantised):
 
 
 def test_the_torch_backend_too(tiny_file):
-    assert answers(tiny_file, backend="torch") == answers(TINY, backend="torch")
+    assert answers(tiny_file, config=SHORT, backend="torch") == answers(TINY, config=SHORT, backend="torch")
 
 
 def test_the_command_line_takes_files(tiny_file, capsys):

@@ -27,7 +27,7 @@ async def until_idle(model):
 
 async def turns_until(task: asyncio.Task) -> int:
     """The turns of a task that wants one each millisecond, until another is done: on a loop that stands still there are
-    none, on a busy machine there are fewer. benchmarks/kani_engines.py measures how long it stands still."""
+    none, on a busy machine there are fewer. docs/kani.md has how long it stands still."""
     turns = 0
     while not task.done():
         await asyncio.sleep(0.001)
@@ -35,9 +35,14 @@ async def turns_until(task: asyncio.Task) -> int:
     return turns
 
 
-def test_chats_at_once_have_the_texts_they_have_alone(engine, model, run):
-    alone = [run(Kani(engine).chat_round_str(story)) for story in STORIES]
+@pytest.fixture(scope="module")
+def alone(model):
+    """The answers to the stories, each asked by itself."""
+    engine = PaceEngine(model=model)
+    return [asyncio.run(Kani(engine).chat_round_str(story)) for story in STORIES]
 
+
+def test_chats_at_once_have_the_texts_they_have_alone(engine, model, run, alone):
     async def streamed(story):
         stream = Kani(engine).chat_round_stream(story)
         return "".join([piece async for piece in stream]).strip()
@@ -61,8 +66,7 @@ def test_chats_at_once_have_the_texts_they_have_alone(engine, model, run):
     assert texts == alone * 2 and most > 2, "they ran at once"
 
 
-def test_engines_outlive_event_loops_and_serve_several(engine, run):
-    alone = [run(Kani(engine).chat_round_str(story)) for story in STORIES]
+def test_engines_outlive_event_loops_and_serve_several(engine, run, alone):
     texts = {}
     threads = [
         threading.Thread(target=lambda story=story: texts.update({story: run(Kani(engine).chat_round_str(story))}))
@@ -75,9 +79,11 @@ def test_engines_outlive_event_loops_and_serve_several(engine, run):
     assert [texts[story] for story in STORIES] == alone
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("way", ["predict", "stream"])
 def test_the_loop_goes_on(engine, run, slow, way):
-    """Whether a step takes long, or many are done at once."""
+    """Whether a step takes long, or many are done at once. A loop that stands still has a few turns; one that goes on has
+    hundreds."""
 
     async def ask(story, **hyperparams):
         if way == "predict":
@@ -90,10 +96,13 @@ def test_the_loop_goes_on(engine, run, slow, way):
         await task
         return turns
 
-    assert run(watched(ask(STORIES[0], max_tokens=4, **slow(0.4)))) > 50
-    assert run(watched(*[ask(story, max_tokens=900, ignore_eos=True) for story in STORIES])) > 50
+    turns = run(watched(ask(STORIES[0], max_tokens=4, **slow(0.4))))
+    assert turns > 50, f"{turns} turns in 4 steps of 0.4 s"
+    turns = run(watched(*[ask(story, max_tokens=300, ignore_eos=True) for story in STORIES]))
+    assert turns > 50, f"{turns} turns in 300 steps of {len(STORIES)} sequences"
 
 
+@pytest.mark.alone
 def test_a_cancelled_answer_ends_at_once(engine, model, run, slow):
     async def play():
         task = asyncio.create_task(engine.predict([ChatMessage.user(STORIES[0])], **slow(1.0)))
@@ -108,9 +117,11 @@ def test_a_cancelled_answer_ends_at_once(engine, model, run, slow):
         return returned, time.perf_counter() - began
 
     returned, idle = run(play())
-    assert returned < 0.6 and idle < 10, "not even one token's time; the engine is free after the step under way"
+    assert returned < 0.6, f"{returned:.2f} s; a token takes 1 s"
+    assert idle < 10, f"{idle:.1f} s; the engine is free after the step under way"
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("way", ["break", "close", "cancel"])
 def test_a_stream_that_is_left_ends(engine, model, run, slow, way):
     async def play():
@@ -136,7 +147,8 @@ def test_a_stream_that_is_left_ends(engine, model, run, slow, way):
         await until_idle(model)
         return time.perf_counter() - began
 
-    assert run(play()) < 8, "a whole answer takes twenty seconds"
+    seconds = run(play())
+    assert seconds < 8, f"{seconds:.1f} s; a whole answer takes twenty"
 
 
 def test_a_beam_search_is_cancelled(engine, model, run, slow):

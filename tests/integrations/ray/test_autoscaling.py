@@ -8,9 +8,12 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
 from ray import serve
 
 from tests.integrations.ray.cluster import App, free_port, wait_until
+
+pytestmark = pytest.mark.thorough
 
 ANSWER = {"max_tokens": 200, "ignore_eos": True}
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 import re
 
+import pytest
+
 from tests.integrations.ray.cluster import ROOT, free_port, wait_until
+
+pytestmark = pytest.mark.thorough
 
 PAGE = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
 

@@ -38,6 +38,7 @@ def column(values: list) -> np.ndarray:
     return array
 
 
+@pytest.mark.thorough
 def test_two_actors_give_the_texts_of_generate_and_say_what_is_wrong_with_a_row(cluster, model):
     long = "x " * (model._engine.max_length + 1)
     data = ray.data.from_items(

@@ -21,6 +21,8 @@ from pace.llm import LLMModel, SamplingConfig
 from tests.integrations.ray.cluster import processes, wait_until
 from tests.server.serving import ANSWER, QUESTION, Reply, request_bytes, text_of
 
+pytestmark = pytest.mark.thorough
+
 ENGINE, INGRESS = "ServeReplica:default:engine", "ServeReplica:default:ingress"
 PROMPT = "Once upon a time"
 LONG = {"prompt": PROMPT, "temperature": 0, "max_tokens": 400, "ignore_eos": True}

@@ -6,24 +6,13 @@ import random
 
 import pytest
 import torch
-from hypothesis import settings
 
 from pace.assets import TINY
 from pace.batch import BLOCK_SIZE, KVSpec, Positions
-from pace.llm import LLMModel, SamplingConfig
+from pace.llm import LLMModel
 from pace.llm.cache.allocators import COPY_COST, balanced_rows
 from pace.llm.cache.manager import CacheManager
-from pace.llm.clients.requests import Request
-from pace.llm.clients.session import Session
-from pace.llm.decoding.sampler import Greedy
-from pace.llm.engine.engine import Engine
-from pace.llm.generator import Generator
 from pace.llm.sequence import Sequence
-from tests.llm.cache.test_manager import CacheMachine
-from tests.llm.engine.failing import WatchedEngine, fails_before_line, in_files
-from tests.llm.engine.test_engine import ScriptedDrafter, make_sequence
-from tests.llm.fake_model import OPS, FakeModel, greedy, make_engine
-from tests.llm.generators import check_idle, random_prompts
 
 SPEC = KVSpec((Positions(1, 2, 2),) * 2, torch.float32)
 
@@ -64,8 +53,7 @@ def blocks_of(sequence: Sequence) -> range:
     return range(sequence.block_table[0], sequence.block_table[-1] + 1)
 
 
-# -- runs
-# -----------------------------------------------------------------------------------------------------------------------
+# -- runs --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -127,10 +115,13 @@ def test_a_run_that_cannot_move_widens_and_slides() -> None:
 
 
 @pytest.mark.parametrize("name", CONTIGUOUS)
-@pytest.mark.parametrize("seed", range(5))
-def test_who_is_alone_can_have_all(name: str, seed: int) -> None:
+def test_who_is_alone_can_have_all(name: str) -> None:
     """However the pool was used before, and wherever the run lies."""
-    chance = random.Random(seed)
+    for seed in range(5):
+        one_has_all_of_a_used_pool(name, random.Random(seed))
+
+
+def one_has_all_of_a_used_pool(name: str, chance: random.Random) -> None:
     cache, others = make_cache(20, **OPTIONS[name]), []
     for _ in range(30):
         if others and chance.random() < 0.5:
@@ -199,17 +190,6 @@ def test_check_integrity_sees_a_run_that_is_none() -> None:
         cache.check_integrity([sequence])
 
 
-def machine(name: str) -> type:
-    class Machine(CacheMachine):
-        options = OPTIONS[name]
-
-    Machine.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
-    return Machine.TestCase
-
-
-TestBmcMachine, TestDynamicMachine = machine("bmc-50"), machine("dynamic")
-
-
 def test_the_balanced_rows_are_where_the_cost_is_least() -> None:
     """Copying c / r of attention's time, and r / 2n of the text's memory."""
     for length in (100, 1000, 30_000):
@@ -255,230 +235,3 @@ def test_options_that_make_no_sense_are_told_before_weights_are_read(
     monkeypatch.setattr(model_utils, "CheckpointReader", lambda directory: pytest.fail("weights were read"))
     with pytest.raises(error, match=message):
         LLMModel(TINY, progress=False, **options)
-
-
-# -- the engine: any allocator, anything at once
-# -----------------------------------------------------------------------------------
-
-
-class GenerationDrafter(ScriptedDrafter):
-    """For what generates; a session has no use for drafts."""
-
-    def extend(self, spans, cache) -> None:
-        super().extend([span for span in spans if isinstance(span.sequence.strategy, Greedy)], cache)
-
-
-@pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.parametrize("num_blocks", [6, 9, 14, 40])
-def test_a_ragged_batch_in_a_small_cache(name: str, num_blocks: int) -> None:
-    model = FakeModel()
-    engine = Engine.create(
-        model, OPS, num_blocks * SPEC.block_bytes, cache_options=OPTIONS[name], max_tokens_per_step=24
-    )
-    prompts = random_prompts(num_blocks, 9, longest=50)
-    generator = Generator(engine)
-    out = generator.generate(prompts, SamplingConfig(max_new_tokens=40))
-    assert out.generated_token_ids == [greedy(model, prompt, 40) for prompt in prompts]
-    check_idle(generator)
-
-
-@pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.parametrize("num_blocks", [7, 12, 100])
-def test_samples_of_one_prompt(name: str, num_blocks: int) -> None:
-    config = SamplingConfig(do_sample=True, num_return_sequences=4, seed=4, max_new_tokens=40, ignore_eos=True)
-    prompts = [[1, 2, 3] * 8, [4] * 17]
-    generators = Generator(make_engine(num_blocks, cache_options=OPTIONS[name])), Generator(make_engine())
-    outs = [generator.generate(prompts, config).generated_token_ids for generator in generators]
-    assert outs[0] == outs[1]
-    check_idle(generators[0])
-
-
-class CheckedEngine(Engine):
-    """Where the books of its cache are wrong, no step succeeds any more: its driver gives up, and everyone hears why."""
-
-    def step(self) -> bool:
-        self.cache.check_integrity(self.scheduler.sequences())
-        return super().step()
-
-
-@pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.parametrize("seed", range(3))
-def test_everything_at_once_leaks_nothing_and_changes_no_token(name: str, seed: int) -> None:
-    everything_at_once(FakeModel(eos_bias=1.0), 16 * SPEC.block_bytes, OPTIONS[name], seed)
-
-
-def everything_at_once(model: FakeModel, cache_bytes: int, cache_options: dict, seed: int) -> None:
-    """Arrivals, aborts, drafts, sessions that grow, are cut, forked and closed, all in a cache that is too small."""
-    chance = random.Random(seed)
-    limits = {
-        "max_tokens_per_step": chance.choice([1, 7, 64]),
-        "max_sequences_per_step": 4,
-        "max_logit_rows_per_step": 5,
-    }
-    engine = CheckedEngine.create(
-        model,
-        OPS,
-        cache_bytes,
-        GenerationDrafter(model, random.Random(seed), 5),
-        cache_options=cache_options,
-        **limits,
-    )
-    generator = Generator(engine, defaults=SamplingConfig(eos_token_id=0))
-    stems = random_prompts(seed, 3, longest=70)
-    live: list[tuple[Request, list[int], int]] = []
-    sessions = [Session(generator.driver)]
-    for _ in range(30):
-        prompt, num_tokens = chance.choice(stems) + random_prompts(chance.random(), 1, 9)[0], chance.randint(1, 60)
-        live.append((generator.add_request(prompt, SamplingConfig(max_new_tokens=num_tokens)), prompt, num_tokens))
-        wait_for_steps(generator, chance.randint(0, 8))
-        if chance.random() < 0.3:
-            live.pop(chance.randrange(len(live)))[0].cancel()
-        session = chance.choice(sessions)
-        verb = chance.choice(["append", "append", "truncate", "fork", "close"])
-        if verb == "append" and len(session) < 150:
-            ids = chance.choice(stems)[: chance.randint(1, 40)]
-            wanted = chance.randint(1, len(ids))
-            tokens = session.tokens + ids
-            rows = torch.stack([model.logits_of(tokens[: end + 1]) for end in range(len(tokens) - wanted, len(tokens))])
-            assert torch.equal(session.append(ids, wanted), rows)
-        elif verb == "truncate":
-            session.truncate(chance.randint(0, len(session)))
-        elif verb == "fork" and len(sessions) < 4:
-            sessions.append(session.fork())
-        elif verb == "close" and len(sessions) > 1:
-            sessions.remove(session)
-            session.close()
-    for request, prompt, num_tokens in live:
-        assert request.result(60).generated_token_ids[0] == greedy(model, prompt, num_tokens, (0,))
-    for session in sessions:
-        session.close()
-    check_idle(generator)
-
-
-def wait_for_steps(generator: Generator, count: int) -> None:
-    """Lets the engine go on by so many steps, if it has so much to do."""
-    generator.driver.call(lambda engine: [engine.step() for _ in range(count)]).result(60)
-
-
-@pytest.mark.parametrize("name", ["prefix", "bmc-50", "dynamic"])
-def test_a_step_that_fails_at_any_line_ends_what_it_worked_on_and_leaves_the_rest_right(name: str) -> None:
-    model, num_failed, num_gone_on = FakeModel(), 0, 0
-    within = in_files("scheduler.py", "manager.py", "block_pool.py", "allocators.py", "prefix_cache.py")
-    for number in range(5, 1500, 37):
-        engine = WatchedEngine.create(
-            model,
-            OPS,
-            8 * SPEC.block_bytes,
-            cache_options=OPTIONS[name],
-            max_tokens_per_step=20,
-            max_sequences_per_step=2,
-        )
-        sequences = [make_sequence(model, prompt, 30) for prompt in ([9, 8, 7] * 8, [9, 8, 7] * 7, [5] * 20)]
-        engine.submit(sequences)
-        assert fails_before_line(number, engine, within)
-        engine.finish()
-        failed = engine.check_outcomes(sequences)
-        num_failed += len(failed)
-        num_gone_on += len(sequences) - len(failed)
-    assert num_failed and num_gone_on
-
-
-# -- the bundled model
-# ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def plain() -> LLMModel:
-    return LLMModel(TINY, progress=False, prefix_cache_bytes=0)
-
-
-MODEL_OPTIONS = {
-    "prefix": {},
-    "prefix-small": {"kv_cache_bytes": "600KiB", "prefix_cache_bytes": "100KiB"},
-    "bmc": {"kv_cache_type": "bmc"},
-    "bmc-17": {"kv_cache_type": "bmc", "bmc_rows": 17},
-    "bmc-small": {"kv_cache_type": "bmc", "kv_cache_bytes": "600KiB"},
-    "dynamic": {"kv_cache_type": "dynamic"},
-    "dynamic-small": {"kv_cache_type": "dynamic", "kv_cache_bytes": "600KiB"},
-}
-
-
-@pytest.mark.parametrize("name", MODEL_OPTIONS)
-def test_the_bundled_model_says_the_same_bits(plain: LLMModel, name: str) -> None:
-    prompts = [
-        "Once upon a time there was a little fox",
-        "1, 2, 3, 4,",
-        "Once upon a time there was a little fox who lived in",
-        "The capital of Japan is",
-    ]
-    configs = [
-        SamplingConfig(max_new_tokens=60, logprobs=2, ignore_eos=True),
-        SamplingConfig(
-            max_new_tokens=30,
-            do_sample=True,
-            temperature=1.2,
-            seed=5,
-            num_return_sequences=3,
-            repetition_penalty=1.2,
-            logprobs=1,
-        ),
-    ]
-    with LLMModel(TINY, progress=False, **MODEL_OPTIONS[name]) as model:
-        for config in configs * 2:
-            out, wanted = model.generate(prompts, config), plain.generate(prompts, config)
-            assert out.generated_token_ids == wanted.generated_token_ids and out.logprobs == wanted.logprobs
-        ids = wanted.output_token_ids[0].tolist()
-        with model.session() as session, plain.session() as other:
-            for length in (17, 3, 20, 1):
-                assert torch.equal(session.append(ids[:length], "all"), other.append(ids[:length], "all"))
-            session.truncate(20), other.truncate(20)
-            with session.fork() as twin:
-                assert torch.equal(twin.append(ids[:40]), other.append(ids[:40]))
-        assert all(map(torch.equal, model.score(prompts), plain.score(prompts)))
-        check_idle(model)
-
-
-def test_the_second_turn_of_a_chat_computes_only_what_is_new(plain: LLMModel) -> None:
-    with LLMModel(TINY, progress=False) as model:
-        computed, runner = [], model._engine.model
-        forward = runner.forward
-        runner.forward = lambda batch: computed.append(len(batch.tokens)) or forward(batch)
-        messages, config = [], SamplingConfig(max_new_tokens=200)
-        known: list[int] = []
-        for question in ("Tell me a story about a little fox.", "Tell me a story about a dog.", "What is 7 + 8?"):
-            messages.append({"role": "user", "content": question})
-            prompt = model.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-            computed.clear()
-            out = model.generate(prompt, config)
-            assert out.generated_token_ids == plain.generate(prompt, config).generated_token_ids
-            same = next(
-                (index for index, (a, b) in enumerate(zip(prompt, known)) if a != b), min(len(prompt), len(known))
-            )
-            reused = out.metrics.num_reused_tokens
-            assert reused == same // 16 * 16 and reused >= len(known) - 20, "all full blocks of what was said before"
-            assert computed[0] == len(prompt) - reused
-            known = (prompt + out.generated_token_ids[0])[:-1]
-            messages.append({"role": "assistant", "content": out.texts[0]})
-        assert reused > 100
-        report = model.memory_report()
-        assert report.cache_used == 0 < report.cache_kept <= report.cache_touched and "cache, kept prefixes" in str(
-            report
-        )
-
-
-def test_the_command_line_has_them(capsys) -> None:
-    from pace.cli import main
-
-    texts = []
-    for options in (
-        [],
-        ["--kv-cache-type", "bmc", "--bmc-rows", "20"],
-        ["--kv-cache-type", "dynamic"],
-        ["--prefix-cache-bytes", "0"],
-        ["--prefix-cache-bytes", "1MiB"],
-    ):
-        assert main(["generate", "Once upon a time", "--max-new-tokens", "20", *options]) == 0
-        texts.append(capsys.readouterr().out)
-    assert len(set(texts)) == 1 and len(texts[0]) > 20
-    assert main(["generate", "Once", "--bmc-rows", "20"]) == 1
-    assert "is for --kv-cache-type='bmc'" in capsys.readouterr().err

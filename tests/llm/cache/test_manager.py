@@ -6,9 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from pace.batch import BLOCK_SIZE, KVSpec, Positions
 from pace.llm.cache.manager import CacheManager
@@ -32,6 +29,7 @@ def test_a_budget_below_one_block_is_told() -> None:
         CacheManager(SPEC, SPEC.block_bytes - 1)
 
 
+@pytest.mark.alone
 def test_memory_is_touched_only_as_used() -> None:
     spec = KVSpec((Positions(8, 64, 64),) * 4, torch.float32)
     cache = CacheManager(spec, 2 << 30)
@@ -41,7 +39,9 @@ def test_memory_is_touched_only_as_used() -> None:
     for layer in cache.kv:
         for block in sequence.block_table:
             layer.k[block] = 1.0
-    assert resident_bytes() - before < 64 << 20
+    growth = resident_bytes() - before
+    # Written are 1.8 of 2048 MiB, in pages of 2 MiB. The rest of the bound is for what allocators keep meanwhile.
+    assert growth < 64 << 20, f"resident memory grew by {growth / 2**20:.1f} MiB"
     assert cache.touched_bytes == cache.used_bytes == 7 * spec.block_bytes
 
 
@@ -175,75 +175,6 @@ def test_reset_frees_everything_from_any_state() -> None:
     cache.reset([sequence])
     cache.check_integrity([sequence])
     assert cache.num_free_blocks == 8 and sequence.num_computed == 0 and not sequence.block_table
-
-
-class CacheMachine(RuleBasedStateMachine):
-    """Any order of the verbs keeps the books right, and no sequence sees another's content."""
-
-    options: dict = {}
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.cache = make_cache(12, **self.options)
-        self.sequences: list[Sequence] = []
-        self.content: dict[int, list[float]] = {}
-        self.next_value = 0.0
-
-    @rule()
-    def begin(self) -> None:
-        self.sequences.append(make_sequence())
-        self.content[self.sequences[-1].id] = []
-
-    @precondition(lambda self: self.sequences)
-    @rule(data=st.data(), count=st.integers(1, 40))
-    def write(self, data: st.DataObject, count: int) -> None:
-        sequence = data.draw(st.sampled_from(self.sequences))
-        end = sequence.num_computed + count
-        if self.cache.reserve(sequence, end):
-            for position in range(sequence.num_computed, end):
-                self.next_value += 1
-                block = sequence.block_table[position // BLOCK_SIZE]
-                self.cache.kv[1].k[block, 0, 0, position % BLOCK_SIZE] = self.next_value
-                self.content[sequence.id].append(self.next_value)
-            self.cache.commit(sequence, end)
-
-    @precondition(lambda self: self.sequences)
-    @rule(data=st.data())
-    def truncate(self, data: st.DataObject) -> None:
-        sequence = data.draw(st.sampled_from(self.sequences))
-        length = data.draw(st.integers(0, sequence.num_computed))
-        self.cache.truncate(sequence, length)
-        del self.content[sequence.id][length:]
-
-    @precondition(lambda self: self.sequences)
-    @rule(data=st.data())
-    def fork(self, data: st.DataObject) -> None:
-        source, target = data.draw(st.sampled_from(self.sequences)), make_sequence()
-        length = data.draw(st.integers(0, source.num_computed))
-        self.cache.fork(source, target, length)
-        self.sequences.append(target)
-        self.content[target.id] = self.content[source.id][:length]
-
-    @precondition(lambda self: self.sequences)
-    @rule(data=st.data())
-    def end(self, data: st.DataObject) -> None:
-        sequence = data.draw(st.sampled_from(self.sequences))
-        self.sequences.remove(sequence)
-        self.cache.free(sequence)
-
-    @invariant()
-    def books_and_content_are_right(self) -> None:
-        self.cache.check_integrity(self.sequences)
-        for sequence in self.sequences:
-            blocks = torch.tensor(list(sequence.block_table), dtype=torch.int64)
-            assert (
-                self.cache.kv[1].k[blocks, 0, 0].reshape(-1)[: sequence.num_computed].tolist()
-                == self.content[sequence.id]
-            )
-
-
-TestCacheMachine = CacheMachine.TestCase
-TestCacheMachine.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 
 
 def test_a_process_with_a_cache_beyond_its_memory_can_fork():

@@ -3,15 +3,13 @@ of them."""
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
 import torch
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from pace.batch import BLOCK_SIZE, KVSpec, Positions
+from pace.batch import KVSpec, Positions
 from pace.llm.cache.manager import CacheManager
 from pace.llm.cache.prefix_cache import tokens_of
 from pace.llm.clients.scoring import score
@@ -26,6 +24,7 @@ from pace.llm.sequence import Sequence
 from tests.llm.fake_model import FakeModel, greedy, make_engine
 from tests.llm.generators import by_hand, check_idle
 from tests.llm.models.variants import VARIANTS, save_tiny
+from tests.plugins.tiers import sample
 from tests.support import backend, backends, load_model
 
 SPEC = KVSpec((Positions(1, 2, 2),) * 2, torch.float32)
@@ -113,11 +112,14 @@ def test_without_it_nothing_is_reused() -> None:
         assert (out.metrics.num_reused_tokens, computed, generator.engine.cache.prefix_bytes) == (0, 107, 0)
 
 
-@pytest.mark.parametrize("kept", [None, 1, 5, 14])
-@pytest.mark.parametrize("seed", range(4))
-def test_reuse_under_pressure_changes_no_token(seed: int, kept: int | None) -> None:
+PRESSURES = list(itertools.product([None, 1, 5, 14], range(4)))
+
+
+@pytest.mark.parametrize("case", sample(PRESSURES, lambda case: case in PRESSURES[::5]), ids=str)
+def test_reuse_under_pressure_changes_no_token(case: tuple[int | None, int]) -> None:
     """Prompts that begin alike, in a cache that holds a few of them: blocks are taken from the prefix cache all the
     time."""
+    kept, seed = case
     chance = random.Random(seed)
     generator = prefix_generator(14, kept, max_tokens_per_step=chance.choice([10, 33, 512]), max_sequences_per_step=4)
     stems = [ids(stem, 80) for stem in range(2)]
@@ -211,8 +213,7 @@ def test_a_hash_alone_finds_nothing() -> None:
     assert found == [0, 0, 16, 48, 48, 48]
 
 
-# -- sessions, scores, errors
-# ---------------------------------------------------------------------------------------------------
+# -- sessions, scores, errors ------------------------------------------------------------------------------------------
 
 
 def expected(model: FakeModel, tokens: list[int], num_rows: int) -> torch.Tensor:
@@ -285,78 +286,7 @@ def test_check_integrity_sees(damage: str) -> None:
         check_idle(generator, used_bytes=None)
 
 
-class PrefixMachine(RuleBasedStateMachine):
-    """Any order of the verbs: what a block holds stays what its tokens say, whoever shares it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.cache = CacheManager(SPEC, 12 * SPEC.block_bytes, prefix_cache_bytes=7 * SPEC.block_bytes)
-        self.sequences: list[Sequence] = []
-
-    def pick(self, data: st.DataObject) -> Sequence:
-        return data.draw(st.sampled_from(self.sequences))
-
-    @rule(stem=st.integers(0, 1), length=st.integers(1, 90), split=st.integers(0, 90))
-    def begin(self, stem: int, length: int, split: int) -> None:
-        """Two stems, each left at some place."""
-        tokens = [stem + (position >= split) for position in range(length)]
-        self.sequences.append(Sequence(tokens, None, None, 4096))
-
-    @precondition(lambda self: self.sequences)
-    @rule(data=st.data(), count=st.integers(1, 90))
-    def compute(self, data: st.DataObject, count: int) -> None:
-        sequence = self.pick(data)
-        self.cache.reuse(sequence)
-        end = min(sequence.num_computed + count, len(sequence.tokens))
-        if self.cache.reserve(sequence, end):
-            for position in range(sequence.num_computed, end):
-                block = sequence.block_table[position // BLOCK_SIZE]
-                self.cache.kv[1].k[block, 0, 0, position % BLOCK_SIZE] = self.content(sequence, position)
-            self.cache.commit(sequence, end)
-            self.cache.publish(sequence)
-
-    @precondition(lambda self: self.sequences)
-    @rule(data=st.data())
-    def truncate(self, data: st.DataObject) -> None:
-        sequence = self.pick(data)
-        length = data.draw(st.integers(0, len(sequence.tokens)))
-        self.cache.truncate(sequence, length)
-        sequence.tokens[length:] = [data.draw(st.integers(0, 1))] * data.draw(st.integers(1, 40))
-
-    @precondition(lambda self: self.sequences)
-    @rule(data=st.data())
-    def fork(self, data: st.DataObject) -> None:
-        source = self.pick(data)
-        target = Sequence(source.tokens, None, None, 4096)
-        self.cache.fork(source, target, data.draw(st.integers(0, source.num_computed)))
-        self.sequences.append(target)
-
-    @precondition(lambda self: self.sequences)
-    @rule(data=st.data())
-    def end(self, data: st.DataObject) -> None:
-        sequence = self.pick(data)
-        self.sequences.remove(sequence)
-        self.cache.free(sequence)
-
-    def content(self, sequence: Sequence, position: int) -> float:
-        """What a model would store, which depends on all tokens so far: here, exactly representable."""
-        return float(hash(tuple(sequence.tokens[: position + 1])) % 2**20)
-
-    @invariant()
-    def books_and_content_are_right(self) -> None:
-        self.cache.check_integrity(self.sequences)
-        for sequence in self.sequences:
-            blocks = torch.tensor(list(sequence.block_table), dtype=torch.int64)
-            found = self.cache.kv[1].k[blocks, 0, 0].reshape(-1)[: sequence.num_computed].tolist()
-            assert found == [self.content(sequence, position) for position in range(sequence.num_computed)]
-
-
-TestPrefixMachine = PrefixMachine.TestCase
-TestPrefixMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
-
-
-# -- models whose angles depend on the length of the text
-# -----------------------------------------------------------------------
+# -- models whose angles depend on the length of the text --------------------------------------------------------------
 
 
 def test_texts_of_different_regimes_share_nothing() -> None:

@@ -71,10 +71,15 @@ def vocabulary(names: tuple[str, ...] = ()) -> Vocabulary:
     return Vocabulary(Tokenizer.from_str(text), LLTokenizer(text, eos_token=known[END]), special)
 
 
-def matcher(grammar: str, words: Vocabulary) -> LLMatcher:
-    found = LLMatcher(words.llt, grammar, log_level=0)
+@functools.lru_cache(maxsize=64)
+def _compiled(grammar: str, llt: LLTokenizer) -> LLMatcher:
+    found = LLMatcher(llt, grammar, log_level=0)
     assert not found.is_error(), found.get_error()
     return found
+
+
+def matcher(grammar: str, words: Vocabulary) -> LLMatcher:
+    return _compiled(grammar, words.llt).deep_copy()
 
 
 def accepts(grammar: str, words: Vocabulary, tokens: Sequence[int]) -> bool:

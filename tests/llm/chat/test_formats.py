@@ -58,8 +58,9 @@ def test_names_and_choices_of_any_characters(name):
         ["a/b", 'a"b', "a\\b", "x y", "#~&-^$.*+?()[]{}|", "größe", "$NAME", "a=b", "a>b", "//"],
     )
     choices = ["red", "red ", "it's", "", "</parameter>", "</arg_value>", "//", "\n", '"q"']
-    for key in odd:
-        for enum in (choices, choices[:1], choices[2:3]):
+    for number, key in enumerate(odd):
+        lists = (choices, choices[:1], choices[2:3])
+        for enum in lists if key == "a/b" else lists[number % 3 :][:1]:
             schema = {
                 "type": "object",
                 "properties": {key: {"enum": enum}, "n": {"type": "integer"}},

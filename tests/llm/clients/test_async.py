@@ -155,6 +155,7 @@ def test_what_goes_wrong_with_a_request_is_raised(model):
 # -- an end before its time --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.alone
 def test_a_task_that_is_cancelled_ends_its_generation(model):
     async def play():
         pieces = []
@@ -170,10 +171,11 @@ def test_a_task_that_is_cancelled_ends_its_generation(model):
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert time.perf_counter() - began < 5, "all tokens take eighteen seconds"
+        seconds = time.perf_counter() - began
+        assert seconds < 5, f"{seconds:.1f} s: a step takes 0.02 s, all tokens take 18 s"
         num_pieces = len(pieces)
         await asyncio.wait_for(until_idle(model), 10)
-        assert num_pieces == len(pieces) < 30
+        assert num_pieces == len(pieces) < 30, f"{num_pieces} pieces were read, then {len(pieces)}"
 
     run(play())
 
@@ -226,6 +228,7 @@ def test_a_loop_that_ends_amid_a_generation_ends_it():
 # -- the loop goes on --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.alone
 def test_the_loop_goes_on_while_steps_are_slow(model):
     async def play():
         stream, turns = model.astream(STORY, slow(0.3)), 0
@@ -236,7 +239,8 @@ def test_the_loop_goes_on_while_steps_are_slow(model):
         await stream.aclose()
         return turns
 
-    assert run(play()) > 20
+    turns = run(play())
+    assert turns > 20, f"{turns} turns of a millisecond or more in a step of 300"
 
 
 def test_the_loop_has_turns_while_a_long_text_is_read(model):
@@ -261,6 +265,7 @@ def test_the_loop_has_turns_while_a_long_text_is_read(model):
     assert num_events == 401 and turns >= 401 // 32
 
 
+@pytest.mark.alone
 def test_one_wake_is_for_all_requests(model):
     """Many requests of a hundred steps wake the loop for their first tokens, their ends, and now and then between."""
     config, num_requests = SamplingConfig(max_new_tokens=100, ignore_eos=True), 8
@@ -277,7 +282,8 @@ def test_one_wake_is_for_all_requests(model):
         return numbers, len(wakes)
 
     numbers, num_wakes = run(read())
-    assert numbers == [101] * num_requests and 3 <= num_wakes <= 100 + 2 * num_requests
+    assert numbers == [101] * num_requests
+    assert 3 <= num_wakes <= 100 + 2 * num_requests, f"{num_wakes} wakes for a hundred steps"
 
 
 def test_loops_that_are_gone_are_forgotten(model):
@@ -289,5 +295,7 @@ def test_loops_that_are_gone_are_forgotten(model):
     before = len(wakeups._of_loops)
     for _ in range(3):
         asyncio.run(read())
-    gc.collect()
+    deadline = time.monotonic() + 10  # the engine's thread may still be about to leave what wakes the last loop
+    while gc.collect() is not None and len(wakeups._of_loops) > before and time.monotonic() < deadline:
+        time.sleep(0.01)
     assert len(wakeups._of_loops) <= before

@@ -12,8 +12,10 @@ import torch
 from pace.llm import LLMModel, SamplingConfig
 from pace.llm.clients.requests import Request
 from pace.llm.generator import Generator
+from tests.llm.clients.test_waiting import wait_until
 from tests.llm.fake_model import FakeModel
 from tests.llm.generators import CONFIGS, by_hand, check_idle, make_generator, random_prompts, with_length
+from tests.plugins.tiers import sample
 
 
 def assert_as_alone(request: Request, prompt: list[int], config: SamplingConfig) -> None:
@@ -35,7 +37,7 @@ def assert_as_alone(request: Request, prompt: list[int], config: SamplingConfig)
 # -- whatever happens around it ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", sample(range(12), lambda seed: seed < 4))
 def test_tokens_do_not_depend_on_what_happens_around(seed: int) -> None:
     """Random limits, pool, order of arrival, priorities, joining at any step, and cancelling in the middle."""
     chance = random.Random(seed)
@@ -178,6 +180,7 @@ def test_a_request_that_takes_too_long_goes_on() -> None:
     request = generator.add_request([1], SamplingConfig(max_new_tokens=500))
     with pytest.raises(TimeoutError, match="tokens so far"):
         request.result(timeout=0.0)
+    wait_until(lambda: request.tokens)
     with pytest.raises(TimeoutError):
         request.result(timeout=0.05)
     generator.engine.model.hook = lambda batch: None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 
+import pytest
+
 from pace.llm.clients import waiting
 from pace.llm.clients.waiting import Waiters
 
@@ -43,6 +45,7 @@ def wait_until(condition) -> None:
         time.sleep(0.001)
 
 
+@pytest.mark.alone
 def test_what_comes_fast_is_taken_by_the_handful(monkeypatch) -> None:
     monkeypatch.setattr(waiting, "LEAST_SECONDS", 0.2)
     belt = Belt(50)
@@ -50,7 +53,8 @@ def test_what_comes_fast_is_taken_by_the_handful(monkeypatch) -> None:
         belt.put()
         time.sleep(0.001)
     belt.taker.join(30)
-    assert sum(belt.handfuls) == 50 and len(belt.handfuls) < 10
+    # 50 things in a tenth of a second, and a rest of two tenths between handfuls: two or three.
+    assert sum(belt.handfuls) == 50 and len(belt.handfuls) < 10, f"handfuls of {belt.handfuls}"
 
 
 def test_what_comes_slowly_is_taken_one_by_one(monkeypatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import threading
 
 import pytest
@@ -20,6 +21,7 @@ from tests.llm.decoding.masks import VOCAB, Automaton, FunctionMask, MaskedModel
 from tests.llm.fake_model import FakeModel, greedy
 from tests.llm.generators import by_hand, check_idle
 from tests.llm.speculation.drafters import RandomDrafts, make_generator, make_source, repetitive_prompts
+from tests.plugins.tiers import sample
 
 CONFIGS = {
     "greedy": SamplingConfig(),
@@ -54,27 +56,29 @@ def built_in(name: str, seed: int, prompt: tuple[int, ...]):
     return what_matters(make_generator(model=model).generate(list(prompt), with_mask(CONFIGS[name], None)))
 
 
+@pytest.mark.parametrize("num_prompts", [1, pytest.param(4, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize("forces", [False, True])
-def test_random_masks(name: str, source: str | None, forces: bool) -> None:
-    generator = make_generator(source and make_source(source), 4)
-    for seed, prompt in enumerate(repetitive_prompts(7, 4)):
-        mask = FunctionMask(random_allowed(seed), forces)
-        out = generator.generate(prompt, with_mask(CONFIGS[name], mask))
-        assert what_matters(out) == built_in(name, seed, tuple(prompt))
-        assert bool(out.metrics.num_forced_tokens) == (forces and "beams" not in name)
-        assert mask.tokens == [], "the mask that was named is not used itself"
-    check_idle(generator)
+def test_random_masks(name: str, num_prompts: int) -> None:
+    """With every source of drafts, forcing tokens and not; each on one prompt of four in turn, or on all."""
+    prompts = list(enumerate(repetitive_prompts(7, 4)))
+    for number, (source, forces) in enumerate(itertools.product(SOURCES, [False, True]), list(CONFIGS).index(name)):
+        generator = make_generator(source and make_source(source), 4)
+        for seed, prompt in (prompts * 2)[number % 4 :][:num_prompts]:
+            mask, what = FunctionMask(random_allowed(seed), forces), f"{source=}, {forces=}, {seed=}"
+            out = generator.generate(prompt, with_mask(CONFIGS[name], mask))
+            assert what_matters(out) == built_in(name, seed, tuple(prompt)), what
+            assert bool(out.metrics.num_forced_tokens) == (forces and "beams" not in name), what
+            assert mask.tokens == [], "the mask that was named is not used itself"
+        check_idle(generator)
 
 
-@pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize("releases_gil", [False, True])
-@pytest.mark.parametrize("num_blocks, num_spare", [(9, 3), (400, 3), (400, 0)])
-def test_masked_and_unmasked_rows_in_one_batch(
-    source: str | None, releases_gil: bool, num_blocks: int, num_spare: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+MIXED = list(itertools.product(SOURCES, [(9, 3), (400, 3), (400, 0)], [False, True]))
+
+
+@pytest.mark.parametrize("case", sample(MIXED, lambda case: case in MIXED[::5]), ids=str)
+def test_masked_and_unmasked_rows_in_one_batch(case: tuple, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the cache is too small for all, so that sequences give way and are computed again."""
+    source, (num_blocks, num_spare), releases_gil = case
     monkeypatch.setattr(mask_filler, "num_spare_cpus", lambda: num_spare)
     generator = make_generator(
         source and make_source(source, 60), 4, num_blocks=num_blocks, max_tokens_per_step=24, max_sequences_per_step=16
@@ -133,16 +137,16 @@ def test_forced_tokens_take_one_step_together_and_no_logits(sampled: bool) -> No
     check_idle(generator)
 
 
-@pytest.mark.parametrize("num_tokens", range(1, 13))
 @pytest.mark.parametrize("name", ["greedy", "logprobs"])
-def test_nothing_is_computed_beyond_the_length(num_tokens: int, name: str) -> None:
-    model, positions = FakeModel(), []
-    model.hook = lambda batch: positions.extend(batch.positions.tolist())
+def test_nothing_is_computed_beyond_the_length(name: str) -> None:
     allowed = random_allowed(5, share_forced=0.9)
-    out = make_generator(model=model).generate([1, 2], with_mask(CONFIGS[name], FunctionMask(allowed), num_tokens))
-    plain = make_generator().generate([1, 2], with_mask(CONFIGS[name], FunctionMask(allowed, False), num_tokens))
-    assert what_matters(out) == what_matters(plain)
-    assert max(positions) < 2 + num_tokens - 1
+    for num_tokens in range(1, 13):
+        model, positions = FakeModel(), []
+        model.hook = lambda batch, positions=positions: positions.extend(batch.positions.tolist())
+        out = make_generator(model=model).generate([1, 2], with_mask(CONFIGS[name], FunctionMask(allowed), num_tokens))
+        plain = make_generator().generate([1, 2], with_mask(CONFIGS[name], FunctionMask(allowed, False), num_tokens))
+        assert what_matters(out) == what_matters(plain), num_tokens
+        assert max(positions) < 2 + num_tokens - 1, num_tokens
 
 
 @pytest.mark.parametrize("name", ["greedy", "logprobs"])
@@ -410,7 +414,7 @@ def test_the_bundled_model(name: str) -> None:
             assert out.logprobs == (None if CONFIGS[name].logprobs is None else [logprobs])
 
 
-@pytest.mark.parametrize("kind", ["plain", "lookup", "draft"])
+@pytest.mark.parametrize("kind", sample(["plain", "lookup", "draft"], lambda kind: kind == "draft"))
 def test_the_bundled_model_with_few_and_many_tokens(kind: str) -> None:
     """Masked beside unmasked rows, several samples of each."""
     plain = bundled("plain")

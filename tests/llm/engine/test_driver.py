@@ -6,16 +6,12 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 import weakref
-from pathlib import Path
 
 import pytest
 
-import pace
 from pace.assets import TINY
 from pace.llm import CallbackStreamer, LLMModel, SamplingConfig
 from pace.llm.clients.session import Session
@@ -72,6 +68,7 @@ def test_requests_advance_without_anyone_waiting() -> None:
     assert request.tokens == greedy(generator.engine.model, [1, 2], 30)
 
 
+@pytest.mark.alone
 def test_an_idle_engine_uses_no_cpu() -> None:
     generator = make_generator()
     generator.generate([1, 2], SamplingConfig(max_new_tokens=5))
@@ -79,7 +76,8 @@ def test_an_idle_engine_uses_no_cpu() -> None:
     session.append([1])
     before = time.process_time()
     time.sleep(0.5)
-    assert time.process_time() - before < 0.02
+    seconds = time.process_time() - before
+    assert seconds < 0.02, f"{seconds:.3f} s of half a second; a thread that looks for work takes most of it"
 
 
 def test_what_a_call_raises_is_its_futures_alone() -> None:
@@ -196,24 +194,29 @@ def test_a_callback_that_raises_ends_its_call_alone(rows: int) -> None:
 
 
 def test_ctrl_c_ends_the_call_it_strikes_and_no_other() -> None:
-    generator = slow_generator()
+    generator, armed = slow_generator(), threading.Event()
+
+    def hook(batch) -> None:
+        """Strikes once what the armed call asks for is at work."""
+        time.sleep(0.002)
+        if armed.is_set() and len(batch.spans.kv_len) > 1:
+            armed.clear()
+            os.kill(os.getpid(), signal.SIGINT)
+
+    generator.engine.model.hook = hook
     other = generator.add_request([9], SamplingConfig(max_new_tokens=200))
     for call in (
         lambda: generator.generate([[1], [2]], ENDLESS),
         lambda: list(generator.stream([1], ENDLESS)),
         lambda: generator.generate([3], ENDLESS, CallbackStreamer(lambda event: None)),
     ):
-        timer = threading.Timer(0.05, lambda: os.kill(os.getpid(), signal.SIGINT))
-        timer.start()
         with pytest.raises(KeyboardInterrupt):
+            armed.set()
             call()
-        timer.join()
     request = generator.add_request([4], SamplingConfig(max_new_tokens=60))
-    timer = threading.Timer(0.05, lambda: os.kill(os.getpid(), signal.SIGINT))
-    timer.start()
     with pytest.raises(KeyboardInterrupt):
+        armed.set()
         request.result()
-    timer.join()
     assert len(request.result(60).generated_token_ids[0]) == 60, "a request goes on, and may be asked again"
     assert other.result(60).generated_token_ids == [greedy(generator.engine.model, [9], 200)]
     check_idle(generator)
@@ -318,32 +321,3 @@ def test_a_session_lives_on_in_a_forked_child() -> None:
 
         assert exit_code_in_fork(appends) == 0
         assert appends()
-
-
-@pytest.mark.parametrize(
-    "ending",
-    [
-        "",
-        "raise SystemExit(0)",
-        "model.close()",
-        "import os; pid = os.fork(); os._exit(0) if pid == 0 else os.waitpid(pid, 0)",
-        "model = None",
-        "threading.Thread(target=model.generate, args=('Once', endless), daemon=True).start(); time.sleep(0.1)",
-    ],
-)
-def test_the_interpreter_exits_cleanly_with_work_in_flight(ending: str) -> None:
-    program = f"""
-import threading, time
-from pace.assets import TINY
-from pace.llm import LLMModel, SamplingConfig
-model = LLMModel(TINY, progress=False)
-endless = SamplingConfig(max_new_tokens=900, ignore_eos=True)
-requests = [model.add_request("Once upon a time", endless) for _ in range(3)]
-stream = model.stream("1, 2, 3,", endless)
-next(stream)
-time.sleep(0.05)
-{ending}
-"""
-    environment = {**os.environ, "PYTHONPATH": str(Path(pace.__file__).parents[1])}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stderr) == (0, "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -83,17 +84,14 @@ class Machine:
         self.num_tokens += num_tokens
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.3])
 @pytest.mark.parametrize("num_sequences", [1, 4, 20])
-@pytest.mark.parametrize("slope", [0.001, 0.05, 0.3, 1.0, 10.0])
-@pytest.mark.parametrize("draft", [0.0, 0.1, 1.0])
-@pytest.mark.parametrize("rate", [0.0, 0.2, 0.5])
-def test_never_much_slower_than_plain(
-    rate: float, draft: float, slope: float, num_sequences: int, noise: float
-) -> None:
-    machine = Machine(AdaptiveLength(8), rate, slope=slope, draft=draft, num_sequences=num_sequences, noise=noise)
-    machine.run(300)
-    assert machine.run(2000) * (1 + noise / 2) > 0.96
+def test_never_much_slower_than_plain(num_sequences: int) -> None:
+    rates, drafts, slopes, noises = (0.0, 0.2, 0.5), (0.0, 0.1, 1.0), (0.001, 0.05, 0.3, 1.0, 10.0), (0.0, 0.3)
+    for rate, draft, slope, noise in itertools.product(rates, drafts, slopes, noises):
+        machine = Machine(AdaptiveLength(8), rate, slope=slope, draft=draft, num_sequences=num_sequences, noise=noise)
+        machine.run(300)
+        speed = machine.run(2000) * (1 + noise / 2)
+        assert speed > 0.96, f"{speed:.3f} of plain steps with {rate=}, {draft=}, {slope=}, {noise=}"
 
 
 def test_asking_is_paid_for_out_of_the_same_allowance() -> None:

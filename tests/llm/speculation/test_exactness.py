@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import random
 import threading
 
@@ -26,6 +27,7 @@ from tests.llm.speculation.drafters import (
     make_source,
     repetitive_prompts,
 )
+from tests.plugins.tiers import sample
 
 
 class Grammar(LogitsProcessor):
@@ -81,19 +83,24 @@ def without_drafts(length: int, config: str):
     return what_matters(make_generator().generate(*asked(length, config)))
 
 
+LENGTHS = [1, 2, 5, 16]
+
+
+@pytest.mark.parametrize("is_product", [False, pytest.param(True, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("name", SOURCES)
-@pytest.mark.parametrize("length", [1, 2, 5, 16])
-@pytest.mark.parametrize("config", CONFIGS)
-def test_drafts_on_or_off(name: str, length: int, config: str) -> None:
-    drafted = make_generator(make_source(name), length)
-    out = drafted.generate(*asked(length, config))
-    assert what_matters(out) == without_drafts(length, config)
-    assert out.metrics.num_drafted_tokens > 0 or name in ("lookup", "random")
-    check_idle(drafted)
+def test_drafts_on_or_off(name: str, is_product: bool) -> None:
+    """Every config; lengths so that each meets every source and every config, or all of them."""
+    for number, config in enumerate(CONFIGS, SOURCES.index(name)):
+        for length in LENGTHS if is_product else [LENGTHS[number % len(LENGTHS)]]:
+            drafted = make_generator(make_source(name), length)
+            out = drafted.generate(*asked(length, config))
+            assert what_matters(out) == without_drafts(length, config), f"{config}, {length} drafts"
+            assert out.metrics.num_drafted_tokens > 0 or name in ("lookup", "random"), f"{config}, {length} drafts"
+            check_idle(drafted)
 
 
 @pytest.mark.parametrize("name", SOURCES)
-@pytest.mark.parametrize("count", [1, 2, 33])
+@pytest.mark.parametrize("count", sample([1, 2, 33], lambda count: count == 2))
 def test_alone_or_in_a_batch(name: str, count: int) -> None:
     prompts = repetitive_prompts(count, count)
     config = SamplingConfig(do_sample=True, seed=8, max_new_tokens=15, temperature=0.7)
@@ -105,9 +112,12 @@ def test_alone_or_in_a_batch(name: str, count: int) -> None:
     check_idle(generator)
 
 
-@pytest.mark.parametrize("name", SOURCES)
-@pytest.mark.parametrize("num_blocks, num_draft_blocks", [(6, 400), (9, 3), (400, 2), (7, 6)])
-def test_caches_too_small_for_all(name: str, num_blocks: int, num_draft_blocks: int) -> None:
+SMALL = list(itertools.product(SOURCES, [(6, 400), (9, 3), (400, 2), (7, 6)]))
+
+
+@pytest.mark.parametrize("case", sample(SMALL, lambda case: case in SMALL[::3]), ids=str)
+def test_caches_too_small_for_all(case: tuple[str, tuple[int, int]]) -> None:
+    name, (num_blocks, num_draft_blocks) = case
     prompts = repetitive_prompts(3, 9, longest=45)
     config = SamplingConfig(max_new_tokens=40, ignore_eos=True)
     generator = make_generator(make_source(name, num_draft_blocks), 5, num_blocks=num_blocks, max_tokens_per_step=24)
@@ -117,22 +127,21 @@ def test_caches_too_small_for_all(name: str, num_blocks: int, num_draft_blocks: 
     assert generator.engine.drafter.memory().cache_used == 0
 
 
-@pytest.mark.parametrize("name", SOURCES)
-@pytest.mark.parametrize(
-    "kind",
-    [
-        {"kv_cache_type": "bmc"},
-        {"kv_cache_type": "bmc", "bmc_rows": 16},
-        {"kv_cache_type": "dynamic"},
-        {"prefix_cache_bytes": None},
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("num_blocks", [8, 400])
-def test_every_kind_of_cache(name: str, kind: dict, num_blocks: int) -> None:
+CACHES = {
+    "bmc": {"kv_cache_type": "bmc"},
+    "bmc-16": {"kv_cache_type": "bmc", "bmc_rows": 16},
+    "dynamic": {"kv_cache_type": "dynamic"},
+    "prefix": {"prefix_cache_bytes": None},
+}
+KINDS = list(itertools.product(SOURCES, CACHES, [8, 400]))
+
+
+@pytest.mark.parametrize("case", sample(KINDS, lambda case: case in KINDS[::5]), ids=str)
+def test_every_kind_of_cache(case: tuple[str, str, int]) -> None:
+    name, kind, num_blocks = case
     prompts = repetitive_prompts(7, 6, longest=45)
     config = SamplingConfig(max_new_tokens=40)
-    generator = make_generator(make_source(name), 5, num_blocks=num_blocks, cache_options=kind)
+    generator = make_generator(make_source(name), 5, num_blocks=num_blocks, cache_options=CACHES[kind])
     for _ in range(2):
         out = generator.generate(prompts, config)
         assert out.generated_token_ids == [greedy(generator.engine.model, prompt, 40, (0,)) for prompt in prompts]
@@ -284,9 +293,13 @@ def test_adaptive_lengths(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SOURCES)
-@pytest.mark.parametrize("prompt_length", [1, 17, 19, 20, 25])
-def test_a_text_computed_again_where_angles_change(name: str, prompt_length: int) -> None:
+def test_a_text_computed_again_where_angles_change(name: str) -> None:
     """No row is computed with the angles from before in a step that begins before."""
+    for prompt_length in (1, 17, 19, 20, 25):
+        check_computed_again(name, prompt_length)
+
+
+def check_computed_again(name: str, prompt_length: int) -> None:
     model = FakeModel(eos_bias=-50.0)
     model.recompute_length = 20
     rows: list[tuple[int, int]] = []
@@ -379,17 +392,18 @@ def failing_engine(name: str, adaptive: bool, num_tokens: int) -> tuple[WatchedE
 
 
 @pytest.mark.parametrize("name", ["lookup", "half", "pard-half"])
-def test_a_step_that_fails_at_any_line_of_drafting(name: str) -> None:
+@pytest.mark.parametrize("first", sample([10, 97], lambda first: first == 10))
+def test_a_step_that_fails_at_any_line_of_drafting(name: str, first: int) -> None:
     within = in_files("drafter.py", "draft_model.py", "prompt_lookup.py", "draft_length.py", "manager.py")
     num_failed = 0
-    for number in range(10, 4000, 87):
+    for number in range(first, 4000, 174):
         engine, sequences = failing_engine(name, adaptive=number % 2 == 0, num_tokens=30)
         is_reached = fails_before_line(number, engine, within)
         engine.finish()
         num_failed += len(engine.check_outcomes(sequences))
         if not is_reached:
             break
-    assert num_failed > 15
+    assert num_failed > 7
 
 
 @pytest.mark.parametrize("name", ["half", "pard-half"])

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 
-from pace import _C
 from pace.ops import native, reference
 from pace.ops.draws import Draws, Edits
-from tests.support import isas_of_floats
+from tests.ops.isas import each_isa, on_each_isa
 
 RULES = {
     "plain": {},
@@ -79,14 +78,6 @@ DISTRIBUTIONS = {
 }
 
 
-@pytest.fixture(params=isas_of_floats(), autouse=True)
-def isa(request):
-    before = _C.isa()
-    _C.select_isa(request.param)
-    yield request.param
-    _C.select_isa(before)
-
-
 def make_draws(rows: torch.Tensor, uniform: torch.Tensor, **rules: float) -> Draws:
     values = {
         name: torch.full((len(rows),), value, dtype=DTYPES.get(name, torch.float32))
@@ -95,23 +86,26 @@ def make_draws(rows: torch.Tensor, uniform: torch.Tensor, **rules: float) -> Dra
     return Draws(rows=rows, uniform=uniform.double(), **values)
 
 
-@pytest.mark.parametrize("n", [1, 15, 17, 100, 4097, 12_000])
 @pytest.mark.parametrize("rules", RULES)
-def test_tokens_are_those_of_the_definition(rules: str, n: int) -> None:
-    for make_logits in DISTRIBUTIONS.values():
-        compare(rules, make_logits, n)
+def test_tokens_are_those_of_the_definition(rules: str) -> None:
+    for n in (1, 15, 17, 100, 4097, 12_000):
+        for name in DISTRIBUTIONS:
+            compare(rules, name, n)
 
 
-def compare(rules: str, make_logits: Callable[..., torch.Tensor], n: int) -> None:
+def compare(rules: str, distribution: str, n: int) -> None:
     generator = torch.Generator().manual_seed(n)
-    logits = make_logits(4, n, generator)
+    logits = DISTRIBUTIONS[distribution](4, n, generator)
     rows = torch.tensor([3, 0, 1, 1, 2, 2, 0, 3])
     draws = make_draws(rows, torch.rand(len(rows), generator=generator), **RULES[rules])
     given = logits.clone()
-    tokens, expected = native.sample(logits, draws).tokens, reference.sample(logits.clone(), draws).tokens
-    assert torch.equal(logits, given)
-    for row, token, other, place in zip(rows, tokens.tolist(), expected.tolist(), draws.uniform.tolist()):
-        assert token == other or is_at_a_boundary(logits[row], token, place, **RULES[rules]), (token, other)
+    expected = reference.sample(logits.clone(), draws).tokens
+    for isa in each_isa():
+        tokens = native.sample(logits, draws).tokens
+        assert torch.equal(logits, given), (distribution, n, isa)
+        for row, token, other, place in zip(rows, tokens.tolist(), expected.tolist(), draws.uniform.tolist()):
+            near = token == other or is_at_a_boundary(logits[row], token, place, **RULES[rules])
+            assert near, (distribution, n, isa, token, other)
 
 
 def is_at_a_boundary(logits: torch.Tensor, token: int, place: float, **rules: float) -> bool:
@@ -129,6 +123,7 @@ def is_at_a_boundary(logits: torch.Tensor, token: int, place: float, **rules: fl
     )
 
 
+@on_each_isa
 def test_a_row_is_its_own() -> None:
     generator = torch.Generator().manual_seed(5)
     logits = DISTRIBUTIONS["bell"](6, 9000, generator)
@@ -146,6 +141,7 @@ def test_a_row_is_its_own() -> None:
 
 
 @pytest.mark.parametrize("rules", ["plain", "top_k and top_p", "top_p", "min_p", "typical_p"])
+@on_each_isa
 def test_nothing_is_drawn_where_nothing_is_left(rules: str) -> None:
     logits = torch.randn(5, 5000, generator=torch.Generator().manual_seed(1))
     logits[1, 4000], logits[2, 17], logits[3] = math.nan, math.inf, -math.inf
@@ -155,6 +151,7 @@ def test_nothing_is_drawn_where_nothing_is_left(rules: str) -> None:
 
 
 @pytest.mark.parametrize("temperature", [1e-3, 100.0])
+@on_each_isa
 def test_temperatures_far_from_one(temperature: float) -> None:
     generator = torch.Generator().manual_seed(3)
     logits = temperature * torch.randn(4, 9000, generator=generator)
@@ -166,6 +163,7 @@ def test_temperatures_far_from_one(temperature: float) -> None:
 
 @pytest.mark.parametrize("num_top", [-1, 0, 5])
 @pytest.mark.parametrize("rules", ["plain", "largest", "cooler", "top_k and top_p", "top_p", "typical_p"])
+@on_each_isa
 def test_edits_hold_for_the_draw_and_log_probabilities_are_of_the_row_without(rules: str, num_top: int) -> None:
     generator = torch.Generator().manual_seed(7)
     logits = DISTRIBUTIONS["bell"](5, 9000, generator)
@@ -192,6 +190,7 @@ def test_edits_hold_for_the_draw_and_log_probabilities_are_of_the_row_without(ru
 @pytest.mark.parametrize(
     "rules", ["plain", "largest", "cooler", "top_k of one", "top_k and top_p", "top_p", "min_p", "typical_p", "all"]
 )
+@on_each_isa
 def test_few_edits_that_move_the_largest(rules: str, num_top: int) -> None:
     """So few that the maxima of the row are corrected, and not looked for again."""
     n, nan = 20_011, math.nan
@@ -220,6 +219,7 @@ def test_few_edits_that_move_the_largest(rules: str, num_top: int) -> None:
     torch.testing.assert_close(drawn.logprobs[:5], expected.logprobs[:5], rtol=0, atol=2e-6)
 
 
+@on_each_isa
 def test_a_row_whose_tokens_are_all_banned_gives_none() -> None:
     logits = torch.randn(2, 300, generator=torch.Generator().manual_seed(1))
     for rules in RULES.values():
@@ -242,6 +242,7 @@ MASKS = {
 
 @pytest.mark.parametrize("n", [1, 31, 33, 700, 20_011])
 @pytest.mark.parametrize("rules", ["plain", "largest", "top_k and top_p", "top_p", "min_p", "typical_p"])
+@on_each_isa
 def test_what_a_mask_bans_is_not_there(rules: str, n: int) -> None:
     """Also NaN; and edits of banned tokens change nothing."""
     generator = torch.Generator().manual_seed(n)
@@ -273,6 +274,7 @@ def bits_of(allowed: torch.Tensor) -> torch.Tensor:
     return (padded.long() << torch.arange(32)).sum(-1).to(torch.int32)
 
 
+@on_each_isa
 def test_a_mask_that_allows_nothing_leaves_nothing() -> None:
     logits = torch.randn(2, 100, generator=torch.Generator().manual_seed(1))
     masks = torch.zeros(1, 4, dtype=torch.int32)
@@ -299,6 +301,7 @@ def test_edits_grow_and_are_cut() -> None:
     assert edits.records.tolist() == [expected[0], (1, 2.0, 7.0), expected[2]] and twin.records.tolist() == expected
 
 
+@on_each_isa
 def test_the_ends_of_the_place() -> None:
     """0 is the first token that may be drawn, and just below 1 the last."""
     logits = torch.full((1, 10_000), -math.inf)
@@ -307,6 +310,7 @@ def test_the_ends_of_the_place() -> None:
     assert native.sample(logits, ends).tokens.tolist() == reference.sample(logits, ends).tokens.tolist() == [3, 9999]
 
 
+@on_each_isa
 def test_shares_of_tokens_are_their_probabilities() -> None:
     logits = torch.randn(1, 40, generator=torch.Generator().manual_seed(2))
     places = (torch.arange(20_000) + 0.5) / 20_000
@@ -320,16 +324,16 @@ def test_shares_of_tokens_are_their_probabilities() -> None:
         assert (counts / 20_000 - kept.softmax(-1)[0]).abs().max() <= 2 / 20_000
 
 
-@pytest.mark.parametrize("n", [1, 5, 1000])
-@pytest.mark.parametrize("num_top", [0, 1, 5, 20])
-def test_log_probabilities(n: int, num_top: int) -> None:
-    logits = torch.randn(4, n, generator=torch.Generator().manual_seed(n)).round(decimals=1)
-    rows, tokens = torch.tensor([2, 0, 2]), torch.tensor([0, n - 1, n // 2])
-    values, top, top_values = native.token_logprobs(logits, rows, tokens, num_top)
-    expected = reference.token_logprobs(logits, rows, tokens, num_top)
-    assert torch.equal(top, expected[1])
-    torch.testing.assert_close(values, expected[0], rtol=0, atol=2e-6)
-    torch.testing.assert_close(top_values, expected[2], rtol=0, atol=2e-6)
+@on_each_isa
+def test_log_probabilities() -> None:
+    for n, num_top in itertools.product((1, 5, 1000), (0, 1, 5, 20)):
+        logits = torch.randn(4, n, generator=torch.Generator().manual_seed(n)).round(decimals=1)
+        rows, tokens = torch.tensor([2, 0, 2]), torch.tensor([0, n - 1, n // 2])
+        values, top, top_values = native.token_logprobs(logits, rows, tokens, num_top)
+        expected = reference.token_logprobs(logits, rows, tokens, num_top)
+        assert torch.equal(top, expected[1]), (n, num_top)
+        torch.testing.assert_close(values, expected[0], rtol=0, atol=2e-6)
+        torch.testing.assert_close(top_values, expected[2], rtol=0, atol=2e-6)
 
 
 def test_what_does_not_fit_is_refused() -> None:

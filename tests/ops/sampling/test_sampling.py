@@ -7,19 +7,10 @@ import math
 import pytest
 import torch
 
-from pace import _C
 from pace.ops import native, reference
-from tests.support import isas_of_floats
+from tests.ops.isas import FLOATS, each_isa, on_each_isa
 
 VOCABULARIES = [1, 2, 15, 16, 17, 63, 100, 1000, 5000]
-
-
-@pytest.fixture(params=isas_of_floats(), autouse=True)
-def isa(request):
-    before = _C.isa()
-    _C.select_isa(request.param)
-    yield request.param
-    _C.select_isa(before)
 
 
 def random_logits(rows: int, n: int, seed: int = 0, scale: float = 3.0) -> torch.Tensor:
@@ -30,21 +21,23 @@ def vectors(rows: int, k: int, p: float) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.full((rows,), k), torch.full((rows,), p)
 
 
-@pytest.mark.parametrize("n", VOCABULARIES)
-def test_argmax_is_the_lowest_index_of_the_largest(n):
-    logits = random_logits(8, n).round()  # many ties
-    expected = [row.index(max(row)) for row in logits.tolist()]
-    assert native.argmax(logits).tolist() == expected
-    assert native.argmax(torch.full((1, n), -math.inf)).tolist() == [-1]
-    for place in {0, n // 2, n - 1}:
-        spiked = logits.clone()
-        spiked[:, place] = torch.finfo(torch.float32).max
-        assert native.argmax(spiked).tolist() == [place] * 8
-        spiked[3, place], spiked[5, place] = math.nan, math.inf
-        assert native.argmax(spiked).tolist() == [place] * 3 + [-1, place, -1] + [place] * 2
+@on_each_isa
+def test_argmax_is_the_lowest_index_of_the_largest():
+    for n in VOCABULARIES:
+        logits = random_logits(8, n).round()  # many ties
+        expected = [row.index(max(row)) for row in logits.tolist()]
+        assert native.argmax(logits).tolist() == expected
+        assert native.argmax(torch.full((1, n), -math.inf)).tolist() == [-1]
+        for place in {0, n // 2, n - 1}:
+            spiked = logits.clone()
+            spiked[:, place] = torch.finfo(torch.float32).max
+            assert native.argmax(spiked).tolist() == [place] * 8
+            spiked[3, place], spiked[5, place] = math.nan, math.inf
+            assert native.argmax(spiked).tolist() == [place] * 3 + [-1, place, -1] + [place] * 2
 
 
 @pytest.mark.parametrize("n", VOCABULARIES)
+@on_each_isa
 def test_softmax_and_log_softmax(n):
     logits = random_logits(4, n, scale=10.0)
     logits[1, : n - 1] = -math.inf
@@ -63,6 +56,7 @@ def test_softmax_and_log_softmax(n):
     assert ((logarithm - exact)[finite].abs() <= (relative + 4 * eps * exact.abs())[finite]).all()
 
 
+@on_each_isa
 def test_rows_may_be_strided():
     wide = random_logits(3, 50)
     view = wide[:, 5:40]
@@ -73,45 +67,49 @@ def test_rows_may_be_strided():
     assert (wide[:, 5:40] > -math.inf).sum(-1).tolist() == [4, 4, 4]
 
 
-@pytest.mark.parametrize("k", [1, 2, 7, 50, 4999, 5000, 6000, 0])
 @pytest.mark.parametrize("order", ["random", "rising", "falling", "ties", "equal"])
-def test_top_k_keeps_what_equals_the_last(k, order):
-    logits = random_logits(3, 5000, seed=k)
-    if order == "rising":
-        logits = logits.sort(-1).values
-    elif order == "falling":
-        logits = logits.sort(-1, descending=True).values
-    elif order == "ties":
-        logits = logits.round()
-    elif order == "equal":
-        logits = torch.ones(3, 5000)
-    got, expected = logits.clone(), logits.clone()
-    native.top_k_top_p_(got, *vectors(3, k, 1.0))
-    reference.top_k_top_p_(expected, *vectors(3, k, 1.0))
-    assert torch.equal(got, expected)
+def test_top_k_keeps_what_equals_the_last(order):
+    for k in (1, 2, 7, 50, 4999, 5000, 6000, 0):
+        logits = random_logits(3, 5000, seed=k)
+        if order == "rising":
+            logits = logits.sort(-1).values
+        elif order == "falling":
+            logits = logits.sort(-1, descending=True).values
+        elif order == "ties":
+            logits = logits.round()
+        elif order == "equal":
+            logits = torch.ones(3, 5000)
+        expected = logits.clone()
+        reference.top_k_top_p_(expected, *vectors(3, k, 1.0))
+        for isa in each_isa():
+            got = logits.clone()
+            native.top_k_top_p_(got, *vectors(3, k, 1.0))
+            assert torch.equal(got, expected), (k, isa)
 
 
-@pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 0.9, 0.99, 0.9999])
 @pytest.mark.parametrize("k", [0, 40])
 @pytest.mark.parametrize("scale", [0.01, 1.0, 5.0])
-def test_top_p_is_the_smallest_prefix_of_that_mass(p, k, scale):
+@on_each_isa
+def test_top_p_is_the_smallest_prefix_of_that_mass(k, scale):
     logits = random_logits(4, 3000, seed=7, scale=scale)
-    got = logits.clone()
-    native.top_k_top_p_(got, *vectors(4, k, p))
-    p = float(torch.tensor(p))  # as the kernel sees it
-    for row, filtered in zip(logits.double(), got):
-        values, order = row.sort(descending=True, stable=True)
-        if k:
-            values, order = values[:k], order[:k]
-        mass_before = values.softmax(-1).cumsum(-1) - values.softmax(-1)
-        kept = int((filtered > -math.inf).sum())
-        assert kept >= 1
-        assert set(order[:kept].tolist()) == set(filtered.isfinite().nonzero().flatten().tolist())
-        # The last word kept began below p and the first one left did not, up to the fp32 sum of all weights.
-        assert kept == 1 or mass_before[kept - 1] < p + 1e-6
-        assert kept == len(values) or mass_before[kept] >= p - 1e-6
+    for p in (0.0, 0.1, 0.5, 0.9, 0.99, 0.9999):
+        got = logits.clone()
+        native.top_k_top_p_(got, *vectors(4, k, p))
+        p = float(torch.tensor(p))  # as the kernel sees it
+        for row, filtered in zip(logits.double(), got):
+            values, order = row.sort(descending=True, stable=True)
+            if k:
+                values, order = values[:k], order[:k]
+            mass_before = values.softmax(-1).cumsum(-1) - values.softmax(-1)
+            kept = int((filtered > -math.inf).sum())
+            assert kept >= 1, p
+            assert set(order[:kept].tolist()) == set(filtered.isfinite().nonzero().flatten().tolist()), p
+            # The last word kept began below p and the first one left did not, up to the fp32 sum of all weights.
+            assert kept == 1 or mass_before[kept - 1] < p + 1e-6, p
+            assert kept == len(values) or mass_before[kept] >= p - 1e-6, p
 
 
+@on_each_isa
 def test_equals_the_warpers_of_transformers():
     process = pytest.importorskip("transformers.generation.logits_process")
     logits = random_logits(16, 2000, seed=3)
@@ -127,6 +125,7 @@ def test_equals_the_warpers_of_transformers():
         assert torch.equal(got, expected), (k, p)
 
 
+@on_each_isa
 def test_rows_have_their_own_limits_and_odd_rows_survive():
     logits = random_logits(5, 300)
     logits[3, 7] = math.nan
@@ -141,15 +140,15 @@ def test_rows_have_their_own_limits_and_odd_rows_survive():
     assert torch.equal(got[4], logits[4])
 
 
-def test_a_large_vocabulary(isa):
-    if "emulated" in isa:
-        pytest.skip("slow")
+def test_a_large_vocabulary():
     logits = random_logits(2, 152_000, seed=11)
-    got, expected = logits.clone(), logits.clone()
-    native.top_k_top_p_(got, *vectors(2, 40, 1.0))
+    expected = logits.clone()
     reference.top_k_top_p_(expected, *vectors(2, 40, 1.0))
-    assert torch.equal(got, expected)
-    assert native.argmax(logits).tolist() == logits.argmax(-1).tolist()
+    for isa in each_isa([isa for isa in FLOATS if "emulated" not in isa]):  # these are slow
+        got = logits.clone()
+        native.top_k_top_p_(got, *vectors(2, 40, 1.0))
+        assert torch.equal(got, expected), isa
+        assert native.argmax(logits).tolist() == logits.argmax(-1).tolist(), isa
 
 
 def test_wrong_arguments_are_refused():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 import time
 
@@ -42,18 +43,24 @@ def slow():
     generator.driver.close()
 
 
-@pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("delay", [0.0, 0.01, 0.05, 0.2])
+AT_ONCE = 1.0
+"""Seconds, of 50 steps: an answer that goes on takes 400 and more."""
+
+
+@pytest.mark.alone
 @pytest.mark.parametrize("how", ["close", "reset"])
-def test_its_blocks_are_free_at_once(slow, stream, delay, how):
-    connection = start(slow, stream=stream)
-    time.sleep(delay)
-    if how == "reset":
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-    connection.close()
-    slow.check_idle(1.0)
+def test_its_blocks_are_free_at_once(slow, how, subtests):
+    for stream, delay in itertools.product([True, False], [0.0, 0.01, 0.05, 0.2]):
+        with subtests.test(stream=stream, delay=delay):
+            connection = start(slow, stream=stream)
+            time.sleep(delay)
+            if how == "reset":
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+            connection.close()
+            slow.check_idle(AT_ONCE)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("stream", [True, False])
 def test_one_that_sends_no_more_and_goes_later(slow, stream):
     connection = start(slow, stream=stream)
@@ -61,7 +68,7 @@ def test_one_that_sends_no_more_and_goes_later(slow, stream):
     time.sleep(0.1)
     assert slow.service.admission.num_requests == 1
     connection.close()
-    slow.check_idle(1.0)
+    slow.check_idle(AT_ONCE)
 
 
 def test_others_go_on_with_their_own_text(slow):

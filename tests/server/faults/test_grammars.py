@@ -13,14 +13,15 @@ from pace.llm.decoding import grammars
 from tests.server.serving import QUESTION, Serving, make_generator
 from tests.server.test_structured import SCHEMA, is_city
 
-REGEX, GBNF = "guided_regex", "guided_grammar"
+pytestmark = pytest.mark.alone  # refusals have a bound in seconds
 
 
 def refused(serving: Serving, seconds: float = 1.0, **fields) -> str:
     """The message of a request that must be refused in time, and that disturbs nobody."""
     began = time.monotonic()
     reply = serving.chat(max_tokens=20, **fields)
-    assert time.monotonic() - began < seconds
+    spent = time.monotonic() - began
+    assert spent < seconds, f"refused after {spent:.2f} s: {fields}"
     assert reply.status == 400, (fields, reply.body[:300])
     assert reply.error["param"].split(".")[0] in fields and reply.error["type"] == "invalid_request_error"
     assert len(reply.error["message"]) < 1500
@@ -42,7 +43,8 @@ def test_regular_expressions_that_explode_elsewhere(serving, pattern):
     """They are served, as no backtracking is done, or refused; in time either way."""
     began = time.monotonic()
     assert serving.chat(guided_regex=pattern, max_tokens=8).status in (200, 400, 500)
-    assert time.monotonic() - began < 5
+    spent = time.monotonic() - began
+    assert spent < 5, f"answered after {spent:.1f} s"
     serving.check_well()
 
 

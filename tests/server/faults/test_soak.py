@@ -1,4 +1,4 @@
-"""A minute of everything at once. `python -m tests.server.faults.soak --seconds 3600` is the longer one."""
+"""Everything at once, for moments or for a minute. `python -m tests.server.faults.soak --seconds 3600` is the longer one."""
 
 from __future__ import annotations
 
@@ -7,9 +7,15 @@ import pytest
 pytest.importorskip("fastapi")
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(240)
-def test_honest_texts_stay_exact_beside_faulty_clients():
-    from tests.server.faults.soak import soak
+@pytest.mark.parametrize(
+    ("seconds", "num_honest", "num_faulty", "least"),
+    [(2.0, 8, 8, 20), pytest.param(55.0, 32, 12, 100, marks=pytest.mark.thorough)],
+)
+def test_honest_texts_stay_exact_beside_faulty_clients(seconds, num_honest, num_faulty, least):
+    from tests.server.faults.soak import FAULTS, soak
 
-    counts = soak(55.0, 32, 12, seed=1)
-    assert counts["honest"] > 100
+    counts = soak(seconds, num_honest, num_faulty, seed=1)
+    assert counts["honest"] > least, counts
+    assert {fault.__name__ for fault in FAULTS} <= counts.keys()

@@ -103,6 +103,7 @@ def test_a_model_that_does_not_load_ends_it():
         assert not any("Traceback" in line for line in server.lines)
 
 
+@pytest.mark.alone
 def test_a_signal_while_loading_ends_it():
     with Process(load_seconds=30) as server:
         server.waits_for("serving")
@@ -134,6 +135,7 @@ def test_the_drain_ends():
         assert found == [(500, "cut short")]
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("hangs", [False, True], ids=["drain", "stuck loop"])
 def test_a_second_signal_ends_it_at_once(tmp_path, hangs):
     path = tmp_path / "socket"
@@ -148,7 +150,9 @@ def test_a_second_signal_ends_it_at_once(tmp_path, hangs):
         assert server.process.poll() is None
         start = time.monotonic()
         server.process.send_signal(signal.SIGTERM)
-        assert server.ends() == 128 + signal.SIGTERM and time.monotonic() - start < 1
+        assert server.ends() == 128 + signal.SIGTERM
+        spent = time.monotonic() - start
+        assert spent < 1, f"it ended after {spent:.2f} s; its work takes 60"
         assert not path.exists()
         client.close()
 

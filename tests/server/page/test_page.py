@@ -12,6 +12,8 @@ import pytest
 from tests.server.page.browser import Browser, chromium
 from tests.server.page.scripted_server import Answer, ScriptedServer, scripted_server
 
+pytestmark = pytest.mark.thorough  # test_real.py asks and reads an answer in every run
+
 MARKDOWN = """A **bold** and an *oblique* word, `code`, and a line
 that goes on.
 

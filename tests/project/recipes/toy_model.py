@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.project.copied_sources import Copy
+from tests.project.recipes.copied_sources import Copy
 
 MODEL = '''\
 """Seed-OSS: Llama with one switch for the biases of queries, keys and values, and another for the output's."""

@@ -26,7 +26,7 @@ SMALL = SHAPES["llama-3.2-1b"] | dict(
 
 
 @pytest.fixture(autouse=True)
-def small(monkeypatch):
+def small(quick_limits, monkeypatch):
     monkeypatch.setitem(SHAPES, "small", SMALL)
     monkeypatch.setattr(kernels, "COLD_BYTES", 1 << 20)
     monkeypatch.setattr(kernels, "DECODE_CONTEXTS", (40, 130))

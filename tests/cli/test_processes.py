@@ -1,4 +1,5 @@
-"""`pace chat` at a terminal: keys, pastes, Ctrl-C and what is left of the terminal's settings."""
+"""`pace` in processes of its own. `pace chat` at a terminal: keys, pastes, Ctrl-C and what is left of the terminal's
+settings. With pipes: signals, readers that go away, and tracebacks."""
 
 from __future__ import annotations
 
@@ -7,13 +8,12 @@ import os
 import pty
 import re
 import signal
-import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.cli.processes import ENVIRONMENT, TerminalProcess, process
+from tests.cli.processes import PipedProcess, TerminalProcess
 from tests.support import finish
 
 LONG = ("chat", "--max-new-tokens", "900", "--ignore-eos")
@@ -85,8 +85,8 @@ def test_answers_in_a_file_are_answers_alone(tmp_path):
     """Where the terminal is for questions alone, the prompt is on stderr."""
     controller, terminal = pty.openpty()
     with open(tmp_path / "out", "w") as out:
-        environment = {**ENVIRONMENT, "XDG_STATE_HOME": str(tmp_path)}
-        running = process("chat", stdin=terminal, stdout=out, stderr=subprocess.PIPE, env=environment)
+        environment = {"XDG_STATE_HOME": str(tmp_path)}
+        running = PipedProcess("chat", stdin=terminal, stdout=out.fileno(), environment=environment)
         seen = ""
         for line in (b"What is the capital of Spain?\n", b"/exit\n"):
             while not seen.endswith("> "):
@@ -199,3 +199,45 @@ def test_a_process_that_is_ended_leaves_the_terminal_as_it_was(start, is_answeri
         assert not chat.shows_keys()  # hidden, or shown by readline
         os.kill(chat.pid, signal.SIGTERM)
         assert chat.wait() == 128 + signal.SIGTERM and chat.shows_keys()
+
+
+# -- with pipes --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", [("--debug", "generate"), ("generate", "--debug")], ids=" ".join)
+def test_debug_shows_where(order):
+    running = PipedProcess(*order, "x", "--model", "/no/such/directory")
+    out, err = finish(running)
+    assert running.returncode == 1 and out == "" and "Traceback" in err and "/no/such/directory" in err
+
+
+def test_a_reader_that_goes_away_is_no_error():
+    running = PipedProcess("generate", "Once upon a time", "--max-new-tokens", "900", "--ignore-eos")
+    running.stdout.read(10)
+    running.stdout.close()
+    assert finish(running) == ("", "") and running.returncode == 141
+
+
+def test_ctrl_c_prints_what_there_is():
+    """It says nothing more, and leaves with 130."""
+    running = PipedProcess(
+        "generate", "Once upon a time", "--max-new-tokens", "1000", "--ignore-eos", "--num-threads", "1"
+    )
+    first = running.stdout.read(10)  # it has begun to write
+    running.send_signal(signal.SIGINT)
+    rest, err = finish(running)
+    assert running.returncode == 130 and err == ""
+    assert len(first) == 10 and rest.endswith("\n")
+
+
+def test_ctrl_c_in_json_tells_what_there_is():
+    running = PipedProcess(
+        "generate", "Once upon a time", "--max-new-tokens", "1000", "--ignore-eos", "--json", "--debug"
+    )
+    for line in running.stderr:  # the log tells that the model is there
+        if "pace:" in line:
+            break
+    running.send_signal(signal.SIGINT)
+    out, _ = finish(running)
+    assert running.returncode == 130
+    assert out == "" or json.loads(out)["finish_reasons"] in ([], ["cancelled"])

@@ -49,7 +49,7 @@ def test_too_much_is_told(subject):
         cache.decode(subject, {}, 1000, 10, 1 << 20)
 
 
-def test_the_tables_go_between_their_lines(tmp_path, monkeypatch, capsys):
+def test_the_tables_go_between_their_lines(quick_limits, tmp_path, monkeypatch, capsys):
     page = tmp_path / "page.md"
     begin, end = markers(cache.SCRIPT)
     page.write_text(f"before\n{begin}\nold\n{end}\nafter\n")

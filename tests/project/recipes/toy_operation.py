@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from tests.project.copied_sources import Copy
+from tests.project.recipes.copied_sources import Copy
 
 KERNEL = """\
 // Rows of max(x - margin, 0).

@@ -4,11 +4,12 @@ cover it there."""
 from __future__ import annotations
 
 import re
+import sys
 
 import pytest
 
-from tests.project import toy_model, toy_operation
-from tests.project.copied_sources import BUILT_TABLES, ROOT, Copy
+from tests.project.recipes import toy_model, toy_operation
+from tests.project.recipes.copied_sources import BUILT_TABLES, ROOT, Copy
 
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
@@ -29,38 +30,39 @@ def num_passed(output: str) -> int:
     return int((re.search(r"(\d+) passed", output) or [0, 0])[1])
 
 
+ROWS = "tests/project/test_pages.py::test_every_model_has_a_row"
+ORACLE = "tests/llm/models/test_oracle.py"
+
+
 def test_a_model(copy):
     toy_model.add(copy)
-    list_of_models = "tests/project/test_pages.py::test_every_model_has_a_row"
-    status, output = copy.pytest(list_of_models)
-    assert status == 1 and "SeedOssForCausalLM" in output, "a model without its row is noticed"
     toy_model.add_row(copy)
     assert {path.replace("seed_oss", "<name>") for path in copy.touched} == paths_of("A model")
-    status, output = copy.pytest(
-        list_of_models,
-        "tests/project/test_layering.py",
-        "tests/llm/models/test_oracle.py",
-        "tests/llm/runners/test_program.py",
-        "-k",
-        "row or seed_oss",
-    )
+    others = ("tests/project/test_layering.py", "tests/llm/runners/test_program.py")
+    status, output = copy.pytest(ROWS, ORACLE, *others, "-k", "row or seed_oss or imports_go_down")
     assert status == 0 and num_passed(output) > 10, output
 
 
-def test_a_model_that_is_wrong(copy):
+@pytest.mark.thorough
+def test_a_model_that_is_wrong_and_has_no_row(copy):
     """The comparison with `transformers` covers a new model with nothing but its tuple."""
     toy_model.add(copy, "    gate_up_names = ('up_proj', 'gate_proj')\n")
-    status, output = copy.pytest("tests/llm/models/test_oracle.py", "-k", "seed_oss and test_float32_logits")
-    assert status == 1 and "relative_error" in output, output
+    status, output = copy.pytest(ROWS, ORACLE, "-k", "row or seed_oss and test_float32_logits")
+    assert status == 1 and "SeedOssForCausalLM" in output and "relative_error" in output, output
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(900)
 def test_a_kernel(copy):
-    """An operation from its kernel to its instruction. What it promises is held to by the tests of all operations."""
+    """An operation from its kernel to its instruction. What it promises is held to by the tests of all operations. The
+    build has three tables, and says so of others."""
     toy_operation.add(copy)
     copy.build("test_hinge.cpp")
     status, output = copy.run("build/pace_tests", "hinge")
-    assert status == 0 and f"kernels tested: {' '.join(sorted(BUILT_TABLES))}" in output, output
+    assert status == 0 and f"kernels tested: {' '.join(BUILT_TABLES)}" in output, output
     status, output = copy.pytest("tests/ops/test_hinge.py", "tests/ops/test_protocol.py", "tests/project/test_stub.py")
     assert status == 0 and num_passed(output) > 5, output
+    absent = "from pace import _C; print(sorted(_C.built_isas())); _C.select_isa('emulated_amx')"
+    status, output = copy.run(sys.executable, "-c", absent)
+    assert status == 1 and str(BUILT_TABLES) in output and "Build it with PACE_TABLES=all" in output, output
     assert not [path for path in paths_of("A kernel") if path not in copy.touched and "test" not in path]

@@ -1,0 +1,199 @@
+"""Any order of the verbs, on every kind of cache: the books stay right, and a sequence has what its next positions
+see, whoever shares its blocks."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from pace.batch import BLOCK_SIZE
+from pace.llm.cache.manager import CacheManager, spec_of
+from pace.llm.sequence import Sequence
+from tests.llm.cache.window_kinds import WINDOWS
+from tests.llm.fake_model import FakeModel
+from tests.plugins.tiers import commit
+
+STEP_TOKENS = 30
+LONGEST = 160
+MOST_SEQUENCES = 7
+"""Bounds of what a run may build. Their product bounds its time: each step looks at all positions of all sequences."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    num_blocks: int = 24
+    prefix_blocks: int = 0
+    windows: tuple[int | None, ...] = (None, None)
+    options: dict = field(default_factory=dict)
+
+
+KINDS = {
+    "paged": Kind(12),
+    "bmc": Kind(12, options={"kv_cache_type": "bmc", "bmc_rows": 50}),
+    "dynamic": Kind(12, options={"kv_cache_type": "dynamic"}),
+    "prefix": Kind(12, 7),
+    "half": Kind(prefix_blocks=9, windows=WINDOWS["half"]),
+    "half without a prefix cache": Kind(windows=WINDOWS["half"]),
+    "most": Kind(prefix_blocks=11, windows=WINDOWS["most"]),
+    "two windows": Kind(prefix_blocks=5, windows=WINDOWS["two windows"]),
+    "all": Kind(prefix_blocks=6, windows=WINDOWS["all"]),
+    "all short": Kind(prefix_blocks=3, windows=WINDOWS["all short"]),
+    "all, two windows": Kind(prefix_blocks=8, windows=WINDOWS["all, two windows"]),
+}
+
+
+class Machine:
+    """What a block holds stays what its sequence has stored there. With a prefix cache that depends on all tokens so
+    far, as in a model; without one each value is stored once."""
+
+    def __init__(self, kind: Kind, chance: random.Random) -> None:
+        self.kind = kind
+        self.chance = chance
+        self.has_windows = any(kind.windows)
+        model_spec = FakeModel(windows=kind.windows).kv_spec
+        self.spec = spec_of(model_spec, kind.options.get("kv_cache_type", "paged"))
+        self.cache = CacheManager(
+            model_spec,
+            kind.num_blocks * self.spec.block_bytes,
+            prefix_cache_bytes=kind.prefix_blocks * self.spec.block_bytes,
+            step_tokens=STEP_TOKENS,
+            **kind.options,
+        )
+        self.layers = [
+            (kv.k.numpy()[:, 0, 0], kv.group, layer.window) for kv, layer in zip(self.cache.kv, self.spec.layers)
+        ]
+        self.sequences: list[Sequence] = []
+        self.stored: dict[int, np.ndarray] = {}
+        """What each sequence has stored at its computed positions."""
+        self.num_stored = 0
+
+    def step(self) -> str:
+        """Does something; returns what."""
+        may_begin = len(self.sequences) < MOST_SEQUENCES
+        verbs = {"begin": 3 * may_begin}
+        if self.sequences:
+            verbs |= {"compute": 6, "truncate": 2, "fork": 3 * may_begin, "end": 1, "drop": 0.2}
+        (verb,) = self.chance.choices(list(verbs), list(verbs.values()))
+        getattr(self, verb)(*([] if verb in ("begin", "drop") else [self.chance.choice(self.sequences)]))
+        return verb
+
+    # -- the verbs -----------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Two stems, each left at some place."""
+        stem, length, split = self.chance.randint(0, 1), self.chance.randint(1, 120), self.chance.randint(0, 120)
+        self.add(Sequence([stem + (position >= split) for position in range(length)], None, None, 4096), [])
+
+    def compute(self, sequence: Sequence) -> None:
+        cache, count = self.cache, self.chance.randint(1, STEP_TOKENS)
+        cache.reuse(sequence)
+        known = self.stored[sequence.id]
+        self.stored[sequence.id] = np.append(known, self.values(sequence, len(known), sequence.num_computed))
+        self.check(sequence)
+        if self.chance.random() < 0.6:
+            self.compute_some(sequence, count)
+            return
+        fits = cache.blocks_needed(sequence, len(sequence.tokens)) <= cache.num_free_blocks
+        is_admitted = cache.admit(sequence, len(sequence.tokens))
+        assert is_admitted == fits or self.kind.options and not is_admitted, "a run needs blocks side by side"
+        free = cache.num_free_blocks
+        while is_admitted and sequence.num_computed < len(sequence.tokens):
+            assert self.compute_some(sequence, count), "a sequence that was admitted found no room"
+        is_alone = len(self.sequences) == 1 and not self.kind.prefix_blocks
+        assert cache.num_free_blocks >= free or not is_admitted or not is_alone
+
+    def compute_some(self, sequence: Sequence, count: int) -> bool:
+        begin, end = sequence.num_computed, min(sequence.num_computed + count, len(sequence.tokens))
+        if not self.cache.reserve(sequence, end):
+            return False
+        values, positions = self.values(sequence, begin, end), np.arange(begin, end)
+        for number, (keys, group, _) in enumerate(self.layers):
+            blocks = np.asarray(sequence.block_tables[group])[positions // BLOCK_SIZE]
+            keys[blocks, positions % BLOCK_SIZE] = values + number * 2**20
+        self.stored[sequence.id] = np.append(self.stored[sequence.id], values)
+        self.cache.commit(sequence, end)
+        self.cache.publish(sequence)
+        return True
+
+    def truncate(self, sequence: Sequence) -> None:
+        length, num_computed = max(0, len(sequence.tokens) - self.cut()), sequence.num_computed
+        self.cache.truncate(sequence, length)
+        assert sequence.num_computed == min(num_computed, length) or self.has_windows and sequence.num_computed == 0
+        self.stored[sequence.id] = self.stored[sequence.id][: sequence.num_computed]
+        del sequence.tokens[length:]
+        self.lengthen(sequence)
+
+    def fork(self, source: Sequence) -> None:
+        target, num_computed = Sequence(source.tokens, None, None, 4096), max(0, source.num_computed - self.cut())
+        self.cache.fork(source, target, num_computed)
+        assert target.num_computed == num_computed or self.has_windows and target.num_computed == 0
+        self.add(target, self.stored[source.id][: target.num_computed])
+        self.lengthen(self.chance.choice([source, target]))
+
+    def end(self, sequence: Sequence) -> None:
+        self.sequences.remove(sequence)
+        self.cache.free(sequence)
+        assert not self.cache.blocks_held(sequence)
+
+    def drop(self) -> None:
+        self.cache.reset(self.sequences)
+        self.stored = {sequence.id: np.empty(0) for sequence in self.sequences}
+
+    def cut(self) -> int:
+        """Positions from the end at which a sequence is cut or forked: most lie in its last blocks."""
+        return self.chance.randint(0, self.chance.choice([2 * BLOCK_SIZE, LONGEST]))
+
+    def lengthen(self, sequence: Sequence) -> None:
+        count = min(self.chance.randint(1, 40), LONGEST - len(sequence.tokens))
+        sequence.tokens += [self.chance.randint(0, 1)] * count
+
+    # -- what must hold ------------------------------------------------------------------------------------------------
+
+    def add(self, sequence: Sequence, stored: object) -> None:
+        self.sequences.append(sequence)
+        self.stored[sequence.id] = np.array(stored)
+
+    def values(self, sequence: Sequence, begin: int, end: int) -> np.ndarray:
+        """For positions from `begin` on: here, exactly representable in float32."""
+        if self.kind.prefix_blocks:
+            chain = itertools.accumulate(sequence.tokens[:end], lambda *pair: hash(pair) % 2**20, initial=0)
+            return np.array(list(chain)[begin + 1 :])
+        self.num_stored += end - begin
+        return np.arange(self.num_stored - (end - begin), self.num_stored)
+
+    def check(self, sequence: Sequence) -> None:
+        """All that the next position sees is there."""
+        end, stored = sequence.num_computed, self.stored[sequence.id]
+        assert len(stored) == end
+        for number, (keys, group, window) in enumerate(self.layers):
+            first = 0 if window is None else max(0, end - window + 1)
+            if first == end:
+                continue
+            table = np.asarray(sequence.block_tables[group])[first // BLOCK_SIZE : -(-end // BLOCK_SIZE)]
+            assert (table >= 0).all(), f"a block is gone that is still seen: {sequence.block_tables[group]}"
+            found = keys[table].reshape(-1)[first % BLOCK_SIZE :][: end - first] - number * 2**20
+            assert found.tolist() == stored[first:].tolist(), f"layer {number} from position {first} on"
+
+    def check_all(self) -> None:
+        self.cache.check_integrity(self.sequences)
+        for sequence in self.sequences:
+            self.check(sequence)
+
+
+@pytest.mark.parametrize("num_walks", [40, pytest.param(2000, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("name", KINDS)
+def test_any_order_of_verbs(name: str, num_walks: int) -> None:
+    """Other walks in each commit."""
+    for number in range(num_walks * commit()[1], num_walks * (commit()[1] + 1)):
+        machine, done = Machine(KINDS[name], random.Random(f"{name} {number}")), []
+        try:
+            for _ in range(40):
+                done.append(machine.step())
+                machine.check_all()
+        except BaseException as error:
+            error.add_note(f"walk {number}, after {', '.join(done)}")
+            raise

@@ -1,0 +1,217 @@
+"""Which tests a run has, what they may take, and which run while no other does: tests/plugins/."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.plugins import durations, tiers
+
+ROOT = Path(__file__).parents[2]
+BUDGETS = ROOT / "tests" / "budgets.toml"
+IDS = [f"tests/{name}/test_{name}.py::test_{kind}[{i}]" for name in "abc" for kind in ("x", "y") for i in range(40)]
+
+
+def item(nodeid: str, *marks: str) -> SimpleNamespace:
+    return SimpleNamespace(nodeid=nodeid, get_closest_marker=lambda name: name if name in marks else None)
+
+
+def chosen(monkeypatch: pytest.MonkeyPatch, tier: str, commit: int, items: list[SimpleNamespace]) -> list[str]:
+    """What a run of a tier has of `items` at a commit; the rest is reported as deselected."""
+    monkeypatch.setenv("PACE_TEST_QUARTER", str(commit))
+    tiers.quarter.cache_clear()
+    kept, left_out = list(items), []
+    hook = SimpleNamespace(pytest_deselected=lambda items: left_out.extend(items))
+    tiers.pytest_collection_modifyitems(SimpleNamespace(getoption=lambda name: tier, hook=hook), kept)
+    tiers.quarter.cache_clear()
+    assert {one.nodeid for one in items} == {one.nodeid for one in kept + left_out}
+    assert len(items) == len(kept) + len(left_out)
+    return [one.nodeid for one in kept]
+
+
+def test_every_rotating_case_runs_in_one_of_four_commits(monkeypatch):
+    items = [item(nodeid, "rotates") for nodeid in IDS]
+    for first in (0, 1_000_003):
+        runs = [chosen(monkeypatch, "test", commit, items) for commit in range(first, first + 4)]
+        assert sorted(nodeid for run in runs for nodeid in run) == sorted(IDS)
+        assert all(len(IDS) / 8 < len(run) < len(IDS) / 2 for run in runs), [len(run) for run in runs]
+    assert {tiers.quarter_of(nodeid) for nodeid in IDS} == set(range(tiers.QUARTERS))
+
+
+def test_tiers(monkeypatch):
+    items = [item("plain"), item("thorough", "thorough"), *(item(nodeid, "rotates") for nodeid in IDS)]
+    assert chosen(monkeypatch, "all", 0, items) == [one.nodeid for one in items]
+    run = chosen(monkeypatch, "test", 0, items)
+    assert run[0] == "plain" and "thorough" not in run and 1 < len(run) < len(items)
+
+
+def test_what_is_not_always_there_rotates():
+    plain, marked = tiers.sample(["a", "b"], always=lambda value: value == "a")
+    assert plain == "a" and marked.values == ("b",) and [mark.name for mark in marked.marks] == ["rotates"]
+
+
+# -- durations
+
+
+def test_rooms_of_files():
+    rooms = {
+        "tests/test_env.py": "tests",
+        "tests/ops/test_norm.py": "ops",
+        "tests/ops/sampling/test_mask.py": "ops",
+        "tests/llm/test_closing.py": "llm",
+        "tests/llm/models/families/test_x.py": "llm/models",
+    }
+    assert {path: durations.room(path) for path in rooms} == rooms
+
+
+def test_the_page_of_durations():
+    run = {"commit": "abc", "date": "2030-01-02", "machine": "2 CPUs", "seconds": 70}
+    tests = {
+        "tests/ops/test_a.py::test_a": 30.04,
+        "tests/ops/test_a.py::test_b[x|y]": 10.0,
+        "tests/test_c.py::test_d": 5.0,
+    }
+    kept = durations.summary(run | {"tests": tests, "tier": "test"})
+    assert kept["files"] == {"tests/ops/test_a.py": 40.0, "tests/test_c.py": 5.0} and kept["num_tests"] == 3
+    assert durations.by_room(kept) == {"ops": 40.0, "tests": 5.0}
+    page = durations.page(kept, kept | {"files": {"tests/ops/test_a.py": 50.0}})
+    assert "`make test` at abc on 2030-01-02: 3 tests in 70 s, on\n2 CPUs." in page
+    for row in (
+        "| ops | 40 | 50 |",
+        "| tests | 5 | |",
+        "| all | 45 | 50 |",
+        "| `tests/ops/test_a.py::test_b[x_y]` | 10.0 |",
+    ):
+        assert row in page
+    assert "| ops | 40 | |" in durations.page(kept, None)
+
+
+def over_budget(rooms: dict[str, float], budgets: dict[str, float]) -> list[str]:
+    return [
+        f"{room} took {seconds:.0f} s and may take {budgets.get(room, 0)}"
+        for room, seconds in rooms.items()
+        if seconds > budgets.get(room, 0)
+    ]
+
+
+def test_no_room_is_over_its_budget():
+    """Seconds by room, in the table [seconds]; a room without a budget has none to spend."""
+    if not durations.KEPT.exists() or not BUDGETS.exists():
+        pytest.skip("make durations has not been run yet, or there is no tests/budgets.toml")
+    rooms = durations.by_room(json.loads(durations.KEPT.read_text()))
+    over = over_budget(rooms, tomllib.loads(BUDGETS.read_text())["seconds"])
+    assert not over, "\n".join([*over, "make these tests cheaper, or move what is dear to make test-all"])
+
+
+def test_a_room_over_its_budget_is_named():
+    assert over_budget({"a": 10.0, "b": 5.0, "c": 0.5}, {"a": 9, "b": 5}) == [
+        "a took 10 s and may take 9",
+        "c took 0 s and may take 0",
+    ]
+
+
+# -- alone
+
+PROCESS = """
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from tests.plugins.alone import Turns
+item = SimpleNamespace(get_closest_marker=lambda name: sys.argv[2] if sys.argv[2] == name else None)
+turn = Turns(Path(sys.argv[1])).pytest_runtest_protocol(item)
+print("here", flush=True)
+next(turn)
+print("begun", flush=True)
+sys.stdin.readline()
+turn.close()
+"""
+
+
+class Worker:
+    """A process with one test, which begins when it may and ends when it is told to."""
+
+    def __init__(self, folder: Path, kind: str) -> None:
+        command = [sys.executable, "-c", PROCESS, folder, kind]
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, bufsize=0)
+        assert self.process.stdout.readline() == b"here\n"
+
+    def has_begun(self, seconds: float) -> bool:
+        return (
+            bool(select.select([self.process.stdout], [], [], seconds)[0])
+            and self.process.stdout.readline() == b"begun\n"
+        )
+
+    def end(self) -> None:
+        self.process.communicate(b"\n", timeout=60)
+        assert self.process.returncode == 0
+
+
+@contextlib.contextmanager
+def workers(folder: Path) -> Iterator[list[Worker]]:
+    started: list[Worker] = []
+    try:
+        yield started
+    finally:
+        for worker in started:
+            worker.process.kill()
+            worker.process.communicate()
+
+
+def wait_until_locked(path: Path) -> None:
+    """Until another process holds the file; half a minute is far more than one takes to start."""
+    deadline = time.monotonic() + 30
+    with open(path, "a") as file:
+        while time.monotonic() < deadline:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return
+            fcntl.flock(file, fcntl.LOCK_UN)
+            time.sleep(0.01)
+    raise AssertionError(f"no process has locked {path}")
+
+
+def test_a_test_that_is_alone_waits_for_others_and_is_not_overtaken(tmp_path):
+    """Waits are watched for a fifth of a second: one that is missing may be seen late, one that is there always."""
+    with workers(tmp_path) as started:
+
+        def start(kind: str) -> Worker:
+            started.append(Worker(tmp_path, kind))
+            return started[-1]
+
+        first, second = start("shared"), start("shared")
+        assert first.has_begun(30) and second.has_begun(30), "tests that share the machine run at once"
+        alone = start("alone")
+        wait_until_locked(tmp_path / "gate")
+        late = start("shared")
+        assert not alone.has_begun(0.2), "it began while others ran"
+        first.end()
+        assert not alone.has_begun(0.2) and not late.has_begun(0), "it began while another ran, or was overtaken"
+        second.end()
+        assert alone.has_begun(30)
+        assert not late.has_begun(0.2), "another test began while one was alone"
+        alone.end()
+        assert late.has_begun(30)
+        late.end()
+
+
+def test_the_lock_of_a_process_that_died_is_free(tmp_path):
+    with workers(tmp_path) as started:
+        started.append(Worker(tmp_path, "alone"))
+        assert started[0].has_begun(30)
+        os.kill(started[0].process.pid, 9)
+        started.append(Worker(tmp_path, "shared"))
+        assert started[1].has_begun(30)
