@@ -9,8 +9,6 @@ import pytest
 from tests.llm.decoding.tokenizer_zoo import ZOO
 from tests.llm.models.variants import save_tiny
 
-pytest.register_assert_rewrite("tests.llm.models.visit")
-
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory):
