@@ -4,7 +4,7 @@
     python -m tests.planted --tree ../other --near-only    in another one, with the nearest tests only
     python -m tests.planted --only llm/cache               all bugs of a room, or one: --only llm/cache/3
 
-The bugs are in bugs.toml. Each goes into a copy of the tree, where its nearest tests run first, then all others. A bug
+The bugs are in bugs.txt. Each goes into a copy of the tree, where its nearest tests run first, then all others. A bug
 is caught where a test fails that passes without the bug, or where a run hangs that ends without it. The same list, seed
 and count give the same bugs.
 """

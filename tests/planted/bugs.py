@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import random
-import tomllib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-LIST = Path(__file__).with_name("bugs.toml")
+LIST = Path(__file__).with_name("bugs.txt")
 
 
 @dataclass(frozen=True)
 class Bug:
-    """One entry of bugs.toml, whose head explains the fields."""
+    """One entry of bugs.txt, whose head explains the fields."""
 
     id: str
     """The room and the number within the room, such as "llm/cache/3"."""
@@ -41,10 +40,12 @@ def read_bugs(path: Path = LIST) -> list[Bug]:
     """All bugs, in the order of the file."""
     numbers: Counter[str] = Counter()
     bugs = []
-    for entry in tomllib.loads(path.read_text(encoding="utf-8"))["bug"]:
-        numbers[entry["room"]] += 1
-        number = f"{entry['room']}/{numbers[entry['room']]}"
-        bugs.append(Bug(**entry | {"id": number, "tests": tuple(entry["tests"])}))
+    for entry in path.read_text(encoding="utf-8").split("\n\n")[1:]:
+        head, *changes, why = entry.strip("\n").split("\n")
+        room, kind, file, tests = head.split(" | ")
+        find, replace = ("\n".join(line[1:] for line in changes if line[0] == sign) for sign in "-+")
+        numbers[room] += 1
+        bugs.append(Bug(f"{room}/{numbers[room]}", room, kind, file, find, replace, tuple(tests.split()), why))
     return bugs
 
 

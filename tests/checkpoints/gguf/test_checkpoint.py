@@ -19,8 +19,8 @@ from pace.llm.models.model_utils import load_model
 from pace.ops.weight_layout import QuantizedRows, WeightLayout
 from tests.checkpoints.gguf import latent_files, mixture_files
 from tests.checkpoints.gguf.files import ARCHITECTURES, write_gguf
-from tests.llm.models.visit import TOLERANCE, oracle, relative_error
 from tests.llm.models.variants import IDS, VARIANTS, mrope, save_tiny
+from tests.llm.models.visit import TOLERANCE, oracle, relative_error
 from tests.plugins.tiers import sample
 from tests.support import prefill
 
