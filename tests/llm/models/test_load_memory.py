@@ -36,8 +36,9 @@ CASES = [
 """Kinds of files, what they store, and what is loaded. The first four have each kind, floats and codes."""
 
 
-@pytest.mark.parametrize(("kind", "stored", "dtype"), sample(CASES, always=CASES[:4].__contains__))
-def test_peak_memory_is_the_weights_and_little_more(kind, stored, dtype, tmp_path):
+@pytest.mark.parametrize("case", sample(CASES, always=CASES[:4].__contains__), ids=str)
+def test_peak_memory_is_the_weights_and_little_more(case, tmp_path):
+    kind, stored, dtype = case
     write_checkpoint(tmp_path / "model", stored, kind, **SIZES)
     check_peak(tmp_path / "model", dtype)
 
