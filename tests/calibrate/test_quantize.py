@@ -7,6 +7,7 @@ import functools
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,7 +28,6 @@ from pace.ops.weight_layout import WeightLayout
 from pace.quant import Int8
 from tests.llm.models.parts import representative
 from tests.llm.models.variants import IDS, ROUTED, VARIANTS, save_tiny
-from tests.plugins.tiers import sample
 from tests.support import prefill
 
 pytest.importorskip("transformers")
@@ -88,19 +88,21 @@ def tokens(count: int, length: int, seed: int = 0) -> list[list[int]]:
 # -- every architecture ------------------------------------------------------------------------------------------------
 
 
-def is_always_run(case: tuple[str, str]) -> bool:
-    """Each part that a decoder is made of, and the first variant of each family, by one method."""
-    name, method = case
-    return name in representative() and method == EVERYWHERE[IDS.index(name) % 2]
+def cases() -> list[Any]:
+    """Variants, each with a method: whatever has a part that none before has, by one method in every run and by the other
+    in some; the others by one in some runs."""
+    found = []
+    for index, name in enumerate(IDS):
+        first, second = EVERYWHERE if index % 2 == 0 else EVERYWHERE[::-1]
+        marks = [(), pytest.mark.rotates] if name in representative() else [pytest.mark.rotates, pytest.mark.thorough]
+        found += [pytest.param(name, method, marks=mark) for method, mark in zip((first, second), marks)]
+    return found
 
 
-@pytest.mark.parametrize(
-    "case", sample([(name, method) for name in IDS for method in EVERYWHERE], always=is_always_run), ids="-".join
-)
-def test_every_architecture(case, tmp_path, written, token_ids, few_strengths):
+@pytest.mark.parametrize(("name", "method"), cases())
+def test_every_architecture(name, method, tmp_path, written, token_ids, few_strengths):
     """What is loaded has, bit for bit, the weights that calibration went on with, and the logits of a float model with
     these."""
-    name, method = case
     model_type, _, fields = VARIANTS[IDS.index(name)]
     save_tiny(tmp_path / "float", model_type, fields)
     code = "int4" if method == "awq+gptq" else "int8"
