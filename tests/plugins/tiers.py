@@ -60,11 +60,21 @@ def pytest_configure(config: pytest.Config) -> None:
         "rotates: one of four commits in a row runs it; make test-all runs it always",
     ):
         config.addinivalue_line("markers", line)
-    # Random tests of hypothesis differ from commit to commit, and are the same in each run of one commit.
-    from hypothesis import core
+    _prepare_hypothesis()
+
+
+def _prepare_hypothesis() -> None:
+    """Random tests of hypothesis differ from commit to commit, and are the same in each run of one commit. A failure is
+    made smaller for a minute at most, so that it is shown before the test's own limit."""
+    from hypothesis import HealthCheck, core, settings
+    from hypothesis.internal.conjecture import engine
 
     if core.global_force_seed is None:
         core.global_force_seed = commit()[1]
+    slow = [HealthCheck.too_slow]  # says that the machine is busy
+    settings.register_profile("pace", deadline=None, print_blob=True, suppress_health_check=slow)
+    settings.load_profile("pace")
+    engine.MAX_SHRINKING_SECONDS = 60
 
 
 def pytest_report_header(config: pytest.Config) -> str:
