@@ -15,8 +15,8 @@ pytest.importorskip("transformers")
 
 
 @pytest.mark.parametrize("name", [name for name, variant in zip(IDS, VARIANTS) if variant[0] not in ROUTED])
-def test_variant(name, tmp_path, subtests, restore_isa_and_threads):
-    Visit(name, tmp_path).check_all(subtests)
+def test_variant(name, tmp_path, subtests, pytestconfig, restore_isa_and_threads):
+    Visit(name, tmp_path, in_full=pytestconfig.getoption("tier") == "all").check_all(subtests)
 
 
 @pytest.mark.parametrize("model_type", IN_TRANSFORMERS)

@@ -12,5 +12,5 @@ pytest.importorskip("transformers")
 
 
 @pytest.mark.parametrize("name", [name for name, variant in zip(IDS, VARIANTS) if variant[0] in ROUTED])
-def test_variant(name, tmp_path, subtests, restore_isa_and_threads):
-    Visit(name, tmp_path).check_all(subtests)
+def test_variant(name, tmp_path, subtests, pytestconfig, restore_isa_and_threads):
+    Visit(name, tmp_path, in_full=pytestconfig.getoption("tier") == "all").check_all(subtests)
