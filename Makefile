@@ -6,6 +6,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 JOBS := $(shell nproc)
+# One cmake for all: another version would compile everything again.
+export PATH := $(abspath $(BIN)):$(PATH)
 NATIVE_SOURCES := $(shell find csrc -type f) CMakeLists.txt setup.py
 TEST_SOURCES := $(wildcard tests/csrc/*)
 
@@ -57,11 +59,11 @@ emulate: $(VENV)/test.stamp
 
 # The C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer, and again under ThreadSanitizer.
 sanitize: $(VENV)/test.stamp
-	PATH="$(abspath $(BIN)):$$PATH" tests/csrc/sanitize.sh $(ARGS)
+	tests/csrc/sanitize.sh $(ARGS)
 
 # In dist/, for machines with this Python: tests/project/test_wheel.py says what it may need of them.
 wheel: $(VENV)/tools.stamp
-	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python setup.py --quiet bdist_wheel --dist-dir dist
+	$(BIN)/python setup.py --quiet bdist_wheel --dist-dir dist
 
 clean:
 	rm -rf build build-* dist $(VENV) *.egg-info pace/_C*.so .pytest_cache .hypothesis
@@ -77,7 +79,7 @@ REQUIRES = $(BIN)/python -c "import tomllib; print(*tomllib.load(open('pyproject
 # $(call build,TABLES): the extension in pace/, with the kernels that PACE_TABLES in CMakeLists.txt calls so. What an
 # earlier call compiled is not compiled again.
 BUILD := build/cmake-$(shell $(PYTHON) -c "import sys; print(sys.implementation.cache_tag)")
-build = PATH="$(abspath $(BIN)):$$PATH" PACE_TABLES=$(1) $(BIN)/python setup.py --quiet build_ext --inplace
+build = PACE_TABLES=$(1) $(BIN)/python setup.py --quiet build_ext --inplace
 
 $(VENV)/tools.stamp: $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
 	$(call REQUIRES,['build-system']['requires']) | xargs -d '\n' $(PIP_INSTALL)
@@ -96,6 +98,6 @@ $(VENV)/format.stamp: $(VENV)/pyvenv.cfg pyproject.toml
 $(VENV)/test.stamp: $(VENV)/tools.stamp $(NATIVE_SOURCES) $(TEST_SOURCES)
 	$(call build,tests)
 	PACE_TABLES=tests $(PIP_INSTALL) --no-build-isolation --editable .[test]
-	PATH="$(abspath $(BIN)):$$PATH" cmake -S . -B $(BUILD) -DPACE_TESTS=ON > /dev/null
+	cmake -S . -B $(BUILD) -DPACE_TESTS=ON > /dev/null
 	cmake --build $(BUILD) --target pace_tests
 	touch $(VENV)/demo.stamp $(VENV)/format.stamp $@
