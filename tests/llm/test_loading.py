@@ -94,7 +94,7 @@ def test_the_face_and_the_options_have_the_same_names_order_and_defaults() -> No
 
 
 def test_every_option_is_tried() -> None:
-    elsewhere = {"pin_threads", "weights", "weights_cache"}  # below, and tests/llm/models/test_mapped_experts.py
+    elsewhere = {"pin_threads", "weights", "weights_cache"}  # below, and tests/llm/models/memory/test_mapped_experts.py
     assert {*GOOD, *HUB, *elsewhere, "model_name_or_path"} == {*WRONG} == {*names()}
 
 

@@ -67,7 +67,8 @@ class Copy:
 
     def pytest(self, *arguments: str) -> tuple[int, str]:
         """Exit status and output of the copy's own tests, which import the copy's `pace`."""
-        return self.run(sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", *arguments)
+        options = ["-p", "no:cacheprovider", "-p", "no:xdist", "-o", "verbosity_subtests=1"]
+        return self.run(sys.executable, "-m", "pytest", *options, *arguments)
 
     def build(self, *test_sources: str) -> None:
         """The extension with the kernels of `BUILT_TABLES`, and the C++ tests of these files only, all without

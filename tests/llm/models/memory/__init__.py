@@ -1,0 +1,1 @@
+"""Memory that opening a model takes."""
