@@ -18,7 +18,7 @@ QUICK_TESTS := tests/project/test_formatting.py tests/project/test_layering.py t
     tests/project/test_tiers.py \
     tests/ops tests/graph tests/llm/engine tests/llm/decoding tests/llm/test_configs.py tests/llm/models/test_oracle.py \
     tests/test_end_to_end.py
-QUICK_WORDS := "(not test_oracle or llama) and not stress and not emulated"
+QUICK_WORDS := "(not test_oracle or llama-gqa or llama-longrope) and not stress"
 
 # A file of tests stays in one process, and the dearest files start first (tests/plugins/durations.py).
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
@@ -72,7 +72,7 @@ clean:
 $(VENV)/pyvenv.cfg:
 	$(PYTHON) -m venv $(VENV)
 
-# What pip says below ERROR is left out: its warnings are about this machine's indexes, not about pace.
+# Errors only: what pip warns of is its own settings.
 PIP_INSTALL := $(BIN)/pip install -qq --constraint constraints.txt
 REQUIRES = $(BIN)/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))$(1), sep='\n')"
 

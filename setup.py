@@ -28,8 +28,8 @@ class CMakeBuild(build_ext):
         tables = os.environ.get("PACE_TABLES") or "all"
         configure = ["cmake", "-S", ROOT, "-B", build, "-G", "Ninja", f"-DPACE_TABLES={tables}"]
         configure += [f"-DPython_EXECUTABLE={sys.executable}", f"-Dpybind11_DIR={pybind11.get_cmake_dir()}"]
-        # Build isolation installs ninja under another temporary path each time.
-        configure += ["-U", "CMAKE_MAKE_PROGRAM"]
+        # Forget where an earlier build found ninja (isolation has another path each time) and put the extension.
+        configure += ["-U", "CMAKE_MAKE_PROGRAM", "-U", "CMAKE_LIBRARY_OUTPUT_DIRECTORY", "-DPACE_PYTHON=ON"]
         done = subprocess.run(configure, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         if done.returncode:
             sys.exit(done.stdout)

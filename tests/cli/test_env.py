@@ -6,14 +6,31 @@ import json
 import os
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import pace
-from pace import env
-from pace.cli.environment import memory
+from pace import _C, env
+from pace.assets import TINY
+from pace.cli.environment import _instruction_set, memory
+from pace.llm import LLMModel
 from tests.cli.processes import ENVIRONMENT, process
 from tests.support import finish
+
+
+@pytest.mark.parametrize(("built", "missing"), [(["avx2", "generic"], False), (["generic"], True)])
+def test_a_build_without_the_best_kernels_says_so(built, missing, monkeypatch, caplog):
+    """In the report, and when a model is loaded."""
+    extension = SimpleNamespace(
+        built_isas=lambda: built, available_isas=lambda: built, best_isa=lambda: "avx2", isa=lambda: built[0]
+    )
+    found = _instruction_set(extension)
+    assert found["built"] == built and ("build with PACE_TABLES=all" in found["reason"]) == missing
+    monkeypatch.setattr(_C, "built_isas", extension.built_isas)
+    monkeypatch.setattr(_C, "best_isa", extension.best_isa)
+    with LLMModel(TINY, progress=False):
+        assert ("has no kernels for avx2" in caplog.text) == missing
 
 
 def test_env(command, monkeypatch):
@@ -24,6 +41,7 @@ def test_env(command, monkeypatch):
     assert (code, err) == (0, "")
     assert report["pace"] == pace.__version__ and report["versions"]["torch"]
     assert report["instruction_set"]["chosen"] in report["instruction_set"]["available"]
+    assert report["instruction_set"]["built"] == _C.built_isas()
     assert (
         1
         <= report["threads"]["default"]

@@ -1,4 +1,4 @@
-"""Tests marked `alone` measure time, memory or the progress of a thread: while one runs, no other test of this run does.
+"""Tests marked `alone` measure time, memory or the progress of a thread: while one runs, no other test of this tree does.
 
 Every worker holds a shared lock during a test, and an exclusive one during a test that is alone. A worker that wants
 its test alone first closes the gate, so that the others cannot overtake it."""
@@ -8,23 +8,25 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.plugins.tiers import ROOT
+
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "alone: no other test of this run goes on meanwhile")
     if os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1") != "1":
-        run = os.environ["PYTEST_XDIST_TESTRUNUID"]
-        config.pluginmanager.register(Turns(Path(tempfile.gettempdir()) / f"pace-tests-{run}"))
+        config.pluginmanager.register(Turns(ROOT / "build" / "turns"))
 
 
 class Turns:
+    """Whose turn it is, among all processes that were given the same folder."""
+
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         self.gate, self.floor = folder / "gate", folder / "floor"
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -171,7 +171,8 @@ class Visit:
         return any(kind in json.dumps(self.config_json) for kind in ('"dynamic"', '"longrope"'))
 
     def check_tokens(self, ops: str) -> None:
-        """Token by token: a text has the logits that it has in one piece, and greedy tokens are those of transformers. On the definition, the first of each family generates; others have a few single tokens."""
+        """Token by token, a text has the logits that it has in one piece, and greedy tokens are those of transformers.
+        On the reference, the first of each family generates; others have a few single tokens."""
         model = self.model(ops, torch.float32)
         if ops == "native" or self.is_first:
             is_long = self.is_first or self.in_full or self.frequencies_change
