@@ -22,6 +22,7 @@ from tests.support import finish
 @pytest.mark.parametrize(("built", "missing"), [(["avx2", "generic"], False), (["generic"], True)])
 def test_a_build_without_the_best_kernels_says_so(built, missing, monkeypatch, caplog):
     """In the report, and when a model is loaded."""
+    monkeypatch.delenv("PACE_ISA", raising=False)
     extension = SimpleNamespace(
         built_isas=lambda: built, available_isas=lambda: built, best_isa=lambda: "avx2", isa=lambda: built[0]
     )
