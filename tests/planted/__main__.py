@@ -1,4 +1,4 @@
-"""Plants bugs one at a time, and tells which of them the tests catch.
+"""Plants bugs one at a time, and says which of them the tests catch.
 
     python -m tests.planted --seed 1 --count 60            in this checkout
     python -m tests.planted --tree ../other --near-only    in another one, with the nearest tests only

@@ -30,7 +30,7 @@ def parts_of(index: int) -> set[Any]:
 
 
 def form(value: Any) -> Any:
-    """Kinds of a layer and of all that it holds: biases, tied matrices, factors of 1; without sizes, windows and names."""
+    """Kinds of a layer and of all it holds (biases, tied matrices, factors of 1), without sizes, windows and names."""
     if isinstance(value, Layer):
         return type(value).__name__, *map(form, vars(value).values())
     if isinstance(value, (list, tuple)):

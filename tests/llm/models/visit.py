@@ -247,7 +247,7 @@ class Visit:
         assert torch.equal(logits(torch.int8, chunk=7), int8)
 
     def check_costs(self) -> None:
-        """Bytes that are told from a config."""
+        """Bytes that follow from a config."""
         for dtype in (torch.float32, torch.bfloat16):
             model = self.model("native", dtype)
             costs, position_bytes = Costs.of(model, dtype), model.kv_spec.position_bytes
