@@ -54,15 +54,20 @@ else:
         model = None
     else:
         model.close()
-def alive():
-    return [name for name, part in parts.items() if part() is not None]
+def found():
+    alive = [name for name, part in parts.items() if part() is not None]
+    return dict(weights=weights, freed=before - resident_bytes(), alive=alive)
 
 
-# Without close, what a session's end posts may still be under way on the engine's thread, which holds the model then.
+# Without close, what a session's end posts may still be under way on the engine's thread, which holds the model then. It
+# gives back one weight after another, when the model's weak reference has long gone.
 deadline = time.monotonic() + 10
-while way == "rebind" and alive() and time.monotonic() < deadline:
+while way == "rebind" and time.monotonic() < deadline:
+    now = found()
+    if not now["alive"] and now["freed"] > 0.9 * weights:
+        break
     time.sleep(0.001)
-print(json.dumps(dict(weights=weights, freed=before - resident_bytes(), alive=alive())), flush=True)
+print(json.dumps(found()), flush=True)
 os._exit(0)
 """
 
