@@ -94,9 +94,20 @@ class Copy:
                 raise DoesNotBuild("the build took too long" if status is None else output[-2000:])
 
     def pytest(self, tests: Sequence[str], without: Sequence[str], seconds: float, stops: bool = True) -> Outcome:
-        """Runs `tests`, or all except those in `without` where none is named. `stops` at the first failure."""
+        """Runs `tests` in one process, or, where none is named, all except those in `without`. `stops` at the first
+        failure."""
         (self.folder / LAST_FAILED).unlink(missing_ok=True)
-        command = [sys.executable, "-m", "pytest", "-n", self._jobs, "-q", *["-x"] * stops, *self._arguments, *tests]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-n",
+            "0" if tests else self._jobs,
+            "-q",
+            *["-x"] * stops,
+            *self._arguments,
+            *tests,
+        ]
         command += [f"--ignore={path}" for path in without]
         command += [f"--{'deselect' if '::' in test else 'ignore'}={test}" for test in sorted(self.known)]
         status, output = self.run(command, seconds)

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -18,6 +16,7 @@ from pace.checkpoints import reader
 from pace.checkpoints.packed_file import PARTIAL
 from pace.llm import LLMModel, SamplingConfig
 from tests.checkpoints.quantized.models import save_quantized
+from tests.llm.forked import run_each
 from tests.llm.models.families.test_expert_forms import in_mxfp4
 from tests.llm.models.variants import save_tiny
 
@@ -230,8 +229,8 @@ from pace.assets import TINY
 from pace.llm import LLMModel
 
 with LLMModel(TINY, progress=False, num_threads=1):
-    pass  # imports, and compiles what has no bytecode yet, before the limit holds
-folder, room, weights, out = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4]
+    pass  # what the first model imports is there before the limit holds
+folder, room, weights, out = arguments
 taken = int(re.search(r"VmData:\\s*(\\d+)", open("/proc/self/status").read())[1]) << 10
 resource.setrlimit(resource.RLIMIT_DATA, (taken + room, taken + room))
 options = {"quantization": "int8", "weights": weights, "progress": False, "num_threads": 1}
@@ -257,19 +256,15 @@ def large(tmp_path_factory):
     shutil.rmtree(folder)
 
 
-def run_limited(folder, weights, out):
-    command = [sys.executable, "-c", LIMITED, folder, str(ROOM), weights, out]
-    return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=120)
-
-
 def test_a_mixture_larger_than_a_limit_is_refused_with_numbers_or_runs_from_the_file(large, tmp_path):
-    refused = run_limited(large, "memory", tmp_path / "none")
-    assert refused.returncode == 3, refused.stderr
-    assert "the weights take 0.05 GiB as they are quantised, and 0.0" in refused.stdout
-    assert 'load with weights="mapped", which leaves 0.05 GiB of experts in a file' in refused.stdout
+    runs = [("memory", "none"), ("mapped", "first"), ("mapped", "second")]  # the first packs, the second does not
+    programs = [f"arguments = {(str(large), ROOM, weights, str(tmp_path / out))}\n{LIMITED}" for weights, out in runs]
+    refused, *mapped = run_each(programs)
+    assert refused.code == 3, refused.err
+    assert "the weights take 0.05 GiB as they are quantised, and 0.0" in refused.out
+    assert 'load with weights="mapped", which leaves 0.05 GiB of experts in a file' in refused.out
     expected = logits(large, [3, 14, 15, 92, 65, 35], quantization="int8")
-    for out in ("first", "second"):  # which packs, and which does not
-        ran = run_limited(large, "mapped", tmp_path / out)
-        assert ran.returncode == 0, ran.stdout + ran.stderr
+    for ran, (_, out) in zip(mapped, runs[1:], strict=True):
+        assert ran.code == 0, ran.out + ran.err
         assert torch.equal(torch.load(tmp_path / out), expected)
     assert caches(large)[0].stat().st_size > ROOM
