@@ -11,6 +11,7 @@ import copy
 import dataclasses
 import functools
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,7 @@ from pace.quant import Int4, Int8, QuantizationConfig
 from tests.calibrate.places import num_places
 from tests.llm.models.parts import FIRST_OF_EACH, representative
 from tests.llm.models.variants import IDS, PROMPT, ROUTED, VARIANTS, load_oracle, save_tiny
+from tests.plugins.tiers import quarter, quarter_of
 from tests.support import Runner, TensorDict, backend, backends, isas_of_floats, load_model, prefill
 
 # Two implementations in float32 of ~2 layers x 8 sums of <= 64 terms: rounding walks to about sqrt(1000) eps = 4e-6 of
@@ -69,12 +71,14 @@ def oracle(model: torch.nn.Module, ids: Tensor) -> Tensor:
 
 class Visit:
     def __init__(self, name: str, folder: Path, in_full: bool):
-        """`in_full`: all variants are looked at as those with parts that none before has."""
+        """`in_full`: all variants are looked at as those with parts that none before has. Of the others, each commit
+        sees a quarter whole."""
         self.index, self.name, self.folder = IDS.index(name), name, folder
         self.model_type, _, self.fields = VARIANTS[self.index]
         self.routed = self.model_type in ROUTED
         self.in_full = in_full
         self.is_first, self.is_representative = name in FIRST_OF_EACH, name in representative() or in_full
+        self.is_whole = self.is_representative or quarter_of(name) == quarter()
         self.theirs = save_tiny(folder, self.model_type, self.fields)
         self.config_json = json.loads((folder / "config.json").read_text())
         self.ids = torch.randint(2, 99, (PROMPT,), generator=torch.Generator().manual_seed(self.index))
@@ -90,31 +94,29 @@ class Visit:
         return self.loaded[ops, dtype]
 
     def check_all(self, subtests: pytest.Subtests) -> None:
-        with subtests.test("both spellings of the config are one"):
-            self.check_spellings()
+        is_native = "native" in backends()
+        checks: list[tuple[Callable[..., None], tuple[str, ...], bool]] = [(self.check_spellings, (), True)]
         for ops in backends():
-            for check in (self.check_float32, self.check_bfloat16, self.check_ragged_batches, self.check_tokens):
-                with subtests.test(f"{check.__name__} on {ops}"):
-                    check(ops)
-        if self.is_representative:
-            with subtests.test("quantised at load, weights are what the format gives"):
-                self.check_quantised()
-        if "native" in backends():
-            with subtests.test("a program has the bits of the same model op by op"):
-                self.check_programs()
-            with subtests.test("logits of a cache in int8 are near"):
-                self.check_int8_cache()
-            with subtests.test("costs are those of the loaded model"):
-                self.check_costs()
-            if self.is_first:
-                with subtests.test("each operator by itself on torch"):
-                    self.check_operators()
-                with subtests.test("the number of threads changes nothing"):
-                    self.check_threads()
-                with subtests.test("every instruction set"):
-                    self.check_instruction_sets()
-        with subtests.test("scales that migrate leave the float model what it is"):
-            self.check_migrations()
+            checks += [
+                (self.check_float32, (ops,), True),
+                (self.check_bfloat16, (ops,), self.is_whole),
+                (self.check_ragged_batches, (ops,), self.is_whole or ops == "native"),
+                (self.check_tokens, (ops,), self.is_whole or ops == "native"),
+            ]
+        checks += [
+            (self.check_quantised, (), self.is_representative),
+            (self.check_programs, (), is_native),
+            (self.check_int8_cache, (), is_native and self.is_whole),
+            (self.check_costs, (), is_native and self.is_whole),
+            (self.check_operators, (), is_native and self.is_first),
+            (self.check_threads, (), is_native and self.is_first),
+            (self.check_instruction_sets, (), is_native and self.is_first),
+            (self.check_migrations, (), self.is_whole),
+        ]
+        for check, arguments, is_wanted in checks:
+            if is_wanted:
+                with subtests.test(" ".join((check.__name__, *arguments))):
+                    check(*arguments)
 
     # -- logits
 
@@ -216,7 +218,7 @@ class Visit:
     # -- programs
 
     def check_programs(self) -> None:
-        """Fused or not: logits and cache. Parts that no variant before has run with one thread and with two, in each
+        """A program has the bits of the same model op by op, fused or not: logits and cache. Parts that no variant before has run with one thread and with two, in each
         dtype; others with one of both, so that neighbours differ."""
         dtypes = [(torch.float32, None), (torch.bfloat16, None), (torch.bfloat16, torch.int8)]
         for number, (dtype, kv_dtype) in enumerate(dtypes):
@@ -227,7 +229,7 @@ class Visit:
     # -- caches and costs
 
     def check_int8_cache(self) -> None:
-        """An element of int8 is off by max / (127 sqrt 12) of its head on average, one of bfloat16 by about 2^-10 of
+        """Its logits are near. An element of int8 is off by max / (127 sqrt 12) of its head on average, one of bfloat16 by about 2^-10 of
         itself: 4 to 5 times as much where the largest of a head is twice an ordinary one. Measured on logits: 1.5 to
         3.6 times. Of a mixture the quarter of the rows that is least off counts: in the others a token chose another
         expert, and its neighbours see it."""
@@ -247,7 +249,7 @@ class Visit:
         assert torch.equal(logits(torch.int8, chunk=7), int8)
 
     def check_costs(self) -> None:
-        """Bytes that follow from a config."""
+        """Those of a config are the bytes of the loaded model."""
         for dtype in (torch.float32, torch.bfloat16):
             model = self.model("native", dtype)
             costs, position_bytes = Costs.of(model, dtype), model.kv_spec.position_bytes
@@ -284,7 +286,7 @@ class Visit:
                     assert ours.weight.layout in (Int4(16).layout, Int8().layout), ours.parts
 
     def check_migrations(self) -> None:
-        """The last check: it changes the model's weights."""
+        """Scales that migrate leave the float model what it is. The last check: it changes the model's weights."""
         model = self.model("reference", torch.float32)
         before = prefill(model, self.ids)
         generator, found = torch.Generator().manual_seed(1), 0
@@ -303,7 +305,7 @@ class Visit:
     # -- operators
 
     def check_operators(self) -> None:
-        """The same numbers, with a prompt in two chunks, then one token."""
+        """Each by itself on torch: the same numbers, with a prompt in two chunks, then one token."""
         model = self.model("native", torch.float32)
         expected = logits_of(ProgramRunner(model), self.ids)
         for operator in OPERATORS:
@@ -329,6 +331,7 @@ class Visit:
                     assert relative_error(logits, self.expected) < tolerance, (dtype, isa)
 
     def check_threads(self) -> None:
+        """Their number changes nothing."""
         model, results = self.model("native", torch.bfloat16), []
         for threads in (1, 2, 3):
             _C.set_num_threads(threads)
@@ -338,6 +341,7 @@ class Visit:
     # -- the config
 
     def check_spellings(self) -> None:
+        """Both spellings of the config are one."""
         five = self.config_json
         if self.name == "olmo3-theta":
             return  # transformers 4 has one theta for all layers
