@@ -84,6 +84,9 @@ def test_each_row_has_metrics_of_its_own() -> None:
             and metrics.num_preemptions == 0
         )
         assert f"{metrics.num_prompt_tokens} prompt + 5 new tokens" in str(metrics)
+    whole = out.metrics
+    after_the_firsts = whole.decode_tokens_per_second * (whole.total_seconds - whole.seconds_to_first_token)
+    assert after_the_firsts == pytest.approx(3 * 4)
     with by_hand(generator):  # until all are there
         requests = [generator.add_request([token], SamplingConfig(max_new_tokens=5)) for token in (1, 2, 3)]
     waits = [request.result(60).metrics.seconds_waiting for request in requests]

@@ -201,6 +201,13 @@ def test_formats_are_detected_by_their_templates():
     assert detect_format((TINY.parent / "chat_template.jinja").read_text()).name == "hermes"
 
 
+@pytest.mark.parametrize("name", [name for name, fragment in FRAGMENTS.items() if "{{ calls }}" in fragment])
+def test_lists_of_calls_are_written_as_their_templates_write_them(name):
+    before, after = FRAGMENTS[name].split("[{{ calls }}]")
+    text = FORMATS[name].write([ToolCall("123456789", "f", "")], {"f": Tool("f")}, [{}])
+    assert text == before + '[{"name": "f", "arguments": {}}]' + after
+
+
 def test_formats_have_names():
     assert all(format_named(name).name == name for name in FORMATS)
     with pytest.raises(ValueError, match="'xml'; there are .*hermes.*generic"):

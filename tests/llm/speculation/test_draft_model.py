@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import itertools
 import json
+import re
 
 import pytest
 import torch
@@ -247,6 +248,20 @@ def test_the_cache_is_shared_by_what_a_token_takes(pair) -> None:
         folder, dtype="float32", kv_cache_bytes=3 * least // 2, max_seq_len=256, spec_config=DraftModelConfig(other)
     ) as model:
         assert model.memory_report().cache_tokens >= 256
+
+
+def test_the_cache_that_an_error_advises_is_large_enough(pair) -> None:
+    folder, other = pair
+    text, config = [1, 2, 3] * 60, SamplingConfig(max_new_tokens=12, ignore_eos=True)
+
+    def load(kv_cache_bytes: int) -> LLMModel:
+        options = {"dtype": "float32", "kv_cache_bytes": kv_cache_bytes, "max_seq_len": None}
+        return LLMModel(folder, spec_config=DraftModelConfig(other), **options)
+
+    with load(12 * plain_block_bytes(folder)) as model, pytest.raises(ValueError, match="has no room for more") as told:
+        model.generate(text, config)
+    with load(int(re.search(r"kv_cache_bytes=(\d+)", str(told.value))[1])) as model:
+        assert len(model.generate(text, config).generated_token_ids[0]) == 12
 
 
 def plain_block_bytes(folder) -> int:
