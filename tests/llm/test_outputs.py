@@ -45,6 +45,22 @@ def test_prompt_logprobs_are_those_of_the_model(limits: dict[str, int], num_bloc
     check_idle(generator)
 
 
+class CoarseModel(FakeModel):
+    """Many tokens are exactly as likely as others."""
+
+    def logits_of(self, tokens: list[int]) -> torch.Tensor:
+        return super().logits_of(tokens).round()
+
+
+def test_the_rank_of_a_prompts_token_counts_those_that_are_likelier() -> None:
+    model, [prompt] = CoarseModel(), random_prompts(6, 1, longest=60)
+    told = make_generator(model).generate([prompt], SamplingConfig(max_new_tokens=2, prompt_logprobs=1))
+    rows = [model.logits_of(prompt[:index]) for index in range(1, len(prompt))]
+    likelier = [int((row > row[token]).sum()) for row, token in zip(rows, prompt[1:])]
+    assert [entry.rank for entry in told.prompt_logprobs[0][1:]] == [1 + count for count in likelier]
+    assert likelier != [int((row >= row[token]).sum()) - 1 for row, token in zip(rows, prompt[1:])], "there are ties"
+
+
 def test_prompt_logprobs_are_scores_and_those_of_transformers(checkpoint) -> None:
     folder, oracle, _ = checkpoint("llama")
     with LLMModel(folder, dtype="float32", progress=False) as model:
