@@ -110,6 +110,16 @@ def test_top_p_is_the_smallest_prefix_of_that_mass(k, scale):
 
 
 @on_each_isa
+def test_a_mass_that_is_met_exactly_needs_no_further_word():
+    """Eight words of an eighth each: all sums are exact."""
+    for p, kept in ((0.5, 4), (0.501, 5), (0.125, 1), (0.875, 7)):
+        for ops in (native, reference):
+            logits = torch.zeros(3, 8)
+            ops.top_k_top_p_(logits, *vectors(3, 0, p))
+            assert (logits == 0).sum(1).tolist() == [kept] * 3, (p, ops)
+
+
+@on_each_isa
 def test_equals_the_warpers_of_transformers():
     process = pytest.importorskip("transformers.generation.logits_process")
     logits = random_logits(16, 2000, seed=3)
