@@ -93,6 +93,13 @@ def test_the_table(capsys):
     assert "too many" in table and "TTFT" in table and "{" not in table
 
 
+def test_a_load_of_which_nothing_is_answered_fails(capsys):
+    with in_a_thread(lambda index, body: answer(4, body)) as server:
+        command = ["bench", "--serve", server.url, "--num-prompts", "2", "--num-warmups", "0"]
+        assert main(command) == 1
+    assert "too many" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [
