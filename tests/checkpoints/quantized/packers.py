@@ -94,15 +94,15 @@ def gptq(
     count = -(-k // group)
     codes, scale = integers(n, k, bits), scales(n, count, bits)
     middle = 1 << (bits - 1)
-    # Version 1 holds zero - 1 in as many bits, so 0 is stored as the largest: on its own that is what a reader makes of
-    # it.
-    zeros = [
-        [middle if symmetric else random.randrange(1 if version == 1 else 0, 1 << bits) for _ in range(count)]
-        for _ in range(n)
-    ]
+    # Version 1 holds zero - 1 in as many bits, so 0 is stored as the largest. With 3 bits a reader makes 0 of it again;
+    # of others it adds to whole words, with carries.
+    least = 1 if version == 1 and bits != 3 else 0
+    zeros = [[middle if symmetric else random.randrange(least, 1 << bits) for _ in range(count)] for _ in range(n)]
     tensors = {
         "m.qweight": int32(columns([words(row, bits) for row in codes])),
-        "m.qzeros": int32([words([zero - (version == 1) for zero in column], bits) for column in columns(zeros)]),
+        "m.qzeros": int32(
+            [words([(zero - (version == 1)) % (1 << bits) for zero in column], bits) for column in columns(zeros)]
+        ),
         "m.scales": scale.t().contiguous(),
         "m.g_idx": torch.tensor(group_of, dtype=torch.int32),
     }
