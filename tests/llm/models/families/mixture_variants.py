@@ -155,7 +155,11 @@ MIXTURES: list[tuple[str, str, dict[str, Any]]] = [
     ("qwen2_moe", "default", {}),
     ("qwen2_moe", "normalised", {"norm_topk_prob": True, "qkv_bias": False}),
     ("qwen2_moe", "steps", {"num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [3]}),
-    ("qwen2_moe", "window", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}),
+    (
+        "qwen2_moe",
+        "window",
+        {"num_hidden_layers": 3, "use_sliding_window": True, "sliding_window": 9, "max_window_layers": 2},
+    ),
     ("qwen3_moe", "default", {}),
     ("qwen3_moe", "normalised", {"norm_topk_prob": True, "tie_word_embeddings": True}),
     ("qwen3_moe", "bias-all", {"attention_bias": True, "num_experts_per_tok": 8}),
