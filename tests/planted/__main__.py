@@ -33,11 +33,10 @@ def main() -> int:
     bugs = read_bugs()
     if arguments.only:
         bugs = [bug for bug in bugs if arguments.only in (bug.room, bug.id)]
-    stale = [bug for bug in bugs if bug.is_stale(arguments.tree)]
-    fresh = [bug for bug in bugs if bug not in stale]
-    chosen = draw(fresh, arguments.seed, len(fresh) if arguments.only else arguments.count)
-    for bug in stale:
+    chosen = draw(bugs, arguments.seed, len(bugs) if arguments.only else arguments.count)
+    for bug in [bug for bug in chosen if bug.is_stale(arguments.tree)]:
         print(f"stale: {bug.id}: {bug.file} does not have the text of this bug exactly once")
+        chosen.remove(bug)
     if arguments.list:
         print("\n".join(f"{bug.id:<28}{bug.kind:<13}{bug.file}: {bug.why}" for bug in chosen))
         return 0

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from pace.llm.chat import FORMATS, CallBegins, CallEnds, Reasoning, Text, TurnParser, read_tools
+from pace.llm.chat import FORMATS, CallBegins, CallEnds, Reasoning, Text, ToolCall, TurnParser, read_tools
 from pace.llm.chat.events import ArgumentsPiece
 from pace.llm.chat.reasoning import COMMAND_THINKING, HARMONY_ANALYSIS, MISTRAL_THINK, THINK, detect_reasoning
 from tests.llm.chat.turns import parse
@@ -125,6 +125,13 @@ def test_a_call_that_goes_wrong_does_not_end_and_loses_nothing():
     assert (found.calls, found.ended, found.text) == ([["f", '{"n": 1}'], ["f", '{"n": 1}']], [1], ", and ")
     found = turn("pythonic", "[f(n=!)]")
     assert (found.calls, found.ended, found.text) == ([["f", '{"n": ']], [], "!)]")
+
+
+@pytest.mark.parametrize("name", ["kimi", "deepseek_v31", "functionary"])
+def test_arguments_that_break_off_before_what_ends_a_call_are_no_whole_call(name):
+    text = FORMATS[name].write([ToolCall("1", "fo", "")], {tool.name: tool for tool in TOOLS}, [{}])
+    assert turn(name, text).ended == [0]
+    assert turn(name, text.replace("{}", '{"n":')).ended == []
 
 
 def test_the_longer_of_two_names():
