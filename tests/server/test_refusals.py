@@ -152,7 +152,9 @@ def test_a_prompt_that_is_too_long_is_named_as_the_client_names_it(serving):
     assert refuse(serving, "/v1/responses/input_tokens", {"input": "a" * 3_000_000})["param"] == "input"
 
 
-@pytest.mark.parametrize("name", ["self", "conversations", "tokenizer_kwargs", "return_assistant_tokens_mask"])
+@pytest.mark.parametrize(
+    "name", ["self", "conversations", "tokenizer_kwargs", "return_assistant_tokens_mask", "_compiled"]
+)
 def test_names_of_the_template_that_are_not_a_clients(serving, name):
     error = refuse(serving, CHAT, {"messages": QUESTION, "chat_template_kwargs": {name: True}})
     assert error["param"] == f"chat_template_kwargs.{name}"
