@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -9,6 +11,7 @@ import torch
 
 from pace import _C
 from pace.ops import native, reference
+from pace.ops.weight import Slabs
 from tests.ops.isas import FLOATS, each_isa
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -115,6 +118,23 @@ def test_a_new_weight_is_zero_and_threads_may_pack_disjoint_rows():
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(lambda row: native.pack_rows_(weight, matrix[row : row + 7], row), range(0, 1000, 7)))
     assert torch.equal(native.unpack(weight), matrix.bfloat16())
+
+
+def test_weights_that_threads_allocate_at_once_share_no_memory():
+    """Each thread waits for the other where it has seen how much is used, in vain while only one may look."""
+    both = threading.Barrier(2)
+
+    class Meeting(int):
+        def __rfloordiv__(self, used: int) -> int:
+            with contextlib.suppress(threading.BrokenBarrierError):
+                both.wait(0.2)
+            return used // int(self)
+
+    take = Slabs().take
+    take(1)
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(take, [64, 64], [Meeting(64)] * 2)
+    assert abs(first.data_ptr() - second.data_ptr()) >= 64
 
 
 def test_inputs_may_be_strided_and_empty():
