@@ -59,9 +59,7 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(
-    "pair",
-    sample(PAIRS, always=lambda pair: pair[1] in ALWAYS.get(pair[0], FIRST_KINDS)),
-    ids="-".join,
+    "pair", sample(PAIRS, always=lambda pair: pair[1] in ALWAYS.get(pair[0], FIRST_KINDS)), ids="-".join
 )
 def test_logits_and_texts(pair, tmp_path):
     """On torch, which multiplies with the very weights, those of the weights in fp32.

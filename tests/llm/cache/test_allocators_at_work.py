@@ -82,12 +82,7 @@ def everything_at_once(model: FakeModel, cache_bytes: int, cache_options: dict, 
         "max_logit_rows_per_step": 5,
     }
     engine = CheckedEngine.create(
-        model,
-        OPS,
-        cache_bytes,
-        GenerationDrafter(model, random.Random(seed), 5),
-        cache_options=cache_options,
-        **limits,
+        model, OPS, cache_bytes, GenerationDrafter(model, random.Random(seed), 5), cache_options=cache_options, **limits
     )
     generator = Generator(engine, defaults=SamplingConfig(eos_token_id=0))
     stems = random_prompts(seed, 3, longest=70)

@@ -8,12 +8,7 @@ import random
 import pytest
 import torch
 
-from pace.llm import (
-    AllowedTokens,
-    CallbackStreamer,
-    SamplingConfig,
-    TextStreamer,
-)
+from pace.llm import AllowedTokens, CallbackStreamer, SamplingConfig, TextStreamer
 from pace.llm.decoding.detokenizer import TextPieces, decode, without_end
 from pace.llm.decoding.healing import HealingMask, PromptHealer
 from pace.llm.decoding.token_bytes import TokenBytes

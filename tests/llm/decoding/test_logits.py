@@ -247,8 +247,7 @@ class Stacking(LogitsProcessor):
 
 
 @pytest.mark.parametrize(
-    "make",
-    [Stacking, Counting, lambda: RepetitionPenalty(2.0), lambda: NoRepeatNgram(2), lambda: NoRepeatNgram(1)],
+    "make", [Stacking, Counting, lambda: RepetitionPenalty(2.0), lambda: NoRepeatNgram(2), lambda: NoRepeatNgram(1)]
 )
 def test_forks_go_their_own_ways(make) -> None:
     def alone(tokens: list[int]) -> torch.Tensor:

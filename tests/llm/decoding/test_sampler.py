@@ -282,15 +282,7 @@ class LargeOperations(TorchDispatchMode):
 def test_no_thread_of_torch_is_woken_for_a_token(fields: dict) -> None:
     native = pytest.importorskip("pace.ops.native")
     config = SamplingConfig(**fields).merge_from(SamplingConfig())
-    strategy = (
-        Sampling(
-            Processors(build_processors(config, 3, [])),
-            Rules.of(config),
-            5,
-        )
-        if fields
-        else Greedy()
-    )
+    strategy = Sampling(Processors(build_processors(config, 3, [])), Rules.of(config), 5) if fields else Greedy()
     sequence = Sequence([1, 2, 3], strategy, None, 10)
     logits = torch.randn(1, 50_000, generator=torch.Generator().manual_seed(0))
     with LargeOperations() as seen:

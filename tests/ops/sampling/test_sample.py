@@ -281,9 +281,7 @@ def test_a_mask_that_allows_nothing_leaves_nothing() -> None:
     masks[0, 3] = -16  # beyond the vocabulary
     for rules in RULES.values():
         draws = replace(
-            make_draws(torch.arange(2), torch.full((2,), 0.3), **rules),
-            masks=masks,
-            mask_rows=torch.tensor([0, -1]),
+            make_draws(torch.arange(2), torch.full((2,), 0.3), **rules), masks=masks, mask_rows=torch.tensor([0, -1])
         )
         for ops in (native, reference):
             assert (ops.sample(logits, draws).tokens < 0).tolist() == [True, False]

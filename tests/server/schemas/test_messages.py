@@ -13,12 +13,7 @@ from pace.server.limits import Limits
 
 pytest.importorskip("pydantic")
 from pace.server.schemas.fields import parse
-from pace.server.schemas.messages import (
-    MESSAGES_INERT,
-    MESSAGES_REFUSED,
-    CountTokensRequest,
-    MessagesRequest,
-)
+from pace.server.schemas.messages import MESSAGES_INERT, MESSAGES_REFUSED, CountTokensRequest, MessagesRequest
 
 HI = [{"role": "user", "content": "hi"}]
 TOOL = {"name": "f", "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}}}

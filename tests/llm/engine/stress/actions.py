@@ -16,15 +16,7 @@ from pace.llm.clients.scoring import score
 from pace.llm.clients.session import Session
 from pace.llm.clients.streamer import CallbackStreamer
 from pace.llm.engine.engine import Engine
-from tests.llm.engine.stress.world import (
-    BEAMS,
-    CONFIGS,
-    LONGEST_OUTPUT,
-    LONGEST_PROMPT,
-    World,
-    beam_rows,
-    with_length,
-)
+from tests.llm.engine.stress.world import BEAMS, CONFIGS, LONGEST_OUTPUT, LONGEST_PROMPT, World, beam_rows, with_length
 
 
 def draw(world: World, chance: random.Random, one_row: bool = False) -> tuple[int, int, int]:
