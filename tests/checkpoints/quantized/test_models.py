@@ -50,7 +50,7 @@ def matrices(folder):
 
 FIRST_KINDS = {kind.split("-")[0]: kind for kind in reversed(KINDS)}.values()
 """One of each method."""
-ALWAYS = {"llama": KINDS, "phi3": KINDS, "qwen2": ["gptq"]}
+ALWAYS = {"llama": KINDS, "phi3": KINDS, "qwen2": ["gptq"], "deepseek_v3": ["gptq", "fp8"]}
 """What each commit has of a model_type, where that is not one kind of each method."""
 PAIRS = [
     *itertools.product(("llama", "qwen2", "qwen3_moe", "deepseek_v3"), KINDS),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import subprocess
@@ -24,6 +25,7 @@ from pace.llm.models.hf_utils import (
 from tests.fuzz import checkpoints
 from tests.llm.decoding.tokenizer_zoo import ZOO
 from tests.llm.models.fake_hub import FakeHub
+from tests.plugins.tiers import sample
 
 STATE = {"v": torch.ones(2), "w": torch.zeros(3)}
 TOKENIZER = checkpoints.tokenizer_files()
@@ -331,48 +333,45 @@ def test_a_tokenizer_class_that_is_a_model_is_refused(tmp_path):
         load_tokenizer(with_tokenizer(tmp_path, **{"tokenizer_config.json": settings}))
 
 
-@pytest.mark.parametrize(
-    "model_type",
-    ["llama", "mistral", "qwen2", "qwen3", "phi3", "phi", "gptj", "opt", "gpt_neox", "stablelm", "unheard-of"],
-)
-@pytest.mark.parametrize("kind", ZOO)
-def test_the_tokenizer_is_the_one_that_transformers_finds_by_itself(tmp_path, kind, model_type):
-    """Of the same class, with the same ids, texts and special tokens, whatever class the checkpoint names."""
+MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "phi", "gptj", "opt", "gpt_neox", "stablelm", "unheard-of")
+CLASSES = ("PreTrainedTokenizerFast", "LlamaTokenizer", "LlamaTokenizerFast", "Qwen2Tokenizer", "Qwen2TokenizerFast",
+           "GPT2TokenizerFast", "CodeGenTokenizer", "Unheard", None)  # fmt: skip
+NAMED = list(itertools.product(ZOO, MODEL_TYPES, CLASSES))
+
+
+@pytest.mark.parametrize("named", sample(NAMED, lambda named: named in NAMED[::7]), ids=str)
+def test_the_tokenizer_is_the_one_that_transformers_finds_by_itself(tmp_path, tokenizers, named):
+    """Of the same class, with the same ids, texts and special tokens, whatever class the checkpoint names. Each commit has
+    every kind, model_type and class."""
     from transformers import AutoTokenizer
 
-    ZOO[kind]().save_pretrained(tmp_path)
+    kind, model_type, name = named
+    for path in tokenizers[kind].iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
     (tmp_path / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
     settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    classes = [
-        "PreTrainedTokenizerFast",
-        "LlamaTokenizer",
-        "LlamaTokenizerFast",
-        "Qwen2Tokenizer",
-        "Qwen2TokenizerFast",
-        "GPT2TokenizerFast",
-        "CodeGenTokenizer",
-        "Unheard",
-        None,
-    ]
-    for name in classes:
-        named = {"tokenizer_class": name} if name else {}
-        (tmp_path / "tokenizer_config.json").write_text(
-            json.dumps({key: value for key, value in settings.items() if key != "tokenizer_class"} | named)
-        )
-        expected, found = AutoTokenizer.from_pretrained(str(tmp_path)), load_tokenizer(tmp_path)
-        assert type(found) is type(expected), name
-        text = "<s>Once  upon a café, 日本🦊</s><end>\n"
-        ids = expected(text)["input_ids"]
-        assert found(text)["input_ids"] == ids
-        for options in ({}, {"skip_special_tokens": True}):
-            assert found.decode(ids, **options) == expected.decode(ids, **options)
-        assert (
-            found.special_tokens_map == expected.special_tokens_map
-            and found.all_special_ids == expected.all_special_ids
-        )
-        assert found.chat_template == expected.chat_template and found.padding_side == expected.padding_side
-        assert found.backend_tokenizer.to_str() == expected.backend_tokenizer.to_str()
+    del settings["tokenizer_class"]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | ({"tokenizer_class": name} if name else {})))
+    expected, found = AutoTokenizer.from_pretrained(str(tmp_path)), load_tokenizer(tmp_path)
+    assert type(found) is type(expected)
+    text = "<s>Once  upon a café, 日本🦊</s><end>\n"
+    ids = expected(text)["input_ids"]
+    assert found(text)["input_ids"] == ids
+    for options in ({}, {"skip_special_tokens": True}):
+        assert found.decode(ids, **options) == expected.decode(ids, **options)
+    for attribute in ("special_tokens_map", "all_special_ids", "chat_template", "padding_side"):
+        assert getattr(found, attribute) == getattr(expected, attribute)
+    assert found.backend_tokenizer.to_str() == expected.backend_tokenizer.to_str()
+
+
+@pytest.fixture(scope="module")
+def tokenizers(tmp_path_factory):
+    """A folder of each kind in the zoo."""
+    folders = {kind: tmp_path_factory.mktemp(kind) for kind in ZOO}
+    for kind, folder in folders.items():
+        ZOO[kind]().save_pretrained(folder)
+    return folders
 
 
 def test_loading_a_tokenizer_imports_no_compiler():
