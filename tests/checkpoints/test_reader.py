@@ -105,29 +105,23 @@ def test_safetensors_come_before_bin_and_single_before_sharded(tmp_path):
 
 @pytest.mark.parametrize(
     ("header", "data", "message"),
-    [
-        ({"w": entry("F99")}, bytes(8), "'w'.*unknown dtype 'F99'"),
-        ({"w": entry(shape=(3,))}, bytes(8), "'w'.*8 bytes.*needs 12"),
-        ({"w": entry(shape=(-2,))}, bytes(8), "'w'.*shape"),
-        ({"w": entry(shape=(2.0,))}, bytes(8), "'w'.*shape"),
-        ({"w": entry(shape=(True, 2))}, bytes(8), "'w'.*shape"),
-        ({"w": entry(shape=(2**32, 2**32), offsets=(0, 0))}, b"", "'w'.*0 bytes"),
-        ({"w": entry(offsets=(8, 0))}, bytes(8), "'w'.*-8 bytes"),
-        ({"w": entry(offsets=(0, 8, 16))}, bytes(8), "'w'.*data_offsets"),
-        ({"w": entry(offsets=(8, 16))}, bytes(16), "'w'.*leaves bytes 0..8 unused"),
-        ({"v": entry(), "w": entry(offsets=(4, 12))}, bytes(12), "'w'.*overlaps"),
-        ({"v": entry(), "w": entry()}, bytes(8), "overlaps"),
-        ({"w": entry()}, bytes(7), "truncated"),
-        ({"w": entry()}, bytes(9), "belong to no tensor"),
-        ({"w": [1]}, b"", "'w'.*must have dtype, shape and data_offsets"),
-        ({"w": {"dtype": "F32"}}, b"", "'w'.*must have dtype"),
-        (b'{"w": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}, "w": 3}', b"", "'w' is given twice"),
-        (b"[]", b"", "JSON object"),
-        (b"{", b"", "not valid JSON"),
-        (b'{"\xff": 1}', b"", "not valid JSON"),
-        (b"[" * 100_000, b"", "nested too deeply"),
-    ],
-)
+    [({"w": entry("F99")}, bytes(8), "'w'.*unknown dtype 'F99'"),
+     ({"w": entry(shape=(3,))}, bytes(8), "'w'.*8 bytes.*needs 12"),
+     ({"w": entry(shape=(-2,))}, bytes(8), "'w'.*shape"), ({"w": entry(shape=(2.0,))}, bytes(8), "'w'.*shape"),
+     ({"w": entry(shape=(True, 2))}, bytes(8), "'w'.*shape"),
+     ({"w": entry(shape=(2**32, 2**32), offsets=(0, 0))}, b"", "'w'.*0 bytes"),
+     ({"w": entry(offsets=(8, 0))}, bytes(8), "'w'.*-8 bytes"),
+     ({"w": entry(offsets=(0, 8, 16))}, bytes(8), "'w'.*data_offsets"),
+     ({"w": entry(offsets=(8, 16))}, bytes(16), "'w'.*leaves bytes 0..8 unused"),
+     ({"v": entry(), "w": entry(offsets=(4, 12))}, bytes(12), "'w'.*overlaps"),
+     ({"v": entry(), "w": entry()}, bytes(8), "overlaps"), ({"w": entry()}, bytes(7), "truncated"),
+     ({"w": entry()}, bytes(9), "belong to no tensor"),
+     ({"w": [1]}, b"", "'w'.*must have dtype, shape and data_offsets"),
+     ({"w": {"dtype": "F32"}}, b"", "'w'.*must have dtype"),
+     (b'{"w": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}, "w": 3}', b"", "'w' is given twice"),
+     (b"[]", b"", "JSON object"), (b"{", b"", "not valid JSON"), (b'{"\xff": 1}', b"", "not valid JSON"),
+     (b"[" * 100_000, b"", "nested too deeply")],
+)  # fmt: skip
 def test_headers_that_are_refused(header, data, message, tmp_path):
     path = raw_file(tmp_path / "model.safetensors", header, data)
     with pytest.raises(ValueError, match=message) as caught:
@@ -137,15 +131,11 @@ def test_headers_that_are_refused(header, data, message, tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [
-        (b"", "too few"),
-        (b"1234567", "too few"),
-        (struct.pack("<Q", 100) + b"{}", "truncated"),
-        (struct.pack("<Q", 2**63) + b"{}", "announces a header of 9,223"),
-        (struct.pack("<Q", MAX_HEADER_BYTES + 1) + b"{}", "at most"),
-        (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n", "git lfs pull"),
-    ],
-)
+    [(b"", "too few"), (b"1234567", "too few"), (struct.pack("<Q", 100) + b"{}", "truncated"),
+     (struct.pack("<Q", 2**63) + b"{}", "announces a header of 9,223"),
+     (struct.pack("<Q", MAX_HEADER_BYTES + 1) + b"{}", "at most"),
+     (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n", "git lfs pull")],
+)  # fmt: skip
 def test_beginnings_that_are_refused(content, message, tmp_path):
     (tmp_path / "model.safetensors").write_bytes(content)
     with pytest.raises(ValueError, match=message):
@@ -314,14 +304,10 @@ def test_hostile_pickles(kind, hostile, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [
-        ([torch.ones(2)], "holds a list"),
-        ({"model": {"w": torch.ones(2)}}, "'model'.*is a dict"),
-        ({"w": torch.ones(2), "epoch": 3}, "'epoch'.*is a int"),
-        ({3: torch.ones(2)}, "3"),
-        ({"w": torch.ones(2, 2).to_sparse()}, "'w'.*not a plain dense tensor"),
-    ],
-)
+    [([torch.ones(2)], "holds a list"), ({"model": {"w": torch.ones(2)}}, "'model'.*is a dict"),
+     ({"w": torch.ones(2), "epoch": 3}, "'epoch'.*is a int"), ({3: torch.ones(2)}, "3"),
+     ({"w": torch.ones(2, 2).to_sparse()}, "'w'.*not a plain dense tensor")],
+)  # fmt: skip
 @pytest.mark.parametrize("kind", ["bin", "bin-legacy"])
 def test_other_contents_of_bin_files(kind, content, message, tmp_path):
     path = tmp_path / "pytorch_model.bin"

@@ -67,14 +67,10 @@ def test_a_file_that_the_disk_cannot_hold_is_not_begun(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("rows", "start"),
-    [
-        (torch.zeros(4, 3), 0),
-        (torch.zeros(4, 2, dtype=torch.int32), 0),
-        (torch.zeros(2, 3, dtype=torch.int32), 3),
-        (torch.zeros(2, 3, dtype=torch.int32), -1),
-    ],
+    [(torch.zeros(4, 3), 0), (torch.zeros(4, 2, dtype=torch.int32), 0), (torch.zeros(2, 3, dtype=torch.int32), 3),
+     (torch.zeros(2, 3, dtype=torch.int32), -1)],
     ids=["dtype", "width", "beyond", "before"],
-)
+)  # fmt: skip
 def test_what_does_not_fit_is_refused(tmp_path, rows, start):
     writer = SafetensorsWriter(tmp_path / "a", announce(TENSORS))
     with pytest.raises(ValueError, match="cannot write .* of words"):

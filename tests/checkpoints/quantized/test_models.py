@@ -166,14 +166,9 @@ def as_early_writers(folder, beside, fields, weights="model.safetensors"):
 
 def test_early_checkpoints_say_in_a_file_of_their_own_how_they_are_quantised(tmp_path):
     gptq = {
-        "bits": 4,
-        "group_size": 32,
-        "desc_act": True,
-        "sym": True,
-        "true_sequential": True,
-        "model_name_or_path": None,
+        "bits": 4, "group_size": 32, "desc_act": True, "sym": True, "true_sequential": True, "model_name_or_path": None,
         "model_file_base_name": "gptq_model-4bit-32g",
-    }
+    }  # fmt: skip
     awq = {"zero_point": True, "q_group_size": 32, "w_bit": 4, "version": "GEMM"}
     for kind, arguments in (
         ("gptq-act-order", ("quantize_config.json", gptq, "gptq_model-4bit-32g.safetensors")),

@@ -151,17 +151,10 @@ def test_the_same_budget_holds_nearly_twice_the_tokens() -> None:
 
 @pytest.mark.parametrize(
     ("given", "dtype", "expected"),
-    [
-        ("auto", "float32", torch.float32),
-        ("AUTO", "bf16", torch.bfloat16),
-        ("int8", "float32", torch.int8),
-        ("bf16", "float32", torch.bfloat16),
-        ("float16", "bfloat16", torch.float16),
-        ("fp32", "bfloat16", torch.float32),
-        (torch.int8, "bfloat16", torch.int8),
-        (torch.float32, "bfloat16", torch.float32),
-    ],
-)
+    [("auto", "float32", torch.float32), ("AUTO", "bf16", torch.bfloat16), ("int8", "float32", torch.int8),
+     ("bf16", "float32", torch.bfloat16), ("float16", "bfloat16", torch.float16), ("fp32", "bfloat16", torch.float32),
+     (torch.int8, "bfloat16", torch.int8), (torch.float32, "bfloat16", torch.float32)],
+)  # fmt: skip
 def test_names_and_dtypes(given, dtype: str, expected: torch.dtype) -> None:
     with LLMModel(TINY, dtype=dtype, kv_cache_dtype=given, kv_cache_bytes="1MiB", progress=False) as loaded:
         assert loaded._model.dtype == model_utils.parse_dtype(dtype)

@@ -334,13 +334,9 @@ def test_transformers_and_ours_stand_in_one_list_and_in_theirs() -> None:
 
 
 stateful = [
-    lambda: RepetitionPenalty(1.7),
-    lambda: FrequencyPresencePenalty(0.3, 0.2, 4),
-    lambda: NoRepeatNgram(1),
-    lambda: NoRepeatNgram(2),
-    lambda: NoRepeatNgram(4),
-    Counting,
-]
+    lambda: RepetitionPenalty(1.7), lambda: FrequencyPresencePenalty(0.3, 0.2, 4), lambda: NoRepeatNgram(1),
+    lambda: NoRepeatNgram(2), lambda: NoRepeatNgram(4), Counting,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("make", stateful)

@@ -242,20 +242,9 @@ class LargeOperations(TorchDispatchMode):
     lookups aside."""
 
     LOOKUPS = {
-        "index",
-        "index_put_",
-        "index_select",
-        "gather",
-        "scatter_",
-        "select",
-        "slice",
-        "unsqueeze",
-        "view",
-        "alias",
-        "detach",
-        "empty",
-        "lift_fresh",
-    }
+        "index", "index_put_", "index_select", "gather", "scatter_", "select", "slice", "unsqueeze", "view", "alias",
+        "detach", "empty", "lift_fresh",
+    }  # fmt: skip
 
     def __init__(self) -> None:
         super().__init__()
@@ -270,15 +259,10 @@ class LargeOperations(TorchDispatchMode):
 
 @pytest.mark.parametrize(
     "fields",
-    [
-        {},
-        {"repetition_penalty": 1.2},
-        {"do_sample": True},
-        {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.9},
-        {"do_sample": True, "min_p": 0.1},
-    ],
+    [{}, {"repetition_penalty": 1.2}, {"do_sample": True},
+     {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.9}, {"do_sample": True, "min_p": 0.1}],
     ids=str,
-)
+)  # fmt: skip
 def test_no_thread_of_torch_is_woken_for_a_token(fields: dict) -> None:
     native = pytest.importorskip("pace.ops.native")
     config = SamplingConfig(**fields).merge_from(SamplingConfig())

@@ -31,14 +31,9 @@ STATE = {"v": torch.ones(2), "w": torch.zeros(3)}
 TOKENIZER = checkpoints.tokenizer_files()
 COMMON = {"config.json": b"{}", "generation_config.json": b"{ }", "chat_template.jinja": b"x", **TOKENIZER}
 UNWANTED = {
-    "README.md": b"x",
-    "modeling_custom.py": b"raise SystemExit",
-    "model.Q4.gguf": b"x",
-    "consolidated.00.pth": b"x",
-    "onnx/model.onnx": b"x",
-    "tf_model.h5": b"x",
-    "original/params.json": b"{}",
-}
+    "README.md": b"x", "modeling_custom.py": b"raise SystemExit", "model.Q4.gguf": b"x", "consolidated.00.pth": b"x",
+    "onnx/model.onnx": b"x", "tf_model.h5": b"x", "original/params.json": b"{}",
+}  # fmt: skip
 REPOS = {
     "org/single": {
         **COMMON,
@@ -277,23 +272,13 @@ def test_a_directory_without_config(tmp_path):
 @pytest.mark.parametrize("read", [read_config_json, read_generation_config])
 @pytest.mark.parametrize(
     ("content", "message"),
-    [
-        (b"", "is empty"),
-        (b"  \n", "is empty"),
-        (b"{", "not valid JSON"),
-        (b"[1]", "holds a list"),
-        (b"null", "holds null"),
-        (b'{"a": NaN}', "NaN"),
-        (b'{"a": -Infinity}', "Infinity"),
-        (b'{"a": 1e999}', "1e999"),
-        (b'{"a": ' + b"9" * 5000 + b"}", "not valid JSON"),
-        (b'{"a": 1, "a": 2}', "'a' is given twice"),
-        (b"\xff\xfe{}", "not valid JSON"),
-        (b'{"a":' * 100_000, "nested too deeply"),
-        (b" " * (5 << 20) + b"{}", "larger than"),
-        (b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
-    ],
-)
+    [(b"", "is empty"), (b"  \n", "is empty"), (b"{", "not valid JSON"), (b"[1]", "holds a list"),
+     (b"null", "holds null"), (b'{"a": NaN}', "NaN"), (b'{"a": -Infinity}', "Infinity"), (b'{"a": 1e999}', "1e999"),
+     (b'{"a": ' + b"9" * 5000 + b"}", "not valid JSON"), (b'{"a": 1, "a": 2}', "'a' is given twice"),
+     (b"\xff\xfe{}", "not valid JSON"), (b'{"a":' * 100_000, "nested too deeply"),
+     (b" " * (5 << 20) + b"{}", "larger than"),
+     (b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull")],
+)  # fmt: skip
 def test_damaged_configs(read, content, message, tmp_path):
     name = "config.json" if read is read_config_json else "generation_config.json"
     (tmp_path / name).write_bytes(content)
@@ -399,17 +384,12 @@ def test_a_tokenizer_with_more_ids_than_the_model(tmp_path, caplog):
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        {"tokenizer.json": b""},
-        {"tokenizer.json": b"{}"},
-        {"tokenizer.json": b'{"model": ' * 5000},
-        {"tokenizer.json": TOKENIZER["tokenizer.json"][:-20]},
-        {"tokenizer.json": TOKENIZER["tokenizer.json"].replace(b'["h", "e"]', b'["h", "zz"]')},
-        {"tokenizer_config.json": b"[]"},
-        {"tokenizer_config.json": b"{"},
-        {"tokenizer_config.json": b'{"tokenizer_class": 7}'},
-    ],
-)
+    [{"tokenizer.json": b""}, {"tokenizer.json": b"{}"}, {"tokenizer.json": b'{"model": ' * 5000},
+     {"tokenizer.json": TOKENIZER["tokenizer.json"][:-20]},
+     {"tokenizer.json": TOKENIZER["tokenizer.json"].replace(b'["h", "e"]', b'["h", "zz"]')},
+     {"tokenizer_config.json": b"[]"}, {"tokenizer_config.json": b"{"},
+     {"tokenizer_config.json": b'{"tokenizer_class": 7}'}],
+)  # fmt: skip
 def test_damaged_tokenizers(changes, tmp_path):
     with pytest.raises(ValueError, match="tokenizer"):
         load_tokenizer(with_tokenizer(tmp_path, **changes))

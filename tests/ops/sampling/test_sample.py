@@ -15,30 +15,18 @@ from pace.ops.draws import Draws, Edits
 from tests.ops.isas import each_isa, on_each_isa
 
 RULES = {
-    "plain": {},
-    "largest": dict(temperature=0.0),
-    "cooler": dict(temperature=0.7),
-    "hotter": dict(temperature=1.9),
-    "top_k": dict(top_k=20),
-    "top_k of one": dict(top_k=1, temperature=0.3),
-    "top_k, cooler": dict(top_k=40, temperature=0.6),
-    "top_p": dict(top_p=0.9),
-    "top_p, hotter": dict(top_p=0.5, temperature=3.0),
-    "top_p of nothing": dict(top_p=0.0),
-    "top_k and top_p": dict(top_k=50, top_p=0.8, temperature=0.8),
-    "min_p": dict(min_p=0.05),
-    "min_p of one": dict(min_p=1.0),
-    "top_k and min_p": dict(top_k=100, min_p=0.1),
-    "typical_p": dict(typical_p=0.6),
-    "top_k and typical_p": dict(top_k=100, typical_p=0.5),
-    "top_p and min_p": dict(top_p=0.9, min_p=0.2),
-    "top_p and a lower min_p": dict(top_p=0.5, min_p=0.01),
-    "min_p and typical_p": dict(min_p=0.1, typical_p=0.7),
-    "top_p of nearly all": dict(top_p=0.99999),
-    "typical_p of little": dict(typical_p=0.02),
+    "plain": {}, "largest": dict(temperature=0.0), "cooler": dict(temperature=0.7), "hotter": dict(temperature=1.9),
+    "top_k": dict(top_k=20), "top_k of one": dict(top_k=1, temperature=0.3),
+    "top_k, cooler": dict(top_k=40, temperature=0.6), "top_p": dict(top_p=0.9),
+    "top_p, hotter": dict(top_p=0.5, temperature=3.0), "top_p of nothing": dict(top_p=0.0),
+    "top_k and top_p": dict(top_k=50, top_p=0.8, temperature=0.8), "min_p": dict(min_p=0.05),
+    "min_p of one": dict(min_p=1.0), "top_k and min_p": dict(top_k=100, min_p=0.1), "typical_p": dict(typical_p=0.6),
+    "top_k and typical_p": dict(top_k=100, typical_p=0.5), "top_p and min_p": dict(top_p=0.9, min_p=0.2),
+    "top_p and a lower min_p": dict(top_p=0.5, min_p=0.01), "min_p and typical_p": dict(min_p=0.1, typical_p=0.7),
+    "top_p of nearly all": dict(top_p=0.99999), "typical_p of little": dict(typical_p=0.02),
     "all": dict(temperature=1.3, top_p=0.95, min_p=0.001, typical_p=0.9),
     "all of few": dict(temperature=1.3, top_k=200, top_p=0.95, min_p=0.01, typical_p=0.9),
-}
+}  # fmt: skip
 OFF = dict(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, typical_p=1.0)
 DTYPES = dict(top_k=torch.int64)
 
@@ -214,15 +202,11 @@ def test_few_edits_that_move_the_largest(rules: str, num_top: int) -> None:
     likeliest = logits[0].topk(40).indices.tolist()
     top, other, last = likeliest[0], n // 2, n - 1
     edits = [
-        [],
-        [Edits(likeliest, addend=-math.inf)],
-        [Edits([top], factor=1.5), Edits([top], addend=-7.0)],
-        [Edits([last], addend=30.0)],
-        [Edits([last, other], addend=30.0), Edits([last], addend=-math.inf)],
-        [Edits([other], addend=nan)],
-        [Edits([top], addend=nan), Edits([last], addend=30.0)],
+        [], [Edits(likeliest, addend=-math.inf)], [Edits([top], factor=1.5), Edits([top], addend=-7.0)],
+        [Edits([last], addend=30.0)], [Edits([last, other], addend=30.0), Edits([last], addend=-math.inf)],
+        [Edits([other], addend=nan)], [Edits([top], addend=nan), Edits([last], addend=30.0)],
         [Edits([last], addend=math.inf)],
-    ]
+    ]  # fmt: skip
     draws = replace(
         make_draws(torch.arange(8), torch.linspace(0.2, 0.8, 8), **RULES[rules]),
         edits=edits,

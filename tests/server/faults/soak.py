@@ -170,17 +170,10 @@ class Soak:
 
 
 FAULTS = (
-    Soak.drop_at_once,
-    Soak.leave_while_it_works,
-    Soak.leave_while_it_works,
-    Soak.read_a_little_and_leave,
-    Soak.send_half_a_body,
-    Soak.send_noise,
-    Soak.ask_nonsense,
-    Soak.ask_too_much,
-    Soak.read_slowly,
+    Soak.drop_at_once, Soak.leave_while_it_works, Soak.leave_while_it_works, Soak.read_a_little_and_leave,
+    Soak.send_half_a_body, Soak.send_noise, Soak.ask_nonsense, Soak.ask_too_much, Soak.read_slowly,
     Soak.fail_in_a_draw,
-)
+)  # fmt: skip
 
 
 @contextmanager

@@ -89,19 +89,10 @@ def test_schemas(serving, schema, message):
 
 @pytest.mark.parametrize(
     "grammar",
-    [
-        "root ::= " + "(" * 60_000 + '"a"' + ")" * 60_000,
-        "start: " + "(" * 60_000 + '"a"' + ")" * 60_000,
-        'start: start "a"',
-        "root ::= nobody",
-        'start: ""',
-        "root ::= ",
-        "",
-        5,
-        {"type": "jinja", "value": "x"},
-        '{"grammars": 5}',
-    ],
-)
+    ["root ::= " + "(" * 60_000 + '"a"' + ")" * 60_000, "start: " + "(" * 60_000 + '"a"' + ")" * 60_000,
+     'start: start "a"', "root ::= nobody", 'start: ""', "root ::= ", "", 5, {"type": "jinja", "value": "x"},
+     '{"grammars": 5}'],
+)  # fmt: skip
 def test_grammars(serving, grammar):
     refused(serving, grammar=grammar)
     serving.check_well()
