@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("fastapi")
-uvicorn = pytest.importorskip("uvicorn")
+pytest.importorskip("uvicorn")
 
 from pace.assets import TINY  # noqa: E402
 from pace.llm import loading  # noqa: E402
@@ -25,6 +25,7 @@ from pace.server.network.run import uvicorn_config  # noqa: E402
 from pace.server.network.security import Gate  # noqa: E402
 from pace.server.options import ServeOptions  # noqa: E402
 from pace.server.service import Service  # noqa: E402
+from tests.server.network.connections import EndsSoon  # noqa: E402
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 ANSWER = "The capital of France is Paris."
@@ -61,7 +62,7 @@ class Serving:
         listener.bind(("127.0.0.1", 0))
         self.port = listener.getsockname()[1]
         app = Gate(make_app(self.service), self.options)
-        self._server = uvicorn.Server(uvicorn_config(self.options, app))
+        self._server = EndsSoon(uvicorn_config(self.options, app))
         self._thread = threading.Thread(target=self._run, args=(listener,), daemon=True)
         self._thread.start()
         while not self._server.started:
