@@ -15,17 +15,17 @@ import pytest
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
 
-from pace.assets import TINY  # noqa: E402
-from pace.llm import loading  # noqa: E402
-from pace.llm.generator import Generator  # noqa: E402
-from pace.llm.loading import LoadOptions  # noqa: E402
-from pace.server.app import make_app  # noqa: E402
-from pace.server.limits import Limits  # noqa: E402
-from pace.server.network.run import uvicorn_config  # noqa: E402
-from pace.server.network.security import Gate  # noqa: E402
-from pace.server.options import ServeOptions  # noqa: E402
-from pace.server.service import Service  # noqa: E402
-from tests.server.network.connections import EndsSoon  # noqa: E402
+from pace.assets import TINY
+from pace.llm import loading
+from pace.llm.generator import Generator
+from pace.llm.loading import LoadOptions
+from pace.server.app import make_app
+from pace.server.limits import Limits
+from pace.server.network.run import uvicorn_config
+from pace.server.network.security import Gate
+from pace.server.options import ServeOptions
+from pace.server.service import Service
+from tests.server.network.connections import EndsSoon
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 ANSWER = "The capital of France is Paris."
