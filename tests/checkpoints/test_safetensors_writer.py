@@ -13,13 +13,10 @@ from pace.checkpoints.safetensors_file import SafetensorsFile, TensorInfo
 from pace.checkpoints.safetensors_writer import SafetensorsWriter
 
 TENSORS = {
-    "codes": torch.arange(35, dtype=torch.int8).view(7, 5),
-    "words": torch.arange(-6, 6, dtype=torch.int32).view(4, 3),
-    "shape": torch.tensor([7, 5]),
-    "scales": torch.randn(3, 1).bfloat16(),
-    "vector": torch.randn(9),
+    "codes": torch.arange(35, dtype=torch.int8).view(7, 5), "words": torch.arange(-6, 6, dtype=torch.int32).view(4, 3),
+    "shape": torch.tensor([7, 5]), "scales": torch.randn(3, 1).bfloat16(), "vector": torch.randn(9),
     "empty": torch.empty(0, 4),
-}
+}  # fmt: skip
 
 
 def announce(tensors) -> dict[str, TensorInfo]:

@@ -84,12 +84,9 @@ def test_settings_that_are_refused(command, line, message):
 
 def test_settings_of_every_kind(command):
     settings = {
-        "do_sample": "true",
-        "stop_strings": "a b",
-        "choices": '"a b" c',
-        "regex": r"\d+",
+        "do_sample": "true", "stop_strings": "a b", "choices": '"a b" c', "regex": r"\d+",
         "logit_bias": '{"4": -1}',
-    }
+    }  # fmt: skip
     settings |= {"early_stopping": "never", "eos_token_id": "3"}
     code, out, err = command("chat", stdin="".join(f"/set {name} {text}\n" for name, text in settings.items()))
     expected = SamplingConfig(

@@ -69,17 +69,14 @@ def test_a_wrong_command_line_is_one_line_and_2(command, arguments, message):
 
 @pytest.mark.parametrize(
     "arguments, message",
-    [
-        (["generate", "x", "--model", "/no/such/directory"], "/no/such/directory"),
-        (["generate", "x", "--dtype", "int3"], "int3"),
-        (["generate", "x", "--num-beams", "2", "--num-return-sequences", "3"], "--num-beams=2"),
-        (["generate", "x", "--pard", str(TINY_DRAFT)], "pard_token"),
-        (["generate", "x", "--draft", "/no/such/directory"], "/no/such/directory"),
-        (["generate", "x " * 3000], "tokens"),
-        (["generate", "x", "--eos-token-id", "99999"], "99999"),
-    ],
+    [(["generate", "x", "--model", "/no/such/directory"], "/no/such/directory"),
+     (["generate", "x", "--dtype", "int3"], "int3"),
+     (["generate", "x", "--num-beams", "2", "--num-return-sequences", "3"], "--num-beams=2"),
+     (["generate", "x", "--pard", str(TINY_DRAFT)], "pard_token"),
+     (["generate", "x", "--draft", "/no/such/directory"], "/no/such/directory"), (["generate", "x " * 3000], "tokens"),
+     (["generate", "x", "--eos-token-id", "99999"], "99999")],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
-)
+)  # fmt: skip
 def test_a_failure_is_one_line_and_1(command, arguments, message):
     code, out, err = command(*arguments)
     assert (code, out) == (1, "")
@@ -92,55 +89,46 @@ QUANTIZE = ["quantize", str(TINY), "out"]
 
 @pytest.mark.parametrize(
     "arguments, message",
-    [
-        ([*QUANTIZE, "--calibrate", TEXT, "--tokens", "10"], "--tokens must be at least 256; got 10"),
-        ([*QUANTIZE], "give one (--calibrate), or --method='rtn'"),
-        (
-            [*QUANTIZE, "--method", "rtn", "--context", "64"],
-            "--context would have no effect: there is no text to read; give one to calibrate on (--calibrate)",
-        ),
-        (
-            [*QUANTIZE, "--method", "rtn", "--tokens", "512", "--tokenizer", "x"],
-            "--tokens and --tokenizer would have no effect",
-        ),
-        ([*QUANTIZE, "--method", "rtn", "--calibrate", TEXT, "--tokens", "512"], "--tokens=512 would have no effect"),
-        ([*QUANTIZE, "--method", "rtn", "--calibrate", TEXT, "--no-report"], "the report is turned off (--no-report)"),
-        ([*QUANTIZE, "--method", "rtn", "--no-act-order"], "--no-act-order tells GPTQ"),
-        ([*QUANTIZE, "--method", "awq", "--calibrate", TEXT, "--act-order"], "--act-order tells GPTQ"),
-        ([*QUANTIZE, "--calibrate", TEXT, "--context", "5000"], "--context must be from 2 to the 1024"),
-        ([*QUANTIZE, "--method", "rtn", "--keep", "*.nothing"], "--keep: no module matches '*.nothing'"),
-        ([*QUANTIZE, "--method", "rtn", "--num-threads", "0"], "--num-threads must be in 1.."),
-        ([*QUANTIZE, "--format", "nf4"], "load the original with --quantization='nf4'"),
-        (["eval", "--text", TEXT, "--context", "5000"], "--context must be from 2 to the 1024"),
-        (["eval", "--text", TEXT, "--max-seq-len", "1"], "--max-seq-len must be from 2 to the 1024"),
-        (["eval", "--text", TEXT, "--dtype", "int3"], "--dtype must be bfloat16"),
-        (["eval", "--text", TEXT, "--kv-cache-bytes", "2G"], "--kv-cache-bytes: a size is"),
-        (["eval", "--text", TEXT, "--kv-cache-bytes", "10"], "--kv-cache-bytes=10 is too little"),
-        (["eval", "--text", TEXT, "--bmc-rows", "8"], "--bmc-rows=8 is for --kv-cache-type='bmc'"),
-        (
-            ["eval", "--text", TEXT, "--prefix-cache-bytes", "9999999", "--kv-cache-bytes", "1MiB"],
-            "--prefix-cache-bytes=9999999 is a part of --kv-cache-bytes",
-        ),
-        (["eval", str(TINY), "--text", TEXT, "--revision", "x"], "--revision='x' was given"),
-        (["eval", "nobody/nothing", "--text", TEXT, "--local-files-only"], "--local-files-only forbids"),
-        (["plan", str(TINY), "--kv-cache-dtype", "int3"], "--kv-cache-dtype must be 'auto'"),
-        (["plan", str(TINY), "--num-threads", "0"], "--num-threads must be in 1.."),
-        (["plan", str(TINY), "--revision", "x"], "--revision='x' was given"),
-        (["bench", str(TINY), "--kv-cache-dtype", "int3"], "--kv-cache-dtype must be 'auto'"),
-        (["bench", str(TINY), "--num-threads", "0"], "--num-threads must be in 1.."),
-        (["bench", str(TINY), "--dtype", "int3"], "--dtype must be bfloat16"),
-        (
-            ["generate", "x", "--num-beams", "2", "--num-return-sequences", "3"],
-            "--num-return-sequences=3 exceeds --num-beams=2",
-        ),
-        (["generate", "x", "--num-return-sequences", "3"], "set --do-sample, or --num-beams"),
-        (["generate", "x", "--top-k", "-1"], "--top-k must be an int in"),
-        (["generate", "x", "--eos-token-id", "-1"], "--eos-token-id must be an int >= 0, got -1; set --ignore-eos to"),
-    ],
+    [([*QUANTIZE, "--calibrate", TEXT, "--tokens", "10"], "--tokens must be at least 256; got 10"),
+     ([*QUANTIZE], "give one (--calibrate), or --method='rtn'"),
+     ([*QUANTIZE, "--method", "rtn", "--context", "64"],
+       "--context would have no effect: there is no text to read; give one to calibrate on (--calibrate)"),
+     ([*QUANTIZE, "--method", "rtn", "--tokens", "512", "--tokenizer", "x"],
+       "--tokens and --tokenizer would have no effect"),
+     ([*QUANTIZE, "--method", "rtn", "--calibrate", TEXT, "--tokens", "512"], "--tokens=512 would have no effect"),
+     ([*QUANTIZE, "--method", "rtn", "--calibrate", TEXT, "--no-report"], "the report is turned off (--no-report)"),
+     ([*QUANTIZE, "--method", "rtn", "--no-act-order"], "--no-act-order tells GPTQ"),
+     ([*QUANTIZE, "--method", "awq", "--calibrate", TEXT, "--act-order"], "--act-order tells GPTQ"),
+     ([*QUANTIZE, "--calibrate", TEXT, "--context", "5000"], "--context must be from 2 to the 1024"),
+     ([*QUANTIZE, "--method", "rtn", "--keep", "*.nothing"], "--keep: no module matches '*.nothing'"),
+     ([*QUANTIZE, "--method", "rtn", "--num-threads", "0"], "--num-threads must be in 1.."),
+     ([*QUANTIZE, "--format", "nf4"], "load the original with --quantization='nf4'"),
+     (["eval", "--text", TEXT, "--context", "5000"], "--context must be from 2 to the 1024"),
+     (["eval", "--text", TEXT, "--max-seq-len", "1"], "--max-seq-len must be from 2 to the 1024"),
+     (["eval", "--text", TEXT, "--dtype", "int3"], "--dtype must be bfloat16"),
+     (["eval", "--text", TEXT, "--kv-cache-bytes", "2G"], "--kv-cache-bytes: a size is"),
+     (["eval", "--text", TEXT, "--kv-cache-bytes", "10"], "--kv-cache-bytes=10 is too little"),
+     (["eval", "--text", TEXT, "--bmc-rows", "8"], "--bmc-rows=8 is for --kv-cache-type='bmc'"),
+     (["eval", "--text", TEXT, "--prefix-cache-bytes", "9999999", "--kv-cache-bytes", "1MiB"],
+       "--prefix-cache-bytes=9999999 is a part of --kv-cache-bytes"),
+     (["eval", str(TINY), "--text", TEXT, "--revision", "x"], "--revision='x' was given"),
+     (["eval", "nobody/nothing", "--text", TEXT, "--local-files-only"], "--local-files-only forbids"),
+     (["plan", str(TINY), "--kv-cache-dtype", "int3"], "--kv-cache-dtype must be 'auto'"),
+     (["plan", str(TINY), "--num-threads", "0"], "--num-threads must be in 1.."),
+     (["plan", str(TINY), "--revision", "x"], "--revision='x' was given"),
+     (["bench", str(TINY), "--kv-cache-dtype", "int3"], "--kv-cache-dtype must be 'auto'"),
+     (["bench", str(TINY), "--num-threads", "0"], "--num-threads must be in 1.."),
+     (["bench", str(TINY), "--dtype", "int3"], "--dtype must be bfloat16"),
+     (["generate", "x", "--num-beams", "2", "--num-return-sequences", "3"],
+       "--num-return-sequences=3 exceeds --num-beams=2"),
+     (["generate", "x", "--num-return-sequences", "3"], "set --do-sample, or --num-beams"),
+     (["generate", "x", "--top-k", "-1"], "--top-k must be an int in"),
+     (["generate", "x", "--eos-token-id", "-1"],
+       "--eos-token-id must be an int >= 0, got -1; set --ignore-eos to")],
     ids=lambda value: (
         " ".join(value).replace(TEXT, "TEXT").replace(str(TINY), "MODEL") if isinstance(value, list) else ""
     ),
-)
+)  # fmt: skip
 def test_errors_name_options_as_they_are_typed(command, arguments, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     _, out, err = command(*arguments)

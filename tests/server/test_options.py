@@ -95,13 +95,10 @@ def test_names_of_the_model(tmp_path):
 
 @pytest.mark.parametrize(
     "variable, of_variable, of_both",
-    [
-        (None, (), ("one", "two", "three")),
-        ("", (), ("one", "two", "three")),
-        (" a, b,,a", ("a", "b"), ("a", "b", "one", "two", "three")),
-        ("two,zero", ("two", "zero"), ("two", "zero", "one", "three")),
-    ],
-)
+    [(None, (), ("one", "two", "three")), ("", (), ("one", "two", "three")),
+     (" a, b,,a", ("a", "b"), ("a", "b", "one", "two", "three")),
+     ("two,zero", ("two", "zero"), ("two", "zero", "one", "three"))],
+)  # fmt: skip
 def test_keys_come_from_the_environment_and_a_file(tmp_path, monkeypatch, variable, of_variable, of_both):
     if variable is None:
         monkeypatch.delenv("PACE_API_KEY", raising=False)

@@ -19,18 +19,10 @@ from tests.checkpoints.quantized.models import KINDS, save_quantized
 from tests.plugins.tiers import sample
 
 FIELDS = {
-    "qwen3_moe": {"num_experts": 4},
-    "phi3": {"num_key_value_heads": 2, "pad_token_id": 0},
-    "deepseek_v3": {
-        "num_key_value_heads": 2,
-        "q_lora_rank": 64,
-        "kv_lora_rank": 32,
-        "qk_nope_head_dim": 32,
-        "qk_rope_head_dim": 32,
-        "v_head_dim": 32,
-        "moe_intermediate_size": 32,
-    },
-}
+    "qwen3_moe": {"num_experts": 4}, "phi3": {"num_key_value_heads": 2, "pad_token_id": 0},
+    "deepseek_v3": {"num_key_value_heads": 2, "q_lora_rank": 64, "kv_lora_rank": 32,
+      "qk_nope_head_dim": 32, "qk_rope_head_dim": 32, "v_head_dim": 32, "moe_intermediate_size": 32},
+}  # fmt: skip
 PROMPT = [3, 14, 15, 92, 65, 35, 89, 79, 32, 38, 46, 26]
 
 

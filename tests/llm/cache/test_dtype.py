@@ -171,13 +171,10 @@ def test_names_and_dtypes(given, dtype: str, expected: torch.dtype) -> None:
 
 @pytest.mark.parametrize(
     ("given", "error", "message"),
-    [
-        ("int4", ValueError, "kv_cache_dtype must be 'auto'.* or int8; got 'int4'"),
-        (torch.float64, ValueError, "got 'torch.float64'"),
-        (None, TypeError, "kv_cache_dtype must be a name.*got NoneType"),
-        (8, TypeError, "got int"),
-    ],
-)
+    [("int4", ValueError, "kv_cache_dtype must be 'auto'.* or int8; got 'int4'"),
+     (torch.float64, ValueError, "got 'torch.float64'"),
+     (None, TypeError, "kv_cache_dtype must be a name.*got NoneType"), (8, TypeError, "got int")],
+)  # fmt: skip
 def test_what_is_unknown_is_refused_before_weights_are_read(
     given, error: type[Exception], message: str, monkeypatch
 ) -> None:

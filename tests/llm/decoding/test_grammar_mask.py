@@ -40,15 +40,12 @@ PERSON = {
 }
 DIGITS = 'start: part ("," part)*\npart: /[0-9]{1,3}/ | "(" start ")"\n'
 GRAMMARS = {
-    "json_schema": Grammar.json_schema(PERSON),
-    "spaced": Grammar.json_schema(PERSON, whitespace="spaced"),
-    "flexible": Grammar.json_schema(PERSON, whitespace="flexible"),
-    "json": Grammar.json(),
-    "regex": Grammar.regex(r"(yes|no|[ab]{2,4})! [0-9]{1,3}"),
-    "lark": Grammar.lark(DIGITS),
+    "json_schema": Grammar.json_schema(PERSON), "spaced": Grammar.json_schema(PERSON, whitespace="spaced"),
+    "flexible": Grammar.json_schema(PERSON, whitespace="flexible"), "json": Grammar.json(),
+    "regex": Grammar.regex(r"(yes|no|[ab]{2,4})! [0-9]{1,3}"), "lark": Grammar.lark(DIGITS),
     "gbnf": Grammar.gbnf('root ::= [a-c]+ ("-" root)? "."'),
     "choices": Grammar.choices(["red", "reddish", "green", 'say "hi"\n', "été"]),
-}
+}  # fmt: skip
 
 
 def satisfies(name: str, text: str) -> bool:

@@ -80,23 +80,15 @@ PROCESSORS = {
 }
 FILTERS = {
     "temperature": (dict(temperature=0.7, top_k=0), [hf.TemperatureLogitsWarper(0.7)]),
-    "top_k": (dict(top_k=5), [hf.TopKLogitsWarper(5)]),
-    "top_k beyond": (dict(top_k=1000), [hf.TopKLogitsWarper(1000)]),
+    "top_k": (dict(top_k=5), [hf.TopKLogitsWarper(5)]), "top_k beyond": (dict(top_k=1000), [hf.TopKLogitsWarper(1000)]),
     "top_p": (dict(top_k=0, top_p=0.8), [hf.TopPLogitsWarper(0.8)]),
     "top_p tiny": (dict(top_k=0, top_p=0.01), [hf.TopPLogitsWarper(0.01)]),
     "min_p": (dict(top_k=0, min_p=0.1), [hf.MinPLogitsWarper(0.1)]),
     "typical": (dict(top_k=0, typical_p=0.7), [hf.TypicalLogitsWarper(0.7)]),
-    "all in order": (
-        dict(temperature=1.7, top_k=20, top_p=0.9, min_p=0.02, typical_p=0.8),
-        [
-            hf.TemperatureLogitsWarper(1.7),
-            hf.TopKLogitsWarper(20),
-            hf.TopPLogitsWarper(0.9),
-            hf.MinPLogitsWarper(0.02),
-            hf.TypicalLogitsWarper(0.8),
-        ],
-    ),
-}
+    "all in order": (dict(temperature=1.7, top_k=20, top_p=0.9, min_p=0.02, typical_p=0.8),
+      [hf.TemperatureLogitsWarper(1.7), hf.TopKLogitsWarper(20), hf.TopPLogitsWarper(0.9),
+      hf.MinPLogitsWarper(0.02), hf.TypicalLogitsWarper(0.8)]),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PROCESSORS)

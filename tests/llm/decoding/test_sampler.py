@@ -165,15 +165,12 @@ def test_rows_of_nothing_but_bans_fail_alone(rules: Rules | None, num_logprobs: 
 
 
 SPARSE = {
-    "repetition": dict(repetition_penalty=1.7),
-    "openai": dict(frequency_penalty=0.7, presence_penalty=1.1),
-    "ngrams": dict(no_repeat_ngram_size=2),
-    "single": dict(no_repeat_ngram_size=1),
+    "repetition": dict(repetition_penalty=1.7), "openai": dict(frequency_penalty=0.7, presence_penalty=1.1),
+    "ngrams": dict(no_repeat_ngram_size=2), "single": dict(no_repeat_ngram_size=1),
     "words": dict(bad_words_ids=[[3], [5, 7]], min_new_tokens=4),
-    "all": dict(
-        repetition_penalty=1.2, frequency_penalty=0.5, logit_bias={2: 3.0, 9: -math.inf}, no_repeat_ngram_size=3
-    ),
-}
+    "all": dict(repetition_penalty=1.2, frequency_penalty=0.5, logit_bias={2: 3.0, 9: -math.inf},
+      no_repeat_ngram_size=3),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("num_logprobs", [None, 2])

@@ -35,25 +35,15 @@ UNWANTED = {
     "onnx/model.onnx": b"x", "tf_model.h5": b"x", "original/params.json": b"{}",
 }  # fmt: skip
 REPOS = {
-    "org/single": {
-        **COMMON,
-        **UNWANTED,
-        **checkpoints.weight_files("safetensors", STATE),
-        **checkpoints.weight_files("bin", STATE),
-    },
-    "org/sharded": {
-        **COMMON,
-        **UNWANTED,
-        **checkpoints.weight_files("safetensors-sharded", STATE),
-        **checkpoints.weight_files("bin-sharded", STATE),
-        "model-00003-of-00003.safetensors": b"left over",
-    },
+    "org/single": {**COMMON, **UNWANTED, **checkpoints.weight_files("safetensors", STATE),
+      **checkpoints.weight_files("bin", STATE)},
+    "org/sharded": {**COMMON, **UNWANTED, **checkpoints.weight_files("safetensors-sharded", STATE),
+      **checkpoints.weight_files("bin-sharded", STATE), "model-00003-of-00003.safetensors": b"left over"},
     "org/bin": {**COMMON, **UNWANTED, **checkpoints.weight_files("bin-sharded", STATE)},
-    "org/gguf": {"config.json": b"{}", "model.gguf": b"x"},
-    "org/empty": {"README.md": b"x"},
+    "org/gguf": {"config.json": b"{}", "model.gguf": b"x"}, "org/empty": {"README.md": b"x"},
     "org/escapes": {**COMMON, "model.safetensors.index.json": b'{"weight_map": {"w": "../../secret"}}'},
     "toplevel": {**COMMON, **checkpoints.weight_files("safetensors", STATE)},
-}
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -139,19 +129,12 @@ def test_a_gguf_file_that_is_not_there_is_not_asked_for(text, hub, tmp_path, mon
 
 @pytest.mark.parametrize(
     ("repo", "weights"),
-    [
-        ("org/single", {"model.safetensors"}),
-        ("toplevel", {"model.safetensors"}),
-        (
-            "org/sharded",
-            {"model.safetensors.index.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"},
-        ),
-        (
-            "org/bin",
-            {"pytorch_model.bin.index.json", "pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"},
-        ),
-    ],
-)
+    [("org/single", {"model.safetensors"}), ("toplevel", {"model.safetensors"}),
+     ("org/sharded", {"model.safetensors.index.json", "model-00001-of-00002.safetensors",
+       "model-00002-of-00002.safetensors"}),
+     ("org/bin", {"pytorch_model.bin.index.json", "pytorch_model-00001-of-00002.bin",
+       "pytorch_model-00002-of-00002.bin"})],
+)  # fmt: skip
 def test_only_what_is_needed_is_downloaded_once(repo, weights, hub, tmp_path):
     directory = find_checkpoint(repo, cache_dir=tmp_path)
     assert set(hub.downloads) == set(COMMON) | weights and len(hub.downloads) == len(set(hub.downloads))
@@ -240,12 +223,9 @@ def test_gated_and_private_repositories(hub, tmp_path):
 
 @pytest.mark.parametrize(
     ("repo", "error", "message"),
-    [
-        ("org/gguf", FileNotFoundError, "model.gguf"),
-        ("org/empty", FileNotFoundError, "no config.json"),
-        ("org/escapes", ValueError, "../../secret"),
-    ],
-)
+    [("org/gguf", FileNotFoundError, "model.gguf"), ("org/empty", FileNotFoundError, "no config.json"),
+     ("org/escapes", ValueError, "../../secret")],
+)  # fmt: skip
 def test_repositories_that_cannot_be_used(repo, error, message, hub, tmp_path):
     with pytest.raises(error, match=message):
         find_checkpoint(repo, cache_dir=tmp_path)

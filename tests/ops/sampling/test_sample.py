@@ -49,22 +49,18 @@ def misleading(rows: int, n: int, generator: torch.Generator) -> torch.Tensor:
 
 DISTRIBUTIONS = {
     "flat": lambda rows, n, generator: 0.02 * torch.randn(rows, n, generator=generator),
-    "bell": lambda rows, n, generator: 3.0 * torch.randn(rows, n, generator=generator),
-    "peaked": peaked,
+    "bell": lambda rows, n, generator: 3.0 * torch.randn(rows, n, generator=generator), "peaked": peaked,
     "rising": lambda rows, n, generator: torch.linspace(-6.0, 6.0, n).repeat(rows, 1),
     "falling": lambda rows, n, generator: torch.linspace(6.0, -6.0, n).repeat(rows, 1),
-    "cluster": lambda rows, n, generator: torch.randn(rows, n, generator=generator).index_add_(
-        1, torch.arange(n // 3, min(n, n // 3 + 20)), torch.full((rows, min(n, n // 3 + 20) - n // 3), 9.0)
-    ),
+    "cluster": lambda rows, n, generator: torch.randn(rows, n, generator=generator).index_add_(1, torch.arange(n // 3,
+      min(n, n // 3 + 20)), torch.full((rows, min(n, n // 3 + 20) - n // 3), 9.0)),
     "tiny": lambda rows, n, generator: 1e-36 * torch.randn(rows, n, generator=generator),
-    "huge": lambda rows, n, generator: 1e30 * torch.randn(rows, n, generator=generator),
-    "misleading": misleading,
+    "huge": lambda rows, n, generator: 1e30 * torch.randn(rows, n, generator=generator), "misleading": misleading,
     "equal": lambda rows, n, generator: torch.full((rows, n), 2.5),
     "steps": lambda rows, n, generator: torch.randn(rows, n, generator=generator).round(),
-    "masked": lambda rows, n, generator: torch.where(
-        torch.rand(rows, n, generator=generator) < 0.9, -math.inf, torch.randn(rows, n, generator=generator)
-    ).index_fill_(1, torch.tensor([n // 2]), 0.5),
-}
+    "masked": lambda rows, n, generator: torch.where(torch.rand(rows, n, generator=generator) < 0.9,
+      -math.inf, torch.randn(rows, n, generator=generator)).index_fill_(1, torch.tensor([n // 2]), 0.5),
+}  # fmt: skip
 
 
 def make_draws(rows: torch.Tensor, uniform: torch.Tensor, **rules: float) -> Draws:

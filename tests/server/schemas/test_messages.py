@@ -60,13 +60,10 @@ def test_thoughts_go_back_to_the_template() -> None:
         return {"type": "thinking", "thinking": text, "signature": "s"}
 
     turns = [
-        *HI,
-        {"role": "assistant", "content": [thinks("a"), CALL]},
-        {"role": "user", "content": [RESULT]},
+        *HI, {"role": "assistant", "content": [thinks("a"), CALL]}, {"role": "user", "content": [RESULT]},
         {"role": "assistant", "content": [thinks("b"), {"type": "redacted_thinking", "data": "x"}, thinks("c")]},
-        {"role": "assistant", "content": [thinks("d"), block("e")]},
-        *HI,
-    ]
+        {"role": "assistant", "content": [thinks("d"), block("e")]}, *HI,
+    ]  # fmt: skip
     thoughts = [message.get("reasoning_content") for message in prompt_of(messages=turns, tools=[TOOL]).messages]
     assert thoughts == [None, "a", None, "b\nc\nd", None]
 
@@ -159,13 +156,10 @@ def test_fields_without_effect_are_taken(fields: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("fields", "param"),
-    [
-        ({"mcp_servers": [{"url": "u"}]}, "mcp_servers"),
-        ({"container": "c"}, "container"),
-        ({"context_management": {"edits": [1]}}, "context_management"),
-        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type"),
-    ],
-)
+    [({"mcp_servers": [{"url": "u"}]}, "mcp_servers"), ({"container": "c"}, "container"),
+     ({"context_management": {"edits": [1]}}, "context_management"),
+     ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type")],
+)  # fmt: skip
 def test_what_is_not_served_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(ApiError) as caught:
         job_of({"messages": HI, "max_tokens": 5} | fields)
