@@ -167,8 +167,7 @@ def test_other_dtypes_may_be_there_but_not_be_read(dtype, tmp_path):
         reader.read("mask")
 
 
-# -----------------------------------------------------------------------------------------------------------------
-# indexes
+# -- indexes -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -224,8 +223,7 @@ def test_tensors_that_the_index_omits_are_read(tmp_path):
     assert torch.equal(CheckpointReader(tmp_path).read("a.weight"), STATE["a.weight"])
 
 
-# ------------------------------------------------------------------------------------------- what is not a file of
-# weights
+# -- what is not a file of weights -------------------------------------------------------------------------------------
 
 
 def test_links_into_a_cache_are_followed(tmp_path):
@@ -240,25 +238,17 @@ def test_links_into_a_cache_are_followed(tmp_path):
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin", "model.safetensors.index.json"])
 def test_special_files_are_refused(name, tmp_path):
     path = tmp_path / name
-    path.mkdir()
-    with pytest.raises(ValueError, match="is a directory"):
-        CheckpointReader(tmp_path)
-    path.rmdir()
-    os.mkfifo(path)
-    with pytest.raises(ValueError, match="device, pipe or socket"):
-        CheckpointReader(tmp_path)
-    path.unlink()
-    path.symlink_to("/dev/zero")
-    with pytest.raises(ValueError, match="device, pipe or socket"):
-        CheckpointReader(tmp_path)
-    path.unlink()
-    path.symlink_to("nowhere")
-    with pytest.raises(FileNotFoundError, match="nowhere"):
-        CheckpointReader(tmp_path)
-    path.unlink()
-    path.symlink_to(name)
-    with pytest.raises(ValueError, match="cannot be opened"):
-        CheckpointReader(tmp_path)
+    for make, error, message in (
+        (path.mkdir, ValueError, "is a directory"),
+        (lambda: os.mkfifo(path), ValueError, "device, pipe or socket"),
+        (lambda: path.symlink_to("/dev/zero"), ValueError, "device, pipe or socket"),
+        (lambda: path.symlink_to("nowhere"), FileNotFoundError, "nowhere"),
+        (lambda: path.symlink_to(name), ValueError, "cannot be opened"),
+    ):
+        make()
+        with pytest.raises(error, match=message):
+            CheckpointReader(tmp_path)
+        path.unlink() if path.is_symlink() or not path.is_dir() else path.rmdir()
 
 
 def test_a_file_without_permission(tmp_path, monkeypatch):
@@ -285,8 +275,7 @@ def test_directories_without_weights_say_what_they_have(tmp_path):
         CheckpointReader(tmp_path / "absent")
 
 
-# -----------------------------------------------------------------------------------------------------------------
-# pickles
+# -- pickles -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["bin", "bin-legacy"])
@@ -322,11 +311,9 @@ def test_other_contents_of_bin_files(kind, content, message, tmp_path):
 def test_views_and_parameters_in_bin_files(kind, tmp_path):
     base = torch.arange(12.0).reshape(3, 4)
     state = {
-        "transposed": base.t(),
-        "parameter": torch.nn.Parameter(base),
-        "expanded": torch.ones(1).expand(3, 2),
+        "transposed": base.t(), "parameter": torch.nn.Parameter(base), "expanded": torch.ones(1).expand(3, 2),
         "row": base[1],
-    }
+    }  # fmt: skip
     write(tmp_path, kind, state)
     file = TorchFile(tmp_path / "pytorch_model.bin")
     for name, tensor in state.items():
@@ -392,13 +379,8 @@ def test_a_compressed_archive_is_refused(tmp_path):
 
 def test_bin_files_that_are_something_else(tmp_path):
     path = tmp_path / "pytorch_model.bin"
-    for content in (
-        b"",
-        b"PK\x03\x04",
-        b"hello",
-        pickle.dumps({"w": 1}),
-        b"version https://git-lfs.github.com/spec/v1\n",
-    ):
+    lfs = b"version https://git-lfs.github.com/spec/v1\n"
+    for content in (b"", b"PK\x03\x04", b"hello", pickle.dumps({"w": 1}), lfs):
         path.write_bytes(content)
         with pytest.raises(ValueError, match="pytorch_model.bin"):
             TorchFile(path)

@@ -70,8 +70,7 @@ def ids_of(seed):
     return torch.randint(2, 99, (PROMPT,), generator=torch.Generator().manual_seed(seed))
 
 
-# ------------------------------------------------------------------------------------------------------------- in
-# floats
+# -- in floats ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", HELD)

@@ -58,23 +58,19 @@ def hub(monkeypatch):
     hub.close()
 
 
-# -------------------------------------------------------------------------------------------------------------------
-# local
+# -- local -------------------------------------------------------------------------------------------------------------
 
 
 def test_a_directory_is_itself(tmp_path, monkeypatch):
     assert find_checkpoint(tmp_path) == tmp_path
     assert find_checkpoint(str(tmp_path)) == tmp_path
+    with pytest.raises(ValueError, match="revision='v2'.*local directory"):
+        find_checkpoint(tmp_path, revision="v2")
     monkeypatch.setenv("HOME", str(tmp_path.parent))
     assert find_checkpoint(f"~/{tmp_path.name}") == tmp_path
     (tmp_path / "org/model").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     assert find_checkpoint("org/model") == Path("org/model"), "a directory here comes before the Hub"
-
-
-def test_a_local_directory_has_no_revision(tmp_path):
-    with pytest.raises(ValueError, match="revision='v2'.*local directory"):
-        find_checkpoint(tmp_path, revision="v2")
 
 
 def test_what_is_not_a_directory(tmp_path):
@@ -123,8 +119,7 @@ def test_a_gguf_file_that_is_not_there_is_not_asked_for(text, hub, tmp_path, mon
     assert hub.requests == 0
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Hub
+# -- Hub ---------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -221,14 +216,14 @@ def test_gated_and_private_repositories(hub, tmp_path):
     assert find_checkpoint("org/bin", cache_dir=tmp_path, token="secret").is_dir()
 
 
-@pytest.mark.parametrize(
-    ("repo", "error", "message"),
-    [("org/gguf", FileNotFoundError, "model.gguf"), ("org/empty", FileNotFoundError, "no config.json"),
-     ("org/escapes", ValueError, "../../secret")],
-)  # fmt: skip
-def test_repositories_that_cannot_be_used(repo, error, message, hub, tmp_path):
-    with pytest.raises(error, match=message):
-        find_checkpoint(repo, cache_dir=tmp_path)
+def test_repositories_that_cannot_be_used(hub, tmp_path):
+    for repo, error, message in (
+        ("org/gguf", FileNotFoundError, "model.gguf"),
+        ("org/empty", FileNotFoundError, "no config.json"),
+        ("org/escapes", ValueError, "../../secret"),
+    ):
+        with pytest.raises(error, match=message):
+            find_checkpoint(repo, cache_dir=tmp_path)
 
 
 def test_names_with_wildcards_are_taken_literally():
@@ -236,8 +231,7 @@ def test_names_with_wildcards_are_taken_literally():
     assert "[a].safetensors" in needed_files(names, lambda index: [Path("[a].safetensors")])
 
 
-# --------------------------------------------------------------------------------------------------------------- its
-# files
+# -- its files ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_directory_without_config(tmp_path):
@@ -273,8 +267,7 @@ def test_generation_config_is_optional(tmp_path):
     assert read_generation_config(tmp_path) == {"top_k": 5}
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# tokenizer
+# -- tokenizer ---------------------------------------------------------------------------------------------------------
 
 
 def with_tokenizer(folder, **changes):
@@ -343,10 +336,8 @@ def test_loading_a_tokenizer_imports_no_compiler():
     """torch._dynamo and torch.distributed take a second, which transformers spends where it imports a model's config
     class."""
     program = "import sys; from pace.llm.models.hf_utils import load_tokenizer; load_tokenizer(sys.argv[1]); print('torch._dynamo' in sys.modules)"
-    assert (
-        subprocess.run([sys.executable, "-c", program, TINY], capture_output=True, text=True, check=True).stdout
-        == "False\n"
-    )
+    command = [sys.executable, "-c", program, TINY]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "False\n"
 
 
 def test_a_tokenizer_with_far_fewer_ids_than_the_model(tmp_path, caplog):
