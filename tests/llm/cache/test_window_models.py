@@ -100,9 +100,9 @@ def test_texts_that_compete_for_a_small_pool(checkpoint) -> None:
     op, which gives the bits of the program."""
     prompts = [text(length, length) for length in (150, 90, 170, 17)] + [text(150, 150)[:120] + text(9)]
     configs = [
-        SamplingConfig(max_new_tokens=40, ignore_eos=True, logprobs=1),
-        SamplingConfig(max_new_tokens=30, ignore_eos=True, do_sample=True, seed=3, num_return_sequences=3, logprobs=1),
-        SamplingConfig(max_new_tokens=20, ignore_eos=True, num_beams=3, num_return_sequences=2),
+        SamplingConfig(max_new_tokens=30, ignore_eos=True, logprobs=1),
+        SamplingConfig(max_new_tokens=20, ignore_eos=True, do_sample=True, seed=3, num_return_sequences=3, logprobs=1),
+        SamplingConfig(max_new_tokens=17, ignore_eos=True, num_beams=3, num_return_sequences=2),
     ]
     kept = generator(checkpoint, **KEPT)
     blocks = most_needed(checkpoint, 220) + 6

@@ -86,7 +86,7 @@ def test_masked_and_unmasked_rows_in_one_batch(case: tuple, monkeypatch: pytest.
     generator = make_generator(
         source and make_source(source, 60), 4, num_blocks=num_blocks, max_tokens_per_step=24, max_sequences_per_step=16
     )
-    prompts = repetitive_prompts(3, 18, longest=30)
+    prompts = repetitive_prompts(3, 15, longest=30)
     names = [name for name in CONFIGS if "beams" not in name and name != "samples"]
     asked, expected = [], []
     for index, prompt in enumerate(prompts):
@@ -349,7 +349,8 @@ def row_by_row(model: LLMModel, prompt: list[int], config: SamplingConfig, allow
         logits = session.append(prompt)
         for _ in range(num_tokens):
             may_follow = allowed(tuple(sequence.generated))
-            logits[0, [token for token in range(logits.shape[1]) if token not in may_follow]] = -torch.inf
+            banned = torch.ones(logits.shape[1], dtype=torch.bool).index_fill_(0, torch.tensor([*may_follow]), False)
+            logits[0, banned] = -torch.inf
             (token,) = strategy.choose(native, logits, Span(sequence, 0, 1))
             sequence.append(token)
             logits = session.append([token])
@@ -361,10 +362,10 @@ def test_the_bundled_model(name: str) -> None:
     plain = bundled("plain")
     prompt = plain.tokenizer("Once upon a time, there was a")["input_ids"]
     allowed = random_allowed(3, plain.config.vocab_size, share_forced=0.4)
-    tokens, logprobs = row_by_row(plain, prompt, CONFIGS[name], allowed, 24)
+    tokens, logprobs = row_by_row(plain, prompt, CONFIGS[name], allowed, 16)
     for kind in ("plain", "lookup", "draft"):
         for forces in (False, True):
-            config = with_mask(CONFIGS[name], FunctionMask(allowed, forces))
+            config = with_mask(CONFIGS[name], FunctionMask(allowed, forces), 16)
             out = bundled(kind).generate([prompt], config.copy().merge_from(SamplingConfig(ignore_eos=True)))
             assert out.generated_token_ids == [tokens]
             assert out.logprobs == (None if CONFIGS[name].logprobs is None else [logprobs])
