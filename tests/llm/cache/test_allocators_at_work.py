@@ -88,7 +88,7 @@ def everything_at_once(model: FakeModel, cache_bytes: int, cache_options: dict, 
     stems = random_prompts(seed, 3, longest=70)
     live: list[tuple[Request, list[int], int]] = []
     sessions = [Session(generator.driver)]
-    for _ in range(20):
+    for _ in range(30):
         prompt, num_tokens = chance.choice(stems) + random_prompts(chance.random(), 1, 9)[0], chance.randint(1, 60)
         live.append((generator.add_request(prompt, SamplingConfig(max_new_tokens=num_tokens)), prompt, num_tokens))
         wait_for_steps(generator, chance.randint(0, 8))

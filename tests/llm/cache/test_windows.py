@@ -110,10 +110,9 @@ def test_blocks_that_another_holds_too_are_room_for_neither() -> None:
 
 
 CASES = list(itertools.product(WINDOWS, [0, None], range(2)))
-ALWAYS = [(name, (0, None)[number % 2], 0) for number, name in enumerate(WINDOWS)]
 
 
-@pytest.mark.parametrize("case", sample(CASES, lambda case: case in ALWAYS), ids=str)
+@pytest.mark.parametrize("case", sample(CASES, lambda case: case in CASES[::3]), ids=str)
 def test_everything_at_once_leaks_nothing_and_changes_no_token(case: tuple[str, int | None, int]) -> None:
     name, prefix, seed = case
     model = FakeModel(eos_bias=1.0, windows=WINDOWS[name])
