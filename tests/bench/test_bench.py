@@ -3,6 +3,7 @@ refused."""
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from dataclasses import replace
@@ -33,9 +34,19 @@ def quick_limits(monkeypatch):
     monkeypatch.setattr(limits, "measure", lambda seconds=0.01: slow(0.01))
 
 
-@pytest.fixture(scope="module")
-def subject():
+@functools.cache
+def loaded():
     return measure.load(str(TINY))
+
+
+@pytest.fixture
+def subject():
+    return loaded()
+
+
+@functools.cache
+def measured():
+    return measure.measure(loaded(), prompt=20, generated=4, repeats=1)
 
 
 def test_numbers_fit_together(subject):
@@ -213,25 +224,20 @@ def test_op_by_op_has_no_profile(capsys):
 
 
 @pytest.mark.parametrize("bandwidth, flops", [(1e-3, 1e9), (1e9, 1e-3), (1e9, 1e9)])
-def test_shares_above_1_are_explained(subject, bandwidth, flops):
-    result = measure.measure(subject, prompt=20, generated=4, repeats=1)
+def test_shares_above_1_are_explained(bandwidth, flops):
+    result = measured()
     [once] = result.repeats
     changed = replace(once.limits, read_gb_s=bandwidth, fma_gflops=flops)
     table = report.table(replace(result, repeats=[replace(once, limits=changed)]))
     assert ("MBU > 1" in table) == (bandwidth < 1) and ("MFU > 1" in table) == (flops < 1)
 
 
-def test_the_picture(subject, tmp_path):
-    pytest.importorskip("matplotlib")
-    report.plot(measure.measure(subject, prompt=20, generated=4, repeats=1), tmp_path / "roof.png")
-    assert (tmp_path / "roof.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_the_picture_names_machine_and_day_and_lists_bars_from_the_top(subject, tmp_path, monkeypatch):
+def test_the_picture_names_machine_and_day_and_lists_bars_from_the_top(tmp_path, monkeypatch):
     pyplot = pytest.importorskip("matplotlib.pyplot")
     figures = []
     monkeypatch.setattr(pyplot, "close", figures.append)
-    report.plot(measure.measure(subject, prompt=20, generated=4, repeats=1), tmp_path / "roof.png")
+    report.plot(measured(), tmp_path / "roof.png")
+    assert (tmp_path / "roof.png").read_bytes().startswith(b"\x89PNG")
     [figure] = figures
     roof, bars = figure.axes
     title = figure.get_suptitle()
@@ -241,9 +247,9 @@ def test_the_picture_names_machine_and_day_and_lists_bars_from_the_top(subject, 
     assert names[0] == "outside" and names == [bar.get_label() for bar in bars.containers][::-1]
 
 
-def test_the_roofline_has_its_ridge_and_bars_their_reason_to_be_missing(subject):
+def test_the_roofline_has_its_ridge_and_bars_their_reason_to_be_missing():
     pyplot = pytest.importorskip("matplotlib.pyplot")
-    result = measure.measure(subject, prompt=20, generated=4, repeats=1)
+    result = measured()
     figure, (roof, bars) = pyplot.subplots(1, 2)
     report._roofline(roof, result)
     x, y = roof.lines[0].get_data()

@@ -105,29 +105,23 @@ def test_safetensors_come_before_bin_and_single_before_sharded(tmp_path):
 
 @pytest.mark.parametrize(
     ("header", "data", "message"),
-    [
-        ({"w": entry("F99")}, bytes(8), "'w'.*unknown dtype 'F99'"),
-        ({"w": entry(shape=(3,))}, bytes(8), "'w'.*8 bytes.*needs 12"),
-        ({"w": entry(shape=(-2,))}, bytes(8), "'w'.*shape"),
-        ({"w": entry(shape=(2.0,))}, bytes(8), "'w'.*shape"),
-        ({"w": entry(shape=(True, 2))}, bytes(8), "'w'.*shape"),
-        ({"w": entry(shape=(2**32, 2**32), offsets=(0, 0))}, b"", "'w'.*0 bytes"),
-        ({"w": entry(offsets=(8, 0))}, bytes(8), "'w'.*-8 bytes"),
-        ({"w": entry(offsets=(0, 8, 16))}, bytes(8), "'w'.*data_offsets"),
-        ({"w": entry(offsets=(8, 16))}, bytes(16), "'w'.*leaves bytes 0..8 unused"),
-        ({"v": entry(), "w": entry(offsets=(4, 12))}, bytes(12), "'w'.*overlaps"),
-        ({"v": entry(), "w": entry()}, bytes(8), "overlaps"),
-        ({"w": entry()}, bytes(7), "truncated"),
-        ({"w": entry()}, bytes(9), "belong to no tensor"),
-        ({"w": [1]}, b"", "'w'.*must have dtype, shape and data_offsets"),
-        ({"w": {"dtype": "F32"}}, b"", "'w'.*must have dtype"),
-        (b'{"w": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}, "w": 3}', b"", "'w' is given twice"),
-        (b"[]", b"", "JSON object"),
-        (b"{", b"", "not valid JSON"),
-        (b'{"\xff": 1}', b"", "not valid JSON"),
-        (b"[" * 100_000, b"", "nested too deeply"),
-    ],
-)
+    [({"w": entry("F99")}, bytes(8), "'w'.*unknown dtype 'F99'"),
+     ({"w": entry(shape=(3,))}, bytes(8), "'w'.*8 bytes.*needs 12"),
+     ({"w": entry(shape=(-2,))}, bytes(8), "'w'.*shape"), ({"w": entry(shape=(2.0,))}, bytes(8), "'w'.*shape"),
+     ({"w": entry(shape=(True, 2))}, bytes(8), "'w'.*shape"),
+     ({"w": entry(shape=(2**32, 2**32), offsets=(0, 0))}, b"", "'w'.*0 bytes"),
+     ({"w": entry(offsets=(8, 0))}, bytes(8), "'w'.*-8 bytes"),
+     ({"w": entry(offsets=(0, 8, 16))}, bytes(8), "'w'.*data_offsets"),
+     ({"w": entry(offsets=(8, 16))}, bytes(16), "'w'.*leaves bytes 0..8 unused"),
+     ({"v": entry(), "w": entry(offsets=(4, 12))}, bytes(12), "'w'.*overlaps"),
+     ({"v": entry(), "w": entry()}, bytes(8), "overlaps"), ({"w": entry()}, bytes(7), "truncated"),
+     ({"w": entry()}, bytes(9), "belong to no tensor"),
+     ({"w": [1]}, b"", "'w'.*must have dtype, shape and data_offsets"),
+     ({"w": {"dtype": "F32"}}, b"", "'w'.*must have dtype"),
+     (b'{"w": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}, "w": 3}', b"", "'w' is given twice"),
+     (b"[]", b"", "JSON object"), (b"{", b"", "not valid JSON"), (b'{"\xff": 1}', b"", "not valid JSON"),
+     (b"[" * 100_000, b"", "nested too deeply")],
+)  # fmt: skip
 def test_headers_that_are_refused(header, data, message, tmp_path):
     path = raw_file(tmp_path / "model.safetensors", header, data)
     with pytest.raises(ValueError, match=message) as caught:
@@ -137,15 +131,11 @@ def test_headers_that_are_refused(header, data, message, tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [
-        (b"", "too few"),
-        (b"1234567", "too few"),
-        (struct.pack("<Q", 100) + b"{}", "truncated"),
-        (struct.pack("<Q", 2**63) + b"{}", "announces a header of 9,223"),
-        (struct.pack("<Q", MAX_HEADER_BYTES + 1) + b"{}", "at most"),
-        (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n", "git lfs pull"),
-    ],
-)
+    [(b"", "too few"), (b"1234567", "too few"), (struct.pack("<Q", 100) + b"{}", "truncated"),
+     (struct.pack("<Q", 2**63) + b"{}", "announces a header of 9,223"),
+     (struct.pack("<Q", MAX_HEADER_BYTES + 1) + b"{}", "at most"),
+     (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n", "git lfs pull")],
+)  # fmt: skip
 def test_beginnings_that_are_refused(content, message, tmp_path):
     (tmp_path / "model.safetensors").write_bytes(content)
     with pytest.raises(ValueError, match=message):
@@ -177,8 +167,7 @@ def test_other_dtypes_may_be_there_but_not_be_read(dtype, tmp_path):
         reader.read("mask")
 
 
-# -----------------------------------------------------------------------------------------------------------------
-# indexes
+# -- indexes -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -234,8 +223,7 @@ def test_tensors_that_the_index_omits_are_read(tmp_path):
     assert torch.equal(CheckpointReader(tmp_path).read("a.weight"), STATE["a.weight"])
 
 
-# ------------------------------------------------------------------------------------------- what is not a file of
-# weights
+# -- what is not a file of weights -------------------------------------------------------------------------------------
 
 
 def test_links_into_a_cache_are_followed(tmp_path):
@@ -250,25 +238,17 @@ def test_links_into_a_cache_are_followed(tmp_path):
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin", "model.safetensors.index.json"])
 def test_special_files_are_refused(name, tmp_path):
     path = tmp_path / name
-    path.mkdir()
-    with pytest.raises(ValueError, match="is a directory"):
-        CheckpointReader(tmp_path)
-    path.rmdir()
-    os.mkfifo(path)
-    with pytest.raises(ValueError, match="device, pipe or socket"):
-        CheckpointReader(tmp_path)
-    path.unlink()
-    path.symlink_to("/dev/zero")
-    with pytest.raises(ValueError, match="device, pipe or socket"):
-        CheckpointReader(tmp_path)
-    path.unlink()
-    path.symlink_to("nowhere")
-    with pytest.raises(FileNotFoundError, match="nowhere"):
-        CheckpointReader(tmp_path)
-    path.unlink()
-    path.symlink_to(name)
-    with pytest.raises(ValueError, match="cannot be opened"):
-        CheckpointReader(tmp_path)
+    for make, error, message in (
+        (path.mkdir, ValueError, "is a directory"),
+        (lambda: os.mkfifo(path), ValueError, "device, pipe or socket"),
+        (lambda: path.symlink_to("/dev/zero"), ValueError, "device, pipe or socket"),
+        (lambda: path.symlink_to("nowhere"), FileNotFoundError, "nowhere"),
+        (lambda: path.symlink_to(name), ValueError, "cannot be opened"),
+    ):
+        make()
+        with pytest.raises(error, match=message):
+            CheckpointReader(tmp_path)
+        path.unlink() if path.is_symlink() or not path.is_dir() else path.rmdir()
 
 
 def test_a_file_without_permission(tmp_path, monkeypatch):
@@ -295,8 +275,7 @@ def test_directories_without_weights_say_what_they_have(tmp_path):
         CheckpointReader(tmp_path / "absent")
 
 
-# -----------------------------------------------------------------------------------------------------------------
-# pickles
+# -- pickles -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["bin", "bin-legacy"])
@@ -314,14 +293,10 @@ def test_hostile_pickles(kind, hostile, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [
-        ([torch.ones(2)], "holds a list"),
-        ({"model": {"w": torch.ones(2)}}, "'model'.*is a dict"),
-        ({"w": torch.ones(2), "epoch": 3}, "'epoch'.*is a int"),
-        ({3: torch.ones(2)}, "3"),
-        ({"w": torch.ones(2, 2).to_sparse()}, "'w'.*not a plain dense tensor"),
-    ],
-)
+    [([torch.ones(2)], "holds a list"), ({"model": {"w": torch.ones(2)}}, "'model'.*is a dict"),
+     ({"w": torch.ones(2), "epoch": 3}, "'epoch'.*is a int"), ({3: torch.ones(2)}, "3"),
+     ({"w": torch.ones(2, 2).to_sparse()}, "'w'.*not a plain dense tensor")],
+)  # fmt: skip
 @pytest.mark.parametrize("kind", ["bin", "bin-legacy"])
 def test_other_contents_of_bin_files(kind, content, message, tmp_path):
     path = tmp_path / "pytorch_model.bin"
@@ -336,11 +311,9 @@ def test_other_contents_of_bin_files(kind, content, message, tmp_path):
 def test_views_and_parameters_in_bin_files(kind, tmp_path):
     base = torch.arange(12.0).reshape(3, 4)
     state = {
-        "transposed": base.t(),
-        "parameter": torch.nn.Parameter(base),
-        "expanded": torch.ones(1).expand(3, 2),
+        "transposed": base.t(), "parameter": torch.nn.Parameter(base), "expanded": torch.ones(1).expand(3, 2),
         "row": base[1],
-    }
+    }  # fmt: skip
     write(tmp_path, kind, state)
     file = TorchFile(tmp_path / "pytorch_model.bin")
     for name, tensor in state.items():
@@ -406,13 +379,8 @@ def test_a_compressed_archive_is_refused(tmp_path):
 
 def test_bin_files_that_are_something_else(tmp_path):
     path = tmp_path / "pytorch_model.bin"
-    for content in (
-        b"",
-        b"PK\x03\x04",
-        b"hello",
-        pickle.dumps({"w": 1}),
-        b"version https://git-lfs.github.com/spec/v1\n",
-    ):
+    lfs = b"version https://git-lfs.github.com/spec/v1\n"
+    for content in (b"", b"PK\x03\x04", b"hello", pickle.dumps({"w": 1}), lfs):
         path.write_bytes(content)
         with pytest.raises(ValueError, match="pytorch_model.bin"):
             TorchFile(path)

@@ -13,13 +13,10 @@ from pace.checkpoints.safetensors_file import SafetensorsFile, TensorInfo
 from pace.checkpoints.safetensors_writer import SafetensorsWriter
 
 TENSORS = {
-    "codes": torch.arange(35, dtype=torch.int8).view(7, 5),
-    "words": torch.arange(-6, 6, dtype=torch.int32).view(4, 3),
-    "shape": torch.tensor([7, 5]),
-    "scales": torch.randn(3, 1).bfloat16(),
-    "vector": torch.randn(9),
+    "codes": torch.arange(35, dtype=torch.int8).view(7, 5), "words": torch.arange(-6, 6, dtype=torch.int32).view(4, 3),
+    "shape": torch.tensor([7, 5]), "scales": torch.randn(3, 1).bfloat16(), "vector": torch.randn(9),
     "empty": torch.empty(0, 4),
-}
+}  # fmt: skip
 
 
 def announce(tensors) -> dict[str, TensorInfo]:
@@ -67,14 +64,10 @@ def test_a_file_that_the_disk_cannot_hold_is_not_begun(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("rows", "start"),
-    [
-        (torch.zeros(4, 3), 0),
-        (torch.zeros(4, 2, dtype=torch.int32), 0),
-        (torch.zeros(2, 3, dtype=torch.int32), 3),
-        (torch.zeros(2, 3, dtype=torch.int32), -1),
-    ],
+    [(torch.zeros(4, 3), 0), (torch.zeros(4, 2, dtype=torch.int32), 0), (torch.zeros(2, 3, dtype=torch.int32), 3),
+     (torch.zeros(2, 3, dtype=torch.int32), -1)],
     ids=["dtype", "width", "beyond", "before"],
-)
+)  # fmt: skip
 def test_what_does_not_fit_is_refused(tmp_path, rows, start):
     writer = SafetensorsWriter(tmp_path / "a", announce(TENSORS))
     with pytest.raises(ValueError, match="cannot write .* of words"):

@@ -26,13 +26,9 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(pace.__file__).parents[1])}
 
 def process(*arguments: str, **more) -> subprocess.Popen:
     more = {
-        "stdin": subprocess.DEVNULL,
-        "stdout": subprocess.PIPE,
-        "stderr": subprocess.PIPE,
-        "text": True,
-        "env": ENVIRONMENT,
-        **more,
-    }
+        "stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True,
+        "env": ENVIRONMENT, **more,
+    }  # fmt: skip
     return subprocess.Popen([sys.executable, "-m", "pace", *arguments], **more)
 
 

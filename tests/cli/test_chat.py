@@ -70,18 +70,11 @@ def test_set(command):
 
 @pytest.mark.parametrize(
     ("line", "message"),
-    [
-        ("temperatur 1", "did you mean 'temperature'"),
-        ("temperature warm", "temperature: invalid float value: 'warm'"),
-        ("top_k -1", "top_k must be"),
-        ("do_sample maybe", "do_sample is true or false"),
-        ("num_beams 2", "as it comes"),
-        ("num_return_sequences 2", "one answer"),
-        ("logprobs 2", "no place"),
-        ("logits_processors 2", "Python alone"),
-        ("penalty_alpha 2", "pace does not implement it"),
-    ],
-)
+    [("temperatur 1", "did you mean 'temperature'"), ("temperature warm", "temperature: invalid float value: 'warm'"),
+     ("top_k -1", "top_k must be"), ("do_sample maybe", "do_sample is true or false"), ("num_beams 2", "as it comes"),
+     ("num_return_sequences 2", "one answer"), ("logprobs 2", "no place"), ("logits_processors 2", "Python alone"),
+     ("penalty_alpha 2", "pace does not implement it")],
+)  # fmt: skip
 def test_settings_that_are_refused(command, line, message):
     code, out, err = command("chat", stdin=f"/set {line}\n/set\n")
     refusal, now = err.splitlines()
@@ -91,12 +84,9 @@ def test_settings_that_are_refused(command, line, message):
 
 def test_settings_of_every_kind(command):
     settings = {
-        "do_sample": "true",
-        "stop_strings": "a b",
-        "choices": '"a b" c',
-        "regex": r"\d+",
+        "do_sample": "true", "stop_strings": "a b", "choices": '"a b" c', "regex": r"\d+",
         "logit_bias": '{"4": -1}',
-    }
+    }  # fmt: skip
     settings |= {"early_stopping": "never", "eos_token_id": "3"}
     code, out, err = command("chat", stdin="".join(f"/set {name} {text}\n" for name, text in settings.items()))
     expected = SamplingConfig(
@@ -164,16 +154,11 @@ def test_load(command, tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [
-        ("[", "Expecting value"),
-        ('{"role": "user"}', "messages must be a list"),
-        ("null", "messages must be a list"),
-        ('["What?"]', "messages[0] must be a dict"),
-        ('[{"role": "king", "content": "What?"}]', "unknown role king"),
-        ('[{"role": "user", "content": 5}]', "messages[0].content must be text"),
-        ('[{"role": "assistant", "tool_calls": [{}]}]', "messages[0].tool_calls[0].function.name must be"),
-    ],
-)
+    [("[", "Expecting value"), ('{"role": "user"}', "messages must be a list"), ("null", "messages must be a list"),
+     ('["What?"]', "messages[0] must be a dict"), ('[{"role": "king", "content": "What?"}]', "unknown role king"),
+     ('[{"role": "user", "content": 5}]', "messages[0].content must be text"),
+     ('[{"role": "assistant", "tool_calls": [{}]}]', "messages[0].tool_calls[0].function.name must be")],
+)  # fmt: skip
 def test_what_is_no_conversation(command, tmp_path, text, message):
     """It is refused, and the one under way goes on."""
     file = tmp_path / "talk.json"

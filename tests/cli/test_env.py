@@ -69,12 +69,9 @@ def test_env_tells_what_was_forced(isa, code):
 
 @pytest.mark.parametrize(
     "threads, code, shown",
-    [
-        ("3", 0, "3: PACE_NUM_THREADS asks for it"),
-        ("many", 1, "none: PACE_NUM_THREADS must be"),
-        ("99999", 1, "none: PACE_NUM_THREADS must be"),
-    ],
-)
+    [("3", 0, "3: PACE_NUM_THREADS asks for it"), ("many", 1, "none: PACE_NUM_THREADS must be"),
+     ("99999", 1, "none: PACE_NUM_THREADS must be")],
+)  # fmt: skip
 def test_env_tells_the_threads_that_were_asked_for(command, monkeypatch, threads, code, shown):
     monkeypatch.setenv("PACE_NUM_THREADS", threads)
     found, out, _ = command("env")

@@ -120,16 +120,9 @@ def test_generate_json(command):
 
 def test_generate_several_samples(command):
     sampling = [
-        "generate",
-        "Once upon a time",
-        "--do-sample",
-        "--seed",
-        "5",
-        "--num-return-sequences",
-        "3",
-        "--max-new-tokens",
+        "generate", "Once upon a time", "--do-sample", "--seed", "5", "--num-return-sequences", "3", "--max-new-tokens",
         "12",
-    ]
+    ]  # fmt: skip
     code, out, _ = command(*sampling)
     assert code == 0 and re.findall(r"^\[(\d)\]$", out, re.MULTILINE) == ["0", "1", "2"]
     texts = json.loads(command(*sampling, "--json")[1])["texts"]

@@ -18,51 +18,37 @@ KINDS = {
     "experts": ("qwen3_moe", {"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 64}),
     "experts and a shared one": (
         "qwen2_moe",
-        {
-            "num_experts": 10,
-            "num_experts_per_tok": 3,
-            "moe_intermediate_size": 64,
-            "shared_expert_intermediate_size": 96,
-        },
+        dict(num_experts=10, num_experts_per_tok=3, moe_intermediate_size=64, shared_expert_intermediate_size=96),
     ),
     "experts, sinks, windows": ("gpt_oss", {"num_local_experts": 8, "sliding_window": 20}),
     "latents": (
         "deepseek_v3",
-        {
-            "kv_lora_rank": 40,
-            "q_lora_rank": 32,
-            "qk_nope_head_dim": 32,
-            "qk_rope_head_dim": 8,
-            "v_head_dim": 24,
-            "moe_intermediate_size": 64,
-            "n_routed_experts": 16,
-            "num_experts_per_tok": 4,
-        },
+        dict(kv_lora_rank=40, q_lora_rank=32, qk_nope_head_dim=32, qk_rope_head_dim=8, v_head_dim=24)
+        | dict(moe_intermediate_size=64, n_routed_experts=16, num_experts_per_tok=4),
     ),
 }
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "max_position_embeddings": 256}
-FORMATS = {
-    "float32": {"dtype": "float32"},
-    "bfloat16": {"dtype": "bfloat16"},
-    "int8": {"quantization": "int8"},
-    "int4": {"quantization": "int4"},
-    "mxfp4": {"quantization": "mxfp4"},
-}
+FORMATS = {name: {"dtype": name} for name in ("float32", "bfloat16")}
+FORMATS |= {name: {"quantization": name} for name in ("int8", "int4", "mxfp4")}
 GREEDY = SamplingConfig(max_new_tokens=24, ignore_eos=True, logprobs=0)
-LONGER = SamplingConfig(max_new_tokens=72, ignore_eos=True, logprobs=0)
+LONGER = SamplingConfig(max_new_tokens=48, ignore_eos=True, logprobs=0)
 
 
 def prompts():
     generator = torch.Generator().manual_seed(7)
     shared = torch.randint(2, 99, (37,), generator=generator).tolist()
-    lengths = (1, 5, 64, 17, 90, 33)
+    lengths = (1, 5, 64, 17, 90)
     own = [torch.randint(2, 99, (length,), generator=generator).tolist() for length in lengths]
     repeated = (own[1] * 9)[:41]  # what prompt lookup finds drafts in
-    return [*own, repeated, shared + own[0], shared + own[1], shared + own[3]]
+    return [*own, repeated, shared + own[0], shared + own[3]]
 
 
 def answers(model, rows, config=GREEDY):
     return read(model.generate(rows, config))
+
+
+def singly(model, rows):
+    return [answers(model, [row])[0] for row in rows]
 
 
 def read(output):
@@ -89,7 +75,7 @@ def test_bits_are_a_texts_own(case: tuple[str, str], tmp_path, subtests) -> None
         return LLMModel(tmp_path, **{"progress": False, "num_threads": 2, **FORMATS[format], **more})
 
     with load(prefix_cache_bytes=0) as model:
-        alone = [answers(model, [row])[0] for row in prompts()]
+        alone = singly(model, prompts())
         assert len({tuple(ids) for ids, _ in alone}) > 5, "the model says different things"
         for holds in (among_others, in_chunks, on_any_number_of_threads):
             with subtests.test(holds.__name__):
@@ -100,12 +86,11 @@ def test_bits_are_a_texts_own(case: tuple[str, str], tmp_path, subtests) -> None
 
 
 def among_others(model, alone):
-    assert answers(model, prompts()) == alone
     assert answers(model, prompts()[::-1]) == alone[::-1]
 
 
 def in_chunks(model, alone):
-    row = prompts()[4]
+    row = prompts()[2]
     with model.session() as session:
         whole = session.append(row, logits="all")
     for chunk in (1, 3, 16, 17):
@@ -139,10 +124,10 @@ def from_a_kept_prefix(model, alone, load):
     with load() as model:
         for _ in range(2):
             assert answers(model, prompts()) == alone
-        assert [answers(model, [row])[0] for row in prompts()] == alone
+        assert singly(model, prompts()[-3:]) == alone[-3:]
 
 
 def with_drafts(model, alone, load):
     with load(spec_config=PromptLookupConfig()) as model:
         assert answers(model, prompts()) == alone
-        assert [answers(model, [row])[0] for row in prompts()] == alone
+        assert singly(model, prompts()[-3:]) == alone[-3:]

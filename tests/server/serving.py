@@ -13,18 +13,19 @@ from typing import Any
 import pytest
 
 pytest.importorskip("fastapi")
-uvicorn = pytest.importorskip("uvicorn")
+pytest.importorskip("uvicorn")
 
-from pace.assets import TINY  # noqa: E402
-from pace.llm import loading  # noqa: E402
-from pace.llm.generator import Generator  # noqa: E402
-from pace.llm.loading import LoadOptions  # noqa: E402
-from pace.server.app import make_app  # noqa: E402
-from pace.server.limits import Limits  # noqa: E402
-from pace.server.network.run import uvicorn_config  # noqa: E402
-from pace.server.network.security import Gate  # noqa: E402
-from pace.server.options import ServeOptions  # noqa: E402
-from pace.server.service import Service  # noqa: E402
+from pace.assets import TINY
+from pace.llm import loading
+from pace.llm.generator import Generator
+from pace.llm.loading import LoadOptions
+from pace.server.app import make_app
+from pace.server.limits import Limits
+from pace.server.network.run import uvicorn_config
+from pace.server.network.security import Gate
+from pace.server.options import ServeOptions
+from pace.server.service import Service
+from tests.server.network.connections import EndsSoon
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 ANSWER = "The capital of France is Paris."
@@ -61,7 +62,7 @@ class Serving:
         listener.bind(("127.0.0.1", 0))
         self.port = listener.getsockname()[1]
         app = Gate(make_app(self.service), self.options)
-        self._server = uvicorn.Server(uvicorn_config(self.options, app))
+        self._server = EndsSoon(uvicorn_config(self.options, app))
         self._thread = threading.Thread(target=self._run, args=(listener,), daemon=True)
         self._thread.start()
         while not self._server.started:

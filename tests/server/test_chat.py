@@ -28,15 +28,10 @@ def test_an_answer_is_that_of_generate(client, serving):
 
 @pytest.mark.parametrize(
     "fields",
-    [
-        {"temperature": 0},
-        {"temperature": 0, "max_tokens": 7},
-        {"temperature": 1.3, "seed": 5, "max_tokens": 60},
-        {"temperature": 1.3, "seed": -5, "max_tokens": 60, "top_p": 0.9},
-        {"temperature": 0, "stop": [" wa", "fox"]},
-        {"temperature": 1, "seed": 3, "n": 3, "max_tokens": 40, "stop": "e"},
-    ],
-)
+    [{"temperature": 0}, {"temperature": 0, "max_tokens": 7}, {"temperature": 1.3, "seed": 5, "max_tokens": 60},
+     {"temperature": 1.3, "seed": -5, "max_tokens": 60, "top_p": 0.9}, {"temperature": 0, "stop": [" wa", "fox"]},
+     {"temperature": 1, "seed": 3, "n": 3, "max_tokens": 40, "stop": "e"}],
+)  # fmt: skip
 def test_a_stream_joined_is_the_whole_answer(client, fields):
     whole = client.chat.completions.create(model="tiny", messages=LONG, **fields)
     options = {"include_usage": True}

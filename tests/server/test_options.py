@@ -34,33 +34,22 @@ def certificates(tmp_path_factory):
 
 @pytest.mark.parametrize(
     "fields, message",
-    [
-        ({"port": 65536}, "port must be from 0 to 65535; got 65536"),
-        ({"port": True}, "port"),
-        ({"host": ""}, "host must be an address"),
-        ({"host": "http://localhost"}, "host must be an address"),
-        ({"host": "[::1]"}, "host must be an address"),
-        ({"host": "0.0.0.0"}, "PACE_API_KEY"),
-        ({"host": "::"}, "PACE_API_KEY"),
-        ({"host": "localhost.example.org"}, "PACE_API_KEY"),
-        ({"served_model_names": ("a", "")}, "served_model_names: ''"),
-        ({"served_model_names": ("a" * 129,)}, "1 to 128"),
-        ({"served_model_names": ("a\nb",)}, "printable"),
-        ({"keys": ("good", "with space")}, "key 2 of 2"),
-        ({"keys": ("schlüssel",)}, "ASCII"),
-        ({"tls_certificate": "/no/such/file"}, "go together"),
-        ({"tls_certificate": "/no/such/file", "tls_key": "/no/such/file"}, "cannot read /no/such/file"),
-        ({"cors_origins": ("*",)}, "without a key"),
-        ({"cors_origins": ("https://a.example/",), "keys": ("k",)}, "without a path"),
-        ({"cors_origins": ("a.example",)}, "not an origin"),
-        ({"cors_origins": ("null",)}, "not an origin"),
-        ({"allowed_hosts": ("http://a.example",)}, "without scheme"),
-        ({"allowed_hosts": ("a.example:80",)}, "without scheme and port"),
-        ({"allowed_hosts": ("*",)}, "allowed_hosts"),
-        ({"metrics_prefix": "a-b"}, "metrics_prefix"),
-    ],
+    [({"port": 65536}, "port must be from 0 to 65535; got 65536"), ({"port": True}, "port"),
+     ({"host": ""}, "host must be an address"), ({"host": "http://localhost"}, "host must be an address"),
+     ({"host": "[::1]"}, "host must be an address"), ({"host": "0.0.0.0"}, "PACE_API_KEY"),
+     ({"host": "::"}, "PACE_API_KEY"), ({"host": "localhost.example.org"}, "PACE_API_KEY"),
+     ({"served_model_names": ("a", "")}, "served_model_names: ''"), ({"served_model_names": ("a" * 129,)}, "1 to 128"),
+     ({"served_model_names": ("a\nb",)}, "printable"), ({"keys": ("good", "with space")}, "key 2 of 2"),
+     ({"keys": ("schlüssel",)}, "ASCII"), ({"tls_certificate": "/no/such/file"}, "go together"),
+     ({"tls_certificate": "/no/such/file", "tls_key": "/no/such/file"}, "cannot read /no/such/file"),
+     ({"cors_origins": ("*",)}, "without a key"),
+     ({"cors_origins": ("https://a.example/",), "keys": ("k",)}, "without a path"),
+     ({"cors_origins": ("a.example",)}, "not an origin"), ({"cors_origins": ("null",)}, "not an origin"),
+     ({"allowed_hosts": ("http://a.example",)}, "without scheme"),
+     ({"allowed_hosts": ("a.example:80",)}, "without scheme and port"), ({"allowed_hosts": ("*",)}, "allowed_hosts"),
+     ({"metrics_prefix": "a-b"}, "metrics_prefix")],
     ids=str,
-)
+)  # fmt: skip
 def test_wrong_options_are_refused(fields, message):
     with pytest.raises(ValueError) as error:
         options(**fields)
@@ -106,13 +95,10 @@ def test_names_of_the_model(tmp_path):
 
 @pytest.mark.parametrize(
     "variable, of_variable, of_both",
-    [
-        (None, (), ("one", "two", "three")),
-        ("", (), ("one", "two", "three")),
-        (" a, b,,a", ("a", "b"), ("a", "b", "one", "two", "three")),
-        ("two,zero", ("two", "zero"), ("two", "zero", "one", "three")),
-    ],
-)
+    [(None, (), ("one", "two", "three")), ("", (), ("one", "two", "three")),
+     (" a, b,,a", ("a", "b"), ("a", "b", "one", "two", "three")),
+     ("two,zero", ("two", "zero"), ("two", "zero", "one", "three"))],
+)  # fmt: skip
 def test_keys_come_from_the_environment_and_a_file(tmp_path, monkeypatch, variable, of_variable, of_both):
     if variable is None:
         monkeypatch.delenv("PACE_API_KEY", raising=False)

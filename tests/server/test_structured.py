@@ -107,12 +107,9 @@ def test_a_constraint_may_be_named_twice(serving):
 
 @pytest.mark.parametrize(
     ("old", "new"),
-    [
-        ({"guided_grammar": GBNF}, {"grammar": 'root ::= "x"'}),
-        ({"guided_regex": "[ab]{4}"}, {"grammar": "[ab]{4}"}),
-        ({"guided_json": {"const": 1}}, {"json": {"const": True}}),
-    ],
-)
+    [({"guided_grammar": GBNF}, {"grammar": 'root ::= "x"'}), ({"guided_regex": "[ab]{4}"}, {"grammar": "[ab]{4}"}),
+     ({"guided_json": {"const": 1}}, {"json": {"const": True}})],
+)  # fmt: skip
 def test_two_constraints_are_refused(serving, old, new):
     reply = serving.chat(**old, structured_outputs=new)
     assert reply.status == 400 and reply.error["param"].startswith("structured_outputs."), reply.body

@@ -51,15 +51,9 @@ def test_an_answer_that_is_cut_off_is_none(answer):
 
 @pytest.mark.parametrize(
     "data",
-    [
-        b"SSH-2.0-OpenSSH\r\n\r\n",
-        b"HTTP/1.1 abc\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\ncontent-length: -1\r\n\r\n",
-        HEAD + b"xyz\r\n",
-        HEAD + b"1\r\nab\r\n",
-        b"HTTP/1.1 200 OK\r\nA: " + b"a" * 70_000,
-    ],
-)
+    [b"SSH-2.0-OpenSSH\r\n\r\n", b"HTTP/1.1 abc\r\n\r\n", b"HTTP/1.1 200 OK\r\ncontent-length: -1\r\n\r\n",
+     HEAD + b"xyz\r\n", HEAD + b"1\r\nab\r\n", b"HTTP/1.1 200 OK\r\nA: " + b"a" * 70_000],
+)  # fmt: skip
 def test_what_is_no_answer_is_refused(data):
     with pytest.raises(BadResponse):
         ResponseParser().feed(data)

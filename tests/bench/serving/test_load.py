@@ -89,17 +89,9 @@ def test_bodies():
 
 @pytest.mark.parametrize(
     "wrong",
-    [
-        {"num_prompts": 0},
-        {"range_ratio": 1.0},
-        {"request_rate": 0.0},
-        {"request_rate": math.nan},
-        {"burstiness": 0.0},
-        {"max_concurrency": 0},
-        {"seed": -1},
-        {"endpoint": "/v1/embeddings"},
-    ],
-)
+    [{"num_prompts": 0}, {"range_ratio": 1.0}, {"request_rate": 0.0}, {"request_rate": math.nan}, {"burstiness": 0.0},
+     {"max_concurrency": 0}, {"seed": -1}, {"endpoint": "/v1/embeddings"}],
+)  # fmt: skip
 def test_loads_that_are_none(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         Load(**wrong)

@@ -293,8 +293,7 @@ def add_chatglm(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_add_bos_token(False)
 
 
-# -------------------------------------------------------------------------------------------------------------
-# tokenizers
+# -- tokenizers --------------------------------------------------------------------------------------------------------
 
 
 def add_tokenizer(writer: gguf.GGUFWriter, tokenizer: Any, pre: str | None = None) -> None:

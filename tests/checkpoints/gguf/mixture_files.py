@@ -10,19 +10,10 @@ import torch
 from torch import Tensor
 
 ARCHITECTURES = {
-    "mixtral": "llama",
-    "qwen2_moe": "qwen2moe",
-    "qwen3_moe": "qwen3moe",
-    "olmoe": "olmoe",
-    "granitemoe": "granitemoe",
-    "granitemoeshared": "granitemoe",
-    "gpt_oss": "gpt-oss",
-    "hunyuan_v1_moe": "hunyuan-moe",
-    "ernie4_5_moe": "ernie4_5-moe",
-    "glm4_moe": "glm4moe",
-    "phimoe": "phimoe",
-    "llama4_text": "llama4",
-}
+    "mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "olmoe": "olmoe", "granitemoe": "granitemoe",
+    "granitemoeshared": "granitemoe", "gpt_oss": "gpt-oss", "hunyuan_v1_moe": "hunyuan-moe",
+    "ernie4_5_moe": "ernie4_5-moe", "glm4_moe": "glm4moe", "phimoe": "phimoe", "llama4_text": "llama4",
+}  # fmt: skip
 """By model_type."""
 PARTS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down"}
 NAMES = {

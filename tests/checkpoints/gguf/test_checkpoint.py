@@ -21,7 +21,6 @@ from tests.checkpoints.gguf import latent_files, mixture_files
 from tests.checkpoints.gguf.files import ARCHITECTURES, write_gguf
 from tests.llm.models.variants import IDS, VARIANTS, mrope, save_tiny
 from tests.llm.models.visit import TOLERANCE, oracle, relative_error
-from tests.plugins.tiers import sample
 from tests.support import prefill
 
 HELD = [
@@ -71,8 +70,7 @@ def ids_of(seed):
     return torch.randint(2, 99, (PROMPT,), generator=torch.Generator().manual_seed(seed))
 
 
-# ------------------------------------------------------------------------------------------------------------- in
-# floats
+# -- in floats ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", HELD)
@@ -203,13 +201,11 @@ MIXTURES = {
 
 TYPES = [name for name in ARCHITECTURES if name not in WITH_TESTS_OF_THEIR_OWN]
 PAIRS = list(itertools.product(TYPES, MIXTURES))
+ALWAYS = [pair for pair in PAIRS if pair[0] == "llama" or TYPES.index(pair[0]) % 5 == list(MIXTURES).index(pair[1])]
+REST = [pytest.param(pair, marks=pytest.mark.thorough) for pair in PAIRS if pair not in ALWAYS]
 
 
-@pytest.mark.parametrize(
-    "pair",
-    sample(PAIRS, always=lambda pair: pair[0] == "llama" or TYPES.index(pair[0]) % 5 == list(MIXTURES).index(pair[1])),
-    ids="-".join,
-)
+@pytest.mark.parametrize("pair", ALWAYS + REST, ids="-".join)
 def test_types_that_differ_within_a_layer(tmp_path, pair):
     """Parts of one matrix here, in two types there. Each commit has every architecture, and Llama with every mixture."""
     model_type, mixture = pair

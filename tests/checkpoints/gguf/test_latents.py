@@ -17,15 +17,9 @@ from tests.support import prefill
 
 IDS = torch.randint(2, 99, (45,), generator=torch.Generator().manual_seed(4))
 WIDE = {
-    "hidden_size": 256,
-    "intermediate_size": 256,
-    "moe_intermediate_size": 256,
-    "kv_lora_rank": 256,
-    "q_lora_rank": 256,
-    "qk_nope_head_dim": 64,
-    "qk_rope_head_dim": 32,
-    "v_head_dim": 64,
-}
+    "hidden_size": 256, "intermediate_size": 256, "moe_intermediate_size": 256, "kv_lora_rank": 256, "q_lora_rank": 256,
+    "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64,
+}  # fmt: skip
 
 
 def load(path, dtype="float32", **more):

@@ -19,13 +19,9 @@ from tests.checkpoints.quantized import packers
 from tests.llm.models.variants import save_tiny
 
 SIZES = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 32,
+    "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32,
     "vocab_size": 96,
-}
+}  # fmt: skip
 
 Pack = Callable[[int, int], packers.Packed]
 
@@ -45,14 +41,9 @@ def compressed(layout: str, packed_with: dict[str, Any], **more: Any) -> dict[st
 
 
 GPTQ = {
-    "quant_method": "gptq",
-    "bits": 4,
-    "group_size": 32,
-    "desc_act": False,
-    "sym": True,
-    "lm_head": False,
+    "quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True, "lm_head": False,
     "damp_percent": 0.01,
-}
+}  # fmt: skip
 
 KINDS: dict[str, tuple[dict[str, Any], Pack]] = {
     "gptq": (GPTQ, lambda n, k: packers.gptq(n, k, 4, 32)),

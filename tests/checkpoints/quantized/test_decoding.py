@@ -70,12 +70,9 @@ def cases():
         if order == "irregular" and group != 32 or (group == -1 and order != "sequential"):
             continue
         config = {
-            "quant_method": "gptq",
-            "bits": bits,
-            "group_size": group,
-            "desc_act": order != "sequential",
+            "quant_method": "gptq", "bits": bits, "group_size": group, "desc_act": order != "sequential",
             "sym": symmetric,
-        }
+        }  # fmt: skip
         if version == 2:
             config["checkpoint_format"] = "gptq_v2"
         minima = not symmetric and bits in (4, 8)

@@ -12,13 +12,9 @@ from benchmarks.load import measure, write_checkpoint
 
 # A matrix of 11 million weights in each layer: the largest of a model with 1 billion. Embedding and head are small.
 SIZES = {
-    "vocab_size": 512,
-    "hidden_size": 2048,
-    "intermediate_size": 5632,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 4,
-}
+    "vocab_size": 512, "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 2,
+    "num_attention_heads": 16, "num_key_value_heads": 4,
+}  # fmt: skip
 # Besides the weights: for each of the two threads the codes of a piece, a byte each (4 MB), its words, and what they
 # are permuted through; the codes' file pages are dropped with each piece. And what the first use of the kernels
 # allocates.

@@ -19,18 +19,10 @@ from tests.checkpoints.quantized.models import KINDS, save_quantized
 from tests.plugins.tiers import sample
 
 FIELDS = {
-    "qwen3_moe": {"num_experts": 4},
-    "phi3": {"num_key_value_heads": 2, "pad_token_id": 0},
-    "deepseek_v3": {
-        "num_key_value_heads": 2,
-        "q_lora_rank": 64,
-        "kv_lora_rank": 32,
-        "qk_nope_head_dim": 32,
-        "qk_rope_head_dim": 32,
-        "v_head_dim": 32,
-        "moe_intermediate_size": 32,
-    },
-}
+    "qwen3_moe": {"num_experts": 4}, "phi3": {"num_key_value_heads": 2, "pad_token_id": 0},
+    "deepseek_v3": {"num_key_value_heads": 2, "q_lora_rank": 64, "kv_lora_rank": 32,
+      "qk_nope_head_dim": 32, "qk_rope_head_dim": 32, "v_head_dim": 32, "moe_intermediate_size": 32},
+}  # fmt: skip
 PROMPT = [3, 14, 15, 92, 65, 35, 89, 79, 32, 38, 46, 26]
 
 
@@ -50,7 +42,7 @@ def matrices(folder):
 
 FIRST_KINDS = {kind.split("-")[0]: kind for kind in reversed(KINDS)}.values()
 """One of each method."""
-ALWAYS = {"llama": KINDS, "phi3": KINDS, "qwen2": ["gptq"]}
+ALWAYS = {"llama": KINDS, "phi3": KINDS, "qwen2": ["gptq"], "deepseek_v3": ["gptq", "fp8"]}
 """What each commit has of a model_type, where that is not one kind of each method."""
 PAIRS = [
     *itertools.product(("llama", "qwen2", "qwen3_moe", "deepseek_v3"), KINDS),
@@ -59,9 +51,7 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(
-    "pair",
-    sample(PAIRS, always=lambda pair: pair[1] in ALWAYS.get(pair[0], FIRST_KINDS)),
-    ids="-".join,
+    "pair", sample(PAIRS, always=lambda pair: pair[1] in ALWAYS.get(pair[0], FIRST_KINDS)), ids="-".join
 )
 def test_logits_and_texts(pair, tmp_path):
     """On torch, which multiplies with the very weights, those of the weights in fp32.
@@ -168,14 +158,9 @@ def as_early_writers(folder, beside, fields, weights="model.safetensors"):
 
 def test_early_checkpoints_say_in_a_file_of_their_own_how_they_are_quantised(tmp_path):
     gptq = {
-        "bits": 4,
-        "group_size": 32,
-        "desc_act": True,
-        "sym": True,
-        "true_sequential": True,
-        "model_name_or_path": None,
+        "bits": 4, "group_size": 32, "desc_act": True, "sym": True, "true_sequential": True, "model_name_or_path": None,
         "model_file_base_name": "gptq_model-4bit-32g",
-    }
+    }  # fmt: skip
     awq = {"zero_point": True, "q_group_size": 32, "w_bit": 4, "version": "GEMM"}
     for kind, arguments in (
         ("gptq-act-order", ("quantize_config.json", gptq, "gptq_model-4bit-32g.safetensors")),

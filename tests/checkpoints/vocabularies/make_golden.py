@@ -51,7 +51,9 @@ def main() -> None:
         ids = [model.encode(text) for text in TEXTS]
         golden[kind] = {"texts": TEXTS, "ids": ids, "decoded": [model.decode(row) for row in ids]}
         (HERE / f"{kind}.vocab").unlink()
-    (HERE / "golden.json").write_text(json.dumps(golden, indent=1) + "\n")
+    fields = [f'"{kind}": {{\n' + ",\n".join(f'"{name}": {json.dumps(rows)}' for name, rows in of_kind.items()) + "}"
+              for kind, of_kind in golden.items()]  # fmt: skip
+    (HERE / "golden.json").write_text("{" + ",\n".join(fields) + "}\n")
     for name in ("corpus.txt", "rules.tsv"):
         (HERE / name).unlink()
 

@@ -230,16 +230,9 @@ def test_glm4(tmp_path):
     known = ranks()
     (tmp_path / "tokenizer.model").write_bytes(written(known))
     names = [
-        "<|endoftext|>",
-        "[MASK]",
-        "[gMASK]",
-        "[sMASK]",
-        "<sop>",
-        "<eop>",
-        "<|system|>",
-        "<|user|>",
+        "<|endoftext|>", "[MASK]", "[gMASK]", "[sMASK]", "<sop>", "<eop>", "<|system|>", "<|user|>",
         "<|assistant|>",
-    ]
+    ]  # fmt: skip
     added = {str(len(known) + i): {"content": name, "special": True} for i, name in enumerate(names)}
     template = "[gMASK]<sop>{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}{% endfor %}<|assistant|>"
     settings = {"tokenizer_class": "ChatGLM4Tokenizer", "added_tokens_decoder": added, "eos_token": "<|endoftext|>"}

@@ -16,15 +16,10 @@ from pace.integrations.guidance.sampling import Sampling, _shaped, pick
 SIZE = 333
 SEEN = [3, 5, 5, 9, 200]
 PARAMS = [
-    {},
-    {"top_k": 10},
-    {"top_p": 0.7},
-    {"min_p": 0.1},
-    {"repetition_penalty": 1.7},
-    {"top_k": 20, "top_p": 0.8, "min_p": 0.05, "repetition_penalty": 1.2},
-    {"top_p": 0.9, "min_p": 0.3},
+    {}, {"top_k": 10}, {"top_p": 0.7}, {"min_p": 0.1}, {"repetition_penalty": 1.7},
+    {"top_k": 20, "top_p": 0.8, "min_p": 0.05, "repetition_penalty": 1.2}, {"top_p": 0.9, "min_p": 0.3},
     {"top_p": None, "top_k": -1},
-]
+]  # fmt: skip
 
 
 class TheirEngine(Engine):

@@ -17,19 +17,12 @@ def config(defaults=None, **given) -> SamplingConfig:
 
 @pytest.mark.parametrize(
     ("given", "wanted"),
-    [
-        ({"max_tokens": 5}, {"max_new_tokens": 5}),
-        ({"max_completion_tokens": 5}, {"max_new_tokens": 5}),
-        ({"stop": "a"}, {"stop_strings": ["a"]}),
-        ({"repeat_penalty": 1.2}, {"repetition_penalty": 1.2}),
-        ({"n": 1}, {}),
-        ({"top_k": -1, "do_sample": True}, {"top_k": 0, "do_sample": True}),
-        ({"logit_bias": {"5": -100}}, {"logit_bias": {5: -100}}),
-        ({"logprobs": True, "top_logprobs": 3}, {"logprobs": 3}),
-        ({"logprobs": True}, {"logprobs": 0}),
-        ({"temperature": None, "seed": 3}, {"seed": 3}),
-    ],
-)
+    [({"max_tokens": 5}, {"max_new_tokens": 5}), ({"max_completion_tokens": 5}, {"max_new_tokens": 5}),
+     ({"stop": "a"}, {"stop_strings": ["a"]}), ({"repeat_penalty": 1.2}, {"repetition_penalty": 1.2}), ({"n": 1}, {}),
+     ({"top_k": -1, "do_sample": True}, {"top_k": 0, "do_sample": True}),
+     ({"logit_bias": {"5": -100}}, {"logit_bias": {5: -100}}), ({"logprobs": True, "top_logprobs": 3}, {"logprobs": 3}),
+     ({"logprobs": True}, {"logprobs": 0}), ({"temperature": None, "seed": 3}, {"seed": 3})],
+)  # fmt: skip
 def test_names_of_others(given, wanted):
     length = {} if "max_new_tokens" in wanted else {"max_length": 1024}
     assert config(**given) == SamplingConfig(**wanted, **length, eos_token_id=[7])
@@ -37,19 +30,11 @@ def test_names_of_others(given, wanted):
 
 @pytest.mark.parametrize(
     ("defaults", "given", "draws"),
-    [
-        ({}, {}, False),
-        ({}, {"temperature": 0.7}, True),
-        ({}, {"temperature": 0}, False),
-        ({}, {"top_p": 0.9}, True),
-        ({}, {"temperature": 0.7, "do_sample": False}, False),
-        ({"temperature": 0.7}, {}, True),
-        ({"temperature": 0.7}, {"temperature": 0}, False),
-        ({"do_sample": True}, {"temperature": 0}, False),
-        ({"temperature": 0}, {"temperature": 0.5}, True),
-        ({"temperature": 0.7}, {"do_sample": False}, False),
-    ],
-)
+    [({}, {}, False), ({}, {"temperature": 0.7}, True), ({}, {"temperature": 0}, False), ({}, {"top_p": 0.9}, True),
+     ({}, {"temperature": 0.7, "do_sample": False}, False), ({"temperature": 0.7}, {}, True),
+     ({"temperature": 0.7}, {"temperature": 0}, False), ({"do_sample": True}, {"temperature": 0}, False),
+     ({"temperature": 0}, {"temperature": 0.5}, True), ({"temperature": 0.7}, {"do_sample": False}, False)],
+)  # fmt: skip
 def test_whether_tokens_are_drawn(defaults, given, draws):
     assert config(defaults, **given).do_sample is draws
     config(defaults, **given).check_consistent()

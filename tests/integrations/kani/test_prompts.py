@@ -14,13 +14,10 @@ from pace.integrations.kani.messages import as_dict
 
 CALL = ToolCall.from_function("get_weather", city="Rome")
 CHAT = [
-    ChatMessage.system("You are a helpful assistant."),
-    ChatMessage.user("What is the weather in Rome?"),
-    ChatMessage.assistant(None, tool_calls=[CALL]),
-    ChatMessage.function("get_weather", "sunny", CALL.id),
-    ChatMessage.assistant("It is sunny."),
-    ChatMessage.user(["Thank ", "you."]),
-]
+    ChatMessage.system("You are a helpful assistant."), ChatMessage.user("What is the weather in Rome?"),
+    ChatMessage.assistant(None, tool_calls=[CALL]), ChatMessage.function("get_weather", "sunny", CALL.id),
+    ChatMessage.assistant("It is sunny."), ChatMessage.user(["Thank ", "you."]),
+]  # fmt: skip
 
 
 def get_weather(city: str):

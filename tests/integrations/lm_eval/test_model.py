@@ -20,13 +20,9 @@ from pace.llm import LLMModel, SamplingConfig
 TASKS = Path(__file__).parents[2] / "conformance" / "checks" / "tasks"
 CONTEXT = "Once upon a time there was a little girl"
 PAIRS = [
-    (CONTEXT, " who liked to play."),
-    (CONTEXT, " named Lily."),
-    ("", "The sun was hot."),
-    ("The capital of France is ", "Paris."),
-    (CONTEXT, "."),
-    (CONTEXT, " named Lily."),
-]
+    (CONTEXT, " who liked to play."), (CONTEXT, " named Lily."), ("", "The sun was hot."),
+    ("The capital of France is ", "Paris."), (CONTEXT, "."), (CONTEXT, " named Lily."),
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -51,28 +51,21 @@ def test_a_replica_has_as_long_as_pace_serve_gives_to_finish():
 
 @pytest.mark.parametrize(
     "given, words",
-    [
-        ({"num_replica": "2"}, "there is no argument num_replica; did you mean num_replicas?"),
-        ({"quantisation": "int8"}, "did you mean quantization?"),
-        ({"zzz": "1"}, "there is no argument zzz"),
-        ({"num_replicas": "two"}, "num-replicas: invalid int value: 'two'"),
-        ({"num_replicas": "0"}, "num_replicas must be at least 1; got 0"),
-        ({"balance": "0.5"}, "balance must be at least 1; got 0.5"),
-        ({"num_replicas": "2"}, "num_threads: say how many threads"),
-        ({"max_replicas": "2"}, "num_threads: say how many threads"),
-        ({"min_replicas": "2"}, "min_replicas need max_replicas"),
-        ({"num_replicas": "2", "max_replicas": "3"}, "give one"),
-        ({"num_threads": "0"}, "num_threads must be in 1"),
-        ({"port": "80"}, "port: Ray's proxy holds the connections"),
-        ({"body_seconds": "1"}, "body_seconds: Ray's proxy"),
-        ({"max_n": "0"}, "n must be at least 1"),
-        ({"kv_cache_type": "rope"}, "invalid choice: 'rope'"),
-        ({"quantization": "int3"}, "int3"),
-        ({"kv_cache_bytes": "much"}, "much"),
-        ({"api_key_file": "/nowhere"}, "api_key_file: cannot read /nowhere"),
-        ({"cors_origin": ["*"]}, "cors_origins"),
-    ],
-)
+    [({"num_replica": "2"}, "there is no argument num_replica; did you mean num_replicas?"),
+     ({"quantisation": "int8"}, "did you mean quantization?"), ({"zzz": "1"}, "there is no argument zzz"),
+     ({"num_replicas": "two"}, "num-replicas: invalid int value: 'two'"),
+     ({"num_replicas": "0"}, "num_replicas must be at least 1; got 0"),
+     ({"balance": "0.5"}, "balance must be at least 1; got 0.5"),
+     ({"num_replicas": "2"}, "num_threads: say how many threads"),
+     ({"max_replicas": "2"}, "num_threads: say how many threads"),
+     ({"min_replicas": "2"}, "min_replicas need max_replicas"),
+     ({"num_replicas": "2", "max_replicas": "3"}, "give one"), ({"num_threads": "0"}, "num_threads must be in 1"),
+     ({"port": "80"}, "port: Ray's proxy holds the connections"), ({"body_seconds": "1"}, "body_seconds: Ray's proxy"),
+     ({"max_n": "0"}, "n must be at least 1"), ({"kv_cache_type": "rope"}, "invalid choice: 'rope'"),
+     ({"quantization": "int3"}, "int3"), ({"kv_cache_bytes": "much"}, "much"),
+     ({"api_key_file": "/nowhere"}, "api_key_file: cannot read /nowhere"),
+     ({"cors_origin": ["*"]}, "cors_origins")],
+)  # fmt: skip
 def test_what_cannot_be_is_refused_by_name(given, words):
     with pytest.raises((ValueError, TypeError), match=words.replace("?", r"\?")):
         app(given)

@@ -109,16 +109,12 @@ def test_a_part_of_a_cpu_is_refused(cluster):
 
 @pytest.mark.parametrize(
     "arguments, words",
-    [
-        ({}, "give prompts"),
-        ({"prompts": "a", "messages": "b"}, "give prompts"),
-        ({"prompts": "a", "texts": "a"}, "names of their own"),
-        ({"prompts": "a", "errors": "text"}, "names of their own"),
-        ({"prompts": "a", "sampling": {"num_return_sequences": 2}}, "num_return_sequences"),
-        ({"prompts": "a", "sampling": {"max_token": 2}}, "did you mean 'max_new_tokens'"),
-        ({"prompts": "a", "num_threads": 2}, "num_threads is num_cpus"),
-    ],
-)
+    [({}, "give prompts"), ({"prompts": "a", "messages": "b"}, "give prompts"),
+     ({"prompts": "a", "texts": "a"}, "names of their own"), ({"prompts": "a", "errors": "text"}, "names of their own"),
+     ({"prompts": "a", "sampling": {"num_return_sequences": 2}}, "num_return_sequences"),
+     ({"prompts": "a", "sampling": {"max_token": 2}}, "did you mean 'max_new_tokens'"),
+     ({"prompts": "a", "num_threads": 2}, "num_threads is num_cpus")],
+)  # fmt: skip
 def test_what_cannot_be_is_refused(arguments, words):
     with pytest.raises((ValueError, TypeError), match=words):
         Predictor(str(TINY), **arguments)

@@ -22,32 +22,26 @@ def key(salt: str | None = None, **request: object) -> str:
 
 @pytest.mark.parametrize(
     "first, later",
-    [
-        ({"messages": [SYSTEM, HELLO]}, {"messages": [SYSTEM, HELLO, ANSWER, MORE], "temperature": 1}),
-        ({"system": "s", "messages": [HELLO]}, {"system": "s", "messages": [HELLO, ANSWER, MORE]}),
-        ({"input": [HELLO]}, {"input": [HELLO, {"type": "reasoning"}, ANSWER, MORE]}),
-        ({"prompt": "x" * START_CHARACTERS}, {"prompt": "x" * START_CHARACTERS + "y"}),
-        ({"prompt": ["x", "y"]}, {"prompt": "x"}),
-        ({"prompt": list(range(300))}, {"prompt": [list(range(400))]}),
-        ({"messages": [HELLO], "prompt_cache_key": "k"}, {"messages": [MORE], "prompt_cache_key": "k"}),
-    ],
-)
+    [({"messages": [SYSTEM, HELLO]}, {"messages": [SYSTEM, HELLO, ANSWER, MORE], "temperature": 1}),
+     ({"system": "s", "messages": [HELLO]}, {"system": "s", "messages": [HELLO, ANSWER, MORE]}),
+     ({"input": [HELLO]}, {"input": [HELLO, {"type": "reasoning"}, ANSWER, MORE]}),
+     ({"prompt": "x" * START_CHARACTERS}, {"prompt": "x" * START_CHARACTERS + "y"}),
+     ({"prompt": ["x", "y"]}, {"prompt": "x"}), ({"prompt": list(range(300))}, {"prompt": [list(range(400))]}),
+     ({"messages": [HELLO], "prompt_cache_key": "k"}, {"messages": [MORE], "prompt_cache_key": "k"})],
+)  # fmt: skip
 def test_a_conversation_keeps_its_key(first, later):
     assert key(**first) == key(**later) != ""
 
 
 @pytest.mark.parametrize(
     "one, other",
-    [
-        ({"messages": [SYSTEM, HELLO]}, {"messages": [SYSTEM, MORE]}),
-        ({"messages": [SYSTEM, HELLO]}, {"messages": [HELLO]}),
-        ({"system": "s", "messages": [HELLO]}, {"system": "t", "messages": [HELLO]}),
-        ({"instructions": "s", "input": "Hi"}, {"instructions": "t", "input": "Hi"}),
-        ({"prompt": "x"}, {"prompt": "y"}),
-        ({"prompt": "x", "cache_salt": "a"}, {"prompt": "x", "cache_salt": "b"}),
-        ({"prompt": "x", "salt": "a"}, {"prompt": "x", "salt": "b"}),
-    ],
-)
+    [({"messages": [SYSTEM, HELLO]}, {"messages": [SYSTEM, MORE]}),
+     ({"messages": [SYSTEM, HELLO]}, {"messages": [HELLO]}),
+     ({"system": "s", "messages": [HELLO]}, {"system": "t", "messages": [HELLO]}),
+     ({"instructions": "s", "input": "Hi"}, {"instructions": "t", "input": "Hi"}), ({"prompt": "x"}, {"prompt": "y"}),
+     ({"prompt": "x", "cache_salt": "a"}, {"prompt": "x", "cache_salt": "b"}),
+     ({"prompt": "x", "salt": "a"}, {"prompt": "x", "salt": "b"})],
+)  # fmt: skip
 def test_what_begins_otherwise_has_another_key(one, other):
     assert "" != key(**one) != key(**other) != ""
 

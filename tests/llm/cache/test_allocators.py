@@ -17,13 +17,10 @@ from pace.llm.sequence import Sequence
 SPEC = KVSpec((Positions(1, 2, 2),) * 2, torch.float32)
 
 OPTIONS = {
-    "paged": {},
-    "prefix": {"prefix_cache_bytes": None},
-    "bmc": {"kv_cache_type": "bmc"},
-    "bmc-1": {"kv_cache_type": "bmc", "bmc_rows": 1},
-    "bmc-50": {"kv_cache_type": "bmc", "bmc_rows": 50},
+    "paged": {}, "prefix": {"prefix_cache_bytes": None}, "bmc": {"kv_cache_type": "bmc"},
+    "bmc-1": {"kv_cache_type": "bmc", "bmc_rows": 1}, "bmc-50": {"kv_cache_type": "bmc", "bmc_rows": 50},
     "dynamic": {"kv_cache_type": "dynamic"},
-}
+}  # fmt: skip
 CONTIGUOUS = [name for name in OPTIONS if name not in ("paged", "prefix")]
 
 
@@ -58,12 +55,9 @@ def blocks_of(sequence: Sequence) -> range:
 
 @pytest.mark.parametrize(
     ("options", "sizes"),
-    [
-        (OPTIONS["dynamic"], [1, 2, 3, 4, 5, 6, 7, 8]),
-        ({"kv_cache_type": "bmc", "bmc_rows": 48}, [3, 6, 9]),
-        ({"kv_cache_type": "bmc", "bmc_rows": 20}, [2, 4, 6, 8]),
-    ],
-)
+    [(OPTIONS["dynamic"], [1, 2, 3, 4, 5, 6, 7, 8]), ({"kv_cache_type": "bmc", "bmc_rows": 48}, [3, 6, 9]),
+     ({"kv_cache_type": "bmc", "bmc_rows": 20}, [2, 4, 6, 8])],
+)  # fmt: skip
 def test_a_run_grows_by_its_rows_and_is_copied_only_then(options: dict, sizes: list[int], monkeypatch) -> None:
     cache, sequence, copied, runs = make_cache(100, **options), sequence_of(500), [], []
     monkeypatch.setattr(
@@ -199,34 +193,23 @@ def test_the_balanced_rows_are_where_the_cost_is_least() -> None:
 
 @pytest.mark.parametrize(
     ("options", "error", "message"),
-    [
-        ({"kv_cache_type": "ring"}, ValueError, "'dynamic', 'bmc', 'paged'; got 'ring'"),
-        ({"bmc_rows": 64}, ValueError, "bmc_rows=64 is for kv_cache_type='bmc', and this is 'paged'"),
-        ({"kv_cache_type": "dynamic", "bmc_rows": 64}, ValueError, "this is 'dynamic'"),
-        ({"kv_cache_type": "bmc", "bmc_rows": 0}, ValueError, "bmc_rows must be an int >= 1"),
-        ({"kv_cache_type": "bmc", "bmc_rows": 1.5}, TypeError, "bmc_rows must be an int >= 1"),
-        ({"kv_cache_type": "bmc", "bmc_rows": True}, TypeError, "bmc_rows must be an int >= 1"),
-        (
-            {"kv_cache_type": "bmc", "prefix_cache_bytes": 1 << 20},
-            ValueError,
-            "prefix cache .* needs kv_cache_type='paged'",
-        ),
-        (
-            {"kv_cache_type": "dynamic", "prefix_cache_bytes": "1MiB"},
-            ValueError,
-            "prefix cache .* needs kv_cache_type='paged'",
-        ),
-        ({"prefix_cache_bytes": 10}, ValueError, "prefix_cache_bytes=10 keeps no block"),
-        (
-            {"prefix_cache_bytes": "8MiB", "kv_cache_bytes": "4MiB"},
-            ValueError,
-            "is a part of kv_cache_bytes, which is 4194304 here",
-        ),
-        ({"prefix_cache_bytes": "much"}, ValueError, 'prefix_cache_bytes: .*or "auto"'),
-        ({"prefix_cache_bytes": None}, TypeError, "prefix_cache_bytes: .*got None"),
-        ({"prefix_cache_bytes": True}, TypeError, "prefix_cache_bytes: .*got True"),
-    ],
-)
+    [({"kv_cache_type": "ring"}, ValueError, "'dynamic', 'bmc', 'paged'; got 'ring'"),
+     ({"bmc_rows": 64}, ValueError, "bmc_rows=64 is for kv_cache_type='bmc', and this is 'paged'"),
+     ({"kv_cache_type": "dynamic", "bmc_rows": 64}, ValueError, "this is 'dynamic'"),
+     ({"kv_cache_type": "bmc", "bmc_rows": 0}, ValueError, "bmc_rows must be an int >= 1"),
+     ({"kv_cache_type": "bmc", "bmc_rows": 1.5}, TypeError, "bmc_rows must be an int >= 1"),
+     ({"kv_cache_type": "bmc", "bmc_rows": True}, TypeError, "bmc_rows must be an int >= 1"),
+     ({"kv_cache_type": "bmc", "prefix_cache_bytes": 1 << 20}, ValueError,
+       "prefix cache .* needs kv_cache_type='paged'"),
+     ({"kv_cache_type": "dynamic", "prefix_cache_bytes": "1MiB"}, ValueError,
+       "prefix cache .* needs kv_cache_type='paged'"),
+     ({"prefix_cache_bytes": 10}, ValueError, "prefix_cache_bytes=10 keeps no block"),
+     ({"prefix_cache_bytes": "8MiB", "kv_cache_bytes": "4MiB"}, ValueError,
+       "is a part of kv_cache_bytes, which is 4194304 here"),
+     ({"prefix_cache_bytes": "much"}, ValueError, 'prefix_cache_bytes: .*or "auto"'),
+     ({"prefix_cache_bytes": None}, TypeError, "prefix_cache_bytes: .*got None"),
+     ({"prefix_cache_bytes": True}, TypeError, "prefix_cache_bytes: .*got True")],
+)  # fmt: skip
 def test_options_that_make_no_sense_are_told_before_weights_are_read(
     options: dict, error: type[Exception], message: str, monkeypatch
 ) -> None:

@@ -82,12 +82,7 @@ def everything_at_once(model: FakeModel, cache_bytes: int, cache_options: dict, 
         "max_logit_rows_per_step": 5,
     }
     engine = CheckedEngine.create(
-        model,
-        OPS,
-        cache_bytes,
-        GenerationDrafter(model, random.Random(seed), 5),
-        cache_options=cache_options,
-        **limits,
+        model, OPS, cache_bytes, GenerationDrafter(model, random.Random(seed), 5), cache_options=cache_options, **limits
     )
     generator = Generator(engine, defaults=SamplingConfig(eos_token_id=0))
     stems = random_prompts(seed, 3, longest=70)
@@ -159,14 +154,11 @@ def plain() -> LLMModel:
 
 
 MODEL_OPTIONS = {
-    "prefix": {},
-    "prefix-small": {"kv_cache_bytes": "600KiB", "prefix_cache_bytes": "100KiB"},
-    "bmc": {"kv_cache_type": "bmc"},
-    "bmc-17": {"kv_cache_type": "bmc", "bmc_rows": 17},
-    "bmc-small": {"kv_cache_type": "bmc", "kv_cache_bytes": "600KiB"},
-    "dynamic": {"kv_cache_type": "dynamic"},
+    "prefix": {}, "prefix-small": {"kv_cache_bytes": "600KiB", "prefix_cache_bytes": "100KiB"},
+    "bmc": {"kv_cache_type": "bmc"}, "bmc-17": {"kv_cache_type": "bmc", "bmc_rows": 17},
+    "bmc-small": {"kv_cache_type": "bmc", "kv_cache_bytes": "600KiB"}, "dynamic": {"kv_cache_type": "dynamic"},
     "dynamic-small": {"kv_cache_type": "dynamic", "kv_cache_bytes": "600KiB"},
-}
+}  # fmt: skip
 
 
 PROMPTS = ["Once upon a time there was a little fox", "1, 2, 3, 4,", "The capital of Japan is"]

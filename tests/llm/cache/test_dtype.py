@@ -151,17 +151,10 @@ def test_the_same_budget_holds_nearly_twice_the_tokens() -> None:
 
 @pytest.mark.parametrize(
     ("given", "dtype", "expected"),
-    [
-        ("auto", "float32", torch.float32),
-        ("AUTO", "bf16", torch.bfloat16),
-        ("int8", "float32", torch.int8),
-        ("bf16", "float32", torch.bfloat16),
-        ("float16", "bfloat16", torch.float16),
-        ("fp32", "bfloat16", torch.float32),
-        (torch.int8, "bfloat16", torch.int8),
-        (torch.float32, "bfloat16", torch.float32),
-    ],
-)
+    [("auto", "float32", torch.float32), ("AUTO", "bf16", torch.bfloat16), ("int8", "float32", torch.int8),
+     ("bf16", "float32", torch.bfloat16), ("float16", "bfloat16", torch.float16), ("fp32", "bfloat16", torch.float32),
+     (torch.int8, "bfloat16", torch.int8), (torch.float32, "bfloat16", torch.float32)],
+)  # fmt: skip
 def test_names_and_dtypes(given, dtype: str, expected: torch.dtype) -> None:
     with LLMModel(TINY, dtype=dtype, kv_cache_dtype=given, kv_cache_bytes="1MiB", progress=False) as loaded:
         assert loaded._model.dtype == model_utils.parse_dtype(dtype)
@@ -178,13 +171,10 @@ def test_names_and_dtypes(given, dtype: str, expected: torch.dtype) -> None:
 
 @pytest.mark.parametrize(
     ("given", "error", "message"),
-    [
-        ("int4", ValueError, "kv_cache_dtype must be 'auto'.* or int8; got 'int4'"),
-        (torch.float64, ValueError, "got 'torch.float64'"),
-        (None, TypeError, "kv_cache_dtype must be a name.*got NoneType"),
-        (8, TypeError, "got int"),
-    ],
-)
+    [("int4", ValueError, "kv_cache_dtype must be 'auto'.* or int8; got 'int4'"),
+     (torch.float64, ValueError, "got 'torch.float64'"),
+     (None, TypeError, "kv_cache_dtype must be a name.*got NoneType"), (8, TypeError, "got int")],
+)  # fmt: skip
 def test_what_is_unknown_is_refused_before_weights_are_read(
     given, error: type[Exception], message: str, monkeypatch
 ) -> None:

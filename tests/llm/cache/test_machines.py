@@ -184,7 +184,7 @@ class Machine:
             self.check(sequence)
 
 
-@pytest.mark.parametrize("num_walks", [40, pytest.param(2000, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("num_walks", [25, pytest.param(2000, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("name", KINDS)
 def test_any_order_of_verbs(name: str, num_walks: int) -> None:
     """Other walks in each commit."""

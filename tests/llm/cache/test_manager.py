@@ -47,13 +47,9 @@ def test_memory_is_touched_only_as_used() -> None:
 
 @pytest.mark.parametrize(
     "spec",
-    [
-        KVSpec((Positions(2, 5, 5),) * 3, torch.float32),
-        KVSpec((Positions(8, 16, 16),) * 16, torch.bfloat16),
-        KVSpec((Positions(2, 5, 5),) * 3, torch.int8),
-        KVSpec((Positions(1, 64, 64),) * 1, torch.int8),
-    ],
-)
+    [KVSpec((Positions(2, 5, 5),) * 3, torch.float32), KVSpec((Positions(8, 16, 16),) * 16, torch.bfloat16),
+     KVSpec((Positions(2, 5, 5),) * 3, torch.int8), KVSpec((Positions(1, 64, 64),) * 1, torch.int8)],
+)  # fmt: skip
 def test_layers_lie_side_by_side_in_a_block(spec: KVSpec) -> None:
     """Keys and values of all layers of a block are its bytes, each once; blocks a multiple of 64 KB apart are
     padded."""

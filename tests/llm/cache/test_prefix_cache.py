@@ -340,14 +340,9 @@ def test_a_salt_is_forgotten_with_its_last_block() -> None:
 
 @pytest.mark.parametrize(
     ("model_type", "special"),
-    [
-        ("llama", "gqa"),
-        ("llama", "dynamic-beyond"),
-        ("llama", "dynamic-within"),
-        ("llama", "longrope-long"),
-        ("phi3", "longrope-long"),
-    ],
-)
+    [("llama", "gqa"), ("llama", "dynamic-beyond"), ("llama", "dynamic-within"), ("llama", "longrope-long"),
+     ("phi3", "longrope-long")],
+)  # fmt: skip
 @pytest.mark.skipif("native" not in backends(), reason="bits are promised for the kernels")
 def test_logits_and_text_are_the_same_bits_with_and_without(tmp_path, model_type: str, special: str) -> None:
     """Prompts that begin alike, shorter and longer than where the angles change (16, or 64 for dynamic-within), and

@@ -21,15 +21,9 @@ from tests.llm.generators import check_idle, generate, ids
 from tests.plugins.tiers import sample
 
 WINDOWS = {
-    "half": (None, 20, None, 20),
-    "most": (None, 20, 20, 20),
-    "short": (None, 5, 5),
-    "two windows": (None, 7, 40, 40),
-    "blocks": (None, 32, 32),
-    "all": (20, 20),
-    "all short": (3, 3),
-    "all, two windows": (33, 9),
-}
+    "half": (None, 20, None, 20), "most": (None, 20, 20, 20), "short": (None, 5, 5), "two windows": (None, 7, 40, 40),
+    "blocks": (None, 32, 32), "all": (20, 20), "all short": (3, 3), "all, two windows": (33, 9),
+}  # fmt: skip
 """Of the layers of a model."""
 
 

@@ -33,7 +33,7 @@ def special_names(format: ToolFormat) -> list[str]:
     return sorted({found for literal in literals for part in parts(literal) for found in _SPECIAL.findall(part.text)})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Vocabulary:
     """The bundled tokenizer, with more special tokens."""
 
@@ -105,9 +105,8 @@ def walk(grammar: str, words: Vocabulary, rng: random.Random, most: int, begin: 
         allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
         assert len(allowed), f"nothing may follow {words.decode(tokens)!r}"
         if rng.random() < 0.5:
-            near = [token for token in _closing(words) if _bit(mask, token)]
-            allowed = near or allowed
-        token = int(rng.choice(list(allowed)))
+            allowed = [token for token in _closing(words) if _bit(mask, token)] or allowed
+        token = int(rng.choice(allowed))
         if token == end:
             return words.decode(tokens), True
         assert found.consume_token(token), found.get_error()
@@ -119,6 +118,7 @@ def _bit(mask: np.ndarray, token: int) -> bool:
     return bool(mask[0, token // 32] >> (token % 32) & 1)
 
 
+@functools.lru_cache(maxsize=1)
 def _closing(words: Vocabulary) -> list[int]:
     """Tokens that bring an end nearer."""
     ids = [words.tokens.token_to_id(text) for text in ('"', "'", "}", "]", ")", "</", "Ċ", END)]

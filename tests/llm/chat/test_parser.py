@@ -71,19 +71,11 @@ def test_arguments_come_as_they_are_written():
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "2 < 3, <tool, <tool_call",
-        "<tool_call>",
-        "<tool_call> is how a call begins",
-        '<tool_call>{"name": "unknown", "arguments": {}}</tool_call>',
-        '<tool_call>{"name": "f"}</tool_call>',
-        '<tool_call>{"name": "foo", "arguments": {}}</tool_call>',
-        '<tool_call>{"name": "f", "arguments"',
-        "<tool_call><tool_call>",
-        " \n",
-        "",
-    ],
-)
+    ["2 < 3, <tool, <tool_call", "<tool_call>", "<tool_call> is how a call begins",
+     '<tool_call>{"name": "unknown", "arguments": {}}</tool_call>', '<tool_call>{"name": "f"}</tool_call>',
+     '<tool_call>{"name": "foo", "arguments": {}}</tool_call>', '<tool_call>{"name": "f", "arguments"',
+     "<tool_call><tool_call>", " \n", ""],
+)  # fmt: skip
 def test_what_only_looks_like_a_call_is_text(text):
     found = turn("hermes", text)
     assert found.text == text and not found.calls
@@ -150,18 +142,12 @@ def test_ids_that_the_model_writes():
 
 @pytest.mark.parametrize(
     ("written", "read"),
-    [
-        ("s='a'", {"s": "a"}),
-        ('s="it\'s"', {"s": "it's"}),
-        (r"s='it\'s \"x\" \n \\ \x41 \u00e9 \d'", {"s": 'it\'s "x" \n \\ A é \\d'}),
-        ("s='a\"b\n'", {"s": 'a"b\n'}),
-        ("n=-3, b=True", {"n": -3, "b": True}),
-        ("n = 3 ,b= False", {"n": 3, "b": False}),
-        ("any={'k': [None, (1.5e-3, true)]}, l=[]", {"any": {"k": [None, [0.0015, True]]}, "l": []}),
-        ("other='x), f('", {"other": "x), f("}),
-        ("", {}),
-    ],
-)
+    [("s='a'", {"s": "a"}), ('s="it\'s"', {"s": "it's"}),
+     (r"s='it\'s \"x\" \n \\ \x41 \u00e9 \d'", {"s": 'it\'s "x" \n \\ A é \\d'}), ("s='a\"b\n'", {"s": 'a"b\n'}),
+     ("n=-3, b=True", {"n": -3, "b": True}), ("n = 3 ,b= False", {"n": 3, "b": False}),
+     ("any={'k': [None, (1.5e-3, true)]}, l=[]", {"any": {"k": [None, [0.0015, True]]}, "l": []}),
+     ("other='x), f('", {"other": "x), f("}), ("", {})],
+)  # fmt: skip
 def test_python_becomes_json(written, read):
     found = turn("pythonic", f"[f({written}), fo()]")
     assert [json.loads(arguments) for _, arguments in found.calls] == [read, {}] and found.ended == [0, 1]
@@ -169,27 +155,12 @@ def test_python_becomes_json(written, read):
 
 @pytest.mark.parametrize(
     ("key", "written", "read"),
-    [
-        ("s", "12", "12"),
-        ("s", "a\n\nb ", "a\n\nb "),
-        ("s", '"quoted" \\n', '"quoted" \\n'),
-        ("s", "", ""),
-        ("s", "x < y </parameter", "x < y </parameter"),
-        ("n", "12", 12),
-        ("n", "twelve", "twelve"),
-        ("b", "true", True),
-        ("b", "True", True),
-        ("d", '"2024-01-01"', "2024-01-01"),
-        ("d", "2024-01-01", "2024-01-01"),
-        ("d", "2024", "2024"),
-        ("e", "2", "2"),
-        ("l", '["</parameter>", {"a": 1}]', ["</parameter>", {"a": 1}]),
-        ("l", "[1, 2", "[1, 2"),
-        ("any", "None", None),
-        ("any", "NaN", "NaN"),
-        ("unknown", "x", "x"),
-    ],
-)
+    [("s", "12", "12"), ("s", "a\n\nb ", "a\n\nb "), ("s", '"quoted" \\n', '"quoted" \\n'), ("s", "", ""),
+     ("s", "x < y </parameter", "x < y </parameter"), ("n", "12", 12), ("n", "twelve", "twelve"), ("b", "true", True),
+     ("b", "True", True), ("d", '"2024-01-01"', "2024-01-01"), ("d", "2024-01-01", "2024-01-01"), ("d", "2024", "2024"),
+     ("e", "2", "2"), ("l", '["</parameter>", {"a": 1}]', ["</parameter>", {"a": 1}]), ("l", "[1, 2", "[1, 2"),
+     ("any", "None", None), ("any", "NaN", "NaN"), ("unknown", "x", "x")],
+)  # fmt: skip
 def test_tagged_values_have_the_types_of_the_schema(key, written, read):
     text = f"<tool_call>\n<function=f>\n<parameter={key}>\n{written}\n</parameter>\n</function>\n</tool_call>"
     found = turn("qwen_coder", text)
@@ -198,15 +169,10 @@ def test_tagged_values_have_the_types_of_the_schema(key, written, read):
 
 @pytest.mark.parametrize(
     ("text", "thought", "answer"),
-    [
-        ("<think>\nHm. <tool_call>{ </thin </think>\n\nYes", "Hm. <tool_call>{ </thin ", "Yes"),
-        ("\n<think></think>Yes", "", "Yes"),
-        ("<think>" + CALL, CALL, ""),
-        ("Yes", "", "Yes"),
-        (" <thin", "", " <thin"),
-        ("", "", ""),
-    ],
-)
+    [("<think>\nHm. <tool_call>{ </thin </think>\n\nYes", "Hm. <tool_call>{ </thin ", "Yes"),
+     ("\n<think></think>Yes", "", "Yes"), ("<think>" + CALL, CALL, ""), ("Yes", "", "Yes"), (" <thin", "", " <thin"),
+     ("", "", "")],
+)  # fmt: skip
 def test_thoughts(text, thought, answer):
     found = turn("hermes", text, THINK)
     assert (found.thought, found.text, found.calls) == (thought, answer, [])

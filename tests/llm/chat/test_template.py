@@ -153,20 +153,15 @@ def test_ids_of_nine_characters(tokenizer):
 
 @pytest.mark.parametrize(
     ("message", "place"),
-    [
-        ({"role": "user", "content": [{"type": "image_url"}]}, r"messages\[0\].content\[0\].*image_url"),
-        ({"role": "assistant", "tool_calls": [{"function": {}}]}, r"messages\[0\].tool_calls\[0\].function.name"),
-        (
-            {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": '{"a'}}]},
-            r"messages\[0\].tool_calls\[0\].function.arguments",
-        ),
-        ({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "3"}}]}, "JSON object"),
-        ({"role": "user", "content": 5}, r"messages\[0\].content must be text"),
-        ({"role": "assistant", "tool_calls": 5}, r"messages\[0\].tool_calls must be a list"),
-        ({"content": "What?"}, r"messages\[0\] must have a role"),
-        ("What?", r"messages\[0\] must be a dict"),
-    ],
-)
+    [({"role": "user", "content": [{"type": "image_url"}]}, r"messages\[0\].content\[0\].*image_url"),
+     ({"role": "assistant", "tool_calls": [{"function": {}}]}, r"messages\[0\].tool_calls\[0\].function.name"),
+     ({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": '{"a'}}]},
+       r"messages\[0\].tool_calls\[0\].function.arguments"),
+     ({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "3"}}]}, "JSON object"),
+     ({"role": "user", "content": 5}, r"messages\[0\].content must be text"),
+     ({"role": "assistant", "tool_calls": 5}, r"messages\[0\].tool_calls must be a list"),
+     ({"content": "What?"}, r"messages\[0\] must have a role"), ("What?", r"messages\[0\] must be a dict")],
+)  # fmt: skip
 def test_messages_that_cannot_be_rendered(tokenizer, message, place):
     with pytest.raises((TypeError, ValueError), match=place):
         ChatTemplate(tokenizer).render([message])

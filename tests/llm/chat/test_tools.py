@@ -28,25 +28,16 @@ def test_both_forms():
 
 @pytest.mark.parametrize(
     ("items", "place"),
-    [
-        ({}, "tools"),
-        (["f"], "tools[0]"),
-        ([{"type": "web_search"}], "tools[0].type"),
-        ([F, {"function": "f"}], "tools[1].function"),
-        ([F, {"function": {"name": "a b"}}], "tools[1].function.name"),
-        ([{"name": "x" * 65}], "tools[0].name"),
-        ([{"name": ""}], "tools[0].name"),
-        ([{}], "tools[0].name"),
-        ([F, {"function": F}], "tools[1].function.name"),
-        ([{"name": "f", "description": 3}], "tools[0].description"),
-        ([{"name": "f", "strict": "yes"}], "tools[0].strict"),
-        ([{"name": "f", "parameters": []}], "tools[0].parameters"),
-        ([{"name": "f", "parameters": {"type": "array"}}], "tools[0].parameters.type"),
-        ([{"name": "f", "parameters": {"properties": []}}], "tools[0].parameters.properties"),
-        ([{"name": "f", "parameters": {"properties": {"a": 3}}}], "tools[0].parameters.properties.a"),
-        ([{"name": "f", "parameters": {"required": "a"}}], "tools[0].parameters.required"),
-    ],
-)
+    [({}, "tools"), (["f"], "tools[0]"), ([{"type": "web_search"}], "tools[0].type"),
+     ([F, {"function": "f"}], "tools[1].function"), ([F, {"function": {"name": "a b"}}], "tools[1].function.name"),
+     ([{"name": "x" * 65}], "tools[0].name"), ([{"name": ""}], "tools[0].name"), ([{}], "tools[0].name"),
+     ([F, {"function": F}], "tools[1].function.name"), ([{"name": "f", "description": 3}], "tools[0].description"),
+     ([{"name": "f", "strict": "yes"}], "tools[0].strict"), ([{"name": "f", "parameters": []}], "tools[0].parameters"),
+     ([{"name": "f", "parameters": {"type": "array"}}], "tools[0].parameters.type"),
+     ([{"name": "f", "parameters": {"properties": []}}], "tools[0].parameters.properties"),
+     ([{"name": "f", "parameters": {"properties": {"a": 3}}}], "tools[0].parameters.properties.a"),
+     ([{"name": "f", "parameters": {"required": "a"}}], "tools[0].parameters.required")],
+)  # fmt: skip
 def test_errors_name_the_place(items, place):
     with pytest.raises(ToolError) as caught:
         read_tools(items)
@@ -73,17 +64,13 @@ def test_choices():
 
 @pytest.mark.parametrize(
     ("item", "place"),
-    [
-        ("any", "tool_choice"),
-        (3, "tool_choice"),
-        ({"type": "custom"}, "tool_choice"),
-        ({"type": "function"}, "tool_choice.name"),
-        ({"type": "function", "function": {"name": "h"}}, "tool_choice.function.name"),
-        ({"type": "allowed_tools", "mode": "never", "tools": [F]}, "tool_choice.mode"),
-        ({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}, "tool_choice.allowed_tools.tools"),
-        ({"type": "allowed_tools", "mode": "auto", "tools": [{"name": "h"}]}, "tool_choice.tools[0].name"),
-    ],
-)
+    [("any", "tool_choice"), (3, "tool_choice"), ({"type": "custom"}, "tool_choice"),
+     ({"type": "function"}, "tool_choice.name"),
+     ({"type": "function", "function": {"name": "h"}}, "tool_choice.function.name"),
+     ({"type": "allowed_tools", "mode": "never", "tools": [F]}, "tool_choice.mode"),
+     ({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}, "tool_choice.allowed_tools.tools"),
+     ({"type": "allowed_tools", "mode": "auto", "tools": [{"name": "h"}]}, "tool_choice.tools[0].name")],
+)  # fmt: skip
 def test_choices_that_are_none(item, place):
     with pytest.raises(ToolError) as caught:
         read_choice(item, read_tools([F]))

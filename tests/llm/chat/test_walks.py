@@ -48,7 +48,7 @@ def test_walks(name, specials):
     words = vocabulary(tuple(special_names(format)) if specials else ())
     finished = 0
     for mode in ("required", "named", "auto"):
-        for seed in range(4):
+        for seed in range(4 if mode == "auto" else 2):
             rng = random.Random(f"{name} {specials} {mode} {seed}")
             tools = random_tools(rng)
             choice = ToolChoice(mode, (tools[0].name,) if mode == "named" else None)

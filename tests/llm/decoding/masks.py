@@ -125,10 +125,8 @@ class MaskedModel(FakeModel):
     def logits_of(self, tokens: list[int]) -> torch.Tensor:
         logits = super().logits_of(tokens)
         if len(tokens) >= self.num_prompt_tokens:
-            allowed = self.allowed(tuple(tokens[self.num_prompt_tokens :]))
-            for token in range(self.vocab_size):
-                if token not in allowed:
-                    logits[token] = -torch.inf
+            allowed = torch.tensor([*self.allowed(tuple(tokens[self.num_prompt_tokens :]))], dtype=torch.int64)
+            return torch.full_like(logits, -torch.inf).index_copy_(0, allowed, logits[allowed])
         return logits
 
 

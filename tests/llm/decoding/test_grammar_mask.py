@@ -40,15 +40,12 @@ PERSON = {
 }
 DIGITS = 'start: part ("," part)*\npart: /[0-9]{1,3}/ | "(" start ")"\n'
 GRAMMARS = {
-    "json_schema": Grammar.json_schema(PERSON),
-    "spaced": Grammar.json_schema(PERSON, whitespace="spaced"),
-    "flexible": Grammar.json_schema(PERSON, whitespace="flexible"),
-    "json": Grammar.json(),
-    "regex": Grammar.regex(r"(yes|no|[ab]{2,4})! [0-9]{1,3}"),
-    "lark": Grammar.lark(DIGITS),
+    "json_schema": Grammar.json_schema(PERSON), "spaced": Grammar.json_schema(PERSON, whitespace="spaced"),
+    "flexible": Grammar.json_schema(PERSON, whitespace="flexible"), "json": Grammar.json(),
+    "regex": Grammar.regex(r"(yes|no|[ab]{2,4})! [0-9]{1,3}"), "lark": Grammar.lark(DIGITS),
     "gbnf": Grammar.gbnf('root ::= [a-c]+ ("-" root)? "."'),
     "choices": Grammar.choices(["red", "reddish", "green", 'say "hi"\n', "été"]),
-}
+}  # fmt: skip
 
 
 def satisfies(name: str, text: str) -> bool:
@@ -172,26 +169,22 @@ def test_work_for_a_token_is_bounded(monkeypatch) -> None:
 
 @pytest.mark.parametrize(
     ("grammar", "message"),
-    [
-        (lambda: Grammar.regex("(?<=a)b"), "look-around"),
-        (lambda: Grammar.regex("(?=a)b"), "look-around"),
-        (lambda: Grammar.regex("(a"), "unclosed|Expected|expected"),
-        (lambda: Grammar.regex(""), "empty text"),
-        (lambda: Grammar.lark('start: start "a"'), "cannot be used"),
-        (lambda: Grammar.lark('start: nobody "a"'), 'unknown name: "nobody"'),
-        (lambda: Grammar.lark('begin: "a"'), "start"),
-        (lambda: Grammar.lark('start: ""'), "empty text"),
-        (lambda: Grammar.json_schema({"$ref": "#"}), "cannot be used"),
-        (lambda: Grammar.json_schema({"$ref": "http://example.com/x.json"}), "nothing is fetched"),
-        (lambda: Grammar.json_schema({"$ref": "file:///etc/passwd"}), "nothing is fetched"),
-        (lambda: Grammar.json_schema({"type": "nonsense"}), "nonsense"),
-        (lambda: Grammar.json_schema({"type": "string", "minLength": 3, "maxLength": 2}), "cannot be used"),
-        (lambda: Grammar.json_schema({"type": "string", "pattern": "(?!a)b"}), "look-around"),
-        (lambda: Grammar.json_schema({"properties": {"a": {"items": {"not": {}}}}}), "#/properties/a/items/not"),
-        (lambda: Grammar.json_schema({"properties": {"a/b": {"format": "nope"}}}), "#/properties/a~1b/format"),
-        (lambda: Grammar.json_schema({"oneOf": [{"type": "object"}, {"minProperties": 1}]}), "#/oneOf: not supported"),
-    ],
-)
+    [(lambda: Grammar.regex("(?<=a)b"), "look-around"), (lambda: Grammar.regex("(?=a)b"), "look-around"),
+     (lambda: Grammar.regex("(a"), "unclosed|Expected|expected"), (lambda: Grammar.regex(""), "empty text"),
+     (lambda: Grammar.lark('start: start "a"'), "cannot be used"),
+     (lambda: Grammar.lark('start: nobody "a"'), 'unknown name: "nobody"'),
+     (lambda: Grammar.lark('begin: "a"'), "start"), (lambda: Grammar.lark('start: ""'), "empty text"),
+     (lambda: Grammar.json_schema({"$ref": "#"}), "cannot be used"),
+     (lambda: Grammar.json_schema({"$ref": "http://example.com/x.json"}), "nothing is fetched"),
+     (lambda: Grammar.json_schema({"$ref": "file:///etc/passwd"}), "nothing is fetched"),
+     (lambda: Grammar.json_schema({"type": "nonsense"}), "nonsense"),
+     (lambda: Grammar.json_schema({"type": "string", "minLength": 3, "maxLength": 2}), "cannot be used"),
+     (lambda: Grammar.json_schema({"type": "string", "pattern": "(?!a)b"}), "look-around"),
+     (lambda: Grammar.json_schema({"properties": {"a": {"items": {"not": {}}}}}), "#/properties/a/items/not"),
+     (lambda: Grammar.json_schema({"properties": {"a/b": {"format": "nope"}}}), "#/properties/a~1b/format"),
+     (lambda: Grammar.json_schema({"oneOf": [{"type": "object"}, {"minProperties": 1}]}),
+       "#/oneOf: not supported")],
+)  # fmt: skip
 def test_what_cannot_be_compiled_says_where(grammar, message: str) -> None:
     with pytest.raises(ValueError, match=message) as caught:
         compiler().mask(grammar(), [END])

@@ -80,23 +80,15 @@ PROCESSORS = {
 }
 FILTERS = {
     "temperature": (dict(temperature=0.7, top_k=0), [hf.TemperatureLogitsWarper(0.7)]),
-    "top_k": (dict(top_k=5), [hf.TopKLogitsWarper(5)]),
-    "top_k beyond": (dict(top_k=1000), [hf.TopKLogitsWarper(1000)]),
+    "top_k": (dict(top_k=5), [hf.TopKLogitsWarper(5)]), "top_k beyond": (dict(top_k=1000), [hf.TopKLogitsWarper(1000)]),
     "top_p": (dict(top_k=0, top_p=0.8), [hf.TopPLogitsWarper(0.8)]),
     "top_p tiny": (dict(top_k=0, top_p=0.01), [hf.TopPLogitsWarper(0.01)]),
     "min_p": (dict(top_k=0, min_p=0.1), [hf.MinPLogitsWarper(0.1)]),
     "typical": (dict(top_k=0, typical_p=0.7), [hf.TypicalLogitsWarper(0.7)]),
-    "all in order": (
-        dict(temperature=1.7, top_k=20, top_p=0.9, min_p=0.02, typical_p=0.8),
-        [
-            hf.TemperatureLogitsWarper(1.7),
-            hf.TopKLogitsWarper(20),
-            hf.TopPLogitsWarper(0.9),
-            hf.MinPLogitsWarper(0.02),
-            hf.TypicalLogitsWarper(0.8),
-        ],
-    ),
-}
+    "all in order": (dict(temperature=1.7, top_k=20, top_p=0.9, min_p=0.02, typical_p=0.8),
+      [hf.TemperatureLogitsWarper(1.7), hf.TopKLogitsWarper(20), hf.TopPLogitsWarper(0.9),
+      hf.MinPLogitsWarper(0.02), hf.TypicalLogitsWarper(0.8)]),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PROCESSORS)
@@ -247,8 +239,7 @@ class Stacking(LogitsProcessor):
 
 
 @pytest.mark.parametrize(
-    "make",
-    [Stacking, Counting, lambda: RepetitionPenalty(2.0), lambda: NoRepeatNgram(2), lambda: NoRepeatNgram(1)],
+    "make", [Stacking, Counting, lambda: RepetitionPenalty(2.0), lambda: NoRepeatNgram(2), lambda: NoRepeatNgram(1)]
 )
 def test_forks_go_their_own_ways(make) -> None:
     def alone(tokens: list[int]) -> torch.Tensor:
@@ -335,13 +326,9 @@ def test_transformers_and_ours_stand_in_one_list_and_in_theirs() -> None:
 
 
 stateful = [
-    lambda: RepetitionPenalty(1.7),
-    lambda: FrequencyPresencePenalty(0.3, 0.2, 4),
-    lambda: NoRepeatNgram(1),
-    lambda: NoRepeatNgram(2),
-    lambda: NoRepeatNgram(4),
-    Counting,
-]
+    lambda: RepetitionPenalty(1.7), lambda: FrequencyPresencePenalty(0.3, 0.2, 4), lambda: NoRepeatNgram(1),
+    lambda: NoRepeatNgram(2), lambda: NoRepeatNgram(4), Counting,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("make", stateful)

@@ -165,15 +165,12 @@ def test_rows_of_nothing_but_bans_fail_alone(rules: Rules | None, num_logprobs: 
 
 
 SPARSE = {
-    "repetition": dict(repetition_penalty=1.7),
-    "openai": dict(frequency_penalty=0.7, presence_penalty=1.1),
-    "ngrams": dict(no_repeat_ngram_size=2),
-    "single": dict(no_repeat_ngram_size=1),
+    "repetition": dict(repetition_penalty=1.7), "openai": dict(frequency_penalty=0.7, presence_penalty=1.1),
+    "ngrams": dict(no_repeat_ngram_size=2), "single": dict(no_repeat_ngram_size=1),
     "words": dict(bad_words_ids=[[3], [5, 7]], min_new_tokens=4),
-    "all": dict(
-        repetition_penalty=1.2, frequency_penalty=0.5, logit_bias={2: 3.0, 9: -math.inf}, no_repeat_ngram_size=3
-    ),
-}
+    "all": dict(repetition_penalty=1.2, frequency_penalty=0.5, logit_bias={2: 3.0, 9: -math.inf},
+      no_repeat_ngram_size=3),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("num_logprobs", [None, 2])
@@ -242,20 +239,9 @@ class LargeOperations(TorchDispatchMode):
     lookups aside."""
 
     LOOKUPS = {
-        "index",
-        "index_put_",
-        "index_select",
-        "gather",
-        "scatter_",
-        "select",
-        "slice",
-        "unsqueeze",
-        "view",
-        "alias",
-        "detach",
-        "empty",
-        "lift_fresh",
-    }
+        "index", "index_put_", "index_select", "gather", "scatter_", "select", "slice", "unsqueeze", "view", "alias",
+        "detach", "empty", "lift_fresh",
+    }  # fmt: skip
 
     def __init__(self) -> None:
         super().__init__()
@@ -270,27 +256,14 @@ class LargeOperations(TorchDispatchMode):
 
 @pytest.mark.parametrize(
     "fields",
-    [
-        {},
-        {"repetition_penalty": 1.2},
-        {"do_sample": True},
-        {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.9},
-        {"do_sample": True, "min_p": 0.1},
-    ],
+    [{}, {"repetition_penalty": 1.2}, {"do_sample": True},
+     {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.9}, {"do_sample": True, "min_p": 0.1}],
     ids=str,
-)
+)  # fmt: skip
 def test_no_thread_of_torch_is_woken_for_a_token(fields: dict) -> None:
     native = pytest.importorskip("pace.ops.native")
     config = SamplingConfig(**fields).merge_from(SamplingConfig())
-    strategy = (
-        Sampling(
-            Processors(build_processors(config, 3, [])),
-            Rules.of(config),
-            5,
-        )
-        if fields
-        else Greedy()
-    )
+    strategy = Sampling(Processors(build_processors(config, 3, [])), Rules.of(config), 5) if fields else Greedy()
     sequence = Sequence([1, 2, 3], strategy, None, 10)
     logits = torch.randn(1, 50_000, generator=torch.Generator().manual_seed(0))
     with LargeOperations() as seen:

@@ -72,14 +72,9 @@ class ForcesNoList(AnyToken):
 
 @pytest.mark.parametrize(
     "mask, error, beams",
-    [
-        (PanicsInFill, Panic, 1),
-        (PanicsInFork, Panic, 1),
-        (PanicsInFork, Panic, 2),
-        (ForcesNoToken, ValueError, 1),
-        (ForcesNoList, TypeError, 1),
-    ],
-)
+    [(PanicsInFill, Panic, 1), (PanicsInFork, Panic, 1), (PanicsInFork, Panic, 2), (ForcesNoToken, ValueError, 1),
+     (ForcesNoList, TypeError, 1)],
+)  # fmt: skip
 def test_a_mask_that_goes_wrong_fails_its_sequence_alone(mask, error, beams: int, caplog) -> None:
     generator = make_generator(FakeModel(eos_bias=-50.0))
     neighbour = generator.add_request([1, 2], LONG)

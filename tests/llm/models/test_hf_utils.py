@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import subprocess
@@ -24,39 +25,25 @@ from pace.llm.models.hf_utils import (
 from tests.fuzz import checkpoints
 from tests.llm.decoding.tokenizer_zoo import ZOO
 from tests.llm.models.fake_hub import FakeHub
+from tests.plugins.tiers import sample
 
 STATE = {"v": torch.ones(2), "w": torch.zeros(3)}
 TOKENIZER = checkpoints.tokenizer_files()
 COMMON = {"config.json": b"{}", "generation_config.json": b"{ }", "chat_template.jinja": b"x", **TOKENIZER}
 UNWANTED = {
-    "README.md": b"x",
-    "modeling_custom.py": b"raise SystemExit",
-    "model.Q4.gguf": b"x",
-    "consolidated.00.pth": b"x",
-    "onnx/model.onnx": b"x",
-    "tf_model.h5": b"x",
-    "original/params.json": b"{}",
-}
+    "README.md": b"x", "modeling_custom.py": b"raise SystemExit", "model.Q4.gguf": b"x", "consolidated.00.pth": b"x",
+    "onnx/model.onnx": b"x", "tf_model.h5": b"x", "original/params.json": b"{}",
+}  # fmt: skip
 REPOS = {
-    "org/single": {
-        **COMMON,
-        **UNWANTED,
-        **checkpoints.weight_files("safetensors", STATE),
-        **checkpoints.weight_files("bin", STATE),
-    },
-    "org/sharded": {
-        **COMMON,
-        **UNWANTED,
-        **checkpoints.weight_files("safetensors-sharded", STATE),
-        **checkpoints.weight_files("bin-sharded", STATE),
-        "model-00003-of-00003.safetensors": b"left over",
-    },
+    "org/single": {**COMMON, **UNWANTED, **checkpoints.weight_files("safetensors", STATE),
+      **checkpoints.weight_files("bin", STATE)},
+    "org/sharded": {**COMMON, **UNWANTED, **checkpoints.weight_files("safetensors-sharded", STATE),
+      **checkpoints.weight_files("bin-sharded", STATE), "model-00003-of-00003.safetensors": b"left over"},
     "org/bin": {**COMMON, **UNWANTED, **checkpoints.weight_files("bin-sharded", STATE)},
-    "org/gguf": {"config.json": b"{}", "model.gguf": b"x"},
-    "org/empty": {"README.md": b"x"},
+    "org/gguf": {"config.json": b"{}", "model.gguf": b"x"}, "org/empty": {"README.md": b"x"},
     "org/escapes": {**COMMON, "model.safetensors.index.json": b'{"weight_map": {"w": "../../secret"}}'},
     "toplevel": {**COMMON, **checkpoints.weight_files("safetensors", STATE)},
-}
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -71,23 +58,19 @@ def hub(monkeypatch):
     hub.close()
 
 
-# -------------------------------------------------------------------------------------------------------------------
-# local
+# -- local -------------------------------------------------------------------------------------------------------------
 
 
 def test_a_directory_is_itself(tmp_path, monkeypatch):
     assert find_checkpoint(tmp_path) == tmp_path
     assert find_checkpoint(str(tmp_path)) == tmp_path
+    with pytest.raises(ValueError, match="revision='v2'.*local directory"):
+        find_checkpoint(tmp_path, revision="v2")
     monkeypatch.setenv("HOME", str(tmp_path.parent))
     assert find_checkpoint(f"~/{tmp_path.name}") == tmp_path
     (tmp_path / "org/model").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     assert find_checkpoint("org/model") == Path("org/model"), "a directory here comes before the Hub"
-
-
-def test_a_local_directory_has_no_revision(tmp_path):
-    with pytest.raises(ValueError, match="revision='v2'.*local directory"):
-        find_checkpoint(tmp_path, revision="v2")
 
 
 def test_what_is_not_a_directory(tmp_path):
@@ -136,25 +119,17 @@ def test_a_gguf_file_that_is_not_there_is_not_asked_for(text, hub, tmp_path, mon
     assert hub.requests == 0
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Hub
+# -- Hub ---------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("repo", "weights"),
-    [
-        ("org/single", {"model.safetensors"}),
-        ("toplevel", {"model.safetensors"}),
-        (
-            "org/sharded",
-            {"model.safetensors.index.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"},
-        ),
-        (
-            "org/bin",
-            {"pytorch_model.bin.index.json", "pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"},
-        ),
-    ],
-)
+    [("org/single", {"model.safetensors"}), ("toplevel", {"model.safetensors"}),
+     ("org/sharded", {"model.safetensors.index.json", "model-00001-of-00002.safetensors",
+       "model-00002-of-00002.safetensors"}),
+     ("org/bin", {"pytorch_model.bin.index.json", "pytorch_model-00001-of-00002.bin",
+       "pytorch_model-00002-of-00002.bin"})],
+)  # fmt: skip
 def test_only_what_is_needed_is_downloaded_once(repo, weights, hub, tmp_path):
     directory = find_checkpoint(repo, cache_dir=tmp_path)
     assert set(hub.downloads) == set(COMMON) | weights and len(hub.downloads) == len(set(hub.downloads))
@@ -241,17 +216,14 @@ def test_gated_and_private_repositories(hub, tmp_path):
     assert find_checkpoint("org/bin", cache_dir=tmp_path, token="secret").is_dir()
 
 
-@pytest.mark.parametrize(
-    ("repo", "error", "message"),
-    [
+def test_repositories_that_cannot_be_used(hub, tmp_path):
+    for repo, error, message in (
         ("org/gguf", FileNotFoundError, "model.gguf"),
         ("org/empty", FileNotFoundError, "no config.json"),
         ("org/escapes", ValueError, "../../secret"),
-    ],
-)
-def test_repositories_that_cannot_be_used(repo, error, message, hub, tmp_path):
-    with pytest.raises(error, match=message):
-        find_checkpoint(repo, cache_dir=tmp_path)
+    ):
+        with pytest.raises(error, match=message):
+            find_checkpoint(repo, cache_dir=tmp_path)
 
 
 def test_names_with_wildcards_are_taken_literally():
@@ -259,8 +231,7 @@ def test_names_with_wildcards_are_taken_literally():
     assert "[a].safetensors" in needed_files(names, lambda index: [Path("[a].safetensors")])
 
 
-# --------------------------------------------------------------------------------------------------------------- its
-# files
+# -- its files ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_directory_without_config(tmp_path):
@@ -275,23 +246,13 @@ def test_a_directory_without_config(tmp_path):
 @pytest.mark.parametrize("read", [read_config_json, read_generation_config])
 @pytest.mark.parametrize(
     ("content", "message"),
-    [
-        (b"", "is empty"),
-        (b"  \n", "is empty"),
-        (b"{", "not valid JSON"),
-        (b"[1]", "holds a list"),
-        (b"null", "holds null"),
-        (b'{"a": NaN}', "NaN"),
-        (b'{"a": -Infinity}', "Infinity"),
-        (b'{"a": 1e999}', "1e999"),
-        (b'{"a": ' + b"9" * 5000 + b"}", "not valid JSON"),
-        (b'{"a": 1, "a": 2}', "'a' is given twice"),
-        (b"\xff\xfe{}", "not valid JSON"),
-        (b'{"a":' * 100_000, "nested too deeply"),
-        (b" " * (5 << 20) + b"{}", "larger than"),
-        (b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
-    ],
-)
+    [(b"", "is empty"), (b"  \n", "is empty"), (b"{", "not valid JSON"), (b"[1]", "holds a list"),
+     (b"null", "holds null"), (b'{"a": NaN}', "NaN"), (b'{"a": -Infinity}', "Infinity"), (b'{"a": 1e999}', "1e999"),
+     (b'{"a": ' + b"9" * 5000 + b"}", "not valid JSON"), (b'{"a": 1, "a": 2}', "'a' is given twice"),
+     (b"\xff\xfe{}", "not valid JSON"), (b'{"a":' * 100_000, "nested too deeply"),
+     (b" " * (5 << 20) + b"{}", "larger than"),
+     (b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull")],
+)  # fmt: skip
 def test_damaged_configs(read, content, message, tmp_path):
     name = "config.json" if read is read_config_json else "generation_config.json"
     (tmp_path / name).write_bytes(content)
@@ -306,8 +267,7 @@ def test_generation_config_is_optional(tmp_path):
     assert read_generation_config(tmp_path) == {"top_k": 5}
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# tokenizer
+# -- tokenizer ---------------------------------------------------------------------------------------------------------
 
 
 def with_tokenizer(folder, **changes):
@@ -331,58 +291,53 @@ def test_a_tokenizer_class_that_is_a_model_is_refused(tmp_path):
         load_tokenizer(with_tokenizer(tmp_path, **{"tokenizer_config.json": settings}))
 
 
-@pytest.mark.parametrize(
-    "model_type",
-    ["llama", "mistral", "qwen2", "qwen3", "phi3", "phi", "gptj", "opt", "gpt_neox", "stablelm", "unheard-of"],
-)
-@pytest.mark.parametrize("kind", ZOO)
-def test_the_tokenizer_is_the_one_that_transformers_finds_by_itself(tmp_path, kind, model_type):
-    """Of the same class, with the same ids, texts and special tokens, whatever class the checkpoint names."""
+MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "phi", "gptj", "opt", "gpt_neox", "stablelm", "unheard-of")
+CLASSES = ("PreTrainedTokenizerFast", "LlamaTokenizer", "LlamaTokenizerFast", "Qwen2Tokenizer", "Qwen2TokenizerFast",
+           "GPT2TokenizerFast", "CodeGenTokenizer", "Unheard", None)  # fmt: skip
+NAMED = list(itertools.product(ZOO, MODEL_TYPES, CLASSES))
+
+
+@pytest.mark.parametrize("named", sample(NAMED, lambda named: named in NAMED[::7]), ids=str)
+def test_the_tokenizer_is_the_one_that_transformers_finds_by_itself(tmp_path, tokenizers, named):
+    """Of the same class, with the same ids, texts and special tokens, whatever class the checkpoint names. Each commit has
+    every kind, model_type and class."""
     from transformers import AutoTokenizer
 
-    ZOO[kind]().save_pretrained(tmp_path)
+    kind, model_type, name = named
+    for path in tokenizers[kind].iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
     (tmp_path / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
     settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    classes = [
-        "PreTrainedTokenizerFast",
-        "LlamaTokenizer",
-        "LlamaTokenizerFast",
-        "Qwen2Tokenizer",
-        "Qwen2TokenizerFast",
-        "GPT2TokenizerFast",
-        "CodeGenTokenizer",
-        "Unheard",
-        None,
-    ]
-    for name in classes:
-        named = {"tokenizer_class": name} if name else {}
-        (tmp_path / "tokenizer_config.json").write_text(
-            json.dumps({key: value for key, value in settings.items() if key != "tokenizer_class"} | named)
-        )
-        expected, found = AutoTokenizer.from_pretrained(str(tmp_path)), load_tokenizer(tmp_path)
-        assert type(found) is type(expected), name
-        text = "<s>Once  upon a café, 日本🦊</s><end>\n"
-        ids = expected(text)["input_ids"]
-        assert found(text)["input_ids"] == ids
-        for options in ({}, {"skip_special_tokens": True}):
-            assert found.decode(ids, **options) == expected.decode(ids, **options)
-        assert (
-            found.special_tokens_map == expected.special_tokens_map
-            and found.all_special_ids == expected.all_special_ids
-        )
-        assert found.chat_template == expected.chat_template and found.padding_side == expected.padding_side
-        assert found.backend_tokenizer.to_str() == expected.backend_tokenizer.to_str()
+    del settings["tokenizer_class"]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | ({"tokenizer_class": name} if name else {})))
+    expected, found = AutoTokenizer.from_pretrained(str(tmp_path)), load_tokenizer(tmp_path)
+    assert type(found) is type(expected)
+    text = "<s>Once  upon a café, 日本🦊</s><end>\n"
+    ids = expected(text)["input_ids"]
+    assert found(text)["input_ids"] == ids
+    for options in ({}, {"skip_special_tokens": True}):
+        assert found.decode(ids, **options) == expected.decode(ids, **options)
+    for attribute in ("special_tokens_map", "all_special_ids", "chat_template", "padding_side"):
+        assert getattr(found, attribute) == getattr(expected, attribute)
+    assert found.backend_tokenizer.to_str() == expected.backend_tokenizer.to_str()
+
+
+@pytest.fixture(scope="module")
+def tokenizers(tmp_path_factory):
+    """A folder of each kind in the zoo."""
+    folders = {kind: tmp_path_factory.mktemp(kind) for kind in ZOO}
+    for kind, folder in folders.items():
+        ZOO[kind]().save_pretrained(folder)
+    return folders
 
 
 def test_loading_a_tokenizer_imports_no_compiler():
     """torch._dynamo and torch.distributed take a second, which transformers spends where it imports a model's config
     class."""
     program = "import sys; from pace.llm.models.hf_utils import load_tokenizer; load_tokenizer(sys.argv[1]); print('torch._dynamo' in sys.modules)"
-    assert (
-        subprocess.run([sys.executable, "-c", program, TINY], capture_output=True, text=True, check=True).stdout
-        == "False\n"
-    )
+    command = [sys.executable, "-c", program, TINY]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "False\n"
 
 
 def test_a_tokenizer_with_far_fewer_ids_than_the_model(tmp_path, caplog):
@@ -400,17 +355,12 @@ def test_a_tokenizer_with_more_ids_than_the_model(tmp_path, caplog):
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        {"tokenizer.json": b""},
-        {"tokenizer.json": b"{}"},
-        {"tokenizer.json": b'{"model": ' * 5000},
-        {"tokenizer.json": TOKENIZER["tokenizer.json"][:-20]},
-        {"tokenizer.json": TOKENIZER["tokenizer.json"].replace(b'["h", "e"]', b'["h", "zz"]')},
-        {"tokenizer_config.json": b"[]"},
-        {"tokenizer_config.json": b"{"},
-        {"tokenizer_config.json": b'{"tokenizer_class": 7}'},
-    ],
-)
+    [{"tokenizer.json": b""}, {"tokenizer.json": b"{}"}, {"tokenizer.json": b'{"model": ' * 5000},
+     {"tokenizer.json": TOKENIZER["tokenizer.json"][:-20]},
+     {"tokenizer.json": TOKENIZER["tokenizer.json"].replace(b'["h", "e"]', b'["h", "zz"]')},
+     {"tokenizer_config.json": b"[]"}, {"tokenizer_config.json": b"{"},
+     {"tokenizer_config.json": b'{"tokenizer_class": 7}'}],
+)  # fmt: skip
 def test_damaged_tokenizers(changes, tmp_path):
     with pytest.raises(ValueError, match="tokenizer"):
         load_tokenizer(with_tokenizer(tmp_path, **changes))

@@ -47,10 +47,7 @@ def run_all(lines: BatchInput, path: Path, answer=echo, max_concurrency: int = 4
 
 def test_lines_are_read():
     lines = lines_of(b"\xef\xbb\xbf" + request("a", n=1).encode() + b"\r\n\n" + request("\u00e9", n=2).encode())
-    assert list(lines) == [
-        Line(1, "a", "/v1/completions", {"n": 1}),
-        Line(3, "\u00e9", "/v1/completions", {"n": 2}),
-    ]
+    assert list(lines) == [Line(1, "a", "/v1/completions", {"n": 1}), Line(3, "\u00e9", "/v1/completions", {"n": 2})]
     assert lines.check() == 2
 
 
@@ -247,9 +244,7 @@ def test_a_run_that_is_killed_again_and_again_has_the_same_results(tmp_path):
         process.kill()
         process.join()
         with path.open("ab") as file:  # as if it had been in the middle of a write
-            file.write(
-                b'{"id":"batch_req_12',
-            )
+            file.write(b'{"id":"batch_req_12')
     assert process.exitcode == -signal.SIGKILL and 45 <= path.read_bytes().count(b"\n") < 61
     run_all(lines, path, slowly)
     results = read(path)

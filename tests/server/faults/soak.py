@@ -22,12 +22,9 @@ from pace.memory import resident_bytes
 from tests.server.serving import Serving, make_generator, request_bytes, text_of
 
 PROMPTS = [
-    "What is the capital of France?",
-    "Tell me a story about a fox.",
-    "Count from one to ten.",
-    "What is 17 plus 25?",
+    "What is the capital of France?", "Tell me a story about a fox.", "Count from one to ten.", "What is 17 plus 25?",
     "Say hello twice.",
-]
+]  # fmt: skip
 STYLES: list[dict[str, Any]] = [
     {"temperature": 0, "max_tokens": 40},
     {"temperature": 1.2, "seed": 7, "max_tokens": 40},
@@ -143,11 +140,8 @@ class Soak:
 
     async def ask_nonsense(self) -> None:
         bodies: list[Any] = [
-            b"{",
-            b"[]",
-            {"messages": []},
-            {"messages": [{"role": "user", "content": "x"}], "n": 10**9},
-        ]
+            b"{", b"[]", {"messages": []}, {"messages": [{"role": "user", "content": "x"}], "n": 10**9},
+        ]  # fmt: skip
         status, _ = await self._ask(request_bytes("/v1/chat/completions", self.random.choice(bodies)))
         assert status == 400
 
@@ -170,17 +164,10 @@ class Soak:
 
 
 FAULTS = (
-    Soak.drop_at_once,
-    Soak.leave_while_it_works,
-    Soak.leave_while_it_works,
-    Soak.read_a_little_and_leave,
-    Soak.send_half_a_body,
-    Soak.send_noise,
-    Soak.ask_nonsense,
-    Soak.ask_too_much,
-    Soak.read_slowly,
+    Soak.drop_at_once, Soak.leave_while_it_works, Soak.leave_while_it_works, Soak.read_a_little_and_leave,
+    Soak.send_half_a_body, Soak.send_noise, Soak.ask_nonsense, Soak.ask_too_much, Soak.read_slowly,
     Soak.fail_in_a_draw,
-)
+)  # fmt: skip
 
 
 @contextmanager

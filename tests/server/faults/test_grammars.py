@@ -89,19 +89,10 @@ def test_schemas(serving, schema, message):
 
 @pytest.mark.parametrize(
     "grammar",
-    [
-        "root ::= " + "(" * 60_000 + '"a"' + ")" * 60_000,
-        "start: " + "(" * 60_000 + '"a"' + ")" * 60_000,
-        'start: start "a"',
-        "root ::= nobody",
-        'start: ""',
-        "root ::= ",
-        "",
-        5,
-        {"type": "jinja", "value": "x"},
-        '{"grammars": 5}',
-    ],
-)
+    ["root ::= " + "(" * 60_000 + '"a"' + ")" * 60_000, "start: " + "(" * 60_000 + '"a"' + ")" * 60_000,
+     'start: start "a"', "root ::= nobody", 'start: ""', "root ::= ", "", 5, {"type": "jinja", "value": "x"},
+     '{"grammars": 5}'],
+)  # fmt: skip
 def test_grammars(serving, grammar):
     refused(serving, grammar=grammar)
     serving.check_well()
@@ -180,19 +171,16 @@ def test_errors_show_nothing_of_others(serving):
 
 @pytest.mark.parametrize(
     ("fields", "param"),
-    [
-        ({"guided_json": {}, "guided_regex": "a"}, "guided_regex"),
-        ({"response_format": {"type": "json_object"}, "grammar": 'root ::= "a"'}, "grammar"),
-        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs.choice"),
-        ({"structured_outputs": {}}, "structured_outputs"),
-        ({"structured_outputs": 5}, "structured_outputs"),
-        ({"structured_outputs": {"json": {}, "whitespace_pattern": " "}}, "structured_outputs.whitespace_pattern"),
-        ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),
-        ({"guided_choice": ["a"], "allowed_token_ids": [5]}, "guided_choice"),
-        ({"response_format": {"type": "yaml"}}, "response_format"),
-        ({"response_format": 5}, "response_format"),
-    ],
-)
+    [({"guided_json": {}, "guided_regex": "a"}, "guided_regex"),
+     ({"response_format": {"type": "json_object"}, "grammar": 'root ::= "a"'}, "grammar"),
+     ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs.choice"),
+     ({"structured_outputs": {}}, "structured_outputs"), ({"structured_outputs": 5}, "structured_outputs"),
+     ({"structured_outputs": {"json": {}, "whitespace_pattern": " "}}, "structured_outputs.whitespace_pattern"),
+     ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),
+     ({"guided_choice": ["a"], "allowed_token_ids": [5]}, "guided_choice"),
+     ({"response_format": {"type": "yaml"}}, "response_format"),
+     ({"response_format": 5}, "response_format")],
+)  # fmt: skip
 def test_two_at_once_and_options_that_are_not_there(serving, fields, param):
     reply = serving.ask("/v1/chat/completions", {"messages": QUESTION, "max_tokens": 8, **fields})
     assert reply.status == 400 and reply.error["param"] == param, reply.body

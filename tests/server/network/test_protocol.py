@@ -33,19 +33,12 @@ def assert_error(answer: bytes, status: int) -> dict:
 
 @pytest.mark.parametrize(
     "request_bytes",
-    [
-        HEAD + b"X: " + b"a" * 5000 + b"\r\n\r\n",
-        HEAD + b"X: " + b"a" * 1_000_000,
-        HEAD + b"a" * 1_000_000,
-        b"GET /" + b"a" * 1_000_000,
-        HEAD + b"".join(b"X%d: a\r\n" % k for k in range(21)) + b"\r\n",
-        HEAD + b"X: a\r\n" * 10_000,
-        CHUNKED + b"3\r\nabc\r\n0\r\nX: " + b"a" * 1_000_000,
-        CHUNKED + b"3\r\nabc\r\n0\r\n" + b"X: a\r\n" * 10_000,
-        CHUNKED + b"3;" + b"a" * 1_000_000,
-    ],
+    [HEAD + b"X: " + b"a" * 5000 + b"\r\n\r\n", HEAD + b"X: " + b"a" * 1_000_000, HEAD + b"a" * 1_000_000,
+     b"GET /" + b"a" * 1_000_000, HEAD + b"".join(b"X%d: a\r\n" % k for k in range(21)) + b"\r\n",
+     HEAD + b"X: a\r\n" * 10_000, CHUNKED + b"3\r\nabc\r\n0\r\nX: " + b"a" * 1_000_000,
+     CHUNKED + b"3\r\nabc\r\n0\r\n" + b"X: a\r\n" * 10_000, CHUNKED + b"3;" + b"a" * 1_000_000],
     ids=["value", "open value", "name", "path", "lines", "many lines", "trailer", "trailers", "extension"],
-)
+)  # fmt: skip
 def test_headers_are_bounded(request_bytes):
     with serving(header_bytes=4000, header_lines=20) as running:
         if b"Transfer" not in request_bytes:
@@ -279,34 +272,23 @@ HIDDEN = b"GET /hidden HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 @pytest.mark.parametrize(
     "request_bytes",
-    [
-        HEAD + b"Content-Length: 3\r\nContent-Length: 3\r\n\r\nabc",
-        HEAD + b"Content-Length: 0\r\nContent-Length: %d\r\n\r\n" % len(HIDDEN) + HIDDEN,
-        HEAD + b"Content-Length: %d\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" % (5 + len(HIDDEN)) + HIDDEN,
-        HEAD + b"Transfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n0\r\n\r\n" + HIDDEN,
-        HEAD + b"Transfer-Encoding: xchunked\r\n\r\n" + HIDDEN,
-        HEAD + b"Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n" + HIDDEN,
-        HEAD + b"Content-Length: +3\r\n\r\nabc",
-        HEAD + b"Content-Length: 1e2\r\n\r\nabc",
-        HEAD + b"Content-Length: 99999999999999999999999\r\n\r\nabc",
-        HEAD + b"X: a\r\n continued\r\n\r\n",
-        HEAD + b"X: a\x00b\r\n\r\n",
-        HEAD + b"Host: other\r\n\r\n",
-        HEAD + b"Connection: upgrade\r\nUpgrade: h2c\r\nContent-Length: %d\r\n\r\n" % len(HIDDEN) + HIDDEN,
-        HEAD + b"Connection: upgrade\r\nUpgrade: x\r\nTransfer-Encoding: chunked\r\n\r\n" + HIDDEN,
-        CHUNKED + b"g\r\n" + HIDDEN,
-        b"GET /echo HTTP/1.1\r\n\r\n",
-        b"GET /echo HTTP/1.1\nHost: localhost\n\n",
-        b"GET /echo HTTP/2.0\r\nHost: localhost\r\n\r\n",
-        b"GET /echo HTTP/9.9\r\nHost: localhost\r\n\r\n",
-        b"CONNECT localhost:80 HTTP/1.1\r\nHost: localhost\r\n\r\n",
-        b"GET http://localhost HTTP/1.1\r\nHost: localhost\r\n\r\n",
-        b"GET /\xff\xfe HTTP/1.1\r\nHost: localhost\r\n\r\n",
-        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
-        b"nonsense\r\n\r\n",
-    ],
-)
+    [HEAD + b"Content-Length: 3\r\nContent-Length: 3\r\n\r\nabc",
+     HEAD + b"Content-Length: 0\r\nContent-Length: %d\r\n\r\n" % len(HIDDEN) + HIDDEN,
+     HEAD + b"Content-Length: %d\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" % (5 + len(HIDDEN)) + HIDDEN,
+     HEAD + b"Transfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n0\r\n\r\n" + HIDDEN,
+     HEAD + b"Transfer-Encoding: xchunked\r\n\r\n" + HIDDEN,
+     HEAD + b"Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n" + HIDDEN, HEAD + b"Content-Length: +3\r\n\r\nabc",
+     HEAD + b"Content-Length: 1e2\r\n\r\nabc", HEAD + b"Content-Length: 99999999999999999999999\r\n\r\nabc",
+     HEAD + b"X: a\r\n continued\r\n\r\n", HEAD + b"X: a\x00b\r\n\r\n", HEAD + b"Host: other\r\n\r\n",
+     HEAD + b"Connection: upgrade\r\nUpgrade: h2c\r\nContent-Length: %d\r\n\r\n" % len(HIDDEN) + HIDDEN,
+     HEAD + b"Connection: upgrade\r\nUpgrade: x\r\nTransfer-Encoding: chunked\r\n\r\n" + HIDDEN,
+     CHUNKED + b"g\r\n" + HIDDEN, b"GET /echo HTTP/1.1\r\n\r\n", b"GET /echo HTTP/1.1\nHost: localhost\n\n",
+     b"GET /echo HTTP/2.0\r\nHost: localhost\r\n\r\n", b"GET /echo HTTP/9.9\r\nHost: localhost\r\n\r\n",
+     b"CONNECT localhost:80 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+     b"GET http://localhost HTTP/1.1\r\nHost: localhost\r\n\r\n", b"GET /\xff\xfe HTTP/1.1\r\nHost: localhost\r\n\r\n",
+     b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+     b"nonsense\r\n\r\n"],
+)  # fmt: skip
 def test_what_could_be_read_in_two_ways_is_refused(plain, request_bytes):
     assert_error(plain.say(request_bytes), 400)
     assert "/hidden" not in plain.app.calls

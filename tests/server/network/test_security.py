@@ -62,14 +62,10 @@ KEYED = {"keys": ("first-key", "second-key"), "host": "0.0.0.0"}
 
 @pytest.mark.parametrize(
     "headers",
-    [
-        [("authorization", "Bearer first-key")],
-        [("authorization", "bearer  second-key ")],
-        [("x-api-key", "second-key")],
-        [("authorization", "Bearer other"), ("x-api-key", "first-key")],
-    ],
+    [[("authorization", "Bearer first-key")], [("authorization", "bearer  second-key ")], [("x-api-key", "second-key")],
+     [("authorization", "Bearer other"), ("x-api-key", "first-key")]],
     ids=str,
-)
+)  # fmt: skip
 def test_a_key_opens(headers):
     asked = Asked(gate(**KEYED), "POST", "/v1/chat/completions", *headers)
     assert asked.status == 200 and asked.seen["key"] and len(asked.seen["salt"]) == 64
@@ -77,23 +73,14 @@ def test_a_key_opens(headers):
 
 @pytest.mark.parametrize(
     "headers",
-    [
-        [],
-        [("authorization", "Bearer wrong")],
-        [("authorization", "Bearer first-ke")],
-        [("authorization", "Bearer first-keyy")],
-        [("authorization", "Bearer FIRST-KEY")],
-        [("authorization", "Bearer first-key,second-key")],
-        [("authorization", "Bearer")],
-        [("authorization", "first-key")],
-        [("authorization", "Basic first-key")],
-        [("authorization", "Bearer " + "a" * 20_000)],
-        [("authorization", "Bearer \xff\xfe")],
-        [("x-api-key", "")],
-        [("cookie", "first-key")],
-    ],
+    [[], [("authorization", "Bearer wrong")], [("authorization", "Bearer first-ke")],
+     [("authorization", "Bearer first-keyy")], [("authorization", "Bearer FIRST-KEY")],
+     [("authorization", "Bearer first-key,second-key")], [("authorization", "Bearer")],
+     [("authorization", "first-key")], [("authorization", "Basic first-key")],
+     [("authorization", "Bearer " + "a" * 20_000)], [("authorization", "Bearer \xff\xfe")], [("x-api-key", "")],
+     [("cookie", "first-key")]],
     ids=lambda headers: str(headers)[:50],
-)
+)  # fmt: skip
 def test_without_a_key_nothing_opens(headers):
     asked = Asked(gate(**KEYED), "POST", "/v1/chat/completions", *headers)
     assert asked.status == 401 and asked.seen is None

@@ -24,12 +24,7 @@ FLAGS = (
     "--hide-scrollbars --remote-debugging-pipe"
 ).split()
 
-KEYS = {
-    "Enter": (13, "\r"),
-    "Escape": (27, ""),
-    "Tab": (9, ""),
-    " ": (32, " "),
-}
+KEYS = {"Enter": (13, "\r"), "Escape": (27, ""), "Tab": (9, ""), " ": (32, " ")}
 """Their codes, and the text that they type."""
 
 MODIFIERS = {"Alt": 1, "Control": 2, "Meta": 4, "Shift": 8}

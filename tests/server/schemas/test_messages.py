@@ -13,12 +13,7 @@ from pace.server.limits import Limits
 
 pytest.importorskip("pydantic")
 from pace.server.schemas.fields import parse
-from pace.server.schemas.messages import (
-    MESSAGES_INERT,
-    MESSAGES_REFUSED,
-    CountTokensRequest,
-    MessagesRequest,
-)
+from pace.server.schemas.messages import MESSAGES_INERT, MESSAGES_REFUSED, CountTokensRequest, MessagesRequest
 
 HI = [{"role": "user", "content": "hi"}]
 TOOL = {"name": "f", "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}}}
@@ -65,13 +60,10 @@ def test_thoughts_go_back_to_the_template() -> None:
         return {"type": "thinking", "thinking": text, "signature": "s"}
 
     turns = [
-        *HI,
-        {"role": "assistant", "content": [thinks("a"), CALL]},
-        {"role": "user", "content": [RESULT]},
+        *HI, {"role": "assistant", "content": [thinks("a"), CALL]}, {"role": "user", "content": [RESULT]},
         {"role": "assistant", "content": [thinks("b"), {"type": "redacted_thinking", "data": "x"}, thinks("c")]},
-        {"role": "assistant", "content": [thinks("d"), block("e")]},
-        *HI,
-    ]
+        {"role": "assistant", "content": [thinks("d"), block("e")]}, *HI,
+    ]  # fmt: skip
     thoughts = [message.get("reasoning_content") for message in prompt_of(messages=turns, tools=[TOOL]).messages]
     assert thoughts == [None, "a", None, "b\nc\nd", None]
 
@@ -164,13 +156,10 @@ def test_fields_without_effect_are_taken(fields: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("fields", "param"),
-    [
-        ({"mcp_servers": [{"url": "u"}]}, "mcp_servers"),
-        ({"container": "c"}, "container"),
-        ({"context_management": {"edits": [1]}}, "context_management"),
-        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type"),
-    ],
-)
+    [({"mcp_servers": [{"url": "u"}]}, "mcp_servers"), ({"container": "c"}, "container"),
+     ({"context_management": {"edits": [1]}}, "context_management"),
+     ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type")],
+)  # fmt: skip
 def test_what_is_not_served_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(ApiError) as caught:
         job_of({"messages": HI, "max_tokens": 5} | fields)
@@ -181,52 +170,34 @@ def test_what_is_not_served_is_refused_by_name(fields: dict[str, Any], param: st
 
 @pytest.mark.parametrize(
     ("fields", "param"),
-    [
-        ({"max_tokens": None}, "max_tokens"),
-        ({"max_tokens": 0}, "max_tokens"),
-        ({"max_tokens": 1.5}, "max_tokens"),
-        ({"max_tokens": "5"}, "max_tokens"),
-        ({"messages": None}, "messages"),
-        ({"messages": []}, "messages"),
-        ({"messages": HI * 4097}, "messages"),
-        ({"messages": [5]}, "messages[0]"),
-        ({"messages": [{"role": "tool", "content": "a"}]}, "messages[0].role"),
-        ({"messages": [{"role": "user"}]}, "messages[0].content"),
-        ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
-        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
-        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0]"),
-        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages[0].content[0]"),
-        ({"messages": [{"role": "user", "content": [{"type": "tool_use"}]}]}, "messages[0].content[0]"),
-        ({"messages": [{"role": "assistant", "content": [{"type": "tool_result"}]}]}, "messages[0].content[0]"),
-        ({"messages": [{"role": "user", "content": [RESULT | {"tool_use_id": 5}]}]}, f"{FIRST}.tool_use_id"),
-        ({"messages": [{"role": "user", "content": [RESULT | {"content": [{}]}]}]}, f"{FIRST}.content[0]"),
-        ({"messages": [{"role": "user", "content": [RESULT] * 129}]}, "messages[0].content"),
-        ({"messages": [{"role": "user", "content": [RESULT, {"type": "image"}]}]}, "messages[0].content[1]"),
-        ({"messages": [{"role": "assistant", "content": [CALL | {"id": None}]}]}, f"{FIRST}.id"),
-        ({"messages": [{"role": "assistant", "content": [{"type": "thinking"}]}]}, f"{FIRST}.thinking"),
-        ({"messages": [{"role": "assistant", "content": [CALL | {"input": "{}"}]}]}, f"{FIRST}.input"),
-        ({"messages": [{"role": "assistant", "content": [CALL]}]}, "messages"),
-        ({"tools": 5}, "tools"),
-        ({"tool_choice": {"type": "required"}}, "tool_choice.type"),
-        ({"thinking": {"type": "on"}}, "thinking.type"),
-        ({"messages": [{"role": "user", "content": [{"type": "thinking"}]}]}, "messages[0].content[0]"),
-        ({"system": 5}, "system"),
-        ({"system": [{"type": "image"}]}, "system[0]"),
-        ({"temperature": 1.1}, "temperature"),
-        ({"temperature": -0.1}, "temperature"),
-        ({"top_p": 0}, "top_p"),
-        ({"top_p": 1.1}, "top_p"),
-        ({"top_k": -2}, "top_k"),
-        ({"stop_sequences": "x"}, "stop_sequences"),
-        ({"stop_sequences": [""]}, "stop_sequences"),
-        ({"stop_sequences": ["a" * 257]}, "stop_sequences"),
-        ({"stream": "true"}, "stream"),
-        ({"seed": 2**64}, "seed"),
-        ({"cache_salt": ""}, "cache_salt"),
-        ({"thinking": "off"}, "thinking"),
-        ({"output_config": {"effort": "huge"}}, "output_config.effort"),
-    ],
-)
+    [({"max_tokens": None}, "max_tokens"), ({"max_tokens": 0}, "max_tokens"), ({"max_tokens": 1.5}, "max_tokens"),
+     ({"max_tokens": "5"}, "max_tokens"), ({"messages": None}, "messages"), ({"messages": []}, "messages"),
+     ({"messages": HI * 4097}, "messages"), ({"messages": [5]}, "messages[0]"),
+     ({"messages": [{"role": "tool", "content": "a"}]}, "messages[0].role"),
+     ({"messages": [{"role": "user"}]}, "messages[0].content"),
+     ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
+     ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0]"),
+     ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages[0].content[0]"),
+     ({"messages": [{"role": "user", "content": [{"type": "tool_use"}]}]}, "messages[0].content[0]"),
+     ({"messages": [{"role": "assistant", "content": [{"type": "tool_result"}]}]}, "messages[0].content[0]"),
+     ({"messages": [{"role": "user", "content": [RESULT | {"tool_use_id": 5}]}]}, f"{FIRST}.tool_use_id"),
+     ({"messages": [{"role": "user", "content": [RESULT | {"content": [{}]}]}]}, f"{FIRST}.content[0]"),
+     ({"messages": [{"role": "user", "content": [RESULT] * 129}]}, "messages[0].content"),
+     ({"messages": [{"role": "user", "content": [RESULT, {"type": "image"}]}]}, "messages[0].content[1]"),
+     ({"messages": [{"role": "assistant", "content": [CALL | {"id": None}]}]}, f"{FIRST}.id"),
+     ({"messages": [{"role": "assistant", "content": [{"type": "thinking"}]}]}, f"{FIRST}.thinking"),
+     ({"messages": [{"role": "assistant", "content": [CALL | {"input": "{}"}]}]}, f"{FIRST}.input"),
+     ({"messages": [{"role": "assistant", "content": [CALL]}]}, "messages"), ({"tools": 5}, "tools"),
+     ({"tool_choice": {"type": "required"}}, "tool_choice.type"), ({"thinking": {"type": "on"}}, "thinking.type"),
+     ({"messages": [{"role": "user", "content": [{"type": "thinking"}]}]}, "messages[0].content[0]"),
+     ({"system": 5}, "system"), ({"system": [{"type": "image"}]}, "system[0]"), ({"temperature": 1.1}, "temperature"),
+     ({"temperature": -0.1}, "temperature"), ({"top_p": 0}, "top_p"), ({"top_p": 1.1}, "top_p"),
+     ({"top_k": -2}, "top_k"), ({"stop_sequences": "x"}, "stop_sequences"),
+     ({"stop_sequences": [""]}, "stop_sequences"), ({"stop_sequences": ["a" * 257]}, "stop_sequences"),
+     ({"stream": "true"}, "stream"), ({"seed": 2**64}, "seed"), ({"cache_salt": ""}, "cache_salt"),
+     ({"thinking": "off"}, "thinking"), ({"output_config": {"effort": "huge"}}, "output_config.effort")],
+)  # fmt: skip
 def test_what_is_wrong_is_named(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(ApiError) as caught:
         job_of({"messages": HI, "max_tokens": 5} | fields)

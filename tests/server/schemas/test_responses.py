@@ -63,18 +63,12 @@ def test_thoughts_go_back_to_the_template() -> None:
 
     call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
     items = [
-        {"role": "user", "content": "x"},
-        thinks("a", "b"),
-        call,
+        {"role": "user", "content": "x"}, thinks("a", "b"), call,
         {"type": "function_call_output", "call_id": "c", "output": "1"},
-        thinks(summary=[{"type": "summary_text", "text": "c"}]),
-        {"role": "assistant", "content": "y"},
-        thinks("d"),
-        call,
-        thinks("of nothing that follows"),
-        {"role": "user", "content": "z"},
+        thinks(summary=[{"type": "summary_text", "text": "c"}]), {"role": "assistant", "content": "y"}, thinks("d"),
+        call, thinks("of nothing that follows"), {"role": "user", "content": "z"},
         {"role": "assistant", "content": "without"},
-    ]
+    ]  # fmt: skip
     messages = job_of({"input": items}).prompt.messages
     thoughts = [(message["role"], message.get("reasoning_content")) for message in messages]
     assert thoughts == [
@@ -116,14 +110,10 @@ def test_what_is_left_open_is_the_checkpoints() -> None:
 
 @pytest.mark.parametrize(
     ("fields", "logprobs"),
-    [
-        ({}, None),
-        ({"top_logprobs": 0}, None),
-        ({"top_logprobs": 3}, 3),
-        ({"include": ["message.output_text.logprobs"]}, 0),
-        ({"include": ["reasoning.encrypted_content"]}, None),
-    ],
-)
+    [({}, None), ({"top_logprobs": 0}, None), ({"top_logprobs": 3}, 3),
+     ({"include": ["message.output_text.logprobs"]}, 0),
+     ({"include": ["reasoning.encrypted_content"]}, None)],
+)  # fmt: skip
 def test_log_probabilities_are_for_those_who_ask(fields: dict[str, Any], logprobs: int | None) -> None:
     job = job_of({"input": "hi"} | fields)
     assert job.sampling.logprobs == logprobs and job.wants_tokens == (logprobs is not None)
@@ -155,22 +145,17 @@ def test_fields_without_effect_are_taken(fields: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("fields", "param"),
-    [
-        ({"previous_response_id": "resp_1"}, "previous_response_id"),
-        ({"conversation": "conv_1"}, "conversation"),
-        ({"background": True}, "background"),
-        ({"prompt": {"id": "p"}}, "prompt"),
-        ({"context_management": [{"type": "compaction"}]}, "context_management"),
-        ({"moderation": {"model": "m"}}, "moderation"),
-        ({"truncation": "auto"}, "truncation"),
-        ({"service_tier": "flex"}, "service_tier"),
-        ({"prompt_cache_options": {"prewarm": True}}, "prompt_cache_options.prewarm"),
-        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0]"),
-        ({"input": [{"role": "user", "content": "a"}, {"type": "web_search_call"}]}, "input[1]"),
-        ({"input": [{"type": "custom_tool_call", "call_id": "c", "name": "f", "input": ""}]}, "input[0]"),
-        ({"tools": [{"type": "function", "name": "f"}], "top_logprobs": 1}, "top_logprobs"),
-    ],
-)
+    [({"previous_response_id": "resp_1"}, "previous_response_id"), ({"conversation": "conv_1"}, "conversation"),
+     ({"background": True}, "background"), ({"prompt": {"id": "p"}}, "prompt"),
+     ({"context_management": [{"type": "compaction"}]}, "context_management"),
+     ({"moderation": {"model": "m"}}, "moderation"), ({"truncation": "auto"}, "truncation"),
+     ({"service_tier": "flex"}, "service_tier"),
+     ({"prompt_cache_options": {"prewarm": True}}, "prompt_cache_options.prewarm"),
+     ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0]"),
+     ({"input": [{"role": "user", "content": "a"}, {"type": "web_search_call"}]}, "input[1]"),
+     ({"input": [{"type": "custom_tool_call", "call_id": "c", "name": "f", "input": ""}]}, "input[0]"),
+     ({"tools": [{"type": "function", "name": "f"}], "top_logprobs": 1}, "top_logprobs")],
+)  # fmt: skip
 def test_what_is_not_served_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
     error = refusal_of({"input": "hi"} | fields)
     assert error.param == param and error.code == "unsupported_parameter" and error.message.startswith(param)
@@ -223,22 +208,14 @@ def test_what_is_wrong_is_named(fields: dict[str, Any], param: str) -> None:
 
 def test_calls_belong_to_the_message_that_they_follow() -> None:
     items = [
-        {"role": "user", "content": "a"},
-        {"type": "reasoning", "id": "rs_1", "summary": []},
+        {"role": "user", "content": "a"}, {"type": "reasoning", "id": "rs_1", "summary": []},
         {"type": "message", "role": "assistant", "content": [part("b")]},
-        {
-            "type": "function_call",
-            "call_id": "c1",
-            "name": "f",
-            "arguments": '{"x": 1}',
-            "id": "fc_1",
-            "status": "done",
-        },
-        {"type": "function_call", "call_id": "c2", "name": "g", "arguments": "{}"},
+        {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"x": 1}', "id": "fc_1",
+          "status": "done"}, {"type": "function_call", "call_id": "c2", "name": "g", "arguments": "{}"},
         {"type": "function_call_output", "call_id": "c1", "output": "1"},
         {"type": "function_call_output", "call_id": "c2", "output": [part("2"), part("3")]},
         {"type": "function_call", "call_id": "c3", "name": "f", "arguments": "{}"},
-    ]
+    ]  # fmt: skip
     tools = [{"type": "function", "name": "f"}]
     prompt = job_of({"input": items, "tools": tools, "tool_choice": "required", "parallel_tool_calls": False}).prompt
     calls = [(message["role"], message["content"], message.get("tool_call_id")) for message in prompt.messages]

@@ -35,13 +35,10 @@ FINISHES = [
     (Finish("length"), "max_tokens", None),
 ]
 TYPES = {
-    "message_start": types.RawMessageStartEvent,
-    "content_block_start": types.RawContentBlockStartEvent,
-    "content_block_delta": types.RawContentBlockDeltaEvent,
-    "content_block_stop": types.RawContentBlockStopEvent,
-    "message_delta": types.RawMessageDeltaEvent,
-    "message_stop": types.RawMessageStopEvent,
-}
+    "message_start": types.RawMessageStartEvent, "content_block_start": types.RawContentBlockStartEvent,
+    "content_block_delta": types.RawContentBlockDeltaEvent, "content_block_stop": types.RawContentBlockStopEvent,
+    "message_delta": types.RawMessageDeltaEvent, "message_stop": types.RawMessageStopEvent,
+}  # fmt: skip
 
 
 def form() -> MessagesForm:

@@ -30,18 +30,15 @@ from tests.server.wire.scripted import answer, cut, events, serving, stream, usa
 TEXT = "Grüße,\n🦊 “quoted” \u2028 \\ and more"
 STOP, LENGTH = Finish("stop"), Finish("length")
 TYPES = {
-    "response.created": types.ResponseCreatedEvent,
-    "response.in_progress": types.ResponseInProgressEvent,
+    "response.created": types.ResponseCreatedEvent, "response.in_progress": types.ResponseInProgressEvent,
     "response.output_item.added": types.ResponseOutputItemAddedEvent,
     "response.content_part.added": types.ResponseContentPartAddedEvent,
     "response.output_text.delta": types.ResponseTextDeltaEvent,
     "response.output_text.done": types.ResponseTextDoneEvent,
     "response.content_part.done": types.ResponseContentPartDoneEvent,
-    "response.output_item.done": types.ResponseOutputItemDoneEvent,
-    "response.completed": types.ResponseCompletedEvent,
-    "response.incomplete": types.ResponseIncompleteEvent,
-    "response.failed": types.ResponseFailedEvent,
-}
+    "response.output_item.done": types.ResponseOutputItemDoneEvent, "response.completed": types.ResponseCompletedEvent,
+    "response.incomplete": types.ResponseIncompleteEvent, "response.failed": types.ResponseFailedEvent,
+}  # fmt: skip
 
 
 def form_of(body: dict[str, Any]) -> tuple[ResponsesForm, bool]:

@@ -103,17 +103,12 @@ def test_the_tokenizer_is_described(reader: PromptReader, tokenizer: Any) -> Non
 
 @pytest.mark.parametrize(
     ("body", "param"),
-    [
-        ({}, "prompt"),
-        ({"prompt": "a", "content": "b"}, "content"),
-        ({"prompt": 5}, "prompt"),
-        ({"prompt": "a" * (16 * LENGTH + 1)}, "prompt"),
-        ({"messages": []}, "messages"),
-        ({"messages": [{"role": "king", "content": "a"}]}, "messages[0].role"),
-        ({"messages": MESSAGES, "tools": [{}]}, "tools[0].name"),
-        ({"messages": MESSAGES, "chat_template": "{{ x }}"}, "chat_template"),
-    ],
-)
+    [({}, "prompt"), ({"prompt": "a", "content": "b"}, "content"), ({"prompt": 5}, "prompt"),
+     ({"prompt": "a" * (16 * LENGTH + 1)}, "prompt"), ({"messages": []}, "messages"),
+     ({"messages": [{"role": "king", "content": "a"}]}, "messages[0].role"),
+     ({"messages": MESSAGES, "tools": [{}]}, "tools[0].name"),
+     ({"messages": MESSAGES, "chat_template": "{{ x }}"}, "chat_template")],
+)  # fmt: skip
 def test_what_is_wrong_is_named(reader: PromptReader, body: dict[str, Any], param: str) -> None:
     with pytest.raises(ApiError) as caught:
         tokenize(reader, **body)

@@ -85,12 +85,9 @@ STREAMED = pytest.mark.parametrize("stream", [False, True])
 @STREAMED
 @pytest.mark.parametrize(
     ("choice", "reason"),
-    [
-        ("auto", "tool_calls"),
-        ("required", "tool_calls"),
-        ({"type": "function", "function": {"name": "get_weather"}}, "stop"),
-    ],
-)
+    [("auto", "tool_calls"), ("required", "tool_calls"),
+     ({"type": "function", "function": {"name": "get_weather"}}, "stop")],
+)  # fmt: skip
 def test_chat_calls(client, stream, choice, reason):
     answer, calls = chat(client, stream, tool_choice=choice, parallel_tool_calls=False)
     assert calls == [("get_weather", ROME)] and answer.finish_reason == reason and not answer.message.content

@@ -29,10 +29,12 @@ PATIENCE = 120.0
 """Seconds for what the caller still wants to see at the end, and then for what is under way."""
 
 
-def run(name: str, seconds: float, seed: int, enough: Callable[[World], bool] = lambda world: True) -> World:
+def run(
+    name: str, seconds: float, seed: int, enough: Callable[[World], bool] = lambda world: True, num_prompts: int = 40
+) -> World:
     """Stresses the world of that name for so long, and on a busy machine longer, until there is `enough`. Returns it with
     its counts. Raises AssertionError for anything wrong."""
-    world, ended = World(*WORLDS[name]()), threading.Event()
+    world, ended = World(*WORLDS[name](), num_prompts), threading.Event()
     shares = [list(ACTIONS)[index::NUM_THREADS] for index in range(NUM_THREADS)]
     threads = [
         threading.Thread(target=_work, args=(world, random.Random(f"{seed} {share}"), share, ended), daemon=True)

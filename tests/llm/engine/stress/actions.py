@@ -16,15 +16,7 @@ from pace.llm.clients.scoring import score
 from pace.llm.clients.session import Session
 from pace.llm.clients.streamer import CallbackStreamer
 from pace.llm.engine.engine import Engine
-from tests.llm.engine.stress.world import (
-    BEAMS,
-    CONFIGS,
-    LONGEST_OUTPUT,
-    LONGEST_PROMPT,
-    World,
-    beam_rows,
-    with_length,
-)
+from tests.llm.engine.stress.world import BEAMS, CONFIGS, LONGEST_OUTPUT, LONGEST_PROMPT, World, beam_rows, with_length
 
 
 def draw(world: World, chance: random.Random, one_row: bool = False) -> tuple[int, int, int]:
@@ -202,17 +194,7 @@ def collect(world: World, chance: random.Random) -> None:
 
 
 ACTIONS: dict[Callable[[World, random.Random], None], int] = {
-    generate: 10,
-    generate_and_cancel: 10,
-    search: 8,
-    add_and_wait: 10,
-    add_several_and_cancel_some: 10,
-    add_and_drop: 4,
-    stream: 6,
-    session: 8,
-    score_texts: 3,
-    preempt: 12,
-    fail_a_step: 1,
-    collect: 1,
-}
+    generate: 10, generate_and_cancel: 10, search: 8, add_and_wait: 10, add_several_and_cancel_some: 10,
+    add_and_drop: 4, stream: 6, session: 8, score_texts: 3, preempt: 12, fail_a_step: 1, collect: 1,
+}  # fmt: skip
 """What a thread does next, by weight."""

@@ -83,6 +83,7 @@ class World:
 
     generator: Generator
     alone: Generator
+    num_prompts: int = 40
     num_done: Counter[str] = field(default_factory=Counter)
     """Of each action."""
     happened: Counter[str] = field(default_factory=Counter)
@@ -95,7 +96,7 @@ class World:
     def __post_init__(self) -> None:
         chance = random.Random(0)
         stems = [[chance.randrange(1, VOCAB) for _ in range(48)] for _ in range(3)]
-        self.prompts = [chance.choice(stems)[: chance.choice([0, 16, 31, 48])] for _ in range(40)]
+        self.prompts = [chance.choice(stems)[: chance.choice([0, 16, 31, 48])] for _ in range(self.num_prompts)]
         self.prompts = [
             stem + [chance.randrange(1, VOCAB) for _ in range(chance.randint(1, LONGEST_PROMPT - len(stem)))]
             for stem in self.prompts
