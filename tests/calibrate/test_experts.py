@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import json
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from pace.calibrate import quantize
 from pace.calibrate.job import Job
 from pace.calibrate.recording import CalibrationText
 from pace.calibrate.rounding import fit_scales, output_error, round_to_nearest
@@ -18,14 +16,14 @@ from pace.llm.models.model_utils import load_model
 from pace.ops import reference
 from pace.ops.reference_experts import sum_of_experts
 from pace.ops.weight_layout import WeightLayout
+from tests.calibrate.inputs import quantize_checkpoint, tokens
 from tests.llm.models.variants import save_tiny
 from tests.support import prefill
 
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("token_ids", "few_strengths")
-quantize_checkpoint = functools.partial(quantize.quantize_checkpoint, progress=False, report=False)
 INT4 = QuantizationConfig("int4", group=16)
-TOKENS = torch.randint(2, 99, (24, 40), generator=torch.Generator().manual_seed(0)).tolist()
+TOKENS = tokens(24, 40)
 
 
 @pytest.fixture
@@ -228,7 +226,6 @@ def test_weights_that_are_no_numbers_are_refused_by_name(method, tmp_path):
     state[name][3, 3] = float("nan")
     save_file(state, path, metadata={"format": "pt"})
     with pytest.raises(ValueError, match=f"{name} holds NaN or infinity"):
-        quantize_checkpoint(
-            tmp_path / "float", tmp_path / "out", INT4, None if method == "rtn" else TOKENS, method=method
-        )
+        calibrate = None if method == "rtn" else TOKENS
+        quantize_checkpoint(tmp_path / "float", tmp_path / "out", INT4, calibrate, method=method)
     assert not (tmp_path / "out").exists()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -96,16 +96,11 @@ def test_several_tasks_and_a_thread_read_one_request(model):
 
 
 def test_two_loops_read_at_once(model):
-    texts = []
-
     async def read():
-        texts.append("".join([piece async for piece in model.astream(STORY, SHORT)]))
+        return "".join([piece async for piece in model.astream(STORY, SHORT)])
 
-    threads = [threading.Thread(target=lambda: run(read())) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    with ThreadPoolExecutor(4) as threads:
+        texts = list(threads.map(lambda _: run(read()), range(4)))
     assert texts == model.generate(STORY, SHORT).texts * 4
 
 

@@ -10,8 +10,7 @@ import torch
 
 from pace.assets import TINY, TINY_DRAFT
 from pace.llm import DraftModelConfig, LLMModel, PromptLookupConfig, SamplingConfig
-from tests.llm.generators import check_idle
-from tests.llm.speculation.test_exactness import what_matters
+from tests.llm.generators import check_idle, what_matters
 
 ENTRIES = [entry for entry in json.loads((TINY / "prompts.json").read_text(encoding="utf-8")) if "messages" in entry]
 WAYS = {
@@ -23,9 +22,7 @@ WAYS = {
 CONFIGS = {
     "greedy": SamplingConfig(max_new_tokens=80),
     "sampled": SamplingConfig(max_new_tokens=80, do_sample=True, temperature=0.8, seed=7),
-    "checkpoint's": SamplingConfig(
-        max_new_tokens=60, do_sample=True, top_p=0.9, repetition_penalty=1.1, seed=3, logprobs=2
-    ),
+    "all": SamplingConfig(max_new_tokens=60, do_sample=True, top_p=0.9, repetition_penalty=1.1, seed=3, logprobs=2),
     "stop strings": SamplingConfig(max_new_tokens=60, stop_strings=[" the", "."]),
 }
 
@@ -94,8 +91,6 @@ def test_with_keys_and_values_in_int8(spec_config) -> None:
     assert what_matters(drafted.generate(rows, CONFIGS["sampled"])) == what_matters(
         plain.generate(rows, CONFIGS["sampled"])
     )
-    caches = [
-        drafted._engine.cache,
-        *([drafted._engine.drafter.source.cache] if isinstance(spec_config, DraftModelConfig) else []),
-    ]
+    engine, has_model = drafted._engine, isinstance(spec_config, DraftModelConfig)
+    caches = [engine.cache, *([engine.drafter.source.cache] if has_model else [])]
     assert {cache.spec.dtype for cache in caches} == {torch.int8}
