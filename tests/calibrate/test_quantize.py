@@ -96,10 +96,10 @@ def test_every_architecture(name, method, tmp_path, written, token_ids, few_stre
     config = QuantizationConfig(code, group=16) if code == "int4" else QuantizationConfig(code)
     if model_type in REFUSED:
         with pytest.raises(NotImplementedError, match="holds the rows of several matrices, or their columns"):
-            quantize_checkpoint(tmp_path / "float", tmp_path / "out", config, tokens(12, 40), method=method)
+            quantize_checkpoint(tmp_path / "float", tmp_path / "out", config, tokens(12, 24), method=method)
         return
-    report = quantize_checkpoint(tmp_path / "float", tmp_path / "out", config, tokens(12, 40), method=method)
-    assert report.num_tokens == 11 * 40 and report.bytes_after < report.bytes_before
+    report = quantize_checkpoint(tmp_path / "float", tmp_path / "out", config, tokens(12, 24), method=method)
+    assert report.num_tokens == 11 * 24 and report.bytes_after < report.bytes_before
 
     loaded = load_layers(tmp_path / "out", dtype="float32", backend="torch", progress=False)
     inside = [matrix for layer in loaded.layers for matrix in layer.matrices() if is_quantised(matrix)]
@@ -126,7 +126,7 @@ def test_every_architecture(name, method, tmp_path, written, token_ids, few_stre
 
 
 def test_what_is_written_is_what_other_tools_read(tmp_path):
-    quantize_checkpoint(TINY, tmp_path / "out", QuantizationConfig("int4", group=32), texts(300, 60), method="gptq")
+    quantize_checkpoint(TINY, tmp_path / "out", QuantizationConfig("int4", group=32), texts(300, 20), method="gptq")
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     described = config.pop("quantization_config")
     assert config == json.loads((TINY / "config.json").read_text())
@@ -215,9 +215,9 @@ def test_rtn_writes_what_quantising_at_load_does(config, small, tmp_path):
 
 
 def test_the_same_arguments_give_the_same_file(tmp_path, token_ids):
-    save_tiny(tmp_path / "float", "llama", {"hidden_size": 64, "intermediate_size": 128})
+    save_tiny(tmp_path / "float", "llama", {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1})
     for name in ("a", "b"):
-        quantize_checkpoint(tmp_path / "float", tmp_path / name, "int4", tokens(12, 40))
+        quantize_checkpoint(tmp_path / "float", tmp_path / name, "int4", tokens(12, 24))
     assert (tmp_path / "a" / "model.safetensors").read_bytes() == (tmp_path / "b" / "model.safetensors").read_bytes()
 
 
@@ -238,7 +238,7 @@ def test_without_a_text_weights_are_rounded_to_the_nearest(tmp_path):
 
 def test_the_command(tmp_path, capsys):
     text = tmp_path / "text.jsonl"
-    text.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts(200, 64)), encoding="utf-8")
+    text.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts(200, 32)), encoding="utf-8")
     out = str(tmp_path / "out")
     options = ["--group", "32", "--method", "gptq", "--keep", "*.o_proj", "--json"]
     assert main(["quantize", str(TINY), out, "--calibrate", str(text), *options]) == 0

@@ -157,14 +157,16 @@ DRAWN = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", sample(list(DRAWN), lambda name: name == "top_k"))
-def test_drawn_beams_are_distributed_as_in_transformers(name: str) -> None:
+@pytest.mark.parametrize(
+    "name, num_draws", [("top_k", 600), *(pytest.param(name, 2000, marks=pytest.mark.thorough) for name in DRAWN)]
+)
+def test_drawn_beams_are_distributed_as_in_transformers(name: str, num_draws: int) -> None:
     fields = DRAWN[name]
     fake = FakeModel(vocab_size=6)
     fake.sharpness = 1.0
     known = functools.cache(lambda tokens, logits_of=fake.logits_of: logits_of(list(tokens)))
     fake.logits_of = lambda tokens: known(tuple(tokens))
-    num_draws, num_rows = 2000, fields.get("num_return_sequences", 1)
+    num_rows = fields.get("num_return_sequences", 1)
     generator = Generator(Engine.create(fake, OPS, 1 << 22), None)
     # Without a seed every prompt of a batch draws from a stream of its own; in transformers too.
     torch.manual_seed(5)

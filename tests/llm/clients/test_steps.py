@@ -26,7 +26,7 @@ CONFIGS = [
     SamplingConfig(do_sample=True, seed=4, frequency_penalty=0.7, presence_penalty=0.2, min_p=0.02),
     SamplingConfig(seed=1, stop_strings=["q", "ab"]),
 ]
-NUM_TOKENS = 40
+NUM_TOKENS = 32
 
 
 @dataclass
@@ -91,7 +91,7 @@ def by_definition(
             searched = len(tokenizer.decode(tokens, skip_special_tokens=True))
 
 
-@pytest.mark.parametrize("seed", sample(range(10), lambda seed: seed < 4))
+@pytest.mark.parametrize("seed", sample(range(10), lambda seed: seed < 3))
 def test_tokens_are_those_of_the_definition(seed: int) -> None:
     """Random step points, revisions, limits, pool and company."""
     chance = random.Random(seed)
@@ -103,7 +103,7 @@ def test_tokens_are_those_of_the_definition(seed: int) -> None:
         every, strings = chance.choice([(1, []), (3, []), (None, ["a", "cd"]), (7, ["e"]), (10, ["z", "b"])])
         config.max_new_tokens, config.step_callback = NUM_TOKENS, plan
         config.step_every, config.step_strings = every, strings or None
-        prompts, events = random_prompts(seed + number, 5, longest=40), []
+        prompts, events = random_prompts(seed + number, 4, longest=40), []
         out = generator.generate(prompts, config, streamer=CallbackStreamer(events.append, generator.tokenizer))
         for row, prompt in enumerate(prompts):
             tokens, reason, calls = by_definition(FakeModel(eos_bias=model.eos_bias), prompt, config, row)

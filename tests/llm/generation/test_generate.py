@@ -21,17 +21,17 @@ def random_ids(seed: int, *shape: int) -> torch.Tensor:
     return torch.randint(2, 280, shape, generator=torch.Generator().manual_seed(seed))
 
 
-def theirs(model, ids: torch.Tensor, num_tokens: int) -> list[int]:
-    """Greedy tokens of transformers."""
+def likeliest(model, ids: list[int], tokens: list[int]) -> list[int]:
+    """What transformers would write in place of each of `tokens`: all the same where the text is its greedy one."""
     with torch.no_grad():
-        mask = torch.ones_like(ids[None])
-        out = model.generate(ids[None], attention_mask=mask, max_new_tokens=num_tokens, do_sample=False, pad_token_id=0)
-    return out[0, len(ids) :].tolist()
+        rows = model(torch.tensor([ids + tokens[:-1]])).logits[0, len(ids) - 1 :]
+    return rows.argmax(-1).tolist()
 
 
 # -- against transformers ----------------------------------------------------------------------------------------------
 
 
+OTHERS = [family for family in IN_TRANSFORMERS if family != "llama"]
 DISTINCT = ("llama", "gemma2", "deepseek_v3", "gpt_oss", "llama4_text", "qwen3_moe", "chatglm")
 """Layers of all kinds: dense, with windows, latent, with sinks, in chunks, of experts, with a code of their own."""
 
@@ -39,15 +39,17 @@ DISTINCT = ("llama", "gemma2", "deepseek_v3", "gpt_oss", "llama4_text", "qwen3_m
 @pytest.mark.parametrize("family", sample(FAMILIES, lambda family: family in DISTINCT))
 def test_64_greedy_tokens_are_those_of_transformers(checkpoint, family: str) -> None:
     folder, oracle, tokenizer = checkpoint(family)
-    prompts = [random_ids(seed, length) for seed, length in enumerate((1, 5, 33, 70))]
-    expected = [theirs(oracle, prompt, 64) for prompt in prompts]
-    texts = [tokenizer.decode(tokens, skip_special_tokens=True) for tokens in expected]
-    for backend in BACKENDS:
-        out = load(folder, backend).generate([prompt.tolist() for prompt in prompts], SamplingConfig(max_new_tokens=64))
-        assert out.generated_token_ids == expected and out.texts == texts, backend
+    prompts = [random_ids(seed, length).tolist() for seed, length in enumerate((1, 5, 33, 70))]
+    outs = [load(folder, backend).generate(prompts, SamplingConfig(max_new_tokens=64)) for backend in BACKENDS]
+    found, end = outs[0].generated_token_ids, tokenizer.eos_token_id
+    for prompt, tokens in zip(prompts, found):
+        assert tokens == likeliest(oracle, prompt, tokens) and end not in tokens[:-1]
+        assert len(tokens) == 64 or tokens[-1] == end
+    texts = [tokenizer.decode(tokens, skip_special_tokens=True) for tokens in found]
+    assert all(out.generated_token_ids == found and out.texts == texts for out in outs)
 
 
-@pytest.mark.parametrize("family", sample(IN_TRANSFORMERS, lambda family: family == "llama"))
+@pytest.mark.parametrize("family", ["llama", *(pytest.param(name, marks=pytest.mark.thorough) for name in OTHERS)])
 def test_sampled_text_is_that_of_transformers_drawing_with_our_numbers(checkpoint, family: str, monkeypatch) -> None:
     """Processors and filters by themselves are compared in test_logits.py; here with each model's logits, and in their
     order."""
@@ -79,8 +81,8 @@ def test_sampled_text_is_that_of_transformers_drawing_with_our_numbers(checkpoin
 @pytest.mark.parametrize("count", sample([2, 17, 33], lambda count: count == 17))
 def test_ragged_batches_are_the_singles(model: LLMModel, backend: str, count: int) -> None:
     prompts = [random_ids(index, 1 + index * 7 % 41).tolist() for index in range(count)]
-    greedy = SamplingConfig(max_new_tokens=12)
-    for config in (greedy, SamplingConfig(max_new_tokens=12, do_sample=True, seed=5, top_p=0.9, logprobs=2)):
+    greedy = SamplingConfig(max_new_tokens=6)
+    for config in (greedy, SamplingConfig(max_new_tokens=6, do_sample=True, seed=5, top_p=0.9, logprobs=2)):
         together = model.generate(prompts, config)
         singles = [model.generate(prompt, config) for prompt in prompts]
         assert together.generated_token_ids == [single.generated_token_ids[0] for single in singles]
@@ -108,9 +110,10 @@ def test_every_kind_of_input_is_the_same_prompt(model: LLMModel) -> None:
     kinds += [[tensor], [array], list(array), list(tensor), {"input_ids": tensor[None]}]
     kinds += [{"input_ids": [ids], "attention_mask": mask} for mask in (ones, ones.numpy(), list(ones))]
     kinds += [model.tokenizer(text), model.tokenizer([text]), model.tokenizer(text, return_tensors="pt")]
-    expected = model.generate(text, GREEDY).generated_token_ids
+    config = SamplingConfig(max_new_tokens=4, ignore_eos=True)
+    expected = model.generate(text, config).generated_token_ids
     for kind in kinds:
-        out = model.generate(kind, GREEDY)
+        out = model.generate(kind, config)
         assert out.generated_token_ids == expected
         assert out.output_token_ids.tolist() == [ids + expected[0]] and out.output_token_ids.dtype == torch.int64
 

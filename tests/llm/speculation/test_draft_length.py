@@ -114,9 +114,13 @@ def test_drafts_that_win_less_than_asking_costs_are_given_up() -> None:
     "rate, slope, draft", [(0.9, 0.05, 0.0), (0.9, 0.05, 0.1), (0.7, 0.02, 0.05), (0.98, 0.1, 0.0), (0.5, 0.01, 0.0)]
 )
 def test_nearly_as_fast_as_the_best_fixed_length(rate: float, slope: float, draft: float, num_sequences: int) -> None:
-    sizes = {"slope": slope, "draft": draft, "num_sequences": num_sequences}
-    best = max(Machine(FixedLength(length), rate, **sizes).run(3000) for length in range(1, 9))
-    machine = Machine(AdaptiveLength(8), rate, **sizes)
+    def speed(length: int) -> float:
+        """That a fixed length comes to: expected tokens by seconds, by those of plain steps."""
+        seconds = 1.0 + slope * num_sequences * (1 + length) + draft * length
+        return sum(rate**depth for depth in range(length + 1)) * (1.0 + slope * num_sequences) / seconds
+
+    best = max(map(speed, range(1, 1 + min(8, MAX_DRAFTS_PER_STEP // num_sequences))))
+    machine = Machine(AdaptiveLength(8), rate, slope=slope, draft=draft, num_sequences=num_sequences)
     machine.run(200)
     assert best > 1.2 or num_sequences > 1
     assert machine.run(3000) > 0.9 * max(best, 1.0)
