@@ -22,7 +22,7 @@ from tests.plugins.tiers import sample
 from tests.support import prefill
 
 pytest.importorskip("transformers")
-pytestmark = pytest.mark.usefixtures("token_ids", "few_strengths")
+pytestmark = pytest.mark.usefixtures("token_ids", "one_strength")
 INT4 = QuantizationConfig("int4", group=16)
 TOKENS, FEW_TOKENS = tokens(24, 40), tokens(12, 24)
 

@@ -21,9 +21,10 @@ from pace.ops import native, reference
 from pace.ops.weight_layout import QuantizedRows, WeightLayout, layout_of_rows
 from pace.quant import FORMATS, Int4, Int8, read_format
 from tests.llm.generators import check_idle
+from tests.plugins.tiers import sample
 from tests.support import TensorDict, prefill
 
-GREEDY = SamplingConfig(max_new_tokens=40, ignore_eos=True)
+GREEDY = SamplingConfig(max_new_tokens=20, ignore_eos=True)
 FORMATS_AND_MORE = [*FORMATS, {"format": "int4", "symmetric": False}, {"format": "int8", "group": 32}]
 
 
@@ -106,7 +107,9 @@ IDS = torch.tensor(prompts(50, vocab_size=256)[0])
 # -- weights -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("quantization", FORMATS_AND_MORE, ids=str)
+@pytest.mark.parametrize(
+    "quantization", sample(FORMATS_AND_MORE, lambda format: format not in ("q2_k", "q5_k", "q6_k")), ids=str
+)
 def test_logits_are_those_of_the_dequantised_weights(quantization) -> None:
     """On torch the same bits as a float32 model that holds them; on the kernels as near as quantised inputs allow.
 
@@ -125,7 +128,7 @@ def test_logits_are_those_of_the_dequantised_weights(quantization) -> None:
     assert relative_error(found, expected) <= bound
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", sample(range(8), lambda seed: seed < 3))
 def test_random_models_in_random_formats(seed) -> None:
     """One of each architecture. (The sweep of quantization_sweep.py goes on from here.)"""
     pytest.importorskip("transformers")
