@@ -24,41 +24,37 @@ AWQ_ROUNDS = "the method awq rounds all at once; leave it out, or take one of gp
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "message"),
+    ("arguments", "message"),
     [
-        ({"calibrate": None}, ValueError, "needs a text to calibrate on"),
-        ({"calibrate": ["Once upon a time"]}, ValueError, "has 0 tokens; at least 256|has . tokens; at least 256"),
-        ({"calibrate": [""]}, ValueError, "at least 256"),
-        ({"quantization": "nf4"}, ValueError, "nf4 needs no calibration"),
-        ({"quantization": "int5"}, ValueError, "no format 'int5'"),
-        ({"quantization": None}, ValueError, "say what the checkpoint is to become"),
-        ({"quantization": QuantizationConfig("int4", symmetric=False)}, ValueError, "zero points"),
-        ({"quantization": QuantizationConfig("int4", lm_head="fp8")}, ValueError, "fp8 needs no calibration"),
-        ({"quantization": QuantizationConfig("int4", overrides={"*.nothing": None})}, ValueError, "no module matches"),
-        ({"quantization": NOTHING}, ValueError, "nothing to quantise"),
-        ({"method": "magic"}, ValueError, "no method 'magic'; known are rtn"),
-        ({"max_tokens": 10}, ValueError, "max_tokens must be at least 256"),
-        ({"context": 5000}, ValueError, "context must be from 2 to the 1024"),
-        ({"method": "awq", "act_order": False}, ValueError, AWQ_ROUNDS),
-        ({"quantization": "int8", "act_order": True}, ValueError, "the method smoothquant rounds all at once"),
-        ({**RTN, "act_order": False}, ValueError, "the method rtn rounds all at once"),
-        ({**RTN, "context": 64}, ValueError, "^context would have no effect: there is no text to read"),
-        (
-            {**RTN, "max_tokens": 512, "tokenizer_name_or_path": TINY},
-            ValueError,
-            "^max_tokens and tokenizer_name_or_path would",
-        ),
-        ({"method": "rtn"}, ValueError, "the text would have no effect: .* the report is turned off"),
-        ({"method": "rtn", "report": True, "max_tokens": 512}, ValueError, "max_tokens=512 would have no effect"),
-        ({"out": "taken"}, FileExistsError, "taken exists already"),
+        ({"calibrate": None}, "needs a text to calibrate on"),
+        ({"calibrate": ["Once upon a time"]}, "has 0 tokens; at least 256|has . tokens; at least 256"),
+        ({"calibrate": [""]}, "at least 256"),
+        ({"quantization": "nf4"}, "nf4 needs no calibration"),
+        ({"quantization": "int5"}, "no format 'int5'"),
+        ({"quantization": None}, "say what the checkpoint is to become"),
+        ({"quantization": QuantizationConfig("int4", symmetric=False)}, "zero points"),
+        ({"quantization": QuantizationConfig("int4", lm_head="fp8")}, "fp8 needs no calibration"),
+        ({"quantization": QuantizationConfig("int4", overrides={"*.nothing": None})}, "no module matches"),
+        ({"quantization": NOTHING}, "nothing to quantise"),
+        ({"method": "magic"}, "no method 'magic'; known are rtn"),
+        ({"max_tokens": 10}, "max_tokens must be at least 256"),
+        ({"context": 5000}, "context must be from 2 to the 1024"),
+        ({"method": "awq", "act_order": False}, AWQ_ROUNDS),
+        ({"quantization": "int8", "act_order": True}, "the method smoothquant rounds all at once"),
+        ({**RTN, "act_order": False}, "the method rtn rounds all at once"),
+        ({**RTN, "context": 64}, "^context would have no effect: there is no text to read"),
+        ({**RTN, "max_tokens": 512, "tokenizer_name_or_path": TINY}, "^max_tokens and tokenizer_name_or_path would"),
+        ({"method": "rtn"}, "the text would have no effect: .* the report is turned off"),
+        ({"out": "taken"}, "taken exists already"),
+        ({"method": "rtn", "report": True, "max_tokens": 512}, "max_tokens=512 would have no effect"),
     ],
     ids=str,
 )
-def test_what_is_refused(arguments, error, message, tmp_path):
+def test_what_is_refused(arguments, message, tmp_path):
     (tmp_path / "taken").mkdir()
     arguments = {"quantization": "int4", "calibrate": texts(0, 20), "out": "out", **arguments}
     out = tmp_path / arguments.pop("out")
-    with pytest.raises(error, match=message):
+    with pytest.raises(FileExistsError if out.exists() else ValueError, match=message):
         quantize_checkpoint(TINY, out, **arguments)
     assert [path.name for path in tmp_path.iterdir()] == ["taken"], "nothing is left behind"
 

@@ -65,8 +65,8 @@ CONFIGS = [
 
 def what_matters(out) -> tuple:
     """All that a GenerateOutput says of its texts."""
-    rows = out.output_token_ids.tolist()
-    return out.generated_token_ids, out.finish_reasons, out.texts, out.logprobs, out.prompt_logprobs, rows
+    logprobs = out.logprobs, out.prompt_logprobs, out.sequence_scores
+    return out.generated_token_ids, out.finish_reasons, out.texts, logprobs, out.output_token_ids.tolist()
 
 
 def with_length(config: SamplingConfig, num_tokens: int) -> SamplingConfig:

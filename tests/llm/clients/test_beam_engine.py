@@ -135,21 +135,6 @@ def test_beside_other_requests_and_sessions() -> None:
     check_idle(generator)
 
 
-def test_stepping_moves_searches() -> None:
-    generator = make_generator()
-    prompts = random_prompts(2, 2)
-    expected = rows_of(generator.generate(prompts, BEAMS))
-    searches = searches_of(generator, prompts)
-    with by_hand(generator) as hand:
-        for search in searches:
-            search.start(hand.engine)
-        while hand.step():
-            hand.engine.cache.check_integrity(hand.engine.scheduler.sequences())
-        hand.engine.check_idle()
-    assert all(search.is_over for search in searches)
-    assert rows_found(searches) == expected
-
-
 def test_no_more_beams_at_once_than_there_are_places() -> None:
     generator = make_generator(max_sequences_per_step=8)
     widths = []

@@ -157,9 +157,10 @@ DRAWN = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "name, num_draws", [("top_k", 600), *(pytest.param(name, 2000, marks=pytest.mark.thorough) for name in DRAWN)]
-)
+ALL_DRAWN = [pytest.param(name, 2000, marks=pytest.mark.thorough) for name in DRAWN]
+
+
+@pytest.mark.parametrize("name, num_draws", [("plain", 1000), ("top_k", 1000), *ALL_DRAWN])
 def test_drawn_beams_are_distributed_as_in_transformers(name: str, num_draws: int) -> None:
     fields = DRAWN[name]
     fake = FakeModel(vocab_size=6)

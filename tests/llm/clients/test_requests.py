@@ -14,15 +14,7 @@ from pace.llm.clients.requests import Request
 from pace.llm.generator import Generator
 from tests.llm.clients.test_waiting import wait_until
 from tests.llm.fake_model import FakeModel
-from tests.llm.generators import (
-    CONFIGS,
-    by_hand,
-    check_idle,
-    make_generator,
-    random_prompts,
-    what_matters,
-    with_length,
-)
+from tests.llm.generators import CONFIGS, by_hand, check_idle, make_generator, random_prompts, what_matters, with_length
 from tests.plugins.tiers import sample
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -17,9 +17,9 @@ from pace.llm.decoding.masks import AllowedTokens, TokenMask, fill_bits
 from pace.llm.decoding.sampler import Rules, Sampling
 from pace.llm.sequence import Sequence, Span
 from tests.llm.bundled import bundled
-from tests.llm.decoding.masks import VOCAB, Automaton, FunctionMask, MaskedModel, random_allowed, with_mask
-from tests.llm.fake_model import FakeModel, greedy
-from tests.llm.generators import by_hand, check_idle
+from tests.llm.decoding.masks import Automaton, FunctionMask, MaskedModel, random_allowed, with_mask
+from tests.llm.fake_model import FakeModel
+from tests.llm.generators import by_hand, check_idle, what_matters
 from tests.llm.speculation.drafters import RandomDrafts, make_generator, make_source, repetitive_prompts
 from tests.plugins.tiers import sample
 
@@ -37,17 +37,6 @@ CONFIGS = {
     "sampled beams": SamplingConfig(num_beams=3, do_sample=True, seed=2, temperature=1.5, repetition_penalty=1.2),
 }
 SOURCES = [None, "lookup", "perfect", "half", "pard-half", "random"]
-
-
-def what_matters(out):
-    return (
-        out.generated_token_ids,
-        out.finish_reasons,
-        out.texts,
-        out.logprobs,
-        out.prompt_logprobs,
-        out.sequence_scores,
-    )
 
 
 @functools.cache
@@ -80,9 +69,8 @@ def test_masked_and_unmasked_rows_in_one_batch(case: tuple, monkeypatch: pytest.
     """Also where the cache is too small for all, so that sequences give way and are computed again."""
     source, (num_blocks, num_spare), releases_gil = case
     monkeypatch.setattr(mask_filler, "num_spare_cpus", lambda: num_spare)
-    generator = make_generator(
-        source and make_source(source, 60), 4, num_blocks=num_blocks, max_tokens_per_step=24, max_sequences_per_step=16
-    )
+    limits = {"num_blocks": num_blocks, "max_tokens_per_step": 24, "max_sequences_per_step": 16}
+    generator = make_generator(source and make_source(source, 60), 4, **limits)
     prompts = repetitive_prompts(3, 18, longest=30)
     names = [name for name in CONFIGS if "beams" not in name and name != "samples"]
     asked, expected = [], []
@@ -200,136 +188,6 @@ def test_text_ends_within_forced_tokens(forces: bool) -> None:
         check_idle(generator)
 
 
-# -- ends and errors -----------------------------------------------------------------------------------------------------
-
-
-def test_a_finished_mask_ends_its_sequence() -> None:
-    mask = Automaton({0: {7: 1, 8: 1}, 1: {9: 2, 10: 2}})
-    for source in SOURCES:
-        generator = make_generator(source and make_source(source), 4, model=FakeModel(eos_bias=-50.0))
-        out = generator.generate([[1], [2, 3]], with_mask(SamplingConfig(num_return_sequences=1), mask))
-        assert out.finish_reasons == ["stop"] * 2 and [len(tokens) for tokens in out.generated_token_ids] == [2, 2]
-        check_idle(generator)
-    out = make_generator().generate([1], with_mask(SamplingConfig(num_beams=2, num_return_sequences=2), mask))
-    assert out.finish_reasons == ["stop"] * 2 and all(len(tokens) == 2 for tokens in out.generated_token_ids)
-
-
-class Failing(AllowedTokens):
-    """Raises at one method, after some tokens."""
-
-    def __init__(self, where: str) -> None:
-        super().__init__(range(3, 40))
-        self.where = where
-        self.length = 0
-
-    def _maybe(self, where: str, length: int) -> None:
-        if where == self.where and length >= 3:
-            raise RuntimeError(f"mine, in {where}")
-
-    def fill(self, row: torch.Tensor) -> None:
-        self._maybe("fill", self.length)
-        super().fill(row)
-
-    def accept(self, token: int) -> None:
-        self._maybe("accept", self.length)
-        super().accept(token)
-        self.length += 1
-
-    def rollback(self, num_tokens: int) -> None:
-        self._maybe("rollback", self.length)
-        self.length -= num_tokens
-
-    def count_allowed(self, tokens: list[int]) -> int:
-        self._maybe("count_allowed", self.length)
-        return super().count_allowed(tokens)
-
-    def forced(self) -> list[int]:
-        self._maybe("forced", self.length)
-        return []
-
-    @property
-    def is_finished(self) -> bool:
-        self._maybe("is_finished", self.length)
-        return False
-
-
-@pytest.mark.parametrize("source", [None, "lookup", "perfect"])
-@pytest.mark.parametrize("where", ["fill", "accept", "rollback", "count_allowed", "forced", "is_finished"])
-@pytest.mark.parametrize("name", ["greedy", "sampled"])
-def test_a_mask_that_raises_fails_its_sequence_alone(source: str | None, where: str, name: str) -> None:
-    if source is None and where in ("rollback", "count_allowed"):
-        pytest.skip("not asked without drafts")
-    model = FakeModel(eos_bias=-50.0)
-    generator = make_generator(source and make_source(source), 4, model=model)
-    others = [generator.add_request([token] * 8, with_mask(SamplingConfig(), None)) for token in (1, 2)]
-    masked = generator.add_request([7] * 6, with_mask(SamplingConfig(), AllowedTokens(range(3, 40))))
-    failing = generator.add_request([5] * 9, with_mask(CONFIGS[name], Failing(where)))
-    with pytest.raises(RuntimeError, match=f"mine, in {where}"):
-        failing.result()
-    for request, token in zip(others, (1, 2)):
-        assert request.result().generated_token_ids == [greedy(model, [token] * 8, 24)]
-    assert set(masked.result().generated_token_ids[0]) <= set(range(3, 40))
-    check_idle(generator)
-
-
-class Nothing(AllowedTokens):
-    """Allows nothing after two tokens, or what does not exist."""
-
-    def __init__(self, words: list[int]) -> None:
-        super().__init__([5, 6])
-        self.words = words
-        self.length = 0
-
-    def accept(self, token: int) -> None:
-        self.length += 1
-
-    def rollback(self, num_tokens: int) -> None:
-        self.length -= num_tokens
-
-    def fill(self, row: torch.Tensor) -> None:
-        super().fill(row)
-        if self.length >= 2:
-            row.copy_(torch.tensor(self.words, dtype=torch.int32))
-
-
-@pytest.mark.parametrize("words", [[0, 0], [0, -(1 << 18)]], ids=["nothing", "tokens 50 to 63"])
-@pytest.mark.parametrize("name", ["greedy", "sampled", "logprobs", "prompt logprobs", "beams"])
-def test_a_mask_that_leaves_nothing_is_an_error_of_its_sequence(words: list[int], name: str) -> None:
-    generator = make_generator(model=FakeModel(eos_bias=-50.0))
-    other = generator.add_request([4], with_mask(SamplingConfig(), None))
-    with pytest.raises(ValueError, match="no token is left to pick: the token_mask allows none"):
-        generator.generate([1], with_mask(CONFIGS[name], Nothing(words)))
-    assert other.result().generated_token_ids == [greedy(generator.driver.engine.model, [4], 24)]
-    check_idle(generator)
-
-
-def test_a_model_that_rules_out_what_the_mask_allows() -> None:
-    model = FakeModel()
-    honest = model.logits_of
-    model.logits_of = lambda tokens: honest(tokens).index_fill(0, torch.tensor([5, 6]), -torch.inf)
-    for config in (SamplingConfig(), SamplingConfig(do_sample=True, seed=1)):
-        with pytest.raises(ValueError, match="none that the model does not rule out"):
-            make_generator(model=model).generate([1], with_mask(config, AllowedTokens([5, 6])))
-
-
-def test_drafts_beyond_a_row_that_fails_are_dropped() -> None:
-    """A mask that cannot be filled after drafts which do not come true fails nothing."""
-
-    class Picky(FunctionMask):
-        def fill(self, row: torch.Tensor) -> None:
-            assert 48 not in self.tokens
-            super().fill(row)
-
-    model = FakeModel(eos_bias=-50.0)
-    source = RandomDrafts()
-    source.propose = lambda sequences, lengths: [[48] * length for length in lengths]
-    mask = Picky(lambda tokens: frozenset(range(VOCAB)) if tokens else frozenset(range(1, 48)))
-    plain = make_generator(model=model).generate([1, 2], with_mask(SamplingConfig(), mask))
-    assert 48 not in plain.generated_token_ids[0]
-    out = make_generator(source, 3, model=model).generate([1, 2], with_mask(SamplingConfig(), mask))
-    assert what_matters(out) == what_matters(plain) and out.metrics.num_drafted_tokens > 20
-
-
 # -- masks themselves ----------------------------------------------------------------------------------------------------
 
 
@@ -419,20 +277,10 @@ def test_the_bundled_model_with_few_and_many_tokens(kind: str) -> None:
     """Masked beside unmasked rows, several samples of each."""
     plain = bundled("plain")
     prompts = ["Once upon a time", "1, 2, 3, 1, 2, 3,", "The capital of France is"]
-    free = SamplingConfig(
-        do_sample=True, seed=5, num_return_sequences=2, max_new_tokens=20, ignore_eos=True, logprobs=1
-    )
+    free = SamplingConfig(max_new_tokens=20, ignore_eos=True, do_sample=True, seed=5, logprobs=1)
+    free.num_return_sequences = 2
     masked = free.copy().merge_from(SamplingConfig(token_mask=AllowedTokens(range(100, 1500))))
-    expected = [what_matters(plain.generate(prompt, config)) for prompt in prompts for config in (free, masked)]
-    results: dict[int, object] = {}
-
-    def work(index: int) -> None:
-        config = masked if index % 2 else free
-        results[index] = what_matters(bundled(kind).generate(prompts[index // 2], config))
-
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [results[index] for index in range(6)] == expected
+    asked = list(itertools.product(prompts, (free, masked)))
+    expected = [what_matters(plain.generate(*each)) for each in asked]
+    with ThreadPoolExecutor(6) as threads:
+        assert list(threads.map(lambda each: what_matters(bundled(kind).generate(*each)), asked)) == expected

@@ -38,12 +38,8 @@ def drafted(request):
 
 
 def encoded(model, entries: list[dict]) -> list[list[int]]:
-    return [
-        model.tokenizer.apply_chat_template(
-            entry["messages"], tools=entry.get("tools"), add_generation_prompt=True, return_dict=False
-        )
-        for entry in entries
-    ]
+    template = functools.partial(model.tokenizer.apply_chat_template, add_generation_prompt=True, return_dict=False)
+    return [template(entry["messages"], tools=entry.get("tools")) for entry in entries]
 
 
 @pytest.fixture(scope="module")
@@ -74,23 +70,19 @@ def test_copying_by_looking_up(plain) -> None:
 def test_stories_by_the_draft_model(plain) -> None:
     model = LLMModel(TINY, spec_config=DraftModelConfig(TINY_DRAFT, num_draft_tokens=3, adaptive=False))
     rows = encoded(plain, [entry for entry in ENTRIES if "story" in json.dumps(entry["messages"])])
-    for config in (
-        SamplingConfig(max_new_tokens=100),
-        SamplingConfig(max_new_tokens=100, do_sample=True, temperature=0.7, seed=1),
-    ):
+    greedy = SamplingConfig(max_new_tokens=100)
+    for config in (greedy, SamplingConfig(max_new_tokens=100, do_sample=True, temperature=0.7, seed=1)):
         metrics = model.generate(rows, config).metrics
         assert metrics.num_accepted_tokens > 0.5 * metrics.num_drafted_tokens > 0
-    streamed = "".join(model.stream(rows[0], SamplingConfig(max_new_tokens=100)))
-    assert streamed == plain.generate(rows[0], SamplingConfig(max_new_tokens=100)).texts[0]
+    assert "".join(model.stream(rows[0], greedy)) == plain.generate(rows[0], greedy).texts[0]
 
 
 @pytest.mark.parametrize("spec_config", WAYS.values(), ids=WAYS)
 def test_with_keys_and_values_in_int8(spec_config) -> None:
     plain, drafted = (LLMModel(TINY, kv_cache_dtype="int8", spec_config=drafts) for drafts in (None, spec_config))
     rows = encoded(plain, ENTRIES[::8])
-    assert what_matters(drafted.generate(rows, CONFIGS["sampled"])) == what_matters(
-        plain.generate(rows, CONFIGS["sampled"])
-    )
+    ours, theirs = (model.generate(rows, CONFIGS["sampled"]) for model in (drafted, plain))
+    assert what_matters(ours) == what_matters(theirs)
     engine, has_model = drafted._engine, isinstance(spec_config, DraftModelConfig)
     caches = [engine.cache, *([engine.drafter.source.cache] if has_model else [])]
     assert {cache.spec.dtype for cache in caches} == {torch.int8}
