@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import random
+import sys
 
 import jsonschema
 import numpy as np
@@ -190,8 +191,6 @@ def test_what_cannot_be_is_told_before_any_work(fields: dict, message: str) -> N
 
 
 def test_without_llguidance(monkeypatch) -> None:
-    import sys
-
     monkeypatch.setitem(sys.modules, "llguidance", None)
     model = LLMModel(TINY, progress=False)
     with pytest.raises(ModuleNotFoundError, match=r"pace-llm\[grammar\]"):

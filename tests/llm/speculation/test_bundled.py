@@ -77,9 +77,12 @@ def test_stories_by_the_draft_model(plain) -> None:
     assert "".join(model.stream(rows[0], greedy)) == plain.generate(rows[0], greedy).texts[0]
 
 
+in_int8 = functools.cache(lambda: LLMModel(TINY, kv_cache_dtype="int8"))
+
+
 @pytest.mark.parametrize("spec_config", WAYS.values(), ids=WAYS)
 def test_with_keys_and_values_in_int8(spec_config) -> None:
-    plain, drafted = (LLMModel(TINY, kv_cache_dtype="int8", spec_config=drafts) for drafts in (None, spec_config))
+    plain, drafted = in_int8(), LLMModel(TINY, kv_cache_dtype="int8", spec_config=spec_config)
     rows = encoded(plain, ENTRIES[::8])
     ours, theirs = (model.generate(rows, CONFIGS["sampled"]) for model in (drafted, plain))
     assert what_matters(ours) == what_matters(theirs)
