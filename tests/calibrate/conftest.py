@@ -8,9 +8,9 @@ from pace.calibrate import migration, quantize
 
 
 @pytest.fixture
-def few_strengths(monkeypatch):
-    """Two strengths of a migration are tried, where it does not matter how good the best is."""
-    monkeypatch.setattr(migration, "STRENGTHS", (0.3, 0.6))
+def one_strength(monkeypatch):
+    """One strength of a migration is tried, where it does not matter how good the best is."""
+    monkeypatch.setattr(migration, "STRENGTHS", (0.3,))
 
 
 @pytest.fixture

@@ -63,6 +63,12 @@ CONFIGS = [
 ]
 
 
+def what_matters(out) -> tuple:
+    """All that a GenerateOutput says of its texts."""
+    logprobs = out.logprobs, out.prompt_logprobs, out.sequence_scores
+    return out.generated_token_ids, out.finish_reasons, out.texts, logprobs, out.output_token_ids.tolist()
+
+
 def with_length(config: SamplingConfig, num_tokens: int) -> SamplingConfig:
     config = config.copy()
     config.max_new_tokens = max(num_tokens, config.min_new_tokens)

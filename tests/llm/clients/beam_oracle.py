@@ -40,23 +40,15 @@ class FakeTransformer(LlamaForCausalLM):
     """A model of transformers whose logits are those of a `FakeModel`."""
 
     def __init__(self, fake: FakeModel) -> None:
-        super().__init__(
-            LlamaConfig(
-                vocab_size=fake.vocab_size,
-                hidden_size=8,
-                intermediate_size=8,
-                num_hidden_layers=1,
-                num_attention_heads=1,
-            )
-        )
+        sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+        super().__init__(LlamaConfig(vocab_size=fake.vocab_size, **sizes))
         self.fake = fake
+        self.num_calls = 0
 
-    def forward(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, **_: Any
-    ) -> CausalLMOutputWithPast:
-        return CausalLMOutputWithPast(
-            logits=torch.stack([self.fake.logits_of(row) for row in input_ids.tolist()])[:, None]
-        )
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, **_: Any):
+        self.num_calls += 1
+        rows = [self.fake.logits_of(row) for row in input_ids.tolist()]
+        return CausalLMOutputWithPast(logits=torch.stack(rows)[:, None])
 
 
 def theirs(
@@ -64,25 +56,15 @@ def theirs(
 ) -> tuple[Rows, list[float]]:
     """Generated tokens without padding, and the scores, of `fields` of GenerationConfig, best first; of a batch of
     `copies`."""
-    defaults = {"do_sample": False, "pad_token_id": 0, "return_dict_in_generate": True, "output_scores": True}
-    nothing_said = GenerationConfig(
-        use_cache=not isinstance(model, FakeTransformer)
-    )  # what the caller does not say is not said
     ids = torch.tensor([prompt] * copies)
-    with (
-        torch.no_grad(),
-        mock.patch.object(model, "generation_config", nothing_said),
-    ):  # for this call: other tests share the model
-        out = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            **{**defaults, **fields},
-            **({"tokenizer": tokenizer} if tokenizer else {}),
-        )
+    asked = {"do_sample": False, "pad_token_id": 0, "return_dict_in_generate": True, "output_scores": True} | fields
+    asked |= {"tokenizer": tokenizer} if tokenizer else {}
+    nothing_said = GenerationConfig(use_cache=not isinstance(model, FakeTransformer))
+    with torch.no_grad(), mock.patch.object(model, "generation_config", nothing_said):  # other tests share the model
+        out = model.generate(ids, attention_mask=torch.ones_like(ids), **asked)
     lengths = (out.beam_indices >= 0).sum(dim=1).tolist()
-    return [
-        row[len(prompt) : len(prompt) + length] for row, length in zip(out.sequences.tolist(), lengths)
-    ], out.sequences_scores.tolist()
+    rows = [row[len(prompt) :][:length] for row, length in zip(out.sequences.tolist(), lengths)]
+    return rows, out.sequences_scores.tolist()
 
 
 def ours(generator: Any, prompts: Rows, fields: dict[str, Any]) -> Any:
@@ -93,11 +75,8 @@ def ours(generator: Any, prompts: Rows, fields: dict[str, Any]) -> Any:
 def refusal(error: ValueError, their_scores: list[float]) -> str | None:
     """None where a search that found too few texts was right to say so: transformers has filled up with texts that it
     was not allowed."""
-    return (
-        None
-        if "no more are possible" in str(error) and not min(their_scores) > -1e7
-        else f"refused: {error}, but there were {their_scores}"
-    )
+    is_right = "no more are possible" in str(error) and not min(their_scores) > -1e7
+    return None if is_right else f"refused: {error}, but there were {their_scores}"
 
 
 def difference(
@@ -136,22 +115,23 @@ def random_fields(chance: random.Random, vocab_size: int, banned: list[list[int]
     return fields
 
 
+make_tokenizer = functools.cache(byte_level)
+
+
 def check_fake_case(seed: int) -> str | None:
     """A random search on random logits, many of whose tokens end it; every third one with stop strings."""
     chance = random.Random(seed)
-    tokenizer = byte_level() if seed % 3 == 0 else None
+    tokenizer = make_tokenizer() if seed % 3 == 0 else None
     fake = FakeModel(len(tokenizer) if tokenizer else chance.choice([14, 30, 50]))
     fake.sharpness = chance.choice([0.3, 1.0, 2.0])
-    fields = random_fields(
-        chance, fake.vocab_size, [[token] for token in tokenizer.all_special_ids] if tokenizer else []
-    )
+    banned = [[token] for token in tokenizer.all_special_ids] if tokenizer else []
+    fields = random_fields(chance, fake.vocab_size, banned)
     prompt = [chance.randrange(fake.vocab_size) for _ in range(chance.randint(1, 20))]
     if tokenizer:
         # A prompt that ends in what begins no stop string: transformers would find one that begins in the prompt.
         prompt[-1] = tokenizer("!")["input_ids"][0]
-        fields["stop_strings"] = [
-            "".join(chance.choices("otriush ", k=chance.randint(1, 2))) for _ in range(chance.randint(1, 6))
-        ]
+        num_stops = chance.randint(1, 6)
+        fields["stop_strings"] = ["".join(chance.choices("otriush ", k=chance.randint(1, 2))) for _ in range(num_stops)]
     generator = Generator(Engine.create(fake, OPS, chance.choice([12, 1000]) * fake.kv_spec.block_bytes), tokenizer)
     their_rows, their_scores = theirs(FakeTransformer(fake), prompt, fields, tokenizer)
     try:
@@ -168,9 +148,8 @@ def check_real_case(seed: int, model: Any, oracle: Any, vocab_size: int) -> str 
     """A random search of a batch of prompts, on a tiny model of one of the architectures."""
     chance = random.Random(seed)
     fields = random_fields(chance, vocab_size, [])
-    prompts = [
-        [chance.randrange(2, vocab_size) for _ in range(chance.randint(1, 40))] for _ in range(chance.randint(1, 3))
-    ]
+    lengths = [chance.randint(1, 40) for _ in range(chance.randint(1, 3))]
+    prompts = [[chance.randrange(2, vocab_size) for _ in range(length)] for length in lengths]
     out = ours(model, prompts, fields)
     check_idle(model)
     num_rows = fields["num_return_sequences"]
@@ -187,9 +166,8 @@ def tiny_model(family: str) -> tuple[Any, Any]:
     """Ours and transformers', of the same random weights and `VOCAB_SIZE` tokens."""
     from pace.llm import LLMModel
 
-    fields = {"vocab_size": VOCAB_SIZE, "max_position_embeddings": 128} | (
-        {"original_max_position_embeddings": 128} if family == "phi3" else {}
-    )
+    fields = {"vocab_size": VOCAB_SIZE, "max_position_embeddings": 128}
+    fields |= {"original_max_position_embeddings": 128} if family == "phi3" else {}
     with tempfile.TemporaryDirectory() as folder:
         oracle = save_tiny(Path(folder), family, fields)
         return LLMModel(folder, dtype=torch.float32, progress=False, num_threads=1), oracle

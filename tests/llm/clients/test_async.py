@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -30,6 +30,10 @@ def run(coroutine):
         return await asyncio.wait_for(coroutine, 60)
 
     return asyncio.run(within())
+
+
+async def text_of(pieces) -> str:
+    return "".join([piece async for piece in pieces])
 
 
 def slow(seconds: float = 0.02) -> SamplingConfig:
@@ -76,36 +80,20 @@ def test_events_are_those_that_threads_see(model):
 def test_a_finished_request_is_read_from_its_beginning(model):
     request = model.add_request(STORY, SHORT)
     text = request.result().texts[0]
-
-    async def read():
-        return "".join([piece async for piece in request])
-
-    assert run(read()) == run(read()) == text
+    assert run(text_of(request)) == run(text_of(request)) == text
 
 
 def test_several_tasks_and_a_thread_read_one_request(model):
     async def read():
         request = model.add_request(STORY, SHORT)
-
-        async def text():
-            return "".join([piece async for piece in request])
-
-        return await asyncio.gather(text(), text(), asyncio.to_thread(lambda: "".join(request)))
+        return await asyncio.gather(text_of(request), text_of(request), asyncio.to_thread(lambda: "".join(request)))
 
     assert run(read()) == model.generate(STORY, SHORT).texts * 3
 
 
 def test_two_loops_read_at_once(model):
-    texts = []
-
-    async def read():
-        texts.append("".join([piece async for piece in model.astream(STORY, SHORT)]))
-
-    threads = [threading.Thread(target=lambda: run(read())) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    with ThreadPoolExecutor(4) as threads:
+        texts = list(threads.map(lambda _: run(text_of(model.astream(STORY, SHORT))), range(4)))
     assert texts == model.generate(STORY, SHORT).texts * 4
 
 
@@ -126,13 +114,10 @@ def test_a_chat_gives_its_events_to_tasks_once(model):
 
 
 def test_what_cannot_be_served_is_told_with_the_first_piece(model):
-    async def read(prompt, config):
-        return [piece async for piece in model.astream(prompt, config)]
-
     with pytest.raises(ValueError, match="prompt and output together"):
-        run(read([5] * 2000, None))
+        run(text_of(model.astream([5] * 2000)))
     with pytest.raises(ValueError, match="astream gives the text of one continuation"):
-        run(read(STORY, SamplingConfig(num_return_sequences=2, do_sample=True)))
+        run(text_of(model.astream(STORY, SamplingConfig(num_return_sequences=2, do_sample=True))))
 
 
 def test_what_goes_wrong_with_a_request_is_raised(model):
@@ -287,14 +272,10 @@ def test_one_wake_is_for_all_requests(model):
 
 
 def test_loops_that_are_gone_are_forgotten(model):
-    async def read():
-        async for _ in model.astream(STORY, SHORT):
-            pass
-
     gc.collect()
     before = len(wakeups._of_loops)
     for _ in range(3):
-        asyncio.run(read())
+        asyncio.run(text_of(model.astream(STORY, SHORT)))
     deadline = time.monotonic() + 10  # the engine's thread may still be about to leave what wakes the last loop
     while gc.collect() is not None and len(wakeups._of_loops) > before and time.monotonic() < deadline:
         time.sleep(0.01)

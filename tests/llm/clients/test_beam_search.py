@@ -34,25 +34,22 @@ def test_random_searches_are_those_of_transformers() -> None:
 
 
 @pytest.mark.parametrize("early_stopping", [False, True, "never"])
-@pytest.mark.parametrize("length_penalty", [-2.0, -0.5, 0.0, 3.0])
+@pytest.mark.parametrize("length_penalty", [-2.0, -0.5, 0.0, 1.0, 3.0])
 def test_when_most_tokens_end_a_text(early_stopping: bool | str, length_penalty: float) -> None:
-    """The search ends by its rule, long before the greatest length, and most candidates are finished texts."""
+    """The search ends by its rule, after as many steps as that of transformers, and most candidates are finished
+    texts."""
+    fake = FakeModel(vocab_size=14)
+    fake.sharpness = 1.0
+    transformer = oracle.FakeTransformer(fake)
     for seed in range(12):
-        fake = FakeModel(vocab_size=14)
-        fake.sharpness = 1.0
-        fields = dict(
-            num_beams=2 + seed % 3, num_return_sequences=2, early_stopping=early_stopping, length_penalty=length_penalty
-        )
-        fields |= dict(max_new_tokens=14, eos_token_id=list(range(2 + seed % 9)))
+        fields = dict(num_beams=2 + seed % 3, num_return_sequences=2, max_new_tokens=14)
+        fields |= dict(early_stopping=early_stopping, length_penalty=length_penalty)
+        fields |= dict(eos_token_id=list(range(2 + seed % 9)))
+        fake.num_calls = transformer.num_calls = 0
         out = oracle.ours(Generator(Engine.create(fake, OPS, 1 << 20)), [[13, seed]], fields)
-        assert (
-            oracle.difference(
-                out.generated_token_ids,
-                out.sequence_scores,
-                *oracle.theirs(oracle.FakeTransformer(fake), [13, seed], fields),
-            )
-            is None
-        )
+        expected = oracle.theirs(transformer, [13, seed], fields)
+        assert oracle.difference(out.generated_token_ids, out.sequence_scores, *expected) is None
+        assert fake.num_calls == transformer.num_calls
 
 
 ENDS = list(range(2, 280, 9))
@@ -115,10 +112,8 @@ def test_a_text_that_grows_to_where_the_angles_change(tmp_path, backend: str) ->
     model = save_tiny(tmp_path, "phi3", rope(longrope(4), original_max_position_embeddings=16))
     fields = dict(num_beams=3, num_return_sequences=3, max_new_tokens=12, eos_token_id=3)
     prompt = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14]
-    out = oracle.ours(load(tmp_path, backend), [prompt], fields)
-    assert (
-        oracle.difference(out.generated_token_ids, out.sequence_scores, *oracle.theirs(model, prompt, fields)) is None
-    )
+    out, expected = oracle.ours(load(tmp_path, backend), [prompt], fields), oracle.theirs(model, prompt, fields)
+    assert oracle.difference(out.generated_token_ids, out.sequence_scores, *expected) is None
 
 
 def test_the_comparison_sees_a_wrong_text_and_a_wrong_score() -> None:
@@ -129,19 +124,15 @@ def test_the_comparison_sees_a_wrong_text_and_a_wrong_score() -> None:
 
 
 def test_stop_strings_cut_the_text(checkpoint) -> None:
-    folder, model, tokenizer = checkpoint("llama")
-    free = load(folder, BACKENDS[-1]).generate([5, 6], SamplingConfig(num_beams=3, max_new_tokens=12, ignore_eos=True))
-    stop = next(letter for letter in free.texts[0][1:] if letter.isalpha() and letter.isascii())
-    out = load(folder, BACKENDS[-1]).generate(
-        [5, 6],
-        SamplingConfig(num_beams=3, num_return_sequences=3, max_new_tokens=12, ignore_eos=True, stop_strings=stop),
-    )
-    stopped = [row for row, reason in enumerate(out.finish_reasons) if reason == "stop"]
+    folder, _, tokenizer = checkpoint("llama")
+    model, config = load(folder, BACKENDS[-1]), SamplingConfig(num_beams=3, max_new_tokens=12, ignore_eos=True)
+    free = model.generate([5, 6], config).texts[0]
+    stop = next(letter for letter in free[1:] if letter.isalpha() and letter.isascii())
+    config.num_return_sequences, config.stop_strings = 3, stop
+    out = model.generate([5, 6], config)
+    stopped = [row for row, reason in zip(out.generated_token_ids, out.finish_reasons) if reason == "stop"]
     assert stopped and not any(stop in text for text in out.texts)
-    for row in stopped:
-        assert stop in tokenizer.decode(out.generated_token_ids[row][-1:]) or stop in tokenizer.decode(
-            out.generated_token_ids[row]
-        )
+    assert all(stop in tokenizer.decode(row) for row in stopped)
 
 
 # -- drawn beams -------------------------------------------------------------------------------------------------------
@@ -151,13 +142,8 @@ def chi_square_is_plausible(ours: Counter, theirs: Counter) -> bool:
     """Two samples of the same size, of one distribution? Outcomes seen less than 20 times are counted together; the
     bound is five standard deviations of the statistic above its mean."""
     common = [outcome for outcome, count in (ours + theirs).items() if count >= 20]
-    counts = np.array(
-        [
-            [seen[outcome] for outcome in common] + [sum(seen.values()) - sum(seen[outcome] for outcome in common)]
-            for seen in (ours, theirs)
-        ],
-        dtype=float,
-    )
+    rows = [[seen[outcome] for outcome in common] for seen in (ours, theirs)]
+    counts = np.array([[*row, seen.total() - sum(row)] for row, seen in zip(rows, (ours, theirs))], dtype=float)
     counts = counts[:, counts.sum(axis=0) > 0]
     statistic = ((counts[0] - counts[1]) ** 2 / counts.sum(axis=0)).sum()
     freedom = counts.shape[1] - 1
@@ -174,14 +160,17 @@ DRAWN = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", sample(list(DRAWN), lambda name: name == "top_k"))
-def test_drawn_beams_are_distributed_as_in_transformers(name: str) -> None:
+ALL_DRAWN = [pytest.param(name, 2000, marks=pytest.mark.thorough) for name in DRAWN]
+
+
+@pytest.mark.parametrize("name, num_draws", [("plain", 1000), ("top_k", 1000), *ALL_DRAWN])
+def test_drawn_beams_are_distributed_as_in_transformers(name: str, num_draws: int) -> None:
     fields = DRAWN[name]
     fake = FakeModel(vocab_size=6)
     fake.sharpness = 1.0
     known = functools.cache(lambda tokens, logits_of=fake.logits_of: logits_of(list(tokens)))
     fake.logits_of = lambda tokens: known(tuple(tokens))
-    num_draws, num_rows = 2000, fields.get("num_return_sequences", 1)
+    num_rows = fields.get("num_return_sequences", 1)
     generator = Generator(Engine.create(fake, OPS, 1 << 22), None)
     # Without a seed every prompt of a batch draws from a stream of its own; in transformers too.
     torch.manual_seed(5)
@@ -194,26 +183,19 @@ def test_drawn_beams_are_distributed_as_in_transformers(name: str) -> None:
     )
     assert ours.total() == theirs.total() == num_draws
     assert chi_square_is_plausible(ours, theirs)
-    shifted = Counter(
-        {
-            outcome: count + (count // 3 if index % 2 else -(count // 3))
-            for index, (outcome, count) in enumerate(ours.items())
-        }
-    )
+    shifts = itertools.cycle([-1, 1])
+    shifted = Counter({outcome: count + next(shifts) * (count // 3) for outcome, count in ours.items()})
     assert not chi_square_is_plausible(shifted, theirs), "a third more or less of each would be seen"
 
 
 def test_draws_depend_on_the_seed_alone() -> None:
     generator = make_generator()
     prompts = random_prompts(4, 5)
-    config = SamplingConfig(
-        num_beams=3, num_return_sequences=3, do_sample=True, seed=7, max_new_tokens=12, temperature=1.5
-    )
+    config = SamplingConfig(num_beams=3, num_return_sequences=3, do_sample=True, max_new_tokens=12, temperature=1.5)
+    config.seed = 7
     together = rows_of(generator.generate(prompts, config))
-    alone = [
-        row for prompt in prompts for row in rows_of(make_generator(max_tokens_per_step=2).generate(prompt, config))
-    ]
-    assert together == alone
+    alone = [rows_of(make_generator(max_tokens_per_step=2).generate(prompt, config)) for prompt in prompts]
+    assert together == [row for rows in alone for row in rows]
     config.seed = 8
     assert rows_of(generator.generate(prompts, config)) != together
 
@@ -240,9 +222,8 @@ def test_a_length_penalty_out_of_range_is_told() -> None:
 
 def test_the_context_ends_a_search(checkpoint) -> None:
     model = load(checkpoint("llama")[0], BACKENDS[-1])
-    out = model.generate(
-        [5] * 250, SamplingConfig(num_beams=3, num_return_sequences=3, max_new_tokens=50, ignore_eos=True)
-    )
+    config = SamplingConfig(num_beams=3, num_return_sequences=3, max_new_tokens=50, ignore_eos=True)
+    out = model.generate([5] * 250, config)
     assert [len(tokens) for tokens in out.generated_token_ids] == [6] * 3 and out.finish_reasons == ["length"] * 3
     with pytest.raises(ValueError, match="256 tokens"):
         model.generate([5] * 256, BEAMS)
@@ -252,37 +233,25 @@ def test_the_context_ends_a_search(checkpoint) -> None:
 def test_log_probabilities_are_those_of_the_text(checkpoint, backend: str) -> None:
     """Along the beam that the text came by: what `score` says of it, and what its score is made of."""
     model = load(checkpoint("llama")[0], backend)
-    config = SamplingConfig(
-        num_beams=4,
-        num_return_sequences=4,
-        max_new_tokens=15,
-        eos_token_id=ENDS,
-        length_penalty=0.7,
-        logprobs=3,
-    )
-    out = model.generate([[5, 6, 7], [8]], config)
-    for row, (tokens, logprobs) in enumerate(zip(out.generated_token_ids, out.logprobs, strict=True)):
-        prompt = [[5, 6, 7], [8]][row // 4]
+
+    def scored(prompt: list[int], tokens: list[int], logprobs: list) -> torch.Tensor:
         expected = model.score([prompt + tokens])[0][len(prompt) - 1 :]
         assert [entry.token for entry in logprobs] == tokens
         torch.testing.assert_close(torch.tensor([entry.logprob for entry in logprobs]), expected, rtol=1e-5, atol=1e-5)
+        return expected
+
+    config = SamplingConfig(num_beams=4, num_return_sequences=4, max_new_tokens=15, logprobs=3)
+    config.eos_token_id, config.length_penalty = ENDS, 0.7
+    out = model.generate([[5, 6, 7], [8]], config)
+    for row, (tokens, logprobs) in enumerate(zip(out.generated_token_ids, out.logprobs, strict=True)):
+        expected = scored([[5, 6, 7], [8]][row // 4], tokens, logprobs)
         assert out.sequence_scores[row] == pytest.approx(float(expected.double().sum()) / len(tokens) ** 0.7, rel=1e-5)
-        assert all(
-            len(entry.top) == 3 and list(entry.top) == sorted(entry.top, key=lambda pair: -pair[1])
-            for entry in logprobs
-        )
-    punished = model.generate(
-        [[5, 6, 7]],
-        SamplingConfig(
-            num_beams=2, logit_bias=dict.fromkeys(range(0, 280, 2), 9.0), max_new_tokens=4, logprobs=0, ignore_eos=True
-        ),
-    )
-    torch.testing.assert_close(
-        torch.tensor([entry.logprob for entry in punished.logprobs[0]]),
-        model.score([[5, 6, 7] + punished.generated_token_ids[0]])[0][2:],
-        rtol=1e-5,
-        atol=1e-5,
-    )
+        for entry in logprobs:
+            assert len(entry.top) == 3 and list(entry.top) == sorted(entry.top, key=lambda pair: -pair[1])
+    config = SamplingConfig(num_beams=2, max_new_tokens=4, logprobs=0, ignore_eos=True)
+    config.logit_bias = dict.fromkeys(range(0, 280, 2), 9.0)
+    punished = model.generate([[5, 6, 7]], config)
+    scored([5, 6, 7], punished.generated_token_ids[0], punished.logprobs[0])
 
 
 def test_the_output_without_beams_has_no_scores() -> None:
@@ -291,20 +260,17 @@ def test_the_output_without_beams_has_no_scores() -> None:
 
 def test_log_probabilities_of_the_prompt(checkpoint) -> None:
     model = load(checkpoint("llama")[0], BACKENDS[-1])
-    out = model.generate(
-        [[5, 6, 7], [8]], SamplingConfig(num_beams=3, num_return_sequences=2, max_new_tokens=3, prompt_logprobs=2)
-    )
-    plain = model.generate([[5, 6, 7], [8]], SamplingConfig(max_new_tokens=3, prompt_logprobs=2))
-    assert out.prompt_logprobs == [plain.prompt_logprobs[row // 2] for row in range(4)]
-    assert rows_of(out) == rows_of(
-        model.generate([[5, 6, 7], [8]], SamplingConfig(num_beams=3, num_return_sequences=2, max_new_tokens=3))
-    )
+    prompts, config = [[5, 6, 7], [8]], SamplingConfig(num_beams=3, num_return_sequences=2, max_new_tokens=3)
+    without = rows_of(model.generate(prompts, config))
+    config.prompt_logprobs = 2
+    out = model.generate(prompts, config)
+    plain = model.generate(prompts, SamplingConfig(max_new_tokens=3, prompt_logprobs=2))
+    assert out.prompt_logprobs == [plain.prompt_logprobs[row // 2] for row in range(4)] and rows_of(out) == without
 
 
 def test_metrics_count_the_texts_returned() -> None:
-    out = make_generator().generate(
-        [[5, 6], [7]], SamplingConfig(num_beams=3, num_return_sequences=2, max_new_tokens=6, ignore_eos=True)
-    )
+    config = SamplingConfig(num_beams=3, num_return_sequences=2, max_new_tokens=6, ignore_eos=True)
+    out = make_generator().generate([[5, 6], [7]], config)
     assert (out.metrics.num_prompt_tokens, out.metrics.num_generated_tokens) == (6, 24)
     assert 0 < out.metrics.seconds_to_first_token < out.metrics.total_seconds
 
@@ -314,10 +280,6 @@ def test_the_largest_are_those_of_a_sort() -> None:
     for size, (seed, values) in cases:
         numbers = np.random.default_rng(seed).integers(0, values, size).astype(np.float32)
         numbers[np.random.default_rng(seed).random(size) < 0.3] = -np.inf
-        order = [
-            index
-            for index in sorted(range(size), key=lambda index: (-numbers[index], index))
-            if numbers[index] > -np.inf
-        ]
+        order = np.argsort(-numbers, kind="stable")[: (numbers > -np.inf).sum()].tolist()
         for count in (1, 2, 7, 70, 6000):
             assert largest(numbers, count).tolist() == order[:count], f"{count} of {size}, seed {seed}"

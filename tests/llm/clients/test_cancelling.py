@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -20,20 +21,15 @@ def test_another_thread_cancels_a_running_generate() -> None:
     model = FakeModel(eos_bias=-50.0)
     generator = make_generator(model, max_sequences_per_step=4)
     cancel, prompts = threading.Event(), random_prompts(3, 10)
-    short = SamplingConfig(max_new_tokens=3000)
-    events = []
-    has_tokens = threading.Event()
-    streamer = CallbackStreamer(
-        lambda event: events.append(event) or (has_tokens.set() if len(events) > 20 else None), FakeTokenizer()
-    )
+    events, has_tokens = [], threading.Event()
+    hear = lambda event: events.append(event) or (has_tokens.set() if len(events) > 20 else None)
+    arguments = prompts, SamplingConfig(max_new_tokens=3000), CallbackStreamer(hear, FakeTokenizer()), cancel
     other = generator.add_request([9], SamplingConfig(max_new_tokens=30))
-    results: list = []
-    thread = threading.Thread(target=lambda: results.append(generator.generate(prompts, short, streamer, cancel)))
-    thread.start()
-    assert has_tokens.wait(60)
-    cancel.set()
-    thread.join(60)
-    (out,) = results
+    with ThreadPoolExecutor() as threads:
+        result = threads.submit(generator.generate, *arguments)
+        assert has_tokens.wait(60)
+        cancel.set()
+        out = result.result(60)
     assert out.finish_reasons == ["cancelled"] * 10
     lengths = [len(tokens) for tokens in out.generated_token_ids]
     assert sum(lengths) > 20 and max(lengths) < 3000 and lengths[4:] == [0] * 6, "four ran, six waited"
@@ -42,9 +38,8 @@ def test_another_thread_cancels_a_running_generate() -> None:
         assert tokens == greedy(model, prompt, len(tokens))
     for row in range(10):
         mine = [event for event in events if event.row == row]
-        assert [event.token for event in mine] == [*out.generated_token_ids[row], None] and mine[
-            -1
-        ].finish_reason == "cancelled"
+        assert [event.token for event in mine] == [*out.generated_token_ids[row], None]
+        assert mine[-1].finish_reason == "cancelled"
         assert "".join(event.text for event in mine) == out.texts[row]
     assert len(other.result(60).generated_token_ids[0]) == 30
     check_idle(generator)
@@ -56,11 +51,8 @@ def test_a_call_cancelled_before_it_starts_does_nothing() -> None:
     cancel.set()
     out = generator.generate([[1, 2], [3]], SamplingConfig(logprobs=1, prompt_logprobs=1), cancel=cancel)
     assert out.generated_token_ids == [[], []] and out.finish_reasons == ["cancelled"] * 2 and out.texts == ["", ""]
-    assert (
-        out.output_token_ids.tolist() == [[1, 2], [0, 3]]
-        and out.logprobs == [[], []]
-        and out.prompt_logprobs == [[None, None], [None]]
-    )
+    assert out.output_token_ids.tolist() == [[1, 2], [0, 3]]
+    assert out.logprobs == [[], []] and out.prompt_logprobs == [[None, None], [None]]
     assert generator.engine.model.num_calls == 0
     assert out.metrics.num_generated_tokens == 0 and "0 new tokens" in str(out.metrics)
     with pytest.raises(TypeError, match="cancel must be a threading.Event"):
@@ -85,11 +77,8 @@ def test_a_callback_ends_its_row_with_the_token_it_was_told(length: int, stop_at
 
     out = generator.generate([[1, 2], [3], [4]], config, CallbackStreamer(take, FakeTokenizer()))
     assert out.finish_reasons == ["length", "cancelled", "length"]
-    assert out.generated_token_ids == [
-        alone.generated_token_ids[0],
-        alone.generated_token_ids[1][:stop_at],
-        alone.generated_token_ids[2],
-    ]
+    first, second, third = alone.generated_token_ids
+    assert out.generated_token_ids == [first, second[:stop_at], third]
     assert out.logprobs[1] == alone.logprobs[1][:stop_at]
     for row in range(3):
         assert [event.token for event in events if event.row == row] == [*out.generated_token_ids[row], None]
@@ -98,9 +87,8 @@ def test_a_callback_ends_its_row_with_the_token_it_was_told(length: int, stop_at
 
 def test_false_with_the_last_token_is_too_late() -> None:
     told: list[int | None] = []
-    out = make_generator(FakeModel(eos_bias=-50.0)).generate(
-        [1], SamplingConfig(max_new_tokens=3), CallbackStreamer(lambda event: told.append(event.token) or len(told) < 3)
-    )
+    streamer = CallbackStreamer(lambda event: told.append(event.token) or len(told) < 3)
+    out = make_generator(FakeModel(eos_bias=-50.0)).generate([1], SamplingConfig(max_new_tokens=3), streamer)
     assert out.finish_reasons == ["length"] and told == [*out.generated_token_ids[0], None]
 
 

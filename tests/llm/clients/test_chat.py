@@ -14,12 +14,8 @@ from tests.llm.generators import check_idle
 
 pytest.importorskip("llguidance")
 
-CITY = {
-    "type": "object",
-    "properties": {"city": {"type": "string", "maxLength": 12}},
-    "required": ["city"],
-    "additionalProperties": False,
-}
+CITY = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 12}}, "required": ["city"]}
+CITY |= {"additionalProperties": False}
 WEATHER = {"type": "function", "function": {"name": "get_weather", "description": "The weather.", "parameters": CITY}}
 TIME = Tool("get_time", "The time.", CITY)
 TOOLS = [WEATHER, TIME]
@@ -38,9 +34,8 @@ def test_a_question_and_its_answer(model) -> None:
     assert out.text == "The capital of France is Paris." and out.finish_reason == "stop"
     assert out.tool_calls == [] and out.thought == ""
     assert out.message == {"role": "assistant", "content": out.text}
-    template = model.tokenizer.apply_chat_template(
-        [{"role": "user", "content": "What is the capital of France?"}], add_generation_prompt=True, return_dict=False
-    )
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    template = model.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     assert model.generate(template).texts[0] == out.text
 
 

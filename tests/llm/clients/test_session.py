@@ -18,28 +18,15 @@ def expected(model: FakeModel, tokens: list[int], num_rows: int) -> torch.Tensor
     return torch.stack([model.logits_of(tokens[: end + 1]) for end in range(len(tokens) - num_rows, len(tokens))])
 
 
-@pytest.mark.parametrize(
-    "limits",
-    [
-        {},
-        {"max_tokens_per_step": 3},
-        {"max_logit_rows_per_step": 1},
-        {"max_logit_rows_per_step": 4, "max_tokens_per_step": 6},
-    ],
-)
-def test_rows_are_those_asked_for(limits: dict[str, int]) -> None:
-    driver = EngineDriver(make_engine(**limits))
-    engine = driver.engine
+@pytest.mark.parametrize("max_tokens, max_rows", [(None, None), (3, None), (None, 1), (6, 4)])
+def test_rows_are_those_asked_for(max_tokens: int | None, max_rows: int | None) -> None:
+    limits = {"max_tokens_per_step": max_tokens, "max_logit_rows_per_step": max_rows}
+    driver = EngineDriver(make_engine(**{name: limit for name, limit in limits.items() if limit}))
+    appended = [([1, 2, 3], "last", 1), ([4] * 20, "all", 20), ([5] * 9, 4, 4), ([6], "all", 1), ([7, 8], 2, 2)]
     with Session(driver) as session:
-        for ids, wanted, num_rows in [
-            ([1, 2, 3], "last", 1),
-            ([4] * 20, "all", 20),
-            ([5] * 9, 4, 4),
-            ([6], "all", 1),
-            ([7, 8], 2, 2),
-        ]:
+        for ids, wanted, num_rows in appended:
             rows = session.append(ids, wanted)
-            assert torch.equal(rows, expected(engine.model, session.tokens, num_rows))
+            assert torch.equal(rows, expected(driver.engine.model, session.tokens, num_rows))
     check_idle(driver)
 
 
@@ -124,32 +111,28 @@ def test_logits_that_are_not_finite_are_told_and_the_session_lives(wrong: float)
     assert session.tokens == [] and session.append([1]).shape == (1, 50)
 
 
-BAD = [
-    (([],), ValueError, "no token"), (("abc",), TypeError, "string"), (([50],), ValueError, "token id 50"), (([-1],), ValueError, "token id -1"),
-    (([1.0],), TypeError, "ints"), (([True],), TypeError, "ints"), ((torch.ones(2),), TypeError, "integer tensor"), (([1, 2], 0), ValueError, "logits must be"),
-    (([1, 2], 3), ValueError, "logits must be"), (([1, 2], "first"), ValueError, "logits must be"), (([1] * 5000,), ValueError, "4096"),
-    ((None,), TypeError, "ints"), ((b"ab",), TypeError, "string"), ((np.ones((1, 2), dtype=np.int64),), TypeError, "ints"), (({"input_ids": [1]},), TypeError, "ints"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("arguments, error, message", BAD)
-def test_bad_arguments_are_told(arguments: tuple, error: type[Exception], message: str) -> None:
+def test_bad_arguments_are_told() -> None:
     session = Session(EngineDriver(make_engine()))
-    with pytest.raises(error, match=message):
-        session.append(*arguments)
+    for error, message, *bad in (
+        (ValueError, "no token", []), (ValueError, "token id 50", [50]), (ValueError, "token id -1", [-1]),
+        (ValueError, "4096", [1] * 5000), (TypeError, "string", "abc", b"ab"),
+        (TypeError, "ints", [1.0], [True], None, np.ones((1, 2), dtype=np.int64), {"input_ids": [1]}),
+        (TypeError, "integer tensor", torch.ones(2)),
+    ):  # fmt: skip
+        for ids in bad:
+            with pytest.raises(error, match=message):
+                session.append(ids)
+    for logits in (0, 3, "first"):
+        with pytest.raises(ValueError, match="logits must be"):
+            session.append([1, 2], logits)
     assert session.tokens == []
 
 
 def test_ids_of_any_kind_are_the_same_tokens() -> None:
     session = Session(EngineDriver(make_engine()))
     expected = session.append([3, 4])
-    for ids in (
-        (3, 4),
-        torch.tensor([3, 4]),
-        np.array([3, 4], dtype=np.int32),
-        [np.int64(3), torch.tensor(4)],
-        iter([3, 4]),
-    ):
+    array, mixed = np.array([3, 4], dtype=np.int32), [np.int64(3), torch.tensor(4)]
+    for ids in ((3, 4), torch.tensor([3, 4]), array, mixed, iter([3, 4])):
         session.truncate(np.int64(0))
         assert torch.equal(session.append(ids, np.int64(1)), expected) and session.tokens == [3, 4]
     assert session.append(np.int64(5)).shape == session.append(torch.tensor(5)).shape == (1, 50)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -21,23 +21,17 @@ def random_ids(seed: int, *shape: int) -> torch.Tensor:
     return torch.randint(2, 280, shape, generator=torch.Generator().manual_seed(seed))
 
 
-def theirs(model, ids: torch.Tensor, num_tokens: int) -> list[int]:
-    """Greedy tokens of transformers."""
+def likeliest(model, ids: list[int], tokens: list[int]) -> list[int]:
+    """What transformers would write in place of each of `tokens`: all the same where the text is its greedy one."""
     with torch.no_grad():
-        out = model.generate(
-            ids[None],
-            attention_mask=torch.ones_like(ids[None]),
-            max_new_tokens=num_tokens,
-            do_sample=False,
-            pad_token_id=0,
-        )
-    return out[0, len(ids) :].tolist()
+        rows = model(torch.tensor([ids + tokens[:-1]])).logits[0, len(ids) - 1 :]
+    return rows.argmax(-1).tolist()
 
 
-# -- against transformers
-# -----------------------------------------------------------------------------------------------
+# -- against transformers ----------------------------------------------------------------------------------------------
 
 
+OTHERS = [family for family in IN_TRANSFORMERS if family != "llama"]
 DISTINCT = ("llama", "gemma2", "deepseek_v3", "gpt_oss", "llama4_text", "qwen3_moe", "chatglm")
 """Layers of all kinds: dense, with windows, latent, with sinks, in chunks, of experts, with a code of their own."""
 
@@ -45,26 +39,23 @@ DISTINCT = ("llama", "gemma2", "deepseek_v3", "gpt_oss", "llama4_text", "qwen3_m
 @pytest.mark.parametrize("family", sample(FAMILIES, lambda family: family in DISTINCT))
 def test_64_greedy_tokens_are_those_of_transformers(checkpoint, family: str) -> None:
     folder, oracle, tokenizer = checkpoint(family)
-    prompts = [random_ids(seed, length) for seed, length in enumerate((1, 5, 33, 70))]
-    expected = [theirs(oracle, prompt, 64) for prompt in prompts]
-    texts = [tokenizer.decode(tokens, skip_special_tokens=True) for tokens in expected]
-    for backend in BACKENDS:
-        out = load(folder, backend).generate([prompt.tolist() for prompt in prompts], SamplingConfig(max_new_tokens=64))
-        assert out.generated_token_ids == expected and out.texts == texts, backend
+    prompts = [random_ids(seed, length).tolist() for seed, length in enumerate((1, 5, 33, 70))]
+    outs = [load(folder, backend).generate(prompts, SamplingConfig(max_new_tokens=64)) for backend in BACKENDS]
+    found, end = outs[0].generated_token_ids, tokenizer.eos_token_id
+    for prompt, tokens in zip(prompts, found):
+        assert tokens == likeliest(oracle, prompt, tokens) and end not in tokens[:-1]
+        assert len(tokens) == 64 or tokens[-1] == end
+    texts = [tokenizer.decode(tokens, skip_special_tokens=True) for tokens in found]
+    assert all(out.generated_token_ids == found and out.texts == texts for out in outs)
 
 
-@pytest.mark.parametrize("family", sample(IN_TRANSFORMERS, lambda family: family == "llama"))
+@pytest.mark.parametrize("family", ["llama", *(pytest.param(name, marks=pytest.mark.thorough) for name in OTHERS)])
 def test_sampled_text_is_that_of_transformers_drawing_with_our_numbers(checkpoint, family: str, monkeypatch) -> None:
     """Processors and filters by themselves are compared in test_logits.py; here with each model's logits, and in their
     order."""
     folder, oracle, _ = checkpoint(family)
-    everything = {
-        "repetition_penalty": 1.2,
-        "no_repeat_ngram_size": 3,
-        "bad_words_ids": [[7], [9, 11]],
-        "min_new_tokens": 6,
-        "eos_token_id": list(range(90)),
-    }
+    everything = {"repetition_penalty": 1.2, "no_repeat_ngram_size": 3, "bad_words_ids": [[7], [9, 11]]}
+    everything |= {"min_new_tokens": 6, "eos_token_id": list(range(90))}
     filters = [
         {"temperature": 0.7, "top_k": 20},
         {"top_p": 0.8, "top_k": 0},
@@ -74,17 +65,12 @@ def test_sampled_text_is_that_of_transformers_drawing_with_our_numbers(checkpoin
     for seed, fields in enumerate(filters):
         fields = {"do_sample": True, "max_new_tokens": 24, **fields}
         numbers = map(uniform, itertools.repeat(seed), itertools.count())
-        monkeypatch.setattr(
-            torch, "multinomial", lambda weights, num_samples: torch.tensor([[draw(weights[0], next(numbers))]])
-        )
+        pick = lambda weights, num_samples: torch.tensor([[draw(weights[0], next(numbers))]])
+        monkeypatch.setattr(torch, "multinomial", pick)
         prompt = random_ids(seed, 30)
         with torch.no_grad():
-            expected = oracle.generate(
-                prompt[None],
-                attention_mask=torch.ones_like(prompt[None]),
-                pad_token_id=0,
-                **{"eos_token_id": None, **fields},
-            )
+            asked = {"attention_mask": torch.ones_like(prompt[None]), "pad_token_id": 0, "eos_token_id": None, **fields}
+            expected = oracle.generate(prompt[None], **asked)
         config = SamplingConfig(seed=seed, ignore_eos="eos_token_id" not in fields, **fields)
         for backend in BACKENDS:
             rows = load(folder, backend).generate(prompt, config).output_token_ids.tolist()
@@ -95,66 +81,39 @@ def test_sampled_text_is_that_of_transformers_drawing_with_our_numbers(checkpoin
 @pytest.mark.parametrize("count", sample([2, 17, 33], lambda count: count == 17))
 def test_ragged_batches_are_the_singles(model: LLMModel, backend: str, count: int) -> None:
     prompts = [random_ids(index, 1 + index * 7 % 41).tolist() for index in range(count)]
-    for config in (
-        SamplingConfig(max_new_tokens=12),
-        SamplingConfig(max_new_tokens=12, do_sample=True, seed=5, top_p=0.9, logprobs=2),
-    ):
+    greedy = SamplingConfig(max_new_tokens=6)
+    for config in (greedy, SamplingConfig(max_new_tokens=6, do_sample=True, seed=5, top_p=0.9, logprobs=2)):
         together = model.generate(prompts, config)
         singles = [model.generate(prompt, config) for prompt in prompts]
         assert together.generated_token_ids == [single.generated_token_ids[0] for single in singles]
-        if (
-            config.logprobs is not None and backend == "native"
-        ):  # plain torch sums in an order that depends on the batch
+        # Plain torch sums in an order that depends on the batch.
+        if config is not greedy and backend == "native":
             assert together.logprobs == [single.logprobs[0] for single in singles], "bit by bit"
 
 
 def test_threads_share_a_model(model: LLMModel) -> None:
     prompts = [random_ids(index, 20 + index).tolist() for index in range(4)]
     expected = [model.generate(prompt, GREEDY).generated_token_ids for prompt in prompts]
-    results: dict[int, list] = {}
-    threads = [
-        threading.Thread(target=lambda i=i: results.update({i: model.generate(prompts[i], GREEDY).generated_token_ids}))
-        for i in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert [results[index] for index in range(4)] == expected
+    with ThreadPoolExecutor(4) as threads:
+        results = threads.map(lambda prompt: model.generate(prompt, GREEDY).generated_token_ids, prompts, timeout=60)
+    assert list(results) == expected
 
 
-# -- inputs
-# -------------------------------------------------------------------------------------------------------------
+# -- inputs ------------------------------------------------------------------------------------------------------------
 
 
 def test_every_kind_of_input_is_the_same_prompt(model: LLMModel) -> None:
     text = "Once upon a time"
     ids = model.tokenizer(text)["input_ids"]
-    kinds = [
-        text,
-        [text],
-        ids,
-        tuple(ids),
-        [ids],
-        torch.tensor(ids),
-        torch.tensor([ids]),
-        torch.tensor(ids, dtype=torch.int32),
-        np.array([ids]),
-    ]
-    kinds += [[torch.tensor(ids)], [np.array(ids)], list(np.array(ids)), list(torch.tensor(ids))]
-    kinds += [
-        {"input_ids": [ids], "attention_mask": mask}
-        for mask in (torch.ones(1, len(ids)), np.ones((1, len(ids))), [torch.ones(len(ids))])
-    ]
-    kinds += [
-        model.tokenizer(text),
-        model.tokenizer([text]),
-        model.tokenizer(text, return_tensors="pt"),
-        {"input_ids": torch.tensor([ids])},
-    ]
-    expected = model.generate(text, GREEDY).generated_token_ids
+    tensor, array, ones = torch.tensor(ids), np.array(ids), torch.ones(1, len(ids))
+    kinds = [text, [text], ids, tuple(ids), [ids], tensor, tensor[None], tensor.int(), array[None]]
+    kinds += [[tensor], [array], list(array), list(tensor), {"input_ids": tensor[None]}]
+    kinds += [{"input_ids": [ids], "attention_mask": mask} for mask in (ones, ones.numpy(), list(ones))]
+    kinds += [model.tokenizer(text), model.tokenizer([text]), model.tokenizer(text, return_tensors="pt")]
+    config = SamplingConfig(max_new_tokens=4, ignore_eos=True)
+    expected = model.generate(text, config).generated_token_ids
     for kind in kinds:
-        out = model.generate(kind, GREEDY)
+        out = model.generate(kind, config)
         assert out.generated_token_ids == expected
         assert out.output_token_ids.tolist() == [ids + expected[0]] and out.output_token_ids.dtype == torch.int64
 
@@ -170,9 +129,7 @@ def test_padding_is_seen_through_and_given_back(model: LLMModel, side: str, monk
     width = batch["input_ids"].shape[1]
     assert torch.equal(out.output_token_ids[:, :width], batch["input_ids"])
     assert out.output_token_ids[:, width:].tolist() == singles
-    lists = model.generate(
-        {"input_ids": batch["input_ids"].tolist(), "attention_mask": batch["attention_mask"].tolist()}, GREEDY
-    )
+    lists = model.generate({name: rows.tolist() for name, rows in batch.items()}, GREEDY)
     assert torch.equal(lists.output_token_ids, out.output_token_ids)
 
 
@@ -188,6 +145,7 @@ def test_ragged_prompts_are_padded_left_and_outputs_right(model: LLMModel) -> No
     assert rows[1][:3] == [2, 2, 9]
 
 
+THREE = torch.ones(1, 3, dtype=torch.int64)
 BAD_INPUTS = [
     ([], ValueError, "empty list"),
     ([[]], ValueError, "prompt 0 is empty"),
@@ -207,26 +165,10 @@ BAD_INPUTS = [
     (None, TypeError, "inputs must be"),
     ({"ids": [1]}, ValueError, "input_ids"),
     ({"input_ids": [1], "labels": [1]}, ValueError, "labels"),
-    (
-        {"input_ids": torch.ones(1, 3, dtype=torch.int64), "attention_mask": torch.ones(1, 2)},
-        ValueError,
-        "attention_mask",
-    ),
-    (
-        {"input_ids": torch.ones(1, 3, dtype=torch.int64), "attention_mask": torch.tensor([[1, 0, 1]])},
-        ValueError,
-        "hole",
-    ),
-    (
-        {"input_ids": torch.ones(1, 3, dtype=torch.int64), "attention_mask": torch.tensor([[0, 0, 0]])},
-        ValueError,
-        "all 0",
-    ),
-    (
-        {"input_ids": torch.ones(1, 3, dtype=torch.int64), "attention_mask": torch.tensor([[0, 2, 1]])},
-        ValueError,
-        "0 and 1",
-    ),
+    ({"input_ids": THREE, "attention_mask": torch.ones(1, 2)}, ValueError, "attention_mask"),
+    ({"input_ids": THREE, "attention_mask": torch.tensor([[1, 0, 1]])}, ValueError, "hole"),
+    ({"input_ids": THREE, "attention_mask": torch.tensor([[0, 0, 0]])}, ValueError, "all 0"),
+    ({"input_ids": THREE, "attention_mask": torch.tensor([[0, 2, 1]])}, ValueError, "0 and 1"),
     ({"input_ids": [[1, 2]], "attention_mask": [[1]]}, ValueError, "attention_mask"),
     ({"input_ids": [[1, 2]], "attention_mask": []}, ValueError, "attention_mask"),
     ({"input_ids": [[1, 2]], "attention_mask": 1}, TypeError, "attention_mask"),
@@ -240,34 +182,29 @@ BAD_INPUTS = [
 ]
 
 
-@pytest.mark.parametrize("inputs, error, message", BAD_INPUTS)
-def test_bad_inputs_are_told(checkpoint, inputs, error: type[Exception], message: str) -> None:
+def test_bad_inputs_are_told(checkpoint) -> None:
     model = load(checkpoint("llama")[0], "torch")
-    with pytest.raises(error, match=message):
-        model.generate(inputs, GREEDY)
+    for inputs, error, message in BAD_INPUTS:
+        with pytest.raises(error, match=message):
+            model.generate(inputs, GREEDY)
 
 
-@pytest.mark.parametrize(
-    "fields, message",
-    [
-        (dict(logit_bias={900: 1.0}), "logit_bias"),
-        (dict(bad_words_ids=[[900]]), "bad_words"),
-        (dict(eos_token_id=900), "eos"),
-        (dict(logprobs=900), "logprobs"),
-    ],
-)
-def test_tokens_beyond_the_vocabulary_are_told(checkpoint, fields: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        load(checkpoint("llama")[0], "torch").generate([1], SamplingConfig(**fields))
-
-
-def test_a_config_must_be_one(checkpoint) -> None:
+def test_bad_configs_are_told(checkpoint) -> None:
+    """Tokens beyond the vocabulary, and what is no config."""
+    model = load(checkpoint("llama")[0], "torch")
+    for fields, message in [
+        ({"logit_bias": {900: 1.0}}, "logit_bias"),
+        ({"bad_words_ids": [[900]]}, "bad_words"),
+        ({"eos_token_id": 900}, "eos"),
+        ({"logprobs": 900}, "logprobs"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            model.generate([1], SamplingConfig(**fields))
     with pytest.raises(TypeError, match="SamplingConfig"):
-        load(checkpoint("llama")[0], "torch").generate([1], {"max_new_tokens": 3})
+        model.generate([1], {"max_new_tokens": 3})
 
 
-# -- lengths and stops
-# ----------------------------------------------------------------------------------------------------
+# -- lengths and stops -------------------------------------------------------------------------------------------------
 
 
 def test_the_context_ends_a_generation(model: LLMModel) -> None:
@@ -281,20 +218,16 @@ def test_the_context_ends_a_generation(model: LLMModel) -> None:
 def test_stop_strings_end_and_trim_the_text(model: LLMModel) -> None:
     full = model.generate([7, 8], SamplingConfig(max_new_tokens=60, ignore_eos=True))
     text = full.texts[0]
-    clean = [
-        index
-        for index in range(8, len(text) - 4)
-        if "\ufffd" not in text[index : index + 3] and text.index(text[index : index + 3]) == index
-    ]
+    stops = {index: text[index : index + 3] for index in range(8, len(text) - 4)}
+    clean = [index for index, stop in stops.items() if "\ufffd" not in stop and text.index(stop) == index]
     for index in clean[:3] + clean[-3:]:
-        stop = text[index : index + 3]
+        stop = stops[index]
         config = SamplingConfig(max_new_tokens=60, ignore_eos=True, stop_strings=[stop])
         out = model.generate([7, 8], config)
         assert out.texts == [text[:index]] and out.finish_reasons == ["stop"]
-        assert full.generated_token_ids[0][: len(out.generated_token_ids[0])] == out.generated_token_ids[0]
-        assert stop in model.tokenizer.decode(out.generated_token_ids[0]) and stop not in model.tokenizer.decode(
-            out.generated_token_ids[0][:-1]
-        )
+        [found] = out.generated_token_ids
+        assert full.generated_token_ids[0][: len(found)] == found
+        assert stop in model.tokenizer.decode(found) and stop not in model.tokenizer.decode(found[:-1])
         assert "".join(model.stream([7, 8], config)) == text[:index]
     assert clean, "the random model says something that can be a stop string"
 
@@ -314,7 +247,6 @@ def test_metrics_count(model: LLMModel) -> None:
 
 
 def test_the_files_defaults_hold_unless_the_caller_says_otherwise(checkpoint, tmp_path) -> None:
-
     folder = tmp_path / "model"
     shutil.copytree(checkpoint("llama")[0], folder)
     (folder / "generation_config.json").write_text('{"max_new_tokens": 3, "eos_token_id": 1, "pad_token_id": 4}')

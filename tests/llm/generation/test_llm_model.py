@@ -12,24 +12,21 @@ from pace.llm.models import model_utils
 from tests.llm.generation.loaded import GREEDY
 
 
-@pytest.mark.parametrize(
-    "arguments, error, word",
-    [
-        (dict(kv_cache_type="ring"), ValueError, "kv_cache_type"),
-        (dict(spec_config={}), TypeError, "spec_config"),
-        (dict(quantization="int3"), ValueError, "int3"),
-        (dict(backend="cuda"), ValueError, "backend"),
-        (dict(dtype="int3"), ValueError, "dtype"),
-        (dict(max_seq_len=100_000), ValueError, "max_seq_len"),
-        (dict(max_seq_len=0), ValueError, "max_seq_len"),
-        (dict(max_seq_len=True), TypeError, "max_seq_len"),
-        (dict(num_threads=0), ValueError, "num_threads"),
-        (dict(tokenizer_name_or_path="/nowhere/at/all"), FileNotFoundError, "nowhere"),
-    ],
-)
-def test_what_is_not_there_is_refused(checkpoint, arguments: dict, error: type[Exception], word: str) -> None:
-    with pytest.raises(error, match=word):
-        LLMModel(checkpoint("llama")[0], **{"backend": "torch", "progress": False, **arguments})
+def test_what_is_not_there_is_refused(checkpoint) -> None:
+    for name, value, error, word in [
+        ("kv_cache_type", "ring", ValueError, "kv_cache_type"),
+        ("spec_config", {}, TypeError, "spec_config"),
+        ("quantization", "int3", ValueError, "int3"),
+        ("backend", "cuda", ValueError, "backend"),
+        ("dtype", "int3", ValueError, "dtype"),
+        ("max_seq_len", 100_000, ValueError, "max_seq_len"),
+        ("max_seq_len", 0, ValueError, "max_seq_len"),
+        ("max_seq_len", True, TypeError, "max_seq_len"),
+        ("num_threads", 0, ValueError, "num_threads"),
+        ("tokenizer_name_or_path", "/nowhere/at/all", FileNotFoundError, "nowhere"),
+    ]:
+        with pytest.raises(error, match=word):
+            LLMModel(checkpoint("llama")[0], **{"backend": "torch", "progress": False, name: value})
 
 
 def test_max_seq_len_bounds_a_sequence(checkpoint) -> None:
@@ -53,12 +50,10 @@ def test_max_seq_len_bounds_a_sequence(checkpoint) -> None:
 def test_small_things_are_checked_before_weights_are_read(
     checkpoint, tmp_path, monkeypatch, name, content, arguments, error
 ) -> None:
-    folder = shutil.copytree(checkpoint("llama")[0], tmp_path / "model")
+    folder, reads = shutil.copytree(checkpoint("llama")[0], tmp_path / "model"), []
     (folder / name).write_text(content)
-    reads = []
-    monkeypatch.setattr(
-        model_utils, "CheckpointReader", lambda directory: reads.append(directory) or CheckpointReader(directory)
-    )
+    reader = lambda directory: reads.append(directory) or CheckpointReader(directory)
+    monkeypatch.setattr(model_utils, "CheckpointReader", reader)
     with pytest.raises(error):
         LLMModel(folder, progress=False, **arguments)
     assert not reads
@@ -69,7 +64,8 @@ def test_small_things_are_checked_before_weights_are_read(
 def test_a_model_without_a_tokenizer_takes_ids(checkpoint, tmp_path) -> None:
     for name in ("config.json", "model.safetensors"):
         shutil.copy(checkpoint("llama")[0] / name, tmp_path / name)
-    model = LLMModel(tmp_path, dtype="fp32", backend="torch", progress=False)
+    options = {"dtype": "fp32", "backend": "torch", "progress": False}
+    model = LLMModel(tmp_path, **options)
     out = model.generate([5, 6], GREEDY)
     assert model.tokenizer is None and out.texts == [] and isinstance(out, GenerateOutput)
     with pytest.raises(ValueError, match="no tokenizer"):
@@ -78,9 +74,7 @@ def test_a_model_without_a_tokenizer_takes_ids(checkpoint, tmp_path) -> None:
         model.stream([5])
     with pytest.raises(ValueError, match="stop_strings"):
         model.generate([5], SamplingConfig(stop_strings="x"))
-    other = LLMModel(
-        tmp_path, tokenizer_name_or_path=checkpoint("llama")[0], dtype="fp32", backend="torch", progress=False
-    )
+    other = LLMModel(tmp_path, tokenizer_name_or_path=checkpoint("llama")[0], **options)
     assert other.generate("fox", GREEDY).texts
 
 

@@ -32,9 +32,8 @@ def test_streams_are_the_text(checkpoint, backend: str, kind: str) -> None:
 
 
 def test_transformers_streamers_work_as_they_are(model: LLMModel, capsys) -> None:
-    out = model.generate(
-        "Once upon", GREEDY, streamer=HFTextStreamer(model.tokenizer, skip_prompt=True, skip_special_tokens=True)
-    )
+    streamer = HFTextStreamer(model.tokenizer, skip_prompt=True, skip_special_tokens=True)
+    out = model.generate("Once upon", GREEDY, streamer=streamer)
     assert capsys.readouterr().out == out.texts[0] + "\n"
     streamer = TextIteratorStreamer(model.tokenizer, timeout=30, skip_special_tokens=True)
     thread = threading.Thread(target=model.generate, args=("Once upon", GREEDY, streamer))

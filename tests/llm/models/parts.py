@@ -16,6 +16,7 @@ FIRST_OF_EACH = [next(name for name in IDS if name.startswith(f"{model_type}-"))
 """The first variant of each family."""
 
 
+@functools.cache
 def parts_of(index: int) -> set[Any]:
     """Mixers, feed-forwards, what blocks make of them, embeddings, norms and heads of a variant, without their sizes."""
     model_type, _, fields = VARIANTS[index]

@@ -14,7 +14,7 @@ from pace.llm.speculation.draft_length import AdaptiveLength, FixedLength
 from pace.llm.speculation.draft_model import DraftModel, ParallelDraftModel
 from pace.llm.speculation.drafter import SpeculativeDrafter
 from pace.llm.speculation.prompt_lookup import PromptLookup
-from tests.llm.fake_model import OPS, FakeModel, FakeTokenizer, greedy
+from tests.llm.fake_model import OPS, FakeModel, FakeTokenizer
 
 MASK = 49
 """The mask token of the parallel draft models here."""
@@ -112,18 +112,3 @@ def repetitive_prompts(seed: int, count: int, longest: int = 40) -> list[list[in
         part = [chance.randrange(1, 49) for _ in range(chance.randint(1, 8))]
         prompts.append((part * (longest // len(part) + 1))[: chance.randint(1, longest)])
     return prompts
-
-
-__all__ = [
-    "MASK",
-    "SOURCES",
-    "HalfRight",
-    "NeverRight",
-    "RandomDrafts",
-    "greedy",
-    "make_engine",
-    "make_generator",
-    "make_source",
-    "parallel",
-    "repetitive_prompts",
-]

@@ -14,19 +14,12 @@ from pace.llm.configs import SamplingConfig
 from pace.llm.decoding import sampler
 from tests.llm.fake_model import FakeModel
 from tests.llm.speculation.drafters import make_generator, make_source
-from tests.plugins.tiers import sample
 
-VOCAB, SAMPLES, NUM_TOKENS = 5, 2000, 3
-CALLS = 40
+VOCAB, SAMPLES, NUM_TOKENS = 5, 1000, 3
+CALLS = 20
 PROMPT = [1, 2, 3]
-CONFIG = SamplingConfig(
-    do_sample=True,
-    temperature=1.7,
-    top_k=4,
-    max_new_tokens=NUM_TOKENS,
-    ignore_eos=True,
-    num_return_sequences=SAMPLES // CALLS,
-)
+CONFIG = SamplingConfig(do_sample=True, temperature=1.7, top_k=4, max_new_tokens=NUM_TOKENS, ignore_eos=True)
+CONFIG.num_return_sequences = SAMPLES // CALLS
 
 
 def exact(model: FakeModel) -> dict[tuple[int, ...], float]:
@@ -77,7 +70,7 @@ def sampled(name: str) -> tuple[Counter, float]:
     return counts, num_accepted / num_drafted
 
 
-@pytest.mark.parametrize("name", sample(["half", "perfect"], lambda name: name == "half"))
+@pytest.mark.parametrize("name", ["half", pytest.param("perfect", marks=pytest.mark.thorough)])
 def test_sampled_texts_have_the_probabilities_of_the_model(name: str) -> None:
     """Under the hypothesis the statistic exceeds its mean (the degrees of freedom) by 4 standard deviations once in
     10,000 times; the seed is fixed."""
@@ -87,6 +80,7 @@ def test_sampled_texts_have_the_probabilities_of_the_model(name: str) -> None:
     assert acceptance == 1.0 if name == "perfect" else 0.2 < acceptance < 0.9
 
 
+@pytest.mark.thorough
 def test_a_bias_is_noticed(monkeypatch) -> None:
     """A verification that takes the draft wherever the model gives it some probability."""
     honest = sampler.accept_drafts
@@ -99,9 +93,6 @@ def test_a_bias_is_noticed(monkeypatch) -> None:
     monkeypatch.setattr(sampler, "accept_drafts", biased)
     counts, _ = sampled("half")
     expected = exact(FakeModel(VOCAB))
-    statistic, freedom = (
-        chi_square(Counter({tokens: count for tokens, count in counts.items() if expected[tokens]}), expected)
-        if all(expected[tokens] for tokens in counts)
-        else (float("inf"), 1)
-    )
-    assert statistic > freedom + 8 * (2 * freedom) ** 0.5
+    if all(expected[tokens] for tokens in counts):  # else texts came that cannot come
+        statistic, freedom = chi_square(counts, expected)
+        assert statistic > freedom + 8 * (2 * freedom) ** 0.5

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import dataclass
 
 import pytest
 
@@ -14,28 +15,25 @@ def free(lengths: list[int]) -> float:
     return 0.0
 
 
+@dataclass
 class Machine:
     """Decodes sequences whose drafts are right with probability `rate`, in steps of `base + slope * tokens` seconds,
     and counts. A step that is not at rest takes `asking` more."""
 
-    def __init__(
-        self,
-        lengths,
-        rate: float,
-        base: float = 1.0,
-        slope: float = 0.05,
-        draft: float = 0.0,
-        noise: float = 0.0,
-        num_sequences: int = 1,
-        asking: float = 0.0,
-    ) -> None:
-        self.lengths, self.rate, self.base, self.slope, self.draft = lengths, rate, base, slope, draft
-        self.noise, self.num_sequences = noise, num_sequences
+    lengths: FixedLength | AdaptiveLength
+    rate: float
+    base: float = 1.0
+    slope: float = 0.05
+    draft: float = 0.0
+    noise: float = 0.0
+    num_sequences: int = 1
+    asking: float = 0.0
+
+    def __post_init__(self) -> None:
         self.chance = random.Random(1)
         self.seconds = self.num_tokens = 0.0
         self.chosen: list[int] = []
-        self.own = [Acceptance(memory=10, strength=3) for _ in range(num_sequences)]
-        self.asking = asking
+        self.own = [Acceptance(memory=10, strength=3) for _ in range(self.num_sequences)]
         self.resting, self.rest_seconds = 0, []
 
     def run(self, num_steps: int) -> float:
@@ -58,9 +56,8 @@ class Machine:
             return
         chosen = [0] * count
         if self.lengths.wants_drafts():
-            chosen = self.lengths.choose(
-                [own.rate(0.6) for own in self.own], count, lambda lengths: self.draft * max(lengths)
-            )
+            rates = [own.rate(0.6) for own in self.own]
+            chosen = self.lengths.choose(rates, count, lambda lengths: self.draft * max(lengths))
         produced = 0
         for own, length in zip(self.own, chosen):
             accepted = 0
@@ -117,10 +114,12 @@ def test_drafts_that_win_less_than_asking_costs_are_given_up() -> None:
     "rate, slope, draft", [(0.9, 0.05, 0.0), (0.9, 0.05, 0.1), (0.7, 0.02, 0.05), (0.98, 0.1, 0.0), (0.5, 0.01, 0.0)]
 )
 def test_nearly_as_fast_as_the_best_fixed_length(rate: float, slope: float, draft: float, num_sequences: int) -> None:
-    best = max(
-        Machine(FixedLength(length), rate, slope=slope, draft=draft, num_sequences=num_sequences).run(3000)
-        for length in range(1, 9)
-    )
+    def speed(length: int) -> float:
+        """That a fixed length comes to: expected tokens by seconds, by those of plain steps."""
+        seconds = 1.0 + slope * num_sequences * (1 + length) + draft * length
+        return sum(rate**depth for depth in range(length + 1)) * (1.0 + slope * num_sequences) / seconds
+
+    best = max(map(speed, range(1, 1 + min(8, MAX_DRAFTS_PER_STEP // num_sequences))))
     machine = Machine(AdaptiveLength(8), rate, slope=slope, draft=draft, num_sequences=num_sequences)
     machine.run(200)
     assert best > 1.2 or num_sequences > 1
@@ -164,14 +163,9 @@ def test_interruptions_are_not_the_drafts_fault() -> None:
     machine = Machine(AdaptiveLength(8), 0.9, slope=0.05, draft=0.02)
     take = machine.lengths.observe
 
-    def interrupted(num_sequences, num_drafts, num_tokens, draft_seconds, step_seconds) -> None:
-        take(
-            num_sequences,
-            num_drafts,
-            num_tokens,
-            draft_seconds,
-            step_seconds * (50 if machine.chance.random() < 0.05 else 1),
-        )
+    def interrupted(*counts_and_seconds) -> None:
+        *others, step_seconds = counts_and_seconds
+        take(*others, step_seconds * (50 if machine.chance.random() < 0.05 else 1))
 
     machine.lengths.observe = interrupted
     machine.run(2000)
@@ -197,9 +191,7 @@ def test_nothing_before_a_plain_step_was_measured() -> None:
 def test_what_was_not_chosen_is_not_rested_on() -> None:
     lengths = AdaptiveLength(8)
     lengths.observe_rest(1, 1, 1.0)
-    assert lengths.wants_drafts() and lengths.rest() == 0, (
-        "there was nothing to propose: there may be after the next token"
-    )
+    assert lengths.wants_drafts() and lengths.rest() == 0, "there may be something to propose after the next token"
     assert lengths.choose([0.0], 1, free) == [0] and lengths.rest() == 1
 
 
@@ -258,9 +250,8 @@ def test_costs_between_and_beyond_what_was_measured() -> None:
     costs.add(5, 3.0)
     assert costs.at(3) == pytest.approx(2.0) and costs.at(9) == pytest.approx(5.0)
     costs.add(7, 2.0)
-    assert costs.at(6) == pytest.approx(2.5) and costs.at(30) == pytest.approx(2.0), (
-        "more tokens never take less beyond what is known"
-    )
+    assert costs.at(6) == pytest.approx(2.5)
+    assert costs.at(30) == pytest.approx(2.0), "more tokens never take less beyond what is known"
 
 
 def test_costs_bear_with_interruptions_and_follow_changes() -> None:

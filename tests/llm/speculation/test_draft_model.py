@@ -39,14 +39,8 @@ def drafter(tmp_path_factory):
 
 def make_source(folder, parallel: bool = False, vocab_size: int = 99, num_blocks: int = 50):
     model = load_model(folder, torch.float32, reference)
-    arguments = (
-        model,
-        reference,
-        CacheManager(model.kv_spec, num_blocks * model.kv_spec.block_bytes),
-        vocab_size,
-        {},
-        {},
-    )
+    cache = CacheManager(model.kv_spec, num_blocks * model.kv_spec.block_bytes)
+    arguments = model, reference, cache, vocab_size, {}, {}
     return ParallelDraftModel(MASK, *arguments) if parallel else DraftModel(*arguments)
 
 
@@ -59,14 +53,18 @@ def logits(model, tokens: list[int]) -> torch.Tensor:
         return model(torch.tensor([tokens])).logits[0]
 
 
-def one_by_one(model, tokens: list[int], length: int, pick) -> list[int]:
+def likeliest(row: torch.Tensor, depth: int) -> int:
+    return int(row.argmax())
+
+
+def one_by_one(model, tokens: list[int], length: int, pick=likeliest) -> list[int]:
     drafts: list[int] = []
     for depth in range(length):
         drafts.append(pick(logits(model, tokens + drafts)[-1], depth))
     return drafts
 
 
-def at_once(model, tokens: list[int], length: int, pick) -> list[int]:
+def at_once(model, tokens: list[int], length: int, pick=likeliest) -> list[int]:
     """PARD as published: the text, length - 1 masks, and the predictions of the last `length` rows."""
     rows = logits(model, tokens + [MASK] * (length - 1))[-length:]
     return [pick(row, depth) for depth, row in enumerate(rows)]
@@ -86,11 +84,7 @@ def test_proposals_are_those_of_transformers(drafter, parallel: bool) -> None:
             lengths[1] = 0
         proposals = source.propose(sequences, lengths)
         for sequence, length, drafts in zip(sequences, lengths, proposals):
-            assert drafts == (
-                reference_drafts(theirs, sequence.tokens, length, lambda row, depth: int(row.argmax()))
-                if length
-                else []
-            )
+            assert drafts == (reference_drafts(theirs, sequence.tokens, length) if length else [])
         for index, (sequence, drafts) in enumerate(zip(sequences, proposals)):
             num_accepted = min(len(drafts), (step * 3 + index) % 7)
             num_valid = len(sequence.tokens) + num_accepted
@@ -110,46 +104,36 @@ def test_samples_are_drawn_with_the_number_of_the_token_they_stand_for(drafter, 
     sequence.tokens += [9, 10]
     picked = source.propose([sequence], [5])[0]
     reference_drafts = at_once if parallel else one_by_one
-    assert picked == reference_drafts(
-        theirs, sequence.tokens, 5, lambda row, depth: draw(row.softmax(0), uniform(11, 2 + depth))
-    )
+    drawn = lambda row, depth: draw(row.softmax(0), uniform(11, 2 + depth))
+    assert picked == reference_drafts(theirs, sequence.tokens, 5, drawn)
 
 
 def test_long_texts_are_read_in_pieces(drafter) -> None:
     folder, theirs = drafter
     source = make_source(folder)
-    sequences = [
-        make_sequence(torch.randint(0, 96, (230,), generator=torch.Generator().manual_seed(seed)).tolist())
-        for seed in range(3)
-    ]
+    texts = torch.randint(0, 96, (3, 230), generator=torch.Generator().manual_seed(0)).tolist()
+    sequences = [make_sequence(text) for text in texts]
     sizes = []
     forward = source.model.forward
     source.model.forward = lambda batch: (sizes.append(len(batch.tokens)), forward(batch))[1]
     drafts = source.propose(sequences, [2, 2, 2])
     assert [len(tokens) for tokens in drafts] == [2, 2, 0] and sizes == [512, 2, 2]
-    assert source.propose(sequences[2:], [2]) == [
-        one_by_one(theirs, sequences[2].tokens, 2, lambda row, depth: int(row.argmax()))
-    ]
+    assert source.propose(sequences[2:], [2]) == [one_by_one(theirs, texts[2], 2)]
 
 
 @pytest.mark.parametrize("parallel", [False, True])
 def test_reading_what_was_missed_makes_no_logits(drafter, parallel: bool) -> None:
     folder, theirs = drafter
     source = make_source(folder, parallel)
-    rows = []
-    forward = source.model.forward
-    source.model.forward = lambda batch: (
-        rows.append((len(batch.tokens), len(batch.logit_rows))),
-        forward(batch),
-    )[1]
+    rows, forward = [], source.model.forward
+    source.model.forward = lambda batch: (rows.append(len(batch.logit_rows)), forward(batch))[1]
     sequence = make_sequence([1, 2, 3])
     drafts = source.propose([sequence], [3])[0]
     source.settle(sequence, 3 + 1)
     sequence.tokens += [drafts[0], *range(40, 90)]
     rows.clear()
-    pick = lambda row, depth: int(row.argmax())
-    assert source.propose([sequence], [3]) == [(at_once if parallel else one_by_one)(theirs, sequence.tokens, 3, pick)]
-    assert [wanted for _, wanted in rows] == ([0, 3] if parallel else [0, 1, 1, 1])
+    assert source.propose([sequence], [3]) == [(at_once if parallel else one_by_one)(theirs, sequence.tokens, 3)]
+    assert rows == ([0, 3] if parallel else [0, 1, 1, 1])
 
 
 def test_a_text_is_read_again_where_the_draft_models_angles_change() -> None:
@@ -170,7 +154,8 @@ def test_a_smaller_vocabulary_and_a_larger_one(drafter) -> None:
     folder, theirs = drafter
     narrow = make_source(folder, vocab_size=40)
     drafts = narrow.propose([make_sequence([1, 2, 3])], [6])[0]
-    assert drafts == one_by_one(theirs, [1, 2, 3], 6, lambda row, depth: int(row[:40].argmax())) and max(drafts) < 40
+    narrowed = lambda row, depth: int(row[:40].argmax())
+    assert drafts == one_by_one(theirs, [1, 2, 3], 6, narrowed) and max(drafts) < 40
     wide = make_source(folder, vocab_size=200)
     unknown, known = make_sequence([1, 150, 3]), make_sequence([1, 2, 3])
     first, second = wide.propose([unknown, known], [2, 2])
@@ -206,33 +191,26 @@ def test_the_whole_model(pair, case: tuple[str, str, bool]) -> None:
         "draft": DraftModelConfig(other, num_draft_tokens=3, adaptive=adaptive),
         "pard": PardConfig(other, num_draft_tokens=5, adaptive=adaptive),
     }[kind]
-    plain = LLMModel(folder, dtype="float32", backend=backend, num_threads=1)
-    drafted = LLMModel(folder, dtype="float32", backend=backend, num_threads=1, spec_config=spec_config)
-    prompts = [[1, 2, 3], [4] * 20, list(range(5, 50))]
-    for config in (
-        SamplingConfig(max_new_tokens=40),
-        SamplingConfig(do_sample=True, seed=1, max_new_tokens=40, repetition_penalty=1.2),
-    ):
+    options = {"dtype": "float32", "backend": backend, "num_threads": 1}
+    plain, drafted = LLMModel(folder, **options), LLMModel(folder, spec_config=spec_config, **options)
+    prompts, greedy = [[1, 2, 3], [4] * 20, list(range(5, 50))], SamplingConfig(max_new_tokens=40)
+    for config in (greedy, SamplingConfig(do_sample=True, seed=1, max_new_tokens=40, repetition_penalty=1.2)):
         ours, theirs = plain.generate(prompts, config), drafted.generate(prompts, config)
         assert ours.generated_token_ids == theirs.generated_token_ids
         assert ours.metrics.draft_speedup is None
+        metrics = theirs.metrics
         if not adaptive and kind == "lookup":  # text of random weights repeats nothing
-            assert theirs.metrics.num_drafted_tokens > 0
+            assert metrics.num_drafted_tokens > 0
         elif not adaptive:
-            assert 0 < theirs.metrics.num_accepted_tokens < theirs.metrics.num_drafted_tokens
-            assert f"{theirs.metrics.num_accepted_tokens} of {theirs.metrics.num_drafted_tokens} drafted" in str(
-                theirs.metrics
-            )
+            assert 0 < metrics.num_accepted_tokens < metrics.num_drafted_tokens
+            assert f"{metrics.num_accepted_tokens} of {metrics.num_drafted_tokens} drafted" in str(metrics)
 
 
 def test_the_cache_is_shared_by_what_a_token_takes(pair) -> None:
     folder, other = pair
-    with (
-        LLMModel(folder, dtype="float32", kv_cache_bytes="1MiB") as plain,
-        LLMModel(
-            folder, dtype="float32", kv_cache_bytes="1MiB", spec_config=DraftModelConfig(other, adaptive=False)
-        ) as model,
-    ):
+    drafts, roomy = DraftModelConfig(other, adaptive=False), {"dtype": "float32", "kv_cache_bytes": "1MiB"}
+    with LLMModel(folder, **roomy) as plain, LLMModel(folder, spec_config=drafts, **roomy) as model:
+        least = 256 // 16 * plain._engine.cache.spec.block_bytes
         report, alone = model.memory_report(), plain.memory_report()
         assert report.cache_budget <= 2**20 and report.cache_tokens == pytest.approx(alone.cache_tokens * 2 / 3, abs=32)
         assert {f"draft {part}" for part in alone.weights} < set(report.weights) and report.total > alone.total
@@ -241,12 +219,10 @@ def test_the_cache_is_shared_by_what_a_token_takes(pair) -> None:
         target = model._engine.cache.touched_bytes
         assert before == 0 < target < model.memory_report().cache_touched
         assert model.memory_report().cache_used == 0
+    options = {"dtype": "float32", "max_seq_len": 256, "spec_config": DraftModelConfig(other)}
     with pytest.raises(ValueError, match="kv_cache_bytes"):
-        least = 256 // 16 * plain_block_bytes(folder)
-        LLMModel(folder, dtype="float32", kv_cache_bytes=least, max_seq_len=256, spec_config=DraftModelConfig(other))
-    with LLMModel(
-        folder, dtype="float32", kv_cache_bytes=3 * least // 2, max_seq_len=256, spec_config=DraftModelConfig(other)
-    ) as model:
+        LLMModel(folder, kv_cache_bytes=least, **options)
+    with LLMModel(folder, kv_cache_bytes=3 * least // 2, **options) as model:
         assert model.memory_report().cache_tokens >= 256
 
 
@@ -258,15 +234,12 @@ def test_the_cache_that_an_error_advises_is_large_enough(pair) -> None:
         options = {"dtype": "float32", "kv_cache_bytes": kv_cache_bytes, "max_seq_len": None}
         return LLMModel(folder, spec_config=DraftModelConfig(other), **options)
 
-    with load(12 * plain_block_bytes(folder)) as model, pytest.raises(ValueError, match="has no room for more") as told:
+    with LLMModel(folder, dtype="float32", kv_cache_bytes="1MiB") as plain:
+        little = 12 * plain._engine.cache.spec.block_bytes
+    with load(little) as model, pytest.raises(ValueError, match="has no room for more") as told:
         model.generate(text, config)
     with load(int(re.search(r"kv_cache_bytes=(\d+)", str(told.value))[1])) as model:
         assert len(model.generate(text, config).generated_token_ids[0]) == 12
-
-
-def plain_block_bytes(folder) -> int:
-    with LLMModel(folder, dtype="float32", kv_cache_bytes="1MiB") as model:
-        return model._engine.cache.spec.block_bytes
 
 
 def test_what_is_no_way_to_draft_is_refused(pair, tmp_path) -> None:
@@ -276,14 +249,13 @@ def test_what_is_no_way_to_draft_is_refused(pair, tmp_path) -> None:
         (tmp_path / name).write_bytes((other / name).read_bytes())
 
     def refused(match: str, spec_config, error=ValueError, **fields) -> None:
-        (tmp_path / "config.json").write_text(
-            json.dumps({name: value for name, value in (config | fields).items() if value is not None})
-        )
+        told = {name: value for name, value in (config | fields).items() if value is not None}
+        (tmp_path / "config.json").write_text(json.dumps(told))
         with pytest.raises(error, match=match):
             LLMModel(folder, dtype="float32", spec_config=spec_config)
 
     refused("names no pard_token.*DraftModelConfig", PardConfig(tmp_path), pard_token=None)
-    refused("pard_token.*must be a token id", PardConfig(tmp_path), pard_token=100_000)
+    refused("pard_token.*must be a token id", PardConfig(tmp_path), pard_token=config["vocab_size"])
     refused("pard_token.*must be a token id", PardConfig(tmp_path), pard_token=[3])
     refused("mask_token_id must be a token id", PardConfig(tmp_path, mask_token_id=100_000))
     refused("spec_config", {"model": "x"}, TypeError)
@@ -318,9 +290,8 @@ def test_vocabularies() -> None:
         check_vocabularies(4, None, 16, same)
 
 
-@pytest.mark.parametrize(
-    "make, error, word",
-    [
+def test_configs_check_their_fields() -> None:
+    for make, error, word in [
         (lambda: PromptLookupConfig(max_ngram=0), ValueError, "max_ngram"),
         (lambda: PromptLookupConfig(min_ngram=3, max_ngram=2), ValueError, "max_ngram"),
         (lambda: PromptLookupConfig(num_draft_tokens=True), TypeError, "num_draft_tokens"),
@@ -330,8 +301,6 @@ def test_vocabularies() -> None:
         (lambda: DraftModelConfig("x", adaptive=1), TypeError, "adaptive"),
         (lambda: PardConfig("x", mask_token_id="<mask>"), TypeError, "mask_token_id"),
         (lambda: PardConfig("x", mask_token_id=-1), ValueError, "mask_token_id"),
-    ],
-)
-def test_configs_check_their_fields(make, error: type[Exception], word: str) -> None:
-    with pytest.raises(error, match=word):
-        make()
+    ]:
+        with pytest.raises(error, match=word):
+            make()
