@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 
 from benchmarks import experts
@@ -18,4 +19,8 @@ def test_a_row_for_each_kind_of_weights(quick_limits, monkeypatch, capsys):
     assert experts.main() == 0
     rows = [line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines() if line.startswith("| small")]
     assert [row[2].strip() for row in rows] == ["bfloat16", "int8"]
-    assert all(len(row) == len(experts.HEADER) and float(cell) > 0 for row in rows for cell in row[experts.KEYS :])
+    for row in rows:
+        found = dict(zip(experts.HEADER, row, strict=True))
+        assert float(found["decode t/s"]) > 0 and float(found["prompt t/s"]) > 0
+        # Shares and rates of so small a shape may round to 0 while others use the machine.
+        assert all(0 <= float(cell) < math.inf for cell in row[experts.KEYS :])

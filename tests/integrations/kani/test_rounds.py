@@ -105,7 +105,7 @@ def test_what_no_prompt_has_room_for_is_one_error(engine, run, caplog):
     with pytest.raises(MessageTooLong):
         run(Kani(engine).chat_round("x " * 3000))
     schema = {"type": "object", "properties": {}}
-    functions = [AIFunction(lambda: "5", name=f"count_{i}", desc="", json_schema=schema) for i in range(300)]
+    functions = [AIFunction(lambda: "5", name=f"count_{i}", desc="Counts.", json_schema=schema) for i in range(300)]
     assert engine.prompt_len([]) == 0 and engine.prompt_len([], functions) > 1024
     with pytest.raises(PromptTooLong, match="number of functions"):
         run(Kani(engine, functions=functions, chat_history=[ChatMessage.user("Hi.")]).get_prompt())
