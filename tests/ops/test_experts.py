@@ -16,6 +16,8 @@ ROUTERS = {
     "softmax": Router(16, 4),
     "normalised": Router(16, 4, normalise=True, scale=2.5),
     "at least": Router(16, 4, normalise=True, least_sum=1e-12),
+    "at least so much": Router(16, 4, normalise=True, least_sum=0.9),
+    "so much more": Router(16, 4, normalise=True, eps=0.25),
     "chosen": Router(16, 4, "softmax_of_chosen"),
     "sigmoid": Router(16, 4, "sigmoid", normalise=True, eps=1e-20),
     "groups by maximum": Router(16, 4, groups=4, kept_groups=2),
