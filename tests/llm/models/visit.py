@@ -218,8 +218,8 @@ class Visit:
     # -- programs
 
     def check_programs(self) -> None:
-        """A program has the bits of the same model op by op, fused or not: logits and cache. Parts that no variant before has run with one thread and with two, in each
-        dtype; others with one of both, so that neighbours differ."""
+        """A program gives the bits of the same model run op by op, fused or not: logits and cache. Representative
+        variants run each dtype with one thread and with two. Others run it with one of the two, in turn."""
         dtypes = [(torch.float32, None), (torch.bfloat16, None), (torch.bfloat16, torch.int8)]
         for number, (dtype, kv_dtype) in enumerate(dtypes):
             for threads in (1, 2) if self.is_representative else (1 + (self.index + number) % 2,):
@@ -229,10 +229,12 @@ class Visit:
     # -- caches and costs
 
     def check_int8_cache(self) -> None:
-        """Its logits are near. An element of int8 is off by max / (127 sqrt 12) of its head on average, one of bfloat16 by about 2^-10 of
-        itself: 4 to 5 times as much where the largest of a head is twice an ordinary one. Measured on logits: 1.5 to
-        3.6 times. Of a mixture the quarter of the rows that is least off counts: in the others a token chose another
-        expert, and its neighbours see it."""
+        """The logits are near those of a float cache.
+
+        An element of int8 is off by max / (127 sqrt 12) of its head on average, one of bfloat16 by about 2^-10 of
+        itself. That is 4 to 5 times as much where the largest of a head is twice an ordinary one. Measured on logits:
+        1.5 to 3.6 times. Of a mixture the quarter of the rows that is least off counts: in the others a token chose
+        another expert, and its neighbours see it."""
         model = self.model("native", torch.float32)
 
         def logits(kv_dtype: torch.dtype, chunk: int | None = None) -> Tensor:
@@ -249,7 +251,7 @@ class Visit:
         assert torch.equal(logits(torch.int8, chunk=7), int8)
 
     def check_costs(self) -> None:
-        """Those of a config are the bytes of the loaded model."""
+        """The costs that follow from a config are the bytes of the loaded model."""
         for dtype in (torch.float32, torch.bfloat16):
             model = self.model("native", dtype)
             costs, position_bytes = Costs.of(model, dtype), model.kv_spec.position_bytes
@@ -305,7 +307,7 @@ class Visit:
     # -- operators
 
     def check_operators(self) -> None:
-        """Each by itself on torch: the same numbers, with a prompt in two chunks, then one token."""
+        """Each operator alone on torch gives the same numbers, with a prompt in two chunks, then one token."""
         model = self.model("native", torch.float32)
         expected = logits_of(ProgramRunner(model), self.ids)
         for operator in OPERATORS:
@@ -315,7 +317,7 @@ class Visit:
     # -- kernels of every kind
 
     def check_instruction_sets(self) -> None:
-        """In one dtype for each family, unless `in_full`: neighbours differ."""
+        """Every instruction set in one dtype, which differs from family to family; in all dtypes with `in_full`."""
         dtypes = [torch.float32, torch.bfloat16, torch.float16]
         for dtype in dtypes if self.in_full else [dtypes[FIRST_OF_EACH.index(self.name) % 3]]:
             # the weights fit in bfloat16 and, within their range, in float16; what is left is the rounding of keys and
@@ -331,7 +333,7 @@ class Visit:
                     assert relative_error(logits, self.expected) < tolerance, (dtype, isa)
 
     def check_threads(self) -> None:
-        """Their number changes nothing."""
+        """The number of threads changes nothing."""
         model, results = self.model("native", torch.bfloat16), []
         for threads in (1, 2, 3):
             _C.set_num_threads(threads)
