@@ -16,7 +16,7 @@ quantize_checkpoint = functools.partial(quantize.quantize_checkpoint, progress=F
 
 @functools.cache
 def texts(first: int, count: int) -> tuple[str, ...]:
-    """Of the held-out file; those that calibrate and those that judge are different ones."""
+    """Texts of the held-out file. Those that calibrate are not those that judge."""
     return tuple(read_texts(HELDOUT)[first : first + count])
 
 

@@ -299,8 +299,8 @@ NAMED = list(itertools.product(ZOO, MODEL_TYPES, CLASSES))
 
 @pytest.mark.parametrize("named", sample(NAMED, lambda named: named in NAMED[::7]), ids=str)
 def test_the_tokenizer_is_the_one_that_transformers_finds_by_itself(tmp_path, tokenizers, named):
-    """Of the same class, with the same ids, texts and special tokens, whatever class the checkpoint names. Each commit has
-    every kind, model_type and class."""
+    """The tokenizer has the class, ids, texts and special tokens of transformers', whatever class the checkpoint names.
+    Each commit has every kind, model_type and class."""
     from transformers import AutoTokenizer
 
     kind, model_type, name = named
