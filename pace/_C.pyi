@@ -72,9 +72,12 @@ def quantize_rows(
 ) -> bool:  # fmt: skip
     """False where an element of the source is not finite: nothing that was written counts then."""
 
-def unpack_fields(
-    source: int, source_stride: int, blocks: int, block_bytes: int, run_bytes: int, bits: int, shift: int, out: int, merge: bool,
+def unpack_blocks(
+    type: int, source: int, stride: int, rows: int, k: int, codes: int, scales: int, mins: int, super_scales: int, super_mins: int,
 ) -> None: ...  # fmt: skip
+def pack_blocks(weight: int, row: int, rows: int, type: int, source: int, stride: int) -> bool:
+    """False where a scale is not finite."""
+
 def gather_rows(weight: int, order: int, ids: int, count: int, out: int, widen: bool) -> None: ...
 def linear(
     x: int, x_stride: int, rows: int, weight: int, order: int, bias: int, activation: int, residual: int, out: int
@@ -338,3 +341,8 @@ class Program:
     def barriers(self) -> int: ...
     @property
     def buffer_bytes(self) -> int: ...
+
+# Vocabularies. `read_strings`: those of a GGUF file, and where they end; EOFError where they go on beyond `end`.
+# `find_merges`: `pieces` are texts, None for what is no piece; `order` is a vector of uint32.
+def read_strings(data: object, position: int, end: int, count: int) -> tuple[list[str], int]: ...
+def find_merges(pieces: list[str | None], order: object) -> list[tuple[str, str]]: ...

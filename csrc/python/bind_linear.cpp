@@ -141,20 +141,28 @@ bool quantize_rows(int quantizer, Address source, int source_dtype, int64_t sour
     return all_finite;
 }
 
-void unpack_fields(Address source, int64_t source_stride, int64_t blocks, int64_t block_bytes, int64_t run_bytes,
-                   int bits, int shift, Address out, bool merge) {
-    pace::UnpackFieldsOp op = {at<const uint8_t>(source),
-                               source_stride,
-                               blocks,
-                               block_bytes,
-                               run_bytes,
-                               bits,
-                               shift,
-                               at<uint8_t>(out),
-                               merge,
-                               0,
-                               0};
+void unpack_blocks(int type, Address source, int64_t stride, int64_t rows, int64_t k, Address codes, Address scales,
+                   Address mins, Address super_scales, Address super_mins) {
+    pace::UnpackBlocksOp op = {};
+    op.source = {type, at<const uint8_t>(source), stride};
+    op.rows = rows;
+    op.k = k;
+    op.out = {at<uint8_t>(codes), at<float>(scales),           at<float>(mins),          at<int8_t>(scales),
+              at<int8_t>(mins),   at<pace::F16>(super_scales), at<pace::F16>(super_mins)};
     pace::execute(op);
+}
+
+// False where a scale is not finite.
+bool pack_blocks(Address weight, int64_t row, int64_t rows, int type, Address source, int64_t stride) {
+    std::atomic<bool> all_finite{true};
+    pace::PackBlocksOp op = {};
+    op.weight = at<void>(weight);
+    op.row = row;
+    op.rows = rows;
+    op.source = {type, at<const uint8_t>(source), stride};
+    op.all_finite = &all_finite;
+    pace::execute(op);
+    return all_finite;
 }
 
 void gather_rows(Address weight, Address order, Address ids, int64_t count, Address out, bool widen) {
@@ -183,7 +191,8 @@ void bind_linear(py::module_& m) {
     m.def("pack_codes", pack_codes, release);
     m.def("pack_super_blocks", pack_super_blocks, release);
     m.def("quantize_rows", quantize_rows, release);
-    m.def("unpack_fields", unpack_fields, release);
+    m.def("unpack_blocks", unpack_blocks, release);
+    m.def("pack_blocks", pack_blocks, release);
     m.def("gather_rows", gather_rows, release);
     m.def("linear", linear, release);
     m.def("activation", activation, release);

@@ -40,4 +40,5 @@ PYBIND11_MODULE(_C, m) {
     bind_rows(m);
     bind_experts(m);
     bind_program(m);
+    bind_vocabulary(m);
 }

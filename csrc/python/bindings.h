@@ -22,3 +22,4 @@ void bind_attention(py::module_& m);
 void bind_rows(py::module_& m);
 void bind_experts(py::module_& m);
 void bind_program(py::module_& m);
+void bind_vocabulary(py::module_& m);

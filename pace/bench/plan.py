@@ -18,8 +18,9 @@ from pace.bench.limits import Limits
 from pace.bench.prediction import efficiency, predict
 from pace.checkpoints.gguf.file import is_gguf
 from pace.llm.models.base_model import BaseModelForCausalLM, TensorReader
+from pace.llm.models.checkpoint import Checkpoint
 from pace.llm.models.model_list import read_config
-from pace.llm.models.model_utils import open_checkpoint, parse_kv_cache_dtype, use_threads
+from pace.llm.models.model_utils import parse_kv_cache_dtype, use_threads
 from pace.ops import native
 from pace.quant import QuantizationConfig
 
@@ -145,7 +146,7 @@ def quantized_tensors(path: Path, config_json: dict[str, Any]) -> Iterator[Tenso
     reader = None
     if is_gguf(path) or config.quantization_config:
         with suppress(FileNotFoundError):  # of a Hub id, where the config alone is downloaded
-            reader = open_checkpoint(path, config.quantization_config)
+            reader = Checkpoint(path).open_weights(config.quantization_config)
     with nullcontext() if reader is None else reader:
         yield reader
 

@@ -25,10 +25,12 @@ from pace.calibrate.texts import MAX_TOKENS, MIN_TOKENS, choose_windows
 from pace.checkpoints.gguf.file import is_gguf
 from pace.checkpoints.reader import CheckpointReader
 from pace.llm.models.base_model import BaseModelForCausalLM
-from pace.llm.models.hf_utils import find_checkpoint, load_tokenizer, read_config_json
+from pace.llm.models.checkpoint import Checkpoint
+from pace.llm.models.hf_utils import find_checkpoint
 from pace.llm.models.model_utils import make_model, progress_bar, use_threads
 from pace.ops import reference
 from pace.quant import Format, QuantizationConfig, read_quantization
+from pace.tokenizer.loading import load_tokenizer
 
 logger = logging.getLogger("pace")
 
@@ -181,8 +183,9 @@ def _read_floats(directory: Path) -> tuple[dict[str, Any], BaseModelForCausalLM]
         raise ValueError(
             f"{directory} is a GGUF file; calibrated are checkpoints as the Hub has them, with config.json and safetensors: give the model's original one"
         )
-    raw = read_config_json(directory)
-    model = make_model(directory, torch.float32, reference)
+    checkpoint = Checkpoint(directory)
+    raw = checkpoint.config
+    model = make_model(checkpoint, torch.float32, reference)
     if model.config.quantization_config is not None:
         raise ValueError(
             f"{directory} is quantised already, and quantising it again would lose twice; give the original checkpoint"

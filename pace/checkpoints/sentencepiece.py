@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from pace.checkpoints.vocabulary import NORMAL, SPACE, sentencepiece_parts
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
@@ -48,7 +50,9 @@ class SentencePiece(NamedTuple):
         if self.one_space:
             for pattern, content in ((" {2,}", " "), (rf"\A +|[ {SPACE}]+\z", "")):
                 before.append({"type": "Replace", "pattern": {"Regex": pattern}, "content": content})
-        return sentencepiece_parts(self.pieces, self.scores, self.types, self.unknown, self.add_prefix, before)
+        return sentencepiece_parts(
+            self.pieces, np.array(self.scores, np.float32), np.array(self.types), self.unknown, self.add_prefix, before
+        )
 
 
 def read_sentencepiece(path: Path, data: bytes) -> SentencePiece:

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from pace import _C
 from pace.checkpoints.files import git_lfs_message, is_git_lfs_pointer, open_regular, read_at
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
@@ -46,15 +49,15 @@ def read_vocabulary(path: Path) -> bytes:
 
 def sentencepiece_parts(
     tokens: list[str],
-    scores: list[float],
-    types: list[int],
+    scores: np.ndarray,
+    types: np.ndarray,
     unknown: int | None,
     prefix: bool,
     before: Sequence[dict[str, Any]] = (),
 ) -> dict[str, Any]:
     """Normalizer, decoder and model of a sentencepiece vocabulary of the kind BPE. `prefix`: a text gets a space in
     front; `before`: normalizers that come first."""
-    vocabulary = {token: index for index, token in enumerate(tokens)}
+    vocabulary = dict(zip(tokens, range(len(tokens))))
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
     back = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
     front = [{"type": "Prepend", "prepend": SPACE}] * prefix
@@ -73,19 +76,13 @@ def sentencepiece_parts(
     }
 
 
-def merges_by_score(tokens: list[str], scores: list[float], types: list[int]) -> list[tuple[str, str]]:
+def merges_by_score(tokens: list[str], scores: np.ndarray, types: np.ndarray) -> list[tuple[str, str]]:
     """Sentencepiece joins the two neighbours that make the piece of the highest score: every pair that makes a piece,
-    the best first."""
-    pieces = {
-        token: score
-        for token, score, kind in zip(tokens, scores, types, strict=True)
-        if kind in (NORMAL, USER_DEFINED) and len(token) <= MAX_PIECE
-    }
-    pairs = []
-    for index, (piece, score) in enumerate(pieces.items()):
-        halves = ((piece[:cut], piece[cut:]) for cut in range(1, len(piece)))
-        pairs += [(-score, index, left, right) for left, right in halves if left in pieces and right in pieces]
-    return [(left, right) for *_, left, right in sorted(pairs)]
+    the best first. Of a piece the pair with the shorter left part comes first."""
+    is_piece = (types == NORMAL) | (types == USER_DEFINED)
+    pieces = [token if wanted and len(token) <= MAX_PIECE else None for token, wanted in zip(tokens, is_piece.tolist())]
+    best_first = np.argsort(-scores, kind="stable").astype(np.uint32)
+    return _C.find_merges(pieces, best_first)
 
 
 def bpe_model(vocabulary: dict[str, int], merges: list, **options: Any) -> dict[str, Any]:

@@ -22,7 +22,8 @@ from pace.llm.cache.manager import CacheManager, check_cache_options, spec_of
 from pace.llm.configs import KVCacheType, SamplingConfig
 from pace.llm.engine.engine import Engine
 from pace.llm.models.base_model import BaseModelForCausalLM
-from pace.llm.models.hf_utils import find_checkpoint, load_tokenizer, read_config_json, read_generation_config
+from pace.llm.models.checkpoint import Checkpoint
+from pace.llm.models.hf_utils import find_checkpoint
 from pace.llm.models.mapped_experts import ExpertCache, check_has_experts
 from pace.llm.models.model_utils import (
     fill_model,
@@ -236,19 +237,20 @@ def open(options: LoadOptions) -> Loaded:
     if ops is native:
         _warn_of_missing_kernels()
     threads = use_threads(options.num_threads, options.pin_threads)
-    directory = find_checkpoint(options.model_name_or_path, **options.hub)
-    model = make_model(directory, options.weight_dtype, ops, options.kv_dtype, options.quantization_config)
+    checkpoint = Checkpoint(find_checkpoint(options.model_name_or_path, **options.hub))
+    model = make_model(checkpoint, options.weight_dtype, ops, options.kv_dtype, options.quantization_config)
     if options.weights == "mapped":
         check_has_experts(model)
-        model.expert_cache = ExpertCache(directory, options.weights_cache and Path(options.weights_cache))
+        model.expert_cache = ExpertCache(checkpoint.path, options.weights_cache and Path(options.weights_cache))
     _check_length(options, model)
-    tokenizer = _find_tokenizer(options, directory, model)
-    defaults = _read_defaults(directory, tokenizer, model)
+    _check_budget(options, model, Fraction(0))
+    tokenizer = _find_tokenizer(options, checkpoint, model)
+    defaults = _read_defaults(checkpoint, tokenizer, model)
     speculation = Speculation.prepare(options.spec_config, model, tokenizer, ops, options.hub)
     share = speculation.cache_share(model, options.kv_cache_type)
     _check_budget(options, model, share)
 
-    fill_model(model, directory, threads, progress)
+    fill_model(model, checkpoint, threads, progress)
     speculation.load(threads, progress)
 
     budget = _cache_budget(options)
@@ -289,18 +291,19 @@ def _check_length(options: LoadOptions, model: BaseModelForCausalLM) -> None:
         )
 
 
-def _find_tokenizer(options: LoadOptions, directory: Path, model: BaseModelForCausalLM) -> Any:
+def _find_tokenizer(options: LoadOptions, checkpoint: Checkpoint, model: BaseModelForCausalLM) -> Any:
     if options.tokenizer_name_or_path is None:
-        return load_tokenizer(directory, model.vocab_size, required=False)
+        return checkpoint.load_tokenizer(model.vocab_size, required=False)
     found = find_checkpoint(options.tokenizer_name_or_path, **options.hub | {"revision": None}, weights=False)
-    return load_tokenizer(found, model.vocab_size)
+    return Checkpoint(found).load_tokenizer(model.vocab_size)
 
 
-def _read_defaults(directory: Path, tokenizer: Any, model: BaseModelForCausalLM) -> SamplingConfig:
+def _read_defaults(checkpoint: Checkpoint, tokenizer: Any, model: BaseModelForCausalLM) -> SamplingConfig:
     """What the checkpoint says about generation: generation_config.json, then config.json, then the tokenizer."""
     vocab_size = model.vocab_size
-    defaults = SamplingConfig.from_dict(read_generation_config(directory), source=f"{directory}/generation_config.json")
-    config = read_config_json(directory)
+    directory, config = checkpoint.path, checkpoint.config
+    source = f"{directory}/generation_config.json"
+    defaults = SamplingConfig.from_dict(checkpoint.generation_config, source=source)
     special = {name: config.get(name) for name in ("eos_token_id", "pad_token_id")}
     defaults.merge_from(SamplingConfig.from_dict(special, source=f"{directory}/config.json"))
     defaults.merge_from(SamplingConfig(**{name: getattr(tokenizer, name, None) for name in special}))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from pace.ops.blocks import BlockRows
 from pace.ops.weight_layout import QuantizedRows, WeightLayout, layout_of_rows
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def check_float_rows(weight: Weight, rows: Tensor, row: int) -> torch.dtype:
     return layout
 
 
-def check_quantized_rows(weight: Weight, rows: QuantizedRows, row: int) -> None:
+def check_quantized_rows(weight: Weight, rows: QuantizedRows | BlockRows, row: int) -> None:
     """Raises unless `rows` can be rows `row ..` of a weight."""
     if rows.shape[1] != weight.k or row < 0 or row + rows.shape[0] > weight.n:
         raise ValueError(f"cannot write {rows.shape} at row {row} of a weight of shape ({weight.n}, {weight.k})")

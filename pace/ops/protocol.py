@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
+from pace.ops.blocks import BlockRows
 from pace.ops.draws import Drawn, Draws
 from pace.ops.experts import ClampedSwiglu, Router
 from pace.ops.quantizer import Quantizer
@@ -233,7 +234,7 @@ class WeightOps(Protocol):
         Disjoint rows may be written from several threads. Raises ValueError for rows or columns that the weight does
         not have, and for a quantised weight."""
 
-    def pack_quantized_(self, weight: Weight, rows: QuantizedRows, row: int) -> None:
+    def pack_quantized_(self, weight: Weight, rows: QuantizedRows | BlockRows, row: int) -> None:
         """Writes `rows` as logical rows from `row` on.
 
         Disjoint rows may be written from several threads. Raises ValueError unless the weight is quantised, in their

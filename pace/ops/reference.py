@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pace.ops import checks, reference_experts, weight_layout
+from pace.ops.blocks import BlockRows
 from pace.ops.experts import ClampedSwiglu
 from pace.ops.quantizer import Quantizer
 from pace.ops.reference_experts import route  # noqa: F401
@@ -109,7 +110,7 @@ def pack_rows_(weight: DenseWeight, source: Tensor, row: int) -> None:
     weight.matrix[row : row + source.shape[0]].copy_(source.to(dtype))
 
 
-def pack_quantized_(weight: DenseWeight, rows: QuantizedRows, row: int) -> None:
+def pack_quantized_(weight: DenseWeight, rows: QuantizedRows | BlockRows, row: int) -> None:
     """Writes `rows` as logical rows from `row` on of a quantised weight of their layout and order; ValueError for
     others.
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pace import _C
 from pace.memory import reserve
+from pace.ops.blocks import BlockRows
 from pace.ops.checks import check_float_rows, check_order, check_quantized_rows
 from pace.ops.weight_layout import AnyLayout, MixedLayout, QuantizedRows, WeightLayout, parts_of
 
@@ -210,12 +211,14 @@ def pack_rows_(weight: PackedWeight, source: Tensor, row: int) -> None:
     _C.pack_rows(weight.address, row, source.shape[0], source.data_ptr(), DTYPE_CODES[source.dtype], source.stride(0))
 
 
-def pack_quantized_(weight: PackedWeight, rows: QuantizedRows, row: int) -> None:
+def pack_quantized_(weight: PackedWeight, rows: QuantizedRows | BlockRows, row: int) -> None:
     """Writes `rows` as logical rows from `row` on of a quantised weight of their layout and order; ValueError for
     others.
 
     Disjoint rows may be written from several threads."""
     check_quantized_rows(weight, rows, row)
+    if isinstance(rows, BlockRows):
+        return rows.pack(weight.address, row)
     if rows.layout.in_super_blocks:
         return _pack_super_blocks(weight, rows.unpaired(), row)
     if rows.paired_k is not None and rows.paired_k % 2:

@@ -15,6 +15,7 @@ LAYERS: list[list[str]] = [
     ["pace.batch", "pace.ops", "pace.graph"],
     ["pace.quant"],
     ["pace.checkpoints"],
+    ["pace.tokenizer"],
     ["pace.grammar"],
     ["pace.llm.checks", "pace.llm.configs", "pace.llm.inputs", "pace.llm.operators"]
     + ["pace.llm.other_names", "pace.llm.outputs"]
@@ -35,8 +36,8 @@ STRANGERS = ["pace.llm.engine.scheduler", "pace.llm.engine.drafter", "pace.llm.c
 """These do not import each other: the engine composes them."""
 MOST_FILES = 15
 """Modules of one folder, side by side."""
-HUB = {"transformers", "huggingface_hub"}
-"""Only hf_utils imports these."""
+HOMES = {"huggingface_hub": "pace.llm.models.hf_utils", "transformers": "pace.tokenizer.loading"}
+"""Libraries that one module imports."""
 EXTRAS = {"guidance", "kani", "lm_eval", "ray"}
 """Libraries that only their rooms in pace.integrations import."""
 
@@ -114,8 +115,9 @@ def test_the_engine_composes_its_parts():
         assert not others, f"{module} must not import {', '.join(sorted(others))}: the engine brings them together"
 
 
-def test_only_hf_utils_knows_the_hub():
-    assert [module for module in MODULES if libraries(module) & HUB] == ["pace.llm.models.hf_utils"]
+def test_one_module_knows_the_hub_and_one_transformers():
+    for library, home in HOMES.items():
+        assert [module for module in MODULES if library in libraries(module)] == [home]
 
 
 def test_a_library_is_known_in_its_room_alone():

@@ -185,23 +185,49 @@ struct QuantizeRowsOp {
     int64_t chunk_count, rows_per_chunk;
 };
 
-// Fields of `bits` bits in blocks of bytes, to a byte each: of every `run_bytes` bytes first the lowest field of each of
-// them, then the next. They are shifted up, and added to what is there if `merge`.
-struct UnpackFieldsOp {
-    static constexpr int kPhases = 1;
-    const uint8_t* source;
-    int64_t source_stride;  // bytes from block to block
-    int64_t blocks, block_bytes, run_bytes;
-    int bits, shift;
-    uint8_t* out;  // [blocks][fields_of_block()]
-    bool merge;
+// Rows in blocks of one of ggml's types, by its number there; `stride` bytes between rows.
+struct BlockRows {
+    int type;
+    const uint8_t* data;
+    int64_t stride;
+};
 
-    int64_t fields_of_block() const { return block_bytes * 8 / bits; }
+// Codes [rows][k], a byte each, and scales, as PackQuantizedOp takes them, or PackSuperOp where the type has
+// super-blocks. The other arrays are not touched.
+struct UnpackedRows {
+    uint8_t* codes;
+    float *scales, *mins;
+    int8_t *group_scales, *group_mins;
+    F16 *super_scales, *super_mins;
+};
+
+// Rows in ggml's blocks, unpacked (ops/ggml_blocks.cpp).
+struct UnpackBlocksOp {
+    static constexpr int kPhases = 1;
+    BlockRows source;
+    int64_t rows, k;
+    UnpackedRows out;
+
     void prepare(int threads);
     int64_t chunks(int) const { return chunk_count; }
     void run(int phase, int64_t chunk, int thread) const;
 
-    int64_t chunk_count, blocks_per_chunk;
+    int64_t chunk_count, rows_per_chunk, blocks;
+};
+
+// Logical rows [row, row + rows) of a weight from rows in ggml's blocks; as PackOp otherwise.
+struct PackBlocksOp {
+    static constexpr int kPhases = 1;
+    void* weight;
+    int64_t row, rows;
+    BlockRows source;
+    std::atomic<bool>* all_finite;  // set to false where a scale is not
+
+    void prepare(int threads);
+    int64_t chunks(int) const { return chunk_count; }
+    void run(int phase, int64_t chunk, int thread) const;
+
+    int64_t chunk_count, rows_per_chunk, blocks;
 };
 
 // Rows of a weight: ids[t] + offset -> out [count, K]; fp32 if widen or quantised, else the weight's dtype. ids = null

@@ -1,7 +1,7 @@
 """GGUF files as a checkpoint: the config.json that their metadata stand for, and their tensors under the names of the
 Hub.
 
-    blk.3.attn_q.weight, Q4_K      ->  model.layers.3.self_attn.q_proj.weight, rows of codes and scales (`QuantizedRows`)
+    blk.3.attn_q.weight, Q4_K      ->  model.layers.3.self_attn.q_proj.weight, rows of blocks (`BlockRows`)
 
 What llama.cpp's converter changes is undone: it permutes the rows of Llama's queries and keys, so that the pairs that
 are rotated together lie side by side, adds 1 to the norms of Gemma, and turns scalings of the rotary embedding into a
@@ -12,13 +12,11 @@ llama.cpp.
 from __future__ import annotations
 
 import re
-from math import prod
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from pace.checkpoints.gguf.blocks import BlockType
 from pace.checkpoints.gguf.config import read_config
 from pace.checkpoints.gguf.file import GgufFile, GgufTensor
 from pace.checkpoints.gguf.names import (
@@ -31,19 +29,15 @@ from pace.checkpoints.gguf.names import (
     hub_name,
 )
 from pace.checkpoints.gguf.shards import check_shards, shard_paths
-from pace.checkpoints.reader import row_ranges
+from pace.checkpoints.reader import PIECE_BYTES, row_ranges
 from pace.checkpoints.safetensors_file import TensorInfo, copy_in_own_pages
-from pace.ops.weight_layout import SUPER_BLOCK, QuantizedRows, WeightLayout
-
-PIECE_ELEMENTS = 1 << 20
-"""Weights are read, packed and released in pieces of so many: of those in blocks, a code is a byte, and scales and
-minima are up to half a byte each."""
+from pace.ops.blocks import BlockRows, BlockType
 
 
 class GgufCheckpoint:
     """The tensors and the config of a GGUF file, or of one split into shards, of which any may be given. Has the
     interface of `CheckpointReader`; a tensor in blocks is one whose dtype is a `WeightLayout`, and `read` returns its rows
-    as `QuantizedRows`."""
+    as `BlockRows`."""
 
     def __init__(self, path: str | Path):
         """Raises FileNotFoundError (a shard is missing), PermissionError, ValueError (damaged or contradictory),
@@ -115,12 +109,11 @@ class GgufCheckpoint:
             return TensorInfo(tensor.kind.layout if len(tensor.shape) in (2, 3) else torch.float32, tensor.shape)
         return TensorInfo(tensor.kind, tensor.shape)
 
-    def read(self, name: str, start: int = 0, stop: int | None = None) -> Tensor | QuantizedRows:
-        """Rows [start, stop) of a tensor (all of them by default), in its stored dtype or as `QuantizedRows`. Those of a
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> Tensor | BlockRows:
+        """Rows [start, stop) of a tensor (all of them by default), in its stored dtype or as `BlockRows`. Those of a
         stack of matrices are counted through all of them.
 
-        A view of the file where possible: not to be written to. Raises KeyError for a name not in `tensors`, ValueError
-        for scales that are not finite."""
+        A view of the file where possible: not to be written to. Raises KeyError for a name not in `tensors`."""
         tensor = self._tensor(name)
         if len(tensor.shape) not in (2, 3):
             whole = self._floats(name)
@@ -131,13 +124,7 @@ class GgufCheckpoint:
             return whole[start:stop] if tensor.shape else whole
         raw = self._raw(name, range(tensor.num_rows)[start:stop])
         if isinstance(tensor.kind, BlockType):
-            rows = tensor.kind.decode(raw)
-            for values in rows.group_scales():
-                if values is not None and not values.isfinite().all():
-                    raise ValueError(
-                        f"tensor {self._sources[name]!r} in {self._files[name].path} has scales that are NaN or infinite: the file is damaged"
-                    )
-            return rows
+            return BlockRows(tensor.kind, raw, f"tensor {self._sources[name]!r} in {self._files[name].path}")
         return _as_floats(raw, tensor.kind)
 
     def _raw(self, name: str, rows: range) -> Tensor:
@@ -154,9 +141,8 @@ class GgufCheckpoint:
         file, source = self._files[name], self._sources[name]
         kind, shape = file.tensors[source].kind, file.tensors[source].shape
         rows = file.rows(source)
-        return (kind.decode(rows).dequantize() if isinstance(kind, BlockType) else _as_floats(rows, kind)).reshape(
-            shape
-        )
+        values = BlockRows(kind, rows).dequantize() if isinstance(kind, BlockType) else _as_floats(rows, kind)
+        return values.reshape(shape)
 
     def _permuted_heads(self, name: str) -> int | None:
         """Heads of a tensor whose rows are permuted; ValueError where its rows are no whole heads."""
@@ -174,12 +160,12 @@ class GgufCheckpoint:
         """Gives the memory of rows [start, stop) back. Mapped file pages count as this process's memory until then."""
         self._files[name].release(self._sources[name], start, stop)
 
-    def row_ranges(self, name: str, piece_elements: int = PIECE_ELEMENTS) -> list[tuple[int, int]]:
-        """Ranges [start, stop) of rows that cover a tensor, each of about `piece_elements`; one range for a vector."""
-        shape = self.tensors[name].shape
+    def row_ranges(self, name: str, piece_bytes: int = PIECE_BYTES) -> list[tuple[int, int]]:
+        """Ranges [start, stop) of rows that cover a tensor, each of about `piece_bytes`; one range for a vector."""
+        tensor, shape = self._tensor(name), self.tensors[name].shape
         if len(shape) < 2 or shape[0] == 0:
             return [(0, shape[0] if shape else 1)]
-        return row_ranges(prod(shape[:-1]), shape[-1], piece_elements)
+        return row_ranges(tensor.num_rows, tensor.row_bytes, piece_bytes)
 
     @property
     def files(self) -> list[Path]:
@@ -188,8 +174,8 @@ class GgufCheckpoint:
 
     @property
     def total_bytes(self) -> int:
-        """Of all that `read` returns: of a matrix in blocks, a byte for each code."""
-        return sum(_read_bytes(*info) for info in self.tensors.values())
+        """Bytes of all tensors, as they are stored."""
+        return sum(self._tensor(name).nbytes for name in self.tensors)
 
     def close(self) -> None:
         """Ends reading. Tensors that were read stay valid."""
@@ -201,15 +187,6 @@ class GgufCheckpoint:
 
     def __exit__(self, *exc_info) -> None:
         self.close()
-
-
-def _read_bytes(dtype: torch.dtype | WeightLayout, shape: tuple[int, ...]) -> int:
-    if isinstance(dtype, WeightLayout):
-        *stack, k = shape
-        groups = dtype.num_groups(k)
-        scales = groups + 2 * k // SUPER_BLOCK if dtype.in_super_blocks else 4 * groups
-        return prod(stack) * (k + scales * (1 + dtype.has_mins))
-    return prod(shape) * dtype.itemsize
 
 
 def _as_floats(raw: Tensor, dtype: torch.dtype) -> Tensor:

@@ -16,6 +16,7 @@ from pace.checkpoints.gguf.latent import LATENT, LATENT_KEYS
 from pace.checkpoints.gguf.llama_like import FULL_EVERY
 from pace.checkpoints.gguf.mixtures import MIXTURE_KEYS, has_experts
 from pace.checkpoints.gguf.names import ARCHITECTURES, hub_name
+from pace.checkpoints.gguf.tokens import read_tokens
 
 CONFIG_KEYS = {
     "context_length": "max_position_embeddings",
@@ -65,21 +66,6 @@ READ_KEYS |= {
     *(f"rope.scaling.yarn_{name}" for name in ("beta_fast", "beta_slow", "ext_factor", "attn_factor", "log_multiplier"))
 }
 HARMLESS_KEYS = {"n_deepstack_layers", "vocab_size", "tensor_data_layout"}
-
-END_TOKENS = {
-    "<|eot_id|>",
-    "<|im_end|>",
-    "<|end|>",
-    "<|endoftext|>",
-    "<|eom_id|>",
-    "<|end_of_text|>",
-    "<end_of_turn>",
-    "<|end_of_turn|>",
-}
-"""Control tokens that end a text whatever the keys say, since these name one and models have several; so does
-llama.cpp."""
-CONTROL = 3
-"""Of tokenizer.ggml.token_type."""
 
 
 def read_config(
@@ -252,8 +238,7 @@ def special_tokens(metadata: Metadata) -> dict[str, Any]:
         return metadata.integer(f"tokenizer.ggml.{name}_token_id")
 
     ends = [token(name) for name in ("eos", "eot", "eom")]
-    tokens, types = metadata.texts("tokenizer.ggml.tokens") or [], metadata.numbers("tokenizer.ggml.token_type")
-    if types is not None and len(types) == len(tokens):
-        ends += [int(index) for index in np.flatnonzero(types == CONTROL) if tokens[index] in END_TOKENS]
+    tokens = read_tokens(metadata)
+    ends += tokens.ends if tokens else []
     ends = list(dict.fromkeys(end for end in ends if end is not None))
     return {"bos_token_id": token("bos"), "eos_token_id": ends or None, "pad_token_id": token("padding")}

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pace import _C
 from pace.checkpoints.files import git_lfs_message, is_git_lfs_pointer, open_regular
 from pace.checkpoints.gguf.blocks import BLOCK_TYPES, OTHER_TYPES, BlockType
 from pace.checkpoints.mapping import Mapping
@@ -227,14 +228,16 @@ class _Header:
     def _take(self, count: int) -> bytes:
         begin, self.position = self.position, self.position + count
         if self.position > self.end:
-            if self.position > self.size:
-                raise ValueError(
-                    f"{self.path} is truncated or damaged: its header goes on beyond its {self.size:,} bytes; download or copy it again"
-                )
-            raise ValueError(
-                f"{self.path} has a header of more than {MAX_HEADER_BYTES:,} bytes, which no valid file has"
-            )
+            raise self._too_long()
         return self.data[begin : self.position]
+
+    def _too_long(self) -> ValueError:
+        """The error of a header that goes on beyond what may be read of it."""
+        if self.end == self.size:
+            return ValueError(
+                f"{self.path} is truncated or damaged: its header goes on beyond its {self.size:,} bytes; download or copy it again"
+            )
+        return ValueError(f"{self.path} has a header of more than {MAX_HEADER_BYTES:,} bytes, which no valid file has")
 
     def _number(self, kind: str) -> int:
         [value] = struct.unpack(kind, self._take(struct.calcsize(kind)))
@@ -251,19 +254,14 @@ class _Header:
         return self._strings(what, 1)[0]
 
     def _strings(self, what: str, count: int) -> list[str]:
-        """`count` of them in one loop: vocabularies have hundreds of thousands."""
-        data, position, end, length_at, parts = self.data, self.position, self.end, struct.Struct("<Q").unpack_from, []
-        for _ in range(count):
-            begin = position + 8
-            position = begin + (length_at(data, position)[0] if begin <= end else 0)
-            if position > end:
-                break
-            parts.append(data[begin:position])
-        self._take(position - self.position)  # raises where they go on beyond the end
+        """Vocabularies have hundreds of thousands: they are read in C++."""
         try:
-            return [part.decode() for part in parts]
+            strings, self.position = _C.read_strings(self.data, self.position, self.end, count)
+        except EOFError:
+            raise self._too_long() from None
         except UnicodeDecodeError as error:
             raise ValueError(f"{self.path}: {what} is not UTF-8 ({error}): its header is damaged") from None
+        return strings
 
     def _value(self, what: str, kind: int) -> Any:
         if kind == STRING:

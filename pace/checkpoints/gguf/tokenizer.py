@@ -1,4 +1,4 @@
-"""The tokenizer in a GGUF file's metadata, as the tokenizer.json and tokenizer_config.json that it stands for.
+"""The tokenizer in a GGUF file's metadata, as what would stand in tokenizer.json and tokenizer_config.json.
 
 Two kinds of vocabularies come with the architectures that are implemented: byte-level BPE ("gpt2": tokens, merges, and
 the name of the rule by which texts are cut before) and sentencepiece ("llama": pieces with scores, from which merges
@@ -7,16 +7,18 @@ follow). How llama.cpp reads both: its src/llama-vocab.cpp.
 
 from __future__ import annotations
 
-import json
 import logging
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from pace.checkpoints.gguf.file import Metadata
+from pace.checkpoints.gguf.tokens import Tokens, read_tokens
 from pace.checkpoints.vocabulary import (
     CONTROL,
-    NORMAL,
     UNKNOWN,
     USER_DEFINED,
+    added_token,
     bpe_model,
     sentencepiece_parts,
     text_with_ends,
@@ -86,51 +88,50 @@ CUTS = {name: cut for names, cut in _CUTS.items() for name in names}
 """By tokenizer.ggml.pre."""
 
 
-def tokenizer_json(metadata: Metadata) -> str | None:
-    """The text of tokenizer.json, None where the file has no vocabulary. Raises ValueError for what is missing or of
+WAY_OUT = "Give tokenizer_name_or_path, or token ids instead of text"
+
+
+def tokenizer_state(metadata: Metadata) -> dict[str, Any] | str | None:
+    """What stands in tokenizer.json, None where the file has no vocabulary, its text where the file brings it along. Raises ValueError for what is missing or of
     the wrong type, NotImplementedError for other kinds of vocabularies; the message names the file."""
     if whole := metadata.text("tokenizer.huggingface.json"):
-        return whole  # some files bring it along
+        return whole
     model = metadata.text("tokenizer.ggml.model")
     if model in (None, "no_vocab", "none"):
         return None
     build = {"gpt2": _byte_level, "llama": _sentencepiece}.get(model)
     if build is None:
         raise NotImplementedError(
-            f"{metadata.path} has a tokenizer of the kind {model[:80]!r}, which is not implemented; implemented: gpt2, llama. Give tokenizer_name_or_path, or token ids instead of text"
+            f"{metadata.path} has a tokenizer of the kind {model[:80]!r}, which is not implemented; implemented: gpt2, llama. {WAY_OUT}"
         )
-    tokens = metadata.required("tokenizer.ggml.tokens", metadata.texts("tokenizer.ggml.tokens"))
-    vocabulary = {token: index for index, token in enumerate(tokens)}
-    if len(vocabulary) < len(tokens):
-        twice = next(token for index, token in enumerate(tokens) if vocabulary[token] != index)
+    tokens = metadata.required("tokenizer.ggml.tokens", read_tokens(metadata))
+    if len(tokens.ids) < len(tokens.texts):
+        twice = next(token for index, token in enumerate(tokens.texts) if tokens.ids[token] != index)
         raise ValueError(
-            f"{metadata.path}: tokenizer.ggml.tokens has {shown(twice)} twice, so that texts have no definite tokens"
+            f"{metadata.path}: tokenizer.ggml.tokens has {shown(twice)} twice, so that texts have no definite tokens. {WAY_OUT}"
         )
-    parts = build(metadata, tokens, vocabulary)
-    return json.dumps(
-        {
-            "version": "1.0",
-            "truncation": None,
-            "padding": None,
-            "added_tokens": _added_tokens(metadata, tokens),
-            "post_processor": _ends(metadata, tokens),
-        }
-        | parts
-    )
+    if len(tokens.types) != len(tokens.texts):
+        raise ValueError(
+            f"{metadata.path}: tokenizer.ggml.token_type must have a type for each of {len(tokens.texts)} tokens; it has {len(tokens.types)}"
+        )
+    return {
+        **build(metadata, tokens),
+        "added_tokens": _added_tokens(metadata, tokens),
+        "post_processor": _ends(metadata, tokens.texts),
+    }
 
 
 def tokenizer_settings(metadata: Metadata) -> dict[str, Any]:
     """What stands in tokenizer_config.json, and the chat template."""
-    tokens = metadata.texts("tokenizer.ggml.tokens") or []
+    tokens = read_tokens(metadata)
     settings: dict[str, Any] = {"clean_up_tokenization_spaces": False, "padding_side": "left"}
-    for name, key in SPECIAL_TOKENS.items():
-        if (index := _token_id(metadata, key, len(tokens))) is not None:
-            settings[name] = tokens[index]
-    types = _token_types(metadata, len(tokens))
-    known = set(settings.values())
-    settings["additional_special_tokens"] = [
-        token for token, kind in zip(tokens, types, strict=True) if kind == CONTROL and token not in known
-    ]
+    if tokens:
+        for name, key in SPECIAL_TOKENS.items():
+            if (index := _token_id(metadata, key, len(tokens.texts))) is not None:
+                settings[name] = tokens.texts[index]
+        known = set(settings.values())
+        control = [tokens.texts[index] for index in np.flatnonzero(tokens.types == CONTROL)]
+        settings["additional_special_tokens"] = [token for token in control if token not in known]
     if length := metadata.integer(f"{metadata.text('general.architecture')}.context_length"):
         settings["model_max_length"] = length
     template = metadata.text("tokenizer.chat_template")
@@ -151,35 +152,17 @@ def _token_id(metadata: Metadata, name: str, num_tokens: int) -> int | None:
     return index
 
 
-def _token_types(metadata: Metadata, num_tokens: int) -> list[int]:
-    types = metadata.numbers("tokenizer.ggml.token_type")
-    if types is None:
-        return [NORMAL] * num_tokens
-    if len(types) != num_tokens:
-        raise ValueError(
-            f"{metadata.path}: tokenizer.ggml.token_type must have a type for each of {num_tokens} tokens; it has {len(types)}"
-        )
-    return types.tolist()
-
-
-def _added_tokens(metadata: Metadata, tokens: list[str]) -> list[dict[str, Any]]:
+def _added_tokens(metadata: Metadata, tokens: Tokens) -> list[dict[str, Any]]:
     """Tokens that are found in a text before anything else is: control tokens, which decoding may leave out, and
     others."""
-    kinds = {CONTROL: True, UNKNOWN: True, USER_DEFINED: False}
-    plain = {"single_word": False, "lstrip": False, "normalized": False}
     # Of Phi-3's sentencepiece vocabulary these take the spaces after them, which no key says.
     strips = metadata.text("general.architecture") == "phi3" and metadata.text("tokenizer.ggml.model") == "llama"
-    return [
-        {
-            "id": index,
-            "content": token,
-            "special": kinds[kind],
-            "rstrip": strips and token not in ("<unk>", "<s>", "<|endoftext|>"),
-            **plain,
-        }
-        for index, (token, kind) in enumerate(zip(tokens, _token_types(metadata, len(tokens)), strict=True))
-        if kind in kinds and token
-    ]
+    added = []
+    for index in np.flatnonzero(np.isin(tokens.types, (CONTROL, UNKNOWN, USER_DEFINED))).tolist():
+        if text := tokens.texts[index]:
+            token = added_token(index, text, special=bool(tokens.types[index] != USER_DEFINED))
+            added.append(token | {"rstrip": strips and text not in ("<unk>", "<s>", "<|endoftext|>")})
+    return added
 
 
 def _ends(metadata: Metadata, tokens: list[str]) -> dict[str, Any] | None:
@@ -196,22 +179,34 @@ def _cut(metadata: Metadata) -> Cut:
     name = metadata.text("tokenizer.ggml.pre", "default")
     if name not in CUTS:
         raise NotImplementedError(
-            f"{metadata.path}: tokenizer.ggml.pre = {name[:80]!r} is not implemented; implemented: {', '.join(CUTS)}. Give tokenizer_name_or_path, or token ids instead of text"
+            f"{metadata.path}: tokenizer.ggml.pre = {name[:80]!r} is not implemented; implemented: {', '.join(CUTS)}. {WAY_OUT}"
         )
     return CUTS[name]
 
 
-def _byte_level(metadata: Metadata, tokens: list[str], vocabulary: dict[str, int]) -> dict[str, Any]:
+def _byte_level(metadata: Metadata, tokens: Tokens) -> dict[str, Any]:
     cut = _cut(metadata)
-    merges = [
-        merge.split(" ")
-        for merge in metadata.required("tokenizer.ggml.merges", metadata.texts("tokenizer.ggml.merges"))
-    ]
-    for merge in merges:
-        if len(merge) != 2 or not (merge[0] in vocabulary and merge[1] in vocabulary and "".join(merge) in vocabulary):
-            raise ValueError(
-                f"{metadata.path}: tokenizer.ggml.merges has {shown(' '.join(merge))}, which is no pair of tokens that makes a token"
-            )
+    if metadata.text("tokenizer.ggml.pre") is None:
+        logger.warning(
+            "%s has no tokenizer.ggml.pre, which says how texts are cut before they are tokens: texts are cut by the "
+            "rule 'default', and the model may get other tokens than those it was trained on. Convert the model again, "
+            "or give tokenizer_name_or_path",
+            metadata.path,
+        )
+    lines = metadata.required("tokenizer.ggml.merges", metadata.texts("tokenizer.ggml.merges"))
+    merges = [tuple(line.split(" ")) for line in lines]
+    known = tokens.ids.keys()
+    if not all(len(merge) == 2 for merge in merges) or not (
+        known >= {left for left, _ in merges}
+        and known >= {right for _, right in merges}
+        and known >= {left + right for left, right in merges}
+    ):
+        wrong = next(
+            line for line, merge in zip(lines, merges) if len(merge) != 2 or not {*merge, "".join(merge)} <= known
+        )
+        raise ValueError(
+            f"{metadata.path}: tokenizer.ggml.merges has {shown(wrong)}, which is no pair of tokens that makes a token"
+        )
     splits = [
         {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
         for pattern in cut.patterns
@@ -221,19 +216,18 @@ def _byte_level(metadata: Metadata, tokens: list[str], vocabulary: dict[str, int
         "normalizer": cut.normalizer,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*splits, byte_level]},
         "decoder": byte_level,
-        "model": bpe_model(vocabulary, merges, ignore_merges=cut.ignore_merges),
+        "model": bpe_model(tokens.ids, merges, ignore_merges=cut.ignore_merges),
     }
 
 
-def _sentencepiece(metadata: Metadata, tokens: list[str], vocabulary: dict[str, int]) -> dict[str, Any]:
+def _sentencepiece(metadata: Metadata, tokens: Tokens) -> dict[str, Any]:
     scores = metadata.required("tokenizer.ggml.scores", metadata.numbers("tokenizer.ggml.scores"))
-    if len(scores) != len(tokens):
+    if len(scores) != len(tokens.texts):
         raise ValueError(
-            f"{metadata.path}: tokenizer.ggml.scores must have a score for each of {len(tokens)} tokens; it has {len(scores)}"
+            f"{metadata.path}: tokenizer.ggml.scores must have a score for each of {len(tokens.texts)} tokens; it has {len(scores)}"
         )
-    types = _token_types(metadata, len(tokens))
-    unknown = _token_id(metadata, "unknown", len(tokens))
-    if unknown is None and UNKNOWN in types:
-        unknown = types.index(UNKNOWN)
+    unknown = _token_id(metadata, "unknown", len(tokens.texts))
+    if unknown is None:
+        unknown = next(iter(np.flatnonzero(tokens.types == UNKNOWN).tolist()), None)
     prefix = metadata.flag("tokenizer.ggml.add_space_prefix", True)
-    return sentencepiece_parts(tokens, scores.tolist(), types, unknown, prefix)
+    return sentencepiece_parts(tokens.texts, scores, tokens.types, unknown, prefix)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 REPLACEMENT = "\ufffd"
 """What a decoder puts for bytes that are not (yet) a character."""
-BASE_CLASSES = "transformers.tokenization_utils"
+BASE_CLASSES = ("pace.tokenizer.tokenizer", "transformers.tokenization_utils")
 """Modules of the tokenizers that a model's own may derive from, and change."""
 
 
@@ -32,8 +32,8 @@ def decoder_of(tokenizer: Any, skip_special_tokens: bool = True) -> Callable[[li
     """`decode` of one tokenizer, with or without special tokens. Where transformers does no more than to call the tokenizers package, that is called
     itself: a stream decodes twice for every token, and what is around it takes several times as long."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    methods = (getattr(type(tokenizer), name, None) for name in ("decode", "_decode"))
-    if backend is not None and all(getattr(method, "__module__", "").startswith(BASE_CLASSES) for method in methods):
+    methods = [getattr(type(tokenizer), name) for name in ("decode", "_decode") if hasattr(type(tokenizer), name)]
+    if backend is not None and all(method.__module__.startswith(BASE_CLASSES) for method in methods):
         return lambda tokens: backend.decode(tokens, skip_special_tokens=skip_special_tokens)
     return lambda tokens: decode(tokenizer, tokens, skip_special_tokens)
 

@@ -21,7 +21,6 @@ from pace.llm.layers.linear import Linear
 from pace.llm.layers.norm import HeadNorm, RMSNorm
 from pace.llm.layers.rotary import Angles, NoRotary, Rotary
 from pace.llm.layers.slot import Rows, Slot, Source
-from pace.ops.weight_layout import QuantizedRows
 
 
 class LatentAttention(Layer):
@@ -118,8 +117,8 @@ class TurnedLinear(Linear):
     def tensor(self, part: str) -> str:
         return self.source.tensor
 
-    def _take_columns(self, piece: Tensor | QuantizedRows, start: int) -> None:
-        columns = piece.dequantize() if isinstance(piece, QuantizedRows) else piece
+    def _take_columns(self, piece: Piece, start: int) -> None:
+        columns = piece if isinstance(piece, Tensor) else piece.dequantize()
         with self._lock:
             if self._columns is None:
                 self._columns = torch.empty(self.k, self.n, dtype=torch.promote_types(columns.dtype, torch.float32))

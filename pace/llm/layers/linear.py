@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from pace.llm.layers.base import Layer, Vectors
-from pace.llm.layers.slot import Slot, Source
+from pace.llm.layers.slot import Piece, Slot, Source
 from pace.ops.protocol import Weight
-from pace.ops.weight_layout import AnyLayout, MixedLayout, QuantizedRows, WeightLayout, layout_of_rows
+from pace.ops.weight_layout import AnyLayout, MixedLayout, WeightLayout, layout_of_rows
 from pace.quant import Format
 
 
@@ -27,12 +27,12 @@ class WeightPlan:
     order: Tensor | None = None
     """Of the columns, as in `QuantizedRows`."""
 
-    def prepare(self, ops: ModuleType, rows: Tensor | QuantizedRows, part: str) -> Tensor | QuantizedRows:
+    def prepare(self, ops: ModuleType, rows: Piece, part: str) -> Piece:
         """Rows of a part as the weight takes them. Raises ValueError that names the tensor for floats that cannot be
         quantised."""
         if part in self.formats:
             rows = ops.quantize(rows, self.formats[part], f"{part}.weight")
-        return rows.dequantize() if isinstance(rows, QuantizedRows) and part not in self.layouts else rows
+        return rows if isinstance(rows, Tensor) or part in self.layouts else rows.dequantize()
 
 
 class Linear(Layer):
@@ -102,13 +102,13 @@ class Linear(Layer):
             merged.append((rows, layout))
         return MixedLayout(tuple(merged)) if len(merged) > 1 else merged[0][1]
 
-    def _fill(self, source: Tensor | QuantizedRows, part: str, row: int) -> None:
+    def _fill(self, source: Piece, part: str, row: int) -> None:
         rows = self.plan.prepare(self._ops, source, part)
-        if isinstance(rows, QuantizedRows):
-            self._ops.pack_quantized_(self.weight, rows, row)
-        else:
+        if isinstance(rows, Tensor):
             check_range(rows, layout_of_rows(self.weight.layout, row, rows.shape[0]), f"{part}.weight")
             self._ops.pack_rows_(self.weight, rows, row)
+        else:
+            self._ops.pack_quantized_(self.weight, rows, row)
 
     @property
     def n(self) -> int:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pace.ops.blocks import BlockRows
 from pace.ops.weight_layout import QuantizedRows
 
 
@@ -46,7 +47,7 @@ class Rows:
         return self.first + r // self.run * self.step + r % self.run
 
 
-Piece = Tensor | QuantizedRows
+Piece = Tensor | QuantizedRows | BlockRows
 """Rows of a tensor: a matrix, or elements of a vector."""
 
 
@@ -94,7 +95,7 @@ def take(piece: Piece, indices: Tensor) -> Piece:
     """Rows of a piece, ascending; a view of it where they are neighbours."""
     first, last = int(indices[0]), int(indices[-1]) + 1
     chosen = slice(first, last) if last - first == len(indices) else indices
-    return piece.take(chosen) if isinstance(piece, QuantizedRows) else piece[chosen]
+    return piece[chosen] if isinstance(piece, Tensor) else piece.take(chosen)
 
 
 @dataclass(frozen=True)

@@ -28,13 +28,14 @@ from pace.llm.layers import (
     TiedLMHead,
 )
 from pace.llm.layers.rotary import Angles
-from pace.llm.layers.slot import check_slots
+from pace.llm.layers.slot import Piece, check_slots
 from pace.llm.models.filling import TensorReader, fill_slots
 from pace.llm.models.mapped_experts import ExpertCache, map_experts, mapped_stacks
 from pace.llm.models.model_config import ModelConfig
 from pace.llm.models.weight_plan import StoredQuantized, plan_weights
 from pace.memory import available_memory_bytes
 from pace.ops import native
+from pace.ops.blocks import BlockRows
 from pace.ops.weight_layout import QuantizedRows, WeightLayout
 from pace.quant import QuantizationConfig
 
@@ -374,8 +375,10 @@ class BaseModelForCausalLM(Layer):
         return dict(totals)
 
 
-def _equal(a: Tensor | QuantizedRows, b: Tensor | QuantizedRows) -> bool:
+def _equal(a: Piece, b: Piece) -> bool:
     """Of tensors of the same dtype and shape, or rows in the same layout."""
+    if isinstance(a, BlockRows):
+        return torch.equal(a.data, b.data)
     if isinstance(a, QuantizedRows):
         return all(
             one is other or (one is not None and other is not None and torch.equal(one, other))

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from pace.checkpoints.reader import PIECE_BYTES
 from pace.llm.layers import Slot
-from pace.ops.weight_layout import QuantizedRows, WeightLayout
+from pace.llm.layers.slot import Piece
+from pace.ops.weight_layout import WeightLayout
 
 LEAST_BAND_BYTES = 1024
 """Of a row, in a band of columns: a page of the file is read this often at most, a page over this."""
@@ -40,7 +41,7 @@ class TensorReader(Protocol):
     def row_ranges(self, name: str) -> list[tuple[int, int]]:
         """Ranges [start, stop) that cover the rows of a tensor in pieces of bounded size; one range for a vector."""
 
-    def read(self, name: str, start: int = 0, stop: int | None = None) -> Tensor | QuantizedRows:
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> Piece:
         """Rows [start, stop) of a tensor, of its dtype; may be a view of mapped memory. Called from several threads,
         and again after `release`."""
 

@@ -1,5 +1,5 @@
 """Where a checkpoint comes from: a local directory or GGUF file, or the Hugging Face Hub and its cache. The only
-importer of transformers (for its tokenizers) and huggingface_hub, both only when needed.
+importer of huggingface_hub, when it is needed.
 
     directory = find_checkpoint("Qwen/Qwen2.5-0.5B-Instruct")
     config = read_config_json(directory)
@@ -20,11 +20,10 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from pace import env
-from pace.checkpoints.files import MAX_CONFIG_BYTES, open_regular, read_json_object
+from pace.checkpoints.files import read_json_object
 from pace.checkpoints.gguf.checkpoint import GgufCheckpoint
-from pace.checkpoints.gguf.file import GgufFile, is_gguf
+from pace.checkpoints.gguf.file import is_gguf
 from pace.checkpoints.gguf.shards import SHARD_NAME, shard_paths
-from pace.checkpoints.gguf.tokenizer import tokenizer_json, tokenizer_settings
 from pace.checkpoints.reader import (
     GPTQ_NAME,
     INDEX_SUFFIX,
@@ -33,8 +32,8 @@ from pace.checkpoints.reader import (
     TORCH_NAME,
     shard_names,
 )
-from pace.llm.models.chatglm_tokenizer import gguf_tokenizer, is_own_tokenizer, own_tokenizer
-from pace.naming import shown
+from pace.tokenizer.loading import TOKENIZER_FILES, VOCABULARY_FILES
+from pace.tokenizer.loading import load_tokenizer as load_tokenizer
 
 logger = logging.getLogger("pace")
 
@@ -42,31 +41,10 @@ QUANTIZATION_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"
 """Where AutoGPTQ, AutoAWQ and ModelOpt said how weights are quantised before config.json did, and the `quant_method`
 that they meant."""
 CONFIG_FILES = ("config.json", "generation_config.json", *QUANTIZATION_FILES)
-VOCABULARY_FILES = (
-    "tokenizer.json",
-    "vocab.json",
-    "vocab.txt",
-    "tokenizer.model",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-)
-TOKENIZER_FILES = (
-    *VOCABULARY_FILES,
-    "merges.txt",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "chat_template.json",
-    "additional_chat_templates/*.jinja",
-)
 
 # The Hub's rule: one or two parts of letters, digits, ".", "_" and "-", none of which starts or ends with "." or "-".
 HUB_ID = re.compile(r"(?:\w(?:[\w.-]*\w)?/)?\w(?:[\w.-]*\w)?", re.ASCII)
 MAX_HUB_ID = 96
-FEWEST_IDS = 0.9
-"""Part of a model's vocabulary that its tokenizer has at least. Vocabularies are padded by a few percent; where more is
-missing, the tokenizer is likely another model's."""
 HUB_TIMEOUT_SECONDS = 10
 """For the first answer; what takes longer counts as unreachable."""
 
@@ -312,140 +290,3 @@ def read_generation_config(directory: str | Path) -> dict:
     """generation_config.json as it is, {} where there is none; ValueError where it is no JSON object."""
     path = Path(directory) / "generation_config.json"
     return read_json_object(path) if os.path.lexists(path) else {}
-
-
-def load_tokenizer(directory: str | Path, vocab_size: int | None = None, required: bool = True):
-    """transformers' tokenizer of a checkpoint directory or GGUF file. Without `required`, None where there are no
-    tokenizer files.
-
-    A tokenizer with more ids than `vocab_size` is loaded, as such checkpoints exist (a padding token was added and the
-    model not resized), with a warning in the log: prompts that use such an id are refused when they come. So is one with
-    less than `FEWEST_IDS` of them.
-
-    Raises FileNotFoundError (no files, or not those that its class needs), PermissionError, ValueError (damaged, or of
-    a class that only code in the checkpoint defines), ImportError (transformers or a library it needs is not
-    installed).
-    """
-    directory = Path(directory)
-    make, files = _gguf_tokenizer(directory) if is_gguf(directory) else _tokenizer_from_files(directory)
-    if make is None:
-        if not required:
-            return None
-        raise FileNotFoundError(
-            f"{directory} has no tokenizer ({files}); give tokenizer_name_or_path, or token ids instead of text"
-        )
-    try:
-        tokenizer = make()
-        num_ids = len(tokenizer)
-    except ImportError:
-        raise
-    except BaseException as error:
-        # The tokenizers library panics on some damaged files, with an exception that is not an Exception.
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        raise ValueError(
-            f"transformers cannot make the tokenizer in {directory} from {files}: {_one_line(error)}"
-        ) from error
-    # Its warning about texts longer than model_max_length goes to stderr, and the engine refuses such texts with an
-    # error.
-    tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
-    if vocab_size is not None and num_ids > vocab_size:
-        logger.warning(
-            "the tokenizer in %s has %d ids, the model only %d; ids from %d on cannot be used",
-            directory,
-            num_ids,
-            vocab_size,
-            vocab_size,
-        )
-    elif vocab_size is not None and num_ids < FEWEST_IDS * vocab_size:
-        logger.warning(
-            "the tokenizer in %s has only %d ids, the model %d: it may be another model's, and texts would make no sense",
-            directory,
-            num_ids,
-            vocab_size,
-        )
-    return tokenizer
-
-
-def _tokenizer_from_files(directory: Path) -> tuple[Callable | None, str]:
-    """What makes the tokenizer of a directory, None where it has none, and the files that it needs."""
-    present = [path for pattern in TOKENIZER_FILES for path in directory.glob(pattern)]
-    if not any(path.name in VOCABULARY_FILES for path in present):
-        return None, ", ".join(VOCABULARY_FILES)
-    if is_own_tokenizer(directory):
-        return lambda: make_tokenizer(directory, *own_tokenizer(directory)), "tokenizer.model"
-    for path in present:
-        os.close(open_regular(path))
-        if path.suffix == ".json" and path.name not in (
-            "tokenizer.json",
-            "vocab.json",
-        ):  # those are large: left to their library
-            settings = read_json_object(path, MAX_CONFIG_BYTES)
-            if path.name == "tokenizer_config.json":
-                _check_tokenizer_class(path, settings.get("tokenizer_class"))
-
-    def make():
-        from transformers import AutoTokenizer
-
-        return AutoTokenizer.from_pretrained(
-            str(directory), config=_config_for_tokenizer(directory), trust_remote_code=False, local_files_only=True
-        )
-
-    return make, f"its files ({', '.join(sorted(path.name for path in present))}, and config.json)"
-
-
-def _check_tokenizer_class(path: Path, name: object) -> None:
-    """Raises ValueError for the name of something else in transformers, which would be made instead: a model of the
-    default size, say."""
-    if not isinstance(name, str) or "Tokenizer" in name:
-        return
-    import transformers
-
-    found = getattr(transformers, name, None)
-    if found is not None and not (isinstance(found, type) and hasattr(found, "convert_ids_to_tokens")):
-        raise ValueError(f"{path}: tokenizer_class must name a tokenizer; got {shown(name)}")
-
-
-def _gguf_tokenizer(path: Path) -> tuple[Callable | None, str]:
-    """The same of a GGUF file."""
-    metadata = GgufFile(path).metadata
-    state = tokenizer_json(metadata)
-    if state is None:
-        return None, "no tokenizer.ggml.model in its metadata"
-    if metadata.text("tokenizer.ggml.pre") == "chatglm-spm":
-        return lambda: make_tokenizer(path, *gguf_tokenizer(path, state)), "its metadata"
-    return lambda: make_tokenizer(path, state, tokenizer_settings(metadata)), "its metadata"
-
-
-def make_tokenizer(path: Path, state: str, settings: dict, mixin: type | None = None):
-    """transformers' tokenizer of a tokenizer.json and a tokenizer_config.json, which are not files."""
-    from tokenizers import Tokenizer
-    from transformers import PreTrainedTokenizerFast
-
-    kind = PreTrainedTokenizerFast
-    if mixin is not None:
-        kind = type(f"{mixin.__name__}Tokenizer", (mixin, PreTrainedTokenizerFast), {})
-    return kind(tokenizer_object=Tokenizer.from_str(state), name_or_path=str(path), **settings)
-
-
-def _config_for_tokenizer(directory: Path):
-    """A config with what AutoTokenizer reads of it where tokenizer_config.json names the tokenizer's class. It then
-    does not import the model's own config class, and with that a second's worth of torch. None: let it find out by
-    itself."""
-    if not all(os.path.lexists(directory / name) for name in ("tokenizer_config.json", "config.json")):
-        return None
-    tokenizer_config, model_config = read_json_object(directory / "tokenizer_config.json"), read_config_json(directory)
-    model_type = model_config.get("model_type")
-    if (
-        "auto_map" in tokenizer_config
-        or not isinstance(tokenizer_config.get("tokenizer_class"), str)
-        or not isinstance(model_type, str)
-    ):
-        return None
-    from transformers import PretrainedConfig
-
-    config = PretrainedConfig(
-        name_or_path=str(directory), **{name: model_config[name] for name in ("model_name",) if name in model_config}
-    )
-    config.model_type = model_type
-    return config

@@ -14,13 +14,9 @@ from typing import Any
 import torch
 
 from pace import _C, env
-from pace.checkpoints.gguf.checkpoint import GgufCheckpoint
-from pace.checkpoints.gguf.file import is_gguf
-from pace.checkpoints.quantized import Method
-from pace.checkpoints.quantized.reader import QuantizedCheckpoint, check_not_quantized
-from pace.checkpoints.reader import CheckpointReader
 from pace.llm.models.base_model import BaseModelForCausalLM
-from pace.llm.models.hf_utils import find_checkpoint, read_config_json
+from pace.llm.models.checkpoint import Checkpoint
+from pace.llm.models.hf_utils import find_checkpoint
 from pace.llm.models.model_list import read_config
 from pace.llm.operators import OperatorConfig, read_backend
 from pace.ops import native, reference
@@ -78,63 +74,51 @@ def load_model(
     A file that shrinks while it is read is the one exception: the system ends the process with SIGBUS.
     """
     dtype, ops, threads = parse_dtype(dtype), select_ops(backend), use_threads(num_threads, pin_threads)
-    directory = find_checkpoint(path_or_id, revision, token, cache_dir, local_files_only, progress=progress)
-    model = make_model(directory, dtype, ops, quantization=read_quantization(quantization))
-    fill_model(model, directory, threads, progress)
+    found = find_checkpoint(path_or_id, revision, token, cache_dir, local_files_only, progress=progress)
+    checkpoint = Checkpoint(found)
+    model = make_model(checkpoint, dtype, ops, quantization=read_quantization(quantization))
+    fill_model(model, checkpoint, threads, progress)
     return model
 
 
 def make_model(
-    directory: Path,
+    checkpoint: Checkpoint,
     dtype: torch.dtype,
     ops: ModuleType,
     kv_dtype: torch.dtype | None = None,
     quantization: QuantizationConfig | None = None,
 ) -> BaseModelForCausalLM:
-    """The model that a directory's config.json describes, without weights: it costs no memory and cannot run yet. Keys
+    """The model that a checkpoint's config.json describes, without weights: it costs no memory and cannot run yet. Keys
     and values are in `kv_dtype`; None for `dtype`."""
-    raw = read_config_json(directory)
-    with _naming(directory):
-        model_class, config = read_config(raw)
+    with _naming(checkpoint):
+        model_class, config = read_config(checkpoint.config)
     model = model_class(config, dtype, ops)
     model.kv_dtype = kv_dtype or dtype
     model.quantize(quantization)
     return model
 
 
-def fill_model(model: BaseModelForCausalLM, directory: Path, threads: int, progress: bool) -> None:
-    """Loads the weights of a directory or GGUF file."""
-    started = time.perf_counter()
-    with open_checkpoint(directory, model.config.quantization_config) as reader, _naming(directory):
-        with progress_bar(reader.total_bytes, f"Loading {directory.name}", progress) as report:
+def fill_model(model: BaseModelForCausalLM, checkpoint: Checkpoint, threads: int, progress: bool) -> None:
+    """Loads the weights of a checkpoint."""
+    started, path = time.perf_counter(), checkpoint.path
+    with checkpoint.open_weights(model.config.quantization_config) as reader, _naming(checkpoint):
+        with progress_bar(reader.total_bytes, f"Loading {path.name}", progress) as report:
             model.load_weights(reader, min(threads, MAX_LOADING_THREADS), report)
         seconds = time.perf_counter() - started
-        logger.info("%s: %.2f GB from %s in %.1f s", type(model).__name__, reader.total_bytes / 1e9, directory, seconds)
-
-
-def open_checkpoint(path: Path, method: Method | None) -> CheckpointReader | GgufCheckpoint | QuantizedCheckpoint:
-    """The weights of a directory, which are quantised as `method` says, or of a GGUF file; to be closed by who opens
-    them."""
-    if is_gguf(path):
-        return GgufCheckpoint(path)
-    reader = CheckpointReader(path)
-    if method is None:
-        check_not_quantized(reader)
-        return reader
-    return QuantizedCheckpoint(reader, method)
+        logger.info("%s: %.2f GB from %s in %.1f s", type(model).__name__, reader.total_bytes / 1e9, path, seconds)
 
 
 @contextmanager
-def _naming(path: Path) -> Iterator[None]:
+def _naming(checkpoint: Checkpoint) -> Iterator[None]:
     """Messages speak of config.json and the Hub's names of tensors; of a GGUF file they say that it is the one
     meant."""
     try:
         yield
     except (ValueError, NotImplementedError) as error:
-        if not is_gguf(path):
+        if checkpoint.gguf is None:
             raise
         kind = ValueError if isinstance(error, ValueError) else NotImplementedError
-        raise kind(f"{path}, read as a checkpoint of the Hub: {error}") from None
+        raise kind(f"{checkpoint.path}, read as a checkpoint of the Hub: {error}") from None
 
 
 def parse_dtype(dtype: torch.dtype | str) -> torch.dtype:

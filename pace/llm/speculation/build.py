@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -13,7 +12,8 @@ from pace.llm.cache.manager import STEP_TOKENS, CacheManager, spec_of
 from pace.llm.configs import KVCacheType
 from pace.llm.engine.drafter import Drafter, NoDraft
 from pace.llm.models.base_model import BaseModelForCausalLM
-from pace.llm.models.hf_utils import find_checkpoint, load_tokenizer, read_config_json
+from pace.llm.models.checkpoint import Checkpoint
+from pace.llm.models.hf_utils import find_checkpoint
 from pace.llm.models.model_utils import fill_model, make_model
 from pace.llm.operators import OperatorConfig
 from pace.llm.runners import make_runner
@@ -40,7 +40,7 @@ class Speculation:
     config: SpecConfig | None
     model: BaseModelForCausalLM | None = None
     """The draft model, where there is one."""
-    directory: Path | None = None
+    checkpoint: Checkpoint | None = None
     mask_token_id: int | None = None
 
     @classmethod
@@ -59,19 +59,19 @@ class Speculation:
         """
         if config is None or isinstance(config, PromptLookupConfig):
             return cls(config)
-        directory = find_checkpoint(config.model, **hub | {"revision": config.revision})
+        checkpoint = Checkpoint(find_checkpoint(config.model, **hub | {"revision": config.revision}))
         quantization = target.quantization and target.quantization.without_overrides()
-        model = make_model(directory, target.dtype, ops, target.kv_dtype, quantization)
-        check_vocabularies(
-            target.vocab_size, tokenizer, model.vocab_size, load_tokenizer(directory, model.vocab_size, required=False)
-        )
-        mask_token_id = read_mask_token(config, directory, model.vocab_size) if isinstance(config, PardConfig) else None
-        return cls(config, model, directory, mask_token_id)
+        model = make_model(checkpoint, target.dtype, ops, target.kv_dtype, quantization)
+        own_tokenizer = checkpoint.load_tokenizer(model.vocab_size, required=False)
+        check_vocabularies(target.vocab_size, tokenizer, model.vocab_size, own_tokenizer)
+        is_parallel = isinstance(config, PardConfig)
+        mask_token_id = read_mask_token(config, checkpoint, model.vocab_size) if is_parallel else None
+        return cls(config, model, checkpoint, mask_token_id)
 
     def load(self, threads: int, progress: bool) -> None:
         """Reads the draft model's weights."""
         if self.model is not None:
-            fill_model(self.model, self.directory, threads, progress)
+            fill_model(self.model, self.checkpoint, threads, progress)
 
     def cache_share(self, target: BaseModelForCausalLM, kv_cache_type: KVCacheType | str) -> Fraction:
         """The part of the cache's bytes that is the draft model's: what its keys and values of the longest sequence
@@ -138,12 +138,12 @@ def check_vocabularies(target_size: int, target_tokenizer: Any, draft_size: int,
             )
 
 
-def read_mask_token(config: PardConfig, directory: Path, vocab_size: int) -> int:
+def read_mask_token(config: PardConfig, checkpoint: Checkpoint, vocab_size: int) -> int:
     """The mask token that the caller gives, else that of config.json. ValueError where there is none, or it is not
     among the ids."""
-    token, source = config.mask_token_id, "mask_token_id"
+    token, source, directory = config.mask_token_id, "mask_token_id", checkpoint.path
     if token is None:
-        token, source = read_config_json(directory).get("pard_token"), f"pard_token in {directory}/config.json"
+        token, source = checkpoint.config.get("pard_token"), f"pard_token in {directory}/config.json"
     if token is None:
         raise ValueError(
             f"{directory}/config.json names no pard_token, so this is no PARD model; give its mask token as PardConfig(mask_token_id=...), or use "

@@ -1,4 +1,4 @@
-"""Rows of floats to codes and scales, and codes out of packed bytes, on the C++ kernels."""
+"""Rows of floats to codes and scales, on the C++ kernels."""
 
 from __future__ import annotations
 
@@ -58,27 +58,3 @@ def quantize(rows: Tensor, format: Quantizer, name: str = "the matrix") -> Quant
     return QuantizedRows(
         layout, codes, scales, mins, paired_k=paired_k, super_scales=super_scales, super_mins=super_mins
     )
-
-
-def unpack_fields(packed: Tensor, run: int, bits: int) -> Tensor:
-    """uint8 `[blocks, bytes * 8 / bits]`: the fields of `bits` bits (1, 2 or 4) of uint8 `packed [blocks, bytes]`; of each
-    `run` bytes first the lowest field of every byte, then the next."""
-    out = torch.empty(_shape_of_fields(packed, bits), dtype=torch.uint8)
-    _C.unpack_fields(packed.data_ptr(), packed.stride(0), *packed.shape, run, bits, 0, out.data_ptr(), False)
-    return out
-
-
-def add_fields_(codes: Tensor, packed: Tensor, run: int, bits: int, shift: int) -> None:
-    """Sets the bits of `unpack_fields(packed, run, bits) << shift` in contiguous uint8 `codes`."""
-    shape = _shape_of_fields(packed, bits)
-    if codes.dtype != torch.uint8 or codes.shape != shape or not codes.is_contiguous():
-        raise ValueError(f"codes must be contiguous uint8 {shape}; got {codes.dtype} of shape {tuple(codes.shape)}")
-    _C.unpack_fields(packed.data_ptr(), packed.stride(0), *packed.shape, run, bits, shift, codes.data_ptr(), True)
-
-
-def _shape_of_fields(packed: Tensor, bits: int) -> tuple[int, int]:
-    if packed.dtype != torch.uint8 or packed.ndim != 2 or (packed.stride(1) != 1 and packed.shape[1] > 1):
-        raise ValueError(
-            f"packed must be uint8 [blocks, bytes] with contiguous rows; got {packed.dtype} of shape {tuple(packed.shape)}"
-        )
-    return packed.shape[0], packed.shape[1] * 8 // bits

@@ -12,7 +12,8 @@ import torch
 gguf = pytest.importorskip("gguf", reason="the gguf package is not installed")
 
 from pace.checkpoints.gguf.blocks import BLOCK_TYPES, OTHER_TYPES  # noqa: E402
-from pace.ops.weight import weight_nbytes  # noqa: E402
+from pace.ops.blocks import BlockRows, BlockType  # noqa: E402
+from pace.ops.weight import empty_weight, pack_quantized_, unpack, weight_nbytes  # noqa: E402
 from tests.checkpoints.gguf.files import HALVES, random_blocks  # noqa: E402
 
 NUMBERS = pytest.mark.parametrize("number", BLOCK_TYPES, ids=lambda number: BLOCK_TYPES[number].name)
@@ -40,7 +41,7 @@ def test_any_bytes(number):
     raw = np.random.default_rng(number).integers(0, 256, (50, 3 * kind.nbytes), dtype=np.uint8)
     if kind.name == "MXFP4":
         raw[:, :: kind.nbytes] %= 255  # 255 is NaN by the standard, and 2^128 for the gguf package
-    assert_same(kind.decode(torch.from_numpy(raw)), gguf_values(raw, number))
+    assert_same(BlockRows(kind, torch.from_numpy(raw)).unpack(), gguf_values(raw, number))
 
 
 @NUMBERS
@@ -49,10 +50,10 @@ def test_quantised_weights(number):
     kind, name = BLOCK_TYPES[number], gguf.GGMLQuantizationType(number)
     weights = np.random.default_rng(number).normal(0, 0.05, (33, 512)).astype(np.float32)
     raw = random_blocks(weights.shape, name, 0.05, number) if name in HALVES else gguf.quants.quantize(weights, name)
-    rows = kind.decode(torch.from_numpy(raw))
+    rows = BlockRows(kind, torch.from_numpy(raw)).unpack()
     assert_same(rows, gguf_values(raw, number))
     assert 0.03 < rows.dequantize().std() < 0.08
-    piece = kind.decode(torch.from_numpy(raw[7:9]))
+    piece = BlockRows(kind, torch.from_numpy(raw[7:9])).unpack()
     assert torch.equal(piece.dequantize(), rows.dequantize()[7:9]), "rows do not know of their neighbours"
 
 
@@ -63,17 +64,57 @@ def test_zero_blocks_are_zero(number):
     expected = torch.zeros(4, 2 * kind.weights)
     if kind.name == "MXFP4":
         zeros[:, 0] = 127  # a scale of 1, codes of 0
-    assert torch.equal(kind.decode(zeros).dequantize(), expected)
+    assert torch.equal(BlockRows(kind, zeros).dequantize(), expected)
 
 
 def test_the_exponents_of_mxfp4():
     """Every scale that there is, the smallest of them denormal; 255 is NaN, which spoils its block alone."""
     raw = torch.zeros(1, 256 * 17, dtype=torch.uint8).view(256, 17)
     raw[:, 0], raw[:, 1:] = torch.arange(256), 0x21  # 0.5 and 1
-    values = BLOCK_TYPES[39].decode(raw.view(1, -1)).dequantize().view(256, 32)
+    values = BlockRows(BLOCK_TYPES[39], raw.view(1, -1)).unpack().dequantize().view(256, 32)
     expected = torch.tensor([2.0 ** (exponent - 127) for exponent in range(255)], dtype=torch.float64)
     assert torch.equal(values[:255, 31].double(), expected) and torch.equal(values[:255, 0].double(), expected / 2)
     assert values[255].isnan().all()
+
+
+@NUMBERS
+@pytest.mark.parametrize("glu", [False, True])
+def test_blocks_pack_as_the_codes_and_scales_that_they_hold(number, glu):
+    """In pieces that begin and end anywhere, and from rows that lie apart."""
+    kind = BLOCK_TYPES[number]
+    n, k = 70, 3 * 256
+    raw = random_rows(kind, n, k)
+    rows = BlockRows(kind, torch.cat([raw, raw], dim=1)[:, : raw.shape[1]])
+    whole, pieces = (empty_weight(n, k, kind.layout, glu) for _ in range(2))
+    pack_quantized_(whole, rows.unpack(), 0)
+    for start, stop in ((0, 1), (1, 16), (16, 37), (37, n)):
+        pack_quantized_(pieces, rows.take(slice(start, stop)), start)
+    assert torch.equal(unpack(pieces), unpack(whole))
+    assert torch.equal(pieces._buffer[: pieces.nbytes], whole._buffer[: whole.nbytes])
+
+
+def random_rows(kind: BlockType, n: int, k: int) -> torch.Tensor:
+    """uint8 `[n, row_bytes]` of weights of usual sizes."""
+    name = gguf.GGMLQuantizationType(kind.number)
+    weights = np.random.default_rng(kind.number).normal(0, 0.05, (n, k)).astype(np.float32)
+    blocks = random_blocks((n, k), name, 0.05, 1) if name in HALVES else gguf.quants.quantize(weights, name)
+    return torch.from_numpy(blocks)
+
+
+def test_blocks_that_cannot_be_packed_are_refused():
+    kind = BLOCK_TYPES[12]
+    rows = BlockRows(kind, random_rows(kind, 4, 512), "the tensor x")
+    other = empty_weight(4, 512, BLOCK_TYPES[14].layout)
+    with pytest.raises(ValueError, match="cannot write rows of int4"):
+        pack_quantized_(other, rows, 0)
+    with pytest.raises(ValueError, match="does not hold what these blocks do"):
+        rows.pack(other.address, 0)
+    with pytest.raises(ValueError, match="must be contiguous"):
+        BlockRows(kind, rows.data.T.contiguous().T).unpack()
+    rows.data[2, 144:146] = 255  # NaN
+    for use in (rows.dequantize, lambda: pack_quantized_(empty_weight(4, 512, kind.layout), rows, 0)):
+        with pytest.raises(ValueError, match="the tensor x has scales that are NaN or infinite"):
+            use()
 
 
 def test_the_page_tells_the_sizes_that_are():

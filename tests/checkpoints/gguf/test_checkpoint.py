@@ -16,7 +16,7 @@ from pace.checkpoints.gguf.blocks import BLOCK_TYPES
 from pace.checkpoints.gguf.checkpoint import GgufCheckpoint, hub_order
 from pace.llm import LLMModel
 from pace.llm.models.model_utils import load_model
-from pace.ops.weight_layout import QuantizedRows, WeightLayout
+from pace.ops.blocks import BlockRows, WeightLayout
 from tests.checkpoints.gguf import latent_files, mixture_files
 from tests.checkpoints.gguf.files import ARCHITECTURES, write_gguf
 from tests.llm.models.variants import IDS, VARIANTS, mrope, save_tiny
@@ -172,7 +172,7 @@ def test_every_type_against_transformers(tmp_path, kind):
         for name, expected in held.items():
             rows = reader.read(name, 3, 40)
             if expected.ndim == 2:
-                assert isinstance(rows, QuantizedRows) and rows.layout == reader.tensors[name].dtype
+                assert isinstance(rows, BlockRows) and rows.layout == reader.tensors[name].dtype
                 rows = rows.dequantize()
             assert torch.equal(rows, expected[3:40]), name
         for matrix in on_kernels.matrices():

@@ -127,19 +127,21 @@ def test_generation_defaults(tiny_file):
     assert (config["bos_token_id"], config["eos_token_id"], config["pad_token_id"]) == (1, [7], 0)
 
 
-def test_ends_of_texts_by_their_names(tmp_path):
-    """Of control tokens alone: others may be words of a text."""
-    tokens = ["<unk>", "a", "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "b"]
+def test_ends_of_texts_by_their_names(tmp_path, caplog):
+    """Whatever their types are. The types are corrected, with a warning; </s>, which is HTML too, ends as a control
+    token only."""
+    tokens = ["<unk>", "a", "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "b", "</s>"]
 
     def add(writer):
         writer.add_token_list(tokens)
-        writer.add_token_types([2, 1, 3, 3, 1, 1])
+        writer.add_token_types([2, 1, 3, 3, 1, 1, 4])
         writer.add_eos_token_id(2)
         writer.add_eom_token_id(5)
 
     save_tiny(tmp_path / "hub", "llama", {})
     write_gguf(tmp_path / "hub", tmp_path / "model.gguf", add=add)
-    assert read_config_json(tmp_path / "model.gguf")["eos_token_id"] == [2, 5, 3]
+    assert read_config_json(tmp_path / "model.gguf")["eos_token_id"] == [2, 5, 3, 4]
+    assert "calls '<|eot_id|>' ordinary text; read as tokens of their own (1 in all)" in caplog.text
 
 
 CHAT = [{"role": "user", "content": "Tell me a story about a little fox."}]

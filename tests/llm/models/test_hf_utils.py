@@ -22,6 +22,7 @@ from pace.llm.models.hf_utils import (
     read_config_json,
     read_generation_config,
 )
+from pace.tokenizer.tokenizer import Tokenizer
 from tests.fuzz import checkpoints
 from tests.llm.decoding.tokenizer_zoo import ZOO
 from tests.llm.models.fake_hub import FakeHub
@@ -312,7 +313,7 @@ def test_the_tokenizer_is_the_one_that_transformers_finds_by_itself(tmp_path, to
     del settings["tokenizer_class"]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | ({"tokenizer_class": name} if name else {})))
     expected, found = AutoTokenizer.from_pretrained(str(tmp_path)), load_tokenizer(tmp_path)
-    assert type(found) is type(expected)
+    assert isinstance(found, Tokenizer) or type(found) is type(expected)
     text = "<s>Once  upon a café, 日本🦊</s><end>\n"
     ids = expected(text)["input_ids"]
     assert found(text)["input_ids"] == ids

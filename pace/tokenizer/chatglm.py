@@ -8,7 +8,6 @@ tokenizer_config.json what its other tokens are.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ from pace.checkpoints.files import read_json_object
 from pace.checkpoints.sentencepiece import read_sentencepiece
 from pace.checkpoints.tiktoken import read_tiktoken
 from pace.checkpoints.vocabulary import CONTROL, added_token, read_vocabulary, text_with_ends
+from pace.tokenizer.tokenizer import Tokenizer
 
 BEGIN = ("[gMASK]", "sop")
 """What every text begins with."""
@@ -66,14 +66,11 @@ CHAT_TEMPLATE = r"""
 them."""
 
 
-class Conversations:
-    """What ChatGLM3's tokenizer has besides what a tokenizer of transformers does, with which it is mixed.
-
-    Names of tokens count in a text that begins as conversations do. In messages they are text."""
+class Conversations(Tokenizer):
+    """ChatGLM3's tokenizer. Names of tokens count in a text that begins as conversations do. In messages they are text."""
 
     @property
     def turn_ends(self) -> list[int]:
-        """Tokens that end a turn of the assistant, beside the end of a text."""
         return self.convert_tokens_to_ids(list(TURN_ENDS))
 
     def __call__(self, text: Any = None, *others: Any, **options: Any) -> Any:
@@ -105,12 +102,12 @@ def names_apart(value: Any) -> Any:
     return [names_apart(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-def chatglm3_state(state: dict[str, Any], ids: Mapping[str, int]) -> str:
+def chatglm3_state(state: dict[str, Any], ids: Mapping[str, int]) -> dict[str, Any]:
     """The tokenizer.json `state` with ChatGLM3's manner of texts; `ids` of its tokens by their names."""
     drop = {"type": "Replace", "pattern": {"String": APART}, "content": ""}
     normalizer = {"type": "Sequence", "normalizers": [drop, *state["normalizer"]["normalizers"]]}
     begin = text_with_ends([(name, ids[name]) for name in BEGIN])
-    return json.dumps({**state, "normalizer": normalizer, "post_processor": begin})
+    return {**state, "normalizer": normalizer, "post_processor": begin}
 
 
 def chatglm3_settings(end: str, unknown: str) -> dict[str, Any]:
@@ -137,13 +134,13 @@ def is_own_tokenizer(directory: Path) -> bool:
     return kind in ("ChatGLMTokenizer", "ChatGLM4Tokenizer") or family == "chatglm"
 
 
-def own_tokenizer(directory: Path) -> tuple[str, dict[str, Any], type | None]:
-    """tokenizer.json, settings, and what is mixed with the class of transformers. Raises ValueError or
+def own_tokenizer(directory: Path) -> tuple[dict[str, Any], dict[str, Any], type[Tokenizer]]:
+    """What would stand in tokenizer.json and in tokenizer_config.json, and the class. Raises ValueError or
     NotImplementedError that name the file."""
     path = directory / "tokenizer.model"
     data = read_vocabulary(path)
     if data[:1] != b"\n":  # a message of protocol buffers begins with the first of its pieces
-        return *glm4_tokenizer(directory, path, data), None
+        return *glm4_tokenizer(directory, path, data), Tokenizer
     model = read_sentencepiece(path, data)
     specials = [added_token(i, model.pieces[i]) for i, kind in enumerate(model.types) if kind == CONTROL]
     specials.insert(0, added_token(model.unknown, model.pieces[model.unknown]))
@@ -152,13 +149,12 @@ def own_tokenizer(directory: Path) -> tuple[str, dict[str, Any], type | None]:
     settings = chatglm3_settings(model.pieces[model.end], model.pieces[model.unknown])
     ids = {name: len(model.pieces) + index for index, name in enumerate(NAMES)}
     added = specials + [added_token(index, name) for name, index in ids.items()]
-    state = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, **model.parts()}
+    state = {"added_tokens": added, **model.parts()}
     return chatglm3_state(state, ids), settings, Conversations
 
 
-def gguf_tokenizer(path: Path, text: str) -> tuple[str, dict[str, Any], type]:
-    """The same of ChatGLM3's vocabulary in a GGUF file, of which `text` is the tokenizer.json."""
-    state = json.loads(text)
+def gguf_tokenizer(path: Path, state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], type[Tokenizer]]:
+    """The same of ChatGLM3's vocabulary in a GGUF file, of which `state` would stand in tokenizer.json."""
     vocabulary = state["model"]["vocab"]
     if missing := [name for name in NAMES if name not in vocabulary]:
         raise ValueError(f"{path}: tokenizer.ggml.tokens has no {', '.join(missing)}")
@@ -166,8 +162,8 @@ def gguf_tokenizer(path: Path, text: str) -> tuple[str, dict[str, Any], type]:
     return chatglm3_state(state, vocabulary), chatglm3_settings(names[2], names[0]), Conversations
 
 
-def glm4_tokenizer(directory: Path, path: Path, data: bytes) -> tuple[str, dict[str, Any]]:
-    """tokenizer.json and settings of GLM-4-9B."""
+def glm4_tokenizer(directory: Path, path: Path, data: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The same of GLM-4-9B, without the class."""
     config = directory / "tokenizer_config.json"
     settings = read_json_object(config)
     parts, ids = read_tiktoken(path, data), {}
@@ -177,12 +173,9 @@ def glm4_tokenizer(directory: Path, path: Path, data: bytes) -> tuple[str, dict[
         ids[token["content"]] = int(index)
     begin = [(name, ids[name]) for name in ("[gMASK]", "<sop>") if name in ids]
     state = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
         "added_tokens": [added_token(index, name) for name, index in sorted(ids.items(), key=lambda item: item[1])],
         "post_processor": text_with_ends(begin),
     }
     names = ("eos_token", "pad_token", "chat_template", "model_max_length", "additional_special_tokens")
     kept = {name: settings[name] for name in names if settings.get(name) is not None}
-    return json.dumps(state | parts), {"padding_side": "left", "clean_up_tokenization_spaces": False, **kept}
+    return state | parts, {"padding_side": "left", "clean_up_tokenization_spaces": False, **kept}

@@ -1,0 +1,363 @@
+// Rows in ggml's blocks, as GGUF files hold them: to codes and scales, and straight into packed weights.
+//
+// LAYOUT    A row is a sequence of blocks of 32 or 256 weights. ggml-common.h has their structs, and ggml-quants.c says
+//           what they mean. A field is a few bits of a byte; a run of bytes holds first the lowest field of each byte,
+//           then the next field of each.
+//
+// NUMERICS  Nothing is rounded here: codes and scales are those of the file. Minima of super-blocks change their sign.
+//
+// WHY THIS WAY  Sixteen rows at a time are unpacked to arrays that stay in the second-level cache, and packed from there.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "pace/convert.h"
+#include "quantized_weight.h"
+
+namespace pace {
+
+namespace {
+
+using Arrays = UnpackedRows;  // also those of one row, or of one block
+
+constexpr int kMXFP4 = 39;
+
+// Fields of kBytes bytes in runs of kRun, shifted up by kShift: to `out`, or added to what is there.
+template <int kBytes, int kRun, int kBits, int kShift = 0, bool kAdd = false>
+void unpack_fields(const uint8_t* source, uint8_t* out) {
+    constexpr int kMask = (1 << kBits) - 1;
+    for (int begin = 0; begin < kBytes; begin += kRun)
+        for (int low = 0; low < 8; low += kBits, out += kRun)
+            for (int i = 0; i < kRun; ++i) {
+                const auto field = uint8_t((source[begin + i] >> low & kMask) << kShift);
+                out[i] = kAdd ? uint8_t(out[i] | field) : field;
+            }
+}
+
+template <int kBytes, int kRun, int kBits, int kShift>
+void add_fields(const uint8_t* source, uint8_t* out) {
+    unpack_fields<kBytes, kRun, kBits, kShift, true>(source, out);
+}
+
+F16 half_at(const uint8_t* p) {
+    F16 value;
+    std::memcpy(&value, p, sizeof value);
+    return value;
+}
+
+F16 negative(F16 value) { return {uint16_t(value.bits ^ 0x8000)}; }
+
+bool is_finite(F16 value) { return (value.bits & 0x7c00) != 0x7c00; }
+
+// 2^(byte - 127), NaN of 255.
+float power_of_two(uint8_t byte) {
+    return byte == 255 ? std::numeric_limits<float>::quiet_NaN() : std::ldexp(1.0f, int(byte) - 127);
+}
+
+// ---- The types: weights and bytes of a block, and `unpack`, which returns whether its scales are finite.
+
+struct Q4_0 {
+    static constexpr int kWeights = 32, kBytes = 18;
+    static bool unpack(const uint8_t* b, const Arrays& out) {
+        unpack_fields<16, 16, 4>(b + 2, out.codes);
+        *out.scales = to_float(half_at(b));
+        return is_finite(half_at(b));
+    }
+};
+
+struct Q4_1 {
+    static constexpr int kWeights = 32, kBytes = 20;
+    static bool unpack(const uint8_t* b, const Arrays& out) {
+        unpack_fields<16, 16, 4>(b + 4, out.codes);
+        *out.scales = to_float(half_at(b)), *out.mins = to_float(half_at(b + 2));
+        return is_finite(half_at(b)) && is_finite(half_at(b + 2));
+    }
+};
+
+struct Q5_0 {
+    static constexpr int kWeights = 32, kBytes = 22;
+    static bool unpack(const uint8_t* b, const Arrays& out) {
+        unpack_fields<16, 16, 4>(b + 6, out.codes);
+        add_fields<4, 1, 1, 4>(b + 2, out.codes);
+        *out.scales = to_float(half_at(b));
+        return is_finite(half_at(b));
+    }
+};
+
+struct Q5_1 {
+    static constexpr int kWeights = 32, kBytes = 24;
+    static bool unpack(const uint8_t* b, const Arrays& out) {
+        unpack_fields<16, 16, 4>(b + 8, out.codes);
+        add_fields<4, 1, 1, 4>(b + 4, out.codes);
+        *out.scales = to_float(half_at(b)), *out.mins = to_float(half_at(b + 2));
+        return is_finite(half_at(b)) && is_finite(half_at(b + 2));
+    }
+};
+
+struct Q8_0 {
+    static constexpr int kWeights = 32, kBytes = 34;
+    static bool unpack(const uint8_t* b, const Arrays& out) {
+        std::memcpy(out.codes, b + 2, 32);
+        *out.scales = to_float(half_at(b));
+        return is_finite(half_at(b));
+    }
+};
+
+struct MXFP4 {
+    static constexpr int kWeights = 32, kBytes = 17;
+    static bool unpack(const uint8_t* b, const Arrays& out) {
+        unpack_fields<16, 16, 4>(b + 1, out.codes);
+        *out.scales = power_of_two(b[0]);
+        return b[0] != 255;
+    }
+};
+
+struct Q2_K {
+    static constexpr int kWeights = 256, kBytes = 84;
+    static bool unpack(const uint8_t* b, const Arrays& out) {
+        unpack_fields<64, 32, 2>(b + 16, out.codes);
+        for (int g = 0; g < 16; ++g) out.group_scales[g] = b[g] & 15, out.group_mins[g] = b[g] >> 4;
+        *out.super_scales = half_at(b + 80), *out.super_mins = negative(half_at(b + 82));
+        return is_finite(*out.super_scales) && is_finite(*out.super_mins);
+    }
+};
+
+struct Q3_K {
+    static constexpr int kWeights = 256, kBytes = 110;
+    static bool unpack(const uint8_t* b, const Arrays& out) {
+        unpack_fields<64, 32, 2>(b + 32, out.codes);
+        add_fields<32, 32, 1, 2>(b, out.codes);
+        uint8_t groups[16];
+        unpack_fields<8, 8, 4>(b + 96, groups);
+        add_fields<4, 4, 2, 4>(b + 104, groups);
+        for (int g = 0; g < 16; ++g) out.group_scales[g] = int8_t(groups[g] - 32);
+        *out.super_scales = half_at(b + 108);
+        return is_finite(*out.super_scales);
+    }
+};
+
+// Q4_K and Q5_K begin alike: two float16 numbers, and for each of 8 groups 6 bits of a scale and 6 of a minimum.
+bool unpack_six_bits(const uint8_t* b, const Arrays& out) {
+    const uint8_t *first = b + 4, *second = b + 8, *third = b + 12;
+    for (int g = 0; g < 4; ++g) {
+        out.group_scales[g] = first[g] & 63, out.group_scales[g + 4] = (third[g] & 15) | first[g] >> 6 << 4;
+        out.group_mins[g] = second[g] & 63, out.group_mins[g + 4] = third[g] >> 4 | second[g] >> 6 << 4;
+    }
+    *out.super_scales = half_at(b), *out.super_mins = negative(half_at(b + 2));
+    return is_finite(*out.super_scales) && is_finite(*out.super_mins);
+}
+
+struct Q4_K {
+    static constexpr int kWeights = 256, kBytes = 144;
+    static bool unpack(const uint8_t* b, const Arrays& out) {
+        unpack_fields<128, 32, 4>(b + 16, out.codes);
+        return unpack_six_bits(b, out);
+    }
+};
+
+struct Q5_K {
+    static constexpr int kWeights = 256, kBytes = 176;
+    static bool unpack(const uint8_t* b, const Arrays& out) {
+        unpack_fields<128, 32, 4>(b + 48, out.codes);
+        add_fields<32, 32, 1, 4>(b + 16, out.codes);
+        return unpack_six_bits(b, out);
+    }
+};
+
+struct Q6_K {
+    static constexpr int kWeights = 256, kBytes = 210;
+    static bool unpack(const uint8_t* b, const Arrays& out) {
+        unpack_fields<128, 64, 4>(b, out.codes);
+        add_fields<64, 32, 2, 4>(b + 128, out.codes);
+        std::memcpy(out.group_scales, b + 192, 16);
+        *out.super_scales = half_at(b + 208);
+        return is_finite(*out.super_scales);
+    }
+};
+
+struct IQ4_XS {
+    static constexpr int kWeights = 256, kBytes = 136;
+    static bool unpack(const uint8_t* b, const Arrays& out) {
+        unpack_fields<128, 16, 4>(b + 8, out.codes);
+        uint8_t groups[8];
+        unpack_fields<4, 1, 4>(b + 4, groups);
+        add_fields<2, 1, 2, 4>(b + 2, groups);
+        for (int g = 0; g < 8; ++g) out.group_scales[g] = int8_t(groups[g] - 32);
+        *out.super_scales = half_at(b);
+        return is_finite(*out.super_scales);
+    }
+};
+
+// ---- A type by its number, and rows of it
+
+struct Type {
+    int weights, bytes, bits, group;
+    bool in_super_blocks, has_mins;
+    bool (*unpack_row)(const uint8_t* row, int64_t blocks, Arrays out);
+};
+
+template <class Block, bool kHasMins, int kGroup>
+bool unpack_row(const uint8_t* row, int64_t blocks, Arrays out) {
+    constexpr bool kSuper = Block::kWeights == 256;
+    constexpr int kGroups = Block::kWeights / kGroup;
+    bool finite = true;
+    for (int64_t i = 0; i < blocks; ++i, row += Block::kBytes) {
+        finite &= Block::unpack(row, out);
+        out.codes += Block::kWeights;
+        if constexpr (kSuper) {
+            out.group_scales += kGroups, ++out.super_scales;
+            if constexpr (kHasMins) out.group_mins += kGroups, ++out.super_mins;
+        } else {
+            ++out.scales;
+            if constexpr (kHasMins) ++out.mins;
+        }
+    }
+    return finite;
+}
+
+template <class Block, int kBits, bool kHasMins = false, int kGroup = 32>
+constexpr Type type_of() {
+    return {Block::kWeights,
+            Block::kBytes,
+            kBits,
+            kGroup,
+            Block::kWeights == 256,
+            kHasMins,
+            unpack_row<Block, kHasMins, kGroup>};
+}
+
+Type find_type(int number) {
+    switch (number) {
+        case 2:
+        case 20:  // IQ4_NL, which differs in what its codes stand for
+            return type_of<Q4_0, 4>();
+        case 3:
+            return type_of<Q4_1, 4, true>();
+        case 6:
+            return type_of<Q5_0, 5>();
+        case 7:
+            return type_of<Q5_1, 5, true>();
+        case 8:
+            return type_of<Q8_0, 8>();
+        case 10:
+            return type_of<Q2_K, 2, true, 16>();
+        case 11:
+            return type_of<Q3_K, 3, false, 16>();
+        case 12:
+            return type_of<Q4_K, 4, true>();
+        case 13:
+            return type_of<Q5_K, 5, true>();
+        case 14:
+            return type_of<Q6_K, 6, false, 16>();
+        case 23:
+            return type_of<IQ4_XS, 4>();
+        case kMXFP4:
+            return type_of<MXFP4, 4>();
+    }
+    throw std::invalid_argument("no type " + std::to_string(number) + " of ggml's blocks is implemented");
+}
+
+// Blocks of a row of k weights; throws std::invalid_argument where these are no whole number.
+int64_t blocks_of_row(const Type& type, int64_t k) {
+    if (k % type.weights)
+        throw std::invalid_argument("rows are multiples of " + std::to_string(type.weights) + " weights; got " +
+                                    std::to_string(k));
+    return k / type.weights;
+}
+
+// Where row r of arrays of whole rows begins.
+Arrays row_of(const Arrays& rows, const Type& type, int64_t k, int64_t r) {
+    Arrays row = rows;
+    const int64_t groups = k / type.group, supers = k / kSuperBlock;
+    row.codes += r * k;
+    if (type.in_super_blocks) {
+        row.group_scales += r * groups, row.super_scales += r * supers;
+        if (type.has_mins) row.group_mins += r * groups, row.super_mins += r * supers;
+    } else {
+        row.scales += r * groups;
+        if (type.has_mins) row.mins += r * groups;
+    }
+    return row;
+}
+
+// Memory of a thread for arrays of up to kPanelRows rows.
+Arrays scratch_arrays(int64_t k) {
+    thread_local std::vector<uint64_t> memory;
+    const int64_t codes = kPanelRows * k, groups = round_up(codes / 16, 8);
+    memory.resize(size_t(divide_up(codes, 8) + groups));  // of a group 8 bytes: two floats, or less
+    auto* const floats = reinterpret_cast<float*>(memory.data() + divide_up(codes, 8));
+    auto* const bytes = reinterpret_cast<int8_t*>(floats);
+    auto* const halves = reinterpret_cast<F16*>(bytes + 2 * groups);
+    return {reinterpret_cast<uint8_t*>(memory.data()),
+            floats,
+            floats + groups,
+            bytes,
+            bytes + groups,
+            halves,
+            halves + groups / 2};
+}
+
+// Runs an op on the calling thread alone.
+template <class Op>
+void run_here(Op op) {
+    op.prepare(1);
+    for (int64_t chunk = 0; chunk < op.chunks(0); ++chunk) op.run(0, chunk, 0);
+}
+
+}  // namespace
+
+void UnpackBlocksOp::prepare(int) {
+    const Type type = find_type(source.type);
+    blocks = blocks_of_row(type, k);
+    rows_per_chunk = std::max<int64_t>(1, 128 * 1024 / std::max<int64_t>(1, k));
+    chunk_count = divide_up(rows, rows_per_chunk);
+}
+
+void UnpackBlocksOp::run(int, int64_t chunk, int) const {
+    const Type type = find_type(source.type);
+    const int64_t end = std::min(rows, (chunk + 1) * rows_per_chunk);
+    for (int64_t r = chunk * rows_per_chunk; r < end; ++r)
+        type.unpack_row(source.data + r * source.stride, blocks, row_of(out, type, k, r));
+}
+
+void PackBlocksOp::prepare(int) {
+    const PackedHeader& h = part_of_rows(weight, row, rows);
+    const Type type = find_type(source.type);
+    if (h.bits != type.bits || int(h.group) != type.group || h.in_super_blocks() != type.in_super_blocks ||
+        bool(h.has_mins) != type.has_mins)
+        throw std::invalid_argument("this weight does not hold what these blocks do");
+    blocks = blocks_of_row(type, h.k);
+    weight = const_cast<PackedHeader*>(&h);
+    rows_per_chunk = rows_of_chunk(h);
+    chunk_count = divide_up(rows, rows_per_chunk);
+}
+
+void PackBlocksOp::run(int, int64_t chunk, int) const {
+    const PackedHeader& h = packed_header(weight);
+    const Type type = find_type(source.type);
+    const int64_t end = std::min(rows, (chunk + 1) * rows_per_chunk), groups = h.k / type.group;
+    const Arrays arrays = scratch_arrays(h.k);
+    bool finite = true;
+    for (int64_t r = chunk * rows_per_chunk; r < end;) {
+        const int64_t count = rows_in_panel(h, row + r, end - r);
+        for (int64_t i = 0; i < count; ++i)
+            finite &= type.unpack_row(source.data + (r + i) * source.stride, blocks, row_of(arrays, type, h.k, i));
+        if (type.in_super_blocks) {
+            run_here(PackSuperOp{weight, row + r, count, arrays.codes, h.k, arrays.group_scales, arrays.group_mins,
+                                 arrays.super_scales, arrays.super_mins, 0, 0});
+        } else {
+            if (source.type == kMXFP4)  // whose levels are multiplied as twice themselves
+                for (int64_t i = 0; i < count * groups; ++i) arrays.scales[i] *= 0.5f;
+            run_here(PackQuantizedOp{weight, row + r, count, arrays.codes, h.k, arrays.scales,
+                                     type.has_mins ? arrays.mins : nullptr, false, 0, 0});
+        }
+        r += count;
+    }
+    if (!finite) *all_finite = false;
+}
+
+}  // namespace pace

@@ -1,0 +1,113 @@
+"""The tokens of a GGUF file and their types, mended where the file is known to be wrong.
+
+Converters have typed the tokens that end a turn as ordinary text, so that a turn never ended and a prompt's marks fell
+to pieces. llama.cpp goes by the names of such tokens, and so do we. Source: its src/llama-vocab.cpp.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pace.checkpoints.gguf.file import Metadata
+from pace.checkpoints.vocabulary import CONTROL, NORMAL, USER_DEFINED
+
+logger = logging.getLogger("pace")
+
+END_TOKENS = {
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>",
+    "<|endoftext|>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "<|end_of_text|>", "<end_of_utterance>", "<turn|>",
+    "<|tool_response>", "<｜end▁of▁sentence｜>", "[e~[", "<|end_of_turn|>",
+}  # fmt: skip
+"""Tokens that end a text whatever their type and whatever the keys say: a file names one, and models have several."""
+END_TOKENS_OF_CONTROL = {"</s>", "<eos>", "[EOS]"}
+"""The same for tokens of the control type only. Gemma's vocabulary has </s> as HTML."""
+FILL_TOKENS = {
+    "<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<｜fim▁begin｜>", "<PRE>", "▁<PRE>", "<|code_prefix|>",
+    "<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<｜fim▁hole｜>", "<SUF>", "▁<SUF>", "<|code_suffix|>",
+    "<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<｜fim▁end｜>", "<MID>", "▁<MID>", "<|code_middle|>",
+}  # fmt: skip
+"""Marks of a text with a gap to be filled."""
+FILL_ENDS = {"<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<|fim_repo|>", "<|repo_name|>", "<|file_sep|>"}
+"""Tokens that end what fills a gap."""
+HARMONY = ({"<|return|>", "<|call|>"}, {"<|flush|>", "<|calls|>"})
+"""Where a vocabulary has one of these pairs, <|end|> ends a message within a turn."""
+MARK = re.compile(r"<[^<>\s]+>")
+"""How marks of a chat template look."""
+MAX_LISTED = 8
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A vocabulary by ids."""
+
+    texts: list[str]
+    ids: dict[str, int]
+    """By text; fewer than texts where one is there twice."""
+    types: np.ndarray
+    """int64 `[tokens]`: NORMAL, CONTROL, ..., as corrected; of another length where the file is wrong."""
+    ends: list[int]
+    """Tokens that end a text, besides those that keys name."""
+
+
+def read_tokens(metadata: Metadata) -> Tokens | None:
+    """The vocabulary, None where the file has none; read once."""
+    if "tokens" not in metadata.__dict__:
+        metadata.__dict__["tokens"] = _read(metadata)
+    return metadata.__dict__["tokens"]
+
+
+def _read(metadata: Metadata) -> Tokens | None:
+    texts = metadata.texts("tokenizer.ggml.tokens")
+    if not texts:
+        return None
+    types = metadata.numbers("tokenizer.ggml.token_type")
+    if types is None:
+        types = np.full(len(texts), NORMAL)
+    ids = dict(zip(texts, range(len(texts))))
+    types = types.astype(np.int64)
+    if len(types) != len(texts):
+        return Tokens(texts, ids, types, [])
+    ends = _ends(ids, types)
+    _correct(metadata, ids, types, ends)
+    return Tokens(texts, ids, types, ends)
+
+
+def _ends(ids: dict[str, int], types: np.ndarray) -> list[int]:
+    names = END_TOKENS & ids.keys()
+    if any(pair <= names for pair in HARMONY):
+        names -= {"<|end|>"}
+    names |= {name for name in END_TOKENS_OF_CONTROL & ids.keys() if types[ids[name]] == CONTROL}
+    return sorted(ids[name] for name in names)
+
+
+def _correct(metadata: Metadata, ids: dict[str, int], types: np.ndarray, ends: list[int]) -> None:
+    """Sets the types of ends and marks that have none such. Logs which."""
+    wanted = {index: CONTROL for index in ends}
+    wanted |= {ids[name]: CONTROL for name in (FILL_TOKENS | FILL_ENDS) & ids.keys()}
+    for mark in _marks_of_templates(metadata) & ids.keys():
+        if types[ids[mark]] not in (CONTROL, USER_DEFINED):
+            wanted.setdefault(ids[mark], CONTROL if mark.startswith("<|") else USER_DEFINED)
+    wrong = sorted(index for index, kind in wanted.items() if types[index] != kind)
+    if not wrong:
+        return
+    names = {index: name for name, index in ids.items() if index in wanted}
+    listed = ", ".join(repr(names[index]) for index in wrong[:MAX_LISTED]) + ", ..." * (len(wrong) > MAX_LISTED)
+    logger.warning(
+        "%s: tokenizer.ggml.token_type calls %s ordinary text; read as tokens of their own (%d in all)",
+        metadata.path,
+        listed,
+        len(wrong),
+    )
+    for index in wrong:
+        types[index] = wanted[index]
+
+
+def _marks_of_templates(metadata: Metadata) -> set[str]:
+    keys = [key for key in metadata if key.startswith("tokenizer.chat_template")]
+    templates: list[Any] = [metadata[key] for key in keys]
+    return {mark for template in templates if isinstance(template, str) for mark in MARK.findall(template)}

@@ -1,0 +1,243 @@
+"""The tokenizer of a checkpoint: `load_tokenizer`. The only importer of transformers, where something of it is needed.
+
+Code that a checkpoint brings along is not run.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tokenizers import Tokenizer as Backend
+
+from pace.checkpoints.files import MAX_CONFIG_BYTES, open_regular, read_json_object
+from pace.checkpoints.gguf.file import GgufFile, Metadata, is_gguf
+from pace.checkpoints.gguf.tokenizer import tokenizer_settings, tokenizer_state
+from pace.naming import shown
+from pace.tokenizer import chatglm
+from pace.tokenizer.backend import make_backend
+from pace.tokenizer.pipelines import complete_settings
+from pace.tokenizer.tokenizer import Tokenizer
+
+logger = logging.getLogger("pace")
+
+VOCABULARY_FILES = (
+    "tokenizer.json",
+    "vocab.json",
+    "vocab.txt",
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+)
+TOKENIZER_FILES = (
+    *VOCABULARY_FILES,
+    "merges.txt",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "additional_chat_templates/*.jinja",
+)
+LARGE_FILES = ("tokenizer.json", "vocab.json")
+"""Left to their library."""
+MIN_IDS = 0.9
+"""Part of a model's vocabulary that its tokenizer has at least. Vocabularies are padded by a few percent; where more is
+missing, the tokenizer is likely another model's."""
+
+
+class Source(NamedTuple):
+    """Where a tokenizer comes from."""
+
+    make: Callable[[], Any]
+    files: str
+    """Its files, for messages."""
+
+
+def load_tokenizer(
+    path: str | Path, vocab_size: int | None = None, required: bool = True, metadata: Metadata | None = None
+) -> Any:
+    """The tokenizer of a checkpoint directory or GGUF file: a `Tokenizer`, or one of transformers where its class does
+    more than its files say. Without `required`, None where there are no tokenizer files.
+
+    `metadata` is that of the GGUF file where it has been read. A tokenizer with more ids than `vocab_size` is loaded,
+    as such checkpoints exist (a padding token was added and the model not resized), with a warning in the log: prompts
+    that use such an id are refused when they come. So is one with less than `MIN_IDS` of them.
+
+    Raises FileNotFoundError (no files, or not those that its class needs), PermissionError, ValueError (damaged, or of
+    a class that only code in the checkpoint defines), ImportError (transformers or a library it needs is not
+    installed).
+    """
+    path = Path(path)
+    source = _of_gguf(path, metadata) if is_gguf(path) else _of_directory(path)
+    if source.make is None:
+        if not required:
+            return None
+        raise FileNotFoundError(
+            f"{path} has no tokenizer ({source.files}); give tokenizer_name_or_path, or token ids instead of text"
+        )
+    try:
+        tokenizer = source.make()
+        num_ids = len(tokenizer)
+    except ImportError:
+        raise
+    except BaseException as error:
+        # The tokenizers library panics on some damaged files, with an exception that is not an Exception.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise ValueError(f"pace cannot make the tokenizer in {path} from {source.files}: {_one_line(error)}") from error
+    _check_size(path, num_ids, vocab_size)
+    return tokenizer
+
+
+def _check_size(path: Path, num_ids: int, vocab_size: int | None) -> None:
+    if vocab_size is not None and num_ids > vocab_size:
+        logger.warning(
+            "the tokenizer in %s has %d ids, the model only %d; ids from %d on cannot be used",
+            path,
+            num_ids,
+            vocab_size,
+            vocab_size,
+        )
+    elif vocab_size is not None and num_ids < MIN_IDS * vocab_size:
+        logger.warning(
+            "the tokenizer in %s has only %d ids, the model %d: it may be another model's, and texts would make no sense",
+            path,
+            num_ids,
+            vocab_size,
+        )
+
+
+def _one_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+# ---- GGUF files
+
+
+def _of_gguf(path: Path, metadata: Metadata | None) -> Source:
+    metadata = GgufFile(path).metadata if metadata is None else metadata
+    state = tokenizer_state(metadata)
+    if state is None:
+        return Source(None, "no tokenizer.ggml.model in its metadata")
+    if metadata.text("tokenizer.ggml.pre") == "chatglm-spm" and not isinstance(state, str):
+        return Source(lambda: _make(path, *chatglm.gguf_tokenizer(path, state)), "its metadata")
+    return Source(lambda: _make(path, state, tokenizer_settings(metadata)), "its metadata")
+
+
+def _make(path: Path, state: Any, settings: dict[str, Any], kind: type[Tokenizer] = Tokenizer) -> Tokenizer:
+    """A tokenizer of what would stand in tokenizer.json and tokenizer_config.json."""
+    backend = make_backend(state)
+
+    def transformers() -> Any:
+        from transformers import PreTrainedTokenizerFast
+
+        # Without the path: with a name of more than 100,000 tokens transformers asks the Hub about it.
+        return PreTrainedTokenizerFast(tokenizer_object=backend, **settings)
+
+    return kind(backend, settings, str(path), transformers)
+
+
+# ---- Directories
+
+
+def _of_directory(directory: Path) -> Source:
+    present = [path for pattern in TOKENIZER_FILES for path in directory.glob(pattern)]
+    if not any(path.name in VOCABULARY_FILES for path in present):
+        return Source(None, ", ".join(VOCABULARY_FILES))
+    if chatglm.is_own_tokenizer(directory):
+        return Source(lambda: _make(directory, *chatglm.own_tokenizer(directory)), "tokenizer.model")
+    settings: dict[str, Any] = {}
+    for path in present:
+        os.close(open_regular(path))
+        if path.suffix == ".json" and path.name not in LARGE_FILES:
+            found = read_json_object(path, MAX_CONFIG_BYTES)
+            if path.name == "tokenizer_config.json":
+                settings = found
+                _check_class(path, settings.get("tokenizer_class"))
+    files = f"its files ({', '.join(sorted(path.name for path in present))}, and config.json)"
+    return Source(lambda: _whole(directory, settings) or _auto(directory, settings), files)
+
+
+def _whole(directory: Path, settings: dict[str, Any]) -> Tokenizer | None:
+    """A tokenizer whose tokenizer.json says all; None where it does not, or is missing."""
+    path, config = directory / "tokenizer.json", directory / "config.json"
+    if not (settings and path.is_file() and config.is_file()):
+        return None
+    model_type = read_json_object(config).get("model_type")
+    backend = Backend.from_file(str(path))
+    complete = complete_settings(backend, settings, model_type)
+    if complete is None:
+        return None
+    complete["chat_template"] = _chat_templates(directory, settings)
+    return Tokenizer(backend, complete, str(directory), lambda: _auto(directory, settings))
+
+
+def _chat_templates(directory: Path, settings: dict[str, Any]) -> Any:
+    """Those in files of their own come before those in the settings."""
+    found = {}
+    if (path := directory / "chat_template.jinja").is_file():
+        found["default"] = path.read_text(encoding="utf-8")
+    for path in sorted(directory.glob("additional_chat_templates/*.jinja")):
+        found[path.stem] = path.read_text(encoding="utf-8")
+    if found:
+        return found if list(found) != ["default"] else found["default"]
+    return settings.get("chat_template") or _template_in_json(directory)
+
+
+def _template_in_json(directory: Path) -> str | None:
+    """chat_template.json, where processors of images kept it before chat_template.jinja."""
+    path = directory / "chat_template.json"
+    template = read_json_object(path).get("chat_template") if path.is_file() else None
+    if template is not None and not isinstance(template, str):
+        raise ValueError(f"{path}: chat_template must be a string; got {shown(template)}")
+    return template
+
+
+def _auto(directory: Path, settings: dict[str, Any]) -> Any:
+    """transformers' tokenizer of a directory."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(
+        str(directory), config=_config(directory, settings), trust_remote_code=False, local_files_only=True
+    )
+    # Its warning about texts longer than model_max_length goes to stderr, and the engine refuses such texts.
+    tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
+    if tokenizer.chat_template is None:
+        tokenizer.chat_template = _template_in_json(directory)
+    return tokenizer
+
+
+def _config(directory: Path, settings: dict[str, Any]) -> Any:
+    """A config with what AutoTokenizer reads of it where tokenizer_config.json names the tokenizer's class. It then
+    does not import the model's own config class, and with that a second's worth of torch. None: let it find out by
+    itself."""
+    if not settings or not os.path.lexists(directory / "config.json"):
+        return None
+    config = read_json_object(directory / "config.json")
+    model_type = config.get("model_type")
+    if "auto_map" in settings or not isinstance(settings.get("tokenizer_class"), str):
+        return None
+    if not isinstance(model_type, str):
+        return None
+    from transformers import PretrainedConfig
+
+    names = {name: config[name] for name in ("model_name",) if name in config}
+    made = PretrainedConfig(name_or_path=str(directory), **names)
+    made.model_type = model_type
+    return made
+
+
+def _check_class(path: Path, name: object) -> None:
+    """Raises ValueError for the name of something else in transformers, which would be made instead: a model of the
+    default size, say."""
+    if not isinstance(name, str) or "Tokenizer" in name:
+        return
+    import transformers
+
+    found = getattr(transformers, name, None)
+    if found is not None and not (isinstance(found, type) and hasattr(found, "convert_ids_to_tokens")):
+        raise ValueError(f"{path}: tokenizer_class must name a tokenizer; got {shown(name)}")
