@@ -6,7 +6,7 @@
 //
 // NUMERICS  Nothing is rounded here: codes and scales are those of the file. Minima of super-blocks change their sign.
 //
-// WHY THIS WAY  Sixteen rows at a time are unpacked to arrays that stay in the second-level cache, and packed from there.
+// WHY THIS WAY  Sixteen rows at a time are unpacked to arrays that stay in cache, and packed from there.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -301,13 +301,6 @@ Arrays scratch_arrays(int64_t k) {
             halves + groups / 2};
 }
 
-// Runs an op on the calling thread alone.
-template <class Op>
-void run_here(Op op) {
-    op.prepare(1);
-    for (int64_t chunk = 0; chunk < op.chunks(0); ++chunk) op.run(0, chunk, 0);
-}
-
 }  // namespace
 
 void UnpackBlocksOp::prepare(int) {
@@ -336,25 +329,51 @@ void PackBlocksOp::prepare(int) {
     chunk_count = divide_up(rows, rows_per_chunk);
 }
 
+// Rows [r, r + count) of blocks with super-blocks, which lie in one panel: a super-block of all rows after the other.
+static bool pack_super_blocks(const PackBlocksOp& op, const Type& type, const PackedHeader& h, int64_t r,
+                              int64_t count) {
+    const Place place = place_of(h, op.row + r);
+    uint8_t codes[kSuperBlock];
+    int8_t group_scales[16], group_mins[16];
+    F16 scale = {}, min = {};
+    bool finite = true;
+    for (int64_t b = 0; b < op.blocks; ++b) {
+        uint8_t* const block = panel_at(h, op.weight, place.panel) + b * h.super_block_bytes();
+        for (int64_t i = 0; i < count; ++i) {
+            const uint8_t* const source = op.source.data + (r + i) * op.source.stride + b * type.bytes;
+            finite &= type.unpack_row(source, 1, {codes, nullptr, nullptr, group_scales, group_mins, &scale, &min});
+            pack_super_block(h, place.row + i, {codes, group_scales, group_mins, scale, min}, block);
+        }
+    }
+    return finite;
+}
+
+// The same of blocks without: through arrays of whole rows.
+static bool pack_rows_of_blocks(const PackBlocksOp& op, const Type& type, const PackedHeader& h, int64_t r,
+                                int64_t count) {
+    const Arrays arrays = scratch_arrays(h.k);
+    bool finite = true;
+    for (int64_t i = 0; i < count; ++i)
+        finite &= type.unpack_row(op.source.data + (r + i) * op.source.stride, op.blocks, row_of(arrays, type, h.k, i));
+    if (op.source.type == kMXFP4)  // whose levels are multiplied as twice themselves
+        for (int64_t i = 0; i < count * op.blocks; ++i) arrays.scales[i] *= 0.5f;
+    PackQuantizedOp pack = {
+        op.weight, op.row + r, count, arrays.codes, h.k, arrays.scales, type.has_mins ? arrays.mins : nullptr,
+        false,     0,          0};
+    pack.prepare(1);
+    for (int64_t chunk = 0; chunk < pack.chunks(0); ++chunk) pack.run(0, chunk, 0);
+    return finite;
+}
+
 void PackBlocksOp::run(int, int64_t chunk, int) const {
     const PackedHeader& h = packed_header(weight);
     const Type type = find_type(source.type);
-    const int64_t end = std::min(rows, (chunk + 1) * rows_per_chunk), groups = h.k / type.group;
-    const Arrays arrays = scratch_arrays(h.k);
+    const auto pack = type.in_super_blocks ? pack_super_blocks : pack_rows_of_blocks;
+    const int64_t end = std::min(rows, (chunk + 1) * rows_per_chunk);
     bool finite = true;
     for (int64_t r = chunk * rows_per_chunk; r < end;) {
         const int64_t count = rows_in_panel(h, row + r, end - r);
-        for (int64_t i = 0; i < count; ++i)
-            finite &= type.unpack_row(source.data + (r + i) * source.stride, blocks, row_of(arrays, type, h.k, i));
-        if (type.in_super_blocks) {
-            run_here(PackSuperOp{weight, row + r, count, arrays.codes, h.k, arrays.group_scales, arrays.group_mins,
-                                 arrays.super_scales, arrays.super_mins, 0, 0});
-        } else {
-            if (source.type == kMXFP4)  // whose levels are multiplied as twice themselves
-                for (int64_t i = 0; i < count * groups; ++i) arrays.scales[i] *= 0.5f;
-            run_here(PackQuantizedOp{weight, row + r, count, arrays.codes, h.k, arrays.scales,
-                                     type.has_mins ? arrays.mins : nullptr, false, 0, 0});
-        }
+        finite &= pack(*this, type, h, r, count);
         r += count;
     }
     if (!finite) *all_finite = false;

@@ -97,11 +97,11 @@ void pack_words(const CodeRows& from, uint8_t* panel) {
         for (int64_t r = 0; r < from.rows; ++r) {
             const uint8_t* codes = from.codes + r * from.stride + start;
             uint8_t last[kStep];
-            if (bytes < kStep) {
+            if (bytes % Words::kBytes) {
                 std::memset(last, 0, sizeof last);
                 codes = static_cast<const uint8_t*>(std::memcpy(last, codes, size_t(bytes)));
             }
-            for (int64_t w = 0; w < kStageWords; ++w) stage[r][w] = Words::word(codes + w * Words::kBytes);
+            for (int64_t w = 0; w < words; ++w) stage[r][w] = Words::word(codes + w * Words::kBytes);
         }
         uint32_t* const out = reinterpret_cast<uint32_t*>(panel) + from.first;
         if (from.rows == kPanelRows) {

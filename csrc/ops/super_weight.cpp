@@ -31,20 +31,39 @@ constexpr Fields fields_of_step(int bits, int step) {
             low};
 }
 
+// Four words of four codes.
+using Words = uint32_t __attribute__((vector_size(16)));
+
+constexpr uint32_t every_byte(uint32_t byte) { return byte * 0x01010101; }
+
+// Fields of `bits` bits of eight words of codes to `bits` lines: the fields that follow each other lie side by side in
+// a line's bytes, the first lowest. Line i is in lane i of four, or 2 i of two.
+template <int bits>
+Words gather_fields(Words first, Words second, int shift) {
+    constexpr uint32_t kMask = every_byte((1 << bits) - 1);
+    first = first >> shift & kMask, second = second >> shift & kMask;
+    const Words even = __builtin_shuffle(first, second, Words{0, 2, 4, 6});
+    const Words odd = __builtin_shuffle(first, second, Words{1, 3, 5, 7});
+    Words lines = even | odd << bits;
+    if constexpr (bits <= 2) lines |= __builtin_shuffle(lines, Words{1, 0, 3, 2}) << 2 * bits;
+    if constexpr (bits == 1) lines |= __builtin_shuffle(lines, Words{2, 3, 0, 1}) << 4;
+    return lines;
+}
+
 // Codes of a unit of one row, whose first byte in a panel is at `out`: the four of a step at once, in the bytes of a word.
 template <int bits>
 void pack_unit(const uint8_t* codes, uint8_t* out) {
-    constexpr uint32_t kEveryByte = 0x01010101;
-    uint32_t lines[bits] = {};
-#pragma GCC unroll 8
-    for (int step = 0; step < kSteps; ++step) {
-        const Fields f = fields_of_step(bits, step);
-        uint32_t word;
-        std::memcpy(&word, codes + 4 * step, sizeof word);
-        lines[f.low.line] |= (word & f.low.mask * kEveryByte) << f.low.shift;
-        if (f.high.mask) lines[f.high.line] |= (word >> f.low_bits & f.high.mask * kEveryByte) << f.high.shift;
-    }
-    for (int line = 0; line < bits; ++line) std::memcpy(out + 64 * line, &lines[line], sizeof lines[line]);
+    constexpr int kLow = bits <= 3 ? 2 : 4, kHigh = bits - kLow;
+    Words first, second;
+    std::memcpy(&first, codes, sizeof first), std::memcpy(&second, codes + 16, sizeof second);
+    const auto store = [&](const Words& lines, int count, int line) {
+        for (int i = 0; i < count; ++i) {
+            const uint32_t word = lines[i * (4 / count)];
+            std::memcpy(out + 64 * (line + i), &word, sizeof word);
+        }
+    };
+    store(gather_fields<kLow>(first, second, 0), kLow, 0);
+    if constexpr (kHigh) store(gather_fields<kHigh>(first, second, kLow), kHigh, kLow);
 }
 
 using PackUnit = void (*)(const uint8_t* codes, uint8_t* out);
@@ -131,24 +150,29 @@ void PackSuperOp::prepare(int) {
     chunk_count = divide_up(rows, rows_per_chunk);
 }
 
+void pack_super_block(const PackedHeader& h, int64_t row, const SuperBlock& from, uint8_t* block) {
+    reinterpret_cast<F16*>(block)[row] = from.scale;
+    if (h.has_mins) reinterpret_cast<F16*>(block)[kPanelRows + row] = from.min;
+    uint8_t* const numbers = block + h.super_scales_bytes();
+    pack_group_scales(h, from.group_scales, from.group_mins, numbers + row);
+    uint8_t* const units = numbers + h.group_scales_bytes() + 4 * row;
+    const PackUnit pack_unit = kPackUnit[h.bits];
+    for (int u = 0; u < kUnits; ++u) pack_unit(from.codes + u * kUnit, units + u * 64 * h.bits);
+}
+
 void PackSuperOp::run(int, int64_t chunk, int) const {
     const PackedHeader& h = *static_cast<const PackedHeader*>(weight);
     const int64_t groups = kSuperBlock / h.group, supers = h.k / kSuperBlock;
-    const PackUnit pack_unit = kPackUnit[h.bits];
     const int64_t end = std::min(rows, (chunk + 1) * rows_per_chunk);
     for (int64_t r = chunk * rows_per_chunk; r < end; ++r) {
         const Place place = place_of(h, row + r);
-        uint8_t* block = static_cast<uint8_t*>(weight) + (h.panel(place.panel) - static_cast<const char*>(weight));
+        uint8_t* block = panel_at(h, weight, place.panel);
         for (int64_t b = 0; b < supers; ++b, block += h.super_block_bytes()) {
             const int64_t super = r * supers + b;
-            reinterpret_cast<F16*>(block)[place.row] = scales[super];
-            if (h.has_mins) reinterpret_cast<F16*>(block)[kPanelRows + place.row] = mins[super];
-            uint8_t* const numbers = block + h.super_scales_bytes();
-            pack_group_scales(h, group_scales + super * groups, h.has_mins ? group_mins + super * groups : nullptr,
-                              numbers + place.row);
-            uint8_t* const units = numbers + h.group_scales_bytes() + 4 * place.row;
-            for (int u = 0; u < kUnits; ++u)
-                pack_unit(codes + r * codes_stride + b * kSuperBlock + u * kUnit, units + u * 64 * h.bits);
+            const SuperBlock from = {codes + r * codes_stride + b * kSuperBlock, group_scales + super * groups,
+                                     h.has_mins ? group_mins + super * groups : nullptr, scales[super],
+                                     h.has_mins ? mins[super] : F16{}};
+            pack_super_block(h, place.row, from, block);
         }
     }
 }

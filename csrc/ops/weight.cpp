@@ -11,14 +11,6 @@
 
 namespace pace {
 
-namespace {
-
-char* panel_at(const PackedHeader& h, const void* weight, int64_t panel) {
-    return (char*)weight + (h.panel(panel) - reinterpret_cast<const char*>(&h));
-}
-
-}  // namespace
-
 Place place_of(const PackedHeader& h, int64_t r) {
     if (!h.glu) return {r / kPanelRows, r % kPanelRows};
     const int64_t half = h.n / 2, in_half = r % half;
@@ -188,8 +180,8 @@ void place_packed(void* weight) {
     ThreadPool::instance().run_on_each([&](int thread, int threads) {
         // A page belongs to the thread whose range holds its first byte; that of the header has been written.
         const auto touch = [](const PackedHeader& h, int64_t first, int64_t end) {
-            const uintptr_t stop = reinterpret_cast<uintptr_t>(panel_at(h, &h, end));
-            uintptr_t page = (reinterpret_cast<uintptr_t>(panel_at(h, &h, first)) + kPage - 1) / kPage * kPage;
+            const uintptr_t stop = reinterpret_cast<uintptr_t>(h.panel(end));
+            uintptr_t page = (reinterpret_cast<uintptr_t>(h.panel(first)) + kPage - 1) / kPage * kPage;
             for (; page < stop; page += kPage) *reinterpret_cast<volatile char*>(page) = 0;
         };
         const auto [first, end] = panels_of_thread(whole.panels, thread, threads);

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 from tokenizers import Tokenizer as Backend
-
-from pace.tokenizer.jinja import render
 
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 """Special tokens that a tokenizer_config.json may name, in the order of `all_special_tokens`."""
@@ -55,8 +52,8 @@ class Tokenizer:
         self.tokenizer_class = settings.get("tokenizer_class", "PreTrainedTokenizerFast")
         self.split_special_tokens = bool(settings.get("split_special_tokens", False))
         """Whether names of special tokens in a text are text."""
+        backend.encode_special_tokens = self.split_special_tokens
         self._make_transformers = transformers
-        self._lock = threading.Lock()
         self._special, self._extra = _special_tokens(settings)
         for name in NAMED:
             token = self._special.get(name)
@@ -89,12 +86,15 @@ class Tokenizer:
             options |= {} if split_special_tokens is None else {"split_special_tokens": split_special_tokens}
             return self.transformers.encode(text, *others, add_special_tokens=add_special_tokens, **options)
         splits = self.split_special_tokens if split_special_tokens is None else split_special_tokens
-        backend = self.backend_tokenizer
-        if not (splits or self.split_special_tokens):
-            return backend.encode(text, add_special_tokens=add_special_tokens).ids
-        with self._lock:
-            backend.encode_special_tokens = splits
-            return backend.encode(text, add_special_tokens=add_special_tokens).ids
+        backend = self.backend_tokenizer if splits == self.split_special_tokens else self._other_backend
+        return backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    @cached_property
+    def _other_backend(self) -> Backend:
+        """The same tokenizer with the other `split_special_tokens`. Threads may not change that of one."""
+        other = Backend.from_str(self.backend_tokenizer.to_str())
+        other.encode_special_tokens = not self.split_special_tokens
+        return other
 
     # ---- Tokens to text
 
@@ -184,6 +184,8 @@ class Tokenizer:
             return self.transformers.apply_chat_template(
                 conversation, add_generation_prompt=add_generation_prompt, **options
             )
+        from pace.tokenizer.jinja import render  # here, since plain text needs no Jinja
+
         text = render(
             self.get_chat_template(chat_template, tools),
             conversation,

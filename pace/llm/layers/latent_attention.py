@@ -20,7 +20,7 @@ from pace.llm.layers.experts import ExpertLinear, Form
 from pace.llm.layers.linear import Linear
 from pace.llm.layers.norm import HeadNorm, RMSNorm
 from pace.llm.layers.rotary import Angles, NoRotary, Rotary
-from pace.llm.layers.slot import Rows, Slot, Source
+from pace.llm.layers.slot import Piece, Rows, Slot, Source
 
 
 class LatentAttention(Layer):
