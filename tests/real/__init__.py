@@ -1,0 +1,1 @@
+"""Models that people download, from packages of the package index: `make real`."""

@@ -1,0 +1,58 @@
+"""Real models, opened once for a file of tests, and a page of what was found with them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pace.llm import LLMModel
+from tests.real.packages import CACHE, MODELS, RealModel, Unavailable, fetch
+
+RESULTS = CACHE / "results.json"
+"""What tests record: title of a table -> model -> name -> value, for `python -m tests.real.page`."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test that takes `real` runs for each model; one of those marked `chats` for those that chat."""
+    if "real" in metafunc.fixturenames:
+        chats = metafunc.definition.get_closest_marker("chats") is not None
+        models = [model for model in MODELS.values() if model.chats or not chats]
+        metafunc.parametrize("real", models, ids=[model.name for model in models], scope="module", indirect=True)
+
+
+@pytest.fixture(scope="module")
+def real(request: pytest.FixtureRequest) -> RealModel:
+    """A model whose file is here."""
+    try:
+        fetch(request.param)
+    except Unavailable as error:
+        pytest.skip(str(error))
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def model(real: RealModel) -> Iterator[LLMModel]:
+    with LLMModel(real.path, progress=False, max_seq_len=4096 if real.name != "smollm2" else 2048) as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+def reference(real: RealModel) -> Iterator[LLMModel]:
+    """The same weights in plain torch, float32."""
+    with LLMModel(real.path, dtype="float32", backend="torch", progress=False, max_seq_len=2048) as model:
+        yield model
+
+
+@pytest.fixture
+def record(real: RealModel) -> Callable[[str, str, object], None]:
+    """`record(table, name, value)` for the page of results."""
+
+    def add(table: str, name: str, value: object) -> None:
+        found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+        found.setdefault(table, {}).setdefault(real.title, {})[name] = value
+        Path(RESULTS).write_text(json.dumps(found, indent=1))
+
+    return add
