@@ -6,6 +6,8 @@ import ast
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 # Lower layers first. A module may import modules of its own layer and of the layers before it. The longest matching
@@ -35,8 +37,8 @@ STRANGERS = ["pace.llm.engine.scheduler", "pace.llm.engine.drafter", "pace.llm.c
 """These do not import each other: the engine composes them."""
 MOST_FILES = 15
 """Modules of one folder, side by side."""
-HUB = {"transformers", "huggingface_hub"}
-"""Only hf_utils imports these."""
+HUB = {"transformers": "pace.llm.models.hf_utils", "huggingface_hub": "pace.llm.models.hub"}
+"""Libraries that one module alone imports."""
 EXTRAS = {"guidance", "kani", "lm_eval", "ray"}
 """Libraries that only their rooms in pace.integrations import."""
 
@@ -114,8 +116,9 @@ def test_the_engine_composes_its_parts():
         assert not others, f"{module} must not import {', '.join(sorted(others))}: the engine brings them together"
 
 
-def test_only_hf_utils_knows_the_hub():
-    assert [module for module in MODULES if libraries(module) & HUB] == ["pace.llm.models.hf_utils"]
+@pytest.mark.parametrize("library", HUB)
+def test_one_module_knows_the_hub(library):
+    assert [module for module in MODULES if library in libraries(module)] == [HUB[library]]
 
 
 def test_a_library_is_known_in_its_room_alone():
