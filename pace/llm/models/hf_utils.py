@@ -289,7 +289,9 @@ def make_tokenizer(path: Path, state: str, settings: dict, mixin: type | None = 
     kind = PreTrainedTokenizerFast
     if mixin is not None:
         kind = type(f"{mixin.__name__}Tokenizer", (mixin, PreTrainedTokenizerFast), {})
-    return kind(tokenizer_object=Tokenizer.from_str(state), name_or_path=str(path), **settings)
+    tokenizer = kind(tokenizer_object=Tokenizer.from_str(state), **settings)
+    tokenizer.name_or_path = str(path)  # not before: transformers asks the Hub about the name of a large vocabulary
+    return tokenizer
 
 
 def _config_for_tokenizer(directory: Path):
