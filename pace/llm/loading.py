@@ -17,6 +17,8 @@ import torch
 
 from pace import _C
 from pace.batch import BLOCK_SIZE
+from pace.checkpoints.gguf.file import is_gguf
+from pace.checkpoints.reader import CheckpointReader
 from pace.llm.cache.groups import most_bytes
 from pace.llm.cache.manager import CacheManager, check_cache_options, spec_of
 from pace.llm.configs import KVCacheType, SamplingConfig
@@ -25,6 +27,7 @@ from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.hf_utils import find_checkpoint, load_tokenizer, read_config_json, read_generation_config
 from pace.llm.models.mapped_experts import ExpertCache, check_has_experts
 from pace.llm.models.model_utils import (
+    check_room,
     fill_model,
     make_model,
     parse_dtype,
@@ -226,8 +229,8 @@ class Loaded(NamedTuple):
 def open(options: LoadOptions) -> Loaded:
     """Finds a checkpoint, checks all that is asked of it, reads its weights, and makes the engine that runs them.
 
-    What can be wrong with the options and the small files is found before gigabytes of weights are read. Sets the
-    threads of this process's kernels.
+    What can be wrong with the options and the small files is found before gigabytes of weights are read, or downloaded,
+    and what options, config and headers show before the tokenizer is. Sets the threads of this process's kernels.
 
     Raises: NotImplementedError for architectures that are not there yet; FileNotFoundError, PermissionError,
     ValueError, TypeError, MemoryError as in `model_utils.load_model`.
@@ -236,17 +239,18 @@ def open(options: LoadOptions) -> Loaded:
     if ops is native:
         _warn_of_missing_kernels()
     threads = use_threads(options.num_threads, options.pin_threads)
-    directory = find_checkpoint(options.model_name_or_path, **options.hub)
-    model = make_model(directory, options.weight_dtype, ops, options.kv_dtype, options.quantization_config)
-    if options.weights == "mapped":
-        check_has_experts(model)
-        model.expert_cache = ExpertCache(directory, options.weights_cache and Path(options.weights_cache))
-    _check_length(options, model)
+    directory = find_checkpoint(
+        options.model_name_or_path, **options.hub, check=lambda found: _make_model(options, found)
+    )
+    model = _make_model(options, directory)
+    if not is_gguf(directory):  # the headers of others were not needed yet
+        CheckpointReader(directory).close()
     tokenizer = _find_tokenizer(options, directory, model)
     defaults = _read_defaults(directory, tokenizer, model)
     speculation = Speculation.prepare(options.spec_config, model, tokenizer, ops, options.hub)
     share = speculation.cache_share(model, options.kv_cache_type)
-    _check_budget(options, model, share)
+    if share:
+        _check_budget(options, model, share)
 
     fill_model(model, directory, threads, progress)
     speculation.load(threads, progress)
@@ -263,6 +267,19 @@ def open(options: LoadOptions) -> Loaded:
         max_tokens_per_step=tokens_per_step(model),
     )
     return Loaded(model, engine, tokenizer, defaults)
+
+
+def _make_model(options: LoadOptions, path: Path) -> BaseModelForCausalLM:
+    """The model of a checkpoint whose weights need not be there yet, without weights. Raises whatever config and headers
+    show to be wrong: an architecture, an option, too little memory."""
+    model = make_model(path, options.weight_dtype, options.ops, options.kv_dtype, options.quantization_config)
+    if options.weights == "mapped":
+        check_has_experts(model)
+        model.expert_cache = ExpertCache(path, options.weights_cache and Path(options.weights_cache))
+    _check_length(options, model)
+    _check_budget(options, model, Fraction(0))
+    check_room(model, path)
+    return model
 
 
 def _warn_of_missing_kernels() -> None:

@@ -21,8 +21,10 @@ from pace.checkpoints.quantized.reader import QuantizedCheckpoint, check_not_qua
 from pace.checkpoints.reader import CheckpointReader
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.hf_utils import find_checkpoint, read_config_json
+from pace.llm.models.mapped_experts import mapped_stacks
 from pace.llm.models.model_list import read_config
 from pace.llm.operators import OperatorConfig, read_backend
+from pace.memory import available_memory_bytes
 from pace.ops import native, reference
 from pace.quant import QuantizationConfig, read_quantization
 
@@ -78,8 +80,17 @@ def load_model(
     A file that shrinks while it is read is the one exception: the system ends the process with SIGBUS.
     """
     dtype, ops, threads = parse_dtype(dtype), select_ops(backend), use_threads(num_threads, pin_threads)
-    directory = find_checkpoint(path_or_id, revision, token, cache_dir, local_files_only, progress=progress)
-    model = make_model(directory, dtype, ops, quantization=read_quantization(quantization))
+    asked = read_quantization(quantization)
+    directory = find_checkpoint(
+        path_or_id,
+        revision,
+        token,
+        cache_dir,
+        local_files_only,
+        progress=progress,
+        check=lambda found: check_room(make_model(found, dtype, ops, quantization=asked), found),
+    )
+    model = make_model(directory, dtype, ops, quantization=asked)
     fill_model(model, directory, threads, progress)
     return model
 
@@ -110,6 +121,20 @@ def fill_model(model: BaseModelForCausalLM, directory: Path, threads: int, progr
             model.load_weights(reader, min(threads, MAX_LOADING_THREADS), report)
         seconds = time.perf_counter() - started
         logger.info("%s: %.2f GB from %s in %.1f s", type(model).__name__, reader.total_bytes / 1e9, directory, seconds)
+
+
+def check_room(model: BaseModelForCausalLM, path: Path) -> None:
+    """Raises MemoryError where the weights are more than the memory that is left, by config and headers alone. Weights
+    that are not there yet are judged where the config says how they will be held."""
+    if model.planned_nbytes(model.ops, model.dtype) <= available_memory_bytes():
+        return  # what a checkpoint holds quantised takes less
+    try:
+        with open_checkpoint(path, model.config.quantization_config) as reader, _naming(path):
+            model.plan_layout(reader)
+    except FileNotFoundError:
+        if model.config.quantization_config or model.expert_cache:
+            return
+    model.check_memory(mapped_stacks(model) if model.expert_cache else [])
 
 
 def open_checkpoint(path: Path, method: Method | None) -> CheckpointReader | GgufCheckpoint | QuantizedCheckpoint:

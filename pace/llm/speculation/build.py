@@ -59,9 +59,13 @@ class Speculation:
         """
         if config is None or isinstance(config, PromptLookupConfig):
             return cls(config)
-        directory = find_checkpoint(config.model, **hub | {"revision": config.revision})
         quantization = target.quantization and target.quantization.without_overrides()
-        model = make_model(directory, target.dtype, ops, target.kv_dtype, quantization)
+
+        def make(found: Path) -> BaseModelForCausalLM:
+            return make_model(found, target.dtype, ops, target.kv_dtype, quantization)
+
+        directory = find_checkpoint(config.model, **hub | {"revision": config.revision}, check=make)
+        model = make(directory)
         check_vocabularies(
             target.vocab_size, tokenizer, model.vocab_size, load_tokenizer(directory, model.vocab_size, required=False)
         )
