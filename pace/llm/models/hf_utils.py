@@ -19,15 +19,14 @@ from pace.checkpoints.gguf.file import GgufFile, is_gguf
 from pace.checkpoints.gguf.shards import shard_paths
 from pace.checkpoints.gguf.tokenizer import tokenizer_json, tokenizer_settings
 from pace.llm.models.chatglm_tokenizer import gguf_tokenizer, is_own_tokenizer, own_tokenizer
-from pace.llm.models.hub import (  # noqa: F401 (some are for who looks for them here)
+from pace.llm.models.download import HUB_TIMEOUT_SECONDS, one_line  # noqa: F401 (some are for who looks for them here)
+from pace.llm.models.hub import (  # noqa: F401
     HUB_ID,
-    HUB_TIMEOUT_SECONDS,
     MAX_HUB_ID,
     Check,
     exists,
     find_on_hub,
     is_hub_id,
-    one_line,
     similar_names,
 )
 from pace.llm.models.repository import (  # noqa: F401

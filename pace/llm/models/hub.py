@@ -1,5 +1,5 @@
-"""Checkpoints on the Hugging Face Hub and in its cache. The only importer of huggingface_hub, which is imported when
-the Hub or its cache is asked.
+"""Checkpoints on the Hugging Face Hub and in its cache. huggingface_hub is imported when these are asked, here and in
+`download`.
 
     names of files  ->  config and tokenizer  ->  check  ->  weights, each file in full or not at all
 
@@ -9,22 +9,19 @@ Code that a repository brings along is neither downloaded nor run.
 from __future__ import annotations
 
 import difflib
-import fcntl
 import glob
-import hashlib
 import logging
 import os
 import re
 import shutil
 import tempfile
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, BinaryIO
 
 from pace import env
 from pace.checkpoints.gguf.file import GgufFile
 from pace.checkpoints.reader import OTHER_WEIGHT_SUFFIXES, shard_names
+from pace.llm.models.download import ADVICE, HUB_TIMEOUT_SECONDS, BrokenDownload, FileOnHub, one_line
 from pace.llm.models.repository import (
     TOKENIZER_FILES,
     VOCABULARY_FILES,
@@ -44,19 +41,9 @@ downloaded; raises what is wrong with the model."""
 # The Hub's rule: one or two parts of letters, digits, ".", "_" and "-", none of which starts or ends with "." or "-".
 HUB_ID = re.compile(r"(?:\w(?:[\w.-]*\w)?/)?\w(?:[\w.-]*\w)?", re.ASCII)
 MAX_HUB_ID = 96
-HUB_TIMEOUT_SECONDS = 10
-"""For the first answer; what takes longer counts as unreachable."""
 HEADER_BYTES = 32 << 20
 """Of a larger GGUF file, the beginning is read before the rest is downloaded. A vocabulary of 262,000 tokens with
 scores, types and 515,000 merges takes 20 MB."""
-MAX_FRUITLESS = 3
-"""Times that a download is tried again though the last try brought nothing."""
-ADVICE = "Try again; if it happens again, the Hub's copy or what lies between is at fault"
-ETAG = re.compile(r"[\w-]+")
-
-
-class BrokenDownload(FileNotFoundError):
-    """A download that ended early or brought something else than was announced."""
 
 
 class NoRoom(OSError):
@@ -225,7 +212,7 @@ class Repository:
     def _download_gguf(self, sizes: dict[str, int | None], commit: str | None) -> Path:
         files = gguf_files(sizes, self.quant, self.repo)
         self._check_room(files, sizes)
-        if self.check is not None and not self._is_there(files[0], commit):
+        if self.check is not None and not self._is_there(files[0], commit, sizes[files[0]]):
             self._check_header(files[0], sizes[files[0]], commit)
         return self._fetch_weights(files, sizes, commit) / files[0]
 
@@ -270,128 +257,42 @@ class Repository:
     ) -> Path:
         """As `_fetch`, and each file is whole."""
         for name in files:
-            if commit is not None and not self._is_there(name, commit):
-                self._download_file(name, commit)
+            if commit is not None and not self._is_there(name, commit, sizes[name]):
+                self._on_hub(name, commit).download(self.folder / "blobs")
         directory = self._fetch(files, revision)
         for name in files:
-            path, size = directory / name, sizes.get(name)
-            if size is not None and path.stat().st_size != size:
-                found = path.stat().st_size
-                path.resolve().unlink()
-                path.unlink(missing_ok=True)
+            found, size = (directory / name).stat().st_size, sizes[name]
+            if not self._is_there(name, directory.name, size):
                 raise BrokenDownload(
                     f"{name} of {self.where} came with {found:,} bytes, and the Hub says it has {size:,}; it was thrown "
                     f"away. {ADVICE}"
                 )
         return directory
 
-    def _is_there(self, name: str, commit: str | None) -> bool:
-        return commit is not None and (self.folder / "snapshots" / commit / name).is_file()
+    def _is_there(self, name: str, commit: str | None, size: int | None) -> bool:
+        """Whether a file is in the cache. One of another size than the Hub's is thrown away."""
+        path = self.folder / "snapshots" / (commit or "main") / name
+        if not path.is_file():
+            return False
+        if size is None or path.stat().st_size == size:
+            return True
+        path.resolve().unlink()
+        path.unlink(missing_ok=True)
+        return False
 
-    def _download_file(self, name: str, commit: str) -> None:
-        """Downloads a large file into the blobs of the cache, where `_fetch` finds it. Goes on where an earlier download
-        ended, which huggingface_hub no longer does. What Xet stores is left to `_fetch`."""
-        import huggingface_hub
-
-        if not _can_stream():
-            return
-        url = huggingface_hub.hf_hub_url(self.repo, name, revision=commit)
-        found = huggingface_hub.get_hf_file_metadata(url, token=self.token, timeout=HUB_TIMEOUT_SECONDS)
-        etag, size = found.etag, found.size
-        if not etag or not ETAG.fullmatch(etag) or not size or _is_in_xet(found):
-            return
-        blob = self.folder / "blobs" / etag
-        blob.parent.mkdir(parents=True, exist_ok=True)
-        partial = blob.with_name(f"{etag}.incomplete")
-        with open(partial, "ab", buffering=0) as file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # another process may be at it
-            if blob.exists():
-                return
-            begin = file.seek(0, os.SEEK_END)
-            with self._bar()(total=size, initial=begin, desc=name, unit="B", unit_scale=True) as bar:
-                self._transfer(url, file, size, name, bar)
-            if begin and len(etag) == 64 and _sha256(partial) != etag:
-                file.truncate(0)
-                raise BrokenDownload(
-                    f"{name} of {self.where} came damaged: its SHA-256 is not the Hub's; it was thrown away. {ADVICE}"
-                )
-            os.replace(partial, blob)
-
-    def _transfer(self, url: str, file: BinaryIO, size: int, name: str, bar: Any) -> None:
-        """Appends what is missing of a file that has `size` bytes. Raises BrokenDownload; what has come is kept where
-        the rest may be appended later."""
-        fruitless = 0
-        while (begin := file.seek(0, os.SEEK_END)) != size:
-            try:
-                if begin < size:
-                    for part in self._receive(url, begin):
-                        if part is None:  # from the first byte on
-                            file.truncate(0)
-                            bar.reset()
-                        else:
-                            file.write(part)
-                            bar.update(len(part))
-                complete = True
-            except Exception as error:  # of the HTTP library
-                if (told := self._refused(error)) or isinstance(error, OSError) and error.errno:
-                    raise (told or error) from error
-                complete = getattr(getattr(error, "response", None), "status_code", None) == 416
-                kept = file.seek(0, os.SEEK_END)
-                fruitless = 0 if kept > begin else fruitless + 1
-                if fruitless > MAX_FRUITLESS:
-                    raise BrokenDownload(
-                        f"the download of {name} of {self.where} ended after {kept:,} of {size:,} bytes "
-                        f"({one_line(error)}). Nothing unfinished is used; the next call goes on from there"
-                    ) from error
-                time.sleep(fruitless)
-            if complete and (kept := file.seek(0, os.SEEK_END)) != size:
-                file.truncate(0)
-                raise BrokenDownload(
-                    f"{name} of {self.where} came with {kept:,} bytes, and the Hub says it has {size:,}; it was thrown "
-                    f"away. {ADVICE}"
-                )
-
-    def _receive(self, url: str, begin: int, stop: int | None = None) -> Iterator[bytes | None]:
-        """The bytes of a file from `begin` on, as they come. None where the server does not begin there, but at 0."""
-        from huggingface_hub import constants, utils
-
-        headers = utils.build_hf_headers(token=self.token) | {"Accept-Encoding": "identity"}
-        if begin or stop:
-            headers["Range"] = f"bytes={begin}-{'' if stop is None else stop - 1}"
-        timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
-        # httpx leaves the token out where another host is what the Hub points to.
-        with utils.get_session().stream(
-            "GET", url, headers=headers, follow_redirects=True, timeout=timeout
-        ) as response:
-            if response.status_code >= 400:
-                response.read()
-            utils.hf_raise_for_status(response)
-            if begin and response.status_code != 206:
-                yield None
-            yield from response.iter_raw()
+    def _on_hub(self, name: str, commit: str | None) -> FileOnHub:
+        return FileOnHub(self.repo, name, commit, self.where, self.token, self._refused, self._bar())
 
     def _check_header(self, name: str, size: int | None, commit: str | None) -> None:
         """Calls the check with the header of a large GGUF file, in a file of its length with nothing behind it. Does
         nothing where the header cannot be had alone: then the check comes after the download."""
-        import huggingface_hub
-
-        if size is None or size <= HEADER_BYTES or not _can_stream():
+        if size is None or size <= HEADER_BYTES:
             return
-        url = huggingface_hub.hf_hub_url(self.repo, name, revision=commit)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "header.gguf")
-            try:
-                with open(path, "wb") as file:
-                    for part in self._receive(url, 0, HEADER_BYTES):
-                        file.write(part)
-                        if file.tell() >= HEADER_BYTES:
-                            break
-                    file.truncate(size)
-            except Exception as error:  # of the HTTP library
-                if told := self._refused(error):
-                    raise told from error
-                logger.info("the header of %s cannot be read alone: %s", name, one_line(error))
+            if not self._on_hub(name, commit).read_beginning(path, HEADER_BYTES):
                 return
+            os.truncate(path, size)
             try:
                 GgufFile(path).close()
                 self.check(path)
@@ -458,30 +359,6 @@ class Repository:
         return None
 
 
-def _can_stream() -> bool:
-    """Whether huggingface_hub speaks HTTP through httpx. It does from 1.0 on; before, it goes on by itself where a
-    download ended."""
-    from huggingface_hub import utils
-
-    return hasattr(utils.get_session(), "stream")
-
-
-def _is_in_xet(found: Any) -> bool:
-    """Whether huggingface_hub takes a file from Xet."""
-    if getattr(found, "xet_file_data", None) is None:
-        return False
-    try:
-        from huggingface_hub.utils._runtime import is_xet_available
-    except ImportError:
-        return True
-    return is_xet_available()
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def hint_of_directory(repo: str) -> str:
     """Directories here that are spelt much like a repository's id, for a message."""
     close = similar_names(Path(repo))
@@ -508,7 +385,3 @@ def exists(path: Path) -> bool:
         return path.exists()
     except OSError:  # a name too long to exist
         return False
-
-
-def one_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

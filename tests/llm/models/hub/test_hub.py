@@ -217,6 +217,12 @@ def test_the_rest_of_another_file_is_found_out(hub, large):
     assert is_whole(large())
 
 
+def test_a_cached_file_that_was_cut_is_downloaded_again(hub, large):
+    blob = (large() / "model.safetensors").resolve()
+    blob.write_bytes(LARGE[:1000])
+    assert is_whole(large()) and hub.downloads.count("model.safetensors") == 2
+
+
 def test_small_files_that_do_not_come(hub, large, tmp_path):
     hub.sent_instead["tokenizer.json"] = b"{"
     with pytest.raises(FileNotFoundError, match="'org/large' was not downloaded in full.*tokenizer.json"):
