@@ -60,7 +60,7 @@ class LoadOptions:
     """
 
     model_name_or_path: str | Path
-    """A local directory, a GGUF file, or a Hub id."""
+    """A local directory, a GGUF file, or a Hub id such as "org/name" or "org/name:Q4_K_M" (docs/models.md)."""
     tokenizer_name_or_path: str | Path | None = None
     """Where the tokenizer is, if not with the model. A model without one takes token ids."""
     dtype: torch.dtype | str = torch.bfloat16

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -241,6 +242,12 @@ def test_a_hub_that_fails_while_it_is_asked(status, hub, large, caplog):
     with caplog.at_level(logging.WARNING, "pace"):
         assert large() == directory
     assert "cached copy" in caplog.text and str(status) in caplog.text
+
+
+def test_two_at_once_download_it_once(hub, large):
+    with ThreadPoolExecutor(4) as pool:
+        assert all(is_whole(found.result()) for found in [pool.submit(large) for _ in range(4)])
+    assert hub.sent["model.safetensors"] == len(LARGE)
 
 
 def test_no_room_on_the_disk(hub, large, monkeypatch):

@@ -76,20 +76,23 @@ def forms(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(params=[False, True], ids=["online", "offline"])
+@pytest.fixture
 def silence(request, hub, monkeypatch):
     """Whether HF_HUB_OFFLINE is set. Fails where this process looked a host up or connected to one; nor may the Hub have heard of anything."""
     from huggingface_hub import constants
 
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", request.param)
+    is_offline = getattr(request, "param", False)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", is_offline)
     asked, connect, look_up = [], socket.socket.connect, socket.getaddrinfo
     monkeypatch.setattr(socket.socket, "connect", lambda self, where: (asked.append(where), connect(self, where))[1])
     monkeypatch.setattr(socket, "getaddrinfo", lambda *where, **how: (asked.append(where), look_up(*where, **how))[1])
-    yield request.param
+    yield is_offline
     assert asked == [] and hub.asked == []
 
 
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize(
+    ("name", "silence"), [*((name, False) for name in FORMS), ("bytes.gguf", True)], indirect=["silence"]
+)
 def test_the_hub_hears_nothing_of_a_tokenizer(name, forms, silence, monkeypatch):
     monkeypatch.chdir(forms)
     path = str(forms / name) if silence else name  # what is no id is refused offline; an id is asked about online
