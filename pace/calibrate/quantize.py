@@ -95,7 +95,7 @@ def quantize_checkpoint(
         "local_files_only": local_files_only,
         "progress": progress,
     }
-    directory = find_checkpoint(model_name_or_path, **hub)
+    directory = find_checkpoint(model_name_or_path, **hub, check=_read_floats)
     raw, model = _read_floats(directory)
     seen, kept = [], []
     if calibrate is not None:

@@ -17,6 +17,7 @@ import torch
 
 from pace import _C
 from pace.batch import BLOCK_SIZE
+from pace.checkpoints.reader import CheckpointReader
 from pace.llm.cache.groups import most_bytes
 from pace.llm.cache.manager import CacheManager, check_cache_options, spec_of
 from pace.llm.configs import KVCacheType, SamplingConfig
@@ -26,6 +27,7 @@ from pace.llm.models.checkpoint import Checkpoint
 from pace.llm.models.hf_utils import find_checkpoint
 from pace.llm.models.mapped_experts import ExpertCache, check_has_experts
 from pace.llm.models.model_utils import (
+    check_room,
     fill_model,
     make_model,
     parse_dtype,
@@ -58,7 +60,7 @@ class LoadOptions:
     """
 
     model_name_or_path: str | Path
-    """A local directory, a GGUF file, or a Hub id."""
+    """A local directory, a GGUF file, or a Hub id such as "org/name" or "org/name:Q4_K_M" (docs/models.md)."""
     tokenizer_name_or_path: str | Path | None = None
     """Where the tokenizer is, if not with the model. A model without one takes token ids."""
     dtype: torch.dtype | str = torch.bfloat16
@@ -227,8 +229,8 @@ class Loaded(NamedTuple):
 def open(options: LoadOptions) -> Loaded:
     """Finds a checkpoint, checks all that is asked of it, reads its weights, and makes the engine that runs them.
 
-    What can be wrong with the options and the small files is found before gigabytes of weights are read. Sets the
-    threads of this process's kernels.
+    What can be wrong with the options and the small files is found before gigabytes of weights are read, or downloaded,
+    and what options, config and headers show before the tokenizer is. Sets the threads of this process's kernels.
 
     Raises: NotImplementedError for architectures that are not there yet; FileNotFoundError, PermissionError,
     ValueError, TypeError, MemoryError as in `model_utils.load_model`.
@@ -237,18 +239,19 @@ def open(options: LoadOptions) -> Loaded:
     if ops is native:
         _warn_of_missing_kernels()
     threads = use_threads(options.num_threads, options.pin_threads)
-    checkpoint = Checkpoint(find_checkpoint(options.model_name_or_path, **options.hub))
-    model = make_model(checkpoint, options.weight_dtype, ops, options.kv_dtype, options.quantization_config)
-    if options.weights == "mapped":
-        check_has_experts(model)
-        model.expert_cache = ExpertCache(checkpoint.path, options.weights_cache and Path(options.weights_cache))
-    _check_length(options, model)
-    _check_budget(options, model, Fraction(0))
+    found = find_checkpoint(
+        options.model_name_or_path, **options.hub, check=lambda path: _make_model(options, Checkpoint(path))
+    )
+    checkpoint = Checkpoint(found)
+    model = _make_model(options, checkpoint)
+    if checkpoint.gguf is None:  # the headers of others were not needed yet
+        CheckpointReader(checkpoint.path).close()
     tokenizer = _find_tokenizer(options, checkpoint, model)
     defaults = _read_defaults(checkpoint, tokenizer, model)
     speculation = Speculation.prepare(options.spec_config, model, tokenizer, ops, options.hub)
     share = speculation.cache_share(model, options.kv_cache_type)
-    _check_budget(options, model, share)
+    if share:
+        _check_budget(options, model, share)
 
     fill_model(model, checkpoint, threads, progress)
     speculation.load(threads, progress)
@@ -265,6 +268,19 @@ def open(options: LoadOptions) -> Loaded:
         max_tokens_per_step=tokens_per_step(model),
     )
     return Loaded(model, engine, tokenizer, defaults)
+
+
+def _make_model(options: LoadOptions, checkpoint: Checkpoint) -> BaseModelForCausalLM:
+    """The model of a checkpoint whose weights need not be there yet, without weights. Raises whatever config and headers
+    show to be wrong: an architecture, an option, too little memory."""
+    model = make_model(checkpoint, options.weight_dtype, options.ops, options.kv_dtype, options.quantization_config)
+    if options.weights == "mapped":
+        check_has_experts(model)
+        model.expert_cache = ExpertCache(checkpoint.path, options.weights_cache and Path(options.weights_cache))
+    _check_length(options, model)
+    _check_budget(options, model, Fraction(0))
+    check_room(model, checkpoint)
+    return model
 
 
 def _warn_of_missing_kernels() -> None:

@@ -21,16 +21,16 @@ def fingerprint(options: LoadOptions) -> str:
     weights and cache are held, and the instruction set."""
     held = (options.dtype, options.quantization, options.kv_cache_dtype, options.backend, options.max_seq_len)
     digest = hashlib.sha256(json.dumps([__version__, _C.isa(), *map(repr, held)]).encode())
-    for where in dict.fromkeys((options.model_name_or_path, options.tokenizer_name_or_path)):
-        if where is not None:
-            _add_files(digest, _find(options, where))
+    _add_files(digest, _find(options, options.model_name_or_path, revision=options.revision))
+    if options.tokenizer_name_or_path not in (None, options.model_name_or_path):
+        _add_files(digest, _find(options, options.tokenizer_name_or_path, weights=False))
     return f"fp_{digest.hexdigest()[:16]}"
 
 
-def _find(options: LoadOptions, where: str | Path) -> Path:
+def _find(options: LoadOptions, where: str | Path, **which: Any) -> Path:
     """The files that were just loaded, without asking the Hub once more."""
     return find_checkpoint(
-        where, options.revision, options.token, options.cache_dir, local_files_only=True, progress=False
+        where, token=options.token, cache_dir=options.cache_dir, local_files_only=True, progress=False, **which
     )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ import torch
 from pace import _C
 from pace.assets import TINY, TINY_DRAFT
 from pace.llm import DraftModelConfig, Generator, LLMModel, LoadOptions, PromptLookupConfig, SamplingConfig, loading
-from pace.llm.models import model_utils
+from pace.llm.models import base_model, checkpoint, model_utils
 from pace.llm.speculation import build
 
 GREEDY = SamplingConfig(max_new_tokens=8, ignore_eos=True)
@@ -113,7 +115,7 @@ def test_every_option_is_reached_both_ways(name: str) -> None:
 def test_options_of_the_hub_reach_every_search_for_a_checkpoint(monkeypatch) -> None:
     searches = []
 
-    def find(path: object, revision: str | None = None, weights: bool = True, **other: object):
+    def find(path: object, revision: str | None = None, weights: bool = True, check: object = None, **other: object):
         searches.append((path, revision, other))
         return TINY
 
@@ -142,7 +144,7 @@ def cases() -> list[tuple[str, object, type[Exception]]]:
 def test_a_wrong_value_of_any_option_is_told_before_weights_are_read(
     name: str, value: object, error: type[Exception], monkeypatch
 ) -> None:
-    monkeypatch.setattr(model_utils, "CheckpointReader", lambda directory: pytest.fail("weights were read"))
+    monkeypatch.setattr(checkpoint, "CheckpointReader", lambda directory: pytest.fail("weights were read"))
     needed = NEEDED_WITH.get(name, {}) if value != 8 else {}
     for load in (LLMModel, lambda **options: loading.open(LoadOptions(**options))):
         with pytest.raises(error) as caught:
@@ -151,6 +153,59 @@ def test_a_wrong_value_of_any_option_is_told_before_weights_are_read(
         if error in (TypeError, ValueError) and name != "model_name_or_path":
             told = {"dtype": "dtype", "quantization": "format|quantization|group", "backend": "backend|attention"}
             assert any(word in str(caught.value) for word in told.get(name, name).split("|")), caught.value
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "error", "message"),
+    [
+        ({"architectures": ["MambaForCausalLM"], "model_type": "mamba"}, {}, NotImplementedError, "MambaForCausalLM"),
+        ({"hidden_act": "unheard"}, {}, NotImplementedError, "unheard"),
+        ({"quantization_config": {"quant_method": "unheard"}}, {}, NotImplementedError, "unheard"),
+        ({}, {"max_seq_len": 1 << 20}, ValueError, "max_seq_len"),
+        ({}, {"kv_cache_bytes": 64}, ValueError, "kv_cache_bytes"),
+        ({}, {"weights": "mapped"}, ValueError, "experts"),
+        ({}, {"quantization": {"format": "int4", "overrides": {"nothing": "int8"}}}, ValueError, "nothing"),
+        ({}, {}, MemoryError, "GiB of memory are left"),
+    ],
+    ids=str,
+)
+def test_what_config_and_headers_show_is_told_before_the_tokenizer_is_read(
+    changes: dict, options: dict, error: type[Exception], message: str, tmp_path, monkeypatch
+) -> None:
+    for path in Path(TINY).iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    config = json.loads((tmp_path / "config.json").read_text()) | changes
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    monkeypatch.setattr(
+        checkpoint, "load_tokenizer", lambda *arguments, **others: pytest.fail("the tokenizer was read")
+    )
+    if error is MemoryError:
+        for module in (model_utils, base_model):
+            monkeypatch.setattr(module, "available_memory_bytes", lambda: 1000)
+    with pytest.raises(error, match=message):
+        LLMModel(tmp_path, progress=False, **options)
+
+
+@pytest.mark.parametrize(
+    ("content", "error", "message"),
+    [(None, FileNotFoundError, "no weights"), (b"x" * 99, ValueError, "model.safetensors"),
+     ('{"w": {"dtype": "F3", "shape": [1], "data_offsets": [0, 4]}}', ValueError, "unknown dtype 'F3'")],
+    ids=str,
+)  # fmt: skip
+def test_what_headers_of_weights_show_is_told_before_the_tokenizer_is_read(
+    content: str | bytes | None, error: type[Exception], message: str, tmp_path, monkeypatch
+) -> None:
+    (tmp_path / "config.json").symlink_to(Path(TINY) / "config.json")
+    if isinstance(content, str):
+        content = len(content).to_bytes(8, "little") + content.encode() + bytes(4)
+    if content is not None:
+        (tmp_path / "model.safetensors").write_bytes(content)
+    monkeypatch.setattr(
+        checkpoint, "load_tokenizer", lambda *arguments, **others: pytest.fail("the tokenizer was read")
+    )
+    with pytest.raises(error, match=message):
+        LLMModel(tmp_path, progress=False)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ Source: the code of GPTQModel, https://github.com/ModelCloud/GPTQModel
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -31,6 +32,8 @@ from pace.checkpoints.quantized.method import (
     wrong,
 )
 from pace.checkpoints.quantized.stored import FLOATS, Groups, IntegerMatrix, TensorSource, as_octets, unpack
+
+logger = logging.getLogger("pace")
 
 BITS = (2, 3, 4, 8)
 FORMATS = {"gptq": 1, "gptq_v2": 2}
@@ -51,6 +54,8 @@ class GPTQ(Method):
     """All quantised modules have `bits`, and groups of the one size."""
     desc_act: bool
     """Columns may be in groups in any order, which g_idx gives."""
+    says_symmetric: bool
+    """The config says so of all modules."""
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any]) -> GPTQ:
@@ -82,11 +87,21 @@ class GPTQ(Method):
             version=FORMATS[checkpoint_format],
             uniform=not dynamic,
             desc_act=read_flag(raw, "desc_act", False),
+            says_symmetric=read_flag(raw, "sym", False) and not any("sym" in (of or {}) for of in dynamic.values()),
         )
 
     def matrices(self, source: TensorSource) -> Iterator[GPTQMatrix]:
+        warned = not self.says_symmetric
         for module in modules_with(source, ".qweight"):
-            yield GPTQMatrix(source, module, self)
+            matrix = GPTQMatrix(source, module, self)
+            if not (warned or matrix.symmetric):
+                logger.warning(
+                    "quantization_config.sym is true, but zero points differ, in %s first: the weights are read as they "
+                    "say. If texts make no sense, the checkpoint is wrong",
+                    matrix.parts["zeros"],
+                )
+                warned = True
+            yield matrix
 
 
 class GPTQMatrix(IntegerMatrix):
@@ -110,11 +125,32 @@ class GPTQMatrix(IntegerMatrix):
         self.version = method.version
         self.shape = (n, 32 * height // self.bits)
         self.groups = self._read_groups(method, count)
-        # Whatever the config's `sym` says: the zero points are few, and they know.
-        middle = 1 << (self.bits - 1)
-        self.symmetric = all((self._stored_zeros(row, min(row + STEP, n)) == middle).all() for row in range(0, n, STEP))
+        self.symmetric = self._are_zeros(middle := 1 << (self.bits - 1))
+        if method.says_symmetric and not self.symmetric:
+            self._refuse_one_zero_point(middle)
         source.release_stored(self.parts["zeros"])
         self.settle(self.symmetric)
+
+    def _are_zeros(self, value: int) -> bool:
+        """Whether all zero points are this. Whatever the config's `sym` says: they are few, and they know."""
+        n = self.shape[0]
+        return all((self._stored_zeros(row, min(row + STEP, n)) == value).all() for row in range(0, n, STEP))
+
+    def _refuse_one_zero_point(self, middle: int) -> None:
+        """Raises ValueError where all zero points are the same, of a checkpoint that says it is symmetric. No method
+        finds such ones: they were stored in the way of the other version, or never set, as kernels that go by `sym`
+        do not read them."""
+        zero = int(self._stored_zeros(0, 1)[0, 0])
+        if not self._are_zeros(zero):
+            return
+        other = {1: "gptq_v2", 2: "gptq"}[self.version]
+        advice = "take another checkpoint of this model"
+        if zero - middle == (1 if self.version == 1 else -1):
+            advice = f'if they are stored as in {other}, set "checkpoint_format": "{other}" in quantization_config; or {advice}'
+        raise ValueError(
+            f"quantization_config.sym is true, which means zero points of {middle}, but all in tensor "
+            f"{self.parts['zeros']!r} are {zero}, and weights read so would be noise; {advice}"
+        )
 
     def _read_groups(self, method: GPTQ, count: int) -> Groups:
         k = self.shape[1]

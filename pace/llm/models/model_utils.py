@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,8 +17,10 @@ from pace import _C, env
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.checkpoint import Checkpoint
 from pace.llm.models.hf_utils import find_checkpoint
+from pace.llm.models.mapped_experts import mapped_stacks
 from pace.llm.models.model_list import read_config
 from pace.llm.operators import OperatorConfig, read_backend
+from pace.memory import available_memory_bytes
 from pace.ops import native, reference
 from pace.quant import QuantizationConfig, read_quantization
 
@@ -74,9 +76,16 @@ def load_model(
     A file that shrinks while it is read is the one exception: the system ends the process with SIGBUS.
     """
     dtype, ops, threads = parse_dtype(dtype), select_ops(backend), use_threads(num_threads, pin_threads)
-    found = find_checkpoint(path_or_id, revision, token, cache_dir, local_files_only, progress=progress)
-    checkpoint = Checkpoint(found)
-    model = make_model(checkpoint, dtype, ops, quantization=read_quantization(quantization))
+    asked = read_quantization(quantization)
+
+    def make(path: Path) -> tuple[Checkpoint, BaseModelForCausalLM]:
+        checkpoint = Checkpoint(path)
+        model = make_model(checkpoint, dtype, ops, quantization=asked)
+        check_room(model, checkpoint)
+        return checkpoint, model
+
+    found = find_checkpoint(path_or_id, revision, token, cache_dir, local_files_only, progress=progress, check=make)
+    checkpoint, model = make(found)
     fill_model(model, checkpoint, threads, progress)
     return model
 
@@ -106,6 +115,22 @@ def fill_model(model: BaseModelForCausalLM, checkpoint: Checkpoint, threads: int
             model.load_weights(reader, min(threads, MAX_LOADING_THREADS), report)
         seconds = time.perf_counter() - started
         logger.info("%s: %.2f GB from %s in %.1f s", type(model).__name__, reader.total_bytes / 1e9, path, seconds)
+
+
+def check_room(model: BaseModelForCausalLM, checkpoint: Checkpoint) -> None:
+    """Raises MemoryError where the weights are more than the memory that is left, by config and headers alone. Weights
+    that are not there yet are judged where the config says how they will be held."""
+    if model.planned_nbytes(model.ops, model.dtype) <= available_memory_bytes():
+        return  # what a checkpoint holds quantised takes less
+    try:
+        reader = checkpoint.open_weights(model.config.quantization_config)
+    except FileNotFoundError:
+        if model.config.quantization_config or model.expert_cache:
+            return
+    else:
+        with nullcontext() if reader is checkpoint.gguf else reader, _naming(checkpoint):
+            model.plan_layout(reader)
+    model.check_memory(mapped_stacks(model) if model.expert_cache else [])
 
 
 @contextmanager

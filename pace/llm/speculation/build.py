@@ -59,9 +59,16 @@ class Speculation:
         """
         if config is None or isinstance(config, PromptLookupConfig):
             return cls(config)
-        checkpoint = Checkpoint(find_checkpoint(config.model, **hub | {"revision": config.revision}))
         quantization = target.quantization and target.quantization.without_overrides()
-        model = make_model(checkpoint, target.dtype, ops, target.kv_dtype, quantization)
+
+        def make(checkpoint: Checkpoint) -> BaseModelForCausalLM:
+            return make_model(checkpoint, target.dtype, ops, target.kv_dtype, quantization)
+
+        found = find_checkpoint(
+            config.model, **hub | {"revision": config.revision}, check=lambda path: make(Checkpoint(path))
+        )
+        checkpoint = Checkpoint(found)
+        model = make(checkpoint)
         own_tokenizer = checkpoint.load_tokenizer(model.vocab_size, required=False)
         check_vocabularies(target.vocab_size, tokenizer, model.vocab_size, own_tokenizer)
         is_parallel = isinstance(config, PardConfig)

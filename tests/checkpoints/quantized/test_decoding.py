@@ -306,6 +306,46 @@ def test_zero_points_of_zero_in_version_1_of_gptq(bits):
     assert packers.relative_error(as_floats(matrix.read(0, 512)), weight) < 4 * 2**-24
 
 
+def zero_points(tensors, bits, version, zero):
+    """The same codes with one zero point everywhere."""
+    height, count = tensors["m.qweight"].shape[1], tensors["m.scales"].shape[0]
+    packed = packers.words([(zero - (version == 1)) % (1 << bits)] * height, bits)
+    return tensors | {"m.qzeros": torch.tensor([packed] * count, dtype=torch.int32)}
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("group", [32, -1])
+def test_gptq_that_says_it_is_symmetric_and_has_other_zero_points(bits, version, group, caplog):
+    """Read as they say, and it is said; refused where no method has made them. No weights are noise without a word."""
+    torch.manual_seed(0)
+    config = {"quant_method": "gptq", "bits": bits, "group_size": group, "sym": True}
+    config |= {"checkpoint_format": {1: "gptq", 2: "gptq_v2"}[version]}
+    tensors, weight = packers.gptq(64, 64, bits, group, symmetric=True, version=version)
+    middle = 1 << (bits - 1)
+    _, matrix = matrix_of(config, zero_points(tensors, bits, version, middle))
+    assert packers.relative_error(as_floats(matrix.read(0, 64)), weight) < 4 * 2**-24 and not caplog.records
+
+    stored_otherwise = middle + (1 if version == 1 else -1)
+    for zero in {stored_otherwise, version == 1, (1 << bits) - 1} - {middle}:
+        spoilt = zero_points(tensors, bits, version, int(zero))
+        with pytest.raises(
+            ValueError, match=f"sym is true.*of {middle}, but all in tensor 'm.qzeros' are {int(zero)}"
+        ) as told:
+            matrix_of(config, spoilt)
+        assert ("checkpoint_format" in str(told.value)) == (zero == stored_otherwise)
+        for other in ({"sym": False}, {"dynamic": {"+:m": {"sym": False}}}):
+            assert as_floats(matrix_of(config | other, spoilt)[1].read(0, 64)).isfinite().all()
+    if version == 1:  # as the message advises
+        _, matrix = matrix_of(config | {"checkpoint_format": "gptq_v2"}, zero_points(tensors, bits, 1, middle + 1))
+        assert packers.relative_error(as_floats(matrix.read(0, 64)), weight) < 4 * 2**-24
+
+    tensors, weight = packers.gptq(64, 64, bits, group, symmetric=False, version=version)
+    _, matrix = matrix_of(config, tensors)
+    assert packers.relative_error(as_floats(matrix.read(0, 64)), weight) < 4 * 2**-24
+    assert "sym is true" in caplog.text and "m.qzeros" in caplog.text and len(caplog.records) == 1
+
+
 def test_what_writers_leave_in_g_idx_where_columns_are_in_order():
     """Zeros, or nothing."""
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Finding checkpoints, locally and on a Hub that runs in this process; configs and tokenizers."""
+"""Finding checkpoints that are here; configs and tokenizers. tests/llm/models/hub has those of the Hub."""
 
 from __future__ import annotations
 
@@ -10,53 +10,21 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from pace.assets import TINY
-from pace.checkpoints.reader import CheckpointReader
 from pace.llm.models import hf_utils
 from pace.llm.models.hf_utils import (
     find_checkpoint,
     load_tokenizer,
-    needed_files,
     read_config_json,
     read_generation_config,
 )
 from pace.tokenizer.tokenizer import Tokenizer
 from tests.fuzz import checkpoints
 from tests.llm.decoding.tokenizer_zoo import ZOO
-from tests.llm.models.fake_hub import FakeHub
 from tests.plugins.tiers import sample
 
-STATE = {"v": torch.ones(2), "w": torch.zeros(3)}
 TOKENIZER = checkpoints.tokenizer_files()
-COMMON = {"config.json": b"{}", "generation_config.json": b"{ }", "chat_template.jinja": b"x", **TOKENIZER}
-UNWANTED = {
-    "README.md": b"x", "modeling_custom.py": b"raise SystemExit", "model.Q4.gguf": b"x", "consolidated.00.pth": b"x",
-    "onnx/model.onnx": b"x", "tf_model.h5": b"x", "original/params.json": b"{}",
-}  # fmt: skip
-REPOS = {
-    "org/single": {**COMMON, **UNWANTED, **checkpoints.weight_files("safetensors", STATE),
-      **checkpoints.weight_files("bin", STATE)},
-    "org/sharded": {**COMMON, **UNWANTED, **checkpoints.weight_files("safetensors-sharded", STATE),
-      **checkpoints.weight_files("bin-sharded", STATE), "model-00003-of-00003.safetensors": b"left over"},
-    "org/bin": {**COMMON, **UNWANTED, **checkpoints.weight_files("bin-sharded", STATE)},
-    "org/gguf": {"config.json": b"{}", "model.gguf": b"x"}, "org/empty": {"README.md": b"x"},
-    "org/escapes": {**COMMON, "model.safetensors.index.json": b'{"weight_map": {"w": "../../secret"}}'},
-    "toplevel": {**COMMON, **checkpoints.weight_files("safetensors", STATE)},
-}  # fmt: skip
-
-
-@pytest.fixture
-def hub(monkeypatch):
-    from huggingface_hub import constants
-
-    hub = FakeHub(REPOS)
-    monkeypatch.setattr(constants, "ENDPOINT", hub.url)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + "/{repo_id}/resolve/{revision}/{filename}")
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    yield hub
-    hub.close()
 
 
 # -- local -------------------------------------------------------------------------------------------------------------
@@ -118,118 +86,6 @@ def test_a_gguf_file_that_is_not_there_is_not_asked_for(text, hub, tmp_path, mon
     with pytest.raises(FileNotFoundError, match="no file 'qwen-q4.gguf'; .* has 'qwen-q5.gguf'"):
         find_checkpoint("qwen-q4.gguf")
     assert hub.requests == 0
-
-
-# -- Hub ---------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("repo", "weights"),
-    [("org/single", {"model.safetensors"}), ("toplevel", {"model.safetensors"}),
-     ("org/sharded", {"model.safetensors.index.json", "model-00001-of-00002.safetensors",
-       "model-00002-of-00002.safetensors"}),
-     ("org/bin", {"pytorch_model.bin.index.json", "pytorch_model-00001-of-00002.bin",
-       "pytorch_model-00002-of-00002.bin"})],
-)  # fmt: skip
-def test_only_what_is_needed_is_downloaded_once(repo, weights, hub, tmp_path):
-    directory = find_checkpoint(repo, cache_dir=tmp_path)
-    assert set(hub.downloads) == set(COMMON) | weights and len(hub.downloads) == len(set(hub.downloads))
-    assert set(CheckpointReader(directory).tensors) == set(STATE)
-    assert load_tokenizer(directory).encode("hello")
-    assert find_checkpoint(repo, cache_dir=tmp_path) == directory
-    assert len(hub.downloads) == len(set(hub.downloads)), "downloaded again"
-    asked = hub.requests
-    assert find_checkpoint(repo, cache_dir=tmp_path, local_files_only=True) == directory
-    assert hub.requests == asked
-
-
-def test_no_bars_but_on_a_terminal(hub, tmp_path, capfd):
-    find_checkpoint("org/single", cache_dir=tmp_path)
-    assert capfd.readouterr() == ("", "")
-
-
-def test_a_tokenizer_alone_needs_no_weights(hub, tmp_path):
-    find_checkpoint("org/single", cache_dir=tmp_path, weights=False)
-    assert set(hub.downloads) == set(COMMON)
-
-
-def test_without_network_the_cache_is_used(hub, tmp_path, monkeypatch, caplog):
-    from huggingface_hub import constants
-
-    directory = find_checkpoint("org/single", cache_dir=tmp_path)
-    with monkeypatch.context() as patch:
-        patch.setattr(constants, "HF_HUB_OFFLINE", True)
-        assert find_checkpoint("org/single", cache_dir=tmp_path) == directory
-        assert not caplog.records, "offline is what the user asked for"
-        with pytest.raises(FileNotFoundError, match="'org/bin' is neither.*cache.*HF_HUB_OFFLINE"):
-            find_checkpoint("org/bin", cache_dir=tmp_path)
-    hub.close()
-    with caplog.at_level(logging.WARNING, "pace"):
-        assert find_checkpoint("org/single", cache_dir=tmp_path) == directory
-    assert "cached copy" in caplog.text
-    with pytest.raises(FileNotFoundError, match="'org/bin' is neither.*cache.*cannot be reached"):
-        find_checkpoint("org/bin", cache_dir=tmp_path)
-
-
-def test_a_hub_that_is_not_there_is_asked_once(hub, tmp_path, monkeypatch, capfd):
-    hub.close()
-    monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail(f"waits {seconds} s to ask again"))
-    with pytest.raises(FileNotFoundError, match="cannot be reached"):
-        find_checkpoint("org/single", cache_dir=tmp_path)
-    assert capfd.readouterr() == ("", "")
-
-
-def test_a_cached_snapshot_that_lacks_its_weights(hub, tmp_path):
-    find_checkpoint("org/single", cache_dir=tmp_path, weights=False)
-    directory = find_checkpoint("org/single", cache_dir=tmp_path, local_files_only=True)
-    with pytest.raises(FileNotFoundError, match="no weights"):
-        CheckpointReader(directory)
-
-
-def test_not_cached_and_not_to_be_asked_for(hub, tmp_path):
-    with pytest.raises(FileNotFoundError, match="local_files_only=True"):
-        find_checkpoint("org/single", cache_dir=tmp_path, local_files_only=True)
-    assert hub.requests == 0
-
-
-def test_a_repository_that_does_not_exist(hub, tmp_path, monkeypatch):
-    (tmp_path / "org").mkdir()
-    (tmp_path / "org/absence").mkdir()
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(
-        FileNotFoundError, match="'org/absent' is neither a directory here.*'absence'.*nor a repository"
-    ):
-        find_checkpoint("org/absent", cache_dir=tmp_path)
-
-
-def test_a_revision_that_does_not_exist(hub, tmp_path):
-    with pytest.raises(FileNotFoundError, match="'org/single' exists.*'v9'"):
-        find_checkpoint("org/single", cache_dir=tmp_path, revision="v9")
-
-
-def test_gated_and_private_repositories(hub, tmp_path):
-    hub.gated.add("org/single")
-    with pytest.raises(PermissionError, match="'org/single' is gated.*https://huggingface.co/org/single.*token"):
-        find_checkpoint("org/single", cache_dir=tmp_path)
-    hub.token_of["org/bin"] = "secret"
-    with pytest.raises(FileNotFoundError, match="private.*token"):
-        find_checkpoint("org/bin", cache_dir=tmp_path, token=False)
-    assert find_checkpoint("org/bin", cache_dir=tmp_path, token="secret").is_dir()
-
-
-def test_repositories_that_cannot_be_used(hub, tmp_path):
-    for repo, error, message in (
-        ("org/gguf", FileNotFoundError, "model.gguf"),
-        ("org/empty", FileNotFoundError, "no config.json"),
-        ("org/escapes", ValueError, "../../secret"),
-    ):
-        with pytest.raises(error, match=message):
-            find_checkpoint(repo, cache_dir=tmp_path)
-
-
-def test_names_with_wildcards_are_taken_literally():
-    names = ["config.json", "model.safetensors.index.json", "[a].safetensors", "a.safetensors"]
-    assert "[a].safetensors" in needed_files(names, lambda index: [Path("[a].safetensors")])
 
 
 # -- its files ---------------------------------------------------------------------------------------------------------
