@@ -176,7 +176,7 @@ def test_a_blank_is_kept_after_text_only(kind: str) -> None:
 @pytest.mark.parametrize("kind", DECODERS)
 def test_a_character_that_a_prompt_breaks_off_is_completed(kind: str) -> None:
     tokenizer = DECODERS[kind]()
-    tokens = tokenizer("a🦊🦊b", add_special_tokens=False)["input_ids"]
+    tokens = tokenizer("a𝄞𝄞b", add_special_tokens=False)["input_ids"]
     ends = [cut for cut in range(1, len(tokens)) if not decode(tokenizer, tokens[:cut]).endswith("\ufffd")]
     for cut in range(1, len(tokens)):
         whole = max(end for end in ends if end <= cut)
