@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import torch
@@ -235,13 +235,29 @@ class Generator:
     ) -> GenerateOutput:
         """Continues the prompts; see `LLMModel.generate`. An exception, KeyboardInterrupt included, or one of the
         streamer's frees what this call held and leaves the calls of other threads running."""
+        return self._generate(lambda: self.prepare_for_generate(inputs, sampling_config, **fields), streamer, cancel)
+
+    def generate_turn(
+        self,
+        turn: Turn,
+        prompt: list[int],
+        sampling_config: SamplingConfig | None = None,
+        streamer: Any = None,
+        cancel: threading.Event | None = None,
+    ) -> GenerateOutput:
+        """`generate` for a turn of a conversation, after its prompt in tokens: texts are read as the turn's are."""
+        return self._generate(lambda: self.prepare_for_generate(prompt, sampling_config, turn), streamer, cancel)
+
+    def _generate(
+        self, prepare: Callable[[], Prepared], streamer: Any, cancel: threading.Event | None
+    ) -> GenerateOutput:
         if cancel is not None and not callable(getattr(cancel, "is_set", None)):
             raise TypeError(
                 f"cancel must be a threading.Event, which another thread sets to end this call; got {cancel!r}"
             )
         told = streamer
         try:
-            prepared = self.prepare_for_generate(inputs, sampling_config, **fields)
+            prepared = prepare()
             rules = [guide.text_rules for guide in prepared.row_guides]
             told = feed = make_feed(streamer, prepared.config, prepared.num_rows, self.progress, rules)
             batch = self._batch(prepared, feed, cancel)

@@ -7,7 +7,7 @@ import copy
 import pytest
 
 from tests.llm.decoding.test_special_stops import parts, with_special_tokens
-from tests.llm.scripted import say, scripted
+from tests.llm.generation.scripted import say, scripted
 from tests.server.serving import Serving, text_of
 
 PROMPT = "the fox"

@@ -237,7 +237,7 @@ class PaceEngine(BaseEngine):
             ends = [] if settled.ignore_eos else settled.eos_token_id or []
             rules = TextRules(hidden=turn.hidden | frozenset(ends))
             reader = AnswerReader(turn, self._tokenizer, rules, settled.stop_strings or [])
-            source = Beams(lambda cancel: generator.generate(tokens, config, None, cancel), reader)
+            source = Beams(lambda cancel: generator.generate_turn(turn, tokens, config, None, cancel), reader)
         return Answer(source, self._shows_reasoning, self._markers)
 
     @property

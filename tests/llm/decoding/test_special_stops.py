@@ -14,7 +14,7 @@ from pace.llm.decoding.detokenizer import TextPieces, decode_after
 from pace.llm.decoding.stopping_criteria import StoppingCriteria, StopStrings
 from pace.llm.sequence import PLAIN_TEXT, Sequence, TextRules
 from tests.llm.decoding.tokenizer_zoo import ZOO
-from tests.llm.scripted import say, scripted
+from tests.llm.generation.scripted import say, scripted
 
 NAMES = ["<|im_end|>", "<|im_start|>", "</turn>", "[END]"]
 TEMPLATE = "{% for message in messages %}{{ message['content'] + '\n' }}{% endfor %}"

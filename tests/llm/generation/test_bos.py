@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, processors
 from transformers import PreTrainedTokenizerFast
 
 from tests.llm.decoding.tokenizer_zoo import ZOO
-from tests.llm.scripted import scripted
+from tests.llm.generation.scripted import scripted
 
 
 def with_bos(kind: str, adds_bos: bool = True, template: str | None = None) -> PreTrainedTokenizerFast:

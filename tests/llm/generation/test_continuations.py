@@ -11,7 +11,7 @@ from pace.llm import CallbackStreamer, SamplingConfig, StepFeedback, TextStreame
 from pace.llm.chat.template import ChatTemplate
 from pace.llm.chat.turn import plan_turn
 from tests.llm.decoding.tokenizer_zoo import DECODERS
-from tests.llm.scripted import say, scripted
+from tests.llm.generation.scripted import say, scripted
 
 PROMPT, TEXT = "the fox", " who said 🦊  café"
 TEMPLATE = (
@@ -165,6 +165,7 @@ def test_a_new_turn_begins_without_a_blank_and_one_that_goes_on_keeps_it(generat
         say(generator, ids(generator, turn.prompt), answer)
         begins = " who said" if kind == "with_first_blank" else "who said"
         assert generator.chat(question).output.text == begins
+        assert generator.generate_turn(turn, ids(generator, turn.prompt)).texts == [begins]
         assert generator.chat(question, stop_strings=["id"]).output.text == begins[:-2]
         messages = [*question, {"role": "assistant", "content": "the fox"}]
         turn = plan_turn(ChatTemplate(tokenizer), messages, begin_answer=False, continue_answer=True)
