@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pace.cli.arguments import add_model_arguments, add_sampling_arguments, load_model, sampling_config
@@ -53,21 +54,26 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.parser.error(str(error))
 
     from pace.llm import CallbackStreamer, StreamEvent
+    from pace.llm.chat.turn import plan_turn
+    from pace.llm.decoding.token_bytes import TokenBytes
 
     model = load_model(arguments)
-    inputs = prompt
+    inputs, generate = prompt, model.generate
     if arguments.chat:
         system = [] if arguments.system is None else [{"role": "system", "content": arguments.system}]
-        inputs = ChatTemplate(model.tokenizer).encode([*system, {"role": "user", "content": prompt}])
+        turn = plan_turn(ChatTemplate(model.tokenizer), [*system, {"role": "user", "content": prompt}])
+        turn = dataclasses.replace(turn, hidden=TokenBytes.of(model.tokenizer).special)  # nothing is parsed
+        inputs = list(model.tokenizer(turn.prompt, add_special_tokens=False)["input_ids"])
+        generate = partial(model.generator.generate_turn, turn)
 
     writer = JsonWriter(prompt) if arguments.json else TextWriter(config.num_return_sequences)
     try:
         if config.num_beams > 1:  # nothing is certain before the end
-            output = model.generate(inputs, config)
+            output = generate(inputs, config)
             for row, (text, reason) in enumerate(zip(output.texts, output.finish_reasons)):
                 writer.take(StreamEvent(row, None, text, reason))
         else:
-            output = model.generate(inputs, config, CallbackStreamer(writer.take, model.tokenizer))
+            output = generate(inputs, config, CallbackStreamer(writer.take, model.tokenizer))
     except KeyboardInterrupt:
         writer.interrupted()
         raise

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from pace.llm.chat.template import ChatTemplate, Message
 from pace.llm.chat.turn import Turn, plan_turn
 from pace.llm.clients.batch import Batch
 from pace.llm.clients.beam_search import BeamBatch, BeamSearch, Ranking, branching, check_length_penalty
-from pace.llm.clients.chat import ChatAnswer
+from pace.llm.clients.chat import AnswerReader, ChatAnswer
 from pace.llm.clients.requests import Request, Stream, text_of
 from pace.llm.clients.steps import RowSteps, Steps
 from pace.llm.clients.streamer import Feed, make_feed
@@ -33,7 +33,7 @@ from pace.llm.guides import Guides
 from pace.llm.inputs import Prompts, read_prompts
 from pace.llm.outputs import GenerateOutput, Metrics
 from pace.llm.prepared import Prepared
-from pace.llm.sequence import Sequence
+from pace.llm.sequence import Sequence, TextRules
 
 logger = logging.getLogger("pace")
 
@@ -66,10 +66,18 @@ class Generator:
     # -- before --------------------------------------------------------------------------------------------------------
 
     def prepare_for_generate(
-        self, inputs: Any, sampling_config: SamplingConfig | None = None, **fields: Any
+        self,
+        inputs: Any,
+        sampling_config: SamplingConfig | None = None,
+        turn: Turn | None = None,
+        skip_special_tokens: bool = True,
+        /,
+        **fields: Any,
     ) -> Prepared:
         """Checks everything that can be checked before any work is done. `sampling_config` and `fields` are as
-        `SamplingConfig.read` takes them. Raises TypeError, ValueError, NotImplementedError."""
+        `SamplingConfig.read` takes them. `turn` is the one that the prompt asks for, in a conversation; without
+        `skip_special_tokens`, texts that need no parser show special tokens. Raises TypeError, ValueError,
+        NotImplementedError."""
         asked = SamplingConfig.read(sampling_config, fields)
         config = asked.copy().merge_from(self.defaults)
         config.check_consistent(asked.explicit_fields)
@@ -83,8 +91,12 @@ class Generator:
         seed = int(torch.randint(2**63 - 1, ())) if config.seed is None else config.seed
         # Without a seed every prompt draws from a stream of its own; with one, as if it were alone.
         seeds = [mix((seed + index) % 2**64) if config.seed is None else seed for index in range(len(limits))]
-        guides, warnings = self.guides.make(config, prompts.rows, self._end_tokens(config))
-        if any(guide.prompt_end for guide in guides):
+        end_tokens = self._end_tokens(config)
+        continues, hidden = turn is None or turn.continues, None if skip_special_tokens else frozenset()
+        if turn is not None and (skip_special_tokens or not turn.is_plain):
+            hidden = turn.hidden | frozenset(end_tokens)
+        guides, warnings = self.guides.make(config, prompts.rows, end_tokens, continues, hidden)
+        if any(guide.text_rules.prompt_end for guide in guides):
             prompts = Prompts([guide.prompt for guide in guides], None)
         return Prepared(prompts, config, limits, seeds, guides, warnings)
 
@@ -94,13 +106,13 @@ class Generator:
         seed, guide = prepared.seeds[index], prepared.guides[index]
         end_tokens = self._end_tokens(config)
         processors = Processors(build_processors(config, len(row), end_tokens))
+        stopping = self._stopping(config, limit, end_tokens, guide.text_rules)
         samples: list[Sequence] = []
         for sample in range(config.num_return_sequences):
             own_seed = seed if sample == 0 else mix(seed ^ mix(sample))
             strategy = self._strategy(config, processors.fork(), own_seed, prepared.num_logprobs)
-            stopping = self._stopping(config, limit, end_tokens, guide.prompt_end)
-            samples.append(Sequence(row, strategy, stopping, limit))
-            samples[-1].prompt_end = guide.prompt_end
+            samples.append(Sequence(row, strategy, stopping.fork(), limit))
+            samples[-1].text_rules = guide.text_rules
             if guide.mask is not None:
                 samples[-1].mask = SequenceMask(guide.mask)
             if config.step_callback is not None:
@@ -132,20 +144,17 @@ class Generator:
                 prepared.num_logprobs,
             )
 
-        return BeamSearch(
-            row,
-            limit,
-            config,
-            self._stopping(config, limit, end_tokens),
-            make_strategy,
-            prepared.seeds[index],
-            prepared.guides[index].mask,
-        )
+        guide = prepared.guides[index]
+        stopping = self._stopping(config, limit, end_tokens, guide.text_rules)
+        search = BeamSearch(row, limit, config, stopping, make_strategy, prepared.seeds[index], guide.mask)
+        for beam in search.rows:
+            beam.text_rules = guide.text_rules
+        return search
 
     def _stopping(
-        self, config: SamplingConfig, limit: int, end_tokens: list[int], prompt_end: str = ""
+        self, config: SamplingConfig, limit: int, end_tokens: list[int], rules: TextRules
     ) -> StoppingCriteria:
-        strings = StopStrings(self.tokenizer, config.stop_strings, prompt_end) if config.stop_strings else None
+        strings = StopStrings(self.tokenizer, config.stop_strings, rules) if config.stop_strings else None
         return StoppingCriteria(limit, end_tokens, strings)
 
     def _strategy(
@@ -226,15 +235,31 @@ class Generator:
     ) -> GenerateOutput:
         """Continues the prompts; see `LLMModel.generate`. An exception, KeyboardInterrupt included, or one of the
         streamer's frees what this call held and leaves the calls of other threads running."""
+        return self._generate(lambda: self.prepare_for_generate(inputs, sampling_config, **fields), streamer, cancel)
+
+    def generate_turn(
+        self,
+        turn: Turn,
+        prompt: list[int],
+        sampling_config: SamplingConfig | None = None,
+        streamer: Any = None,
+        cancel: threading.Event | None = None,
+    ) -> GenerateOutput:
+        """`generate` for a turn of a conversation, after its prompt in tokens: texts are read as the turn's are."""
+        return self._generate(lambda: self.prepare_for_generate(prompt, sampling_config, turn), streamer, cancel)
+
+    def _generate(
+        self, prepare: Callable[[], Prepared], streamer: Any, cancel: threading.Event | None
+    ) -> GenerateOutput:
         if cancel is not None and not callable(getattr(cancel, "is_set", None)):
             raise TypeError(
                 f"cancel must be a threading.Event, which another thread sets to end this call; got {cancel!r}"
             )
         told = streamer
         try:
-            prepared = self.prepare_for_generate(inputs, sampling_config, **fields)
-            prompt_ends = [guide.prompt_end for guide in prepared.row_guides]
-            told = feed = make_feed(streamer, prepared.config, prepared.num_rows, self.progress, prompt_ends)
+            prepared = prepare()
+            rules = [guide.text_rules for guide in prepared.row_guides]
+            told = feed = make_feed(streamer, prepared.config, prepared.num_rows, self.progress, rules)
             batch = self._batch(prepared, feed, cancel)
             batch.run(prepared.row_prompts)
         except BaseException:
@@ -317,7 +342,7 @@ class Generator:
         config = sampling_config.copy()
         config.take_grammar()
         config.grammar = turn.grammar
-        prepared = self._prepare_one("chat", prompt, config)
+        prepared = self._prepare_one("chat", prompt, config, turn)
         if prepared.config.step_callback is not None:
             raise ValueError(
                 "chat reads calls and thoughts from the text, which step_callback may change; use generate"
@@ -329,11 +354,8 @@ class Generator:
         if prepared.num_rows > 1:
             raise ValueError(f"chat gives one answer, and this config asks for {prepared.num_rows}; use generate")
         return ChatAnswer(
-            turn,
             lambda: self._request(prepared),
-            self.tokenizer,
-            self._end_tokens(prepared.config),
-            prepared.config.stop_strings or [],
+            AnswerReader(turn, self.tokenizer, prepared.guides[0].text_rules, prepared.config.stop_strings or []),
         )
 
     def _prepare_stream(
@@ -351,8 +373,16 @@ class Generator:
             )
         return prepared
 
-    def _prepare_one(self, caller: str, prompt: Any, sampling_config: SamplingConfig | None, **fields: Any) -> Prepared:
-        prepared = self.prepare_for_generate(prompt, sampling_config, **fields)
+    def _prepare_one(
+        self,
+        caller: str,
+        prompt: Any,
+        sampling_config: SamplingConfig | None,
+        turn: Turn | None = None,
+        /,
+        **fields: Any,
+    ) -> Prepared:
+        prepared = self.prepare_for_generate(prompt, sampling_config, turn, **fields)
         if prepared.config.num_beams > 1:
             raise ValueError(
                 f"{caller} tells tokens as they come, and beam search knows none for certain before its end: "

@@ -10,9 +10,11 @@ from typing import Any
 from pace.grammar import Grammar
 from pace.llm.configs import SamplingConfig
 from pace.llm.decoding.captures import CaptureReader
+from pace.llm.decoding.detokenizer import context_of
 from pace.llm.decoding.grammars import GrammarCompiler
 from pace.llm.decoding.healing import HealedPrompt, HealingMask, PromptHealer
 from pace.llm.decoding.masks import TokenMask
+from pace.llm.sequence import TextRules
 
 logger = logging.getLogger("pace")
 
@@ -23,8 +25,8 @@ class Guide:
 
     prompt: list[int]
     """The prompt's tokens, without those that are generated again."""
-    prompt_end: str = ""
-    """What these say, with which each continuation begins."""
+    text_rules: TextRules
+    """How each continuation becomes text."""
     mask: TokenMask | None = None
     """What each sequence gets a fork of."""
     captures: CaptureReader | None = None
@@ -42,25 +44,42 @@ class Guides:
         self._lock = threading.Lock()
 
     def make(
-        self, config: SamplingConfig, prompts: list[list[int]], end_tokens: list[int]
+        self,
+        config: SamplingConfig,
+        prompts: list[list[int]],
+        end_tokens: list[int],
+        continues: bool = True,
+        hidden: frozenset[int] | None = None,
     ) -> tuple[list[Guide], tuple[str, ...]]:
-        """A guide for each prompt, and what of a JSON schema is not enforced. Raises ValueError for a grammar that cannot
-        be used."""
+        """A guide for each prompt, and what of a JSON schema is not enforced. `continues` tells whether texts go on with
+        their prompts; `hidden` is that of `TextRules`. Raises ValueError for a grammar that cannot be used."""
         grammar = config.make_grammar()
         warnings = () if grammar is None else self.grammars.compile(grammar).warnings
         for warning in warnings:
             logger.warning("the JSON schema is not enforced in full: %s", warning)
-        if not config.token_healing:
+        if config.token_healing:
+            healed = list(map(self._prompt_healer().heal, prompts))
+            masks = [self._of_healed(prompt, grammar, end_tokens) for prompt in healed]
+        else:
+            healed = [HealedPrompt(prompt, "") for prompt in prompts]
             mask, captures = self._grammar_parts(grammar, end_tokens) if grammar else (config.token_mask, None)
-            return [Guide(prompt, "", mask, captures) for prompt in prompts], warnings
-        healed = map(self._prompt_healer().heal, prompts)
-        return [self._of_healed(prompt, grammar, end_tokens) for prompt in healed], warnings
+            masks = [(mask, captures)] * len(prompts)
+        guides = [
+            Guide(prompt.tokens, self._rules(prompt, continues, hidden), mask, captures)
+            for prompt, (mask, captures) in zip(healed, masks)
+        ]
+        return guides, warnings
 
-    def _of_healed(self, prompt: HealedPrompt, grammar: Grammar | None, end_tokens: list[int]) -> Guide:
-        mask, captures = HealingMask(self._prompt_healer(), prompt.end) if prompt.end else None, None
+    def _rules(self, prompt: HealedPrompt, continues: bool, hidden: frozenset[int] | None) -> TextRules:
+        has_context = continues and self._tokenizer is not None
+        return TextRules(context_of(prompt.tokens, self._tokenizer) if has_context else (), prompt.end, hidden)
+
+    def _of_healed(
+        self, prompt: HealedPrompt, grammar: Grammar | None, end_tokens: list[int]
+    ) -> tuple[TokenMask | None, CaptureReader | None]:
         if grammar is not None:
-            mask, captures = self._grammar_parts(grammar.after(prompt.end) if prompt.end else grammar, end_tokens)
-        return Guide(prompt.tokens, prompt.end, mask, captures)
+            return self._grammar_parts(grammar.after(prompt.end) if prompt.end else grammar, end_tokens)
+        return HealingMask(self._prompt_healer(), prompt.end) if prompt.end else None, None
 
     def _grammar_parts(self, grammar: Grammar, end_tokens: list[int]) -> tuple[TokenMask, CaptureReader | None]:
         return self.grammars.mask(grammar, end_tokens), self.grammars.captures(grammar)

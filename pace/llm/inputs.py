@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import numbers
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+
+logger = logging.getLogger("pace")
 
 _IGNORED_KEYS = frozenset(
     {"token_type_ids", "special_tokens_mask", "offset_mapping", "length", "overflow_to_sample_mapping", "position_ids"}
@@ -148,7 +152,33 @@ def _encode(text: str, tokenizer: Any) -> list[int]:
         raise ValueError(
             f"the prompt is no valid text: it holds half a character, a lone surrogate, at {error.start}"
         ) from None
-    return list(tokenizer(text)["input_ids"])
+    tokens = list(tokenizer(text)["input_ids"])
+    warn_of_second_bos(text, tokens, tokenizer)
+    return tokens
+
+
+_warned: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Tokenizers of which a second BOS was told."""
+
+
+def warn_of_second_bos(text: str, tokens: list[int], tokenizer: Any) -> None:
+    """Warns where `tokens` of a prompt begin with the BOS token of its text and another one, which the tokenizer adds;
+    once for each tokenizer. The tokens stay as they are."""
+    name, bos = getattr(tokenizer, "bos_token", None), getattr(tokenizer, "bos_token_id", None)
+    if not name or not text.startswith(name) or tokens[:2] != [bos, bos] or tokenizer in _warned:
+        return
+    num_written = 1
+    while text.startswith(name, num_written * len(name)):
+        num_written += 1
+    if tokens[: num_written + 1] == [bos] * (num_written + 1):
+        _warned.add(tokenizer)
+        logger.warning(
+            "the prompt begins with %d %s tokens: its text begins with %s, and the tokenizer adds one. Models are trained "
+            "on one: leave it out of the text, or give token ids",
+            num_written + 1,
+            name,
+            name,
+        )
 
 
 def _is_token(item: Any) -> bool:

@@ -315,7 +315,8 @@ def _find_tokenizer(options: LoadOptions, checkpoint: Checkpoint, model: BaseMod
 
 
 def _read_defaults(checkpoint: Checkpoint, tokenizer: Any, model: BaseModelForCausalLM) -> SamplingConfig:
-    """What the checkpoint says about generation: generation_config.json, then config.json, then the tokenizer."""
+    """What the checkpoint says about generation: generation_config.json, then config.json, then the tokenizer. The
+    tokenizer's own end token ends a text in any case."""
     vocab_size = model.vocab_size
     directory, config = checkpoint.path, checkpoint.config
     source = f"{directory}/generation_config.json"
@@ -324,7 +325,9 @@ def _read_defaults(checkpoint: Checkpoint, tokenizer: Any, model: BaseModelForCa
     defaults.merge_from(SamplingConfig.from_dict(special, source=f"{directory}/config.json"))
     defaults.merge_from(SamplingConfig(**{name: getattr(tokenizer, name, None) for name in special}))
     if defaults.eos_token_id is not None:
-        defaults.eos_token_id = [*defaults.eos_token_id, *getattr(tokenizer, "turn_ends", ())]
+        own = [token for token in [getattr(tokenizer, "eos_token_id", None)] if token is not None]
+        ends = [*defaults.eos_token_id, *own, *getattr(tokenizer, "turn_ends", ())]
+        defaults.eos_token_id = list(dict.fromkeys(ends))
         known = [token for token in defaults.eos_token_id if token < vocab_size]
         if len(known) < len(defaults.eos_token_id):
             logger.warning(

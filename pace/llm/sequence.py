@@ -39,6 +39,23 @@ class NullSink:
 NULL_SINK = NullSink()
 
 
+@dataclass(frozen=True, slots=True)
+class TextRules:
+    """How the generated tokens of a sequence become text (see `detokenizer.py`)."""
+
+    context: tuple[int, ...] = ()
+    """Tokens of the prompt that decide how the text goes on after it. Empty where the text begins by itself, as in a new
+    turn of a chat: it then begins without the blank that SentencePiece puts before a word."""
+    prompt_end: str = ""
+    """Text of the prompt that the generated tokens begin with: token healing took it from the prompt's tokens."""
+    hidden: frozenset[int] | None = None
+    """Tokens that are no text; None for the special tokens of the tokenizer."""
+
+
+PLAIN_TEXT = TextRules()
+"""For a text that begins by itself."""
+
+
 class Sequence:
     """One row of tokens on its way through the engine.
 
@@ -55,8 +72,7 @@ class Sequence:
         self.id = next(_ids)
         self.tokens: list[int] = list(prompt)
         self.num_prompt_tokens = len(prompt)
-        self.prompt_end = ""
-        """Text of the prompt that the generated tokens begin with: token healing took it from the prompt's tokens."""
+        self.text_rules = PLAIN_TEXT
         self.strategy = strategy
         self.stopping = stopping
         self.sink: TokenSink = NULL_SINK

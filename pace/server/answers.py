@@ -18,7 +18,7 @@ from pace.llm.decoding.grammar_mask import GrammarTooComplex
 from pace.llm.decoding.sampler import NothingLeft
 from pace.llm.decoding.token_texts import TokenPiece, TokenTexts
 from pace.llm.engine.driver import EngineDriver
-from pace.llm.sequence import Sequence
+from pace.llm.sequence import Sequence, TextRules
 from pace.server.errors import ApiError
 from pace.server.jobs import Job
 from pace.server.rows import Row
@@ -82,11 +82,11 @@ class Cursor:
         self.is_done = False
         self._job = job
         turn = None if job.turn is None or job.turn.is_plain else job.turn
-        self._reader = None if turn is None else TurnReader(turn, row.sequence.stopping.end_tokens)
+        self._reader = None if turn is None else TurnReader(turn)
         self._pieces: TextPieces | NoPieces = (
             NoPieces()
             if tokenizer is None
-            else TextPieces(tokenizer, job.sampling.stop_strings, job.skip_special_tokens and turn is None)
+            else TextPieces(tokenizer, job.sampling.stop_strings, row.sequence.text_rules)
         )
         self._end_token = getattr(tokenizer, "eos_token_id", None)
         self._token_texts = TokenTexts(tokenizer) if job.wants_tokens else None
@@ -131,8 +131,7 @@ class Cursor:
             return self._pieces.release(self._pieces.detokenize([token for token, _ in fresh]))
         text = ""
         for token, logprob in fresh:
-            is_text = self._reader is None or self._reader.is_text(token)
-            given = self._pieces.detokenize([token]) if is_text else ""
+            given = self._pieces.detokenize([token])
             text += self._release(given)
             if self._token_texts is not None:
                 self._token_texts.push(token, logprob, given)
@@ -315,7 +314,8 @@ class Answer:
         tokens = sequence.tokens[: sequence.num_prompt_tokens]
         logprobs = sequence.prompt_logprobs or [None] * len(tokens)
         texts = TokenTexts(self._tokenizer)
-        detokenizer = None if self._tokenizer is None else Detokenizer(self._tokenizer, self._job.skip_special_tokens)
+        rules = TextRules(hidden=None if self._job.skip_special_tokens else frozenset())
+        detokenizer = None if self._tokenizer is None else Detokenizer(self._tokenizer, rules)
         length = 0
         for token, logprob in zip(tokens, logprobs):
             given = detokenizer.push(token) if detokenizer else ""

@@ -11,6 +11,7 @@ from pace.grammar.json_schema import check_size
 from pace.llm.chat import Tool, ToolChoice, ToolError, read_choice, read_tools
 from pace.llm.chat.template import ChatTemplate, TemplateRefusal
 from pace.llm.chat.turn import Turn, plan_turn
+from pace.llm.inputs import warn_of_second_bos
 from pace.server.errors import ApiError
 from pace.server.jobs import ChatPrompt, Job, TextPrompts
 from pace.server.limits import Limits
@@ -126,7 +127,9 @@ class PromptReader:
 
     def encode(self, text: str, add_special_tokens: bool = True, param: str = "prompt") -> list[int]:
         self._check_bytes(len(text.encode()), param)
-        return list(self.tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
+        tokens = list(self.tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
+        warn_of_second_bos(text, tokens, self._tokenizer)
+        return tokens
 
     def bad_words(self, words: list[str]) -> list[list[int]]:
         """The tokens of each word where it begins a text, and where it follows a space."""

@@ -238,7 +238,7 @@ class Service:
         if job.bad_words:
             config.bad_words_ids = self.reader.bad_words(job.bad_words)
         try:
-            prepared = generator.prepare_for_generate(rows, config)
+            prepared = generator.prepare_for_generate(rows, config, job.turn, job.skip_special_tokens)
         except ModuleNotFoundError as error:  # llguidance
             raise ApiError(501, str(error), param=job.structure and job.structure.param) from None
         except (TypeError, ValueError) as error:

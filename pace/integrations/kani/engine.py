@@ -26,6 +26,7 @@ from pace.integrations.kani.turns import PlainManner, TurnPlanner
 from pace.llm import LLMModel
 from pace.llm.chat import ToolFormat, detect_format, format_named
 from pace.llm.clients.chat import AnswerReader
+from pace.llm.sequence import TextRules
 
 logger = logging.getLogger("pace")
 
@@ -234,8 +235,9 @@ class PaceEngine(BaseEngine):
             config.take_grammar()
             config.grammar = turn.grammar
             ends = [] if settled.ignore_eos else settled.eos_token_id or []
-            reader = AnswerReader(turn, self._tokenizer, ends, settled.stop_strings or [])
-            source = Beams(lambda cancel: generator.generate(tokens, config, None, cancel), reader)
+            rules = TextRules(hidden=turn.hidden | frozenset(ends))
+            reader = AnswerReader(turn, self._tokenizer, rules, settled.stop_strings or [])
+            source = Beams(lambda cancel: generator.generate_turn(turn, tokens, config, None, cancel), reader)
         return Answer(source, self._shows_reasoning, self._markers)
 
     @property

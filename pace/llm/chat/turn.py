@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from pace.grammar import Grammar
@@ -34,6 +34,8 @@ class Turn:
     """How thoughts are marked; None where the answer has none."""
     hidden: frozenset[int]
     """Special tokens that are no text: all but those whose names the parser looks for."""
+    continues: bool = False
+    """Whether the answer goes on with a text that the prompt ends with."""
 
     @property
     def is_plain(self) -> bool:
@@ -46,25 +48,20 @@ class Turn:
 
 
 class TurnReader:
-    """Follows an answer, token by token: `is_text`, then `push` with the text that the token made certain."""
+    """Follows an answer, token by token, by the text that each makes certain."""
 
-    def __init__(self, turn: Turn, end_tokens: Collection[int]) -> None:
-        """`end_tokens` end the answer, and are no part of it."""
+    def __init__(self, turn: Turn) -> None:
         self.num_thought = 0
         """Tokens of thoughts."""
         self.has_called = False
         """Whether a call is whole that the model chose to make."""
         self._turn = turn
         self._parser = turn.parser()
-        self._no_text = turn.hidden | frozenset(end_tokens)
         self._events: list[Event] = []
         self._is_after_call = False
 
-    def is_text(self, token: int) -> bool:
-        return token not in self._no_text
-
     def push(self, text: str) -> None:
-        """Takes the text of a token, "" for one whose text is not certain yet."""
+        """Takes the text of a token, "" for one whose text is not certain yet, and for one that has none."""
         self.num_thought += self._parser.is_thinking
         self._take(self._parser.push(text) if text else [])
 
@@ -108,7 +105,8 @@ def plan_turn(
     choice = choice or ToolChoice("auto" if tools else "none")
     told = tools if choice.mode != "none" else ()
     prompt = template.render(messages, told, begin_answer, continue_answer, variables)
-    return turn_after(prompt, template, tools, choice, parallel, answer)
+    turn = turn_after(prompt, template, tools, choice, parallel, answer)
+    return replace(turn, continues=continue_answer and bool(messages[-1].get("content")))
 
 
 class Manner(Protocol):
@@ -142,13 +140,17 @@ def turn_after(
         )
     elif answer is not None and reasoning is not None:
         grammar = _grammar(_thought_first(reasoning, special), answer)
+    flagged = {number for number, token in manner.tokenizer.added_tokens_decoder.items() if token.special}
+    hidden = frozenset(manner.tokenizer.all_special_ids) | flagged
+    turn = Turn(prompt, grammar, manner.format, callable_tools, choice, reasoning, hidden)
+    if turn.is_plain:
+        return turn
     literals = "".join(
         [manner.format.opening, manner.format.call, manner.format.between or "", manner.format.closing]
         + [*manner.format.reply, *((reasoning.opening, reasoning.closing) if reasoning else ())]
     )
     shown = {number for name, number in special.items() if name in literals}
-    hidden = frozenset(manner.tokenizer.all_special_ids) - shown
-    return Turn(prompt, grammar, manner.format, callable_tools, choice, reasoning, hidden)
+    return replace(turn, hidden=hidden - shown)
 
 
 ANSWER = "@answer"

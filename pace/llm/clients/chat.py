@@ -13,7 +13,7 @@ from pace.llm.chat.turn import Turn, TurnReader
 from pace.llm.clients.requests import Request
 from pace.llm.decoding.detokenizer import TextPieces
 from pace.llm.outputs import Metrics
-from pace.llm.sequence import TokenLogprob
+from pace.llm.sequence import TextRules, TokenLogprob
 
 
 @dataclass(frozen=True)
@@ -49,16 +49,14 @@ class ChatOutput:
 class AnswerReader:
     """Makes events of the tokens of an answer."""
 
-    def __init__(self, turn: Turn, tokenizer: Any, end_tokens: list[int], stop_strings: list[str]) -> None:
-        self._pieces = TextPieces(tokenizer, stop_strings, skip_special_tokens=False)
-        self._reader = TurnReader(turn, end_tokens)
+    def __init__(self, turn: Turn, tokenizer: Any, rules: TextRules, stop_strings: list[str]) -> None:
+        """`rules` hide what is no text in this turn, end tokens among it."""
+        self._pieces = TextPieces(tokenizer, stop_strings, rules)
+        self._reader = TurnReader(turn)
 
     def read(self, token: int | None) -> list[Event]:
         """What a token makes certain; None stands for the end."""
-        if token is None:
-            self._reader.push(self._pieces.flush())
-        else:
-            self._reader.push(self._pieces.push(token) if self._reader.is_text(token) else "")
+        self._reader.push(self._pieces.flush() if token is None else self._pieces.push(token))
         return self._reader.told(is_ended=token is None)[1]
 
 
@@ -66,12 +64,10 @@ class ChatAnswer:
     """An answer on its way, made by `LLMModel.chat(stream=True)`. Iterating, also by `async for`, gives its events as they
     come, once; closing or dropping it ends the generation."""
 
-    def __init__(
-        self, turn: Turn, start: Callable[[], Request], tokenizer: Any, end_tokens: list[int], stop_strings: list[str]
-    ) -> None:
+    def __init__(self, start: Callable[[], Request], reader: AnswerReader) -> None:
         """`start` posts the request, with the first event that is asked for."""
         self._start = start
-        self._reader = AnswerReader(turn, tokenizer, end_tokens, stop_strings)
+        self._reader = reader
         self._request: Request | None = None
         self._told: list[Event] = []
         self._coming = self._events()

@@ -13,7 +13,7 @@ from typing import Any
 from pace.llm.clients.streamer import NoPieces, ShownText, StreamEvent, TextPiece
 from pace.llm.clients.waiting import Waiters
 from pace.llm.clients.wakeups import News
-from pace.llm.decoding.detokenizer import REPLACEMENT, TextPieces, decode, without_end
+from pace.llm.decoding.detokenizer import REPLACEMENT, TextPieces, decode_after
 from pace.llm.engine.driver import EngineDriver
 from pace.llm.outputs import GenerateOutput
 from pace.llm.sequence import Sequence, TakenBack, TokenLogprob
@@ -119,7 +119,7 @@ class Reading:
 
 def text_of(sequence: Sequence, tokenizer: Any) -> str:
     """The generated text, up to a stop string."""
-    return sequence.stopping.trim(without_end(decode(tokenizer, sequence.generated), sequence.prompt_end))
+    return sequence.stopping.trim(decode_after(tokenizer, sequence.generated, sequence.text_rules))
 
 
 class Choice:
@@ -288,7 +288,7 @@ class Request:
     def _pieces(self, sequence: Sequence) -> TextPieces | NoPieces:
         if self._tokenizer is None:
             return NoPieces()
-        return TextPieces(self._tokenizer, self._stop_strings, prompt_end=sequence.prompt_end)
+        return TextPieces(self._tokenizer, self._stop_strings, sequence.text_rules)
 
     def _wait(self, waiters: Waiters, condition: Callable[[], bool], deadline: float | None = None) -> bool:
         if condition():

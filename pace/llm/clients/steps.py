@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from pace.llm.decoding.captures import CaptureReader
-from pace.llm.decoding.detokenizer import REPLACEMENT, Detokenizer, decode, find_stop, without_end
+from pace.llm.decoding.detokenizer import REPLACEMENT, Detokenizer, decode_after, find_stop
 from pace.llm.decoding.token_bytes import TokenBytes
 from pace.llm.engine.driver import EngineDriver
 from pace.llm.engine.engine import Engine
@@ -186,7 +186,7 @@ class RowSteps:
 
     def _context(self, sequence: Sequence, tokens: list[int], logprobs: list[TokenLogprob]) -> StepContext:
         def text_of(count: int) -> str:
-            return without_end(decode(self._steps.tokenizer, tokens[:count]), sequence.prompt_end)
+            return decode_after(self._steps.tokenizer, tokens[:count], sequence.text_rules)
 
         text, count, before = text_of(len(tokens)), 0, ""
         if self._found:
@@ -200,7 +200,7 @@ class RowSteps:
 
     def _num_healed(self, sequence: Sequence, tokens: list[int]) -> int:
         """The tokens that say the prompt's end again, which stay."""
-        table, left, count = TokenBytes.of(self._steps.tokenizer), len(sequence.prompt_end.encode()), 0
+        table, left, count = TokenBytes.of(self._steps.tokenizer), len(sequence.text_rules.prompt_end.encode()), 0
         while left > 0 and count < len(tokens):
             left -= len(table[tokens[count]])
             count += 1
@@ -213,7 +213,7 @@ class _SearchedText:
     def __init__(self, steps: Steps, sequence: Sequence) -> None:
         self._strings = steps.strings
         self._longest = max(map(len, self._strings), default=0)
-        self._detokenizer = Detokenizer(steps.tokenizer, prompt_end=sequence.prompt_end)
+        self._detokenizer = Detokenizer(steps.tokenizer, sequence.text_rules)
         for token in sequence.generated if self._strings else ():
             self._detokenizer.push(token)
         self._searched = len(self._detokenizer.text)

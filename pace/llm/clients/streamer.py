@@ -12,8 +12,8 @@ from torch import Tensor
 
 from pace import env
 from pace.llm.configs import SamplingConfig
-from pace.llm.decoding.detokenizer import TextPieces
-from pace.llm.sequence import TokenLogprob
+from pace.llm.decoding.detokenizer import TextPieces, context_of
+from pace.llm.sequence import PLAIN_TEXT, TextRules, TokenLogprob
 
 
 class BaseStreamer:
@@ -21,9 +21,8 @@ class BaseStreamer:
     `end` comes last. An exception from either ends the generation and reaches its caller. A `put` that returns False
     cancels it."""
 
-    prompt_ends: list[str] = []
-    """What the generated tokens of each row say again of its prompt, which is put without it; "" without token healing.
-    Set before `begin`."""
+    text_rules: list[TextRules] = []
+    """How the tokens of each row become text. Set before `begin`; empty for a streamer that is driven by hand."""
 
     def begin(self, config: SamplingConfig) -> None:
         """Called before the first `put`, with the config that holds."""
@@ -56,8 +55,8 @@ class TextStreamer(BaseStreamer):
         self.begin(SamplingConfig())
 
     def begin(self, config: SamplingConfig) -> None:
-        self._prompt_end = self.prompt_ends[0] if self.prompt_ends else ""
-        self._pieces = ShownText(lambda: TextPieces(self.tokenizer, config.stop_strings, prompt_end=self._prompt_end))
+        self._stop_strings = config.stop_strings
+        self._pieces = self._shown_text(PLAIN_TEXT)
         self._prompt_is_next = True
 
     def put(self, value: Tensor) -> None:
@@ -68,8 +67,10 @@ class TextStreamer(BaseStreamer):
         tokens = value.reshape(-1).tolist()
         if self._prompt_is_next:
             self._prompt_is_next = False
+            rules = self.text_rules[0] if self.text_rules else TextRules(context_of(tokens, self.tokenizer))
+            self._pieces = self._shown_text(rules)
             prompt = TextPieces(self.tokenizer)
-            text = "".join([prompt.push(token) for token in tokens]) + prompt.flush() + self._prompt_end
+            text = "".join([prompt.push(token) for token in tokens]) + prompt.flush() + rules.prompt_end
             text = "" if self.skip_prompt else text
         else:
             text = "".join([self._pieces.push(token) for token in tokens])
@@ -83,6 +84,9 @@ class TextStreamer(BaseStreamer):
         """Begins the text anew on the next line: what is written cannot be taken back."""
         self._pieces.take_back(num_tokens)
         self.on_text("\n" + self._pieces.text())
+
+    def _shown_text(self, rules: TextRules) -> ShownText:
+        return ShownText(lambda: TextPieces(self.tokenizer, self._stop_strings, rules))
 
     def on_text(self, text: str, stream_end: bool = False) -> None:
         """Takes the next piece of text; `stream_end` with the last, which may be empty."""
@@ -161,13 +165,9 @@ class CallbackStreamer(BaseStreamer):
 
     def _row(self, row: int) -> ShownText:
         if row not in self._pieces:
-            prompt_end = self.prompt_ends[row] if self.prompt_ends else ""
+            rules = self.text_rules[row] if self.text_rules else PLAIN_TEXT
             self._pieces[row] = ShownText(
-                lambda: (
-                    NoPieces()
-                    if self.tokenizer is None
-                    else TextPieces(self.tokenizer, self._stop_strings, prompt_end=prompt_end)
-                )
+                lambda: NoPieces() if self.tokenizer is None else TextPieces(self.tokenizer, self._stop_strings, rules)
             )
         return self._pieces[row]
 
@@ -324,9 +324,9 @@ class PutFeed:
 
 
 def make_feed(
-    streamer: Any, config: SamplingConfig, num_rows: int, progress: bool = False, prompt_ends: list[str] | None = None
+    streamer: Any, config: SamplingConfig, num_rows: int, progress: bool = False, rules: list[TextRules] | None = None
 ) -> Feed:
-    """Returns the feed of a streamer, which is told of `prompt_ends` where it is ours. Without one, that is a bar for several rows, where wanted and stderr is a
+    """Returns the feed of a streamer, which gets the text `rules` of the rows where it is ours. Without one, that is a bar for several rows, where wanted and stderr is a
     terminal. Raises TypeError for what is no streamer, ValueError for a streamer of one sequence and a batch of
     several, or with beams."""
     if streamer is None:
@@ -336,7 +336,7 @@ def make_feed(
             f"beam search knows no token for certain before its end: a streamer goes with num_beams=1 only, got num_beams={config.num_beams}"
         )
     if isinstance(streamer, BaseStreamer):
-        streamer.prompt_ends = prompt_ends or []
+        streamer.text_rules = rules or []
         streamer.begin(config)
     if isinstance(streamer, CallbackStreamer):
         return streamer

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import codecs
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from os.path import commonprefix
 from typing import Any, NamedTuple
+
+from pace.llm.decoding.token_bytes import TokenBytes
+from pace.llm.sequence import PLAIN_TEXT, TextRules
 
 REPLACEMENT = "\ufffd"
 """What a decoder puts for bytes that are not (yet) a character."""
@@ -17,15 +22,6 @@ def decode(tokenizer: Any, tokens: list[int], skip_special_tokens: bool = True) 
     if not tokens:
         return ""
     return tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)
-
-
-def without_end(text: str, prompt_end: str) -> str:
-    """What comes after the end of the prompt, with which a text begins; "" while it is not all there. Tokenizers of
-    SentencePiece leave out the blank that a text begins with."""
-    if text.startswith(prompt_end):
-        return text[len(prompt_end) :]
-    begins = prompt_end.startswith(" ") and text.startswith(prompt_end[1:])
-    return text[len(prompt_end) - 1 :] if begins else ""
 
 
 def decoder_of(tokenizer: Any, skip_special_tokens: bool = True) -> Callable[[list[int]], str]:
@@ -49,18 +45,20 @@ class Detokenizer:
     part of a character, such tokenizers replace the whole run. (sentencepiece with byte fallback: Llama 2, Mistral.)
     """
 
-    def __init__(self, tokenizer: Any, skip_special_tokens: bool = True, prompt_end: str = "") -> None:
-        """`prompt_end` is what the first tokens say again of the prompt: it is in no text given out."""
+    def __init__(self, tokenizer: Any, rules: TextRules = PLAIN_TEXT) -> None:
         self.tokenizer = tokenizer
-        self._prompt_end = prompt_end
-        self._decode = decoder_of(tokenizer, skip_special_tokens)
-        self._special = frozenset(getattr(tokenizer, "all_special_ids", ()) if skip_special_tokens else ())
-        self._state = _Followed("", [], 0, 0)  # replaced as a whole: a push that is broken off has not been
+        self.rules = rules
+        self._decode = decoder_of(tokenizer, skip_special_tokens=rules.hidden is None)
+        self._table = TokenBytes.of(tokenizer)
+        self._hidden = hidden_tokens(tokenizer, rules)
+        context = list(rules.context)
+        # Replaced as a whole: a push that is broken off has not been.
+        self._state = _Followed("", context, len(context), 0, rules.prompt_end)
 
     @property
     def text(self) -> str:
         """All pieces given out so far."""
-        return without_end(self._state.text, self._prompt_end) if self._prompt_end else self._state.text
+        return self._state.text
 
     @property
     def num_pushed(self) -> int:
@@ -77,43 +75,58 @@ class Detokenizer:
 
     def extend(self, tokens: list[int]) -> str:
         """Takes several tokens, of which there is at least one, at the cost of one; what they return joined."""
-        if not self._prompt_end:
-            return self._extend(tokens)
-        before = len(self.text)
-        self._extend(tokens)
-        return self.text[before:]
-
-    def _extend(self, tokens: list[int]) -> str:
-        state, last = self._state, tokens[-1]
-        held = _Followed(state.text, [*state.tokens, *tokens], state.num_given, state.num_pushed + len(tokens))
-        piece = ""
-        if last not in self._special and not self._is_byte(last):
-            piece = self._pending_of(held)
-        certain = bool(piece) and not piece.endswith(REPLACEMENT)
-        self._state = held.given(piece) if certain else held
-        return piece if certain else ""
+        held, last = self._holding(tokens), tokens[-1]
+        text = "" if last in self._hidden or self._table.is_byte(last) else self._held_text(held)
+        if not text or text.endswith(REPLACEMENT):
+            self._state = held
+            return ""
+        return self._give(held, text)
 
     def flush(self) -> str:
         """Returns what is held back, complete or not. The next token starts afresh."""
-        piece = self.pending
-        self._state = self._state.given(self._pending_of(self._state))
-        return piece
+        return self._give(self._state, self._held_text(self._state))
 
     @property
     def pending(self) -> str:
         """Text of the tokens not yet in `text`; its end may still change."""
-        pending = self._pending_of(self._state)
-        if not self._prompt_end:
-            return pending
-        return without_end(self._state.text + pending, self._prompt_end)[len(self.text) :]
+        return self._pending_of(self._state)
+
+    def pending_after(self, tokens: list[int]) -> str:
+        """What `pending` would be with these tokens held back, too."""
+        return self._pending_of(self._holding(tokens))
+
+    def _holding(self, tokens: list[int]) -> _Followed:
+        state, shown = self._state, tokens
+        if self.rules.hidden:
+            shown = [token for token in tokens if token not in self.rules.hidden]
+        num_pushed = state.num_pushed + len(tokens)
+        return state._replace(tokens=[*state.tokens, *shown], num_pushed=num_pushed)
+
+    def _give(self, held: _Followed, text: str) -> str:
+        """Gives out `text`, which is that of all tokens held back."""
+        piece, left = self._beyond_prompt(text, held.left)
+        tokens = held.tokens[held.num_given :]
+        self._state = _Followed(held.text + piece, tokens, len(tokens), held.num_pushed, left)
+        return piece
 
     def _pending_of(self, state: _Followed) -> str:
-        before = self._decode(state.tokens[: state.num_given]) if state.num_given else ""
-        return self._decode(state.tokens)[len(before) :] if state.tokens else ""
+        return self._beyond_prompt(self._held_text(state), state.left)[0]
 
-    def _is_byte(self, token: int) -> bool:
-        name = self.tokenizer.convert_ids_to_tokens(token)
-        return isinstance(name, str) and len(name) == 6 and name.startswith("<0x") and name.endswith(">")
+    def _held_text(self, state: _Followed) -> str:
+        """Text of the tokens held back, the end of the prompt included."""
+        before = self._decode(state.tokens[: state.num_given]) if state.num_given else ""
+        text = self._decode(state.tokens) if state.tokens else ""
+        return _beyond(before, text)
+
+    def _beyond_prompt(self, text: str, left: str) -> tuple[str, str]:
+        """`text` without the prompt's end, of which `left` is still to come; and what is left of that then."""
+        if not left or not text:
+            return text, left
+        is_first = not self.rules.context and left == self.rules.prompt_end
+        if is_first and left.startswith(" ") and not text.startswith(" "):  # SentencePiece has left the blank out
+            left = left[1:]
+        beyond = _beyond(left, text)
+        return beyond, "" if beyond else left[len(text) :]
 
 
 class _Followed(NamedTuple):
@@ -123,18 +136,152 @@ class _Followed(NamedTuple):
     tokens: list[int]
     """Of the last piece and of what is held back."""
     num_given: int
-    """How many of them are in `text`."""
+    """How many of them are in `text`, or stand in the prompt."""
     num_pushed: int
+    left: str
+    """The part of the prompt's end that the tokens in `text` have not repeated yet."""
 
-    def given(self, piece: str) -> _Followed:
-        """After `piece`, the text of all that was held back, is given out."""
-        tokens = self.tokens[self.num_given :]
-        return _Followed(self.text + piece, tokens, len(tokens), self.num_pushed)
+
+def _beyond(before: str, text: str) -> str:
+    """What `text` has beyond `before`, with which it begins: but for a character that `before` breaks off."""
+    return text[len(before if text.startswith(before) else commonprefix([before, text])) :]
+
+
+def decode_after(tokenizer: Any, tokens: list[int], rules: TextRules) -> str:
+    """The text of all generated tokens at once."""
+    return Detokenizer(tokenizer, rules).pending_after(tokens)
+
+
+def hidden_tokens(tokenizer: Any, rules: TextRules) -> frozenset[int]:
+    """The tokens that are no text."""
+    return TokenBytes.of(tokenizer).special if rules.hidden is None else rules.hidden
+
+
+def context_of(prompt: list[int], tokenizer: Any) -> tuple[int, ...]:
+    """What `TextRules.context` is for the text that continues a prompt: a few tokens, however long the prompt is.
+
+    They are one with text, after which the tokenizer leaves out no blank, and those of a character that the prompt
+    breaks off. Tokens of single bytes do not serve as the first, for those of the continuation may follow them in one
+    run; where such a run is no text, all of it is replaced, and needed. A prompt of special tokens has no context.
+    """
+    table = TokenBytes.of(tokenizer)
+    num_open = _num_open(prompt, table)
+    whole, first, run = prompt[: len(prompt) - num_open], [], []
+    for token in reversed(whole):
+        if token in table.special or not table[token]:
+            continue
+        if not table.is_byte(token):
+            first = [token]
+            break
+        run.append(token)
+    run.reverse()
+    try:
+        text = b"".join([table[token] for token in run]).decode()
+        run = run[len(run) - len(text[-1:].encode()) :] if not first else []
+    except UnicodeDecodeError:
+        pass
+    return (*first, *run, *prompt[len(whole) :])
+
+
+def _num_open(prompt: list[int], table: TokenBytes) -> int:
+    """How many of the last tokens hold bytes of a character that is not whole."""
+    parts: list[bytes] = []
+    for token in reversed(prompt[-4:]):  # the most bytes of a character
+        if token in table.special:
+            break
+        parts.append(table[token])
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    decoder.decode(b"".join(reversed(parts)))
+    num_bytes, count = len(decoder.getstate()[0]), 0
+    while num_bytes > 0:
+        num_bytes -= len(parts[count])
+        count += 1
+    return count
 
 
 def find_stop(text: str, stop_strings: list[str]) -> int | None:
     """Where the first of the strings begins in `text`, or None."""
     return min((index for index in (text.find(stop) for stop in stop_strings) if index >= 0), default=None)
+
+
+Marks = Sequence[tuple[int, str]]
+"""Places in a text, in order, and the letter that stands for a hidden token there."""
+FIRST_LETTER, OTHER_LETTER = 0xF0000, "\U0010ffff"
+"""Of private use, so that no text has them."""
+
+
+class StopSearch:
+    """Looks for stop strings in a text. They may name hidden tokens, which are no text: "<|im_end|>", or "\\n</s>". In such
+    a string a letter stands for each of these tokens, and in the text where one came."""
+
+    def __init__(self, tokenizer: Any, strings: list[str], rules: TextRules = PLAIN_TEXT) -> None:
+        self.strings = strings
+        self.longest = max(map(len, strings), default=0)
+        self._hidden, table = hidden_tokens(tokenizer, rules), TokenBytes.of(tokenizer)
+        joined = "\0".join(strings)
+        named = {token: name for token in self._hidden if (name := table.text(token)) and name in joined}
+        names = sorted(set(named.values()), key=len, reverse=True)
+        letters = {name: chr(FIRST_LETTER + number) for number, name in enumerate(names)}
+        self._letters = {token: letters[name] for token, name in named.items()}
+        self._lettered = {
+            _replaced(string, letters): string for string in strings if _replaced(string, letters) != string
+        }
+
+    @property
+    def wants_marks(self) -> bool:
+        """Whether a string names a hidden token."""
+        return bool(self._letters)
+
+    def letter_of(self, token: int) -> str | None:
+        """The letter that stands for a hidden token; None for others, and where no string names one."""
+        if not self._letters:
+            return None
+        return self._letters.get(token, OTHER_LETTER if token in self._hidden else None)
+
+    def find(self, text: str, marks: Marks = ()) -> tuple[int, str] | None:
+        """Where the first of the strings begins in `text`, and that string."""
+        found = [(text.find(string), string) for string in self.strings]
+        if marks and self._lettered:
+            lettered = _with_letters(text, marks)
+            for pattern, string in self._lettered.items():
+                index = lettered.find(pattern)
+                found.append((index - _num_letters(marks, index), string))
+        return min((one for one in found if one[0] >= 0), key=lambda one: one[0], default=None)
+
+    def num_open(self, text: str, marks: Marks = ()) -> int:
+        """How many of the last characters may turn out to be the beginning of a stop string."""
+        num_open = _longest_beginning(text, self.strings)
+        if marks and self._lettered:
+            lettered = _with_letters(text, marks)
+            length = _longest_beginning(lettered, self._lettered)
+            num_open = max(num_open, length - len(marks) + _num_letters(marks, len(lettered) - length))
+        return num_open
+
+
+def _replaced(string: str, letters: dict[str, str]) -> str:
+    for name, letter in letters.items():
+        string = string.replace(name, letter)
+    return string
+
+
+def _with_letters(text: str, marks: Marks) -> str:
+    edges = [0, *(place for place, _ in marks), len(text)]
+    parts = [text[begin:end] for begin, end in zip(edges, edges[1:])]
+    return parts[0] + "".join([letter + part for (_, letter), part in zip(marks, parts[1:])])
+
+
+def _num_letters(marks: Marks, index: int) -> int:
+    """How many letters stand before an index of the text with letters."""
+    return sum(place + number < index for number, (place, _) in enumerate(marks))
+
+
+def _longest_beginning(text: str, strings: Iterable[str]) -> int:
+    """Length of the longest end of `text` that begins a string, and is not all of it."""
+    longest = max(map(len, strings), default=1) - 1
+    for length in range(min(longest, len(text)), 0, -1):
+        if any(string.startswith(text[-length:]) for string in strings):
+            return length
+    return 0
 
 
 class TextPieces:
@@ -143,15 +290,12 @@ class TextPieces:
     Text that may turn out to be the start of a stop string is held back until it is known.
     """
 
-    def __init__(
-        self,
-        tokenizer: Any,
-        stop_strings: list[str] | None = None,
-        skip_special_tokens: bool = True,
-        prompt_end: str = "",
-    ) -> None:
-        self.detokenizer = Detokenizer(tokenizer, skip_special_tokens, prompt_end)
-        self.stop_strings = stop_strings or []
+    def __init__(self, tokenizer: Any, stop_strings: list[str] | None = None, rules: TextRules = PLAIN_TEXT) -> None:
+        self.detokenizer = Detokenizer(tokenizer, rules)
+        self._search = StopSearch(tokenizer, stop_strings or [], rules)
+        self._marks: list[tuple[int, str]] = []
+        """Hidden tokens, by their places in the whole text."""
+        self._num_released = 0
         self._held = ""
         self._stopped = False
 
@@ -165,7 +309,16 @@ class TextPieces:
 
     def detokenize(self, tokens: list[int]) -> str:
         """Text of these tokens and those before them that is certain but for stop strings: the first half of `push`."""
-        return self.detokenizer.extend(tokens)
+        if not self._search.wants_marks:
+            return self.detokenizer.extend(tokens)
+        return "".join([self._detokenize_marked(token) for token in tokens])
+
+    def _detokenize_marked(self, token: int) -> str:
+        piece = self.detokenizer.push(token)
+        if letter := self._search.letter_of(token):
+            place = len(self.detokenizer.text + self.detokenizer.pending)
+            self._marks = [*self._marks, (place, letter)][-self._search.longest :]
+        return piece
 
     def detokenize_rest(self) -> str:
         """The first half of `flush`."""
@@ -173,23 +326,18 @@ class TextPieces:
 
     def release(self, piece: str, ended: bool = False) -> str:
         """The second half: what of the text so far may be shown."""
-        if not self.stop_strings:
+        if not self._search.strings:
             return piece
         if self._stopped:
             return ""
         self._held += piece
-        stop = find_stop(self._held, self.stop_strings)
-        if stop is not None:
+        marks = [(place - self._num_released, letter) for place, letter in self._marks]
+        marks = [(place, letter) for place, letter in marks if 0 <= place <= len(self._held)]
+        found = self._search.find(self._held, marks)
+        if found is not None:
             self._stopped = True
-            return self._held[:stop]
-        num_certain = len(self._held) if ended else len(self._held) - self._possible_start()
+            return self._held[: found[0]]
+        num_certain = len(self._held) - (0 if ended else self._search.num_open(self._held, marks))
         certain, self._held = self._held[:num_certain], self._held[num_certain:]
+        self._num_released += num_certain
         return certain
-
-    def _possible_start(self) -> int:
-        """Length of the longest end of the held text that begins a stop string."""
-        longest = max(map(len, self.stop_strings), default=1) - 1
-        for length in range(min(longest, len(self._held)), 0, -1):
-            if any(stop.startswith(self._held[-length:]) for stop in self.stop_strings):
-                return length
-        return 0

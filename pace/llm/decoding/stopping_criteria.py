@@ -6,8 +6,8 @@ import copy
 from collections.abc import Iterable
 from typing import Any, Protocol
 
-from pace.llm.decoding.detokenizer import Detokenizer, find_stop
-from pace.llm.sequence import Sequence
+from pace.llm.decoding.detokenizer import Detokenizer, StopSearch
+from pace.llm.sequence import PLAIN_TEXT, Sequence, TextRules
 
 
 class StoppingCriteria:
@@ -94,33 +94,36 @@ class StopStrings:
     cut too.
     """
 
-    def __init__(self, tokenizer: Any, strings: list[str], prompt_end: str = "") -> None:
-        """`prompt_end` is what the generated tokens say again of the prompt, in which nothing is looked for."""
+    def __init__(self, tokenizer: Any, strings: list[str], rules: TextRules = PLAIN_TEXT) -> None:
         self.strings = strings
-        self._prompt_end = prompt_end
         self.cut: int | None = None
         self.matched: str | None = None
-        self._longest = max(map(len, strings))
-        self._start(tokenizer)
+        self._search = StopSearch(tokenizer, strings, rules)
+        self._start(Detokenizer(tokenizer, rules))
 
-    def _start(self, tokenizer: Any) -> None:
-        self.detokenizer = Detokenizer(tokenizer, prompt_end=self._prompt_end)
+    def _start(self, detokenizer: Detokenizer) -> None:
+        self.detokenizer = detokenizer
         self._searched = 0  # where the next search begins
         self._num_searched = 0  # tokens
+        self._marks: tuple[tuple[int, int, str], ...] = ()  # number, place in the text and letter of hidden tokens
 
     def found(self, sequence: Sequence) -> bool:
         # Wherever this is broken off, it goes on there: a token is pushed once, and looked through at least once.
         while self.cut is None and self._num_searched < sequence.num_generated:
+            token = sequence.tokens[sequence.num_prompt_tokens + self._num_searched]
             if self.detokenizer.num_pushed == self._num_searched:
-                self.detokenizer.push(sequence.tokens[sequence.num_prompt_tokens + self._num_searched])
-            text = self.detokenizer.text
-            unseen = text[self._searched :] + self.detokenizer.pending
-            index = find_stop(unseen, self.strings)
-            if index is not None:
-                self.cut = self._searched + index
-                self.matched = next(string for string in self.strings if unseen.startswith(string, index))
+                self.detokenizer.push(token)
+            text, pending = self.detokenizer.text, self.detokenizer.pending
+            if letter := self._search.letter_of(token):
+                before = [mark for mark in self._marks if mark[0] < self._num_searched]
+                self._marks = (*before, (self._num_searched, len(text + pending), letter))[-self._search.longest :]
+            marks = [(place - self._searched, letter) for _, place, letter in self._marks if place >= self._searched]
+            found = self._search.find(text[self._searched :] + pending, marks)
+            if found is not None:
+                self.matched = found[1]
+                self.cut = self._searched + found[0]
                 break
-            self._searched = max(0, len(text) - self._longest + 1)
+            self._searched = max(0, len(text) - self._search.longest + 1)
             self._num_searched += 1
         return self.cut is not None
 
@@ -133,7 +136,7 @@ class StopStrings:
         """The tokens that stay are followed again, should anyone ask."""
         if num_generated < self.detokenizer.num_pushed:
             self.cut = self.matched = None
-            self._start(self.detokenizer.tokenizer)
+            self._start(Detokenizer(self.detokenizer.tokenizer, self.detokenizer.rules))
 
     def trim(self, text: str) -> str:
         return text[: self.cut]

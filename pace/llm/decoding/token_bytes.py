@@ -16,8 +16,10 @@ class TokenBytes:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._special = frozenset(getattr(tokenizer, "all_special_ids", ()))
         added = getattr(tokenizer, "added_tokens_decoder", None) or {}
+        flagged = [token for token, content in added.items() if getattr(content, "special", False)]
+        self.special = frozenset([*getattr(tokenizer, "all_special_ids", ()), *flagged])
+        """Tokens that decoding leaves out with `skip_special_tokens`."""
         self._added = {token: str(content) for token, content in added.items()}
         self._known: dict[int, bytes] = {}
         self._is_byte_level = _is_byte_level(tokenizer)
@@ -42,6 +44,11 @@ class TokenBytes:
         """As text, with U+FFFD for what is no character."""
         return self[token].decode("utf-8", "replace")
 
+    def is_byte(self, token: int) -> bool:
+        """Whether the token's name is that of one byte, `<0x0A>`."""
+        name = None if self._tokenizer is None else self._tokenizer.convert_ids_to_tokens(token)
+        return isinstance(name, str) and _is_byte_name(name)
+
     def _look_up(self, token: int) -> bytes:
         if token in self._added:
             return self._added[token].encode("utf-8", "replace")
@@ -50,9 +57,13 @@ class TokenBytes:
             return b""
         if self._is_byte_level and all(letter in _LETTERS for letter in name):
             return bytes(_LETTERS[letter] for letter in name)
-        if len(name) == 6 and name.startswith("<0x") and name.endswith(">"):
+        if _is_byte_name(name):
             return bytes.fromhex(name[3:5])
         return name.replace("\u2581", " ").encode("utf-8", "replace")
+
+
+def _is_byte_name(name: str) -> bool:
+    return len(name) == 6 and name.startswith("<0x") and name.endswith(">")
 
 
 def _is_byte_level(tokenizer: Any) -> bool:

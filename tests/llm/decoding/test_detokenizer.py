@@ -9,8 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pace.llm.decoding.detokenizer import Detokenizer, TextPieces, decode, decoder_of, find_stop
-from tests.llm.decoding.tokenizer_zoo import CORPUS, ZOO
+from pace.llm.decoding.detokenizer import (
+    Detokenizer,
+    TextPieces,
+    context_of,
+    decode,
+    decode_after,
+    decoder_of,
+    find_stop,
+)
+from pace.llm.sequence import TextRules
+from tests.llm.decoding.tokenizer_zoo import CORPUS, DECODERS, ZOO
 
 TEXTS = [*CORPUS[:3], "🦊", "a🦊b é", "   leading and trailing   ", "naïve café\n\n日本", "don't . ' , x !"]
 
@@ -110,3 +119,79 @@ def test_random_stops_never_leak() -> None:
         prefixes = [decode(tokenizer, tokens[:count]) for count in range(1, len(tokens) + 1)]
         first = next((prefix for prefix in prefixes if find_stop(prefix, stops) is not None), text)
         assert shown == first[: find_stop(first, stops)], stops
+
+
+# -- after a prompt ----------------------------------------------------------------------------------------------------
+
+
+def check_continuation(
+    tokenizer, prompt: list[int], generated: list[int], hidden: frozenset[int] | None = None
+) -> bool:
+    """Whether the text of all begins with the prompt's. The text given out is then the rest, whole or in pieces."""
+    rules = TextRules(context_of(prompt, tokenizer), hidden=hidden)
+    assert len(rules.context) <= 5 or "\ufffd" in decode(tokenizer, list(rules.context)), "bounded for real text"
+    follower = Detokenizer(tokenizer, rules)
+    text = "".join([follower.push(token) for token in generated] + [follower.flush()])
+    assert text == follower.text == decode_after(tokenizer, generated, rules)
+    before, whole = (decode(tokenizer, tokens, hidden is None) for tokens in (prompt, prompt + generated))
+    if whole.startswith(before) and set(prompt) - set(tokenizer.all_special_ids):
+        assert before + text == whole, (before, text)
+        return True
+    return False
+
+
+@pytest.mark.parametrize("kind", DECODERS)
+def test_a_text_cut_anywhere_goes_on_as_it_was(kind: str) -> None:
+    tokenizer = DECODERS[kind]()
+    for text in TEXTS:
+        tokens = [tokenizer.bos_token_id or 0, *tokenizer(text, add_special_tokens=False)["input_ids"]]
+        num_checked = sum(
+            check_continuation(tokenizer, tokens[:cut], tokens[cut:], hidden)
+            for cut in range(2, len(tokens) + 1)
+            for hidden in (None, frozenset())
+        )
+        assert num_checked >= min(len(text.encode()), len(tokens)) / 2
+
+
+@pytest.mark.parametrize("kind", DECODERS)
+@given(st.data())
+@settings(max_examples=150, deadline=None)
+def test_any_tokens_go_on_with_any_others(kind: str, data: st.DataObject) -> None:
+    tokenizer = DECODERS[kind]()
+    tokens = st.lists(st.integers(0, len(tokenizer) - 1), max_size=12)
+    check_continuation(tokenizer, data.draw(tokens), data.draw(tokens))
+
+
+@pytest.mark.parametrize("kind", ["sentencepiece", "metaspace"])
+def test_a_blank_is_kept_after_text_only(kind: str) -> None:
+    tokenizer = DECODERS[kind]()
+    encode = lambda text: tokenizer(text, add_special_tokens=False)["input_ids"]
+    bos, word = tokenizer.bos_token_id, encode("fox")
+    for prompt in ([], [bos], [bos, bos], [tokenizer.eos_token_id]):
+        assert decode_after(tokenizer, word, TextRules(context_of(prompt, tokenizer))) == "fox"
+    for prompt in (encode("a"), encode("a \n"), encode("🦊"), [bos, *encode("a")], [*encode("a"), bos], encode("▁")):
+        assert decode_after(tokenizer, word, TextRules(context_of(prompt, tokenizer))) == " fox"
+
+
+@pytest.mark.parametrize("kind", DECODERS)
+def test_a_character_that_a_prompt_breaks_off_is_completed(kind: str) -> None:
+    tokenizer = DECODERS[kind]()
+    tokens = tokenizer("a𝄞𝄞b", add_special_tokens=False)["input_ids"]
+    ends = [cut for cut in range(1, len(tokens)) if not decode(tokenizer, tokens[:cut]).endswith("\ufffd")]
+    for cut in range(1, len(tokens)):
+        whole = max(end for end in ends if end <= cut)
+        rules = TextRules(context_of(tokens[:cut], tokenizer))
+        rest = decode(tokenizer, tokens)[len(decode(tokenizer, tokens[:whole])) :]
+        assert decode_after(tokenizer, tokens[cut:], rules) == rest
+
+
+@pytest.mark.parametrize("kind", DECODERS)
+def test_hidden_tokens_are_no_text(kind: str) -> None:
+    tokenizer = DECODERS[kind]()
+    tokens = tokenizer("the fox who", add_special_tokens=False)["input_ids"]
+    mark = tokenizer.eos_token_id
+    for place in range(len(tokens) + 1):
+        mixed = [*tokens[:place], mark, *tokens[place:]]
+        texts = [decode_after(tokenizer, mixed, TextRules(hidden=hidden)) for hidden in (None, frozenset([mark]))]
+        assert texts == 2 * [decode(tokenizer, tokens)]
+        assert tokenizer.convert_ids_to_tokens(mark) in decode_after(tokenizer, mixed, TextRules(hidden=frozenset()))

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from pace.llm import AllowedTokens, CallbackStreamer, SamplingConfig, TextStreamer
-from pace.llm.decoding.detokenizer import TextPieces, decode, without_end
+from pace.llm.decoding.detokenizer import TextPieces, context_of, decode, decode_after
 from pace.llm.decoding.healing import HealingMask, PromptHealer
 from pace.llm.decoding.token_bytes import TokenBytes
+from pace.llm.sequence import TextRules
 from tests.llm.bundled import KINDS, bundled
 from tests.llm.decoding.tokenizer_zoo import CORPUS, ZOO
 from tests.llm.generators import check_idle
@@ -165,12 +166,11 @@ def test_pieces_leave_the_end_out_whatever_the_tokenizer_does_with_blanks(kind: 
         again = tokens[len(healed.tokens) :]
         if healed.tokens != tokens[: len(healed.tokens)]:
             continue
-        pieces = TextPieces(tokenizer, prompt_end=healed.end)
+        rules = TextRules(context_of(healed.tokens, tokenizer), healed.end)
+        pieces = TextPieces(tokenizer, rules=rules)
         joined = "".join([pieces.push(token) for token in again]) + pieces.flush()
-        assert joined == without_end(decode(tokenizer, again), healed.end)
-        assert text.endswith(joined)
-        if healed.end.strip():
-            assert (healed.end.lstrip() + joined) == decode(tokenizer, again).lstrip()
+        assert joined == decode_after(tokenizer, again, rules)
+        assert decode(tokenizer, healed.tokens) + healed.end + joined == text
 
 
 def test_samples_and_grammars() -> None:

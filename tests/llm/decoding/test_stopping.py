@@ -120,7 +120,7 @@ class Struck:
 
     def __init__(self, tokenizer, strike_at: int) -> None:
         self.tokenizer, self.calls_left = tokenizer, strike_at
-        self.all_special_ids = tokenizer.all_special_ids
+        self.all_special_ids, self.added_tokens_decoder = tokenizer.all_special_ids, tokenizer.added_tokens_decoder
 
     def _call(self, function, *arguments, **named):
         self.calls_left -= 1

@@ -59,4 +59,26 @@ def _with_ordinary_bytes(fast: PreTrainedTokenizerFast) -> PreTrainedTokenizerFa
     )
 
 
+def with_decoder(fast: PreTrainedTokenizerFast, decoder: decoders.Decoder) -> PreTrainedTokenizerFast:
+    """The same vocabulary, put together in another way."""
+    backend = Tokenizer.from_str(fast.backend_tokenizer.to_str())
+    backend.decoder = decoder
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>", bos_token="<s>", unk_token="<unk>")
+
+
+@functools.cache
+def metaspace() -> PreTrainedTokenizerFast:
+    """As T5 and XGLM: the decoder itself leaves out the first blank."""
+    return with_decoder(sentencepiece(), decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()]))
+
+
+@functools.cache
+def with_first_blank() -> PreTrainedTokenizerFast:
+    """As Gemma: no blank is left out."""
+    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    return with_decoder(sentencepiece(), decoders.Sequence(parts))
+
+
 ZOO = {"byte_level": byte_level, "sentencepiece": sentencepiece}
+DECODERS = {**ZOO, "metaspace": metaspace, "with_first_blank": with_first_blank}
+"""More, for what is about decoding only."""

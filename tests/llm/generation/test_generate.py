@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from os.path import commonprefix
 
 import numpy as np
 import pytest
@@ -28,6 +30,12 @@ def likeliest(model, ids: list[int], tokens: list[int]) -> list[int]:
     return rows.argmax(-1).tolist()
 
 
+def text_after(tokenizer, prompt: list[int], tokens: list[int]) -> str:
+    """What the text of all says beyond that of the prompt, which may break off a character."""
+    before, whole = (tokenizer.decode(ids, skip_special_tokens=True) for ids in (prompt, prompt + tokens))
+    return whole[len(commonprefix([before, whole])) :]
+
+
 # -- against transformers ----------------------------------------------------------------------------------------------
 
 
@@ -45,7 +53,7 @@ def test_64_greedy_tokens_are_those_of_transformers(checkpoint, family: str) -> 
     for prompt, tokens in zip(prompts, found):
         assert tokens == likeliest(oracle, prompt, tokens) and end not in tokens[:-1]
         assert len(tokens) == 64 or tokens[-1] == end
-    texts = [tokenizer.decode(tokens, skip_special_tokens=True) for tokens in found]
+    texts = [text_after(tokenizer, prompt, tokens) for prompt, tokens in zip(prompts, found)]
     assert all(out.generated_token_ids == found and out.texts == texts for out in outs)
 
 
@@ -254,3 +262,33 @@ def test_the_files_defaults_hold_unless_the_caller_says_otherwise(checkpoint, tm
     assert len(model.generate([5], SamplingConfig(ignore_eos=True)).generated_token_ids[0]) == 3
     assert len(model.generate([5], SamplingConfig(ignore_eos=True, max_new_tokens=5)).generated_token_ids[0]) == 5
     assert model.generate([[5, 6], [7]], GREEDY).output_token_ids[1, 0] == 4
+
+
+@pytest.mark.parametrize(
+    "generation, config, expected",
+    [
+        ({"eos_token_id": 7}, 1, [7, 1]),
+        ({"eos_token_id": [7, 9]}, 8, [7, 9, 1]),
+        ({"eos_token_id": [9, 1]}, 8, [9, 1]),
+        ({}, 8, [8, 1]),
+        ({"eos_token_id": None}, [8, 7], [8, 7, 1]),
+        ({}, None, [1]),
+    ],
+)
+def test_the_tokenizers_end_token_ends_a_text_whatever_the_files_name(
+    checkpoint, tmp_path, generation, config, expected
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(checkpoint("llama")[0], folder)
+    (folder / "generation_config.json").write_text(json.dumps(generation))
+    fields = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(fields | {"eos_token_id": config, "pad_token_id": None}))
+    model = LLMModel(folder, dtype="fp32", backend="torch", progress=False)
+    assert model.tokenizer.eos_token_id == 1
+    for token in (1, 7, 8, 9):
+        out = model.generate([5], logit_bias={token: 100.0}, max_new_tokens=3)
+        is_end = token in expected
+        assert out.finish_reasons == ["stop" if is_end else "length"], token
+        assert out.generated_token_ids == [[token] * (1 if is_end else 3)]
+    # the caller's own stand alone
+    assert model.generate([5], logit_bias={1: 100.0}, max_new_tokens=3, eos_token_id=50).finish_reasons == ["length"]

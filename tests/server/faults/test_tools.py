@@ -92,7 +92,7 @@ def written(*arguments: dict) -> str:
 
 
 def read(turn, pieces: list[str]) -> tuple[str, list[dict]]:
-    reader = TurnReader(turn, ())
+    reader = TurnReader(turn)
     text, events = "", []
     for number, piece in enumerate(pieces, 1):
         reader.push(piece)
@@ -113,7 +113,7 @@ def test_calls_are_the_same_whatever_the_cuts(turn):
 
 
 def test_a_call_begins_once_and_its_arguments_follow(turn):
-    reader = TurnReader(turn, ())
+    reader = TurnReader(turn)
     kinds = []
     for character in written({"text": "abc"}):
         reader.push(character)
