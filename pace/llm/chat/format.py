@@ -38,6 +38,8 @@ class ToolFormat:
     reply: tuple[str, str] = ("", "")
     """What stands around the text of an answer, where a format marks it, too. Of a mark that is whitespace, any is
     dropped."""
+    preamble: tuple[str, str] = ("", "")
+    """What stands around text that comes before calls or the answer, where a format marks it."""
     arguments: Arguments = field(default_factory=JsonArguments)
     make_id: IdRule = call_id
 

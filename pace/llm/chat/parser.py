@@ -20,8 +20,10 @@ class Place(Enum):
 
     START = "start"
     THOUGHT = "thought"
+    PREAMBLE = "preamble"
+    """In text whose end is marked, and which more follows."""
     BODY = "body"
-    """Where the answer begins: after the thought, if any."""
+    """Where the answer begins: after thoughts and preambles, if any."""
     TEXT = "text"
     MARKED_TEXT = "marked text"
     """In an answer whose end is marked."""
@@ -35,7 +37,8 @@ class TurnParser:
 
     The events joined are the same whatever the cuts between two `push`. Text that only looks like a call comes back as
     text. A call that goes wrong behind its name does not end, and what follows is text. No call is looked for without
-    `tools`. Whitespace around a thought's markers is dropped.
+    `tools`. Whitespace around a thought's markers is dropped, and so is whitespace
+    between the last call and the end.
     """
 
     def __init__(
@@ -55,15 +58,20 @@ class TurnParser:
         self._held = ""
         """What came and is not told yet."""
         self._skip_blank = False
+        self._drops_blank = False
+        """Whether whitespace, if nothing else is left, is no text: behind calls."""
         self._final = False
         self._calls = 0
         self._reader: Reader | None = None
         self._place = Place.START
+        self._before = [(reasoning.opening, Place.THOUGHT)] if reasoning is not None else []
+        self._before += [(format.preamble[0], Place.PREAMBLE)] if format.preamble[0] else []
         if reasoning is not None and reasoning.begun:
             self._begin(Place.THOUGHT)
         self._steps = {
             Place.START: self._start,
             Place.THOUGHT: self._thought,
+            Place.PREAMBLE: self._preamble,
             Place.BODY: self._body,
             Place.TEXT: self._text,
             Place.MARKED_TEXT: self._marked_text,
@@ -118,22 +126,30 @@ class TurnParser:
         return found
 
     def _start(self) -> Iterable[Event]:
-        if self._reasoning is None:
+        """What may come before the answer, if it does."""
+        waits = False
+        for marker, place in self._before:
+            found = self._match(marker, blank(self._held))
+            if found.end >= 0:
+                self._take(found.end)
+                self._begin(place)
+                return ()
+            waits |= found.end == MORE
+        if not waits:
             self._place = Place.BODY
-            return
-        found = self._match(self._reasoning.opening, blank(self._held))
-        if found.end >= 0:
-            self._take(found.end)
-            self._begin(Place.THOUGHT)
-        elif found.end != MORE:
-            self._place = Place.BODY
-        yield from ()
+        return ()
 
     def _thought(self) -> Iterable[Event]:
         text, ended = self._up_to(self._reasoning.closing)
         yield Thought(text)
         if ended:
-            self._begin(Place.BODY)
+            self._begin(Place.START if self._reasoning.repeats else Place.BODY)
+
+    def _preamble(self) -> Iterable[Event]:
+        text, ended = self._up_to(self._format.preamble[1])
+        yield Text(text)
+        if ended:
+            self._begin(Place.START)
 
     def _up_to(self, marker: str) -> tuple[str, bool]:
         """Takes what stands before a marker, and the marker where it has come."""
@@ -164,6 +180,11 @@ class TurnParser:
 
     def _text(self) -> Iterable[Event]:
         """Text, up to where a call may begin."""
+        if self._drops_blank and not self._held.strip():
+            if self._final:
+                self._take(len(self._held))
+            return
+        self._drops_blank = False
         if not self._tools or not self._format.anywhere:
             yield Text(self._take(len(self._held)))
             return
@@ -224,7 +245,7 @@ class TurnParser:
         waits = following is not None and following.end == MORE
         if not waits and closing.end != MORE:
             self._take(max(closing.end, 0))
-            self._place = Place.TEXT
+            self._place, self._drops_blank = Place.TEXT, True
 
 
 def _joined(events: Iterable[Event]) -> Iterable[Event]:

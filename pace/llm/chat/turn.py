@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pace.grammar import Grammar
-from pace.llm.chat.arguments import Rules
 from pace.llm.chat.events import CallEnds, Event, Text
 from pace.llm.chat.format import ToolFormat
-from pace.llm.chat.grammar import turn_grammar
+from pace.llm.chat.grammar import answer_grammar, turn_grammar
 from pace.llm.chat.parser import TurnParser
 from pace.llm.chat.reasoning import Reasoning
 from pace.llm.chat.template import ChatTemplate, Message, special_tokens
@@ -140,19 +139,19 @@ def turn_after(
             turn_grammar(manner.format, callable_tools, choice, parallel, reasoning, special, answer is not None),
             answer,
         )
-    elif answer is not None and reasoning is not None:
-        grammar = _grammar(_thought_first(reasoning, special), answer)
+    elif answer is not None and (reasoning is not None or manner.format.answers_are_marked):
+        grammar = _grammar(answer_grammar(manner.format, reasoning, special), answer)
     literals = "".join(
         [manner.format.opening, manner.format.call, manner.format.between or "", manner.format.closing]
-        + [*manner.format.reply, *((reasoning.opening, reasoning.closing) if reasoning else ())]
+        + [
+            *manner.format.reply,
+            *manner.format.preamble,
+            *((reasoning.opening, reasoning.closing) if reasoning else ()),
+        ]
     )
     shown = {number for name, number in special.items() if name in literals}
     hidden = frozenset(manner.tokenizer.all_special_ids) - shown
     return Turn(prompt, grammar, manner.format, callable_tools, choice, reasoning, hidden)
-
-
-ANSWER = "@answer"
-"""What stands in a grammar of a turn for the grammar of its text."""
 
 
 def _grammar(lark: str, answer: Grammar | None) -> Grammar:
@@ -162,16 +161,3 @@ def _grammar(lark: str, answer: Grammar | None) -> Grammar:
         first, *others = json.loads(answer.source)["grammars"]
         parts += [{**first, "name": "answer"}, *others]
     return Grammar("turn", json.dumps({"grammars": parts}, ensure_ascii=False))
-
-
-def _thought_first(reasoning: Reasoning, special: Mapping[str, int]) -> str:
-    """A thought, which may be left out unless it has begun, then the answer."""
-    rules = Rules(special)
-    thought = rules.until("thought", reasoning.closing)
-    blank = r"[ \t\r\n]{0,2}"
-    if reasoning.begun:
-        rules.add("start", f"{thought} /{blank}/ {ANSWER}")
-    else:
-        begins = rules.until("thought_begins", reasoning.opening, before=blank)
-        rules.add("start", f"{ANSWER} | {begins} {thought} /{blank}/ {ANSWER}")
-    return rules.text()
