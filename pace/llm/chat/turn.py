@@ -33,6 +33,8 @@ class Turn:
     """How thoughts are marked; None where the answer has none."""
     hidden: frozenset[int]
     """Special tokens that are no text: all but those whose names the parser looks for."""
+    max_untagged: int | None = None
+    """As of `TurnParser`: where the model need not call, and no grammar says what its text is."""
 
     @property
     def is_plain(self) -> bool:
@@ -41,7 +43,7 @@ class Turn:
 
     def parser(self) -> TurnParser:
         """A parser at the beginning of the answer."""
-        return TurnParser(self.format, self.tools, self.reasoning)
+        return TurnParser(self.format, self.tools, self.reasoning, max_untagged=self.max_untagged)
 
 
 class TurnReader:
@@ -151,7 +153,8 @@ def turn_after(
     )
     shown = {number for name, number in special.items() if name in literals}
     hidden = frozenset(manner.tokenizer.all_special_ids) - shown
-    return Turn(prompt, grammar, manner.format, callable_tools, choice, reasoning, hidden)
+    max_untagged = 0 if choice.mode != "auto" or answer is not None else None if parallel else 1
+    return Turn(prompt, grammar, manner.format, callable_tools, choice, reasoning, hidden, max_untagged)
 
 
 def _grammar(lark: str, answer: Grammar | None) -> Grammar:
