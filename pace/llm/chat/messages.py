@@ -129,7 +129,7 @@ def results_as_users(turns: Iterable[Said]) -> Iterable[Said]:
     last: Said | None = None
     for turn in turns:
         if turn.role == "tool":
-            turn = replace(turn, role="user", is_made=True)
+            turn = replace(turn, role="user", others=None, is_made=True)
         if last is not None and last.role == turn.role == "user" and (last.is_made or turn.is_made):
             text = "\n".join(filter(None, [last.text, turn.text]))
             last = replace(turn, place=last.place, text=text)
