@@ -209,6 +209,29 @@ def test_text_beside_calls_is_a_turn_of_its_own_where_only_one_is_shown(render):
     in_order(text, "city0", "city1", "<tool>result0", "result1")
 
 
+MISTRAL = "{% set turn = namespace(n=0) %}{% for m in messages %}{% if m.role == 'user' or m.role == 'assistant' and not m.tool_calls %}" \
+    "{% if (m.role == 'user') != (turn.n % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}" \
+    "{% set turn.n = turn.n + 1 %}{% endif %}{% endfor %}{% for m in messages %}{% if m.role == 'user' %}" \
+    "{% if tools and loop.last or tools and messages[loop.index:] | selectattr('role', 'equalto', 'user') | list | length == 0 %}" \
+    "[AVAILABLE_TOOLS]{{ tools | tojson }}{% endif %}[INST]{{ m.content }}[/INST]{% elif m.tool_calls %}[TOOL_CALLS][" \
+    "{% for c in m.tool_calls %}{{ c.function | tojson }}{{ c.id }}{{ raise_exception('9') if c.id | length != 9 }}{% endfor %}]" \
+    "{% elif m.role == 'assistant' %}{{ m.content }}</s>{% else %}[TOOL_RESULTS]{{ m.content }}{{ m.tool_call_id }}{% endif %}{% endfor %}"  # fmt: skip
+
+
+def test_a_template_that_counts_turns_without_calls(render):
+    """Mistral's. Text beside calls would be left out."""
+    talk = [say("user", "Well?"), asks(2), *results(2), say("assistant", "Fine."), say("user", "More!")]
+    text = render(MISTRAL, talk, TOOLS)
+    in_order(
+        text, "[INST]Well?", "city0", "city1", "[TOOL_RESULTS]result0", "[TOOL_RESULTS]result1", "Fine.", "[INST]More!"
+    )
+    assert text.count("[TOOL_CALLS]") == 1 and text.count("[INST]") == 2
+    talk[1] = asks(2, "I look.")
+    for length in (2, 4, 6):
+        in_order(render(MISTRAL, talk[:length], TOOLS), "Well?", "I look.", "city0", "city1",
+                 *("result0", "result1")[: length - 2], *("Fine.", "More!")[: length - 4])  # fmt: skip
+
+
 HARMONY = KNOWS + "{% set last = namespace(name=none) %}{% for m in messages %}{% if m.role == 'assistant' %}" \
     "{% if 'tool_calls' in m %}{% if m.content and m.thinking %}{{ raise_exception('Cannot pass both') }}{% endif %}" \
     "{% if m.thinking or m.content %}<analysis>{{ m.thinking or m.content }}{% endif %}" \
