@@ -32,8 +32,8 @@ class Limits:
     """Requests of one key at once; None for any number."""
     json_depth: int = 128
     messages: int = 4096
-    parts: int = 16
-    """Parts of one message's content."""
+    parts: int = 4096
+    """Parts of one message's content: of the shortest, a body of the usual length holds 30 times as many."""
     template_kwargs: int = 16
     prompts: int = 1024
     """Prompts of one request, times its `n`."""

@@ -180,6 +180,24 @@ def test_parts_that_are_no_text(serving):
     assert reply.json["choices"][0]["message"]["content"] == "The capital of France is Paris."
 
 
+def test_as_many_parts_as_the_server_takes(serving):
+    def parts(count):
+        return [{"type": "text", "text": f" {k}"} for k in range(count)]
+
+    for count in (17, 300):
+        talk = [{"role": role, "content": parts(count)} for role in ("system", "user")]
+        assert serving.ask("/apply-template", {"messages": talk}).json["prompt"].count(f" {count - 1}<") == 2
+        blocks = [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": parts(count)}]}]
+        body = {"model": "tiny", "max_tokens": 1, "system": parts(count), "messages": blocks}
+        assert serving.ask("/v1/messages/count_tokens", body).status == 200
+    assert serving.chat([{"role": "user", "content": parts(17)}], max_tokens=1).status == 200
+    with Serving(parts=3) as few:
+        assert few.chat([{"role": "user", "content": parts(3)}], max_tokens=1).status == 200
+        error = refuse(few, CHAT, {"messages": [{"role": "user", "content": parts(4)}]})
+        assert error["message"] == "messages[0].content may have 3 parts on this server, got 4"
+        assert error["param"] == "messages[0].content"
+
+
 def test_models_that_are_not_there(serving):
     assert refuse(serving, CHAT, {"model": "gpt-4", "messages": QUESTION}, 404)["code"] == "model_not_found"
     assert serving.ask(CHAT, {"model": None, "messages": QUESTION}).status == 200

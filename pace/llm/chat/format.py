@@ -38,6 +38,8 @@ class ToolFormat:
     reply: tuple[str, str] = ("", "")
     """What stands around the text of an answer, where a format marks it, too. Of a mark that is whitespace, any is
     dropped."""
+    preamble: tuple[str, str] = ("", "")
+    """What stands around text that comes before calls or the answer, where a format marks it."""
     arguments: Arguments = field(default_factory=JsonArguments)
     make_id: IdRule = call_id
 
@@ -58,11 +60,12 @@ class ToolFormat:
     def write(
         self, calls: Sequence[ToolCall], tools: Mapping[str, Tool], arguments: Sequence[Mapping[str, Any]]
     ) -> str:
-        """The text of these calls, as the model would write it: `arguments` are those of the calls, parsed."""
+        """The text of these calls, as the model would write it; each on a line where it writes one only. `arguments` are
+        those of the calls, parsed."""
         texts = [
             write(self.head, NAME=call.name, ID=call.id, INDEX=str(index))
             + self.arguments.write(values, tools[call.name])
             + write(self.tail, ID=call.id, INDEX=str(index))
             for index, (call, values) in enumerate(zip(calls, arguments))
         ]
-        return self.opening + (self.between or "").join(texts) + self.closing
+        return self.opening + ("\n" if self.between is None else self.between).join(texts) + self.closing

@@ -11,6 +11,11 @@ from pace.llm.chat.literals import ANY_BLANK, parts, pattern, terminals
 from pace.llm.chat.reasoning import Reasoning
 from pace.llm.chat.tools import Tool, ToolChoice
 
+ANSWER = "@answer"
+"""Stands in a grammar of a turn for the grammar of its text."""
+FEW_BLANKS = r"/[ \t\r\n]{0,4}/"
+"""Blank space where a turn must not consist of it."""
+
 
 def turn_grammar(
     format: ToolFormat,
@@ -23,32 +28,59 @@ def turn_grammar(
 ) -> str:
     """What a turn may be.
 
-    With "auto" it is free text in which a call, once its trigger is there, is valid. With "required" and "named" it is
-    calls and nothing else. A thought may come first, and must end where the prompt began it; a trigger inside it is
-    text. Without `parallel` there is one call at most. `special` are the ids of the tokenizer's special tokens by name.
-    With `has_answer` a turn of "auto" is calls or `@answer`, another grammar, in place of free text.
+    With "auto" it is free text in which a call, once its trigger is there, is valid. With "required" it is calls and
+    nothing else, with "named" one call. A thought may come first, and must end where the prompt began it; a trigger
+    inside it is text. Without `parallel` there is one call at most. A little blank space may follow the last call.
+    `special` are the ids of the tokenizer's special tokens by name. With `has_answer` a turn of "auto" is calls or
+    `@answer`, another grammar, in place of free text.
 
     Raises ValueError where no tool may be called: such a turn is free text, and needs no grammar.
     """
     chosen = choice.among(tools)
     if not chosen:
         raise ValueError("a turn without tools to call is free text and needs no grammar")
-    turn = _Turn(format, chosen, parallel and format.between is not None, Rules(special or {}))
+    parallel = parallel and format.between is not None and choice.mode != "named"
+    turn = _Turn(format, chosen, parallel, Rules(special or {}))
     if choice.mode == "auto" and not has_answer:
         body = turn.free()
     else:
-        body = turn.section(turn.rules.add("opening", turn.opening()))
-        body += " | @answer" if has_answer else ""
-    rules = turn.rules
-    rules.add("body", body)
-    if reasoning is None:
-        rules.add("start", "body")
-    elif reasoning.begun:
-        rules.add("start", f"{rules.until('thought', reasoning.closing)} body")
+        body = f"{turn.section(turn.rules.add('opening', turn.opening()))} {FEW_BLANKS}"
+        body += f" | {_answer(format, turn.rules)}" if has_answer else ""
+    turn.rules.add("body", body)
+    blank = ANY_BLANK if choice.mode == "auto" else r"[ \t\r\n]{0,2}"
+    return _after_thoughts(format if choice.mode == "auto" else None, reasoning, turn.rules, blank)
+
+
+def answer_grammar(format: ToolFormat, reasoning: Reasoning | None, special: Mapping[str, int]) -> str:
+    """A turn without calls, whose text is `@answer`: behind thoughts, and between the marks that the format has for an
+    answer. All of these may be left out, but for the end of a thought that the prompt began."""
+    rules = Rules(special)
+    rules.add("body", f"{FEW_BLANKS} {_answer(format, rules)}")
+    return _after_thoughts(format, reasoning, rules, r"[ \t\r\n]{0,2}")
+
+
+def _answer(format: ToolFormat, rules: Rules) -> str:
+    opening, closing = (terminals(mark, rules.special) for mark in format.reply)
+    return " ".join(filter(None, [opening and f"({opening})?", ANSWER, closing and f"({closing})?"]))
+
+
+def _after_thoughts(format: ToolFormat | None, reasoning: Reasoning | None, rules: Rules, blank: str) -> str:
+    """The grammar of a turn whose rule `body` comes after thoughts, and after what `format` has for a preamble."""
+    before = []
+    if reasoning is not None:
+        thought = rules.until("thought", reasoning.closing)
+        before.append(f"{rules.until('thought_begins', reasoning.opening, before=blank)} {thought}")
+    if format is not None and format.preamble[0]:
+        begins = rules.until("preamble_begins", format.preamble[0], before=blank)
+        before.append(f"{begins} {rules.until('preamble', format.preamble[1])}")
+    begun = f"{thought} " if reasoning is not None and reasoning.begun else ""
+    repeats = reasoning is not None and reasoning.repeats
+    if not before or (begun and not repeats):
+        rules.add("start", f"{begun}body")
+    elif repeats:
+        rules.add("start", f"{begun}({' | '.join(before)})* body")
     else:
-        blank = ANY_BLANK if choice.mode == "auto" else r"[ \t\r\n]{0,2}"
-        begins = rules.until("thought_begins", reasoning.opening, before=blank)
-        rules.add("start", f"body | {begins} {rules.until('thought', reasoning.closing)} body")
+        rules.add("start", f"body | ({' | '.join(before)}) body")
     return rules.text()
 
 
@@ -82,7 +114,7 @@ class _Turn:
         """Text, and calls after their trigger."""
         if self._format.answers_are_marked:
             section = self.section(self.rules.add("opening", self.opening()))
-            return f"{section} | {self._marked_answer()}"
+            return f"{section} {FEW_BLANKS} | {self._marked_answer()}"
         if not self._format.anywhere:
             return f"{self._at_the_start()} | {ANY_TEXT}"
         trigger = self._format.trigger
@@ -91,7 +123,7 @@ class _Turn:
         begins = self.rules.until("begins", trigger)
         rest = terminals(before.removeprefix(trigger), self.rules.special)
         if not self._parallel:
-            return f"{self.section(f'{begins} {rest}')} | {ANY_TEXT}"
+            return f"{self.section(f'{begins} {rest}')} {FEW_BLANKS} | {ANY_TEXT}"
         section = f"{begins} {rest} {self._named()} {self._closing()}"
         if self._format.closing:
             section = self.section(f"{begins} {rest}")
@@ -110,7 +142,7 @@ class _Turn:
         if self._parallel:
             between = terminals(self._format.between + self._before, self.rules.special)
             calls += f" ({between} {self._named()})*"
-        return f"{calls} {self._closing()}"
+        return f"{calls} {self._closing()} {FEW_BLANKS}"
 
     def _named(self) -> str:
         """A call from its name on."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Sequence
 from enum import Enum
 
@@ -13,6 +14,9 @@ from pace.llm.chat.ids import IdRule
 from pace.llm.chat.literals import MORE, NO, Match, blank, match
 from pace.llm.chat.reasoning import Reasoning
 from pace.llm.chat.tools import Tool
+from pace.llm.chat.untagged import FENCE, SIGNS, Untagged, find_untagged
+
+BLANKS = " \t\r\n"
 
 
 class Place(Enum):
@@ -20,8 +24,10 @@ class Place(Enum):
 
     START = "start"
     THOUGHT = "thought"
+    PREAMBLE = "preamble"
+    """In text whose end is marked, and which more follows."""
     BODY = "body"
-    """Where the answer begins: after the thought, if any."""
+    """Where the answer begins: after thoughts and preambles, if any."""
     TEXT = "text"
     MARKED_TEXT = "marked text"
     """In an answer whose end is marked."""
@@ -35,7 +41,8 @@ class TurnParser:
 
     The events joined are the same whatever the cuts between two `push`. Text that only looks like a call comes back as
     text. A call that goes wrong behind its name does not end, and what follows is text. No call is looked for without
-    `tools`. Whitespace around a thought's markers is dropped.
+    `tools`. Whitespace around a thought's markers is dropped, and so is whitespace
+    between the last call and the end.
     """
 
     def __init__(
@@ -44,8 +51,10 @@ class TurnParser:
         tools: Sequence[Tool],
         reasoning: Reasoning | None = None,
         make_id: IdRule | None = None,
+        max_untagged: int | None = None,
     ) -> None:
-        """`make_id` gives ids to calls in place of the format's rule."""
+        """`make_id` gives ids to calls in place of the format's rule. `max_untagged` is the number of calls up to which
+        those without the marks of the format are taken (`untagged.py`); None for any number."""
         self._format = format
         self._tools = {tool.name: tool for tool in tools}
         self._reasoning = reasoning
@@ -55,15 +64,25 @@ class TurnParser:
         self._held = ""
         """What came and is not told yet."""
         self._skip_blank = False
+        self._max_untagged = 0 if format.answers_are_marked else math.inf if max_untagged is None else max_untagged
+        self._between_calls: str | None = None
+        """Characters that are no text where another call or the end follows them: behind a call. None elsewhere."""
+        self._is_line_start = True
+        """Whether nothing but whitespace came since the last line began."""
+        self._is_in_block = False
+        """Whether text is in a block of code, where a call without marks is an example."""
         self._final = False
         self._calls = 0
         self._reader: Reader | None = None
         self._place = Place.START
+        self._before = [(reasoning.opening, Place.THOUGHT)] if reasoning is not None else []
+        self._before += [(format.preamble[0], Place.PREAMBLE)] if format.preamble[0] else []
         if reasoning is not None and reasoning.begun:
             self._begin(Place.THOUGHT)
         self._steps = {
             Place.START: self._start,
             Place.THOUGHT: self._thought,
+            Place.PREAMBLE: self._preamble,
             Place.BODY: self._body,
             Place.TEXT: self._text,
             Place.MARKED_TEXT: self._marked_text,
@@ -118,22 +137,30 @@ class TurnParser:
         return found
 
     def _start(self) -> Iterable[Event]:
-        if self._reasoning is None:
+        """What may come before the answer, if it does."""
+        waits = False
+        for marker, place in self._before:
+            found = self._match(marker, blank(self._held))
+            if found.end >= 0:
+                self._take(found.end)
+                self._begin(place)
+                return ()
+            waits |= found.end == MORE
+        if not waits:
             self._place = Place.BODY
-            return
-        found = self._match(self._reasoning.opening, blank(self._held))
-        if found.end >= 0:
-            self._take(found.end)
-            self._begin(Place.THOUGHT)
-        elif found.end != MORE:
-            self._place = Place.BODY
-        yield from ()
+        return ()
 
     def _thought(self) -> Iterable[Event]:
         text, ended = self._up_to(self._reasoning.closing)
         yield Thought(text)
         if ended:
-            self._begin(Place.BODY)
+            self._begin(Place.START if self._reasoning.repeats else Place.BODY)
+
+    def _preamble(self) -> Iterable[Event]:
+        text, ended = self._up_to(self._format.preamble[1])
+        yield Text(text)
+        if ended:
+            self._begin(Place.START)
 
     def _up_to(self, marker: str) -> tuple[str, bool]:
         """Takes what stands before a marker, and the marker where it has come."""
@@ -164,22 +191,80 @@ class TurnParser:
 
     def _text(self) -> Iterable[Event]:
         """Text, up to where a call may begin."""
-        if not self._tools or not self._format.anywhere:
-            yield Text(self._take(len(self._held)))
+        if self._between_calls is not None and not self._held.strip(self._between_calls):
+            if self._final:
+                self._take(len(self._held))
             return
-        trigger = self._format.trigger
-        start = self._held.find(trigger)
-        while start >= 0:
-            call = self._match(self._first, start, self._tools)
+        if not self._tools:
+            yield self._said(len(self._held))
+            return
+        tagged = self._format.trigger if self._format.anywhere else ""
+        for start in self._signs(tagged):
+            is_tagged = tagged and self._held.startswith(tagged, start)
+            call = self._match(self._first, start, self._tools) if is_tagged else Match(NO, {})
             if call.end != NO:
-                yield Text(self._take(start))
+                yield self._said(start, call.end)
                 if call.end >= 0:
                     call.end -= start
                     yield from self._call(call)
                 return
-            start = self._held.find(trigger, start + 1)
-        held = 0 if self._final else held_back(self._held, trigger)
-        yield Text(self._take(len(self._held) - held))
+            if not self._begins_line(start):
+                continue
+            found = self._untagged(start)
+            if found.end != NO:
+                yield self._said(start, found.end)
+                if found.end >= 0:
+                    self._take(found.end - start)
+                    yield from self._whole_calls(found)
+                return
+            if self._held.startswith(FENCE, start):
+                self._is_in_block = not self._is_in_block
+                yield self._said(start + len(FENCE))
+                return
+        held = held_back(self._held, tagged) if tagged and not self._final else 0
+        yield self._said(len(self._held) - held)
+
+    def _signs(self, tagged: str) -> Iterable[int]:
+        """Positions at which a call may begin."""
+        first = set(tagged[:1] + (SIGNS if self._calls < self._max_untagged else ""))
+        return (at for at, character in enumerate(self._held) if character in first)
+
+    def _begins_line(self, start: int) -> bool:
+        """Whether nothing but blank space, or a call, stands before `start` in its line."""
+        line = self._held.rfind("\n", 0, start) + 1
+        blanks = BLANKS if line or self._between_calls is None else self._between_calls
+        return (self._is_line_start or line > 0) and not self._held[line:start].strip(blanks)
+
+    def _untagged(self, start: int) -> Untagged:
+        """Calls without marks, as many as are taken."""
+        if self._held[start] not in SIGNS or self._calls >= self._max_untagged:
+            return Untagged(NO)
+        if self._is_in_block:
+            is_cut = FENCE.startswith(self._held[start:]) and self._held[start:] != FENCE
+            return Untagged(MORE if is_cut and not self._final else NO)
+        found = find_untagged(self._held, start, self._tools, self._final)
+        return Untagged(NO) if self._calls + len(found.calls) > self._max_untagged else found
+
+    def _whole_calls(self, found: Untagged) -> Iterable[Event]:
+        for name, arguments in found.calls:
+            index = self._calls
+            self._calls += 1
+            yield CallBegins(index, self._make_id(name, index), name)
+            yield ArgumentsPiece(index, arguments)
+            yield CallEnds(index)
+        self._between_calls, self._is_line_start = BLANKS + ",", True
+
+    def _said(self, length: int, call_end: int = NO) -> Text:
+        """Takes a piece of text, before a call that has ended or may begin. What stands between two calls is none."""
+        if call_end != NO and self._between_calls is not None and not self._held[:length].strip(self._between_calls):
+            self._take(length if call_end >= 0 else 0)
+            return Text("")
+        text = self._take(length)
+        if text:
+            line = text.rpartition("\n")
+            self._is_line_start = (self._is_line_start or bool(line[1])) and not line[2].strip()
+            self._between_calls = None
+        return Text(text)
 
     def _marked_text(self) -> Iterable[Event]:
         text, ended = self._up_to(self._format.reply[1])
@@ -193,7 +278,7 @@ class TurnParser:
         name, index = found.holes["NAME"], self._calls
         self._calls += 1
         self._reader = self._format.arguments.reader(self._tools[name])
-        self._place = Place.ARGUMENTS
+        self._place, self._is_line_start = Place.ARGUMENTS, False
         yield CallBegins(index, found.holes.get("ID") or self._make_id(name, index), name)
 
     def _arguments(self) -> Iterable[Event]:
@@ -224,7 +309,7 @@ class TurnParser:
         waits = following is not None and following.end == MORE
         if not waits and closing.end != MORE:
             self._take(max(closing.end, 0))
-            self._place = Place.TEXT
+            self._place, self._between_calls, self._is_line_start = Place.TEXT, BLANKS, True
 
 
 def _joined(events: Iterable[Event]) -> Iterable[Event]:

@@ -13,12 +13,15 @@ class Reasoning:
     closing: str
     begun: bool = False
     """Whether the prompt ends inside a thought, so that the turn begins in it."""
+    repeats: bool = False
+    """Whether thoughts may follow one another. The closing is then what begins any message of the assistant, and at the
+    end of a prompt it says nothing."""
 
     def after(self, prompt: str) -> Reasoning | None:
         """The same for a turn that follows `prompt`: begun where it ends with the opening, None where the thought is
         over."""
         prompt = prompt.rstrip()
-        if prompt.endswith(self.closing):
+        if prompt.endswith(self.closing) and not self.repeats:
             return None
         return replace(self, begun=prompt.endswith(self.opening))
 
@@ -27,7 +30,7 @@ THINK = Reasoning("<think>", "</think>")
 SEED_THINK = Reasoning("<seed:think>", "</seed:think>")
 MISTRAL_THINK = Reasoning("[THINK]", "[/THINK]")
 COMMAND_THINKING = Reasoning("<|START_THINKING|>", "<|END_THINKING|>")
-HARMONY_ANALYSIS = Reasoning("<|channel|>analysis<|message|>", "<|end|><|start|>assistant")
+HARMONY_ANALYSIS = Reasoning("<|channel|>analysis<|message|>", "<|end|><|start|>assistant", repeats=True)
 
 _BY_FRAGMENT = {
     "<|channel|>analysis<|message|>": HARMONY_ANALYSIS,

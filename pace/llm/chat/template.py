@@ -3,46 +3,54 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
+import re
 import string
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pace.llm.chat.format import ToolFormat
 from pace.llm.chat.formats import detect_format
 from pace.llm.chat.ids import nine_characters
+from pace.llm.chat.messages import Message, Said, calls_apart, read_messages, results_as_users, text_apart
 from pace.llm.chat.reasoning import Reasoning, detect_reasoning
 from pace.llm.chat.tools import Tool, ToolCall
-from pace.naming import shown
 
-Message = Mapping[str, Any]
 _PROBE = Tool("zq_probe", "", {"type": "object", "properties": {"zq_key": {"type": "string"}}})
 _LETTERS = string.ascii_letters + string.digits
+_THOUGHT = "reasoning_content"
+_OTHER_THOUGHT = re.compile(r"\.thinking\b|['\"]thinking['\"]")
+"""How templates look for thoughts under the other name that they have."""
 
 
 @dataclass(frozen=True)
 class Manner:
-    """How a template takes calls in messages."""
+    """How a template takes calls in messages, and what they return."""
 
-    shown: bool
-    """False where it leaves calls out."""
-    results_shown: bool
-    """False where it has no place for what a tool returned."""
+    calls: Literal["together", "apart", "text"] = "together"
+    """Calls of one message stay together, stand in turns of their own, or are written into the content."""
+    results: Literal["tool", "user"] = "tool"
+    """Role of what a tool returned."""
+    result_in_parts: bool = False
+    text_apart: bool = False
+    """Whether text beside calls is a turn of its own."""
     arguments_as_text: bool = False
     empty_content: str | None = None
     """What stands for no content beside calls."""
 
 
 class TemplateRefusal(ValueError):
-    """A chat template that does not take a conversation, or is none that can be read; names its file."""
+    """A chat template that does not take a conversation, leaves a part of it out, or is none that can be read; names its
+    file."""
 
-    def __init__(self, file: str, error: Exception) -> None:
-        self.reason = _reason(error)
+    def __init__(self, file: str, reason: str) -> None:
+        self.reason = reason
         """Without the file, for those who are not to know it."""
-        super().__init__(f"{file}: {self.reason}")
+        super().__init__(f"{file}: {reason}")
 
 
 class ChatTemplate:
@@ -55,6 +63,8 @@ class ChatTemplate:
             raise ValueError("this model has no chat template: it was not made for conversations; give it plain text")
         self.tokenizer = tokenizer
         self._format = format
+        self._in_parts: dict[str, bool] = {}
+        """Whether a message of a role has its content in parts."""
 
     @cached_property
     def source(self) -> str:
@@ -85,91 +95,192 @@ class ChatTemplate:
         """The text of a conversation, up to where the answer begins.
 
         With `continue_answer` the last message goes on. `variables` are what the template may look at. A template that
-        knows no tools is told of them in the first message.
+        knows no tools is told of them in the first message. Calls and results that it would leave out or refuse are
+        given to it in another way: in turns of their own, or as text.
 
         Raises TypeError for messages that are no dicts, ValueError for one without a role, content that is no text and
         arguments that are no JSON object, TemplateRefusal for what the template itself raises (roles that must alternate,
-        say).
+        say) and for a message that it would leave out.
         """
-        _check(messages)
-        options = {"add_generation_prompt": begin_answer, "continue_final_message": continue_answer}
-        options |= variables or {}
-        if tools and not self._knows_tools:
-            messages = self._told(messages, tools)
-            tools = ()
-        return self._apply(self._prepared(messages, tools), tools, options)
+        said = read_messages(messages)
+        options = {"add_generation_prompt": begin_answer, **(variables or {})}
+        failure: TemplateRefusal | None = None
+        chosen: tuple[list[Said], Sequence[Tool], Manner] | None = None
+        for way in self._ways(said, tools):
+            chosen = chosen or way
+            try:
+                lost = self._lost(*way, options | ({"add_generation_prompt": False} if continue_answer else {}))
+            except TemplateRefusal:
+                continue
+            if lost is None:
+                chosen, failure = way, None
+                break
+            failure = failure or TemplateRefusal(
+                self._file, f"the chat template leaves out {lost}, so that the model would not read it"
+            )
+        turns, given, manner = chosen
+        prepared = [self._prepared(turn, manner) for turn in turns]
+        text = self._apply(prepared, given, options | {"continue_final_message": continue_answer})
+        if failure is not None:
+            raise failure
+        return text
 
     def encode(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
         """The token ids of a conversation, up to where the answer begins."""
         return list(self.tokenizer(self.render(messages, tools), add_special_tokens=False)["input_ids"])
 
-    def _apply(self, messages: list[dict[str, Any]], tools: Sequence[Tool], options: Mapping[str, Any]) -> str:
-        given = {"tools": [tool.for_template() for tool in tools]} if tools else {}
-        try:
-            return self.tokenizer.apply_chat_template(messages, tokenize=False, **given, **options)
-        except Exception as error:  # whatever a template may come to
-            raise TemplateRefusal(self._file, error) from error
+    # -- what the template takes ---------------------------------------------------------------------------------------
 
-    @property
-    def _file(self) -> str:
-        """Where the template stands."""
-        path = Path(getattr(self.tokenizer, "name_or_path", None) or "")
-        names = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
-        found = [path / name for name in names if (path / name).is_file()]
-        return str(found[0] if found else path if path.is_file() else "the tokenizer's chat_template")
+    def _ways(self, said: list[Said], tools: Sequence[Tool]) -> Iterator[tuple[list[Said], Sequence[Tool], Manner]]:
+        """Ways to give the template a conversation, the best first: turns, tools and how they are written."""
+        has_calls = any(turn.calls or turn.role == "tool" for turn in said)
+        for told in (False, True) if tools and self._knows_tools else (bool(tools),):
+            turns, given = (self._told(said, tools), ()) if told else (said, tools)
+            for manner in self._manners if has_calls else (Manner(),):
+                yield self._turns(turns, tools, manner), given, manner
+
+    def _turns(self, said: list[Said], tools: Sequence[Tool], manner: Manner) -> list[Said]:
+        """The turns that a conversation has in this manner."""
+        turns = list(text_apart(said)) if manner.text_apart else said
+        if manner.calls == "apart":
+            turns = list(calls_apart(turns))
+        if manner.calls == "text":
+            known = {tool.name: tool for tool in tools}
+            turns = [self._with_calls_as_text(turn, known) for turn in turns]
+        return list(results_as_users(turns)) if manner.results == "user" else turns
+
+    def _lost(self, turns: list[Said], tools: Sequence[Tool], manner: Manner, options: Mapping[str, Any]) -> str | None:
+        """What the template leaves out of a conversation: its place, None for nothing. Found with words in place of all
+        texts, as templates may escape or trim these. Raises TemplateRefusal."""
+        words: dict[str, str] = {}
+        marked = []
+        for number, turn in enumerate(turns):
+            text = f"zq{number}x" if turn.text else ""
+            words |= {text: f"{turn.place}.content, of the role {turn.role!r}"} if text else {}
+            calls = []
+            for index, call in enumerate(turn.calls):
+                word = f"zq{number}c{index}x"
+                words[word] = f"{turn.place}.tool_calls, of which it shows none or some"
+                calls.append(replace(call, arguments=json.dumps({"zq_key": word})))
+            marked.append(self._prepared(replace(turn, text=text, calls=tuple(calls)), manner))
+        shown = self._apply(marked, tools, options)
+        called = [call.name for turn in turns for call in turn.calls]
+        for index, tool in enumerate(tools):
+            if shown.count(tool.name) <= called.count(tool.name):
+                return f"tools[{index}]"
+        return next((place for word, place in words.items() if word not in shown), None)
+
+    @cached_property
+    def _manners(self) -> list[Manner]:
+        """Manners of calls to be tried, the best first: those in which a call and its result are shown as they are, and
+        at last the calls as text."""
+        found = []
+        if (best := self._best_manner) is not None:
+            found = [
+                replace(best, calls=calls, text_apart=apart)
+                for apart in (False, True)
+                for calls in ("together", "apart")
+            ]
+        for in_parts in (False, True):
+            conversation = [self._content("user", "zq_question"), self._content("assistant", "zq_answer")]
+            if "zq_result" in self._try([*conversation, _message("tool", "zq_result", in_parts)]):
+                found.append(Manner("text", "tool", in_parts))
+                break
+        return [*found, Manner("text", "user")]
+
+    @cached_property
+    def _best_manner(self) -> Manner | None:
+        """The first manner in which the template shows a call and its result; None where it shows none."""
+        tools = [_PROBE] if self._knows_tools else []
+        asked = self._content("user", "zq_question")
+        usual = self._try([asked], tools).count("None")
+        call = ToolCall(self.format.make_id(_PROBE.name, 0), _PROBE.name, '{"zq_key": "zq_value"}')
+        answer, result = (
+            Said("", "assistant", calls=(call,)),
+            Said("", "tool", "zq_result", (), {"tool_call_id": call.id, "name": call.name}),
+        )
+        for role, in_parts, as_text, empty in itertools.product(
+            ("tool", "user"), (False, True), (False, True), (None, "")
+        ):
+            if role == "user" and in_parts:
+                continue
+            manner = Manner("together", role, in_parts, False, as_text, empty)
+            turns = [self._prepared(turn, manner) for turn in self._turns([answer, result], tools, manner)]
+            text = self._try([asked, *turns], tools)
+            whole = all(word in text for word in (_PROBE.name, "zq_key", "zq_value", "zq_result"))
+            as_python = "{'zq_key'" in text or text.count("None") > usual
+            if whole and not as_python and '\\"zq_key' not in text:
+                return manner
+        return None
 
     @cached_property
     def _knows_tools(self) -> bool:
-        question = [{"role": "user", "content": "zq_question"}]
-        return _PROBE.name in self._try(question, [_PROBE])
+        return _PROBE.name in self._try([self._content("user", "zq_question")], [_PROBE])
 
-    @cached_property
-    def _manner(self) -> Manner:
-        """The first manner in which the template shows a call as it is."""
-        tools = [_PROBE] if self._knows_tools else []
-        asked = {"role": "user", "content": "zq_question"}
-        usual = self._try([asked], tools).count("None")
-        call = ToolCall(self.format.make_id(_PROBE.name, 0), _PROBE.name, '{"zq_key": "zq_value"}')
-        result = {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": "zq_result"}
-        for as_text in (False, True):
-            for empty in (None, ""):
-                answer = {"role": "assistant", "content": empty, "tool_calls": [_shown(call, as_text)]}
-                text = self._try([asked, answer, result], tools)
-                whole = all(word in text for word in (_PROBE.name, "zq_key", "zq_value", "zq_result"))
-                as_python = "{'zq_key'" in text or text.count("None") > usual
-                if whole and not as_python and '\\"zq_key' not in text:
-                    return Manner(True, True, as_text, empty)
-        text = self._try([asked, {"role": "assistant", "content": "zq_answer"}, result], tools)
-        return Manner(False, result["content"] in text)
+    def _takes_parts(self, role: str) -> bool:
+        """Whether the template shows a message of this role in parts only."""
+        if role not in self._in_parts:
+            self._in_parts[role] = not self._shows(role, False) and self._shows(role, True)
+        return self._in_parts[role]
 
-    def _try(self, messages: list[dict[str, Any]], tools: Sequence[Tool]) -> str:
+    def _shows(self, role: str, in_parts: bool) -> bool:
+        """Whether the template shows a message of this role."""
+        probe = _message(role, "zq_text", in_parts)
+        question = probe if role == "user" else self._content("user", "zq_question")
+        talks = (
+            [[probe]]
+            if role == "user"
+            else [[probe, question]]
+            if role == "system"
+            else [[question, probe], [question, probe, question]]
+        )
+        return any(re.search(r"(?<!['\"]text['\"]: ['\"])zq_text", self._try(talk)) for talk in talks)
+
+    def _try(self, messages: list[dict[str, Any]], tools: Sequence[Tool] = ()) -> str:
         """The text, "" where the template refuses."""
         try:
             return self._apply(messages, tools, {"add_generation_prompt": True})
         except TemplateRefusal:
             return ""
 
-    def _prepared(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[dict[str, Any]]:
-        known = {tool.name: tool for tool in tools}
-        return [self._message(message, f"messages[{index}]", known) for index, message in enumerate(messages)]
+    # -- messages in its terms -----------------------------------------------------------------------------------------
 
-    def _message(self, message: Message, place: str, tools: Mapping[str, Tool]) -> dict[str, Any]:
-        made = {**message, "content": _text(message.get("content"), f"{place}.content")}
-        calls = _calls(message.get("tool_calls") or (), f"{place}.tool_calls")
-        made.pop("tool_calls", None)
+    def _content(self, role: str, text: str) -> dict[str, Any]:
+        return _message(role, text, self._takes_parts(role))
+
+    def _prepared(self, turn: Said, manner: Manner) -> dict[str, Any]:
+        """A turn as the template takes it."""
+        if turn.role == "tool":
+            made = _message("tool", turn.text, manner.result_in_parts)
+        else:
+            made = self._content(turn.role, turn.text)
+        made |= turn.others or {}
         if made.get("tool_call_id"):
             made["tool_call_id"] = self._id(made["tool_call_id"])
-        if calls and self._manner.shown:
-            calls = [ToolCall(self._id(call.id), call.name, call.arguments) for call in calls]
-            made["tool_calls"] = [_shown(call, self._manner.arguments_as_text) for call in calls]
-            made["content"] = made["content"] or self._manner.empty_content
-        elif calls:
-            tools = {call.name: tools.get(call.name, Tool(call.name)) for call in calls}
-            text = self.format.write(calls, tools, [json.loads(call.arguments) for call in calls])
-            made["content"] = "\n".join(filter(None, [made["content"], text]))
-        elif made["role"] == "tool" and not self._manner.results_shown:
-            made["role"] = "user"
+        if self._calls_them_thinking and _THOUGHT in made:
+            made["thinking"] = made[_THOUGHT]
+        if turn.calls:
+            made["content"] = made["content"] if turn.text else manner.empty_content
+            made["tool_calls"] = [self._shown(call, manner.arguments_as_text) for call in turn.calls]
         return made
+
+    @cached_property
+    def _calls_them_thinking(self) -> bool:
+        """Whether thoughts in a message have the name that gpt-oss has for them."""
+        return _THOUGHT not in self.source and _OTHER_THOUGHT.search(self.source) is not None
+
+    def _shown(self, call: ToolCall, arguments_as_text: bool) -> dict[str, Any]:
+        arguments = call.arguments if arguments_as_text else json.loads(call.arguments)
+        function = {"name": call.name, "arguments": arguments}
+        return {"id": self._id(call.id), "type": "function", "function": function}
+
+    def _with_calls_as_text(self, turn: Said, tools: Mapping[str, Tool]) -> Said:
+        """Calls in the content, as the model would write them."""
+        if not turn.calls:
+            return turn
+        known = {call.name: tools.get(call.name, Tool(call.name)) for call in turn.calls}
+        text = self.format.write(turn.calls, known, [json.loads(call.arguments) for call in turn.calls])
+        return replace(turn, text="\n".join(filter(None, [turn.text, text])), calls=())
 
     def _id(self, given: str) -> str:
         """The id of a call, in the form that the format has: other ids are mapped, always to the same."""
@@ -178,19 +289,34 @@ class ChatTemplate:
         digest = hashlib.sha256(given.encode()).digest()
         return "".join(_LETTERS[byte % len(_LETTERS)] for byte in digest[:9])
 
-    def _told(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
+    def _told(self, said: list[Said], tools: Sequence[Tool]) -> list[Said]:
         """The messages, with a description of the tools and of the form of a call in the first."""
         listed = "\n".join(json.dumps(tool.for_template()["function"], ensure_ascii=False) for tool in tools)
         form = self.format.opening + self.format.call + self.format.closing
         form = form.replace("$NAME", "NAME").replace("$ARGS", "ARGUMENTS").replace("$ID", "ID").replace("$INDEX", "0")
         told = f"You may call these tools:\n{listed}\nTo call one, answer with nothing but\n{form}"
-        first, rest = dict(messages[0]), list(messages[1:])
-        if first["role"] != "system":
-            system = {"role": "system", "content": told}
-            if self._try([system, {"role": "user", "content": "zq_question"}], ()):
-                return [system, first, *rest]
-        text = _text(first.get("content"), "messages[0].content")
-        return [{**first, "content": f"{text}\n\n{told}" if first["role"] == "system" else f"{told}\n\n{text}"}, *rest]
+        first, rest = said[0], said[1:]
+        if first.role != "system" and (self._shows("system", False) or self._shows("system", True)):
+            return [Said("tools", "system", told), first, *rest]
+        text = f"{first.text}\n\n{told}" if first.role == "system" else f"{told}\n\n{first.text}"
+        return [replace(first, text=text), *rest]
+
+    # -- the template itself -------------------------------------------------------------------------------------------
+
+    def _apply(self, messages: list[dict[str, Any]], tools: Sequence[Tool], options: Mapping[str, Any]) -> str:
+        given = {"tools": [tool.for_template() for tool in tools]} if tools else {}
+        try:
+            return self.tokenizer.apply_chat_template(messages, tokenize=False, **given, **options)
+        except Exception as error:  # whatever a template may come to
+            raise TemplateRefusal(self._file, _reason(error)) from error
+
+    @property
+    def _file(self) -> str:
+        """Where the template stands."""
+        path = Path(getattr(self.tokenizer, "name_or_path", None) or "")
+        names = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
+        found = [path / name for name in names if (path / name).is_file()]
+        return str(found[0] if found else path if path.is_file() else "the tokenizer's chat_template")
 
 
 def special_tokens(tokenizer: Any) -> dict[str, int]:
@@ -202,6 +328,10 @@ def special_tokens(tokenizer: Any) -> dict[str, int]:
     }
 
 
+def _message(role: str, text: str, in_parts: bool) -> dict[str, Any]:
+    return {"role": role, "content": [{"type": "text", "text": text}] if in_parts else text}
+
+
 def _reason(error: Exception) -> str:
     from jinja2 import TemplateError, TemplateSyntaxError
 
@@ -209,59 +339,3 @@ def _reason(error: Exception) -> str:
         return f"line {error.lineno} of the chat template is not Jinja: {error.message}"
     kind = "" if type(error) is TemplateError else f"{type(error).__name__}: "  # that one has the template's own words
     return f"the chat template refuses these messages: {kind}{error}"
-
-
-def _check(messages: Any) -> None:
-    if not isinstance(messages, Sequence) or isinstance(messages, str):
-        raise TypeError(f"messages must be a list of dicts with role and content; got {messages!r:.60}")
-    for index, message in enumerate(messages):
-        if not isinstance(message, Mapping):
-            raise TypeError(f"messages[{index}] must be a dict with role and content; got {message!r:.60}")
-        if not isinstance(message.get("role"), str):
-            raise ValueError(f'messages[{index}] must have a role, such as "user"; got {message!r:.60}')
-
-
-def _text(content: Any, place: str) -> str:
-    """A message's content as one string."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    if not isinstance(content, Sequence):
-        raise ValueError(f"{place} must be text, or parts of type text; got {shown(content)}")
-    texts = []
-    for index, part in enumerate(content):
-        text = part.get("text") if isinstance(part, Mapping) else None
-        if not isinstance(text, str):
-            kind = part.get("type") if isinstance(part, Mapping) else part
-            raise ValueError(
-                f"{place}[{index}] must be a part of type text, as models read text only; got {shown(kind)}"
-            )
-        texts.append(text)
-    return "".join(texts)
-
-
-def _calls(items: Sequence[Any], place: str) -> list[ToolCall]:
-    """The calls of a message of the assistant. Raises ValueError for other than calls with a JSON object."""
-    if not isinstance(items, Sequence):
-        raise ValueError(f"{place} must be a list of calls")
-    calls = []
-    for index, item in enumerate(items):
-        where = f"{place}[{index}].function"
-        function = item.get("function", item) if isinstance(item, Mapping) else {}
-        name, arguments = function.get("name"), function.get("arguments", "{}")
-        if not isinstance(name, str):
-            raise ValueError(f"{where}.name must be a string")
-        if isinstance(arguments, Mapping):
-            arguments = json.dumps(arguments, ensure_ascii=False)
-        try:
-            values = json.loads(arguments or "{}")
-        except (TypeError, ValueError, RecursionError):
-            values = None
-        if not isinstance(values, dict):
-            raise ValueError(f"{where}.arguments must be a JSON object, as text")
-        calls.append(ToolCall(str(item.get("id", "")), name, arguments or "{}"))
-    return calls
-
-
-def _shown(call: ToolCall, arguments_as_text: bool) -> dict[str, Any]:
-    arguments = call.arguments if arguments_as_text else json.loads(call.arguments)
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}

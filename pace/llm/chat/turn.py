@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from pace.grammar import Grammar
-from pace.llm.chat.arguments import Rules
 from pace.llm.chat.events import CallEnds, Event, Text
 from pace.llm.chat.format import ToolFormat
-from pace.llm.chat.grammar import turn_grammar
+from pace.llm.chat.grammar import answer_grammar, turn_grammar
 from pace.llm.chat.parser import TurnParser
 from pace.llm.chat.reasoning import Reasoning
 from pace.llm.chat.template import ChatTemplate, Message, special_tokens
@@ -36,6 +35,8 @@ class Turn:
     """Special tokens that are no text: all but those whose names the parser looks for."""
     continues: bool = False
     """Whether the answer goes on with a text that the prompt ends with."""
+    max_untagged: int | None = None
+    """As of `TurnParser`: where the model need not call, and no grammar says what its text is."""
 
     @property
     def is_plain(self) -> bool:
@@ -44,7 +45,7 @@ class Turn:
 
     def parser(self) -> TurnParser:
         """A parser at the beginning of the answer."""
-        return TurnParser(self.format, self.tools, self.reasoning)
+        return TurnParser(self.format, self.tools, self.reasoning, max_untagged=self.max_untagged)
 
 
 class TurnReader:
@@ -138,16 +139,23 @@ def turn_after(
             turn_grammar(manner.format, callable_tools, choice, parallel, reasoning, special, answer is not None),
             answer,
         )
-    elif answer is not None and reasoning is not None:
-        grammar = _grammar(_thought_first(reasoning, special), answer)
+    elif answer is not None and (reasoning is not None or manner.format.answers_are_marked):
+        grammar = _grammar(answer_grammar(manner.format, reasoning, special), answer)
     flagged = {number for number, token in manner.tokenizer.added_tokens_decoder.items() if token.special}
     hidden = frozenset(manner.tokenizer.all_special_ids) | flagged
-    turn = Turn(prompt, grammar, manner.format, callable_tools, choice, reasoning, hidden)
+    max_untagged = 0 if choice.mode != "auto" or answer is not None else None if parallel else 1
+    turn = Turn(
+        prompt, grammar, manner.format, callable_tools, choice, reasoning, hidden, max_untagged=max_untagged
+    )
     if turn.is_plain:
         return turn
     literals = "".join(
         [manner.format.opening, manner.format.call, manner.format.between or "", manner.format.closing]
-        + [*manner.format.reply, *((reasoning.opening, reasoning.closing) if reasoning else ())]
+        + [
+            *manner.format.reply,
+            *manner.format.preamble,
+            *((reasoning.opening, reasoning.closing) if reasoning else ()),
+        ]
     )
     shown = {number for name, number in special.items() if name in literals}
     return replace(turn, hidden=hidden - shown)
@@ -164,16 +172,3 @@ def _grammar(lark: str, answer: Grammar | None) -> Grammar:
         first, *others = json.loads(answer.source)["grammars"]
         parts += [{**first, "name": "answer"}, *others]
     return Grammar("turn", json.dumps({"grammars": parts}, ensure_ascii=False))
-
-
-def _thought_first(reasoning: Reasoning, special: Mapping[str, int]) -> str:
-    """A thought, which may be left out unless it has begun, then the answer."""
-    rules = Rules(special)
-    thought = rules.until("thought", reasoning.closing)
-    blank = r"[ \t\r\n]{0,2}"
-    if reasoning.begun:
-        rules.add("start", f"{thought} /{blank}/ {ANSWER}")
-    else:
-        begins = rules.until("thought_begins", reasoning.opening, before=blank)
-        rules.add("start", f"{ANSWER} | {begins} {thought} /{blank}/ {ANSWER}")
-    return rules.text()

@@ -169,8 +169,10 @@ def joined_text(content: Any, param: str, most_parts: int, separator: str = "") 
         return ""
     if isinstance(content, str):
         return content
-    if not isinstance(content, list) or len(content) > most_parts:
-        raise ApiError(400, f"{param} must be a string or at most {most_parts} parts of text", param=param)
+    if not isinstance(content, list):
+        raise ApiError(400, f"{param} must be a string or a list of parts of text, got {shown(content)}", param=param)
+    if len(content) > most_parts:
+        raise ApiError(400, f"{param} may have {most_parts} parts on this server, got {len(content)}", param=param)
     texts = []
     for index, part in enumerate(content):
         kind = part.get("type") if isinstance(part, dict) else None

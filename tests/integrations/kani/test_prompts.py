@@ -152,9 +152,10 @@ def test_thoughts_stand_where_the_template_looks_for_them(make_engine, model, mo
         template = "{% for message in messages %}{{ PLACE }}: {{ message.content }}{% endfor %}".replace("PLACE", place)
         monkeypatch.setattr(model.tokenizer, "chat_template", template)
         assert make_engine().build_prompt([message]) == "Let me see.: It is 4."
-    template = "{% for message in messages %}{{ message.thoughts }}{% endfor %}"
+    template = "{% for message in messages %}{{ message.thoughts }}: {{ message.content }}{% endfor %}"
     monkeypatch.setattr(model.tokenizer, "chat_template", template)
-    assert make_engine(chat_template_reasoning_content_key="thoughts").build_prompt([message]) == "Let me see."
+    prompt = make_engine(chat_template_reasoning_content_key="thoughts").build_prompt([message])
+    assert prompt == "Let me see.: It is 4."
 
 
 class Doubled(MessagePart):

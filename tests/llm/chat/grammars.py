@@ -28,7 +28,7 @@ _SPECIAL = re.compile(r"<[|｜/]?[\w|｜▁:/]+[|｜]?>|\[/?[A-Z_]+\]")
 
 def special_names(format: ToolFormat) -> list[str]:
     """The marks of a format that models have as special tokens."""
-    literals = [format.opening, format.call, format.between or "", format.closing, *format.reply]
+    literals = [format.opening, format.call, format.between or "", format.closing, *format.reply, *format.preamble]
     literals += [getattr(format.arguments, name, "") for name in ("before", "after", "end")]
     return sorted({found for literal in literals for part in parts(literal) for found in _SPECIAL.findall(part.text)})
 
@@ -56,7 +56,8 @@ class Vocabulary:
 
 
 @functools.cache
-def vocabulary(names: tuple[str, ...] = ()) -> Vocabulary:
+def vocabulary(names: tuple[str, ...] = (), end: str = END) -> Vocabulary:
+    """With these special tokens more; `end` is the one that ends a turn."""
     settings = json.loads(TINY.read_text())
     known = {token["content"]: token["id"] for token in settings["added_tokens"]}
     size = max([*settings["model"]["vocab"].values(), *known.values()]) + 1
@@ -67,8 +68,8 @@ def vocabulary(names: tuple[str, ...] = ()) -> Vocabulary:
             settings["added_tokens"].append({"id": size, "content": name, "special": True, **flags})
             size += 1
     text = json.dumps(settings)
-    special = {name: token for name, token in known.items() if name != END}
-    return Vocabulary(Tokenizer.from_str(text), LLTokenizer(text, eos_token=known[END]), special)
+    special = {name: token for name, token in known.items() if name != end}
+    return Vocabulary(Tokenizer.from_str(text), LLTokenizer(text, eos_token=known[end]), special)
 
 
 @functools.lru_cache(maxsize=64)

@@ -125,8 +125,34 @@ def test_one_call_without_parallel_calls(name):
         for count in (1, 2):
             calls = [ToolCall(f"12345678{k}", tools[0].name, "") for k in range(count)]
             tokens = words.encode(format.write(calls, by_name, values[:count]))
-            assert accepts(many, words, tokens)
+            assert accepts(many, words, tokens) == (count == 1 or choice.mode != "named"), (
+                "a named function is one call"
+            )
             assert accepts(one, words, tokens) == (count == 1)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_blank_space_before_the_end(name):
+    """Models write a line end behind their last call: a turn may end there, and the blank is no text."""
+    format = FORMATS[name]
+    for seed, blank in enumerate(("\n", " ", "\n\n", " \n", "\r\n")):
+        tools, calls, _, text, _ = written(format, seed)
+        words = vocabulary(tuple(special_names(format)) if seed % 2 else ())
+        tokens = words.encode(text) + words.encode(blank)
+        choices = [(ToolChoice("required"), True), (ToolChoice("auto"), True)]
+        if len(calls) == 1:
+            named = ToolChoice("named", (calls[0].name,))
+            choices += [(named, True), (named, False), (ToolChoice("required"), False), (ToolChoice("auto"), False)]
+        for choice, parallel in choices:
+            for has_answer in (False, True) if choice.mode == "auto" else (False,):
+                grammar = turn_grammar(format, tools, choice, parallel, None, words.special, has_answer)
+                grammar += '\nanswer: "@"\n' if has_answer else ""
+                assert accepts(grammar.replace("@answer", "answer"), words, tokens), f"{choice}: {text + blank!r}"
+        whole = parse(TurnParser(format, tools, make_id="{}{}".format), (text + blank).replace(PLAIN, ""))
+        assert whole.text == "" and whole.ended == list(range(len(calls)))
+        length = len((text + blank).replace(PLAIN, ""))
+        cut = parse(TurnParser(format, tools, make_id="{}{}".format), (text + blank).replace(PLAIN, ""), range(length))
+        assert cut == whole
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -175,7 +175,7 @@ def test_what_is_not_served_is_refused_by_name(fields: dict[str, Any], param: st
         ({"input": [{"role": "user", "content": 5}]}, "input[0].content"),
         ({"input": [{"role": "user", "content": [part("a"), {"type": "input_text"}]}]}, "input[0].content[1]"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "file:///"}]}]}, "input[0].content[0]"),
-        ({"input": [{"role": "user", "content": [part("a")] * 17}]}, "input[0].content"),
+        ({"input": [{"role": "user", "content": [part("a")] * 4097}]}, "input[0].content"),
         ({"input": [{"type": "function_call", "call_id": "c", "name": "f"}]}, "input[0].arguments"),
         ({"input": [{"type": "function_call", "call_id": 5, "name": "f", "arguments": "{}"}]}, "input[0].call_id"),
         ({"input": [{"type": "function_call_output", "call_id": "c"}]}, "input[0].output"),

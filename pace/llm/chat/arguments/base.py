@@ -10,7 +10,8 @@ from typing import Any, Protocol
 from pace.llm.chat.literals import pattern, terminals
 from pace.llm.chat.tools import Tool
 
-ANY_TEXT = r"/(.|\n)*/"
+ANYTHING = r"(.|\n)*"
+ANY_TEXT = f"/{ANYTHING}/"
 """Text without special tokens."""
 
 
@@ -26,16 +27,20 @@ class Rules:
         self.lines[f"{name}[lazy]" if lazy else name] = expression or '""'
         return name
 
-    def until(self, name: str, marker: str, before: str = r"(.|\n)*") -> str:
+    def until(self, name: str, marker: str, before: str = ANYTHING) -> str:
         """Text up to and with the first `marker`, which has no whitespace at its ends.
 
-        A marker of special tokens may be spelled in plain characters, too: a reader of text sees no difference.
+        A marker of special tokens may be spelled in plain characters, too: a reader of text sees no difference. One of
+        several that is all that may come, but for `before`, may not: once its beginning is spelled, llguidance would
+        take the rest of it for tokens.
         """
-        spelled = self.add(f"{name}_text", f"/{before}{pattern(marker)}/", lazy=True)
         tokens = terminals(marker, self.special)
+        free = f"/{before}/ " if before else ""
+        if before != ANYTHING and tokens.count("<[") > 1:
+            return self.add(name, free + tokens)
+        spelled = self.add(f"{name}_text", f"/{before}{pattern(marker)}/", lazy=True)
         if not tokens.startswith("<["):
             return spelled
-        free = f"/{before}/ " if before else ""
         return self.add(name, f"{free}{tokens} | {spelled}")
 
     def text(self) -> str:

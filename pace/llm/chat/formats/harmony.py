@@ -1,4 +1,4 @@
-"""gpt-oss: every message names its channel. A turn ends with its one call."""
+"""gpt-oss: every message names its channel. A turn is thoughts and remarks, then its one call or its answer."""
 
 from pace.llm.chat.format import ToolFormat
 
@@ -11,5 +11,6 @@ FORMATS = (
         between=None,
         anywhere=False,
         reply=("<|channel|>final<|message|>", ""),
+        preamble=("<|channel|>commentary<|message|>", "<|end|><|start|>assistant"),
     ),
 )

@@ -1,0 +1,178 @@
+"""Calls that a model writes without the marks of its format: JSON as it is, in a block of code, or in another tag.
+
+    {"name": "f", "arguments": {"n": 1}}
+
+One object or several, or a list of them. They are calls where each names a tool and has arguments that its schema
+takes; anything else is text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pace.grammar.validation import is_valid
+from pace.llm.chat.arguments import State
+from pace.llm.chat.arguments.json_arguments import JsonScanner
+from pace.llm.chat.literals import MORE, NO, blank
+from pace.llm.chat.tools import Tool
+
+FENCE = "```"
+LANGUAGES = ("", "json", "JSON", "jsonc", "json5", "xml", "tool_call", "tool_calls", "tool_code", "tools")
+"""What stands behind the fence of a block that may hold calls."""
+TAGS = ("tool_call", "tool_calls", "tools", "tool", "function_call", "json")
+SIGNS = "`<[{"
+"""Characters with which calls begin."""
+_MEMBERS = ("name", "arguments", "parameters", "type", "id")
+
+
+@dataclass(frozen=True)
+class Untagged:
+    """Where calls end in a text, or MORE, or NO; and their names and arguments."""
+
+    end: int
+    calls: tuple[tuple[str, str], ...] = ()
+
+
+class _Stop(Exception):
+    """The text so far holds no calls; `end` says whether it may."""
+
+    def __init__(self, end: int) -> None:
+        self.end = end
+
+
+def find_untagged(text: str, start: int, tools: Mapping[str, Tool], is_final: bool) -> Untagged:
+    """The calls that begin at `start`, with what stands around them. A block of code or a tag that is not closed is
+    taken at the end of the text, where `is_final` says that nothing follows it."""
+    reader = _Reader(text, start, tools, is_final)
+    try:
+        reader.block()
+    except _Stop as stop:
+        return Untagged(NO if is_final else stop.end)
+    return Untagged(reader.at, tuple(reader.calls))
+
+
+class _Reader:
+    """Reads on from `at`, or raises _Stop."""
+
+    def __init__(self, text: str, at: int, tools: Mapping[str, Tool], is_final: bool) -> None:
+        self.at = at
+        self.calls: list[tuple[str, str]] = []
+        self._text = text
+        self._tools = tools
+        self._is_final = is_final
+
+    def block(self) -> None:
+        """Calls, maybe within a fence, a tag, or both."""
+        closings = []
+        if self._takes(FENCE):
+            self._one_of(
+                [language + end for language in LANGUAGES for end in ("\n", "\r\n", " ", "{", "[", "<")], "\n\r {[<"
+            )
+            closings.append(FENCE)
+        if self._next() == "<":
+            tag = self._one_of([f"<{tag}>" for tag in TAGS])
+            closings.append(f"</{tag[1:]}")
+        is_several = bool(closings)
+        if self._next() == "[":
+            self._takes("[")
+            closings.append("]")
+            is_several = True
+        self._call()
+        while is_several and self._has_more():
+            self._call()
+        for closing in reversed(closings):
+            if self._next() == "" and self._is_final and closing != "]":
+                return
+            if not self._takes(closing):
+                raise _Stop(NO)
+
+    def _has_more(self) -> bool:
+        """Whether another call follows, maybe behind a comma."""
+        if self._next() == ",":
+            self.at += 1
+        return self._next() == "{"
+
+    def _call(self) -> None:
+        """One call, into `calls`."""
+        if not self._takes("{"):
+            raise _Stop(NO)
+        found: dict[str, str] = {}
+        while True:
+            member = self._one_of([f'"{name}"' for name in _MEMBERS])[1:-1]
+            member = "arguments" if member == "parameters" else member
+            if member in found or not self._takes(":"):
+                raise _Stop(NO)
+            found[member] = self._value(member)
+            if not self._takes(","):
+                break
+        if not self._takes("}"):
+            raise _Stop(NO)
+        self.calls.append((found.get("name", "")[1:-1], self._arguments(found)))
+
+    def _value(self, member: str) -> str:
+        if member == "name":
+            return self._one_of([f'"{name}"' for name in self._tools])
+        if member == "type":
+            return self._one_of(['"function"'])
+        if self._next() != '"' and (member == "id" or self._next() != "{"):
+            raise _Stop(NO)
+        end, state = JsonScanner().scan(self._text, self.at)
+        if state is not State.DONE:
+            raise _Stop(MORE if state is State.MORE else NO)
+        value, self.at = self._text[self.at : end], end
+        return value
+
+    def _arguments(self, found: Mapping[str, str]) -> str:
+        """The arguments of a call as JSON text: an object, or a string that holds one."""
+        if "name" not in found or "arguments" not in found:
+            raise _Stop(NO)
+        text = found["arguments"]
+        try:
+            values = json.loads(text, parse_constant=_refuse)
+            if isinstance(values, str):
+                text = values
+                values = json.loads(text, parse_constant=_refuse)
+        except (ValueError, RecursionError):
+            raise _Stop(NO) from None
+        schema = self._tools[found["name"][1:-1]].parameters
+        if not isinstance(values, dict) or not is_valid(values, dict(schema)):
+            raise _Stop(NO)
+        return text
+
+    # -- characters ----------------------------------------------------------------------------------------------------
+
+    def _next(self) -> str:
+        """The next character that is not blank; "" at the end of the text, where nothing more follows."""
+        self.at = blank(self._text, self.at)
+        if self.at == len(self._text) and not self._is_final:
+            raise _Stop(MORE)
+        return self._text[self.at : self.at + 1]
+
+    def _takes(self, literal: str) -> bool:
+        """Whether the text goes on with this, behind blank space; then it is taken."""
+        self._next()
+        rest = self._text[self.at : self.at + len(literal)]
+        if rest != literal:
+            if literal.startswith(rest):
+                raise _Stop(MORE)
+            return False
+        self.at += len(literal)
+        return True
+
+    def _one_of(self, literals: list[str], kept: str = "") -> str:
+        """Takes that of the literals with which the text goes on, but for an end that is one of the characters `kept`."""
+        if not kept:
+            self._next()
+        for literal in literals:
+            if self._text.startswith(literal, self.at):
+                self.at += len(literal.rstrip(kept) if kept else literal)
+                return literal
+        rest = self._text[self.at : self.at + max(map(len, literals))]
+        raise _Stop(MORE if any(literal.startswith(rest) for literal in literals) else NO)
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is no JSON")
