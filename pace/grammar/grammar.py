@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pace.grammar.json_schema import WHITESPACE, prepare_schema, read_schema
+from pace.grammar.json_schema import prepare_schema, read_schema
 from pace.grammar.limits import DEFAULT_LIMITS, GrammarLimits
+from pace.grammar.whitespace import whitespace_options
 
 
 @dataclass(frozen=True)
@@ -29,25 +30,24 @@ class Grammar:
 
     @classmethod
     def json_schema(
-        cls, schema: Any, *, strict: bool = True, whitespace: str = "compact", limits: GrammarLimits = DEFAULT_LIMITS
+        cls, schema: Any, *, strict: bool = True, whitespace: str = "flexible", limits: GrammarLimits = DEFAULT_LIMITS
     ) -> Grammar:
         """JSON texts of a schema: a dict, its JSON text, True, or a pydantic model.
 
         `strict`: keywords that cannot be enforced are errors that name their place; False passes over them, and
         `CompiledGrammar.warnings` names them.
-        `whitespace`: "compact" is none, "spaced" one blank after each colon and comma, "flexible" up to eight blanks or
-        line ends between parts.
+        `whitespace`: "flexible" lets nothing, one blank, or one or two line ends and up to 20 blanks stand between parts.
+        "compact" is none, "spaced" one blank after each colon and comma. A regular expression of blanks says what may
+        stand at one place in their stead.
         """
-        if whitespace not in WHITESPACE:
-            raise ValueError(f"whitespace must be one of {', '.join(WHITESPACE)}; got {whitespace!r}")
+        options = whitespace_options(whitespace)
         given = read_schema(schema)
-        options = dict(WHITESPACE[whitespace])
         if not strict:
             options |= {"lenient": True, "coerce_one_of": True}
         return cls("json_schema", _source(json_schema=prepare_schema(given, limits) | {"x-guidance": options}), given)
 
     @classmethod
-    def json(cls, whitespace: str = "compact") -> Grammar:
+    def json(cls, whitespace: str = "flexible") -> Grammar:
         """Any JSON object."""
         return cls.json_schema({"type": "object"}, whitespace=whitespace)
 

@@ -13,13 +13,6 @@ from typing import Any
 
 from pace.grammar.limits import GrammarLimits
 
-WHITESPACE: dict[str, dict[str, Any]] = {
-    "compact": {"whitespace_flexible": False},
-    "spaced": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
-    "flexible": {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,8}"},
-}
-"""What may stand between the parts of a JSON text. Unbounded, small models go on with blanks for ever."""
-
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 """Keywords whose value is an object of schemas."""
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from pace.grammar.whitespace import whitespace_options
 from pace.llm.chat.tools import Tool
 
 _OPENING = frozenset({"additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames", "$ref",
@@ -19,11 +20,8 @@ _PLAIN = frozenset({"type", "title", "description", "default", "examples", "depr
 
 
 def json_expression(schema: Mapping[str, Any] | bool, strict: bool) -> str:
-    """`%json {...}` for Lark: a schema without the settings of a client, and with ours.
-
-    Between tokens of JSON there is at most one space, after a comma or a colon: small models write blanks without end.
-    """
-    own = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+    """`%json {...}` for Lark: a schema without the settings of a client, and with flexible whitespace."""
+    own = whitespace_options("flexible")
     if not strict:
         own["lenient"] = True
     if isinstance(schema, bool):

@@ -41,7 +41,7 @@ PERSON = {
 DIGITS = 'start: part ("," part)*\npart: /[0-9]{1,3}/ | "(" start ")"\n'
 GRAMMARS = {
     "json_schema": Grammar.json_schema(PERSON), "spaced": Grammar.json_schema(PERSON, whitespace="spaced"),
-    "flexible": Grammar.json_schema(PERSON, whitespace="flexible"), "json": Grammar.json(),
+    "compact": Grammar.json_schema(PERSON, whitespace="compact"), "json": Grammar.json(),
     "regex": Grammar.regex(r"(yes|no|[ab]{2,4})! [0-9]{1,3}"), "lark": Grammar.lark(DIGITS),
     "gbnf": Grammar.gbnf('root ::= [a-c]+ ("-" root)? "."'),
     "choices": Grammar.choices(["red", "reddish", "green", 'say "hi"\n', "été"]),
@@ -49,7 +49,7 @@ GRAMMARS = {
 
 
 def satisfies(name: str, text: str) -> bool:
-    if "json" in name or name in ("spaced", "flexible"):
+    if "json" in name or name in ("spaced", "compact"):
         schema = {"type": "object"} if name == "json" else PERSON
         jsonschema.validate(json.loads(text), schema, format_checker=jsonschema.FormatChecker())
         return name != "spaced" or text == json.dumps(json.loads(text), ensure_ascii=False) or "\\" in text
