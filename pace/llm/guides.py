@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 from dataclasses import dataclass
@@ -47,9 +48,9 @@ class Guides:
         """A guide for each prompt, and what of a JSON schema is not enforced. Raises ValueError for a grammar that cannot
         be used."""
         grammar = config.make_grammar()
-        warnings = () if grammar is None else self.grammars.compile(grammar).warnings
+        warnings = () if grammar is None else grammar.left_out + self.grammars.compile(grammar).warnings
         for warning in warnings:
-            logger.warning("the JSON schema is not enforced in full: %s", warning)
+            _warn_once(warning)
         if not config.token_healing:
             mask, captures = self._grammar_parts(grammar, end_tokens) if grammar else (config.token_mask, None)
             return [Guide(prompt, "", mask, captures) for prompt in prompts], warnings
@@ -72,3 +73,10 @@ class Guides:
                     raise ValueError("token_healing is about text, and this model has no tokenizer")
                 self._healer = PromptHealer(self._tokenizer, self._vocab_size)
             return self._healer
+
+
+@functools.lru_cache(maxsize=1024)
+def _warn_once(warning: str) -> None:
+    """Logs what a schema asks for and is not held to, unless that was logged lately: clients send a schema again with
+    each request."""
+    logger.warning("a JSON schema is not enforced in full: %s", warning)

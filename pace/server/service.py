@@ -242,7 +242,8 @@ class Service:
         except ModuleNotFoundError as error:  # llguidance
             raise ApiError(501, str(error), param=job.structure and job.structure.param) from None
         except (TypeError, ValueError) as error:
-            raise ApiError(400, str(error), param=job.structure and job.structure.param) from None
+            place = getattr(error, "place", None) or (job.structure and job.structure.param)
+            raise ApiError(400, str(error), param=place) from None
         job.warnings = prepared.warnings
         samples = [generator.sequences_of(prepared, index) for index in range(len(rows))]
         for group in samples:

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from pace.grammar import Grammar
+from pace.grammar import Grammar, GrammarError
 from pace.grammar.backend import import_llguidance
-from pace.grammar.json_schema import explain
+from pace.grammar.support import explain
 from pace.llm.decoding.captures import CaptureReader, has_captures
 from pace.llm.decoding.grammar_mask import GrammarMask, first_line
 from pace.llm.decoding.token_bytes import TokenBytes
@@ -158,24 +158,35 @@ def _ends(table: Any) -> set[int]:
 
 
 def _compile(grammar: Grammar, table: Any) -> CompiledGrammar:
-    library = import_llguidance()
-    limits = library.LLParserLimits(verbose_errors=False, **_WORK)
-    matcher = library.LLMatcher(table, grammar.source, log_level=0, limits=limits)
-    if matcher.is_error():
-        raise _refusal(grammar, first_line(matcher.get_error()))
-    words = np.zeros(-(-table.vocab_size // 32), np.uint32)
-    matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)  # the first mask is the dearest: copies have it
-    if matcher.is_error():
-        raise _refusal(grammar, first_line(matcher.get_error()))
-    for end in _ends(table):
-        words[end >> 5] &= ~np.uint32(1 << (end & 31))
-    if matcher.is_stopped() or not words.any():
-        raise _refusal(grammar, "nothing but the empty text satisfies it, or no text at all")
+    matcher, error = _start(grammar.source, table)
+    if error:
+        raise _refusal(grammar, error, table)
     return CompiledGrammar(matcher, tuple(matcher.get_grammar_warnings()), 2**16 + 16 * len(grammar.source))
 
 
-def _refusal(grammar: Grammar, error: str) -> ValueError:
-    if grammar.schema is not None:
-        error = explain(error, grammar.schema)
+def _start(source: str, table: Any) -> tuple[Any, str]:
+    """A matcher at the start of a grammar, and why it cannot be used; "" where it can."""
+    library = import_llguidance()
+    limits = library.LLParserLimits(verbose_errors=False, **_WORK)
+    matcher = library.LLMatcher(table, source, log_level=0, limits=limits)
+    words = np.zeros(-(-table.vocab_size // 32), np.uint32)
+    if not matcher.is_error():
+        matcher.unsafe_compute_mask_ptr(
+            words.ctypes.data, words.nbytes
+        )  # the first mask is the dearest: copies have it
+    if matcher.is_error():
+        return matcher, first_line(matcher.get_error())
+    for end in _ends(table):
+        words[end >> 5] &= ~np.uint32(1 << (end & 31))
+    is_empty = matcher.is_stopped() or not words.any()
+    return matcher, "nothing but the empty text satisfies it, or no text at all" if is_empty else ""
+
+
+def _refusal(grammar: Grammar, error: str, table: Any) -> GrammarError:
+    """An error that names the schema that is at fault, where one is."""
+    for given in grammar.schemas:
+        own = error if given.source == grammar.source else _start(given.source, table)[1]
+        if own:
+            return GrammarError(f"{given.title} cannot be used: {explain(own, given.schema)}", given.place)
     what = {"json_schema": "JSON schema", "regex": "regex", "choices": "list of choices"}.get(grammar.kind, "grammar")
-    return ValueError(f"this {what} cannot be used: {error}")
+    return GrammarError(f"this {what} cannot be used: {error}")
