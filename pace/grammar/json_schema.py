@@ -10,8 +10,9 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
+from urllib.parse import unquote
 
-from pace.grammar.limits import GrammarLimits
+from pace.grammar.limits import DEFAULT_LIMITS, GrammarLimits
 
 MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 """Keywords whose value is an object of schemas."""
@@ -67,6 +68,7 @@ def prepare_schema(schema: dict[str, Any], limits: GrammarLimits) -> dict[str, A
     if schema and not (ASSERTIONS | _ANNOTATIONS) & schema.keys():
         raise ValueError(f"{next(iter(schema))!r:.100} is no keyword of JSON Schema, and the schema has no other")
     check_size(schema, limits)
+    check_optional(schema, limits)
     for path, part in subschemas(schema):
         if "$ref" in part and ("$id" in part or "id" in part):
             raise ValueError(f"{path}/$ref: not supported beside an id, whose meaning depends on the draft")
@@ -92,6 +94,53 @@ def check_size(schema: Mapping[str, Any], limits: GrammarLimits) -> None:
         raise ValueError(f"the JSON schema cannot be written as JSON: {error}") from None
     if len(text) > limits.max_bytes:
         raise ValueError(f"the JSON schema has {len(text)} bytes; at most {limits.max_bytes} are taken")
+
+
+def check_optional(schema: Mapping[str, Any], limits: GrammarLimits = DEFAULT_LIMITS) -> None:
+    """Raises ValueError for a schema in which too many properties may come at one place."""
+    known: dict[int, int] = {}
+    for path, part in subschemas(schema):
+        try:
+            count = _count_optional(part, schema, known)
+        except RecursionError:
+            raise ValueError(f"{path}: the JSON schema is made of too many schemas in a chain") from None
+        if count > limits.max_optional:
+            raise ValueError(
+                f"{path}: {count} optional properties may come at one place; at most {limits.max_optional} are taken. "
+                f"List more of them in required"
+            )
+
+
+def _count_optional(part: Any, root: Mapping[str, Any], known: dict[int, int]) -> int:
+    """Properties that a schema itself or the schemas that it is made of do not require. `known` are counts by the id of
+    the schema; one that is made of itself counts once."""
+    if not isinstance(part, dict):
+        return 0
+    if id(part) not in known:
+        known[id(part)] = 0
+        names, required = part.get("properties"), part.get("required")
+        count = len(set(names) - set(required if isinstance(required, list) else ())) if isinstance(names, dict) else 0
+        made_of = [child for keyword in LISTS[:3] if isinstance(part.get(keyword), list) for child in part[keyword]]
+        if isinstance(part.get("$ref"), str):
+            made_of.append(_target(part["$ref"], root))
+        known[id(part)] = count + sum(_count_optional(child, root, known) for child in made_of)
+    return known[id(part)]
+
+
+def _target(reference: str, root: Any) -> Any:
+    """What a pointer within a schema points at; None for nothing, and for other references."""
+    pointer = unquote(reference)
+    if pointer != "#" and not pointer.startswith("#/"):
+        return None
+    for name in pointer.split("/")[1:]:
+        name = name.replace("~1", "/").replace("~0", "~")
+        if isinstance(root, dict):
+            root = root.get(name)
+        elif isinstance(root, list) and name.isdecimal() and int(name) < len(root):
+            root = root[int(name)]
+        else:
+            return None
+    return root
 
 
 def child_schemas(schema: Any) -> Iterator[tuple[str, Any]]:

@@ -33,6 +33,8 @@ def explain(error: str, schema: dict[str, Any]) -> str:
         refers = lambda part: ["$ref"] if str(part.get("$ref", "")).split("#")[0] else []
         place = _at(schema, "", refers).split(":")[0] or "$ref"
         return f"{place}: {match.group(1)} is not part of the schema, and nothing is fetched"
+    if re.search(r"row has \d+ items; max is", error):
+        return "too many properties or alternatives may come at one place; list more properties in required"
     faults = [
         f"{_place(path, keyword, name)}: {problem}"
         for path, part in subschemas(schema)

@@ -7,7 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from pace.grammar import GivenSchema, Grammar
+from pace.grammar import GivenSchema, Grammar, GrammarError
+from pace.grammar.json_schema import check_optional
 from pace.grammar.support import relaxed
 from pace.llm.chat.arguments import Rules
 from pace.llm.chat.events import CallEnds, Event, Text
@@ -167,9 +168,13 @@ class _Held:
 
 def _held(tool: Tool, place: str) -> _Held:
     """A tool that is not strict loses the keywords that no grammar can be made of."""
+    title = f"the {'strict ' if tool.strict else ''}tool {tool.name!r}"
+    try:
+        check_optional(tool.parameters)
+    except ValueError as error:
+        raise GrammarError(f"{title} cannot be used: {error}", place) from None
     parameters, left_out = (tool.parameters, ()) if tool.strict else relaxed(tool.parameters)
     alone = json.dumps({"grammars": [{"json_schema": for_grammar(closed(parameters), tool.strict)}]})
-    title = f"the {'strict ' if tool.strict else ''}tool {tool.name!r}"
     return _Held(
         replace(tool, parameters=parameters),
         GivenSchema(tool.parameters, alone, title, place),

@@ -20,8 +20,9 @@ from pace.llm.decoding.token_bytes import TokenBytes
 CACHE_BYTES = 64 * 2**20
 """Compiled grammars that are kept, by what they are estimated to take."""
 
-_WORK: dict[str, int] = {"step_lexer_fuel": 200_000, "step_max_items": 50_000}
-"""llguidance's bounds of the work for one mask, some 15 ms."""
+_WORK: dict[str, int] = {"step_lexer_fuel": 200_000, "step_max_items": 50_000, "max_items_in_row": 4_608}
+"""llguidance's bounds of the work for one mask: some 15 ms, and 0.15 s where a row has most items. An optional property
+is four items (`GrammarLimits.max_optional`)."""
 
 
 @dataclass(frozen=True)
@@ -178,8 +179,12 @@ def _start(source: str, table: Any) -> tuple[Any, str]:
         return matcher, first_line(matcher.get_error())
     for end in _ends(table):
         words[end >> 5] &= ~np.uint32(1 << (end & 31))
-    is_empty = matcher.is_stopped() or not words.any()
-    return matcher, "nothing but the empty text satisfies it, or no text at all" if is_empty else ""
+    if matcher.is_stopped() or not words.any():
+        return matcher, "nothing but the empty text satisfies it, or no text at all"
+    within = matcher.deep_copy()  # where an object begins, there may be more to come than can be held
+    if within.try_consume_tokens(table.tokenize_str("{")):
+        within.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+    return matcher, first_line(within.get_error()) if within.is_error() else ""
 
 
 def _refusal(grammar: Grammar, error: str, table: Any) -> GrammarError:

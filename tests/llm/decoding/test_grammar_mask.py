@@ -259,3 +259,64 @@ def test_a_tokenizer_written_in_python() -> None:
     mask.fill(row)
     allowed = {token for token in range(260) if int(row[token >> 5]) >> (token & 31) & 1}
     assert allowed == {ord("y"), ord("n"), 257, 258}
+
+
+# -- large schemas -----------------------------------------------------------------------------------------------------
+
+
+def optional(count: int, prefix: str = "p", **more) -> dict:
+    names = [f"{prefix}{index}" for index in range(count)]
+    return {"type": "object", "properties": dict.fromkeys(names, {"type": "integer"}), **more}
+
+
+LARGE = {
+    "open": optional(900), "closed": optional(900, additionalProperties=False),
+    "half required": optional(900, required=[f"p{index}" for index in range(0, 900, 2)]),
+    "nested": {"type": "object", "properties": {"a": optional(700)}, "required": ["a"]},
+    "list": {"type": "array", "items": optional(700), "minItems": 1},
+    "allOf": {"allOf": [optional(400), optional(400, "q")]},
+    "anyOf": {"anyOf": [optional(90, f"u{index}x") for index in range(10)]},
+    "$ref": {"$defs": {"a": optional(700)}, "$ref": "#/$defs/a"},
+    "two": {"type": "object", "properties": {"a": optional(600), "b": optional(600)}, "required": ["a", "b"]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_a_schema_with_many_optional_properties_goes_on_after_its_first_token(name: str) -> None:
+    mask = compiler().mask(Grammar.json_schema(LARGE[name]), [END]).fork()
+    tokenizer, taken = load_tokenizer(TINY), ""
+    for text in ("[", "{", '"a"', ":", "{", '"', "}", "}", "]"):  # as far as they are allowed
+        tokens = tokenizer.encode(text, add_special_tokens=False)
+        if not mask.is_finished and mask.count_allowed(tokens) == len(tokens):
+            for token in tokens:
+                mask.accept(token)
+            taken += text
+            assert mask.is_finished or allowed_by(mask)
+    assert "{" in taken
+
+
+MANY = {
+    "#": optional(1500), "#/properties/a": {"properties": {"a": optional(1001)}},
+    "#/items": {"items": {"anyOf": [optional(300, f"u{index}x") for index in range(4)]}},
+    "#/anyOf/1": {"anyOf": [{}, {"$ref": "#/$defs/x"}], "$defs": {"x": {"allOf": [optional(600), optional(500, "q")]}}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("place", MANY)
+def test_too_many_optional_properties_are_refused_at_once(place: str) -> None:
+    with pytest.raises(ValueError, match=r"optional properties may come at one place; at most 1000") as caught:
+        Grammar.json_schema(MANY[place])
+    assert place in str(caught.value) or place == "#/anyOf/1"
+
+
+def test_a_long_chain_of_references_is_refused() -> None:
+    parts = {f"d{index}": {"allOf": [{"$ref": f"#/$defs/d{index + 1}"}]} for index in range(2000)}
+    with pytest.raises(ValueError, match="in a chain"):
+        Grammar.json_schema({"$defs": parts, "$ref": "#/$defs/d0"})
+
+
+def test_what_counting_does_not_see_is_refused_before_the_first_token() -> None:
+    parts = {f"d{index}": optional(2, f"u{index}x") for index in range(400)}
+    schema = {"$defs": parts, "anyOf": [{"$ref": f"#/$defs/{name}"} for name in parts]}
+    with pytest.raises(ValueError, match="too many properties or alternatives may come at one place"):
+        compiler().compile(Grammar.json_schema(schema))
