@@ -7,6 +7,7 @@ from collections import OrderedDict
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -49,6 +50,7 @@ class GrammarCompiler:
         self._lock = threading.Lock()
         self._table: Future[Any] | None = None
         self._compiled: OrderedDict[str, Future[CompiledGrammar]] = OrderedDict()
+        self._in_use: WeakValueDictionary[str, CompiledGrammar] = WeakValueDictionary()
 
     def start(self) -> None:
         """Has the table made in the background, so that the first grammar need not wait for it. Nothing is raised; the
@@ -60,15 +62,24 @@ class GrammarCompiler:
         """llguidance's table of the vocabulary (`make_table`), made once. Raises what `make_table` does."""
         return self._table_future().result()
 
+    def find(self, grammar: Grammar) -> CompiledGrammar | None:
+        """The compiled grammar, where it is kept or in use; None where `compile` has work to do."""
+        with self._lock:
+            found = self._compiled.get(grammar.source)
+            if found is None or not found.done() or found.exception() is not None:
+                return self._in_use.get(grammar.source)
+            self._compiled.move_to_end(grammar.source)
+            return found.result()
+
     def compile(self, grammar: Grammar) -> CompiledGrammar:
         """Raises ValueError for a grammar that llguidance refuses, that allows nothing, or that this tokenizer cannot
         serve, and ModuleNotFoundError where llguidance is missing."""
         table = self.table
+        if (known := self.find(grammar)) is not None:
+            return known
         with self._lock:
             found = self._compiled.get(grammar.source)
-            if found is not None:
-                self._compiled.move_to_end(grammar.source)
-            else:
+            if found is None:
                 mine = self._compiled[grammar.source] = Future()
         if found is not None:
             return found.result()
@@ -80,6 +91,7 @@ class GrammarCompiler:
             mine.set_exception(error)
             raise
         mine.set_result(compiled)
+        self._in_use[grammar.source] = compiled
         self._make_room()
         return compiled
 
