@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -15,8 +16,9 @@ from pace.grammar import Grammar, GrammarError
 from pace.grammar.backend import import_llguidance
 from pace.grammar.support import explain
 from pace.llm.decoding.captures import CaptureReader, has_captures
-from pace.llm.decoding.grammar_mask import GrammarMask, first_line
+from pace.llm.decoding.grammar_mask import GrammarMask, Usage, first_line
 from pace.llm.decoding.token_bytes import TokenBytes
+from pace.memory import allocated_bytes
 
 CACHE_BYTES = 64 * 2**20
 """Compiled grammars that are kept, by what they are estimated to take."""
@@ -24,6 +26,10 @@ CACHE_BYTES = 64 * 2**20
 _WORK: dict[str, int] = {"step_lexer_fuel": 200_000, "step_max_items": 50_000, "max_items_in_row": 4_608}
 """llguidance's bounds of the work for one mask: some 15 ms, and 0.15 s where a row has most items. An optional property
 is four items (`GrammarLimits.max_optional`)."""
+
+
+_BYTES_PER_SECOND = 128 * 2**20
+"""More than compiling takes in a second: 75 MB were the most, of a long constant."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +40,15 @@ class CompiledGrammar:
     """An `LLMatcher`, to be copied."""
     warnings: tuple[str, ...]
     """What of a JSON schema is not enforced, where it is not `strict`."""
-    num_bytes: int
-    """Estimated."""
+    start_bytes: int
+    """What it took when it was compiled."""
+    usage: Usage = field(default_factory=Usage, compare=False)
+
+    @property
+    def num_bytes(self) -> int:
+        """What it takes, as measured when it was compiled, and what its use is estimated to have added: some 2 KiB for a
+        token, until the states of its lexer come again (JSON schemas of many kinds, vocabularies of 2,000 to 152,000)."""
+        return self.start_bytes + min(2**11 * self.usage.num_tokens, 2**21)
 
 
 class GrammarCompiler:
@@ -66,10 +79,14 @@ class GrammarCompiler:
         """The compiled grammar, where it is kept or in use; None where `compile` has work to do."""
         with self._lock:
             found = self._compiled.get(grammar.source)
-            if found is None or not found.done() or found.exception() is not None:
-                return self._in_use.get(grammar.source)
-            self._compiled.move_to_end(grammar.source)
-            return found.result()
+            if found is not None and found.done() and found.exception() is None:
+                if found.result().usage.has_failed:  # it may fail others, who would find a new one to work
+                    del self._compiled[grammar.source]
+                    return None
+                self._compiled.move_to_end(grammar.source)
+                return found.result()
+            in_use = self._in_use.get(grammar.source)
+            return None if in_use is None or in_use.usage.has_failed else in_use
 
     def compile(self, grammar: Grammar) -> CompiledGrammar:
         """Raises ValueError for a grammar that llguidance refuses, that allows nothing, or that this tokenizer cannot
@@ -97,8 +114,9 @@ class GrammarCompiler:
 
     def mask(self, grammar: Grammar, end_tokens: list[int]) -> GrammarMask:
         """A mask at the grammar's start, to be forked. Raises what `compile` does."""
-        matcher, table_ends = self.compile(grammar).matcher, _ends(self.table)
-        return GrammarMask(matcher, tuple(end_tokens), tuple(table_ends - set(end_tokens)))
+        compiled, table_ends = self.compile(grammar), _ends(self.table)
+        other_ends = tuple(table_ends - set(end_tokens))
+        return GrammarMask(compiled.matcher, tuple(end_tokens), other_ends, compiled.usage)
 
     def captures(self, grammar: Grammar) -> CaptureReader | None:
         """What finds the grammar's captures in a text; None where it has none. Raises what `compile` does, and ValueError
@@ -171,10 +189,14 @@ def _ends(table: Any) -> set[int]:
 
 
 def _compile(grammar: Grammar, table: Any) -> CompiledGrammar:
+    bytes_before, seconds_before = allocated_bytes(), time.thread_time()
     matcher, error = _start(grammar.source, table)
     if error:
         raise _refusal(grammar, error, table)
-    return CompiledGrammar(matcher, tuple(matcher.get_grammar_warnings()), 2**16 + 16 * len(grammar.source))
+    num_bytes = allocated_bytes() - bytes_before  # other threads allocate and free meanwhile, so within bounds
+    least = 2**16 + 48 * len(grammar.source)
+    most = 2**20 + least + int(_BYTES_PER_SECOND * (time.thread_time() - seconds_before))
+    return CompiledGrammar(matcher, tuple(matcher.get_grammar_warnings()), min(max(num_bytes, least), most))
 
 
 def _start(source: str, table: Any) -> tuple[Any, str]:

@@ -20,6 +20,7 @@ from pace.llm.decoding import grammars
 from pace.llm.decoding.grammar_mask import GrammarMask
 from pace.llm.decoding.grammars import GrammarCompiler
 from pace.llm.models.hf_utils import load_tokenizer
+from pace.memory import allocated_bytes
 
 VOCAB = 2064
 """Wider than the tokenizer, as models often are."""
@@ -320,3 +321,60 @@ def test_what_counting_does_not_see_is_refused_before_the_first_token() -> None:
     schema = {"$defs": parts, "anyOf": [{"$ref": f"#/$defs/{name}"} for name in parts]}
     with pytest.raises(ValueError, match="too many properties or alternatives may come at one place"):
         compiler().compile(Grammar.json_schema(schema))
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+KEPT = {
+    "choices": lambda number: Grammar.choices([f"number {number} {index}" for index in range(400)]),
+    "optional": lambda number: Grammar.json_schema(optional(300, f"p{number}x")),
+    "required": lambda number: Grammar.json_schema(optional(400, f"p{number}x", required=[f"p{number}x{i}" for i in range(400)])),
+    "nested": lambda number: Grammar.json_schema({"properties": {f"p{number}{i}": optional(20, f"{i}") for i in range(20)}}),
+    "multiple": lambda number: Grammar.json_schema({"type": "integer", "multipleOf": 2001 + number}),
+    "long": lambda number: Grammar.json_schema({"const": f"{number}" * 5000}),
+    "merged": lambda number: Grammar.json_schema(
+        {
+            "$defs": {"x": optional(60, f"{number}x")},
+            "properties": {f"q{i}": {"allOf": [{"$ref": "#/$defs/x"}, {"properties": {f"z{i}": {}}}]} for i in range(10)},
+        }
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("kind", KEPT)
+def test_a_grammar_takes_what_it_is_estimated_to(kind: str) -> None:
+    """Four of a kind, so that what is shared or left over counts little."""
+    if not allocated_bytes():
+        pytest.skip("malloc does not say what it has given")
+    mine = GrammarCompiler(load_tokenizer(TINY), VOCAB, cache_bytes=2**40)
+    mine.compile(KEPT[kind](0))
+    grammars_of_kind = [KEPT[kind](number) for number in range(1, 5)]
+    before = allocated_bytes()
+    kept = [mine.compile(grammar) for grammar in grammars_of_kind]
+    taken, estimated = allocated_bytes() - before, sum(compiled.num_bytes for compiled in kept)
+    assert taken / 1.5 <= estimated <= 2 * taken + 4 * 2**17, f"{taken} bytes taken, {estimated} estimated"
+
+
+def test_use_adds_to_the_estimate() -> None:
+    mine = GrammarCompiler(load_tokenizer(TINY), VOCAB)
+    compiled = mine.compile(Grammar.json_schema(PERSON))
+    before = compiled.num_bytes
+    num_tokens = len(walk(mine.mask(Grammar.json_schema(PERSON), [END]).fork(), random.Random(3)))
+    assert compiled.num_bytes == before + 2048 * num_tokens
+    compiled.usage.num_tokens = 10**9
+    assert compiled.num_bytes == before + 2**21
+
+
+def test_a_grammar_whose_lexer_is_full_is_compiled_anew(monkeypatch) -> None:
+    """Masks of one grammar share its lexer: one that failed as it was full would fail all that follow."""
+    monkeypatch.setitem(grammars._WORK, "max_lexer_states", 1200)
+    grammar = Grammar.json_schema({"type": "string", "maxLength": 5000})
+    mine = GrammarCompiler(load_tokenizer(TINY), VOCAB)
+    first = mine.compile(grammar)
+    with pytest.raises(ValueError, match="too complex to go on"):
+        for seed in range(100):
+            walk(mine.mask(grammar, [END]).fork(), random.Random(seed))
+    assert mine.find(grammar) is None
+    assert mine.compile(grammar) is not first
+    assert walk(mine.mask(grammar, [END]).fork(), random.Random(0), 10)
