@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -162,7 +164,8 @@ def make_table(tokenizer: Any, vocab_size: int) -> Any:
     library = import_llguidance()
     end = tokenizer.eos_token_id
     try:
-        if (backend := getattr(tokenizer, "backend_tokenizer", None)) is not None:
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if backend is not None and not TokenBytes.of(tokenizer).has_blank_alone:  # which llguidance cannot read
             return library.LLTokenizer(backend.to_str(), n_vocab=vocab_size, eos_token=end)
         return library.LLTokenizer(library.TokenizerWrapper(_ByteTokens(tokenizer)), n_vocab=vocab_size)
     except Exception as error:
@@ -170,18 +173,39 @@ def make_table(tokenizer: Any, vocab_size: int) -> Any:
 
 
 class _ByteTokens:
-    """A tokenizer written in Python, in the form that llguidance takes: the bytes of each token."""
+    """A tokenizer that llguidance does not read by itself, in the form that it takes: the bytes of each token."""
 
     def __init__(self, tokenizer: Any) -> None:
-        table = TokenBytes(tokenizer)
-        self._tokenizer = tokenizer
+        table = TokenBytes.of(tokenizer)
+        self._encode = _encoder(tokenizer)
         self.eos_token_id = tokenizer.eos_token_id
         self.bos_token_id = tokenizer.bos_token_id
         self.special_token_ids = sorted(tokenizer.all_special_ids)
         self.tokens = [table[token] for token in range(len(tokenizer))]
 
     def __call__(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False)
+        return self._encode(text)
+
+
+def _encoder(tokenizer: Any) -> Callable[[str], list[int]]:
+    """Makes tokens of a text that goes on: without the blank that some tokenizers put before a text."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return lambda text: tokenizer.encode(text, add_special_tokens=False)
+    state = json.loads(backend.to_str())
+    waiting = [state.get("pre_tokenizer")]
+    while waiting:
+        part = waiting.pop() or {}
+        waiting += part.get("pretokenizers", ())
+        if part.get("type") == "Metaspace":
+            part["prepend_scheme"] = "never"
+    normalizer = state.get("normalizer") or {}
+    if normalizer.get("type") == "Prepend":
+        state["normalizer"] = None
+    elif normalizer.get("type") == "Sequence":
+        normalizer["normalizers"] = [part for part in normalizer["normalizers"] if part["type"] != "Prepend"]
+    plain = type(backend).from_str(json.dumps(state))
+    return lambda text: plain.encode(text, add_special_tokens=False).ids
 
 
 def _ends(table: Any) -> set[int]:

@@ -21,6 +21,7 @@ from pace.llm.decoding.grammar_mask import GrammarMask
 from pace.llm.decoding.grammars import GrammarCompiler
 from pace.llm.models.hf_utils import load_tokenizer
 from pace.memory import allocated_bytes
+from tests.llm.decoding.tokenizer_zoo import metaspace
 
 VOCAB = 2064
 """Wider than the tokenizer, as models often are."""
@@ -260,6 +261,43 @@ def test_a_tokenizer_written_in_python() -> None:
     mask.fill(row)
     allowed = {token for token in range(260) if int(row[token >> 5]) >> (token & 31) & 1}
     assert allowed == {ord("y"), ord("n"), 257, 258}
+
+
+@pytest.mark.parametrize("is_bare", [True, False], ids=["bare", "sequence"])
+@pytest.mark.parametrize(("prepend", "blank"), [("always", "▁"), ("first", "▁"), ("never", "_")])
+def test_a_tokenizer_whose_decoder_knows_blanks_alone(prepend: str, blank: str, is_bare: bool) -> None:
+    """llguidance does not read it."""
+    tokenizer = metaspace(prepend, blank, is_bare)
+    end, size = tokenizer.eos_token_id, len(tokenizer) + 5
+    mine = GrammarCompiler(tokenizer, size)
+    spoken = Grammar.regex("(yes|no), the (fox|end) of [a-z]{1,4}! <0x0A> [0-9]+")
+    for grammar, holds in (
+        (Grammar.json_schema(PERSON), lambda text: satisfies("json", text)),
+        (Grammar.choices(["the end", "the fox, who said"]), lambda text: text in ("the end", "the fox, who said")),
+        (spoken, lambda text: re.fullmatch("(yes|no), the (fox|end) of [a-z]{1,4}! <0x0A> [0-9]+", text)),
+    ):
+        num_ended = 0
+        for seed in range(15):
+            mask, chance, tokens = mine.mask(grammar, [end]).fork(), random.Random(seed), []
+            row = torch.empty(-(-size // 32), dtype=torch.int32)
+            while not mask.is_finished and len(tokens) < 120:
+                forced = mask.forced()
+                mask.fill(row)
+                bits = np.unpackbits(row.numpy().view(np.uint8), bitorder="little")[:size]
+                token = forced[0] if forced else chance.choice(np.flatnonzero(bits).tolist())
+                tokens.append(token)
+                mask.accept(token)
+            if mask.is_finished:
+                num_ended += 1
+                assert holds(tokenizer.decode([token for token in tokens if token != end])), tokens
+        assert num_ended >= 3
+
+
+def test_forced_text_has_no_blank_before_it() -> None:
+    tokenizer = metaspace("always")
+    mask = GrammarCompiler(tokenizer, len(tokenizer)).mask(Grammar.regex("the end of the café"), [1]).fork()
+    forced = mask.forced()
+    assert "".join(tokenizer.convert_ids_to_tokens(forced)) == "the▁end▁of▁the▁café"
 
 
 # -- large schemas -----------------------------------------------------------------------------------------------------
