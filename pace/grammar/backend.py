@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.metadata
 import json
 from types import ModuleType
 from typing import Any
@@ -16,6 +18,16 @@ def import_llguidance() -> ModuleType:
             'grammars need llguidance: pip install "pace-llm[grammar]", or pip install "llguidance>=1.5,<2"'
         ) from None
     return llguidance
+
+
+@functools.cache
+def repeats_whitespace() -> bool:
+    """Whether llguidance takes a pattern of whitespace several times at one place, as it did before 1.8."""
+    try:
+        version = importlib.metadata.version("llguidance")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return tuple(int(part) for part in version.split(".")[:2]) < (1, 8)
 
 
 def problem_of(schema: dict[str, Any]) -> str:

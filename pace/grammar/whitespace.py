@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 from typing import Any
 
-_OPTIONS: dict[str, dict[str, Any]] = {
-    "flexible": {"whitespace_pattern": r"( |\n{1,2}[ \t]{0,20})"},
-    "compact": {"whitespace_flexible": False},
-    "spaced": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
-}
-"""By name, as llguidance takes them. The pattern of "flexible" is llama.cpp's (its rule `space`): models lay their JSON
-out as they learned it, and cannot go on with blanks for ever."""
+from pace.grammar.backend import repeats_whitespace
 
+_FLEXIBLE = r" |\n{1,2}[ \t]{0,20}"
+"""As in llama.cpp (its rule `space`): models lay their JSON out as they learned it, and cannot go on with blanks for
+ever."""
+_COMPACT = {"whitespace_flexible": False}
+_NAMES = ("flexible", "compact", "spaced")
+
+_SEPARATORS = {"item": ",", "key": ":"}
 _MAX_CHARACTERS = 200
 _BLANK = r" |\t|\n|\r|\\[tnr]|\\x20|\\x09|\\x0[aAdD]|\\u0020|\\u0009|\\u000[aAdD]"
 _PATTERN = re.compile(rf"(?:{_BLANK}|\\s|\(\?:|[()|?*+\[\]]|\{{\d{{1,4}}(?:,\d{{0,4}})?\}})*")
@@ -27,16 +28,24 @@ def whitespace_options(whitespace: Any) -> dict[str, Any]:
     """
     if not isinstance(whitespace, str):
         raise TypeError(f"whitespace must be a string, got {whitespace!r:.100}")
-    if whitespace in _OPTIONS:
-        return dict(_OPTIONS[whitespace])
-    if not whitespace:
-        return dict(_OPTIONS["compact"])
+    if whitespace in ("compact", ""):
+        return dict(_COMPACT)
+    if whitespace == "spaced":
+        return _COMPACT | {"item_separator": ", ", "key_separator": ": "}
+    if whitespace == "flexible":
+        return _of_pattern(_FLEXIBLE)
     if len(whitespace) > _MAX_CHARACTERS or not _is_pattern(whitespace):
         raise ValueError(
-            f"whitespace must be one of {', '.join(_OPTIONS)}, or a regular expression of at most {_MAX_CHARACTERS} "
+            f"whitespace must be one of {', '.join(_NAMES)}, or a regular expression of at most {_MAX_CHARACTERS} "
             f"characters that matches blanks, tabs and line ends only; got {whitespace!r:.100}"
         )
-    return {"whitespace_pattern": _with_json_spaces(whitespace)}
+    return _of_pattern(_with_json_spaces(whitespace))
+
+
+def _of_pattern(pattern: str) -> dict[str, Any]:
+    if repeats_whitespace():  # then commas and colons have it, which come once
+        return _COMPACT | {f"{what}_separator": f"({pattern})?{mark}({pattern})?" for what, mark in _SEPARATORS.items()}
+    return {"whitespace_pattern": f"({pattern})"}
 
 
 def _is_pattern(text: str) -> bool:
