@@ -3,6 +3,7 @@ take."""
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import re
@@ -91,6 +92,27 @@ def resident_bytes(peak: bool = False) -> int:
     """Bytes of this process that are in memory now, or with `peak` the most there have been; 0 where the system does not
     tell."""
     return _kilobytes(_read(Path("/proc/self/status")), "VmHWM" if peak else "VmRSS") or 0
+
+
+class _MallInfo(ctypes.Structure):
+    """glibc's `struct mallinfo2`."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks")
+        + ("keepcost",)
+    ]
+
+
+def allocated_bytes() -> int:
+    """Bytes that malloc has given to all threads of this process; 0 where the C library does not say."""
+    try:
+        ask = ctypes.CDLL(None).mallinfo2
+    except (OSError, AttributeError):
+        return 0
+    ask.restype = _MallInfo
+    found = ask()
+    return found.uordblks + found.hblkhd
 
 
 @dataclass(frozen=True)

@@ -278,6 +278,7 @@ _READERS_OF: dict[str, dict[str, Any]] = {
     "json_schema": {"type": _file_of("a JSON schema"), "metavar": "FILE"},
     "grammar": {"type": _file_of("a grammar in Lark or GBNF"), "metavar": "FILE"},
     "regex": {"metavar": "REGEX"},
+    "json_whitespace": {"metavar": "flexible|compact|spaced|REGEX"},
     "choices": {"nargs": "+", "metavar": "TEXT"},
 }
 """How fields are read whose type does not say it."""

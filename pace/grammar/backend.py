@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.metadata
+import json
 from types import ModuleType
+from typing import Any
 
 
 def import_llguidance() -> ModuleType:
@@ -14,6 +18,26 @@ def import_llguidance() -> ModuleType:
             'grammars need llguidance: pip install "pace-llm[grammar]", or pip install "llguidance>=1.5,<2"'
         ) from None
     return llguidance
+
+
+@functools.cache
+def repeats_whitespace() -> bool:
+    """Whether llguidance takes a pattern of whitespace several times at one place, as it did before 1.8."""
+    try:
+        version = importlib.metadata.version("llguidance")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return tuple(int(part) for part in version.split(".")[:2]) < (1, 8)
+
+
+def problem_of(schema: dict[str, Any]) -> str:
+    """Why llguidance makes no grammar of a JSON schema; "" where it does, and where llguidance is missing."""
+    try:
+        matcher = import_llguidance().LLMatcher
+    except ModuleNotFoundError:
+        return ""
+    is_error, messages = matcher.validate_grammar_with_warnings(json.dumps({"grammars": [{"json_schema": schema}]}))
+    return messages[0] if is_error else ""
 
 
 def gbnf_to_lark(text: str) -> str:

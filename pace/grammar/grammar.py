@@ -7,8 +7,30 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pace.grammar.json_schema import WHITESPACE, prepare_schema, read_schema
+from pace.grammar.json_schema import prepare_schema, read_schema
 from pace.grammar.limits import DEFAULT_LIMITS, GrammarLimits
+from pace.grammar.support import relaxed
+from pace.grammar.whitespace import whitespace_options
+
+
+@dataclass(frozen=True)
+class GivenSchema:
+    """A JSON schema as somebody gave it, and what errors call it."""
+
+    schema: Mapping[str, Any]
+    source: str
+    """A grammar of it alone, in llguidance's form."""
+    title: str = "this JSON schema"
+    place: str | None = None
+    """The field of a request that holds it, as `tools[3]`; None where the caller knows."""
+
+
+class GrammarError(ValueError):
+    """A grammar cannot be used. `place` is the field of a request that holds what is wrong with it, if it is known."""
+
+    def __init__(self, message: str, place: str | None = None) -> None:
+        super().__init__(message)
+        self.place = place
 
 
 @dataclass(frozen=True)
@@ -24,30 +46,34 @@ class Grammar:
     """What it was made as: "json_schema", "regex", "lark", "gbnf", "choices"."""
     source: str
     """In llguidance's form: JSON with the member "grammars"."""
-    schema: dict[str, Any] | None = field(default=None, compare=False, repr=False)
-    """The JSON schema that was given, in which errors name places; None for other kinds."""
+    schemas: tuple[GivenSchema, ...] = field(default=(), compare=False, repr=False)
+    """The JSON schemas in it, in which errors name places."""
+    left_out: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    """What of schemas that are not strict it does not hold, by its place."""
 
     @classmethod
     def json_schema(
-        cls, schema: Any, *, strict: bool = True, whitespace: str = "compact", limits: GrammarLimits = DEFAULT_LIMITS
+        cls, schema: Any, *, strict: bool = True, whitespace: str = "flexible", limits: GrammarLimits = DEFAULT_LIMITS
     ) -> Grammar:
         """JSON texts of a schema: a dict, its JSON text, True, or a pydantic model.
 
         `strict`: keywords that cannot be enforced are errors that name their place; False passes over them, and
-        `CompiledGrammar.warnings` names them.
-        `whitespace`: "compact" is none, "spaced" one blank after each colon and comma, "flexible" up to eight blanks or
-        line ends between parts.
+        `left_out` or `CompiledGrammar.warnings` names them.
+        `whitespace`: "flexible" lets nothing, one blank, or one or two line ends and up to 20 blanks stand between parts.
+        "compact" is none, "spaced" one blank after each colon and comma. A regular expression of blanks says what may
+        stand at one place in their stead.
         """
-        if whitespace not in WHITESPACE:
-            raise ValueError(f"whitespace must be one of {', '.join(WHITESPACE)}; got {whitespace!r}")
+        options = whitespace_options(whitespace)
         given = read_schema(schema)
-        options = dict(WHITESPACE[whitespace])
+        prepared, left_out = prepare_schema(given, limits), ()
         if not strict:
             options |= {"lenient": True, "coerce_one_of": True}
-        return cls("json_schema", _source(json_schema=prepare_schema(given, limits) | {"x-guidance": options}), given)
+            prepared, left_out = relaxed(prepared)
+        source = _source(json_schema=prepared | {"x-guidance": options})
+        return cls("json_schema", source, (GivenSchema(given, source),), left_out)
 
     @classmethod
-    def json(cls, whitespace: str = "compact") -> Grammar:
+    def json(cls, whitespace: str = "flexible") -> Grammar:
         """Any JSON object."""
         return cls.json_schema({"type": "object"}, whitespace=whitespace)
 
@@ -103,7 +129,9 @@ class Grammar:
         name = first.get("name") or next(name for name in map("after_text{}".format, range(99)) if name not in taken)
         begin = {"lark_grammar": f"start: {json.dumps(text, ensure_ascii=False)} @{name}"}
         parts = [begin, first | {"name": name}, *others]
-        return Grammar(self.kind, json.dumps(source | {"grammars": parts}, ensure_ascii=False), self.schema)
+        return Grammar(
+            self.kind, json.dumps(source | {"grammars": parts}, ensure_ascii=False), self.schemas, self.left_out
+        )
 
     @classmethod
     def read(cls, text: str, *, limits: GrammarLimits = DEFAULT_LIMITS) -> Grammar:

@@ -1,7 +1,7 @@
 """A JSON schema made ready for llguidance: checked, with exact formats, and without what changes nothing.
 
-JSON Schema 2020-12, of which llguidance has its subset (its docs/json_schema.md); what it does not have is refused by
-`explain`, which names the place.
+JSON Schema 2020-12, of which llguidance has its subset (its docs/json_schema.md); what it does not have is told by
+`pace.grammar.support`, which names the place.
 """
 
 from __future__ import annotations
@@ -10,20 +10,14 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
+from urllib.parse import unquote
 
-from pace.grammar.limits import GrammarLimits
+from pace.grammar.limits import DEFAULT_LIMITS, GrammarLimits
 
-WHITESPACE: dict[str, dict[str, Any]] = {
-    "compact": {"whitespace_flexible": False},
-    "spaced": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
-    "flexible": {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,8}"},
-}
-"""What may stand between the parts of a JSON text. Unbounded, small models go on with blanks for ever."""
-
-_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 """Keywords whose value is an object of schemas."""
-_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
-_SINGLE = (
+LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
+SINGLE = (
     "items", "additionalItems", "additionalProperties", "unevaluatedItems", "unevaluatedProperties", "contains", "not",
     "if", "then", "else", "propertyNames",
 )  # fmt: skip
@@ -31,11 +25,11 @@ _ANNOTATIONS = frozenset(
     ("$schema", "$id", "$anchor", "$comment", "$vocabulary", "title", "description", "default", "examples")
     + ("deprecated", "readOnly", "writeOnly")
 )
-_ASSERTIONS = frozenset(
+ASSERTIONS = frozenset(
     ("type", "enum", "const", "$ref", "$dynamicRef", "required", "minLength", "maxLength", "pattern", "format")
     + ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minItems", "maxItems")
     + ("uniqueItems", "minContains", "maxContains", "minProperties", "maxProperties", "dependentRequired")
-    + ("dependencies", *_MAPS, *_LISTS, *_SINGLE)
+    + ("dependencies", *MAPS, *LISTS, *SINGLE)
 )
 
 _DATE = (
@@ -71,13 +65,14 @@ def read_schema(schema: Any) -> dict[str, Any]:
 def prepare_schema(schema: dict[str, Any], limits: GrammarLimits) -> dict[str, Any]:
     """A copy for llguidance. Raises ValueError for a schema that is too large or too deep, that no JSON text can hold, or
     that says nothing in the words of JSON Schema."""
-    if schema and not (_ASSERTIONS | _ANNOTATIONS) & schema.keys():
+    if schema and not (ASSERTIONS | _ANNOTATIONS) & schema.keys():
         raise ValueError(f"{next(iter(schema))!r:.100} is no keyword of JSON Schema, and the schema has no other")
     check_size(schema, limits)
-    beside = lambda part: ["$ref"] if "$ref" in part and ("$id" in part or "id" in part) else []
-    if place := _at(schema, "not supported beside an id, whose meaning depends on the draft", beside):
-        raise ValueError(place)
-    return _prepare(schema)
+    check_optional(schema, limits)
+    for path, part in subschemas(schema):
+        if "$ref" in part and ("$id" in part or "id" in part):
+            raise ValueError(f"{path}/$ref: not supported beside an id, whose meaning depends on the draft")
+    return simplified(schema)
 
 
 def check_size(schema: Mapping[str, Any], limits: GrammarLimits) -> None:
@@ -91,7 +86,7 @@ def check_size(schema: Mapping[str, Any], limits: GrammarLimits) -> None:
             raise ValueError(f"the JSON schema is more than {limits.max_depth} schemas deep, at {path:.200}")
         if num_schemas > limits.max_schemas:
             raise ValueError(f"the JSON schema is made of more than {limits.max_schemas} schemas")
-        waiting += [(f"{path}/{place}", child, depth + 1) for place, child in _children(part)]
+        waiting += [(f"{path}/{place}", child, depth + 1) for place, child in child_schemas(part)]
     try:
         text = json.dumps(schema, allow_nan=False)
         text.encode()
@@ -101,30 +96,88 @@ def check_size(schema: Mapping[str, Any], limits: GrammarLimits) -> None:
         raise ValueError(f"the JSON schema has {len(text)} bytes; at most {limits.max_bytes} are taken")
 
 
-def _children(schema: Any) -> Iterator[tuple[str, Any]]:
+def check_optional(schema: Mapping[str, Any], limits: GrammarLimits = DEFAULT_LIMITS) -> None:
+    """Raises ValueError for a schema in which too many properties may come at one place."""
+    known: dict[int, int] = {}
+    for path, part in subschemas(schema):
+        try:
+            count = _count_optional(part, schema, known)
+        except RecursionError:
+            raise ValueError(f"{path}: the JSON schema is made of too many schemas in a chain") from None
+        if count > limits.max_optional:
+            raise ValueError(
+                f"{path}: {count} optional properties may come at one place; at most {limits.max_optional} are taken. "
+                f"List more of them in required"
+            )
+
+
+def _count_optional(part: Any, root: Mapping[str, Any], known: dict[int, int]) -> int:
+    """Properties that a schema itself or the schemas that it is made of do not require. `known` are counts by the id of
+    the schema; one that is made of itself counts once."""
+    if not isinstance(part, dict):
+        return 0
+    if id(part) not in known:
+        known[id(part)] = 0
+        names, required = part.get("properties"), part.get("required")
+        count = len(set(names) - set(required if isinstance(required, list) else ())) if isinstance(names, dict) else 0
+        made_of = [child for keyword in LISTS[:3] if isinstance(part.get(keyword), list) for child in part[keyword]]
+        if isinstance(part.get("$ref"), str):
+            made_of.append(_target(part["$ref"], root))
+        known[id(part)] = count + sum(_count_optional(child, root, known) for child in made_of)
+    return known[id(part)]
+
+
+def _target(reference: str, root: Any) -> Any:
+    """What a pointer within a schema points at; None for nothing, and for other references."""
+    pointer = unquote(reference)
+    if pointer != "#" and not pointer.startswith("#/"):
+        return None
+    for name in pointer.split("/")[1:]:
+        name = name.replace("~1", "/").replace("~0", "~")
+        if isinstance(root, dict):
+            root = root.get(name)
+        elif isinstance(root, list) and name.isdecimal() and int(name) < len(root):
+            root = root[int(name)]
+        else:
+            return None
+    return root
+
+
+def child_schemas(schema: Any) -> Iterator[tuple[str, Any]]:
     """The schemas right within a schema, and where in it they stand."""
     if not isinstance(schema, dict):
         return
     for keyword, value in schema.items():
-        if keyword in _MAPS and isinstance(value, dict):
-            yield from ((f"{keyword}/{_escape(name)}", child) for name, child in value.items())
-        elif keyword in (*_LISTS, "items") and isinstance(value, list):
+        if keyword in MAPS and isinstance(value, dict):
+            yield from ((f"{keyword}/{pointer_part(name)}", child) for name, child in value.items())
+        elif keyword in (*LISTS, "items") and isinstance(value, list):
             yield from ((f"{keyword}/{index}", child) for index, child in enumerate(value))
-        elif keyword in _SINGLE:
+        elif keyword in SINGLE:
             yield keyword, value
 
 
-def _prepare(schema: Any) -> Any:
+def subschemas(schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The objects that a schema is made of, itself first, and where they stand in it."""
+    waiting: list[tuple[str, Any]] = [("#", schema)]
+    while waiting:
+        path, part = waiting.pop(0)
+        if isinstance(part, dict):
+            yield path, part
+        waiting += [(f"{path}/{place}", child) for place, child in child_schemas(part)]
+
+
+def simplified(schema: Any) -> Any:
+    """A copy with exact formats, and without what changes nothing."""
     if not isinstance(schema, dict):
         return schema
     prepared = {keyword: value for keyword, value in schema.items() if not _says_nothing(keyword, schema)}
     for keyword, value in prepared.items():
-        if keyword in _MAPS and isinstance(value, dict):
-            prepared[keyword] = {name: _prepare(child) for name, child in value.items()}
-        elif keyword in (*_LISTS, "items") and isinstance(value, list):
-            prepared[keyword] = [_prepare(child) for child in value]
-        elif keyword in _SINGLE:
-            prepared[keyword] = _prepare(value)
+        if keyword in MAPS and isinstance(value, dict):
+            prepared[keyword] = {name: simplified(child) for name, child in value.items()}
+        elif keyword in (*LISTS, "items") and isinstance(value, list):
+            prepared[keyword] = [simplified(child) for child in value]
+        elif keyword in SINGLE:
+            prepared[keyword] = simplified(value)
         elif keyword == "pattern" and isinstance(value, str):
             prepared[keyword] = _with_ecma_spaces(value)
     if isinstance(form := prepared.get("format"), str) and form in _FORMATS:
@@ -168,38 +221,7 @@ def _with_ecma_spaces(pattern: str) -> str:
     return _SPACE.sub(replace, pattern)
 
 
-def explain(error: str, schema: dict[str, Any]) -> str:
-    """What llguidance said of a schema, with the place where it can be found."""
-    if match := re.search(r"Unimplemented keys: (\[.*?\])", error):
-        keywords = json.loads(match.group(1))
-        return _at(schema, "not supported", lambda part: [name for name in keywords if name in part]) or error
-    if match := re.search(r"Unknown format: (\S+)", error):
-        named = match.group(1)
-        unknown = lambda part: ["format"] if part.get("format") == named else []
-        return _at(schema, f"{named!r} is not supported", unknown) or error
-    if "oneOf constraints are not supported" in error:
-        what = "not supported where more than one of its schemas may hold; say anyOf"
-        return _at(schema, what, lambda part: ["oneOf"] if "oneOf" in part else []) or error
-    if match := re.search(r"Resource '(.*?)' is not present", error):
-        refers = lambda part: ["$ref"] if str(part.get("$ref", "")).split("#")[0] else []
-        place = _at(schema, "", refers).split(":")[0] or "$ref"
-        return f"{place}: {match.group(1)} is not part of the schema, and nothing is fetched"
-    return error
-
-
-def _at(schema: dict[str, Any], what: str, find: Any) -> str:
-    """`what` about each place of a schema where `find` of the schema there names keywords."""
-    places = []
-    waiting: list[tuple[str, Any]] = [("#", schema)]
-    while waiting:
-        path, part = waiting.pop(0)
-        if isinstance(part, dict):
-            places += [f"{path}/{_escape(keyword)}" for keyword in find(part)]
-        waiting += [(f"{path}/{place}", child) for place, child in _children(part)]
-    return f"{', '.join(places[:8])}: {what}" if places else ""
-
-
-def _escape(name: str) -> str:
+def pointer_part(name: str) -> str:
     """A member's name in a JSON pointer. Source: RFC 6901."""
     return str(name).replace("~", "~0").replace("/", "~1")
 

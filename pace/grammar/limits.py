@@ -16,6 +16,9 @@ class GrammarLimits:
     max_schemas: int = 4096
     """Schemas that one JSON schema is made of: compiling takes a fraction of a millisecond for each."""
     max_choices: int = 16384
+    max_optional: int = 1000
+    """Properties that may come, and need not, at one place of a text: the work for one token grows with their square,
+    some 0.1 s for so many."""
 
     def check_text(self, text: str, what: str) -> None:
         """Raises ValueError for a text that is too long or nested too deeply."""

@@ -12,11 +12,14 @@ from pace.grammar.structural_tag import read_structural_tag
 _TYPES = ("text", "json_object", "json_schema", "structural_tag")
 
 
-def read_response_format(value: Any, limits: GrammarLimits = DEFAULT_LIMITS) -> Grammar | None:
+def read_response_format(
+    value: Any, limits: GrammarLimits = DEFAULT_LIMITS, whitespace: str = "flexible"
+) -> Grammar | None:
     """The grammar that `{"type": ...}` asks for; None for text.
 
     "json_schema" has its `schema` and `strict` in the member `json_schema`, or itself (OpenAI's responses, llama.cpp);
-    without `strict`, keywords that cannot be enforced are passed over. "json_object" may have a `schema` (llama.cpp), which is enforced in full.
+    without `strict`, keywords that cannot be enforced are passed over. "json_object" may have a `schema` (llama.cpp),
+    which is enforced in full. `whitespace` is that of the JSON, as `Grammar.json_schema` takes it.
     Raises TypeError, ValueError.
     """
     if not isinstance(value, Mapping):
@@ -26,15 +29,17 @@ def read_response_format(value: Any, limits: GrammarLimits = DEFAULT_LIMITS) -> 
         return None
     if kind == "json_object":
         schema = value.get("schema")
-        return Grammar.json_schema({"type": "object"} if schema is None else schema, limits=limits)
+        return Grammar.json_schema(
+            {"type": "object"} if schema is None else schema, whitespace=whitespace, limits=limits
+        )
     if kind == "json_schema":
-        return _read_json_schema(value, limits)
+        return _read_json_schema(value, limits, whitespace)
     if kind == "structural_tag":
-        return read_structural_tag(value, limits)
+        return read_structural_tag(value, limits, whitespace)
     raise ValueError(f"response_format.type must be one of {', '.join(_TYPES)}; got {kind!r:.100}")
 
 
-def _read_json_schema(value: Mapping[str, Any], limits: GrammarLimits) -> Grammar:
+def _read_json_schema(value: Mapping[str, Any], limits: GrammarLimits, whitespace: str) -> Grammar:
     named = value.get("json_schema", value)
     if not isinstance(named, Mapping):
         raise TypeError(f"response_format.json_schema must be a dict, got {named!r:.100}")
@@ -44,4 +49,4 @@ def _read_json_schema(value: Mapping[str, Any], limits: GrammarLimits) -> Gramma
     strict = named.get("strict")
     if strict is not None and not isinstance(strict, bool):
         raise TypeError(f"response_format.json_schema.strict must be true or false, got {strict!r:.100}")
-    return Grammar.json_schema(schema, strict=bool(strict), limits=limits)
+    return Grammar.json_schema(schema, strict=bool(strict), whitespace=whitespace, limits=limits)

@@ -7,29 +7,37 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from pace.grammar.grammar import Grammar
-from pace.grammar.json_schema import WHITESPACE, prepare_schema, read_schema
+from pace.grammar.grammar import GivenSchema, Grammar
+from pace.grammar.json_schema import prepare_schema, read_schema
 from pace.grammar.limits import DEFAULT_LIMITS, GrammarLimits
+from pace.grammar.whitespace import whitespace_options
 
 
-def read_structural_tag(value: Mapping[str, Any], limits: GrammarLimits = DEFAULT_LIMITS) -> Grammar:
-    """A grammar of a structural tag, raising TypeError or ValueError that names the place of what is wrong."""
-    writer = _Writer(limits)
+def read_structural_tag(
+    value: Mapping[str, Any], limits: GrammarLimits = DEFAULT_LIMITS, whitespace: str = "flexible"
+) -> Grammar:
+    """A grammar of a structural tag, raising TypeError or ValueError that names the place of what is wrong. `whitespace`
+    is that of its JSON, as `Grammar.json_schema` takes it."""
+    writer = _Writer(limits, whitespace_options(whitespace))
     if "format" in value:
         start = writer.part(value["format"], "format", 1)
     else:
         start = writer.triggered(value.get("structures"), value.get("triggers"), "structures", True, False)
-    return Grammar.lark("\n".join([f"start: {start}", *writer.rules]), limits=limits)
+    grammar = Grammar.lark("\n".join([f"start: {start}", *writer.rules]), limits=limits)
+    return replace(grammar, schemas=tuple(writer.schemas))
 
 
 class _Writer:
     """Collects the rules of one grammar in llguidance's Lark."""
 
-    def __init__(self, limits: GrammarLimits) -> None:
+    def __init__(self, limits: GrammarLimits, json_options: Mapping[str, Any]) -> None:
         self.rules: list[str] = []
+        self.schemas: list[GivenSchema] = []
         self._limits = limits
+        self._json_options = json_options
 
     def part(self, value: Any, place: str, depth: int) -> str:
         """What stands for a part of a `format` in a rule."""
@@ -122,7 +130,10 @@ class _Writer:
         return [content, _quoted(end)]
 
     def _schema(self, schema: Any) -> str:
-        prepared = prepare_schema(read_schema(schema), self._limits) | {"x-guidance": WHITESPACE["compact"]}
+        given = read_schema(schema)
+        prepared = prepare_schema(given, self._limits) | {"x-guidance": self._json_options}
+        alone = json.dumps({"grammars": [{"json_schema": prepared}]})
+        self.schemas.append(GivenSchema(given, alone, "a JSON schema of this structural tag"))
         return f"%json {json.dumps(prepared)}"
 
     def _rule(self, name: str, body: str, lazy: bool = False) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from pace.grammar import Grammar
 from pace.grammar.response_format import read_response_format
+from pace.grammar.whitespace import whitespace_options
 
 Check = Callable[[str, Any], Any]
 
@@ -138,6 +139,11 @@ def token_mask(name: str, value: Any) -> Any:
 
 def json_schema(name: str, value: Any) -> Any:
     Grammar.json_schema(value)
+    return value
+
+
+def json_whitespace(name: str, value: Any) -> str:
+    whitespace_options(value)
     return value
 
 

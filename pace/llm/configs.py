@@ -69,6 +69,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "grammar": checks.grammar,
     "choices": checks.choices,
     "response_format": checks.response_format,
+    "json_whitespace": checks.json_whitespace,
 }
 
 
@@ -185,6 +186,9 @@ class SamplingConfig:
     """The text is one of these."""
     response_format: dict[str, Any] | None = None
     """The same as OpenAI's API has it: {"type": "text"}, "json_object", "json_schema" or "structural_tag"."""
+    json_whitespace: str = "flexible"
+    """What may stand between the parts of JSON that json_schema or response_format asks for: "flexible", "compact" for
+    nothing, "spaced" for one blank after each colon and comma, or a regular expression of blanks."""
 
     def __init__(self, **values: Any) -> None:
         object.__setattr__(self, "explicit_fields", set())
@@ -309,12 +313,13 @@ class SamplingConfig:
         asked = [name for name in names if getattr(self, name) is not None]
         if len(asked) > 1:
             raise ValueError(f"give one of {', '.join(f'{name}=' for name in asked)}: each says what the text may be")
+        whitespace = self.json_whitespace
         makers = {
-            "json_schema": Grammar.json_schema,
+            "json_schema": lambda schema: Grammar.json_schema(schema, whitespace=whitespace),
             "regex": Grammar.regex,
             "grammar": lambda grammar: grammar,
             "choices": Grammar.choices,
-            "response_format": read_response_format,
+            "response_format": lambda form: read_response_format(form, whitespace=whitespace),
             "token_mask": lambda mask: None,
         }
         return makers[asked[0]](getattr(self, asked[0])) if asked else None
@@ -322,7 +327,7 @@ class SamplingConfig:
     def take_grammar(self) -> Grammar | None:
         """`make_grammar`, after which no field says what the text is to be."""
         grammar = self.make_grammar()
-        for name in ("json_schema", "regex", "grammar", "choices", "response_format"):
+        for name in ("json_schema", "regex", "grammar", "choices", "response_format", "json_whitespace"):
             setattr(self, name, None)
         return grammar
 
@@ -370,6 +375,8 @@ class SamplingConfig:
             idle["beam search alone looks at it, with num_beams"] = ("length_penalty", "early_stopping")
         if self.logprobs is None and self.grammar is None:
             idle["add logprobs, or a grammar with captures"] = ("unmasked_logprobs",)
+        if self.json_schema is None and self.response_format is None:
+            idle["add json_schema or response_format"] = ("json_whitespace",)
         for advice, fields_there in idle.items():
             names = [
                 name for name in fields_there if name in asked and getattr(self, name) != getattr(SamplingConfig, name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 from dataclasses import dataclass
@@ -54,9 +55,9 @@ class Guides:
         """A guide for each prompt, and what of a JSON schema is not enforced. `continues` tells whether texts go on with
         their prompts; `hidden` is that of `TextRules`. Raises ValueError for a grammar that cannot be used."""
         grammar = config.make_grammar()
-        warnings = () if grammar is None else self.grammars.compile(grammar).warnings
+        warnings = () if grammar is None else grammar.left_out + self.grammars.compile(grammar).warnings
         for warning in warnings:
-            logger.warning("the JSON schema is not enforced in full: %s", warning)
+            _warn_once(warning)
         if config.token_healing:
             healed = list(map(self._prompt_healer().heal, prompts))
             masks = [self._of_healed(prompt, grammar, end_tokens) for prompt in healed]
@@ -91,3 +92,10 @@ class Guides:
                     raise ValueError("token_healing is about text, and this model has no tokenizer")
                 self._healer = PromptHealer(self._tokenizer, self._vocab_size)
             return self._healer
+
+
+@functools.lru_cache(maxsize=1024)
+def _warn_once(warning: str) -> None:
+    """Logs what a schema asks for and is not held to, unless that was logged lately: clients send a schema again with
+    each request."""
+    logger.warning("a JSON schema is not enforced in full: %s", warning)

@@ -15,6 +15,8 @@ SAMPLING = {
     "n": "num_return_sequences",
     "stop": "stop_strings",
     "logits_processor": "logits_processors",
+    "whitespace_pattern": "json_whitespace",
+    "guided_whitespace_pattern": "json_whitespace",
 }
 """Same meaning as these fields of SamplingConfig."""
 SAMPLING_ADVICE = {

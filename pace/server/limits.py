@@ -53,6 +53,8 @@ class Limits:
     grammar_schemas: int = 4096
     """Schemas that one is made of."""
     grammar_choices: int = 16384
+    grammar_seconds: float = 10.0
+    """Time that one may take to be compiled, waiting included."""
     grammar_cache_bytes: int = 64 * MIB
     """Compiled grammars that are kept."""
     name_characters: int = 128

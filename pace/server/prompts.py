@@ -6,7 +6,7 @@ import copy
 import threading
 from typing import Any
 
-from pace.grammar import Grammar
+from pace.grammar import Grammar, GrammarError
 from pace.grammar.json_schema import check_size
 from pace.llm.chat import Tool, ToolChoice, ToolError, read_choice, read_tools
 from pace.llm.chat.template import ChatTemplate, TemplateRefusal
@@ -92,6 +92,8 @@ class PromptReader:
             )
         except TemplateRefusal as error:  # roles that must alternate, say
             raise ApiError(400, error.reason, param=prompt.param) from None
+        except GrammarError as error:
+            raise ApiError(400, str(error), param=error.place) from None
         except Exception as error:
             raise ApiError(400, f"these messages cannot be read: {error}", param=prompt.param) from None
 

@@ -7,9 +7,9 @@ import hashlib
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 from pace.llm import loading
@@ -19,6 +19,7 @@ from pace.llm.loading import LoadOptions
 from pace.llm.sequence import Sequence
 from pace.server.admission import Admission
 from pace.server.answers import Answer
+from pace.server.compiling import GrammarWorkers
 from pace.server.errors import ApiError
 from pace.server.fingerprint import fingerprint
 from pace.server.jobs import Job
@@ -55,6 +56,7 @@ class Service:
         self.fingerprint = ""
         self.metrics = Metrics(options.metrics_prefix, self)
         self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="pace-prompts")
+        self._grammar_workers = GrammarWorkers(self.limits)
         self._answers: set[Answer] = set()
 
     # -- life ----------------------------------------------------------------------------------------------------------
@@ -108,6 +110,7 @@ class Service:
     def close(self) -> None:
         """Frees the model. Closing twice is harmless."""
         self._workers.shutdown(wait=False, cancel_futures=True)
+        self._grammar_workers.close()
         if self.generator is not None:
             self.generator.driver.close()
             self.generator = None
@@ -204,7 +207,14 @@ class Service:
         """The answer of a job, which leaving the block ends. `salt` and `key` are the client's. Raises ApiError."""
         generator = self._open
         with self.admission.request(key):
-            samples = await self.work(self._prepare, generator, job, salt)
+            rows, config = await self.work(self._read, generator, job)
+            compiled = None
+            if config.grammar is not None:
+                param = job.structure and job.structure.param
+                with _errors_of(job):
+                    compiled = await self._grammar_workers.compile(generator.guides.grammars, config.grammar, param)
+            samples = await self.work(self._prepare, generator, job, rows, config, salt)
+            del compiled  # kept until here, so that it is not compiled again
             most = max(generator.engine.scheduler.max_sequences_per_step, *map(len, samples))
             num_rows = min(most, sum(map(len, samples)))  # at once
             num_tokens = sum(group[0].num_prompt_tokens for group in samples)
@@ -226,8 +236,8 @@ class Service:
         """What `function` returns, run by a worker."""
         return await asyncio.get_running_loop().run_in_executor(self._workers, function, *arguments)
 
-    def _prepare(self, generator: Generator, job: Job, salt: str | None) -> list[list[Sequence]]:
-        """Sequences of each prompt, ready to be submitted. Runs in a worker. Raises ApiError."""
+    def _read(self, generator: Generator, job: Job) -> tuple[list[list[int]], SamplingConfig]:
+        """The tokens of each prompt, and what is asked for. Runs in a worker. Raises ApiError."""
         config = job.sampling.copy()
         grammar = None if job.structure is None else job.structure.read(self.limits.grammar)
         rows = self.reader.read(job, grammar)
@@ -237,12 +247,14 @@ class Service:
         config.min_new_tokens = min(config.min_new_tokens, config.max_new_tokens)
         if job.bad_words:
             config.bad_words_ids = self.reader.bad_words(job.bad_words)
-        try:
+        return rows, config
+
+    def _prepare(
+        self, generator: Generator, job: Job, rows: list[list[int]], config: SamplingConfig, salt: str | None
+    ) -> list[list[Sequence]]:
+        """Sequences of each prompt, ready to be submitted. Runs in a worker. Raises ApiError."""
+        with _errors_of(job):
             prepared = generator.prepare_for_generate(rows, config, job.turn, job.skip_special_tokens)
-        except ModuleNotFoundError as error:  # llguidance
-            raise ApiError(501, str(error), param=job.structure and job.structure.param) from None
-        except (TypeError, ValueError) as error:
-            raise ApiError(400, str(error), param=job.structure and job.structure.param) from None
         job.warnings = prepared.warnings
         samples = [generator.sequences_of(prepared, index) for index in range(len(rows))]
         for group in samples:
@@ -259,6 +271,18 @@ class Service:
                 self.admission.measured(
                     group[0].num_prompt_tokens - times.num_reused, times.first_token - times.admitted
                 )
+
+
+@contextmanager
+def _errors_of(job: Job) -> Iterator[None]:
+    """What preparing a job raises, as ApiError that names the field at fault."""
+    place = job.structure and job.structure.param
+    try:
+        yield
+    except ModuleNotFoundError as error:  # llguidance
+        raise ApiError(501, str(error), param=place) from None
+    except (TypeError, ValueError) as error:
+        raise ApiError(400, str(error), param=getattr(error, "place", None) or place) from None
 
 
 def _joined_salt(of_key: str | None, of_request: str | None) -> str | None:

@@ -154,7 +154,7 @@ VALUES = {
     "frequency_penalty": ("-1.5", -1.5), "presence_penalty": ("1", 1.0), "no_repeat_ngram_size": ("3", 3), "num_beams": ("4", 4),
     "length_penalty": ("-0.5", -0.5), "early_stopping": ("never", "never"), "num_return_sequences": ("2", 2), "eos_token_id": ("5 --eos-token-id 6", [5, 6]),
     "pad_token_id": ("3", 3), "bad_words_ids": ("[[5,6],[7]]", [[5, 6], [7]]), "logit_bias": ('{"42":1.5,"7":"-inf"}', {42: 1.5, 7: float("-inf")}),
-    "seed": ("11", 11), "logprobs": ("4", 4), "prompt_logprobs": ("3", 3),
+    "seed": ("11", 11), "logprobs": ("4", 4), "prompt_logprobs": ("3", 3), "json_whitespace": ("spaced", "spaced"),
 }  # fmt: skip
 
 

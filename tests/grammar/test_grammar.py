@@ -10,6 +10,7 @@ import pytest
 from pace.grammar import Grammar, GrammarLimits
 from pace.grammar.limits import bracket_depth
 from pace.grammar.response_format import read_response_format
+from pace.grammar.whitespace import whitespace_options
 
 DEEP = 60_000
 
@@ -43,7 +44,7 @@ DEEP = 60_000
         (lambda: Grammar.json_schema({"const": {1, 2}}), ValueError, "cannot be written as JSON"),
         (lambda: Grammar.json_schema({"const": "\ud800"}), ValueError, None),
         (lambda: Grammar.json_schema({"enum": ["x" * 100] * 10**4}), ValueError, "bytes"),
-        (lambda: Grammar.json_schema({}, whitespace="lots"), ValueError, "compact, spaced, flexible"),
+        (lambda: Grammar.json_schema({}, whitespace="lots"), ValueError, "flexible, compact, spaced"),
         (lambda: Grammar.read('{"grammar": 1}'), ValueError, '"grammars"'),
         (lambda: Grammar.read("{"), ValueError, '"grammars"'),
         (lambda: Grammar.read(json.dumps({"grammars": [{"lark_grammar": "start: " + "(" * 99}]})), ValueError, "deep"),
@@ -147,7 +148,7 @@ def test_what_says_nothing_is_left_out_of_a_schema() -> None:
     }
     assert schema_of(Grammar.json_schema(schema)) == {
         "properties": {"a": {}},
-        "x-guidance": {"whitespace_flexible": False},
+        "x-guidance": whitespace_options("flexible"),
     }
     assert schema["properties"]["a"]["uniqueItems"] is False, "what the caller gave stays as it was"
 

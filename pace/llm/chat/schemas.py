@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from pace.grammar.json_schema import simplified
+from pace.grammar.whitespace import whitespace_options
 from pace.llm.chat.tools import Tool
 
 _OPENING = frozenset({"additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames", "$ref",
@@ -19,16 +21,18 @@ _PLAIN = frozenset({"type", "title", "description", "default", "examples", "depr
 
 
 def json_expression(schema: Mapping[str, Any] | bool, strict: bool) -> str:
-    """`%json {...}` for Lark: a schema without the settings of a client, and with ours.
+    """`%json {...}` for Lark."""
+    return "%json " + json.dumps(for_grammar(schema, strict))
 
-    Between tokens of JSON there is at most one space, after a comma or a colon: small models write blanks without end.
-    """
-    own = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+
+def for_grammar(schema: Mapping[str, Any] | bool, strict: bool) -> dict[str, Any]:
+    """A schema as llguidance takes it: without the settings of a client, and with flexible whitespace."""
+    own = whitespace_options("flexible")
     if not strict:
         own["lenient"] = True
     if isinstance(schema, bool):
         schema = {} if schema else {"not": {}}
-    return "%json " + json.dumps({"x-guidance": own} | {k: v for k, v in schema.items() if k != "x-guidance"})
+    return {"x-guidance": own} | simplified(schema)
 
 
 def closed(parameters: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,12 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from pace.grammar import Grammar
+from pace.grammar import GivenSchema, Grammar, GrammarError
+from pace.grammar.json_schema import check_optional
+from pace.grammar.support import relaxed
 from pace.llm.chat.events import CallEnds, Event, Text
 from pace.llm.chat.format import ToolFormat
 from pace.llm.chat.grammar import answer_grammar, turn_grammar
 from pace.llm.chat.parser import TurnParser
 from pace.llm.chat.reasoning import Reasoning
+from pace.llm.chat.schemas import closed, for_grammar
 from pace.llm.chat.template import ChatTemplate, Message, special_tokens
 from pace.llm.chat.tools import Tool, ToolChoice
 
@@ -128,7 +131,9 @@ def turn_after(
 ) -> Turn:
     """As `plan_turn`, where something else than a template has made the prompt, whose end is enough."""
     choice = choice or ToolChoice("auto" if tools else "none")
-    callable_tools = tuple(choice.among(tools))
+    chosen = {tool.name for tool in choice.among(tools)}
+    held = [_held(tool, f"tools[{index}]") for index, tool in enumerate(tools) if tool.name in chosen]
+    callable_tools = tuple(each.tool for each in held)
     if callable_tools and choice.mode != "auto":
         answer = None
     reasoning = manner.reasoning and manner.reasoning.after(prompt)
@@ -138,15 +143,14 @@ def turn_after(
         grammar = _grammar(
             turn_grammar(manner.format, callable_tools, choice, parallel, reasoning, special, answer is not None),
             answer,
+            held,
         )
     elif answer is not None and (reasoning is not None or manner.format.answers_are_marked):
         grammar = _grammar(answer_grammar(manner.format, reasoning, special), answer)
     flagged = {number for number, token in manner.tokenizer.added_tokens_decoder.items() if token.special}
     hidden = frozenset(manner.tokenizer.all_special_ids) | flagged
     max_untagged = 0 if choice.mode != "auto" or answer is not None else None if parallel else 1
-    turn = Turn(
-        prompt, grammar, manner.format, callable_tools, choice, reasoning, hidden, max_untagged=max_untagged
-    )
+    turn = Turn(prompt, grammar, manner.format, callable_tools, choice, reasoning, hidden, max_untagged=max_untagged)
     if turn.is_plain:
         return turn
     literals = "".join(
@@ -161,14 +165,41 @@ def turn_after(
     return replace(turn, hidden=hidden - shown)
 
 
+@dataclass(frozen=True)
+class _Held:
+    """A tool whose schema a grammar can hold, and what errors and warnings say of it."""
+
+    tool: Tool
+    given: GivenSchema
+    left_out: tuple[str, ...] = ()
+
+
+def _held(tool: Tool, place: str) -> _Held:
+    """A tool that is not strict loses the keywords that no grammar can be made of."""
+    title = f"the {'strict ' if tool.strict else ''}tool {tool.name!r}"
+    try:
+        check_optional(tool.parameters)
+    except ValueError as error:
+        raise GrammarError(f"{title} cannot be used: {error}", place) from None
+    parameters, left_out = (tool.parameters, ()) if tool.strict else relaxed(tool.parameters)
+    alone = json.dumps({"grammars": [{"json_schema": for_grammar(closed(parameters), tool.strict)}]})
+    return _Held(
+        replace(tool, parameters=parameters),
+        GivenSchema(tool.parameters, alone, title, place),
+        tuple(f"the tool {tool.name!r}: {note}" for note in left_out),
+    )
+
+
 ANSWER = "@answer"
 """What stands in a grammar of a turn for the grammar of its text."""
 
 
-def _grammar(lark: str, answer: Grammar | None) -> Grammar:
+def _grammar(lark: str, answer: Grammar | None, held: Sequence[_Held] = ()) -> Grammar:
     """A grammar of a turn in which `@answer` is another one."""
     parts: list[dict[str, Any]] = [{"name": "turn", "lark_grammar": lark}]
     if answer is not None:
         first, *others = json.loads(answer.source)["grammars"]
         parts += [{**first, "name": "answer"}, *others]
-    return Grammar("turn", json.dumps({"grammars": parts}, ensure_ascii=False))
+    schemas = tuple(each.given for each in held) + (answer.schemas if answer else ())
+    left_out = tuple(note for each in held for note in each.left_out) + (answer.left_out if answer else ())
+    return Grammar("turn", json.dumps({"grammars": parts}, ensure_ascii=False), schemas, left_out)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,18 +15,31 @@ class GrammarTooComplex(ValueError):
     """What a sequence fails with whose grammar takes more work than is allowed for one token."""
 
 
+@dataclass
+class Usage:
+    """What masks have done with one compiled grammar, whose lexer they share."""
+
+    num_tokens: int = 0
+    """Accepted; the lexer grows with them."""
+    has_failed: bool = False
+    """Whether a mask has given up, maybe because the lexer had grown too large."""
+
+
 class GrammarMask(TokenMask):
     """What a grammar lets follow. A sequence may end where the grammar may: end tokens are allowed there and nowhere
     else, whatever the grammar says of them."""
 
     releases_gil = True
 
-    def __init__(self, matcher: Any, end_tokens: tuple[int, ...], other_ends: tuple[int, ...]) -> None:
+    def __init__(
+        self, matcher: Any, end_tokens: tuple[int, ...], other_ends: tuple[int, ...], usage: Usage | None = None
+    ) -> None:
         """`matcher` is an `LLMatcher` at its start. `end_tokens` end a sequence; `other_ends` are those that llguidance
-        takes for such, and that do not."""
+        takes for such, and that do not. `usage` hears of what the mask and its forks do."""
         self._matcher = matcher
         self._end_tokens = end_tokens
         self._other_ends = other_ends
+        self._usage = usage or Usage()
         self._num_ends = 0
         """End tokens accepted, of which the matcher does not hear."""
 
@@ -45,7 +59,9 @@ class GrammarMask(TokenMask):
             _set_bit(words, token, False)
 
     def accept(self, token: int) -> None:
+        self._usage.num_tokens += 1
         if self._num_ends or not self._takes(token):
+            self._check()
             raise ValueError(f"the grammar does not allow the token {token} here")
 
     def rollback(self, num_tokens: int) -> None:
@@ -67,7 +83,7 @@ class GrammarMask(TokenMask):
         return tokens[: self._matcher.validate_tokens(tokens)] if tokens else []
 
     def fork(self) -> GrammarMask:
-        twin = GrammarMask(self._matcher.deep_copy(), self._end_tokens, self._other_ends)
+        twin = GrammarMask(self._matcher.deep_copy(), self._end_tokens, self._other_ends, self._usage)
         twin._num_ends = self._num_ends
         return twin
 
@@ -97,6 +113,7 @@ class GrammarMask(TokenMask):
     def _check(self) -> None:
         """Raises GrammarTooComplex where the matcher has given up: its work for one token is bounded."""
         if self._matcher.is_error():
+            self._usage.has_failed = True
             raise GrammarTooComplex(
                 f"the grammar is too complex to go on with: {first_line(self._matcher.get_error())}"
             )

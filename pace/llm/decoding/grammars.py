@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+import json
 import threading
+import time
 from collections import OrderedDict
+from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
-from pace.grammar import Grammar
+from pace.grammar import Grammar, GrammarError
 from pace.grammar.backend import import_llguidance
-from pace.grammar.json_schema import explain
+from pace.grammar.support import explain
 from pace.llm.decoding.captures import CaptureReader, has_captures
-from pace.llm.decoding.grammar_mask import GrammarMask, first_line
+from pace.llm.decoding.grammar_mask import GrammarMask, Usage, first_line
 from pace.llm.decoding.token_bytes import TokenBytes
+from pace.memory import allocated_bytes
 
 CACHE_BYTES = 64 * 2**20
 """Compiled grammars that are kept, by what they are estimated to take."""
 
-_WORK: dict[str, int] = {"step_lexer_fuel": 200_000, "step_max_items": 50_000}
-"""llguidance's bounds of the work for one mask, some 15 ms."""
+_WORK: dict[str, int] = {"step_lexer_fuel": 200_000, "step_max_items": 50_000, "max_items_in_row": 4_608}
+"""llguidance's bounds of the work for one mask: some 15 ms, and 0.15 s where a row has most items. An optional property
+is four items (`GrammarLimits.max_optional`)."""
+
+
+_BYTES_PER_SECOND = 128 * 2**20
+"""More than compiling takes in a second: 75 MB were the most, of a long constant."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +42,15 @@ class CompiledGrammar:
     """An `LLMatcher`, to be copied."""
     warnings: tuple[str, ...]
     """What of a JSON schema is not enforced, where it is not `strict`."""
-    num_bytes: int
-    """Estimated."""
+    start_bytes: int
+    """What it took when it was compiled."""
+    usage: Usage = field(default_factory=Usage, compare=False)
+
+    @property
+    def num_bytes(self) -> int:
+        """What it takes, as measured when it was compiled, and what its use is estimated to have added: some 2 KiB for a
+        token, until the states of its lexer come again (JSON schemas of many kinds, vocabularies of 2,000 to 152,000)."""
+        return self.start_bytes + min(2**11 * self.usage.num_tokens, 2**21)
 
 
 class GrammarCompiler:
@@ -48,6 +65,7 @@ class GrammarCompiler:
         self._lock = threading.Lock()
         self._table: Future[Any] | None = None
         self._compiled: OrderedDict[str, Future[CompiledGrammar]] = OrderedDict()
+        self._in_use: WeakValueDictionary[str, CompiledGrammar] = WeakValueDictionary()
 
     def start(self) -> None:
         """Has the table made in the background, so that the first grammar need not wait for it. Nothing is raised; the
@@ -59,15 +77,28 @@ class GrammarCompiler:
         """llguidance's table of the vocabulary (`make_table`), made once. Raises what `make_table` does."""
         return self._table_future().result()
 
+    def find(self, grammar: Grammar) -> CompiledGrammar | None:
+        """The compiled grammar, where it is kept or in use; None where `compile` has work to do."""
+        with self._lock:
+            found = self._compiled.get(grammar.source)
+            if found is not None and found.done() and found.exception() is None:
+                if found.result().usage.has_failed:  # it may fail others, who would find a new one to work
+                    del self._compiled[grammar.source]
+                    return None
+                self._compiled.move_to_end(grammar.source)
+                return found.result()
+            in_use = self._in_use.get(grammar.source)
+            return None if in_use is None or in_use.usage.has_failed else in_use
+
     def compile(self, grammar: Grammar) -> CompiledGrammar:
         """Raises ValueError for a grammar that llguidance refuses, that allows nothing, or that this tokenizer cannot
         serve, and ModuleNotFoundError where llguidance is missing."""
         table = self.table
+        if (known := self.find(grammar)) is not None:
+            return known
         with self._lock:
             found = self._compiled.get(grammar.source)
-            if found is not None:
-                self._compiled.move_to_end(grammar.source)
-            else:
+            if found is None:
                 mine = self._compiled[grammar.source] = Future()
         if found is not None:
             return found.result()
@@ -79,13 +110,15 @@ class GrammarCompiler:
             mine.set_exception(error)
             raise
         mine.set_result(compiled)
+        self._in_use[grammar.source] = compiled
         self._make_room()
         return compiled
 
     def mask(self, grammar: Grammar, end_tokens: list[int]) -> GrammarMask:
         """A mask at the grammar's start, to be forked. Raises what `compile` does."""
-        matcher, table_ends = self.compile(grammar).matcher, _ends(self.table)
-        return GrammarMask(matcher, tuple(end_tokens), tuple(table_ends - set(end_tokens)))
+        compiled, table_ends = self.compile(grammar), _ends(self.table)
+        other_ends = tuple(table_ends - set(end_tokens))
+        return GrammarMask(compiled.matcher, tuple(end_tokens), other_ends, compiled.usage)
 
     def captures(self, grammar: Grammar) -> CaptureReader | None:
         """What finds the grammar's captures in a text; None where it has none. Raises what `compile` does, and ValueError
@@ -131,7 +164,8 @@ def make_table(tokenizer: Any, vocab_size: int) -> Any:
     library = import_llguidance()
     end = tokenizer.eos_token_id
     try:
-        if (backend := getattr(tokenizer, "backend_tokenizer", None)) is not None:
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if backend is not None and not TokenBytes.of(tokenizer).has_blank_alone:  # which llguidance cannot read
             return library.LLTokenizer(backend.to_str(), n_vocab=vocab_size, eos_token=end)
         return library.LLTokenizer(library.TokenizerWrapper(_ByteTokens(tokenizer)), n_vocab=vocab_size)
     except Exception as error:
@@ -139,18 +173,39 @@ def make_table(tokenizer: Any, vocab_size: int) -> Any:
 
 
 class _ByteTokens:
-    """A tokenizer written in Python, in the form that llguidance takes: the bytes of each token."""
+    """A tokenizer that llguidance does not read by itself, in the form that it takes: the bytes of each token."""
 
     def __init__(self, tokenizer: Any) -> None:
-        table = TokenBytes(tokenizer)
-        self._tokenizer = tokenizer
+        table = TokenBytes.of(tokenizer)
+        self._encode = _encoder(tokenizer)
         self.eos_token_id = tokenizer.eos_token_id
         self.bos_token_id = tokenizer.bos_token_id
         self.special_token_ids = sorted(tokenizer.all_special_ids)
         self.tokens = [table[token] for token in range(len(tokenizer))]
 
     def __call__(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False)
+        return self._encode(text)
+
+
+def _encoder(tokenizer: Any) -> Callable[[str], list[int]]:
+    """Makes tokens of a text that goes on: without the blank that some tokenizers put before a text."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return lambda text: tokenizer.encode(text, add_special_tokens=False)
+    state = json.loads(backend.to_str())
+    waiting = [state.get("pre_tokenizer")]
+    while waiting:
+        part = waiting.pop() or {}
+        waiting += part.get("pretokenizers", ())
+        if part.get("type") == "Metaspace":
+            part["prepend_scheme"] = "never"
+    normalizer = state.get("normalizer") or {}
+    if normalizer.get("type") == "Prepend":
+        state["normalizer"] = None
+    elif normalizer.get("type") == "Sequence":
+        normalizer["normalizers"] = [part for part in normalizer["normalizers"] if part["type"] != "Prepend"]
+    plain = type(backend).from_str(json.dumps(state))
+    return lambda text: plain.encode(text, add_special_tokens=False).ids
 
 
 def _ends(table: Any) -> set[int]:
@@ -158,24 +213,43 @@ def _ends(table: Any) -> set[int]:
 
 
 def _compile(grammar: Grammar, table: Any) -> CompiledGrammar:
+    bytes_before, seconds_before = allocated_bytes(), time.thread_time()
+    matcher, error = _start(grammar.source, table)
+    if error:
+        raise _refusal(grammar, error, table)
+    num_bytes = allocated_bytes() - bytes_before  # other threads allocate and free meanwhile, so within bounds
+    least = 2**16 + 48 * len(grammar.source)
+    most = 2**20 + least + int(_BYTES_PER_SECOND * (time.thread_time() - seconds_before))
+    return CompiledGrammar(matcher, tuple(matcher.get_grammar_warnings()), min(max(num_bytes, least), most))
+
+
+def _start(source: str, table: Any) -> tuple[Any, str]:
+    """A matcher at the start of a grammar, and why it cannot be used; "" where it can."""
     library = import_llguidance()
     limits = library.LLParserLimits(verbose_errors=False, **_WORK)
-    matcher = library.LLMatcher(table, grammar.source, log_level=0, limits=limits)
-    if matcher.is_error():
-        raise _refusal(grammar, first_line(matcher.get_error()))
+    matcher = library.LLMatcher(table, source, log_level=0, limits=limits)
     words = np.zeros(-(-table.vocab_size // 32), np.uint32)
-    matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)  # the first mask is the dearest: copies have it
+    if not matcher.is_error():
+        matcher.unsafe_compute_mask_ptr(
+            words.ctypes.data, words.nbytes
+        )  # the first mask is the dearest: copies have it
     if matcher.is_error():
-        raise _refusal(grammar, first_line(matcher.get_error()))
+        return matcher, first_line(matcher.get_error())
     for end in _ends(table):
         words[end >> 5] &= ~np.uint32(1 << (end & 31))
     if matcher.is_stopped() or not words.any():
-        raise _refusal(grammar, "nothing but the empty text satisfies it, or no text at all")
-    return CompiledGrammar(matcher, tuple(matcher.get_grammar_warnings()), 2**16 + 16 * len(grammar.source))
+        return matcher, "nothing but the empty text satisfies it, or no text at all"
+    within = matcher.deep_copy()  # where an object begins, there may be more to come than can be held
+    if within.try_consume_tokens(table.tokenize_str("{")):
+        within.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+    return matcher, first_line(within.get_error()) if within.is_error() else ""
 
 
-def _refusal(grammar: Grammar, error: str) -> ValueError:
-    if grammar.schema is not None:
-        error = explain(error, grammar.schema)
+def _refusal(grammar: Grammar, error: str, table: Any) -> GrammarError:
+    """An error that names the schema that is at fault, where one is."""
+    for given in grammar.schemas:
+        own = error if given.source == grammar.source else _start(given.source, table)[1]
+        if own:
+            return GrammarError(f"{given.title} cannot be used: {explain(own, given.schema)}", given.place)
     what = {"json_schema": "JSON schema", "regex": "regex", "choices": "list of choices"}.get(grammar.kind, "grammar")
-    return ValueError(f"this {what} cannot be used: {error}")
+    return GrammarError(f"this {what} cannot be used: {error}")

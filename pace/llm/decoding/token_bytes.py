@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import weakref
 from typing import Any
 
 from pace.checkpoints.vocabulary import BYTE_LETTERS
 
 _LETTERS = {letter: byte for byte, letter in enumerate(BYTE_LETTERS)}
+_BLANK = re.compile(r'Metaspace\(replacement="(.)"|Replace\(pattern=String\("(.)"\), content=" "\)')
 _tables: weakref.WeakKeyDictionary[Any, TokenBytes] = weakref.WeakKeyDictionary()
 
 
@@ -22,7 +24,13 @@ class TokenBytes:
         """Tokens that decoding leaves out with `skip_special_tokens`."""
         self._added = {token: str(content) for token, content in added.items()}
         self._known: dict[int, bytes] = {}
-        self._is_byte_level = _is_byte_level(tokenizer)
+        decoder = repr(getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None))
+        self._is_byte_level = "ByteLevel" in decoder
+        """Whether names of tokens are written in the letters of byte-level BPE."""
+        blank = _BLANK.search(decoder)
+        self._blank = blank[1] or blank[2] if blank else "\u2581"
+        self.has_blank_alone = blank is not None and "ByteFallback" not in decoder and not self._is_byte_level
+        """Whether names of tokens are their text, but for a letter that stands for a blank."""
 
     @classmethod
     def of(cls, tokenizer: Any) -> TokenBytes:
@@ -57,16 +65,10 @@ class TokenBytes:
             return b""
         if self._is_byte_level and all(letter in _LETTERS for letter in name):
             return bytes(_LETTERS[letter] for letter in name)
-        if _is_byte_name(name):
+        if not self.has_blank_alone and _is_byte_name(name):
             return bytes.fromhex(name[3:5])
-        return name.replace("\u2581", " ").encode("utf-8", "replace")
+        return name.replace(self._blank, " ").encode("utf-8", "replace")
 
 
 def _is_byte_name(name: str) -> bool:
     return len(name) == 6 and name.startswith("<0x") and name.endswith(">")
-
-
-def _is_byte_level(tokenizer: Any) -> bool:
-    """Whether names of tokens are written in the letters of byte-level BPE."""
-    decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
-    return "ByteLevel" in repr(decoder) or type(decoder).__name__ == "ByteLevel"

@@ -126,8 +126,8 @@ class MessagesRequest(CountTokensRequest):
         return None if form is None else Structure("output_config.format", form, _read_output_format)
 
 
-def _read_output_format(form: dict[str, Any], limits: GrammarLimits) -> Grammar | None:
+def _read_output_format(form: dict[str, Any], limits: GrammarLimits, whitespace: str) -> Grammar | None:
     """Anthropic has JSON schemas alone, which are always enforced in full."""
     if form.get("type") != "json_schema":
         raise ValueError(f"type must be json_schema, got {form.get('type')!r:.100}")
-    return read_response_format({**form, "strict": True}, limits)
+    return read_response_format({**form, "strict": True}, limits, whitespace)

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pace.grammar import Grammar, GrammarLimits
 from pace.grammar.response_format import read_response_format
 from pace.grammar.structural_tag import read_structural_tag
+from pace.grammar.whitespace import whitespace_options
 from pace.server.errors import ApiError, refused
 from pace.server.schemas.fields import Request
 
 INERT = frozenset(("guided_decoding_backend", "structured_outputs_backend"))
 """There is one backend."""
 
-Reader = Callable[[Any, GrammarLimits], Grammar | None]
+Reader = Callable[[Any, GrammarLimits, str], Grammar | None]
+"""Reads a value, with bounds and with the whitespace of JSON as `Grammar.json_schema` takes it."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,15 @@ class Structure:
     param: str
     value: Any
     reader: Reader
+    whitespace: str = "flexible"
+    """Of JSON."""
+
+    @property
+    def holds_json(self) -> bool:
+        """Whether it asks for JSON in a way that leaves the whitespace open."""
+        if isinstance(self.value, Mapping) and self.reader is _grammar:
+            return self.value.get("type") == "json_schema"
+        return self.reader in (read_response_format, _schema, _json_object, _structural_tag)
 
     def says_the_same_as(self, other: Structure) -> bool:
         """By the JSON texts, in which the order of members counts, and 1 is not true."""
@@ -34,7 +45,7 @@ class Structure:
     def read(self, limits: GrammarLimits) -> Grammar | None:
         """The grammar; None for plain text. Raises ApiError."""
         try:
-            return self.reader(self.value, limits)
+            return self.reader(self.value, limits, self.whitespace)
         except (TypeError, ValueError) as error:
             raise ApiError(400, f"{self.param}: {error}", param=self.param) from None
 
@@ -55,8 +66,7 @@ class StructuredRequest(Request):
     def structure(self) -> Structure | None:
         """The one constraint of the request. Clients may name it twice, in vLLM's old field and the new one. Raises ApiError
         for two, and for options that are not there."""
-        if self.guided_whitespace_pattern is not None:
-            raise refused("guided_whitespace_pattern", _NO_WHITESPACE)
+        whitespace = _whitespace(self.guided_whitespace_pattern, self.structured_outputs)
         found = [
             Structure(name, value, _READERS[name]) for name in _READERS if (value := getattr(self, name)) is not None
         ]
@@ -66,10 +76,36 @@ class StructuredRequest(Request):
         if len(found) > 1:
             names = " and ".join(structure.param for structure in found[:3])
             raise ApiError(400, f"{names} each say what the text must be; give one", param=found[1].param)
-        return found[0] if found else None
+        if whitespace is not None and not (found and found[0].holds_json):
+            message = f"{whitespace.param} is about the JSON of an answer; ask for JSON, by response_format for example"
+            raise ApiError(400, message, param=whitespace.param)
+        if not found or whitespace is None:
+            return found[0] if found else None
+        return replace(found[0], whitespace=whitespace.pattern)
 
 
-_NO_WHITESPACE = "JSON is written without whitespace"
+@dataclass(frozen=True)
+class _Whitespace:
+    param: str
+    pattern: str
+
+
+def _whitespace(guided: Any, outputs: Any) -> _Whitespace | None:
+    """What a request says of the whitespace of JSON, by vLLM's old field and by the new ones."""
+    found = [] if guided is None else [("guided_whitespace_pattern", guided)]
+    if isinstance(outputs, Mapping):
+        if outputs.get("whitespace_pattern") is not None:
+            found.append(("structured_outputs.whitespace_pattern", outputs["whitespace_pattern"]))
+        if outputs.get("disable_any_whitespace"):
+            found.append(("structured_outputs.disable_any_whitespace", ""))
+    for param, pattern in found:
+        try:
+            whitespace_options(pattern)
+        except (TypeError, ValueError) as error:
+            raise ApiError(400, f"{param}: {error}", param=param) from None
+        if pattern != found[0][1]:
+            raise ApiError(400, f"{found[0][0]} and {param} differ; give one", param=param)
+    return _Whitespace(*found[0]) if found else None
 
 
 def _is_text(structure: Structure) -> bool:
@@ -77,19 +113,23 @@ def _is_text(structure: Structure) -> bool:
     return structure.param == "response_format" and isinstance(value, Mapping) and value.get("type") == "text"
 
 
-def _schema(value: Any, limits: GrammarLimits) -> Grammar:
-    return Grammar.json_schema(value, limits=limits)
+def _schema(value: Any, limits: GrammarLimits, whitespace: str) -> Grammar:
+    return Grammar.json_schema(value, whitespace=whitespace, limits=limits)
 
 
-def _regex(value: Any, limits: GrammarLimits) -> Grammar:
+def _json_object(value: Any, limits: GrammarLimits, whitespace: str) -> Grammar:
+    return Grammar.json(whitespace)
+
+
+def _regex(value: Any, limits: GrammarLimits, whitespace: str) -> Grammar:
     return Grammar.regex(value, limits=limits)
 
 
-def _choices(value: Any, limits: GrammarLimits) -> Grammar:
+def _choices(value: Any, limits: GrammarLimits, whitespace: str) -> Grammar:
     return Grammar.choices(value, limits=limits)
 
 
-def _grammar(value: Any, limits: GrammarLimits) -> Grammar:
+def _grammar(value: Any, limits: GrammarLimits, whitespace: str) -> Grammar:
     """GBNF, Lark or llguidance's JSON as text; or mistral.rs's object of a type and a value."""
     if not isinstance(value, Mapping):
         return Grammar.read(value, limits=limits)
@@ -97,10 +137,11 @@ def _grammar(value: Any, limits: GrammarLimits) -> Grammar:
     kind, body = value.get("type"), value.get("value")
     if not isinstance(kind, str) or kind not in readers or body is None:
         raise ValueError(f"an object must have a value, and a type among {', '.join(readers)}; got {kind!r:.100}")
-    return readers[kind](json.dumps(body) if kind == "llguidance" and isinstance(body, Mapping) else body, limits)
+    text = json.dumps(body) if kind == "llguidance" and isinstance(body, Mapping) else body
+    return readers[kind](text, limits, whitespace)
 
 
-def _structural_tag(value: Any, limits: GrammarLimits) -> Grammar:
+def _structural_tag(value: Any, limits: GrammarLimits, whitespace: str) -> Grammar:
     """An object, or its JSON text."""
     if isinstance(value, str):
         try:
@@ -109,7 +150,7 @@ def _structural_tag(value: Any, limits: GrammarLimits) -> Grammar:
             raise ValueError(f"this is not valid JSON: {error}") from None
     if not isinstance(value, Mapping):
         raise TypeError(f"a structural tag must be an object, got {value!r:.100}")
-    return read_structural_tag(value, limits)
+    return read_structural_tag(value, limits, whitespace)
 
 
 _READERS: dict[str, Reader] = {
@@ -126,14 +167,12 @@ _OUTPUTS: dict[str, Reader] = {
     "regex": _regex,
     "choice": _choices,
     "grammar": _grammar,
-    "json_object": lambda value, limits: Grammar.json(),
+    "json_object": _json_object,
     "structural_tag": _structural_tag,
 }
 """Members of `structured_outputs`."""
-_OUTPUTS_REFUSED = {
-    "whitespace_pattern": _NO_WHITESPACE,
-    "disable_additional_properties": "say additionalProperties: false in the schema",
-}
+_WHITESPACE = ("whitespace_pattern", "disable_any_whitespace")
+"""Members of `structured_outputs` that say how JSON is laid out, also that of another field."""
 
 
 def _structured_outputs(value: Any) -> list[Structure]:
@@ -141,14 +180,15 @@ def _structured_outputs(value: Any) -> list[Structure]:
         return []
     if not isinstance(value, dict):
         raise ApiError(400, f"structured_outputs must be an object, got {value!r:.100}", param="structured_outputs")
-    for name, why in _OUTPUTS_REFUSED.items():
-        if value.get(name):
-            raise refused(f"structured_outputs.{name}", why)
+    if value.get("disable_additional_properties"):
+        raise refused(
+            "structured_outputs.disable_additional_properties", "say additionalProperties: false in the schema"
+        )
     found = [
         Structure(f"structured_outputs.{name}", value[name], reader)
         for name, reader in _OUTPUTS.items()
         if value.get(name) is not None and not (name == "json_object" and value[name] is False)
     ]
-    if not found:
+    if not found and all(value.get(name) is None for name in _WHITESPACE):
         raise ApiError(400, f"structured_outputs must have one of {', '.join(_OUTPUTS)}", param="structured_outputs")
     return found

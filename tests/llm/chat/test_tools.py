@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from pace.grammar.whitespace import whitespace_options
 from pace.llm.chat import Tool, ToolChoice, ToolError, read_choice, read_tools
 from pace.llm.chat.schemas import closed, json_expression, properties
 
@@ -80,9 +81,9 @@ def test_choices_that_are_none(item, place):
 
 
 def test_settings_of_a_client_do_not_reach_the_grammar():
-    schema = {"x-guidance": {"lenient": True, "whitespace_flexible": True}, "type": "object", "properties": {}}
+    schema = {"x-guidance": {"lenient": True, "whitespace_pattern": ".*"}, "type": "object", "properties": {}}
     made = json.loads(json_expression(schema, strict=True).removeprefix("%json "))
-    assert made["x-guidance"]["whitespace_flexible"] is False and "lenient" not in made["x-guidance"]
+    assert made["x-guidance"] == whitespace_options("flexible")
     inside = {"type": "object", "properties": {"x-guidance": {"type": "string"}}}
     assert '"x-guidance": {"type": "string"}' in json_expression(inside, strict=True), "a name like any other"
     assert json.loads(json_expression({}, strict=False).removeprefix("%json "))["x-guidance"]["lenient"] is True

@@ -20,6 +20,8 @@ from pace.llm.decoding import grammars
 from pace.llm.decoding.grammar_mask import GrammarMask
 from pace.llm.decoding.grammars import GrammarCompiler
 from pace.llm.models.hf_utils import load_tokenizer
+from pace.memory import allocated_bytes
+from tests.llm.decoding.tokenizer_zoo import metaspace
 
 VOCAB = 2064
 """Wider than the tokenizer, as models often are."""
@@ -41,7 +43,7 @@ PERSON = {
 DIGITS = 'start: part ("," part)*\npart: /[0-9]{1,3}/ | "(" start ")"\n'
 GRAMMARS = {
     "json_schema": Grammar.json_schema(PERSON), "spaced": Grammar.json_schema(PERSON, whitespace="spaced"),
-    "flexible": Grammar.json_schema(PERSON, whitespace="flexible"), "json": Grammar.json(),
+    "compact": Grammar.json_schema(PERSON, whitespace="compact"), "json": Grammar.json(),
     "regex": Grammar.regex(r"(yes|no|[ab]{2,4})! [0-9]{1,3}"), "lark": Grammar.lark(DIGITS),
     "gbnf": Grammar.gbnf('root ::= [a-c]+ ("-" root)? "."'),
     "choices": Grammar.choices(["red", "reddish", "green", 'say "hi"\n', "été"]),
@@ -49,7 +51,7 @@ GRAMMARS = {
 
 
 def satisfies(name: str, text: str) -> bool:
-    if "json" in name or name in ("spaced", "flexible"):
+    if "json" in name or name in ("spaced", "compact"):
         schema = {"type": "object"} if name == "json" else PERSON
         jsonschema.validate(json.loads(text), schema, format_checker=jsonschema.FormatChecker())
         return name != "spaced" or text == json.dumps(json.loads(text), ensure_ascii=False) or "\\" in text
@@ -259,3 +261,158 @@ def test_a_tokenizer_written_in_python() -> None:
     mask.fill(row)
     allowed = {token for token in range(260) if int(row[token >> 5]) >> (token & 31) & 1}
     assert allowed == {ord("y"), ord("n"), 257, 258}
+
+
+@pytest.mark.parametrize("is_bare", [True, False], ids=["bare", "sequence"])
+@pytest.mark.parametrize(("prepend", "blank"), [("always", "▁"), ("first", "▁"), ("never", "_")])
+def test_a_tokenizer_whose_decoder_knows_blanks_alone(prepend: str, blank: str, is_bare: bool) -> None:
+    """llguidance does not read it."""
+    tokenizer = metaspace(prepend, blank, is_bare)
+    end, size = tokenizer.eos_token_id, len(tokenizer) + 5
+    mine = GrammarCompiler(tokenizer, size)
+    spoken = Grammar.regex("(yes|no), the (fox|end) of [a-z]{1,4}! <0x0A> [0-9]+")
+    for grammar, holds in (
+        (Grammar.json_schema(PERSON), lambda text: satisfies("json", text)),
+        (Grammar.choices(["the end", "the fox, who said"]), lambda text: text in ("the end", "the fox, who said")),
+        (spoken, lambda text: re.fullmatch("(yes|no), the (fox|end) of [a-z]{1,4}! <0x0A> [0-9]+", text)),
+    ):
+        num_ended = 0
+        for seed in range(15):
+            mask, chance, tokens = mine.mask(grammar, [end]).fork(), random.Random(seed), []
+            row = torch.empty(-(-size // 32), dtype=torch.int32)
+            while not mask.is_finished and len(tokens) < 120:
+                forced = mask.forced()
+                mask.fill(row)
+                bits = np.unpackbits(row.numpy().view(np.uint8), bitorder="little")[:size]
+                token = forced[0] if forced else chance.choice(np.flatnonzero(bits).tolist())
+                tokens.append(token)
+                mask.accept(token)
+            if mask.is_finished:
+                num_ended += 1
+                assert holds(tokenizer.decode([token for token in tokens if token != end])), tokens
+        assert num_ended >= 3
+
+
+def test_forced_text_has_no_blank_before_it() -> None:
+    tokenizer = metaspace("always")
+    mask = GrammarCompiler(tokenizer, len(tokenizer)).mask(Grammar.regex("the end of the café"), [1]).fork()
+    forced = mask.forced()
+    assert "".join(tokenizer.convert_ids_to_tokens(forced)) == "the▁end▁of▁the▁café"
+
+
+# -- large schemas -----------------------------------------------------------------------------------------------------
+
+
+def optional(count: int, prefix: str = "p", **more) -> dict:
+    names = [f"{prefix}{index}" for index in range(count)]
+    return {"type": "object", "properties": dict.fromkeys(names, {"type": "integer"}), **more}
+
+
+LARGE = {
+    "open": optional(900), "closed": optional(900, additionalProperties=False),
+    "half required": optional(900, required=[f"p{index}" for index in range(0, 900, 2)]),
+    "nested": {"type": "object", "properties": {"a": optional(700)}, "required": ["a"]},
+    "list": {"type": "array", "items": optional(700), "minItems": 1},
+    "allOf": {"allOf": [optional(400), optional(400, "q")]},
+    "anyOf": {"anyOf": [optional(90, f"u{index}x") for index in range(10)]},
+    "$ref": {"$defs": {"a": optional(700)}, "$ref": "#/$defs/a"},
+    "two": {"type": "object", "properties": {"a": optional(600), "b": optional(600)}, "required": ["a", "b"]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_a_schema_with_many_optional_properties_goes_on_after_its_first_token(name: str) -> None:
+    mask = compiler().mask(Grammar.json_schema(LARGE[name]), [END]).fork()
+    tokenizer, taken = load_tokenizer(TINY), ""
+    for text in ("[", "{", '"a"', ":", "{", '"', "}", "}", "]"):  # as far as they are allowed
+        tokens = tokenizer.encode(text, add_special_tokens=False)
+        if not mask.is_finished and mask.count_allowed(tokens) == len(tokens):
+            for token in tokens:
+                mask.accept(token)
+            taken += text
+            assert mask.is_finished or allowed_by(mask)
+    assert "{" in taken
+
+
+MANY = {
+    "#": optional(1500), "#/properties/a": {"properties": {"a": optional(1001)}},
+    "#/items": {"items": {"anyOf": [optional(300, f"u{index}x") for index in range(4)]}},
+    "#/anyOf/1": {"anyOf": [{}, {"$ref": "#/$defs/x"}], "$defs": {"x": {"allOf": [optional(600), optional(500, "q")]}}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("place", MANY)
+def test_too_many_optional_properties_are_refused_at_once(place: str) -> None:
+    with pytest.raises(ValueError, match=r"optional properties may come at one place; at most 1000") as caught:
+        Grammar.json_schema(MANY[place])
+    assert place in str(caught.value) or place == "#/anyOf/1"
+
+
+def test_a_long_chain_of_references_is_refused() -> None:
+    parts = {f"d{index}": {"allOf": [{"$ref": f"#/$defs/d{index + 1}"}]} for index in range(2000)}
+    with pytest.raises(ValueError, match="in a chain"):
+        Grammar.json_schema({"$defs": parts, "$ref": "#/$defs/d0"})
+
+
+def test_what_counting_does_not_see_is_refused_before_the_first_token() -> None:
+    parts = {f"d{index}": optional(2, f"u{index}x") for index in range(400)}
+    schema = {"$defs": parts, "anyOf": [{"$ref": f"#/$defs/{name}"} for name in parts]}
+    with pytest.raises(ValueError, match="too many properties or alternatives may come at one place"):
+        compiler().compile(Grammar.json_schema(schema))
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+KEPT = {
+    "choices": lambda number: Grammar.choices([f"number {number} {index}" for index in range(400)]),
+    "optional": lambda number: Grammar.json_schema(optional(300, f"p{number}x")),
+    "required": lambda number: Grammar.json_schema(optional(400, f"p{number}x", required=[f"p{number}x{i}" for i in range(400)])),
+    "nested": lambda number: Grammar.json_schema({"properties": {f"p{number}{i}": optional(20, f"{i}") for i in range(20)}}),
+    "multiple": lambda number: Grammar.json_schema({"type": "integer", "multipleOf": 2001 + number}),
+    "long": lambda number: Grammar.json_schema({"const": f"{number}" * 5000}),
+    "merged": lambda number: Grammar.json_schema(
+        {
+            "$defs": {"x": optional(60, f"{number}x")},
+            "properties": {f"q{i}": {"allOf": [{"$ref": "#/$defs/x"}, {"properties": {f"z{i}": {}}}]} for i in range(10)},
+        }
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("kind", KEPT)
+def test_a_grammar_takes_what_it_is_estimated_to(kind: str) -> None:
+    """Four of a kind, so that what is shared or left over counts little."""
+    if not allocated_bytes():
+        pytest.skip("malloc does not say what it has given")
+    mine = GrammarCompiler(load_tokenizer(TINY), VOCAB, cache_bytes=2**40)
+    mine.compile(KEPT[kind](0))
+    grammars_of_kind = [KEPT[kind](number) for number in range(1, 5)]
+    before = allocated_bytes()
+    kept = [mine.compile(grammar) for grammar in grammars_of_kind]
+    taken, estimated = allocated_bytes() - before, sum(compiled.num_bytes for compiled in kept)
+    assert taken / 1.5 <= estimated <= 2 * taken + 4 * 2**17, f"{taken} bytes taken, {estimated} estimated"
+
+
+def test_use_adds_to_the_estimate() -> None:
+    mine = GrammarCompiler(load_tokenizer(TINY), VOCAB)
+    compiled = mine.compile(Grammar.json_schema(PERSON))
+    before = compiled.num_bytes
+    num_tokens = len(walk(mine.mask(Grammar.json_schema(PERSON), [END]).fork(), random.Random(3)))
+    assert compiled.num_bytes == before + 2048 * num_tokens
+    compiled.usage.num_tokens = 10**9
+    assert compiled.num_bytes == before + 2**21
+
+
+def test_a_grammar_whose_lexer_is_full_is_compiled_anew(monkeypatch) -> None:
+    """Masks of one grammar share its lexer: one that failed as it was full would fail all that follow."""
+    monkeypatch.setitem(grammars._WORK, "max_lexer_states", 1200)
+    grammar = Grammar.json_schema({"type": "string", "maxLength": 5000})
+    mine = GrammarCompiler(load_tokenizer(TINY), VOCAB)
+    first = mine.compile(grammar)
+    with pytest.raises(ValueError, match="too complex to go on"):
+        for seed in range(100):
+            walk(mine.mask(grammar, [END]).fork(), random.Random(seed))
+    assert mine.find(grammar) is None
+    assert mine.compile(grammar) is not first
+    assert walk(mine.mask(grammar, [END]).fork(), random.Random(0), 10)

@@ -67,7 +67,7 @@ def with_decoder(fast: PreTrainedTokenizerFast, decoder: decoders.Decoder) -> Pr
 
 
 @functools.cache
-def metaspace() -> PreTrainedTokenizerFast:
+def metaspace_of_bytes() -> PreTrainedTokenizerFast:
     """As T5 and XGLM: the decoder itself leaves out the first blank."""
     return with_decoder(sentencepiece(), decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()]))
 
@@ -79,6 +79,28 @@ def with_first_blank() -> PreTrainedTokenizerFast:
     return with_decoder(sentencepiece(), decoders.Sequence(parts))
 
 
+@functools.cache
+def metaspace(
+    prepend: str = "always", blank: str = "▁", is_bare: bool = True, vocab_size: int = 360
+) -> PreTrainedTokenizerFast:
+    """As T5, XLNet, early Llama conversions: words that begin with `blank`, and nothing for what is in no word."""
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement=blank, prepend_scheme=prepend)
+    tokenizer.decoder = decoders.Metaspace(replacement=blank, prepend_scheme=prepend)
+    if not is_bare:
+        tokenizer.decoder = decoders.Sequence(
+            [decoders.Replace(blank, " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        )
+    trainer = trainers.UnigramTrainer(
+        vocab_size=vocab_size,
+        special_tokens=["<unk>", "</s>"],
+        unk_token="<unk>",
+        initial_alphabet=[chr(code) for code in range(33, 127)] + [blank, "é"],
+    )
+    tokenizer.train_from_iterator([*CORPUS, "true false null 1 2 30 <0x0A>"] * 2, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", unk_token="<unk>")
+
+
 ZOO = {"byte_level": byte_level, "sentencepiece": sentencepiece}
-DECODERS = {**ZOO, "metaspace": metaspace, "with_first_blank": with_first_blank}
+DECODERS = {**ZOO, "metaspace": metaspace_of_bytes, "with_first_blank": with_first_blank}
 """More, for what is about decoding only."""

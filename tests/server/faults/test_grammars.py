@@ -175,7 +175,7 @@ def test_errors_show_nothing_of_others(serving):
      ({"response_format": {"type": "json_object"}, "grammar": 'root ::= "a"'}, "grammar"),
      ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs.choice"),
      ({"structured_outputs": {}}, "structured_outputs"), ({"structured_outputs": 5}, "structured_outputs"),
-     ({"structured_outputs": {"json": {}, "whitespace_pattern": " "}}, "structured_outputs.whitespace_pattern"),
+     ({"structured_outputs": {"json": {}, "whitespace_pattern": "a"}}, "structured_outputs.whitespace_pattern"),
      ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),
      ({"guided_choice": ["a"], "allowed_token_ids": [5]}, "guided_choice"),
      ({"response_format": {"type": "yaml"}}, "response_format"),

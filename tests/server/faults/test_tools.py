@@ -55,6 +55,38 @@ def test_tools_beyond_the_limits_are_refused_in_time(serving, tools, param):
     assert len(reply.error["message"]) < 1500 and (param is None or reply.error["param"] == param), reply.error
 
 
+MAIL = {"type": "object", "properties": {"to": {"type": "string", "pattern": r"^(?!\.)[a-z.]+@x$", "maxLength": 4}}}
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
+def test_a_pattern_that_no_grammar_has_is_passed_over_unless_the_tool_is_strict(serving, path):
+    def ask(strict: bool):
+        described = {"name": "send", "description": "", "strict": strict}
+        tools = {
+            "/v1/chat/completions": [tool(), tool("send", MAIL, strict=strict)],
+            "/v1/messages": [{"name": "get_weather", "input_schema": SCHEMA}, {**described, "input_schema": MAIL}],
+            "/v1/responses": [
+                {"type": "function", "name": "get_weather", "parameters": SCHEMA},
+                {"type": "function", **described, "parameters": MAIL},
+            ],
+        }
+        body = {"model": "tiny", "messages": WEATHER, "max_tokens": 8, "tools": tools[path]}
+        if path == "/v1/responses":
+            body = {"model": "tiny", "input": "Hi", "max_output_tokens": 8, "tools": tools[path]}
+        return serving.ask(path, body)
+
+    passed = ask(strict=False)
+    assert passed.status == 200, passed.body
+    assert "the tool 'send': #/properties/to/pattern" in passed.headers["x-pace-warnings"]
+    refused = ask(strict=True)
+    assert (
+        refused.status == 400 and "'send'" in refused.error["message"] and "#/properties/to" in refused.error["message"]
+    )
+    if path != "/v1/messages":  # Anthropic's errors have no field for it
+        assert refused.error["param"] == "tools[1]"
+    serving.check_well()
+
+
 @pytest.mark.parametrize("choice", [{"type": "function", "function": {"name": "absent"}}, "maybe", 5])
 def test_a_choice_that_is_none(serving, choice):
     reply = serving.chat(WEATHER, tools=[tool()], tool_choice=choice, max_tokens=8)

@@ -1,0 +1,108 @@
+"""What llguidance has of JSON Schema: errors with the place in the schema, and schemas without what it does not have."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pace.grammar.backend import problem_of
+from pace.grammar.json_schema import ASSERTIONS, LISTS, MAPS, SINGLE, pointer_part, simplified, subschemas
+
+_ALONE = ASSERTIONS.difference(
+    MAPS, LISTS, SINGLE, ("$ref", "$dynamicRef", "required", "enum", "const", "dependencies", "dependentRequired")
+)
+"""Keywords that can be looked at by themselves: their value holds no schemas, names or values."""
+
+
+def explain(error: str, schema: dict[str, Any]) -> str:
+    """What llguidance said of a schema, with the place where it can be found."""
+    if match := re.search(r"Unimplemented keys: (\[.*?\])", error):
+        keywords = json.loads(match.group(1))
+        return _at(schema, "not supported", lambda part: [name for name in keywords if name in part]) or error
+    if match := re.search(r"Unknown format: (\S+)", error):
+        named = match.group(1)
+        unknown = lambda part: ["format"] if part.get("format") == named else []
+        return _at(schema, f"{named!r} is not supported", unknown) or error
+    if "oneOf constraints are not supported" in error:
+        what = "not supported where more than one of its schemas may hold; say anyOf"
+        return _at(schema, what, lambda part: ["oneOf"] if "oneOf" in part else []) or error
+    if match := re.search(r"Resource '(.*?)' is not present", error):
+        refers = lambda part: ["$ref"] if str(part.get("$ref", "")).split("#")[0] else []
+        place = _at(schema, "", refers).split(":")[0] or "$ref"
+        return f"{place}: {match.group(1)} is not part of the schema, and nothing is fetched"
+    if re.search(r"row has \d+ items; max is", error):
+        return "too many properties or alternatives may come at one place; list more properties in required"
+    faults = [
+        f"{_place(path, keyword, name)}: {problem}"
+        for path, part in subschemas(schema)
+        for keyword, name, problem in _faults(part)
+    ]
+    return "; ".join(faults[:8]) or error
+
+
+def relaxed(schema: Any) -> tuple[Any, tuple[str, ...]]:
+    """A schema without the keywords that no grammar can be made of, not even a lenient one, such as a pattern with
+    look-around; and what was left out, by its place. Without llguidance, the schema as it is."""
+    return _relaxed(schema, "#", left_out := []), tuple(left_out)
+
+
+def _relaxed(schema: Any, path: str, left_out: list[str]) -> Any:
+    if not isinstance(schema, dict):
+        return schema
+    kept = dict(schema)
+    for keyword, name, problem in _faults(schema):
+        left_out.append(f"{_place(path, keyword, name)}: {problem}")
+        if name is not None:
+            kept[keyword] = {other: child for other, child in kept[keyword].items() if other != name}
+        else:
+            kept.pop(keyword)
+        if keyword == "patternProperties":  # what it said of properties is forgotten, so they may be anything
+            kept["additionalProperties"] = True
+    for keyword, value in kept.items():
+        if keyword in MAPS and isinstance(value, dict):
+            kept[keyword] = {
+                name: _relaxed(child, _place(path, keyword, name), left_out) for name, child in value.items()
+            }
+        elif keyword in (*LISTS, "items") and isinstance(value, list):
+            kept[keyword] = [
+                _relaxed(child, f"{path}/{keyword}/{index}", left_out) for index, child in enumerate(value)
+            ]
+        elif keyword in SINGLE:
+            kept[keyword] = _relaxed(value, f"{path}/{keyword}", left_out)
+    return kept
+
+
+def _faults(schema: dict[str, Any]) -> Iterator[tuple[str, str | None, str]]:
+    """Keywords right in a schema that no grammar can be made of, the name within `patternProperties`, and why."""
+    for keyword, value in schema.items():
+        if keyword in _ALONE and (problem := _problem(keyword, json.dumps(value))):
+            yield keyword, None, problem
+    patterns = schema.get("patternProperties")
+    if isinstance(patterns, dict):
+        problems = {name: _problem("patternProperties", json.dumps({name: {}})) for name in patterns}
+        yield from (("patternProperties", name, problem) for name, problem in problems.items() if problem)
+        together = {name: {} for name, problem in problems.items() if not problem}
+        if problem := _problem("patternProperties", json.dumps(together)):
+            yield "patternProperties", None, problem
+
+
+@functools.lru_cache(maxsize=4096)
+def _problem(keyword: str, value: str) -> str:
+    """Why no grammar can be made of a keyword with this value, in JSON; "" where one can."""
+    schema = simplified({keyword: json.loads(value)})
+    error = problem_of({"x-guidance": {"lenient": True}, **schema})
+    lines = [line.removeprefix("error: ") for line in error.splitlines() if not line.startswith((" ", "regex parse"))]
+    return lines[0][:200] if lines else error[:200]
+
+
+def _at(schema: dict[str, Any], what: str, find: Callable[[dict[str, Any]], list[str]]) -> str:
+    """`what` about each place of a schema where `find` of the schema there names keywords."""
+    places = [f"{path}/{pointer_part(keyword)}" for path, part in subschemas(schema) for keyword in find(part)]
+    return f"{', '.join(places[:8])}: {what}" if places else ""
+
+
+def _place(path: str, keyword: str, name: str | None) -> str:
+    return f"{path}/{keyword}" if name is None else f"{path}/{keyword}/{pointer_part(name)}"

@@ -1,0 +1,72 @@
+"""What may stand between the parts of a JSON text, in the words of a caller and in those of llguidance."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from pace.grammar.backend import repeats_whitespace
+
+_FLEXIBLE = r" |\n{1,2}[ \t]{0,20}"
+"""As in llama.cpp (its rule `space`): models lay their JSON out as they learned it, and cannot go on with blanks for
+ever."""
+_COMPACT = {"whitespace_flexible": False}
+_NAMES = ("flexible", "compact", "spaced")
+
+_SEPARATORS = {"item": ",", "key": ":"}
+_MAX_CHARACTERS = 200
+_BLANK = r" |\t|\n|\r|\\[tnr]|\\x20|\\x09|\\x0[aAdD]|\\u0020|\\u0009|\\u000[aAdD]"
+_PATTERN = re.compile(rf"(?:{_BLANK}|\\s|\(\?:|[()|?*+\[\]]|\{{\d{{1,4}}(?:,\d{{0,4}})?\}})*")
+"""Regular expressions of blanks: no letter but those of escapes, and no negated class."""
+_PIECE = re.compile(r"\\.|\[|\]", re.DOTALL)
+
+
+def whitespace_options(whitespace: Any) -> dict[str, Any]:
+    """llguidance's options for a name or a regular expression. Raises TypeError and ValueError for what is neither.
+
+    A regular expression says what may stand at one place beside nothing; "" is "compact".
+    """
+    if not isinstance(whitespace, str):
+        raise TypeError(f"whitespace must be a string, got {whitespace!r:.100}")
+    if whitespace in ("compact", ""):
+        return dict(_COMPACT)
+    if whitespace == "spaced":
+        return _COMPACT | {"item_separator": ", ", "key_separator": ": "}
+    if whitespace == "flexible":
+        return _of_pattern(_FLEXIBLE)
+    if len(whitespace) > _MAX_CHARACTERS or not _is_pattern(whitespace):
+        raise ValueError(
+            f"whitespace must be one of {', '.join(_NAMES)}, or a regular expression of at most {_MAX_CHARACTERS} "
+            f"characters that matches blanks, tabs and line ends only; got {whitespace!r:.100}"
+        )
+    return _of_pattern(_with_json_spaces(whitespace))
+
+
+def _of_pattern(pattern: str) -> dict[str, Any]:
+    if repeats_whitespace():  # then commas and colons have it, which come once
+        return _COMPACT | {f"{what}_separator": f"({pattern})?{mark}({pattern})?" for what, mark in _SEPARATORS.items()}
+    return {"whitespace_pattern": f"({pattern})"}
+
+
+def _is_pattern(text: str) -> bool:
+    if not _PATTERN.fullmatch(text):
+        return False
+    try:
+        re.compile(text)
+    except re.error:
+        return False
+    return True
+
+
+def _with_json_spaces(pattern: str) -> str:
+    r"""The pattern with `\s` as JSON has it: blank, tab, line feed and carriage return."""
+    is_class = False
+
+    def replace(match: re.Match[str]) -> str:
+        nonlocal is_class
+        found = match.group()
+        if found in "[]":
+            is_class = found == "["
+        return found if found != r"\s" else r" \t\n\r" if is_class else r"[ \t\n\r]"
+
+    return _PIECE.sub(replace, pattern)

@@ -1,0 +1,111 @@
+"""A tool whose schema no grammar can hold: relaxed where it is not strict, else an error that names the tool."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+
+from pace.assets import TINY
+from pace.grammar import Grammar, GrammarError
+from pace.llm import SamplingConfig
+from pace.llm.chat import FORMATS, ToolCall, read_choice, read_tools
+from pace.llm.chat.template import ChatTemplate
+from pace.llm.chat.turn import Turn, plan_turn
+from pace.llm.guides import Guides, _warn_once
+from pace.llm.models.hf_utils import load_tokenizer
+from tests.llm.chat.turns import parse
+
+pytest.importorskip("llguidance")
+
+PATTERNS = [r"^(?!\.)[a-z.]+@[a-z]+$", r"(a)\1", r"\bword\b", "(?<=a)b"]
+PLAIN = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+
+
+def tools(pattern: str, **more) -> list[dict]:
+    """A tool with a pattern, between two others."""
+    parts = {"to": {"type": "string", "pattern": pattern, "maxLength": 8}, "copies": {"type": "integer"}}
+    mail = {"type": "object", "properties": parts, "required": list(parts)}
+    return [
+        {"name": "weather", "parameters": PLAIN, "strict": True},
+        {"name": "send", "parameters": mail, **more},
+        {"name": "time", "parameters": PLAIN},
+    ]
+
+
+def turn(items: list[dict], choice="required", format: str = "hermes", answer: Grammar | None = None) -> Turn:
+    known = read_tools(items)
+    template = ChatTemplate(load_tokenizer(TINY), FORMATS[format])
+    return plan_turn(template, [{"role": "user", "content": "Hi"}], known, read_choice(choice, known), answer=answer)
+
+
+@pytest.fixture(scope="module")
+def guides() -> Guides:
+    return Guides(load_tokenizer(TINY), 2064)
+
+
+def make(guides: Guides, planned: Turn) -> tuple[str, ...]:
+    return guides.make(SamplingConfig(grammar=planned.grammar), [[1]], [7])[1]
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "name": "send"}])
+def test_a_pattern_of_a_tool_that_is_not_strict_is_passed_over(guides, pattern: str, choice) -> None:
+    warnings = make(guides, turn(tools(pattern), choice))
+    assert len(warnings) == 1 and warnings[0].startswith("the tool 'send': #/properties/to/pattern: ")
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_in_each_format_the_parser_reads_what_the_grammar_allows(guides, format: str) -> None:
+    """Where strings stand bare, one without its pattern does, too."""
+    planned = turn(tools(PATTERNS[0])[1:2], format=format)
+    values = {"to": "a.b", "copies": 2}
+    call = ToolCall(planned.format.make_id("send", 0), "send", "")
+    text = planned.format.write([call], {"send": planned.tools[0]}, [values])
+    matcher = guides.grammars.compile(planned.grammar).matcher.deep_copy()
+    tokens = guides.grammars.table.tokenize_str(text, parse_special=True)
+    assert matcher.try_consume_tokens(tokens) == len(tokens), text
+    parsed = parse(planned.parser(), text)
+    assert [(name, json.loads(arguments)) for name, arguments in parsed.calls] == [("send", values)]
+
+
+def test_it_is_logged_once(guides, caplog) -> None:
+    _warn_once.cache_clear()
+    with caplog.at_level(logging.WARNING, "pace"):
+        for _ in range(3):
+            make(guides, turn(tools("(?=once)")))
+    (record,) = caplog.records
+    assert "the tool 'send': #/properties/to/pattern" in record.getMessage()
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("answer", [None, Grammar.json()])
+def test_a_strict_tool_is_named(guides, pattern: str, answer) -> None:
+    with pytest.raises(
+        GrammarError, match="the strict tool 'send' cannot be used: #/properties/to/pattern: "
+    ) as caught:
+        make(guides, turn(tools(pattern, strict=True), "auto", answer=answer))
+    assert caught.value.place == "tools[1]"
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [({"$ref": "http://example.com/x"}, "nothing is fetched"), ({"$ref": "#/$defs/nowhere"}, "nowhere"),
+     ({"type": "string", "minLength": 5, "maxLength": 2}, "unsatisfiable"), ({"type": "array", "uniqueItems": True}, None)],
+)  # fmt: skip
+@pytest.mark.parametrize("strict", [False, True])
+def test_what_else_cannot_be_held_names_the_tool(guides, part, message, strict) -> None:
+    parameters = {"type": "object", "properties": {"a": part}, "required": ["a"]}
+    items = [{"name": "weather", "parameters": PLAIN}, {"name": "odd", "parameters": parameters, "strict": strict}]
+    if message is None and not strict:
+        assert any("uniqueItems" in warning for warning in make(guides, turn(items)))
+        return
+    with pytest.raises(GrammarError, match=f"tool 'odd' cannot be used: .*{message or '#/properties/a/uniqueItems'}"):
+        make(guides, turn(items))
+
+
+def test_a_false_keyword_of_a_strict_tool_says_nothing(guides) -> None:
+    part = {"type": "array", "items": {"type": "integer"}, "uniqueItems": False}
+    parameters = {"type": "object", "properties": {"a": part}}
+    assert make(guides, turn([{"name": "odd", "parameters": parameters, "strict": True}])) == ()
