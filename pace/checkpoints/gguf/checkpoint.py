@@ -49,12 +49,13 @@ class GgufCheckpoint:
         """Name here -> name in the file."""
         files = [GgufFile(shard) for shard in shard_paths(self.path)]
         self.metadata = files[0].metadata
-        check_shards(files)
-        architecture = self.metadata.required("general.architecture", self.metadata.text("general.architecture"))
-        if architecture not in ARCHITECTURES:
+        architecture = self.metadata.text("general.architecture")
+        if architecture is not None and architecture not in ARCHITECTURES:
             raise NotImplementedError(
                 f"{self.path} is of the architecture {architecture[:80]!r}, which is not implemented; implemented: {', '.join(ARCHITECTURES)}"
             )
+        check_shards(files)
+        self.metadata.required("general.architecture", architecture)
         self.architecture = architecture = family_of(architecture, {name for file in files for name in file.tensors})
         for file in files:
             for source in file.tensors:

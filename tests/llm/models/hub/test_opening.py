@@ -125,30 +125,46 @@ def test_a_draft_model_is_checked_before_its_weights_come(repos, hub):
     assert_no_weights(hub)
 
 
-@pytest.mark.parametrize("kind", ["architecture", "type", "memory"])
-@pytest.mark.parametrize("ignores_ranges", [False, True])
-def test_the_header_of_a_gguf_file_is_read_first(kind, ignores_ranges, tiny, hub, repos, monkeypatch):
-    name, content = "tiny-F16.gguf", tiny["tiny-F16.gguf"]
-    if kind == "architecture":
-        content, message, error = (
-            content.replace(b"llama", b"lhama"),
-            "org/tiny-GGUF/tiny-F16.gguf.*'lhama'",
-            NotImplementedError,
-        )
-        assert content != tiny[name]
-    elif kind == "type":
-        at = content.index(b"blk.0.ffn_up.weight") + len(b"blk.0.ffn_up.weight") + 4 + 2 * 8
-        content, message, error = content[:at] + b"\x63" + content[at + 1 :], "type 99|stored as", NotImplementedError
-    else:
+def spoilt(content: bytes, what: str) -> bytes:
+    """A GGUF file of another architecture, or with a tensor of an unknown type."""
+    if what == "architecture":
+        return content.replace(b"llama", b"lhama")
+    name = next(name for name in (b"blk.0.ffn_up.weight", b"blk.0.attn_q.weight") if name in content)
+    at = content.index(name) + len(name) + 4 + 2 * 8
+    return content[:at] + b"\x63" + content[at + 1 :]
+
+
+@pytest.mark.parametrize("quant", ["F16", "Q8_0"], ids=["one file", "shards"])
+@pytest.mark.parametrize(
+    ("what", "options", "error", "message"),
+    [("architecture", {}, NotImplementedError, "org/tiny-GGUF/.*gguf.*'lhama'"),
+     ("type", {}, NotImplementedError, "org/tiny-GGUF/.*gguf.*type 99"), ("memory", {}, MemoryError, "of memory are left"),
+     ("option", {"max_seq_len": 1 << 20}, ValueError, "max_seq_len"),
+     ("option", {"kv_cache_bytes": 64}, ValueError, "kv_cache_bytes")],
+    ids=str,
+)  # fmt: skip
+def test_the_header_of_a_gguf_file_is_read_first(what, options, error, message, quant, repos, hub, monkeypatch):
+    if quant == "Q8_0" and what in ("memory", "option"):
+        pytest.skip("one shard does not say what all take")
+    if what == "memory":
         without_memory(monkeypatch)
-        message, error = "GiB of memory are left", MemoryError
+    repos["org/tiny-GGUF"] = {
+        name: spoilt(content, what) if what in ("architecture", "type") and "00002-of" not in name else content
+        for name, content in repos["org/tiny-GGUF"].items()
+    }
     monkeypatch.setattr(hub_module, "HEADER_BYTES", 1 << 18)
-    hub.repos["org/tiny-GGUF"] = {name: content}
-    hub.ignores_ranges = ignores_ranges
     with pytest.raises(error, match=message):
+        LLMModel(f"org/tiny-GGUF:{quant}", **SMALL | options)
+    assert hub.ranges == [f"bytes=0-{(1 << 18) - 1}"] and set(hub.sent.values()) == {1 << 18}
+
+
+def test_a_hub_that_sends_no_parts_of_files(repos, hub, monkeypatch):
+    hub.ignores_ranges = True
+    monkeypatch.setattr(hub_module, "HEADER_BYTES", 1 << 18)
+    repos["org/tiny-GGUF"] = {"m.gguf": spoilt(repos["org/tiny-GGUF"]["tiny-F16.gguf"], "architecture")}
+    with pytest.raises(NotImplementedError, match="lhama"):
         LLMModel("org/tiny-GGUF", **SMALL)
-    assert hub.ranges == [f"bytes=0-{(1 << 18) - 1}"]
-    assert ignores_ranges or hub.sent[name] == 1 << 18
+    assert not hub.ranges[1:]
 
 
 @pytest.mark.parametrize("header_bytes", [1 << 18, 1000], ids=["enough", "too few"])
