@@ -14,7 +14,7 @@ from pace.llm.chat.ids import IdRule
 from pace.llm.chat.literals import MORE, NO, Match, blank, match
 from pace.llm.chat.reasoning import Reasoning
 from pace.llm.chat.tools import Tool
-from pace.llm.chat.untagged import FENCE, SIGNS, Untagged, find_untagged
+from pace.llm.chat.untagged import FENCE, SIGNS, Scans, Untagged, find_untagged
 
 BLANKS = " \t\r\n"
 
@@ -69,6 +69,8 @@ class TurnParser:
         """Characters that are no text where another call or the end follows them: behind a call. None elsewhere."""
         self._is_line_start = True
         """Whether nothing but whitespace came since the last line began."""
+        self._scans: Scans = {}
+        """Of values in what is held."""
         self._is_in_block = False
         """Whether text is in a block of code, where a call without marks is an example."""
         self._final = False
@@ -123,6 +125,8 @@ class TurnParser:
 
     def _take(self, length: int) -> str:
         taken, self._held = self._held[:length], self._held[length:]
+        if length:
+            self._scans = {}
         return taken
 
     def _begin(self, place: Place) -> None:
@@ -242,7 +246,7 @@ class TurnParser:
         if self._is_in_block:
             is_cut = FENCE.startswith(self._held[start:]) and self._held[start:] != FENCE
             return Untagged(MORE if is_cut and not self._final else NO)
-        found = find_untagged(self._held, start, self._tools, self._final)
+        found = find_untagged(self._held, start, self._tools, self._final, self._scans)
         return Untagged(NO) if self._calls + len(found.calls) > self._max_untagged else found
 
     def _whole_calls(self, found: Untagged) -> Iterable[Event]:

@@ -43,10 +43,17 @@ class _Stop(Exception):
         self.end = end
 
 
-def find_untagged(text: str, start: int, tools: Mapping[str, Tool], is_final: bool) -> Untagged:
+Scans = dict[int, tuple[JsonScanner, int, State]]
+"""Values that were scanned, by where they begin in the text: up to where, and whether they ended there."""
+
+
+def find_untagged(
+    text: str, start: int, tools: Mapping[str, Tool], is_final: bool, scans: Scans | None = None
+) -> Untagged:
     """The calls that begin at `start`, with what stands around them. A block of code or a tag that is not closed is
-    taken at the end of the text, where `is_final` says that nothing follows it."""
-    reader = _Reader(text, start, tools, is_final)
+    taken at the end of the text, where `is_final` says that nothing follows it. `scans` are those of the same text
+    when less of it had come; they are brought up to date."""
+    reader = _Reader(text, start, tools, is_final, {} if scans is None else scans)
     try:
         reader.block()
     except _Stop as stop:
@@ -57,8 +64,9 @@ def find_untagged(text: str, start: int, tools: Mapping[str, Tool], is_final: bo
 class _Reader:
     """Reads on from `at`, or raises _Stop."""
 
-    def __init__(self, text: str, at: int, tools: Mapping[str, Tool], is_final: bool) -> None:
+    def __init__(self, text: str, at: int, tools: Mapping[str, Tool], is_final: bool, scans: Scans) -> None:
         self.at = at
+        self._scans = scans
         self.calls: list[tuple[str, str]] = []
         self._text = text
         self._tools = tools
@@ -119,7 +127,10 @@ class _Reader:
             return self._one_of(['"function"'])
         if self._next() != '"' and (member == "id" or self._next() != "{"):
             raise _Stop(NO)
-        end, state = JsonScanner().scan(self._text, self.at)
+        scanner, end, state = self._scans.get(self.at, (JsonScanner(), self.at, State.MORE))
+        if state is State.MORE:
+            end, state = scanner.scan(self._text, end)
+            self._scans[self.at] = scanner, end, state
         if state is not State.DONE:
             raise _Stop(MORE if state is State.MORE else NO)
         value, self.at = self._text[self.at : end], end

@@ -160,7 +160,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("kind", CALLS)
-@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("content", [None, "I look."])
 def test_no_call_is_lost(render, kind, count, content):
     said = [content] if content else []
