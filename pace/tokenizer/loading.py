@@ -20,6 +20,7 @@ from pace.naming import shown
 from pace.tokenizer import chatglm
 from pace.tokenizer.backend import make_backend
 from pace.tokenizer.pipelines import complete_settings
+from pace.tokenizer.template_file import read_template_file
 from pace.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger("pace")
@@ -185,16 +186,7 @@ def _chat_templates(directory: Path, settings: dict[str, Any]) -> Any:
         found[path.stem] = path.read_text(encoding="utf-8")
     if found:
         return found if list(found) != ["default"] else found["default"]
-    return settings.get("chat_template") or _template_in_json(directory)
-
-
-def _template_in_json(directory: Path) -> str | None:
-    """chat_template.json, where processors of images kept it before chat_template.jinja."""
-    path = directory / "chat_template.json"
-    template = read_json_object(path).get("chat_template") if path.is_file() else None
-    if template is not None and not isinstance(template, str):
-        raise ValueError(f"{path}: chat_template must be a string; got {shown(template)}")
-    return template
+    return settings.get("chat_template") or read_template_file(directory)
 
 
 def _auto(directory: Path, settings: dict[str, Any]) -> Any:
@@ -207,7 +199,7 @@ def _auto(directory: Path, settings: dict[str, Any]) -> Any:
     # Its warning about texts longer than model_max_length goes to stderr, and the engine refuses such texts.
     tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
     if tokenizer.chat_template is None:
-        tokenizer.chat_template = _template_in_json(directory)
+        tokenizer.chat_template = read_template_file(directory)
     return tokenizer
 
 

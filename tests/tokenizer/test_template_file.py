@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from pace.llm.chat.template_file import read_template_file
+from pace.tokenizer.template_file import read_template_file
 
 NAMED = {"default": "{{ messages }}", "tool_use": "{{ tools }}"}
 
