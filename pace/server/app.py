@@ -18,6 +18,7 @@ from pace.server.errors import ApiError
 from pace.server.kinds import ASKING, GENERATING, Asking, Generating, Kind
 from pace.server.metrics import CONTENT_TYPE
 from pace.server.network import http
+from pace.server.network.starting import ALIVE
 from pace.server.page import page
 from pace.server.schemas import description
 from pace.server.schemas.fields import parse
@@ -243,10 +244,13 @@ def _add_information(app: FastAPI, service: Service) -> None:
             return Response(status_code=304, headers=found.headers)
         return Response(found.body, headers=found.headers)
 
+    @look("/live")
+    async def live() -> Response:
+        return Reply(ALIVE)
+
     @look("/health")
     async def health() -> Response:
-        if (why := service.why_unwell) is not None:
-            return Reply(ApiError(503, why))
+        service.check_well()
         return Reply({"status": "ok"})
 
     @look("/ready")

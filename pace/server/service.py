@@ -19,7 +19,7 @@ from pace.llm.loading import LoadOptions
 from pace.llm.sequence import Sequence
 from pace.server.admission import Admission
 from pace.server.answers import Answer
-from pace.server.errors import ApiError
+from pace.server.errors import LOADING, ApiError, NotWell
 from pace.server.fingerprint import fingerprint
 from pace.server.jobs import Job
 from pace.server.kinds import Generating
@@ -127,6 +127,13 @@ class Service:
         seconds = 0.0 if since is None else time.perf_counter() - since
         return f"a step has taken {seconds:.0f} s so far" if seconds > STALL_SECONDS else None
 
+    def check_well(self) -> None:
+        """Raises NotWell before the model is loaded, and for `why_unwell`. A server that drains is well."""
+        if self.status == "loading":
+            raise NotWell("loading", LOADING)
+        if (why := self.why_unwell) is not None:
+            raise NotWell("failed" if self.status == "failed" else "unwell", why)
+
     # -- about the model -----------------------------------------------------------------------------------------------
 
     @property
@@ -169,7 +176,7 @@ class Service:
     def _open(self) -> Generator:
         """Raises ApiError 503 before the model is loaded, and while the server ends."""
         if self.status != "ready" or self.generator is None:
-            why = {"loading": "the model is loading", "draining": "the server is shutting down"}
+            why = {"loading": LOADING, "draining": "the server is shutting down"}
             raise ApiError(503, why.get(self.status, "the model could not be loaded"), headers={"retry-after": "5"})
         try:
             _ = self.generator.engine

@@ -77,7 +77,10 @@ from pace.cli import main, serve
 from pace.server.network.run import WrongOptions
 
 def look(options, arguments):
-    for method, path in (("GET", "/health"), ("HEAD", "/health"), ("GET", "/ready"), ("POST", "/v1/completions")):
+    for method, path in (
+        *(("GET", "/live"), ("HEAD", "/live"), ("GET", "/health"), ("HEAD", "/health"), ("GET", "/ready")),
+        ("POST", "/v1/completions"),
+    ):
         client = http.client.HTTPConnection("localhost", options.port)
         client.request(method, path)
         answer = client.getresponse()
@@ -96,8 +99,11 @@ def test_the_port_answers_before_torch_is_imported():
         port = str(free.getsockname()[1])
     done = subprocess.run([sys.executable, "-c", LOOK, port], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (2, "pace: error: seen (see: pace serve --help)\n")
-    health, head, *later, modules = done.stdout.splitlines()
-    assert (health, head) == ('GET /health 200 None {"status":"ok"}', "HEAD /health 200 None ")
+    live, live_head, health, health_head, *later, modules = done.stdout.splitlines()
+    assert (live, live_head) == ('GET /live 200 None {"status":"alive"}', "HEAD /live 200 None ")
+    assert (
+        health.startswith('GET /health 503 5 {"status": "loading", "error": {') and health_head == "HEAD /health 503 5 "
+    )
     assert [line.split(" {")[0] for line in later] == ["GET /ready 503 5", "POST /v1/completions 503 5"]
     assert all("the model is loading" in line for line in later)
     assert modules == "[]"

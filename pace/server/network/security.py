@@ -22,7 +22,7 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-PUBLIC = {"/": ("GET", "HEAD"), "/health": ("GET", "HEAD"), "/ready": ("GET", "HEAD")}
+PUBLIC = dict.fromkeys(("/", "/live", "/health", "/ready"), ("GET", "HEAD"))
 """Paths that need no key: the chat page, which asks for one, and what probes look at."""
 SHOWN_HEADERS = b"retry-after, retry-after-ms, x-pace-ignored, x-request-id"
 """What a page of another origin may read of an answer's headers, besides the usual ones."""
