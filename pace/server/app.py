@@ -18,6 +18,7 @@ from pace.server.errors import ApiError
 from pace.server.kinds import ASKING, GENERATING, Asking, Generating, Kind
 from pace.server.metrics import CONTENT_TYPE
 from pace.server.network import http
+from pace.server.network.access_log import Access
 from pace.server.network.starting import ALIVE
 from pace.server.page import page
 from pace.server.schemas import description
@@ -93,7 +94,8 @@ class Posted(Response):
             async with http.cancelled_when_gone(receive):
                 self.check()
                 is_large = len(body) > LARGE
-                request, headers = await self.service.work(self._read, body) if is_large else self._read(body)
+                read = self._read, body, Access.of(scope)
+                request, headers = await self.service.work(*read) if is_large else self._read(*read[1:])
                 await self.answer(request, headers, scope, tracked)
         except http.ClientGone:
             self.service.metrics.client_gone()
@@ -103,10 +105,12 @@ class Posted(Response):
                 raise
             await http.send_error(tracked, known, self.kind.is_anthropic)
 
-    def _read(self, body: bytes) -> tuple[Any, dict[str, str]]:
+    def _read(self, body: bytes, access: Access) -> tuple[Any, dict[str, str]]:
         """The request, and headers that name what of it nobody knows."""
         kind, options = self.kind, self.service.options
-        request, ignored = parse(kind.schema, read_json(body, self.service.limits.json_depth), kind.refused, kind.inert)
+        value = read_json(body, self.service.limits.json_depth)
+        access.model = _model_of(value, options.model_names[0])
+        request, ignored = parse(kind.schema, value, kind.refused, kind.inert)
         if ignored and options.strict:
             raise ApiError(400, f"{ignored[0][:60]}: no field of this name is known", param=ignored[0][:60])
         return request, {"x-pace-ignored": ", ".join(map(_printable, ignored[:20]))} if ignored else {}
@@ -137,6 +141,7 @@ class Generation(Posted):
         client = scope.get("pace") or {}
         answered = self.service.answer_request(self.kind, request, client.get("salt"), client.get("key"))
         async with answered as (job, form, answer):
+            Access.of(scope).answer = answer
             if job.warnings:
                 headers["x-pace-warnings"] = "; ".join(_printable(warning) for warning in job.warnings[:10])
             if job.stream:
@@ -188,6 +193,12 @@ def _add_kind(app: FastAPI, kind: Kind, answer: Posted, components: dict[str, An
             path, give, methods=["POST"], openapi_extra=described, responses=answers, response_class=Response,
             include_in_schema=path == kind.paths[0],
         )  # fmt: skip
+
+
+def _model_of(value: Any, default: str) -> str | None:
+    """The model that a body names; `default` where it names none."""
+    model = value.get("model", default) if isinstance(value, dict) else None
+    return model if isinstance(model, str) else None
 
 
 def _printable(name: str) -> str:
