@@ -27,6 +27,8 @@ class ChatPrompt:
     """What the model may call, in the client's words."""
     tool_choice: Any = None
     parallel_calls: bool = True
+    passed_over: tuple[str, ...] = ()
+    """What of the request is passed over, in words for the log."""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import threading
 from typing import Any
 
@@ -14,6 +15,8 @@ from pace.llm.chat.turn import Turn, plan_turn
 from pace.server.errors import ApiError
 from pace.server.jobs import ChatPrompt, Job, TextPrompts
 from pace.server.limits import Limits
+
+logger = logging.getLogger("pace")
 
 PROMPTS = "a string, a list of strings, a list of token ids, or a list of such lists"
 
@@ -30,6 +33,9 @@ class PromptReader:
         self._limits = limits
         self._most_bytes = limits.bytes_per_token * max_length
         self._local = threading.local()
+        self._lock = threading.Lock()
+        self._passed_over: set[str] = set()
+        """What the log has named."""
 
     @property
     def tokenizer(self) -> Any:
@@ -73,14 +79,15 @@ class PromptReader:
 
     def plan(self, prompt: ChatPrompt, grammar: Grammar | None = None) -> Turn:
         """The turn that follows a conversation. Raises ApiError."""
-        template = self.template
+        self._log_passed_over(prompt.passed_over)
         tools, choice = self._tools(prompt)
         texts = [message.get(name) or "" for message in prompt.messages for name in ("content", "reasoning_content")]
         self._check_bytes(sum(len(text.encode()) for text in texts), prompt.param)
-        try:
+
+        def planned(messages: list[dict[str, Any]]) -> Turn:
             return plan_turn(
-                template,
-                prompt.messages,
+                self.template,
+                messages,
                 tools,
                 choice,
                 prompt.parallel_calls,
@@ -89,10 +96,28 @@ class PromptReader:
                 prompt.continue_final_message,
                 prompt.template_kwargs,
             )
+
+        try:
+            try:
+                return planned(prompt.messages)
+            except TemplateRefusal:
+                if (folded := with_later_systems_in_users(prompt.messages)) == prompt.messages:
+                    raise
+                return planned(folded)
         except TemplateRefusal as error:  # roles that must alternate, say
             raise ApiError(400, error.reason, param=prompt.param) from None
+        except ApiError:
+            raise
         except Exception as error:
             raise ApiError(400, f"these messages cannot be read: {error}", param=prompt.param) from None
+
+    def _log_passed_over(self, names: tuple[str, ...]) -> None:
+        """Says once what requests ask for and do not get."""
+        with self._lock:
+            fresh = [name for name in names if name not in self._passed_over]
+            self._passed_over.update(fresh)
+        for name in fresh:
+            logger.warning("%s: passed over, here and in later requests; this server has nothing of the kind", name)
 
     def _tools(self, prompt: ChatPrompt) -> tuple[list[Tool], ToolChoice]:
         """What may be called. Raises ApiError."""
@@ -169,6 +194,29 @@ class PromptReader:
             n_prompt_tokens=num_tokens,
             n_ctx=self.max_length,
         )
+
+
+def with_later_systems_in_users(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with each of the system's but the first in the user's turn next to it, for templates that take a system
+    prompt at the beginning alone."""
+    folded: list[dict[str, Any]] = []
+    waiting: list[str] = []
+    for index, message in enumerate(messages):
+        if message["role"] == "system" and index:
+            if folded[-1]["role"] == "user":
+                folded[-1] = {**folded[-1], "content": f"{folded[-1]['content']}\n{message['content']}"}
+            else:
+                waiting.append(message["content"])
+            continue
+        if waiting and message["role"] == "user":
+            message = {**message, "content": "\n".join([*waiting, message["content"]])}
+        elif waiting:
+            folded.append({"role": "user", "content": "\n".join(waiting)})
+        waiting = []
+        folded.append(message)
+    if waiting:
+        folded.append({"role": "user", "content": "\n".join(waiting)})
+    return folded
 
 
 def _is_token(item: Any) -> bool:
