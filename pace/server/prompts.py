@@ -179,16 +179,22 @@ class PromptReader:
         if num_bytes > self._most_bytes:
             raise ApiError(
                 400,
-                f"{param} has {num_bytes} bytes of text, more than a context of {self.max_length} tokens can hold",
+                f"{param}: prompt is too long: {num_bytes} bytes of text are more than the context can hold. "
+                f"{self._context}",
                 param=param,
                 code="context_length_exceeded",
                 n_ctx=self.max_length,
             )
 
+    @property
+    def _context(self) -> str:
+        """In the words by which clients know this error: OpenAI's. "prompt is too long: N tokens > M" is Anthropic's."""
+        return f"This model's maximum context length is {self.max_length} tokens, the answer included"
+
     def _too_long(self, num_tokens: int, param: str) -> ApiError:
         return ApiError(
             400,
-            f"{param} has {num_tokens} tokens, and this model's context holds {self.max_length}, the answer included",
+            f"{param}: prompt is too long: {num_tokens} tokens > {self.max_length - 1} maximum. {self._context}",
             param=param,
             code="context_length_exceeded",
             n_prompt_tokens=num_tokens,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 
 import pytest
@@ -86,6 +87,27 @@ def test_a_prompt(serving, prompt):
 def test_more_texts_than_anybody_needs(serving):
     refuse(serving, COMPLETIONS, {"prompt": ["a"] * 1025})
     refuse(serving, COMPLETIONS, {"prompt": ["a"] * 1000, "n": 2})
+
+
+def test_prompts_that_are_too_long_are_known_as_such(serving):
+    """By the words that LiteLLM, Claude Code and others look for, in every form."""
+    most = serving.service.max_length
+    for text in ("a " * 2000, "a" * 3_000_000):
+        messages = [{"role": "user", "content": text}]
+        for path, body in ((CHAT, {"messages": messages}), (COMPLETIONS, {"prompt": text}),
+                           ("/v1/responses", {"input": text}), ("/v1/messages", {"messages": messages, "max_tokens": 5}),
+                           ("/tokenize", {"prompt": text}), ("/v1/messages/count_tokens", {"messages": messages})):  # fmt: skip
+            reply = serving.ask(path, {"model": "tiny", **body})
+            if reply.status == 200:  # nobody generates: there is no limit but that of bytes
+                assert len(text) < 10_000 and path in ("/tokenize", "/v1/messages/count_tokens")
+                continue
+            message = reply.error["message"].lower()
+            assert reply.status == 400 and f"this model's maximum context length is {most} tokens" in message
+            numbers = re.search(r"prompt is too long[^0-9]*(\d+)\s*tokens?\s*>\s*(\d+)", message)  # Claude Code's
+            if len(text) < 10_000:
+                assert numbers and int(numbers[1]) > most > int(numbers[2])
+            else:
+                assert "prompt is too long" in message and not numbers
 
 
 def test_prompts_that_are_too_long(serving):

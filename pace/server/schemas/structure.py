@@ -40,7 +40,7 @@ class Structure:
 
 
 class StructuredRequest(Request):
-    """OpenAI's field, vLLM's old and new ones, llama.cpp's and mistral.rs's."""
+    """OpenAI's field, vLLM's old and new ones, llama.cpp's, mistral.rs's and SGLang's."""
 
     response_format: Any = None
     structured_outputs: Any = None
@@ -51,6 +51,8 @@ class StructuredRequest(Request):
     guided_whitespace_pattern: Any = None
     grammar: Any = None
     json_schema: Any = None
+    regex: Any = None
+    ebnf: Any = None
 
     def structure(self) -> Structure | None:
         """The one constraint of the request. Clients may name it twice, in vLLM's old field and the new one. Raises ApiError
@@ -83,6 +85,11 @@ def _schema(value: Any, limits: GrammarLimits) -> Grammar:
 
 def _regex(value: Any, limits: GrammarLimits) -> Grammar:
     return Grammar.regex(value, limits=limits)
+
+
+def _gbnf(value: Any, limits: GrammarLimits) -> Grammar:
+    """SGLang's `ebnf` has the syntax of llama.cpp's grammars."""
+    return Grammar.gbnf(value, limits=limits)
 
 
 def _choices(value: Any, limits: GrammarLimits) -> Grammar:
@@ -120,6 +127,8 @@ _READERS: dict[str, Reader] = {
     "guided_grammar": _grammar,
     "grammar": _grammar,
     "json_schema": _schema,
+    "regex": _regex,
+    "ebnf": _gbnf,
 }
 _OUTPUTS: dict[str, Reader] = {
     "json": _schema,
