@@ -30,6 +30,7 @@ from pace.llm.decoding.token_texts import with_texts
 from pace.llm.engine.driver import EngineDriver
 from pace.llm.engine.engine import Engine, checked_priority, checked_salt
 from pace.llm.guides import Guides
+from pace.llm.infill import infill_prompts
 from pace.llm.inputs import Prompts, read_prompts
 from pace.llm.outputs import GenerateOutput, Metrics
 from pace.llm.prepared import Prepared
@@ -66,11 +67,19 @@ class Generator:
     # -- before --------------------------------------------------------------------------------------------------------
 
     def prepare_for_generate(
-        self, inputs: Any, sampling_config: SamplingConfig | None = None, **fields: Any
+        self,
+        inputs: Any,
+        sampling_config: SamplingConfig | None = None,
+        suffix: str | list[str] | None = None,
+        **fields: Any,
     ) -> Prepared:
         """Checks everything that can be checked before any work is done. `sampling_config` and `fields` are as
-        `SamplingConfig.read` takes them. Raises TypeError, ValueError, NotImplementedError."""
+        `SamplingConfig.read` takes them; `suffix` as in `LLMModel.generate`. Raises TypeError, ValueError,
+        NotImplementedError."""
         asked = SamplingConfig.read(sampling_config, fields)
+        if suffix is not None:
+            inputs, infill = infill_prompts(inputs, suffix, self.tokenizer)
+            infill.add_ends(asked, self.defaults)
         config = asked.copy().merge_from(self.defaults)
         config.check_consistent(asked.explicit_fields)
         self._check_against_model(config)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 from pace.grammar import Grammar
@@ -12,6 +13,7 @@ from pace.grammar.json_schema import check_size
 from pace.llm.chat import Tool, ToolChoice, ToolError, read_choice, read_tools
 from pace.llm.chat.template import ChatTemplate, TemplateRefusal
 from pace.llm.chat.turn import Turn, plan_turn
+from pace.llm.infill import Infill
 from pace.server.errors import ApiError
 from pace.server.jobs import ChatPrompt, Job, TextPrompts
 from pace.server.limits import Limits
@@ -66,6 +68,8 @@ class PromptReader:
             job.turn = self.plan(job.prompt, grammar)
             rows = [self.encode(job.turn.prompt, job.prompt.add_special_tokens, job.prompt.param)]
             param = job.prompt.param
+        elif job.prompt.suffix is not None:
+            rows, param = self._gaps(job), "prompt"
         else:
             rows, param = self._texts(job.prompt), "prompt"
         if job.truncate_prompt is not None:
@@ -158,18 +162,37 @@ class PromptReader:
         runs = [self.encode(start + word, False, "bad_words") for word in words for start in ("", " ")]
         return [list(run) for run in dict.fromkeys(map(tuple, runs)) if run]
 
+    def _gaps(self, job: Job) -> list[list[int]]:
+        """Prompts with a gap between each and the suffix; `job.infill` is set. Raises ApiError where the model fills
+        none."""
+        prompts = job.prompt
+        try:
+            infill = job.infill = Infill.of(self.tokenizer)
+        except ValueError as error:
+            raise ApiError(400, str(error), param="suffix", code="unsupported_parameter") from None
+        self._check_bytes(len(prompts.suffix.encode()), "suffix")
+        return [
+            infill.prompt(self.tokenizer, item, prompts.suffix, prompts.add_special_tokens)
+            for item in self._checked(prompts)
+        ]
+
     def _texts(self, prompts: TextPrompts) -> list[list[int]]:
-        rows = []
+        return [
+            self.encode(item, prompts.add_special_tokens) if isinstance(item, str) else item
+            for item in self._checked(prompts)
+        ]
+
+    def _checked(self, prompts: TextPrompts) -> Iterator[str | list[int]]:
+        """The prompts, all of them texts or all of them token ids. Raises ApiError."""
         is_text = isinstance(prompts.items[0], str)
         for item in prompts.items:
             if is_text and isinstance(item, str):
-                rows.append(self.encode(item, prompts.add_special_tokens))
+                self._check_bytes(len(item.encode()), "prompt")
             elif not is_text and isinstance(item, list) and item and all(map(_is_token, item)):
                 self._check_tokens(item, "prompt")
-                rows.append(item)
             else:
                 raise ApiError(400, f"prompt must be {PROMPTS}; none of them empty", param="prompt")
-        return rows
+            yield item
 
     def _check_tokens(self, tokens: list[int], param: str) -> None:
         if max(tokens) >= self._vocab_size:

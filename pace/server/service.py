@@ -239,6 +239,9 @@ class Service:
         grammar = None if job.structure is None else job.structure.read(self.limits.grammar)
         rows = self.reader.read(job, grammar)
         config.grammar = grammar if job.turn is None else job.turn.grammar
+        if job.infill is not None:
+            job.infill.add_ends(config, generator.defaults)
+            job.sampling.stop_strings = config.stop_strings  # the text is cut there, too
         room = generator.engine.max_length - min(map(len, rows))
         config.max_new_tokens = room if job.max_tokens is None else max(1, min(job.max_tokens, room))
         config.min_new_tokens = min(config.min_new_tokens, config.max_new_tokens)
