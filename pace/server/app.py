@@ -26,6 +26,7 @@ from pace.server.schemas.fields import parse
 from pace.server.service import Service
 from pace.server.wire import tokens
 from pace.server.wire.form import WireForm
+from pace.server.wire.props import properties
 
 logger = logging.getLogger("pace")
 
@@ -282,6 +283,11 @@ def _add_information(app: FastAPI, service: Service) -> None:
     async def tokenizer_info() -> Response:
         service.check_ready()
         return Reply(await service.work(tokens.tokenizer_info, service.reader))
+
+    @look("/props")
+    async def props() -> Response:
+        given = service.model_name, service.reader, service.defaults, service.limits, service.num_slots
+        return Reply(await service.work(properties, *given))
 
     @look("/limits")
     async def limits() -> Response:

@@ -40,6 +40,10 @@ class PromptReader:
         """What the log has named."""
 
     @property
+    def has_tokenizer(self) -> bool:
+        return self._tokenizer is not None
+
+    @property
     def tokenizer(self) -> Any:
         """This thread's. Raises ApiError where the model has none."""
         if self._tokenizer is None:

@@ -153,6 +153,11 @@ class Service:
         """Tokens of prompt and answer together; None until the model is loaded."""
         return None if self.reader is None else self.reader.max_length
 
+    @property
+    def num_slots(self) -> int:
+        """Sequences that run at once. Raises ApiError as `defaults`."""
+        return self._open.engine.scheduler.max_sequences_per_step
+
     def check_model(self, name: str | None) -> str:
         """The name that the answer has. Raises ApiError for a model that is not served."""
         if name is None:
