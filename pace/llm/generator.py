@@ -67,19 +67,11 @@ class Generator:
     # -- before --------------------------------------------------------------------------------------------------------
 
     def prepare_for_generate(
-        self,
-        inputs: Any,
-        sampling_config: SamplingConfig | None = None,
-        suffix: str | list[str] | None = None,
-        **fields: Any,
+        self, inputs: Any, sampling_config: SamplingConfig | None = None, **fields: Any
     ) -> Prepared:
         """Checks everything that can be checked before any work is done. `sampling_config` and `fields` are as
-        `SamplingConfig.read` takes them; `suffix` as in `LLMModel.generate`. Raises TypeError, ValueError,
-        NotImplementedError."""
+        `SamplingConfig.read` takes them. Raises TypeError, ValueError, NotImplementedError."""
         asked = SamplingConfig.read(sampling_config, fields)
-        if suffix is not None:
-            inputs, infill = infill_prompts(inputs, suffix, self.tokenizer)
-            infill.add_ends(asked, self.defaults)
         config = asked.copy().merge_from(self.defaults)
         config.check_consistent(asked.explicit_fields)
         self._check_against_model(config)
@@ -96,6 +88,21 @@ class Generator:
         if any(guide.prompt_end for guide in guides):
             prompts = Prompts([guide.prompt for guide in guides], None)
         return Prepared(prompts, config, limits, seeds, guides, warnings)
+
+    def prepare_with_suffix(
+        self,
+        inputs: Any,
+        sampling_config: SamplingConfig | None = None,
+        suffix: str | list[str] | None = None,
+        **fields: Any,
+    ) -> Prepared:
+        """As `prepare_for_generate`, for what stands before a `suffix`, if there is one (`LLMModel.generate`)."""
+        if suffix is None:
+            return self.prepare_for_generate(inputs, sampling_config, **fields)
+        config = SamplingConfig.read(sampling_config, fields)
+        rows, infill = infill_prompts(inputs, suffix, self.tokenizer)
+        infill.add_ends(config, self.defaults)
+        return self.prepare_for_generate(rows, config)
 
     def sequences_of(self, prepared: Prepared, index: int) -> list[Sequence]:
         """One sequence per sample of a prompt, for the driver; the later ones wait to share the first one's prompt."""
@@ -241,7 +248,7 @@ class Generator:
             )
         told = streamer
         try:
-            prepared = self.prepare_for_generate(inputs, sampling_config, **fields)
+            prepared = self.prepare_with_suffix(inputs, sampling_config, **fields)
             prompt_ends = [guide.prompt_end for guide in prepared.row_guides]
             told = feed = make_feed(streamer, prepared.config, prepared.num_rows, self.progress, prompt_ends)
             batch = self._batch(prepared, feed, cancel)
@@ -361,7 +368,7 @@ class Generator:
         return prepared
 
     def _prepare_one(self, caller: str, prompt: Any, sampling_config: SamplingConfig | None, **fields: Any) -> Prepared:
-        prepared = self.prepare_for_generate(prompt, sampling_config, **fields)
+        prepared = self.prepare_with_suffix(prompt, sampling_config, **fields)
         if prepared.config.num_beams > 1:
             raise ValueError(
                 f"{caller} tells tokens as they come, and beam search knows none for certain before its end: "

@@ -39,8 +39,8 @@ def test_a_prompt_is_the_text_around_the_gap(family):
     prefix, suffix, middle = map(tokenizer.convert_tokens_to_ids, MARKS[family])
     expected = [tokenizer.bos_token_id, prefix, *ids(BEFORE), suffix, *ids(AFTER), middle]
     for before in (BEFORE, ids(BEFORE), [BEFORE], [ids(BEFORE)]):
-        assert generator.prepare_for_generate(before, suffix=AFTER).prompts.rows == [expected]
-    rows = generator.prepare_for_generate(["", BEFORE], suffix=[AFTER, ""]).prompts.rows
+        assert generator.prepare_with_suffix(before, suffix=AFTER).prompts.rows == [expected]
+    rows = generator.prepare_with_suffix(["", BEFORE], suffix=[AFTER, ""]).prompts.rows
     assert rows[0] == [expected[0], prefix, suffix, *ids(AFTER), middle]
     assert rows[1] == [expected[0], prefix, *ids(BEFORE), suffix, middle]
     assert Infill.of(tokenizer).prompt(tokenizer, BEFORE, AFTER, add_special_tokens=False) == expected[1:]
@@ -95,7 +95,7 @@ def test_what_cannot_be_filled_is_said():
         ([[5000]], AFTER, "token id 5000"),
     ):
         with pytest.raises((TypeError, ValueError), match=error):
-            generator.prepare_for_generate(inputs, suffix=suffix)
+            generator.prepare_with_suffix(inputs, suffix=suffix)
     generator.tokenizer = None
     with pytest.raises(ValueError, match="no tokenizer"):
-        generator.prepare_for_generate([5], suffix=AFTER)
+        generator.prepare_with_suffix([5], suffix=AFTER)
