@@ -110,8 +110,8 @@ def connections(server: PaceServer, options: argparse.Namespace) -> Rows:
         ("a client leaves: until its blocks are free", f"{1e3 * statistics.median(cancels):.1f} ms"),
         ("memory of an idle connection", f"{bytes_of_a_connection(server) / 1024:.0f} KiB"),
         (
-            "start of the process to `/health`, to the model",
-            f"{server.seconds_to_health:.2f}, {server.seconds_to_ready:.1f} s",
+            "start of the process to `/live`, to the model",
+            f"{server.seconds_to_live:.2f}, {server.seconds_to_ready:.1f} s",
         ),
     ]
 

@@ -68,8 +68,8 @@ class PaceServer(Server):
         command = [sys.executable, "-m", "benchmarks.serving_costs.watched", "serve", *arguments, "--port", str(port)]
         begin = time.perf_counter()
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT)
-        _wait_for_answer(self, "/health")
-        self.seconds_to_health = time.perf_counter() - begin
+        _wait_for_answer(self, "/live")
+        self.seconds_to_live = time.perf_counter() - begin
         self._wait_for("ready at")
         self.seconds_to_ready = time.perf_counter() - begin
 

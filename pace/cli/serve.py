@@ -36,6 +36,7 @@ SERVE_OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "allowed_hosts": ("--allowed-host", {"action": "append", "metavar": "NAME"}),
     "allow_priority": ("--allow-priority", FLAG),
     "strict": ("--strict", FLAG),
+    "access_log": ("--access-log", FLAG),
     "metrics_prefix": ("--metrics-prefix", {"metavar": "NAME"}),
 }
 """Fields of ServeOptions: their options, and how these are read. Keys are not among them: a process list shows them."""

@@ -30,6 +30,7 @@ from pace.llm.decoding.token_texts import with_texts
 from pace.llm.engine.driver import EngineDriver
 from pace.llm.engine.engine import Engine, checked_priority, checked_salt
 from pace.llm.guides import Guides
+from pace.llm.infill import infill_prompts
 from pace.llm.inputs import Prompts, read_prompts
 from pace.llm.outputs import GenerateOutput, Metrics
 from pace.llm.prepared import Prepared
@@ -99,6 +100,21 @@ class Generator:
         if any(guide.text_rules.prompt_end for guide in guides):
             prompts = Prompts([guide.prompt for guide in guides], None)
         return Prepared(prompts, config, limits, seeds, guides, warnings)
+
+    def prepare_with_suffix(
+        self,
+        inputs: Any,
+        sampling_config: SamplingConfig | None = None,
+        suffix: str | list[str] | None = None,
+        **fields: Any,
+    ) -> Prepared:
+        """As `prepare_for_generate`, for what stands before a `suffix`, if there is one (`LLMModel.generate`)."""
+        if suffix is None:
+            return self.prepare_for_generate(inputs, sampling_config, **fields)
+        config = SamplingConfig.read(sampling_config, fields)
+        rows, infill = infill_prompts(inputs, suffix, self.tokenizer)
+        infill.add_ends(config, self.defaults)
+        return self.prepare_for_generate(rows, config)
 
     def sequences_of(self, prepared: Prepared, index: int) -> list[Sequence]:
         """One sequence per sample of a prompt, for the driver; the later ones wait to share the first one's prompt."""
@@ -235,7 +251,7 @@ class Generator:
     ) -> GenerateOutput:
         """Continues the prompts; see `LLMModel.generate`. An exception, KeyboardInterrupt included, or one of the
         streamer's frees what this call held and leaves the calls of other threads running."""
-        return self._generate(lambda: self.prepare_for_generate(inputs, sampling_config, **fields), streamer, cancel)
+        return self._generate(lambda: self.prepare_with_suffix(inputs, sampling_config, **fields), streamer, cancel)
 
     def generate_turn(
         self,
@@ -382,7 +398,10 @@ class Generator:
         /,
         **fields: Any,
     ) -> Prepared:
-        prepared = self.prepare_for_generate(prompt, sampling_config, turn, **fields)
+        if turn is None:
+            prepared = self.prepare_with_suffix(prompt, sampling_config, **fields)
+        else:
+            prepared = self.prepare_for_generate(prompt, sampling_config, turn, **fields)
         if prepared.config.num_beams > 1:
             raise ValueError(
                 f"{caller} tells tokens as they come, and beam search knows none for certain before its end: "

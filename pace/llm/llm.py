@@ -99,6 +99,7 @@ class LLMModel:
         sampling_config: SamplingConfig | None = None,
         streamer: Any = None,
         cancel: threading.Event | None = None,
+        suffix: str | list[str] | None = None,
         **fields: Any,
     ) -> GenerateOutput:
         """Continues one prompt or several.
@@ -111,6 +112,8 @@ class LLMModel:
         `stream`, `astream`, `add_request` and `chat` take them, too.
         `streamer`: receives each token as it comes; ours, or transformers' TextStreamer and TextIteratorStreamer. A
         `put` that returns False ends its row.
+        `suffix`: what follows the text to be written, for models that fill gaps (docs/decoding.md); one for all prompts,
+        or one each. `stream`, `astream` and `add_request` take it, too.
         `cancel`: an event that another thread sets to end the call after the step under way. Rows that had not ended
         come back as far as they are, as "cancelled".
 
@@ -120,7 +123,7 @@ class LLMModel:
         Raises ValueError or TypeError, before any work, for inputs or a config that cannot be served.
         After an exception or Ctrl-C the model is usable, and what other threads generate goes on.
         """
-        return self.generator.generate(inputs, sampling_config, streamer, cancel, **fields)
+        return self.generator.generate(inputs, sampling_config, streamer, cancel, suffix=suffix, **fields)
 
     def stream(self, prompt: Any, sampling_config: SamplingConfig | None = None, **fields: Any) -> Iterator[str]:
         """Yields the continuation of one prompt in pieces of text, which joined are its text in `generate`'s output. It

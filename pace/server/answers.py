@@ -205,6 +205,12 @@ class Answer:
         )
 
     @property
+    def first_token(self) -> float | None:
+        """When the first token of all came, by `time.perf_counter`."""
+        times = [sequence.times.first_token for sequence in self._sequences]
+        return min((when for when in times if when is not None), default=None)
+
+    @property
     def _per_prompt(self) -> int:
         return max(self._job.num_choices, self._job.sampling.num_return_sequences)
 

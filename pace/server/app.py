@@ -18,12 +18,15 @@ from pace.server.errors import ApiError
 from pace.server.kinds import ASKING, GENERATING, Asking, Generating, Kind
 from pace.server.metrics import CONTENT_TYPE
 from pace.server.network import http
+from pace.server.network.access_log import Access
+from pace.server.network.starting import ALIVE
 from pace.server.page import page
 from pace.server.schemas import description
 from pace.server.schemas.fields import parse
 from pace.server.service import Service
 from pace.server.wire import tokens
 from pace.server.wire.form import WireForm
+from pace.server.wire.props import properties
 
 logger = logging.getLogger("pace")
 
@@ -92,7 +95,8 @@ class Posted(Response):
             async with http.cancelled_when_gone(receive):
                 self.check()
                 is_large = len(body) > LARGE
-                request, headers = await self.service.work(self._read, body) if is_large else self._read(body)
+                read = self._read, body, Access.of(scope)
+                request, headers = await self.service.work(*read) if is_large else self._read(*read[1:])
                 await self.answer(request, headers, scope, tracked)
         except http.ClientGone:
             self.service.metrics.client_gone()
@@ -102,10 +106,12 @@ class Posted(Response):
                 raise
             await http.send_error(tracked, known, self.kind.is_anthropic)
 
-    def _read(self, body: bytes) -> tuple[Any, dict[str, str]]:
+    def _read(self, body: bytes, access: Access) -> tuple[Any, dict[str, str]]:
         """The request, and headers that name what of it nobody knows."""
         kind, options = self.kind, self.service.options
-        request, ignored = parse(kind.schema, read_json(body, self.service.limits.json_depth), kind.refused, kind.inert)
+        value = read_json(body, self.service.limits.json_depth)
+        access.model = _model_of(value, options.model_names[0])
+        request, ignored = parse(kind.schema, value, kind.refused, kind.inert)
         if ignored and options.strict:
             raise ApiError(400, f"{ignored[0][:60]}: no field of this name is known", param=ignored[0][:60])
         return request, {"x-pace-ignored": ", ".join(map(_printable, ignored[:20]))} if ignored else {}
@@ -136,6 +142,7 @@ class Generation(Posted):
         client = scope.get("pace") or {}
         answered = self.service.answer_request(self.kind, request, client.get("salt"), client.get("key"))
         async with answered as (job, form, answer):
+            Access.of(scope).answer = answer
             if job.warnings:
                 headers["x-pace-warnings"] = "; ".join(_printable(warning) for warning in job.warnings[:10])
             if job.stream:
@@ -187,6 +194,12 @@ def _add_kind(app: FastAPI, kind: Kind, answer: Posted, components: dict[str, An
             path, give, methods=["POST"], openapi_extra=described, responses=answers, response_class=Response,
             include_in_schema=path == kind.paths[0],
         )  # fmt: skip
+
+
+def _model_of(value: Any, default: str) -> str | None:
+    """The model that a body names; `default` where it names none."""
+    model = value.get("model", default) if isinstance(value, dict) else None
+    return model if isinstance(model, str) else None
 
 
 def _printable(name: str) -> str:
@@ -243,10 +256,13 @@ def _add_information(app: FastAPI, service: Service) -> None:
             return Response(status_code=304, headers=found.headers)
         return Response(found.body, headers=found.headers)
 
+    @look("/live")
+    async def live() -> Response:
+        return Reply(ALIVE)
+
     @look("/health")
     async def health() -> Response:
-        if (why := service.why_unwell) is not None:
-            return Reply(ApiError(503, why))
+        service.check_well()
         return Reply({"status": "ok"})
 
     @look("/ready")
@@ -267,6 +283,11 @@ def _add_information(app: FastAPI, service: Service) -> None:
     async def tokenizer_info() -> Response:
         service.check_ready()
         return Reply(await service.work(tokens.tokenizer_info, service.reader))
+
+    @look("/props")
+    async def props() -> Response:
+        given = service.model_name, service.reader, service.defaults, service.limits, service.num_slots
+        return Reply(await service.work(properties, *given))
 
     @look("/limits")
     async def limits() -> Response:

@@ -63,6 +63,21 @@ class ApiError(Exception):
         return {"type": "error", "error": {"type": kind, "message": self.message}}
 
 
+class NotWell(ApiError):
+    """What `/health` answers with 503: an error, and next to it the `status` that scripts look at."""
+
+    def __init__(self, state: str, why: str) -> None:
+        """`state` is "loading" where waiting helps, else "failed" or "unwell"."""
+        super().__init__(503, why, headers={"retry-after": "5"} if state == "loading" else None)
+        self.state = state
+
+    def openai(self) -> dict[str, Any]:
+        return {"status": self.state, **super().openai()}
+
+
+LOADING = "the model is loading"
+
+
 def refused(param: str, why: str) -> ApiError:
     """A field that is known and not served."""
     return ApiError(400, f"{param}: {why}", param=param, code="unsupported_parameter")

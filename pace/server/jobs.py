@@ -7,6 +7,7 @@ from typing import Any
 
 from pace.llm.chat.turn import Turn
 from pace.llm.configs import SamplingConfig
+from pace.llm.infill import Infill
 from pace.server.schemas.structure import Structure
 
 
@@ -27,6 +28,8 @@ class ChatPrompt:
     """What the model may call, in the client's words."""
     tool_choice: Any = None
     parallel_calls: bool = True
+    passed_over: tuple[str, ...] = ()
+    """What of the request is passed over, in words for the log."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,8 @@ class TextPrompts:
     items: list[Any]
     """Each a string or a list of ids, as the client wrote them: looked at by whoever reads them."""
     add_special_tokens: bool = True
+    suffix: str | None = None
+    """What follows the text to be written; None where nothing does."""
 
 
 @dataclass
@@ -67,6 +72,8 @@ class Job:
     include_stop: bool = False
     """Whether the stop string stays in the text."""
     skip_special_tokens: bool = True
+    infill: Infill | None = None
+    """How a gap is filled, once a worker has read the prompts of one."""
     turn: Turn | None = None
     """How the answer of a conversation is to be understood, once a worker has rendered it."""
     structure: Structure | None = None

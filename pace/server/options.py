@@ -50,6 +50,8 @@ class ServeOptions:
     """Whether requests may ask to be served before others."""
     strict: bool = False
     """Whether a field that is not known is an error. Else it is ignored, and named in the answer's headers."""
+    access_log: bool = False
+    """Whether each request is a line on stderr: its id, model, status, numbers of tokens and times, and no text."""
     metrics_prefix: str = "pace"
     """What names of metrics begin with: "vllm" for dashboards that were made for vLLM."""
 

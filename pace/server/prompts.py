@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import logging
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 from pace.grammar import Grammar, GrammarError
@@ -11,10 +13,13 @@ from pace.grammar.json_schema import check_size
 from pace.llm.chat import Tool, ToolChoice, ToolError, read_choice, read_tools
 from pace.llm.chat.template import ChatTemplate, TemplateRefusal
 from pace.llm.chat.turn import Turn, plan_turn
+from pace.llm.infill import Infill
 from pace.llm.inputs import warn_of_second_bos
 from pace.server.errors import ApiError
 from pace.server.jobs import ChatPrompt, Job, TextPrompts
 from pace.server.limits import Limits
+
+logger = logging.getLogger("pace")
 
 PROMPTS = "a string, a list of strings, a list of token ids, or a list of such lists"
 
@@ -31,6 +36,13 @@ class PromptReader:
         self._limits = limits
         self._most_bytes = limits.bytes_per_token * max_length
         self._local = threading.local()
+        self._lock = threading.Lock()
+        self._passed_over: set[str] = set()
+        """What the log has named."""
+
+    @property
+    def has_tokenizer(self) -> bool:
+        return self._tokenizer is not None
 
     @property
     def tokenizer(self) -> Any:
@@ -61,6 +73,8 @@ class PromptReader:
             job.turn = self.plan(job.prompt, grammar)
             rows = [self.encode(job.turn.prompt, job.prompt.add_special_tokens, job.prompt.param)]
             param = job.prompt.param
+        elif job.prompt.suffix is not None:
+            rows, param = self._gaps(job), "prompt"
         else:
             rows, param = self._texts(job.prompt), "prompt"
         if job.truncate_prompt is not None:
@@ -74,14 +88,15 @@ class PromptReader:
 
     def plan(self, prompt: ChatPrompt, grammar: Grammar | None = None) -> Turn:
         """The turn that follows a conversation. Raises ApiError."""
-        template = self.template
+        self._log_passed_over(prompt.passed_over)
         tools, choice = self._tools(prompt)
         texts = [message.get(name) or "" for message in prompt.messages for name in ("content", "reasoning_content")]
         self._check_bytes(sum(len(text.encode()) for text in texts), prompt.param)
-        try:
+
+        def planned(messages: list[dict[str, Any]]) -> Turn:
             return plan_turn(
-                template,
-                prompt.messages,
+                self.template,
+                messages,
                 tools,
                 choice,
                 prompt.parallel_calls,
@@ -90,12 +105,30 @@ class PromptReader:
                 prompt.continue_final_message,
                 prompt.template_kwargs,
             )
+
+        try:
+            try:
+                return planned(prompt.messages)
+            except TemplateRefusal:
+                if (folded := with_later_systems_in_users(prompt.messages)) == prompt.messages:
+                    raise
+                return planned(folded)
         except TemplateRefusal as error:  # roles that must alternate, say
             raise ApiError(400, error.reason, param=prompt.param) from None
+        except ApiError:
+            raise
         except GrammarError as error:
             raise ApiError(400, str(error), param=error.place) from None
         except Exception as error:
             raise ApiError(400, f"these messages cannot be read: {error}", param=prompt.param) from None
+
+    def _log_passed_over(self, names: tuple[str, ...]) -> None:
+        """Says once what requests ask for and do not get."""
+        with self._lock:
+            fresh = [name for name in names if name not in self._passed_over]
+            self._passed_over.update(fresh)
+        for name in fresh:
+            logger.warning("%s: passed over, here and in later requests; this server has nothing of the kind", name)
 
     def _tools(self, prompt: ChatPrompt) -> tuple[list[Tool], ToolChoice]:
         """What may be called. Raises ApiError."""
@@ -138,18 +171,37 @@ class PromptReader:
         runs = [self.encode(start + word, False, "bad_words") for word in words for start in ("", " ")]
         return [list(run) for run in dict.fromkeys(map(tuple, runs)) if run]
 
+    def _gaps(self, job: Job) -> list[list[int]]:
+        """Prompts with a gap between each and the suffix; `job.infill` is set. Raises ApiError where the model fills
+        none."""
+        prompts = job.prompt
+        try:
+            infill = job.infill = Infill.of(self.tokenizer)
+        except ValueError as error:
+            raise ApiError(400, str(error), param="suffix", code="unsupported_parameter") from None
+        self._check_bytes(len(prompts.suffix.encode()), "suffix")
+        return [
+            infill.prompt(self.tokenizer, item, prompts.suffix, prompts.add_special_tokens)
+            for item in self._checked(prompts)
+        ]
+
     def _texts(self, prompts: TextPrompts) -> list[list[int]]:
-        rows = []
+        return [
+            self.encode(item, prompts.add_special_tokens) if isinstance(item, str) else item
+            for item in self._checked(prompts)
+        ]
+
+    def _checked(self, prompts: TextPrompts) -> Iterator[str | list[int]]:
+        """The prompts, all of them texts or all of them token ids. Raises ApiError."""
         is_text = isinstance(prompts.items[0], str)
         for item in prompts.items:
             if is_text and isinstance(item, str):
-                rows.append(self.encode(item, prompts.add_special_tokens))
+                self._check_bytes(len(item.encode()), "prompt")
             elif not is_text and isinstance(item, list) and item and all(map(_is_token, item)):
                 self._check_tokens(item, "prompt")
-                rows.append(item)
             else:
                 raise ApiError(400, f"prompt must be {PROMPTS}; none of them empty", param="prompt")
-        return rows
+            yield item
 
     def _check_tokens(self, tokens: list[int], param: str) -> None:
         if max(tokens) >= self._vocab_size:
@@ -159,21 +211,50 @@ class PromptReader:
         if num_bytes > self._most_bytes:
             raise ApiError(
                 400,
-                f"{param} has {num_bytes} bytes of text, more than a context of {self.max_length} tokens can hold",
+                f"{param}: prompt is too long: {num_bytes} bytes of text are more than the context can hold. "
+                f"{self._context}",
                 param=param,
                 code="context_length_exceeded",
                 n_ctx=self.max_length,
             )
 
+    @property
+    def _context(self) -> str:
+        """In the words by which clients know this error: OpenAI's. "prompt is too long: N tokens > M" is Anthropic's."""
+        return f"This model's maximum context length is {self.max_length} tokens, the answer included"
+
     def _too_long(self, num_tokens: int, param: str) -> ApiError:
         return ApiError(
             400,
-            f"{param} has {num_tokens} tokens, and this model's context holds {self.max_length}, the answer included",
+            f"{param}: prompt is too long: {num_tokens} tokens > {self.max_length - 1} maximum. {self._context}",
             param=param,
             code="context_length_exceeded",
             n_prompt_tokens=num_tokens,
             n_ctx=self.max_length,
         )
+
+
+def with_later_systems_in_users(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with each of the system's but the first in the user's turn next to it, for templates that take a system
+    prompt at the beginning alone."""
+    folded: list[dict[str, Any]] = []
+    waiting: list[str] = []
+    for index, message in enumerate(messages):
+        if message["role"] == "system" and index:
+            if folded[-1]["role"] == "user":
+                folded[-1] = {**folded[-1], "content": f"{folded[-1]['content']}\n{message['content']}"}
+            else:
+                waiting.append(message["content"])
+            continue
+        if waiting and message["role"] == "user":
+            message = {**message, "content": "\n".join([*waiting, message["content"]])}
+        elif waiting:
+            folded.append({"role": "user", "content": "\n".join(waiting)})
+        waiting = []
+        folded.append(message)
+    if waiting:
+        folded.append({"role": "user", "content": "\n".join(waiting)})
+    return folded
 
 
 def _is_token(item: Any) -> bool:

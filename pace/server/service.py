@@ -20,7 +20,7 @@ from pace.llm.sequence import Sequence
 from pace.server.admission import Admission
 from pace.server.answers import Answer
 from pace.server.compiling import GrammarWorkers
-from pace.server.errors import ApiError
+from pace.server.errors import LOADING, ApiError, NotWell
 from pace.server.fingerprint import fingerprint
 from pace.server.jobs import Job
 from pace.server.kinds import Generating
@@ -130,6 +130,13 @@ class Service:
         seconds = 0.0 if since is None else time.perf_counter() - since
         return f"a step has taken {seconds:.0f} s so far" if seconds > STALL_SECONDS else None
 
+    def check_well(self) -> None:
+        """Raises NotWell before the model is loaded, and for `why_unwell`. A server that drains is well."""
+        if self.status == "loading":
+            raise NotWell("loading", LOADING)
+        if (why := self.why_unwell) is not None:
+            raise NotWell("failed" if self.status == "failed" else "unwell", why)
+
     # -- about the model -----------------------------------------------------------------------------------------------
 
     @property
@@ -148,6 +155,11 @@ class Service:
     def max_length(self) -> int | None:
         """Tokens of prompt and answer together; None until the model is loaded."""
         return None if self.reader is None else self.reader.max_length
+
+    @property
+    def num_slots(self) -> int:
+        """Sequences that run at once. Raises ApiError as `defaults`."""
+        return self._open.engine.scheduler.max_sequences_per_step
 
     def check_model(self, name: str | None) -> str:
         """The name that the answer has. Raises ApiError for a model that is not served."""
@@ -172,7 +184,7 @@ class Service:
     def _open(self) -> Generator:
         """Raises ApiError 503 before the model is loaded, and while the server ends."""
         if self.status != "ready" or self.generator is None:
-            why = {"loading": "the model is loading", "draining": "the server is shutting down"}
+            why = {"loading": LOADING, "draining": "the server is shutting down"}
             raise ApiError(503, why.get(self.status, "the model could not be loaded"), headers={"retry-after": "5"})
         try:
             _ = self.generator.engine
@@ -242,6 +254,9 @@ class Service:
         grammar = None if job.structure is None else job.structure.read(self.limits.grammar)
         rows = self.reader.read(job, grammar)
         config.grammar = grammar if job.turn is None else job.turn.grammar
+        if job.infill is not None:
+            job.infill.add_ends(config, generator.defaults)
+            job.sampling.stop_strings = config.stop_strings  # the text is cut there, too
         room = generator.engine.max_length - min(map(len, rows))
         config.max_new_tokens = room if job.max_tokens is None else max(1, min(job.max_tokens, room))
         config.min_new_tokens = min(config.min_new_tokens, config.max_new_tokens)

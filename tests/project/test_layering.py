@@ -21,7 +21,7 @@ LAYERS: list[list[str]] = [
     ["pace.grammar"],
     ["pace.llm.checks", "pace.llm.configs", "pace.llm.inputs", "pace.llm.operators"]
     + ["pace.llm.other_names", "pace.llm.outputs"]
-    + ["pace.llm.sequence", "pace.llm.speculation.configs", "pace.llm.chat"],
+    + ["pace.llm.infill", "pace.llm.sequence", "pace.llm.speculation.configs", "pace.llm.chat"],
     ["pace.llm.layers"],
     ["pace.llm.models"],
     ["pace.llm.runners"],

@@ -139,6 +139,14 @@ def test_token_ids_are_those_of_the_text(serving):
     assert tokenizer.decode(reply.json["choices"][0]["token_ids"], skip_special_tokens=True) == ANSWER
     prompt = tokenizer.apply_chat_template(QUESTION, add_generation_prompt=True, tokenize=True, return_dict=False)
     assert reply.json["prompt_token_ids"] == prompt
+    for n in (1, 2):  # in a stream it stands where it does in a whole answer, on the first chunk of a choice
+        events = serving.chat(return_token_ids=True, stream=True, n=n, stream_options={"include_usage": True}).events[
+            :-1
+        ]
+        first = [event for event in events if event["choices"] and event["choices"][0]["delta"].get("role")]
+        assert [event["prompt_token_ids"] for event in first] == [prompt] * n
+        assert sum("prompt_token_ids" in event for event in events) == n
+        assert not any("prompt_token_ids" in choice for event in events for choice in event["choices"])
 
 
 def test_special_tokens_are_shown_where_asked(serving):

@@ -86,7 +86,7 @@ def test_keys_open_everything_but_the_page_and_keep_prompts_apart():
     with Serving(keys=("first-key", "second-key")) as serving:
         for path in ("/v1/models", "/metrics", "/limits", "/openapi.json", "/tokenizer_info"):
             assert serving.ask(path).status == 401
-        for path in ("/", "/health", "/ready"):
+        for path in ("/", "/live", "/health", "/ready"):
             assert serving.ask(path).status == 200
         body = {"messages": [{"role": "user", "content": "A secret of a few blocks. " * 8}], "max_tokens": 1}
 

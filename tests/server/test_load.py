@@ -156,7 +156,8 @@ def test_a_step_that_takes_long_is_told(own, monkeypatch):
         worker.start()
         assert begun.wait(10)
         time.sleep(0.4)
-        assert own.ask("/health").status == 503
+        assert own.ask("/health").status == 503 and own.ask("/health").json["status"] == "unwell"
+        assert own.ask("/live").status == 200
         release.set()
         worker.join()
         assert own.ask("/health").status == 200

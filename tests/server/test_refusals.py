@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import re
+import resource
 import time
 
 import pytest
 
 from pace.server.body import LARGE, read_json
-from tests.server.serving import QUESTION, Serving
+from tests.server.serving import ANSWER, QUESTION, Serving, read_reply, request_bytes
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
@@ -86,6 +89,27 @@ def test_a_prompt(serving, prompt):
 def test_more_texts_than_anybody_needs(serving):
     refuse(serving, COMPLETIONS, {"prompt": ["a"] * 1025})
     refuse(serving, COMPLETIONS, {"prompt": ["a"] * 1000, "n": 2})
+
+
+def test_prompts_that_are_too_long_are_known_as_such(serving):
+    """By the words that LiteLLM, Claude Code and others look for, in every form."""
+    most = serving.service.max_length
+    for text in ("a " * 2000, "a" * 3_000_000):
+        messages = [{"role": "user", "content": text}]
+        for path, body in ((CHAT, {"messages": messages}), (COMPLETIONS, {"prompt": text}),
+                           ("/v1/responses", {"input": text}), ("/v1/messages", {"messages": messages, "max_tokens": 5}),
+                           ("/tokenize", {"prompt": text}), ("/v1/messages/count_tokens", {"messages": messages})):  # fmt: skip
+            reply = serving.ask(path, {"model": "tiny", **body})
+            if reply.status == 200:  # nobody generates: there is no limit but that of bytes
+                assert len(text) < 10_000 and path in ("/tokenize", "/v1/messages/count_tokens")
+                continue
+            message = reply.error["message"].lower()
+            assert reply.status == 400 and f"this model's maximum context length is {most} tokens" in message
+            numbers = re.search(r"prompt is too long[^0-9]*(\d+)\s*tokens?\s*>\s*(\d+)", message)  # Claude Code's
+            if len(text) < 10_000:
+                assert numbers and int(numbers[1]) > most > int(numbers[2])
+            else:
+                assert "prompt is too long" in message and not numbers
 
 
 def test_prompts_that_are_too_long(serving):
@@ -169,6 +193,65 @@ def test_bodies_of_other_kinds(serving):
     for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""):
         assert serving.ask(CHAT, b"{}", Content_Type=kind).status == 415
     assert serving.ask(CHAT, b'{"messages": "' + b"a" * (5 << 20) + b'"}').status == 413
+
+
+def test_bodies_that_are_packed(serving):
+    body = {"messages": QUESTION, "temperature": 0, "max_tokens": 30}
+    data = json.dumps(body).encode()
+    packed = gzip.compress(data)
+    for content, encoding in ((packed, "gzip"), (packed, "GZIP"), (packed, "x-gzip"), (data, "identity"), (data, ""),
+                              (gzip.compress(data[:20]) + gzip.compress(data[20:]), "gzip"), (packed, "identity, gzip"),
+                              (gzip.compress(data, 0), " gzip ")):  # fmt: skip
+        reply = serving.ask(CHAT, content, Content_Encoding=encoding)
+        assert reply.status == 200 and reply.json["choices"][0]["message"]["content"] == ANSWER, encoding
+    for encoding in ("br", "deflate", "zstd", "compress", "gzip, gzip", "gzip, br", "none", "utf-8", "*", "gzip;q=1"):
+        for content in (data, packed, b""):
+            reply = serving.ask(CHAT, content, Content_Encoding=encoding)
+            assert reply.status == 415 and reply.headers["accept-encoding"] == "gzip", encoding
+            assert encoding.partition(",")[0] in reply.error["message"]
+    twice = request_bytes(CHAT, data, Content_Encoding="gzip").replace(b"gzip\r\n", b"gzip\r\nContent-Encoding: br\r\n")
+    with serving.connect() as connection:
+        connection.sendall(twice)
+        assert read_reply(connection).status == 415
+
+
+def test_packed_bodies_that_are_none(serving):
+    packed = gzip.compress(json.dumps({"messages": QUESTION}).encode())
+    for content in (
+        b"",
+        b"{}",
+        packed[:-1],
+        packed[:12],
+        packed + b"x",
+        packed + packed[:5],
+        packed[:20] + b"?" + packed[21:],
+        gzip.compress(b"") * 17 + packed,
+        gzip.compress(b"") * 100_000,
+    ):
+        begin = time.perf_counter()
+        reply = serving.ask(CHAT, content, Content_Encoding="gzip")
+        assert reply.status == 400 and "gzip" in reply.error["message"], content[:100]
+        assert time.perf_counter() - begin < 2
+    error = serving.ask("/v1/messages", packed[:-1], Content_Encoding="gzip").json
+    assert error["type"] == "error"
+
+
+def test_packed_bodies_are_bounded_by_what_is_in_them():
+    with Serving(body_bytes=10_000) as serving:
+
+        def padded(size: int) -> bytes:
+            body = json.dumps({"messages": QUESTION, "temperature": 0, "max_tokens": 1}).encode()
+            return gzip.compress(body + b" " * (size - len(body)))
+
+        assert serving.ask(CHAT, padded(10_000), Content_Encoding="gzip").status == 200
+        assert serving.ask(CHAT, padded(10_001), Content_Encoding="gzip").status == 413
+        bomb = gzip.compress(b" " * (9 << 20))
+        assert len(bomb) < 10_000
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        many = b"".join([gzip.compress(b" " * 2000)] * 10)
+        assert serving.ask(CHAT, bomb, Content_Encoding="gzip").status == 413
+        assert serving.ask(CHAT, many, Content_Encoding="gzip").status == 413
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 8 << 10  # KiB
 
 
 def test_parts_that_are_no_text(serving):

@@ -44,13 +44,14 @@ def test_every_option_sets_its_field(tmp_path, monkeypatch):
         "org/model",
         *("--host", "0.0.0.0", "--port", "80", "--uds", "/tmp/s", "--api-key-file", str(file)),
         *("--served-model-name", "a", "--served-model-name", "b", "--any-model-name", "--strict", "--allow-priority"),
+        "--access-log",
         *("--cors-origin", "https://a.example", "--allowed-host", "a.example", "--metrics-prefix", "vllm"),
         *("--max-body", "1MiB", "--max-queue", "0", "--max-wait", "1.5", "--max-per-key", "3"),
     )
     assert (options.model, options.host, options.port, options.uds) == ("org/model", "0.0.0.0", 80, "/tmp/s")
     assert options.keys == ("one", "two")
     assert options.model_names == ("a", "b")
-    assert options.any_model_name and options.strict and options.allow_priority
+    assert options.any_model_name and options.strict and options.allow_priority and options.access_log
     assert (options.cors_origins, options.allowed_hosts) == (("https://a.example",), ("a.example",))
     assert options.metrics_prefix == "vllm"
     assert options.limits == Limits(body_bytes=1 << 20, max_queue=0, max_wait=1.5, max_per_key=3)
@@ -77,7 +78,10 @@ from pace.cli import main, serve
 from pace.server.network.run import WrongOptions
 
 def look(options, arguments):
-    for method, path in (("GET", "/health"), ("HEAD", "/health"), ("GET", "/ready"), ("POST", "/v1/completions")):
+    for method, path in (
+        *(("GET", "/live"), ("HEAD", "/live"), ("GET", "/health"), ("HEAD", "/health"), ("GET", "/ready")),
+        ("POST", "/v1/completions"),
+    ):
         client = http.client.HTTPConnection("localhost", options.port)
         client.request(method, path)
         answer = client.getresponse()
@@ -96,8 +100,11 @@ def test_the_port_answers_before_torch_is_imported():
         port = str(free.getsockname()[1])
     done = subprocess.run([sys.executable, "-c", LOOK, port], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (2, "pace: error: seen (see: pace serve --help)\n")
-    health, head, *later, modules = done.stdout.splitlines()
-    assert (health, head) == ('GET /health 200 None {"status":"ok"}', "HEAD /health 200 None ")
+    live, live_head, health, health_head, *later, modules = done.stdout.splitlines()
+    assert (live, live_head) == ('GET /live 200 None {"status":"alive"}', "HEAD /live 200 None ")
+    assert (
+        health.startswith('GET /health 503 5 {"status": "loading", "error": {') and health_head == "HEAD /health 503 5 "
+    )
     assert [line.split(" {")[0] for line in later] == ["GET /ready 503 5", "POST /v1/completions 503 5"]
     assert all("the model is loading" in line for line in later)
     assert modules == "[]"

@@ -60,6 +60,11 @@ FORMS = {
         ({"type": "llguidance", "value": {"grammars": [{"lark_grammar": "start: /[ab]{4}/"}]}}, matches("[ab]{4}")),
     ],
     "json_schema": [(SCHEMA, is_city)],
+    "regex": [("[ab]{4}", matches("[ab]{4}"))],
+    "ebnf": [
+        (GBNF, matches(r"- [a-z]{3}\.")),
+        ('root ::= item+ # two\nitem ::= "x" | ("y" [0-9]{2})', matches("(x|y[0-9]{2})+")),
+    ],
 }
 
 

@@ -97,6 +97,8 @@ def _names(parser: argparse.ArgumentParser) -> list[str]:
 def _check_known(name: str, known: list[str]) -> None:
     if name in PROXYS:
         raise ValueError(f"{name}: Ray's proxy holds the connections; see http_options of Ray Serve")
+    if name == "access_log":
+        raise ValueError("access_log: Ray Serve has one of its own; see logging_config of Ray Serve")
     if name not in known:
         near = get_close_matches(name, known, 1)
         raise ValueError(f"there is no argument {name}" + (f"; did you mean {near[0]}?" if near else ""))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -21,6 +22,8 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 KEEP_ALIVE = b": still here\n\n"
 """A comment of server-sent events: clients pass over it."""
 KEEP_ALIVE_SECONDS = 15.0
+MOST_MEMBERS = 16
+"""Of a body in gzip, where clients write one. What follows a member is copied, so many would take quadratic time."""
 
 
 class ClientGone(Exception):
@@ -33,7 +36,8 @@ def header(scope: Scope, name: bytes) -> str:
 
 
 async def read_body(scope: Scope, receive: Receive, most_bytes: int) -> bytes:
-    """The whole body. Raises ApiError 413 for more than `most_bytes`, 415 for what is not sent as JSON, and
+    """The whole body, unpacked; the scope's headers then are those of a plain one. Raises ApiError 413 for more than
+    `most_bytes`, packed or not, 415 for what is not sent as JSON and for codings but gzip, 400 for what is no gzip, and
     ClientGone."""
     too_large = ApiError(413, f"the body may have {most_bytes} bytes", headers={"connection": "close"})
     length = header(scope, b"content-length")
@@ -52,7 +56,42 @@ async def read_body(scope: Scope, receive: Receive, most_bytes: int) -> bytes:
     kind = header(scope, b"content-type").partition(";")[0].strip().lower()
     if kind != "application/json":  # read first: a connection that closes on unread bytes takes the answer with it
         raise ApiError(415, f"send the body as content-type: application/json; got {kind[:60] or 'none'!r}")
-    return bytes(body)
+    if (coding := _coding(scope)) == "":
+        return bytes(body)
+    if coding != "gzip":
+        what = f"the body's content-encoding is {coding[:60]!r}; send it plain, or as gzip"
+        raise ApiError(415, what, headers={"accept-encoding": "gzip"})
+    plain = await asyncio.to_thread(gunzip, bytes(body), most_bytes)
+    scope["headers"] = [pair for pair in scope["headers"] if pair[0] not in (b"content-encoding", b"content-length")]
+    return plain
+
+
+def _coding(scope: Scope) -> str:
+    """How the body is packed: "gzip", another word, or "" where it is plain."""
+    values = [value.decode("latin-1") for name, value in scope["headers"] if name == b"content-encoding"]
+    codings = [coding.strip().lower() for coding in ",".join(values).split(",")]
+    codings = [coding for coding in codings if coding not in ("", "identity")]
+    return "gzip" if codings in (["gzip"], ["x-gzip"]) else ", ".join(codings)
+
+
+def gunzip(data: bytes, most_bytes: int) -> bytes:
+    """What is in gzip's members, one after the other. No more than `most_bytes` and a byte are ever unpacked. Raises
+    ApiError."""
+    plain, left, num_members = bytearray(), data, 0
+    while left or not num_members:
+        if (num_members := num_members + 1) > MOST_MEMBERS:
+            raise ApiError(400, f"the body is gzip of more than {MOST_MEMBERS} members")
+        member = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+        try:
+            plain += member.decompress(left, most_bytes - len(plain) + 1)
+        except zlib.error:
+            raise ApiError(400, "the body is not gzip, as its content-encoding says") from None
+        if len(plain) > most_bytes:
+            raise ApiError(413, f"the body may have {most_bytes} bytes when it is unpacked")
+        if not member.eof:
+            raise ApiError(400, "the body is gzip that ends too early")
+        left = member.unused_data
+    return bytes(plain)
 
 
 @asynccontextmanager

@@ -20,6 +20,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from pace.server.errors import ApiError
 from pace.server.limits import Limits
+from pace.server.network.access_log import Access
 from pace.server.network.half_closed import close_when_gone
 from pace.server.network.refusals import answer, id_headers, request_id
 
@@ -35,12 +36,18 @@ PROBE_SECONDS, PROBE_INTERVAL, PROBES = 30, 10, 3
 
 class Connection(HttpToolsProtocol):
     """What uvicorn makes of an accepted socket. `limits` are those of the server. `refused` holds those of its
-    connections that got their error and are about to close."""
+    connections that got their error and are about to close.
 
-    def __init__(self, *arguments: Any, limits: Limits, refused: set[Connection], **more: Any) -> None:
+    The scope of a request has `pace_request_id`, and `pace_refused`: the status of an error that was answered here while
+    its body came."""
+
+    def __init__(
+        self, *arguments: Any, limits: Limits, refused: set[Connection], logs_access: bool = False, **more: Any
+    ) -> None:
         super().__init__(*arguments, **more)
         self.limits = limits
         self.refused = refused
+        self.logs_access = logs_access
         self.phase = "idle"
         self.url = b""
         self.headers = []
@@ -134,6 +141,7 @@ class Connection(HttpToolsProtocol):
         self.is_heard = True
         self._check_head()
         super().on_headers_complete()
+        self.scope["pace_request_id"] = request_id(self.headers)
         self.phase = "body"
         self._allow_reading(self.limits.body_seconds)
 
@@ -210,7 +218,8 @@ class Connection(HttpToolsProtocol):
     def _write_error(self, error: ApiError) -> None:
         path = self.url.partition(b"?")[0].decode("latin-1")
         headers, body = answer(error, path)
-        headers += [*id_headers(request_id(self.headers), path), (b"connection", b"close")]
+        own_id = self._note_refusal(path, error.status)
+        headers += [*id_headers(own_id, path), (b"connection", b"close")]
         fields = [*self.server_state.default_headers, *headers]
         status = STATUS_LINE.get(error.status, b"HTTP/1.1 %d \r\n" % error.status)
         head = b"".join(b"%s: %s\r\n" % (name, value) for name, value in fields)
@@ -218,6 +227,17 @@ class Connection(HttpToolsProtocol):
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self.flow.resume_reading()
+
+    def _note_refusal(self, path: str, status: int) -> str:
+        """The id of the request. Its line of the access log is the gate's where the application has seen it."""
+        if self.phase == "body":
+            self.scope["pace_refused"] = status
+            return self.scope["pace_request_id"]
+        own_id = request_id(self.headers)
+        if self.logs_access:
+            method = self.parser.get_method().decode() if path else None
+            Access(own_id, method, path or None, status=status).write()
+        return own_id
 
     # -- time ----------------------------------------------------------------------------------------------------------
 

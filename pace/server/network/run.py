@@ -140,7 +140,7 @@ def uvicorn_config(options: ServeOptions, app: Application) -> uvicorn.Config:
     tls = options.tls_context()
     return uvicorn.Config(
         app,
-        http=functools.partial(Connection, limits=options.limits, refused=set()),
+        http=functools.partial(Connection, limits=options.limits, refused=set(), logs_access=options.access_log),
         ws="none",
         interface="asgi3",
         lifespan="off",

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pace.server.errors import ApiError
+from pace.server.network.access_log import Access
 from pace.server.network.refusals import Headers, answer, id_headers, request_id
 from pace.server.options import ServeOptions
 
@@ -22,7 +23,7 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-PUBLIC = {"/": ("GET", "HEAD"), "/health": ("GET", "HEAD"), "/ready": ("GET", "HEAD")}
+PUBLIC = dict.fromkeys(("/", "/live", "/health", "/ready"), ("GET", "HEAD"))
 """Paths that need no key: the chat page, which asks for one, and what probes look at."""
 SHOWN_HEADERS = b"retry-after, retry-after-ms, x-pace-ignored, x-request-id"
 """What a page of another origin may read of an answer's headers, besides the usual ones."""
@@ -54,12 +55,14 @@ class Gate:
     request_id   the client's own `x-request-id`, or a fresh one; every answer has it
     key          the name of its key; None where no key is needed
     salt         of the prefix cache; None likewise
+    access       what the access log says of the request, to be filled in
     """
 
     def __init__(self, app: Application, options: ServeOptions) -> None:
         self.app = app
         self.clients = [Client.of(key) for key in options.keys]
         self.hosts = options.hosts
+        self.logs_access = options.access_log
         self.origins = frozenset(origin.encode() for origin in options.cors_origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -67,8 +70,9 @@ class Gate:
             raise ValueError(f"no {scope['type']} is served")
 
         headers = scope["headers"]
-        own_id = request_id(headers)
-        scope["pace"] = {"request_id": own_id, "key": None, "salt": None}
+        own_id = scope.get("pace_request_id") or request_id(headers)
+        access = Access(own_id, scope["method"], scope["path"])
+        scope["pace"] = {"request_id": own_id, "key": None, "salt": None, "access": access}
         more = [*id_headers(own_id, scope["path"]), *self._cors_headers(headers)]
         started = False
 
@@ -76,6 +80,7 @@ class Gate:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
+                access.status = message["status"]
                 message = {**message, "headers": _joined(message.get("headers", ()), more)}
             await send(message)
 
@@ -96,6 +101,10 @@ class Gate:
             fields, body = answer(error, scope["path"])
             await send_with_headers({"type": "http.response.start", "status": error.status, "headers": fields})
             await send({"type": "http.response.body", "body": body})
+        finally:
+            if self.logs_access:
+                access.status = access.status or scope.get("pace_refused")
+                access.write()
 
     # -- checks: ApiError for who may not ask --------------------------------------------------------------------------
 
@@ -125,6 +134,7 @@ class Gate:
                 headers={"www-authenticate": "Bearer"},
             )
         scope["pace"].update(key=client.name, salt=client.salt)
+        scope["pace"]["access"].key = client.name
 
     def _find(self, given: list[bytes]) -> Client | None:
         """Looks at every key, whichever fits, so that the time it takes tells nothing."""

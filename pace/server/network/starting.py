@@ -1,16 +1,18 @@
-"""What the port answers before there is a service, which takes seconds to import: `/health` alone."""
+"""What the port answers before there is a service, which takes seconds to import."""
 
 from __future__ import annotations
 
-from pace.server.errors import ApiError
+from pace.server.errors import LOADING, ApiError, NotWell
+from pace.server.network.http import send_json
 from pace.server.network.security import Application, Receive, Scope, Send
 
-HEALTHY = b'{"status":"ok"}'
+ALIVE = {"status": "alive"}
+"""What `/live` answers as long as there is a process."""
 
 
 class Starting:
     """ASGI application that passes everything on to `app`, once that is set. Until then raises ApiError 503 for all but
-    `/health`."""
+    `/live`."""
 
     def __init__(self) -> None:
         self.app: Application | None = None
@@ -18,8 +20,8 @@ class Starting:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self.app is not None:
             return await self.app(scope, receive, send)
-        if scope["path"] != "/health" or scope["method"] not in ("GET", "HEAD"):
-            raise ApiError(503, "the model is loading", headers={"retry-after": "5"})
-        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(HEALTHY))]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": HEALTHY})
+        if scope["path"] == "/live" and scope["method"] in ("GET", "HEAD"):
+            return await send_json(send, ALIVE)
+        if scope["path"] == "/health":
+            raise NotWell("loading", LOADING)
+        raise ApiError(503, LOADING, headers={"retry-after": "5"})

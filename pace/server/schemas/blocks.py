@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from typing import Annotated, Any, Literal
 
 from pydantic import WithJsonSchema
@@ -11,6 +12,7 @@ from pace.server.errors import ApiError, refused
 from pace.server.limits import Limits
 from pace.server.schemas.description import CONTENT
 from pace.server.schemas.generation import joined_text
+from pace.server.schemas.passed_over import BLOCKS, PassedOver, without_billing
 from pace.server.schemas.turns import THOUGHT, Nested, add_thought
 
 _NO_TEXT = {"type": "text", "text": ""}
@@ -29,19 +31,21 @@ class Choice(Nested):
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
 
-    def for_openai(self) -> Any:
-        """The same in OpenAI's words, which `read_choice` knows."""
+    def for_openai(self, passed_over: Collection[str] = ()) -> Any:
+        """The same in OpenAI's words, which `read_choice` knows; as the model likes for a tool that is passed over."""
+        if self.type == "tool" and self.name in passed_over:
+            return "auto"
         if self.type == "tool":
             return {"type": "function", "name": self.name}
         return "required" if self.type == "any" else self.type
 
 
-def read_turns(turns: list[Turn], limits: Limits) -> list[dict[str, Any]]:
+def read_turns(turns: list[Turn], limits: Limits, passed: PassedOver) -> list[dict[str, Any]]:
     """Messages in the template's terms. Neighbours of one role are one message; each result of a tool is one of its own,
     and comes before the text of its turn. Raises ApiError."""
     messages: list[dict[str, Any]] = []
     for index, turn in enumerate(turns):
-        for message in _messages(turn, f"messages[{index}].content", limits):
+        for message in _messages(turn, f"messages[{index}].content", limits, passed):
             last = messages[-1] if messages else None
             if last is None or message["role"] == "tool" or last["role"] != message["role"]:
                 messages.append(message)
@@ -53,10 +57,19 @@ def read_turns(turns: list[Turn], limits: Limits) -> list[dict[str, Any]]:
     return messages
 
 
+def system_text(content: Any, place: str, limits: Limits, separator: str = "") -> str:
+    """The text of a system prompt, without what differs in each request. Raises ApiError."""
+    text = joined_text(content, place, limits.parts, separator)
+    if not isinstance(content, list):
+        return without_billing(text)
+    left = [without_billing(block["text"]) for block in content]
+    return separator.join(text for text, block in zip(left, content) if text or not block["text"])
+
+
 def check_tools(tools: list[Any] | None) -> None:
     """Raises ApiError for tools that are not the client's own; `read_tools` checks the others."""
     for index, tool in enumerate(tools or ()):
-        kind = tool.get("type") if isinstance(tool, dict) else None
+        kind = _type(tool)
         if kind not in (None, "custom"):
             raise refused(f"tools[{index}].type", f"only tools of the client's own are served, not {kind!r:.60}")
 
@@ -68,29 +81,36 @@ def for_openai(tools: list[Any] | None) -> list[Any] | None:
     return [{k: v for k, v in tool.items() if k != "type"} if isinstance(tool, dict) else tool for tool in tools]
 
 
-def _messages(turn: Turn, place: str, limits: Limits) -> list[dict[str, Any]]:
-    """A turn as messages: the results of tools, then the rest."""
+def _messages(turn: Turn, place: str, limits: Limits, passed: PassedOver) -> list[dict[str, Any]]:
+    """A turn as messages: the results of tools, then the rest. None of a turn that is passed over."""
     content = turn.content
     if content is None:
         raise ApiError(400, f"{place} is missing", param=place)
+    if turn.role == "system":
+        text = system_text(content, place, limits)
+        return [{"role": turn.role, "content": text}] if text else []
     if not isinstance(content, list):
         return [{"role": turn.role, "content": joined_text(content, place, limits.parts)}]
-    results, calls, texts, thoughts = [], [], [], []
+    results, calls, texts, thoughts, num_passed = [], [], [], [], 0
     for index, block in enumerate(content):
-        kind, where = block.get("type") if isinstance(block, dict) else None, f"{place}[{index}]"
+        kind, where = _type(block), f"{place}[{index}]"
         if kind == "tool_result" and turn.role == "user":
-            results.append(_result(block, where, limits))
+            results.append(_result(block, where, limits, passed))
         elif kind == "tool_use" and turn.role == "assistant":
             calls.append(_call(block, where))
         elif kind == "thinking" and turn.role == "assistant":
             thoughts.append(_thought(block, where))
+        elif passed.is_passed("blocks", kind, BLOCKS):
+            num_passed += 1
         elif kind != "redacted_thinking" or turn.role != "assistant":
             texts.append(block)
             continue
         texts.append(_NO_TEXT)
     if len(results) + len(calls) > limits.tools:
         raise ApiError(400, f"{place} may have {limits.tools} calls or results", param=place)
-    text = joined_text(texts, place, limits.parts + len(results) + len(calls))
+    if num_passed and num_passed == len(content):
+        return []
+    text = joined_text(texts, place, limits.parts + len(results) + len(calls) + num_passed)
     message = {"role": turn.role, "content": text, **({"tool_calls": calls} if calls else {})}
     add_thought(message, "\n".join(thoughts))
     return [*results, message] if text or not results else results
@@ -110,15 +130,23 @@ def _call(block: dict[str, Any], place: str) -> dict[str, Any]:
     return {"id": block["id"], "type": "function", "function": {"name": block["name"], "arguments": arguments}}
 
 
-def _result(block: dict[str, Any], place: str, limits: Limits) -> dict[str, Any]:
+def _result(block: dict[str, Any], place: str, limits: Limits, passed: PassedOver) -> dict[str, Any]:
     """What a tool returned. Templates know no errors: one is called so in its text."""
     _check_text(block, "tool_use_id", place)
-    text = joined_text(block.get("content"), f"{place}.content", limits.parts)
+    content, num_passed = block.get("content"), 0
+    if isinstance(content, list):
+        kept = [_NO_TEXT if passed.is_passed("blocks", _type(part), BLOCKS) else part for part in content]
+        content, num_passed = kept, sum(part is _NO_TEXT for part in kept)
+    text = joined_text(content, f"{place}.content", limits.parts + num_passed)
     return {
         "role": "tool",
         "tool_call_id": block["tool_use_id"],
         "content": f"Error: {text}" if block.get("is_error") else text,
     }
+
+
+def _type(block: Any) -> Any:
+    return block.get("type") if isinstance(block, dict) else None
 
 
 def _check_text(block: dict[str, Any], name: str, place: str) -> None:

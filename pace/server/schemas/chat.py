@@ -13,6 +13,7 @@ from pace.server.limits import Limits
 from pace.server.schemas.description import CONTENT
 from pace.server.schemas.fields import Bounded, Strings
 from pace.server.schemas.generation import INERT, REFUSED, GenerationRequest, joined_text
+from pace.server.schemas.passed_over import OPENAI_TOOLS, PassedOver, without_tools
 from pace.server.schemas.turns import THOUGHT
 
 CHAT_REFUSED = REFUSED | {
@@ -84,7 +85,9 @@ class ChatRequest(GenerationRequest):
             raise ApiError(
                 400, f"messages must hold 1 to {limits.messages} messages, got {len(self.messages)}", param="messages"
             )
-        messages = [_message(item, f"messages[{index}]", limits) for index, item in enumerate(self.messages)]
+        passed = PassedOver()
+        items = _without_custom_calls(self.messages, passed)
+        messages = [_message(item, f"messages[{index}]", limits) for index, item in items]
         goes_on = bool(self.continue_final_message)
         if goes_on and self.add_generation_prompt:
             raise ApiError(
@@ -105,10 +108,34 @@ class ChatRequest(GenerationRequest):
             goes_on,
             kwargs,
             bool(self.add_special_tokens),
-            tools=self.tools,
-            tool_choice=self.tool_choice,
+            tools=passed.tools(self.tools, OPENAI_TOOLS),
+            tool_choice=without_tools(self.tool_choice, OPENAI_TOOLS),
             parallel_calls=self.parallel_tool_calls is not False,
+            passed_over=passed.names,
         )
+
+
+def _without_custom_calls(items: list[Any], passed: PassedOver) -> list[tuple[int, Any]]:
+    """The messages with their places, without calls of custom tools and what these returned."""
+    kept: list[tuple[int, Any]] = []
+    gone: set[Any] = set()
+    for index, item in enumerate(items):
+        calls = item.get("tool_calls") if isinstance(item, dict) else None
+        if isinstance(calls, list):
+            custom = [
+                call
+                for call in calls
+                if isinstance(call, dict) and passed.is_passed("calls", call.get("type"), ("custom",))
+            ]
+            gone |= {call["id"] for call in custom if isinstance(call.get("id"), str)}
+            if custom:
+                item = {**item, "tool_calls": [call for call in calls if call not in custom]}
+                if not item["tool_calls"] and not item.get("content"):
+                    continue
+        elif isinstance(item, dict) and item.get("role") == "tool" and item.get("tool_call_id") in gone:
+            continue
+        kept.append((index, item))
+    return kept
 
 
 def _message(item: Any, place: str, limits: Limits) -> dict[str, Any]:

@@ -12,9 +12,7 @@ from pace.server.jobs import Job, TextPrompts
 from pace.server.limits import Limits
 from pace.server.schemas.generation import INERT, REFUSED, GenerationRequest
 
-COMPLETIONS_REFUSED = REFUSED | {
-    "suffix": "this model was not trained to fill a gap",
-}
+COMPLETIONS_REFUSED = REFUSED
 COMPLETIONS_INERT = INERT
 
 DEFAULT_MAX_TOKENS = 16
@@ -34,6 +32,8 @@ _PROMPT = {
 
 class CompletionsRequest(GenerationRequest):
     prompt: Annotated[Any, WithJsonSchema(_PROMPT)]
+    suffix: str | None = None
+    """What follows the text to be written, for models that fill gaps."""
     echo: bool | None = None
     logprobs: int | None = None
 
@@ -46,7 +46,10 @@ class CompletionsRequest(GenerationRequest):
         max_tokens = DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
         if max_tokens == 0 and not self.echo:
             raise ApiError(400, "max_tokens: 0 needs echo, or nothing is answered", param="max_tokens")
-        prompts = TextPrompts(_prompts(self.prompt), self.add_special_tokens is not False)
+        suffix = self.suffix or None
+        if suffix is not None:
+            self._check_gap()
+        prompts = TextPrompts(_prompts(self.prompt), self.add_special_tokens is not False, suffix)
         job = self.job(prompts, settings, max_tokens)
         num_rows = len(prompts.items) * max(job.num_choices, settings.config.num_return_sequences)
         if num_rows > limits.prompts:
@@ -57,6 +60,17 @@ class CompletionsRequest(GenerationRequest):
         job.echo = bool(self.echo)
         job.wants_prompt |= job.echo
         return job
+
+    def _check_gap(self) -> None:
+        """Raises ApiError for what has no meaning beside a suffix."""
+        if self.echo:
+            raise ApiError(400, "echo: a prompt with a suffix is in two parts; leave echo out", param="echo")
+        if self.truncate_prompt_tokens is not None:
+            raise ApiError(
+                400,
+                "truncate_prompt_tokens would cut off the mark before a prompt with a suffix; cut the prompt's text",
+                param="truncate_prompt_tokens",
+            )
 
 
 def _prompts(prompt: Any) -> list[Any]:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pace.server.errors import ApiError, refused
 from pace.server.limits import Limits
 from pace.server.schemas.generation import joined_text
+from pace.server.schemas.passed_over import ITEMS, PassedOver
 from pace.server.schemas.turns import Nested, add_thought
 
 NOT_STORED = "responses are not stored here; send the whole conversation as input"
@@ -20,20 +21,22 @@ class Item(Nested):
     content: Any = None
     call_id: str | None = None
     name: str | None = None
-    arguments: str | None = None
-    """JSON text."""
+    arguments: Any = None
+    """JSON text of a call; an object in items that are passed over."""
     output: Any = None
     summary: Any = None
     """What clients got in place of thoughts that were kept from them."""
 
 
-def read_items(items: list[Item], limits: Limits) -> list[dict[str, Any]]:
+def read_items(items: list[Item], limits: Limits, passed: PassedOver) -> list[dict[str, Any]]:
     """The items as messages in the template's terms. Calls belong to the message of the assistant that they follow, and
     thoughts to the one that comes after them. Raises ApiError."""
     messages: list[dict[str, Any]] = []
     thought = ""
     for index, item in enumerate(items):
         place = f"input[{index}]"
+        if passed.is_passed("items", item.type, ITEMS):
+            continue
         if item.type == "reasoning":
             thought = "\n".join(filter(None, [thought, _thought(item)]))
             continue
@@ -68,6 +71,8 @@ def _thought(item: Item) -> str:
 
 def _call(item: Item, place: str) -> dict[str, Any]:
     _check_members(item, place, "call_id", "name", "arguments")
+    if not isinstance(item.arguments, str):
+        raise ApiError(400, f"{place}.arguments must be a string", param=f"{place}.arguments")
     return {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": item.arguments}}
 
 

@@ -12,9 +12,9 @@ from pace.llm.configs import SamplingConfig
 from pace.server.errors import ApiError
 from pace.server.jobs import ChatPrompt, Job
 from pace.server.limits import Limits
-from pace.server.schemas.blocks import Choice, Turn, check_tools, for_openai, read_turns
+from pace.server.schemas.blocks import Choice, Turn, check_tools, for_openai, read_turns, system_text
 from pace.server.schemas.fields import Bounded, Request, Strings
-from pace.server.schemas.generation import joined_text
+from pace.server.schemas.passed_over import ANTHROPIC_TOOLS, PassedOver
 from pace.server.schemas.sampling import Settings
 from pace.server.schemas.structure import Structure
 from pace.server.schemas.turns import Nested, check_count, check_salt, with_system
@@ -22,7 +22,6 @@ from pace.server.schemas.turns import Nested, check_count, check_salt, with_syst
 MESSAGES_REFUSED = {
     "mcp_servers": "tools are the client's own; nobody else is asked",
     "container": "there are no containers here",
-    "context_management": "conversations are not edited",
 }
 
 MESSAGES_INERT = frozenset(
@@ -57,14 +56,21 @@ class CountTokensRequest(Request):
     tools: Annotated[list[Any], Bounded] | None = None
     tool_choice: Choice | None = None
     output_config: OutputConfig | None = None
+    context_management: Any = None
+    """Passed over: no conversation is edited here."""
 
     def to_prompt(self, limits: Limits) -> ChatPrompt:
         """The system prompt and the turns, for the chat template. An answer goes on with a last turn of the
         assistant's. Raises ApiError for what cannot be served."""
-        check_tools(self.tools)
+        passed = PassedOver()
+        tools = passed.tools(self.tools, ANTHROPIC_TOOLS)
+        check_tools(tools)
+        passed.field("context_management", self.context_management)
         check_count("messages", self.messages, limits.messages)
-        system = joined_text(self.system, "system", limits.parts, BETWEEN_SYSTEM)
-        turns = read_turns(self.messages, limits)
+        system = system_text(self.system, "system", limits, BETWEEN_SYSTEM)
+        turns = read_turns(self.messages, limits, passed)
+        if not turns:
+            raise ApiError(400, "messages must hold text, or calls of tools and their results", param="messages")
         if turns[-1] == {"role": "assistant", "content": ""}:
             turns.pop()  # begins nothing
         goes_on = bool(turns) and turns[-1]["role"] == "assistant"
@@ -75,9 +81,10 @@ class CountTokensRequest(Request):
             not goes_on,
             goes_on,
             self._template_kwargs(),
-            tools=for_openai(self.tools),
-            tool_choice=self.tool_choice and self.tool_choice.for_openai(),
+            tools=for_openai(tools),
+            tool_choice=self.tool_choice and self.tool_choice.for_openai(_names(self.tools) - _names(tools)),
             parallel_calls=not (self.tool_choice and self.tool_choice.disable_parallel_tool_use),
+            passed_over=passed.names,
         )
 
     def _template_kwargs(self) -> dict[str, Any]:
@@ -124,6 +131,11 @@ class MessagesRequest(CountTokensRequest):
     def _structure(self) -> Structure | None:
         form = self.output_config and self.output_config.format
         return None if form is None else Structure("output_config.format", form, _read_output_format)
+
+
+def _names(tools: list[Any] | None) -> set[str]:
+    names = [tool.get("name") for tool in tools or () if isinstance(tool, dict)]
+    return {name for name in names if isinstance(name, str)}
 
 
 def _read_output_format(form: dict[str, Any], limits: GrammarLimits, whitespace: str) -> Grammar | None:

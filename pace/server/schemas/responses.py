@@ -14,6 +14,7 @@ from pace.server.jobs import ChatPrompt, Job
 from pace.server.limits import Limits
 from pace.server.schemas.fields import Bounded, Request, Strings
 from pace.server.schemas.items import NOT_STORED, Item, read_items
+from pace.server.schemas.passed_over import OPENAI_TOOLS, PassedOver, without_tools
 from pace.server.schemas.sampling import Settings
 from pace.server.schemas.structure import Structure
 from pace.server.schemas.turns import Nested, check_count, check_salt, with_system
@@ -28,7 +29,7 @@ RESPONSES_REFUSED = {
 }
 
 RESPONSES_INERT = frozenset(
-    "access_programs background_options image max_tool_calls prompt_cache_key prompt_cache_retention "
+    "access_programs background_options client_metadata image max_tool_calls prompt_cache_key prompt_cache_retention "
     "safety_identifier user".split()
 )
 """Fields without effect on what one machine writes. `max_tool_calls` counts those of OpenAI's own tools."""
@@ -125,7 +126,8 @@ class ResponsesRequest(Request):
     def to_prompt(self, limits: Limits) -> ChatPrompt:
         """The instructions and the input, for the chat template. Raises ApiError."""
         check_count("input", self.input, limits.messages)
-        messages = read_items(self.input, limits)
+        passed = PassedOver()
+        messages = read_items(self.input, limits, passed)
         if not messages:
             raise ApiError(400, "input must hold a message", param="input")
         effort = self.reasoning.effort if self.reasoning else None
@@ -136,9 +138,10 @@ class ResponsesRequest(Request):
             with_system(self.instructions, messages),
             template_kwargs=kwargs,
             param="input",
-            tools=self.tools,
-            tool_choice=self.tool_choice,
+            tools=passed.tools(self.tools, OPENAI_TOOLS),
+            tool_choice=without_tools(self.tool_choice, OPENAI_TOOLS),
             parallel_calls=self.parallel_tool_calls is not False,
+            passed_over=passed.names,
         )
 
     def _check_served(self) -> None:

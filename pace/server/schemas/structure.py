@@ -51,7 +51,7 @@ class Structure:
 
 
 class StructuredRequest(Request):
-    """OpenAI's field, vLLM's old and new ones, llama.cpp's and mistral.rs's."""
+    """OpenAI's field, vLLM's old and new ones, llama.cpp's, mistral.rs's and SGLang's."""
 
     response_format: Any = None
     structured_outputs: Any = None
@@ -62,6 +62,8 @@ class StructuredRequest(Request):
     guided_whitespace_pattern: Any = None
     grammar: Any = None
     json_schema: Any = None
+    regex: Any = None
+    ebnf: Any = None
 
     def structure(self) -> Structure | None:
         """The one constraint of the request. Clients may name it twice, in vLLM's old field and the new one. Raises ApiError
@@ -125,6 +127,11 @@ def _regex(value: Any, limits: GrammarLimits, whitespace: str) -> Grammar:
     return Grammar.regex(value, limits=limits)
 
 
+def _gbnf(value: Any, limits: GrammarLimits, whitespace: str) -> Grammar:
+    """SGLang's `ebnf` has the syntax of llama.cpp's grammars."""
+    return Grammar.gbnf(value, limits=limits)
+
+
 def _choices(value: Any, limits: GrammarLimits, whitespace: str) -> Grammar:
     return Grammar.choices(value, limits=limits)
 
@@ -161,6 +168,8 @@ _READERS: dict[str, Reader] = {
     "guided_grammar": _grammar,
     "grammar": _grammar,
     "json_schema": _schema,
+    "regex": _regex,
+    "ebnf": _gbnf,
 }
 _OUTPUTS: dict[str, Reader] = {
     "json": _schema,

@@ -32,9 +32,7 @@ class ChatForm:
         if piece.index not in self._begun:
             self._begun.add(piece.index)
             first = self._choice(piece.index, {"role": "assistant", "content": ""})
-            if piece.prompt is not None and self._request.return_token_ids:
-                first["prompt_token_ids"] = [token.token for token in piece.prompt]
-            chunks += self._chunk(first, usage)
+            chunks += self._chunk(first, usage, self._prompt_members(piece))
         deltas = list(filter(None, map(_delta, piece.events)))
         if not deltas and (piece.text or piece.tokens):
             deltas = [{"content": piece.text}]
@@ -66,9 +64,13 @@ class ChatForm:
         prompt = choices[0].prompt
         if prompt is not None and self._request.prompt_logprobs is not None:
             body["prompt_logprobs"] = prompt_logprobs(prompt, self._names)
-        if prompt is not None and self._request.return_token_ids:
-            body["prompt_token_ids"] = [token.token for token in prompt]
-        return body
+        return body | self._prompt_members(choices[0])
+
+    def _prompt_members(self, piece: Piece) -> dict[str, Any]:
+        """The prompt's tokens next to the choices, as vLLM has them in chat; in completions they are a choice's."""
+        if piece.prompt is None or not self._request.return_token_ids:
+            return {}
+        return {"prompt_token_ids": [token.token for token in piece.prompt]}
 
     def _message(self, choice: Piece) -> dict[str, Any]:
         message = {
@@ -84,8 +86,11 @@ class ChatForm:
     def _choice(self, index: int, delta: dict[str, Any]) -> dict[str, Any]:
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
-    def _chunk(self, choice: dict[str, Any], usage: Usage) -> bytes:
+    def _chunk(self, choice: dict[str, Any], usage: Usage, members: dict[str, Any] | None = None) -> bytes:
+        """A chunk of one choice, with `members` next to the choices."""
         tail = b',"usage":' + dumps(usage_object(usage)) if self._wants_usage_always else b""
+        if members:
+            tail += b"," + dumps(members)[1:-1]
         return self._head + dumps(choice) + b"]" + tail + b"}\n\n"
 
     def _add_tokens(self, choice: dict[str, Any], tokens: list[TokenPiece]) -> None:

@@ -61,6 +61,7 @@ def test_a_replica_has_as_long_as_pace_serve_gives_to_finish():
      ({"min_replicas": "2"}, "min_replicas need max_replicas"),
      ({"num_replicas": "2", "max_replicas": "3"}, "give one"), ({"num_threads": "0"}, "num_threads must be in 1"),
      ({"port": "80"}, "port: Ray's proxy holds the connections"), ({"body_seconds": "1"}, "body_seconds: Ray's proxy"),
+     ({"access_log": "true"}, "access_log: Ray Serve has one"),
      ({"max_n": "0"}, "n must be at least 1"), ({"kv_cache_type": "rope"}, "invalid choice: 'rope'"),
      ({"quantization": "int3"}, "int3"), ({"kv_cache_bytes": "much"}, "much"),
      ({"api_key_file": "/nowhere"}, "api_key_file: cannot read /nowhere"),

@@ -45,7 +45,7 @@ def test_each_form_is_answered(app):
         body = {"max_tokens": 30, "messages": QUESTION} if field == "content" else {"input": QUESTION[0]["content"]}
         status, _, answer = app.ask(path, {"temperature": 0, "model": "tiny", **body})
         assert status == 200 and ANSWER in answer.decode(), answer
-    for path in ("/health", "/ready", "/limits", "/version", "/v1/models", "/openapi.json", "/"):
+    for path in ("/live", "/health", "/ready", "/limits", "/version", "/v1/models", "/openapi.json", "/"):
         assert app.ask(path)[0] == 200
 
 

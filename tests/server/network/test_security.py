@@ -101,7 +101,7 @@ def test_no_path_goes_around_the_key(path):
         assert Asked(gate(**KEYED), method, path).status == 401
 
 
-@pytest.mark.parametrize("path", ["/", "/health", "/ready"])
+@pytest.mark.parametrize("path", ["/", "/live", "/health", "/ready"])
 def test_probes_and_the_page_need_no_key(path):
     for method in ("GET", "HEAD"):
         asked = Asked(gate(**KEYED), method, path)

@@ -157,7 +157,6 @@ def test_fields_without_effect_are_taken(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [({"mcp_servers": [{"url": "u"}]}, "mcp_servers"), ({"container": "c"}, "container"),
-     ({"context_management": {"edits": [1]}}, "context_management"),
      ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type")],
 )  # fmt: skip
 def test_what_is_not_served_is_refused_by_name(fields: dict[str, Any], param: str) -> None:

@@ -152,8 +152,8 @@ def test_fields_without_effect_are_taken(fields: dict[str, Any]) -> None:
      ({"service_tier": "flex"}, "service_tier"),
      ({"prompt_cache_options": {"prewarm": True}}, "prompt_cache_options.prewarm"),
      ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0]"),
-     ({"input": [{"role": "user", "content": "a"}, {"type": "web_search_call"}]}, "input[1]"),
-     ({"input": [{"type": "custom_tool_call", "call_id": "c", "name": "f", "input": ""}]}, "input[0]"),
+     ({"input": [{"role": "user", "content": "a"}, {"type": "computer_call"}]}, "input[1]"),
+     ({"input": [{"type": "mcp_call", "id": "c", "name": "f", "arguments": ""}]}, "input[0]"),
      ({"tools": [{"type": "function", "name": "f"}], "top_logprobs": 1}, "top_logprobs")],
 )  # fmt: skip
 def test_what_is_not_served_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
