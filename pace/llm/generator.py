@@ -27,6 +27,7 @@ from pace.llm.decoding.masks import SequenceMask
 from pace.llm.decoding.sampler import DecodingStrategy, Greedy, PromptLogprobs, Rules, Sampling, mix
 from pace.llm.decoding.stopping_criteria import StoppingCriteria, StopStrings
 from pace.llm.decoding.token_texts import with_texts
+from pace.llm.defaults import with_defaults
 from pace.llm.engine.driver import EngineDriver
 from pace.llm.engine.engine import Engine, checked_priority, checked_salt
 from pace.llm.guides import Guides
@@ -38,8 +39,8 @@ from pace.llm.sequence import Sequence
 logger = logging.getLogger("pace")
 
 DEFAULT_MAX_NEW_TOKENS = 256
-"""Where neither the caller nor the checkpoint says: enough for an answer, short enough to wait for on a slow
-machine."""
+"""Of a text that is no answer in a chat, where neither the caller nor the checkpoint says: short enough to wait for on a
+slow machine."""
 
 
 class Generator:
@@ -66,12 +67,15 @@ class Generator:
     # -- before --------------------------------------------------------------------------------------------------------
 
     def prepare_for_generate(
-        self, inputs: Any, sampling_config: SamplingConfig | None = None, **fields: Any
+        self, inputs: Any, sampling_config: SamplingConfig | None = None, is_chat: bool = False, **fields: Any
     ) -> Prepared:
         """Checks everything that can be checked before any work is done. `sampling_config` and `fields` are as
-        `SamplingConfig.read` takes them. Raises TypeError, ValueError, NotImplementedError."""
+        `SamplingConfig.read` takes them; `is_chat` as in `with_defaults`. Raises TypeError, ValueError,
+        NotImplementedError."""
         asked = SamplingConfig.read(sampling_config, fields)
-        config = asked.copy().merge_from(self.defaults)
+        config = with_defaults(asked, self.defaults, is_chat)
+        if is_chat and not config.has_length:
+            config.max_length = self.engine.max_length
         config.check_consistent(asked.explicit_fields)
         self._check_against_model(config)
         prompts = read_prompts(inputs, self.tokenizer, self.engine.model.vocab_size)
@@ -317,7 +321,7 @@ class Generator:
         config = sampling_config.copy()
         config.take_grammar()
         config.grammar = turn.grammar
-        prepared = self._prepare_one("chat", prompt, config)
+        prepared = self._prepare_one("chat", prompt, config, is_chat=True)
         if prepared.config.step_callback is not None:
             raise ValueError(
                 "chat reads calls and thoughts from the text, which step_callback may change; use generate"

@@ -16,7 +16,7 @@ LAYERS: list[list[str]] = [
     ["pace.quant"],
     ["pace.checkpoints"],
     ["pace.grammar"],
-    ["pace.llm.checks", "pace.llm.configs", "pace.llm.inputs", "pace.llm.operators"]
+    ["pace.llm.checks", "pace.llm.configs", "pace.llm.defaults", "pace.llm.inputs", "pace.llm.operators"]
     + ["pace.llm.other_names", "pace.llm.outputs"]
     + ["pace.llm.sequence", "pace.llm.speculation.configs", "pace.llm.chat"],
     ["pace.llm.layers"],
