@@ -15,14 +15,37 @@ from pace.cli.options_in_messages import rewrite
 from pace.llm.configs import SamplingConfig
 from tests.cli.processes import ENVIRONMENT
 
-
-@pytest.mark.parametrize(
-    "arguments", [["--help"], ["--version"], ["generate", "--help"], ["serve", "--help"]], ids=" ".join
+HEAVY = (
+    "torch",
+    "numpy",
+    "transformers",
+    "tokenizers",
+    "huggingface_hub",
+    "safetensors",
+    "fastapi",
+    "pydantic",
+    "jinja2",
 )
-def test_help_does_not_import_torch(arguments):
-    program = f"import sys\nfrom pace.cli import main\ntry:\n    main({arguments})\nexcept SystemExit as stop:\n    sys.exit(stop.code or 'torch' in sys.modules)"
+QUICK = """
+import sys
+from pace.cli import main
+
+for arguments in {commands}:
+    try:
+        code = main(arguments)
+    except SystemExit as stop:
+        code = stop.code or 0
+    loaded = sorted(set({heavy}) & set(sys.modules))
+    assert code == 0 and not loaded, f"{{arguments}}: exit code {{code}}, imports {{loaded}}"
+"""
+
+
+def test_what_is_said_at_once_imports_nothing_heavy():
+    """Help of all commands, the version, and `pace env`."""
+    commands = [["--help"], ["--version"], *([name, "--help"] for name in COMMANDS), ["env"], ["env", "--json"]]
+    program = QUICK.format(commands=commands, heavy=HEAVY)
     result = subprocess.run([sys.executable, "-c", program], env=ENVIRONMENT, capture_output=True, text=True)
-    assert result.returncode == 0 and result.stdout
+    assert (result.returncode, result.stderr) == (0, "") and "instruction set" in result.stdout
 
 
 def test_help_names_every_command(command):

@@ -24,8 +24,8 @@ HELP = '''\
 /help            this
 /exit            leave (so does Ctrl-D)
 A text of several lines stands between """ and """; one that is pasted needs none. Ctrl-C stops an answer; what was said
-so far stays in the conversation. What you type while an answer is written is asked next. A line that starts with / and a word is a command: to say such a line to the model, put
-a space in front.'''
+so far stays in the conversation. What you type while an answer is written is asked next. A line that starts with / and a
+word is a command: to say such a line to the model, put a space in front.'''
 ALIASES = {"/bye": "/exit", "/quit": "/exit", "/clear": "/reset", "/?": "/help"}
 """Words of other tools."""
 
