@@ -36,11 +36,11 @@ def run(arguments: argparse.Namespace) -> int:
     texts = read_texts(arguments.text)
     model, reference = load_model(arguments), _load_reference(arguments)
     result = evaluate(model, texts, reference, arguments.context)
-    print(
-        json.dumps({"model": arguments.model, "against": arguments.against, **asdict(result)})
-        if arguments.json
-        else result
-    )
+    if arguments.json:
+        told = {"model": arguments.model, "held_as": model.held_as, "against": arguments.against}
+        print(json.dumps(told | asdict(result)))
+    else:
+        print(f"{'model':<20}{arguments.model}, {model.held_as}\n{result}")
     return 0
 
 

@@ -224,6 +224,12 @@ class LLMModel:
         return self.config
 
     @property
+    def held_as(self) -> str:
+        """How most of its weights are held: a dtype, a format, or the name that a GGUF file gives its own, as "Q4_K_M"."""
+        _ = self.generator  # raises once it is closed
+        return self._model.held_as
+
+    @property
     def max_seq_len(self) -> int:
         """Tokens that a sequence, prompt included, may get: what the model was loaded with, its config allows, or its
         cache holds if that is less."""
