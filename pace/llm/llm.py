@@ -168,7 +168,8 @@ class LLMModel:
         template_variables: dict[str, Any] | None = None,
         **fields: Any,
     ) -> ChatOutput | ChatAnswer:
-        """Answers a conversation, by the model's chat template.
+        """Answers a conversation, by the model's chat template. Where neither `sampling_config` nor the checkpoint says
+        how, the answer is drawn with temperature 0.7 and top_p 0.9, and goes on to its end or that of the context.
 
         `messages`: dicts with `role` and `content`, calls and results of tools among them, as OpenAI's API has them; or
         one question.
