@@ -6,8 +6,6 @@ text is continued greedily.
 
 from __future__ import annotations
 
-from typing import Any
-
 from pace.llm.configs import LEAST_TEMPERATURE, SamplingConfig
 
 CHAT = SamplingConfig(temperature=0.7, top_p=0.9)
@@ -42,12 +40,3 @@ def samples(config: SamplingConfig) -> bool | None:
     if "temperature" in said:
         return config.temperature >= LEAST_TEMPERATURE
     return True if any(name in said and getattr(config, name) != off for name, off in _OFF.items()) else None
-
-
-def sampling_defaults(checkpoint: SamplingConfig, is_chat: bool = True) -> dict[str, Any]:
-    """The fields of a draw by their names, as they are where a caller sets none. A temperature of 0 stands for greedy
-    decoding."""
-    config = with_defaults(SamplingConfig(), checkpoint, is_chat)
-    if not config.do_sample:
-        return {"temperature": 0.0, **_OFF}
-    return {name: getattr(config, name) for name in DRAWS}

@@ -9,7 +9,7 @@ import pytest
 
 from pace.assets import TINY
 from pace.llm import LLMModel, SamplingConfig
-from pace.llm.defaults import CHAT, sampling_defaults, with_defaults
+from pace.llm.defaults import CHAT, with_defaults
 from pace.server.limits import Limits
 from pace.server.schemas.chat import ChatRequest
 from pace.server.schemas.completions import CompletionsRequest
@@ -53,9 +53,6 @@ def test_what_the_checkpoint_says_decides(checkpoint, in_text, in_chat):
         assert drawn(request.to_job(Limits(), of_file).sampling) == in_chat, type(request)
     over_http = in_text and (*in_text[:2], of_file.top_k if "top_k" in checkpoint else 0)
     assert drawn(CompletionsRequest(prompt="hi").to_job(Limits(), of_file).sampling) == over_http
-    for is_chat, expected in ((False, in_text), (True, in_chat)):
-        shown = sampling_defaults(of_file, is_chat)
-        assert (shown["temperature"], shown["top_p"], shown["top_k"]) == (expected or (0.0, 1.0, 0))
 
 
 @pytest.mark.parametrize(
