@@ -14,6 +14,8 @@ from pace.server.limits import Limits
 BAN = -100.0
 """The `logit_bias` at which OpenAI bans a token."""
 
+PENALTIES = ("repetition_penalty", "no_repeat_ngram_size")
+"""What a checkpoint's generation_config.json may say besides for requests that do not."""
 GREEDY_BELOW = 1e-6
 """The temperature below which the likeliest token is taken."""
 
@@ -50,7 +52,7 @@ class Settings:
         for name, value in filters.items():
             self.set(name, value)
         settled = with_defaults(self.config, self._defaults, self._is_chat)
-        for name in {"do_sample", *DRAWS} & settled.explicit_fields:
+        for name in {"do_sample", *DRAWS, *PENALTIES} & settled.explicit_fields:
             setattr(self.config, name, getattr(settled, name))
         if "top_k" not in settled.explicit_fields:
             self.config.top_k = 0
