@@ -172,6 +172,7 @@ def test_the_command(tmp_path, capsys):
     assert main(["eval", str(TINY), "--text", str(text), "--dtype", "fp32", "--against", "bf16", "--context", "8"]) == 0
     output = capsys.readouterr().out
     assert "perplexity" in output and "top-1 agreement" in output
+    assert output.splitlines()[0].split() == ["model", f"{TINY},", "float32"] and result["held_as"] == "bfloat16"
     assert main(["eval", "--text", str(tmp_path / "none.txt")]) == 1
     assert (
         capsys.readouterr().err

@@ -89,6 +89,10 @@ class Costs:
     code: str | None
     """In which most of the weights that a step reads are stored (a name of `pace.ops.weight_layout.CODES`); None for
     floats."""
+    layer_code: str | None
+    """In which most of what the layers multiply by is stored."""
+    head_code: str | None
+    """In which most of the LM head is."""
 
     @classmethod
     def of(cls, model: BaseModelForCausalLM, dtype: torch.dtype, kv_dtype: torch.dtype | None = None) -> Costs:
@@ -108,12 +112,8 @@ class Costs:
             for part in matrices
             if part is not head and part not in gathered and id(part) not in of_experts
         ) + sum(layer.chosen * layer.flops_each for layer in experts)
-        read: Counter[str | None] = Counter()
-        for part in matrices:
-            if part not in gathered or part is tied:
-                for name, rows in part.parts.items():
-                    layout = part.plan.layouts.get(name)
-                    read[layout and layout.code] += native.weight_nbytes(rows, part.k, layout or dtype)
+        in_step = [part for part in matrices if part not in gathered or part is tied]
+        of_layers = [part for part in in_step if part is not head_matrix]
         attention = [part for part in parts if isinstance(part, (Attention, LatentAttention))]
         return cls(
             weight_bytes=weight_bytes,
@@ -126,7 +126,9 @@ class Costs:
             attention=tuple(_attention_costs(part, kv_dtype or dtype) for part in attention),
             cache=by_lifetime(KVSpec(tuple(layer.cache for layer in model.layers), kv_dtype or dtype)),
             experts=experts,
-            code=read.most_common(1)[0][0],
+            code=_usual_code(in_step, dtype),
+            layer_code=_usual_code(of_layers or in_step, dtype),
+            head_code=_usual_code([head_matrix], dtype),
         )
 
     @property
@@ -207,6 +209,16 @@ def _attention_costs(layer: Attention | LatentAttention, kv_dtype: torch.dtype) 
     cache = layer.cache
     flops_per_pair = 2 * layer.num_heads * (cache.key_dim + cache.value_dim)
     return AttentionCosts(kv_bytes, flops_per_pair, cache.window, cache.chunked)
+
+
+def _usual_code(matrices: list[Linear], dtype: torch.dtype) -> str | None:
+    """That of most of their bytes."""
+    sizes: Counter[str | None] = Counter()
+    for part in matrices:
+        for name, rows in part.parts.items():
+            layout = part.plan.layouts.get(name)
+            sizes[layout and layout.code] += native.weight_nbytes(rows, part.k, layout or dtype)
+    return sizes.most_common(1)[0][0]
 
 
 def _experts(mixture: MixtureOfExperts) -> list[Linear]:

@@ -15,7 +15,7 @@ import torch
 from pace import _C
 from pace.bench.costs import Costs
 from pace.bench.limits import Limits
-from pace.bench.prediction import efficiency, predict
+from pace.bench.prediction import efficiencies, predict
 from pace.checkpoints.gguf.file import is_gguf
 from pace.llm.models.base_model import BaseModelForCausalLM, TensorReader
 from pace.llm.models.checkpoint import Checkpoint
@@ -125,7 +125,7 @@ def _ways(
     if checkpoint is not None:
         model.plan_layout(checkpoint)
         if model.usual_layout is not None:
-            yield str(model.usual_layout), LOADED
+            yield model.held_as, LOADED
             return
     if quantization is not None:
         yield str(quantization.format), LOADED
@@ -163,7 +163,8 @@ def _plan(
     batch: int,
 ) -> Plan:
     room = available_bytes - costs.weight_bytes - PROCESS_BYTES
-    predicted = predict(costs, efficiency(limits.isa, dtype, costs.code), limits, prompt, context, batch)
+    layers, head = efficiencies(limits.isa, dtype, costs)
+    predicted = predict(costs, layers, limits, prompt, context, batch, head)
     return Plan(
         dtype=name,
         weight_bytes=costs.weight_bytes,

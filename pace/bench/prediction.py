@@ -63,7 +63,7 @@ AVX2_CODES = {
     "int4": replace(AVX2, weights=0.83, products=1.63),
     "float8": replace(AVX2, weights=0.39, products=0.71),
 }
-"""Of models in these codes as a whole: embedding and LM head are int8 beside int4. These and the next ones are measured
+"""Measured on models whose embedding and LM head are int8 beside int4. These and the next ones are measured
 (benchmarks/RESULTS.md); formats of the same code, whatever their groups, codebooks and minima, are told the same."""
 AVX2_VNNI_CODES = AVX2_CODES | {
     "int8": replace(AVX2_CODES["int8"], products=2.40),
@@ -94,25 +94,40 @@ def efficiency(isa: str, dtype: torch.dtype, code: str | None = None) -> Efficie
     return AVX512 if isa.startswith("avx512") or isa == "amx" else AVX2
 
 
-def predict(costs: Costs, reached: Efficiency, limits: Limits, prompt: int, context: int, batch: int = 1) -> Prediction:
-    """Prefill of one prompt of `prompt` tokens; decode of `batch` sequences of `context` tokens each."""
-    bandwidth, peak = 1e9 * limits.read_gb_s, 1e9 * limits.fma_gflops
+def efficiencies(isa: str, dtype: torch.dtype, costs: Costs) -> tuple[Efficiency, Efficiency]:
+    """Those of the layers and of the LM head, which files often store in codes of another kind."""
+    return efficiency(isa, dtype, costs.layer_code), efficiency(isa, dtype, costs.head_code)
 
-    def products(weight_bytes: int, flops: int) -> float:
+
+def predict(
+    costs: Costs,
+    reached: Efficiency,
+    limits: Limits,
+    prompt: int,
+    context: int,
+    batch: int = 1,
+    head: Efficiency | None = None,
+) -> Prediction:
+    """Prefill of one prompt of `prompt` tokens; decode of `batch` sequences of `context` tokens each. `head` is what the LM
+    head reaches, where that is other than the layers."""
+    bandwidth, peak, head = 1e9 * limits.read_gb_s, 1e9 * limits.fma_gflops, head or reached
+
+    def products(reached: Efficiency, weight_bytes: int, flops: int) -> float:
         return max(weight_bytes / (reached.weights * bandwidth), flops / (reached.products * peak))
 
     layer_bytes = costs.step_weight_bytes(STEP_TOKENS) - costs.head_bytes
     full_steps, rest = divmod(prompt, STEP_TOKENS)
-    prefill = full_steps * products(layer_bytes, STEP_TOKENS * costs.layer_flops_per_token)
+    prefill = full_steps * products(reached, layer_bytes, STEP_TOKENS * costs.layer_flops_per_token)
     if rest:
-        prefill += products(layer_bytes, rest * costs.layer_flops_per_token)
-    prefill += products(costs.head_bytes, costs.head_flops) + costs.prefill_attention_flops(prompt) / (
+        prefill += products(reached, layer_bytes, rest * costs.layer_flops_per_token)
+    prefill += products(head, costs.head_bytes, costs.head_flops) + costs.prefill_attention_flops(prompt) / (
         reached.prefill_attention * peak
     )
 
-    decode = products(costs.step_weight_bytes(batch), batch * (costs.layer_flops_per_token + costs.head_flops))
+    read = (costs.step_weight_bytes(batch) - costs.head_bytes) / reached.weights + costs.head_bytes / head.weights
+    multiplied = costs.layer_flops_per_token / reached.products + costs.head_flops / head.products
     attention_flops = batch * costs.decode_attention_flops(context)
-    decode += max(
+    decode = max(read / bandwidth, batch * multiplied / peak) + max(
         batch * costs.kv_bytes(context) / (reached.cache * bandwidth),
         attention_flops / (reached.decode_attention * peak),
     )

@@ -9,7 +9,7 @@ from typing import Any
 import pace
 from pace.bench import limits
 from pace.bench.costs import Costs
-from pace.bench.prediction import Prediction, efficiency, predict
+from pace.bench.prediction import Prediction, efficiencies, predict
 from pace.llm.engine.engine import Engine
 from pace.llm.models.base_model import BaseModelForCausalLM
 
@@ -150,14 +150,8 @@ class Result:
         )
 
     def _predict(self, now: limits.Limits) -> Prediction:
-        return predict(
-            self.costs,
-            efficiency(now.isa, self.subject.model.dtype, self.costs.code),
-            now,
-            self.prompt,
-            self.context,
-            self.batch,
-        )
+        layers, head = efficiencies(now.isa, self.subject.model.dtype, self.costs)
+        return predict(self.costs, layers, now, self.prompt, self.context, self.batch, head)
 
     @property
     def context(self) -> int:

@@ -68,8 +68,8 @@ def quantize_checkpoint(
     "awq+gptq" for int4, "smoothquant" for int8.
     `context`, `max_tokens`: the texts are read in windows of `context` tokens (default: 512, or what the model takes),
     `max_tokens` in all (default: 32768), evenly spread. Every eighth window is kept for the report.
-    `report`: compare the result, and the same formats at load, with bfloat16 on that text; a warning where there is no
-    memory for two models.
+    `report`: compare the result, and the same formats at load, with bfloat16 on that text. Where that cannot be, the
+    report says why.
 
     The same arguments give the same file on the same machine. **Memory**: one decoder layer in float32, the text's
     hidden states (4 bytes for each token and channel), for GPTQ some 60 bytes for each pair of inputs of a product, and
@@ -107,13 +107,20 @@ def quantize_checkpoint(
         tokenizer = load_tokenizer(found, model.vocab_size)
         seen, kept = choose_windows(calibrate, tokenizer, model, context, max_tokens or MAX_TOKENS)
         if not chosen.is_calibrated:
-            seen = []
+            seen, kept = [], kept or seen
     with CheckpointReader(directory) as reader, _new_directory(out) as folder:
         job = Job(model, reader, config, chosen, folder, num_tokens=sum(map(len, seen)))
         with progress_bar(len(model.layers), f"Quantising {directory.name}", progress, unit="layer") as done:
             job.run(seen, done)
         _copy_small_files(directory, folder)
         _write_config(folder, raw, job)
+    quality, not_compared = None, None
+    if report and calibrate is None:
+        not_compared = "no text was given"
+    elif report and not kept:
+        not_compared = "the text is too short to keep a window of it from calibration; give more of it, or read it in shorter windows"
+    elif report:
+        quality, not_compared = _quality(directory, out, config, kept, tokenizer_name_or_path, progress)
     return Report(
         out=out,
         format=str(config.format),
@@ -122,7 +129,8 @@ def quantize_checkpoint(
         bytes_before=reader.total_bytes,
         bytes_after=(out / "model.safetensors").stat().st_size,
         met_few=tuple(job.met_few),
-        quality=_quality(directory, out, config, kept, tokenizer_name_or_path, progress) if report and kept else None,
+        quality=quality,
+        not_compared=not_compared,
     )
 
 
@@ -210,13 +218,13 @@ def _quality(
     kept: Sequence[list[int]],
     tokenizer: str | Path | None,
     progress: bool,
-) -> Quality | None:
-    """How the result compares with bfloat16; None, and a warning, where there is no memory for two models."""
+) -> tuple[Quality | None, str | None]:
+    """How the result compares with bfloat16; or None, and why it could not be compared."""
     try:
-        return compare_models(directory, out, config, kept, tokenizer, progress)
+        return compare_models(directory, out, config, kept, tokenizer, progress), None
     except MemoryError as error:  # calibration needs a layer's memory, and this two models'
         logger.warning("%s is written and whole, but could not be compared with bfloat16: %s", out, error)
-        return None
+        return None, str(error) or "there is too little memory for two models"
 
 
 @contextmanager

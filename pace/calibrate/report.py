@@ -57,7 +57,9 @@ class Report:
     """The experts' matrices whose own rows of the text were fewer than their inputs. Of these, gate and up are calibrated
     on the rows of all experts, and down is rounded to the nearest."""
     quality: Quality | None
-    """None where there was no text, or nobody asked."""
+    """None where there is no comparison."""
+    not_compared: str | None = None
+    """Why there is none; None where there is one, or where it was turned off."""
 
     def __str__(self) -> str:
         lines = [
@@ -69,6 +71,8 @@ class Report:
             lines.append(
                 f"{len(self.met_few)} matrices of experts met too few tokens of the text ({some}): give more of it"
             )
+        if self.not_compared:
+            lines.append(f"not compared with bfloat16: {self.not_compared}")
         if self.quality is None:
             return "\n".join(lines)
         before, after, speeds = (

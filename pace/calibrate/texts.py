@@ -26,12 +26,17 @@ Tokens have 3 to 6 characters, so that enough of them come."""
 def choose_windows(
     texts: Sequence[str], tokenizer: Any, model: BaseModelForCausalLM, context: int | None, max_tokens: int
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """Windows to calibrate on, and those that are kept for the report. Raises ValueError for too few tokens."""
+    """Windows to calibrate on, and those that are kept for the report: of fewer than eight windows one, unless that leaves
+    too little to calibrate on. Raises ValueError for too few tokens."""
     context = read_context(context, model.max_position_embeddings)
     texts = _some(texts, CHARACTERS_A_TOKEN * max_tokens * REPORT_SHARE // (REPORT_SHARE - 1))
     found = list(windows(encode(texts, tokenizer, model.vocab_size), context))
-    kept = found[REPORT_SHARE - 1 :: REPORT_SHARE]
-    seen = [window for index, window in enumerate(found) if index % REPORT_SHARE != REPORT_SHARE - 1]
+    places = range(REPORT_SHARE - 1, len(found), REPORT_SHARE)
+    if found and not places:
+        longest = max(range(len(found)), key=lambda index: (len(found[index]), index))
+        places = [longest] if sum(map(len, found)) - len(found[longest]) >= MIN_TOKENS else []
+    kept = [found[index] for index in places]
+    seen = [window for index, window in enumerate(found) if index not in places]
     if (count := sum(map(len, seen))) < MIN_TOKENS:
         raise ValueError(
             f"the text to calibrate on has {count} tokens; at least {MIN_TOKENS} are needed, and some thousands are better"

@@ -21,7 +21,6 @@ from collections.abc import Callable
 
 from pace import __version__
 from pace.cli.options_in_messages import OptionsInLog, option, rewrite
-from pace.llm.other_names import SAMPLING
 
 COMMANDS = {
     "generate": ("pace.cli.generate", "continue or answer one prompt"),
@@ -39,25 +38,30 @@ COMMANDS = {
 EXIT_FAILED, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 130, 141
 
 
+class Literal(str):
+    """A word behind `--`: it is no option, whatever it begins with."""
+
+
 class OneLineErrorParser(argparse.ArgumentParser):
-    """An ArgumentParser whose errors are one line, without the usage in front."""
+    """An ArgumentParser whose errors are one line, without the usage in front. Options may stand between words."""
+
+    def parse_words(self, argv: list[str]) -> argparse.Namespace:
+        """Parses the words of a command line, of which those behind `--` are taken literally."""
+        end = argv.index("--") if "--" in argv else len(argv)
+        return self.parse_intermixed_args([*argv[:end], *map(Literal, argv[end + 1 :])])
+
+    def _parse_optional(self, arg_string: str):
+        return None if isinstance(arg_string, Literal) else super()._parse_optional(arg_string)
 
     def error(self, message: str):
         message = rewrite(message, _finder(self)) + self._hint(message)
         self.exit(2, f"pace: error: {message} (see: {self.prog} --help)\n")
 
     def _hint(self, message: str) -> str:
-        """The option that was meant by the first of those that there are not, "" where none is near; where a word is too
-        many, that of the model."""
-        if re.match(r"unrecognized arguments: [^-]", message) and "--model" in self._option_string_actions:
-            return "; a model is given by --model"
+        """The option that was meant by the first of those that there are not, "" where none is near."""
         unknown = re.match(r"unrecognized arguments: (--[\w-]+)", message)
-        if unknown is None:
-            return ""
-        ours = SAMPLING.get(unknown[1].removeprefix("--").replace("-", "_"))
-        near = difflib.get_close_matches(unknown[1], self._option_string_actions, n=1)
-        meant = ours and option(self, ours) or (near[0] if near else None)
-        return f"; did you mean {meant}?" if meant else ""
+        near = unknown and difflib.get_close_matches(unknown[1], self._option_string_actions, n=1)
+        return f"; did you mean {near[0]}?" if near else ""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -72,7 +76,11 @@ def main(argv: list[str] | None = None) -> int:
         module.add_arguments(parser)
         parser.add_argument("--debug", action="store_true", help="show the log of pace, and a traceback where it fails")
         # Not top.arguments: argparse has dropped a first `--` from there, which says that what follows is no option.
-        arguments = parser.parse_args(argv[argv.index(top.command) + 1 :])
+        arguments = parser.parse_words(argv[argv.index(top.command) + 1 :])
+        if "named_model" in arguments:
+            from pace.cli.arguments import settle_model
+
+            settle_model(parser, arguments)
         top.debug |= arguments.debug
         _show_log(logging.DEBUG if top.debug else logging.WARNING, parser)
         return module.run(arguments)

@@ -7,7 +7,7 @@ import ast
 import inspect
 import json
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 from pace.assets import TINY
 from pace.llm.configs import KVCacheType, SamplingConfig
 from pace.llm.operators import read_backend
+from pace.llm.other_names import MODEL, SAMPLING
 
 MODEL_OPTIONS = (
     "tokenizer_name_or_path",
@@ -33,15 +34,41 @@ MODEL_OPTIONS += ("quantization", "backend", "revision", "cache_dir", "local_fil
 it."""
 
 
-def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """`--model`, how to load it, and what drafts for it. What is left out is left to LLMModel's own defaults."""
+MODEL_HELP = "a checkpoint (path or Hub id), or a .gguf file"
+
+
+def add_model_argument(
+    group: argparse._ActionsContainer,
+    default: str | None = str(TINY),
+    metavar: str = "MODEL",
+    help: str = MODEL_HELP,
+    before: str | None = None,
+) -> None:
+    """The model, as the first positional or as `-m`; `settle_model` decides which. `default` None: it must be given.
+    `before`: the positional behind it, which a single word is."""
+    note = " (default: the small model that comes with pace)" if default else ""
+    group.add_argument("model", metavar=metavar, nargs="?", default=default, help=help + note)
+    group.add_argument("-m", "--model", dest="named_model", metavar=metavar, help="the same, as an option")
+    group.set_defaults(default_model=default, model_before=before)
+
+
+def settle_model(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    """Sets `model` of a command that has one, wherever it was given. Ends with a usage error where it was given twice."""
+    word = None if arguments.model is arguments.default_model else arguments.model
+    if (before := arguments.model_before) and getattr(arguments, before) is None:
+        setattr(arguments, before, word)
+        word = None
+    if word is not None and arguments.named_model is not None:
+        parser.error(f"the model is given twice, as {word!r} and by --model; give it once")
+    given = arguments.named_model if word is None else word
+    arguments.model = arguments.default_model if given is None else given
+
+
+def add_model_arguments(parser: argparse.ArgumentParser, before: str | None = None) -> None:
+    """The model (`before` as in `add_model_argument`), how to load it, and what drafts for it. What is left out is left to
+    LLMModel's own defaults."""
     group = parser.add_argument_group("model")
-    group.add_argument(
-        "--model",
-        default=str(TINY),
-        metavar="PATH_OR_HUB_ID",
-        help="a checkpoint, or a .gguf file (default: the small model that comes with pace)",
-    )
+    add_model_argument(group, before=before)
     add_loading_arguments(group)
     add_draft_arguments(group)
 
@@ -69,7 +96,9 @@ def add_loading_arguments(group: argparse._ActionsContainer, reads_quantization:
         metavar="PATH_OR_HUB_ID",
         help="where it is not with the model",
     )
-    group.add_argument("--dtype", default=argparse.SUPPRESS, help="bfloat16 (default), float16 or float32")
+    add_with_aliases(
+        group, "dtype", MODEL, default=argparse.SUPPRESS, metavar="DTYPE", help="bfloat16 (default), float16 or float32"
+    )
     add_quantization_argument(group, argparse.SUPPRESS, reads_quantization)
     group.add_argument(
         "--weights",
@@ -83,18 +112,15 @@ def add_loading_arguments(group: argparse._ActionsContainer, reads_quantization:
         metavar="DIR",
         help="with mapped: the folder of that file (default: that of the model)",
     )
-    group.add_argument(
-        "--num-threads", type=int, default=argparse.SUPPRESS, metavar="N", help="default: what `pace env` says"
-    )
+    add_threads_argument(group)
     group.add_argument(
         "--pin-threads",
         action=argparse.BooleanOptionalAction,
         default=argparse.SUPPRESS,
         help="each thread on a CPU of its own, for a process that has its CPUs to itself",
     )
-    group.add_argument(
-        "--max-seq-len", type=int, default=argparse.SUPPRESS, metavar="N", help="default: what the model was made for"
-    )
+    explanation = "default: what the model was made for"
+    add_with_aliases(group, "max_seq_len", MODEL, type=int, default=argparse.SUPPRESS, metavar="N", help=explanation)
     add_backend_argument(group, argparse.SUPPRESS)
     group.add_argument(
         "--kv-cache-bytes",
@@ -125,6 +151,11 @@ def add_loading_arguments(group: argparse._ActionsContainer, reads_quantization:
     group.add_argument("--revision", default=argparse.SUPPRESS, help="branch, tag or commit on the Hub")
     group.add_argument("--cache-dir", default=argparse.SUPPRESS, metavar="DIR", help="where downloads are kept")
     group.add_argument("--local-files-only", action="store_true", default=argparse.SUPPRESS, help="download nothing")
+
+
+def add_threads_argument(group: argparse._ActionsContainer, default: Any = argparse.SUPPRESS) -> None:
+    explanation = "default: what `pace env` says"
+    add_with_aliases(group, "num_threads", MODEL, type=int, default=default, metavar="N", help=explanation)
 
 
 def add_kv_cache_dtype_argument(group: argparse._ActionsContainer, default: str) -> None:
@@ -217,7 +248,20 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
                 "%", "%%"
             )
         )
-        group.add_argument("--" + field.name.replace("_", "-"), default=argparse.SUPPRESS, help=help_text, **reader)
+        add_with_aliases(group, field.name, SAMPLING, default=argparse.SUPPRESS, help=help_text, **reader)
+
+
+def add_with_aliases(group: argparse._ActionsContainer, name: str, aliases: Mapping[str, str], **reader: Any) -> None:
+    """Adds the option of an argument, and those of its names in other tools, which the help leaves out."""
+    others = [alias for alias, meant in aliases.items() if meant == name]
+    holder = group.add_mutually_exclusive_group() if others else group
+    holder.add_argument(_option(name), dest=name, **reader)
+    for alias in others:
+        holder.add_argument(_option(alias), dest=name, **reader | {"help": argparse.SUPPRESS})
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def sampling_config(arguments: argparse.Namespace) -> SamplingConfig:

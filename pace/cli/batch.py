@@ -19,6 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "same for /v1/completions. A line of OUT has its custom_id, and its response or error. A run that was ended goes "
         "on where it was: what OUT has is not computed again."
     )
+    add_model_arguments(parser)
     parser.add_argument("input", metavar="IN.jsonl", help="the requests; `-` for stdin")
     parser.add_argument("output", metavar="OUT.jsonl", help="the results; `-` for stdout, without going on later")
     parser.add_argument(
@@ -39,7 +40,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="answer requests for any model with this one, under its name there",
     )
     parser.set_defaults(parser=parser)
-    add_model_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -9,8 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from pace.cli import bench_serving
-from pace.cli.arguments import add_backend_argument, add_kv_cache_dtype_argument, add_quantization_argument, count
+from pace.cli.arguments import (
+    MODEL_HELP,
+    add_backend_argument,
+    add_kv_cache_dtype_argument,
+    add_model_argument,
+    add_quantization_argument,
+    add_threads_argument,
+    add_with_aliases,
+    count,
+)
 from pace.cli.options_in_messages import option
+from pace.llm.other_names import MODEL
 
 OPTIONS_HERE = ["list", "dtype", "quantization", "kv_cache_dtype", "prompt", "context", "generate", "batch", "repeats"]
 OPTIONS_HERE += ["num_threads", "backend", "profile", "layers"]
@@ -18,14 +28,12 @@ OPTIONS_HERE += ["num_threads", "backend", "profile", "layers"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "model",
-        metavar="MODEL_OR_SHAPE",
-        nargs="?",
-        help="a checkpoint (path, .gguf file or Hub id), or a shape of --list, run with random weights",
+    add_model_argument(
+        parser, None, "MODEL_OR_SHAPE", f"{MODEL_HELP}, or a shape of --list, which is run with random weights"
     )
     parser.add_argument("--list", action="store_true", help="the shapes that need no checkpoint")
-    parser.add_argument("--dtype", default="bfloat16", help="bfloat16 (default), float16 or float32")
+    explanation = "bfloat16 (default), float16 or float32"
+    add_with_aliases(parser, "dtype", MODEL, default="bfloat16", metavar="DTYPE", help=explanation)
     parser.add_argument(
         "--layers", type=count, metavar="N", help="of a shape, the first N layers alone: a slice that fits the machine"
     )
@@ -49,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--repeats", type=count, default=5, metavar="N", help="medians are taken over so many runs (default: 5)"
     )
-    parser.add_argument("--num-threads", type=int, metavar="N", help="default: what `pace env` says")
+    add_threads_argument(parser, None)
     add_backend_argument(parser, "native")
     parser.add_argument("--profile", action="store_true", help="also print the time of each instruction")
     parser.add_argument(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
+import os
 import platform
+import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +37,7 @@ def collect() -> dict[str, Any]:
     return {
         "pace": __version__,
         "python": platform.python_version(),
-        "system": platform.platform(),
+        "system": _system(),
         "cpu": {"model_name": cpu["model_name"], "features": cpu["features"].split()},
         "instruction_set": _instruction_set(_C),
         "threads": {
@@ -47,7 +49,7 @@ def collect() -> dict[str, Any]:
             "quota_source": cpu["quota_source"] or None,
         },
         "memory": memory(),
-        "versions": {name: _version(name) for name in PACKAGES},
+        "versions": _versions(),
         "variables": {
             variable.name: {"value": variable.shown, "default": variable.default, "meaning": variable.meaning}
             for variable in env.VARIABLES
@@ -140,7 +142,29 @@ def _gib(num_bytes: int | None) -> str:
     return "an unknown amount" if num_bytes is None else f"{num_bytes / 2**30:.1f} GiB"
 
 
+def _system() -> str:
+    """As `platform.platform()`, which starts a process to ask."""
+    system, libc = os.uname(), " ".join(platform.libc_ver()).strip()
+    return "-".join(
+        [system.sysname, system.release, system.machine, *(["with", libc.replace(" ", "")] if libc else [])]
+    )
+
+
+def _versions() -> dict[str, str | None]:
+    """Versions of the packages in use, from the names of the folders that describe them. importlib.metadata, which takes
+    longer than all else here, is asked for the others."""
+    found: dict[str, str] = {}
+    for folder in sys.path:
+        with suppress(OSError):
+            for name, _, rest in (entry.partition("-") for entry in os.listdir(folder or ".")):
+                if rest.endswith(".dist-info"):
+                    found.setdefault(name.lower(), rest.removesuffix(".dist-info"))
+    return {package: found.get(package) or _version(package) for package in PACKAGES}
+
+
 def _version(package: str) -> str | None:
+    import importlib.metadata
+
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -6,18 +6,11 @@ import argparse
 import json
 from dataclasses import asdict
 
-from pace.assets import TINY
-from pace.cli.arguments import add_loading_arguments, count, load_model
+from pace.cli.arguments import add_loading_arguments, add_model_argument, count, load_model
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "model",
-        metavar="MODEL",
-        nargs="?",
-        default=str(TINY),
-        help="a checkpoint, path or Hub id (default: the small model that comes with pace)",
-    )
+    add_model_argument(parser)
     parser.add_argument(
         "--text", required=True, metavar="FILE", help='the text; of a .jsonl file each line is a text, {"text": "..."}'
     )
@@ -43,11 +36,11 @@ def run(arguments: argparse.Namespace) -> int:
     texts = read_texts(arguments.text)
     model, reference = load_model(arguments), _load_reference(arguments)
     result = evaluate(model, texts, reference, arguments.context)
-    print(
-        json.dumps({"model": arguments.model, "against": arguments.against, **asdict(result)})
-        if arguments.json
-        else result
-    )
+    if arguments.json:
+        told = {"model": arguments.model, "held_as": model.held_as, "against": arguments.against}
+        print(json.dumps(told | asdict(result)))
+    else:
+        print(f"{'model':<20}{arguments.model}, {model.held_as}\n{result}")
     return 0
 
 

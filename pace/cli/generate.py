@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model_arguments(parser, before="prompt")
     parser.add_argument(
         "prompt", nargs="?", metavar="PROMPT", help="the text to continue; `-`, or nothing in a pipe, reads stdin"
     )
@@ -37,7 +38,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="print on stderr what ran each operator of the model, kernels or torch (see --backend)",
     )
     parser.set_defaults(parser=parser)
-    add_model_arguments(parser)
     add_sampling_arguments(parser)
 
 
@@ -66,6 +66,8 @@ def run(arguments: argparse.Namespace) -> int:
         inputs = list(model.tokenizer(turn.prompt, add_special_tokens=False)["input_ids"])
         generate = partial(model.generator.generate_turn, turn)
 
+    if not (config.has_length or model.generator.defaults.has_length):
+        config.max_length = model.max_seq_len
     writer = JsonWriter(prompt) if arguments.json else TextWriter(config.num_return_sequences)
     try:
         if config.num_beams > 1:  # nothing is certain before the end
@@ -78,11 +80,29 @@ def run(arguments: argparse.Namespace) -> int:
         writer.interrupted()
         raise
     writer.finished(output)
+    if not arguments.json and (notice := _notice_of_cut(output, model.max_seq_len)):
+        print(notice, file=sys.stderr)
     if arguments.metrics:
         print(output.metrics, file=sys.stderr)
     if arguments.operators:
         print(model.operator_report(), file=sys.stderr)
     return 0
+
+
+def _notice_of_cut(output: GenerateOutput, max_length: int) -> str:
+    """How many of the texts did not end by themselves, and what allows more of them; "" where all did."""
+    rows = [row for row, reason in enumerate(output.finish_reasons) if reason == "length"]
+    if not rows:
+        return ""
+    lengths = [len(output.generated_token_ids[row]) for row in rows]
+    what = (
+        "the text is" if len(output.finish_reasons) == 1 else f"{len(rows)} of {len(output.finish_reasons)} texts are"
+    )
+    is_full = all(
+        output.request_metrics[row].num_prompt_tokens + length >= max_length for row, length in zip(rows, lengths)
+    )
+    advice = f"the context of {max_length} tokens is full" if is_full else "--max-new-tokens N allows more"
+    return f"pace: {what} cut off after {max(lengths)} tokens: {advice}"
 
 
 class TextWriter:

@@ -8,18 +8,24 @@ from contextlib import nullcontext
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from pace.cli.arguments import add_kv_cache_dtype_argument, add_quantization_argument, count
+from pace.cli.arguments import (
+    MODEL_HELP,
+    add_kv_cache_dtype_argument,
+    add_model_argument,
+    add_quantization_argument,
+    add_threads_argument,
+    count,
+)
 
 if TYPE_CHECKING:
     from pace.bench.plan import MappedPlan
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "model",
-        metavar="MODEL_OR_SHAPE",
-        help="a checkpoint (path, .gguf file or Hub id: no weights are read), or a shape of `pace bench --list`",
+    add_model_argument(
+        parser, None, "MODEL_OR_SHAPE", f"{MODEL_HELP}, of which no weights are read; or a shape of `pace bench --list`"
     )
+    parser.set_defaults(parser=parser)
     parser.add_argument(
         "--prompt",
         type=count,
@@ -33,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=count, default=1, metavar="N", help="sequences decoded at once (default: 1)")
     add_quantization_argument(parser, None)
     add_kv_cache_dtype_argument(parser, "auto")
-    parser.add_argument("--num-threads", type=int, metavar="N", help="default: what `pace env` says")
+    add_threads_argument(parser, None)
     parser.add_argument("--revision", help="branch, tag or commit on the Hub")
     parser.add_argument("--cache-dir", metavar="DIR", help="where downloads are kept")
     parser.add_argument("--local-files-only", action="store_true", help="download nothing")
@@ -46,6 +52,8 @@ def run(arguments: argparse.Namespace) -> int:
     from pace.llm.models.hf_utils import find_checkpoint, read_config_json
     from pace.memory import available_memory_bytes
 
+    if arguments.model is None:
+        arguments.parser.error("say what to plan for: a checkpoint, or a shape of `pace bench --list`")
     config, found = SHAPES.get(arguments.model), None
     if config is None:
         with hint_of_shape(arguments.model):

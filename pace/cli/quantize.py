@@ -6,11 +6,12 @@ import argparse
 import json
 from dataclasses import asdict
 
-from pace.cli.arguments import count
+from pace.cli.arguments import add_model_argument, add_threads_argument, count
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="a checkpoint of floats, path or Hub id")
+    add_model_argument(parser, None, help="a checkpoint of floats, path or Hub id")
+    parser.set_defaults(parser=parser)
     parser.add_argument("out", metavar="OUT", help="the directory to write, which must not exist yet")
     parser.add_argument("--format", default="int4", metavar="NAME", help="int4 (default) or int8")
     parser.add_argument(
@@ -58,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="do not compare the result with bfloat16 on a part of the text",
     )
     parser.add_argument("--json", action="store_true", help="print the report as one JSON object")
-    parser.add_argument("--num-threads", type=int, metavar="N", help="default: what `pace env` says")
+    add_threads_argument(parser, None)
     parser.add_argument(
         "--tokenizer", dest="tokenizer_name_or_path", metavar="PATH_OR_HUB_ID", help="where it is not with the model"
     )
@@ -68,6 +69,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.model is None:
+        arguments.parser.error("two paths are needed: that of the model, and that of the result")
     from pace.calibrate import quantize_checkpoint
     from pace.eval import read_texts
     from pace.quant import QuantizationConfig

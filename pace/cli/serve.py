@@ -7,10 +7,10 @@ import importlib.util
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from pace.assets import TINY
 from pace.cli.arguments import (
     add_draft_arguments,
     add_loading_arguments,
+    add_model_argument,
     field_explanations,
     load_arguments,
 )
@@ -80,13 +80,7 @@ LIMIT_OPTIONS: dict[str, tuple[str, Any, str]] = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(parser=parser)
     group = parser.add_argument_group("model")
-    group.add_argument(
-        "model",
-        metavar="MODEL",
-        nargs="?",
-        default=str(TINY),
-        help="a checkpoint, path or Hub id, or a .gguf file (default: the small model that comes with pace)",
-    )
+    add_model_argument(group)
     add_loading_arguments(group, reads_quantization=False)
     add_draft_arguments(group)
     _add_serve_arguments(parser.add_argument_group("serving"))

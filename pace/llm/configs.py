@@ -79,7 +79,7 @@ def _copy(value: Any) -> Any:
     return copy.copy(value) if isinstance(value, (list, dict, set)) else value
 
 
-_LEAST_TEMPERATURE = 1e-30
+LEAST_TEMPERATURE = 1e-30
 """Logits, which stay far below 1e8, divided by less would leave the range of fp32."""
 
 
@@ -95,19 +95,20 @@ class SamplingConfig:
     """
 
     max_new_tokens: int | None = None
-    """Greatest number of tokens to generate. Where neither it nor max_length is set: 256, or what the context still
-    holds if that is less."""
+    """Greatest number of tokens to generate. Where neither it nor max_length is set, answers in a chat and texts of
+    `pace generate` may fill the context; other texts end after 256 tokens."""
     max_length: int | None = None
     """Prompt and generated tokens together; max_new_tokens beats it."""
     min_new_tokens: int = 0
     """End tokens are forbidden before this many."""
     do_sample: bool = False
-    """False takes the most likely token each time; temperature, top_k, top_p, min_p and typical_p then have no
-    effect."""
+    """False takes the most likely token each time; temperature, top_k, top_p, min_p and typical_p then have no effect.
+    Where it is not set, a temperature above 0 or one of these filters samples, and a temperature of 0 does not. Where
+    nobody says anything, chats are sampled with temperature 0.7 and top_p 0.9, and plain text is greedy."""
     temperature: float = 1.0
-    """Divides the logits. 0 is accepted with do_sample=False only (it means greedy)."""
+    """Divides the logits. 0 means greedy, and contradicts do_sample=True."""
     top_k: int = 50
-    """Keeps the k most likely tokens (and those equal to the last of them); 0 is off."""
+    """Keeps the k most likely tokens (and those equal to the last of them); 0 is off, which is the default in a chat."""
     top_p: float = 1.0
     """Keeps the smallest set of most likely tokens whose probabilities sum to at least top_p."""
     min_p: float = 0.0
@@ -229,6 +230,11 @@ class SamplingConfig:
 
     __hash__ = None
 
+    @property
+    def has_length(self) -> bool:
+        """Whether it says at which length a text is cut."""
+        return self.max_new_tokens is not None or self.max_length is not None
+
     def to_dict(self) -> dict[str, Any]:
         """Every field with the value that holds now, set or default."""
         return {name: getattr(self, name) for name in _CHECKS}
@@ -335,7 +341,7 @@ class SamplingConfig:
         """Raises ValueError or NotImplementedError for fields that contradict each other; warns about those without
         effect, of the fields `asked` for by the caller (by default all that are set)."""
         asked = self.explicit_fields if asked is None else asked
-        if self.do_sample and self.temperature < _LEAST_TEMPERATURE:
+        if self.do_sample and self.temperature < LEAST_TEMPERATURE:
             raise ValueError(
                 f"temperature={self.temperature:g} with do_sample=True divides by zero, or nearly; for the most likely token set do_sample=False"
             )
@@ -369,8 +375,6 @@ class SamplingConfig:
     def _warn_of_idle(self, asked: Collection[str]) -> None:
         """Warns about fields that nothing looks at, and says what would."""
         idle: dict[str, Collection[str]] = {}
-        if not self.do_sample and "do_sample" not in asked:
-            idle["add do_sample=True"] = ("temperature", "top_k", "top_p", "min_p", "typical_p")
         if self.num_beams == 1:
             idle["beam search alone looks at it, with num_beams"] = ("length_penalty", "early_stopping")
         if self.logprobs is None and self.grammar is None:

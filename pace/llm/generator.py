@@ -27,6 +27,7 @@ from pace.llm.decoding.masks import SequenceMask
 from pace.llm.decoding.sampler import DecodingStrategy, Greedy, PromptLogprobs, Rules, Sampling, mix
 from pace.llm.decoding.stopping_criteria import StoppingCriteria, StopStrings
 from pace.llm.decoding.token_texts import with_texts
+from pace.llm.defaults import with_defaults
 from pace.llm.engine.driver import EngineDriver
 from pace.llm.engine.engine import Engine, checked_priority, checked_salt
 from pace.llm.guides import Guides
@@ -39,8 +40,8 @@ from pace.llm.sequence import Sequence, TextRules
 logger = logging.getLogger("pace")
 
 DEFAULT_MAX_NEW_TOKENS = 256
-"""Where neither the caller nor the checkpoint says: enough for an answer, short enough to wait for on a slow
-machine."""
+"""Of a text that is no answer in a chat, where neither the caller nor the checkpoint says: short enough to wait for on a
+slow machine."""
 
 
 class Generator:
@@ -72,15 +73,18 @@ class Generator:
         sampling_config: SamplingConfig | None = None,
         turn: Turn | None = None,
         skip_special_tokens: bool = True,
+        is_chat: bool = False,
         /,
         **fields: Any,
     ) -> Prepared:
         """Checks everything that can be checked before any work is done. `sampling_config` and `fields` are as
         `SamplingConfig.read` takes them. `turn` is the one that the prompt asks for, in a conversation; without
-        `skip_special_tokens`, texts that need no parser show special tokens. Raises TypeError, ValueError,
-        NotImplementedError."""
+        `skip_special_tokens`, texts that need no parser show special tokens. `is_chat` as in `with_defaults`. Raises
+        TypeError, ValueError, NotImplementedError."""
         asked = SamplingConfig.read(sampling_config, fields)
-        config = asked.copy().merge_from(self.defaults)
+        config = with_defaults(asked, self.defaults, is_chat)
+        if is_chat and not config.has_length:
+            config.max_length = self.engine.max_length
         config.check_consistent(asked.explicit_fields)
         self._check_against_model(config)
         prompts = read_prompts(inputs, self.tokenizer, self.engine.model.vocab_size)
@@ -401,7 +405,7 @@ class Generator:
         if turn is None:
             prepared = self.prepare_with_suffix(prompt, sampling_config, **fields)
         else:
-            prepared = self.prepare_for_generate(prompt, sampling_config, turn, **fields)
+            prepared = self.prepare_for_generate(prompt, sampling_config, turn, True, True, **fields)
         if prepared.config.num_beams > 1:
             raise ValueError(
                 f"{caller} tells tokens as they come, and beam search knows none for certain before its end: "

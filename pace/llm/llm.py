@@ -171,7 +171,8 @@ class LLMModel:
         template_variables: dict[str, Any] | None = None,
         **fields: Any,
     ) -> ChatOutput | ChatAnswer:
-        """Answers a conversation, by the model's chat template.
+        """Answers a conversation, by the model's chat template. Where neither `sampling_config` nor the checkpoint says
+        how, the answer is drawn with temperature 0.7 and top_p 0.9, and goes on to its end or that of the context.
 
         `messages`: dicts with `role` and `content`, calls and results of tools among them, as OpenAI's API has them; or
         one question.
@@ -225,6 +226,12 @@ class LLMModel:
     def get_config(self) -> Any:
         """The model's config."""
         return self.config
+
+    @property
+    def held_as(self) -> str:
+        """How most of its weights are held: a dtype, a format, or the name that a GGUF file gives its own, as "Q4_K_M"."""
+        _ = self.generator  # raises once it is closed
+        return self._model.held_as
 
     @property
     def max_seq_len(self) -> int:

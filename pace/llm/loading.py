@@ -236,6 +236,7 @@ def open(options: LoadOptions) -> Loaded:
     ValueError, TypeError, MemoryError as in `model_utils.load_model`.
     """
     ops, progress = options.ops, options.progress
+    _check_paths(options)
     if ops is native:
         _warn_of_missing_kernels()
     threads = use_threads(options.num_threads, options.pin_threads)
@@ -281,6 +282,26 @@ def _make_model(options: LoadOptions, checkpoint: Checkpoint) -> BaseModelForCau
     _check_budget(options, model, Fraction(0))
     check_room(model, checkpoint)
     return model
+
+
+def _check_paths(options: LoadOptions) -> None:
+    """Raises what `find_checkpoint` raises for a tokenizer or a draft model that is given by a path, before anything is
+    read or downloaded."""
+    for other in (options.tokenizer_name_or_path, getattr(options.spec_config, "model", None)):
+        if other is not None and _is_path(other):
+            find_checkpoint(other, weights=False)
+
+
+def _is_path(path_or_id: str | Path) -> bool:
+    """Whether it is no Hub id: it exists here, or is written as a path."""
+    text = os.fspath(path_or_id)
+    return (
+        isinstance(path_or_id, os.PathLike)
+        or text.startswith((".", "/", "~"))
+        or text.endswith(("/", ".gguf"))
+        or text.count("/") > 1
+        or os.path.exists(text)
+    )
 
 
 def _warn_of_missing_kernels() -> None:

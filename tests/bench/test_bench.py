@@ -345,7 +345,14 @@ def test_plan_of_formats_and_of_quantised_checkpoints(tmp_path, capsys):
         TINY, tmp_path / "quantised", QuantizationConfig("int4", embedding=None), method="rtn", progress=False
     )
     write_gguf(TINY, tmp_path / "model.gguf", "Q4_0")
+    named = lambda number: lambda writer: writer.add_file_type(number)
+    write_gguf(TINY, tmp_path / "named.gguf", lambda name: "Q8_0" if "embed" in name else "Q4_0", named(15))
+    write_gguf(TINY, tmp_path / "strange.gguf", "Q4_0", named(999))
+    write_gguf(TINY, tmp_path / "floats.gguf", "F16", named(1))
+    assert measure.load(str(tmp_path / "floats.gguf")).model.held_as == "bfloat16"
     for path, kind, dtype in (
+        (tmp_path / "named.gguf", "Q4_K_M", "int4"),
+        (tmp_path / "strange.gguf", "int4, group 32", "int4"),
         (tmp_path / "quantised", "int4, group 64", "int4"),
         (tmp_path / "model.gguf", "int4, group 32", "int4"),
     ):

@@ -21,6 +21,7 @@ from pace.bench.prediction import (
     STEP_TOKENS,
     VNNI_CODES,
     Efficiency,
+    efficiencies,
     efficiency,
     predict,
 )
@@ -119,7 +120,10 @@ def test_a_plan_of_weights_held_in_a_format():
     model_class, config = read_config(SHAPES["tinyllama-1.1b"])
     model = model_class(config, torch.bfloat16, native)
     model.quantize(QuantizationConfig("int4"))
-    told = predict(Costs.of(model, torch.bfloat16), efficiency("avx2", torch.bfloat16, "int4"), limits, 512, 512)
+    costs = Costs.of(model, torch.bfloat16)
+    layers, head = efficiencies("avx2", torch.bfloat16, costs)
+    assert (layers, head) == (AVX2_CODES["int4"], AVX2_CODES["int8"])
+    told = predict(costs, layers, limits, 512, 512, head=head)
     assert plans["int4"].decode_tokens_per_second == pytest.approx(1 / told.step_seconds)
     assert plans["int4"].prefill_tokens_per_second == pytest.approx(512 / told.prefill_seconds)
 
@@ -127,7 +131,7 @@ def test_a_plan_of_weights_held_in_a_format():
 @pytest.mark.parametrize(
     ("name", "code"), [(None, None), ("int8", "int8"), ("int4", "int4"), ("nf4", "int4"), ("fp8", "float8")]
 )
-def test_shares_are_those_of_what_a_step_reads_most_of(name, code):
+def test_shares_are_those_of_what_is_read_most_of(name, code):
     model_class, config = read_config(SHAPES["llama-3.1-8b"])
     model = model_class(config, torch.bfloat16, native)
     model.quantize(name and QuantizationConfig(name))
@@ -217,6 +221,24 @@ def test_costs_of_known_models_by_hand(name):
 REACHED = Efficiency(weights=0.5, products=0.8, cache=0.4, decode_attention=0.2, prefill_attention=0.5)
 LIMITS = Limits("avx2", 2, 10.0, 100.0)
 """So: 5 GB/s of weights, 80 GFLOPS of products, 4 GB/s of cache, 20 and 50 GFLOPS of attention."""
+
+
+def test_layers_and_head_reach_shares_of_their_own():
+    """As in files whose large embedding, which is the head, is in eight bits and whose layers are in four."""
+    model = tiny_llama(hidden_size=64, intermediate_size=64, num_hidden_layers=1, vocab_size=4096)
+    model.quantize(QuantizationConfig("int4", group=32, embedding="int8"))
+    costs = Costs.of(model, torch.bfloat16)
+    assert (costs.code, costs.layer_code, costs.head_code) == ("int8", "int4", "int8")
+    layers, head = efficiencies("avx2", torch.bfloat16, costs)
+    assert (layers, head) == (AVX2_CODES["int4"], AVX2_CODES["int8"])
+    told = predict(costs, layers, LIMITS, 512, 512, head=head)
+    layer_seconds = 512 * costs.layer_flops_per_token / (layers.products * 1e11)
+    head_seconds = costs.head_bytes / (head.weights * 1e10)
+    attention = costs.prefill_attention_flops(512) / (layers.prefill_attention * 1e11)
+    assert told.prefill_seconds == pytest.approx(layer_seconds + head_seconds + attention)
+    read = (costs.decode_weight_bytes - costs.head_bytes) / layers.weights + costs.head_bytes / head.weights
+    attention = costs.kv_bytes(512) / (layers.cache * 1e10)
+    assert told.step_seconds == pytest.approx(read / 1e10 + attention, rel=0.01)
 
 
 @pytest.mark.parametrize("name", BY_HAND)

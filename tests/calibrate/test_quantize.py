@@ -287,7 +287,40 @@ def test_a_report_that_there_is_no_memory_for_does_not_cost_the_checkpoint(tmp_p
     report = quantize_checkpoint(TINY, tmp_path / "out", "int8", texts(0, 60), method="rtn", report=True)
     told = "out is written and whole, but could not be compared with bfloat16: the weights take 14.2 GiB"
     assert report.quality is None and told in caplog.text
+    assert str(report).endswith("\nnot compared with bfloat16: the weights take 14.2 GiB as bfloat16")
     assert load_layers(tmp_path / "out", backend="torch", progress=False).num_weights
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "method", "num_compared"),
+    [(256, "gptq", 0), (300, "gptq", 0), (320, "gptq", 64), (400, "awq", 64), (256, "rtn", 256), (640, "gptq", 64)],
+)
+def test_a_comparison_is_made_or_the_report_says_why_not(tmp_path, token_ids, num_tokens, method, num_compared):
+    """However short the text is: one of its windows is kept, where enough remain to calibrate on."""
+    rows = tokens(1, num_tokens)
+    save_tiny(tmp_path / "float", "llama", {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1})
+    report = quantize_checkpoint(
+        tmp_path / "float", tmp_path / "out", "int8" if method == "rtn" else "int4", rows, method=method, context=64,
+        report=True,
+    )  # fmt: skip
+    if num_compared:
+        assert report.not_compared is None and "not compared" not in str(report)
+        assert num_compared - 5 <= report.quality.calibrated.num_tokens < num_compared
+        assert (report.num_tokens == 0) if method == "rtn" else (256 <= report.num_tokens < num_tokens)
+    else:
+        assert report.quality is None and report.num_tokens >= num_tokens
+        assert "not compared with bfloat16: the text is too short" in str(report)
+
+
+def test_why_there_is_no_comparison(tmp_path, capsys, monkeypatch):
+    """On the last line of what the command prints, and in its JSON. Nobody needs to be told where it was turned off."""
+    command = ["quantize", str(TINY), "--format", "int8", "--method", "rtn"]
+    assert main([*command, str(tmp_path / "a")]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "not compared with bfloat16: no text was given"
+    assert main([*command, str(tmp_path / "b"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["not_compared"] == "no text was given"
+    assert main([*command, str(tmp_path / "c"), "--no-report"]) == 0
+    assert "compared" not in capsys.readouterr().out
 
 
 def test_the_order_of_columns_has_an_effect():

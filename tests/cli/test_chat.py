@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
+from pace.assets import TINY
 from pace.cli.chat import Conversation
 from pace.cli.chat.history import MOST_ENTRIES, History
 from pace.llm import ChatOutput, SamplingConfig
@@ -64,7 +66,8 @@ def test_set(command):
     first, second = out.splitlines()
     assert code == 0 and MADRID.startswith(first) and len(first) < len(second) and second + "\n" == MADRID
     told = err.splitlines()
-    assert told[0] == "(SamplingConfig(max_new_tokens=3))" and told[2] == "(SamplingConfig())" and len(told) == 3
+    assert told[0] == "(SamplingConfig(max_new_tokens=3); defaults: do_sample=False)" and len(told) == 3
+    assert told[2] == "(SamplingConfig(); defaults: do_sample=False)"
     assert "cut off after 3 tokens" in told[1]
 
 
@@ -79,7 +82,41 @@ def test_settings_that_are_refused(command, line, message):
     code, out, err = command("chat", stdin=f"/set {line}\n/set\n")
     refusal, now = err.splitlines()
     assert (code, out) == (0, "") and refusal.startswith("pace: error: ") and message in refusal
-    assert now == "(SamplingConfig())"
+    assert now.startswith("(SamplingConfig(); ")
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "--max-tokens", "max-completion-tokens", "max_new_tokens"])
+def test_set_knows_names_of_other_tools(command, name):
+    code, out, err = command("chat", stdin=f"/set {name} 3\n{SPAIN}/set {name}\n{SPAIN}/set {name} many\n")
+    assert (code, out) == (0, "The capital of\n" + MADRID)
+    first, cut, second, refused = err.splitlines()
+    assert "max_new_tokens=3" in first and "cut off after 3" in cut and "(SamplingConfig();" in second
+    assert "invalid int value: 'many'" in refused and name.strip("-").replace("_", "-") in refused
+    code, out, err = command("chat", stdin="/set stop a b\n/set n 2\n/set stop\n")
+    told = err.splitlines()
+    assert "stop_strings=['a b']" in told[0] and "one answer" in told[1] and "(SamplingConfig();" in told[2]
+
+
+def test_set_shows_what_decides_about_draws(command, tmp_path):
+    """The defaults of a chat, what the checkpoint says, and what was set."""
+    home = tmp_path / "model"
+    shutil.copytree(TINY, home)
+    for said, defaults in (
+        ({}, "do_sample=True, temperature=0.7, top_k=0, top_p=0.9, min_p=0.0, typical_p=1.0"),
+        (
+            {"do_sample": True, "top_k": 64},
+            "do_sample=True, temperature=1.0, top_k=64, top_p=1.0, min_p=0.0, typical_p=1.0",
+        ),
+        ({"do_sample": False, "top_k": 64}, "do_sample=False"),
+    ):
+        (home / "generation_config.json").write_text(json.dumps(said))
+        code, out, err = command("chat", str(home), stdin="/set\n")
+        assert (code, out, err) == (0, "", f"(SamplingConfig(); defaults: {defaults})\n")
+    _, _, err = command("chat", stdin="/set temperature 0.5\n/set temperature 0\n/set do_sample false\n")
+    warm, cold, off = err.splitlines()
+    assert warm.endswith("defaults: do_sample=True, top_k=0, top_p=1.0, min_p=0.0, typical_p=1.0)")
+    assert cold == "(SamplingConfig(temperature=0.0); defaults: do_sample=False)"
+    assert off == "(SamplingConfig(do_sample=False, temperature=0.0); defaults: none)"
 
 
 def test_settings_of_every_kind(command):
@@ -98,11 +135,11 @@ def test_settings_of_every_kind(command):
         early_stopping="never",
         eos_token_id=3,
     )
-    assert (code, out, err.splitlines()[-1]) == (0, "", f"({expected})")
+    assert (code, out) == (0, "") and err.splitlines()[-1].startswith(f"({expected}; defaults: ")
 
 
 def test_a_warning_comes_once(command):
-    code, out, err = command("chat", "--temperature", "0.5", stdin=SPAIN + PORTUGAL)
+    code, out, err = command("chat", "--length-penalty", "0.5", stdin=SPAIN + PORTUGAL)
     assert (code, out) == (0, MADRID + LISBON) and err.count("without effect") == 1
 
 

@@ -15,14 +15,37 @@ from pace.cli.options_in_messages import rewrite
 from pace.llm.configs import SamplingConfig
 from tests.cli.processes import ENVIRONMENT
 
-
-@pytest.mark.parametrize(
-    "arguments", [["--help"], ["--version"], ["generate", "--help"], ["serve", "--help"]], ids=" ".join
+HEAVY = (
+    "torch",
+    "numpy",
+    "transformers",
+    "tokenizers",
+    "huggingface_hub",
+    "safetensors",
+    "fastapi",
+    "pydantic",
+    "jinja2",
 )
-def test_help_does_not_import_torch(arguments):
-    program = f"import sys\nfrom pace.cli import main\ntry:\n    main({arguments})\nexcept SystemExit as stop:\n    sys.exit(stop.code or 'torch' in sys.modules)"
+QUICK = """
+import sys
+from pace.cli import main
+
+for arguments in {commands}:
+    try:
+        code = main(arguments)
+    except SystemExit as stop:
+        code = stop.code or 0
+    loaded = sorted(set({heavy}) & set(sys.modules))
+    assert code == 0 and not loaded, f"{{arguments}}: exit code {{code}}, imports {{loaded}}"
+"""
+
+
+def test_what_is_said_at_once_imports_nothing_heavy():
+    """Help of all commands, the version, and `pace env`."""
+    commands = [["--help"], ["--version"], *([name, "--help"] for name in COMMANDS), ["env"], ["env", "--json"]]
+    program = QUICK.format(commands=commands, heavy=HEAVY)
     result = subprocess.run([sys.executable, "-c", program], env=ENVIRONMENT, capture_output=True, text=True)
-    assert result.returncode == 0 and result.stdout
+    assert (result.returncode, result.stderr) == (0, "") and "instruction set" in result.stdout
 
 
 def test_help_names_every_command(command):
@@ -43,7 +66,11 @@ def test_help_names_every_command(command):
      (["generate", "x", "--logprobs", "2"], "--json"), (["chat", "--logprobs", "2"], "--logprobs"),
      (["generate", "x", "--prompt-logprobs", "2"], "--prompt-logprobs needs --json"),
      (["chat", "--prompt-logprobs", "2"], "--prompt-logprobs"), (["generate", "--x"], "--x"),
-     (["chat", "model.gguf"], "unrecognized arguments: model.gguf; a model is given by --model"),
+     (["chat", "model.gguf", "x"], "unrecognized arguments: x"),
+     (["generate", "a", "b", "c"], "unrecognized arguments: c"),
+     (["generate", "--model", "a", "b", "c"], "the model is given twice, as 'b' and by --model"),
+     (["chat", "a", "-m", "b"], "given twice"), (["eval", "a", "-m", "b", "--text", "t"], "given twice"),
+     (["plan"], "say what to plan for"), (["bench"], "say what to measure"), (["quantize", "out"], "two paths"),
      (["generate", "x", "--prompt-lookup", "--draft", "y"], "--draft"),
      (["chat", "--do-sample", "--num-return-sequences", "2"], "one answer"),
      (["chat", "--num-beams", "2"], "as it comes"), (["serve", "--port", "70000"], "--port must be from 0 to 65535"),
@@ -81,6 +108,29 @@ def test_a_failure_is_one_line_and_1(command, arguments, message):
     code, out, err = command(*arguments)
     assert (code, out) == (1, "")
     assert err.startswith("pace: error: ") and message in err and err.count("\n") == 1 and "Traceback" not in err
+
+
+WORDS = {"generate": (["hi"], "prompt"), "quantize": (["there"], "out"), "batch": (["a", "b"], "output")}
+"""Words of a command besides its model, and where the last of them goes."""
+MORE = {"eval": ["--text", "t"]}
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "env"])
+def test_every_command_takes_its_model_as_a_word_and_as_an_option(name, monkeypatch):
+    given = []
+    monkeypatch.setattr(f"{COMMANDS[name][0]}.run", lambda arguments: given.append(vars(arguments)) or 0)
+    words, last = WORDS.get(name, ([], "model"))
+    flag, more = ["--num-threads", "1"], MORE.get(name, [])
+    for argv in (
+        ["here", *words], ["here", *flag, *words], [*flag, "here", *words], ["-m", "here", *words],
+        [*words, "--model", "here"], [*words[:1], "-m", "here", *words[1:]], ["--model=here", "--", *words],
+    ):  # fmt: skip
+        assert main([name, *more, *argv]) == 0, argv
+        assert given[-1]["model"] == "here" and given[-1][last] == (words or ["here"])[-1], argv
+    if name not in ("plan", "bench", "quantize"):
+        assert main([name, *more, *words]) == 0 and given[-1]["model"] == str(TINY)
+    if words:
+        assert main([name, "here", "--", *words[:-1], "-x"]) == 0 and given[-1][last] == "-x"
 
 
 TEXT = str(Path(__file__).parents[1] / "data" / "tiny_heldout.jsonl")

@@ -6,13 +6,15 @@ import json
 import os
 import pty
 import re
+import shutil
 from dataclasses import fields
 
 import pytest
 
-from pace.assets import TINY_DRAFT
+from pace.assets import TINY, TINY_DRAFT
 from pace.cli.arguments import add_sampling_arguments, field_explanations, sampling_config
 from pace.llm.configs import SamplingConfig
+from pace.llm.other_names import SAMPLING
 from tests.cli.processes import process
 from tests.support import finish
 
@@ -22,7 +24,45 @@ CAPITAL = ["generate", "--chat", "What is the capital of Japan?"]
 def test_generate(command):
     assert command(*CAPITAL) == (0, "The capital of Japan is Tokyo.\n", "")
     code, out, err = command("generate", "1, 2, 3, 4,", "--max-new-tokens", "8", "--metrics")
-    assert code == 0 and out.startswith(" 5, 6, 7") and "tokens/s" in err and err.count("\n") == 1
+    assert code == 0 and out.startswith(" 5, 6, 7") and "tokens/s" in err and err.count("\n") == 2
+
+
+CUT = "pace: the text is cut off after"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "notice"),
+    [
+        (["--max-new-tokens", "3"], f"{CUT} 3 tokens: --max-new-tokens N allows more\n"),
+        (["--max-tokens", "3", "--chat"], f"{CUT} 3 tokens: --max-new-tokens N allows more\n"),
+        (["--max-length", "9"], "tokens: --max-new-tokens N allows more\n"),
+        (["--max-seq-len", "20", "--ignore-eos"], "tokens: the context of 20 tokens is full\n"),
+        (["--n", "2", "--do-sample", "--max-tokens", "3"], "pace: 2 of 2 texts are cut off after 3 tokens"),
+        (["--num-beams", "2", "--max-tokens", "3"], f"{CUT} 3 tokens"),
+        (["--max-tokens", "40", "--json"], ""),  # it says so in finish_reasons
+        (["--chat"], ""),
+    ],
+)
+def test_a_cut_is_told_of(command, arguments, notice):
+    code, out, err = command("generate", "What is 7 + 8?", *arguments)
+    assert code == 0 and out and (notice in err if notice else not err)
+
+
+@pytest.mark.parametrize("arguments", [[], ["--chat"], ["--num-beams", "2"]])
+def test_a_text_goes_on_to_the_end_of_the_context(command, arguments):
+    code, out, err = command(
+        "generate", "Once upon a time", "--max-seq-len", "290", "--ignore-eos", "--json", *arguments
+    )
+    metrics = json.loads(out)["metrics"]
+    assert code == 0 and metrics["num_prompt_tokens"] + metrics["num_generated_tokens"] == 290
+
+
+@pytest.mark.parametrize("length", [{"max_new_tokens": 7}, {"max_length": 11}])
+def test_a_length_of_the_checkpoint_counts(command, tmp_path, length):
+    shutil.copytree(TINY, tmp_path / "model")
+    (tmp_path / "model/generation_config.json").write_text(json.dumps(length))
+    code, out, err = command("generate", str(tmp_path / "model"), "1, 2, 3, 4,", "--ignore-eos")
+    assert code == 0 and "cut off after" in err and len(out) < 40
 
 
 @pytest.mark.parametrize("drafts", [["--prompt-lookup"], ["--draft", str(TINY_DRAFT)]], ids=" ".join)
@@ -43,7 +83,7 @@ def test_operators_are_chosen_and_what_ran_is_printed(command):
         "generate", "1, 2, 3, 4,", "--max-new-tokens", "4", "--backend", "norm=torch, mlp=torch", "--operators"
     )
     assert code == 0 and out == " 5, 6,\n"
-    ran = {line.split()[0]: line.split()[1] for line in err.splitlines()[1:]}
+    ran = {line.split()[0]: line.split()[1] for line in err.splitlines()[2:]}
     assert ran == {
         "embedding": "native",
         "norm": "torch",
@@ -68,18 +108,25 @@ def test_a_backend_that_is_not_there_is_a_usage_error(command, wrong, words):
 def test_a_prompt_may_look_like_an_option(command):
     code, out, err = command("generate", "--json", "--max-new-tokens", "3", "--", "--x")
     assert (code, err, json.loads(out)["prompt"]) == (0, "", "--x")
-    code, out, err = command("generate", "--", "--x")
-    assert (code, err) == (0, "") and out
+    code, out, err = command("generate", "--max-new-tokens", "3", "--", "--x")
+    assert code == 0 and out and CUT in err
 
 
 def test_a_setting_without_effect_is_told(command):
-    code, out, err = command("generate", "Once upon", "--max-new-tokens", "3", "--temperature", "0.5")
-    assert code == 0 and out and "temperature set, but without effect" in err
-    assert command("generate", "Once upon", "--max-new-tokens", "3", "--temperature", "0.5", "--no-do-sample") == (
-        0,
-        out,
-        "",
-    )
+    code, out, err = command("generate", "Once upon", "--max-new-tokens", "3", "--length-penalty", "0.5")
+    assert code == 0 and out and "length_penalty set, but without effect" not in err
+    assert "--length-penalty set, but without effect" in err
+
+
+def test_a_temperature_is_enough_to_sample(command):
+    story = ["generate", "Once upon a time", "--max-tokens", "12", "--json"]
+    texts = {
+        json.loads(command(*story, "--temperature", "1.5", "--seed", str(seed))[1])["texts"][0] for seed in range(3)
+    }
+    assert len(texts) == 3
+    greedy = json.loads(command(*story)[1])["texts"]
+    for flags in (["--temperature", "0"], ["--temperature", "1.5", "--no-do-sample"]):
+        assert json.loads(command(*story, *flags)[1])["texts"] == greedy
 
 
 def test_generate_reads_stdin(command):
@@ -171,6 +218,23 @@ def test_every_field_has_an_option(name):
     text, value = VALUES[name]
     config = parse("--" + name.replace("_", "-"), *text.split(" "))
     assert getattr(config, name) == value and config.explicit_fields == {name}
+
+
+def test_names_of_other_tools_are_options_too():
+    said = ["--max-tokens", "3", "--n", "2", "--stop", "a", "--stop", "b", "--min-tokens", "1"]
+    ours = SamplingConfig(max_new_tokens=3, num_return_sequences=2, stop_strings=["a", "b"], min_new_tokens=1)
+    assert parse(*said) == ours
+    assert parse("--max-completion-tokens", "3").max_new_tokens == 3
+    for name in SAMPLING:
+        assert name == "logits_processor" or f"--{name.replace('_', '-')}" in _options()
+
+
+def _options() -> dict:
+    import argparse
+
+    parser = argparse.ArgumentParser()
+    add_sampling_arguments(parser)
+    return parser._option_string_actions
 
 
 def test_the_other_fields():

@@ -145,7 +145,7 @@ def test_a_text_between_quotes(start, tmp_path):
         assert chat.wait() == 0
 
 
-def test_keys_during_an_answer_are_forgotten(start):
+def test_ctrl_c_forgets_keys_of_an_answer(start):
     with start(*LONG) as chat:
         chat.type(f"{STORY}\r")
         chat.read_until("fox.", "a")
@@ -158,14 +158,42 @@ def test_keys_during_an_answer_are_forgotten(start):
         assert "zzz" not in chat.read_until("top_k=3", "> ")
 
 
-def test_lines_during_an_answer_are_no_questions(start, tmp_path):
-    """Also where the answer ends by itself: Ctrl-C would forget them in any case."""
-    with start("chat", "--max-new-tokens", "600", "--ignore-eos") as chat:
+ANSWERED = ("chat", "--max-new-tokens", "300", "--ignore-eos")
+
+
+def test_lines_typed_during_an_answer_are_asked_next(start, tmp_path):
+    """In their order, and the beginning of another waits for its end."""
+    with start(*ANSWERED) as chat:
         chat.type(f"{STORY}\r")
         chat.read_until("fox.", "a")
-        chat.type("zzz\rqqq")
-        chat.read_until("cut off after 600 tokens", "> ")
-        assert said(chat, tmp_path / "talk.json") == [STORY]
+        chat.type("What is 7 + 9\x7f8?\r\r/set top_k 3\rAnd 5 \x1b[D+")
+        answer = chat.read_until("cut off after 300 tokens", "> What is 7 + 8?\r\n")
+        assert answer.count("What is") == 1, "keys are not shown while an answer is written"
+        chat.read_until("= 15", "cut off", "> /set top_k 3", "top_k=3", "> ", "And 5 +")
+        chat.type(" 6?\r")
+        chat.read_until("cut off", "> ")
+        assert said(chat, tmp_path / "talk.json") == [STORY, "What is 7 + 8?", "And 5 + 6?"]
+        chat.type("\x1b[A\x1b[A\r")  # they can be recalled, as others
+        chat.read_until("And 5 + 6?")
+
+
+def test_a_paste_during_an_answer_is_one_text(start, tmp_path):
+    with start(*ANSWERED) as chat:
+        chat.type(f"{STORY}\r")
+        chat.read_until("fox.", "\x1b[?2004h", "a")
+        chat.paste("What is\n7 + 8?")
+        chat.read_until("cut off", "> ", "7 + 8?")
+        chat.type("\r")
+        chat.read_until("cut off", "> ")
+        assert said(chat, tmp_path / "talk.json") == [STORY, "What is\n7 + 8?"]
+
+
+def test_ctrl_d_during_an_answer_leaves_behind_it(start):
+    with start(*ANSWERED) as chat:
+        chat.type(f"{STORY}\r")
+        chat.read_until("fox.", "a")
+        chat.type(CTRL_D)
+        assert chat.wait() == 0 and "cut off after 300 tokens" in chat.seen and chat.shows_keys()
 
 
 def test_history_is_there_in_the_next_run(start, tmp_path):

@@ -12,7 +12,16 @@ import torch
 
 from pace import _C
 from pace.assets import TINY, TINY_DRAFT
-from pace.llm import DraftModelConfig, Generator, LLMModel, LoadOptions, PromptLookupConfig, SamplingConfig, loading
+from pace.llm import (
+    DraftModelConfig,
+    Generator,
+    LLMModel,
+    LoadOptions,
+    PardConfig,
+    PromptLookupConfig,
+    SamplingConfig,
+    loading,
+)
 from pace.llm.models import base_model, checkpoint, model_utils
 from pace.llm.speculation import build
 
@@ -126,6 +135,20 @@ def test_options_of_the_hub_reach_every_search_for_a_checkpoint(monkeypatch) -> 
         load("them/it", "them/tokenizer", spec_config=DraftModelConfig("them/draft", revision="v2"), **HUB)
         other = {name: value for name, value in HUB.items() if name != "revision"}
         assert searches == [("them/it", "v1", other), ("them/tokenizer", None, other), ("them/draft", "v2", other)]
+
+
+@pytest.mark.parametrize(
+    "path", ["/no/such", "./nowhere", "~/no/such", "nowhere/", "a/b/c", "no.gguf", Path("no/such")]
+)
+@pytest.mark.parametrize("kind", [DraftModelConfig, PardConfig, None])
+def test_a_draft_model_or_tokenizer_that_is_not_there_is_told_first(monkeypatch, path, kind) -> None:
+    """Before the model is looked for, downloaded or read."""
+    searches, find = [], loading.find_checkpoint
+    monkeypatch.setattr(loading, "find_checkpoint", lambda name, **more: searches.append(name) or find(name, **more))
+    options = {"tokenizer_name_or_path": path} if kind is None else {"spec_config": kind(path)}
+    with pytest.raises(FileNotFoundError, match="there is no (directory|file)"):
+        loading.open(LoadOptions("org/model", **options))
+    assert searches == [path]
 
 
 def test_pinning_reaches_the_kernels(monkeypatch) -> None:

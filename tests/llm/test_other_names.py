@@ -102,7 +102,6 @@ def test_a_generation_config_of_transformers():
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"temperature": 0.7}, "temperature set, but without effect: add do_sample=True"),
         ({"length_penalty": 0.7}, "length_penalty set, but without effect: beam search"),
         ({"unmasked_logprobs": True}, "without effect: add logprobs"),
     ],
@@ -142,14 +141,15 @@ def test_options_that_are_told(options, error, words):
 def test_options_of_the_command_line(capsys):
     from pace.cli import main
 
-    for option, words in (
-        ("--max-tokens", "; did you mean --max-new-tokens? (see"),
-        ("--n", "; did you mean --num-return-sequences?"),
-        ("--temprature", "; did you mean --temperature?"),
-        ("--zzz", "unrecognized arguments: --zzz 1 (see"),
+    for arguments, words in (
+        (["--temprature", "1"], "; did you mean --temperature?"),
+        (["--zzz", "1"], "unrecognized arguments: --zzz 1 (see"),
+        (["--max-tokens", "1", "--max-new-tokens", "1"], "--max-new-tokens: not allowed with argument --max-tokens"),
+        (["--max-model-len", "9", "--n-ctx", "9"], "--n-ctx: not allowed with argument --max-model-len"),
+        (["--max-tokens", "many"], "--max-tokens: invalid int"),
     ):
         with pytest.raises(SystemExit):
-            main(["generate", "x", option, "1"])
+            main(["generate", "x", *arguments])
         assert words in capsys.readouterr().err
-    assert main(["generate", "x", "--temperature", "0.5", "--max-new-tokens", "1"]) == 0
-    assert "temperature set, but without effect: add --do-sample\n" in capsys.readouterr().err
+    names = ["--max-tokens", "1", "--torch-dtype", "float32", "--max-model-len", "64", "--n-threads", "1"]
+    assert main(["generate", "x", *names]) == 0

@@ -7,8 +7,6 @@ import time
 from collections import Counter
 from typing import Any
 
-import numpy
-
 from pace.bench.serving.record import Record
 from pace.bench.serving.run import Run
 from pace.bench.serving.workload import ENDPOINTS, Load
@@ -95,6 +93,8 @@ def values_ms(complete: list[Record], metric: str) -> list[float]:
 
 def _distribution(name: str, values: list[float], percentiles: list[float]) -> dict[str, float | None]:
     """None where no request has the metric."""
+    import numpy  # which `pace bench --help` does without
+
     numbers = {
         f"mean_{name}_ms": numpy.mean,
         f"median_{name}_ms": numpy.median,

@@ -6,11 +6,12 @@ import json
 import math
 import re
 from dataclasses import dataclass, field
-from typing import Any
-
-import numpy
+from typing import TYPE_CHECKING, Any
 
 from pace.assets import TINY
+
+if TYPE_CHECKING:
+    import numpy
 
 ENDPOINTS = {"/v1/completions": "openai", "/v1/chat/completions": "openai-chat"}
 """Path of a kind of request: what `vllm bench serve` calls its backend."""
@@ -72,7 +73,7 @@ class Load:
             return [0.0] * self.num_prompts
         scale = 1 / (self.request_rate * self.burstiness)
         gaps = self._random(ARRIVALS).gamma(self.burstiness, scale, self.num_prompts - 1)
-        return [0.0, *numpy.cumsum(gaps).tolist()]
+        return [0.0, *gaps.cumsum().tolist()]
 
     def bodies(self, model: str, num_warmups: int = 0) -> list[bytes]:
         """The requests as JSON, `num_warmups` that are not counted in front. Their prompts differ from the first word
@@ -99,6 +100,8 @@ class Load:
         return random.integers(max(1, math.floor(low)), math.ceil(high), size=count, endpoint=True).tolist()
 
     def _random(self, what: int) -> numpy.random.Generator:
+        import numpy  # which `pace bench --help` does without
+
         return numpy.random.default_rng([self.seed, what])
 
 

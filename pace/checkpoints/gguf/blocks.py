@@ -30,6 +30,13 @@ _TYPES = (
 BLOCK_TYPES: dict[int, BlockType] = {type.number: type for type in _TYPES}
 """By ggml's number of the type."""
 
+FILE_TYPES = {
+    2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S", 12: "Q3_K_M", 13: "Q3_K_L",
+    14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K", 21: "Q2_K_S", 25: "IQ4_NL", 30: "IQ4_XS",
+    38: "MXFP4_MOE",
+}  # fmt: skip
+"""Names of mixtures of these types, by general.file_type (llama_ftype in include/llama.h of llama.cpp)."""
+
 OTHER_TYPES = {
     9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S", 24: "I8", 25: "I16",
     26: "I32", 27: "I64", 29: "IQ1_M", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8", 34: "TQ1_0", 35: "TQ2_0",

@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from pace.checkpoints.gguf.blocks import FILE_TYPES
 from pace.checkpoints.gguf.config import read_config
 from pace.checkpoints.gguf.file import GgufFile, GgufTensor
 from pace.checkpoints.gguf.names import (
@@ -73,6 +74,12 @@ class GgufCheckpoint:
         )
         unused = [name for name, source in self._sources.items() if source in ROPE_FACTORS or self._is_beyond(source)]
         self.tensors = {name: self._info(name) for name in self._sources if name not in unused}
+
+    @property
+    def file_type(self) -> str | None:
+        """Name of the mixture of types that the file says it is, as "Q4_K_M"; None where it says none that is known."""
+        number = self.metadata.get("general.file_type")
+        return FILE_TYPES.get(number) if type(number) is int else None
 
     def _is_beyond(self, source: str) -> bool:
         """Whether a tensor belongs to a layer behind the last, which predicts further tokens."""

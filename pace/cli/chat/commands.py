@@ -11,20 +11,21 @@ from pathlib import Path
 from pace.cli.arguments import add_sampling_arguments, sampling_config
 from pace.cli.chat.conversation import Conversation
 from pace.llm.configs import SamplingConfig
+from pace.llm.defaults import DRAWS, with_defaults
 
 HELP = '''\
 /system TEXT     start again, with TEXT as the system prompt (without TEXT: with none)
 /reset           start again, with the same system prompt
 /regen           answer the last question again
-/set NAME VALUE  change a setting, such as temperature or max_new_tokens; without VALUE back to its default; alone: show
+/set NAME VALUE  change a setting, such as temperature or max_tokens; without VALUE back to its default; alone: show
 /stats           times and tokens of the last answer, and how full the context is
 /save FILE       write the conversation: a JSON list of messages
 /load FILE       take up a conversation that is written there
 /help            this
 /exit            leave (so does Ctrl-D)
 A text of several lines stands between """ and """; one that is pasted needs none. Ctrl-C stops an answer; what was said
-so far stays in the conversation. A line that starts with / and a word is a command: to say such a line to the model, put
-a space in front.'''
+so far stays in the conversation. What you type while an answer is written is asked next. A line that starts with / and a
+word is a command: to say such a line to the model, put a space in front.'''
 ALIASES = {"/bye": "/exit", "/quit": "/exit", "/clear": "/reset", "/?": "/help"}
 """Words of other tools."""
 
@@ -77,11 +78,19 @@ class Commands:
             name, *rest = text.split(maxsplit=1)
             config = self.conversation.config.copy()
             name = name.removeprefix("--").replace("-", "_")
-            setattr(config, name, _read_setting(name, rest[0]) if rest else None)
+            config.update({name: _read_setting(name, rest[0]) if rest else None})
             check_settings(config)
             config.check_consistent()
             self.conversation.config = config
-        self.notice(f"({self.conversation.config})")
+        self.notice(f"({self.conversation.config}; {self._defaults()})")
+
+    def _defaults(self) -> str:
+        """What decides about draws besides the settings."""
+        config = self.conversation.config
+        settled = with_defaults(config, self.conversation.model.generator.defaults, is_chat=True)
+        names = ("do_sample", *DRAWS) if settled.do_sample else ("do_sample",)
+        left = [name for name in names if name not in config.explicit_fields]
+        return f"defaults: {', '.join(f'{name}={getattr(settled, name)}' for name in left) or 'none'}"
 
     def _stats(self) -> None:
         if self.conversation.last is None:
@@ -151,4 +160,4 @@ def _read_setting(name: str, text: str):
         arguments = [option if text.lower() == "true" else f"--no-{option[2:]}"]
     else:
         arguments = [option, *shlex.split(text)] if action.nargs == "+" else [f"{option}={text}"]
-    return getattr(sampling_config(parser.parse_args(arguments)), name)
+    return getattr(sampling_config(parser.parse_args(arguments)), action.dest)

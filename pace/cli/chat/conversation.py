@@ -88,7 +88,7 @@ class Conversation:
         before = self.messages[last]
         yield from self._answer(self.messages[:last])
         if self.messages[-1] == before:
-            self.notice("(the same again: `/set do_sample true` draws another, and so does another seed)")
+            self.notice("(the same again: a higher temperature draws others, and so does another seed)")
 
     def _answer(self, messages: list[dict]) -> Iterator[str]:
         messages = self._fitted(messages)

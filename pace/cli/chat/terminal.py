@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
+import select
 import signal
 import sys
 import termios
@@ -11,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import NamedTuple
 
+from pace.cli.chat.ahead import TypedAhead
 from pace.cli.chat.history import History
 
 QUOTES = '"""'
@@ -18,8 +21,10 @@ QUOTES = '"""'
 COMMAND = re.compile(r"/(\w+|\?)(\s|$)")
 """How a command begins, and no path or comment."""
 LOADING = "loading..."
-LOCAL_FLAGS = 3
-"""Their place in what `termios.tcgetattr` gives."""
+LOCAL_FLAGS, CONTROL_CHARACTERS = 3, 6
+"""Their places in what `termios.tcgetattr` gives."""
+MARK_PASTES, LEAVE_PASTES = "\x1b[?2004h", "\x1b[?2004l"
+"""Have a terminal mark pastes, or not, as readline does while it reads a line."""
 TICK_SECONDS = 0.1
 """Ctrl-C that comes after the prompt is written and before readline waits for keys is noticed within this time. It would
 be at the next key."""
@@ -71,6 +76,7 @@ class Terminal:
     def __init__(self, keep_history: bool = True) -> None:
         """`keep_history`: whether lines of earlier runs are there, and those of this one will be."""
         self._history = History.of_user() if keep_history else None
+        self._ahead = TypedAhead()
 
     def __enter__(self) -> Terminal:
         self._settings = termios.tcgetattr(sys.stdin)
@@ -97,7 +103,21 @@ class Terminal:
             signal.signal(number, handler)
 
     def line(self, prompt: str) -> str:
-        """The next line, or a paste of several. Raises EOFError at Ctrl-D, KeyboardInterrupt at Ctrl-C."""
+        """The next line, or a paste of several: one that was typed during the answers before, else what is typed now.
+        Raises EOFError at Ctrl-D, KeyboardInterrupt at Ctrl-C."""
+        if self._ahead.lines:
+            line = self._ahead.lines.popleft()
+            print(prompt + (line or ""), file=sys.stdout if sys.stdout.isatty() else sys.stderr, flush=True)
+            if line is None:
+                raise EOFError
+            return line
+        begun, self._ahead.begun = self._ahead.begun, ""
+        if self._readline is None:
+            return begun + self._read_line(prompt + begun)
+        self._readline.set_startup_hook((lambda: self._readline.insert_text(begun)) if begun else None)
+        return self._read_line(prompt)
+
+    def _read_line(self, prompt: str) -> str:
         signal.setitimer(signal.ITIMER_REAL, TICK_SECONDS, TICK_SECONDS)
         try:
             if not sys.stdout.isatty():  # which is then for answers alone
@@ -130,18 +150,41 @@ class Terminal:
 
     @contextmanager
     def answering(self) -> Iterator[None]:
-        """While an answer is written, keys are not shown; those pressed are forgotten, but for Ctrl-C."""
+        """While an answer is written, keys are not shown. Those pressed are kept for `line`; Ctrl-C forgets them."""
         silent = [*self._settings]
-        silent[LOCAL_FLAGS] &= ~(termios.ECHO | termios.ECHONL)
+        silent[LOCAL_FLAGS] &= ~(termios.ECHO | termios.ECHONL | termios.ICANON)
+        silent[CONTROL_CHARACTERS] = [*silent[CONTROL_CHARACTERS]]
+        silent[CONTROL_CHARACTERS][termios.VMIN], silent[CONTROL_CHARACTERS][termios.VTIME] = 1, 0
+        is_whole = False
         try:
             self._set(termios.TCSADRAIN, silent)
+            self._mark_pastes(MARK_PASTES)
             yield
+            is_whole = True
         finally:
-            self._set(termios.TCSAFLUSH, self._settings)
+            self._mark_pastes(LEAVE_PASTES)
+            if is_whole:
+                self._ahead.add(_pending_keys())
+            else:
+                self._ahead.clear()
+            self._set(termios.TCSADRAIN if is_whole else termios.TCSAFLUSH, self._settings)
+
+    def _mark_pastes(self, how: str) -> None:
+        if self._readline is not None and sys.stderr.isatty():
+            print(how, end="", file=sys.stderr, flush=True)
 
     def _set(self, when: int, settings: list) -> None:
         with suppress(termios.error):  # a terminal that is gone
             termios.tcsetattr(sys.stdin, when, settings)
+
+
+def _pending_keys() -> str:
+    """What was typed and not yet read."""
+    keys, number = b"", sys.stdin.fileno()
+    with suppress(OSError):  # a terminal that is gone
+        while select.select([number], [], [], 0)[0] and (more := os.read(number, 4096)):
+            keys += more
+    return keys.decode(errors="ignore")
 
 
 def read_said(source: Terminal | Pipe) -> Said:

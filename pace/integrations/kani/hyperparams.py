@@ -77,7 +77,7 @@ def sampling_config(wanted: Mapping[str, Any], end_tokens: Iterable[int], max_le
     config.eos_token_id = list(dict.fromkeys(ends)) or None
     if "top_logprobs" in wanted:
         config.logprobs = wanted["top_logprobs"]
-    if config.max_new_tokens is None and config.max_length is None:
+    if not config.has_length:
         config.max_length = max_length
     return config
 

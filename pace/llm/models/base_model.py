@@ -73,6 +73,8 @@ class BaseModelForCausalLM(Layer):
     layers: list[Block]
     final_norm: RMSNorm | LayerNorm | NoNorm
     lm_head: LMHead | TiedLMHead
+    stored_as: str | None = None
+    """What the file of the weights calls the way in which they are quantised."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, ops: ModuleType):
         """Costs no memory yet: `load_weights` allocates, once it has seen that the checkpoint fits. Matrices are stored
@@ -197,6 +199,7 @@ class BaseModelForCausalLM(Layer):
         """Settles how each matrix will be stored, by what a checkpoint holds and `quantize` said; nothing is allocated
         yet. Returns what `match_names` does, and the slots. Raises ValueError where the tensors are not those that the
         config demands."""
+        self.stored_as = getattr(reader, "file_type", None)
         names = self.match_names(reader)
         for stack in self.stacks():
             stack.choose(set(names.values()))
@@ -357,10 +360,10 @@ class BaseModelForCausalLM(Layer):
 
     @property
     def held_as(self) -> str:
-        """How most of its weights are held: the format that was asked for, or that of a quantised checkpoint, or a
-        dtype."""
-        asked = self.quantization and self.quantization.format
-        return str(asked or self.usual_layout or self.dtype).removeprefix("torch.")
+        """How most of its weights are held: the format that was asked for, that of a quantised checkpoint (by the name
+        that a GGUF file gives it, as "Q4_K_M"), or a dtype."""
+        asked, stored = self.quantization and self.quantization.format, self.usual_layout
+        return str(asked or (stored and self.stored_as) or stored or self.dtype).removeprefix("torch.")
 
     def weight_counts(self) -> dict[str, int]:
         """Elements of the weights by part, as `resident_bytes`."""

@@ -63,7 +63,7 @@ class ChatRequest(GenerationRequest):
     def to_job(self, limits: Limits, defaults: SamplingConfig) -> Job:
         """Raises ApiError for what cannot be served."""
         self._check_forms()
-        settings = self.settings(limits, defaults)
+        settings = self.settings(limits, defaults, is_chat=True)
         if self.top_logprobs is not None and not self.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
         if self.logprobs:

@@ -39,7 +39,7 @@ class CompletionsRequest(GenerationRequest):
 
     def to_job(self, limits: Limits, defaults: SamplingConfig) -> Job:
         """Raises ApiError for what cannot be served."""
-        settings = self.settings(limits, defaults)
+        settings = self.settings(limits, defaults, is_chat=False)
         settings.logprobs(self.logprobs, "logprobs")
         if self.echo and self.logprobs is not None:
             settings.set("prompt_logprobs", max(self.logprobs, self.prompt_logprobs or 0))

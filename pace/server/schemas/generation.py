@@ -83,14 +83,11 @@ class GenerationRequest(StructuredRequest):
     cache_salt: str | None = None
     best_of: int | None = None
 
-    def settings(self, limits: Limits, defaults: SamplingConfig) -> Settings:
+    def settings(self, limits: Limits, defaults: SamplingConfig, is_chat: bool) -> Settings:
         """How tokens are picked, and when a choice ends. Raises ApiError."""
-        settings = Settings(limits, defaults)
-        settings.temperature(self.temperature)
-        settings.top_k(self.top_k)
-        for name in ("top_p", "min_p", "typical_p", "repetition_penalty", "no_repeat_ngram_size"):
-            settings.set(name, getattr(self, name))
-        for name in ("frequency_penalty", "presence_penalty"):
+        settings = Settings(limits, defaults, is_chat)
+        settings.draws(self.temperature, self.top_k, top_p=self.top_p, min_p=self.min_p, typical_p=self.typical_p)
+        for name in ("repetition_penalty", "no_repeat_ngram_size", "frequency_penalty", "presence_penalty"):
             settings.set(name, getattr(self, name))
         settings.set("min_new_tokens", self.min_tokens, "min_tokens")
         settings.seed(self.seed)

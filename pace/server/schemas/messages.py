@@ -114,9 +114,7 @@ class MessagesRequest(CountTokensRequest):
         """What is wanted. `defaults` are the checkpoint's. Raises ApiError for what cannot be served."""
         check_salt(self.cache_salt, limits)
         settings = Settings(limits, defaults)
-        settings.temperature(self.temperature)
-        settings.set("top_p", self.top_p)
-        settings.top_k(self.top_k)
+        settings.draws(self.temperature, self.top_k, top_p=self.top_p)
         settings.seed(self.seed)
         settings.stop(self.stop_sequences, "stop_sequences")
         return Job(

@@ -102,10 +102,7 @@ class ResponsesRequest(Request):
         self._check_served()
         check_salt(self.cache_salt, limits)
         settings = Settings(limits, defaults)
-        settings.temperature(self.temperature)
-        settings.set("top_p", self.top_p)
-        settings.top_k(self.top_k)
-        settings.set("min_p", self.min_p)
+        settings.draws(self.temperature, self.top_k, top_p=self.top_p, min_p=self.min_p)
         settings.seed(self.seed)
         settings.stop(self.stop)
         if self.wants_logprobs:

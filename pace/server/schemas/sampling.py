@@ -7,31 +7,30 @@ from typing import Any
 
 from pace.llm.configs import SamplingConfig
 from pace.llm.decoding.masks import AllowedTokens
+from pace.llm.defaults import DRAWS, with_defaults
 from pace.server.errors import ApiError
 from pace.server.limits import Limits
 
 BAN = -100.0
 """The `logit_bias` at which OpenAI bans a token."""
 
-INHERITED = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "no_repeat_ngram_size")
-"""What a checkpoint's generation_config.json may say for requests that do not."""
+PENALTIES = ("repetition_penalty", "no_repeat_ngram_size")
+"""What a checkpoint's generation_config.json may say besides for requests that do not."""
+GREEDY_BELOW = 1e-6
+"""The temperature below which the likeliest token is taken."""
 
 
 class Settings:
     """Builds the config of one request. Errors name the client's field."""
 
-    def __init__(self, limits: Limits, defaults: SamplingConfig) -> None:
-        """`defaults` are the checkpoint's."""
+    def __init__(self, limits: Limits, defaults: SamplingConfig, is_chat: bool = True) -> None:
+        """`defaults` are the checkpoint's; `is_chat` as in `with_defaults`."""
         self.limits = limits
         self.config = SamplingConfig()
         self.tokens_named: dict[str, list[int]] = {}
         """Token ids that the client names, by field."""
         self._defaults = defaults
-        for name in INHERITED:
-            if name in defaults.explicit_fields:
-                setattr(self.config, name, getattr(defaults, name))
-        if "top_k" not in defaults.explicit_fields:
-            self.config.top_k = 0
+        self._is_chat = is_chat
 
     def set(self, name: str, value: Any, param: str | None = None) -> None:
         """Sets a field of the config; None leaves it as it is. `param` is what the client calls it."""
@@ -42,19 +41,21 @@ class Settings:
         except (TypeError, ValueError) as error:
             raise ApiError(400, str(error), param=param or name) from None
 
-    def temperature(self, value: float | None) -> None:
-        """0 takes the likeliest token; None is the checkpoint's, or 1."""
-        self.config.do_sample = True
-        if value is not None and 0 <= value < 1e-6:
+    def draws(self, temperature: float | None, top_k: int | None, **filters: float | None) -> None:
+        """Decides how tokens are drawn: as the client says, else as everywhere in pace (`with_defaults`), but for `top_k`,
+        which is off over HTTP. A temperature of 0 takes the likeliest token; a `top_k` of -1 is vLLM's word for off."""
+        if temperature is not None and 0 <= temperature < GREEDY_BELOW:
             self.config.do_sample = False
         else:
-            self.set("temperature", value)
-            if self.config.temperature < 1e-6:  # the checkpoint's
-                self.config.do_sample = False
-
-    def top_k(self, value: int | None) -> None:
-        """-1 is vLLM's word for none."""
-        self.set("top_k", 0 if value == -1 else value)
+            self.set("temperature", temperature)
+        self.set("top_k", 0 if top_k == -1 else top_k)
+        for name, value in filters.items():
+            self.set(name, value)
+        settled = with_defaults(self.config, self._defaults, self._is_chat)
+        for name in {"do_sample", *DRAWS, *PENALTIES} & settled.explicit_fields:
+            setattr(self.config, name, getattr(settled, name))
+        if "top_k" not in settled.explicit_fields:
+            self.config.top_k = 0
 
     def seed(self, value: int | None) -> None:
         """Any 64-bit number, with a sign or without."""

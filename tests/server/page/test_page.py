@@ -280,6 +280,13 @@ HOSTILE = """<script>alert(1)</script><img src=x onerror=alert(2)>
 </code></pre><script>alert(10)</script>
 ```
 # <iframe srcdoc='<script>alert(11)</script>'>
+| <img src=x onerror=alert(12)> | b |
+|---|---|
+| <script>alert(13)</script> | [x](javascript:alert(14)) |
+
+```html
+<script>alert(15)</script><img src="x" onerror='alert(16)'>
+```
 - <style>*{display:none}</style>"""
 
 
@@ -297,7 +304,18 @@ def test_hostile_text_is_only_text(chat: Chat):
 
 
 @pytest.mark.parametrize(
-    ("unit", "num_pieces"), [("a", 256), ("a\n\n", 64), ("**a** ", 32), ("- a\n", 32), ("```\n", 32), ("[a](", 32)]
+    ("unit", "num_pieces"),
+    [
+        ("a", 256),
+        ("a\n\n", 64),
+        ("**a** ", 32),
+        ("- a\n", 32),
+        ("```\n", 32),
+        ("[a](", 32),
+        ("|a|b|\n|-|-|\n|a|b|\n\n", 32),
+        ("```py\na = 1 # a\n```\n", 32),
+        ("|a", 64),
+    ],
 )
 def test_a_megabyte_leaves_the_page_usable(chat: Chat, unit: str, num_pieces: int):
     """One line of it, or as many elements as can be had; in pieces of 4 KB, as a stream has them."""
@@ -333,6 +351,106 @@ def test_what_is_drawn_does_not_depend_on_how_the_text_came(chat: Chat):
     ]
     assert chat.count(".answer:last-child a") == 2
     assert "2 * 3 * 4 stays. 🙂 ends" in chat.text(".answer:last-child .body")
+
+
+TABLES = """Before the table | no head
+Name | `a\\|b` | Sum
+:--|:-:|--:
+**one** | `x` | 1
+| two \\| three | <b>2</b> |
+four | 5 | 6 | 7
+no row any more
+
+| single |
+|--------|
+| [a](https://example.com/) |
+
+| a | b |
+|---|
+still | text
+
+```text
+| a |
+|---|
+```
+- item | x
+|---|---|
+end"""
+
+
+def test_tables_are_drawn_however_the_text_comes(chat: Chat):
+    drawn = []
+    for size in (len(TABLES), 1, 2, 3, 7):
+        chat.ask("Go", Answer([TABLES[i : i + size] for i in range(0, len(TABLES), size)]))
+        drawn.append(_tree(chat))
+    assert all(tree == drawn[0] for tree in drawn)
+    tables = chat.browser.evaluate(
+        "[...document.querySelectorAll('.answer:last-child .body table')].map(table => [...table.rows].map(row =>"
+        "[...row.cells].map(cell => [cell.localName, cell.innerText, cell.className].join(' ').trim())))"
+    )
+    assert tables == [
+        [
+            ["th Name", "th a|b center", "th Sum right"],
+            ["td one", "td x center", "td 1 right"],
+            ["td two | three", "td <b>2</b> center", "td  right"],
+            ["td four", "td 5 center", "td 6 | 7 right"],
+        ],
+        [["th single"], ["td a"]],
+    ]
+    text = chat.text(".answer:last-child .body")
+    for line in ("Before the table | no head", "no row any more", "| a | b |", "still | text", "item | x", "end"):
+        assert line in text.split("\n")
+    assert chat.count(".answer:last-child :is(td code, th code, td strong, td a)") == 4
+    assert chat.count(".answer:last-child b") == 0
+
+
+CODE = {
+    "python": '''@wraps
+def f(x: int = 0x1F) -> str:  # a "comment"
+    """Text
+    of def two lines"""
+    return f"a # {x}" if x < 1.5e3 else 'it\\\'s' + name2''',
+    "js": """const a = `one ${x}
+return two`; // it's
+/* for
+   while */ let r = 7 / 2;""",
+    "sh": "echo $# 'a b' # done\nfor x in 1 2; do",
+    "json": '{"a": [true, -1.5], "b": "</code>"}',
+    "html": '<!-- <p>\n--> <a href="x">if 5</a>',
+    "rust": "fn f<'a>(x: &'a str) -> u8 { 0 }",
+    "unknown": "if 5 'x'",
+}
+COLOURED = {
+    "python": ["def", "0x1F", '# a "comment"', '"""Text', '    of def two lines"""', "return", '"a # {x}"', "if", "1.5e3",
+               "else", "'it\\'s'"],
+    "js": ["const", "`one ${x}", "return two`", "// it's", "/* for", "   while */", "let", "7", "2"],
+    "sh": ["echo", "'a b'", "# done", "for", "in", "1", "2", "do"],
+    "json": ['"a"', "true", "1.5", '"b"', '"</code>"'],
+    "html": ["<!-- <p>", "-->", "<a", '"x"', ">", "5", "</a", ">"],
+    "rust": ["fn", "0"],
+    "unknown": [],
+}  # fmt: skip
+
+
+def test_code_is_coloured_however_it_comes_and_stays_the_same_text(chat: Chat):
+    text = "\n".join(f"```{language}\n{code}\n```" for language, code in CODE.items())
+    drawn = []
+    for size in (len(text), 1, 5):
+        chat.ask("Go", Answer([text[i : i + size] for i in range(0, len(text), size)]))
+        drawn.append(_tree(chat))
+    assert all(tree == drawn[0] for tree in drawn)
+    blocks = chat.browser.evaluate(
+        "[...document.querySelectorAll('.answer:last-child pre')].map(pre => [pre.querySelector('div').firstChild.data,"
+        "pre.querySelector('code').textContent, [...pre.querySelectorAll('i')].map(i => i.textContent)])"
+    )
+    assert blocks == [[language, code + "\n", COLOURED[language]] for language, code in CODE.items()]
+    kinds = "[...new Set([...document.querySelectorAll('.answer:last-child pre i')].map(i => i.className))].sort()"
+    assert chat.browser.evaluate(kinds) == ["comment", "number", "string", "word"]
+    shades = chat.browser.evaluate(
+        "['comment', 'number', 'string', 'word'].map(kind =>"
+        "getComputedStyle(document.querySelector('.answer:last-child i.' + kind)).color)"
+    )
+    assert len(set(shades)) == 4
 
 
 def _tree(chat: Chat) -> Any:

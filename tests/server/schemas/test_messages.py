@@ -130,7 +130,7 @@ def test_sampling_is_what_was_asked() -> None:
     assert (config.stop_strings, config.seed) == (["x", "y"], 7)
     assert (job.max_tokens, job.stream, job.cache_salt) == (5, True, "s")
     config = job_of({"messages": HI, "max_tokens": 5}).sampling
-    assert (config.do_sample, config.temperature, config.top_k, config.stop_strings) == (True, 1.0, 0, None)
+    assert (config.do_sample, config.temperature, config.top_k, config.stop_strings) == (True, 0.7, 0, None)
     assert job_of({"messages": HI, "max_tokens": 5, "temperature": 0}).sampling.do_sample is False
 
 

@@ -102,7 +102,7 @@ def test_sampling_is_what_was_asked(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_what_is_left_open_is_the_checkpoints() -> None:
     config = job_of({"input": "hi"}).sampling
-    assert (config.do_sample, config.temperature, config.top_k) == (True, 1.0, 0)
+    assert (config.do_sample, config.temperature, config.top_k) == (True, 0.7, 0)
     config = job_of({"input": "hi"}, SamplingConfig(temperature=0.6, top_k=20)).sampling
     assert (config.temperature, config.top_k) == (0.6, 20)
     assert job_of({"input": "hi", "temperature": 0}).sampling.do_sample is False
