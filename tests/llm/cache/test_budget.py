@@ -11,7 +11,7 @@ import torch
 from pace.assets import TINY
 from pace.cli import main
 from pace.llm import LLMModel, SamplingConfig, loading
-from pace.llm.models import model_utils
+from pace.llm.models import checkpoint as checkpoint_module
 from tests.llm.cache.test_dtype import prompts
 from tests.llm.generators import check_idle
 from tests.plugins.tiers import sample
@@ -142,7 +142,7 @@ def test_the_tightest_bound_is_named() -> None:
 def test_budgets_that_make_no_sense_are_told_before_weights_are_read(
     arguments: dict, error: type[Exception], message: str, monkeypatch
 ) -> None:
-    monkeypatch.setattr(model_utils, "CheckpointReader", lambda directory: pytest.fail("weights were read"))
+    monkeypatch.setattr(checkpoint_module, "CheckpointReader", lambda directory: pytest.fail("weights were read"))
     with pytest.raises(error, match=message):
         LLMModel(TINY, progress=False, **arguments)
 

@@ -13,6 +13,7 @@ import torch
 from pace.assets import TINY, TINY_DRAFT
 from pace.cli import main
 from pace.llm import DraftModelConfig, LLMModel, PromptLookupConfig, SamplingConfig
+from pace.llm.models import checkpoint as checkpoint_module
 from pace.llm.models import model_utils
 from tests.llm.generators import check_idle
 
@@ -178,7 +179,7 @@ def test_names_and_dtypes(given, dtype: str, expected: torch.dtype) -> None:
 def test_what_is_unknown_is_refused_before_weights_are_read(
     given, error: type[Exception], message: str, monkeypatch
 ) -> None:
-    monkeypatch.setattr(model_utils, "CheckpointReader", lambda directory: pytest.fail("weights were read"))
+    monkeypatch.setattr(checkpoint_module, "CheckpointReader", lambda directory: pytest.fail("weights were read"))
     with pytest.raises(error, match=message):
         LLMModel(TINY, kv_cache_dtype=given, progress=False)
 

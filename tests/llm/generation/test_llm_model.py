@@ -8,7 +8,7 @@ import pytest
 
 from pace.checkpoints.reader import CheckpointReader
 from pace.llm import GenerateOutput, LLMModel, SamplingConfig
-from pace.llm.models import model_utils
+from pace.llm.models import checkpoint as checkpoint_module
 from tests.llm.generation.loaded import GREEDY
 
 
@@ -53,7 +53,7 @@ def test_small_things_are_checked_before_weights_are_read(
     folder, reads = shutil.copytree(checkpoint("llama")[0], tmp_path / "model"), []
     (folder / name).write_text(content)
     reader = lambda directory: reads.append(directory) or CheckpointReader(directory)
-    monkeypatch.setattr(model_utils, "CheckpointReader", reader)
+    monkeypatch.setattr(checkpoint_module, "CheckpointReader", reader)
     with pytest.raises(error):
         LLMModel(folder, progress=False, **arguments)
     assert not reads
