@@ -5,6 +5,7 @@ Code that a checkpoint brings along is not run.
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 from collections.abc import Callable
@@ -149,6 +150,7 @@ def _of_directory(directory: Path) -> Source:
     present = [path for pattern in TOKENIZER_FILES for path in directory.glob(pattern)]
     if not any(path.name in VOCABULARY_FILES for path in present):
         return Source(None, ", ".join(VOCABULARY_FILES))
+    _check_library(directory)
     if chatglm.is_own_tokenizer(directory):
         return Source(lambda: _make(directory, *chatglm.own_tokenizer(directory)), "tokenizer.model")
     settings: dict[str, Any] = {}
@@ -161,6 +163,22 @@ def _of_directory(directory: Path) -> Source:
                 _check_class(path, settings.get("tokenizer_class"))
     files = f"its files ({', '.join(sorted(path.name for path in present))}, and config.json)"
     return Source(lambda: _whole(directory, settings) or _auto(directory, settings), files)
+
+
+def _check_library(directory: Path) -> None:
+    """Raises ImportError where the vocabulary is one that transformers reads with a library that is not here: it would
+    ask for another one."""
+    path = directory / "tokenizer.model"
+    if (directory / "tokenizer.json").exists() or not path.is_file() or chatglm.is_own_tokenizer(directory):
+        return
+    with open(path, "rb") as file:
+        is_tiktoken = file.read(1) != b"\n"  # a message of protocol buffers begins with the first of its pieces
+    library = "tiktoken" if is_tiktoken else "sentencepiece"
+    if importlib.util.find_spec(library) is None:
+        raise ImportError(
+            f"{path} is a vocabulary of {library}, and transformers reads it with that package: pip install {library}; or "
+            "give tokenizer_name_or_path, a checkpoint with a tokenizer.json"
+        )
 
 
 def _whole(directory: Path, settings: dict[str, Any]) -> Tokenizer | None:

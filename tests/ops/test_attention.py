@@ -177,6 +177,26 @@ def test_long_contexts_close_to_float64():
     assert ((attend(sequence, kv, blocks, 2600) - expected).abs() <= tolerance).all()
 
 
+def test_sinks_close_to_float64():
+    """A sink is one more score, without a value. Far above the scores it takes all weight, far below it none."""
+    sinks = torch.tensor([-1e30, -400.0, -3.0, 0.5, 60.0, 400.0, 1e30, 2.0])
+    for length in (1, 90, 2100):
+        sequence = make_sequence(length, 8, 2, 16, seed=length)
+        kv, (blocks,) = fill_cache([sequence], torch.float32)
+        expected, tolerance = expected_and_tolerance(sequence, torch.float32, None, None)
+        q, k = sequence.q.double().transpose(0, 1), sequence.k.double().transpose(0, 1).repeat_interleave(4, 0)
+        last = (q[:, -1:] @ k.transpose(1, 2) / 4).squeeze(1)
+        share = 1 / (1 + (sinks.double() - last.logsumexp(-1)).exp())  # of the weight that is left to the values
+        wanted = (expected[-1].view(8, 16) * share[:, None]).flatten()
+        for isa in each_isa():
+            for span in (length, 1) if length < 1000 else (length,):
+                got = attend(sequence, kv, blocks, span, sinks=sinks)[-1]
+                assert got.isfinite().all(), (isa, length, span)
+                assert ((got - wanted).abs() <= 8 * tolerance[-1]).all(), (isa, length, span)
+        with pytest.raises(ValueError, match="sinks must be a contiguous vector of 8"):
+            attend(sequence, kv, blocks, length, sinks=sinks[:7])
+
+
 @pytest.mark.parametrize("window", [None, 50, 1100])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_bits_do_not_depend_on_the_span(window, dtype):

@@ -138,6 +138,19 @@ def test_chat_template_json_is_read(tmp_path):
         assert tokenizer.apply_chat_template(CHAT, tokenize=False) == "Be brief.!"
 
 
+@pytest.mark.parametrize(("content", "library"), [(b"\n\x05\n\x03abc", "sentencepiece"), (b"YQ== 0\n", "tiktoken")])
+def test_a_library_that_is_missing_is_named(tmp_path, monkeypatch, content, library):
+    (tmp_path / "tokenizer.model").write_bytes(content)
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *others: None)
+    with pytest.raises(
+        ImportError, match=f"is a vocabulary of {library}.*pip install {library}; or give tokenizer_name"
+    ):
+        load_tokenizer(tmp_path)
+    with pytest.raises(ImportError, match=library):
+        load_tokenizer(tmp_path, required=False)
+
+
 def test_models_whose_class_transformers_chooses():
     """`REBUILT_MODELS` has those that it rebuilds whatever class a checkpoint names."""
     names = tokenization_auto.TOKENIZER_MAPPING_NAMES

@@ -142,7 +142,7 @@ def test_decoding_leaves_names_out_where_asked(tokenizer):
 
 # ------------------------------------------------------------------------------------------------------ with a model
 
-GREEDY = SamplingConfig(max_new_tokens=12)
+GREEDY = SamplingConfig(max_new_tokens=12, do_sample=False)
 
 
 @pytest.fixture(scope="module")
