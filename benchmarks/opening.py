@@ -9,11 +9,10 @@ the page cache; memory is the largest resident set. "reading" is the file read b
 from __future__ import annotations
 
 import argparse
-import os
+import json
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -66,18 +65,24 @@ def main() -> int:
     return 0
 
 
+RUNNER = """
+import json, resource, subprocess, sys, time
+began = time.perf_counter()
+done = subprocess.run(sys.argv[1:], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+seconds = time.perf_counter() - began
+peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+print(json.dumps([seconds, peak, done.returncode, done.stdout.decode(errors="replace")[-2000:]]))
+"""
+"""A small process between: what a large one starts counts that one's memory as its own peak."""
+
+
 def run(command: list[str]) -> tuple[float, int]:
     """Seconds and peak resident bytes of a process."""
-    with tempfile.TemporaryFile() as output:
-        began = time.perf_counter()
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
-        _, status, usage = os.wait4(process.pid, 0)
-        seconds = time.perf_counter() - began
-        if status:
-            output.seek(0)
-            raise RuntimeError(f"{' '.join(command)}: {output.read().decode(errors='replace')[-2000:]}")
-    process.returncode = 0
-    return seconds, usage.ru_maxrss * 1024
+    done = subprocess.run([sys.executable, "-c", RUNNER, *command], stdout=subprocess.PIPE, check=True)
+    seconds, peak, status, output = json.loads(done.stdout)
+    if status:
+        raise RuntimeError(f"{' '.join(command)}: {output}")
+    return seconds, peak
 
 
 def read(path: Path, num_threads: int = 2) -> float:
