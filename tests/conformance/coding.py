@@ -21,6 +21,8 @@ QUESTIONS = ("What is in notes.txt?", "Make the fox of notes.txt blue.", "Which 
 ANSWERS = ("It says that the fox is red.", "Done: the fox of the file is blue.", "Blue, since the last change.")
 NAME = "local"
 """Of the model, in requests."""
+CONTEXT = 65536
+PAGE = Path(__file__).parents[2] / "docs" / "integrations.md"
 SECONDS = 120
 """For a turn."""
 
@@ -66,7 +68,7 @@ def long_model(folder: Path) -> Path:
     logging.disable_progress_bar()
     size = {"hidden_size": 32, "intermediate_size": 32, "head_dim": 32}
     number = {"num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1}
-    config = AutoConfig.from_pretrained(TINY, **size, **number, max_position_embeddings=1 << 17)
+    config = AutoConfig.from_pretrained(TINY, **size, **number, max_position_embeddings=CONTEXT)
     shutil.copytree(TINY, folder, dirs_exist_ok=True)
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     return folder
@@ -133,6 +135,13 @@ def _nowhere(hosts: list[str]) -> Iterator[str]:
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
+
+
+def settings(begin: str) -> str:
+    """The block of docs/integrations.md that begins so, with the server's address in place of the page's."""
+    blocks = PAGE.read_text().split("```")[1::2]
+    found = next(block.removeprefix("text\n") for block in blocks if block.startswith(f"text\n{begin}"))
+    return found.replace("http://127.0.0.1:8000", os.environ["PACE_URL"])
 
 
 def requests(log: Path) -> list[dict[str, str]]:

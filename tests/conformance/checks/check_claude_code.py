@@ -8,20 +8,14 @@ import pytest
 
 from tests.conformance.checks.session import *  # noqa: F403
 from tests.conformance.checks.session import Session
-from tests.conformance.coding import NAME, QUESTIONS, Client, Turn, objects
-
-VARIABLES = {
-    "ANTHROPIC_BASE_URL": os.environ["PACE_URL"],
-    "ANTHROPIC_AUTH_TOKEN": "none",
-    "ANTHROPIC_DEFAULT_HAIKU_MODEL": NAME,
-    "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-    "CLAUDE_CODE_MAX_CONTEXT_TOKENS": "131072",
-}
+from tests.conformance.coding import CONTEXT, NAME, QUESTIONS, Client, Turn, objects, settings
 
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory) -> Session:
-    client = Client(tmp_path_factory.mktemp("claude_code"), **VARIABLES)
+    lines = settings("export ").splitlines()
+    variables = dict(line.removeprefix("export ").split("=", 1) for line in lines if line.startswith("export "))
+    client = Client(tmp_path_factory.mktemp("claude_code"), **variables)
     turns, texts = [], []
     for number, question in enumerate(QUESTIONS):
         go_on = ["--continue"] if number else []
@@ -37,4 +31,4 @@ def session(tmp_path_factory) -> Session:
 
 def test_the_client_knows_the_context_of_the_model(session):
     used = objects(session.turns[0].output)[-1]["modelUsage"]
-    assert {name: one["contextWindow"] for name, one in used.items()} == {NAME: 131072}
+    assert {name: one["contextWindow"] for name, one in used.items()} == {NAME: CONTEXT}

@@ -9,34 +9,14 @@ import pytest
 
 from tests.conformance.checks.session import *  # noqa: F403
 from tests.conformance.checks.session import Session
-from tests.conformance.coding import NAME, QUESTIONS, Client, Turn, objects
-
-CONFIG = f"""
-model = "{NAME}"
-model_provider = "pace"
-model_context_window = 131072
-web_search = "disabled"
-check_for_update_on_startup = false
-
-[model_providers.pace]
-name = "pace"
-base_url = "{os.environ["PACE_URL"]}/v1"
-wire_api = "responses"
-
-[analytics]
-enabled = false
-
-[features]
-apps = false
-plugins = false
-"""
+from tests.conformance.coding import QUESTIONS, Client, Turn, objects, settings
 
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory) -> Session:
     client = Client(tmp_path_factory.mktemp("codex"))
     (client.home / ".codex").mkdir()
-    (client.home / ".codex" / "config.toml").write_text(CONFIG)
+    (client.home / ".codex" / "config.toml").write_text(settings("# ~/.codex/config.toml"))
     turns, texts, counted = [], [], (0, 0)
     for number, question in enumerate(QUESTIONS):
         go_on = ["resume", "--last"] if number else []
