@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 import llama_cpp
+import numpy as np
 from texts import ODD_TEXTS
 
 HERE = Path(__file__).parent
@@ -57,12 +58,11 @@ def perplexity(model: llama_cpp.Llama, text: str) -> dict:
     tokens = ids(model, text)[:512]
     model.reset()
     model.eval(tokens)
-    total = 0.0
-    for position, token in enumerate(tokens[1:]):
-        row = model.scores[position]
-        largest = float(row.max())
-        total += largest + math.log(sum(math.exp(value - largest) for value in row.tolist())) - float(row[token])
-    return {"ids": tokens, "perplexity": math.exp(total / (len(tokens) - 1))}
+    rows = np.asarray(model.scores[: len(tokens) - 1], np.float64)
+    largest = rows.max(axis=1, keepdims=True)
+    log_sums = largest[:, 0] + np.log(np.exp(rows - largest).sum(axis=1))
+    mean = float((log_sums - rows[np.arange(len(rows)), tokens[1:]]).mean())
+    return {"ids": tokens, "perplexity": math.exp(mean)}
 
 
 if __name__ == "__main__":
