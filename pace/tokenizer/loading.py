@@ -9,6 +9,7 @@ import importlib.util
 import logging
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -133,14 +134,15 @@ def _of_gguf(path: Path, metadata: Metadata | None) -> Source:
 def _make(path: Path, state: Any, settings: dict[str, Any], kind: type[Tokenizer] = Tokenizer) -> Tokenizer:
     """A tokenizer of what would stand in tokenizer.json and tokenizer_config.json."""
     backend = make_backend(state)
+    return kind(backend, settings, str(path), partial(_wrapped, backend, settings))
 
-    def transformers() -> Any:
-        from transformers import PreTrainedTokenizerFast
 
-        # Without the path: with a name of more than 100,000 tokens transformers asks the Hub about it.
-        return PreTrainedTokenizerFast(tokenizer_object=backend, **settings)
+def _wrapped(backend: Backend, settings: dict[str, Any]) -> Any:
+    """transformers' tokenizer around a copy of `backend`."""
+    from transformers import PreTrainedTokenizerFast
 
-    return kind(backend, settings, str(path), transformers)
+    # Without the path: with a name of more than 100,000 tokens transformers asks the Hub about it.
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **settings)
 
 
 # ---- Directories
@@ -184,15 +186,29 @@ def _check_library(directory: Path) -> None:
 def _whole(directory: Path, settings: dict[str, Any]) -> Tokenizer | None:
     """A tokenizer whose tokenizer.json says all; None where it does not, or is missing."""
     path, config = directory / "tokenizer.json", directory / "config.json"
-    if not (settings and path.is_file() and config.is_file()):
+    if not (settings and path.is_file()):
         return None
-    model_type = read_json_object(config).get("model_type")
+    model_type = read_json_object(config).get("model_type") if config.is_file() else ""
     backend = Backend.from_file(str(path))
-    complete = complete_settings(backend, settings, model_type)
+    complete = complete_settings(backend, _with_older_files(directory, settings), model_type)
     if complete is None:
         return None
     complete["chat_template"] = _chat_templates(directory, settings)
-    return Tokenizer(backend, complete, str(directory), lambda: _auto(directory, settings))
+    return Tokenizer(backend, complete, str(directory), partial(_auto, directory, settings))
+
+
+def _with_older_files(directory: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings with the special tokens and the added ones that older checkpoints have in files of their own."""
+    if "added_tokens_decoder" in settings:
+        return settings
+    special, added = directory / "special_tokens_map.json", directory / "added_tokens.json"
+    found = read_json_object(special) if special.is_file() else {}
+    if settings.get("extra_special_tokens") or settings.get("additional_special_tokens"):
+        found.pop("additional_special_tokens", None)
+    found = settings | found
+    if added.is_file():
+        found["added_tokens_decoder"] = {index: {"content": token} for token, index in read_json_object(added).items()}
+    return found
 
 
 def _chat_templates(directory: Path, settings: dict[str, Any]) -> Any:

@@ -16,11 +16,17 @@ from pace.tokenizer.tokenizer import NAMED
 
 PLAIN_CLASSES = {"PreTrainedTokenizer", "TokenizersBackend", "PythonBackend"}
 """Classes that take the file as it is; "Fast" at the end of a name says nothing."""
+PLAIN_MODELS = {
+    "ernie4_5", "ernie4_5_moe", "flex_olmo", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "gpt_bigcode", "granite",
+    "granitemoe", "granitemoehybrid", "granitemoeshared", "internlm2", "internlm3", "minicpm3", "ministral", "mistral",
+    "mixtral", "olmo2", "olmo3", "olmo_hybrid", "phi3", "phimoe", "stablelm",
+}  # fmt: skip
+"""By model_type: the file is taken as it is, whatever class the settings name."""
 REBUILT_MODELS = {"qwen2": "Qwen2Tokenizer"}
-"""By model_type: the class that transformers takes whatever the files say. tests/tokenizer holds this."""
+"""By model_type: the class that transformers takes whatever the settings name. tests/tokenizer holds both."""
 
-BYTE_LEVEL_LLAMAS = {"llama", "deepseek_v2", "deepseek_v3"}
-"""By model_type: where a LlamaTokenizer of bytes is taken as it is."""
+BYTE_PIECES = [f"<0x{byte:02X}>" for byte in range(256)]
+"""Tokens to which a vocabulary of pieces falls back."""
 
 _QWEN2 = r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"""
 _BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
@@ -48,9 +54,9 @@ REBUILT = {
 to bytes where it works on pieces, and never prefers a whole word to its merges."""
 
 _END = "<|endoftext|>"
-DEFAULTS: dict[str, dict[str, str]] = {
+DEFAULTS: dict[str, dict[str, str | None]] = {
     "Qwen2Tokenizer": {"unk_token": _END, "eos_token": _END, "pad_token": _END},
-    "GPT2Tokenizer": {"unk_token": _END, "bos_token": _END, "eos_token": _END},
+    "GPT2Tokenizer": {"unk_token": _END, "bos_token": _END, "eos_token": _END, "pad_token": None},
     "GemmaTokenizer": {
         "unk_token": "<unk>", "bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "mask_token": "<mask>",
         "padding_side": "left",
@@ -61,29 +67,42 @@ DEFAULTS: dict[str, dict[str, str]] = {
 
 
 def complete_settings(backend: Tokenizer, settings: Mapping[str, Any], model_type: Any) -> dict[str, Any] | None:
-    """What tokenizer_config.json holds, with the defaults of its class; None unless transformers' tokenizer would be
-    `backend` as it was read from tokenizer.json."""
-    name = settings.get("tokenizer_class")
-    if "auto_map" in settings or not isinstance(name, str) or not isinstance(model_type, str):
+    """What tokenizer_config.json holds, with what its class and the file add; None unless transformers' tokenizer would
+    be `backend` as it was read from tokenizer.json."""
+    named = settings.get("tokenizer_class")
+    if "auto_map" in settings or not isinstance(named, str) or not isinstance(model_type, str):
         return None
-    name = REBUILT_MODELS.get(model_type, name.removesuffix("Fast"))
-    is_plain = name in PLAIN_CLASSES or (
-        name == "LlamaTokenizer" and model_type in BYTE_LEVEL_LLAMAS and _is_byte_level(backend)
-    )
-    if not is_plain:
-        settings = DEFAULTS.get(name, {}) | settings
+    name = _class_of(backend, named.removesuffix("Fast"), model_type)
+    of_class = DEFAULTS.get(name or "", {})
+    if backend.padding:  # which decides before the class, but for a token that the class has
+        of_class = {"pad_token": backend.padding["pad_token"], **of_class, "padding_side": backend.padding["direction"]}
+    complete = of_class | dict(settings)
     is_whole = (
-        (is_plain or _has_parts(backend, name, settings))
-        and not settings.get("fix_mistral_regex")
+        (name is None or _has_parts(backend, name, complete))
         and backend.post_processor is not None
-        and _has_tokens(backend, settings)
+        and not complete.get("fix_mistral_regex")
+        and complete.get("padding_side", "left") in ("left", "right")
+        and not (complete.get("clean_up_tokenization_spaces") and type(backend.model).__name__ != "BPE")
+        and _has_tokens(backend, complete, rebuilt=name is not None)
     )
-    return dict(settings) if is_whole else None
+    return complete if is_whole else None
+
+
+def _class_of(backend: Tokenizer, name: str, model_type: str) -> str | None:
+    """The class that transformers makes where a checkpoint names another or the same; None for one that takes the file
+    as it is."""
+    if model_type in REBUILT_MODELS:
+        return REBUILT_MODELS[model_type]
+    is_plain = name in PLAIN_CLASSES or model_type in PLAIN_MODELS
+    return None if is_plain or name == "LlamaTokenizer" and _is_byte_level(backend) else name
 
 
 def _has_parts(backend: Tokenizer, name: str, settings: Mapping[str, Any]) -> bool:
     """Whether a tokenizer is built as the class `name` builds it."""
-    if name not in REBUILT or settings.get("add_prefix_space"):
+    is_llama = name == "LlamaTokenizer"
+    if name not in REBUILT or settings.get("add_prefix_space") not in (None, is_llama):
+        return False
+    if is_llama and settings.get("legacy"):  # a space stands before each piece of text then
         return False
     *before, decoder = REBUILT[name]
     found = [_as_json(part) for part in (backend.normalizer, backend.pre_tokenizer, backend.decoder)]
@@ -94,29 +113,54 @@ def _has_parts(backend: Tokenizer, name: str, settings: Mapping[str, Any]) -> bo
         and (found[2]["type"] == "ByteLevel" if of_bytes and found[2] else found[2] == decoder)
         and type(model).__name__ == "BPE"
         and (model.fuse_unk, model.byte_fallback, model.ignore_merges) == (not of_bytes, not of_bytes, False)
+        # Classes differ in the token for what is unknown: nothing may be.
+        and (model.unk_token is None if of_bytes else None not in map(backend.token_to_id, BYTE_PIECES))
     )
 
 
 def _is_byte_level(backend: Tokenizer) -> bool:
-    return (_as_json(backend.decoder) or {}).get("type") == "ByteLevel"
+    """Whether a part works on bytes. A LlamaTokenizer of bytes is taken as it is, one of pieces is built anew."""
+    parts = (backend.normalizer, backend.pre_tokenizer, backend.post_processor, backend.decoder)
+    return any('"ByteLevel"' in json.dumps(_as_json(part)) for part in parts)
 
 
 def _as_json(part: Any) -> Any:
     return None if part is None else json.loads(part.__getstate__())
 
 
-def _has_tokens(backend: Tokenizer, settings: Mapping[str, Any]) -> bool:
-    """Whether all tokens that the settings add, or call special, are added tokens of the file with the same flags."""
+def _has_tokens(backend: Tokenizer, settings: Mapping[str, Any], rebuilt: bool) -> bool:
+    """Whether all tokens that the settings add, or call special, are added tokens of the file with the same flags. Of a
+    class that is built anew the file has no others, as these would be lost."""
     known = backend.get_added_tokens_decoder()
-    for index, token in (settings.get("added_tokens_decoder") or {}).items():
-        if not isinstance(token, dict) or not str(index).isdecimal():
+    added = settings.get("added_tokens_decoder")
+    for index, token in (added or {}).items():
+        if not (isinstance(token, dict) and str(index).isdecimal() and _is_like(known.get(int(index)), token)):
             return False
-        found = known.get(int(index))
-        if found is None or any(getattr(found, field, None) != value for field, value in token.items()):
-            return False
-    special = {token.content for token in known.values() if token.special}
+    if rebuilt and added is not None and len(added) < len(known):
+        return False
+    special = {token.content: token for token in known.values() if token.special}
     extra = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or []
-    extra = list(extra.values()) if isinstance(extra, dict) else extra
-    tokens = [value for key, value in settings.items() if key in NAMED or key.endswith("_token")] + list(extra)
-    names = [token.get("content") if isinstance(token, dict) else token for token in tokens if token is not None]
-    return all(name in special for name in names if not isinstance(name, bool))
+    named = [value for key, value in settings.items() if key in NAMED or key.endswith("_token")]
+    if isinstance(extra, dict):
+        named, extra = [*named, *extra.values()], []
+    # Tokens without a name are added once more, with flags of their own; those with one where the class is built anew.
+    flags = {"lstrip": False, "rstrip": False, "normalized": False} if rebuilt else {}
+    return all(
+        _is_like(special.get(_content(token)), _with_flags(token, {"normalized": False})) for token in extra
+    ) and all(
+        _is_like(special.get(_content(token)), flags)
+        for token in named
+        if token is not None and not isinstance(token, bool)
+    )
+
+
+def _is_like(found: Any, token: Mapping[str, Any]) -> bool:
+    return found is not None and all(getattr(found, flag, value) == value for flag, value in token.items())
+
+
+def _with_flags(token: Any, flags: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {**flags, **token} if isinstance(token, dict) else flags
+
+
+def _content(token: Any) -> Any:
+    return token.get("content") if isinstance(token, dict) else token

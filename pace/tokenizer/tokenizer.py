@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 """Special tokens that a tokenizer_config.json may name, in the order of `all_special_tokens`."""
+
+
+FIELDS = {"input_ids": "ids", "token_type_ids": "type_ids", "attention_mask": "attention_mask"}
+"""What a tokenizer gives of a text -> its name in the tokenizers package."""
+
+
+TOKEN_OPTIONS = {
+    "padding", "truncation", "max_length", "return_tensors", "return_assistant_tokens_mask", "tokenizer_kwargs"
+}  # fmt: skip
+"""Options of `apply_chat_template` that only transformers' tokenizer has."""
 
 
 class Encoding(dict[str, Any]):
@@ -22,16 +33,42 @@ class Encoding(dict[str, Any]):
             raise AttributeError(name) from None
 
 
+class SpecialToken:
+    """An attribute of `Tokenizer` such as `pad_token`: the token of that name, None where there is none. With `is_id`
+    its id. Either may be set."""
+
+    def __init__(self, name: str, is_id: bool = False) -> None:
+        self._name, self._is_id = name, is_id
+
+    def __get__(self, tokenizer: Tokenizer, owner: type | None = None) -> Any:
+        token = tokenizer._special.get(self._name)
+        return tokenizer.convert_tokens_to_ids(token) if self._is_id and token is not None else token
+
+    def __set__(self, tokenizer: Tokenizer, value: Any) -> None:
+        if self._is_id and value is not None:
+            value = tokenizer.convert_ids_to_tokens(value)
+        if value is None:
+            tokenizer._special.pop(self._name, None)
+        else:
+            tokenizer._special[self._name] = str(value)
+
+
 class Tokenizer:
     """A model's tokenizer, with the names of transformers' tokenizers.
 
-    It does what generation needs: encode, decode, look up tokens, render chat templates. Threads may share it. For
-    anything else, such as padding or tensors, it makes transformers' tokenizer of the same files and asks that.
+    It does what generation needs: encode, decode, look up tokens, render chat templates. Threads may share it, and it
+    can be pickled. For anything else, such as padding or tensors, it makes transformers' tokenizer of the same files and
+    asks that. What is set or added here holds in both. A copy shares the vocabulary.
     """
 
     is_fast = True
     turn_ends: Sequence[int] = ()
     """Tokens that end a turn, besides the end of a text."""
+
+    bos_token, eos_token, unk_token, sep_token, pad_token, cls_token, mask_token = map(SpecialToken, NAMED)
+    bos_token_id, eos_token_id, unk_token_id, sep_token_id, pad_token_id, cls_token_id, mask_token_id = (
+        SpecialToken(name, is_id=True) for name in NAMED
+    )
 
     def __init__(
         self,
@@ -40,76 +77,92 @@ class Tokenizer:
         name_or_path: str = "",
         transformers: Callable[[], Any] | None = None,
     ) -> None:
-        """`settings` is what stands in a tokenizer_config.json. `transformers` makes the other tokenizer."""
-        backend.no_padding()
-        backend.no_truncation()
-        self.backend_tokenizer = backend
-        self.name_or_path = name_or_path
+        """`settings` is what stands in a tokenizer_config.json. `transformers` makes the other tokenizer; a tokenizer
+        can be pickled where this function can."""
+        self._special, self._extra = _special_tokens(settings)
         self.chat_template: str | dict[str, str] | None = _templates(settings.get("chat_template"))
+        self.name_or_path = name_or_path
         self.padding_side = settings.get("padding_side", "right")
-        self.model_max_length = settings.get("model_max_length") or int(1e30)
-        self.clean_up_tokenization_spaces = False
+        self.model_max_length = settings.get("model_max_length", settings.get("max_len")) or int(1e30)
+        self.model_input_names = list(settings.get("model_input_names", ("input_ids", "attention_mask")))
+        self.clean_up_tokenization_spaces = settings.get("clean_up_tokenization_spaces", False)
+        """Whether decoding drops spaces before signs; of no effect for BPE, as in transformers."""
         self.tokenizer_class = settings.get("tokenizer_class", "PreTrainedTokenizerFast")
         self.split_special_tokens = bool(settings.get("split_special_tokens", False))
         """Whether names of special tokens in a text are text."""
-        backend.encode_special_tokens = self.split_special_tokens
+        self._use(backend)
         self._make_transformers = transformers
-        self._special, self._extra = _special_tokens(settings)
-        for name in NAMED:
-            token = self._special.get(name)
-            setattr(self, name, token)
-            setattr(self, f"{name}_id", None if token is None else backend.token_to_id(token))
+        self._changes: dict[str, Any] = {}
+        """Attributes that were set since, for transformers' tokenizer."""
+
+    def _use(self, backend: Backend) -> None:
+        """Takes the vocabulary and the rules of texts from `backend`."""
+        backend.no_padding()
+        backend.no_truncation()
+        backend.encode_special_tokens = self.split_special_tokens
+        self.__dict__["backend_tokenizer"] = backend
+        self._forget()
+
+    def _forget(self) -> None:
+        """Drops what was made of a vocabulary or of settings that changed."""
+        for name in ("_other_backend", "added_tokens_decoder", "all_special_tokens", "all_special_ids"):
+            self.__dict__.pop(name, None)
 
     # ---- Text to tokens
 
     def __call__(self, text: str | Sequence[str], *others: Any, **options: Any) -> Any:
         """{"input_ids", "attention_mask"} of a text, or of each text of a list. `add_special_tokens=False` leaves out
         what the tokenizer puts around texts; other options are transformers'."""
-        if others or options.keys() - {"add_special_tokens", "split_special_tokens"}:
+        texts = text if isinstance(text, (list, tuple)) else [text]
+        is_plain = not others and options.keys() <= {"add_special_tokens", "split_special_tokens"}
+        if not is_plain or not all(isinstance(one, str) for one in texts):
             return self.transformers(text, *others, **options)
-        if isinstance(text, str):
-            ids = self.encode(text, **options)
-            return Encoding(input_ids=ids, attention_mask=[1] * len(ids))
-        rows = [self.encode(one, **options) for one in text]
-        return Encoding(input_ids=rows, attention_mask=[[1] * len(row) for row in rows])
+        rows = [self._encode(one, **options) for one in texts]
+        names = [name for name in FIELDS if name in ("input_ids", *self.model_input_names)]
+        columns = {name: [getattr(row, FIELDS[name]) for row in rows] for name in names}
+        return Encoding(columns if texts is text else {name: rows[0] for name, rows in columns.items()})
 
-    def encode(
-        self,
-        text: str,
-        *others: Any,
-        add_special_tokens: bool = True,
-        split_special_tokens: bool | None = None,
-        **options: Any,
-    ) -> list[int]:
-        """Token ids of a text."""
-        if others or options or not isinstance(text, str):
-            options |= {} if split_special_tokens is None else {"split_special_tokens": split_special_tokens}
-            return self.transformers.encode(text, *others, add_special_tokens=add_special_tokens, **options)
+    def encode(self, text: str, *others: Any, **options: Any) -> list[int]:
+        """Token ids of a text. Options are those of `__call__`."""
+        if others or options.keys() - {"add_special_tokens", "split_special_tokens"} or not isinstance(text, str):
+            return self.transformers.encode(text, *others, **options)
+        return self._encode(text, **options).ids
+
+    def _encode(self, text: str, add_special_tokens: bool = True, split_special_tokens: bool | None = None) -> Any:
         splits = self.split_special_tokens if split_special_tokens is None else split_special_tokens
-        backend = self.backend_tokenizer if splits == self.split_special_tokens else self._other_backend
-        return backend.encode(text, add_special_tokens=add_special_tokens).ids
+        own = self.backend_tokenizer
+        backend = own if splits == own.encode_special_tokens else self._other_backend
+        return backend.encode(text, add_special_tokens=add_special_tokens)
 
     @cached_property
     def _other_backend(self) -> Backend:
         """The same tokenizer with the other `split_special_tokens`. Threads may not change that of one."""
         other = Backend.from_str(self.backend_tokenizer.to_str())
-        other.encode_special_tokens = not self.split_special_tokens
+        other.encode_special_tokens = not self.backend_tokenizer.encode_special_tokens
         return other
 
     # ---- Tokens to text
 
-    def decode(self, tokens: Any, skip_special_tokens: bool = False, **options: Any) -> Any:
-        """The text of token ids, a list, a tensor or one id."""
-        if options.pop("clean_up_tokenization_spaces", None) or options:
-            return self.transformers.decode(tokens, skip_special_tokens=skip_special_tokens, **options)
-        tokens = tokens.tolist() if hasattr(tokens, "tolist") else tokens
+    def decode(
+        self,
+        token_ids: Any,
+        skip_special_tokens: bool = False,
+        clean_up_tokenization_spaces: bool | None = None,
+        **options: Any,
+    ) -> Any:
+        """The text of token ids, a list, a tensor or one id; of several rows of them a list of texts."""
+        cleans = clean_up_tokenization_spaces
+        cleans = self.clean_up_tokenization_spaces if cleans is None else cleans
+        if options or cleans and type(self.backend_tokenizer.model).__name__ != "BPE":
+            return self.transformers.decode(token_ids, skip_special_tokens, cleans, **options)
+        tokens = token_ids.tolist() if hasattr(token_ids, "tolist") else token_ids
         tokens = [tokens] if isinstance(tokens, int) else list(tokens)
-        if tokens and isinstance(tokens[0], (list, tuple)):
-            return [self.decode(row, skip_special_tokens) for row in tokens]
-        return self.backend_tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens)
+        if tokens and getattr(tokens[0], "ndim", isinstance(tokens[0], (list, tuple))):
+            return [self.decode(row, skip_special_tokens, cleans) for row in tokens]
+        return self.backend_tokenizer.decode(list(map(int, tokens)), skip_special_tokens=skip_special_tokens)
 
-    def batch_decode(self, rows: Any, skip_special_tokens: bool = False, **options: Any) -> list[str]:
-        return [self.decode(row, skip_special_tokens, **options) for row in rows]
+    def batch_decode(self, sequences: Any, skip_special_tokens: bool = False, **options: Any) -> list[str]:
+        return [self.decode(row, skip_special_tokens, **options) for row in sequences]
 
     # ---- The vocabulary
 
@@ -138,24 +191,33 @@ class Tokenizer:
         if isinstance(ids, int):
             return self.backend_tokenizer.id_to_token(ids)
         hidden = set(self.all_special_ids) if skip_special_tokens else ()
-        return [self.backend_tokenizer.id_to_token(int(index)) for index in ids if index not in hidden]
+        return [self.backend_tokenizer.id_to_token(index) for index in map(int, ids) if index not in hidden]
 
     def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> Any:
         """Ids of tokens by their names; that of the unknown token for others."""
         if not isinstance(tokens, str):
             return [self.convert_tokens_to_ids(token) for token in tokens]
         index = self.backend_tokenizer.token_to_id(tokens)
-        return self.unk_token_id if index is None else index
+        return self.backend_tokenizer.token_to_id(self.unk_token) if index is None and self.unk_token else index
+
+    def add_tokens(self, *new_tokens: Any, **options: Any) -> int:
+        """Adds tokens behind the vocabulary, as transformers does, and returns how many are new. A model has no
+        embeddings for new ids, so `generate` refuses them."""
+        return self._change(lambda made: made.add_tokens(*new_tokens, **options))
+
+    def add_special_tokens(self, special_tokens_dict: Mapping[str, Any], **options: Any) -> int:
+        """The same for special tokens, given by their names: {"pad_token": "<pad>"}."""
+        return self._change(lambda made: made.add_special_tokens(special_tokens_dict, **options))
 
     @property
     def special_tokens_map(self) -> dict[str, str]:
         """Special tokens that have a name in the settings."""
-        return dict(self._special)
+        return {name: self._special[name] for name in (*NAMED, *self._special) if name in self._special}
 
     @cached_property
     def all_special_tokens(self) -> list[str]:
         """Those that decoding may leave out."""
-        return list(dict.fromkeys([*self._special.values(), *self._extra]))
+        return list(dict.fromkeys([*self.special_tokens_map.values(), *self._extra]))
 
     @cached_property
     def all_special_ids(self) -> list[int]:
@@ -176,11 +238,15 @@ class Tokenizer:
         **variables: Any,
     ) -> Any:
         """A conversation as the model was trained on it: text without `tokenize`, else what `__call__` gives, or its
-        token ids alone without `return_dict`. `variables` are what the template may look at besides. Raises as `jinja.render`, ValueError without a
-        template."""
-        if tokenize and variables.keys() & {"return_tensors", "padding", "truncation", "max_length"}:
-            options = {"tools": tools, "documents": documents, "chat_template": chat_template} | variables
-            options |= {"continue_final_message": continue_final_message, "return_dict": return_dict}
+        token ids alone without `return_dict`. `variables` are what the template may look at besides. Several
+        conversations, functions as tools, and options of tokens such as padding are left to transformers.
+
+        Raises as `jinja.render`, ValueError without a template.
+        """
+        are_dicts = all(isinstance(tool, Mapping) for tool in tools or ())
+        if not are_dicts or variables.keys() & TOKEN_OPTIONS or _are_several(conversation):
+            options = {"tools": tools, "documents": documents, "chat_template": chat_template, "tokenize": tokenize}
+            options |= {"continue_final_message": continue_final_message, "return_dict": return_dict} | variables
             return self.transformers.apply_chat_template(
                 conversation, add_generation_prompt=add_generation_prompt, **options
             )
@@ -224,18 +290,62 @@ class Tokenizer:
             raise AttributeError("this tokenizer has no files of its own from which transformers could make one")
         made = self._make_transformers()
         made.chat_template = self.chat_template
+        for name, value in self._changes.items():
+            setattr(made, name, value)
         return made
+
+    def _change(self, change: Callable[[Any], Any]) -> Any:
+        """Has transformers' tokenizer changed, and takes over what came of it."""
+        made = self.transformers
+        result = change(made)
+        others = {name: token for name, token in self._special.items() if name not in NAMED}
+        self._special = {**others, **made.special_tokens_map}
+        self._extra = [str(token) for token in _extra_tokens(made)]
+        self._use(copy.deepcopy(made.backend_tokenizer))
+        self._make_transformers = partial(copy.deepcopy, made)
+        return result
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self.transformers, name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_") or "_changes" not in self.__dict__:
+            super().__setattr__(name, value)
+        elif name in self.__dict__ or hasattr(type(self), name):
+            super().__setattr__(name, value)
+            self._forget()
+            self._changes[name] = value
+            if "transformers" in self.__dict__:
+                setattr(self.transformers, name, value)
+        else:
+            self._change(lambda made: setattr(made, name, value))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but what can be made again."""
+        made = ("transformers", "_other_backend")
+        return {name: value for name, value in self.__dict__.items() if name not in made}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._use(self.backend_tokenizer)
+
+    def __copy__(self) -> Tokenizer:
+        twin = object.__new__(type(self))
+        twin.__dict__.update(self.__getstate__(), _special=dict(self._special), _changes=dict(self._changes))
+        return twin
+
     def __deepcopy__(self, memo: dict) -> Tokenizer:
-        return self  # encoding changes nothing
+        return self.__copy__()  # encoding does not change the vocabulary
 
     def __repr__(self) -> str:
         return f"Tokenizer({self.name_or_path!r}, {len(self)} tokens)"
+
+
+def _are_several(conversation: Any) -> bool:
+    first = next(iter(conversation), None) if isinstance(conversation, (list, tuple)) else None
+    return isinstance(first, (list, tuple)) or hasattr(first, "messages")
 
 
 def _templates(given: Any) -> str | dict[str, str] | None:
@@ -243,6 +353,11 @@ def _templates(given: Any) -> str | dict[str, str] | None:
     if isinstance(given, list):
         return {entry["name"]: entry["template"] for entry in given}
     return given
+
+
+def _extra_tokens(made: Any) -> Sequence[Any]:
+    """Special tokens without a name, of transformers' tokenizer. Before 5 the attribute had another name."""
+    return getattr(made, "extra_special_tokens", None) or getattr(made, "additional_special_tokens", None) or ()
 
 
 def _special_tokens(settings: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import pickle
 import shutil
 import subprocess
 import sys
@@ -14,12 +15,13 @@ import torch
 
 pytest.importorskip("transformers")
 
-from transformers import AutoTokenizer
+from transformers import AddedToken, AutoTokenizer
 from transformers.models.auto import tokenization_auto
 
 from pace.assets import TINY
+from pace.llm.models.model_list import MODEL_LIST, _stem
 from pace.tokenizer.loading import load_tokenizer
-from pace.tokenizer.pipelines import PLAIN_CLASSES, REBUILT_MODELS
+from pace.tokenizer.pipelines import PLAIN_CLASSES, PLAIN_MODELS, REBUILT_MODELS
 from pace.tokenizer.tokenizer import Tokenizer
 
 TEXTS = ["Hello there", " <|im_start|>user\nWhy?<|im_end|>", "", "naïve 日本 🙂", "a" * 300]
@@ -99,9 +101,9 @@ def test_everything_else_is_what_transformers_does(both):
 
 
 def test_threads_share_it(both):
-    """A copy is the tokenizer itself: encoding changes nothing."""
+    """A copy shares the vocabulary: encoding changes nothing."""
     ours, theirs = both
-    assert copy.deepcopy(ours) is ours
+    assert copy.deepcopy(ours).backend_tokenizer is ours.backend_tokenizer
     expected = [theirs.encode(text) for text in TEXTS]
     with ThreadPoolExecutor(8) as pool:
         for found in pool.map(lambda _: [ours.encode(text) for text in TEXTS], range(200)):
@@ -152,19 +154,23 @@ def test_a_library_that_is_missing_is_named(tmp_path, monkeypatch, content, libr
 
 
 def test_models_whose_class_transformers_chooses():
-    """`REBUILT_MODELS` has those that it rebuilds whatever class a checkpoint names."""
+    """`REBUILT_MODELS` has those that it rebuilds whatever class a checkpoint names, `PLAIN_MODELS` those that it
+    takes as their files are."""
     names = tokenization_auto.TOKENIZER_MAPPING_NAMES
-    wrong = tokenization_auto.MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS
-    rebuilt = {kind: names[kind] for kind in wrong if names[kind] and names[kind] not in PLAIN_CLASSES}
-    ours = {
-        kind: name for kind, name in rebuilt.items() if kind in ("qwen2", "phi3", "phimoe", "internlm2", "internlm3")
-    }
-    assert ours == REBUILT_MODELS
+    stems = {_stem(name) for name in MODEL_LIST}
+    ours = {kind for kind in names if _stem(kind) in stems}
+    for kind in tokenization_auto.MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS:
+        if names[kind] not in PLAIN_CLASSES and kind in ours:
+            assert REBUILT_MODELS[kind] == names[kind]
+    plain = {kind for kind, name in names.items() if name in PLAIN_CLASSES and kind in ours}
+    assert plain <= PLAIN_MODELS
+    assert all(names[kind] in PLAIN_CLASSES for kind in PLAIN_MODELS)
 
 
 def test_text_in_and_out_needs_no_transformers():
     program = """
 import sys
+from pace.llm.models.model_list import MODEL_LIST, _stem
 from pace.tokenizer.loading import load_tokenizer
 tokenizer = load_tokenizer(sys.argv[1])
 ids = tokenizer("Hello")["input_ids"]
@@ -176,3 +182,70 @@ print(sorted({"transformers", "torch._dynamo", "huggingface_hub"} & set(sys.modu
 """
     command = [sys.executable, "-c", program, str(TINY)]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def add(number: int) -> int:
+    """Adds one.
+
+    Args:
+        number: any number
+    """
+    return number + 1
+
+
+def changed(tokenizer):
+    tokenizer.add_tokens("<q>")
+    tokenizer.pad_token = "<|end|>"
+    return tokenizer
+
+
+def saved(tokenizer, folder):
+    changed(tokenizer).chat_template = "X{{ messages[0].content }}"
+    tokenizer.save_pretrained(folder)
+    return [load_tokenizer(folder), AutoTokenizer.from_pretrained(folder)]
+
+
+def seen(tokenizer):
+    """What the attributes and texts of a tokenizer are."""
+    names = ("pad_token", "pad_token_id", "eos_token_id", "all_special_ids", "special_tokens_map", "padding_side")
+    padded = tokenizer(["a <q> b <|end|>", "c"], padding=True, return_tensors="pt")["input_ids"].tolist()
+    return [getattr(tokenizer, name) for name in names], padded, len(tokenizer), tokenizer.encode("a <q> b <|end|>")
+
+
+USES = {
+    "a token that pads": lambda one, folder: setattr(one, "pad_token", one.eos_token) or seen(one),
+    "its id": lambda one, folder: setattr(one, "pad_token_id", 5) or seen(one),
+    "an object": lambda one, folder: setattr(one, "pad_token", AddedToken("<|end|>")) or seen(one),
+    "no token": lambda one, folder: setattr(one, "bos_token", None) or (one.bos_token_id, one.all_special_ids),
+    "the side": lambda one, folder: setattr(one, "padding_side", "right") or seen(one),
+    "the length": lambda one, folder: setattr(one, "model_max_length", 2) or one("a b c", truncation=True)["input_ids"],
+    "no bos": lambda one, folder: setattr(one, "add_bos_token", False) or (one.encode("a"), one.add_bos_token),
+    "an eos": lambda one, folder: setattr(one, "add_eos_token", True) or (one.encode("a"), seen(one)),
+    "names are text": lambda one, folder: setattr(one, "split_special_tokens", True) or (one.encode("<|end|>"), seen(one)),
+    "a template": lambda one, folder: setattr(one, "chat_template", "Z") or one.apply_chat_template(CHAT, return_tensors="pt")["input_ids"],
+    "a wrong token": lambda one, folder: setattr(one, "pad_token", 5),
+    "tokens": lambda one, folder: (one.add_tokens(["<q>", "fox"]), seen(one), one.decode(one.encode("a <q>"))),
+    "special tokens": lambda one, folder: (one.add_special_tokens({"pad_token": "<p>", "additional_special_tokens": ["<q>"]}), seen(one)),
+    "hidden tokens": lambda one, folder: changed(one).decode(one.encode("a<|end|>"), skip_special_tokens=True),
+    "a pickle": lambda one, folder: seen(pickle.loads(pickle.dumps(changed(one)))),
+    "a copy": lambda one, folder: (seen(changed(copy.deepcopy(one))), seen(one)),
+    "files": lambda one, folder: [(seen(made), made.apply_chat_template(CHAT, tokenize=False)) for made in saved(one, folder)],
+    "conversations": lambda one, folder: one.apply_chat_template([CHAT, CHAT], tokenize=False),
+    "functions": lambda one, folder: one.apply_chat_template(CHAT, tools=[add], tokenize=False),
+    "masks": lambda one, folder: dict(one.apply_chat_template(CHAT, return_assistant_tokens_mask=True, return_dict=True)),
+    "rows": lambda one, folder: (one.decode(torch.tensor([[50, 60], [70, 80]])), one.batch_decode([torch.tensor([50])])),
+    "tensors": lambda one, folder: (one.decode([torch.tensor(50), torch.tensor(60)]), one.decode(token_ids=[50])),
+    "skipped": lambda one, folder: one.convert_ids_to_tokens(torch.tensor([1, 50, 7]), skip_special_tokens=True),
+    "pairs": lambda one, folder: (one([["a", "b"]])["input_ids"], one([("a", "b")])["input_ids"], one(("a", "b"))["input_ids"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("use", USES)
+def test_what_users_do_with_a_tokenizer(use, tmp_path):
+    outcomes = []
+    for index, one in enumerate((load_tokenizer(TINY), AutoTokenizer.from_pretrained(TINY))):
+        try:
+            outcomes.append(str(USES[use](one, tmp_path / str(index))))
+        except Exception as error:
+            outcomes.append(type(error))
+    assert outcomes[0] == outcomes[1]

@@ -247,13 +247,14 @@ class PaceEngine(BaseEngine):
         return [*(self._model.generator.defaults.eos_token_id or ()), *([] if own is None else [own])]
 
     def _read_tokenizer(self, cls: Any, options: Mapping[str, Any] | None, token: str | bool | None) -> Any:
+        own = self._model.tokenizer
+        if cls is None and own is None:
+            raise ValueError("a conversation needs a tokenizer, and this model has none")
         if cls is None and not options:
-            if self._model.tokenizer is None:
-                raise ValueError("a conversation needs a tokenizer, and this model has none")
-            return self._model.tokenizer
+            return own
         if self.model_id is None:
             raise TypeError("tokenizer_cls and tokenizer_kwargs need model_id, which says where the tokenizer is")
-        cls = cls or type(self._model.tokenizer)
+        cls = cls or type(getattr(own, "transformers", own))
         return cls.from_pretrained(self.model_id, **{"token": token, **(options or {})})
 
     def _read_template(
