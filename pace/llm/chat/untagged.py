@@ -2,8 +2,8 @@
 
     {"name": "f", "arguments": {"n": 1}}
 
-One object or several, or a list of them. They are calls where each names a tool and has arguments that its schema
-takes; anything else is text.
+One object or several, or a list of them. They are calls where each names a tool and has arguments that its schema takes;
+anything else is text. The braces of a call may be doubled, as the template of Qwen2.5-Coder shows them.
 """
 
 from __future__ import annotations
@@ -107,6 +107,8 @@ class _Reader:
         """One call, into `calls`."""
         if not self._takes("{"):
             raise _Stop(NO)
+        is_doubled = self._next() == "{"
+        self.at += is_doubled
         found: dict[str, str] = {}
         while True:
             member = self._one_of([f'"{name}"' for name in _MEMBERS])[1:-1]
@@ -116,7 +118,7 @@ class _Reader:
             found[member] = self._value(member)
             if not self._takes(","):
                 break
-        if not self._takes("}"):
+        if not self._takes("}") or (is_doubled and not self._takes("}")):
             raise _Stop(NO)
         self.calls.append((found.get("name", "")[1:-1], self._arguments(found)))
 

@@ -113,11 +113,12 @@ def test_several_calls(text):
      ('{ "name" : "weather" ,\n"arguments" : { "unit" : "C", "city" : "Rome" } }', {"unit": "C", "city": "Rome"})],
 )  # fmt: skip
 def test_other_spellings(text, arguments):
-    for whole in (text, f"```json\n{text}\n```"):
+    for whole in (text, f"```json\n{text}\n```", "{%s}" % text, "```json\n{ %s\n}\n```" % text):
         assert calls(turn("hermes", whole)) == [["weather", arguments]]
 
 
 TEXTS = [
+    "{{", "{{}}", "{{ name }}", "{{%s" % NOW, "{{%s}}}" % NOW, "{%s" % NOW,
     '{"name": "Rome", "arguments": {"city": "Rome"}}', '{"name": "weather_"', '{"name": "weather", "arguments": {}}',
     '{"name": "weather", "arguments": {"city": 5}}', '{"name": "weather", "arguments": {"city": "Rome", "day": 1}}',
     '{"name": "weather", "arguments": {"city": "Rome", "days": 0}}', '{"name": "weather", "arguments": ["Rome"]}',
