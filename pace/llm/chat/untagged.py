@@ -3,7 +3,8 @@
     {"name": "f", "arguments": {"n": 1}}
 
 One object or several, or a list of them. They are calls where each names a tool and has arguments that its schema takes;
-anything else is text. The braces of a call may be doubled, as the template of Qwen2.5-Coder shows them.
+anything else is text. The braces of a call may be doubled, as the template of Qwen2.5-Coder shows them, or only the
+first, as the model then writes.
 """
 
 from __future__ import annotations
@@ -118,8 +119,12 @@ class _Reader:
             found[member] = self._value(member)
             if not self._takes(","):
                 break
-        if not self._takes("}") or (is_doubled and not self._takes("}")):
+        if not self._takes("}"):
             raise _Stop(NO)
+        end = self.at
+        if is_doubled and self._next() == "}":
+            end = self.at + 1
+        self.at = end
         self.calls.append((found.get("name", "")[1:-1], self._arguments(found)))
 
     def _value(self, member: str) -> str:
