@@ -292,6 +292,6 @@ def test_nobody_else_speaks_as_the_assistant(render, shown):
     assert text.count("ASSISTANT:") == 2 and bool(shown) == ("call_1" in text)
     for role in ("system", "developer"):
         later = render(template, [*talk[:1], say("assistant", "Fine."), say(role, "Be kind."), say("user", "More!")])
-        assert later == "USER: Well? ASSISTANT: Fine.</s>USER: Be kind.\n\nMore! "
+        assert later == "USER: Well? ASSISTANT: Fine.</s>USER: Be kind.\nMore! "
         assert render(template, [say(role, "Be kind."), talk[0]]) == "Be kind. USER: Well? "
     assert "ASSISTANT: Fine." in render(template, [talk[0], say("model", "Fine.")])
