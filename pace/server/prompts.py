@@ -93,10 +93,10 @@ class PromptReader:
         texts = [message.get(name) or "" for message in prompt.messages for name in ("content", "reasoning_content")]
         self._check_bytes(sum(len(text.encode()) for text in texts), prompt.param)
 
-        def planned(messages: list[dict[str, Any]]) -> Turn:
+        try:
             return plan_turn(
                 self.template,
-                messages,
+                prompt.messages,
                 tools,
                 choice,
                 prompt.parallel_calls,
@@ -105,14 +105,6 @@ class PromptReader:
                 prompt.continue_final_message,
                 prompt.template_kwargs,
             )
-
-        try:
-            try:
-                return planned(prompt.messages)
-            except TemplateRefusal:
-                if (folded := with_later_systems_in_users(prompt.messages)) == prompt.messages:
-                    raise
-                return planned(folded)
         except TemplateRefusal as error:  # roles that must alternate, say
             raise ApiError(400, error.reason, param=prompt.param) from None
         except ApiError:
@@ -232,29 +224,6 @@ class PromptReader:
             n_prompt_tokens=num_tokens,
             n_ctx=self.max_length,
         )
-
-
-def with_later_systems_in_users(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with each of the system's but the first in the user's turn next to it, for templates that take a system
-    prompt at the beginning alone."""
-    folded: list[dict[str, Any]] = []
-    waiting: list[str] = []
-    for index, message in enumerate(messages):
-        if message["role"] == "system" and index:
-            if folded[-1]["role"] == "user":
-                folded[-1] = {**folded[-1], "content": f"{folded[-1]['content']}\n{message['content']}"}
-            else:
-                waiting.append(message["content"])
-            continue
-        if waiting and message["role"] == "user":
-            message = {**message, "content": "\n".join([*waiting, message["content"]])}
-        elif waiting:
-            folded.append({"role": "user", "content": "\n".join(waiting)})
-        waiting = []
-        folded.append(message)
-    if waiting:
-        folded.append({"role": "user", "content": "\n".join(waiting)})
-    return folded
 
 
 def _is_token(item: Any) -> bool:

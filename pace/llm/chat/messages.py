@@ -151,7 +151,7 @@ def num_instructions(turns: Iterable[Said]) -> int:
 def _systems_as_users(turns: list[Said], keeps_first: bool) -> list[Said]:
     """System turns as turns of the user. With `keeps_first`, those that begin the conversation are one system turn."""
     first = list(itertools.takewhile(lambda turn: turn.role == "system", turns)) if keeps_first else []
-    together = [replace(first[0], text=_paragraphs(first))] if first else []
+    together = [replace(first[0], text=_text_of(first, "\n\n"))] if first else []
     return [*together, *_joined(_as_user(turn) if turn.role == "system" else turn for turn in turns[len(first) :])]
 
 
@@ -164,7 +164,7 @@ def _joined(turns: Iterable[Said]) -> Iterator[Said]:
     last: Said | None = None
     for turn in turns:
         if last is not None and last.role == turn.role == "user" and (last.is_made or turn.is_made):
-            last = replace(turn, place=last.place, text=_paragraphs([last, turn]))
+            last = replace(turn, place=last.place, text=_text_of([last, turn], "\n"))
             continue
         if last is not None:
             yield last
@@ -173,5 +173,5 @@ def _joined(turns: Iterable[Said]) -> Iterator[Said]:
         yield last
 
 
-def _paragraphs(turns: Iterable[Said]) -> str:
-    return "\n\n".join(turn.text for turn in turns if turn.text)
+def _text_of(turns: Iterable[Said], separator: str) -> str:
+    return separator.join(turn.text for turn in turns if turn.text)

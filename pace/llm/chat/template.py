@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import itertools
 import json
-import logging
 import re
 import string
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
-from pathlib import Path
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 from pace.llm.chat.format import ToolFormat
@@ -29,12 +26,13 @@ from pace.llm.chat.messages import (
     text_apart,
 )
 from pace.llm.chat.reasoning import Reasoning, detect_reasoning
+from pace.llm.chat.rendering import Rendering, TemplateRefusal, log_moved_instructions, plain_message
 from pace.llm.chat.tools import Tool, ToolCall
-
-logger = logging.getLogger("pace")
 
 _PROBE = Tool("zq_probe", "", {"type": "object", "properties": {"zq_key": {"type": "string"}}})
 _LETTERS = string.ascii_letters + string.digits
+NEVER_ASSISTANT = ("system", "developer", "tool")
+"""Roles that some templates take for the assistant's, as all that are not the user's."""
 _THOUGHT = "reasoning_content"
 _OTHER_THOUGHT = re.compile(r"\.thinking\b|['\"]thinking['\"]")
 """How templates look for thoughts under the other name that they have."""
@@ -65,16 +63,6 @@ class _Way(NamedTuple):
     manner: Manner
 
 
-class TemplateRefusal(ValueError):
-    """A chat template that does not take a conversation, leaves a part of it out, or is none that can be read; names its
-    file."""
-
-    def __init__(self, file: str, reason: str) -> None:
-        self.reason = reason
-        """Without the file, for those who are not to know it."""
-        super().__init__(f"{file}: {reason}")
-
-
 class ChatTemplate:
     """Renders messages as clients write them: content is a string, None or parts of type text, and the arguments of
     calls are JSON text. What a template wants otherwise is found by trying."""
@@ -85,6 +73,7 @@ class ChatTemplate:
             raise ValueError("this model has no chat template: it was not made for conversations; give it plain text")
         self.tokenizer = tokenizer
         self._format = format
+        self._rendering = Rendering(tokenizer)
         self._in_parts: dict[str, bool] = {}
         """Whether a message of a role has its content in parts."""
 
@@ -131,12 +120,12 @@ class ChatTemplate:
             if lost is None:
                 break
         if num_instructions(said) < num_instructions(given):
-            _log_moved_instructions(self._file, self.source)
+            log_moved_instructions(self._rendering.file, self.source)
         prepared = [self._prepared(turn, way.manner) for turn in way.turns]
-        text = self._apply(prepared, way.tools, options | {"continue_final_message": continue_answer})
+        text = self._rendering.text(prepared, way.tools, options | {"continue_final_message": continue_answer})
         if lost:
             reason = f"the chat template leaves out {lost}, so that the model would not read it"
-            raise TemplateRefusal(self._file, reason)
+            raise TemplateRefusal(self._rendering.file, reason)
         return text
 
     def encode(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
@@ -197,12 +186,36 @@ class ChatTemplate:
                 words[word] = f"{turn.place}.tool_calls, of which it shows none or some"
                 calls.append(replace(call, arguments=json.dumps({"zq_key": word})))
             marked.append(self._prepared(replace(turn, text=text, calls=tuple(calls)), way.manner))
-        shown = self._apply(marked, way.tools, options)
+        shown = self._rendering.text(marked, way.tools, options)
         called = [call.name for turn in way.turns for call in turn.calls]
         for index, tool in enumerate(way.tools):
             if shown.count(tool.name) <= called.count(tool.name):
                 return f"tools[{index}]"
+        if (mistaken := self._mistaken(marked, way.tools, options, shown)) is not None:
+            return f"{way.turns[mistaken].place}.content, of the role {way.turns[mistaken].role!r}, or gives it to the assistant"
         return next((place for word, place in words.items() if word not in shown), None)
+
+    def _mistaken(
+        self, messages: list[dict[str, Any]], tools: Sequence[Tool], options: Mapping[str, Any], shown: str
+    ) -> int | None:
+        """A message that is not the assistant's and is shown as if it were; None where there is none such. Messages of
+        one role are tried together, but for the first of all, which templates look at by itself."""
+        groups: dict[tuple[str, bool], list[int]] = {}
+        for index, message in enumerate(messages):
+            if message["role"] in NEVER_ASSISTANT:
+                groups.setdefault((message["role"], index == 0), []).append(index)
+        for indices in groups.values():
+
+            def said_by(role: str) -> str:
+                others = [message | {"role": role} if k in indices else message for k, message in enumerate(messages)]
+                try:
+                    return self._rendering.text(others, tools, options)
+                except TemplateRefusal:
+                    return ""
+
+            if said_by("assistant") == shown != said_by("user"):
+                return indices[0]
+        return None
 
     @cached_property
     def _manners(self) -> list[Manner]:
@@ -217,7 +230,7 @@ class ChatTemplate:
             ]
         for in_parts in (False, True):
             conversation = [self._content("user", "zq_question"), self._content("assistant", "zq_answer")]
-            if "zq_result" in self._try([*conversation, _message("tool", "zq_result", in_parts)]):
+            if "zq_result" in self._rendering.attempt([*conversation, plain_message("tool", "zq_result", in_parts)]):
                 found.append(Manner("text", "tool", in_parts))
                 break
         return [*found, Manner("text", "user")]
@@ -227,7 +240,7 @@ class ChatTemplate:
         """The first manner in which the template shows a call and its result; None where it shows none."""
         tools = [_PROBE] if self._knows_tools else []
         asked = self._content("user", "zq_question")
-        usual = self._try([asked], tools).count("None")
+        usual = self._rendering.attempt([asked], tools).count("None")
         call = ToolCall(self.format.make_id(_PROBE.name, 0), _PROBE.name, '{"zq_key": "zq_value"}')
         answer, result = (
             Said("", "assistant", calls=(call,)),
@@ -240,16 +253,17 @@ class ChatTemplate:
                 continue
             manner = Manner("together", role, in_parts, False, as_text, empty)
             turns = [self._prepared(turn, manner) for turn in self._turns([answer, result], tools, manner)]
-            text = self._try([asked, *turns], tools)
+            text = self._rendering.attempt([asked, *turns], tools)
             whole = all(word in text for word in (_PROBE.name, "zq_key", "zq_value", "zq_result"))
             as_python = "{'zq_key'" in text or text.count("None") > usual
             if whole and not as_python and '\\"zq_key' not in text:
-                return manner
+                if self._mistaken([asked, *turns], tools, {"add_generation_prompt": True}, text) is None:
+                    return manner
         return None
 
     @cached_property
     def _knows_tools(self) -> bool:
-        return _PROBE.name in self._try([self._content("user", "zq_question")], [_PROBE])
+        return _PROBE.name in self._rendering.attempt([self._content("user", "zq_question")], [_PROBE])
 
     def _takes_parts(self, role: str) -> bool:
         """Whether the template shows a message of this role in parts only."""
@@ -259,7 +273,7 @@ class ChatTemplate:
 
     def _shows(self, role: str, in_parts: bool) -> bool:
         """Whether the template shows a message of this role."""
-        probe = _message(role, "zq_text", in_parts)
+        probe = plain_message(role, "zq_text", in_parts)
         question = probe if role == "user" else self._content("user", "zq_question")
         talks = (
             [[probe]]
@@ -268,24 +282,17 @@ class ChatTemplate:
             if role == "system"
             else [[question, probe], [question, probe, question]]
         )
-        return any(re.search(r"(?<!['\"]text['\"]: ['\"])zq_text", self._try(talk)) for talk in talks)
-
-    def _try(self, messages: list[dict[str, Any]], tools: Sequence[Tool] = ()) -> str:
-        """The text, "" where the template refuses."""
-        try:
-            return self._apply(messages, tools, {"add_generation_prompt": True})
-        except TemplateRefusal:
-            return ""
+        return any(re.search(r"(?<!['\"]text['\"]: ['\"])zq_text", self._rendering.attempt(talk)) for talk in talks)
 
     # -- messages in its terms -----------------------------------------------------------------------------------------
 
     def _content(self, role: str, text: str) -> dict[str, Any]:
-        return _message(role, text, self._takes_parts(role))
+        return plain_message(role, text, self._takes_parts(role))
 
     def _prepared(self, turn: Said, manner: Manner) -> dict[str, Any]:
         """A turn as the template takes it."""
         if turn.role == "tool":
-            made = _message("tool", turn.text, manner.result_in_parts)
+            made = plain_message("tool", turn.text, manner.result_in_parts)
         else:
             made = self._content(turn.role, turn.text)
         made |= turn.others or {}
@@ -335,36 +342,6 @@ class ChatTemplate:
         text = f"{first.text}\n\n{told}" if first.role == "system" else f"{told}\n\n{first.text}"
         return [replace(first, text=text), *rest]
 
-    # -- the template itself -------------------------------------------------------------------------------------------
-
-    def _apply(self, messages: list[dict[str, Any]], tools: Sequence[Tool], options: Mapping[str, Any]) -> str:
-        given = {"tools": [tool.for_template() for tool in tools]} if tools else self._no_tools
-        return self._rendered(messages, given | dict(options))
-
-    def _rendered(self, messages: list[dict[str, Any]], options: Mapping[str, Any]) -> str:
-        try:
-            return self.tokenizer.apply_chat_template(messages, tokenize=False, **options)
-        except Exception as error:  # whatever a template may come to
-            raise TemplateRefusal(self._file, _reason(error)) from error
-
-    @cached_property
-    def _no_tools(self) -> dict[str, Any]:
-        """What stands for no tools: templates that were made for tools iterate over them whether or not there are any."""
-        for options in ({}, {"tools": []}):
-            for in_parts in (False, True):
-                with contextlib.suppress(TemplateRefusal):
-                    self._rendered([_message("user", "zq_question", in_parts)], options)
-                    return options
-        return {}
-
-    @property
-    def _file(self) -> str:
-        """Where the template stands."""
-        path = Path(getattr(self.tokenizer, "name_or_path", None) or "")
-        names = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
-        found = [path / name for name in names if (path / name).is_file()]
-        return str(found[0] if found else path if path.is_file() else "the tokenizer's chat_template")
-
 
 def special_tokens(tokenizer: Any) -> dict[str, int]:
     """The ids of a tokenizer's special tokens by their names, as grammars may name them (`turn_grammar`)."""
@@ -373,26 +350,3 @@ def special_tokens(tokenizer: Any) -> dict[str, int]:
         for number, token in tokenizer.added_tokens_decoder.items()
         if token.special or (token.content.startswith("<") and token.content.endswith(">"))
     }
-
-
-def _message(role: str, text: str, in_parts: bool) -> dict[str, Any]:
-    return {"role": role, "content": [{"type": "text", "text": text}] if in_parts else text}
-
-
-def _reason(error: Exception) -> str:
-    from jinja2 import TemplateError, TemplateSyntaxError
-
-    if isinstance(error, TemplateSyntaxError):
-        return f"line {error.lineno} of the chat template is not Jinja: {error.message}"
-    kind = "" if type(error) is TemplateError else f"{type(error).__name__}: "  # that one has the template's own words
-    return f"the chat template refuses these messages: {kind}{error}"
-
-
-@lru_cache(maxsize=64)
-def _log_moved_instructions(file: str, template: str) -> None:
-    """Logs once for a template that instructions do not stay where a client put them."""
-    logger.warning(
-        "%s: the chat template does not take all system messages as they stand: they are joined at the beginning of the "
-        "conversation, or put into turns of the user",
-        file,
-    )

@@ -276,3 +276,22 @@ def test_a_system_prompt_that_is_left_out_is_not_where_tools_are_told(render):
     text = render(IGNORES, [say("user", "Well?"), asks(2), *results(2)], TOOLS)
     assert text.startswith("<user>You may call these tools:")
     in_order(text, "Well?", "city0", "city1", "result0", "result1")
+
+
+ELSE = "{% for m in messages %}{% if m.role == 'system' and loop.first %}{{ m.content }} {% elif m.role == 'user' %}USER: {{ m.content }} " \
+    "{% else %}ASSISTANT: {{ m.content or '' }}SHOWN</s>{% endif %}{% endfor %}"  # fmt: skip
+"""As Vicuna's and Alpaca's: whoever is not the user is the assistant."""
+
+
+@pytest.mark.parametrize("shown", ["", "{{ m.tool_calls | tojson if m.tool_calls }}"])
+def test_nobody_else_speaks_as_the_assistant(render, shown):
+    template = KNOWS * bool(shown) + ELSE.replace("SHOWN", shown)
+    talk = [say("user", "Well?"), asks(2), *results(2), say("assistant", "Fine."), say("user", "More!")]
+    text = render(template, talk, TOOLS)
+    in_order(text, "Well?", "city0", "city1", "USER: result0", "result1", "ASSISTANT: Fine.", "USER: More!")
+    assert text.count("ASSISTANT:") == 2 and bool(shown) == ("call_1" in text)
+    for role in ("system", "developer"):
+        later = render(template, [*talk[:1], say("assistant", "Fine."), say(role, "Be kind."), say("user", "More!")])
+        assert later == "USER: Well? ASSISTANT: Fine.</s>USER: Be kind.\nMore! "
+        assert render(template, [say(role, "Be kind."), talk[0]]) == "Be kind. USER: Well? "
+    assert "ASSISTANT: Fine." in render(template, [talk[0], say("model", "Fine.")])

@@ -47,15 +47,15 @@ SYSTEM, USER, ANSWER, MORE = (
 @pytest.mark.parametrize("role", ["system", "developer"])
 def test_instructions_that_are_not_taken_begin_the_users_turn(render, template, role):  # noqa: F811
     text = render(template, [say(role, "Be kind."), USER, ANSWER, MORE])
-    in_order(text, "<user>Be kind.\n\nWell?", "Fine.", "<user>And?")
+    in_order(text, "<user>Be kind.\nWell?", "Fine.", "<user>And?")
     assert text.count("<user>") == 2 and "<system>Be" not in text
     assert render(template, [say(role, ""), USER]).strip().endswith("<user>Well?")
     in_order(render(template, [SYSTEM, say(role, "Be brief."), USER]), "<user>Be kind.", "Be brief.", "Well?")
-    in_order(render(template, [USER, ANSWER, say(role, "Be kind."), MORE]), "Well?", "Fine.", "<user>Be kind.\n\nAnd?")
+    in_order(render(template, [USER, ANSWER, say(role, "Be kind."), MORE]), "Well?", "Fine.", "<user>Be kind.\nAnd?")
     if template != GEMMA:  # which shows any role in the place of an answer
-        in_order(render(template, [USER, say(role, "Be kind.")]), "<user>Well?\n\nBe kind.")
+        in_order(render(template, [USER, say(role, "Be kind.")]), "<user>Well?\nBe kind.")
     goes_on = render(template, [say(role, "Be kind."), USER, ANSWER], begin_answer=False, continue_answer=True)
-    in_order(goes_on, "<user>Be kind.\n\nWell?", "Fine.")
+    in_order(goes_on, "<user>Be kind.\nWell?", "Fine.")
     assert goes_on.endswith("Fine.")
 
 
@@ -72,9 +72,9 @@ def test_instructions_that_are_taken_at_the_beginning_only(render, template):  #
     text = render(template, [SYSTEM, say("system", "Be brief."), USER])
     assert text == "<system>Be kind.\n\nBe brief.<user>Well?"
     text = render(template, [SYSTEM, USER, ANSWER, say("system", "Be brief."), MORE])
-    assert text == "<system>Be kind.<user>Well?<assistant>Fine.<user>Be brief.\n\nAnd?"
+    assert text == "<system>Be kind.<user>Well?<assistant>Fine.<user>Be brief.\nAnd?"
     text = render(template, [USER, ANSWER, say("system", "Be brief."), MORE])
-    assert text == "<user>Well?<assistant>Fine.<user>Be brief.\n\nAnd?"
+    assert text == "<user>Well?<assistant>Fine.<user>Be brief.\nAnd?"
 
 
 def test_of_which_the_last_is_taken(render):  # noqa: F811

@@ -273,7 +273,7 @@ def test_the_changing_line_leaves_the_prefix_cache_alone():
 
 
 @pytest.mark.parametrize("place", [1, 2])
-def test_a_template_without_later_system_turns_has_them_in_the_users(place):
+def test_a_template_without_later_system_turns_has_them_in_the_users(place, monkeypatch):
     """Claude Code sends a turn of the system's after the first of the user's. Some templates refuse that."""
     refuses = (
         "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('no') }}{% endif %}"
@@ -284,6 +284,6 @@ def test_a_template_without_later_system_turns_has_them_in_the_users(place):
     expected = ["<user>a\ns<assistant>b<user>c", "<user>a<assistant>b<user>s\nc"][place - 1]
     with Serving() as serving:
         reader = serving.service.reader
-        reader.template.tokenizer.chat_template = refuses
+        monkeypatch.setattr(reader.template.tokenizer, "chat_template", refuses)
         assert reader.render(of_messages(messages=turns)) == expected
         assert reader.render(of_messages(messages=turns, system="t")) == "<system>t" + expected
