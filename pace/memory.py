@@ -115,6 +115,13 @@ def allocated_bytes() -> int:
     return found.uordblks + found.hblkhd
 
 
+def give_back_memory() -> None:
+    """Gives free memory of the C library back to the system, where it can."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
+    if trim is not None:
+        trim(0)
+
+
 @dataclass(frozen=True)
 class MemoryLimit:
     """A bound on what this process may take, below what the machine has."""

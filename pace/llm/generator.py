@@ -15,17 +15,12 @@ from pace.llm.chat import Tool, format_named, read_choice, read_tools
 from pace.llm.chat.template import ChatTemplate, Message
 from pace.llm.chat.turn import Turn, plan_turn
 from pace.llm.clients.batch import Batch
-from pace.llm.clients.beam_search import BeamBatch, BeamSearch, Ranking, branching, check_length_penalty
+from pace.llm.clients.beam_search import BeamBatch, check_length_penalty
 from pace.llm.clients.chat import AnswerReader, ChatAnswer
 from pace.llm.clients.requests import Request, Stream, text_of
-from pace.llm.clients.steps import RowSteps, Steps
 from pace.llm.clients.streamer import Feed, make_feed
 from pace.llm.configs import SamplingConfig
-from pace.llm.decoding.filters import build_filters
-from pace.llm.decoding.logits import Processors, build_processors
-from pace.llm.decoding.masks import SequenceMask
-from pace.llm.decoding.sampler import DecodingStrategy, Greedy, PromptLogprobs, Rules, Sampling, mix
-from pace.llm.decoding.stopping_criteria import StoppingCriteria, StopStrings
+from pace.llm.decoding.sampler import mix
 from pace.llm.decoding.token_texts import with_texts
 from pace.llm.defaults import with_defaults
 from pace.llm.engine.driver import EngineDriver
@@ -34,8 +29,8 @@ from pace.llm.guides import Guides
 from pace.llm.infill import infill_prompts
 from pace.llm.inputs import Prompts, read_prompts
 from pace.llm.outputs import GenerateOutput, Metrics
-from pace.llm.prepared import Prepared
-from pace.llm.sequence import Sequence, TextRules
+from pace.llm.prepared import Prepared, end_tokens_of
+from pace.llm.sequence import Sequence
 
 logger = logging.getLogger("pace")
 
@@ -96,7 +91,7 @@ class Generator:
         seed = int(torch.randint(2**63 - 1, ())) if config.seed is None else config.seed
         # Without a seed every prompt draws from a stream of its own; with one, as if it were alone.
         seeds = [mix((seed + index) % 2**64) if config.seed is None else seed for index in range(len(limits))]
-        end_tokens = self._end_tokens(config)
+        end_tokens = end_tokens_of(config)
         continues, hidden = turn is None or turn.continues, None if skip_special_tokens else frozenset()
         if turn is not None and (skip_special_tokens or not turn.is_plain):
             hidden = turn.hidden | frozenset(end_tokens)
@@ -121,71 +116,8 @@ class Generator:
         return self.prepare_for_generate(rows, config)
 
     def sequences_of(self, prepared: Prepared, index: int) -> list[Sequence]:
-        """One sequence per sample of a prompt, for the driver; the later ones wait to share the first one's prompt."""
-        config, row, limit = prepared.config, prepared.prompts.rows[index], prepared.limits[index]
-        seed, guide = prepared.seeds[index], prepared.guides[index]
-        end_tokens = self._end_tokens(config)
-        processors = Processors(build_processors(config, len(row), end_tokens))
-        stopping = self._stopping(config, limit, end_tokens, guide.text_rules)
-        samples: list[Sequence] = []
-        for sample in range(config.num_return_sequences):
-            own_seed = seed if sample == 0 else mix(seed ^ mix(sample))
-            strategy = self._strategy(config, processors.fork(), own_seed, prepared.num_logprobs)
-            samples.append(Sequence(row, strategy, stopping.fork(), limit))
-            samples[-1].text_rules = guide.text_rules
-            if guide.mask is not None:
-                samples[-1].mask = SequenceMask(guide.mask)
-            if config.step_callback is not None:
-                row_index = index * config.num_return_sequences + sample
-                samples[-1].steps = RowSteps(self._steps(config), row_index, guide.captures)
-        if config.prompt_logprobs is not None:
-            samples[0].strategy = PromptLogprobs(samples[0].strategy, config.prompt_logprobs)
-            samples[0].wanted_from, prompt_logprobs = 0, [None] * len(row)
-            for sample in samples:
-                sample.prompt_logprobs = prompt_logprobs
-        samples[0].prompt_sharers = samples[1:]
-        for sharer in samples[1:]:
-            sharer.waits_for_prompt = True
-        return samples
-
-    def _steps(self, config: SamplingConfig) -> Steps:
-        return Steps(config.step_callback, config.step_every, config.step_strings or [], self.tokenizer, self.driver)
-
-    def _search_of(self, prepared: Prepared, index: int) -> BeamSearch:
-        config, row, limit = prepared.config, prepared.prompts.rows[index], prepared.limits[index]
-        end_tokens = self._end_tokens(config)
-        num_spared = branching(len(end_tokens))
-
-        def make_strategy() -> Ranking:
-            return Ranking(
-                Processors(build_processors(config, len(row), end_tokens)),
-                build_filters(config, num_spared),
-                None if config.do_sample else num_spared * config.num_beams,
-                prepared.num_logprobs,
-            )
-
-        guide = prepared.guides[index]
-        stopping = self._stopping(config, limit, end_tokens, guide.text_rules)
-        search = BeamSearch(row, limit, config, stopping, make_strategy, prepared.seeds[index], guide.mask)
-        for beam in search.rows:
-            beam.text_rules = guide.text_rules
-        return search
-
-    def _stopping(
-        self, config: SamplingConfig, limit: int, end_tokens: list[int], rules: TextRules
-    ) -> StoppingCriteria:
-        strings = StopStrings(self.tokenizer, config.stop_strings, rules) if config.stop_strings else None
-        return StoppingCriteria(limit, end_tokens, strings)
-
-    def _strategy(
-        self, config: SamplingConfig, processors: Processors, seed: int, num_logprobs: int | None
-    ) -> DecodingStrategy:
-        if not processors and not config.do_sample and num_logprobs is None:
-            return Greedy()
-        return Sampling(processors, Rules.of(config), seed, num_logprobs, config.unmasked_logprobs)
-
-    def _end_tokens(self, config: SamplingConfig) -> list[int]:
-        return [] if config.ignore_eos or config.eos_token_id is None else config.eos_token_id
+        """As `Prepared.sequences`, for the driver."""
+        return prepared.sequences(index, self.tokenizer, self.driver)
 
     def _max_length(self, config: SamplingConfig, num_prompt_tokens: int, index: int) -> int:
         """Tokens, prompt included, at which a row ends. Raises ValueError where the prompt leaves no room for one
@@ -223,7 +155,7 @@ class Generator:
         asked = {
             "logit_bias": config.logit_bias or (),
             "bad_words_ids": [token for word in config.bad_words_ids or () for token in word],
-            "eos_token_id": self._end_tokens(config),
+            "eos_token_id": end_tokens_of(config),
         }
         for name, tokens in asked.items():
             beyond = [token for token in tokens if token >= vocab_size]
@@ -238,7 +170,7 @@ class Generator:
             raise ValueError(
                 "stop_strings need text, and this model has no tokenizer; give eos_token_id, or a tokenizer"
             )
-        if any([token] in (config.bad_words_ids or ()) for token in self._end_tokens(config)):
+        if any([token] in (config.bad_words_ids or ()) for token in end_tokens_of(config)):
             logger.warning(
                 "bad_words_ids holds an end token, which is not banned (as in transformers); use ignore_eos or min_new_tokens for that",
             )
@@ -291,7 +223,9 @@ class Generator:
     def _batch(self, prepared: Prepared, feed: Feed, cancel: threading.Event | None) -> Batch:
         indices = range(len(prepared.limits))
         if prepared.config.num_beams > 1:
-            return BeamBatch(self.driver, (self._search_of(prepared, index) for index in indices), feed, cancel)
+            return BeamBatch(
+                self.driver, (prepared.beam_search(index, self.tokenizer) for index in indices), feed, cancel
+            )
         return Batch(self.driver, (self.sequences_of(prepared, index) for index in indices), feed, cancel)
 
     def stream(self, prompt: Any, sampling_config: SamplingConfig | None = None, **fields: Any) -> Iterator[str]:

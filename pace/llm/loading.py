@@ -249,6 +249,7 @@ def open(options: LoadOptions) -> Loaded:
         CheckpointReader(checkpoint.path).close()
     tokenizer = _find_tokenizer(options, checkpoint, model)
     defaults = _read_defaults(checkpoint, tokenizer, model)
+    checkpoint.forget_vocabulary()
     speculation = Speculation.prepare(options.spec_config, model, tokenizer, ops, options.hub)
     share = speculation.cache_share(model, options.kv_cache_type)
     if share:

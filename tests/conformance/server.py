@@ -9,7 +9,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,13 +20,13 @@ SECONDS_TO_START = 120
 
 
 @contextmanager
-def serving(log: Path, script: dict[str, str] | None = None) -> Iterator[str]:
+def serving(log: Path, script: dict[str, str] | None = None, options: Sequence[str] = ()) -> Iterator[str]:
     """The URL of a server of the bundled model, ready; `log` has what it prints. `script` has answers by what is in a
-    prompt. Raises Unavailable where it does not start, or does not end with exit code 0."""
+    prompt, `options` are further ones of `pace serve`. Raises Unavailable where it does not start, or does not end with exit code 0."""
     port = _free_port()
     program = ["pace", "serve"] if script is None else ["tests.conformance.scripted_server", json.dumps(script)]
     with log.open("w") as output:
-        command = [sys.executable, "-m", *program, "--port", str(port)]
+        command = [sys.executable, "-m", *program, "--port", str(port), *options]
         process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
     try:
         _wait_until_ready(process, f"http://127.0.0.1:{port}", log)

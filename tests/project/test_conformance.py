@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+import tomllib
+
 import pytest
 
 from tests.conformance import __main__ as conformance
-from tests.conformance import report
+from tests.conformance import coding, report
 from tests.conformance.environments import environment
 from tests.conformance.report import Report, Waiver, read_waivers
 from tests.conformance.suites import SUITES, Suite
@@ -75,3 +78,20 @@ def test_waivers_are_of_suites_and_have_reasons():
     waivers = read_waivers()
     assert waivers.keys() <= SUITES.keys()
     assert all(waiver.reason and waiver.tests for own in waivers.values() for waiver in own)
+
+
+def test_the_settings_of_coding_clients_are_those_of_the_page(monkeypatch):
+    monkeypatch.setenv("PACE_URL", "http://127.0.0.1:9")
+    codex = tomllib.loads(coding.settings("# ~/.codex/config.toml"))
+    assert codex["model_providers"]["pace"]["base_url"] == "http://127.0.0.1:9/v1"
+    assert (codex["model"], codex["model_context_window"]) == (coding.NAME, coding.CONTEXT)
+    claude = coding.settings("export ")
+    assert "export ANTHROPIC_BASE_URL=http://127.0.0.1:9\n" in claude and f"--model {coding.NAME}" in claude
+    assert f"export CLAUDE_CODE_MAX_CONTEXT_TOKENS={coding.CONTEXT}\n" in claude
+
+
+def test_whom_a_coding_client_asks_beside_the_server_is_noted_and_refused(tmp_path):
+    client = coding.Client(tmp_path)
+    asks = "import urllib.request; urllib.request.urlopen('http://elsewhere.invalid/x')"
+    code, output = client.run(sys.executable, "-c", asks)
+    assert code == 1 and "403" in output and client.hosts == ["http://elsewhere.invalid/x"]

@@ -16,11 +16,9 @@ RESULTS = CACHE / "results.json"
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test that takes `real` runs for each model; one of those marked `chats` for those that chat."""
+    """A test that takes `real` runs for each model."""
     if "real" in metafunc.fixturenames:
-        chats = metafunc.definition.get_closest_marker("chats") is not None
-        models = [model for model in MODELS.values() if model.chats or not chats]
-        metafunc.parametrize("real", models, ids=[model.name for model in models], scope="module", indirect=True)
+        metafunc.parametrize("real", MODELS.values(), ids=list(MODELS), scope="module", indirect=True)
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +35,14 @@ def real(request: pytest.FixtureRequest) -> RealModel:
 def model(real: RealModel) -> Iterator[LLMModel]:
     with LLMModel(real.path, progress=False, max_seq_len=4096 if real.name != "smollm2" else 2048) as model:
         yield model
+
+
+@pytest.fixture
+def talker(real: RealModel, model: LLMModel) -> LLMModel:
+    """A model that was trained on conversations."""
+    if not real.chats:
+        pytest.skip(f"{real.title} has no chat template")
+    return model
 
 
 @pytest.fixture(scope="module")

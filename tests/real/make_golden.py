@@ -14,6 +14,8 @@ import sys
 from pathlib import Path
 
 import llama_cpp
+import numpy as np
+from texts import ODD_TEXTS
 
 HERE = Path(__file__).parent
 PROMPTS = {
@@ -21,11 +23,6 @@ PROMPTS = {
     "gemma3": ["The capital of France is", "Water boils at", "The three primary colours are"],
     "qwen-coder": ["def fibonacci(n):\n", "// Reverses a string\nfn reverse(", "The three laws of robotics are:\n1."],
 }
-ODD_TEXTS = [
-    "", " ", "  two  spaces ", "\n\n\ttab\r\n", "naïve café", "日本語のテキスト", "🙂👩‍👩‍👧", "\x01\x7f", "don't we'll THEY'RE 12345 3.14",
-    "'the 'tis", "<|im_start|>user\nHi<|im_end|>\n", "<start_of_turn>user\nHi<end_of_turn>", "e\u0301\u200b", "a▁b ▁ c",
-    "x = {'a': [1, 2], \"b\": None}  # comment\n\n\n    return x", "https://example.org/a?b=c&d=%20", "ＡＢＣ ﬁ ½ ²", "ΑΒΓ абв אבג",
-]  # fmt: skip
 NUM_TOKENS = 48
 PAGES = {name: (HERE / "pages" / f"{name}.txt").read_text(encoding="utf-8") for name in ("english", "code")}
 
@@ -61,12 +58,11 @@ def perplexity(model: llama_cpp.Llama, text: str) -> dict:
     tokens = ids(model, text)[:512]
     model.reset()
     model.eval(tokens)
-    total = 0.0
-    for position, token in enumerate(tokens[1:]):
-        row = model.scores[position]
-        largest = float(row.max())
-        total += largest + math.log(sum(math.exp(value - largest) for value in row.tolist())) - float(row[token])
-    return {"ids": tokens, "perplexity": math.exp(total / (len(tokens) - 1))}
+    rows = np.asarray(model.scores[: len(tokens) - 1], np.float64)
+    largest = rows.max(axis=1, keepdims=True)
+    log_sums = largest[:, 0] + np.log(np.exp(rows - largest).sum(axis=1))
+    mean = float((log_sums - rows[np.arange(len(rows)), tokens[1:]]).mean())
+    return {"ids": tokens, "perplexity": math.exp(mean)}
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ CALLED = [{"role": "user", "content": "Well?"},
               {"id": f"c{k}", "type": "function", "function": {"name": "time", "arguments": '{"city": "city%d"}' % k}} for k in range(2)]},
           *({"role": "tool", "tool_call_id": f"c{k}", "content": f"result{k}"} for k in range(2))]  # fmt: skip
 
+ONE = {"role": "user", "content": "One?"}
+
 
 @contextmanager
 def with_template(template):
@@ -52,13 +54,19 @@ def test_several_calls_and_results(template):
 
 
 def test_what_a_template_leaves_out_is_refused():
-    with with_template(IGNORES) as serving:
-        reply = serving.chat([{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Well?"}])
+    with with_template("{{ messages[-1].content }}") as serving:
+        reply = serving.chat([{"role": "user", "content": "Well?"}, {"role": "assistant", "content": "Fine."}, ONE])
         assert reply.status == 400 and reply.error["param"] == "messages"
-        assert reply.error["message"].startswith(
-            "the chat template leaves out messages[0].content, of the role 'system'"
-        )
-        assert serving.chat([{"role": "user", "content": "Well?"}], max_tokens=1).status == 200
+        assert reply.error["message"].startswith("the chat template leaves out messages[0].content, of the role 'user'")
+        assert serving.chat([ONE], max_tokens=1).status == 200
     with with_template(GEMMA) as serving:
-        two = [{"role": "user", "content": "One?"}, {"role": "user", "content": "Two?"}]
-        assert "roles must alternate" in serving.chat(two).error["message"]
+        assert "roles must alternate" in serving.chat([ONE, ONE]).error["message"]
+
+
+@pytest.mark.parametrize("template", [GEMMA, IGNORES])
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_instructions_that_a_template_does_not_take_are_in_the_users_turn(template, role):
+    with with_template(template) as serving:
+        body = {"messages": [{"role": role, "content": "Be kind."}, ONE]}
+        in_order(serving.ask("/apply-template", body).json["prompt"], "<user>Be kind.", "One?")
+        assert serving.chat(body["messages"], max_tokens=1).status == 200

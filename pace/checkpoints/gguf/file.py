@@ -97,6 +97,12 @@ class Metadata(dict[str, Any]):
     def numbers(self, key: str) -> np.ndarray | None:
         return self._read(key, None, lambda value: isinstance(value, np.ndarray), "an array of numbers")
 
+    def forget_lists(self) -> None:
+        """Drops all lists and arrays, and what was read of them."""
+        for key in [key for key, value in self.items() if isinstance(value, (list, np.ndarray))]:
+            del self[key]
+        self.__dict__.pop("tokens", None)
+
     def required(self, key: str, value: Any) -> Any:
         """`value`, what was read of `key`; ValueError where it is None."""
         if value is None:

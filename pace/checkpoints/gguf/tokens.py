@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import re
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -22,6 +21,7 @@ END_TOKENS = {
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>",
     "<|endoftext|>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "<|end_of_text|>", "<end_of_utterance>", "<turn|>",
     "<|tool_response>", "<｜end▁of▁sentence｜>", "[e~[", "<|end_of_turn|>",
+    "<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<|fim_repo|>", "<|repo_name|>", "<|file_sep|>",
 }  # fmt: skip
 """Tokens that end a text whatever their type and whatever the keys say: a file names one, and models have several."""
 END_TOKENS_OF_CONTROL = {"</s>", "<eos>", "[EOS]"}
@@ -32,12 +32,15 @@ FILL_TOKENS = {
     "<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<｜fim▁end｜>", "<MID>", "▁<MID>", "<|code_middle|>",
 }  # fmt: skip
 """Marks of a text with a gap to be filled."""
-FILL_ENDS = {"<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<|fim_repo|>", "<|repo_name|>", "<|file_sep|>"}
-"""Tokens that end what fills a gap."""
 HARMONY = ({"<|return|>", "<|call|>"}, {"<|flush|>", "<|calls|>"})
 """Where a vocabulary has one of these pairs, <|end|> ends a message within a turn."""
 MARK = re.compile(r"<[^<>\s]+>")
 """How marks of a chat template look."""
+ROLE_MARK = re.compile(r"""<\|(['"]\s*[+~]|\{\{)""")
+"""How templates begin a mark that holds a role: `'<|' + message.role + '|>'`."""
+ROLES = ("system", "developer", "user", "assistant", "tool")
+KEYS = ("bos", "eos", "eot", "eom")
+"""Keys of tokens that begin and end texts and turns."""
 MAX_LISTED = 8
 
 
@@ -73,7 +76,7 @@ def _read(metadata: Metadata) -> Tokens | None:
     if len(types) != len(texts):
         return Tokens(texts, ids, types, [])
     ends = _ends(ids, types)
-    _correct(metadata, ids, types, ends)
+    _correct(metadata, texts, ids, types, ends)
     return Tokens(texts, ids, types, ends)
 
 
@@ -85,18 +88,17 @@ def _ends(ids: dict[str, int], types: np.ndarray) -> list[int]:
     return sorted(ids[name] for name in names)
 
 
-def _correct(metadata: Metadata, ids: dict[str, int], types: np.ndarray, ends: list[int]) -> None:
+def _correct(metadata: Metadata, texts: list[str], ids: dict[str, int], types: np.ndarray, ends: list[int]) -> None:
     """Sets the types of ends and marks that have none such. Logs which."""
-    wanted = {index: CONTROL for index in ends}
-    wanted |= {ids[name]: CONTROL for name in (FILL_TOKENS | FILL_ENDS) & ids.keys()}
+    wanted = {index: CONTROL for index in (*ends, *_named_marks(metadata, texts))}
+    wanted |= {ids[name]: CONTROL for name in FILL_TOKENS & ids.keys()}
     for mark in _marks_of_templates(metadata) & ids.keys():
         if types[ids[mark]] not in (CONTROL, USER_DEFINED):
             wanted.setdefault(ids[mark], CONTROL if mark.startswith("<|") else USER_DEFINED)
     wrong = sorted(index for index, kind in wanted.items() if types[index] != kind)
     if not wrong:
         return
-    names = {index: name for name, index in ids.items() if index in wanted}
-    listed = ", ".join(repr(names[index]) for index in wrong[:MAX_LISTED]) + ", ..." * (len(wrong) > MAX_LISTED)
+    listed = ", ".join(repr(texts[index]) for index in wrong[:MAX_LISTED]) + ", ..." * (len(wrong) > MAX_LISTED)
     logger.warning(
         "%s: tokenizer.ggml.token_type calls %s ordinary text; read as tokens of their own (%d in all)",
         metadata.path,
@@ -107,7 +109,15 @@ def _correct(metadata: Metadata, ids: dict[str, int], types: np.ndarray, ends: l
         types[index] = wanted[index]
 
 
+def _named_marks(metadata: Metadata, texts: list[str]) -> set[int]:
+    """The tokens that keys name, but for those that are text, such as a line end."""
+    named = [metadata.integer(f"tokenizer.ggml.{key}_token_id") for key in KEYS]
+    inside = [index for index in named if index is not None and 0 <= index < len(texts)]
+    return {index for index in inside if texts[index][:1] + texts[index][-1:] in ("<>", "[]")}
+
+
 def _marks_of_templates(metadata: Metadata) -> set[str]:
     keys = [key for key in metadata if key.startswith("tokenizer.chat_template")]
-    templates: list[Any] = [metadata[key] for key in keys]
-    return {mark for template in templates if isinstance(template, str) for mark in MARK.findall(template)}
+    templates = [template for template in map(metadata.get, keys) if isinstance(template, str)]
+    marks = {mark for template in templates for mark in MARK.findall(template)}
+    return marks | {f"<|{role}|>" for role in ROLES if any(map(ROLE_MARK.search, templates))}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from pace.llm.chat.arguments import Rules
@@ -13,6 +14,8 @@ from pace.llm.chat.tools import Tool, ToolChoice
 
 ANSWER = "@answer"
 """Stands in a grammar of a turn for the grammar of its text."""
+_JSON_PARTS = re.compile(r'"[^"]*"|[^"]')
+"""The terminals of JSON in a literal: strings, signs, and blanks."""
 FEW_BLANKS = r"/[ \t\r\n]{0,4}/"
 """Blank space where a turn must not consist of it."""
 
@@ -44,11 +47,16 @@ def turn_grammar(
     if choice.mode == "auto" and not has_answer:
         body = turn.free()
     else:
-        body = f"{turn.section(turn.rules.add('opening', turn.opening()))} {FEW_BLANKS}"
+        is_like_answer = has_answer and (format.opening + format.call).startswith("{")
+        calls = turn.json_calls() if is_like_answer else turn.section(turn.rules.add("opening", turn.opening()))
+        body = f"{calls} {FEW_BLANKS}"
         body += f" | {_answer(format, turn.rules)}" if has_answer else ""
+    is_free = choice.mode == "auto" and not has_answer and not format.answers_are_marked
     turn.rules.add("body", body)
     blank = ANY_BLANK if choice.mode == "auto" else r"[ \t\r\n]{0,2}"
-    return _after_thoughts(format if choice.mode == "auto" else None, reasoning, turn.rules, blank)
+    return _after_thoughts(
+        format if choice.mode == "auto" else None, reasoning, turn.rules, blank, "" if is_free else FEW_BLANKS
+    )
 
 
 def answer_grammar(format: ToolFormat, reasoning: Reasoning | None, special: Mapping[str, int]) -> str:
@@ -64,8 +72,11 @@ def _answer(format: ToolFormat, rules: Rules) -> str:
     return " ".join(filter(None, [opening and f"({opening})?", ANSWER, closing and f"({closing})?"]))
 
 
-def _after_thoughts(format: ToolFormat | None, reasoning: Reasoning | None, rules: Rules, blank: str) -> str:
-    """The grammar of a turn whose rule `body` comes after thoughts, and after what `format` has for a preamble."""
+def _after_thoughts(
+    format: ToolFormat | None, reasoning: Reasoning | None, rules: Rules, blank: str, behind: str = ""
+) -> str:
+    """The grammar of a turn whose rule `body` comes after thoughts, and after what `format` has for a preamble. `blank`
+    is what may stand before these, and `behind` what may stand behind them."""
     before = []
     if reasoning is not None:
         thought = rules.until("thought", reasoning.closing)
@@ -76,11 +87,11 @@ def _after_thoughts(format: ToolFormat | None, reasoning: Reasoning | None, rule
     begun = f"{thought} " if reasoning is not None and reasoning.begun else ""
     repeats = reasoning is not None and reasoning.repeats
     if not before or (begun and not repeats):
-        rules.add("start", f"{begun}body")
+        rules.add("start", f"{begun}{behind if begun else ''} body")
     elif repeats:
         rules.add("start", f"{begun}({' | '.join(before)})* body")
     else:
-        rules.add("start", f"body | ({' | '.join(before)}) body")
+        rules.add("start", f"body | ({' | '.join(before)}) {behind} body")
     return rules.text()
 
 
@@ -109,6 +120,19 @@ class _Turn:
             between = terminals(self._format.between + self._before, self.rules.special)
             calls += f" ({between} {self._named()})*"
         return f"{calls} {self._closing()}"
+
+    def json_calls(self) -> str:
+        """Calls that are JSON objects, where an answer may be one, too: each terminal ends where one of JSON does, since
+        the lexer takes the longest and does not go back."""
+        calls = []
+        for index, tool in enumerate(self._tools):
+            head = self._format.head.replace("$NAME", tool.name)
+            begins = " ".join("(/ /)?" if part == " " else f"/{pattern(part)}/" for part in _JSON_PARTS.findall(head))
+            calls.append(f"{begins} {self._arguments[index]} {self._tail}")
+        call = self.rules.add("call", " | ".join(calls))
+        if not self._parallel:
+            return call
+        return f"{call} ({terminals(self._format.between, self.rules.special)} {call})*"
 
     def free(self) -> str:
         """Text, and calls after their trigger."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,10 +35,12 @@ class Said:
 
 
 def read_messages(messages: Any) -> list[Said]:
-    """Raises TypeError for what is no list of dicts; ValueError for a message without a role, content that is no text,
+    """Raises TypeError for what is no list of dicts; ValueError for an empty list, for a message without a role, content that is no text,
     and calls without a name or with arguments that are no JSON object."""
     if not isinstance(messages, Sequence) or isinstance(messages, str):
         raise TypeError(f"messages must be a list of dicts with role and content; got {messages!r:.60}")
+    if not messages:
+        raise ValueError("messages must hold one message at least")
     return [_read(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
 
@@ -124,18 +127,51 @@ def calls_apart(turns: Sequence[Said]) -> Iterable[Said]:
         yield from results
 
 
-def results_as_users(turns: Iterable[Said]) -> Iterable[Said]:
-    """Results of tools as turns of the user. Neighbours of these are one turn: many templates want roles to alternate."""
+def results_as_users(turns: Iterable[Said]) -> Iterator[Said]:
+    """Results of tools as turns of the user."""
+    return _joined(_as_user(turn) if turn.role == "tool" else turn for turn in turns)
+
+
+def instruction_forms(turns: list[Said]) -> Iterator[list[Said]]:
+    """A conversation as it is, then in the forms that other templates take: a developer's instructions as those of the
+    system; one system turn, at the beginning; none, with all instructions in turns of the user."""
+    systems = [replace(turn, role="system") if turn.role == "developer" else turn for turn in turns]
+    known: list[list[Said]] = []
+    for form in (turns, systems, _systems_as_users(systems, True), _systems_as_users(systems, False)):
+        if form not in known:
+            known.append(form)
+            yield form
+
+
+def num_instructions(turns: Iterable[Said]) -> int:
+    """Turns of the system and of developers."""
+    return sum(turn.role in ("system", "developer") for turn in turns)
+
+
+def _systems_as_users(turns: list[Said], keeps_first: bool) -> list[Said]:
+    """System turns as turns of the user. With `keeps_first`, those that begin the conversation are one system turn."""
+    first = list(itertools.takewhile(lambda turn: turn.role == "system", turns)) if keeps_first else []
+    together = [replace(first[0], text=_paragraphs(first))] if first else []
+    return [*together, *_joined(_as_user(turn) if turn.role == "system" else turn for turn in turns[len(first) :])]
+
+
+def _as_user(turn: Said) -> Said:
+    return replace(turn, role="user", others=None, is_made=True)
+
+
+def _joined(turns: Iterable[Said]) -> Iterator[Said]:
+    """Turns of the user that pace made are one with their neighbours: many templates want roles to alternate."""
     last: Said | None = None
     for turn in turns:
-        if turn.role == "tool":
-            turn = replace(turn, role="user", others=None, is_made=True)
         if last is not None and last.role == turn.role == "user" and (last.is_made or turn.is_made):
-            text = "\n".join(filter(None, [last.text, turn.text]))
-            last = replace(turn, place=last.place, text=text)
+            last = replace(turn, place=last.place, text=_paragraphs([last, turn]))
             continue
         if last is not None:
             yield last
         last = turn
     if last is not None:
         yield last
+
+
+def _paragraphs(turns: Iterable[Said]) -> str:
+    return "\n\n".join(turn.text for turn in turns if turn.text)

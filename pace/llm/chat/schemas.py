@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pace.grammar.json_schema import simplified
@@ -51,6 +52,11 @@ def properties(tool: Tool) -> dict[str, tuple[dict[str, Any], bool]]:
     """
     schema = tool.parameters
     shared = {key: schema[key] for key in ("$defs", "definitions", "$schema") if key in schema}
+    if any(map(_is_elsewhere, _references(schema))):
+        whole = next(name for name in map("whole_{}".format, itertools.count()) if name not in schema.get("$defs", {}))
+        rest = {key: value for key, value in schema.items() if key not in shared}
+        schema, shared = _redirected(schema, whole), _redirected(shared, whole)
+        shared["$defs"] = {**shared.get("$defs", {}), whole: _redirected(rest, whole)}
     required = schema.get("required", ())
     known = dict(schema.get("properties", {})) | {k: {} for k in required if k not in schema.get("properties", {})}
     found = {}
@@ -61,6 +67,33 @@ def properties(tool: Tool) -> dict[str, tuple[dict[str, Any], bool]]:
                 name in required,
             )
     return found
+
+
+def _references(part: Any) -> Iterator[str]:
+    """All references in a schema."""
+    if isinstance(part, Mapping) and isinstance(part.get("$ref"), str):
+        yield part["$ref"]
+    children = part.values() if isinstance(part, Mapping) else part if isinstance(part, list) else ()
+    for child in children:
+        yield from _references(child)
+
+
+def _is_elsewhere(reference: str) -> bool:
+    """Whether a reference is to another place of the schema than its definitions."""
+    return reference == "#" or (reference.startswith("#/") and not reference.startswith(("#/$defs/", "#/definitions/")))
+
+
+def _redirected(part: Any, whole: str) -> Any:
+    """A copy whose references to other places go by way of a definition of the whole schema."""
+    if isinstance(part, list):
+        return [_redirected(child, whole) for child in part]
+    if not isinstance(part, Mapping):
+        return part
+    copied = {key: _redirected(child, whole) for key, child in part.items()}
+    reference = part.get("$ref")
+    if isinstance(reference, str) and _is_elsewhere(reference):
+        copied["$ref"] = f"#/$defs/{whole}{reference[1:]}"
+    return copied
 
 
 def _possible(schema: Mapping[str, Any] | bool) -> bool:

@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
+import logging
 import re
 import string
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pace.llm.chat.format import ToolFormat
 from pace.llm.chat.formats import detect_format
 from pace.llm.chat.ids import nine_characters
-from pace.llm.chat.messages import Message, Said, calls_apart, read_messages, results_as_users, text_apart
+from pace.llm.chat.messages import (
+    Message,
+    Said,
+    calls_apart,
+    instruction_forms,
+    num_instructions,
+    read_messages,
+    results_as_users,
+    text_apart,
+)
 from pace.llm.chat.reasoning import Reasoning, detect_reasoning
 from pace.llm.chat.tools import Tool, ToolCall
+
+logger = logging.getLogger("pace")
 
 _PROBE = Tool("zq_probe", "", {"type": "object", "properties": {"zq_key": {"type": "string"}}})
 _LETTERS = string.ascii_letters + string.digits
@@ -41,6 +54,15 @@ class Manner:
     arguments_as_text: bool = False
     empty_content: str | None = None
     """What stands for no content beside calls."""
+
+
+class _Way(NamedTuple):
+    """A conversation as a template may take it."""
+
+    turns: list[Said]
+    tools: Sequence[Tool]
+    """Those that the template itself tells of."""
+    manner: Manner
 
 
 class TemplateRefusal(ValueError):
@@ -105,27 +127,19 @@ class ChatTemplate:
         arguments that are no JSON object, TemplateRefusal for what the template itself raises (roles that must alternate,
         say) and for a message that it would leave out.
         """
-        said = read_messages(messages)
         options = {"add_generation_prompt": begin_answer, **(variables or {})}
-        failure: TemplateRefusal | None = None
-        chosen: tuple[list[Said], Sequence[Tool], Manner] | None = None
-        for way in self._ways(said, tools):
-            chosen = chosen or way
-            try:
-                lost = self._lost(*way, options | ({"add_generation_prompt": False} if continue_answer else {}))
-            except TemplateRefusal:
-                continue
+        given = read_messages(messages)
+        for said in instruction_forms(given):
+            way, lost = self._choose_way(said, tools, options, continue_answer)
             if lost is None:
-                chosen, failure = way, None
                 break
-            failure = failure or TemplateRefusal(
-                self._file, f"the chat template leaves out {lost}, so that the model would not read it"
-            )
-        turns, given, manner = chosen
-        prepared = [self._prepared(turn, manner) for turn in turns]
-        text = self._apply(prepared, given, options | {"continue_final_message": continue_answer})
-        if failure is not None:
-            raise failure
+        if num_instructions(said) < num_instructions(given):
+            _log_moved_instructions(self._file, self.source)
+        prepared = [self._prepared(turn, way.manner) for turn in way.turns]
+        text = self._apply(prepared, way.tools, options | {"continue_final_message": continue_answer})
+        if lost:
+            reason = f"the chat template leaves out {lost}, so that the model would not read it"
+            raise TemplateRefusal(self._file, reason)
         return text
 
     def encode(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
@@ -134,13 +148,33 @@ class ChatTemplate:
 
     # -- what the template takes ---------------------------------------------------------------------------------------
 
-    def _ways(self, said: list[Said], tools: Sequence[Tool]) -> Iterator[tuple[list[Said], Sequence[Tool], Manner]]:
-        """Ways to give the template a conversation, the best first: turns, tools and how they are written."""
+    def _choose_way(
+        self, said: list[Said], tools: Sequence[Tool], options: Mapping[str, Any], continue_answer: bool
+    ) -> tuple[_Way, str | None]:
+        """The first way in which the template shows all of a conversation, and None. Where there is none: the first of
+        all, and the place that is left out in a way that the template takes, or "" where it refuses all ways."""
+        if continue_answer:
+            options = {**options, "add_generation_prompt": False}
+        first: _Way | None = None
+        left_out = ""
+        for way in self._ways(said, tools):
+            first = first or way
+            try:
+                lost = self._lost(way, options)
+            except TemplateRefusal:
+                continue
+            if lost is None:
+                return way, None
+            left_out = left_out or lost
+        return first, left_out
+
+    def _ways(self, said: list[Said], tools: Sequence[Tool]) -> Iterator[_Way]:
+        """Ways to give the template a conversation, the best first."""
         has_calls = any(turn.calls or turn.role == "tool" for turn in said)
         for told in (False, True) if tools and self._knows_tools else (bool(tools),):
             turns, given = (self._told(said, tools), ()) if told else (said, tools)
             for manner in self._manners if has_calls else (Manner(),):
-                yield self._turns(turns, tools, manner), given, manner
+                yield _Way(self._turns(turns, tools, manner), given, manner)
 
     def _turns(self, said: list[Said], tools: Sequence[Tool], manner: Manner) -> list[Said]:
         """The turns that a conversation has in this manner."""
@@ -152,12 +186,12 @@ class ChatTemplate:
             turns = [self._with_calls_as_text(turn, known) for turn in turns]
         return list(results_as_users(turns)) if manner.results == "user" else turns
 
-    def _lost(self, turns: list[Said], tools: Sequence[Tool], manner: Manner, options: Mapping[str, Any]) -> str | None:
+    def _lost(self, way: _Way, options: Mapping[str, Any]) -> str | None:
         """What the template leaves out of a conversation: its place, None for nothing. Found with words in place of all
         texts, as templates may escape or trim these. Raises TemplateRefusal."""
         words: dict[str, str] = {}
         marked = []
-        for number, turn in enumerate(turns):
+        for number, turn in enumerate(way.turns):
             text = f"zq{number}x" if turn.text else ""
             words |= {text: f"{turn.place}.content, of the role {turn.role!r}"} if text else {}
             calls = []
@@ -165,10 +199,10 @@ class ChatTemplate:
                 word = f"zq{number}c{index}x"
                 words[word] = f"{turn.place}.tool_calls, of which it shows none or some"
                 calls.append(replace(call, arguments=json.dumps({"zq_key": word})))
-            marked.append(self._prepared(replace(turn, text=text, calls=tuple(calls)), manner))
-        shown = self._apply(marked, tools, options)
-        called = [call.name for turn in turns for call in turn.calls]
-        for index, tool in enumerate(tools):
+            marked.append(self._prepared(replace(turn, text=text, calls=tuple(calls)), way.manner))
+        shown = self._apply(marked, way.tools, options)
+        called = [call.name for turn in way.turns for call in turn.calls]
+        for index, tool in enumerate(way.tools):
             if shown.count(tool.name) <= called.count(tool.name):
                 return f"tools[{index}]"
         return next((place for word, place in words.items() if word not in shown), None)
@@ -307,11 +341,24 @@ class ChatTemplate:
     # -- the template itself -------------------------------------------------------------------------------------------
 
     def _apply(self, messages: list[dict[str, Any]], tools: Sequence[Tool], options: Mapping[str, Any]) -> str:
-        given = {"tools": [tool.for_template() for tool in tools]} if tools else {}
+        given = {"tools": [tool.for_template() for tool in tools]} if tools else self._no_tools
+        return self._rendered(messages, given | dict(options))
+
+    def _rendered(self, messages: list[dict[str, Any]], options: Mapping[str, Any]) -> str:
         try:
-            return self.tokenizer.apply_chat_template(messages, tokenize=False, **given, **options)
+            return self.tokenizer.apply_chat_template(messages, tokenize=False, **options)
         except Exception as error:  # whatever a template may come to
             raise TemplateRefusal(self._file, _reason(error)) from error
+
+    @cached_property
+    def _no_tools(self) -> dict[str, Any]:
+        """What stands for no tools: templates that were made for tools iterate over them whether or not there are any."""
+        for options in ({}, {"tools": []}):
+            for in_parts in (False, True):
+                with contextlib.suppress(TemplateRefusal):
+                    self._rendered([_message("user", "zq_question", in_parts)], options)
+                    return options
+        return {}
 
     @property
     def _file(self) -> str:
@@ -342,3 +389,13 @@ def _reason(error: Exception) -> str:
         return f"line {error.lineno} of the chat template is not Jinja: {error.message}"
     kind = "" if type(error) is TemplateError else f"{type(error).__name__}: "  # that one has the template's own words
     return f"the chat template refuses these messages: {kind}{error}"
+
+
+@lru_cache(maxsize=64)
+def _log_moved_instructions(file: str, template: str) -> None:
+    """Logs once for a template that instructions do not stay where a client put them."""
+    logger.warning(
+        "%s: the chat template does not take all system messages as they stand: they are joined at the beginning of the "
+        "conversation, or put into turns of the user",
+        file,
+    )

@@ -2,8 +2,9 @@
 
     {"name": "f", "arguments": {"n": 1}}
 
-One object or several, or a list of them. They are calls where each names a tool and has arguments that its schema
-takes; anything else is text.
+One object or several, or a list of them. They are calls where each names a tool and has arguments that its schema takes;
+anything else is text. The braces of a call may be doubled, as the template of Qwen2.5-Coder shows them, or only the
+first, as the model then writes.
 """
 
 from __future__ import annotations
@@ -107,6 +108,8 @@ class _Reader:
         """One call, into `calls`."""
         if not self._takes("{"):
             raise _Stop(NO)
+        is_doubled = self._next() == "{"
+        self.at += is_doubled
         found: dict[str, str] = {}
         while True:
             member = self._one_of([f'"{name}"' for name in _MEMBERS])[1:-1]
@@ -118,6 +121,10 @@ class _Reader:
                 break
         if not self._takes("}"):
             raise _Stop(NO)
+        end = self.at
+        if is_doubled and self._next() == "}":
+            end = self.at + 1
+        self.at = end
         self.calls.append((found.get("name", "")[1:-1], self._arguments(found)))
 
     def _value(self, member: str) -> str:

@@ -70,6 +70,7 @@ class Speculation:
         checkpoint = Checkpoint(found)
         model = make(checkpoint)
         own_tokenizer = checkpoint.load_tokenizer(model.vocab_size, required=False)
+        checkpoint.forget_vocabulary()
         check_vocabularies(target.vocab_size, tokenizer, model.vocab_size, own_tokenizer)
         is_parallel = isinstance(config, PardConfig)
         mask_token_id = read_mask_token(config, checkpoint, model.vocab_size) if is_parallel else None

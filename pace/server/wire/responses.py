@@ -174,7 +174,9 @@ class ResponsesForm:
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
-    """A tool as it came, with what their object must have."""
+    """A tool as it came; a function with what their object must have."""
+    if tool.get("type", "function") != "function":
+        return tool
     return {"description": None, "parameters": None, "strict": False, **tool, "type": "function"}
 
 

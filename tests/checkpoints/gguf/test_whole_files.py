@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,6 +12,7 @@ pytest.importorskip("transformers")
 from pace.assets import TINY
 from pace.checkpoints.gguf.checkpoint import GgufCheckpoint
 from pace.llm import LLMModel, SamplingConfig
+from pace.llm.models.checkpoint import Checkpoint
 from pace.llm.models.hf_utils import find_checkpoint, load_tokenizer, read_config_json, read_generation_config
 from tests.checkpoints.gguf.files import add_tokenizer, write_gguf
 from tests.llm.models.variants import save_tiny
@@ -228,3 +230,16 @@ def test_the_command_line_takes_files(tiny_file, capsys):
         model = ["--model", str(tiny_file)] if arguments[0] == "generate" else [str(tiny_file)]
         assert main([arguments[0], *model, *arguments[1:]]) == 0
         assert ("Tokyo" if arguments[0] == "generate" else "float32") in capsys.readouterr().out
+
+
+def test_a_vocabulary_is_forgotten_once_it_is_read(tiny_file):
+    """The tokenizer and the weights are as before."""
+    checkpoint = Checkpoint(tiny_file)
+    tokenizer = checkpoint.load_tokenizer()
+    expected = tokenizer("Once upon a time")["input_ids"]
+    checkpoint.forget_vocabulary()
+    metadata = checkpoint.gguf.metadata
+    assert not any(isinstance(value, (list, np.ndarray)) for value in metadata.values())
+    assert metadata["general.architecture"] == "llama" and checkpoint.config["vocab_size"] == 2048
+    assert tokenizer("Once upon a time")["input_ids"] == expected
+    assert checkpoint.open_weights(None).read("model.norm.weight").isfinite().all()

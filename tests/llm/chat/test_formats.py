@@ -10,7 +10,9 @@ import pytest
 
 pytest.importorskip("llguidance")
 
+from pace.grammar import Grammar
 from pace.llm.chat import FORMATS, Tool, ToolCall, ToolChoice, TurnParser, detect_format, format_named, turn_grammar
+from pace.llm.chat.reasoning import Reasoning
 from tests.llm.chat.grammars import PLAIN, TINY, accepts, random_object, random_tools, special_names, vocabulary
 from tests.llm.chat.turns import parse
 
@@ -153,6 +155,58 @@ def test_blank_space_before_the_end(name):
         length = len((text + blank).replace(PLAIN, ""))
         cut = parse(TurnParser(format, tools, make_id="{}{}".format), (text + blank).replace(PLAIN, ""), range(length))
         assert cut == whole
+
+
+ANSWERS = {
+    "any name": ({"type": "object"}, ['{"name":"Bob"}', '{"name": "clocks"}', '{ "n": 1}', '{\n  "n": [1]\n}', "{}"]),
+    "a name": (
+        {"type": "object", "properties": {"name": {"type": "string"}, "n": {"type": "integer"}}, "required": ["name"]},
+        ['{"name":"Bob"}', '{"name": "clock", "n": 3}', '{"name":\n"clock_two"}', '{"name": ""}'],
+    ),
+    "another": ({"type": "object", "properties": {"n": {}}, "required": ["n"]}, ['{"n":1}', '{ "n": "name"}']),
+    "a list": ({"type": "array"}, ["[]", '["clock("]', '[{"name":"clock"}]', "[\n  1\n]"]),
+    "a string": ({"type": "string"}, ['""', '"{"', '"<tool"']),
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_an_answer_of_json_beside_calls(name):
+    """Whatever a call begins with, an answer may begin in the same way."""
+    format = FORMATS[name]
+    tools = [
+        Tool(tool, "", {"properties": {"a": {"type": "integer"}}, "required": ["a"]}) for tool in ("clock", "clock_two")
+    ]
+    calls = [ToolCall("abcDEF123", tool.name, "") for tool in tools][: 1 if format.between is None else 2]
+    for words in {vocabulary(tuple(special_names(format))), vocabulary()}:
+        turn = turn_grammar(format, tools, ToolChoice("auto"), special=words.special, has_answer=True)
+        one = turn_grammar(format, tools, ToolChoice("auto"), False, special=words.special, has_answer=True)
+        written = [
+            format.write(some, {tool.name: tool for tool in tools}, [{"a": 1}, {"a": 2}]) for some in (calls, calls[:1])
+        ]
+        for schema, texts in ANSWERS.values():
+            answer = json.loads(Grammar.json_schema(schema).source)["grammars"][0] | {"name": "answer"}
+            for lark, is_single in ((turn, False), (one, True)):
+                whole = json.dumps({"grammars": [{"name": "turn", "lark_grammar": lark}, answer]})
+                for text in texts:
+                    assert accepts(whole, words, words.encode(format.reply[0] + text + format.reply[1])), text
+                assert accepts(whole, words, words.encode(written[1]))
+                assert accepts(whole, words, words.encode(written[0])) != (is_single and len(calls) > 1)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_blank_space_between_a_thought_and_a_call(name):
+    format, tools = FORMATS[name], [Tool("clock")]
+    words = vocabulary((*special_names(format), "<think>", "</think>"))
+    text = format.write([ToolCall("abcDEF123", "clock", "")], {"clock": tools[0]}, [{}])
+    for begun in (False, True):
+        thought = "<think>" * (not begun) + "Hm.</think>"
+        reasoning = Reasoning("<think>", "</think>", begun)
+        for mode, names in (("auto", None), ("required", None), ("named", ("clock",))):
+            grammar = turn_grammar(format, tools, ToolChoice(mode, names), True, reasoning, words.special)
+            for blank in ("", "\n", "\n\n"):
+                assert accepts(grammar, words, words.encode(thought + blank + text)), (mode, blank)
+                found = parse(TurnParser(format, tools, reasoning), thought + blank + text)
+                assert (found.thought, found.text, found.ended) == ("Hm.", "", [0])
 
 
 @pytest.mark.parametrize("name", FORMATS)

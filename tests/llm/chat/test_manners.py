@@ -129,8 +129,6 @@ def test_a_clients_own_turns_are_not_merged(render):
                  [say("user", "One?"), say("assistant", "Yes."), say("assistant", "No.")]):  # fmt: skip
         with pytest.raises(TemplateRefusal, match="refuses these messages: roles must alternate"):
             render(GEMMA, talk, TOOLS)
-    with pytest.raises(TemplateRefusal, match="System role not supported"):
-        render(GEMMA, [say("system", "Be kind."), say("user", "One?")])
 
 
 def shows(calls, results=True, content="m.content or ''"):
@@ -253,8 +251,7 @@ IGNORES = "{% for m in messages %}{% if m.role in ('user', 'assistant') %}<{{ m.
 
 @pytest.mark.parametrize(
     ("template", "talk", "place"),
-    [(IGNORES, [say("system", "Be kind."), say("user", "e")], r"messages\[0\].content, of the role 'system'"),
-     (IGNORES, [say("user", "e"), say("critic", "e")], r"messages\[1\].content, of the role 'critic'"),
+    [(IGNORES, [say("user", "e"), say("critic", "e")], r"messages\[1\].content, of the role 'critic'"),
      ("<user>{{ messages[-1].content }}", [say("user", "e"), say("assistant", "e"), say("user", "e")],
       r"messages\[0\].content, of the role 'user'"),
      ("Hello.", [say("user", "e")], r"messages\[0\].content, of the role 'user'")],

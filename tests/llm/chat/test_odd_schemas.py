@@ -109,3 +109,40 @@ def test_a_false_keyword_of_a_strict_tool_says_nothing(guides) -> None:
     part = {"type": "array", "items": {"type": "integer"}, "uniqueItems": False}
     parameters = {"type": "object", "properties": {"a": part}}
     assert make(guides, turn([{"name": "odd", "parameters": parameters, "strict": True}])) == ()
+
+
+REFERRING = {
+    "type": "object",
+    "properties": {
+        "from": {"$ref": "#/$defs/place"},
+        "to": {"$ref": "#/properties/from"},
+        "stops": {"type": "array", "items": {"$ref": "#/properties/to"}, "maxItems": 2},
+        "then": {"$ref": "#"},
+    },
+    "required": ["from", "to"],
+    "additionalProperties": False,
+    "$defs": {"place": {"type": "string", "enum": ["Rome", "Oslo"]}, "@whole": {"type": "null"}},
+}
+"""As Zod writes schemas: a type that comes again is a reference to where it came first."""
+TRIPS = [
+    ({"from": "Rome", "to": "Oslo"}, True),
+    ({"from": "Rome", "to": "Oslo", "stops": ["Oslo", "Rome"], "then": {"from": "Oslo", "to": "Rome"}}, True),
+    ({"from": "Rome", "to": "Lima"}, False),
+    ({"from": "Rome", "to": "Oslo", "stops": ["Lima"]}, False),
+    ({"from": "Rome", "to": "Oslo", "then": {"from": "Oslo"}}, False),
+]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_references_to_other_places_of_a_schema(guides, format: str) -> None:
+    planned = turn([{"name": "go", "parameters": REFERRING}], format=format)
+    compiled = guides.grammars.compile(planned.grammar)
+    for values, is_allowed in TRIPS:
+        call = ToolCall(planned.format.make_id("go", 0), "go", "")
+        text = planned.format.write([call], {"go": planned.tools[0]}, [values])
+        tokens = guides.grammars.table.tokenize_str(text, parse_special=True)
+        taken = compiled.matcher.deep_copy().try_consume_tokens(tokens)
+        assert (taken == len(tokens)) == is_allowed, text
+        if is_allowed:
+            (found,) = parse(planned.parser(), text).calls
+            assert json.loads(found[1]) == values

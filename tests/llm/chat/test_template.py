@@ -167,6 +167,12 @@ def test_messages_that_cannot_be_rendered(tokenizer, message, place):
         ChatTemplate(tokenizer).render([message])
 
 
+def test_a_conversation_without_messages(tokenizer):
+    for tools in ((), [TOOL]):
+        with pytest.raises(ValueError, match="messages must hold one message at least"):
+            ChatTemplate(tokenizer).render([], tools)
+
+
 @pytest.mark.parametrize("messages", [{"role": "user", "content": "What?"}, "What?", None])
 def test_what_is_no_list_of_messages(tokenizer, messages):
     with pytest.raises(TypeError, match="messages must be a list of dicts with role and content; got "):

@@ -95,7 +95,7 @@ def test_marked_answers_are_text(name):
      f"```json\n{ROME}\n```\n```json\n{OSLO}\n```\n\n{NOW}\n", f"<tools>\n{ROME}\n{OSLO}\n{NOW}\n</tools>",
      f"<tools>{ROME}</tools><tools>{OSLO}</tools>\n<tools>{NOW}</tools>",
      f"<tool_call>\n{ROME}\n</tool_call>\n{OSLO}\n<tool_call>\n{NOW}\n</tool_call>", f"{ROME}\n<tool_call>{OSLO}</tool_call>{NOW}",
-     f"```json\n{ROME}\n{OSLO},\n{NOW}"],
+     f"```json\n{ROME}\n{OSLO},\n{NOW}", f"{{{ROME}\n{{{OSLO}}}\n{{{NOW}"],
 )  # fmt: skip
 def test_several_calls(text):
     found = turn("hermes", text)
@@ -113,11 +113,12 @@ def test_several_calls(text):
      ('{ "name" : "weather" ,\n"arguments" : { "unit" : "C", "city" : "Rome" } }', {"unit": "C", "city": "Rome"})],
 )  # fmt: skip
 def test_other_spellings(text, arguments):
-    for whole in (text, f"```json\n{text}\n```"):
+    for whole in (text, f"```json\n{text}\n```", "{%s}" % text, "{%s" % text, "```json\n{ %s\n}\n```" % text):
         assert calls(turn("hermes", whole)) == [["weather", arguments]]
 
 
 TEXTS = [
+    "{{", "{{}}", "{{ name }}", "{{%s" % NOW, "{{%s}}}" % NOW,
     '{"name": "Rome", "arguments": {"city": "Rome"}}', '{"name": "weather_"', '{"name": "weather", "arguments": {}}',
     '{"name": "weather", "arguments": {"city": 5}}', '{"name": "weather", "arguments": {"city": "Rome", "day": 1}}',
     '{"name": "weather", "arguments": {"city": "Rome", "days": 0}}', '{"name": "weather", "arguments": ["Rome"]}',

@@ -108,6 +108,25 @@ def test_tools_of_codex(tool):
     assert kept == {**allowed, "tools": [{"type": "function", "name": "exec"}]}
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_tools_that_are_passed_over_are_shown_as_they_came(stream):
+    """In the answer, as OpenAI does: none becomes a function, which clients would read as one without a name."""
+    tools = [
+        {"type": "web_search", "external_web_access": False},
+        {"type": "function", "name": "exec", "parameters": {"type": "object", "properties": {}}},
+        {"type": "namespace", "name": "agents", "tools": [{"type": "function", "name": "close"}]},
+        {"type": "custom", "name": "apply_patch", "format": {"type": "text"}},
+        {"type": "tool_search"},
+    ]
+    with Serving() as serving:
+        body = {"input": QUESTION, "tools": tools, "max_output_tokens": 1, "stream": stream}
+        reply = serving.ask("/v1/responses", body)
+        answers = [event["response"] for event in reply.events if "response" in event] if stream else [reply.json]
+    shown = [*tools]
+    shown[1] = {**tools[1], "description": None, "strict": False}
+    assert answers and all(answer["tools"] == shown for answer in answers)
+
+
 def test_tools_of_claude_code():
     own = {"name": "Bash", "input_schema": FUNCTION, "defer_loading": True}
     custom = {"type": "custom", "name": "Read", "input_schema": FUNCTION}  # Anthropic's word for a client's own
