@@ -6,6 +6,7 @@ import argparse
 import ast
 import inspect
 import json
+import os
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import fields
@@ -56,12 +57,21 @@ def settle_model(parser: argparse.ArgumentParser, arguments: argparse.Namespace)
     """Sets `model` of a command that has one, wherever it was given. Ends with a usage error where it was given twice."""
     word = None if arguments.model is arguments.default_model else arguments.model
     if (before := arguments.model_before) and getattr(arguments, before) is None:
+        if word is not None and arguments.named_model is None and _is_checkpoint(word):
+            parser.error(
+                f"{word!r} is a checkpoint, and one word is the {before}: give both, or `-` to read it from stdin"
+            )
         setattr(arguments, before, word)
         word = None
     if word is not None and arguments.named_model is not None:
         parser.error(f"the model is given twice, as {word!r} and by --model; give it once")
     given = arguments.named_model if word is None else word
     arguments.model = arguments.default_model if given is None else given
+
+
+def _is_checkpoint(word: str) -> bool:
+    """Whether a word names a checkpoint on this machine."""
+    return word.lower().endswith(".gguf") and os.path.isfile(word) or os.path.isfile(os.path.join(word, "config.json"))
 
 
 def add_model_arguments(parser: argparse.ArgumentParser, before: str | None = None) -> None:

@@ -17,6 +17,8 @@ MARKS = (
     ("▁<PRE>", "▁<SUF>", "▁<MID>"),  # CodeLlama
 )
 """Tokens before the text that precedes the gap, before the text that follows it, and before the answer."""
+OTHER_MARKS = ("[SUFFIX]", "[PREFIX]")
+"""Those of Codestral, which wants the suffix first."""
 ENDS = (
     "<|endoftext|>", "<|fim_pad|>", "<|file_sep|>", "<|repo_name|>", "<|fim_repo|>", "<|file_separator|>",
     "<fim_pad>", "<fim-pad>", "<file_sep>", "<repo_name>", "<reponame>", "<filename>", "<|EOT|>", "▁<EOT>",
@@ -43,6 +45,11 @@ class Infill:
         found = [[_token(tokenizer, name) for name in names] for names in MARKS]
         index = next((index for index, ids in enumerate(found) if None not in ids), None)
         if index is None:
+            if None not in [_token(tokenizer, name) for name in OTHER_MARKS]:
+                raise ValueError(
+                    f"suffix: this model's marks of a gap are {' and '.join(OTHER_MARKS)}, by which pace does not fill "
+                    "gaps; leave suffix out, or give token ids with the marks in them"
+                )
             raise ValueError(
                 "suffix: this model was not trained to fill a gap: its tokenizer has no tokens such as <|fim_prefix|>, "
                 "<|fim_suffix|> and <|fim_middle|>; leave suffix out"

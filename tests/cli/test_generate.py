@@ -138,6 +138,19 @@ def test_generate_reads_stdin(command):
     assert (code, out) == (2, "") and "UTF-8" in err
 
 
+def test_a_checkpoint_alone_is_no_prompt(command, tmp_path):
+    """It would be continued by the model that comes with pace."""
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    for word in (f"{TINY}/", tmp_path / "model.gguf"):
+        code, out, err = command("generate", str(word), stdin="1, 2, 3,")
+        assert (code, out) == (2, "") and f"{str(word)!r} is a checkpoint, and one word is the prompt" in err
+    given = ["--max-tokens", "3"]
+    assert command("generate", "1, 2, 3,", *given)[0] == 0
+    assert command("generate", str(TINY), "-", *given, stdin="1, 2, 3,")[0] == 0
+    assert command("generate", "-m", str(TINY), str(TINY), *given)[0] == 0
+    assert command("generate", "x" * 5000, *given)[0] != 0  # a prompt too long for the context, not for a path
+
+
 def test_generate_from_a_terminal_wants_a_prompt():
     """At a terminal it does not wait for an input that nobody knows of."""
     controller, terminal = pty.openpty()

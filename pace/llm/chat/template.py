@@ -70,7 +70,10 @@ class ChatTemplate:
     def __init__(self, tokenizer: Any, format: ToolFormat | None = None) -> None:
         """`format` stands in for the one that is detected. Raises ValueError where the tokenizer has no template."""
         if getattr(tokenizer, "chat_template", None) is None:
-            raise ValueError("this model has no chat template: it was not made for conversations; give it plain text")
+            raise ValueError(
+                "this model has no chat template: it was not made for conversations; give it plain text (`pace generate`, "
+                "LLMModel.generate, /v1/completions)"
+            )
         self.tokenizer = tokenizer
         self._format = format
         self._rendering = Rendering(tokenizer)

@@ -191,6 +191,7 @@ class Repository:
                 raise told from error
             return self.cached(f"the Hub cannot be reached ({one_line(error)})", error)
         try:
+            self._check_names(sizes, commit)
             if self._takes_gguf(sizes):
                 return self._download_gguf(sizes, commit)
             return self._download_directory(sizes)
@@ -210,6 +211,12 @@ class Repository:
             self.repo, revision=self.revision, timeout=HUB_TIMEOUT_SECONDS, files_metadata=True
         )
         return {file.rfilename: file.size for file in info.siblings or []}, info.sha
+
+    def _check_names(self, names: Iterable[str], commit: str | None) -> None:
+        """Raises BrokenDownload for names that reach out of the cache's folder, which no repository has."""
+        parts = [part for name in names for part in (name.split("/") if not name.startswith("/") else [".."])]
+        if ".." in parts or not (commit is None or commit.isalnum()):
+            raise BrokenDownload(f"{self.where} has files with names that reach out of it; nothing was downloaded")
 
     def _download_gguf(self, sizes: dict[str, int | None], commit: str | None) -> Path:
         files = gguf_files(sizes, self.quant, self.repo)
@@ -278,8 +285,10 @@ class Repository:
             return False
         if size is None or path.stat().st_size == size:
             return True
-        path.resolve().unlink()
-        path.unlink(missing_ok=True)
+        blob = path.resolve()
+        path.unlink()
+        if blob.is_relative_to(self.folder.resolve()):  # what a user has linked here stays
+            blob.unlink(missing_ok=True)
         return False
 
     def _on_hub(self, name: str, commit: str | None) -> FileOnHub:

@@ -42,7 +42,7 @@ def tokenizer_info(reader: PromptReader) -> dict[str, Any]:
     """Answers `GET /tokenizer_info`."""
     tokenizer = reader.tokenizer
     return {
-        "tokenizer_class": type(tokenizer).__name__,
+        "tokenizer_class": getattr(tokenizer, "tokenizer_class", None) or type(tokenizer).__name__,
         "vocab_size": len(tokenizer),
         "bos_token": tokenizer.bos_token,
         "eos_token": tokenizer.eos_token,

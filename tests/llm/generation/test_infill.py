@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 
 from pace.llm.generator import Generator
@@ -78,6 +80,16 @@ def test_a_tokenizer_that_puts_a_blank_before_texts():
     names = tokenizer.convert_ids_to_tokens
     assert "".join(names(before)) == "the▁end" and "".join(names(after)).replace("<0x0A>", "\n") == "\nfox"
     assert tokenizer.convert_tokens_to_ids("▁<EOT>") in infill.end_tokens
+
+
+def test_marks_that_are_not_implemented_are_said():
+    """Codestral was trained to fill gaps: it is not told that it was not."""
+    tokenizer = copy.copy(bundled().tokenizer)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["[PREFIX]", "[MIDDLE]", "[SUFFIX]"]})
+    with pytest.raises(
+        ValueError, match=r"suffix: this model's marks of a gap are \[SUFFIX\] and \[PREFIX\], by which pace"
+    ):
+        Infill.of(tokenizer)
 
 
 def test_what_cannot_be_filled_is_said():

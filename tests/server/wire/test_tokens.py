@@ -98,6 +98,7 @@ def test_tokens_have_names_and_pieces(reader: PromptReader) -> None:
 def test_the_tokenizer_is_described(reader: PromptReader, tokenizer: Any) -> None:
     info = wire.tokenizer_info(reader)
     assert (info["bos_token"], info["eos_token"], info["pad_token"]) == ("<|bos|>", "<|end|>", "<|pad|>")
+    assert info["tokenizer_class"] == "PreTrainedTokenizerFast", "the one that the checkpoint names"
     assert info["chat_template"] == tokenizer.chat_template and info["max_model_len"] == LENGTH
 
 

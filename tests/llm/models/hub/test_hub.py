@@ -206,6 +206,28 @@ def test_a_listing_of_another_length_than_the_file(hub, large, monkeypatch, tmp_
     assert is_whole(large())
 
 
+@pytest.mark.parametrize(
+    "name", ["../../../../victim.safetensors", "a/../../../../../victim.gguf", "/victim.safetensors"]
+)
+def test_names_that_reach_out_of_the_cache(name, hub, large, tmp_path):
+    """Nothing there is written, and nothing thrown away for being of another size."""
+    victim = tmp_path / "victim.safetensors"
+    victim.write_bytes(b"mine")
+    hub.repos["org/large"] |= {name: b"another"}
+    with pytest.raises(FileNotFoundError, match="names that reach out of it"):
+        large()
+    assert victim.read_bytes() == b"mine" and not hub.downloads
+
+
+def test_a_file_that_a_user_linked_into_the_cache_stays(hub, large, tmp_path):
+    """One of another size than the Hub's is not used. Only what the cache itself holds is thrown away."""
+    link = large() / "model.safetensors"
+    own = tmp_path / "own.safetensors"
+    own.write_bytes(b"mine")
+    link.unlink(), link.symlink_to(own)
+    assert is_whole(large()) and own.read_bytes() == b"mine"
+
+
 def test_the_rest_of_another_file_is_found_out(hub, large):
     hub.cut_for_good["model.safetensors"] = 1000
     with pytest.raises(FileNotFoundError):
