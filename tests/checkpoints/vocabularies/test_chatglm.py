@@ -107,7 +107,7 @@ def test_the_template_of_the_checkpoint_gives_way(tmp_path):
 
 def test_a_role_that_it_does_not_know_is_refused(tokenizer):
     with pytest.raises(ValueError, match="roles are system, user, assistant and tool"):
-        ChatTemplate(tokenizer).render([{"role": "developer", "content": "x"}])
+        ChatTemplate(tokenizer).render([{"role": "narrator", "content": "x"}])
 
 
 TOOL = Tool("track", "the price", {"type": "object", "properties": {"symbol": {"type": "string"}}})

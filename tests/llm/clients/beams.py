@@ -23,7 +23,7 @@ def rows_of(out) -> list[tuple]:
 
 def searches_of(generator: Generator, prompts: list[list[int]], config: SamplingConfig = BEAMS) -> list[BeamSearch]:
     prepared = generator.prepare_for_generate(prompts, config)
-    return [generator._search_of(prepared, index) for index in range(len(prompts))]
+    return [prepared.beam_search(index, generator.tokenizer) for index in range(len(prompts))]
 
 
 def rows_found(searches: list[BeamSearch]) -> list[tuple]:
