@@ -1,7 +1,7 @@
 """A JSON schema made ready for llguidance: checked, with exact formats, and without what changes nothing.
 
-JSON Schema 2020-12, of which llguidance has its subset (its docs/json_schema.md); what it does not have is told by
-`pace.grammar.support`, which names the place.
+The draft is 2020-12. llguidance has a subset of it (its docs/json_schema.md). `pace.grammar.support` names the place of
+what is not in the subset.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _TIME = (
     r"|23:59:60(\.[0-9]+)?([Zz]|[+-]00:00))"
 )
 _FORMATS = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}[Tt]{_TIME}$"}
-"""RFC 3339, with the days that months have; leap seconds in UTC alone. llguidance's own admit 29 February each year."""
+"""RFC 3339, with the days that months have; leap seconds in UTC only. llguidance's own formats allow 29 February each year."""
 
 
 def read_schema(schema: Any) -> dict[str, Any]:

@@ -240,7 +240,7 @@ class TurnParser:
         return (self._is_line_start or line > 0) and not self._held[line:start].strip(blanks)
 
     def _untagged(self, start: int) -> Untagged:
-        """Calls without marks, as many as are taken."""
+        """Calls without marks, up to the number that is taken."""
         if self._held[start] not in SIGNS or self._calls >= self._max_untagged:
             return Untagged(NO)
         if self._is_in_block:

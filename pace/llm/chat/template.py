@@ -109,8 +109,9 @@ class ChatTemplate:
         """The text of a conversation, up to where the answer begins.
 
         With `continue_answer` the last message goes on. `variables` are what the template may look at. A template that
-        knows no tools is told of them in the first message. Calls and results that it would leave out or refuse are
-        given to it in another way: in turns of their own, or as text.
+        knows no tools is told of them in the first message. Calls, results and instructions that it would leave out,
+        refuse, or give to the assistant are given to it in another way: in turns of their own, as text, or in turns of
+        the user.
 
         Raises TypeError for messages that are no dicts, ValueError for one without a role, content that is no text and
         arguments that are no JSON object, TemplateRefusal for what the template itself raises (roles that must alternate,
@@ -194,9 +195,13 @@ class ChatTemplate:
         for index, tool in enumerate(way.tools):
             if shown.count(tool.name) <= called.count(tool.name):
                 return f"tools[{index}]"
-        if (mistaken := self._mistaken(marked, way.tools, options, shown)) is not None:
-            return f"{way.turns[mistaken].place}.content, of the role {way.turns[mistaken].role!r}, or gives it to the assistant"
-        return next((place for word, place in words.items() if word not in shown), None)
+        if (place := next((place for word, place in words.items() if word not in shown), None)) is not None:
+            return place
+        mistaken = self._mistaken(marked, way.tools, options, shown)
+        if mistaken is None:
+            return None
+        turn = way.turns[mistaken]
+        return f"{turn.place}.content, of the role {turn.role!r}, or gives it to the assistant"
 
     def _mistaken(
         self, messages: list[dict[str, Any]], tools: Sequence[Tool], options: Mapping[str, Any], shown: str

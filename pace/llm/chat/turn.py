@@ -113,8 +113,8 @@ def plan_turn(
     return replace(turn, continues=continue_answer and bool(messages[-1].get("content")))
 
 
-class Manner(Protocol):
-    """How a model answers; a `ChatTemplate` says it."""
+class AnswerStyle(Protocol):
+    """How a model writes answers. A `ChatTemplate` is one."""
 
     tokenizer: Any
     format: ToolFormat
@@ -123,41 +123,41 @@ class Manner(Protocol):
 
 def turn_after(
     prompt: str,
-    manner: Manner,
+    style: AnswerStyle,
     tools: Sequence[Tool] = (),
     choice: ToolChoice | None = None,
     parallel: bool = True,
     answer: Grammar | None = None,
 ) -> Turn:
-    """As `plan_turn`, where something else than a template has made the prompt, whose end is enough."""
+    """As `plan_turn`, for a prompt that no template made. Only its end is looked at."""
     choice = choice or ToolChoice("auto" if tools else "none")
     chosen = {tool.name for tool in choice.among(tools)}
     held = [_held(tool, f"tools[{index}]") for index, tool in enumerate(tools) if tool.name in chosen]
     callable_tools = tuple(each.tool for each in held)
     if callable_tools and choice.mode != "auto":
         answer = None
-    reasoning = manner.reasoning and manner.reasoning.after(prompt)
-    special = special_tokens(manner.tokenizer)
+    reasoning = style.reasoning and style.reasoning.after(prompt)
+    special = special_tokens(style.tokenizer)
     grammar = answer
     if callable_tools:
         grammar = _grammar(
-            turn_grammar(manner.format, callable_tools, choice, parallel, reasoning, special, answer is not None),
+            turn_grammar(style.format, callable_tools, choice, parallel, reasoning, special, answer is not None),
             answer,
             held,
         )
-    elif answer is not None and (reasoning is not None or manner.format.answers_are_marked):
-        grammar = _grammar(answer_grammar(manner.format, reasoning, special), answer)
-    flagged = {number for number, token in manner.tokenizer.added_tokens_decoder.items() if token.special}
-    hidden = frozenset(manner.tokenizer.all_special_ids) | flagged
+    elif answer is not None and (reasoning is not None or style.format.answers_are_marked):
+        grammar = _grammar(answer_grammar(style.format, reasoning, special), answer)
+    flagged = {number for number, token in style.tokenizer.added_tokens_decoder.items() if token.special}
+    hidden = frozenset(style.tokenizer.all_special_ids) | flagged
     max_untagged = 0 if choice.mode != "auto" or answer is not None else None if parallel else 1
-    turn = Turn(prompt, grammar, manner.format, callable_tools, choice, reasoning, hidden, max_untagged=max_untagged)
+    turn = Turn(prompt, grammar, style.format, callable_tools, choice, reasoning, hidden, max_untagged=max_untagged)
     if turn.is_plain:
         return turn
     literals = "".join(
-        [manner.format.opening, manner.format.call, manner.format.between or "", manner.format.closing]
+        [style.format.opening, style.format.call, style.format.between or "", style.format.closing]
         + [
-            *manner.format.reply,
-            *manner.format.preamble,
+            *style.format.reply,
+            *style.format.preamble,
             *((reasoning.opening, reasoning.closing) if reasoning else ()),
         ]
     )

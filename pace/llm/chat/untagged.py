@@ -31,7 +31,7 @@ _MEMBERS = ("name", "arguments", "parameters", "type", "id")
 
 @dataclass(frozen=True)
 class Untagged:
-    """Where calls end in a text, or MORE, or NO; and their names and arguments."""
+    """Calls found in a text: where they end, or MORE or NO, and their names and arguments."""
 
     end: int
     calls: tuple[tuple[str, str], ...] = ()
@@ -45,15 +45,15 @@ class _Stop(Exception):
 
 
 Scans = dict[int, tuple[JsonScanner, int, State]]
-"""Values that were scanned, by where they begin in the text: up to where, and whether they ended there."""
+"""Scanned values by their place in the text: the scanner, how far it came, and its state."""
 
 
 def find_untagged(
     text: str, start: int, tools: Mapping[str, Tool], is_final: bool, scans: Scans | None = None
 ) -> Untagged:
-    """The calls that begin at `start`, with what stands around them. A block of code or a tag that is not closed is
-    taken at the end of the text, where `is_final` says that nothing follows it. `scans` are those of the same text
-    when less of it had come; they are brought up to date."""
+    """The calls that begin at `start`, and what stands around them. With `is_final` nothing follows the text, and a block
+    of code or a tag need not be closed. `scans` holds values that an earlier call scanned in the same text; it is
+    updated."""
     reader = _Reader(text, start, tools, is_final, {} if scans is None else scans)
     try:
         reader.block()
@@ -181,7 +181,7 @@ class _Reader:
         return True
 
     def _one_of(self, literals: list[str], kept: str = "") -> str:
-        """Takes that of the literals with which the text goes on, but for an end that is one of the characters `kept`."""
+        """Takes the literal that comes next and returns it. Characters of `kept` at its end are not taken."""
         if not kept:
             self._next()
         for literal in literals:

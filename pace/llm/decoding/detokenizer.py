@@ -25,8 +25,9 @@ def decode(tokenizer: Any, tokens: list[int], skip_special_tokens: bool = True) 
 
 
 def decoder_of(tokenizer: Any, skip_special_tokens: bool = True) -> Callable[[list[int]], str]:
-    """`decode` of one tokenizer, with or without special tokens. Where transformers does no more than to call the tokenizers package, that is called
-    itself: a stream decodes twice for every token, and what is around it takes several times as long."""
+    """`decode` of one tokenizer, with or without special tokens. It calls the tokenizers package directly where the
+    tokenizer's own method adds nothing: a stream decodes twice for each token, and that method costs several times as
+    much."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     methods = [getattr(type(tokenizer), name) for name in ("decode", "_decode") if hasattr(type(tokenizer), name)]
     if backend is not None and all(method.__module__.startswith(BASE_CLASSES) for method in methods):
@@ -74,7 +75,7 @@ class Detokenizer:
         return self.extend([token])
 
     def extend(self, tokens: list[int]) -> str:
-        """Takes several tokens, of which there is at least one, at the cost of one; what they return joined."""
+        """Takes one token or more at the cost of one. Returns what `push` would return for each, joined."""
         held, last = self._holding(tokens), tokens[-1]
         text = "" if last in self._hidden or self._table.is_byte(last) else self._held_text(held)
         if not text or text.endswith(REPLACEMENT):
@@ -103,7 +104,7 @@ class Detokenizer:
         return state._replace(tokens=[*state.tokens, *shown], num_pushed=num_pushed)
 
     def _give(self, held: _Followed, text: str) -> str:
-        """Gives out `text`, which is that of all tokens held back."""
+        """Gives out `text`, the text of all tokens held back."""
         piece, left = self._beyond_prompt(text, held.left)
         tokens = held.tokens[held.num_given :]
         self._state = _Followed(held.text + piece, tokens, len(tokens), held.num_pushed, left)
@@ -143,7 +144,7 @@ class _Followed(NamedTuple):
 
 
 def _beyond(before: str, text: str) -> str:
-    """What `text` has beyond `before`, with which it begins: but for a character that `before` breaks off."""
+    """The part of `text` behind `before`. `before` is its beginning, except for a character that it breaks off."""
     return text[len(before if text.startswith(before) else commonprefix([before, text])) :]
 
 
@@ -158,11 +159,11 @@ def hidden_tokens(tokenizer: Any, rules: TextRules) -> frozenset[int]:
 
 
 def context_of(prompt: list[int], tokenizer: Any) -> tuple[int, ...]:
-    """What `TextRules.context` is for the text that continues a prompt: a few tokens, however long the prompt is.
+    """`TextRules.context` for the text that continues a prompt: a few tokens, however long the prompt is.
 
-    They are one with text, after which the tokenizer leaves out no blank, and those of a character that the prompt
-    breaks off. Tokens of single bytes do not serve as the first, for those of the continuation may follow them in one
-    run; where such a run is no text, all of it is replaced, and needed. A prompt of special tokens has no context.
+    The first is a token with text, after which the tokenizer keeps a blank. Tokens of a character follow that the prompt
+    breaks off. The first is no token of a single byte, since bytes of the continuation may join its run. If such a run
+    is no text, the decoder replaces all of it, so all of it is needed. A prompt of special tokens has no context.
     """
     table = TokenBytes.of(tokenizer)
     num_open = _num_open(prompt, table)
@@ -211,8 +212,8 @@ FIRST_LETTER, OTHER_LETTER = 0xF0000, "\U0010ffff"
 
 
 class StopSearch:
-    """Looks for stop strings in a text. They may name hidden tokens, which are no text: "<|im_end|>", or "\\n</s>". In such
-    a string a letter stands for each of these tokens, and in the text where one came."""
+    """Looks for stop strings in a text. A string may name hidden tokens, which are no text: "<|im_end|>", or "\\n</s>".
+    One letter then stands for each hidden token, in the string and in the text."""
 
     def __init__(self, tokenizer: Any, strings: list[str], rules: TextRules = PLAIN_TEXT) -> None:
         self.strings = strings

@@ -35,8 +35,8 @@ class StoppingCriteria:
         return StoppingCriteria(self.max_length, self.end_tokens, self.stop_strings.fork())
 
     def rewind(self, num_generated: int) -> None:
-        """Forgets what was asked of tokens after the first `num_generated`: whoever drops tokens from the end of a
-        sequence calls this, so that its text is not cut by what they said."""
+        """Forgets all generated tokens but the first `num_generated`. To be called when tokens are dropped from the end
+        of a sequence, so that they do not cut its text."""
         self.stop_strings.rewind(num_generated)
 
     def trim(self, text: str) -> str:
