@@ -4,6 +4,7 @@ opened."""
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 import socket
 from pathlib import Path
@@ -98,6 +99,9 @@ def test_the_hub_hears_nothing_of_a_tokenizer(name, forms, silence, monkeypatch)
     path = str(forms / name) if silence else name  # what is no id is refused offline; an id is asked about online
     tokenizer = load_tokenizer(find_checkpoint(path))
     assert len(tokenizer) > MORE and tokenizer.name_or_path == path
+    copied = pickle.loads(pickle.dumps(tokenizer))
+    assert copied("a", return_tensors="pt")["input_ids"].tolist() == [tokenizer.encode("a")]
+    assert copied.add_tokens("<new>") == 1 and len(copied) == len(tokenizer) + 1
 
 
 @pytest.mark.usefixtures("silence")
