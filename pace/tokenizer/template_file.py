@@ -1,4 +1,4 @@
-"""The chat template of a checkpoint that has it in `chat_template.json`, where tokenizers of transformers do not look."""
+"""The chat template in a `chat_template.json`, a file that transformers does not read for tokenizers."""
 
 from __future__ import annotations
 

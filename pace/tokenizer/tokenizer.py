@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
+from inspect import ismethod
+from threading import RLock
 from typing import Any
 
 from tokenizers import Tokenizer as Backend
@@ -91,6 +93,8 @@ class Tokenizer:
         self.split_special_tokens = bool(settings.get("split_special_tokens", False))
         """Whether names of special tokens in a text are text."""
         self._use(backend)
+        self._lock = RLock()
+        """Held while transformers' tokenizer works: it keeps what a call asks for, such as padding, until the next one."""
         self._make_transformers = transformers
         self._changes: dict[str, Any] = {}
         """Attributes that were set since, for transformers' tokenizer."""
@@ -116,7 +120,7 @@ class Tokenizer:
         texts = text if isinstance(text, (list, tuple)) else [text]
         is_plain = not others and options.keys() <= {"add_special_tokens", "split_special_tokens"}
         if not is_plain or not all(isinstance(one, str) for one in texts):
-            return self.transformers(text, *others, **options)
+            return self._alone(self.transformers)(text, *others, **options)
         rows = [self._encode(one, **options) for one in texts]
         names = [name for name in FIELDS if name in ("input_ids", *self.model_input_names)]
         columns = {name: [getattr(row, FIELDS[name]) for row in rows] for name in names}
@@ -125,7 +129,7 @@ class Tokenizer:
     def encode(self, text: str, *others: Any, **options: Any) -> list[int]:
         """Token ids of a text. Options are those of `__call__`."""
         if others or options.keys() - {"add_special_tokens", "split_special_tokens"} or not isinstance(text, str):
-            return self.transformers.encode(text, *others, **options)
+            return self._alone(self.transformers.encode)(text, *others, **options)
         return self._encode(text, **options).ids
 
     def _encode(self, text: str, add_special_tokens: bool = True, split_special_tokens: bool | None = None) -> Any:
@@ -247,7 +251,7 @@ class Tokenizer:
         if not are_dicts or variables.keys() & TOKEN_OPTIONS or _are_several(conversation):
             options = {"tools": tools, "documents": documents, "chat_template": chat_template, "tokenize": tokenize}
             options |= {"continue_final_message": continue_final_message, "return_dict": return_dict} | variables
-            return self.transformers.apply_chat_template(
+            return self._alone(self.transformers.apply_chat_template)(
                 conversation, add_generation_prompt=add_generation_prompt, **options
             )
         from pace.tokenizer.jinja import render  # here, since plain text needs no Jinja
@@ -308,7 +312,17 @@ class Tokenizer:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        return getattr(self.transformers, name)
+        found = getattr(self.transformers, name)
+        return self._alone(found) if ismethod(found) else found
+
+    def _alone(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """`call` of transformers' tokenizer, while no other thread is in one."""
+
+        def locked(*values: Any, **options: Any) -> Any:
+            with self._lock:
+                return call(*values, **options)
+
+        return locked
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name.startswith("_") or "_changes" not in self.__dict__:
@@ -324,16 +338,17 @@ class Tokenizer:
 
     def __getstate__(self) -> dict[str, Any]:
         """All but what can be made again."""
-        made = ("transformers", "_other_backend")
+        made = ("transformers", "_other_backend", "_lock")
         return {name: value for name, value in self.__dict__.items() if name not in made}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        self.__dict__.update(state, _lock=RLock())
         self._use(self.backend_tokenizer)
 
     def __copy__(self) -> Tokenizer:
         twin = object.__new__(type(self))
-        twin.__dict__.update(self.__getstate__(), _special=dict(self._special), _changes=dict(self._changes))
+        own = {"_special": dict(self._special), "_changes": dict(self._changes), "_lock": RLock()}
+        twin.__dict__.update(self.__getstate__() | own)
         return twin
 
     def __deepcopy__(self, memo: dict) -> Tokenizer:

@@ -110,6 +110,21 @@ def test_threads_share_it(both):
             assert found == expected
 
 
+def test_threads_do_not_mix_up_what_transformers_does(both):
+    """Its tokenizer keeps padding and truncation from one call to the next."""
+    uses = [
+        lambda one: one([text * 9 for text in TEXTS], padding=True)["input_ids"],
+        lambda one: one(TEXTS[0] * 9, truncation=True, max_length=3)["input_ids"],
+        lambda one: one.tokenize(TEXTS[0] * 9),
+        lambda one: one.apply_chat_template(CHAT, max_length=4, truncation=True)["input_ids"],
+    ]
+    ours, theirs = both
+    expected = [use(theirs) for use in uses]
+    with ThreadPoolExecutor(8) as pool:
+        for index, found in enumerate(pool.map(lambda index: uses[index % 4](ours), range(800))):
+            assert found == expected[index % 4]
+
+
 def test_without_a_template(tmp_path):
     for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
         shutil.copy(TINY / name, tmp_path)

@@ -92,8 +92,10 @@ WAY_OUT = "Give tokenizer_name_or_path, or token ids instead of text"
 
 
 def tokenizer_state(metadata: Metadata) -> dict[str, Any] | str | None:
-    """What stands in tokenizer.json, None where the file has no vocabulary, its text where the file brings it along. Raises ValueError for what is missing or of
-    the wrong type, NotImplementedError for other kinds of vocabularies; the message names the file."""
+    """What stands in tokenizer.json: its text where the file brings it along, None where the file has no vocabulary.
+
+    Raises ValueError for what is missing or of the wrong type, NotImplementedError for other kinds of vocabularies. The
+    message names the file."""
     if whole := metadata.text("tokenizer.huggingface.json"):
         return whole
     model = metadata.text("tokenizer.ggml.model")
@@ -102,17 +104,20 @@ def tokenizer_state(metadata: Metadata) -> dict[str, Any] | str | None:
     build = {"gpt2": _byte_level, "llama": _sentencepiece}.get(model)
     if build is None:
         raise NotImplementedError(
-            f"{metadata.path} has a tokenizer of the kind {model[:80]!r}, which is not implemented; implemented: gpt2, llama. {WAY_OUT}"
+            f"{metadata.path} has a tokenizer of the kind {model[:80]!r}, which is not implemented; "
+            f"implemented: gpt2, llama. {WAY_OUT}"
         )
     tokens = metadata.required("tokenizer.ggml.tokens", read_tokens(metadata))
     if len(tokens.ids) < len(tokens.texts):
         twice = next(token for index, token in enumerate(tokens.texts) if tokens.ids[token] != index)
         raise ValueError(
-            f"{metadata.path}: tokenizer.ggml.tokens has {shown(twice)} twice, so that texts have no definite tokens. {WAY_OUT}"
+            f"{metadata.path}: tokenizer.ggml.tokens has {shown(twice)} twice, so that texts have no definite tokens. "
+            f"{WAY_OUT}"
         )
     if len(tokens.types) != len(tokens.texts):
         raise ValueError(
-            f"{metadata.path}: tokenizer.ggml.token_type must have a type for each of {len(tokens.texts)} tokens; it has {len(tokens.types)}"
+            f"{metadata.path}: tokenizer.ggml.token_type must have a type for each of {len(tokens.texts)} tokens; it has "
+            f"{len(tokens.types)}"
         )
     return {
         **build(metadata, tokens),
@@ -179,7 +184,8 @@ def _cut(metadata: Metadata) -> Cut:
     name = metadata.text("tokenizer.ggml.pre", "default")
     if name not in CUTS:
         raise NotImplementedError(
-            f"{metadata.path}: tokenizer.ggml.pre = {name[:80]!r} is not implemented; implemented: {', '.join(CUTS)}. {WAY_OUT}"
+            f"{metadata.path}: tokenizer.ggml.pre = {name[:80]!r} is not implemented; "
+            f"implemented: {', '.join(CUTS)}. {WAY_OUT}"
         )
     return CUTS[name]
 
@@ -224,7 +230,8 @@ def _sentencepiece(metadata: Metadata, tokens: Tokens) -> dict[str, Any]:
     scores = metadata.required("tokenizer.ggml.scores", metadata.numbers("tokenizer.ggml.scores"))
     if len(scores) != len(tokens.texts):
         raise ValueError(
-            f"{metadata.path}: tokenizer.ggml.scores must have a score for each of {len(tokens.texts)} tokens; it has {len(scores)}"
+            f"{metadata.path}: tokenizer.ggml.scores must have a score for each of {len(tokens.texts)} tokens; it has "
+            f"{len(scores)}"
         )
     unknown = _token_id(metadata, "unknown", len(tokens.texts))
     if unknown is None:

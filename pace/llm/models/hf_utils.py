@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from pathlib import Path
 
 from pace.checkpoints.files import read_json_object
@@ -75,6 +76,9 @@ def find_checkpoint(
         raise ValueError(
             f"the model must be a GGUF file, a directory or a Hub id such as 'Qwen/Qwen2.5-0.5B-Instruct'; got {text!r}"
         )
+    if address := re.match(r"(?:https?|hf)://(?:[^/]*\.[^/]*/)?([^/]+/[^/?#]+)?", text):
+        advice = f"; give the id alone, {address[1]!r}" if address[1] else ""
+        raise FileNotFoundError(f"there is no directory {text[:300]!r}: an address is no Hub id{advice}")
     text, quant = _split_quant(text)
     path = Path(text).expanduser()
     if exists(path):

@@ -229,7 +229,7 @@ class Repository:
         def read_index(index: str) -> Iterable[Path]:
             return shard_names(self._fetch([index]) / index, Path()).values()
 
-        needed = needed_files(sizes, read_index, self.weights)
+        needed = needed_files(sizes, read_index, self.weights, self.where)
         if missing := [name for name in needed if name not in sizes]:
             raise FileNotFoundError(f"{self.where} lacks {some(missing)}, which its index of weights names")
         large = [name for name in needed if name.endswith(OTHER_WEIGHT_SUFFIXES)]

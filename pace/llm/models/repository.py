@@ -32,9 +32,14 @@ VARIANTS = r"(?<![^\W_])(ud|i1)[-._]"
 MAX_LISTED = 40
 
 
-def needed_files(names: Iterable[str], shards_of: Callable[[str], Iterable[Path]], weights: bool = True) -> list[str]:
+def needed_files(
+    names: Iterable[str],
+    shards_of: Callable[[str], Iterable[Path]],
+    weights: bool = True,
+    where: str = "the repository",
+) -> list[str]:
     """Files to download of a repository that is no GGUF repository; `shards_of(index name)` gives the shards that an
-    index names. Weights come last.
+    index names. Weights come last. `where` names the repository in messages.
 
     Raises FileNotFoundError where the repository has no config.json or no weights that can be used.
     """
@@ -45,7 +50,7 @@ def needed_files(names: Iterable[str], shards_of: Callable[[str], Iterable[Path]
     if not weights:
         return wanted
     if "config.json" not in names:
-        raise FileNotFoundError(f"the repository has no config.json; it has {some(names)}")
+        raise FileNotFoundError(f"{where} has no config.json; it has {some(names)}")
     for name in (SAFETENSORS_NAME, TORCH_NAME):
         if name in names:
             return [*wanted, name]
@@ -56,7 +61,7 @@ def needed_files(names: Iterable[str], shards_of: Callable[[str], Iterable[Path]
         return [*wanted, *found]
     others = [name for name in names if name.endswith(OTHER_WEIGHT_SUFFIXES)]
     raise FileNotFoundError(
-        f"the repository has no {SAFETENSORS_NAME} or {TORCH_NAME}, single or sharded; it has {some(others or names)}"
+        f"{where} has no {SAFETENSORS_NAME} or {TORCH_NAME}, single or sharded; it has {some(others or names)}"
     )
 
 

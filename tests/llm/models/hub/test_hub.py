@@ -116,11 +116,22 @@ def test_gated_and_private_repositories(hub, tmp_path):
 def test_repositories_that_cannot_be_used(hub, tmp_path):
     for repo, error, message in (
         ("org/others", FileNotFoundError, "model.onnx"),
-        ("org/empty", FileNotFoundError, "no config.json"),
+        ("org/empty", FileNotFoundError, "'org/empty' has no config.json"),
         ("org/escapes", ValueError, "../../secret"),
     ):
         with pytest.raises(error, match=message):
             find_checkpoint(repo, cache_dir=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("address", "advice"),
+    [("https://huggingface.co/org/single", "; give the id alone, 'org/single'"), ("hf://org/single", "; give the id alone, 'org/single'"),
+     ("https://hf.co/org/single/resolve/main/m.gguf?download=true", "; give the id alone, 'org/single'"), ("http://", "")],
+)  # fmt: skip
+def test_the_address_of_a_page_is_no_id(address, advice, hub):
+    with pytest.raises(FileNotFoundError) as raised:
+        find_checkpoint(address)
+    assert str(raised.value).endswith(f"{address!r}: an address is no Hub id{advice}") and not hub.requests
 
 
 def test_names_with_wildcards_are_taken_literally():
