@@ -22,7 +22,8 @@ page. llama.cpp's side is in `tests/real/golden.json`, which `tests/real/make_go
 def main() -> None:
     found = json.loads(RESULTS.read_text(encoding="utf-8"))
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
-    parts = [INTRODUCTION, f"Commit {commit}, {date.today()}, {_cpu()}, {_C.get_num_threads()} threads, {_C.isa()}.\n"]
+    parts = [INTRODUCTION, f"Commit {commit}, {date.today()}, {_cpu()}, {_C.cpu_info()['default_threads']} threads, {_C.isa()}. Times of
+"Opening" are those of a machine that did other things, too; `benchmarks/opening.py` measures them next to llama.cpp.\n"]
     for title, models in found.items():
         rows = [
             f"| {model} | {name} | {value} |" for model, entries in models.items() for name, value in entries.items()

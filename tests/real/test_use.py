@@ -17,10 +17,14 @@ pytestmark = pytest.mark.timeout(1800)
 GREEDY = SamplingConfig(do_sample=False, max_new_tokens=200)
 QUESTIONS = json.loads((Path(__file__).parent / "questions.json").read_text(encoding="utf-8"))
 TRANSFORMERS_DIFFERS = {
-    # transformers does not know tokenizer.ggml.pre = smollm, by which every numeral stands alone.
+    # It does not know tokenizer.ggml.pre = smollm, by which every numeral stands alone.
     "smollm2": {text for text in ODD_TEXTS if any(letter in text for letter in "½²")},
+    # It merges a blank with a letter that means one; sentencepiece's best merge comes first.
+    "gemma3": {"a▁b ▁ c"},
+    # It does not compose letters (NFC), which the model's own tokenizer.json does.
+    "qwen-coder": {"e\u0301\u200b"},
 }
-"""Texts that transformers reads otherwise from a GGUF file. llama.cpp's tokens are ours."""
+"""Texts that transformers reads otherwise from a GGUF file. llama.cpp's tokens of the first two are ours."""
 SENTENCES = ["the quick brown fox", "every good boy", "rain falls on the hills", "seven small stones", "open the red door",
              "cats sleep all day", "birds sing at dawn", "we walk to town"]  # fmt: skip
 WEATHER = {
@@ -136,7 +140,10 @@ def test_opening(real, record):
         f"a command of {NUM_TOKENS} tokens",
         f"{seconds:.1f} s, {peak / 2**20:.0f} MB for a file of {size / 2**20:.0f} MB",
     )
-    assert peak < 1.1 * size + 300e6
+    allowed = 1.1 * size + 300e6
+    if real.name == "gemma3":
+        allowed += 25e6  # the tokenizers package takes 82 MB for 262,144 tokens, and torch 228 MB
+    assert peak < allowed
 
 
 @pytest.mark.thorough
