@@ -144,7 +144,11 @@ def masks() -> dict[str, list[list[int]]]:
     """The CPUs of every thread of this process as the kernel has them: of the pool's workers, and of the others."""
     found: dict[str, list[list[int]]] = {"pace": [], "others": []}
     for task in Path("/proc/self/task").iterdir():
-        status = dict(line.split(":\t", 1) for line in (task / "status").read_text().splitlines() if ":\t" in line)
+        try:
+            lines = (task / "status").read_text().splitlines()
+        except (FileNotFoundError, ProcessLookupError):  # a thread that has ended since it was listed
+            continue
+        status = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
         cpus = [
             cpu
             for part in status["Cpus_allowed_list"].split(",")
