@@ -13,10 +13,13 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
+import jinja2
 from jinja2 import TemplateError, ext, nodes, utils
 from jinja2.exceptions import SecurityError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+MIN_JINJA = (3, 1, 6)
+"""Templates could leave the sandbox of earlier versions."""
 REASONING = ("reasoning_content", "thinking", "reasoning")
 """Names under which clients give a message's thoughts. Templates read the first, gpt-oss's reads the second."""
 MARK = "CONTINUE_FINAL_MESSAGE_TAG "
@@ -37,6 +40,7 @@ def render(
     Raises jinja2's TemplateError for what the template itself raises and for what is no template, ValueError for a
     message that cannot go on, TypeError for messages that are no dicts.
     """
+    _check_version(jinja2.__version__)
     compiled = _compile(template)
     plain = [_message(message) for message in messages]
     if not plain:
@@ -111,6 +115,15 @@ def _plain(value: Any) -> Any:
 
 
 # ---- The environment
+
+
+def _check_version(version: str) -> None:
+    found = tuple(int(part) for part in version.split(".")[:3] if part.isdecimal())
+    if found < MIN_JINJA:
+        wanted = ".".join(map(str, MIN_JINJA))
+        raise ImportError(
+            f"chat templates need jinja2>={wanted}, whose sandbox holds; this is {version}: pip install -U jinja2"
+        )
 
 
 class _Generation(ext.Extension):

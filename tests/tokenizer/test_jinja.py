@@ -129,3 +129,9 @@ def test_what_a_template_raises():
         render(TEMPLATES[0], [])
     with pytest.raises(TypeError, match="must be dicts; got 'x'"):
         render(TEMPLATES[0], ["x"])
+
+
+def test_a_jinja_whose_sandbox_does_not_hold_is_refused(monkeypatch):
+    monkeypatch.setattr("jinja2.__version__", "3.1.5")
+    with pytest.raises(ImportError, match=r"need jinja2>=3\.1\.6.*this is 3\.1\.5"):
+        render(TEMPLATES[0], [{"role": "user", "content": "a"}])
