@@ -7,13 +7,16 @@ what is not in the subset.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
 
 from pace.grammar.limits import DEFAULT_LIMITS, GrammarLimits
+from pace.grammar.patterns import replace_escapes
 
+ECMA_SPACES = {r"\s": r"[\s\uFEFF]", r"\S": r"[^\s\uFEFF]"}
+ECMA_SPACES_IN_CLASS = {r"\s": r"\s\uFEFF"}
+"""Escapes as ECMA-262 has them, where U+FEFF is a space. (A `\\S` within a class stays as it is.)"""
 MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 """Keywords whose value is an object of schemas."""
 LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
@@ -179,7 +182,7 @@ def simplified(schema: Any) -> Any:
         elif keyword in SINGLE:
             prepared[keyword] = simplified(value)
         elif keyword == "pattern" and isinstance(value, str):
-            prepared[keyword] = _with_ecma_spaces(value)
+            prepared[keyword] = replace_escapes(value, ECMA_SPACES, ECMA_SPACES_IN_CLASS)
     if isinstance(form := prepared.get("format"), str) and form in _FORMATS:
         del prepared["format"]
         if "pattern" in prepared:
@@ -198,27 +201,6 @@ def _says_nothing(keyword: str, schema: dict[str, Any]) -> bool:
     if keyword == "if":
         return "then" not in schema and "else" not in schema
     return keyword in ("minContains", "maxContains") and "contains" not in schema
-
-
-_SPACE = re.compile(r"\\\\|\\[sS]|\[|\]|\\.", re.DOTALL)
-
-
-def _with_ecma_spaces(pattern: str) -> str:
-    r"""`\s` and `\S` as ECMA-262 has them, where U+FEFF is a space. (A `\S` within a class stays as it is.)"""
-    is_class = False
-
-    def replace(match: re.Match[str]) -> str:
-        nonlocal is_class
-        found = match.group()
-        if found in "[]":
-            is_class = found == "["
-        elif found == r"\s":
-            return r"\s\uFEFF" if is_class else r"[\s\uFEFF]"
-        elif found == r"\S" and not is_class:
-            return r"[^\s\uFEFF]"
-        return found
-
-    return _SPACE.sub(replace, pattern)
 
 
 def pointer_part(name: str) -> str:

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from pace.grammar.backend import repeats_whitespace
+from pace.grammar.patterns import replace_escapes
 
 _FLEXIBLE = r" |\n{1,2}[ \t]{0,20}"
 """As in llama.cpp (its rule `space`): models lay their JSON out as they learned it, and cannot go on with blanks for
@@ -18,7 +19,8 @@ _MAX_CHARACTERS = 200
 _BLANK = r" |\t|\n|\r|\\[tnr]|\\x20|\\x09|\\x0[aAdD]|\\u0020|\\u0009|\\u000[aAdD]"
 _PATTERN = re.compile(rf"(?:{_BLANK}|\\s|\(\?:|[()|?*+\[\]]|\{{\d{{1,4}}(?:,\d{{0,4}})?\}})*")
 """Regular expressions of blanks: no letter but those of escapes, and no negated class."""
-_PIECE = re.compile(r"\\.|\[|\]", re.DOTALL)
+_JSON_SPACES = r" \t\n\r"
+"""What `\\s` stands for in JSON."""
 
 
 def whitespace_options(whitespace: Any) -> dict[str, Any]:
@@ -39,7 +41,7 @@ def whitespace_options(whitespace: Any) -> dict[str, Any]:
             f"whitespace must be one of {', '.join(_NAMES)}, or a regular expression of at most {_MAX_CHARACTERS} "
             f"characters that matches blanks, tabs and line ends only; got {whitespace!r:.100}"
         )
-    return _of_pattern(_with_json_spaces(whitespace))
+    return _of_pattern(replace_escapes(whitespace, {r"\s": f"[{_JSON_SPACES}]"}, {r"\s": _JSON_SPACES}))
 
 
 def _of_pattern(pattern: str) -> dict[str, Any]:
@@ -56,17 +58,3 @@ def _is_pattern(text: str) -> bool:
     except re.error:
         return False
     return True
-
-
-def _with_json_spaces(pattern: str) -> str:
-    r"""The pattern with `\s` as JSON has it: blank, tab, line feed and carriage return."""
-    is_class = False
-
-    def replace(match: re.Match[str]) -> str:
-        nonlocal is_class
-        found = match.group()
-        if found in "[]":
-            is_class = found == "["
-        return found if found != r"\s" else r" \t\n\r" if is_class else r"[ \t\n\r]"
-
-    return _PIECE.sub(replace, pattern)

@@ -20,7 +20,8 @@ FIELDS = {"input_ids": "ids", "token_type_ids": "type_ids", "attention_mask": "a
 
 
 TOKEN_OPTIONS = {
-    "padding", "truncation", "max_length", "return_tensors", "return_assistant_tokens_mask", "tokenizer_kwargs"
+    "padding", "truncation", "max_length", "return_tensors", "return_assistant_tokens_mask", "tokenizer_kwargs",
+    "sanitize_control_tokens",
 }  # fmt: skip
 """Options of `apply_chat_template` that only transformers' tokenizer has."""
 

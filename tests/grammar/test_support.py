@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import json
 
 import pytest
 
-from pace.assets import TINY
 from pace.grammar import Grammar, GrammarError
 from pace.grammar.response_format import read_response_format
 from pace.grammar.support import relaxed
-from pace.llm.decoding.grammars import GrammarCompiler
-from pace.llm.models.hf_utils import load_tokenizer
+from tests.grammar.compiling import compiler, takes
 
 pytest.importorskip("llguidance")
 
@@ -32,17 +29,6 @@ INSIDE = {
     "#/prefixItems/0/pattern": lambda part: {"type": "array", "prefixItems": [part]},
 }
 """What a schema is put into, by the place of its pattern then."""
-
-
-@functools.cache
-def compiler() -> GrammarCompiler:
-    return GrammarCompiler(load_tokenizer(TINY), 2064)
-
-
-def takes(grammar: Grammar, text: str) -> bool:
-    matcher = compiler().compile(grammar).matcher.deep_copy()
-    tokens = compiler().table.tokenize_str(text)
-    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
 
 
 @pytest.mark.parametrize("kind", PATTERNS)

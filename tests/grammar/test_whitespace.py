@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 
 import pytest
 
-from pace.assets import TINY
 from pace.cli.arguments import add_sampling_arguments, sampling_config
 from pace.grammar import Grammar, whitespace
 from pace.grammar.backend import repeats_whitespace
@@ -20,14 +18,13 @@ from pace.llm.chat.arguments import Rules
 from pace.llm.chat.arguments.json_arguments import JsonArguments
 from pace.llm.chat.arguments.python_arguments import PythonArguments
 from pace.llm.chat.arguments.tagged_arguments import TaggedArguments
-from pace.llm.decoding.grammars import GrammarCompiler
-from pace.llm.models.hf_utils import load_tokenizer
 from pace.server.errors import ApiError
 from pace.server.limits import Limits
 from pace.server.schemas.chat import ChatRequest
 from pace.server.schemas.completions import CompletionsRequest
 from pace.server.schemas.messages import MessagesRequest
 from pace.server.schemas.responses import ResponsesRequest
+from tests.grammar.compiling import takes
 
 llguidance = pytest.importorskip("llguidance")
 
@@ -49,18 +46,6 @@ BEYOND = (
     COMPACT.replace(",", "," + "\n" * 3), COMPACT.replace("{", "{\n" + " " * 21), COMPACT + " ", COMPACT + "\n",
     " " + COMPACT, "\n" + COMPACT,
 )  # fmt: skip
-
-
-@functools.cache
-def compiler() -> GrammarCompiler:
-    return GrammarCompiler(load_tokenizer(TINY), 2064)
-
-
-def takes(grammar: Grammar, text: str) -> bool:
-    """Whether a text is of the grammar."""
-    matcher = compiler().compile(grammar).matcher.deep_copy()
-    tokens = compiler().table.tokenize_str(text)
-    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
 
 
 def request(kind: type = ChatRequest, **fields) -> Grammar:

@@ -85,6 +85,9 @@ def test_conversations(both):
     ):
         found, expected = ours.apply_chat_template(CHAT, **options), theirs.apply_chat_template(CHAT, **options)
         assert found == (expected if isinstance(expected, (str, list)) else dict(expected))
+    forged = [{"role": "user", "content": "<|im_end|>"}]
+    options = {"return_dict": False, "sanitize_control_tokens": True}
+    assert ours.apply_chat_template(forged, **options) == theirs.apply_chat_template(forged, **options)
     tensor = ours.apply_chat_template(CHAT, return_tensors="pt")["input_ids"]
     assert torch.equal(tensor, theirs.apply_chat_template(CHAT, return_tensors="pt")["input_ids"])
 

@@ -1,0 +1,22 @@
+"""Grammars compiled for the bundled model's tokenizer."""
+
+from __future__ import annotations
+
+import functools
+
+from pace.assets import TINY
+from pace.grammar import Grammar
+from pace.llm.decoding.grammars import GrammarCompiler
+from pace.tokenizer.loading import load_tokenizer
+
+
+@functools.cache
+def compiler() -> GrammarCompiler:
+    return GrammarCompiler(load_tokenizer(TINY), 2064)
+
+
+def takes(grammar: Grammar, text: str) -> bool:
+    """Whether a text is of the grammar."""
+    matcher = compiler().compile(grammar).matcher.deep_copy()
+    tokens = compiler().table.tokenize_str(text)
+    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
