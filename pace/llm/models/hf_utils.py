@@ -18,25 +18,18 @@ from pace.checkpoints.files import read_json_object
 from pace.checkpoints.gguf.checkpoint import GgufCheckpoint
 from pace.checkpoints.gguf.file import is_gguf
 from pace.checkpoints.gguf.shards import shard_paths
-from pace.llm.models.download import HUB_TIMEOUT_SECONDS, one_line  # noqa: F401 (some are for who looks for them here)
-from pace.llm.models.hub import (  # noqa: F401
-    HUB_ID,
-    MAX_HUB_ID,
+from pace.llm.models.hub import (
     Check,
     exists,
     find_on_hub,
     is_hub_id,
     similar_names,
 )
-from pace.llm.models.repository import (  # noqa: F401
-    CONFIG_FILES,
+from pace.llm.models.repository import (
     QUANTIZATION_FILES,
-    TOKENIZER_FILES,
-    VOCABULARY_FILES,
     gguf_files,
     gguf_models,
     is_gguf_repository,
-    needed_files,
     some,
 )
 from pace.tokenizer.loading import load_tokenizer as load_tokenizer

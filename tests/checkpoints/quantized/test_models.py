@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from pace.llm import LLMModel, SamplingConfig
-from pace.llm.models.hf_utils import needed_files
 from pace.llm.models.model_utils import load_model
+from pace.llm.models.repository import needed_files
 from pace.ops.weight_layout import WeightLayout
 from tests.checkpoints.quantized import packers
 from tests.checkpoints.quantized.models import KINDS, save_quantized

@@ -10,7 +10,8 @@ import pytest
 
 from pace.checkpoints.reader import CheckpointReader
 from pace.llm.models import hub as hub_module
-from pace.llm.models.hf_utils import find_checkpoint, load_tokenizer, needed_files
+from pace.llm.models.hf_utils import find_checkpoint, load_tokenizer
+from pace.llm.models.repository import needed_files
 from tests.llm.models.conftest import COMMON, STATE
 from tests.llm.models.hub.fake_hub import COMMIT
 
