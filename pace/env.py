@@ -9,6 +9,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from pace.memory import parse_bytes
+
 MAX_THREADS = 4096
 """Of `ThreadPool` (csrc/include/pace/threading.h)."""
 
@@ -56,6 +58,13 @@ VARIABLES = (
     Variable(
         "XDG_STATE_HOME", "~/.local/state", "the directory where `pace chat` keeps what was typed, in pace/chat_history"
     ),
+    Variable(
+        "PACE_CACHE",
+        "pace below XDG_CACHE_HOME, or ~/.cache/pace",
+        "the folder of packed copies of weights (`pace cache`)",
+    ),
+    Variable("PACE_CACHE_SIZE", "20GiB", "the most that these copies may take together; 0 for none"),
+    Variable("XDG_CACHE_HOME", "~/.cache", "the directory of PACE_CACHE, where that is not set"),
     Variable("OPENAI_API_KEY", "none", "the key that `pace bench --serve` sends", is_secret=True),
 )
 
@@ -90,7 +99,33 @@ def pin_threads() -> bool:
 def state_directory() -> Path | None:
     """Where pace keeps what it remembers of its user: below XDG_STATE_HOME, if that is an absolute path. None for a user
     without a home."""
-    places = value("XDG_STATE_HOME") or "", os.path.expanduser("~/.local/state")
+    return _user_directory("XDG_STATE_HOME", "~/.local/state")
+
+
+def cache_directory() -> Path | None:
+    """Where packed copies of weights are kept. None for a user without a home, and where PACE_CACHE_SIZE is 0. Raises
+    ValueError for a relative PACE_CACHE and what `cache_bytes` raises."""
+    if not cache_bytes():
+        return None
+    if own := value("PACE_CACHE"):
+        if not os.path.isabs(own):
+            raise ValueError(f"PACE_CACHE must be an absolute path; got {own!r}")
+        return Path(own)
+    return _user_directory("XDG_CACHE_HOME", "~/.cache")
+
+
+def cache_bytes() -> int:
+    """PACE_CACHE_SIZE in bytes. Raises ValueError unless it is a number of bytes, or one such as "20GiB"."""
+    text = value("PACE_CACHE_SIZE") or "20GiB"
+    try:
+        return parse_bytes(text) if text.strip("0") else 0
+    except ValueError as error:
+        raise ValueError(f"PACE_CACHE_SIZE: {error}") from None
+
+
+def _user_directory(variable: str, default: str) -> Path | None:
+    """`pace` below the path in a variable, if that is absolute, or below the default. None for a user without a home."""
+    places = value(variable) or "", os.path.expanduser(default)
     return next((Path(place) / "pace" for place in places if os.path.isabs(place)), None)
 
 

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 
 os.environ["OMP_NUM_THREADS"] = "1"  # of what tests start, and of torch here, which reads it when it is imported
 
+os.environ["PACE_CACHE_SIZE"] = "0"  # no test finds what another, or a user, has left in ~/.cache/pace
+
 import pytest
 
 pytest_plugins = ["tests.plugins.tiers", "tests.plugins.alone", "tests.plugins.durations"]

@@ -1,13 +1,17 @@
 """A file of packed weights, written once and then mapped.
 
-    [ head ][ body ]    both whole pages
+    [ head ][ body ][ state ]    whole pages each
 
 The head is all that there is to know about the body. A file whose head or size is another was made of something else,
 or is not whole, and is written anew. Nothing of a file is understood before that, and nothing of it is trusted after:
 who uses the body checks it.
 
-A file is written under another name, brought to the disk, and only then gets its own. Who writes it holds a lock, and
-others wait for it; the lock of a process that ended is nobody's.
+A file is written under another name, and gets its own when it is whole. Who writes it holds a lock, and others wait for
+it; the lock of a process that ended is nobody's.
+
+Nobody waits for the disk. The state names the boot of the system in which the file was written: until that ends, its
+pages are what was written, wherever they are. Who opens it a minute later brings it to the disk and says so in the
+state. After a crash before that, the state names another boot, and the file is written anew.
 """
 
 from __future__ import annotations
@@ -19,6 +23,8 @@ import mmap
 import os
 import shutil
 import stat
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,6 +37,12 @@ logger = logging.getLogger("pace")
 
 PARTIAL = ".part"
 """What the name of a file ends with until it is whole."""
+
+ON_DISK = b"on disk"
+"""The state of a file that outlives the boot in which it was written."""
+SYNC_SECONDS = 60
+"""Age of a file that is brought to the disk. The system has written most of it by then (30 s on Linux)."""
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 Used = TypeVar("Used")
 
@@ -48,7 +60,7 @@ def open_packed(
     write: Callable[[mmap.mmap], object],
 ) -> Used:
     """What `use` makes of the file `path`, mapped to be read only; `write` fills the body first where there is no such
-    file. Both get the whole mapping; that of `write` has zeros behind the head.
+    file. Both get the whole mapping; that of `write` has zeros for the body.
 
     `use` raises ValueError for a damaged body: the file is written anew. Raises OSError, a PermissionError say, that
     tells what to do where it has to be written and cannot be. What `write` raises leaves no file."""
@@ -62,7 +74,6 @@ def open_packed(
         logger.info("writing %s: %s", path, format_bytes(body_bytes))
         _fill(descriptor, head, body_bytes, write)
         os.replace(path.with_name(path.name + PARTIAL), path)
-        _sync_folder(path.parent)
     used = _use(path, head, body_bytes, use)
     if used is None:
         raise ValueError(f"{path} was changed by another process as soon as it was written; give each a folder")
@@ -79,29 +90,64 @@ def _use(path: Path, head: bytes, body_bytes: int, use: Callable[[mmap.mmap], Us
         raise PermissionError(f"{path} may not be read by this user; give weights_cache= another folder") from None
     try:
         status = os.fstat(descriptor)
-        fits = stat.S_ISREG(status.st_mode) and status.st_size == len(head) + body_bytes
-        if not fits or os.pread(descriptor, len(head), 0) != head:
+        fits = stat.S_ISREG(status.st_mode) and status.st_size == len(head) + body_bytes + PAGE_BYTES
+        state = os.pread(descriptor, PAGE_BYTES, len(head) + body_bytes).rstrip(b"\0") if fits else b""
+        if not state or os.pread(descriptor, len(head), 0) != head:
             logger.warning("%s is of another checkpoint, or not whole: it is written anew", path)
+            return None
+        if state not in (ON_DISK, _boot()):
+            logger.info("%s may not have reached the disk when the system went down: it is written anew", path)
             return None
         mapping = mmap.mmap(descriptor, status.st_size, access=mmap.ACCESS_READ)
     finally:
         os.close(descriptor)
     try:
-        return use(mapping)
+        used = use(mapping)
     except ValueError as error:
         logger.warning("%s is damaged (%s): it is written anew", path, error)
         return None
+    if state != ON_DISK and time.time() - status.st_mtime > SYNC_SECONDS:
+        threading.Thread(target=_bring_to_disk, args=(path, status), name="pace sync", daemon=True).start()
+    return used
 
 
 def _fill(descriptor: int, head: bytes, body_bytes: int, write: Callable[[mmap.mmap], object]) -> None:
-    size = len(head) + body_bytes
+    size = len(head) + body_bytes + PAGE_BYTES
     os.ftruncate(descriptor, 0)
     os.posix_fallocate(descriptor, 0, size)  # a full disk is an error now, and would be a SIGBUS later
     os.pwrite(descriptor, head, 0)
     mapping = mmap.mmap(descriptor, size, access=mmap.ACCESS_WRITE)
     write(mapping)
-    mapping.flush()
-    os.fsync(descriptor)
+    state = _boot()
+    if state is None:  # a system that does not say when it was started
+        mapping.flush()
+        os.fsync(descriptor)
+        state = ON_DISK
+    os.pwrite(descriptor, state, len(head) + body_bytes)
+
+
+def _boot() -> bytes | None:
+    """Tells this run of the system from all others; None where it cannot be told."""
+    try:
+        return BOOT_ID.read_bytes().strip() or None
+    except OSError:
+        return None
+
+
+def _bring_to_disk(path: Path, expected: os.stat_result) -> None:
+    """Has a file outlive this boot, if it is still the expected one and may be written."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        if os.path.samestat(os.fstat(descriptor), expected):
+            os.fsync(descriptor)
+            os.pwrite(descriptor, ON_DISK.ljust(PAGE_BYTES, b"\0"), expected.st_size - PAGE_BYTES)
+    except OSError as error:
+        logger.info("%s is not on the disk yet: %s", path, error)
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager
@@ -139,15 +185,6 @@ def _is(descriptor: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(descriptor), os.stat(path, follow_symlinks=False))
     except FileNotFoundError:
         return False
-
-
-def _sync_folder(folder: Path) -> None:
-    """A new name survives a crash only after this."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

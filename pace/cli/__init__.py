@@ -12,12 +12,14 @@ from __future__ import annotations
 import argparse
 import difflib
 import functools
+import gc
 import importlib
 import logging
 import os
 import re
 import sys
 from collections.abc import Callable
+from types import ModuleType
 
 from pace import __version__
 from pace.cli.options_in_messages import OptionsInLog, option, rewrite
@@ -31,6 +33,7 @@ COMMANDS = {
     "eval": ("pace.cli.eval", "how well a model predicts a text, and how far it is from another model there"),
     "plan": ("pace.cli.plan", "what a model needs and how fast it would be, before it is loaded"),
     "quantize": ("pace.cli.quantize", "write a checkpoint in int8 or int4, calibrated on a text"),
+    "cache": ("pace.cli.cache", "the packed copies of weights that open models at once: list and clear"),
     "env": ("pace.cli.environment", "what pace found on this machine, what it chose, and why"),
 }
 """Name of the sub-command: the module that runs it, and its line in `pace --help`."""
@@ -72,7 +75,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = OneLineErrorParser(prog=f"pace {top.command}", allow_abbrev=False)
     try:
         module_name, parser.description = COMMANDS[top.command]
-        module = importlib.import_module(module_name)
+        module = _import(module_name)
         module.add_arguments(parser)
         parser.add_argument("--debug", action="store_true", help="show the log of pace, and a traceback where it fails")
         # Not top.arguments: argparse has dropped a first `--` from there, which says that what follows is no option.
@@ -95,6 +98,18 @@ def main(argv: list[str] | None = None) -> int:
             raise
         print(f"pace: error: {rewrite(_describe(error), _finder(parser))}", file=sys.stderr)
         return EXIT_FAILED
+
+
+def _import(module: str) -> ModuleType:
+    """Imports a sub-command, torch with it: garbage is not looked for meanwhile, nor ever in what was imported."""
+    if module in sys.modules:
+        return sys.modules[module]
+    gc.disable()
+    try:
+        return importlib.import_module(module)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _top_parser() -> argparse.ArgumentParser:

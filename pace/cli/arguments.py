@@ -120,7 +120,15 @@ def add_loading_arguments(group: argparse._ActionsContainer, reads_quantization:
         "--weights-cache",
         default=argparse.SUPPRESS,
         metavar="DIR",
-        help="with mapped: the folder of that file (default: that of the model)",
+        help="the folder of packed copies of weights, which open at once (default: PACE_CACHE); with mapped, of the experts' file",
+    )
+    group.add_argument(
+        "--no-weights-cache",
+        dest="weights_cache",
+        action="store_const",
+        const=False,
+        default=argparse.SUPPRESS,
+        help="neither use nor write a packed copy",
     )
     add_threads_argument(group)
     group.add_argument(

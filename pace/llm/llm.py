@@ -57,7 +57,7 @@ class LLMModel:
         load_in_4bit: bool = False,
         load_in_8bit: bool = False,
         weights: str = "memory",
-        weights_cache: str | Path | None = None,
+        weights_cache: str | Path | bool | None = None,
         **other_names: Any,
     ) -> None:
         """Loads a local directory, a GGUF file or a Hub id. `help(LoadOptions)` says what each argument does, and takes

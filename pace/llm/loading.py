@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pace import _C
+from pace import _C, env
 from pace.batch import BLOCK_SIZE
 from pace.checkpoints.reader import CheckpointReader
 from pace.llm.cache.groups import most_bytes
@@ -25,7 +25,6 @@ from pace.llm.engine.engine import Engine
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.checkpoint import Checkpoint
 from pace.llm.models.hf_utils import find_checkpoint
-from pace.llm.models.mapped_experts import ExpertCache, check_has_experts
 from pace.llm.models.model_utils import (
     check_room,
     fill_model,
@@ -36,6 +35,7 @@ from pace.llm.models.model_utils import (
     select_ops,
     use_threads,
 )
+from pace.llm.models.packed_weights import ExpertFile, PackedCopy, WeightsFile, check_has_experts
 from pace.llm.operators import OperatorConfig
 from pace.llm.other_names import model_options
 from pace.llm.runners import make_runner
@@ -121,8 +121,10 @@ class LoadOptions:
     """ "memory", or "mapped" for a mixture whose experts may be larger than memory: those that are stored quantised are
     packed into a file once, and read from it as tokens choose them (docs/models.md). The results are the same. A draft
     model's weights are in memory."""
-    weights_cache: str | Path | None = None
-    """With `weights="mapped"`, the folder of that file; None for that of the checkpoint."""
+    weights_cache: str | Path | bool | None = None
+    """The folder of packed weights. With `weights="memory"` it has a copy of a model's weights as they lie in memory,
+    which opens at once the next time; None for PACE_CACHE, False for no copy (docs/models.md). With "mapped" it has the
+    experts; None for the folder of the checkpoint."""
 
     def __post_init__(self) -> None:
         optional = type(None)
@@ -141,7 +143,7 @@ class LoadOptions:
         self._check("cache_dir", "a path or None", str, os.PathLike, optional)
         self._check("local_files_only", "True or False", bool)
         self._check("progress", "True or False", bool)
-        self._check("weights_cache", "a path or None", str, os.PathLike, optional)
+        self._check("weights_cache", "a path, False or None", str, os.PathLike, bool, optional)
         self._check_weights()
 
     @classmethod
@@ -164,10 +166,10 @@ class LoadOptions:
     def _check_weights(self) -> None:
         if self.weights not in ("memory", "mapped"):
             raise ValueError(f'weights must be "memory" or "mapped"; got {self.weights!r:.100}')
-        if self.weights_cache is not None and self.weights == "memory":
-            raise ValueError(
-                'weights_cache is the folder of the file that weights="mapped" needs; give both or neither'
-            )
+        if self.weights_cache is True:
+            raise TypeError("weights_cache must be a path, False or None; got True")
+        if self.weights_cache is False and self.weights == "mapped":
+            raise ValueError('weights="mapped" keeps experts in a file; give weights_cache= a folder, or None')
         if self.weights == "mapped" and self.ops is not native:
             raise ValueError(f'weights="mapped" needs the native kernels; got backend={str(self.backend)!r}')
 
@@ -254,11 +256,12 @@ def open(options: LoadOptions) -> Loaded:
     share = speculation.cache_share(model, options.kv_cache_type)
     if share:
         _check_budget(options, model, share)
+        speculation.model.weights_file = _weights_file(options, speculation.model, speculation.checkpoint)
 
     fill_model(model, checkpoint, threads, progress)
     speculation.load(threads, progress)
 
-    budget = _cache_budget(options)
+    budget = _cache_budget(options, model)
     drafter = speculation.drafter(model, ops, options.backend, int(budget * share))
     engine = Engine.create(
         make_runner(model, options.backend),
@@ -276,13 +279,21 @@ def _make_model(options: LoadOptions, checkpoint: Checkpoint) -> BaseModelForCau
     """The model of a checkpoint whose weights need not be there yet, without weights. Raises whatever config and headers
     show to be wrong: an architecture, an option, too little memory."""
     model = make_model(checkpoint, options.weight_dtype, options.ops, options.kv_dtype, options.quantization_config)
-    if options.weights == "mapped":
-        check_has_experts(model)
-        model.expert_cache = ExpertCache(checkpoint.path, options.weights_cache and Path(options.weights_cache))
+    model.weights_file = _weights_file(options, model, checkpoint)
     _check_length(options, model)
     _check_budget(options, model, Fraction(0))
     check_room(model, checkpoint)
     return model
+
+
+def _weights_file(options: LoadOptions, model: BaseModelForCausalLM, checkpoint: Checkpoint) -> WeightsFile | None:
+    """Where the packed weights are, or are to be; None for memory alone."""
+    folder = options.weights_cache and Path(options.weights_cache)
+    if options.weights == "mapped":
+        check_has_experts(model)
+        return ExpertFile(checkpoint.path, folder)
+    folder = env.cache_directory() if folder is None else folder
+    return PackedCopy(checkpoint.path, folder) if folder and options.ops is native else None
 
 
 def _check_paths(options: LoadOptions) -> None:
@@ -376,9 +387,11 @@ def _check_budget(options: LoadOptions, model: BaseModelForCausalLM, draft_share
     CacheManager(model.kv_spec, int(budget * (1 - draft_share)), **options.cache_options)
 
 
-def _cache_budget(options: LoadOptions) -> int:
-    """Bytes for the keys and values of all models, once the weights are in memory."""
-    available = available_memory_bytes()
+def _cache_budget(options: LoadOptions, model: BaseModelForCausalLM) -> int:
+    """Bytes for the keys and values of all models, once the weights are in memory. Pages of a packed copy count as
+    available, and are to stay."""
+    of_copy = model.mapped_nbytes if options.weights == "memory" else 0
+    available = max(0, available_memory_bytes() - of_copy)
     if options.kv_cache_bytes is None:
         return int(available * CACHE_SHARE)
     budget = parse_bytes(options.kv_cache_bytes)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from pace.checkpoints import packed_file
 from pace.checkpoints.packed_file import PARTIAL, make_head, open_packed
 
 BODY = 3 * 4096
@@ -19,11 +20,11 @@ HEAD = make_head(b"of this")
 
 
 def fill(mapping):
-    mapping[len(HEAD) :] = b"w" * BODY
+    mapping[len(HEAD) : len(HEAD) + BODY] = b"w" * BODY
 
 
 def body(mapping):
-    return bytes(mapping[len(HEAD) :])
+    return bytes(mapping[len(HEAD) : len(HEAD) + BODY])
 
 
 def refuse(mapping):
@@ -94,7 +95,7 @@ def test_a_body_that_its_user_refuses_is_written_anew(path, caplog):
 def test_a_file_that_was_not_finished_is_not_used_and_does_not_stay(path):
     path.parent.mkdir()
     partial = path.with_name(path.name + PARTIAL)
-    partial.write_bytes(HEAD + b"w" * BODY)  # of a process that was killed
+    partial.write_bytes(HEAD + b"v" * BODY)  # of a process that was killed
 
     def zeros_first(mapping):
         assert body(mapping) == bytes(BODY)
@@ -168,6 +169,72 @@ def test_the_lock_of_a_process_that_was_killed_is_nobodys(path):
     process.join()
     assert results == [b"w" * BODY]
     assert os.listdir(path.parent) == [path.name]
+
+
+# -- crashes of the system
+
+
+@pytest.fixture
+def boot(tmp_path, monkeypatch):
+    """Says in which boot of the system the test runs; None: in one that does not say."""
+    name = tmp_path / "boot_id"
+    monkeypatch.setattr(packed_file, "BOOT_ID", name)
+
+    def begin(boot):
+        name.unlink() if boot is None else name.write_text(boot + "\n")
+
+    begin("first")
+    return begin
+
+
+def wait_for_sync():
+    for thread in threading.enumerate():
+        if thread.name == "pace sync":
+            thread.join(60)
+
+
+def age(path):
+    os.utime(path, (0, path.stat().st_mtime - packed_file.SYNC_SECONDS - 1))
+
+
+def test_a_new_file_is_good_until_the_system_goes_down(path, boot, caplog):
+    caplog.set_level("INFO", "pace")
+    make(path)
+    make(path, write=refuse)
+    boot("second")
+    assert make(path) == b"w" * BODY and "may not have reached the disk" in caplog.text
+    assert make(path, write=refuse) == b"w" * BODY
+
+
+def test_a_file_that_was_opened_later_outlives_the_system(path, boot):
+    make(path)
+    make(path, write=refuse)
+    wait_for_sync()
+    boot("second")
+    make(path)  # so soon after it was written, nobody had waited for the disk
+    age(path)
+    make(path, write=refuse)
+    wait_for_sync()
+    boot("third")
+    assert make(path, write=refuse) == b"w" * BODY
+
+
+def test_a_file_whose_pages_were_lost_is_written_anew(path, boot):
+    """As file systems leave one whose size reached the disk, and whose pages did not."""
+    make(path)
+    path.write_bytes(HEAD + bytes(BODY) + bytes(4096))
+    assert make(path) == b"w" * BODY
+
+
+def test_a_system_that_does_not_say_when_it_started_waits_for_the_disk(path, boot, monkeypatch):
+    boot(None)
+    synced = []
+    sync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(descriptor) or sync(descriptor))
+    make(path)
+    assert synced
+    boot("second")
+    assert make(path, write=refuse) == b"w" * BODY
 
 
 # -- folders that cannot be written

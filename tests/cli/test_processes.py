@@ -8,6 +8,8 @@ import os
 import pty
 import re
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -269,3 +271,38 @@ def test_ctrl_c_in_json_tells_what_there_is():
     out, _ = finish(running)
     assert running.returncode == 130
     assert out == "" or json.loads(out)["finish_reasons"] in ([], ["cancelled"])
+
+
+# -- the end of the process
+
+ENDING = """
+import atexit, sys, threading, time
+import pace.__main__ as program
+atexit.register(print, "handler")
+def work():
+    time.sleep(0.2)
+    print("thread")
+def main():
+    threading.Thread(target=work).start()
+    sys.stderr.write("log")
+    print("text", end=" ")
+    return 3
+program.main = main
+program.run()
+print("not reached")
+"""
+
+
+def test_the_process_ends_as_python_does():
+    """Text in buffers is written, threads are waited for, and exit handlers run; only modules are not taken apart."""
+    ended = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (3, "text thread\nhandler\n", "log")
+
+
+def test_a_reader_that_went_away_is_known_by_the_exit_code():
+    reader, writer = os.pipe()
+    os.close(reader)
+    code = "import pace.__main__ as program\nprogram.main = lambda: print('text') or 0\nprogram.run()"
+    buffered = {**os.environ, "PYTHONUNBUFFERED": ""}
+    assert subprocess.run([sys.executable, "-c", code], stdout=writer, env=buffered, timeout=60).returncode == 141
+    os.close(writer)

@@ -71,7 +71,7 @@ WRONG = {
     "load_in_4bit": [(1, TypeError)],
     "load_in_8bit": [("yes", TypeError)],
     "weights": [("disk", ValueError), (None, ValueError), ("mapped", ValueError)],
-    "weights_cache": [(5, TypeError), ("/nowhere", ValueError)],
+    "weights_cache": [(5, TypeError), (True, TypeError)],
 }
 NEEDED_WITH = {"bmc_rows": {"kv_cache_type": "bmc"}}
 
@@ -238,7 +238,7 @@ def test_what_headers_of_weights_show_is_told_before_the_tokenizer_is_read(
         {"quantization": "int4", "load_in_8bit": True},
         {"kv_cache_type": "dynamic", "prefix_cache_bytes": 4096},
         {"kv_cache_type": "dynamic", "bmc_rows": 4},
-        {"weights_cache": "folder"},
+        {"weights": "mapped", "weights_cache": False},
         {"weights": "mapped", "backend": "torch"},
     ],
 )

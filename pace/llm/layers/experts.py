@@ -44,7 +44,7 @@ class ExpertLinear(Layer):
         self.glu = glu
         self.has_bias = bias
         self.stack: Stack | None = None
-        self.mapped: Stack | None = None
+        self.in_file: Stack | None = None
         """Experts that need no memory, because they are in a file. May be set until `allocate`."""
         self.biases: Tensor | None = None
         """float32 `[E, n]`."""
@@ -94,7 +94,7 @@ class ExpertLinear(Layer):
     def allocate(self, ops: ModuleType, dtype: torch.dtype) -> None:
         if self.has_bias:
             self.biases = torch.zeros(self.count, self.n, dtype=torch.promote_types(dtype, torch.float32))
-        self.hold(ops, self.mapped or ops.empty_stack(self.count, self.n, self.k, self.storage(dtype), self.glu))
+        self.hold(ops, self.in_file or ops.empty_stack(self.count, self.n, self.k, self.storage(dtype), self.glu))
 
     def hold(self, ops: ModuleType, stack: Stack) -> None:
         """Takes a stack for its own."""
@@ -102,13 +102,13 @@ class ExpertLinear(Layer):
         for index, (expert, weight) in enumerate(zip(self.experts, stack.experts, strict=True)):
             expert.hold(ops, weight, self.biases[index] if self.biases is not None else None)
 
-    def stack_nbytes(self, ops: ModuleType, dtype: torch.dtype) -> int:
+    def matrix_nbytes(self, ops: ModuleType, dtype: torch.dtype) -> int:
         """Bytes of the matrices alone."""
         return ops.stack_nbytes(self.count, self.n, self.k, self.storage(dtype), self.glu)
 
     def planned_nbytes(self, ops: ModuleType, dtype: torch.dtype) -> int:
         of_biases = sum(expert.bias.planned_nbytes(ops, dtype) for expert in self.experts)
-        return of_biases + self.stack_nbytes(ops, dtype)
+        return of_biases + self.matrix_nbytes(ops, dtype)
 
     @property
     def nbytes(self) -> int:

@@ -58,6 +58,8 @@ class Linear(Layer):
         self.plan = WeightPlan()
         """May be changed until `allocate`."""
         self.weight = None
+        self.in_file: Weight | None = None
+        """A weight that needs no memory, because it is in a file. May be set until `allocate`."""
         self._ops = None
 
     def __call__(
@@ -78,19 +80,28 @@ class Linear(Layer):
         """The name of the tensor that holds a part."""
         return (part in self.sources and self.sources[part].tensor) or f"{part}.weight"
 
+    def tensors(self) -> set[str]:
+        """The names of the tensors that hold its matrix."""
+        return {self.tensor(part) for part in self.parts}
+
     def allocate(self, ops: ModuleType, dtype: torch.dtype) -> None:
         super().allocate(ops, dtype)
-        self.hold(ops, ops.empty_weight(self.n, self.k, self.storage(dtype), self.glu, self.plan.order))
+        empty = self.in_file or ops.empty_weight(self.n, self.k, self.storage(dtype), self.glu, self.plan.order)
+        self.hold(ops, empty)
 
     def hold(self, ops: ModuleType, weight: Weight, bias: Tensor | None = None) -> None:
-        """Takes a weight of zeros, and a bias, for its own."""
+        """Takes a weight, and a bias, for its own."""
         self._ops = ops
         self.weight = weight
         if bias is not None:
             self.bias.values = bias
 
     def planned_nbytes(self, ops: ModuleType, dtype: torch.dtype) -> int:
-        return super().planned_nbytes(ops, dtype) + ops.weight_nbytes(self.n, self.k, self.storage(dtype), self.glu)
+        return super().planned_nbytes(ops, dtype) + self.matrix_nbytes(ops, dtype)
+
+    def matrix_nbytes(self, ops: ModuleType, dtype: torch.dtype) -> int:
+        """Bytes of the matrix alone."""
+        return ops.weight_nbytes(self.n, self.k, self.storage(dtype), self.glu)
 
     def storage(self, dtype: torch.dtype) -> AnyLayout:
         """How the weight is stored; `dtype` is that of floats."""

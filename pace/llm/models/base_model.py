@@ -16,7 +16,6 @@ from pace.batch import ForwardBatch, KVSpec
 from pace.llm.layers import (
     Block,
     Embedding,
-    ExpertLinear,
     Layer,
     LayerNorm,
     LMHead,
@@ -30,8 +29,8 @@ from pace.llm.layers import (
 from pace.llm.layers.rotary import Angles
 from pace.llm.layers.slot import Piece, check_slots
 from pace.llm.models.filling import TensorReader, fill_slots
-from pace.llm.models.mapped_experts import ExpertCache, map_experts, mapped_stacks
 from pace.llm.models.model_config import ModelConfig
+from pace.llm.models.packed_weights import ExpertFile, WeightsFile
 from pace.llm.models.weight_plan import StoredQuantized, plan_weights
 from pace.memory import available_memory_bytes
 from pace.ops import native
@@ -88,8 +87,8 @@ class BaseModelForCausalLM(Layer):
         """Of keys and values: a float dtype, or int8. May be changed until a cache is made for `kv_spec`."""
         self.ops = ops
         self.quantization: QuantizationConfig | None = None
-        self.expert_cache: ExpertCache | None = None
-        """Where `load_weights` maps quantised experts from; None for experts in memory."""
+        self.weights_file: WeightsFile | None = None
+        """Where `load_weights` maps packed weights from; None for weights in memory."""
 
     # ------------------------------------------------------------------------------------------------ what the engine
     # sees
@@ -181,17 +180,17 @@ class BaseModelForCausalLM(Layer):
         Piece by piece (`reader.row_ranges`): at most `workers` of them are held at once besides the packed weights.
         Nothing is allocated before every name and shape has been compared. Raises one ValueError that lists all tensors
         that are missing, unexpected or of another shape than the config demands; MemoryError where they do not fit into
-        memory; with `expert_cache`, ValueError where no experts are quantised, and what `map_experts` raises."""
+        memory; with `weights_file`, what its `choose` and `map` raise."""
         names, slots = self.plan_layout(reader)
-        mapped = mapped_stacks(self) if self.expert_cache else []
-        self.check_memory(mapped)
+        in_file = self.weights_file.choose(self) if self.weights_file else []
+        self.check_memory()
         wanted = {name: slots[names[name]] for name in reader.tensors if names[name] in slots}
 
         def fill(tensors: Container[str]) -> None:
             some = {name: found for name, found in wanted.items() if names[name] in tensors}
             fill_slots(reader, some, workers, progress)
 
-        filled = map_experts(self.expert_cache, reader.files, mapped, fill) if self.expert_cache else set()
+        filled = self.weights_file.map(reader.files, in_file, self.dtype, fill) if self.weights_file else set()
         self.allocate(self.ops, self.dtype)
         fill(slots.keys() - filled)
 
@@ -310,10 +309,11 @@ class BaseModelForCausalLM(Layer):
             if isinstance(dtype, WeightLayout) and names[name] in slots
         }
 
-    def check_memory(self, mapped: list[ExpertLinear]) -> None:
-        """Raises MemoryError where the weights but those of `mapped` are more than the memory that is left; else the
-        system would end the process."""
-        of_mapped = sum(stack.stack_nbytes(self.ops, self.dtype) for stack in mapped)
+    def check_memory(self) -> None:
+        """Raises MemoryError where the weights are more than the memory that is left, those of an ExpertFile aside; else
+        the system would end the process."""
+        mapped = self.weights_file.choose(self) if isinstance(self.weights_file, ExpertFile) else []
+        of_mapped = sum(stack.matrix_nbytes(self.ops, self.dtype) for stack in mapped)
         needed, available = self.planned_nbytes(self.ops, self.dtype) - of_mapped, available_memory_bytes()
         if needed <= available:
             return
@@ -325,7 +325,7 @@ class BaseModelForCausalLM(Layer):
         else:
             advice = "load with quantization='int4', which takes a quarter; or "
         could_be = sum(
-            stack.stack_nbytes(self.ops, self.dtype) for stack in self.stacks() if stack.is_quantised and not mapped
+            stack.matrix_nbytes(self.ops, self.dtype) for stack in self.stacks() if stack.is_quantised and not mapped
         )
         if mapped:
             kind += f" besides {of_mapped / 2**30:.2f} GiB of experts, which are mapped"
@@ -346,8 +346,8 @@ class BaseModelForCausalLM(Layer):
 
     @property
     def mapped_nbytes(self) -> int:
-        """Bytes of the experts that are mapped."""
-        return sum(stack.mapped.nbytes for stack in self.stacks() if stack.mapped)
+        """Bytes of the weights that are in a file."""
+        return sum(layer.in_file.nbytes for layer in [*self.stacks(), *self.matrices()] if layer.in_file)
 
     @property
     def usual_layout(self) -> WeightLayout | None:

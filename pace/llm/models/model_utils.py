@@ -17,8 +17,8 @@ from pace import _C, env
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.checkpoint import Checkpoint
 from pace.llm.models.hf_utils import find_checkpoint
-from pace.llm.models.mapped_experts import mapped_stacks
 from pace.llm.models.model_list import read_config
+from pace.llm.models.packed_weights import ExpertFile
 from pace.llm.operators import OperatorConfig, read_backend
 from pace.memory import available_memory_bytes
 from pace.ops import native, reference
@@ -125,12 +125,12 @@ def check_room(model: BaseModelForCausalLM, checkpoint: Checkpoint) -> None:
     try:
         reader = checkpoint.open_weights(model.config.quantization_config)
     except FileNotFoundError:
-        if model.config.quantization_config or model.expert_cache:
+        if model.config.quantization_config or isinstance(model.weights_file, ExpertFile):
             return
     else:
         with nullcontext() if reader is checkpoint.gguf else reader, _naming(checkpoint):
             model.plan_layout(reader)
-    model.check_memory(mapped_stacks(model) if model.expert_cache else [])
+    model.check_memory()
 
 
 @contextmanager

@@ -215,7 +215,7 @@ def test_stacks_that_are_floats_stay_in_memory_beside_mapped_ones(qwen):
     with LLMModel(qwen, progress=False, quantization=config, **MAPPED) as model, model.session() as session:
         found = session.append(IDS, logits="all")
         first, second = (layer.mlp.gate_up for layer in model._model.layers)
-        assert first.mapped is None and second.mapped is second.stack
+        assert first.in_file is None and second.in_file is second.stack
         assert model.memory_report().mapped == second.stack.nbytes + model._model.layers[1].mlp.down.stack.nbytes
     assert torch.equal(found, logits(qwen, quantization=config))
 

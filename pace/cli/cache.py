@@ -1,0 +1,91 @@
+"""`pace cache`: the packed copies of weights, which open a model at once."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from pathlib import Path
+
+from pace import env
+from pace.llm.models.weights_cache import Copy, list_copies
+from pace.memory import format_bytes
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "action",
+        nargs="?",
+        choices=("list", "clear"),
+        default="list",
+        help="list the copies (default), or remove them; a model that runs keeps its own until it ends",
+    )
+    parser.add_argument(
+        "names",
+        nargs="*",
+        metavar="COPY_OR_MODEL",
+        help="those to be removed, by the name of the copy or the path of the model (default: all)",
+    )
+    parser.add_argument(
+        "--weights-cache", type=Path, metavar="DIR", help="the folder of the copies (default: PACE_CACHE)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    parser.set_defaults(parser=parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    folder = arguments.weights_cache or env.cache_directory()
+    copies = list_copies(folder) if folder else []
+    if arguments.action == "list":
+        if arguments.names:
+            arguments.parser.error("`pace cache list` takes no names")
+        print(_as_json(folder, copies) if arguments.json else _as_text(folder, copies))
+        return 0
+    removed = _chosen(copies, arguments.names)
+    for copy in removed:
+        copy.path.unlink(missing_ok=True)
+    freed = f"removed {len(removed)} copies, {format_bytes(sum(copy.nbytes for copy in removed))}"
+    print(_as_json(folder, removed) if arguments.json else freed)
+    return 0
+
+
+def _chosen(copies: list[Copy], names: list[str]) -> list[Copy]:
+    """The copies of these names or models, all of them for no name. Raises ValueError for a name that none has."""
+    if not names:
+        return copies
+    found: dict[Path, Copy] = {}
+    for name in names:
+        of_name = [copy for copy in copies if name == copy.path.name or os.path.realpath(name) == copy.checkpoint]
+        if not of_name:
+            raise ValueError(f"there is no copy {name}, nor one of a model there; `pace cache` lists them")
+        found |= {copy.path: copy for copy in of_name}
+    return list(found.values())
+
+
+def _as_json(folder: Path | None, copies: list[Copy]) -> str:
+    found = [
+        {"name": copy.path.name, "model": copy.checkpoint, "bytes": copy.nbytes, "used": copy.used} for copy in copies
+    ]
+    report = {"folder": folder and str(folder), "limit": env.cache_bytes(), "copies": found}
+    return json.dumps(report, indent=2)
+
+
+def _as_text(folder: Path | None, copies: list[Copy]) -> str:
+    if folder is None:
+        return "no packed copies are kept (PACE_CACHE_SIZE is 0, or there is no home directory)"
+    total = format_bytes(sum(copy.nbytes for copy in copies))
+    lines = [f"{folder}: {len(copies)} copies, {total} of {format_bytes(env.cache_bytes())}"]
+    for copy in copies:
+        gone = "  (the model is gone)" if copy.is_stale else ""
+        lines += [f"  {format_bytes(copy.nbytes):>10}  used {_ago(copy.used):<12} {copy.path.name}"]
+        lines += [f"              of {copy.checkpoint}{gone}"]
+    return "\n".join(lines)
+
+
+def _ago(moment: float) -> str:
+    seconds = max(0, time.time() - moment)
+    for unit, name in ((86400, "days"), (3600, "hours"), (60, "minutes")):
+        if seconds >= 2 * unit:
+            return f"{seconds / unit:.0f} {name} ago"
+    return "just now"

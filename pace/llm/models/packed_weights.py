@@ -1,0 +1,206 @@
+"""Packed weights in a file, which is written once and then mapped: `WeightsFile`.
+
+It serves two ends. A copy of all matrices, in the user's cache, opens a model at once the second time (`PackedCopy`).
+And a mixture whose experts are in a file may be larger than memory: `weights="mapped"` (`ExpertFile`).
+
+The file holds matrices one after the other, each as it would lie in memory, at a page.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import mmap
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+
+from pace import _C, __version__
+from pace.checkpoints.files import PAGE_BYTES
+from pace.checkpoints.mapping import address_of
+from pace.checkpoints.packed_file import make_head, open_packed
+from pace.llm.layers import ExpertLinear, Layer, Linear
+from pace.llm.models import weights_cache
+from pace.ops import native
+from pace.ops.kernels.experts import ExpertStack
+from pace.ops.weight import PackedWeight, Room
+from pace.ops.weight_layout import WeightLayout, parts_of
+
+logger = logging.getLogger("pace")
+
+FORMAT = 2
+"""Of the file; another number wherever the same plan of the same checkpoint means other bytes."""
+CONFIG_FILES = ("config.json", "quantize_config.json", "quant_config.json", "hf_quant_config.json")
+"""Say how codes are to be read."""
+
+Matrix = Linear | ExpertLinear
+
+
+@dataclass(frozen=True)
+class WeightsFile:
+    """Where packed weights of a checkpoint are kept, and which."""
+
+    checkpoint: Path
+    """A directory, or a GGUF file."""
+    folder: Path | None = None
+
+    suffix: ClassVar[str]
+    title: ClassVar[bytes]
+    """The file's first line."""
+
+    def choose(self, model: Layer) -> list[Matrix]:
+        """The matrices that the file holds; they have their plans."""
+        raise NotImplementedError
+
+    def map(
+        self, files: list[Path], matrices: Sequence[Matrix], dtype: torch.dtype, fill: Callable[[set[str]], object]
+    ) -> set[str]:
+        """Gives the matrices their weights, from the file; `fill` fills the tensors of these names, where it has to be
+        written. `files` hold the tensors, and `dtype` is that of floats in memory. Returns the names of all tensors
+        that need not be read any more. Raises what `open_packed` does."""
+        tensors = set().union(*(matrix.tensors() for matrix in matrices))
+        plan = [_describe(matrix, dtype) for matrix in matrices]
+        head = make_head(self.describe(files, plan))
+        sizes = [-(-matrix.matrix_nbytes(native, dtype) // PAGE_BYTES) * PAGE_BYTES for matrix in matrices]
+
+        def over(mapping: mmap.mmap, is_packed: bool) -> Iterator[PackedWeight | ExpertStack]:
+            """The weights in the file."""
+            room = Room(address_of(mapping), mapping, is_packed).at(len(head))
+            for matrix, size in zip(matrices, sizes):
+                yield _in_room(matrix, dtype, room)
+                room = room.at(size)
+
+        def write(mapping: mmap.mmap) -> None:
+            for matrix, empty in zip(matrices, over(mapping, is_packed=False)):
+                matrix.hold(native, empty)
+            fill(tensors)
+
+        found = open_packed(self.path(plan), head, sum(sizes), lambda mapping: self.use(mapping, over), write)
+        for matrix, weight in zip(matrices, found):
+            matrix.in_file = weight
+        return tensors
+
+    def use(
+        self, mapping: mmap.mmap, over: Callable[[mmap.mmap, bool], Iterator[PackedWeight | ExpertStack]]
+    ) -> list[PackedWeight | ExpertStack]:
+        """The weights of a file that is whole. Raises ValueError where it does not hold them."""
+        mapping.madvise(mmap.MADV_RANDOM)  # of each matrix the page of its header, and not what follows it
+        found = list(over(mapping, True))
+        mapping.madvise(mmap.MADV_NORMAL)
+        return found
+
+    def path(self, plan: list[object]) -> Path:
+        """Each plan has a file of its own; one of another version of the checkpoint takes its place."""
+        beside = self.checkpoint if self.checkpoint.is_dir() else self.checkpoint.parent
+        key = [*plan, None if self.folder is None else str(self.checkpoint.resolve())]
+        digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:12]
+        return (self.folder or beside) / f"{self.checkpoint.resolve().name}.{digest}{self.suffix}"
+
+    def describe(self, files: list[Path], plan: list[object]) -> bytes:
+        """All that the bytes of packed weights depend on."""
+        if self.checkpoint.is_dir():
+            files = [*files, *(path for name in CONFIG_FILES if (path := self.checkpoint / name).exists())]
+        found = [(file.name, status.st_size, status.st_mtime_ns) for file in files for status in (file.stat(),)]
+        built = Path(_C.__file__).stat()
+        about = {
+            "format": FORMAT,
+            "pace": [__version__, built.st_size, built.st_mtime_ns],
+            "files": sorted(found),
+            "matrices": plan,
+        }
+        source = json.dumps(str(self.checkpoint.resolve()))
+        return b"\n".join((self.title, source.encode(), json.dumps(about).encode()))
+
+
+class ExpertFile(WeightsFile):
+    """The experts that are stored quantised, beside the checkpoint or in `folder`. Rows that have chosen ask the system
+    for the pages of their experts."""
+
+    suffix = ".experts"
+    title = b"experts packed by pace"
+
+    def choose(self, model: Layer) -> list[Matrix]:
+        """Raises ValueError where there are none."""
+        found = [stack for stack in model.stacks() if stack.is_quantised]
+        if not found:
+            raise ValueError(
+                'weights="mapped" maps experts that are stored quantised, and those of this checkpoint are floats; take a '
+                "quantised checkpoint or a GGUF file, or load with quantization='int4', say"
+            )
+        return found
+
+    def use(self, mapping: mmap.mmap, over: Callable[..., Iterator[ExpertStack]]) -> list[ExpertStack]:
+        found = super().use(mapping, over)
+        for stack in found:
+            stack.is_mapped = True
+        return found
+
+
+class PackedCopy(WeightsFile):
+    """All matrices, in the user's cache. A copy only saves time: where there is no room for it, or it cannot be written,
+    the model is loaded without."""
+
+    suffix = weights_cache.SUFFIX
+    title = weights_cache.TITLE
+
+    def choose(self, model: Layer) -> list[Matrix]:
+        stacks = list(model.stacks())
+        in_stacks = {id(expert) for stack in stacks for expert in stack.experts}
+        return [*stacks, *(matrix for matrix in model.matrices() if id(matrix) not in in_stacks)]
+
+    def map(
+        self, files: list[Path], matrices: Sequence[Matrix], dtype: torch.dtype, fill: Callable[[set[str]], object]
+    ) -> set[str]:
+        """Returns no names where there is no copy."""
+        if _C.cpu_info()["numa_nodes"] > 1:  # there, each page belongs near the thread that reads it
+            return set()
+        size = sum(matrix.matrix_nbytes(native, dtype) for matrix in matrices)
+        path = self.path([_describe(matrix, dtype) for matrix in matrices])
+        try:
+            if not weights_cache.make_room(path, size):
+                return set()
+            tensors = super().map(files, matrices, dtype, fill)
+        except OSError as error:
+            logger.warning("loaded without a packed copy: %s", error)
+            return set()
+        weights_cache.mark_used(path)
+        return tensors
+
+    def use(
+        self, mapping: mmap.mmap, over: Callable[[mmap.mmap, bool], Iterator[PackedWeight | ExpertStack]]
+    ) -> list[PackedWeight | ExpertStack]:
+        mapping.madvise(mmap.MADV_WILLNEED)  # all of it is read for each token
+        return list(over(mapping, True))
+
+
+def check_has_experts(model: Layer) -> None:
+    """Raises ValueError for a model without any."""
+    if not any(model.stacks()):
+        raise ValueError(
+            f'weights="mapped" maps the experts of a mixture, and {type(model).__name__} has none; load with weights="memory"'
+        )
+
+
+def _in_room(matrix: Matrix, dtype: torch.dtype, room: Room) -> PackedWeight | ExpertStack:
+    layout = matrix.storage(dtype)
+    if isinstance(matrix, ExpertLinear):
+        return ExpertStack(matrix.count, matrix.n, matrix.k, layout, matrix.glu, room)
+    return PackedWeight(matrix.n, matrix.k, layout, matrix.glu, matrix.plan.order, room)
+
+
+def _describe(matrix: Matrix, dtype: torch.dtype) -> dict[str, object]:
+    """What a matrix holds, given the checkpoint. Codes are the same bytes on every instruction set, floats are not."""
+    layout, of_one = matrix.storage(dtype), matrix.experts if isinstance(matrix, ExpertLinear) else [matrix]
+    formats = repr([sorted(map(repr, linear.plan.formats.items())) for linear in of_one])
+    has_floats = any(not isinstance(part, WeightLayout) for _, part in parts_of(layout, matrix.n))
+    return {
+        "first": list(of_one[0].parts),
+        "shape": [len(of_one), matrix.n, matrix.k],
+        "layout": repr(layout),
+        "formats": hashlib.sha256(formats.encode()).hexdigest(),
+        "isa": _C.isa() if has_floats else None,
+    }

@@ -1,0 +1,267 @@
+"""Packed copies of weights: the same bits, from a file that is made once and never used for anything else; a folder that
+stays within its bounds; and no copy where none can be."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+import torch
+
+from pace import _C
+from pace.assets import TINY
+from pace.checkpoints import reader
+from pace.llm import DraftModelConfig, LLMModel, loading
+from pace.llm.models import packed_weights, weights_cache
+from tests.checkpoints.quantized.models import save_quantized
+from tests.llm.models.variants import save_tiny
+
+IDS = [3, 14, 15, 92, 65, 35, 89, 79, 32, 38, 46, 26]
+INT4 = {"quantization": "int4"}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Of the copies; models of any size get one."""
+    monkeypatch.setenv("PACE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PACE_CACHE_SIZE", "64MiB")
+    monkeypatch.setattr(weights_cache, "MIN_BYTES", 1)
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """The names of tensors, as they are read."""
+    names = []
+    read = reader.CheckpointReader.read
+    monkeypatch.setattr(
+        reader.CheckpointReader, "read", lambda self, name, *rows: names.append(name) or read(self, name, *rows)
+    )
+    return names
+
+
+@pytest.fixture
+def llama(tmp_path):
+    return save_model(tmp_path / "llama")
+
+
+def save_model(path: Path, family="llama", **changes):
+    save_tiny(path, family, changes)
+    return path
+
+
+def logits(path, **options):
+    with LLMModel(path, progress=False, **options) as model, model.session() as session:
+        return session.append(IDS, logits="all")
+
+
+def copies(folder):
+    return sorted(folder.glob("*.weights"))
+
+
+# -- the same bits
+
+
+MODELS = {
+    "floats": lambda path: save_model(path / "m"),
+    "biases": lambda path: save_model(path / "m", "qwen2"),
+    "a tied head": lambda path: save_model(path / "m", tie_word_embeddings=True),
+    "experts": lambda path: save_model(path / "m", "qwen3_moe"),
+    "experts with biases": lambda path: save_model(path / "m", "gpt_oss"),
+    "heads": lambda path: save_model(path / "m", "deepseek_v3"),
+    "codes": lambda path: save_quantized(path, "awq", "qwen3_moe"),
+    "columns in an order": lambda path: save_quantized(path, "gptq-act-order"),
+}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_bits_are_those_of_weights_in_memory(kind, tmp_path, folder, reads):
+    path = MODELS[kind](tmp_path)
+    expected = logits(path, weights_cache=False)
+    assert not folder.exists()
+    assert torch.equal(logits(path), expected) and len(copies(folder)) == 1
+    stamp = copies(folder)[0].stat()
+    reads.clear()
+    assert torch.equal(logits(path), expected)
+    assert reads and not any(name.endswith("_proj.weight") for name in reads)
+    assert copies(folder)[0].stat().st_mtime_ns == stamp.st_mtime_ns and os.listdir(folder) == [copies(folder)[0].name]
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "Q8_0"])
+def test_bits_of_gguf_files(kind, tmp_path, folder):
+    pytest.importorskip("gguf", reason="the gguf package is not installed")
+    from tests.checkpoints.gguf.files import write_gguf
+
+    save_tiny(tmp_path / "hub", "qwen2", {"hidden_size": 256, "intermediate_size": 256})
+    path = tmp_path / "model.gguf"
+    write_gguf(tmp_path / "hub", path, lambda name: kind if name.endswith("weight") and "norm" not in name else "F32")
+    expected = logits(path, weights_cache=False)
+    for _ in range(2):  # which packs, and which does not
+        assert torch.equal(logits(path), expected)
+    assert len(copies(folder)) == 1
+
+
+@pytest.mark.usefixtures("restore_isa_and_threads")
+def test_floats_have_a_copy_for_each_instruction_set_and_codes_have_one(llama, folder):
+    whole = {"overrides": {"lm_head": "int8", "*embed_tokens": "int8"}, "format": "int8"}
+    for isa in ("generic", _C.isa()):
+        _C.select_isa(isa)
+        assert torch.equal(logits(llama), logits(llama, weights_cache=False))
+        assert torch.equal(logits(llama, quantization=whole), logits(llama, quantization=whole, weights_cache=False))
+    of_codes = [
+        path for path in copies(folder) if b'"isa": null' in path.read_bytes() and b'"isa": "' not in path.read_bytes()
+    ]
+    assert len(copies(folder)) == 3 and len(of_codes) == 1
+
+
+def test_dtypes_and_formats_have_copies_of_their_own(llama, folder):
+    for options in ({}, {"dtype": "float32"}, INT4, {"quantization": "int8"}, {}):
+        assert torch.equal(logits(llama, **options), logits(llama, weights_cache=False, **options))
+    assert len(copies(folder)) == 4
+
+
+def test_a_draft_model_has_a_copy_too(llama, tmp_path, folder):
+    draft = DraftModelConfig(save_model(tmp_path / "draft"))
+    for _ in range(2):
+        logits(llama, spec_config=draft)
+        assert [path.name.partition(".")[0] for path in copies(folder)] == ["draft", "llama"]
+
+
+# -- a copy of something else
+
+
+def test_a_copy_of_another_checkpoint_is_written_anew(llama, folder, reads):
+    logits(llama)
+    for change in (
+        lambda: os.utime(llama / "model.safetensors", ns=(0, 0)),
+        lambda: os.utime(llama / "config.json", ns=(0, 0)),
+    ):
+        change()
+        reads.clear()
+        logits(llama)
+        assert any(name.endswith("_proj.weight") for name in reads) and len(copies(folder)) == 1
+
+
+@pytest.mark.parametrize("name, value", [("__version__", "0.0.0"), ("FORMAT", -1)])
+def test_a_copy_of_another_version_is_written_anew(name, value, llama, folder, reads, monkeypatch):
+    logits(llama)
+    monkeypatch.setattr(packed_weights, name, value)
+    reads.clear()
+    logits(llama)
+    assert any(name.endswith("_proj.weight") for name in reads) and len(copies(folder)) == 1
+
+
+def test_a_damaged_copy_is_written_anew(llama, folder, caplog):
+    expected = logits(llama)
+    [path] = copies(folder)
+    data = bytearray(path.read_bytes())
+    start = data.index(b"PACE", 4096)
+    data[start + 16 : start + 24] = (1 << 20).to_bytes(8, "little")  # kernels would believe in another size
+    path.write_bytes(data)
+    assert torch.equal(logits(llama), expected) and "is damaged" in caplog.text
+    assert torch.equal(logits(llama), expected)
+
+
+# -- no copy
+
+
+def test_no_copy_where_none_is_wanted_or_worth_it(llama, folder, monkeypatch):
+    logits(llama, weights_cache=False)
+    logits(llama, backend="torch")
+    monkeypatch.setattr(weights_cache, "MIN_BYTES", 32 << 20)
+    logits(llama)
+    monkeypatch.setattr(weights_cache, "MIN_BYTES", 1)
+    monkeypatch.setenv("PACE_CACHE_SIZE", "0")
+    logits(llama)
+    monkeypatch.setenv("PACE_CACHE_SIZE", "4KiB")
+    logits(llama)
+    monkeypatch.setenv("PACE_CACHE_SIZE", "1GiB")
+    info = _C.cpu_info()
+    monkeypatch.setattr(packed_weights._C, "cpu_info", lambda: {**info, "numa_nodes": 2})
+    logits(llama)
+    assert not copies(folder)
+
+
+def test_no_copy_on_a_disk_that_is_nearly_full(llama, folder, monkeypatch):
+    usage = namedtuple("Usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(1 << 30, 1 << 30, 4096))
+    logits(llama)
+    assert not copies(folder)
+
+
+def test_a_folder_that_cannot_be_written_is_a_warning(llama, tmp_path, folder, caplog):
+    expected = logits(llama, weights_cache=False)
+    (tmp_path / "file").write_text("")
+    assert torch.equal(logits(llama, weights_cache=tmp_path / "file" / "cache"), expected)
+    assert "loaded without a packed copy" in caplog.text
+
+
+def test_an_error_of_the_checkpoint_is_an_error(llama, folder):
+    path = llama / "model.safetensors"
+    os.truncate(path, path.stat().st_size - 8)
+    with pytest.raises(ValueError):
+        logits(llama)
+    assert not copies(folder)
+
+
+def test_impossible_settings_are_refused(llama, monkeypatch):
+    for name, value in {"PACE_CACHE_SIZE": "much", "PACE_CACHE": "here/below"}.items():
+        with monkeypatch.context() as patch, pytest.raises(ValueError, match=f"{name}.*{value}"):
+            patch.setenv("PACE_CACHE_SIZE", "1GiB")
+            patch.setenv(name, value)
+            LLMModel(llama, progress=False)
+
+
+# -- room
+
+
+def test_keys_and_values_leave_the_pages_of_a_copy_alone(llama, folder, monkeypatch):
+    """Which the system counts as available."""
+    monkeypatch.setattr(loading, "available_memory_bytes", lambda: 1 << 26)
+    budgets, in_file = [], []
+    for cache in (None, None, False):
+        with LLMModel(llama, progress=False, weights_cache=cache) as model:
+            budgets.append(loading._cache_budget(loading.LoadOptions(llama, weights_cache=cache), model._model))
+            in_file.append(model._model.mapped_nbytes)
+    assert in_file[0] == in_file[1] > 10_000 and in_file[2] == 0
+    assert budgets == [((1 << 26) - size) // 2 for size in in_file]
+
+
+def test_those_not_used_for_longest_go_first_and_those_without_a_model_before(tmp_path, folder, caplog, monkeypatch):
+    caplog.set_level(logging.INFO, "pace")
+    models = [save_model(tmp_path / name) for name in ("a", "b", "c", "d")]
+    for age, path in enumerate(models[:3]):
+        logits(path)
+        [copy] = folder.glob(path.name + ".*")
+        os.utime(copy, (1000 + age, copy.stat().st_mtime))
+    size = copy.stat().st_size
+    shutil.rmtree(models[2])
+    monkeypatch.setenv("PACE_CACHE_SIZE", str(3 * size + 100))
+    names = lambda: [path.name.partition(".")[0] for path in copies(folder)]
+    logits(models[3])
+    assert names() == ["a", "b", "d"]
+    logits(models[0])  # which is used now
+    logits(save_model(tmp_path / "e"))
+    assert names() == ["a", "d", "e"]
+    assert caplog.text.count("to make room for another copy") == 2
+
+
+def test_other_files_of_the_folder_stay(llama, tmp_path, folder, monkeypatch):
+    folder.mkdir()
+    (folder / "mine").write_bytes(bytes(1 << 20))
+    (folder / "strange.weights").write_bytes(b"x" * 100)
+    (folder / "broken.weights").write_bytes(weights_cache.TITLE + b"\n{{{\n")
+    logits(llama)
+    assert {copy.checkpoint for copy in weights_cache.list_copies(folder)} == {"?", str(llama)}
+    monkeypatch.setenv("PACE_CACHE_SIZE", str(copies(folder)[1].stat().st_size + 10))
+    logits(save_model(tmp_path / "other"))
+    assert (folder / "mine").exists()
+
+
+def test_the_folder_is_the_users_alone(folder):
+    logits(TINY)
+    assert folder.stat().st_mode & 0o777 == 0o700
