@@ -2,17 +2,20 @@
 
     python benchmarks/opening.py MODEL.gguf ... [--runs 5] [--llama-python PYTHON_WITH_LLAMA_CPP]
 
-Runs of the two follow each other in pairs. Times are medians of whole processes, from start to exit, with the file in
-the page cache; memory is the largest resident set. "reading" is the file read by two threads, for comparison.
+"first" packs the weights and keeps a copy, "later" maps the copy. Runs follow each other in turn. Times are medians of
+whole processes, from start to exit, with the files in the page cache; memory is the largest resident set. "reading" is
+the file read by two threads, for comparison.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -32,37 +35,40 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=5, metavar="N", help="pairs of runs (default: 5)")
     parser.add_argument("--llama-python", metavar="PATH", help="a Python that has llama-cpp-python")
     arguments = parser.parse_args()
-    print(f"{'file':<24}{'reading':>9}{'pace':>9}{'memory':>10}{'llama.cpp':>11}{'memory':>10}{'ratio':>8}")
+    names = ["first", "later"] + ["llama.cpp"] * bool(arguments.llama_python)
+    print(f"{'file':<24}{'reading':>9}" + "".join(f"{name:>11}{'memory':>10}" for name in names), end="")
+    print("   first and later / llama.cpp" if arguments.llama_python else "")
     for path in arguments.models:
-        commands = {
-            "pace": [
-                sys.executable,
-                "-m",
-                "pace",
-                "generate",
-                "-m",
-                str(path),
-                "--max-new-tokens",
-                str(NUM_TOKENS),
-                PROMPT,
-            ]
-        }
-        if arguments.llama_python:
-            commands["llama.cpp"] = [arguments.llama_python, "-c", LLAMA, str(path), PROMPT, str(NUM_TOKENS)]
-        read(path)
-        found = {name: [] for name in commands}
-        for _ in range(arguments.runs):
-            for name, command in commands.items():
-                found[name].append(run(command))
-        reading = statistics.median(read(path) for _ in range(3))
-        row = f"{path.name:<24}{reading:>7.2f} s"
-        for runs in found.values():
-            row += f"{statistics.median(seconds for seconds, _ in runs):>7.2f} s{max(memory for _, memory in runs) / 2**20:>7.0f} MB "
-        if "llama.cpp" in found:
-            ratios = [ours[0] / theirs[0] for ours, theirs in zip(found["pace"], found["llama.cpp"])]
-            row += f"{statistics.median(ratios):>7.2f}"
-        print(row, flush=True)
+        with tempfile.TemporaryDirectory() as cache:
+            print(measure(path, Path(cache), arguments.runs, arguments.llama_python), flush=True)
     return 0
+
+
+def measure(path: Path, cache: Path, runs: int, llama_python: str | None) -> str:
+    """A line of the table."""
+    words = [str(path), PROMPT, str(NUM_TOKENS)]
+    read(path)
+    found: dict[str, list[tuple[float, int]]] = {}
+    for _ in range(runs):
+        for copy in cache.iterdir():
+            copy.unlink()
+        for name in ("first", "later"):
+            found.setdefault(name, []).append(run(generate(path), cache))
+        if llama_python:
+            found.setdefault("llama.cpp", []).append(run([llama_python, "-c", LLAMA, *words]))
+    line = f"{path.name:<24}{statistics.median(read(path) for _ in range(3)):>7.2f} s"
+    for of_one in found.values():
+        seconds, peak = statistics.median(seconds for seconds, _ in of_one), max(memory for _, memory in of_one)
+        line += f"{seconds:>9.2f} s{peak / 2**20:>7.0f} MB"
+    for name in ("first", "later") if llama_python else ():
+        ratios = [ours[0] / theirs[0] for ours, theirs in zip(found[name], found["llama.cpp"])]
+        line += f"{statistics.median(ratios):>8.2f}"
+    return line
+
+
+def generate(path: Path) -> list[str]:
+    """The command that is measured."""
+    return [sys.executable, "-m", "pace", "generate", str(path), PROMPT, "--max-new-tokens", str(NUM_TOKENS)]
 
 
 RUNNER = """
@@ -76,9 +82,11 @@ print(json.dumps([seconds, peak, done.returncode, done.stdout.decode(errors="rep
 """A small process between: what a large one starts counts that one's memory as its own peak."""
 
 
-def run(command: list[str]) -> tuple[float, int]:
-    """Seconds and peak resident bytes of a process."""
-    done = subprocess.run([sys.executable, "-c", RUNNER, *command], stdout=subprocess.PIPE, check=True)
+def run(command: list[str], cache: Path | None = None) -> tuple[float, int]:
+    """Seconds and peak resident bytes of a process. `cache`: the folder of packed copies, where it may have one."""
+    copies = {"PACE_CACHE": str(cache), "PACE_CACHE_SIZE": "20GiB"} if cache else {"PACE_CACHE_SIZE": "0"}
+    command = [sys.executable, "-c", RUNNER, *command]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, env=os.environ | copies)
     seconds, peak, status, output = json.loads(done.stdout)
     if status:
         raise RuntimeError(f"{' '.join(command)}: {output}")

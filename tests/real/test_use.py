@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
-from benchmarks.opening import NUM_TOKENS, PROMPT, run
+from benchmarks.opening import NUM_TOKENS, PROMPT, generate, run
 from pace.llm import LLMModel, PromptLookupConfig, SamplingConfig
 from tests.real.texts import ODD_TEXTS
 
@@ -118,32 +117,21 @@ def test_what_a_person_would_ask(real, talker, record):
 
 @pytest.mark.thorough
 @pytest.mark.alone  # it measures a process
-def test_opening(real, record):
-    """A whole command's memory stays in its bound; its time is recorded. Of two runs the better one counts: how many
-    huge pages the system hands out differs by some 40 MB."""
-    command = [
-        sys.executable,
-        "-m",
-        "pace",
-        "generate",
-        "-m",
-        str(real.path),
-        "--max-new-tokens",
-        str(NUM_TOKENS),
-        PROMPT,
-    ]
-    runs = [run(command) for _ in range(2)]
-    seconds, peak = map(min, zip(*runs))
-    size = real.path.stat().st_size
-    record(
-        "Opening",
-        f"a command of {NUM_TOKENS} tokens",
-        f"{seconds:.1f} s, {peak / 2**20:.0f} MB for a file of {size / 2**20:.0f} MB",
-    )
+def test_opening(real, record, tmp_path):
+    """A whole command's memory stays in its bound, with and without a packed copy; its time is recorded. Of two runs
+    without one the better counts: how many huge pages the system hands out differs by some 40 MB."""
+    command, size = generate(real.path), real.path.stat().st_size
+    runs = {"without a copy": [run(command), run(command)], "first": [run(command, tmp_path)]}
+    runs["later"] = [run(command, tmp_path)]
+    found = {name: tuple(map(min, zip(*of_one))) for name, of_one in runs.items()}
+    seconds = ", ".join(f"{name} {seconds:.1f} s" for name, (seconds, _) in found.items())
+    memory = " / ".join(f"{peak / 2**20:.0f}" for _, peak in found.values())
+    what = f"a command of {NUM_TOKENS} tokens, file of {size / 2**20:.0f} MB"
+    record("Opening", what, f"{seconds}; {memory} MB")
     allowed = 1.1 * size + 300e6
     if real.name == "gemma3":
         allowed += 25e6  # the tokenizers package takes 82 MB for 262,144 tokens, and torch 228 MB
-    assert peak < allowed
+    assert max(peak for _, peak in found.values()) < allowed, found
 
 
 @pytest.mark.thorough
