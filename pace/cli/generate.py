@@ -27,6 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--system", metavar="TEXT", help="with --chat: what the model is told first")
     parser.add_argument(
+        "--suffix", metavar="TEXT", help="what follows the text to be written, for models that fill gaps in code"
+    )
+    parser.add_argument(
         "--json",
         action="store_true",
         help="print one JSON object at the end: texts, token ids, finish reasons, metrics",
@@ -46,6 +49,8 @@ def run(arguments: argparse.Namespace) -> int:
         config = sampling_config(arguments)
         if arguments.system is not None and not arguments.chat:
             raise ValueError("--system needs --chat: plain text has no place for it")
+        if arguments.suffix is not None and arguments.chat:
+            raise ValueError("--suffix has no place in a chat: give it without --chat")
         for option, value in (("--logprobs", config.logprobs), ("--prompt-logprobs", config.prompt_logprobs)):
             if value is not None and not arguments.json:
                 raise ValueError(f"{option} needs --json: plain text has no place for them")
@@ -58,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     from pace.llm.decoding.token_bytes import TokenBytes
 
     model = load_model(arguments)
-    inputs, generate = prompt, model.generate
+    inputs, generate = prompt, partial(model.generate, suffix=arguments.suffix)
     if arguments.chat:
         system = [] if arguments.system is None else [{"role": "system", "content": arguments.system}]
         turn = plan_turn(ChatTemplate(model.tokenizer), [*system, {"role": "user", "content": prompt}])

@@ -63,6 +63,7 @@ def test_help_names_every_command(command):
      (["generate", "x", "--top-k", "-1"], "--top-k"), (["generate", "x", "--top-k", "many"], "--top-k"),
      (["generate", "x", "--temp", "1"], "--temp"), (["generate", "x", "--logit-bias", "[1]"], "token id"),
      (["generate", "x", "--bad-words-ids", "[["], "JSON"), (["generate", "x", "--system", "y"], "--chat"),
+     (["generate", "x", "--suffix", "y", "--chat"], "--suffix has no place in a chat"),
      (["generate", "x", "--logprobs", "2"], "--json"), (["chat", "--logprobs", "2"], "--logprobs"),
      (["generate", "x", "--prompt-logprobs", "2"], "--prompt-logprobs needs --json"),
      (["chat", "--prompt-logprobs", "2"], "--prompt-logprobs"), (["generate", "--x"], "--x"),

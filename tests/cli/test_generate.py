@@ -13,6 +13,7 @@ import pytest
 
 from pace.assets import TINY, TINY_DRAFT
 from pace.cli.arguments import add_sampling_arguments, field_explanations, sampling_config
+from pace.llm import LLMModel
 from pace.llm.configs import SamplingConfig
 from pace.llm.other_names import SAMPLING
 from tests.cli.processes import process
@@ -298,3 +299,13 @@ def test_what_is_no_form_is_told(command, arguments, message):
 def test_explanations_come_from_the_fields():
     explanations = field_explanations(SamplingConfig)
     assert "0 is off" in explanations["no_repeat_ngram_size"] and "\n" not in "".join(explanations.values())
+
+
+def test_a_suffix_reaches_the_model_or_is_refused_by_it(command, monkeypatch):
+    code, out, err = command("generate", "def f(", "--suffix", "return x")
+    assert (code, out) == (1, "") and "was not trained to fill a gap" in err
+    given, generate = [], LLMModel.generate
+    monkeypatch.setattr(
+        LLMModel, "generate", lambda *words, suffix, **more: given.append(suffix) or generate(*words, **more)
+    )
+    assert command("generate", "1, 2, 3,", "--suffix", "8, 9", "--max-new-tokens", "2")[0] == 0 and given == ["8, 9"]
