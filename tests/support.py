@@ -101,26 +101,29 @@ class Runner:
         for layer in self.kv:
             poison(layer)
         order = torch.randperm(num_sequences * blocks_each, generator=torch.Generator().manual_seed(1))
-        self.tables = order.view(num_sequences, blocks_each)
+        tables = order.view(num_sequences, blocks_each)
+        self.tables = tables.to(torch.int32)
+        self.slots = (tables[:, :, None] * BLOCK_SIZE + torch.arange(BLOCK_SIZE)).flatten(1)
+        self.positions = torch.arange(blocks_each * BLOCK_SIZE + 1)
         self.lengths = [0] * num_sequences
 
     def step(self, chunks: dict[int, Tensor], prompt_lengths: dict[int, int] | None = None) -> dict[int, Tensor]:
         """Appends `chunks[s]` to each sequence s. `prompt_lengths[s]` is what rope scaling looks at, at least; default
         none."""
-        tokens, positions, rope_lengths, slots, starts, kv_len = [], [], [], [], [0], []
+        positions, rope_lengths, slots, starts, kv_len = [], [], [], [0], []
         for s, chunk in chunks.items():
-            position = torch.arange(self.lengths[s], self.lengths[s] + len(chunk))
-            self.lengths[s] += len(chunk)
-            tokens.append(chunk)
-            positions.append(position)
-            rope_lengths.append((position + 1).clamp(min=(prompt_lengths or {}).get(s, 0)))
-            slots.append(self.tables[s, position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE)
+            begin, end = self.lengths[s], self.lengths[s] + len(chunk)
+            self.lengths[s] = end
+            positions.append(self.positions[begin:end])
+            lengths, least = self.positions[begin + 1 : end + 1], (prompt_lengths or {}).get(s, 0)
+            rope_lengths.append(lengths.clamp(min=least) if least > begin + 1 else lengths)
+            slots.append(self.slots[s, begin:end])
             starts.append(starts[-1] + len(chunk))
-            kv_len.append(self.lengths[s])
-        table = self.tables[list(chunks)].to(torch.int32)
+            kv_len.append(end)
+        table = self.tables[list(chunks)]
         spans = Spans(torch.tensor(starts, dtype=torch.int32), torch.tensor(kv_len, dtype=torch.int32), table)
         batch = ForwardBatch(
-            torch.cat(tokens),
+            torch.cat(list(chunks.values())),
             torch.cat(positions),
             torch.cat(rope_lengths),
             spans,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import inspect
 import json
 import os
@@ -288,6 +289,7 @@ def sampling_config(arguments: argparse.Namespace) -> SamplingConfig:
     return SamplingConfig(**{field.name: given[field.name] for field in fields(SamplingConfig) if field.name in given})
 
 
+@functools.cache
 def field_explanations(cls: type) -> dict[str, str]:
     """The strings that stand under the fields of a class, as one line each; fields without one are left out."""
     body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0].body

@@ -67,7 +67,7 @@ def test_the_same_seed_gives_the_same_case():
 def test_the_harness_notices(behaviour, expected, monkeypatch, tmp_path):
     """Planted: one case behaves badly, the next one well."""
     if expected == "hung":
-        monkeypatch.setattr(run, "CASE_SECONDS", 5)
+        monkeypatch.setattr(run, "CASE_SECONDS", 2)
     monkeypatch.setattr(run, "make_case", lambda seed, checkpoints: ({"config.json": b"{}"}, f"case {seed}"))
     monkeypatch.setattr(run, "generate", lambda case: behaviour() or "loaded" if case.name == "case-1" else "loaded")
     outcomes, failures = run.run_cases([1, 2], {}, tmp_path)

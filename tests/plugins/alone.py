@@ -1,7 +1,8 @@
 """Tests marked `alone` measure time, memory or the progress of a thread: while one runs, no other test of this tree does.
 
-Every worker holds a shared lock during a test, and an exclusive one during a test that is alone. A worker that wants
-its test alone first closes the gate, so that the others cannot overtake it."""
+Every worker holds a shared lock during a test, and an exclusive one during tests that are alone: it keeps that until it
+comes to a test that is not, so that several in a row wait once for the others. A worker that wants its test alone first
+closes the gate, so that the others cannot overtake it."""
 
 from __future__ import annotations
 
@@ -28,14 +29,30 @@ class Turns:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.gate, self.floor = folder / "gate", folder / "floor"
+        self.kept = contextlib.ExitStack()
+        """Both locks, while tests that are alone follow each other."""
+        self.is_kept = False
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[object]:
-        alone = item.get_closest_marker("alone") is not None
-        with locked(self.gate, fcntl.LOCK_EX) as gate, locked(self.floor, fcntl.LOCK_EX if alone else fcntl.LOCK_SH):
-            if not alone:
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[object]:
+        if not is_alone(item):
+            with locked(self.gate, fcntl.LOCK_EX) as gate, locked(self.floor, fcntl.LOCK_SH):
                 fcntl.flock(gate, fcntl.LOCK_UN)
+                return (yield)
+        if not self.is_kept:
+            self.kept.enter_context(locked(self.gate, fcntl.LOCK_EX))
+            self.kept.enter_context(locked(self.floor, fcntl.LOCK_EX))
+        self.is_kept = True
+        try:
             return (yield)
+        finally:
+            if nextitem is None or not is_alone(nextitem):
+                self.is_kept = False
+                self.kept.close()
+
+
+def is_alone(item: pytest.Item) -> bool:
+    return item.get_closest_marker("alone") is not None
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.plugins import durations, tiers
+from tests.plugins.alone import Turns
 
 ROOT = Path(__file__).parents[2]
 BUDGETS = ROOT / "tests" / "budgets.toml"
@@ -128,7 +129,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from tests.plugins.alone import Turns
 item = SimpleNamespace(get_closest_marker=lambda name: sys.argv[2] if sys.argv[2] == name else None)
-turn = Turns(Path(sys.argv[1])).pytest_runtest_protocol(item)
+turn = Turns(Path(sys.argv[1])).pytest_runtest_protocol(item, None)
 print("here", flush=True)
 next(turn)
 print("begun", flush=True)
@@ -168,18 +169,22 @@ def workers(folder: Path) -> Iterator[list[Worker]]:
             worker.process.communicate()
 
 
+def is_locked(path: Path, how: int = fcntl.LOCK_EX) -> bool:
+    """Whether what holds the file keeps out who wants it exclusively, or, with LOCK_SH, shared."""
+    with open(path, "a") as file:
+        try:
+            fcntl.flock(file, how | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
 def wait_until_locked(path: Path) -> None:
     """Until another process holds the file; half a minute is far more than one takes to start."""
     deadline = time.monotonic() + 30
-    with open(path, "a") as file:
-        while time.monotonic() < deadline:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return
-            fcntl.flock(file, fcntl.LOCK_UN)
-            time.sleep(0.01)
-    raise AssertionError(f"no process has locked {path}")
+    while not is_locked(path):
+        assert time.monotonic() < deadline, f"no process has locked {path}"
+        time.sleep(0.01)
 
 
 def test_a_test_that_is_alone_waits_for_others_and_is_not_overtaken(tmp_path):
@@ -204,6 +209,20 @@ def test_a_test_that_is_alone_waits_for_others_and_is_not_overtaken(tmp_path):
         alone.end()
         assert late.has_begun(30)
         late.end()
+
+
+def test_tests_that_are_alone_in_a_row_wait_once(tmp_path):
+    """Nothing comes between them. What follows the row, another test or none, frees both locks."""
+    turns, items = Turns(tmp_path), {kind: item(kind, kind) for kind in ("alone", "shared")}
+    for kinds in (["alone", "alone", "alone"], ["alone", "shared", "alone"], ["shared", "alone", "alone", "shared"]):
+        for kind, following in zip(kinds, [*kinds[1:], None]):
+            turn = turns.pytest_runtest_protocol(items[kind], items.get(following))
+            next(turn)
+            assert is_locked(turns.floor, fcntl.LOCK_SH) == is_locked(turns.gate) == (kind == "alone"), kinds
+            assert is_locked(turns.floor)
+            turn.close()
+            is_within = kind == following == "alone"
+            assert is_locked(turns.floor) == is_locked(turns.gate) == is_within, f"after {kind} of {kinds}"
 
 
 def test_the_lock_of_a_process_that_died_is_free(tmp_path):

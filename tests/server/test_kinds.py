@@ -109,7 +109,9 @@ def test_many_clients_at_once_and_a_drain(serving):
 
         async def play() -> list[tuple[int, bytes]]:
             asked = asyncio.create_task(ask_many(own, [{"messages": LONG, "temperature": 0, "max_tokens": 60}] * 16))
-            await asyncio.sleep(0.15)
+            scheduler = own.generator.engine.scheduler
+            while len(scheduler.running) + len(scheduler.waiting) < 16 and not asked.done():
+                await asyncio.sleep(0.005)  # those that the engine has are answered; others would be refused
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(own.service.drain(20), own.loop))
             late = await ask_many(own, [{"messages": QUESTION}])
             return await asked + late

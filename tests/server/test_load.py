@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from tests.server.network.connections import wait_until
 from tests.server.serving import ANSWER, LONG, QUESTION, Serving, make_generator, request_bytes
 
 
@@ -198,16 +199,18 @@ def test_a_request_of_many_prompts_lets_others_in_between():
         done: list[str] = []
 
         def many() -> None:
-            reply = serving.complete([[5 + number % 1000] * 150 for number in range(250)], max_tokens=2)
+            reply = serving.complete([[5 + number % 1000] * 100 for number in range(250)], max_tokens=2)
             assert reply.status == 200 and len(reply.json["choices"]) == 250
-            assert reply.json["usage"]["prompt_tokens"] == 250 * 150
+            assert reply.json["usage"]["prompt_tokens"] == 250 * 100
             done.append("many")
 
         worker = threading.Thread(target=many)
         worker.start()
-        time.sleep(0.4)
-        most = serving.generator.engine.scheduler.max_sequences_per_step
-        assert len(serving.generator.engine.scheduler.waiting) + len(serving.generator.engine.scheduler.running) <= most
+        scheduler = serving.generator.engine.scheduler
+        wait_until(lambda: scheduler.running)
+        for _ in range(20):
+            time.sleep(0.005)
+            assert len(scheduler.waiting) + len(scheduler.running) <= scheduler.max_sequences_per_step
         serving.check_well()
         done.append("one")
         worker.join()

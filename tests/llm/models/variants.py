@@ -6,6 +6,7 @@ import json
 import types
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -434,5 +435,11 @@ def save_tiny(folder: Path, model_type: str, fields: dict[str, Any]) -> torch.nn
                 buffer.normal_(0.0, 0.3)
                 buffer.copy_(buffer.bfloat16())
 
-    model.save_pretrained(folder)
+    save_pretrained(model, folder)
     return text_part(model)
+
+
+def save_pretrained(model: torch.nn.Module, folder: Path) -> None:
+    """Without a bar of progress, and the thread that watches it."""
+    with mock.patch("transformers.modeling_utils.logging.tqdm", lambda items, **options: items):
+        model.save_pretrained(folder)

@@ -11,7 +11,7 @@ import copy
 import dataclasses
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -222,9 +222,8 @@ class Visit:
         variants run each dtype with one thread and with two. Others run it with one of the two, in turn."""
         dtypes = [(torch.float32, None), (torch.bfloat16, None), (torch.bfloat16, torch.int8)]
         for number, (dtype, kv_dtype) in enumerate(dtypes):
-            for threads in (1, 2) if self.is_representative else (1 + (self.index + number) % 2,):
-                _C.set_num_threads(threads)
-                assert_same_program(self.model("native", dtype), self.ids, kv_dtype)
+            threads = (1, 2) if self.is_representative else (1 + (self.index + number) % 2,)
+            assert_same_program(self.model("native", dtype), self.ids, kv_dtype, threads)
 
     # -- caches and costs
 
@@ -363,20 +362,34 @@ def logits_of(runnable: ModelRunner, ids: Tensor) -> Tensor:
     return torch.cat([runner.step({0: part})[0] for part in ids.split([30, 14, 1])])
 
 
-def assert_same_program(model: BaseModelForCausalLM, ids: Tensor, kv_dtype: torch.dtype | None = None) -> None:
-    """A recorded model, fused or not, gives the bits of the same model run op by op: logits and cache."""
+def assert_same_program(
+    model: BaseModelForCausalLM,
+    ids: Tensor,
+    kv_dtype: torch.dtype | None = None,
+    threads: Sequence[int | None] = (None,),
+) -> None:
+    """A recorded model, fused or not, gives the bits of the same model run op by op: logits and cache. It is recorded
+    once, and runs with each number of `threads`, None for the present one."""
     model.kv_dtype = kv_dtype or model.dtype
-    eager, compiled, plain = (
-        Runner(m, 4, PROMPT) for m in (model, ProgramRunner(model), ProgramRunner(model, optimise=False))
-    )
-    for chunks in STEPS:
-        step = {s: ids[part] for s, part in chunks.items()}
-        ours, unfused, expected = compiled.step(step), plain.step(step), eager.step(step)
-        for s in step:
-            assert torch.isfinite(expected[s]).all()
-            assert torch.equal(ours[s], expected[s]) and torch.equal(unfused[s], expected[s]), chunks
-    assert_same_cache(compiled.kv, eager.kv)
-    assert_same_cache(plain.kv, eager.kv)
+    programs = ProgramRunner(model), ProgramRunner(model, optimise=False)
+    eager, expected = Runner(model, 4, PROMPT), []
+    for count in threads:
+        if count is not None:
+            _C.set_num_threads(count)
+        if not expected:
+            expected = [eager.step(step) for step in steps_of(ids)]
+            assert all(row.isfinite().all() for rows in expected for row in rows.values())
+        for program in programs:
+            runner = Runner(program, 4, PROMPT)
+            for step, rows in zip(steps_of(ids), expected, strict=True):
+                found = runner.step(step)
+                for s in step:
+                    assert torch.equal(found[s], rows[s]), (program is programs[0], count, s, len(step[s]))
+            assert_same_cache(runner.kv, eager.kv)
+
+
+def steps_of(ids: Tensor) -> list[dict[int, Tensor]]:
+    return [{s: ids[part] for s, part in chunks.items()} for chunks in STEPS]
 
 
 def assert_same_cache(ours, expected) -> None:

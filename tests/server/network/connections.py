@@ -8,11 +8,15 @@ import json
 import socket
 import threading
 import time
+from typing import Any
+from unittest import mock
 
 import pytest
 
 pytest.importorskip("uvicorn")
 pytest.importorskip("httptools")
+
+import uvicorn.server
 
 from pace.server.limits import Limits
 from pace.server.network.run import _Server, listening, uvicorn_config
@@ -71,11 +75,25 @@ class ExampleApp:
 
 
 class EndsSoon(_Server):
-    """Looks a hundred times a second whether it is to end, not ten times."""
+    """Looks a hundred times a second whether it is to end and then whether connections are gone, not ten times."""
 
     async def main_loop(self) -> None:
         while not await self.on_tick(0):
             await asyncio.sleep(0.01)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        with mock.patch.object(uvicorn.server, "asyncio", _ShortSleeps()):
+            await super().shutdown(sockets)
+
+
+class _ShortSleeps:
+    """`asyncio` whose sleeps are a tenth as long."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(asyncio, name)
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds / 10)
 
 
 class Running:
