@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-BUILD = ROOT / "build" / f"cmake-{sys.implementation.cache_tag}"
+BUILD = ROOT / "build" / "cmake"
 """That of setup.py, whose kernels are compiled already."""
 EMULATOR = Path(os.environ.get("PACE_RUN_AVX512") or ROOT.parent / "shared" / "tools" / "run_avx512")
 ENVIRONMENT = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}

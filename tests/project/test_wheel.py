@@ -20,7 +20,7 @@ import pace
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[2]
-BUILD = ROOT / "build" / f"cmake-{sys.implementation.cache_tag}"
+BUILD = ROOT / "build" / "cmake"
 NEWEST_GLIBC = (2, 34)
 """Debian 12, Ubuntu 22.04 and RHEL 9 have it or a newer one. README.md names it."""
 SYSTEM = {"libc.so.6", "libm.so.6", "libgcc_s.so.1", "ld-linux-x86-64.so.2"}
