@@ -1,6 +1,7 @@
 """Builds pace/_C by running CMake, and names a wheel by the oldest system it runs on; everything else is in
 pyproject.toml."""
 
+import fcntl
 import os
 import re
 import subprocess
@@ -26,9 +27,12 @@ class CMakeBuild(build_ext):
 
         kernels = ROOT / "build" / "cmake"
         build = ROOT / "build" / f"cmake-{sys.implementation.cache_tag}"
-        cmake(kernels, "pace_kernels", "-DPACE_PYTHON=OFF")
         python = [f"-DPython_EXECUTABLE={sys.executable}", f"-Dpybind11_DIR={pybind11.get_cmake_dir()}"]
-        cmake(build, "_C", "-DPACE_PYTHON=ON", f"-DPACE_KERNELS={kernels}", *python)
+        kernels.mkdir(parents=True, exist_ok=True)
+        with open(kernels / "lock", "w") as lock:  # ninja does not notice another one in its folder
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            cmake(kernels, "pace_kernels", "-DPACE_PYTHON=OFF")
+            cmake(build, "_C", "-DPACE_PYTHON=ON", f"-DPACE_KERNELS={kernels}", *python)
         target = Path(self.get_ext_fullpath(ext.name)).resolve()
         target.parent.mkdir(parents=True, exist_ok=True)
         self.copy_file(str(build / target.name), str(target))
