@@ -1,9 +1,20 @@
 # make demo [ARGS="--model PATH_OR_HUB_ID"]   make check   make test   make test-all   make durations
 # make real   make conformance   make format   make emulate   make sanitize   make wheel   make clean
-# Each needs Python 3.11 and the package index, all but format and clean g++ 12; the second time they start at once.
+# make wheels   make check-pythons
+# Each needs Python 3.11 or newer and the package index, all but format and clean g++ 12; the second time they start at
+# once. PYTHON=3.12 runs any of them under another Python, in an environment of its own, .venv-3.12.
 
+# Another Python is a version, a command or a path; pythons.py finds it.
 PYTHON ?= python3
 VENV := .venv
+ifneq ($(origin PYTHON),file)
+    FOUND := $(shell python3 pythons.py $(PYTHON))
+    ifeq ($(FOUND),)
+        $(error PYTHON=$(PYTHON) cannot be used)
+    endif
+    override PYTHON := $(FOUND)
+    VENV := .venv-$(shell $(PYTHON) -c "import sys; print('%d.%d' % sys.version_info[:2])")
+endif
 BIN := $(VENV)/bin
 JOBS := $(shell nproc)
 # One cmake for all: another version would compile everything again.
@@ -23,7 +34,8 @@ QUICK_WORDS := "(not test_oracle or llama-gqa or llama-longrope) and not stress"
 # A file of tests stays in one process, and the dearest files start first (tests/plugins/durations.py).
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo check test test-all durations real conformance format emulate sanitize wheel clean
+.PHONY: demo check test test-all durations real conformance format emulate sanitize wheel wheels \
+    check-pythons clean
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/python examples/pace_llm_basic.py $(ARGS)
@@ -71,8 +83,19 @@ sanitize: $(VENV)/test.stamp
 wheel: $(VENV)/tools.stamp
 	$(BIN)/python setup.py --quiet bdist_wheel --dist-dir dist
 
+# One for each supported Python that is in PATH or in pyenv; the kernels are compiled once for all.
+wheels:
+	set -e; pythons=$$(python3 pythons.py); for python in $$pythons; do \
+	    $(MAKE) --no-print-directory wheel PYTHON=$$python; done
+	ls dist
+
+# `make check` under each of them. It installs all test requirements for each, torch among them.
+check-pythons:
+	set -e; pythons=$$(python3 pythons.py); for python in $$pythons; do \
+	    $(MAKE) --no-print-directory check PYTHON=$$python; done
+
 clean:
-	rm -rf build build-* dist $(VENV) *.egg-info pace/_C*.so .pytest_cache .hypothesis
+	rm -rf build build-* dist .venv .venv-* *.egg-info pace/_C*.so .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/pyvenv.cfg:
@@ -84,7 +107,7 @@ REQUIRES = $(BIN)/python -c "import tomllib; print(*tomllib.load(open('pyproject
 
 # $(call build,TABLES): the extension in pace/, with the kernels that PACE_TABLES in CMakeLists.txt calls so. What an
 # earlier call compiled is not compiled again.
-BUILD := build/cmake-$(shell $(PYTHON) -c "import sys; print(sys.implementation.cache_tag)")
+BUILD := build/cmake
 build = PACE_TABLES=$(1) $(BIN)/python setup.py --quiet build_ext --inplace
 
 $(VENV)/tools.stamp: $(VENV)/pyvenv.cfg pyproject.toml constraints.txt

@@ -1,6 +1,7 @@
 """Builds pace/_C by running CMake, and names a wheel by the oldest system it runs on; everything else is in
 pyproject.toml."""
 
+import fcntl
 import os
 import re
 import subprocess
@@ -15,7 +16,8 @@ ROOT = Path(__file__).resolve().parent
 
 
 class CMakeBuild(build_ext):
-    """Runs CMake in build/cmake-<python> and copies the extension from there.
+    """Runs CMake twice: in build/cmake for the kernels, which all versions of Python share, and in build/cmake-<python>
+    for the extension. Copies the extension from there.
 
     PACE_TABLES chooses the kernels (CMakeLists.txt; default: those of every CPU). PACE_BUILD_JOBS sets the number of
     parallel compilers (default: the usable CPUs)."""
@@ -23,21 +25,32 @@ class CMakeBuild(build_ext):
     def build_extension(self, ext: Extension) -> None:
         import pybind11
 
+        kernels = ROOT / "build" / "cmake"
         build = ROOT / "build" / f"cmake-{sys.implementation.cache_tag}"
-        jobs = os.environ.get("PACE_BUILD_JOBS") or str(len(os.sched_getaffinity(0)))
-        tables = os.environ.get("PACE_TABLES") or "all"
-        configure = ["cmake", "-S", ROOT, "-B", build, "-G", "Ninja", f"-DPACE_TABLES={tables}"]
-        configure += [f"-DPython_EXECUTABLE={sys.executable}", f"-Dpybind11_DIR={pybind11.get_cmake_dir()}"]
-        # Forget where an earlier build found ninja (isolation has another path each time) and put the extension.
-        configure += ["-U", "CMAKE_MAKE_PROGRAM", "-U", "CMAKE_LIBRARY_OUTPUT_DIRECTORY", "-DPACE_PYTHON=ON"]
-        done = subprocess.run(configure, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        if done.returncode:
-            sys.exit(done.stdout)
-        show = {"NINJA_STATUS": "compiling the kernels and the extension: %f of %t, %es "} | os.environ
-        subprocess.run(["cmake", "--build", build, "--target", "_C", "--parallel", jobs], check=True, env=show)
+        python = [f"-DPython_EXECUTABLE={sys.executable}", f"-Dpybind11_DIR={pybind11.get_cmake_dir()}"]
+        kernels.mkdir(parents=True, exist_ok=True)
+        with open(kernels / "lock", "w") as lock:  # ninja does not notice another one in its folder
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            cmake(kernels, "pace_kernels", "-DPACE_PYTHON=OFF")
+            cmake(build, "_C", "-DPACE_PYTHON=ON", f"-DPACE_KERNELS={kernels}", *python)
         target = Path(self.get_ext_fullpath(ext.name)).resolve()
         target.parent.mkdir(parents=True, exist_ok=True)
         self.copy_file(str(build / target.name), str(target))
+
+
+def cmake(build: Path, target: str, *settings: str) -> None:
+    """Configures a folder and builds a target in it. Ends the program where that fails."""
+    tables = os.environ.get("PACE_TABLES") or "all"
+    configure = ["cmake", "-S", ROOT, "-B", build, "-G", "Ninja", f"-DPACE_TABLES={tables}", *settings]
+    # Forget where an earlier build found ninja (isolation has another path each time) and put the extension.
+    configure += ["-U", "CMAKE_MAKE_PROGRAM", "-U", "CMAKE_LIBRARY_OUTPUT_DIRECTORY"]
+    done = subprocess.run(configure, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode:
+        sys.exit(done.stdout)
+    what = "the extension" if target == "_C" else "the kernels"
+    show = {"NINJA_STATUS": f"compiling {what}: %f of %t, %es "} | os.environ
+    jobs = os.environ.get("PACE_BUILD_JOBS") or str(len(os.sched_getaffinity(0)))
+    subprocess.run(["cmake", "--build", build, "--target", target, "--parallel", jobs], check=True, env=show)
 
 
 class Wheel(bdist_wheel):

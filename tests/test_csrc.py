@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-BUILD = ROOT / "build" / f"cmake-{sys.implementation.cache_tag}"
+BUILD = ROOT / "build" / "cmake"
 """That of setup.py, whose kernels are compiled already."""
 EMULATOR = Path(os.environ.get("PACE_RUN_AVX512") or ROOT.parent / "shared" / "tools" / "run_avx512")
 ENVIRONMENT = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
@@ -71,7 +71,7 @@ def binary() -> Path:
     if not shutil.which("cmake", path=ENVIRONMENT["PATH"]):
         pytest.skip("needs cmake and ninja: pip install pace-llm[test]")
     BUILD.mkdir(parents=True, exist_ok=True)
-    with open(BUILD / "lock", "w") as lock:  # a wheel is built in this folder, too
+    with open(BUILD / "lock", "w") as lock:  # setup.py builds in this folder, too
         fcntl.flock(lock, fcntl.LOCK_EX)
         is_new = not (BUILD / "CMakeCache.txt").exists()
         # An extension that pip built leaves the path of its own ninja, which is gone.

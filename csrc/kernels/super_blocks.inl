@@ -44,9 +44,10 @@ struct SuperCodes {
         else
             return of_nibbles(codes);
     }
-    // As unpacked ones are stored.
+    // Bytes, as unpacked ones are stored. Its type is deduced: where a Factor is no Bytes, g++ 15 refuses to convert one
+    // even in the branch that is left out.
     template <int s>
-    PACE_INLINE Bytes bytes(const SuperCodes& c, const uint8_t* p) {
+    PACE_INLINE auto bytes(const SuperCodes& c, const uint8_t* p) {
         const Bytes codes = Planes<kBits>::template step<s>(p);
         if constexpr (!kLookup)
             return codes;

@@ -98,7 +98,8 @@ ENDINGS = [
     "",
     "raise SystemExit(0)",
     "model.close()",
-    "import os; pid = os.fork(); os._exit(0) if pid == 0 else os.waitpid(pid, 0)",
+    "import os, warnings; warnings.simplefilter('ignore')\n"  # of Python 3.12: a child of a process with threads may hang
+    "pid = os.fork(); os._exit(0) if pid == 0 else os.waitpid(pid, 0)",
     "model = None",
     "threading.Thread(target=model.generate, args=('Once', endless), daemon=True).start(); time.sleep(0.1)",
 ]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tests.planted.bugs import Bug
 
-BUILD = Path("build") / f"cmake-{sys.implementation.cache_tag}"
+BUILD = Path("build") / "cmake"
 """The folder of setup.py and of tests/test_csrc.py, so that what one compiles the others need not."""
 LAST_FAILED = Path(".pytest_cache/v/cache/lastfailed")
 """The exact ids of the tests that failed, as pytest keeps them."""
