@@ -31,26 +31,45 @@ class CMakeBuild(build_ext):
         kernels.mkdir(parents=True, exist_ok=True)
         with open(kernels / "lock", "w") as lock:  # ninja does not notice another one in its folder
             fcntl.flock(lock, fcntl.LOCK_EX)
-            cmake(kernels, "pace_kernels", "-DPACE_PYTHON=OFF")
-            cmake(build, "_C", "-DPACE_PYTHON=ON", f"-DPACE_KERNELS={kernels}", *python)
+            configure(kernels, "-DPACE_PYTHON=OFF")
+            configure(build, "-DPACE_PYTHON=ON", f"-DPACE_KERNELS={kernels}", *python)
+            compile_both(kernels, build)
         target = Path(self.get_ext_fullpath(ext.name)).resolve()
         target.parent.mkdir(parents=True, exist_ok=True)
         self.copy_file(str(build / target.name), str(target))
 
 
-def cmake(build: Path, target: str, *settings: str) -> None:
-    """Configures a folder and builds a target in it. Ends the program where that fails."""
+def configure(build: Path, *settings: str) -> None:
+    """Has CMake write the build files of a folder. Ends the program where that fails."""
     tables = os.environ.get("PACE_TABLES") or "all"
-    configure = ["cmake", "-S", ROOT, "-B", build, "-G", "Ninja", f"-DPACE_TABLES={tables}", *settings]
+    command = ["cmake", "-S", ROOT, "-B", build, "-G", "Ninja", f"-DPACE_TABLES={tables}", *settings]
     # Forget where an earlier build found ninja (isolation has another path each time) and put the extension.
-    configure += ["-U", "CMAKE_MAKE_PROGRAM", "-U", "CMAKE_LIBRARY_OUTPUT_DIRECTORY"]
-    done = subprocess.run(configure, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    command += ["-U", "CMAKE_MAKE_PROGRAM", "-U", "CMAKE_LIBRARY_OUTPUT_DIRECTORY"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode:
         sys.exit(done.stdout)
-    what = "the extension" if target == "_C" else "the kernels"
+
+
+def compile_both(kernels: Path, build: Path) -> None:
+    """Compiles the bindings while the kernels are compiled, for either alone would leave CPUs idle at its end, and links
+    the extension. Raises CalledProcessError where a compiler fails."""
+    jobs = int(os.environ.get("PACE_BUILD_JOBS") or len(os.sched_getaffinity(0)))
+    of_kernels = compiling(kernels, "pace_kernels", "the kernels", jobs)
+    with subprocess.Popen(**of_kernels) as running:
+        try:
+            subprocess.run(**compiling(build, "bindings", "the bindings", max(1, jobs // 2)), check=True)
+        except BaseException:
+            running.terminate()
+            raise
+    if running.returncode:
+        raise subprocess.CalledProcessError(running.returncode, of_kernels["args"])
+    subprocess.run(**compiling(build, "_C", "the extension", jobs), check=True)
+
+
+def compiling(build: Path, target: str, what: str, jobs: int) -> dict:
+    """The process that builds a target, as subprocess takes it."""
     show = {"NINJA_STATUS": f"compiling {what}: %f of %t, %es "} | os.environ
-    jobs = os.environ.get("PACE_BUILD_JOBS") or str(len(os.sched_getaffinity(0)))
-    subprocess.run(["cmake", "--build", build, "--target", target, "--parallel", jobs], check=True, env=show)
+    return {"args": ["cmake", "--build", build, "--target", target, "--parallel", str(jobs)], "env": show}
 
 
 class Wheel(bdist_wheel):
