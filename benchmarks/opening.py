@@ -84,7 +84,10 @@ print(json.dumps([seconds, peak, done.returncode, done.stdout.decode(errors="rep
 
 def run(command: list[str], cache: Path | None = None) -> tuple[float, int]:
     """Seconds and peak resident bytes of a process. `cache`: the folder of packed copies, where it may have one."""
-    copies = {"PACE_CACHE": str(cache), "PACE_CACHE_SIZE": "20GiB"} if cache else {"PACE_CACHE_SIZE": "0"}
+    # Bytecode is kept, as it is where nobody forbids it: else each process compiles pace anew.
+    copies = {"PYTHONDONTWRITEBYTECODE": ""} | (
+        {"PACE_CACHE": str(cache), "PACE_CACHE_SIZE": "20GiB"} if cache else {"PACE_CACHE_SIZE": "0"}
+    )
     command = [sys.executable, "-c", RUNNER, *command]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, env=os.environ | copies)
     seconds, peak, status, output = json.loads(done.stdout)
