@@ -232,7 +232,7 @@ def _expert_costs(mixture: MixtureOfExperts, dtype: torch.dtype) -> ExpertCosts:
         mixture.router.top_k,
         sum(product.planned_nbytes(native, dtype) for product in products) // count,
         sum(2 * product.n * product.k for product in products),
-        sum(product.stack_nbytes(native, dtype) for product in products if product.is_quantised) // count,
+        sum(product.matrix_nbytes(native, dtype) for product in products if product.is_quantised) // count,
     )
 
 

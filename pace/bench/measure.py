@@ -86,12 +86,12 @@ def measure(
     computed but drawn at random.
     Raises ValueError where the model or its cache cannot hold them, or all of them at once."""
     _check(subject, prompt, generated, batch, repeats, depth)
-    _prefill(subject, prompt)
+    prefill_seconds(subject, prompt)
     measured = []
     with _no_collection():
         for _ in range(repeats):
             before = limits.measure(LIMIT_SECONDS)
-            seconds = _prefill(subject, prompt), statistics.median(_decode(subject, prompt, generated, batch, depth))
+            seconds = prefill_seconds(subject, prompt), decode_seconds(subject, prompt, generated, batch, depth)
             measured.append(Repeat(limits.between(before, limits.measure(LIMIT_SECONDS)), *seconds))
         _forget_peak_memory()
         prefill, decode = _phases(subject, prompt, generated, batch, depth)
@@ -138,7 +138,7 @@ def _sequences(subject: Subject, prompt: int, generated: int, batch: int) -> lis
     return [Sequence(row, Greedy(), StoppingCriteria(prompt + generated, []), prompt + generated) for row in ids]
 
 
-def _prefill(subject: Subject, prompt: int) -> float:
+def prefill_seconds(subject: Subject, prompt: int) -> float:
     """Seconds until a prompt has its first token."""
     sequences = _sequences(subject, prompt, 1, 1)
     started = time.perf_counter()
@@ -146,8 +146,9 @@ def _prefill(subject: Subject, prompt: int) -> float:
     return time.perf_counter() - started
 
 
-def _decode(subject: Subject, prompt: int, generated: int, batch: int, depth: int | None) -> list[float]:
-    """Seconds of each step in which every sequence got one token, the first few left out."""
+def decode_seconds(subject: Subject, prompt: int, generated: int, batch: int, depth: int | None = None) -> float:
+    """Seconds of a step in which every sequence gets one token: the median, the first few left out. `depth` as in
+    `measure`."""
     with _decoding(subject, prompt, generated + WARM_UP_STEPS + 1, batch, depth) as sequences:
         steps = []
         while not all(sequence.is_finished for sequence in sequences):
@@ -156,7 +157,7 @@ def _decode(subject: Subject, prompt: int, generated: int, batch: int, depth: in
             subject.engine.step()
             if running == batch:
                 steps.append(time.perf_counter() - started)
-        return steps[WARM_UP_STEPS:] or steps
+        return statistics.median(steps[WARM_UP_STEPS:] or steps)
 
 
 @contextmanager
@@ -234,7 +235,7 @@ def _phases(
     program = runner.program
     try:
         program.set_profiling(True)
-        seconds = _prefill(subject, prompt)
+        seconds = prefill_seconds(subject, prompt)
         prefill = Phase(seconds, _by_kind(program.instructions, program.timings(), steps=1))
         generated = min(generated, 32)
         with _decoding(subject, prompt, generated + 1, batch, depth) as sequences:

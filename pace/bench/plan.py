@@ -6,7 +6,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from pace import _C
 from pace.bench.costs import Costs
 from pace.bench.limits import Limits
 from pace.bench.prediction import efficiencies, predict
+from pace.bench.sample import Prompts, Sample
 from pace.checkpoints.gguf.file import is_gguf
 from pace.llm.models.base_model import BaseModelForCausalLM, TensorReader
 from pace.llm.models.checkpoint import Checkpoint
@@ -86,10 +87,12 @@ def plan(
     kv_cache_dtype: torch.dtype | str = "auto",
     quantization: QuantizationConfig | None = None,
     checkpoint: TensorReader | None = None,
+    sample: Sample | None = None,
 ) -> list[Plan]:
     """One plan for each dtype and each of `FORMATS`, for a prompt of `prompt` tokens and decoding `batch` sequences of
     `context` (None: as many); with `quantization`, or a `checkpoint` (of `quantized_tensors`) that holds quantised
-    matrices, the one plan for that.
+    matrices, the one plan for that. With a `sample`, predictions are corrected by what a few layers of it were measured
+    at.
 
     Raises what reading the config and planning for the checkpoint's tensors raise, NotImplementedError for a config of
     a quantised checkpoint without its tensors, and ValueError for sequences longer than the model's positions or an
@@ -110,10 +113,18 @@ def plan(
         )
     plans = []
     for name, dtype in _ways(model, quantization, checkpoint):
-        costs = Costs.of(model, dtype, parse_kv_cache_dtype(kv_cache_dtype, dtype))
-        plans.append(
-            _plan(name, dtype, costs, config.max_position_embeddings, limits, available_bytes, prompt, context, batch)
-        )
+        kv_dtype = parse_kv_cache_dtype(kv_cache_dtype, dtype)
+        costs = Costs.of(model, dtype, kv_dtype)
+        asked = Prompts(prompt, context, batch)
+        found = _plan(name, dtype, costs, config.max_position_embeddings, limits, available_bytes, asked)
+        if sample is not None:
+            corrections = sample.corrections(dtype, kv_dtype, model.quantization, limits, asked)
+            found = replace(
+                found,
+                prefill_tokens_per_second=found.prefill_tokens_per_second / corrections.prefill,
+                decode_tokens_per_second=found.decode_tokens_per_second / corrections.decode,
+            )
+        plans.append(found)
     return plans
 
 
@@ -158,10 +169,9 @@ def _plan(
     max_positions: int,
     limits: Limits,
     available_bytes: int,
-    prompt: int,
-    context: int,
-    batch: int,
+    asked: Prompts,
 ) -> Plan:
+    prompt, context, batch = asked
     room = available_bytes - costs.weight_bytes - PROCESS_BYTES
     layers, head = efficiencies(limits.isa, dtype, costs)
     predicted = predict(costs, layers, limits, prompt, context, batch, head)

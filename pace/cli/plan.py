@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 from contextlib import nullcontext
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -20,10 +21,15 @@ from pace.cli.arguments import (
 if TYPE_CHECKING:
     from pace.bench.plan import MappedPlan
 
+logger = logging.getLogger("pace")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_argument(
-        parser, None, "MODEL_OR_SHAPE", f"{MODEL_HELP}, of which no weights are read; or a shape of `pace bench --list`"
+        parser,
+        None,
+        "MODEL_OR_SHAPE",
+        f"{MODEL_HELP}, of which a few layers are tried; or a shape of `pace bench --list`",
     )
     parser.set_defaults(parser=parser)
     parser.add_argument(
@@ -37,6 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--context", type=count, metavar="N", help="tokens of each sequence that decodes (default: those of the prompt)"
     )
     parser.add_argument("--batch", type=count, default=1, metavar="N", help="sequences decoded at once (default: 1)")
+    parser.add_argument(
+        "--no-sample",
+        dest="sample",
+        action="store_false",
+        help="try no layers: speeds follow from the limits of the machine alone, and are less certain",
+    )
     add_quantization_argument(parser, None)
     add_kv_cache_dtype_argument(parser, "auto")
     add_threads_argument(parser, None)
@@ -48,7 +60,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from pace.bench import plan
+    from pace.bench.sample import Sample
     from pace.bench.shapes import SHAPES, hint_of_shape
+    from pace.llm.models.checkpoint import Checkpoint
     from pace.llm.models.hf_utils import find_checkpoint, read_config_json
     from pace.memory import available_memory_bytes
 
@@ -71,18 +85,17 @@ def run(arguments: argparse.Namespace) -> int:
             f"--revision {arguments.revision}: {arguments.model!r} is a shape of `pace bench --list`, which has no revisions"
         )
     available, limits = available_memory_bytes(), plan.machine_limits(arguments.num_threads)
+    asked = (arguments.prompt, arguments.context, arguments.batch, arguments.kv_cache_dtype, arguments.quantization)
     with nullcontext() if found is None else plan.quantized_tensors(found, config) as tensors:
-        plans = plan.plan(
-            config,
-            limits,
-            available,
-            arguments.prompt,
-            arguments.context,
-            arguments.batch,
-            arguments.kv_cache_dtype,
-            arguments.quantization,
-            tensors,
-        )
+        sample = Sample(Checkpoint(found)) if found and arguments.sample else None
+        try:
+            plans = plan.plan(config, limits, available, *asked, tensors, sample)
+        except (OSError, MemoryError) as error:
+            if sample is None:
+                raise
+            logger.info("no layers were tried: %s", error)
+            sample = None
+            plans = plan.plan(config, limits, available, *asked, tensors)
     if arguments.json:
         print(
             json.dumps(
@@ -90,6 +103,7 @@ def run(arguments: argparse.Namespace) -> int:
                     "model": arguments.model,
                     "available_bytes": available,
                     "limits": asdict(limits),
+                    "sampled": sample is not None,
                     "plans": [asdict(p) for p in plans],
                 }
             )
@@ -113,8 +127,9 @@ def run(arguments: argparse.Namespace) -> int:
         if p.mapped:
             print(f"{p.dtype}, --weights mapped: {_mapped(p.mapped)}")
     sequences = f"{arguments.batch} sequences" if arguments.batch > 1 else "one sequence"
+    how = "predictions from a few of its layers, tried here," if sample else "predictions"
     print(
-        f"speeds are predictions for a prompt of {arguments.prompt} tokens, and {sequences} at {arguments.context or arguments.prompt}; `pace bench` measures them"
+        f"speeds are {how} for a prompt of {arguments.prompt} tokens, and {sequences} at {arguments.context or arguments.prompt}; `pace bench` measures them"
     )
     print("a model takes half of the memory that is left for sequences unless it is told more (--kv-cache-bytes)")
     return 0

@@ -182,6 +182,18 @@ class BaseModelForCausalLM(Layer):
         that are missing, unexpected or of another shape than the config demands; MemoryError where they do not fit into
         memory; with `weights_file`, what its `choose` and `map` raise."""
         names, slots = self.plan_layout(reader)
+        self.fill(reader, names, slots, workers, progress)
+
+    def fill(
+        self,
+        reader: TensorReader,
+        names: Mapping[str, str],
+        slots: dict[str, list[Slot]],
+        workers: int = 1,
+        progress: Callable[[int], object] = lambda num_bytes: None,
+    ) -> None:
+        """`load_weights` after `plan_layout`, which says what `names` and `slots` are; tensors without a slot are left
+        out."""
         in_file = self.weights_file.choose(self) if self.weights_file else []
         self.check_memory()
         wanted = {name: slots[names[name]] for name in reader.tensors if names[name] in slots}

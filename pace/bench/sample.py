@@ -1,0 +1,130 @@
+"""A few layers of a checkpoint, run here: how far from its prediction a model is on this machine.
+
+The shares of `prediction.py` are those of other machines and of formats alike. Layers of the model itself, as they would
+be held, say what its own are.
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from pace import _C
+from pace.bench.costs import Costs
+from pace.bench.limits import Limits
+from pace.bench.measure import WARM_UP_STEPS, decode_seconds, prefill_seconds
+from pace.bench.prediction import efficiencies, predict
+from pace.bench.result import Subject
+from pace.llm.engine.engine import Engine
+from pace.llm.layers import Layer
+from pace.llm.models.base_model import BaseModelForCausalLM
+from pace.llm.models.checkpoint import Checkpoint
+from pace.llm.models.model_utils import make_model
+from pace.llm.runners import make_runner
+from pace.ops import native
+from pace.quant import QuantizationConfig
+
+SAMPLE_BYTES = 256 << 20
+"""Of layers: too much for the caches of a CPU, which would make decoding faster than the whole model's."""
+MAX_PROMPT = 512
+STEPS = 24
+"""Of decoding."""
+MAX_RUNS, MAX_SECONDS = 5, 2.0
+"""Of the prompt: as many runs as these seconds allow."""
+
+
+class Prompts(NamedTuple):
+    """What is predicted: reading a prompt of so many tokens, and decoding `batch` sequences of `context` tokens."""
+
+    prompt: int
+    context: int
+    batch: int
+
+
+class Corrections(NamedTuple):
+    """Measured seconds over predicted ones."""
+
+    prefill: float
+    decode: float
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Layers of a checkpoint whose weights are here."""
+
+    checkpoint: Checkpoint
+
+    def corrections(
+        self,
+        dtype: torch.dtype,
+        kv_dtype: torch.dtype,
+        quantization: QuantizationConfig | None,
+        limits: Limits,
+        asked: Prompts,
+    ) -> Corrections:
+        """For weights held in `dtype`, or quantised. Raises what loading the model raises."""
+        model = make_model(self.checkpoint, dtype, native, kv_dtype, quantization)
+        with _threads(limits.threads), _no_warnings():
+            reader = self.checkpoint.open_weights(model.config.quantization_config)
+            with nullcontext() if reader is self.checkpoint.gguf else reader:
+                names, _ = model.plan_layout(reader)
+                model.layers = choose_layers(model.layers, dtype, SAMPLE_BYTES)
+                model.fill(reader, names, model.slots(), limits.threads)
+            most = model.max_position_embeddings - STEPS - WARM_UP_STEPS - 2
+            asked = Prompts(max(1, min(asked.prompt, MAX_PROMPT, most)), max(1, min(asked.context, most)), asked.batch)
+            measured = _measure(model, asked)
+        costs = Costs.of(model, dtype, kv_dtype)
+        layers, head = efficiencies(limits.isa, dtype, costs)
+        predicted = predict(costs, layers, limits, *asked, head)
+        return Corrections(measured[0] / predicted.prefill_seconds, measured[1] / predicted.step_seconds)
+
+
+def choose_layers(layers: list[Layer], dtype: torch.dtype, num_bytes: int) -> list[Layer]:
+    """As many layers as have `num_bytes`, in order. They are spread evenly over the sizes, for files keep more bits of some
+    layers."""
+    sizes = [layer.planned_nbytes(native, dtype) for layer in layers]
+    by_size = sorted(range(len(layers)), key=lambda index: (sizes[index], index))
+    count = min(len(layers), max(len(set(sizes)), round(num_bytes * len(layers) / sum(sizes))))
+    chosen = {by_size[(2 * i + 1) * len(layers) // (2 * count)] for i in range(count)}
+    return [layer for index, layer in enumerate(layers) if index in chosen]
+
+
+def _measure(model: BaseModelForCausalLM, asked: Prompts) -> tuple[float, float]:
+    """Seconds of a prompt, and of a step of decoding."""
+    length = max(asked.prompt, asked.context) + STEPS + WARM_UP_STEPS + 2
+    room = 2 * asked.batch * Costs.of(model, model.dtype, model.kv_dtype).cached_bytes(length) + (64 << 20)
+    subject = Subject("sample", model, Engine.create(make_runner(model, "native"), native, room), "native", 0, 0, 0, 0)
+    prefill_seconds(subject, min(asked.prompt, 32))
+    started, of_prompt = time.perf_counter(), []
+    while not of_prompt or (len(of_prompt) < MAX_RUNS and time.perf_counter() - started < MAX_SECONDS):
+        of_prompt.append(prefill_seconds(subject, asked.prompt))
+    return statistics.median(of_prompt), decode_seconds(subject, asked.context, STEPS, asked.batch, asked.context)
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = _C.get_num_threads()
+    _C.set_num_threads(count)
+    try:
+        yield
+    finally:
+        _C.set_num_threads(before)
+
+
+@contextmanager
+def _no_warnings() -> Iterator[None]:
+    """What planning the whole model has said already is not said again."""
+    logger = logging.getLogger("pace")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
