@@ -131,6 +131,8 @@ class MemoryLimit:
     """What is left of it. File pages of a cgroup count as left: the system drops them when memory is asked for."""
     source: str
     """The file that sets it, or how a user did."""
+    counts_files: bool = True
+    """Whether pages of mapped files count."""
 
 
 def memory_limits(root: Path = ROOT) -> list[MemoryLimit]:
@@ -150,7 +152,7 @@ def memory_limits(root: Path = ROOT) -> list[MemoryLimit]:
         for name, (field, source) in ULIMITS.items():
             if line.startswith(name) and (found := line.removeprefix(name).split()[0]).isdigit():
                 limit, taken = int(found), _kilobytes(_read(root / "proc/self/status"), field) or 0
-                limits.append(MemoryLimit(limit, max(0, limit - taken), source))
+                limits.append(MemoryLimit(limit, max(0, limit - taken), source, counts_files=False))
     return limits
 
 
@@ -161,13 +163,14 @@ def machine_memory_bytes(root: Path = ROOT) -> tuple[int | None, int | None]:
     return _kilobytes(meminfo, "MemTotal"), _kilobytes(meminfo, "MemAvailable")
 
 
-def available_memory_bytes(root: Path = ROOT) -> int:
+def available_memory_bytes(root: Path = ROOT, kept: int = 0) -> int:
     """Bytes that this process may still take: the machine's available memory, or what the tightest limit leaves if
-    less."""
+    less. `kept`: bytes of mapped files that count as available, and are to stay in memory."""
     total, available = machine_memory_bytes(root)
     if available is None:
         available = (total or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) // 2
-    return min([available, *(limit.room_bytes for limit in memory_limits(root))])
+    rooms = [limit.room_bytes - kept * limit.counts_files for limit in memory_limits(root)]
+    return max(0, min([available - kept, *rooms]))
 
 
 @dataclass(frozen=True)

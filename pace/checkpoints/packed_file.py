@@ -180,6 +180,22 @@ def _lock(partial: Path) -> int:
     return descriptor
 
 
+def unlink_unlocked(partial: Path) -> None:
+    """Removes a partial file that no process is writing."""
+    try:
+        descriptor = os.open(partial, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _is(descriptor, partial):
+            os.unlink(partial)
+    except OSError:
+        pass  # it is being written, or may not be removed
+    finally:
+        os.close(descriptor)
+
+
 def _is(descriptor: int, path: Path) -> bool:
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path, follow_symlinks=False))

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from pace import env
-from pace.llm.models.weights_cache import Copy, list_copies
+from pace.llm.models.weights_cache import Copy, list_copies, remove_abandoned
 from pace.memory import format_bytes
 
 
@@ -43,6 +43,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(_as_json(folder, copies) if arguments.json else _as_text(folder, copies))
         return 0
     removed = _chosen(copies, arguments.names)
+    if folder:
+        remove_abandoned(folder)
     for copy in removed:
         copy.path.unlink(missing_ok=True)
     freed = f"removed {len(removed)} copies, {format_bytes(sum(copy.nbytes for copy in removed))}"

@@ -390,8 +390,7 @@ def _check_budget(options: LoadOptions, model: BaseModelForCausalLM, draft_share
 def _cache_budget(options: LoadOptions, model: BaseModelForCausalLM) -> int:
     """Bytes for the keys and values of all models, once the weights are in memory. Pages of a packed copy count as
     available, and are to stay."""
-    of_copy = model.mapped_nbytes if options.weights == "memory" else 0
-    available = max(0, available_memory_bytes() - of_copy)
+    available = available_memory_bytes(kept=model.mapped_nbytes if options.weights == "memory" else 0)
     if options.kv_cache_bytes is None:
         return int(available * CACHE_SHARE)
     budget = parse_bytes(options.kv_cache_bytes)

@@ -205,7 +205,7 @@ def test_what_config_and_headers_show_is_told_before_the_tokenizer_is_read(
     )
     if error is MemoryError:
         for module in (model_utils, base_model):
-            monkeypatch.setattr(module, "available_memory_bytes", lambda: 1000)
+            monkeypatch.setattr(module, "available_memory_bytes", lambda kept=0: 1000)
     with pytest.raises(error, match=message):
         LLMModel(tmp_path, progress=False, **options)
 

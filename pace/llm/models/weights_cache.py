@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -13,11 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pace import env
+from pace.checkpoints.packed_file import PARTIAL, unlink_unlocked
 from pace.memory import format_bytes
 
 logger = logging.getLogger("pace")
 
 SUFFIX = ".weights"
+NAME = re.compile(r".*\.[0-9a-f]{12}" + re.escape(SUFFIX))
+"""Other files of the folder are somebody else's."""
 TITLE = b"weights packed by pace"
 MIN_BYTES = 32 << 20
 """Of a copy. Smaller weights are packed about as fast as a file is opened."""
@@ -42,7 +46,7 @@ class Copy:
 
 
 def list_copies(folder: Path) -> list[Copy]:
-    """The copies in a folder, the last used first. Files of other names are none."""
+    """The copies in a folder, the last used first. Other files are none, whatever their names."""
     return sorted(_copies(folder), key=lambda copy: -copy.used)
 
 
@@ -54,6 +58,7 @@ def make_room(path: Path, nbytes: int) -> bool:
     limit = env.cache_bytes()
     if not MIN_BYTES <= nbytes <= limit:
         return False
+    remove_abandoned(path.parent)
     copies = list_copies(path.parent)
     copies.sort(key=lambda copy: copy.is_stale)
     total = sum(copy.nbytes for copy in copies)
@@ -70,6 +75,13 @@ def make_room(path: Path, nbytes: int) -> bool:
     return True
 
 
+def remove_abandoned(folder: Path) -> None:
+    """Removes what processes that were killed had begun to write."""
+    for partial in folder.glob(f"*{SUFFIX}{PARTIAL}"):
+        if NAME.fullmatch(partial.name.removesuffix(PARTIAL)):
+            unlink_unlocked(partial)
+
+
 def mark_used(path: Path) -> None:
     """Notes that a model was loaded from a copy. The time of access says so, which reading alone need not change."""
     try:
@@ -84,19 +96,20 @@ def _copies(folder: Path) -> Iterator[Copy]:
     except (FileNotFoundError, NotADirectoryError):
         return
     for entry in entries:
-        if entry.name.endswith(SUFFIX) and entry.is_file(follow_symlinks=False):
+        if NAME.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
             try:
-                status = entry.stat()
-                yield Copy(Path(entry.path), _checkpoint_of(entry.path), status.st_size, status.st_atime)
+                checkpoint, status = _checkpoint_of(entry.path), entry.stat()
             except OSError:
-                continue  # it has been removed
+                continue  # it has been removed, or may not be read
+            if checkpoint is not None:
+                yield Copy(Path(entry.path), checkpoint, status.st_size, status.st_atime)
 
 
-def _checkpoint_of(path: str) -> str:
-    """The second line of a copy."""
+def _checkpoint_of(path: str) -> str | None:
+    """The second line of a copy; None of another file."""
     with open(path, "rb") as file:
         if file.readline(len(TITLE) + 1) != TITLE + b"\n":
-            return "?"
+            return None
         try:
             return str(json.loads(file.readline(MAX_PATH_BYTES)))
         except ValueError:

@@ -91,7 +91,7 @@ def assert_no_weights(hub) -> None:
 
 def without_memory(monkeypatch) -> None:
     for module in (model_utils, base_model):
-        monkeypatch.setattr(module, "available_memory_bytes", lambda: 1000)
+        monkeypatch.setattr(module, "available_memory_bytes", lambda kept=0: 1000)
 
 
 @pytest.mark.parametrize(

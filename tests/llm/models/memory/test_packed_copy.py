@@ -3,6 +3,7 @@ stays within its bounds; and no copy where none can be."""
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import shutil
@@ -15,6 +16,7 @@ import torch
 from pace import _C
 from pace.assets import TINY
 from pace.checkpoints import reader
+from pace.checkpoints.packed_file import PARTIAL
 from pace.llm import DraftModelConfig, LLMModel, loading
 from pace.llm.models import packed_weights, weights_cache
 from tests.checkpoints.quantized.models import save_quantized
@@ -221,7 +223,7 @@ def test_impossible_settings_are_refused(llama, monkeypatch):
 
 def test_keys_and_values_leave_the_pages_of_a_copy_alone(llama, folder, monkeypatch):
     """Which the system counts as available."""
-    monkeypatch.setattr(loading, "available_memory_bytes", lambda: 1 << 26)
+    monkeypatch.setattr(loading, "available_memory_bytes", lambda kept=0: (1 << 26) - kept)
     budgets, in_file = [], []
     for cache in (None, None, False):
         with LLMModel(llama, progress=False, weights_cache=cache) as model:
@@ -252,14 +254,33 @@ def test_those_not_used_for_longest_go_first_and_those_without_a_model_before(tm
 
 def test_other_files_of_the_folder_stay(llama, tmp_path, folder, monkeypatch):
     folder.mkdir()
-    (folder / "mine").write_bytes(bytes(1 << 20))
-    (folder / "strange.weights").write_bytes(b"x" * 100)
-    (folder / "broken.weights").write_bytes(weights_cache.TITLE + b"\n{{{\n")
+    others = {
+        "mine": b"1" * 1000,
+        "yolov3.weights": b"2" * 1000,
+        "mine.0123456789ab.weights": b"3" * 1000,
+        "named.weights": weights_cache.TITLE + b'\n"/nowhere"\n',
+        "mine.weights.part": b"4",
+    }
+    for name, data in others.items():
+        (folder / name).write_bytes(data)
+    (folder / "damaged.0123456789ab.weights").write_bytes(weights_cache.TITLE + b"\n{{{\n")
     logits(llama)
     assert {copy.checkpoint for copy in weights_cache.list_copies(folder)} == {"?", str(llama)}
-    monkeypatch.setenv("PACE_CACHE_SIZE", str(copies(folder)[1].stat().st_size + 10))
+    [size] = [copy.nbytes for copy in weights_cache.list_copies(folder) if copy.checkpoint != "?"]
+    monkeypatch.setenv("PACE_CACHE_SIZE", str(size + 10))
     logits(save_model(tmp_path / "other"))
-    assert (folder / "mine").exists()
+    assert [Path(copy.checkpoint).name for copy in weights_cache.list_copies(folder)] == ["other"]
+    assert {name: (folder / name).read_bytes() for name in others} == others
+
+
+def test_what_a_killed_process_left_is_removed(llama, folder):
+    folder.mkdir()
+    left, locked = (folder / f"{name}.0123456789ab.weights{PARTIAL}" for name in ("left", "locked"))
+    left.write_bytes(bytes(1000))
+    with open(locked, "wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        logits(llama)
+        assert not left.exists() and locked.exists(), "who writes a copy holds its lock"
 
 
 def test_the_folder_is_the_users_alone(folder):
