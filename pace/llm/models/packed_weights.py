@@ -133,12 +133,6 @@ class ExpertFile(WeightsFile):
             )
         return found
 
-    def use(self, mapping: mmap.mmap, over: Callable[..., Iterator[ExpertStack]]) -> list[ExpertStack]:
-        found = super().use(mapping, over)
-        for stack in found:
-            stack.is_mapped = True
-        return found
-
 
 class PackedCopy(WeightsFile):
     """All matrices, in the user's cache. A copy only saves time: where there is no room for it, or it cannot be written,
@@ -173,8 +167,12 @@ class PackedCopy(WeightsFile):
     def use(
         self, mapping: mmap.mmap, over: Callable[[mmap.mmap, bool], Iterator[PackedWeight | ExpertStack]]
     ) -> list[PackedWeight | ExpertStack]:
-        mapping.madvise(mmap.MADV_WILLNEED)  # all of it is read for each token
-        return list(over(mapping, True))
+        mapping.madvise(mmap.MADV_WILLNEED)  # all of it
+        found = list(over(mapping, True))
+        for weight in found:
+            if isinstance(weight, ExpertStack):
+                weight.is_mapped = False  # the pages of chosen experts are there, and need not be asked for
+        return found
 
 
 def check_has_experts(model: Layer) -> None:

@@ -28,8 +28,8 @@ class ExpertStack:
     __slots__ = ("address", "experts", "glu", "is_mapped", "k", "layout", "n", "n_out", "nbytes", "stride")
 
     def __init__(self, count: int, n: int, k: int, layout: AnyLayout, glu: bool = False, room: Room | None = None):
-        """`room`: of `nbytes` at a page; its own unless given. Raises ValueError where the experts should be there already
-        and are not."""
+        """`room`: of `nbytes` at a page; its own unless given. The stack is mapped where it holds the experts already, until
+        `is_mapped` says otherwise. Raises ValueError where they should be there and are not."""
         if count < 1:
             raise ValueError(f"a stack has one expert or more; got {count}")
         self.n, self.k, self.layout, self.glu = n, k, layout, glu
@@ -37,7 +37,7 @@ class ExpertStack:
         self.stride = _stride(n, k, layout, glu)
         self.nbytes = count * self.stride
         room = room or Room.take(self.nbytes, ALIGNMENT)
-        self.address, self.is_mapped = room.address, False
+        self.address, self.is_mapped = room.address, room.is_packed
         self.experts = [PackedWeight(n, k, layout, glu, room=room.at(i * self.stride)) for i in range(count)]
 
     def __len__(self) -> int:
