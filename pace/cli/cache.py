@@ -47,8 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
         remove_abandoned(folder)
     for copy in removed:
         copy.path.unlink(missing_ok=True)
-    freed = f"removed {len(removed)} copies, {format_bytes(sum(copy.nbytes for copy in removed))}"
-    print(_as_json(folder, removed) if arguments.json else freed)
+    print(_as_json(folder, removed) if arguments.json else f"removed {_sizes(removed)}")
     return 0
 
 
@@ -76,13 +75,18 @@ def _as_json(folder: Path | None, copies: list[Copy]) -> str:
 def _as_text(folder: Path | None, copies: list[Copy]) -> str:
     if folder is None:
         return "no packed copies are kept (PACE_CACHE_SIZE is 0, or there is no home directory)"
-    total = format_bytes(sum(copy.nbytes for copy in copies))
-    lines = [f"{folder}: {len(copies)} copies, {total} of {format_bytes(env.cache_bytes())}"]
+    lines = [f"{folder}: {_sizes(copies)} of {format_bytes(env.cache_bytes())}"]
     for copy in copies:
         gone = "  (the model is gone)" if copy.is_stale else ""
         lines += [f"  {format_bytes(copy.nbytes):>10}  used {_ago(copy.used):<12} {copy.path.name}"]
         lines += [f"              of {copy.checkpoint}{gone}"]
     return "\n".join(lines)
+
+
+def _sizes(copies: list[Copy]) -> str:
+    """How many, and their bytes."""
+    number = "1 copy" if len(copies) == 1 else f"{len(copies)} copies"
+    return f"{number}, {format_bytes(sum(copy.nbytes for copy in copies))}"
 
 
 def _ago(moment: float) -> str:

@@ -47,7 +47,7 @@ def test_copies_are_listed_with_their_models(command, folder):
 
 def test_copies_are_removed_by_name_by_model_and_all(command, folder):
     [name] = [path.name for path in folder.iterdir() if path.name.startswith("gone")]
-    assert command("cache", "clear", name)[1].startswith("removed 1 copies") and len(names(folder)) == 1
+    assert command("cache", "clear", name)[1].startswith("removed 1 copy, ") and len(names(folder)) == 1
     assert command("cache", "clear", str(TINY))[0] == 0 and names(folder) == []
     LLMModel(TINY, progress=False).close()
     (folder / "mine").write_text("")
