@@ -120,20 +120,19 @@ def test_what_a_person_would_ask(real, talker, record):
 @pytest.mark.thorough
 @pytest.mark.alone  # it measures a process
 def test_opening(real, record, tmp_path):
-    """A whole command's memory stays in its bound, with and without a packed copy; its time is recorded. Of two runs
-    without one the better counts: how many huge pages the system hands out differs by some 40 MB."""
+    """A whole command's memory stays in its bound, with and without a packed copy; its time is recorded."""
     command, size = generate(real.path), real.path.stat().st_size
     runs = {"without a copy": [run(command), run(command)], "first": [run(command, tmp_path)]}
     runs["later"] = [run(command, tmp_path)]
-    found = {name: tuple(map(min, zip(*of_one))) for name, of_one in runs.items()}
+    found = {name: (min(one for one, _ in pairs), max(peak for _, peak in pairs)) for name, pairs in runs.items()}
     seconds = ", ".join(f"{name} {seconds:.1f} s" for name, (seconds, _) in found.items())
     memory = " / ".join(f"{peak / 2**20:.0f}" for _, peak in found.values())
     what = f"a command of {NUM_TOKENS} tokens, file of {size / 2**20:.0f} MB"
     record("Opening", what, f"{seconds}; {memory} MB")
-    allowed = 1.1 * size + 300e6
-    if real.name == "gemma3":
-        allowed += 25e6  # the tokenizers package takes 82 MB for 262,144 tokens, and torch 228 MB
-    assert max(peak for _, peak in found.values()) < allowed, found
+    peak, allowed = max(peak for _, peak in found.values()), 1.1 * size + 300e6
+    if real.name == "gemma3" and allowed <= peak < allowed + 25e6:
+        pytest.xfail("the tokenizers package takes 82 MB for 262,144 tokens, and torch 228 MB")
+    assert peak < allowed, found
 
 
 @pytest.mark.thorough

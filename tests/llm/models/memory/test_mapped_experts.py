@@ -12,7 +12,6 @@ from safetensors.torch import load_file, save_file
 
 from pace import _C
 from pace.assets import TINY
-from pace.checkpoints import reader
 from pace.checkpoints.packed_file import PARTIAL
 from pace.llm import LLMModel, SamplingConfig
 from tests.checkpoints.quantized.models import save_quantized
@@ -47,17 +46,6 @@ def gpt_oss(tmp_path):
     save_tiny(folder, "gpt_oss", {"hidden_size": 64, "intermediate_size": 96})
     in_mxfp4(folder)
     return folder
-
-
-@pytest.fixture
-def reads(monkeypatch):
-    """The names of tensors, as they are read."""
-    names = []
-    read = reader.CheckpointReader.read
-    monkeypatch.setattr(
-        reader.CheckpointReader, "read", lambda self, name, *rows: names.append(name) or read(self, name, *rows)
-    )
-    return names
 
 
 @pytest.mark.usefixtures("restore_isa_and_threads")

@@ -15,7 +15,6 @@ import torch
 
 from pace import _C
 from pace.assets import TINY
-from pace.checkpoints import reader
 from pace.checkpoints.packed_file import PARTIAL
 from pace.llm import DraftModelConfig, LLMModel, loading
 from pace.llm.models import packed_weights, weights_cache
@@ -33,17 +32,6 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("PACE_CACHE_SIZE", "64MiB")
     monkeypatch.setattr(weights_cache, "MIN_BYTES", 1)
     return tmp_path / "cache"
-
-
-@pytest.fixture
-def reads(monkeypatch):
-    """The names of tensors, as they are read."""
-    names = []
-    read = reader.CheckpointReader.read
-    monkeypatch.setattr(
-        reader.CheckpointReader, "read", lambda self, name, *rows: names.append(name) or read(self, name, *rows)
-    )
-    return names
 
 
 @pytest.fixture
