@@ -268,7 +268,8 @@ def test_one_wake_is_for_all_requests(model):
 
     numbers, num_wakes = run(read())
     assert numbers == [101] * num_requests
-    assert 3 <= num_wakes <= 100 + 2 * num_requests, f"{num_wakes} wakes for a hundred steps"
+    # One wake may be enough: on a busy machine the engine can be done before the loop has its turn.
+    assert 1 <= num_wakes <= 100 + 2 * num_requests, f"{num_wakes} wakes for a hundred steps"
 
 
 def test_loops_that_are_gone_are_forgotten(model):
