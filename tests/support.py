@@ -79,7 +79,7 @@ def load_model(folder: Path, dtype: torch.dtype, ops: ModuleType) -> BaseModelFo
 
     model_class, config = read_config(json.loads((folder / "config.json").read_text()))
     model = model_class(config, dtype, ops)
-    model.load_weights(TensorDict(load_file(folder / "model.safetensors")), workers=2)
+    model.load_weights(TensorDict(load_file(folder / "model.safetensors")))
     return model
 
 

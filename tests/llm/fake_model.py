@@ -14,9 +14,9 @@ import torch
 
 from pace.batch import BLOCK_SIZE, ForwardBatch, KVSpec, Positions
 from pace.llm.engine.engine import Engine
-from pace.ops import reference
+from tests.support import backend, backends
 
-OPS = reference
+OPS = backend(backends()[-1])
 LAYER = 2**16
 """What a layer adds to the positions that it stores: what another has stored there shows."""
 
@@ -43,12 +43,14 @@ class FakeModel:
         """Tokens, the last ones, that logits depend on."""
         self.hook = lambda batch: None
         self.num_calls = 0
+        self._positions = np.arange(max_position_embeddings + 1)
         self._busy = threading.Lock()
 
     def logits_of(self, tokens: list[int]) -> torch.Tensor:
         """fp32 `[V]`: what follows these tokens. A different sequence gives unrelated numbers."""
         unseen = max(0, len(tokens) - self.seen)
-        logits = _numbers((*[0] * unseen, *tokens[unseen:]), self.vocab_size) * np.float32(self.sharpness)
+        seen = (*[0] * unseen, *tokens[unseen:]) if unseen else tuple(tokens)
+        logits = _numbers(seen, self.vocab_size) * np.float32(self.sharpness)
         logits[0] += self.eos_bias
         return torch.from_numpy(logits)
 
@@ -69,36 +71,40 @@ class FakeModel:
         slots = [slot for group in (batch, *batch.others) for slot in group.slots.tolist()]
         assert len(set(slots)) == len(slots), "two tokens share a slot"
         assert (rope_lengths > positions).all()
-        for number, kv in enumerate(batch.kv):
-            blocks, rows = np.divmod(batch.of_layer(kv).slots.numpy(), BLOCK_SIZE)
-            keys = kv.k.numpy()
+        layers = []
+        for number, (kv, layer) in enumerate(zip(batch.kv, self.kv_spec.layers)):
+            group, keys = batch.of_layer(kv), kv.k.numpy()
+            blocks, rows = np.divmod(group.slots.numpy(), BLOCK_SIZE)
             keys[blocks, 0, 0, rows] = tokens
             keys[blocks, 0, 1, rows] = positions + LAYER * number
+            layers.append((keys[:, 0], group.spans.block_table.numpy(), layer.window))
         logits = []
         wanted = batch.logit_rows.tolist()
         assert wanted == sorted(set(wanted))
         for index, length in enumerate(lengths):
             begin, end = starts[index : index + 2]
             first = length - (end - begin)
-            past = self._read_back(batch, index, first, length)
-            assert np.array_equal(positions[begin:end], np.arange(first, length))
+            past = self._read_back(layers, index, first, length)
+            assert (positions[begin:end] == self._positions[first:length]).all()
             logits += [self.logits_of(past[: first + row - begin + 1]) for row in wanted if begin <= row < end]
         assert len(logits) == len(wanted)
         return torch.stack(logits) if logits else torch.empty(0, self.vocab_size)
 
-    def _read_back(self, batch: ForwardBatch, index: int, first: int, length: int) -> list[int]:
-        """The tokens of a span's sequence, as far as a layer sees them from position `first` on; else 0."""
+    def _read_back(
+        self, layers: list[tuple[np.ndarray, np.ndarray, int | None]], index: int, first: int, length: int
+    ) -> list[int]:
+        """The tokens of a span's sequence, as far as a layer sees them from position `first` on; else 0. `layers`: the
+        keys `[blocks, 2, BLOCK_SIZE]` of each, its block tables, and its window."""
         tokens = np.zeros(length, int)
-        for number, (kv, layer) in enumerate(zip(batch.kv, self.kv_spec.layers)):
-            oldest = 0 if layer.window is None else max(0, first - layer.window + 1)
-            table = batch.of_layer(kv).spans.block_table[index].numpy()
-            blocks = table[oldest // BLOCK_SIZE : -(-length // BLOCK_SIZE)]
-            assert (blocks >= 0).all(), "a block is gone that is still seen"
+        for number, (keys, tables, window) in enumerate(layers):
+            oldest = 0 if window is None else max(0, first - window + 1)
+            blocks = tables[index, oldest // BLOCK_SIZE : -(-length // BLOCK_SIZE)]
+            assert blocks.min() >= 0, "a block is gone that is still seen"
             skipped = oldest % BLOCK_SIZE
-            content = kv.k.numpy()[blocks, 0].transpose(1, 0, 2).reshape(2, -1)[:, skipped : skipped + length - oldest]
-            positions = content[1] - LAYER * number
-            assert np.array_equal(positions, np.arange(oldest, length)), f"positions in the cache: {positions}"
-            tokens[oldest:] = content[0]
+            seen, content = slice(skipped, skipped + length - oldest), keys[blocks]
+            positions = content[:, 1].reshape(-1)[seen] - LAYER * number
+            assert (positions == self._positions[oldest:length]).all(), f"positions in the cache: {positions}"
+            tokens[oldest:] = content[:, 0].reshape(-1)[seen]
         return tokens.tolist()
 
 

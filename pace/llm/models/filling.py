@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from threading import Event
+from threading import Event, Lock
 from typing import Protocol
 
 import torch
@@ -53,26 +53,31 @@ def fill_slots(
     reader: TensorReader, slots: Mapping[str, list[Slot]], workers: int, progress: Callable[[int], object]
 ) -> None:
     """Fills the slots of tensors, `workers` pieces at a time; `progress` is told the bytes of each piece. After an error
-    no further piece is begun, and the first one is raised."""
-    failed = Event()
+    no further piece is begun, and the error is raised."""
+    pieces = (fill for name in slots for fill in fillings(reader, name, slots[name]))
+    lock, stopped = Lock(), Event()
 
-    def run(fill: Callable[[], int]) -> None:
-        if failed.is_set():
-            return
-        try:
-            progress(fill())
-        except BaseException:
-            failed.set()
-            raise
+    def work() -> None:
+        while not stopped.is_set():
+            with lock:
+                fill = next(pieces, None)
+            if fill is None:
+                return
+            try:
+                progress(fill())
+            except BaseException:
+                stopped.set()
+                raise
 
+    if workers == 1:
+        work()
+        return
     with ThreadPoolExecutor(workers) as pool:
-        tasks = [pool.submit(run, fill) for name in slots for fill in fillings(reader, name, slots[name])]
         try:
-            for task in tasks:
-                task.result()
+            for worker in [pool.submit(work) for _ in range(workers)]:
+                worker.result()
         finally:
-            for task in tasks:
-                task.cancel()
+            stopped.set()
 
 
 def fillings(reader: TensorReader, name: str, slots: list[Slot]) -> Iterator[Callable[[], int]]:

@@ -50,7 +50,7 @@ def signed(word: int) -> int:
 
 def integers(n: int, k: int, bits: int) -> list[list[int]]:
     """All codes come up where there is room: the largest and the smallest in the first row."""
-    rows = [[random.randrange(1 << bits) for _ in range(k)] for _ in range(n)]
+    rows = [random.choices(range(1 << bits), k=k) for _ in range(n)]
     rows[0][0], rows[0][-1] = 0, (1 << bits) - 1
     return rows
 
@@ -146,7 +146,10 @@ def bitsandbytes_4bit(
         nested_levels = torch.sort(torch.rand(256) * 2 - 1).values
         outer = torch.rand(-(-blocks // nested_block)) * 0.1
         inner = torch.randint(0, 256, (blocks,), dtype=torch.uint8)
-        absmax = [float(nested_levels[int(inner[i])]) * float(outer[i // nested_block]) + offset for i in range(blocks)]
+        factors = outer.tolist()
+        absmax = [
+            level * factors[i // nested_block] + offset for i, level in enumerate(nested_levels[inner.long()].tolist())
+        ]
         state |= {"nested_blocksize": nested_block, "nested_dtype": "float32", "nested_offset": offset}
         tensors |= {
             "m.weight.absmax": inner,
@@ -218,7 +221,7 @@ def int_quantized(n: int, k: int, strategy: str = "channel", group: int = 32, sy
     for name in ("m.weight_packed", "m.weight_shape"):
         stored = tensors.pop(name)
         if name == "m.weight_packed":
-            codes = [[(int(word) >> (8 * i)) % 256 - 128 for word in row for i in range(4)] for row in stored]
+            codes = [[(word >> (8 * i)) % 256 - 128 for word in row for i in range(4)] for row in stored.tolist()]
     return {"m.weight": torch.tensor(codes, dtype=torch.int8)} | tensors, weight
 
 
@@ -250,10 +253,8 @@ def mxfp4(
     octets = [[row[i] | row[i + 1] << 4 for i in range(0, k, 2)] for row in codes]
     powers = torch.randint(120, 126, (n, k // 32), dtype=torch.uint8)
     stored = torch.tensor(octets, dtype=torch.uint8)
-    weight = [
-        [E2M1[code] * 2.0 ** (int(powers[i, j // 32]) - 127) for j, code in enumerate(row)]
-        for i, row in enumerate(codes)
-    ]
+    scale = [[2.0 ** (power - 127) for power in row] for row in powers.tolist()]
+    weight = [[E2M1[code] * scale[i][j // 32] for j, code in enumerate(row)] for i, row in enumerate(codes)]
     return {names[0]: stored.view(n, k // 32, 16) if blocked else stored, names[1]: powers}, torch.tensor(
         weight, dtype=torch.float64
     )

@@ -273,7 +273,7 @@ class Visit:
             model.quantize(quantization)
             for matrix in model.matrices() if as_floats else ():
                 matrix.plan = dataclasses.replace(matrix.plan, layouts={})
-            model.load_weights(TensorDict(state), workers=2)
+            model.load_weights(TensorDict(state))
             return model
 
         for quantization in formats if self.in_full else [formats[self.index % 2]]:
