@@ -61,6 +61,15 @@ def log_as_before() -> Iterator[None]:
 
 
 @pytest.fixture
+def quick_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine's limits are measured for a moment: `pace plan` takes a second for them."""
+    from pace.bench import limits
+
+    measure = limits.measure
+    monkeypatch.setattr(limits, "measure", lambda seconds=0.0: measure(0.02))
+
+
+@pytest.fixture
 def restore_isa_and_threads() -> Iterator[None]:
     """The kernels' instruction set and threads as they were."""
     from pace import _C

@@ -4,7 +4,7 @@ tensors' types and shapes."""
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -79,7 +79,7 @@ class Plan:
 
 def plan(
     config_json: dict[str, Any],
-    limits: Limits,
+    limits: Limits | Callable[[], Limits],
     available_bytes: int,
     prompt: int = 512,
     context: int | None = None,
@@ -92,7 +92,7 @@ def plan(
     """One plan for each dtype and each of `FORMATS`, for a prompt of `prompt` tokens and decoding `batch` sequences of
     `context` (None: as many); with `quantization`, or a `checkpoint` (of `quantized_tensors`) that holds quantised
     matrices, the one plan for that. With a `sample`, predictions are corrected by what a few layers of it were measured
-    at.
+    at. Where `limits` is a function, it measures them once all arguments are checked.
 
     Raises what reading the config and planning for the checkpoint's tensors raise, NotImplementedError for a config of
     a quantised checkpoint without its tensors, and ValueError for sequences longer than the model's positions or an
@@ -111,11 +111,11 @@ def plan(
         raise ValueError(
             f"{max(prompt, context)} tokens are more than this model has positions for: {config.max_position_embeddings} (max_position_embeddings)"
         )
-    plans = []
+    plans, asked = [], Prompts(prompt, context, batch)
     for name, dtype in _ways(model, quantization, checkpoint):
         kv_dtype = parse_kv_cache_dtype(kv_cache_dtype, dtype)
         costs = Costs.of(model, dtype, kv_dtype)
-        asked = Prompts(prompt, context, batch)
+        limits = limits if isinstance(limits, Limits) else limits()
         found = _plan(name, dtype, costs, config.max_position_embeddings, limits, available_bytes, asked)
         if sample is not None:
             corrections = sample.corrections(dtype, kv_dtype, model.quantization, limits, asked)

@@ -7,6 +7,7 @@ import json
 import logging
 from contextlib import nullcontext
 from dataclasses import asdict
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from pace.cli.arguments import (
@@ -84,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError(
             f"--revision {arguments.revision}: {arguments.model!r} is a shape of `pace bench --list`, which has no revisions"
         )
-    available, limits = available_memory_bytes(), plan.machine_limits(arguments.num_threads)
+    available, limits = available_memory_bytes(), cache(partial(plan.machine_limits, arguments.num_threads))
     asked = (arguments.prompt, arguments.context, arguments.batch, arguments.kv_cache_dtype, arguments.quantization)
     with nullcontext() if found is None else plan.quantized_tensors(found, config) as tensors:
         sample = Sample(Checkpoint(found)) if found and arguments.sample else None
@@ -96,13 +97,14 @@ def run(arguments: argparse.Namespace) -> int:
             logger.info("no layers were tried: %s", error)
             sample = None
             plans = plan.plan(config, limits, available, *asked, tensors)
+    measured = limits()
     if arguments.json:
         print(
             json.dumps(
                 {
                     "model": arguments.model,
                     "available_bytes": available,
-                    "limits": asdict(limits),
+                    "limits": asdict(measured),
                     "sampled": sample is not None,
                     "plans": [asdict(p) for p in plans],
                 }
@@ -110,7 +112,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
         return 0
     print(
-        f"{arguments.model} on {limits.isa}, {limits.threads} threads: {limits.read_gb_s:.1f} GB/s read, {limits.fma_gflops:.0f} GFLOPS, {_gib(available)} available"
+        f"{arguments.model} on {measured.isa}, {measured.threads} threads: {measured.read_gb_s:.1f} GB/s read, {measured.fma_gflops:.0f} GFLOPS, {_gib(available)} available"
     )
     width = max(12, *(len(p.dtype) + 2 for p in plans))
     print(f"{'held as':<{width}}{'weights':>11}{'cache/token':>14}{'most tokens':>14}{'prefill':>13}{'decode':>13}")

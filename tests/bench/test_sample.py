@@ -94,14 +94,14 @@ def plan_layers(path):
 
 
 @pytest.mark.parametrize("options, sampled", [([], True), (["--no-sample"], False)])
-def test_the_command_says_whether_layers_were_tried(options, sampled, capsys):
+def test_the_command_says_whether_layers_were_tried(options, sampled, capsys, quick_limits):
     assert main(["plan", str(TINY), "--prompt", "32", *options]) == 0
     assert ("from a few of its layers, tried here" in capsys.readouterr().out) == sampled
     assert main(["plan", str(TINY), "--prompt", "32", "--json", *options]) == 0
     assert json.loads(capsys.readouterr().out)["sampled"] == sampled
 
 
-def test_without_weights_the_config_is_enough(tmp_path, capsys):
+def test_without_weights_the_config_is_enough(tmp_path, capsys, quick_limits):
     shutil.copy(TINY / "config.json", tmp_path)
     assert main(["plan", str(tmp_path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
