@@ -366,7 +366,9 @@ def test_plan_of_formats_and_of_quantised_checkpoints(tmp_path, capsys, quick_li
             and told["decode_tokens_per_second"] > 0
         )
         assert main(["plan", str(path), "--no-sample"]) == 0 and f"\n{kind}  " in capsys.readouterr().out
-    assert main(["plan", str(tmp_path / "quantised"), "--quantization", "int8", "--no-sample"]) == 0, "its embedding is of floats"
+    assert main(["plan", str(tmp_path / "quantised"), "--quantization", "int8", "--no-sample"]) == 0, (
+        "its embedding is of floats"
+    )
     assert (
         main(["plan", str(tmp_path / "model.gguf"), "--quantization", "int8"]) == 1
         and "quantised already" in capsys.readouterr().err

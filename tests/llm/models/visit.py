@@ -101,11 +101,11 @@ class Visit:
                 (self.check_float32, (ops,), True),
                 (self.check_bfloat16, (ops,), self.is_whole),
                 (self.check_ragged_batches, (ops,), self.is_whole or ops == "native"),
-                (self.check_tokens, (ops,), self.is_whole or ops == "native"),
+                (self.check_tokens, (ops,), self.is_whole),
             ]
         checks += [
             (self.check_quantised, (), self.is_representative),
-            (self.check_programs, (), is_native),
+            (self.check_programs, (), is_native and self.is_whole),
             (self.check_int8_cache, (), is_native and self.is_whole),
             (self.check_costs, (), is_native and self.is_whole),
             (self.check_operators, (), is_native and self.is_first),
