@@ -1,7 +1,7 @@
 """How long tests take: the dearest files start first, and every whole run leaves its seconds for `make durations`.
 
 `python -m tests.plugins.durations` turns the last run into tests/durations.json, by which files are ordered, and
-tests/durations.md, which shows them to people. tests/budgets.toml has the most that a room may take."""
+tests/durations.md, which shows them to people; of make test-all it keeps a line. tests/budgets.toml has the most that a room may take."""
 
 from __future__ import annotations
 
@@ -70,10 +70,16 @@ class Recorder:
                     "date": datetime.now(UTC).date().isoformat(),
                     "machine": f"{os.cpu_count()} CPUs, {cpu_name()}",
                     "seconds": round(time.monotonic() - self.begin),
+                    "counts": self.counts(),
                     "tests": {name: round(seconds, 3) for name, seconds in self.seconds.items()},
                 }
             )
         )
+
+    def counts(self) -> dict[str, int]:
+        """Tests by what became of them."""
+        stats = self.config.pluginmanager.get_plugin("terminalreporter").stats
+        return {outcome: len(stats[outcome]) for outcome in ("passed", "skipped", "xfailed") if stats.get(outcome)}
 
 
 def cpu_name() -> str:
@@ -85,8 +91,8 @@ def cpu_name() -> str:
 # -- afterwards --------------------------------------------------------------------------------------------------------
 
 
-def summary(run: dict[str, Any]) -> dict[str, Any]:
-    """What is kept of a run: seconds by file, and the slowest tests."""
+def summary(run: dict[str, Any], last: dict[str, Any] | None) -> dict[str, Any]:
+    """What is kept of a run of make test: seconds by file, the slowest tests, and of the `last` one seconds by room."""
     files: Counter[str] = Counter()
     for name, seconds in run["tests"].items():
         files[name.split("::")[0]] += seconds
@@ -96,6 +102,8 @@ def summary(run: dict[str, Any]) -> dict[str, Any]:
         **about,
         "num_tests": len(run["tests"]),
         "slowest": {name: round(seconds, 1) for name, seconds in slowest},
+        "before": by_room(last) if last else {},
+        "test_all": last["test_all"] if last else "",
         "files": {path: round(seconds, 1) for path, seconds in sorted(files.items())},
     }
 
@@ -107,14 +115,12 @@ def by_room(kept: dict[str, Any]) -> dict[str, float]:
     return dict(sorted(rooms.items(), key=lambda item: -item[1]))
 
 
-def page(kept: dict[str, Any], last: dict[str, Any] | None) -> str:
-    """tests/durations.md: a run beside the one before it, which may be None."""
-    rooms, before = by_room(kept), by_room(last) if last else {}
-    rows = [*rooms.items(), ("all", sum(rooms.values()))]
-    before["all"] = sum(before.values())
+def page(kept: dict[str, Any]) -> str:
+    """tests/durations.md: a run of make test beside the one before it, and the last one of make test-all."""
+    rooms, before = (rooms | {"all": sum(rooms.values())} for rooms in (by_room(kept), kept["before"]))
 
     def row(name: str, seconds: float) -> str:
-        earlier = f" {before[name]:.0f}" if last and name in before else ""
+        earlier = f" {before[name]:.0f}" if before.get(name) else ""
         return f"| {name} | {seconds:.0f} |{earlier} |"
 
     slowest = [f"| `{name.replace('|', '_')}` | {seconds:.1f} |" for name, seconds in kept["slowest"].items()]
@@ -125,12 +131,14 @@ def page(kept: dict[str, Any], last: dict[str, Any] | None) -> str:
             f"`make test` at {kept['commit']} on {kept['date']}: {kept['num_tests']:,} tests in {kept['seconds']} s, on",
             f"{kept['machine']}. Seconds are of all workers together.",
             "",
+            kept["test_all"],
+            "",
             "`make durations` writes this page from the last whole `make test`. A room that takes more than",
             "[budgets.toml](budgets.toml) allows fails `make check`.",
             "",
             "| room | seconds | before |",
             "|---|---|---|",
-            *(row(name, seconds) for name, seconds in rows),
+            *(row(name, seconds) for name, seconds in rooms.items()),
             "",
             "The slowest tests:",
             "",
@@ -142,18 +150,29 @@ def page(kept: dict[str, Any], last: dict[str, Any] | None) -> str:
     )
 
 
+def line_of_all(run: dict[str, Any]) -> str:
+    """What the page says of a run of make test-all."""
+    counts = ", ".join(f"{count:,} {outcome}" for outcome, count in run["counts"].items())
+    return (
+        f"`make test-all` at {run['commit']} on {run['date']}: {counts} in {run['seconds']:,} s, on {run['machine']}."
+    )
+
+
 def main() -> int:
     if not LAST_RUN.exists():
         print("no whole run of make test has ended well in this tree yet", file=sys.stderr)
         return 1
     run = json.loads(LAST_RUN.read_text())
-    if run["tier"] != "test":
-        print("the last whole run was make test-all; durations are those of make test", file=sys.stderr)
-        return 1
     last = json.loads(KEPT.read_text()) if KEPT.exists() else None
-    kept = summary(run)
+    if run["tier"] == "all":
+        if last is None:
+            print("seconds of make test come first", file=sys.stderr)
+            return 1
+        kept = last | {"test_all": line_of_all(run)}
+    else:
+        kept = summary(run, last)
     KEPT.write_text(json.dumps(kept, indent=1) + "\n")
-    PAGE.write_text(page(kept, last))
+    PAGE.write_text(page(kept))
     return 0
 
 

@@ -84,19 +84,28 @@ def test_the_page_of_durations():
         "tests/ops/test_a.py::test_b[x|y]": 10.0,
         "tests/test_c.py::test_d": 5.0,
     }
-    kept = durations.summary(run | {"tests": tests, "tier": "test"})
+    last = {"files": {"tests/ops/test_a.py": 50.0}, "test_all": "`make test-all` at abb."}
+    kept = durations.summary(run | {"tests": tests, "tier": "test"}, last)
     assert kept["files"] == {"tests/ops/test_a.py": 40.0, "tests/test_c.py": 5.0} and kept["num_tests"] == 3
     assert durations.by_room(kept) == {"ops": 40.0, "tests": 5.0}
-    page = durations.page(kept, kept | {"files": {"tests/ops/test_a.py": 50.0}})
+    page = durations.page(kept)
     assert "`make test` at abc on 2030-01-02: 3 tests in 70 s, on\n2 CPUs." in page
     for row in (
+        last["test_all"],
         "| ops | 40 | 50 |",
         "| tests | 5 | |",
         "| all | 45 | 50 |",
         "| `tests/ops/test_a.py::test_b[x_y]` | 10.0 |",
     ):
         assert row in page
-    assert "| ops | 40 | |" in durations.page(kept, None)
+    assert "| ops | 40 | |" in durations.page(durations.summary(run | {"tests": tests}, None))
+
+
+def test_what_is_kept_of_all_tests():
+    counts = {"passed": 10_124, "skipped": 56}
+    run = {"commit": "abc", "date": "2030-01-02", "machine": "2 CPUs", "seconds": 3871, "counts": counts}
+    line = "`make test-all` at abc on 2030-01-02: 10,124 passed, 56 skipped in 3,871 s, on 2 CPUs."
+    assert durations.line_of_all(run) == line
 
 
 def over_budget(rooms: dict[str, float], budgets: dict[str, float]) -> list[str]:
