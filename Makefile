@@ -17,8 +17,6 @@ ifneq ($(origin PYTHON),file)
 endif
 BIN := $(VENV)/bin
 JOBS := $(shell nproc)
-# One more than processors, for a worker waits now and then: for a process, a clock, or a test that runs alone.
-WORKERS := $(shell expr $(JOBS) + 1)
 # One cmake for all: another version would compile everything again.
 export PATH := $(abspath $(BIN)):$(PATH)
 NATIVE_SOURCES := $(shell find csrc -type f) CMakeLists.txt setup.py
@@ -34,7 +32,7 @@ QUICK_TESTS := tests/project/test_formatting.py tests/project/test_layering.py t
 QUICK_WORDS := "(not test_oracle or llama-gqa or llama-longrope) and not stress"
 
 # A file of tests stays in one process, and the dearest files start first (tests/plugins/durations.py).
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo check test test-all durations real conformance format emulate sanitize wheel wheels \
     check-pythons clean
