@@ -1,4 +1,5 @@
-"""Static quantisation: a checkpoint whose weights are rounded with a look at what the model does on a text."""
+"""Static quantisation: rounds a checkpoint's weights using statistics of the model's activations on a calibration
+text."""
 
 from pace.calibrate.method import METHODS
 from pace.calibrate.quantize import quantize_checkpoint

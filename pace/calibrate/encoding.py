@@ -1,15 +1,13 @@
-"""How a quantised model is written: tensors and `quantization_config` as compressed-tensors has them, so that other
-tools know them, too.
+"""Writes a quantised model in the compressed-tensors format (tensors and `quantization_config`), which other tools read
+too.
 
-    int4    weight_packed int32 [N, ceil(K / 8)], eight codes a word along K, the lowest bits first; weight_shape int64 [2] = N, K
+    int4    weight_packed int32 [N, ceil(K / 8)], eight codes a word along K, the lowest bits first
+            weight_shape int64 [2] = N, K
     int8    weight int8 [N, K]
-    both    weight_scale [N, groups], float32; of groups that were calibrated, bfloat16
+    both    weight_scale [N, groups], float32; bfloat16 for calibrated groups
 
-An LM head that is the embedding, in int8, has a weight_scale of its own, the same again: transformers ties the codes of
-the two, and nothing else.
-
-Source: https://github.com/vllm-project/compressed-tensors
-"""
+An LM head tied to an int8 embedding gets a second copy of weight_scale: transformers ties only the codes of the two.
+Source: https://github.com/vllm-project/compressed-tensors"""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ LAYOUTS = {"int4": "pack-quantized", "int8": "int-quantized"}
 def planned(
     module: str, shape: tuple[int, int], layout: WeightLayout, scale_dtype: torch.dtype
 ) -> dict[str, TensorInfo]:
-    """The tensors that hold the matrix `{module}.weight` of a shape, with scales in `scale_dtype`."""
+    """The tensors that hold the matrix `{module}.weight` of this shape, with scales in `scale_dtype`."""
     n, k = shape
     scales = TensorInfo(scale_dtype, (n, layout.num_groups(k)))
     if layout.code == "int8":
@@ -42,7 +40,7 @@ def planned(
 
 
 def encode(module: str, rows: QuantizedRows) -> dict[str, Tensor]:
-    """Rows of those tensors, with scales as they are; without `weight_shape`, which is none of rows."""
+    """Rows of these tensors, with unchanged scales. `weight_shape` has no rows and is not included."""
     if rows.layout.code == "int8":
         return {f"{module}.weight": rows.codes, f"{module}.weight_scale": rows.scales}
     codes = functional.pad(rows.codes, (0, -rows.shape[1] % 8), value=8)
@@ -53,16 +51,18 @@ def encode(module: str, rows: QuantizedRows) -> dict[str, Tensor]:
 
 
 def shares_codes(layout: WeightLayout | None) -> bool:
-    """Whether an LM head that is an embedding of this layout can have its codes in other tools."""
+    """True if other tools can share an embedding's codes of this layout with a tied LM head."""
     return layout is not None and layout.code == "int8"
 
 
 def quantization_config(
     modules: Mapping[str, WeightLayout | None], embeddings: set[str], tied: str | None
 ) -> dict[str, Any]:
-    """`modules`: how each matrix is stored, None for floats. The layout of most products is that of "Linear" modules;
-    others, and embeddings, are named.
-    `tied`: the embedding that is the LM head, too; this is a "Linear" of other tools all the same."""
+    """Returns the `quantization_config` of config.json. The most common layout of products applies to all "Linear"
+    modules; embeddings and modules with other layouts are listed by name.
+
+    `modules`: layout of each matrix, None for floats.
+    `tied`: the embedding that is also the LM head. Other tools treat the head as a "Linear" module."""
     kinds = {name: (layout, name in embeddings) for name, layout in modules.items() if layout}
     products = [layout for layout, is_embedding in kinds.values() if not is_embedding]
     usual = (max(dict.fromkeys(products), key=products.count, default=None), False)

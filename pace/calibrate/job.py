@@ -1,8 +1,7 @@
-"""One checkpoint on its way to codes, decoder layer by decoder layer in fp32: `Job`.
+"""Quantises one checkpoint, decoder layer by decoder layer in fp32: `Job`.
 
-A layer is loaded, its scales are migrated, and its products are rounded one after the other to what their inputs ask
-for. Then it is written, and the text runs through what became of it. No more than one layer is in memory.
-"""
+A layer is loaded and its channel scales are migrated. Its products are then rounded one by one, using statistics of
+their inputs. The layer is written, and the text runs through its rounded weights. At most one layer is in memory."""
 
 from __future__ import annotations
 
@@ -33,19 +32,19 @@ from pace.quant import QuantizationConfig
 logger = logging.getLogger("pace")
 
 GPTQ_BYTES = 44
-"""For each pair of inputs of a product: what it sums of the text in float32, and five matrices of float64 that
-`rounding.gptq` has at a time. LAPACK has copies of some: 60 were measured."""
+"""Bytes per pair of inputs of a product: the float32 Hessian and the five float64 matrices that `rounding.gptq` holds
+at once. LAPACK copies some of these: 60 bytes were measured."""
 
 HESSIANS_BYTES = 1 << 30
-"""Of what experts of a layer read, summed at a time; one expert's, where that is more."""
+"""Limit for the Hessians of one layer's experts that are summed at a time. A single larger Hessian is still allowed."""
 
 WORK = 6
-"""What rounding takes besides, in the size of the largest product in float32, as measured with layers 1024 and 1536
-wide and methods of all kinds (4 to 7), where what the products of a step read and give is told apart."""
+"""Working memory of rounding, in units of the largest product in float32. Measured as 4 to 7, with layers 1024 and 1536
+wide and all methods. The inputs and outputs of a step's products are counted separately."""
 
 
 class Job:
-    """One checkpoint on its way to `folder`."""
+    """Quantises one checkpoint into `folder`."""
 
     def __init__(
         self,
@@ -72,13 +71,13 @@ class Job:
         self.front = [child for child in self.outside if not isinstance(child, LMHead)]
         self.embeddings = {part for matrix in matrices if isinstance(matrix, Embedding) for part in matrix.parts}
         self.met_few: list[str] = []
-        """The experts' matrices whose own rows were too few to calibrate on."""
+        """The experts' matrices that read too few rows to calibrate on."""
         self.check_memory(num_tokens)
         self.output = Output(folder, model, reader, self.parts, self.layouts, method)
 
     def check_memory(self, num_tokens: int) -> None:
-        """Raises MemoryError where there is less than a text of so many tokens takes in any case; warns where there is
-        less than it is likely to take."""
+        """Raises MemoryError if less memory is available than a text of `num_tokens` tokens is sure to need. Warns if
+        less is available than it is likely to need."""
         hidden = {f"the hidden states of {num_tokens} tokens": 4 * self.model.config.hidden_size * num_tokens}
         embedding = {
             "the embedding": sum(child.planned_nbytes(reference, self.stored_dtype(child)) for child in self.front)
@@ -101,12 +100,13 @@ class Job:
         logger.warning("%s; should the system end the process, %sfree some memory", taken, advice)
 
     def widths(self, layer: Layer) -> int:
-        """Elements that a token's products read and give; one expert works at a time."""
+        """Elements that the layer's products read and write per token. Of the experts of a stack, one works at a
+        time."""
         products = {id(self.parts.mixtures.get(id(product), (0, product))[1]): product for product in layer.matrices()}
         return sum(product.n + product.k for product in products.values())
 
     def bytes_of(self, layer: Layer) -> dict[str, int]:
-        """What is in memory while the layer is quantised, at least."""
+        """Lower bound of the memory held while the layer is quantised."""
         found = {"a decoder layer in float32": layer.planned_nbytes(reference, torch.float32)}
         if self.method.rounding == "gptq":
             groups = self.together(self.quantised_products(layer))
@@ -120,8 +120,8 @@ class Job:
         ]
 
     def together(self, products: Sequence[Linear]) -> Iterator[list[Linear]]:
-        """The products in their order: those of a stack of experts, as many at a time as HESSIANS_BYTES has room for,
-        and each other by itself."""
+        """Groups the products in their order. Experts of one stack are grouped up to HESSIANS_BYTES; any other product
+        is its own group."""
         for _, group in groupby(products, lambda product: id(self.parts.mixtures.get(id(product), (0, product))[1])):
             alike = list(group)
             step = max(1, HESSIANS_BYTES // hessians_bytes(alike[:1]))
@@ -164,7 +164,8 @@ class Job:
         self.output.floats(layer)
 
     def migrate(self, layer: Layer, text: CalibrationText, kind: str) -> dict[int, InputStatistics]:
-        """Scales channels of the layer where that helps; returns the products' inputs as they are then."""
+        """Migrates channel scales of the layer if that reduces the error. Returns the input statistics of the products
+        afterwards."""
         known = record(text, layer, [p for p in layer.matrices() if id(p) not in self.parts.heads], with_hessian=False)
         for place in migration.migrations(layer):
             inputs = known[id(place.readers[0])]
@@ -182,13 +183,13 @@ class Job:
         return known
 
     def read_by_all(self, group: Sequence[Linear]) -> list[Linear]:
-        """The router that reads what experts of gate and up may read; none for other products."""
+        """The router, which reads all rows that gate and up of an expert may read. Empty for other products."""
         mixture, stack = self.parts.mixtures.get(id(group[0]), (None, None))
         return [mixture.gate] if mixture and stack is mixture.gate_up else []
 
     def inputs_of(self, product: Linear, known: dict[int, InputStatistics]) -> InputStatistics:
-        """What a product is rounded by. Of an expert whose rows are too few: for gate and up the rows of all experts, for
-        down none, so that every weight is as good as any other."""
+        """The statistics a product is rounded with. If an expert has too few rows, its gate and up use the rows of all
+        experts. Its down uses no rows, so all its weights count equally."""
         inputs = known[id(product)]
         if id(product) not in self.parts.mixtures or inputs.are_enough:
             return inputs
@@ -211,13 +212,13 @@ class Job:
         product.weight.matrix[rows] = rounded.dequantize()
 
     def as_at_load(self, module: str, rows: Tensor) -> QuantizedRows:
-        """Without a look at inputs: the codes and scales that `LLMModel(quantization=...)` gives these rows."""
+        """Rounds without input statistics: the same codes and scales as `LLMModel(quantization=...)`."""
         return native.quantize(rows, self.formats[module], f"{module}.weight").unpaired()
 
     # -- reading and writing -------------------------------------------------------------------------------------------
 
     def load(self, layer: Layer, dtype: torch.dtype) -> None:
-        """Gives a layer its weights, as floats."""
+        """Loads a layer's weights as floats."""
         layer.allocate(reference, dtype)
         slots = {self.parts.sources[name]: found for name, found in layer.slots().items()}
         fill_slots(self.reader, slots, 1, lambda num_bytes: None)
@@ -230,7 +231,7 @@ class Job:
         return next((self.reader.tensors[source].dtype for source in sources), torch.float32)
 
     def copy(self, layer: Layer) -> None:
-        """Writes tensors as the checkpoint has them, and those of formats as quantising at load does."""
+        """Writes a layer's tensors unchanged, or quantised as at load if they have a format."""
         for name in layer.slots():
             module = name.removesuffix(".weight")
             if module not in self.formats:
@@ -243,7 +244,7 @@ class Job:
 def record(
     text: CalibrationText, layer: Layer, products: Sequence[Linear], with_hessian: bool
 ) -> dict[int, InputStatistics]:
-    """Of the inputs of products of a layer, by their ids."""
+    """Input statistics of a layer's products, by id of the product."""
     return dict(zip(map(id, products), text.record(layer, products, with_hessian)))
 
 

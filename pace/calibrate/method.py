@@ -1,4 +1,4 @@
-"""Methods by which weights become codes, and the formats that they can be brought to."""
+"""Methods that turn weights into codes, and the formats they support."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pace.quant import Format, Int4, Int8
 
 @dataclass(frozen=True)
 class Method:
-    """How weights become codes: scales of channels migrated first (a name of `migration.KINDS`) or not, then rounded
-    each to the nearest, or column by column (GPTQ)."""
+    """A calibration method. Channel scales may be migrated first (`migration`, a name in `migration.KINDS`). Weights
+    are then rounded to the nearest code, or column by column (GPTQ)."""
 
     migration: str | None = None
     rounding: str = "rtn"
@@ -31,8 +31,8 @@ DEFAULT_METHODS = {"int4": "awq+gptq", "int8": "smoothquant"}
 
 
 def read_method(name: str, act_order: bool | None = None) -> Method:
-    """`act_order`: None for True. Raises ValueError for an unknown name, and for an order of columns where the method
-    has none."""
+    """Reads a method's name. `act_order`: None means True. Raises ValueError for an unknown name, and if `act_order` is
+    set for a method without GPTQ."""
     if name not in METHODS:
         raise ValueError(f"there is no method {name!r}; known are {', '.join(METHODS)}")
     first, _, second = name.partition("+")
@@ -47,7 +47,7 @@ def read_method(name: str, act_order: bool | None = None) -> Method:
 
 
 def check_formats(formats: Iterable[Format]) -> None:
-    """Raises ValueError for a format that no method writes."""
+    """Raises ValueError for a format that no method supports."""
     for format in formats:
         if not isinstance(format, (Int4, Int8)):
             raise ValueError(

@@ -1,12 +1,11 @@
-"""Scales of channels that are moved from where they are made into where they are read, so that both can be rounded
+"""Moves channel scales from the layer that produces an activation into the products that read it, so that both round
 better.
 
     (x / s) (W s)' = x W'      for every s [K] > 0
 
-x / s comes at no cost where x is the output of something linear: a norm's weight, the rows of a matrix. The float model
-stays what it is; its rounded one does not. AWQ (arXiv 2306.00978) chooses s to make the columns that matter large,
-SmoothQuant (arXiv 2211.10438) to make the inputs' channels alike.
-"""
+x / s is free if x is the output of something linear: scale the norm's weight or the matrix's rows. The float model does
+not change, its rounded version does. AWQ (arXiv 2306.00978) chooses s to enlarge the columns that matter. SmoothQuant
+(arXiv 2211.10438) chooses s to make the inputs' channels alike."""
 
 from __future__ import annotations
 
@@ -22,29 +21,29 @@ from pace.llm.layers import Attention, GatedMLP, Layer, Linear, MixtureOfExperts
 from pace.ops.weight_layout import WeightLayout
 
 STRENGTHS = tuple(i / 10 for i in range(1, 11))
-"""Of a migration that are tried, besides none."""
+"""Strengths of migration that are tried, in addition to no migration."""
 
 MAX_ROWS, MAX_ROWS_IN_ALL = 1024, 4096
-"""Of a matrix on which strengths are compared, and of all that read the same, spread evenly."""
+"""Rows on which strengths are compared, evenly spread: at most this many of one matrix, and of all matrices with the
+same input."""
 
 INPUT_GROUP = 128
-"""Neighbours of an input that the kernels quantise with one scale, where the weight's groups are no smaller
-(pace.ops)."""
+"""Neighbouring inputs that the kernels quantise with one scale, unless the weight's groups are smaller (pace.ops)."""
 
 
 @dataclass(frozen=True)
 class Migration:
-    """A place where channels may be scaled: what makes them, and the products that read them, all of them."""
+    """A place where channels may be scaled: their producer, and all products that read them."""
 
     readers: Sequence[Linear]
     divide: Callable[[Tensor], object]
-    """`divide(s [K])` has the channels come out divided by s."""
+    """`divide(s [K])` divides the channels by s at their producer."""
     channels: Callable[[Tensor], Tensor] = lambda s: s
-    """Of scales `[K]` by channel that would be good, some that `divide` can do exactly."""
+    """Maps the desired scales `[K]` of channels to scales that `divide` can apply exactly."""
 
 
 def migrations(layer: Layer) -> Iterator[Migration]:
-    """Of a decoder layer, in the order of its forward."""
+    """Migrations of a decoder layer, in the order of its forward pass."""
     for norm, readers in layer.norm_readers():
         vectors = [
             vectors
@@ -65,12 +64,13 @@ def migrations(layer: Layer) -> Iterator[Migration]:
 
 
 def _of_gated(gate_up: Linear, down: Linear) -> Migration:
-    """From the rows of up to the columns of down, whatever the gate lets through."""
+    """Migration from the rows of up to the columns of down. It is exact for any gate."""
     return Migration([down], lambda s: divide_rows(gate_up, down.k, s))
 
 
 def _of_mixture(mixture: MixtureOfExperts) -> Iterator[Migration]:
-    """Of its experts, unless their activation does something to up, and of the MLP beside them."""
+    """Migrations of a mixture's experts and of its shared MLP. Experts are skipped if their activation transforms
+    up."""
     if isinstance(mixture.activation, str):
         yield from map(_of_gated, mixture.gate_up.experts, mixture.down.experts)
     if mixture.shared:
@@ -78,8 +78,8 @@ def _of_mixture(mixture: MixtureOfExperts) -> Iterator[Migration]:
 
 
 def _of_values(attention: Attention) -> Migration:
-    """From the rows of the values to the columns that read the heads' contexts. Query heads of a group share their
-    values, and so a scale."""
+    """Migration from the rows of the values to the columns that read the heads' contexts. Query heads of a group share
+    their values, and therefore one scale."""
     kv_heads, dim = attention.cache.kv_heads, attention.cache.value_dim
     group = attention.num_heads // kv_heads
     first = (attention.num_heads + kv_heads) * attention.cache.key_dim
@@ -95,7 +95,7 @@ def _of_values(attention: Attention) -> Migration:
 
 
 def divide_rows(product: Linear, first: int, s: Tensor) -> None:
-    """Rows `first ..` of a product's weight and bias, by s."""
+    """Divides rows `first ..` of a product's weight and bias by s."""
     rows = slice(first, first + len(s))
     product.weight.matrix[rows] /= s[:, None]
     if product.bias.values is not None:
@@ -103,7 +103,7 @@ def divide_rows(product: Linear, first: int, s: Tensor) -> None:
 
 
 def apply(migration: Migration, s: Tensor) -> None:
-    """To a layer whose weights are floats; its outputs stay the same."""
+    """Applies a migration to a layer with float weights. The layer's outputs stay the same."""
     migration.divide(s)
     for reader in migration.readers:
         reader.weight.matrix.mul_(s)
@@ -114,7 +114,7 @@ def apply(migration: Migration, s: Tensor) -> None:
 
 
 def awq(strength: float, inputs: InputStatistics, weight: Tensor) -> Tensor:
-    """`(mean |x|)^strength`: s of a channel, before it is centred."""
+    """`(mean |x|)^strength`: the scale s of a channel before `centred`."""
     return (inputs.magnitudes / inputs.count) ** strength
 
 
@@ -129,9 +129,10 @@ KINDS = {"awq": awq, "smoothquant": smoothquant}
 def choose(
     migration: Migration, kind: str, inputs: InputStatistics, layouts: Sequence[Sequence[tuple[slice, WeightLayout]]]
 ) -> Tensor | None:
-    """The scales `[K]` with the least squared error of the readers' products on the samples, weights and inputs
-    rounded; None where none does better than to leave all as it is. `layouts`: of each reader, the rows that are
-    quantised, and how."""
+    """Returns the scales `[K]` with the least squared error of the readers' products on the samples, with weights and
+    inputs rounded. None if no scales beat leaving everything as it is.
+
+    `layouts`: the quantised rows of each reader, and their layouts."""
     weights, parts = [], []
     most = min(MAX_ROWS, max(1, MAX_ROWS_IN_ALL // len(migration.readers)))
     for reader, quantised in zip(migration.readers, layouts):
@@ -154,8 +155,8 @@ def choose(
 
 
 def centred(s: Tensor) -> Tensor:
-    """Over the geometric mean of its ends, and no further than a thousandth and a thousandfold from 1; channels that
-    are never used stay."""
+    """Divides s by the geometric mean of its smallest and largest value, and clamps to 0.001 to 1000. Unused channels
+    get 1."""
     used = s > 0
     if not used.any():
         return torch.ones_like(s)
@@ -181,7 +182,7 @@ def _error(
 
 
 def quantised_inputs(x: Tensor, layout: WeightLayout) -> Tensor:
-    """As the kernels round them: -127 to 127, by the largest of a group."""
+    """Rounds inputs as the kernels do: to -127 to 127, relative to the largest of a group."""
     group = min(layout.group or INPUT_GROUP, INPUT_GROUP)
     padded = torch.nn.functional.pad(x, (0, -x.shape[1] % group)).unflatten(1, (-1, group))
     scales = padded.abs().amax(-1, keepdim=True) / LEVELS["int8"][1]

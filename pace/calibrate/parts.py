@@ -1,8 +1,7 @@
-"""The matrices of a checkpoint, and the names under which they are written: `Parts`.
+"""Matrices of a checkpoint, and the names under which they are written: `Parts`.
 
-Most have a tensor of their own, and keep its name. Experts that share a tensor are written one by one, as other tools
-write them. What latent attention makes keys and values of stays as it is, and floats.
-"""
+Most matrices have their own tensor and keep its name. Experts that share a tensor are written one by one, as other
+tools do. The matrices that make keys and values from latents are copied as floats."""
 
 from __future__ import annotations
 
@@ -18,24 +17,24 @@ from pace.quant import Format, QuantizationConfig
 
 
 class Parts:
-    """What a checkpoint holds of a model. Raises NotImplementedError for tensors that hold the rows of several matrices
-    which are no experts, or their columns."""
+    """Maps a model's matrices to a checkpoint's tensors. Raises NotImplementedError for a tensor that holds the rows of
+    several matrices other than experts, or their columns."""
 
     def __init__(self, model: BaseModelForCausalLM, reader: CheckpointReader):
         names, slots = model.plan_layout(reader)
         self.prefix = model.prefix
         self.sources = {names[name]: name for name in reader.tensors if names[name] in slots}
-        """Name in the model -> name in the checkpoint, of every tensor that is needed."""
+        """Name in the model -> name in the checkpoint, for every required tensor."""
         self.alone: dict[int, Linear] = {}
-        """By the ids of experts that share tensors: the same with tensors of their own."""
+        """Id of an expert that shares tensors -> a copy of the expert with separate tensors."""
         self.biases: dict[int, Vectors] = {}
-        """By the ids of these experts' biases: the same with tensors of their own."""
+        """Id of such an expert's bias -> a copy of the bias with separate tensors."""
         self.mixtures: dict[int, tuple[MixtureOfExperts, ExpertLinear]] = {}
-        """By the ids of experts."""
+        """Id of an expert -> its mixture, and its stack in that mixture."""
         self.heads: dict[int, Linear] = {}
-        """By their ids, the matrices that latents are multiplied with."""
+        """Id -> matrix that makes keys or values from latents."""
         self.shared: set[str] = set()
-        """The tensors that several experts share."""
+        """Names of tensors that several experts share."""
         for layer in walk(model):
             if isinstance(layer, MixtureOfExperts):
                 for stack in (layer.gate_up, layer.down):
@@ -43,7 +42,7 @@ class Parts:
             elif isinstance(layer, LatentAttention):
                 self.heads |= {id(head): head for stack in (layer.keys_up, layer.values_up) for head in stack.experts}
         self.copied = {name for head in self.heads.values() for name in head.slots()}
-        """The tensors that are written as they are."""
+        """Names of tensors that are written unchanged."""
         for name, found in slots.items():
             self._check(name, found)
 
@@ -62,7 +61,7 @@ class Parts:
             )
 
     def of(self, product: Linear) -> Iterator[tuple[str, slice]]:
-        """The parts of a product as they are written, and their rows."""
+        """Names of a product's parts as they are written, and their rows."""
         start = 0
         for part, count in self.written(product).parts.items():
             yield part, slice(start, start + count)
@@ -73,25 +72,25 @@ class Parts:
         return self.alone.get(id(product), product)
 
     def names(self, vectors: Vectors) -> dict[str, int]:
-        """The tensors that vectors are written as, and their lengths."""
+        """Names of the tensors that the vectors are written as, and their lengths."""
         return self.biases.get(id(vectors), vectors).lengths
 
     def target(self, name: str) -> str:
-        """What a tensor of the model is called in the result: as in the checkpoint, where that has names of a whole
-        model that reads text."""
+        """Name of a model's tensor in the result: the checkpoint's name if that has the prefix of a complete text
+        model, else `name`."""
         source = self.sources.get(name, name)
         return source if source.startswith(self.prefix) else name
 
     def formats(self, model: BaseModelForCausalLM, config: QuantizationConfig) -> dict[str, Format]:
-        """The format of every part that is to become codes. Raises ValueError for patterns that match nothing, and
-        NotImplementedError for those that match nothing but what stays floats."""
+        """The format of every part that is quantised. Raises ValueError for patterns that match nothing. Raises
+        NotImplementedError for patterns that match only matrices that stay floats."""
         self._check_patterns(model, config)
         model.quantize(config)
         found = {}
         for matrix in model.matrices():
             formats = matrix.plan.formats
             for part, _ in self.of(matrix):
-                # A tensor that several experts share is one part of each of them.
+                # An expert's `parts` name a shared tensor once, under the tensor's name.
                 format = formats.get(part if part in matrix.parts else next(iter(matrix.parts)))
                 if format and id(matrix) not in self.heads:
                     found[part] = format
@@ -110,7 +109,7 @@ class Parts:
 
 
 def walk(layer: Layer) -> Iterator[Layer]:
-    """The layer, and all below."""
+    """Yields the layer and all its descendants."""
     yield layer
     for child in layer.children():
         yield from walk(child)

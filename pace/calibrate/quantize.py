@@ -1,7 +1,6 @@
-"""A checkpoint of floats and a text in, a quantised checkpoint out: `quantize_checkpoint`.
+"""Turns a float checkpoint and a text into a quantised checkpoint: `quantize_checkpoint`.
 
-This module checks the arguments, finds the files and puts the new directory in place; `job.Job` does the work.
-"""
+This module checks the arguments, finds the files and moves the new directory into place; `job.Job` does the work."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ from pace.tokenizer.loading import load_tokenizer
 logger = logging.getLogger("pace")
 
 COPIED = (".json", ".jinja", ".model", ".txt", ".tiktoken")
-"""Endings of the small files that make a checkpoint: tokenizer, chat template, generation config."""
+"""Suffixes of a checkpoint's small files that are copied: tokenizer, chat template, generation config."""
 
 
 def quantize_checkpoint(
@@ -57,29 +56,34 @@ def quantize_checkpoint(
     progress: bool = True,
     report: bool = True,
 ) -> Report:
-    """Writes the directory `out`: the checkpoint with its matrices as int4 or int8, in the layout of
-    compressed-tensors, for `LLMModel(out)`.
+    """Writes the directory `out`: the checkpoint with int4 or int8 matrices in the compressed-tensors layout, for
+    `LLMModel(out)`.
 
-    `quantization`: "int4" or "int8", or a QuantizationConfig of these, as `LLMModel` takes it at load.
-    `calibrate`: texts like those that the model is for. Not needed by the method "rtn" alone.
-    `method`: "gptq" rounds column by column, so that later columns make up for earlier ones' errors (`act_order`: the
-    most used first, unless it is False); "awq" and "smoothquant" scale channels first, where the layer before can undo
-    it exactly, and then round to the nearest; "awq+gptq" and "smoothquant+gptq" do both; "rtn" does neither. Default:
-    "awq+gptq" for int4, "smoothquant" for int8.
-    `context`, `max_tokens`: the texts are read in windows of `context` tokens (default: 512, or what the model takes),
-    `max_tokens` in all (default: 32768), evenly spread. Every eighth window is kept for the report.
-    `report`: compare the result, and the same formats at load, with bfloat16 on that text. Where that cannot be, the
-    report says why.
+    `quantization`: "int4" or "int8", or a QuantizationConfig of these, as in `LLMModel`.
+    `calibrate`: texts similar to the model's use. Optional for the method "rtn".
+    `method`: see below. Default: "awq+gptq" for int4, "smoothquant" for int8.
+    `act_order`: GPTQ rounds the most used columns first, unless this is False.
+    `context`, `max_tokens`: texts are read in windows of `context` tokens (default: 512, or the model's maximum). At
+    most `max_tokens` are read in all (default: 32768), evenly spread. Every eighth window is kept for the report.
+    `report`: compares the result, and the same formats quantised at load, with bfloat16 on the kept windows. If no
+    comparison is possible, the report gives the reason.
 
-    The same arguments give the same file on the same machine. **Memory**: one decoder layer in float32, the text's
-    hidden states (4 bytes for each token and channel), for GPTQ some 60 bytes for each pair of inputs of a product, and
-    for the report two models.
+    Methods: "gptq" rounds column by column, so that later columns compensate for the errors of earlier ones. "awq" and
+    "smoothquant" first scale channels if the preceding layer can undo it exactly, then round to the nearest code.
+    "awq+gptq" and "smoothquant+gptq" do both. "rtn" only rounds to the nearest code.
 
-    Raises ValueError or TypeError for arguments that make no sense or would have no effect, a text of fewer than 256
-    tokens, formats other than int4 and int8, a checkpoint that is quantised already, and what `LLMModel` raises of a
-    checkpoint; FileExistsError where `out` exists; before anything is read MemoryError where there is less memory than
-    it takes in any case (a warning where there is less than it is likely to take), and OSError where the disk has no
-    room for `out`. Nothing is left of `out` where it fails."""
+    The same arguments give the same file on the same machine.
+
+    **Memory**: one decoder layer in float32, and the text's hidden states (4 bytes for each token and channel). GPTQ
+    takes some 60 bytes for each pair of inputs of a product, the report takes two models.
+
+    Raises ValueError or TypeError for invalid arguments or ones without effect, and for a text of fewer than 256
+    tokens. Also for formats other than int4 and int8, and for a checkpoint that is already quantised. Raises what
+    `LLMModel` raises for a checkpoint, and FileExistsError if `out` exists.
+
+    Before anything is read, raises MemoryError if there is less memory than the work is sure to need. Warns if there is
+    less than it is likely to need. Raises OSError if the disk has no room for `out`. On failure nothing is left of
+    `out`."""
     out = Path(out)
     if out.exists():
         raise FileExistsError(f"{out} exists already; give a new directory")
@@ -135,7 +139,7 @@ def quantize_checkpoint(
 
 
 def _read_formats(quantization: Any) -> QuantizationConfig:
-    """The formats to write. Raises ValueError where there are none, or some that no method writes."""
+    """Returns the formats to write. Raises ValueError if none are given, or for one that no method supports."""
     config = read_quantization(quantization)
     if config is None:
         raise ValueError("say what the checkpoint is to become: quantization='int4' or 'int8'")
@@ -152,7 +156,7 @@ def _read_formats(quantization: Any) -> QuantizationConfig:
 
 
 def _check_text_options(method: Method, has_text: bool, report: bool, of_text: dict[str, Any]) -> None:
-    """Raises ValueError where the text, or what is said about reading it (`of_text`), does not go with the method."""
+    """Raises ValueError if the text or the options for reading it (`of_text`) do not fit the method."""
     max_tokens = of_text["max_tokens"]
     if max_tokens is not None and (type(max_tokens) is not int or max_tokens < MIN_TOKENS):
         raise ValueError(f"max_tokens must be at least {MIN_TOKENS}; got {max_tokens!r}")
@@ -163,7 +167,7 @@ def _check_text_options(method: Method, has_text: bool, report: bool, of_text: d
 
 
 def _check_without_text(method: Method, **of_text: Any) -> None:
-    """Raises ValueError for a method that needs a text, and where something was said about reading one."""
+    """Raises ValueError if the method needs a text, or if options for reading a text were given."""
     if method.is_calibrated:
         raise ValueError(f"the method {method} needs a text to calibrate on; give one (calibrate), or method='rtn'")
     if said := [name for name, value in of_text.items() if value is not None]:
@@ -173,7 +177,7 @@ def _check_without_text(method: Method, **of_text: Any) -> None:
 
 
 def _check_text_of_report(method: Method, report: bool, max_tokens: int | None) -> None:
-    """Raises ValueError where a text for the report alone is too much, or too little is made of it."""
+    """Raises ValueError if a text is given only for the report, but the report is off or `max_tokens` is set."""
     if not report:
         raise ValueError(
             f"the text would have no effect: the method {method} looks at none, and the report is turned off (report=False); leave the text out, or take another method"
@@ -185,8 +189,8 @@ def _check_text_of_report(method: Method, report: bool, max_tokens: int | None) 
 
 
 def _read_floats(directory: Path) -> tuple[dict[str, Any], BaseModelForCausalLM]:
-    """The config.json of a checkpoint of floats, and the model that it describes, without weights. Raises ValueError
-    for a GGUF file, and for a checkpoint that is quantised already."""
+    """Reads the config.json of a float checkpoint, and makes its model without weights. Raises ValueError for a GGUF
+    file, and for a checkpoint that is already quantised."""
     if is_gguf(directory):
         raise ValueError(
             f"{directory} is a GGUF file; calibrated are checkpoints as the Hub has them, with config.json and safetensors: give the model's original one"
@@ -202,7 +206,7 @@ def _read_floats(directory: Path) -> tuple[dict[str, Any], BaseModelForCausalLM]
 
 
 def _write_config(folder: Path, raw: dict[str, Any], job: Job) -> None:
-    """Writes the original config.json with a description of the codes."""
+    """Writes the original config.json with a `quantization_config`."""
     output = job.output
     layouts = {output.module(part): layout for part, layout in job.layouts.items()}
     embeddings = {output.module(part) for part in job.embeddings}
@@ -219,17 +223,18 @@ def _quality(
     tokenizer: str | Path | None,
     progress: bool,
 ) -> tuple[Quality | None, str | None]:
-    """How the result compares with bfloat16; or None, and why it could not be compared."""
+    """Returns the comparison with bfloat16, or None and the reason why there is none."""
     try:
         return compare_models(directory, out, config, kept, tokenizer, progress), None
-    except MemoryError as error:  # calibration needs a layer's memory, and this two models'
+    except MemoryError as error:  # calibration needs one layer in memory, comparison two models
         logger.warning("%s is written and whole, but could not be compared with bfloat16: %s", out, error)
         return None, str(error) or "there is too little memory for two models"
 
 
 @contextmanager
 def _new_directory(out: Path) -> Iterator[Path]:
-    """A directory beside `out` that becomes `out` at the end, and nothing where an exception ends the block."""
+    """A temporary directory next to `out`. It is renamed to `out` at the end of the block, or removed after an
+    exception."""
     out.parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
     try:

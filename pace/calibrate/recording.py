@@ -1,4 +1,4 @@
-"""Calibration text through a model, layer by layer: what its matrix products read."""
+"""Runs the calibration text through a model, layer by layer, and records the inputs of its matrix products."""
 
 from __future__ import annotations
 
@@ -17,19 +17,18 @@ from pace.ops import native, reference
 from pace.ops.reference_experts import sum_of_experts
 
 BATCH_TOKENS = 2048
-"""Of windows that run through a layer at a time."""
+"""Maximum number of tokens that run through a layer at a time."""
 
 NUM_SAMPLES = 512
-"""Inputs of a product that are kept as they are, spread evenly over the text: scales of channels are compared on
-them."""
+"""Inputs of a product that are kept, evenly spread over the text. Channel scales are compared on these."""
 
 
 class InputStatistics:
-    """Of all inputs `x [tokens, K]` of a product, in the order in which they come."""
+    """Statistics of all inputs `x [tokens, K]` of a product, in order of arrival."""
 
     def __init__(self, k: int, num_tokens: int, with_hessian: bool):
         self.hessian = torch.zeros(k, k) if with_hessian else None
-        """Sum of x x'; None where nobody wants it."""
+        """Sum of x x', or None if it is not needed."""
         self.squares, self.magnitudes, self.largest = torch.zeros(3, k)
         """Sums of x^2 and |x|, and the largest |x|, by channel `[K]`."""
         self._step = max(1, -(-num_tokens // NUM_SAMPLES))
@@ -48,17 +47,17 @@ class InputStatistics:
 
     @property
     def are_enough(self) -> bool:
-        """Whether there are as many inputs as channels. From fewer, GPTQ learns what holds for these alone: on others its
-        error is up to 1.4 times that of rounding to the nearest, and at twice as many 0.6 times."""
+        """True if there is at least one input per channel. With fewer, GPTQ overfits: on other inputs its error is up
+        to 1.4 times that of rounding to the nearest. With two inputs per channel it is 0.6 times that error."""
         return self.count >= len(self.squares)
 
     @property
     def samples(self) -> Tensor:
-        """`[at most NUM_SAMPLES, K]`."""
+        """A sample of the inputs, `[at most NUM_SAMPLES, K]`."""
         return torch.cat(self._samples)
 
     def rescale(self, factors: Tensor) -> None:
-        """Channels are multiplied by `factors [K]`, positive: as if these inputs had come."""
+        """Multiplies channels by `factors [K]`, all positive, as if the inputs had been scaled."""
         if self.hessian is not None:
             self.hessian.mul_(factors).mul_(factors[:, None])
         self.squares *= factors.square()
@@ -68,8 +67,10 @@ class InputStatistics:
 
 
 class RecordingOps:
-    """The functions of `pace.ops` on matrices that can be changed in place: products in plain torch, all else on the
-    kernels. What products with the weights of `listeners` (by id) read is told to these first."""
+    """Operations of `pace.ops` that run matrix products in plain torch and everything else on the kernels.
+
+    Matrices may be changed in place. `listeners` maps a weight's id to a function that gets the product's input before
+    the product runs."""
 
     def __init__(self, listeners: Mapping[int, Callable[[Tensor], object]]):
         self._listeners = listeners
@@ -83,7 +84,7 @@ class RecordingOps:
         return reference.linear_glu(x, weight, *arguments, **more)
 
     def experts(self, x: Tensor, gate_up: Any, down: Any, *arguments: Any, **more: Any) -> Tensor:
-        """The products of an expert read the rows that chose it."""
+        """Passes to each expert's products the rows that chose the expert."""
         return sum_of_experts(self.linear, self.linear_glu, x, gate_up, down, *arguments, **more)
 
     def heads_linear(self, x: Tensor, weights: Any) -> Tensor:
@@ -99,24 +100,24 @@ class RecordingOps:
 
 @dataclass(frozen=True)
 class Step:
-    """Windows of the text, one span each, and the angles of their tokens."""
+    """Some windows of the text, one span each, and the rotary angles of their tokens."""
 
     batch: ForwardBatch
     angles: Angles
 
 
 class EnoughSeen(Exception):
-    """Ends a layer's forward once the last input that somebody waits for has come."""
+    """Ends a layer's forward pass once all required inputs are recorded."""
 
 
 class CalibrationText:
-    """Windows of tokens and what the layers so far have made of them: `hidden`, float32 `[tokens, hidden]` for each
-    step.
+    """Windows of tokens, and their hidden states after the layers so far. `hidden` has one float32 tensor `[tokens,
+    hidden]` per step.
 
-    Memory: 4 bytes for each token and channel, besides what one step takes."""
+    Memory: 4 bytes for each token and channel, plus the memory of one step."""
 
     def __init__(self, model: BaseModelForCausalLM, windows: Sequence[list[int]]):
-        """Needs the model's embedding, and nothing else of its weights."""
+        """Needs the weights of the model's embedding only."""
         self.steps = [self._step(model, group) for group in _in_groups(windows, BATCH_TOKENS)]
         self.hidden = [model.embed(reference, step.batch) for step in self.steps]
         self.num_tokens = sum(len(step.batch.tokens) for step in self.steps)
@@ -124,7 +125,7 @@ class CalibrationText:
         self._cache: tuple[LayerCache, LayerBlocks] = (None, None)  # of the last layer
 
     def record(self, layer: Layer, products: Sequence[Linear], with_hessian: bool) -> list[InputStatistics]:
-        """Of the inputs that these products of a layer get. Its forward goes no further than to the last of them."""
+        """Statistics of the inputs of a layer's products. The forward pass stops after the last of them."""
         found = [InputStatistics(product.k, self.num_tokens, with_hessian) for product in products]
         missing: set[int] = set()
 
@@ -149,7 +150,7 @@ class CalibrationText:
         return found
 
     def advance(self, layer: Layer) -> None:
-        """`hidden` goes through the layer."""
+        """Passes `hidden` through the layer."""
         for index, step in enumerate(self.steps):
             self.hidden[index] = self._run(RecordingOps({}), layer, step, self.hidden[index])
 
@@ -157,9 +158,9 @@ class CalibrationText:
         return layer(ops, x, step.angles, step.batch, self._blocks(layer.cache))
 
     def _blocks(self, cache: LayerCache) -> LayerBlocks:
-        """What a layer that keeps `cache` writes and reads; layers that keep the same use it in turn."""
+        """The KV blocks of a layer. Successive layers with equal `cache` reuse the same blocks."""
         if cache != self._cache[0]:
-            self._cache = None, None  # gives back the memory before more is taken
+            self._cache = None, None  # frees the memory before more is allocated
             self._cache = cache, KVSpec((cache,), torch.float32).allocate(self._num_blocks)[0] if cache else None
         return self._cache[1]
 
@@ -184,7 +185,7 @@ class CalibrationText:
 
 
 def _in_groups(windows: Sequence[list[int]], num_tokens: int) -> Iterator[list[list[int]]]:
-    """The windows in runs of about `num_tokens`, at least one each."""
+    """Splits the windows into groups of at most `num_tokens` tokens, with at least one window each."""
     group: list[list[int]] = []
     for window in windows:
         if group and sum(map(len, group)) + len(window) > num_tokens:

@@ -1,5 +1,5 @@
-"""What quantising a checkpoint cost and brought: perplexity, KL divergence and agreement with bfloat16, before and after
-calibration, and the speed of decoding."""
+"""Report on a quantised checkpoint: size, decoding speed, and perplexity, KL divergence and agreement with bfloat16,
+before and after calibration."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from pace.llm.llm import LLMModel
 from pace.quant import QuantizationConfig
 
 FAR = 0.9
-"""Agreement with bfloat16 below which the result is called far from it."""
+"""Agreement with bfloat16 below which the advice calls the result far from it."""
 FASTER = 1.1
-"""Ratio of speeds from which on a difference is no noise."""
+"""Ratio of speeds from which a difference is more than noise."""
 RUNS, PROMPT_TOKENS, RUN_TOKENS = 3, 16, 32
-"""Decoding runs of which the fastest counts."""
+"""Number of decoding runs, of which the fastest counts; tokens of the prompt; tokens generated per run."""
 
 
 @dataclass(frozen=True)
 class Quality:
-    """Against the checkpoint in bfloat16, on windows of the text that calibration did not see."""
+    """Comparison with the checkpoint in bfloat16, on windows of the text that calibration did not see."""
 
     uncalibrated: Evaluation
-    """Quantised at load, by the same config."""
+    """Results when quantised at load, with the same config."""
     calibrated: Evaluation
     decode_tokens_per_second: dict[str, float]
-    """Rates of one sequence, by "bfloat16", "uncalibrated", "calibrated"."""
+    """Decoding rates of one sequence, for "bfloat16", "uncalibrated" and "calibrated"."""
 
     @property
     def advice(self) -> str:
-        """What to do with the result, by these numbers."""
+        """A recommendation based on these numbers."""
         before, after, speeds = self.uncalibrated, self.calibrated, self.decode_tokens_per_second
         advice = []
         if after.top1_agreement < FAR:
@@ -50,16 +50,16 @@ class Report:
     format: str
     method: str
     num_tokens: int
-    """That were calibrated on."""
+    """Number of calibration tokens."""
     bytes_before: int
     bytes_after: int
     met_few: tuple[str, ...]
-    """The experts' matrices whose own rows of the text were fewer than their inputs. Of these, gate and up are calibrated
-    on the rows of all experts, and down is rounded to the nearest."""
+    """The experts' matrices that read fewer rows of the text than they have inputs. For these, gate and up are
+    calibrated on the rows of all experts, and down is rounded to the nearest."""
     quality: Quality | None
-    """None where there is no comparison."""
+    """None if there is no comparison."""
     not_compared: str | None = None
-    """Why there is none; None where there is one, or where it was turned off."""
+    """Reason why there is no comparison. None if there is one, or if it was turned off."""
 
     def __str__(self) -> str:
         lines = [
@@ -117,7 +117,7 @@ def compare_models(
 
 
 def _decode_speed(model: LLMModel, row: list[int]) -> float:
-    """Tokens a second after a short prompt, alone."""
+    """Decoded tokens per second of a single sequence after a short prompt."""
     prompt = row[: min(PROMPT_TOKENS, model.max_seq_len // 2)]
     config = SamplingConfig(max_new_tokens=min(RUN_TOKENS, model.max_seq_len - len(prompt)), ignore_eos=True)
     return max(model.generate([prompt], config).metrics.decode_tokens_per_second for _ in range(RUNS))

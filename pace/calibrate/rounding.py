@@ -1,10 +1,9 @@
-"""From a matrix of floats and what is known of its inputs to codes: round to nearest with fitted scales, and GPTQ.
+"""Rounds a matrix of floats to codes, using statistics of its inputs: nearest rounding with fitted scales, and GPTQ.
 
     W [N, K], H = sum over tokens of x x' [K, K]          error of the product: tr((Q - W) H (Q - W)')
 
-Groups are of neighbouring columns and their scales are fixed before the first column is rounded, so that columns may be
-rounded in any order, and stored in theirs. Source of GPTQ: arXiv 2210.17323.
-"""
+Groups are neighbouring columns, and their scales are fixed before the first column is rounded. Columns may therefore be
+rounded in any order; they are stored in their original order. Source of GPTQ: arXiv 2210.17323."""
 
 from __future__ import annotations
 
@@ -16,29 +15,31 @@ from pace.ops.weight_layout import CODES, QuantizedRows, WeightLayout
 from pace.quant import int4
 
 LEVELS = {"int8": (-127, 127), "int4": (-8, 7)}
-"""Least and greatest level of a code; what int4 stores is 8 more."""
+"""Minimum and maximum level of a code. int4 stores the level plus 8."""
 
 DAMPING = 0.01
-"""Of the mean of H's diagonal, added to it: columns that the calibration text hardly uses keep their weights, and H an
-inverse."""
+"""Share of the mean of H's diagonal that is added to the diagonal. It keeps the weights of columns that the calibration
+text hardly uses, and makes H invertible."""
 
 BLOCK = 32
-"""Columns whose errors reach the rest of the matrix in one product."""
+"""Number of columns whose errors are applied to the rest of the matrix in one product."""
 
 STEPS_TO_LARGEST = (*int4.STEPS_TO_LARGEST, 10.0)
-"""Of a group's int4 scales that are tried; where squared errors have weights, the largest weight may matter little."""
+"""Candidates for a group's int4 scale. If squared errors are weighted, the largest weight may matter little."""
 
 
 def importance(hessian_diagonal: Tensor) -> Tensor:
-    """Weights `[K]` of squared errors by column, from the mean squares of the inputs; all positive."""
+    """Positive weights `[K]` of squared errors by column, from the mean squares of the inputs."""
     mean = hessian_diagonal.mean()
     return hessian_diagonal + DAMPING * mean if mean > 0 else torch.ones_like(hessian_diagonal)
 
 
 def fit_scales(weight: Tensor, layout: WeightLayout, weights: Tensor) -> Tensor:
-    """float32 `[N, G]` for `weight [N, K]`: of the candidates the scale, fitted by least squares to the levels that it
-    gives, with the least `sum of weights[k] * error^2`; of int8 the largest / 127. Groups' scales are rounded to
-    bfloat16, as they are stored; 0 for groups of zeros."""
+    """Scales `[N, G]` in float32 for `weight [N, K]`.
+
+    int8 uses the largest magnitude / 127. int4 tries several candidates, each fitted by least squares to the levels it
+    gives. The one with the least `sum of weights[k] * error^2` is used. Scales of groups are rounded to bfloat16, as
+    they are stored; groups of zeros get 0."""
     group, count = layout.group or weight.shape[1], layout.num_groups(weight.shape[1])
     padding = (0, count * group - weight.shape[1])
     x = functional.pad(weight, padding).unflatten(1, (count, group))
@@ -55,7 +56,7 @@ def _stored(scales: Tensor) -> Tensor:
 
 
 def round_to_nearest(weight: Tensor, layout: WeightLayout, scales: Tensor) -> QuantizedRows:
-    """Every weight by itself."""
+    """Rounds every weight to its nearest level, independently of the others."""
     spread = scales.repeat_interleave(layout.group or weight.shape[1], dim=1)[:, : weight.shape[1]]
     levels = (weight / torch.where(spread == 0, 1.0, spread)).round_().clamp_(*LEVELS[layout.code])
     return _rows(layout, levels, scales)
@@ -64,19 +65,19 @@ def round_to_nearest(weight: Tensor, layout: WeightLayout, scales: Tensor) -> Qu
 def gptq(
     weight: Tensor, layout: WeightLayout, scales: Tensor, hessian: Tensor, act_order: bool = True
 ) -> QuantizedRows:
-    """Column by column; what the columns still to come can make up of a column's error, they do.
+    """Rounds column by column. Columns that are still to come compensate for the error of each column.
 
-    `hessian [K, K]` in float32, any multiple of the sum of x x'. `act_order` rounds the columns with the largest inputs
-    first, while there are most to make up for them.
+    `hessian [K, K]`: float32, any multiple of the sum of x x'.
+    `act_order`: rounds the columns with the largest inputs first, since most columns are then left to compensate.
 
-    **Numerics**: Cholesky in float64, the rest in float32. Where H is too near to singular, its diagonal is raised
-    tenfold until it is not. Raises ValueError where H is not finite."""
+    **Numerics**: Cholesky in float64, the rest in float32. If H is too close to singular, the damping of its diagonal
+    is raised tenfold until it is not. Raises ValueError if H is not finite."""
     k = weight.shape[1]
     low, high = LEVELS[layout.code]
     diagonal = hessian.diagonal()
     order = diagonal.argsort(descending=True, stable=True) if act_order else torch.arange(k)
     feedback = _feedback(hessian[order][:, order], importance(diagonal)[order] - diagonal[order])
-    # Transposed, a column is one run of memory.
+    # Transposed, so that a column is contiguous in memory.
     remaining, scales_of = weight.t()[order], scales.t()[order // (layout.group or k)]
     divisors, levels = torch.where(scales_of == 0, 1.0, scales_of), torch.empty_like(remaining)
     for start in range(0, k, BLOCK):
@@ -92,8 +93,9 @@ def gptq(
 
 
 def _feedback(hessian: Tensor, damping: Tensor) -> Tensor:
-    """U `[K, K]` in float32, upper triangular, with U' U the inverse of `hessian` + diag(damping): `U[i, j] / U[i, i]`
-    is what an error in column i is best made up by in column j > i."""
+    """Returns U `[K, K]` in float32, upper triangular, with U' U the inverse of `hessian` + diag(damping).
+
+    `U[i, j] / U[i, i]` is the best compensation in column j > i for an error in column i."""
     if not hessian.isfinite().all():
         raise ValueError("the inputs of a product overflow float32 on this text, so nothing can be fitted to them")
     hessian = hessian.double()
@@ -115,6 +117,6 @@ def _rows(layout: WeightLayout, levels: Tensor, scales: Tensor) -> QuantizedRows
 
 
 def output_error(weight: Tensor, rounded: Tensor, hessian: Tensor) -> float:
-    """`tr((Q - W) H (Q - W)')`: the squared error of the products with all inputs."""
+    """`tr((Q - W) H (Q - W)')`: the squared error of the products over all inputs."""
     difference = (rounded - weight).double()
     return ((difference @ hessian.double()) * difference).sum().item()

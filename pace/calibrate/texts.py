@@ -1,4 +1,4 @@
-"""The choice of windows from a text: those to calibrate on, and those that are kept for the report."""
+"""Chooses windows of a text: some to calibrate on, others for the report."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from pace.eval import encode, read_context, windows
 from pace.llm.models.base_model import BaseModelForCausalLM
 
 MAX_TOKENS = 32768
-"""Of the text, where nobody says otherwise; twice as many gain little (arXiv 2210.17323 takes 262144, 2306.00978
-less)."""
+"""Default number of calibration tokens. Twice this number gains little (arXiv 2210.17323 uses 262144, 2306.00978
+fewer)."""
 
 MIN_TOKENS = 256
-"""A shorter text says too little of what channels are like."""
+"""A shorter text gives poor statistics of the channels."""
 
 REPORT_SHARE, REPORT_TOKENS = 8, 8192
-"""Every eighth window is kept from calibration for the report, up to so many tokens."""
+"""Every eighth window is kept for the report, up to REPORT_TOKENS tokens."""
 
 CHARACTERS_A_TOKEN = 16
-"""Of a text much longer than the tokens that are wanted, pieces are taken: tokenising 50 MB takes minutes and 7 GB.
-Tokens have 3 to 6 characters, so that enough of them come."""
+"""Characters read per wanted token. Pieces are taken from a longer text, because tokenising 50 MB takes minutes and 7
+GB. Tokens have 3 to 6 characters, so this gives enough tokens."""
 
 
 def choose_windows(
     texts: Sequence[str], tokenizer: Any, model: BaseModelForCausalLM, context: int | None, max_tokens: int
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """Windows to calibrate on, and those that are kept for the report: of fewer than eight windows one, unless that leaves
-    too little to calibrate on. Raises ValueError for too few tokens."""
+    """Returns the windows to calibrate on, and those kept for the report. If there are fewer than eight windows, the
+    longest is kept, unless that leaves too few tokens. Raises ValueError for too few tokens."""
     context = read_context(context, model.max_position_embeddings)
     texts = _some(texts, CHARACTERS_A_TOKEN * max_tokens * REPORT_SHARE // (REPORT_SHARE - 1))
     found = list(windows(encode(texts, tokenizer, model.vocab_size), context))
@@ -45,8 +45,8 @@ def choose_windows(
 
 
 def _some(texts: Sequence[Any], most: int) -> Sequence[Any]:
-    """Texts, or rows of token ids, of about `most` characters in all: where there are more, pieces of them, evenly
-    spread."""
+    """Texts or rows of token ids, about `most` characters or ids in all. Longer texts are cut to evenly spread
+    pieces."""
     step, piece = -(-sum(map(len, texts)) // most), most // REPORT_SHARE
     if step <= 1:
         return texts
@@ -54,6 +54,6 @@ def _some(texts: Sequence[Any], most: int) -> Sequence[Any]:
 
 
 def _spread(found: list[list[int]], max_tokens: int) -> list[list[int]]:
-    """Windows of at most `max_tokens` in all, evenly spread."""
+    """Evenly spread windows with about `max_tokens` tokens in all."""
     step = -(-sum(map(len, found)) // max_tokens)
     return found[::step] if step > 1 else found

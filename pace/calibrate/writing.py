@@ -1,4 +1,4 @@
-"""The tensors of the result, planned and then written piece by piece: `Output`."""
+"""Plans the tensors of the result and writes them piece by piece: `Output`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pace.ops.weight_layout import QuantizedRows, WeightLayout
 
 
 class Output:
-    """The file model.safetensors of the result. `layouts`: of each part, None for floats."""
+    """The result's model.safetensors. `layouts`: layout of each part, None for floats."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Output:
     ):
         self.reader, self.parts, self.layouts, self.method = reader, parts, layouts, method
         self.tied = next(iter(model.lm_head.embedding.parts)) if isinstance(model.lm_head, TiedLMHead) else None
-        """The embedding that is the LM head, too."""
+        """The embedding that is also the LM head, or None."""
         tensors = {parts.target(name): info for name, info in self._planned(model)}
         if self.tied and encoding.shares_codes(layouts[self.tied]):
             tensors["lm_head.weight_scale"] = tensors[f"{self.module(self.tied)}.weight_scale"]
@@ -44,8 +44,8 @@ class Output:
         )
 
     def _planned(self, model: BaseModelForCausalLM) -> Iterator[tuple[str, TensorInfo]]:
-        """What a migration may scale, and rounding would do harm, is in float32, as it is computed: vectors, and what
-        decides about experts."""
+        """Names, dtypes and shapes of the result's tensors. Vectors and routers that a migration may scale are float32,
+        as they are computed, because rounding would harm them."""
         inside = {id(leaf) for layer in model.layers for leaf in walk(layer)}
         scaled = inside if self.method.migration else set()
         for product in model.matrices():
@@ -56,7 +56,7 @@ class Output:
                 shape = (rows.stop - rows.start, product.k)
                 if layout := self.layouts[part]:
                     calibrated = self.method.is_calibrated and layout.group and id(product) in inside
-                    # Calibration knows of groups' scales that they will be bfloat16, half the bytes.
+                    # Calibration rounds groups' scales to bfloat16, which takes half the bytes.
                     scale_dtype = torch.bfloat16 if calibrated else torch.float32
                     yield from encoding.planned(self.module(part), shape, layout, scale_dtype).items()
                 else:
@@ -72,22 +72,22 @@ class Output:
             yield name, self.stored(name)
 
     def stored(self, name: str) -> TensorInfo:
-        """What the checkpoint has under a name of the model."""
+        """Dtype and shape of a model's tensor in the checkpoint."""
         return self.reader.tensors[self.parts.sources[name]]
 
     def module(self, part: str) -> str:
-        """The name in the result."""
+        """Name of the part's module in the result."""
         return self.parts.target(f"{part}.weight").removesuffix(".weight")
 
     def pieces(self, name: str) -> Iterator[tuple[int, Tensor]]:
-        """First rows and rows of a tensor of the checkpoint, all of it."""
+        """Yields a checkpoint's tensor in pieces: the first row of each, and its rows."""
         source = self.parts.sources[name]
         for start, stop in self.reader.row_ranges(source):
             yield start, self.reader.read(source, start, stop)
             self.reader.release(source, start, stop)
 
     def copy(self, name: str) -> None:
-        """Writes a tensor as the checkpoint has it."""
+        """Writes a tensor unchanged."""
         for start, piece in self.pieces(name):
             self.write(name, piece, start)
 
@@ -95,7 +95,7 @@ class Output:
         self.writer.write(self.parts.target(name), rows, start)
 
     def codes(self, part: str, rows: QuantizedRows, start: int = 0) -> None:
-        """Writes rows of a part that becomes codes."""
+        """Writes rows of a quantised part."""
         module, tensors = self.module(part), self.writer.tensors
         for name, piece in encoding.encode(module, rows).items():
             is_scale = name.endswith(".weight_scale")
@@ -107,7 +107,7 @@ class Output:
             self.writer.write(shape, torch.tensor([tensors[f"{module}.weight_scale"].shape[0], rows.shape[1]]))
 
     def floats(self, layer: Layer) -> None:
-        """Writes what became no codes of a layer that is loaded: vectors, and matrices that stay floats."""
+        """Writes the parts of a loaded layer that stay floats: vectors and unquantised matrices."""
         for leaf in walk(layer):
             if isinstance(leaf, Vectors) and leaf.lengths:
                 names = self.parts.names(leaf)

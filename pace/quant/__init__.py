@@ -1,5 +1,5 @@
-"""Formats of weights: how rows of floats become codes and scales (`pace.ops.weight_layout`), and which matrix of a model gets
-which."""
+"""Weight formats: how rows of floats become codes and scales (`pace.ops.weight_layout`), and which matrix of a model
+uses which format."""
 
 from pace.quant.config import QuantizationConfig, read_quantization
 from pace.quant.format import Format

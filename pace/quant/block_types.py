@@ -1,5 +1,7 @@
-"""Types of ggml with blocks of 32 weights, which have one float16 scale and, of some, one minimum, rounded as llama.cpp
-and the gguf package round. The K types fall back to them where rows are no whole super-blocks."""
+"""Block types of ggml: 32 weights share a float16 scale and, in some types, a float16 minimum.
+
+Rounding is that of llama.cpp and the gguf package. The K types fall back to these for rows that are not a multiple of
+256 weights."""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ BLOCK = 32
 
 @dataclass(frozen=True)
 class BlockType(Format):
-    """Codes are those of scales and minima before these become float16."""
+    """A type with blocks of 32 weights. Codes are computed with scales and minima before these are rounded to
+    float16."""
 
     code: ClassVar[str]
     has_mins: ClassVar[bool] = False
@@ -33,14 +36,15 @@ class BlockType(Format):
 
 
 def symmetric_block(x: Tensor, half: int) -> tuple[Tensor, Tensor, None]:
-    """The weight of largest magnitude is `half` steps below zero, or above where the scale is negative."""
+    """Puts the weight of largest magnitude `half` steps below zero; its scale is negative if that weight is
+    positive."""
     scales = x.gather(-1, x.abs().argmax(-1, keepdim=True)) / -half
     codes = (x * inverse_of(scales) + (half + 0.5)).trunc_().clamp_(0, 2 * half - 1)
     return codes, as_half(scales[..., 0]), None
 
 
 def affine_block(x: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
-    """`most` steps from the least weight to the largest."""
+    """Divides the range from the smallest to the largest weight into `most` steps."""
     low, high = x.aminmax(dim=-1, keepdim=True)
     scales = (high - low) / most
     codes = ((x - low) * inverse_of(scales) + 0.5).trunc_().clamp_(0, most)
@@ -52,7 +56,7 @@ def inverse_of(scales: Tensor) -> Tensor:
 
 
 def as_half(scales: Tensor) -> Tensor:
-    """Rounded to float16. Raises ValueError for those that have no place in it."""
+    """Rounds to float16. Raises ValueError if a value is outside its range."""
     rounded = scales.half().float()
     if not rounded.isfinite().all():
         raise ValueError(

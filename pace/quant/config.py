@@ -1,4 +1,4 @@
-"""Which format which matrix of a model gets: what a caller gives as `LLMModel(..., quantization=...)`."""
+"""Assigns a format to each matrix of a model: the `quantization` argument of `LLMModel`."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ AUTO = "auto"
 
 
 class QuantizationConfig:
-    """A format for the matrices of a model, and what differs from it.
+    """The default format of a model's matrices, and the exceptions from it.
 
         QuantizationConfig("int4", group=32, symmetric=False)
         QuantizationConfig("int4", lm_head=None, overrides={"*.down_proj": "int8", "model.layers.0.*": None})
 
-    `format`: a name of `pace.quant.FORMATS`, whose options may follow, or a format.
-    `embedding`, `lm_head`: the same for these two, with options as a dict {"format": "int4", "group": 32}; None leaves
-    them as floats. "auto" is q6_k beside a smaller K type, int8 beside another format of less than 8 bits, else the format
-    itself. Where a model has one matrix for both, what is said of one holds for it.
-    `overrides`: the same by pattern (`*`, `?`, `[...]`) of module names, which are those of the checkpoint's tensors
-    without `.weight`. Of several patterns that match a module the last one counts.
+    `format`: a name in `pace.quant.FORMATS`, optionally with that format's options as further arguments, or a `Format`.
+    `embedding`, `lm_head`: the formats of these two. Options are given as a dict {"format": "int4", "group": 32}; None
+    keeps floats. "auto" is q6_k if `format` is a smaller K type, int8 if it is another format of less than 8 bits, else
+    `format`. If a model shares one matrix between both, a setting for one applies to both.
+    `overrides`: formats by pattern (`*`, `?`, `[...]`) of module names: the checkpoint's tensor names without
+    `.weight`. If several patterns match a module, the last one wins.
 
     Raises ValueError or TypeError for unknown formats and options."""
 
@@ -52,10 +52,12 @@ class QuantizationConfig:
         }
 
     def for_modules(self, modules: Mapping[str, str], tied: bool) -> dict[str, Format | None]:
-        """The format of each module, None for floats. `modules`: name -> "embedding", "lm_head", or "format" for all
-        others. With `tied`, the embedding is the LM head's matrix, under either name.
+        """Returns the format of each module, None for floats.
 
-        Raises ValueError for a pattern that matches no module, and where embedding and head are tied and told apart."""
+        `modules`: module name -> "embedding", "lm_head", or "format" for all others.
+        `tied`: True if the embedding and the LM head are one matrix. Overrides may then use either name.
+
+        Raises ValueError for a pattern that matches no module, and if tied matrices have different settings."""
         known = dict.fromkeys([*modules, "lm_head"])
         for pattern in self.overrides:
             if not any(fnmatchcase(name, pattern) for name in known):
@@ -79,7 +81,7 @@ class QuantizationConfig:
         return self.overrides[matching[-1]] if matching else getattr(self, kind)
 
     def _tied(self, embedding: str) -> Format | None:
-        """Of what is said of either name, all must be the same."""
+        """The format of tied weights: settings for `embedding` and `lm_head` must agree."""
         said = {name: self._said_of(name, kind) for name, kind in ((embedding, "embedding"), ("lm_head", "lm_head"))}
         formats = {name: format for name, format in said.items() if format != AUTO}
         if len(set(formats.values())) > 1:
@@ -90,11 +92,11 @@ class QuantizationConfig:
         return next(iter(formats.values())) if formats else self._of(embedding, "embedding")
 
     def without_overrides(self) -> QuantizationConfig:
-        """The same, for a model with other modules."""
+        """Returns a copy without overrides, for a model with other modules."""
         return QuantizationConfig(self.format, embedding=self.embedding, lm_head=self.lm_head)
 
     def to_dict(self) -> dict[str, Any]:
-        """What `read_quantization` makes this of again."""
+        """A dict that `read_quantization` accepts and turns into an equal config."""
         choices = {name: _as_dict(getattr(self, name)) for name in ("embedding", "lm_head")}
         return {
             **self.format.to_dict(),
@@ -114,11 +116,12 @@ class QuantizationConfig:
 def read_quantization(
     quantization: Any, load_in_4bit: bool = False, load_in_8bit: bool = False
 ) -> QuantizationConfig | None:
-    """What `LLMModel`'s arguments of these names ask for; None for nothing.
+    """Returns the config that `LLMModel`'s arguments of the same names ask for, or None for no quantisation.
 
-    `quantization`: a QuantizationConfig, the name of a format, a dict of a QuantizationConfig's arguments, or a
-    BitsAndBytesConfig of transformers, also as a dict. Raises ValueError or TypeError for anything else, and for
-    arguments that contradict each other."""
+    `quantization`: a QuantizationConfig, the name of a format, a dict of QuantizationConfig's arguments, or
+    transformers' BitsAndBytesConfig, also as a dict.
+
+    Raises ValueError or TypeError for anything else, and for contradictory arguments."""
     for name, flag in (("load_in_4bit", load_in_4bit), ("load_in_8bit", load_in_8bit)):
         if not isinstance(flag, bool):
             raise TypeError(f"{name} must be True or False, got {flag!r}")
@@ -155,12 +158,12 @@ BITSANDBYTES_FIELDS_WITHOUT_EFFECT = (
     "llm_int8_enable_fp32_cpu_offload",
 )
 BITSANDBYTES_FIELDS_WITHOUT_EFFECT += ("_load_in_4bit", "_load_in_8bit")
-"""How that library computes, and where: the weights are the same."""
+"""Fields that set where and how bitsandbytes computes. They do not change the weights."""
 
 
 def _read_bitsandbytes(fields: Mapping[str, Any]) -> QuantizationConfig:
-    """From the fields of transformers' BitsAndBytesConfig. Embedding and LM head are quantised as by any other config;
-    those named in `llm_int8_skip_modules` (any part of a name) are not."""
+    """Reads the fields of transformers' BitsAndBytesConfig. Embedding and LM head get the same defaults as with any
+    other config. Modules whose names contain an entry of `llm_int8_skip_modules` stay floats."""
     fields = {name: value for name, value in fields.items() if name not in BITSANDBYTES_FIELDS_WITHOUT_EFFECT}
     in_4bit, in_8bit = fields.pop("load_in_4bit", False), fields.pop("load_in_8bit", False)
     if bool(in_4bit) == bool(in_8bit):
@@ -186,7 +189,7 @@ def _read_bitsandbytes(fields: Mapping[str, Any]) -> QuantizationConfig:
 
 
 def _read_choice(name: str, value: Any) -> Format | None:
-    """A format, by name, as it is or as a dict; None. Errors say `name`."""
+    """Reads a Format, a name, a dict or None. Errors begin with `name`."""
     try:
         if value is None:
             return None
@@ -200,7 +203,7 @@ def _as_dict(choice: Format | str | None) -> dict[str, Any] | str | None:
 
 
 def _near(pattern: str, names: Iterable[str]) -> str:
-    """The modules that may have been meant, by the last part of their names, and some in full."""
+    """A hint for the error: modules whose last name parts resemble the pattern's, or else some examples."""
     last_parts = dict.fromkeys(name.rpartition(".")[2] for name in names)
     close = difflib.get_close_matches(pattern.rpartition(".")[2], last_parts, n=2, cutoff=0.5)
     if close:

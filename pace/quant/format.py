@@ -1,5 +1,5 @@
-"""What every format of weights is: a name, options, and how rows of floats become codes and scales, here in plain
-torch. The kernels do the same (`pace.ops.native.quantize`), in a fraction of the time."""
+"""Base class of weight formats: a name, options, and the quantisation of rows in plain torch. The kernels
+(`pace.ops.native.quantize`) give the same results in a fraction of the time."""
 
 from __future__ import annotations
 
@@ -15,45 +15,48 @@ from pace.ops.quantizer import QuantizerKernel
 from pace.ops.weight_layout import CODES, SMALL_CODES, SUPER_BLOCK, QuantizedRows, WeightLayout
 
 CHUNK_ELEMENTS = 1 << 15
-"""Rows are quantised by so many elements at a time: intermediates stay in the caches, and torch runs each operation on
-the thread that asked for it (its grain), as several load at once."""
+"""Rows are quantised in chunks of this many elements. Intermediates then stay in the caches, and chunks are below
+torch's parallel grain. Each operation therefore runs on the calling thread; several threads load at once."""
 
 
 @dataclass(frozen=True)
 class Format(ABC):
-    """A format with its options, which are the fields of a child; raises ValueError for those that make no sense.
+    """A weight format. Subclasses declare its options as fields; invalid ones raise ValueError.
 
-    Every row is quantised by itself, so that a matrix may come in any pieces of rows."""
+    Each row is quantised independently, so a matrix may be split into any blocks of rows."""
 
     name: ClassVar[str]
 
     @property
     @abstractmethod
     def layout(self) -> WeightLayout:
-        """How `quantize` stores rows."""
+        """The layout in which `quantize` stores rows."""
 
     @abstractmethod
     def _quantize(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """codes `[R, G, group]` of any dtype, scales `[R, G]` and, where the layout has them, mins `[R, G]`, of groups
-        `x [R, G, group]` in float32, all finite, not to be written to. The last group of a row comes by itself where it
-        is shorter."""
+        """Quantises groups `x [R, G, group]`, which are float32, finite and read-only. Returns codes `[R, G, group]` of
+        any dtype, scales `[R, G]`, and mins `[R, G]` or None.
+
+        A shorter last group of each row comes in a separate call."""
 
     @property
     def kernel(self) -> QuantizerKernel | None:
-        """What gives the same bits in C++; None for a format that has nothing such, which loads ten times as slowly."""
+        """The C++ kernel that gives the same bits, or None. Without one, loading is ten times slower."""
         return None
 
     def final_scales(self, scales: Tensor) -> Tensor:
-        """What becomes of the scales `[R, groups]` of whole rows: those of groups are rounded, as they are packed."""
+        """Returns the scales `[R, groups]` of whole rows as they are stored. Scales of groups are rounded to what
+        packing keeps."""
         return scales if self.layout.group is None else as_packed(scales)
 
     def __post_init__(self) -> None:
         _ = self.layout  # raises
 
     def quantize(self, rows: Tensor, name: str = "the matrix") -> QuantizedRows:
-        """Of `rows [R, K]` in any float dtype. Scales and minima of groups are rounded to 11 bits, as they are packed,
-        so that `dequantize()` gives the very weights that are computed with. Raises ValueError that says `name` where a
-        weight is NaN or infinite."""
+        """Quantises `rows [R, K]` of any float dtype.
+
+        Scales and minima of groups are rounded to 11 bits, as packing stores them. `dequantize()` therefore returns
+        exactly the weights that kernels compute with. Raises ValueError with `name` if a weight is NaN or infinite."""
         layout, (num_rows, k) = self.layout, rows.shape
         groups, group = layout.num_groups(k), layout.group or k
         codes = torch.empty(num_rows, k, dtype=CODES[layout.code])
@@ -80,7 +83,7 @@ class Format(ABC):
         return QuantizedRows(layout, codes, self.final_scales(scales), None if mins is None else as_packed(mins))
 
     def bits_per_weight(self, k: int = 4096) -> float:
-        """Codes, scales and minima of a row of k weights, without padding."""
+        """Bits of codes, scales and minima per weight, for rows of k weights, without padding."""
         layout = self.layout
         groups, of_each = layout.num_groups(k), 1 + layout.has_mins
         if layout.in_super_blocks:
@@ -90,11 +93,11 @@ class Format(ABC):
         return SMALL_CODES.get(layout.code, 8) + scale_bits / k
 
     def for_width(self, k: int) -> Format:
-        """What rows of k weights are stored in: another format where this one has no place for them."""
+        """The format for rows of k weights: a different one if this format does not support that width."""
         return self
 
     def to_dict(self) -> dict[str, Any]:
-        """Name and options, as `read_format` takes them."""
+        """Name and options, as arguments of `read_format`."""
         return {"format": self.name, **asdict(self)}
 
     def __str__(self) -> str:
@@ -107,7 +110,7 @@ class Format(ABC):
 
 
 def check_finite(x: Tensor, name: str) -> None:
-    """Raises ValueError where an element is NaN or infinite."""
+    """Raises ValueError if an element is NaN or infinite."""
     if not all(map(torch.isfinite, x.aminmax())):
         row, column = (~x.isfinite()).nonzero()[0].tolist()
         raise ValueError(
@@ -116,21 +119,22 @@ def check_finite(x: Tensor, name: str) -> None:
 
 
 def as_packed(scales: Tensor) -> Tensor:
-    """Rounded to 11 bits (at most 2^-11 off, relatively), as they are packed: a float16 times a power of two of the
-    row."""
+    """Rounds to 11 bits (relative error at most 2^-11), as packing does: a float16 times a power of two of the row."""
     mantissa, exponent = torch.frexp(scales.double())
     return torch.ldexp((mantissa * 2048).round(), exponent - 11).float()
 
 
 def normalize(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x by the largest magnitude of its group, and these `[R, G]`; groups of zeros are left as they are, with 0."""
+    """Divides x by the largest magnitude of its group, and returns these magnitudes `[R, G]` too. Groups of zeros stay
+    unchanged, with magnitude 0."""
     largest = x.abs().amax(-1)
     return x / torch.where(largest > 0, largest, 1.0)[..., None], largest
 
 
 def ordered_sum(x: Tensor) -> Tensor:
-    """Over the last dimension, in an order that all kernels share, so that their sums are these to the bit: sixteen
-    sums, of every sixteenth element, ascending; then the first half of them plus the second, down to one."""
+    """Sums over the last dimension in the order all kernels use, so that results are equal to the bit. First come
+    sixteen partial sums, each over every sixteenth element in ascending order. Then the second half of them is added to
+    the first until one is left."""
     x = functional.pad(x, (0, -x.shape[-1] % 16)).unflatten(-1, (-1, 16))
     sums = torch.zeros_like(x[..., 0, :])
     for part in x.unbind(-2):
@@ -142,7 +146,7 @@ def ordered_sum(x: Tensor) -> Tensor:
 
 
 def count_below(x: Tensor, bounds: Tensor) -> Tensor:
-    """How many of the bounds lie below each element, uint8: for few bounds twice as fast as `torch.bucketize`."""
+    """Number of bounds below each element, as uint8. For few bounds this is twice as fast as `torch.bucketize`."""
     count = (x > bounds[0]).view(torch.uint8)
     for bound in bounds[1:]:
         count += (x > bound).view(torch.uint8)
@@ -150,7 +154,7 @@ def count_below(x: Tensor, bounds: Tensor) -> Tensor:
 
 
 def power_of_two(exponents: Tensor) -> Tensor:
-    """float32 of E8M0 bytes: 2^(byte - 127), NaN of 255."""
+    """Converts E8M0 bytes to float32: 2^(byte - 127), and NaN for 255."""
     exponents = exponents.view(torch.uint8).int()
     powers = torch.where(exponents == 0, 1 << 22, exponents << 23).view(torch.float32)  # 2^-127 is subnormal
     return torch.where(exponents == 255, torch.nan, powers)

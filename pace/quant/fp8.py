@@ -1,4 +1,4 @@
-"""fp8: floats of 8 bits (E4M3), a scale for each 128 of them in a row."""
+"""fp8: 8-bit floats (E4M3) with one scale for 128 weights of a row."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ E4M3_MAX = 448.0
 class FP8(Format):
     """`code = E4M3(448 x / max|x|)`, rounded to nearest even, over groups of a row.
 
-    DeepSeek-V3 has one scale for 128 rows by 128 columns; a scale of each row's own is as large here and never
-    worse."""
+    DeepSeek-V3 has one scale for 128 rows by 128 columns. One scale per row and group takes as much memory here and is
+    never less accurate."""
 
     name: ClassVar[str] = "fp8"
     group: int = 128
@@ -40,6 +40,6 @@ class FP8(Format):
 
 
 def e4m3_codes(x: Tensor) -> Tensor:
-    """Bits of the nearest E4M3 float, the even one of two; beyond the range the largest, of which torch before 2.13
-    makes NaN."""
+    """Bits of the nearest E4M3 float; ties round to even. Values out of range become the largest float, since torch
+    before 2.13 makes them NaN."""
     return x.clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn).view(torch.uint8)

@@ -1,4 +1,4 @@
-"""int8: whole numbers of -127 to 127, one scale a row."""
+"""int8: integers from -127 to 127, with one scale per row or group."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pace.quant.format import Format, normalize
 
 @dataclass(frozen=True)
 class Int8(Format):
-    """`code = round(127 x / max|x|)`, `value = code * max|x| / 127`, over a row, or over groups of it."""
+    """`code = round(127 x / max|x|)`, `value = code * max|x| / 127`, over a row or over groups of it."""
 
     name: ClassVar[str] = "int8"
     group: int | None = None
-    """Weights that share a scale, a multiple of 16; None for a row (which is an output channel)."""
+    """Weights that share a scale, a multiple of 16. None gives one scale per row (output channel)."""
 
     @property
     def layout(self) -> WeightLayout:

@@ -1,10 +1,10 @@
-"""The K types of ggml, q2_k to q6_k: super-blocks of 256 weights, whose groups have scales of 4 to 8 bits, rounded as
-llama.cpp rounds (`quantize_row_q*_K_ref` of ggml/src/ggml-quants.c), but for the order of sums.
+"""K types of ggml, q2_k to q6_k: super-blocks of 256 weights whose groups have scales of 4 to 8 bits.
 
-An affine type (q2_k, q4_k, q5_k) has minima, none above zero. Its scales and minima are fitted by weighted least
-squares to the levels that some steps give. A symmetric one (q3_k, q6_k) is fitted likewise, with the squares of the
-weights as weights.
-"""
+Rounding is that of llama.cpp (`quantize_row_q*_K_ref` in ggml/src/ggml-quants.c), but for the order of sums.
+
+An affine type (q2_k, q4_k, q5_k) has minima, none above zero. Several candidates for scale and minimum give levels, and
+both are then fitted to these by weighted least squares. A symmetric type (q3_k, q6_k) is fitted the same way, and each
+weight's squared error is weighted by its square."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from pace.quant.block_types import Q4_0, Q5_0, Q5_1, Q8_0
 from pace.quant.format import CHUNK_ELEMENTS, Format, check_finite, ordered_sum
 
 LEAST_SCALE = 1e-15
-"""Groups of smaller weights, and super-blocks of smaller scales, become zeros."""
+"""Groups whose weights are all smaller, and super-blocks whose scales are all smaller, become zeros."""
 
 
 @dataclass(frozen=True)
 class KType(Format):
-    """A type of super-blocks. Rows of a width that is no multiple of 256 are stored in `narrow`."""
+    """A type with super-blocks. Rows whose width is not a multiple of 256 are stored in `narrow`."""
 
     code: ClassVar[str]
     scale_bits: ClassVar[int]
@@ -52,12 +52,12 @@ class KType(Format):
 
     @abstractmethod
     def quantize_blocks(self, x: Tensor) -> dict[str, Tensor]:
-        """Fields of `QuantizedRows` of blocks `x [B, G, group]` in float32: codes as x; scales and mins `[B, G]`;
-        super_scales and super_mins `[B, 1]`."""
+        """Fields of `QuantizedRows` for blocks `x [B, G, group]` in float32. Codes have the shape of x, scales and mins
+        `[B, G]`, super_scales and super_mins `[B, 1]`."""
 
     def quantize(self, rows: Tensor, name: str = "the matrix") -> QuantizedRows:
-        """As `Format.quantize`. Raises ValueError besides for rows that are no whole super-blocks, and for weights too
-        large for scales in float16."""
+        """Quantises rows as `Format.quantize` does. Also raises ValueError for rows that are not whole super-blocks,
+        and for weights too large for float16 scales."""
         num_rows, k = rows.shape
         if k % SUPER_BLOCK:
             raise ValueError(
@@ -88,10 +88,10 @@ class AffineKType(KType):
 
     has_mins = True
     steps: ClassVar[tuple[float, float, int]]
-    """Of the search: what is added to the largest code, first and each time, and how many times."""
+    """Search grid: first offset added to the largest code, step of the offset, and number of steps."""
     by_magnitude: ClassVar[bool] = False
-    """Whether errors count by their magnitude, weighted by the weights'; else squared, weighted by these and their root
-    mean square."""
+    """True if the fit minimises absolute errors, weighted by the weights' magnitudes. Otherwise it minimises squared
+    errors, weighted by the magnitudes plus the group's root mean square."""
 
     def quantize_blocks(self, x: Tensor) -> dict[str, Tensor]:
         most, most_scale = (1 << SMALL_CODES[self.code]) - 1, (1 << self.scale_bits) - 1
@@ -116,8 +116,8 @@ class AffineKType(KType):
 def fit_affine(
     x: Tensor, weights: Tensor, most: int, steps: tuple[float, float, int], by_magnitude: bool
 ) -> tuple[Tensor, Tensor]:
-    """Scales and how far below zero minima are, `[B, G]`, of groups `[B, G, group]`: the best of some that fit codes of
-    0 to `most`."""
+    """Scales of groups `[B, G, group]` and the distances of their minima below zero, both `[B, G]`. They are the best
+    of several candidates for codes from 0 to `most`."""
     low, high = x.amin(-1).clamp_(max=0), x.amax(-1)
     flat = high == low
     length = torch.where(flat, 1.0, high - low)
@@ -152,12 +152,12 @@ def fit_affine(
 
 
 def divided(number: int, x: Tensor) -> Tensor:
-    """`number / x`, rounded once; Python's division of a number by a tensor multiplies by a reciprocal."""
+    """`number / x`, rounded once. Python's division of a number by a tensor multiplies by the reciprocal instead."""
     return torch.tensor(float(number)) / x
 
 
 def as_numbers(values: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """Numbers `[B, G]` of 0 or more as whole numbers of at most `most`, in float32, times a float16 `[B, 1]`."""
+    """Splits non-negative values `[B, G]` into integers up to `most`, in float32, and a float16 step `[B, 1]`."""
     largest = values.amax(-1, keepdim=True)
     numbers = (divided(most, torch.where(largest > 0, largest, 1.0)) * values).round_().clamp_(max=most)
     step = torch.where(largest > 0, largest / most, 0.0).half()
@@ -172,13 +172,13 @@ class SymmetricKType(KType):
     @staticmethod
     @abstractmethod
     def fit(x: Tensor) -> Tensor:
-        """The scales `[B, G]` of groups."""
+        """Returns the scales `[B, G]` of groups."""
 
     def quantize_blocks(self, x: Tensor) -> dict[str, Tensor]:
         half, most = 1 << SMALL_CODES[self.code] - 1, 1 << self.scale_bits - 1
         scales = self.fit(x)
         largest = scales.gather(-1, scales.abs().argmax(-1, keepdim=True))
-        some = ~(largest.abs() < LEAST_SCALE)  # NaN counts, and is refused
+        some = ~(largest.abs() < LEAST_SCALE)  # NaN counts as a scale here, and is refused later
         inverse = divided(-most, torch.where(some, largest, 1.0))
         numbers = torch.where(some, (inverse * scales).round_().clamp_(-most, most - 1), 0.0)
         super_scales = torch.where(some, 1 / inverse, 0.0).half()
@@ -192,7 +192,7 @@ class SymmetricKType(KType):
 
 
 def largest_of(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The element of largest magnitude of each group, the first of several, and whether it counts as more than zero."""
+    """The element of largest magnitude in each group (the first of equals), and True if it counts as nonzero."""
     largest = x.gather(-1, x.abs().argmax(-1, keepdim=True))[..., 0]
     some = largest.abs() >= LEAST_SCALE
     return torch.where(some, largest, 1.0), some
@@ -212,8 +212,8 @@ class Q3K(SymmetricKType):
 
     @staticmethod
     def fit(x: Tensor) -> Tensor:
-        """Levels of the largest weight at -4 steps, then changed one by one, up to five times, where that fits
-        better."""
+        """Begins with the largest weight at -4 steps. Then changes one level at a time if that fits better, in up to
+        five passes."""
         largest, some = largest_of(x)
         levels = (divided(-4, largest)[..., None] * x).round_().clamp_(-4, 3)
         weights = x * x
@@ -255,7 +255,7 @@ class Q6K(SymmetricKType):
 
     @staticmethod
     def fit(x: Tensor) -> Tensor:
-        """The best of those that put the largest weight at some 32 steps from zero."""
+        """The best of 19 candidates that put the largest weight between 31.1 and 32.9 steps from zero."""
         largest, some = largest_of(x)
         weights = x * x
         best_scale, best = torch.zeros_like(largest), torch.zeros_like(largest)

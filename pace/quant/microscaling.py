@@ -1,4 +1,4 @@
-"""mxfp4 and mxfp8: the OCP Microscaling Formats 1.0, blocks of 32 floats whose scale is a power of two (E8M0)."""
+"""mxfp4 and mxfp8 of the OCP Microscaling Formats 1.0: blocks of 32 floats whose scale is a power of two (E8M0)."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ E8M0_RANGE = (-127, 127)
 
 @dataclass(frozen=True)
 class Microscaling(Format):
-    """The scale is 2 to the power of the largest element's exponent less that of the largest number of the element
-    type, as section 6.3 of the standard has it; what still lies beyond that number becomes it."""
+    """A microscaling format. The scale is 2^e, as section 6.3 of the standard defines it. e is the exponent of the
+    block's largest element minus that of the element type's largest number. Larger values are clamped to that
+    number."""
 
     largest_exponent: ClassVar[int]
-    """Of the element type's largest number."""
+    """Exponent of the element type's largest number."""
 
     def _quantize(self, x: Tensor) -> tuple[Tensor, Tensor, None]:
         exponents = torch.frexp(x.abs().amax(-1)).exponent - 1  # x = m 2^e, 0.5 <= m < 1: the floor of log2 is e - 1
@@ -35,7 +36,7 @@ class Microscaling(Format):
     @staticmethod
     @abstractmethod
     def _codes(x: Tensor) -> Tensor:
-        """Of the elements nearest to x, even ones of two."""
+        """Codes of the elements nearest to x; ties round to even."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class MXFP4(Microscaling):
 
 @dataclass(frozen=True)
 class MXFP8(Microscaling):
-    """E4M3."""
+    """E4M3 elements."""
 
     name: ClassVar[str] = "mxfp8"
     largest_exponent: ClassVar[int] = 8
@@ -79,8 +80,8 @@ class MXFP8(Microscaling):
 
 
 def _bounds_to_even(levels: Tensor) -> Tensor:
-    """For `count_below`, which gives a bound itself to the level below: halfway between two levels, and just below that
-    where the level above has the even code."""
+    """Bounds for `count_below` that round ties to even: the midpoints of neighbouring levels. `count_below` assigns a
+    bound to the level below, so the bound is slightly smaller if the level above has the even code."""
     halfway = (levels[:-1] + levels[1:]) / 2
     above_is_even = torch.arange(1, len(levels)) % 2 == 0
     return torch.where(above_is_even, torch.nextafter(halfway, torch.zeros(())), halfway)

@@ -1,4 +1,4 @@
-"""nf4 and fp4: the code books of bitsandbytes, blocks of 64 scaled by their largest weight."""
+"""nf4 and fp4: the codebooks of bitsandbytes, in blocks of 64 scaled by their largest weight."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from pace.ops.weight_layout import CODEBOOKS, WeightLayout
 from pace.quant.format import Format, count_below, normalize
 
 NESTED_BLOCK = 256
-"""Scales that share a scale, with double quantisation."""
+"""Number of scales that share a scale with double quantisation."""
 
 
 @dataclass(frozen=True)
 class Codebook(Format):
-    """`code` of the level nearest to `x / max|x|`, `value = level * max|x|`."""
+    """`code` is the level nearest to `x / max|x|`, and `value = level * max|x|`."""
 
     group: int = 64
     """Weights that share a scale, a multiple of 16."""
     double_quantization: bool = False
-    """Round scales to what bitsandbytes' 8-bit nested statistics would hold. A scale takes 16 bits here in any case:
-    this gives that library's weights (whose mean of the scales is the row's here, not the matrix's), and saves
-    nothing."""
+    """True rounds scales to the values that bitsandbytes' 8-bit nested statistics hold. The weights are then those of
+    bitsandbytes, except that the mean of scales is taken per row, not per matrix. It saves no memory: a scale always
+    takes 16 bits here."""
 
     @property
     def layout(self) -> WeightLayout:
@@ -53,14 +53,14 @@ class NF4(Codebook):
 
 
 class FP4(Codebook):
-    """Levels are floats of 4 bits: sign, two bits of exponent, one of mantissa, by the largest."""
+    """Levels are 4-bit floats (sign, two exponent bits, one mantissa bit) divided by the largest."""
 
     name: ClassVar[str] = "fp4"
 
 
 @cache
 def _ascending(codebook: str) -> tuple[Tensor, Tensor | None]:
-    """Bounds halfway between ascending levels, and the codes of these; None for 0 to 15."""
+    """Midpoints of the ascending levels, and the levels' codes in that order, or None if these are 0 to 15."""
     levels = torch.tensor(CODEBOOKS[codebook])
     ascending = levels.unique()
     codes = torch.stack([(levels == level).nonzero()[0, 0] for level in ascending])
@@ -69,8 +69,8 @@ def _ascending(codebook: str) -> tuple[Tensor, Tensor | None]:
 
 
 def nested(scales: Tensor) -> Tensor:
-    """`scales [R, G]` as double quantisation holds them: less their mean in a row, in blocks of 256 by the largest,
-    each the nearest of `dynamic_levels`."""
+    """Rounds `scales [R, G]` as double quantisation does. The row's mean is subtracted, blocks of 256 are divided by
+    their largest magnitude, and each value becomes the nearest of `dynamic_levels`."""
     mean = scales.double().mean(1, keepdim=True).float()
     levels = dynamic_levels()
     bounds = (levels[:-1] + levels[1:]) / 2
@@ -83,8 +83,10 @@ def nested(scales: Tensor) -> Tensor:
 
 @cache
 def dynamic_levels() -> Tensor:
-    """The 256 levels of bitsandbytes' signed 8-bit dynamic map, ascending (arXiv 1511.04561): in the decade that ends
-    at 10^(i - 6), for i of 0 to 6, the middles of 2^i equal parts of its last nine tenths, their negatives, 0 and 1."""
+    """The 256 levels of bitsandbytes' signed 8-bit dynamic map, ascending (arXiv 1511.04561).
+
+    Decade i, for i from 0 to 6, ends at 10^(i - 6). Its last nine tenths are divided into 2^i equal parts. The levels
+    are the middles of these parts, their negatives, 0 and 1."""
     levels = [0.0, 1.0]
     for i in range(7):
         bounds = torch.linspace(0.1, 1.0, 2**i + 1)

@@ -1,4 +1,4 @@
-"""The formats by name."""
+"""Registry of formats by name."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ FORMATS: dict[str, type[Format]] = {
 
 
 def read_format(format: str | Format, **options: Any) -> Format:
-    """A format by name and options, or as it is. Raises ValueError or TypeError that names what there is."""
+    """Returns the format with this name and these options, or `format` itself if it is a Format. Raises ValueError or
+    TypeError that lists the known names."""
     if isinstance(format, Format):
         if options:
             raise TypeError(f"{format!r} has its options; give a format's name to set {', '.join(options)}")
