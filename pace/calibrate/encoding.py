@@ -3,10 +3,13 @@ too.
 
     int4    weight_packed int32 [N, ceil(K / 8)], eight codes a word along K, the lowest bits first
             weight_shape int64 [2] = N, K
+
     int8    weight int8 [N, K]
+
     both    weight_scale [N, groups], float32; bfloat16 for calibrated groups
 
 An LM head tied to an int8 embedding gets a second copy of weight_scale: transformers ties only the codes of the two.
+
 Source: https://github.com/vllm-project/compressed-tensors"""
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ STRENGTHS = tuple(i / 10 for i in range(1, 11))
 """Strengths of migration that are tried, in addition to no migration."""
 
 MAX_ROWS, MAX_ROWS_IN_ALL = 1024, 4096
-"""Rows on which strengths are compared, evenly spread: at most this many of one matrix, and of all matrices with the
-same input."""
+"""Maximum number of rows on which strengths are compared: of one matrix, and of all matrices with the same input. They
+are evenly spread."""
 
 INPUT_GROUP = 128
 """Neighbouring inputs that the kernels quantise with one scale, unless the weight's groups are smaller (pace.ops)."""

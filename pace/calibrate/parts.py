@@ -90,7 +90,7 @@ class Parts:
         for matrix in model.matrices():
             formats = matrix.plan.formats
             for part, _ in self.of(matrix):
-                # An expert's `parts` name a shared tensor once, under the tensor's name.
+                # Experts that share a tensor have one part each, named after that tensor.
                 format = formats.get(part if part in matrix.parts else next(iter(matrix.parts)))
                 if format and id(matrix) not in self.heads:
                     found[part] = format

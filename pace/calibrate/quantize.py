@@ -63,8 +63,8 @@ def quantize_checkpoint(
     `calibrate`: texts similar to the model's use. Optional for the method "rtn".
     `method`: see below. Default: "awq+gptq" for int4, "smoothquant" for int8.
     `act_order`: GPTQ rounds the most used columns first, unless this is False.
-    `context`, `max_tokens`: texts are read in windows of `context` tokens (default: 512, or the model's maximum). At
-    most `max_tokens` are read in all (default: 32768), evenly spread. Every eighth window is kept for the report.
+    `context`, `max_tokens`: texts are read in windows of `context` tokens (default: 512, or the model's maximum). About
+    `max_tokens` are read in all (default: 32768), evenly spread. Every eighth window is kept for the report.
     `report`: compares the result, and the same formats quantised at load, with bfloat16 on the kept windows. If no
     comparison is possible, the report gives the reason.
 

@@ -17,7 +17,7 @@ from pace.ops import native, reference
 from pace.ops.reference_experts import sum_of_experts
 
 BATCH_TOKENS = 2048
-"""Maximum number of tokens that run through a layer at a time."""
+"""Maximum number of tokens that run through a layer at a time, unless a single window is longer."""
 
 NUM_SAMPLES = 512
 """Inputs of a product that are kept, evenly spread over the text. Channel scales are compared on these."""

@@ -17,7 +17,7 @@ FAR = 0.9
 FASTER = 1.1
 """Ratio of speeds from which a difference is more than noise."""
 RUNS, PROMPT_TOKENS, RUN_TOKENS = 3, 16, 32
-"""Number of decoding runs, of which the fastest counts; tokens of the prompt; tokens generated per run."""
+"""Number of decoding runs (the fastest counts), tokens of the prompt, and tokens generated per run."""
 
 
 @dataclass(frozen=True)

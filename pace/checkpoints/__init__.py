@@ -1,1 +1,2 @@
-"""Checkpoints as they lie on disk: safetensors and PyTorch files, GGUF, and quantised ones. Nothing here knows a model."""
+"""Checkpoints on disk: safetensors and PyTorch files, GGUF, and quantised checkpoints. This package does not depend on
+any model."""

@@ -1,8 +1,7 @@
-"""Opening and parsing the files of a checkpoint: one clear error for each way in which a file can be wrong.
+"""Opens and parses the files of a checkpoint, with one clear error for each way a file can be wrong.
 
-A checkpoint is other people's data. Nothing here follows a name out of the checkpoint's directory, opens anything
-that is not a regular file (a FIFO would block for ever, `/dev/zero` never ends), or parses JSON of unlimited size.
-"""
+A checkpoint is untrusted data. This module follows no name out of the checkpoint's directory. It opens only regular
+files: a FIFO would block for ever, and `/dev/zero` never ends. It parses no JSON of unlimited size."""
 
 from __future__ import annotations
 
@@ -13,27 +12,26 @@ import os
 import stat
 from pathlib import Path, PurePosixPath
 
-# JSON of n bytes grows to at most about 20 n bytes of Python objects ("[],[],[]"), so these limits keep a hostile file
-# under 100 MB. The largest config.json of the supported families is 5 KB.
+# JSON of n bytes becomes at most about 20 n bytes of Python objects ("[],[],[]"). This limit therefore keeps a hostile
+# file under 100 MB. The largest config.json of the supported families is 5 KB.
 MAX_CONFIG_BYTES = 4 << 20
 
-# Pages are dropped and read ahead in this unit.
+# Unit in which pages are dropped and read ahead.
 PAGE_BYTES = mmap.PAGESIZE
 
 
 def open_regular(path: Path) -> int:
-    """A read-only file descriptor of a regular file; the caller closes it.
+    """Opens a regular file and returns a read-only descriptor, which the caller closes.
 
-    Raises FileNotFoundError (missing, broken link), PermissionError, ValueError (directory, device, FIFO, unusable
-    name).
-    """
+    Raises FileNotFoundError (missing, broken link), PermissionError, or ValueError (directory, device, FIFO, unusable
+    name)."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         raise FileNotFoundError(f"{path} does not exist{_broken_link(path)}") from None
     except PermissionError:
         raise PermissionError(f"{path} may not be read by this user; check its permissions") from None
-    except (OSError, ValueError) as error:  # too long a name, a loop of links, a NUL in the name
+    except (OSError, ValueError) as error:  # name too long, a loop of links, or a NUL in the name
         raise ValueError(f"{str(path)!r} cannot be opened: {error}") from None
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
@@ -44,7 +42,8 @@ def open_regular(path: Path) -> int:
 
 
 def read_at(descriptor: int, path: Path, count: int, offset: int = 0) -> bytes:
-    """`count` bytes from `offset`, fewer at the end of the file; ValueError where the system cannot read them."""
+    """Reads `count` bytes from `offset`, or fewer at the end of the file. Raises ValueError if the system cannot read
+    them."""
     parts = []
     try:
         while count and (part := os.pread(descriptor, count, offset)):
@@ -62,11 +61,11 @@ def _broken_link(path: Path) -> str:
 
 
 def read_json_object(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> dict:
-    """The JSON object in a UTF-8 file.
+    """Reads the JSON object in a UTF-8 file.
 
-    Raises FileNotFoundError, PermissionError, or ValueError that names the file: not a regular file, larger than
-    `max_bytes`, not UTF-8, not JSON, not an object, a key given twice with different values, NaN or infinite numbers.
-    """
+    Raises FileNotFoundError, PermissionError, or ValueError that names the file. ValueError means: not a regular file,
+    larger than `max_bytes`, not UTF-8, not JSON, or not an object. It also means a key given twice with different
+    values, or NaN or infinite numbers."""
     descriptor = open_regular(path)
     try:
         data = read_at(descriptor, path, max_bytes + 1)
@@ -85,8 +84,8 @@ def read_json_object(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> dict:
 
 
 def parse_json(data: bytes, where: str):
-    """Any JSON value, strictly: what `json.loads` lets pass and a reader cannot trust is a ValueError naming
-    `where`."""
+    """Parses any JSON value, more strictly than `json.loads`. Raises ValueError that names `where`, also for repeated
+    keys with different values, and for NaN or infinity."""
 
     def refuse_constant(text: str):
         raise ValueError(f"{text} is not a JSON number")
@@ -114,7 +113,7 @@ def parse_json(data: bytes, where: str):
         )
     except RecursionError:
         raise ValueError(f"{where} is nested too deeply to be a valid file of this kind") from None
-    except ValueError as error:  # includes JSONDecodeError, UnicodeDecodeError and integers of too many digits
+    except ValueError as error:  # includes JSONDecodeError, UnicodeDecodeError and integers with too many digits
         raise ValueError(f"{where} is not valid JSON: {error}") from None
 
 
@@ -131,10 +130,10 @@ def git_lfs_message(path: Path) -> str:
 
 
 def file_inside(directory: Path, name: object, named_by: str) -> Path:
-    """The path of a file that a checkpoint names, which must be relative and stay inside `directory`.
+    """Returns the path of a file that a checkpoint names. The name must be relative and stay inside `directory`, else
+    ValueError.
 
-    Links are followed when it is opened, as the Hub's cache keeps its files behind links. Raises ValueError.
-    """
+    Links are followed when the file is opened, since the Hub's cache keeps its files behind links."""
     if not isinstance(name, str) or not name:
         raise ValueError(f"{named_by} must be a file name, but is {str(name)[:200]!r}")
     relative = PurePosixPath(name)

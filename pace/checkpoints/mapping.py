@@ -1,5 +1,5 @@
-"""Files mapped to be read only. Such pages are nobody's memory: the system counts them neither against what a process
-may take nor against what it has promised, so that a file may be larger than memory, and drops them when it needs room."""
+"""Read-only memory maps of files. The system does not count their pages towards a process's memory limit or committed
+memory, and drops them when it needs room. A file may therefore be larger than memory."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ from pace.checkpoints.files import PAGE_BYTES
 
 
 class Mapping:
-    """All of an open file, of one byte or more; the descriptor may be closed. Tensors keep the mapping alive."""
+    """Maps a whole open file of at least one byte. The descriptor may be closed. Tensors keep the mapping alive."""
 
     def __init__(self, descriptor: int, num_bytes: int):
         self.data = mmap.mmap(descriptor, num_bytes, access=mmap.ACCESS_READ)
         self.address = address_of(self.data)
-        # torch warns of memory that may not be written, and has no way to be told.
+        # torch warns about a read-only buffer, and the warning cannot be disabled. A ctypes array at the same address
+        # looks writable.
         self._bytes = (ctypes.c_uint8 * num_bytes).from_address(self.address)
         self._bytes.owner = self.data
 
     def tensor(self, dtype: torch.dtype, count: int, offset: int) -> Tensor:
-        """A view of `count` elements, one or more, from a byte of the file on. Who writes to it ends the process."""
+        """A view of `count` elements (at least one) from byte `offset` of the file. Writing to it crashes the
+        process."""
         return torch.frombuffer(self._bytes, dtype=dtype, count=count, offset=offset)
 
     def release(self, begin: int, num_bytes: int) -> None:
@@ -34,5 +36,5 @@ class Mapping:
 
 
 def address_of(data: mmap.mmap) -> int:
-    """Where a mapping begins."""
+    """Address at which a mapping begins."""
     return np.frombuffer(data, np.uint8).ctypes.data

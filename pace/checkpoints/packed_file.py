@@ -1,18 +1,17 @@
-"""A file of packed weights, written once and then mapped.
+"""A file of packed weights that is written once and then mapped.
 
     [ head ][ body ][ state ]    whole pages each
 
-The head is all that there is to know about the body. A file whose head or size is another was made of something else,
-or is not whole, and is written anew. Nothing of a file is understood before that, and nothing of it is trusted after:
-who uses the body checks it.
+The head describes the body completely. A file with a different head or size is from another checkpoint or incomplete,
+and is rewritten. The body is not parsed before that check and not trusted after it: its user validates it.
 
-A file is written under another name, and gets its own when it is whole. Who writes it holds a lock, and others wait for
-it; the lock of a process that ended is nobody's.
+A file is written under a temporary name and renamed when it is complete. The writer holds a lock, and others wait for
+it. A lock is released when its process ends.
 
-Nobody waits for the disk. The state names the boot of the system in which the file was written: until that ends, its
-pages are what was written, wherever they are. Who opens it a minute later brings it to the disk and says so in the
-state. After a crash before that, the state names another boot, and the file is written anew.
-"""
+Nothing waits for the disk. The state names the boot of the system in which the file was written. Until that boot ends,
+the file's pages hold what was written, in memory or on disk. A process that opens the file at least a minute later
+syncs it to disk and records this in the state. After a crash before that, the state names another boot, and the file is
+rewritten."""
 
 from __future__ import annotations
 
@@ -36,19 +35,19 @@ from pace.memory import format_bytes
 logger = logging.getLogger("pace")
 
 PARTIAL = ".part"
-"""What the name of a file ends with until it is whole."""
+"""Suffix of a file's name until it is complete."""
 
 ON_DISK = b"on disk"
-"""The state of a file that outlives the boot in which it was written."""
+"""State of a file that is on disk and therefore survives a reboot."""
 SYNC_SECONDS = 60
-"""Age of a file that is brought to the disk. The system has written most of it by then (30 s on Linux)."""
+"""Minimum age of a file before it is synced to disk. The system has written most of it by then (30 s on Linux)."""
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 Used = TypeVar("Used")
 
 
 def make_head(description: bytes) -> bytes:
-    """A head that differs wherever descriptions do."""
+    """Pads a description to a head; different descriptions give different heads."""
     return description + bytes(-(len(description) + 1) % PAGE_BYTES + 1)
 
 
@@ -59,11 +58,12 @@ def open_packed(
     use: Callable[[mmap.mmap], Used],
     write: Callable[[mmap.mmap], object],
 ) -> Used:
-    """What `use` makes of the file `path`, mapped to be read only; `write` fills the body first where there is no such
-    file. Both get the whole mapping; that of `write` has zeros for the body.
+    """Maps the file `path` read-only and returns the result of `use`. If there is no valid file, `write` fills the body
+    first.
 
-    `use` raises ValueError for a damaged body: the file is written anew. Raises OSError, a PermissionError say, that
-    tells what to do where it has to be written and cannot be. What `write` raises leaves no file."""
+    Both functions get the whole mapping; for `write` the body is zeros. If `use` raises ValueError (damaged body), the
+    file is rewritten. If `write` raises, no file is left. Raises OSError, for example PermissionError, with advice if
+    the file must be written but cannot be."""
     used = _use(path, head, body_bytes, use)
     if used is not None:
         return used
@@ -81,7 +81,7 @@ def open_packed(
 
 
 def _use(path: Path, head: bytes, body_bytes: int, use: Callable[[mmap.mmap], Used]) -> Used | None:
-    """None where there is no such file, or none that is whole."""
+    """Returns None if there is no file, or no complete one."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
@@ -114,12 +114,12 @@ def _use(path: Path, head: bytes, body_bytes: int, use: Callable[[mmap.mmap], Us
 def _fill(descriptor: int, head: bytes, body_bytes: int, write: Callable[[mmap.mmap], object]) -> None:
     size = len(head) + body_bytes + PAGE_BYTES
     os.ftruncate(descriptor, 0)
-    os.posix_fallocate(descriptor, 0, size)  # a full disk is an error now, and would be a SIGBUS later
+    os.posix_fallocate(descriptor, 0, size)  # a full disk is an error here; later it would be a SIGBUS
     os.pwrite(descriptor, head, 0)
     mapping = mmap.mmap(descriptor, size, access=mmap.ACCESS_WRITE)
     write(mapping)
     state = _boot()
-    if state is None:  # a system that does not say when it was started
+    if state is None:  # the system does not report its boot
         mapping.flush()
         os.fsync(descriptor)
         state = ON_DISK
@@ -127,7 +127,7 @@ def _fill(descriptor: int, head: bytes, body_bytes: int, write: Callable[[mmap.m
 
 
 def _boot() -> bytes | None:
-    """Tells this run of the system from all others; None where it cannot be told."""
+    """Id of the current boot of the system, or None if it is unknown."""
     try:
         return BOOT_ID.read_bytes().strip() or None
     except OSError:
@@ -135,7 +135,7 @@ def _boot() -> bytes | None:
 
 
 def _bring_to_disk(path: Path, expected: os.stat_result) -> None:
-    """Has a file outlive this boot, if it is still the expected one and may be written."""
+    """Syncs a file to disk so that it survives this boot, if it is still the expected file and writable."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -152,10 +152,10 @@ def _bring_to_disk(path: Path, expected: os.stat_result) -> None:
 
 @contextmanager
 def _locked(partial: Path) -> Iterator[int]:
-    """A descriptor of a file that no other process has, of whatever content; the file is gone afterwards, unless it has
-    got another name."""
+    """Yields a descriptor of `partial` with an exclusive lock; its content is arbitrary. The file is removed
+    afterwards, unless it was renamed."""
     descriptor = _lock(partial)
-    while not _is(descriptor, partial):  # whoever had the lock has renamed or removed that file
+    while not _is(descriptor, partial):  # the previous owner of the lock renamed or removed the file
         os.close(descriptor)
         descriptor = _lock(partial)
     try:
@@ -205,7 +205,7 @@ def _is(descriptor: int, path: Path) -> bool:
 
 @contextmanager
 def _explained(path: Path, num_bytes: int) -> Iterator[None]:
-    """Makes the folder; errors of the system say what to do."""
+    """Creates the folder, and adds advice to the system's errors."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield

@@ -1,14 +1,12 @@
-"""Reading the weights of a checkpoint directory: which files, which tensors, and their data without copies.
+"""Reads the weights of a checkpoint directory: its files, its tensors, and their data without copies.
 
-    model.safetensors                 one file, or
-    model.safetensors.index.json      {"weight_map": {tensor name: shard file}} and the shards, or
+    model.safetensors                 one file
+    model.safetensors.index.json      {"weight_map": {tensor name: shard file}} and the shards
     pytorch_model.bin(.index.json)    the same as pickles
+    gptq_model-4bit-128g.safetensors  with any numbers, as in early AutoGPTQ
 
-    gptq_model-4bit-128g.safetensors  with any numbers, as early AutoGPTQ names its file
-
-The first that exists is taken, in this order. Everything is opened and checked before the first tensor is read, so a
-checkpoint that is incomplete is refused at once and not after minutes of packing.
-"""
+The first that exists is used, in this order. All files are opened and checked before the first tensor is read. An
+incomplete checkpoint is therefore refused at once, not after minutes of packing."""
 
 from __future__ import annotations
 
@@ -28,16 +26,16 @@ TORCH_NAME = "pytorch_model.bin"
 GPTQ_NAME = "gptq_model-*bit-*g.safetensors"
 INDEX_SUFFIX = ".index.json"
 
-# The index of Llama-3.1-405B, the largest checkpoint of the supported families, has 100 KB.
+# The index of Llama-3.1-405B, the largest checkpoint of the supported families, is 100 KB.
 MAX_INDEX_BYTES = 16 << 20
 
 WEIGHT_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
-# Weights are read, packed and released in pieces of this size. It bounds what a loading thread holds besides the packed
-# weights, twice this where data must be copied because it is not aligned; pieces above the L2 cache cost no speed.
+# Weights are read, packed and released in pieces of this size. It bounds the memory of a loading thread in addition to
+# the packed weights. Unaligned data must be copied, which doubles this. Pieces larger than the L2 cache cost no speed.
 PIECE_BYTES = 4 << 20
 
-# Weight formats that a user may have at hand and wonder about.
+# Weight formats that may be in a directory; an error lists them.
 OTHER_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".ggml", ".onnx", ".h5", ".msgpack")
 
 
@@ -50,19 +48,19 @@ class CheckpointReader:
                     use(reader.read(name, start, stop))
                     reader.release(name, start, stop)
 
-    Of a checkpoint that is quantised, `QuantizedCheckpoint` makes matrices. `tensors` maps each name to a
-    `TensorInfo(dtype, shape)`.
+    `tensors` maps each name to a `TensorInfo(dtype, shape)`. For a quantised checkpoint, `QuantizedCheckpoint` combines
+    its tensors into matrices.
 
-    Raises, when it is made: FileNotFoundError (no directory, no weights, a missing shard), PermissionError,
-    ValueError (anything damaged or contradictory; the message names the file), NotImplementedError (a 4-bit dtype).
-    """
+    Its constructor raises FileNotFoundError (no directory, no weights, a missing shard), PermissionError, or
+    NotImplementedError (a 4-bit dtype). It raises ValueError for anything damaged or contradictory; the message names
+    the file."""
 
     def __init__(self, directory: str | Path):
         self.directory = Path(directory)
         open_file, paths, expected = _find_weights(self.directory)
         self.tensors: dict[str, TensorInfo] = {}
         self._files: dict[str, SafetensorsFile | TorchFile] = {}
-        """By tensor name."""
+        """Tensor name -> file."""
         for path in paths:
             self._add(open_file(path))
         self._check_index(expected)
@@ -77,8 +75,8 @@ class CheckpointReader:
             self._files[name] = file
 
     def _check_index(self, expected: dict[str, Path]) -> None:
-        """Every tensor is in the shard that the index names. Tensors that the index omits are judged by the model's
-        coverage."""
+        """Checks that every tensor is in the shard that the index names. Tensors missing from the index are left to the
+        model's check that all tensors are used."""
         wrong = []
         for name, path in expected.items():
             found = self._files[name].path if name in self._files else None
@@ -93,12 +91,11 @@ class CheckpointReader:
             )
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> torch.Tensor:
-        """Rows [start, stop) of a tensor (all of them by default), in its stored dtype: a matrix, or elements of a
-        vector. Rows are those of all dimensions but the last, one after the other.
+        """Reads rows [start, stop) of a tensor (all by default) in its stored dtype: a matrix, or elements of a vector.
+        Rows are counted through all dimensions but the last.
 
-        A view of the file where possible: not to be written to. Raises NotImplementedError for a dtype that is not a
-        weight's, KeyError for a name not in `tensors`.
-        """
+        Returns a read-only view of the file if possible. Raises NotImplementedError if the dtype is not a weight dtype,
+        and KeyError for a name not in `tensors`."""
         info = self.tensors[name]
         if info.dtype not in WEIGHT_DTYPES:
             raise NotImplementedError(
@@ -108,17 +105,17 @@ class CheckpointReader:
         return self._files[name].read(name, start, stop)
 
     def release(self, name: str, start: int = 0, stop: int | None = None) -> None:
-        """Gives the memory of rows [start, stop) back. Mapped file pages count as this process's memory until then."""
+        """Frees the memory of rows [start, stop). Until then, mapped file pages count as this process's memory."""
         self._files[name].release(name, start, stop)
 
     def read_stored(self, name: str, start: int = 0, stop: int | None = None) -> torch.Tensor:
-        """Entries [start, stop) of a tensor of any dtype along its first dimension, with all of its dimensions."""
+        """Reads entries [start, stop) along the first dimension of a tensor of any dtype, with all its dimensions."""
         shape = self.tensors[name].shape
         rows = self._files[name].read(name, *_rows_of(shape, start, stop))
         return rows if len(shape) < 3 else rows.view(len(range(shape[0])[start:stop]), *shape[1:])
 
     def release_stored(self, name: str, start: int = 0, stop: int | None = None) -> None:
-        """As `release`, of what `read_stored` gave."""
+        """Frees what `read_stored` returned, as `release` does."""
         self._files[name].release(name, *_rows_of(self.tensors[name].shape, start, stop))
 
     def row_ranges(self, name: str, piece_bytes: int = PIECE_BYTES) -> list[tuple[int, int]]:
@@ -130,7 +127,7 @@ class CheckpointReader:
 
     @property
     def files(self) -> list[Path]:
-        """Those that hold the tensors."""
+        """Paths of the files that hold the tensors."""
         return sorted({file.path for file in self._files.values()})
 
     @property
@@ -138,7 +135,7 @@ class CheckpointReader:
         return sum(info.nbytes for info in self.tensors.values())
 
     def close(self) -> None:
-        """Ends reading. Tensors that were read stay valid."""
+        """Closes the files. Tensors that were read stay valid."""
         for file in set(self._files.values()):
             file.close()
 
@@ -150,28 +147,28 @@ class CheckpointReader:
 
 
 def _rows_of(shape: tuple[int, ...], start: int, stop: int | None) -> tuple[int, int | None]:
-    """Of entries along the first dimension, the rows that they hold."""
+    """Converts a range of entries along the first dimension to a range of rows."""
     each = prod(shape[1:-1])
     return start * each, None if stop is None else stop * each
 
 
 def row_ranges(rows: int, row_bytes: int, piece_bytes: int = PIECE_BYTES) -> list[tuple[int, int]]:
     """Ranges [start, stop) of about `piece_bytes` that cover `rows` rows of `row_bytes` each."""
-    # Multiples of 16 rows: a panel of packed weights is filled by one piece.
+    # Multiples of 16 rows, so that one piece fills a whole panel of packed weights.
     step = max(16, piece_bytes // max(1, row_bytes) // 16 * 16)
     return [(start, min(start + step, rows)) for start in range(0, rows, step)]
 
 
 def shard_names(index_path: Path, directory: Path) -> dict[str, Path]:
-    """`weight_map` of an index file: the path of the shard of each tensor; ValueError for anything but names inside
+    """Reads `weight_map` of an index file: tensor name -> path of its shard. Raises ValueError for names outside
     `directory`."""
     weight_map = read_json_object(index_path, MAX_INDEX_BYTES).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ValueError(
             f"{index_path} must have a weight_map that gives the shard of each tensor, but has {str(weight_map)[:200]}"
         )
-    # metadata.total_size is not compared: many published checkpoints count tied weights twice or another dtype there.
-    # What must be complete is proved from the shards' own headers.
+    # metadata.total_size is not compared: many published checkpoints count tied weights twice or assume another dtype.
+    # The shards' own headers prove completeness.
     return {
         name: file_inside(directory, shard, f"the shard of {name[:200]!r} in {index_path}")
         for name, shard in weight_map.items()
@@ -179,7 +176,8 @@ def shard_names(index_path: Path, directory: Path) -> dict[str, Path]:
 
 
 def _find_weights(directory: Path) -> tuple[Callable, list[Path], dict[str, Path]]:
-    """How to open a file of weights, the files, and the file of each tensor by the index (empty without an index)."""
+    """Returns the class that opens a weight file, the files, and the file of each tensor from the index (empty without
+    one)."""
     if not directory.is_dir():
         raise FileNotFoundError(
             f"{directory} is not a directory; give the directory that holds config.json and the weights"

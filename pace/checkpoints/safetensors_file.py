@@ -1,11 +1,10 @@
-"""Reading one `.safetensors` file through a memory mapping.
+"""Reads one `.safetensors` file through a memory mapping.
 
     [ 8 bytes: header length n, little endian ][ n bytes: JSON header ][ data ]
 
-The header maps each tensor's name to its dtype, shape and `data_offsets` [begin, end) within the data. It is checked
-completely when the file is opened: afterwards every read is in bounds and every byte of the data belongs to exactly
-one tensor. Source: https://github.com/huggingface/safetensors#format
-"""
+The header maps each tensor's name to its dtype, shape and `data_offsets` [begin, end) in the data. It is checked
+completely when the file is opened. Afterwards every read is in bounds, and every byte of the data belongs to exactly
+one tensor. Source: https://github.com/huggingface/safetensors#format"""
 
 from __future__ import annotations
 
@@ -20,8 +19,8 @@ import torch
 from pace.checkpoints.files import git_lfs_message, is_git_lfs_pointer, open_regular, parse_json, read_at
 from pace.checkpoints.mapping import Mapping
 
-# About 100 bytes describe a tensor, so this is room for 160,000 tensors in one file; the supported families have at
-# most a few thousand. The limit bounds what a hostile header can cost in memory.
+# About 100 bytes describe a tensor, so this is room for 160,000 tensors in one file. The supported families have at
+# most a few thousand. The limit bounds the memory that a hostile header can cost.
 MAX_HEADER_BYTES = 16 << 20
 
 DTYPES = {
@@ -30,15 +29,15 @@ DTYPES = {
     "U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8,
     "BOOL": torch.bool, "C64": torch.complex64,
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
-    "F8_E8M0": getattr(torch, "float8_e8m0fnu", torch.uint8),  # since torch 2.7; exponents, which are read as bytes
+    "F8_E8M0": getattr(torch, "float8_e8m0fnu", torch.uint8),  # since torch 2.7; in older versions exponents are read as bytes
 }  # fmt: skip
 
-# Formats of quantised weights that torch, or an older one, cannot represent.
+# Quantised formats that torch, or an older version of it, cannot represent.
 OTHER_DTYPES = ("F4", "F6_E2M3", "F6_E3M2")
 
 
 class TensorInfo(NamedTuple):
-    """What a checkpoint says about a tensor before it is read."""
+    """Dtype and shape of a tensor, known before it is read."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -49,8 +48,8 @@ class TensorInfo(NamedTuple):
 
 
 def copy_in_own_pages(tensor: torch.Tensor) -> torch.Tensor:
-    """A contiguous, aligned copy whose memory goes back to the system when it is freed; of pieces of megabytes from
-    several threads, malloc would keep many."""
+    """A contiguous, aligned copy that returns its memory to the system when freed. malloc would keep many pieces of
+    megabytes from several threads."""
     if tensor.numel() == 0:
         return torch.empty_like(tensor)
     pages = mmap.mmap(-1, tensor.nbytes)
@@ -58,13 +57,12 @@ def copy_in_own_pages(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class SafetensorsFile:
-    """One open file: `tensors`, and views into its mapping.
+    """An open file: `tensors`, and views into its mapping.
 
-    Views stay valid after `close()`: the mapping lives until the last of them is gone. Threads may share one object.
-    """
+    Views stay valid after `close()`: the mapping lives as long as any of them. Threads may share one object."""
 
     def __init__(self, path: Path):
-        """Maps the file and checks its header; raises FileNotFoundError, PermissionError or ValueError (see
+        """Maps the file and checks its header. Raises FileNotFoundError, PermissionError or ValueError (see
         `open_regular`)."""
         self.path = path
         descriptor = open_regular(path)
@@ -78,10 +76,11 @@ class SafetensorsFile:
         self.tensors, self._begin = _check_header(path, header, size - self._data_start)
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> torch.Tensor:
-        """Rows [start, stop) of a tensor, those of all dimensions but the last (all of them by default), without a copy.
+        """Reads rows [start, stop) of a tensor (all by default) without a copy. Rows are counted through all dimensions
+        but the last.
 
-        Not to be written to. Data that is not aligned for its dtype is copied. Raises ValueError once closed.
-        """
+        The result is read-only. Data that is not aligned for its dtype is copied. Raises ValueError if the file is
+        closed."""
         info = self.tensors[name]
         shape, begin, nbytes = self._range(name, start, stop)
         if nbytes == 0:
@@ -117,7 +116,7 @@ class SafetensorsFile:
 
 
 def _read_header(path: Path, descriptor: int, size: int) -> bytes:
-    """The header's bytes; ValueError if the file is too short to hold what it announces."""
+    """Reads the header's bytes. Raises ValueError if the file is too short for them."""
     start = read_at(descriptor, path, 64)
     if is_git_lfs_pointer(start):
         raise ValueError(git_lfs_message(path))
@@ -137,7 +136,8 @@ def _read_header(path: Path, descriptor: int, size: int) -> bytes:
 
 
 def _check_header(path: Path, header: bytes, data_bytes: int) -> tuple[dict[str, TensorInfo], dict[str, int]]:
-    """The tensors of a header and where each begins in the data; ValueError names the first thing that is wrong."""
+    """Returns the tensors of a header, and where each begins in the data. Raises ValueError for the first error
+    found."""
     where = f"the header of {path}"
     entries = parse_json(header, where)
     if not isinstance(entries, dict):
@@ -186,5 +186,5 @@ def _check_entry(where: str, entry: object) -> tuple[TensorInfo, int, int]:
 
 
 def _is_list_of_sizes(value: object) -> bool:
-    # 2**62: what torch accepts as a size. bool is an int in Python, not in JSON.
+    # 2**62 is the largest size torch accepts. bool is an int in Python, not in JSON.
     return isinstance(value, list) and len(value) <= 64 and all(type(v) is int and 0 <= v < 1 << 62 for v in value)

@@ -1,4 +1,4 @@
-"""Writing one `.safetensors` file piece by piece: what it holds is said first, the data come in any order."""
+"""Writes one `.safetensors` file piece by piece: its tensors are declared first, their data may come in any order."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class SafetensorsWriter:
-    """A new file of the tensors that `tensors` announces, each of which `write` fills.
+    """A new file with the tensors declared in `tensors`; `write` fills each of them.
 
         with SafetensorsWriter(path, {"a.weight": TensorInfo(torch.int8, (64, 32))}) as writer:
             writer.write("a.weight", rows, start)
 
-    Data are aligned for their dtypes, so that readers can map them. Memory: none but the pieces given. Raises
-    FileExistsError where the path exists, OSError where the disk has no room for all of it, and, at the end of a `with`
-    block that no exception ends, ValueError where bytes of a tensor were never written."""
+    Data are aligned for their dtypes, so that readers can map them. It holds no memory apart from the pieces given.
+
+    Raises FileExistsError if the path exists, and OSError if the disk has no room for the whole file. A `with` block
+    that ends without an exception raises ValueError if bytes of a tensor were never written."""
 
     def __init__(self, path: Path, tensors: Mapping[str, TensorInfo], metadata: Mapping[str, str] | None = None):
         self.tensors = dict(tensors)
         self._begin: dict[str, int] = {}
         header: dict[str, object] = {"__metadata__": {"format": "pt", **(metadata or {})}}
         end = 0
-        # The widest elements first: then each begins at a multiple of its size.
+        # Widest elements first, so that each tensor begins at a multiple of its element size.
         for name, info in sorted(self.tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])):
             self._begin[name] = end
             header[name] = {
@@ -58,7 +59,8 @@ class SafetensorsWriter:
         _write_all(self._descriptor, memoryview(len(encoded).to_bytes(8, "little") + encoded), 0)
 
     def write(self, name: str, rows: Tensor, start: int = 0) -> None:
-        """Rows `start ..` of a tensor, of its dtype; each row once. Raises ValueError for others."""
+        """Writes rows `start ..` of a tensor, in its dtype; each row once. Raises ValueError for a wrong dtype, shape
+        or range."""
         info = self.tensors[name]
         if (
             rows.dtype != info.dtype

@@ -1,12 +1,13 @@
-"""Vocabularies of sentencepiece: a `tokenizer.model`, read without its library.
+"""Reads sentencepiece vocabularies (`tokenizer.model`) without the sentencepiece library.
 
-The file is a message of protocol buffers, `ModelProto` of sentencepiece_model.proto: fields of a number, a wire type and
-a value, of which these are read.
+The file is a protocol buffer message, `ModelProto` of sentencepiece_model.proto. A field has a number, a wire type and
+a value. These fields are read:
 
     1 pieces            1 piece, 2 score (float32), 3 type
+
     2 trainer_spec      3 model_type (1 unigram, 2 BPE), 40 unk_id, 41 bos_id, 42 eos_id
-    3 normalizer_spec   2 precompiled_charsmap, 3 add_dummy_prefix, 4 remove_extra_whitespaces, 5 escape_whitespaces
-"""
+
+    3 normalizer_spec   2 precompiled_charsmap, 3 add_dummy_prefix, 4 remove_extra_whitespaces, 5 escape_whitespaces"""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ BPE = 2
 
 
 class SentencePiece(NamedTuple):
-    """What stands in a tokenizer.model."""
+    """Contents of a tokenizer.model."""
 
     pieces: list[str]
     scores: list[float]
@@ -34,14 +35,14 @@ class SentencePiece(NamedTuple):
     begin: int
     end: int
     charsmap: bytes
-    """Replacements of characters, compiled; b"" for none."""
+    """Compiled character replacements; b"" for none."""
     add_prefix: bool
-    """A text gets a space in front."""
+    """True if a space is put in front of a text."""
     one_space: bool
-    """Spaces at the ends of a text are dropped, and several become one."""
+    """True if spaces at the ends of a text are dropped and runs of spaces become one."""
 
     def parts(self) -> dict[str, Any]:
-        """Normalizer, decoder and model of a tokenizer.json."""
+        """Returns the normalizer, decoder and model of a tokenizer.json."""
         before: list[dict[str, Any]] = []
         if self.charsmap:
             before.append(
@@ -56,8 +57,8 @@ class SentencePiece(NamedTuple):
 
 
 def read_sentencepiece(path: Path, data: bytes) -> SentencePiece:
-    """The vocabulary in `data`, the bytes of `path`. Raises ValueError (damaged) or NotImplementedError (of another kind
-    than BPE), which name the file."""
+    """Parses `data`, the bytes of `path`. Raises ValueError (damaged) or NotImplementedError (not BPE), which name the
+    file."""
     try:
         return _read(data)
     except (ValueError, struct.error, IndexError, KeyError) as error:
@@ -103,12 +104,13 @@ def _number(value: int | bytes) -> int:
 
 
 def _signed(value: int) -> int:
-    """Negative numbers are written as those of 64 bits."""
+    """Negative numbers are stored as unsigned 64-bit numbers."""
     return value - 2**64 if value >= 2**63 else value
 
 
 def _fields(data: int | bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Numbers and values of a message: an int, or the bytes of what has a length or a fixed size."""
+    """Yields field numbers and values of a message: an int for varints, bytes for fields with a length or a fixed
+    size."""
     data, at = _bytes(data), 0
     while at < len(data):
         tag, at = _varint(data, at)
@@ -128,7 +130,7 @@ def _fields(data: int | bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number in groups of seven bits, the lowest first, and where it ends."""
+    """Reads a number stored in groups of seven bits, lowest first. Returns it and the position after it."""
     value = 0
     for index in range(10):
         byte = data[at + index]

@@ -1,4 +1,4 @@
-"""Vocabularies of tiktoken: a text file with a token's bytes in base64 and its rank on each line."""
+"""Reads tiktoken vocabularies: text files with a token's bytes in base64 and its rank on each line."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from typing import Any
 from pace.checkpoints.vocabulary import BYTE_LETTERS, bpe_model
 
 CUT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-"""How GPT-4 and GLM-4 cut texts before merging."""
+"""Pattern with which GPT-4 and GLM-4 split texts before merging."""
 
 
 def read_tiktoken(path: Path, data: bytes) -> dict[str, Any]:
-    """Normalizer, pre-tokenizer, decoder and model of a tokenizer.json. Raises ValueError that names the file."""
+    """Returns the normalizer, pre-tokenizer, decoder and model of a tokenizer.json. Raises ValueError that names the
+    file."""
     ranks: dict[bytes, int] = {}
     for number, line in enumerate(data.splitlines(), 1):
         try:
@@ -24,7 +25,8 @@ def read_tiktoken(path: Path, data: bytes) -> dict[str, Any]:
             raise ValueError(f"{path}: line {number} must be a token in base64 and its rank") from None
     if sorted(ranks.values()) != list(range(len(ranks))) or not all(bytes([byte]) in ranks for byte in range(256)):
         raise ValueError(f"{path} must give tokens the ranks from 0 on, and have a token for each byte")
-    # Two neighbours become the token of the lowest rank that any make: every pair that makes a token, the lowest first.
+    # BPE joins the two neighbours whose token has the lowest rank. So the merges are all pairs that make a token, in
+    # order of rank.
     pairs = [
         (rank, token[:cut], token[cut:])
         for token, rank in ranks.items()

@@ -1,9 +1,8 @@
-"""Reading one `pytorch_model*.bin`: a pickled dictionary of tensors, as `torch.save` writes it.
+"""Reads one `pytorch_model*.bin`: a pickled dictionary of tensors, as `torch.save` writes it.
 
-A pickle is a program. It is only ever run by torch's `weights_only` unpickler, which knows how to rebuild tensors and
-refuses everything else. The file is mapped into memory, and the tensors are views of it: in the zip format (torch 1.6
-and later) as `torch.load` makes them; in the older format, which `torch.load` only reads whole, as `_load_legacy` does.
-"""
+A pickle is a program. It is only run by torch's `weights_only` unpickler, which can rebuild tensors and refuses
+everything else. The file is mapped into memory, and the tensors are views of it. `torch.load` does this for the zip
+format (torch 1.6 and later). It can only read the older format as a whole, so `_load_legacy` maps that."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from pace import _C
 from pace.checkpoints.files import git_lfs_message, is_git_lfs_pointer, open_regular, read_at
 from pace.checkpoints.safetensors_file import TensorInfo, copy_in_own_pages
 
-# The pickle only names the tensors (about 200 bytes each); their data lies beside it in the archive.
+# The pickle only names the tensors (about 200 bytes each); their data is stored separately in the archive.
 MAX_PICKLE_BYTES = 64 << 20
 
 LEGACY_MAGIC, LEGACY_PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
@@ -31,14 +30,13 @@ ADVICE = "Use the checkpoint's safetensors files, or convert it in an environmen
 
 
 class TorchFile:
-    """One open file, with the interface of `SafetensorsFile`."""
+    """An open file, with the interface of `SafetensorsFile`."""
 
     def __init__(self, path: Path):
         """Maps the file and rebuilds its tensors.
 
-        Raises FileNotFoundError, PermissionError, or ValueError: damaged, wants to run code, or holds other things than
-        dense CPU tensors by name.
-        """
+        Raises FileNotFoundError, PermissionError, or ValueError. ValueError means that the file is damaged, wants to
+        run code, or is not a dictionary of dense CPU tensors by name."""
         self.path = path
         descriptor = open_regular(path)
         try:
@@ -55,8 +53,10 @@ class TorchFile:
         self.tensors = {name: TensorInfo(t.dtype, tuple(t.shape)) for name, t in self._tensors.items()}
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> torch.Tensor:
-        """Rows [start, stop) of a tensor, those of all dimensions but the last, without a copy where the file has them contiguous
-        and aligned for their dtype. Not to be written to. Raises ValueError once closed."""
+        """Reads rows [start, stop) of a tensor, counted through all dimensions but the last. The result is read-only.
+
+        Rows are not copied if they are contiguous in the file and aligned for their dtype. Raises ValueError if the
+        file is closed."""
         if name not in self._tensors:
             raise ValueError(f"{self.path} has been closed; no tensor can be read from it")
         rows = _rows(self._tensors[name], start, stop)
@@ -78,7 +78,7 @@ def _rows(tensor: torch.Tensor, start: int, stop: int | None) -> torch.Tensor:
 
 
 def _check_archive(path: Path) -> None:
-    """ValueError unless this is a complete zip archive whose entries are stored as they are, as torch writes them."""
+    """Raises ValueError unless this is a complete zip archive with uncompressed entries, as torch writes it."""
     size = path.stat().st_size
     try:
         with zipfile.ZipFile(path) as archive:
@@ -105,15 +105,18 @@ def _load_archive(path: Path) -> object:
 
 
 def _load_legacy(path: Path) -> object:
-    """What `torch.load(path, weights_only=True)` gives, as views of the mapped file. In the file stand
+    """Returns the same as `torch.load(path, weights_only=True)`, but as views of the mapped file. The file holds
 
         magic number, protocol version, about the machine     three pickles of plain values
+
         the dictionary                                        a pickle that names storages by key, dtype and number of elements
+
         the keys                                              a pickle of a list
+
         per key: number of elements (int64), elements
 
-    Where the elements of a key begin depends on the dtypes of those before it, which only the dictionary tells: it is
-    unpickled twice, first over storages at the wrong place."""
+    The position of a key's elements depends on the dtypes of the keys before it, which only the dictionary contains. So
+    the dictionary is unpickled twice, the first time with storages at wrong positions."""
     size = path.stat().st_size
     mapping = torch.UntypedStorage.from_file(str(path), shared=False, nbytes=size)
     declared: dict[str, tuple[torch.dtype, int]] = {}
@@ -150,8 +153,9 @@ def _load_legacy(path: Path) -> object:
 def _next_pickle(
     file: BinaryIO, storage: Callable[[str, torch.dtype, int], torch.TypedStorage] | None = None
 ) -> object:
-    """The value of the next pickle of a file, by torch's restricted unpickler;
-    `storage(key, dtype, number of elements)` where it may name storages."""
+    """Reads the next pickle of a file with torch's restricted unpickler.
+
+    `storage(key, dtype, number of elements)` returns the storages it names; None if it may not name any."""
     unpickler = _weights_only_unpickler.Unpickler(file, encoding="utf-8")
 
     def persistent_load(saved: tuple) -> torch.TypedStorage:
@@ -168,14 +172,14 @@ def _next_pickle(
 def _unpickle(path: Path, load: Callable[[Path], object]) -> object:
     try:
         return load(path)
-    except Exception as error:  # a damaged pickle can fail in any way that Python has
+    except Exception as error:  # a damaged pickle can raise any exception
         text = str(error)
         wanted = re.search(r"GLOBAL (\S+)", text)
         if wanted:
             raise ValueError(
                 f"{path} wants to run code while it is read ({wanted[1][:200]}), which is never allowed. {ADVICE}"
             ) from None
-        # torch's own advice is to switch the protection off; the reason stands in the lines that do not say so.
+        # torch's own advice is to disable the protection. The reason is in the other lines.
         lines = [line for line in text.splitlines() if line.strip() and "weights_only" not in line]
         reason = " ".join(lines)[:300] or type(error).__name__
         raise ValueError(

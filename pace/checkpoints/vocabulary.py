@@ -1,4 +1,4 @@
-"""Parts of a tokenizer.json, made of vocabularies that come in other files."""
+"""Parts of a tokenizer.json, made from vocabularies in other files."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from pace import _C
 from pace.checkpoints.files import git_lfs_message, is_git_lfs_pointer, open_regular, read_at
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
-"""Types of tokens: those of tokenizer.ggml.token_type, and of sentencepiece's pieces."""
+"""Token types of tokenizer.ggml.token_type and of sentencepiece's pieces."""
 SPACE = "▁"
-"""How sentencepiece writes a space."""
+"""Character that sentencepiece uses for a space."""
 MAX_PIECE = 256
-"""Characters of a piece that others may make; sentencepiece makes them of at most 16 unless told otherwise."""
+"""Maximum number of characters of a piece that merges are found for. sentencepiece makes pieces of at most 16 by
+default."""
 MAX_VOCABULARY_BYTES = 64 << 20
-"""The largest vocabulary known takes 5 MB."""
+"""The largest known vocabulary takes 5 MB."""
 
 
 def _byte_letters() -> list[str]:
@@ -29,12 +30,12 @@ def _byte_letters() -> list[str]:
 
 
 BYTE_LETTERS = _byte_letters()
-"""The letters that byte-level BPE writes bytes with: printable bytes as they are, the others from U+0100 on. Source:
-GPT-2's encoder (openai/gpt-2, encoder.py)."""
+"""Letters that byte-level BPE uses for bytes. Printable bytes stand for themselves, the others are numbered from
+U+0100. Source: GPT-2's encoder (openai/gpt-2, encoder.py)."""
 
 
 def read_vocabulary(path: Path) -> bytes:
-    """The bytes of a vocabulary's file. Raises what `open_regular` does, and ValueError that names the file."""
+    """Reads the bytes of a vocabulary file. Raises what `open_regular` raises, and ValueError that names the file."""
     descriptor = open_regular(path)
     try:
         data = read_at(descriptor, path, MAX_VOCABULARY_BYTES + 1)
@@ -55,8 +56,10 @@ def sentencepiece_parts(
     prefix: bool,
     before: Sequence[dict[str, Any]] = (),
 ) -> dict[str, Any]:
-    """Normalizer, decoder and model of a sentencepiece vocabulary of the kind BPE. `prefix`: a text gets a space in
-    front; `before`: normalizers that come first."""
+    """Returns the normalizer, decoder and model of a sentencepiece BPE vocabulary.
+
+    `prefix`: True puts a space in front of a text.
+    `before`: normalizers that run first."""
     vocabulary = dict(zip(tokens, range(len(tokens))))
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
     back = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
@@ -77,8 +80,8 @@ def sentencepiece_parts(
 
 
 def merges_by_score(tokens: list[str], scores: np.ndarray, types: np.ndarray) -> list[tuple[str, str]]:
-    """Sentencepiece joins the two neighbours that make the piece of the highest score: every pair that makes a piece,
-    the best first. Of a piece the pair with the shorter left part comes first."""
+    """Merges in the order of sentencepiece, which joins the two neighbours that make the piece with the highest score.
+    These are all pairs that make a piece, best first. Among pairs for one piece, shorter left parts come first."""
     is_piece = (types == NORMAL) | (types == USER_DEFINED)
     pieces = [token if wanted and len(token) <= MAX_PIECE else None for token, wanted in zip(tokens, is_piece.tolist())]
     best_first = np.argsort(-scores, kind="stable").astype(np.uint32)
@@ -86,7 +89,7 @@ def merges_by_score(tokens: list[str], scores: np.ndarray, types: np.ndarray) ->
 
 
 def bpe_model(vocabulary: dict[str, int], merges: list, **options: Any) -> dict[str, Any]:
-    """The model of a tokenizer.json."""
+    """Returns the `model` of a tokenizer.json."""
     common = {
         "dropout": None,
         "unk_token": None,
@@ -100,13 +103,14 @@ def bpe_model(vocabulary: dict[str, int], merges: list, **options: Any) -> dict[
 
 
 def added_token(index: int, content: str, special: bool = True) -> dict[str, Any]:
-    """A token that is found in a text before anything else is."""
+    """An added token of a tokenizer.json. Added tokens are matched in a text before anything else."""
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     return {"id": index, "content": content, "special": special, **plain}
 
 
 def text_with_ends(before: Sequence[tuple[str, int]], after: Sequence[tuple[str, int]] = ()) -> dict[str, Any] | None:
-    """The post-processor that puts these tokens, names and ids, before and after a text; None where there are none."""
+    """Post-processor that puts the tokens `before` and `after` (names and ids) around a text, or None if there are
+    none."""
     ends = [*before, *after]
     if not ends:
         return None

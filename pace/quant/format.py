@@ -15,7 +15,7 @@ from pace.ops.quantizer import QuantizerKernel
 from pace.ops.weight_layout import CODES, SMALL_CODES, SUPER_BLOCK, QuantizedRows, WeightLayout
 
 CHUNK_ELEMENTS = 1 << 15
-"""Rows are quantised in chunks of this many elements. Intermediates then stay in the caches, and chunks are below
+"""Rows are quantised in chunks of this many elements. Intermediates then stay in the caches, and chunks do not exceed
 torch's parallel grain. Each operation therefore runs on the calling thread; several threads load at once."""
 
 

@@ -1,1 +1,1 @@
-"""A model's tokenizer: text to token ids and back, and conversations as text."""
+"""Tokenizers of models: text to token ids and back, and conversations to text."""

@@ -1,10 +1,10 @@
-"""The tokenizers that ChatGLM3 and GLM-4-9B have as code of their own, made without it.
+"""Tokenizers of ChatGLM3 and GLM-4-9B. Their checkpoints define them in Python code, which is not needed here.
 
-ChatGLM3 has a vocabulary of sentencepiece and nine tokens behind it. A turn is the token of its role, a line with what
-else is to be said of it (the name of a tool, say), and its text, each encoded for itself. Names of these tokens are
-ordinary text wherever a user writes them: "sop" is part of many words. GLM-4-9B has a vocabulary of tiktoken, and says in
-tokenizer_config.json what its other tokens are.
-"""
+ChatGLM3 has a sentencepiece vocabulary, followed by nine more tokens. A turn consists of its role's token, a line with
+metadata (for example the name of a tool), and its text. Each of these is encoded separately. The names of these tokens
+are ordinary text if a user writes them: "sop" is part of many words.
+
+GLM-4-9B has a tiktoken vocabulary, and lists its other tokens in tokenizer_config.json."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from pace.checkpoints.vocabulary import CONTROL, added_token, read_vocabulary, t
 from pace.tokenizer.tokenizer import Tokenizer
 
 BEGIN = ("[gMASK]", "sop")
-"""What every text begins with."""
+"""Tokens at the beginning of every text."""
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>", "<|observation|>")
 NAMES = ("[MASK]", "[gMASK]", "[sMASK]", "sop", "eop", *ROLES)
-"""Of ChatGLM3's tokens behind the vocabulary, in their order."""
+"""Names of ChatGLM3's tokens after the vocabulary, in order."""
 TURN_ENDS = ("<|user|>", "<|observation|>")
 """Tokens that follow a turn of the assistant."""
 APART = "\ufdd0"
-"""Stands inside of a name in a message, which is text then. Unicode keeps this code point free for such use."""
+"""Inserted into a token's name in a message, so that the name is read as text. Unicode reserves this code point for
+internal use."""
 
 CHAT_TEMPLATE = r"""
 {%- set no_text = '' -%}
@@ -62,12 +63,12 @@ CHAT_TEMPLATE = r"""
 {%- endfor -%}
 {{- '<|assistant|>' if add_generation_prompt else no_text -}}
 """.strip()
-"""What `build_chat_input` of ChatGLM3's own tokenizer makes of a conversation, and calls as its page on tools has
-them."""
+"""Renders a conversation as `build_chat_input` of ChatGLM3's tokenizer does, and tool calls as in its page on tools."""
 
 
 class Conversations(Tokenizer):
-    """ChatGLM3's tokenizer. Names of tokens count in a text that begins as conversations do. In messages they are text."""
+    """ChatGLM3's tokenizer. Token names are tokens in a text that begins as conversations do. In messages they are
+    text."""
 
     @property
     def turn_ends(self) -> list[int]:
@@ -93,7 +94,7 @@ def _options(text: Any, others: tuple, options: dict[str, Any]) -> dict[str, Any
 
 
 def names_apart(value: Any) -> Any:
-    """The same messages or tools, in which names of tokens are text."""
+    """Returns a copy of messages or tools in which token names are read as text."""
     if isinstance(value, str):
         names = "|".join(map(re.escape, NAMES))
         return re.sub(names, lambda name: name[0][0] + APART + name[0][1:], value.replace(APART, ""))
@@ -103,7 +104,8 @@ def names_apart(value: Any) -> Any:
 
 
 def chatglm3_state(state: dict[str, Any], ids: Mapping[str, int]) -> dict[str, Any]:
-    """The tokenizer.json `state` with ChatGLM3's manner of texts; `ids` of its tokens by their names."""
+    """Returns the tokenizer.json `state` with ChatGLM3's normalizer and post-processor. `ids`: ids of its tokens by
+    name."""
     drop = {"type": "Replace", "pattern": {"String": APART}, "content": ""}
     normalizer = {"type": "Sequence", "normalizers": [drop, *state["normalizer"]["normalizers"]]}
     begin = text_with_ends([(name, ids[name]) for name in BEGIN])
@@ -111,7 +113,7 @@ def chatglm3_state(state: dict[str, Any], ids: Mapping[str, int]) -> dict[str, A
 
 
 def chatglm3_settings(end: str, unknown: str) -> dict[str, Any]:
-    """What stands in tokenizer_config.json: the tokens that end a text and stand for what has none."""
+    """Returns the contents of tokenizer_config.json. `end` and `unknown` are the end and the unknown token."""
     return {
         "eos_token": end,
         "unk_token": unknown,
@@ -125,7 +127,7 @@ def chatglm3_settings(end: str, unknown: str) -> dict[str, Any]:
 
 
 def is_own_tokenizer(directory: Path) -> bool:
-    """Whether the tokenizer of a directory is one that its checkpoint has code for, and that is made here instead."""
+    """True if a checkpoint defines its tokenizer in code, and this module makes it instead."""
     names = [directory / name for name in ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "config.json")]
     if names[0].exists() or not names[1].exists():
         return False
@@ -135,11 +137,11 @@ def is_own_tokenizer(directory: Path) -> bool:
 
 
 def own_tokenizer(directory: Path) -> tuple[dict[str, Any], dict[str, Any], type[Tokenizer]]:
-    """What would stand in tokenizer.json and in tokenizer_config.json, and the class. Raises ValueError or
+    """Returns the contents of tokenizer.json and of tokenizer_config.json, and the class. Raises ValueError or
     NotImplementedError that name the file."""
     path = directory / "tokenizer.model"
     data = read_vocabulary(path)
-    if data[:1] != b"\n":  # a message of protocol buffers begins with the first of its pieces
+    if data[:1] != b"\n":  # a protocol buffer message begins with its first piece
         return *glm4_tokenizer(directory, path, data), Tokenizer
     model = read_sentencepiece(path, data)
     specials = [added_token(i, model.pieces[i]) for i, kind in enumerate(model.types) if kind == CONTROL]
@@ -154,7 +156,8 @@ def own_tokenizer(directory: Path) -> tuple[dict[str, Any], dict[str, Any], type
 
 
 def gguf_tokenizer(path: Path, state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], type[Tokenizer]]:
-    """The same of ChatGLM3's vocabulary in a GGUF file, of which `state` would stand in tokenizer.json."""
+    """Returns the same as `own_tokenizer` for ChatGLM3's vocabulary in a GGUF file. `state`: the contents of
+    tokenizer.json."""
     vocabulary = state["model"]["vocab"]
     if missing := [name for name in NAMES if name not in vocabulary]:
         raise ValueError(f"{path}: tokenizer.ggml.tokens has no {', '.join(missing)}")
@@ -163,7 +166,7 @@ def gguf_tokenizer(path: Path, state: dict[str, Any]) -> tuple[dict[str, Any], d
 
 
 def glm4_tokenizer(directory: Path, path: Path, data: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The same of GLM-4-9B, without the class."""
+    """Returns the same as `own_tokenizer` for GLM-4-9B, without the class."""
     config = directory / "tokenizer_config.json"
     settings = read_json_object(config)
     parts, ids = read_tiktoken(path, data), {}

@@ -1,8 +1,7 @@
 """Chat templates: Jinja in a sandbox, with the names that transformers gives templates.
 
-A template comes from the Hub. It sees nothing but plain data, it may neither change them nor reach Python's internals,
-and what it renders is text. Source: transformers/utils/chat_template_utils.py, which is the oracle of the tests.
-"""
+A template comes from the Hub. It gets only plain data, which it can neither change nor use to reach Python's internals,
+and it renders text. Source: transformers/utils/chat_template_utils.py, the reference in the tests."""
 
 from __future__ import annotations
 
@@ -19,11 +18,13 @@ from jinja2.exceptions import SecurityError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MIN_JINJA = (3, 1, 6)
-"""Templates could leave the sandbox of earlier versions."""
+"""Templates could escape the sandbox of earlier versions."""
 REASONING = ("reasoning_content", "thinking", "reasoning")
-"""Names under which clients give a message's thoughts. Templates read the first, gpt-oss's reads the second."""
+"""Names under which clients give a message's reasoning. Templates read the first; the template of gpt-oss reads the
+second."""
 MARK = "CONTINUE_FINAL_MESSAGE_TAG "
-"""Stands behind the message that goes on. A template that strips the message strips the blank at its end."""
+"""Appended to the content of the message to continue. A template that strips the message also strips the mark's final
+space."""
 
 
 def render(
@@ -35,11 +36,11 @@ def render(
     continue_final_message: bool = False,
     **variables: Any,
 ) -> str:
-    """The text of a conversation. With `continue_final_message` it ends where the last message's content does.
+    """Renders a conversation as text. With `continue_final_message` the text ends where the last message's content
+    ends.
 
-    Raises jinja2's TemplateError for what the template itself raises and for what is no template, ValueError for a
-    message that cannot go on, TypeError for messages that are no dicts.
-    """
+    Raises jinja2's TemplateError for errors in or by the template, and ValueError for a message that cannot be
+    continued. Raises TypeError for messages that are not dicts."""
     _check_version(jinja2.__version__)
     compiled = _compile(template)
     plain = [_message(message) for message in messages]
@@ -59,7 +60,7 @@ def render(
 
 
 def _mark(messages: list[dict[str, Any]], template: str) -> str:
-    """Puts the mark behind the last message's content, and returns that content."""
+    """Appends the mark to the last message's content, and returns the original content."""
     last = messages[-1]
     content = last.get("content")
     if content is None:
@@ -84,7 +85,8 @@ def _up_to_mark(text: str, final: str) -> str:
 
 
 def _message(message: Any) -> dict[str, Any]:
-    """A message as templates want it: plain data, without keys that hold None, thoughts under all their names."""
+    """Converts a message for templates: plain data, no keys with value None, reasoning under all names that templates
+    read."""
     plain = _plain(message)
     if not isinstance(plain, dict):
         raise TypeError(f"messages must be dicts; got {message!r:.100}")
@@ -94,8 +96,8 @@ def _message(message: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A copy of the types that JSON has. What is none of them becomes a placeholder: objects have methods that a
-    template must not call."""
+    """Copies a value with JSON's types only. Anything else becomes a placeholder: objects have methods that a template
+    must not call."""
     if value is None or type(value) in (str, int, float, bool):
         return value
     for kind in (str, int, float):
@@ -107,9 +109,9 @@ def _plain(value: Any) -> Any:
         return type(value)(map(_plain, value)) if type(value) in (list, tuple) else list(map(_plain, value))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if callable(getattr(value, "model_dump", None)):  # of pydantic: messages of OpenAI's client
+    if callable(getattr(value, "model_dump", None)):  # pydantic: messages of OpenAI's client
         return _plain(value.model_dump())
-    if callable(getattr(value, "item", None)) and getattr(value, "ndim", None) == 0:  # a number of numpy
+    if callable(getattr(value, "item", None)) and getattr(value, "ndim", None) == 0:  # a numpy number
         return _plain(value.item())
     return f"<{type(value).__name__}>"
 
@@ -127,7 +129,8 @@ def _check_version(version: str) -> None:
 
 
 class _Generation(ext.Extension):
-    """`{% generation %}`: marks what the assistant wrote, for training. Here its body is text like any other."""
+    """`{% generation %}`, which marks the assistant's output for training. Here its body is rendered as ordinary
+    text."""
 
     tags = {"generation"}
 
@@ -147,7 +150,7 @@ class _Dict:
 
 
 class _Namespace(utils.Namespace):
-    """`namespace` that takes no name of Python's internals."""
+    """`namespace` that refuses names of Python's internals."""
 
     def __init__(*args: Any, **items: Any) -> None:
         self, *rest = args
@@ -177,7 +180,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as it is. Jinja's own filter writes it for HTML."""
+    """Plain JSON. Jinja's own filter escapes it for HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

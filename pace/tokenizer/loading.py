@@ -1,7 +1,5 @@
-"""The tokenizer of a checkpoint: `load_tokenizer`. The only importer of transformers, where something of it is needed.
-
-Code that a checkpoint brings along is not run.
-"""
+"""Loads the tokenizer of a checkpoint: `load_tokenizer`. This is the only module that imports transformers, and only if
+it is needed. Code in a checkpoint is never run."""
 
 from __future__ import annotations
 
@@ -46,34 +44,36 @@ TOKENIZER_FILES = (
     "additional_chat_templates/*.jinja",
 )
 LARGE_FILES = ("tokenizer.json", "vocab.json")
-"""Left to their library."""
+"""Files that only their library reads."""
 MIN_IDS = 0.9
-"""Part of a model's vocabulary that its tokenizer has at least. Vocabularies are padded by a few percent; where more is
-missing, the tokenizer is likely another model's."""
+"""Minimum share of a model's vocabulary that its tokenizer must have. Vocabularies are padded by a few percent. If more
+is missing, the tokenizer is probably another model's."""
 
 
 class Source(NamedTuple):
-    """Where a tokenizer comes from."""
+    """Source of a tokenizer."""
 
     make: Callable[[], Any]
     files: str
-    """Its files, for messages."""
+    """Description of its files, for messages."""
 
 
 def load_tokenizer(
     path: str | Path, vocab_size: int | None = None, required: bool = True, metadata: Metadata | None = None
 ) -> Any:
-    """The tokenizer of a checkpoint directory or GGUF file: a `Tokenizer`, or one of transformers where its class does
-    more than its files say. Without `required`, None where there are no tokenizer files.
+    """Loads the tokenizer of a checkpoint directory or GGUF file.
 
-    `metadata` is that of the GGUF file where it has been read. A tokenizer with more ids than `vocab_size` is loaded,
-    as such checkpoints exist (a padding token was added and the model not resized), with a warning in the log: prompts
-    that use such an id are refused when they come. So is one with less than `MIN_IDS` of them.
+    Returns a `Tokenizer`, or one of transformers if its class does more than its files describe. Returns None without
+    tokenizer files if `required` is False.
 
-    Raises FileNotFoundError (no files, or not those that its class needs), PermissionError, ValueError (damaged, or of
-    a class that only code in the checkpoint defines), ImportError (transformers or a library it needs is not
-    installed).
-    """
+    `vocab_size`: the model's. A tokenizer with more ids is loaded with a warning, because such checkpoints exist (a
+    padding token was added without resizing the model). Prompts that use such an id are refused later. A tokenizer with
+    less than `MIN_IDS` of the ids is also loaded with a warning.
+    `metadata`: the GGUF file's, if it was already read.
+
+    Raises FileNotFoundError (no files, or not those that its class needs) or PermissionError. Raises ValueError if a
+    file is damaged, or if only code in the checkpoint defines the class. Raises ImportError if transformers or a
+    library it needs is not installed."""
     path = Path(path)
     source = _of_gguf(path, metadata) if is_gguf(path) else _of_directory(path)
     if source.make is None:
@@ -88,7 +88,7 @@ def load_tokenizer(
     except ImportError:
         raise
     except BaseException as error:
-        # The tokenizers library panics on some damaged files, with an exception that is not an Exception.
+        # On some damaged files the tokenizers library panics with an exception that is not an Exception.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise ValueError(f"pace cannot make the tokenizer in {path} from {source.files}: {_one_line(error)}") from error
@@ -132,7 +132,7 @@ def _of_gguf(path: Path, metadata: Metadata | None) -> Source:
 
 
 def _make(path: Path, state: Any, settings: dict[str, Any], kind: type[Tokenizer] = Tokenizer) -> Tokenizer:
-    """A tokenizer of what would stand in tokenizer.json and tokenizer_config.json."""
+    """Makes a tokenizer from the contents of tokenizer.json and tokenizer_config.json."""
     backend = make_backend(state)
     return kind(backend, settings, str(path), partial(_wrapped, backend, settings))
 
@@ -141,7 +141,7 @@ def _wrapped(backend: Backend, settings: dict[str, Any]) -> Any:
     """transformers' tokenizer around a copy of `backend`."""
     from transformers import PreTrainedTokenizerFast
 
-    # Without the path: with a name of more than 100,000 tokens transformers asks the Hub about it.
+    # No path is given: with a path and more than 100,000 tokens, transformers asks the Hub about it.
     return PreTrainedTokenizerFast(tokenizer_object=backend, **settings)
 
 
@@ -168,13 +168,13 @@ def _of_directory(directory: Path) -> Source:
 
 
 def _check_library(directory: Path) -> None:
-    """Raises ImportError where the vocabulary is one that transformers reads with a library that is not here: it would
-    ask for another one."""
+    """Raises ImportError if transformers needs a missing library to read the vocabulary. transformers' own error would
+    name a different library."""
     path = directory / "tokenizer.model"
     if (directory / "tokenizer.json").exists() or not path.is_file() or chatglm.is_own_tokenizer(directory):
         return
     with open(path, "rb") as file:
-        is_tiktoken = file.read(1) != b"\n"  # a message of protocol buffers begins with the first of its pieces
+        is_tiktoken = file.read(1) != b"\n"  # a protocol buffer message begins with its first piece
     library = "tiktoken" if is_tiktoken else "sentencepiece"
     if importlib.util.find_spec(library) is None:
         raise ImportError(
@@ -184,7 +184,7 @@ def _check_library(directory: Path) -> None:
 
 
 def _whole(directory: Path, settings: dict[str, Any]) -> Tokenizer | None:
-    """A tokenizer whose tokenizer.json says all; None where it does not, or is missing."""
+    """A tokenizer that tokenizer.json describes completely. None if the file does not, or is missing."""
     path, config = directory / "tokenizer.json", directory / "config.json"
     if not (settings and path.is_file()):
         return None
@@ -198,7 +198,7 @@ def _whole(directory: Path, settings: dict[str, Any]) -> Tokenizer | None:
 
 
 def _with_older_files(directory: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings with the special tokens and the added ones that older checkpoints have in files of their own."""
+    """Returns the settings, with special and added tokens from the separate files of older checkpoints."""
     if "added_tokens_decoder" in settings:
         return settings
     special, added = directory / "special_tokens_map.json", directory / "added_tokens.json"
@@ -212,7 +212,7 @@ def _with_older_files(directory: Path, settings: dict[str, Any]) -> dict[str, An
 
 
 def _chat_templates(directory: Path, settings: dict[str, Any]) -> Any:
-    """Those in files of their own come before those in the settings."""
+    """Chat templates. Separate files take precedence over the settings."""
     found = {}
     if (path := directory / "chat_template.jinja").is_file():
         found["default"] = path.read_text(encoding="utf-8")
@@ -230,7 +230,8 @@ def _auto(directory: Path, settings: dict[str, Any]) -> Any:
     tokenizer = AutoTokenizer.from_pretrained(
         str(directory), config=_config(directory, settings), trust_remote_code=False, local_files_only=True
     )
-    # Its warning about texts longer than model_max_length goes to stderr, and the engine refuses such texts.
+    # transformers' warning about texts longer than model_max_length goes to stderr; the engine refuses such texts
+    # anyway.
     tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
     if tokenizer.chat_template is None:
         tokenizer.chat_template = read_template_file(directory)
@@ -238,9 +239,9 @@ def _auto(directory: Path, settings: dict[str, Any]) -> Any:
 
 
 def _config(directory: Path, settings: dict[str, Any]) -> Any:
-    """A config with what AutoTokenizer reads of it where tokenizer_config.json names the tokenizer's class. It then
-    does not import the model's own config class, and with that a second's worth of torch. None: let it find out by
-    itself."""
+    """A minimal config for AutoTokenizer, if tokenizer_config.json names the tokenizer's class. AutoTokenizer then
+    does not import the model's config class, which would import torch for a second. None lets AutoTokenizer find the
+    config."""
     if not settings or not os.path.lexists(directory / "config.json"):
         return None
     config = read_json_object(directory / "config.json")
@@ -258,8 +259,8 @@ def _config(directory: Path, settings: dict[str, Any]) -> Any:
 
 
 def _check_class(path: Path, name: object) -> None:
-    """Raises ValueError for the name of something else in transformers, which would be made instead: a model of the
-    default size, say."""
+    """Raises ValueError if the name is something else in transformers. That would be made instead, for example a model
+    of the default size."""
     if not isinstance(name, str) or "Tokenizer" in name:
         return
     import transformers

@@ -1,8 +1,7 @@
-"""Which tokenizer.json say all that transformers would make of them.
+"""Decides which tokenizer.json files describe completely what transformers would make of them.
 
-transformers takes a tokenizer.json as it is for most classes. Some classes read its vocabulary only and build the rest
-by themselves: normalizer, pre-tokenizer and decoder. A file that has the same ones is as good as they are.
-"""
+For most classes transformers uses a tokenizer.json unchanged. Some classes only read its vocabulary, and build the
+normalizer, pre-tokenizer and decoder themselves. A file with equal parts gives the same tokenizer."""
 
 from __future__ import annotations
 
@@ -15,18 +14,18 @@ from tokenizers import Tokenizer
 from pace.tokenizer.tokenizer import NAMED
 
 PLAIN_CLASSES = {"PreTrainedTokenizer", "TokenizersBackend", "PythonBackend"}
-"""Classes that take the file as it is; "Fast" at the end of a name says nothing."""
+"""Classes that use the file unchanged. The suffix "Fast" of a name makes no difference."""
 PLAIN_MODELS = {
     "ernie4_5", "ernie4_5_moe", "flex_olmo", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "gpt_bigcode", "granite",
     "granitemoe", "granitemoehybrid", "granitemoeshared", "internlm2", "internlm3", "minicpm3", "ministral", "mistral",
     "mixtral", "olmo2", "olmo3", "olmo_hybrid", "phi3", "phimoe", "stablelm",
 }  # fmt: skip
-"""By model_type: the file is taken as it is, whatever class the settings name."""
+"""Values of model_type for which the file is used unchanged, regardless of the class in the settings."""
 REBUILT_MODELS = {"qwen2": "Qwen2Tokenizer"}
-"""By model_type: the class that transformers takes whatever the settings name. tests/tokenizer holds both."""
+"""model_type -> class that transformers uses regardless of the settings. tests/tokenizer checks both."""
 
 BYTE_PIECES = [f"<0x{byte:02X}>" for byte in range(256)]
-"""Tokens to which a vocabulary of pieces falls back."""
+"""Byte tokens to which a vocabulary of pieces falls back."""
 
 _QWEN2 = r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"""
 _BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
@@ -50,8 +49,8 @@ REBUILT = {
     "GemmaTokenizer": (_SPACES, _WORDS, _sequence("decoders", *_PIECES)),
     "LlamaTokenizer": (None, _METASPACE, _sequence("decoders", *_PIECES, _STRIP)),
 }
-"""By class: the normalizer, pre-tokenizer and decoder that it builds. Its model fuses unknown characters and falls back
-to bytes where it works on pieces, and never prefers a whole word to its merges."""
+"""Class -> the normalizer, pre-tokenizer and decoder that it builds. Models that work on pieces fuse unknown characters
+and fall back to bytes. No model prefers a whole word to its merges."""
 
 _END = "<|endoftext|>"
 DEFAULTS: dict[str, dict[str, str | None]] = {
@@ -63,18 +62,18 @@ DEFAULTS: dict[str, dict[str, str | None]] = {
     },
     "LlamaTokenizer": {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "padding_side": "left"},
 }  # fmt: skip
-"""By class: what holds where the settings do not say."""
+"""Class -> default settings."""
 
 
 def complete_settings(backend: Tokenizer, settings: Mapping[str, Any], model_type: Any) -> dict[str, Any] | None:
-    """What tokenizer_config.json holds, with what its class and the file add; None unless transformers' tokenizer would
-    be `backend` as it was read from tokenizer.json."""
+    """Returns the settings of tokenizer_config.json, completed by its class and the file. None unless transformers'
+    tokenizer would be equal to `backend`, as read from tokenizer.json."""
     named = settings.get("tokenizer_class")
     if "auto_map" in settings or not isinstance(named, str) or not isinstance(model_type, str):
         return None
     name = _class_of(backend, named.removesuffix("Fast"), model_type)
     of_class = DEFAULTS.get(name or "", {})
-    if backend.padding:  # which decides before the class, but for a token that the class has
+    if backend.padding:  # overrides the class's padding side, but not its pad token
         of_class = {"pad_token": backend.padding["pad_token"], **of_class, "padding_side": backend.padding["direction"]}
     complete = of_class | dict(settings)
     is_whole = (
@@ -89,8 +88,8 @@ def complete_settings(backend: Tokenizer, settings: Mapping[str, Any], model_typ
 
 
 def _class_of(backend: Tokenizer, name: str, model_type: str) -> str | None:
-    """The class that transformers makes where a checkpoint names another or the same; None for one that takes the file
-    as it is."""
+    """Class that transformers makes for a checkpoint that names `name`. None for a class that uses the file
+    unchanged."""
     if model_type in REBUILT_MODELS:
         return REBUILT_MODELS[model_type]
     is_plain = name in PLAIN_CLASSES or model_type in PLAIN_MODELS
@@ -98,28 +97,28 @@ def _class_of(backend: Tokenizer, name: str, model_type: str) -> str | None:
 
 
 def _has_parts(backend: Tokenizer, name: str, settings: Mapping[str, Any]) -> bool:
-    """Whether a tokenizer is built as the class `name` builds it."""
+    """True if the tokenizer has the parts that the class `name` builds."""
     is_llama = name == "LlamaTokenizer"
     if name not in REBUILT or settings.get("add_prefix_space") not in (None, is_llama):
         return False
-    if is_llama and settings.get("legacy"):  # a space stands before each piece of text then
+    if is_llama and settings.get("legacy"):  # legacy puts a space before each piece of text
         return False
     *before, decoder = REBUILT[name]
     found = [_as_json(part) for part in (backend.normalizer, backend.pre_tokenizer, backend.decoder)]
-    of_bytes = decoder is _BYTES  # which has flags that mean nothing in a decoder
+    of_bytes = decoder is _BYTES  # its flags have no meaning in a decoder
     model = backend.model
     return (
         found[:2] == before
         and (found[2]["type"] == "ByteLevel" if of_bytes and found[2] else found[2] == decoder)
         and type(model).__name__ == "BPE"
         and (model.fuse_unk, model.byte_fallback, model.ignore_merges) == (not of_bytes, not of_bytes, False)
-        # Classes differ in the token for what is unknown: nothing may be.
+        # Classes differ in the unknown token, so no text may be unknown.
         and (model.unk_token is None if of_bytes else None not in map(backend.token_to_id, BYTE_PIECES))
     )
 
 
 def _is_byte_level(backend: Tokenizer) -> bool:
-    """Whether a part works on bytes. A LlamaTokenizer of bytes is taken as it is, one of pieces is built anew."""
+    """True if any part works on bytes. A byte-level LlamaTokenizer is used unchanged, one of pieces is rebuilt."""
     parts = (backend.normalizer, backend.pre_tokenizer, backend.post_processor, backend.decoder)
     return any('"ByteLevel"' in json.dumps(_as_json(part)) for part in parts)
 
@@ -129,8 +128,8 @@ def _as_json(part: Any) -> Any:
 
 
 def _has_tokens(backend: Tokenizer, settings: Mapping[str, Any], rebuilt: bool) -> bool:
-    """Whether all tokens that the settings add, or call special, are added tokens of the file with the same flags. Of a
-    class that is built anew the file has no others, as these would be lost."""
+    """True if all tokens that the settings add or declare special are added tokens of the file with the same flags. For
+    a rebuilt class the file must have no others, because they would be lost."""
     known = backend.get_added_tokens_decoder()
     added = settings.get("added_tokens_decoder")
     for index, token in (added or {}).items():
@@ -143,7 +142,8 @@ def _has_tokens(backend: Tokenizer, settings: Mapping[str, Any], rebuilt: bool) 
     named = [value for key, value in settings.items() if key in NAMED or key.endswith("_token")]
     if isinstance(extra, dict):
         named, extra = [*named, *extra.values()], []
-    # Tokens without a name are added once more, with flags of their own; those with one where the class is built anew.
+    # transformers adds tokens without a name again, with different flags. For a rebuilt class it also does so with
+    # named tokens.
     flags = {"lstrip": False, "rstrip": False, "normalized": False} if rebuilt else {}
     return all(
         _is_like(special.get(_content(token)), _with_flags(token, {"normalized": False})) for token in extra

@@ -1,4 +1,4 @@
-"""The chat template in a `chat_template.json`, a file that transformers does not read for tokenizers."""
+"""Reads the chat template in a `chat_template.json`, which transformers does not read for tokenizers."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ FILE = "chat_template.json"
 
 
 def read_template_file(directory: Path) -> str | dict[str, str] | None:
-    """The template in a directory's `chat_template.json`, several by their names; None where it has no such file.
+    """Returns the template in a directory's `chat_template.json`, or several by name. None if there is no such file.
 
     The file is `{"chat_template": ...}` with a text, texts by name, or a list of `{"name": ..., "template": ...}`.
-    Raises ValueError for anything else, and what `read_json_object` does.
-    """
+    Raises ValueError for anything else, and what `read_json_object` raises."""
     path = directory / FILE
     if not path.exists():
         return None

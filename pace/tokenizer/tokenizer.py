@@ -1,4 +1,4 @@
-"""`Tokenizer`: text to token ids and back, on the tokenizers package."""
+"""`Tokenizer`: text to token ids and back, using the tokenizers package."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_t
 
 
 FIELDS = {"input_ids": "ids", "token_type_ids": "type_ids", "attention_mask": "attention_mask"}
-"""What a tokenizer gives of a text -> its name in the tokenizers package."""
+"""Key of an encoding -> attribute in the tokenizers package."""
 
 
 TOKEN_OPTIONS = {
     "padding", "truncation", "max_length", "return_tensors", "return_assistant_tokens_mask", "tokenizer_kwargs",
     "sanitize_control_tokens",
 }  # fmt: skip
-"""Options of `apply_chat_template` that only transformers' tokenizer has."""
+"""Options of `apply_chat_template` that only transformers' tokenizer supports."""
 
 
 class Encoding(dict[str, Any]):
-    """What a tokenizer makes of texts; its entries are attributes, too."""
+    """Result of encoding texts. Its entries are also attributes."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -37,8 +37,8 @@ class Encoding(dict[str, Any]):
 
 
 class SpecialToken:
-    """An attribute of `Tokenizer` such as `pad_token`: the token of that name, None where there is none. With `is_id`
-    its id. Either may be set."""
+    """An attribute of `Tokenizer` such as `pad_token`: the token of that name, or None. With `is_id` it is the token's
+    id. Both can be set."""
 
     def __init__(self, name: str, is_id: bool = False) -> None:
         self._name, self._is_id = name, is_id
@@ -60,13 +60,12 @@ class Tokenizer:
     """A model's tokenizer, with the names of transformers' tokenizers.
 
     It does what generation needs: encode, decode, look up tokens, render chat templates. Threads may share it, and it
-    can be pickled. For anything else, such as padding or tensors, it makes transformers' tokenizer of the same files and
-    asks that. What is set or added here holds in both. A copy shares the vocabulary.
-    """
+    can be pickled. For anything else, such as padding or tensors, it makes transformers' tokenizer from the same files
+    and delegates to it. Changes made here apply to both. A copy shares the vocabulary."""
 
     is_fast = True
     turn_ends: Sequence[int] = ()
-    """Tokens that end a turn, besides the end of a text."""
+    """Tokens that end a turn, in addition to the end of a text."""
 
     bos_token, eos_token, unk_token, sep_token, pad_token, cls_token, mask_token = map(SpecialToken, NAMED)
     bos_token_id, eos_token_id, unk_token_id, sep_token_id, pad_token_id, cls_token_id, mask_token_id = (
@@ -80,8 +79,9 @@ class Tokenizer:
         name_or_path: str = "",
         transformers: Callable[[], Any] | None = None,
     ) -> None:
-        """`settings` is what stands in a tokenizer_config.json. `transformers` makes the other tokenizer; a tokenizer
-        can be pickled where this function can."""
+        """`settings`: the contents of a tokenizer_config.json.
+        `transformers`: a function that makes transformers' tokenizer. The `Tokenizer` can only be pickled if this
+        function can."""
         self._special, self._extra = _special_tokens(settings)
         self.chat_template: str | dict[str, str] | None = _templates(settings.get("chat_template"))
         self.name_or_path = name_or_path
@@ -89,19 +89,20 @@ class Tokenizer:
         self.model_max_length = settings.get("model_max_length", settings.get("max_len")) or int(1e30)
         self.model_input_names = list(settings.get("model_input_names", ("input_ids", "attention_mask")))
         self.clean_up_tokenization_spaces = settings.get("clean_up_tokenization_spaces", False)
-        """Whether decoding drops spaces before signs; of no effect for BPE, as in transformers."""
+        """True if decoding drops spaces before punctuation. It has no effect for BPE, as in transformers."""
         self.tokenizer_class = settings.get("tokenizer_class", "PreTrainedTokenizerFast")
         self.split_special_tokens = bool(settings.get("split_special_tokens", False))
-        """Whether names of special tokens in a text are text."""
+        """True if names of special tokens in a text are ordinary text."""
         self._use(backend)
         self._lock = RLock()
-        """Held while transformers' tokenizer works: it keeps what a call asks for, such as padding, until the next one."""
+        """Held while transformers' tokenizer works. That tokenizer keeps a call's settings, such as padding, until the
+        next call."""
         self._make_transformers = transformers
         self._changes: dict[str, Any] = {}
-        """Attributes that were set since, for transformers' tokenizer."""
+        """Attributes that were set later, to be set in transformers' tokenizer."""
 
     def _use(self, backend: Backend) -> None:
-        """Takes the vocabulary and the rules of texts from `backend`."""
+        """Sets the backend, which holds the vocabulary and the rules for texts."""
         backend.no_padding()
         backend.no_truncation()
         backend.encode_special_tokens = self.split_special_tokens
@@ -109,15 +110,17 @@ class Tokenizer:
         self._forget()
 
     def _forget(self) -> None:
-        """Drops what was made of a vocabulary or of settings that changed."""
+        """Drops cached values after a change of the vocabulary or settings."""
         for name in ("_other_backend", "added_tokens_decoder", "all_special_tokens", "all_special_ids"):
             self.__dict__.pop(name, None)
 
     # ---- Text to tokens
 
     def __call__(self, text: str | Sequence[str], *others: Any, **options: Any) -> Any:
-        """{"input_ids", "attention_mask"} of a text, or of each text of a list. `add_special_tokens=False` leaves out
-        what the tokenizer puts around texts; other options are transformers'."""
+        """Encodes a text, or each text of a list, as {"input_ids", "attention_mask"}.
+
+        `add_special_tokens=False` omits the tokens that the tokenizer puts around texts. Other options are those of
+        transformers."""
         texts = text if isinstance(text, (list, tuple)) else [text]
         is_plain = not others and options.keys() <= {"add_special_tokens", "split_special_tokens"}
         if not is_plain or not all(isinstance(one, str) for one in texts):
@@ -141,7 +144,8 @@ class Tokenizer:
 
     @cached_property
     def _other_backend(self) -> Backend:
-        """The same tokenizer with the other `split_special_tokens`. Threads may not change that of one."""
+        """The same tokenizer with the opposite `split_special_tokens`. Threads share a backend, so its value cannot
+        change per call."""
         other = Backend.from_str(self.backend_tokenizer.to_str())
         other.encode_special_tokens = not self.backend_tokenizer.encode_special_tokens
         return other
@@ -155,7 +159,7 @@ class Tokenizer:
         clean_up_tokenization_spaces: bool | None = None,
         **options: Any,
     ) -> Any:
-        """The text of token ids, a list, a tensor or one id; of several rows of them a list of texts."""
+        """Decodes token ids (a list, a tensor or one id) to a text. Several rows of ids give a list of texts."""
         cleans = clean_up_tokenization_spaces
         cleans = self.clean_up_tokenization_spaces if cleans is None else cleans
         if options or cleans and type(self.backend_tokenizer.model).__name__ != "BPE":
@@ -172,7 +176,7 @@ class Tokenizer:
     # ---- The vocabulary
 
     def __len__(self) -> int:
-        """Tokens of the vocabulary, added ones included."""
+        """Number of tokens in the vocabulary, including added ones."""
         return self.backend_tokenizer.get_vocab_size(with_added_tokens=True)
 
     def __bool__(self) -> bool:
@@ -180,7 +184,7 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Tokens without those that were added."""
+        """Number of tokens without added ones."""
         return self.backend_tokenizer.get_vocab_size(with_added_tokens=False)
 
     def get_vocab(self) -> dict[str, int]:
@@ -188,30 +192,30 @@ class Tokenizer:
 
     @cached_property
     def added_tokens_decoder(self) -> dict[int, Any]:
-        """Tokens that are found in a text before all others, by their ids: objects with `content` and `special`."""
+        """Added tokens by id, as objects with `content` and `special`. They are matched in a text before all others."""
         return self.backend_tokenizer.get_added_tokens_decoder()
 
     def convert_ids_to_tokens(self, ids: int | Sequence[int], skip_special_tokens: bool = False) -> Any:
-        """Names of tokens as the vocabulary has them; None for ids that it lacks."""
+        """Names of tokens in the vocabulary; None for ids that it lacks."""
         if isinstance(ids, int):
             return self.backend_tokenizer.id_to_token(ids)
         hidden = set(self.all_special_ids) if skip_special_tokens else ()
         return [self.backend_tokenizer.id_to_token(index) for index in map(int, ids) if index not in hidden]
 
     def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> Any:
-        """Ids of tokens by their names; that of the unknown token for others."""
+        """Ids of tokens by name; the unknown token's id for unknown names."""
         if not isinstance(tokens, str):
             return [self.convert_tokens_to_ids(token) for token in tokens]
         index = self.backend_tokenizer.token_to_id(tokens)
         return self.backend_tokenizer.token_to_id(self.unk_token) if index is None and self.unk_token else index
 
     def add_tokens(self, *new_tokens: Any, **options: Any) -> int:
-        """Adds tokens behind the vocabulary, as transformers does, and returns how many are new. A model has no
+        """Adds tokens after the vocabulary, as transformers does, and returns the number of new ones. A model has no
         embeddings for new ids, so `generate` refuses them."""
         return self._change(lambda made: made.add_tokens(*new_tokens, **options))
 
     def add_special_tokens(self, special_tokens_dict: Mapping[str, Any], **options: Any) -> int:
-        """The same for special tokens, given by their names: {"pad_token": "<pad>"}."""
+        """Adds special tokens by name: {"pad_token": "<pad>"}. Returns the number of new tokens."""
         return self._change(lambda made: made.add_special_tokens(special_tokens_dict, **options))
 
     @property
@@ -221,7 +225,7 @@ class Tokenizer:
 
     @cached_property
     def all_special_tokens(self) -> list[str]:
-        """Those that decoding may leave out."""
+        """Special tokens, which decoding may skip."""
         return list(dict.fromkeys([*self.special_tokens_map.values(), *self._extra]))
 
     @cached_property
@@ -242,12 +246,13 @@ class Tokenizer:
         return_dict: bool = True,
         **variables: Any,
     ) -> Any:
-        """A conversation as the model was trained on it: text without `tokenize`, else what `__call__` gives, or its
-        token ids alone without `return_dict`. `variables` are what the template may look at besides. Several
-        conversations, functions as tools, and options of tokens such as padding are left to transformers.
+        """Renders a conversation in the format the model was trained on.
 
-        Raises as `jinja.render`, ValueError without a template.
-        """
+        Returns text if `tokenize` is False, else the result of `__call__`, or only its token ids if `return_dict` is
+        False. `variables` are further variables of the template. Several conversations, functions as tools, and token
+        options such as padding are passed to transformers.
+
+        Raises what `jinja.render` raises, and ValueError without a template."""
         are_dicts = all(isinstance(tool, Mapping) for tool in tools or ())
         if not are_dicts or variables.keys() & TOKEN_OPTIONS or _are_several(conversation):
             options = {"tools": tools, "documents": documents, "chat_template": chat_template, "tokenize": tokenize}
@@ -255,7 +260,7 @@ class Tokenizer:
             return self._alone(self.transformers.apply_chat_template)(
                 conversation, add_generation_prompt=add_generation_prompt, **options
             )
-        from pace.tokenizer.jinja import render  # here, since plain text needs no Jinja
+        from pace.tokenizer.jinja import render  # imported here, since plain text needs no Jinja
 
         text = render(
             self.get_chat_template(chat_template, tools),
@@ -272,7 +277,7 @@ class Tokenizer:
         return encoding if return_dict else encoding["input_ids"]
 
     def get_chat_template(self, chat_template: str | None = None, tools: Sequence[Any] | None = None) -> str:
-        """The template that a conversation is rendered with: the given one, by its name or its text, or the model's."""
+        """Returns the chat template to render: `chat_template` by name or text, or else the model's."""
         templates = self.chat_template
         if not isinstance(templates, dict):
             templates = {} if templates is None else {"default": templates}
@@ -290,7 +295,7 @@ class Tokenizer:
 
     @cached_property
     def transformers(self) -> Any:
-        """transformers' tokenizer of the same files. Takes seconds for large vocabularies."""
+        """transformers' tokenizer of the same files. Making it takes seconds for large vocabularies."""
         if self._make_transformers is None:
             raise AttributeError("this tokenizer has no files of its own from which transformers could make one")
         made = self._make_transformers()
@@ -300,7 +305,7 @@ class Tokenizer:
         return made
 
     def _change(self, change: Callable[[Any], Any]) -> Any:
-        """Has transformers' tokenizer changed, and takes over what came of it."""
+        """Applies a change to transformers' tokenizer, and copies the result here."""
         made = self.transformers
         result = change(made)
         others = {name: token for name, token in self._special.items() if name not in NAMED}
@@ -317,7 +322,7 @@ class Tokenizer:
         return self._alone(found) if ismethod(found) else found
 
     def _alone(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """`call` of transformers' tokenizer, while no other thread is in one."""
+        """Wraps a method of transformers' tokenizer so that only one thread runs at a time."""
 
         def locked(*values: Any, **options: Any) -> Any:
             with self._lock:
@@ -338,7 +343,7 @@ class Tokenizer:
             self._change(lambda made: setattr(made, name, value))
 
     def __getstate__(self) -> dict[str, Any]:
-        """All but what can be made again."""
+        """Returns all attributes that cannot be made again."""
         made = ("transformers", "_other_backend", "_lock")
         return {name: value for name, value in self.__dict__.items() if name not in made}
 
@@ -365,19 +370,19 @@ def _are_several(conversation: Any) -> bool:
 
 
 def _templates(given: Any) -> str | dict[str, str] | None:
-    """Chat templates: a text, or texts by their names, which files write as a list."""
+    """Chat templates: a text, or texts by name. Files store the latter as a list."""
     if isinstance(given, list):
         return {entry["name"]: entry["template"] for entry in given}
     return given
 
 
 def _extra_tokens(made: Any) -> Sequence[Any]:
-    """Special tokens without a name, of transformers' tokenizer. Before 5 the attribute had another name."""
+    """Special tokens without a name in transformers' tokenizer. Before version 5 the attribute had another name."""
     return getattr(made, "extra_special_tokens", None) or getattr(made, "additional_special_tokens", None) or ()
 
 
 def _special_tokens(settings: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
-    """Special tokens by their names, and those without one."""
+    """Special tokens by name, and those without a name."""
     extra = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or []
     named = {name: _content(settings[name]) for name in NAMED if settings.get(name) is not None}
     others = {

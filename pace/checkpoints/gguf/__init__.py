@@ -1,1 +1,1 @@
-"""GGUF files, which stand for a directory: the container, its tensors under the Hub's names, its tokenizer."""
+"""GGUF files as checkpoints: the container, its tensors under the Hub's names, its tokenizer."""

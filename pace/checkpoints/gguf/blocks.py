@@ -1,4 +1,4 @@
-"""The block types of ggml in which GGUF files hold matrices, by their numbers there."""
+"""Block types of ggml that GGUF files use for matrices, with their numbers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pace.ops.weight_layout import SUPER_GROUPS, WeightLayout
 
 
 def _super(code: str, scale_bits: int, has_mins: bool = False, codebook: str | None = None) -> WeightLayout:
-    """Codes with minima stand for themselves."""
+    """Layout of a type with super-blocks. Codes with minima have offset 0."""
     return WeightLayout(code, SUPER_GROUPS[code], has_mins, codebook, 0 if has_mins else None, scale_bits)
 
 
@@ -28,7 +28,7 @@ _TYPES = (
 )
 
 BLOCK_TYPES: dict[int, BlockType] = {type.number: type for type in _TYPES}
-"""By ggml's number of the type."""
+"""ggml's type number -> type."""
 
 FILE_TYPES = {
     2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S", 12: "Q3_K_M", 13: "Q3_K_L",
@@ -42,4 +42,4 @@ OTHER_TYPES = {
     26: "I32", 27: "I64", 29: "IQ1_M", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8", 34: "TQ1_0", 35: "TQ2_0",
     36: "IQ4_NL_4_4", 37: "IQ4_NL_4_8", 38: "IQ4_NL_8_8", 40: "NVFP4", 41: "Q1_0",
 }  # fmt: skip
-"""Names of the types that are not implemented."""
+"""Names of types that are not implemented."""

@@ -1,13 +1,12 @@
-"""GGUF files as a checkpoint: the config.json that their metadata stand for, and their tensors under the names of the
-Hub.
+"""GGUF files as a checkpoint: metadata as a config.json, and tensors under the Hub's names.
 
     blk.3.attn_q.weight, Q4_K      ->  model.layers.3.self_attn.q_proj.weight, rows of blocks (`BlockRows`)
 
-What llama.cpp's converter changes is undone: it permutes the rows of Llama's queries and keys, so that the pairs that
-are rotated together lie side by side, adds 1 to the norms of Gemma, and turns scalings of the rotary embedding into a
-factor for each pair. Names and keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, and src/llama-arch.cpp and convert_hf_to_gguf.py of
-llama.cpp.
-"""
+The changes of llama.cpp's converter are undone. It permutes the rows of Llama's queries and keys so that rotated pairs
+are adjacent. It adds 1 to the norms of Gemma. It turns scalings of the rotary embedding into a factor for each pair.
+
+Names and keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, and src/llama-arch.cpp and
+convert_hf_to_gguf.py of llama.cpp."""
 
 from __future__ import annotations
 
@@ -36,16 +35,17 @@ from pace.ops.blocks import BlockRows, BlockType
 
 
 class GgufCheckpoint:
-    """The tensors and the config of a GGUF file, or of one split into shards, of which any may be given. Has the
-    interface of `CheckpointReader`; a tensor in blocks is one whose dtype is a `WeightLayout`, and `read` returns its rows
-    as `BlockRows`."""
+    """Tensors and config of a GGUF file. If the file is split into shards, any shard may be given.
+
+    It has the interface of `CheckpointReader`. A tensor in blocks has a `WeightLayout` as dtype, and `read` returns its
+    rows as `BlockRows`."""
 
     def __init__(self, path: str | Path):
-        """Raises FileNotFoundError (a shard is missing), PermissionError, ValueError (damaged or contradictory),
-        NotImplementedError (an architecture, a type of tensors); the message names the file."""
+        """Raises FileNotFoundError (a shard is missing), PermissionError, ValueError (damaged or contradictory), or
+        NotImplementedError (an architecture or a tensor type). The message names the file."""
         self.path = Path(path)
         self._files: dict[str, GgufFile] = {}
-        """By the name of a tensor here."""
+        """Name here -> file."""
         self._sources: dict[str, str] = {}
         """Name here -> name in the file."""
         files = [GgufFile(shard) for shard in shard_paths(self.path)]
@@ -77,12 +77,13 @@ class GgufCheckpoint:
 
     @property
     def file_type(self) -> str | None:
-        """Name of the mixture of types that the file says it is, as "Q4_K_M"; None where it says none that is known."""
+        """Name of the mixture of types that the file states, for example "Q4_K_M". None if it states none or an unknown
+        one."""
         number = self.metadata.get("general.file_type")
         return FILE_TYPES.get(number) if type(number) is int else None
 
     def _is_beyond(self, source: str) -> bool:
-        """Whether a tensor belongs to a layer behind the last, which predicts further tokens."""
+        """True if a tensor belongs to a layer after the last, which predicts further tokens."""
         found = re.match(r"blk\.(\d+)\.", source)
         num_further = self.metadata.integer(f"{self.metadata['general.architecture']}.nextn_predict_layers", 0)
         return bool(found and num_further and int(found[1]) >= self.config["num_hidden_layers"])
@@ -99,7 +100,7 @@ class GgufCheckpoint:
         return {name: self._tensor(name).shape for name in self._sources}
 
     def _factors(self) -> dict[str, list[float]]:
-        """The factors of the rotary embedding, by the tensor's name."""
+        """Factors of the rotary embedding by tensor name."""
         found = {}
         for name in self._sources.keys() & set(ROPE_FACTORS):
             if len(self._tensor(name).shape) != 1:
@@ -118,17 +119,17 @@ class GgufCheckpoint:
         return TensorInfo(tensor.kind, tensor.shape)
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> Tensor | BlockRows:
-        """Rows [start, stop) of a tensor (all of them by default), in its stored dtype or as `BlockRows`. Those of a
-        stack of matrices are counted through all of them.
+        """Reads rows [start, stop) of a tensor (all by default), in its stored dtype or as `BlockRows`. Rows of a stack
+        of matrices are counted through all of them.
 
-        A view of the file where possible: not to be written to. Raises KeyError for a name not in `tensors`."""
+        Returns a read-only view of the file if possible. Raises KeyError for a name not in `tensors`."""
         tensor = self._tensor(name)
         if len(tensor.shape) not in (2, 3):
             whole = self._floats(name)
             if heads := self._permuted_heads(name):
                 whole = whole[hub_order(range(whole.shape[0]), whole.shape[0] // heads)]
             if self._is_raised(name):
-                whole = whole.double() - 1  # exact, so that the model's own 1 gives the file's bits again
+                whole = whole.double() - 1  # exact: the model adds 1 again and gets the file's bits
             return whole[start:stop] if tensor.shape else whole
         raw = self._raw(name, range(tensor.num_rows)[start:stop])
         if isinstance(tensor.kind, BlockType):
@@ -136,7 +137,7 @@ class GgufCheckpoint:
         return _as_floats(raw, tensor.kind)
 
     def _raw(self, name: str, rows: range) -> Tensor:
-        """Rows of a matrix as they are stored, in the Hub's order."""
+        """Stored bytes of a matrix's rows, in the Hub's order."""
         file, source = self._files[name], self._sources[name]
         if not (heads := self._permuted_heads(name)):
             return file.rows(source, rows.start, rows.stop)
@@ -145,7 +146,7 @@ class GgufCheckpoint:
         return file.rows(source, first, -(-rows.stop // head_dim) * head_dim)[hub_order(rows, head_dim) - first]
 
     def _floats(self, name: str) -> Tensor:
-        """All of a tensor, in floats."""
+        """The whole tensor as floats."""
         file, source = self._files[name], self._sources[name]
         kind, shape = file.tensors[source].kind, file.tensors[source].shape
         rows = file.rows(source)
@@ -153,7 +154,8 @@ class GgufCheckpoint:
         return values.reshape(shape)
 
     def _permuted_heads(self, name: str) -> int | None:
-        """Heads of a tensor whose rows are permuted; ValueError where its rows are no whole heads."""
+        """Number of heads if the tensor's rows are permuted, else None. Raises ValueError if its rows are not whole
+        heads."""
         heads = self._heads.get(name.rpartition(".")[0].rpartition(".")[2])
         if heads and (rows := self._tensor(name).shape[:1]) and rows[0] % (2 * heads):
             raise ValueError(
@@ -162,10 +164,10 @@ class GgufCheckpoint:
         return heads
 
     def column_order(self, name: str) -> None:
-        """No type orders its columns."""
+        """Returns None: no GGUF type reorders its columns."""
 
     def release(self, name: str, start: int = 0, stop: int | None = None) -> None:
-        """Gives the memory of rows [start, stop) back. Mapped file pages count as this process's memory until then."""
+        """Frees the memory of rows [start, stop). Until then, mapped file pages count as this process's memory."""
         self._files[name].release(self._sources[name], start, stop)
 
     def row_ranges(self, name: str, piece_bytes: int = PIECE_BYTES) -> list[tuple[int, int]]:
@@ -177,16 +179,16 @@ class GgufCheckpoint:
 
     @property
     def files(self) -> list[Path]:
-        """Those that hold the tensors."""
+        """Paths of the files that hold the tensors."""
         return sorted({file.path for file in self._files.values()})
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all tensors, as they are stored."""
+        """Bytes of all tensors as they are stored."""
         return sum(self._tensor(name).nbytes for name in self.tensors)
 
     def close(self) -> None:
-        """Ends reading. Tensors that were read stay valid."""
+        """Closes the files. Tensors that were read stay valid."""
         for file in set(self._files.values()):
             file.close()
 
@@ -198,13 +200,13 @@ class GgufCheckpoint:
 
 
 def _as_floats(raw: Tensor, dtype: torch.dtype) -> Tensor:
-    """Bytes of rows as numbers."""
+    """Views the bytes of rows as numbers."""
     return (raw if raw.data_ptr() % dtype.itemsize == 0 else copy_in_own_pages(raw)).view(dtype)
 
 
 def hub_order(rows: range, head_dim: int) -> Tensor:
-    """int64: where rows of a query's or key's matrix of the Hub stand in llama.cpp's: element j of half h of a head is
-    its element 2 j + h."""
+    """Row numbers (int64) in llama.cpp's matrix of the Hub's `rows` of a query or key matrix. Element j of half h of a
+    head is its element 2 j + h there."""
     index = torch.arange(rows.start, rows.stop)
     head, element = index // head_dim * head_dim, index % head_dim
     return head + 2 * (element % (head_dim // 2)) + element // (head_dim // 2)

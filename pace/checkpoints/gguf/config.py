@@ -1,7 +1,6 @@
-"""The config.json that the metadata of a GGUF file stand for: `read_config`.
+"""Converts the metadata of a GGUF file to a config.json: `read_config`.
 
-A key that would change the mathematics becomes a field that the reader of config.json refuses by name.
-"""
+A key that would change the mathematics becomes a field that the reader of config.json refuses by name."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ PER_LAYER_KEYS = {
     "attention.head_count": "num_attention_heads",
     "attention.head_count_kv": "num_key_value_heads",
 }
-"""One number, or one for each layer."""
+"""Keys with one number, or one for each layer."""
 MATH_KEYS = {
     "expert_count": "num_experts",
     "logit_scale": "logit_scale",
@@ -42,10 +41,10 @@ MATH_KEYS = {
     "attention.max_alibi_bias": "alibi",
     "rope.dimension_sections": "use_mrope",
 }
-"""Keys that change the mathematics, and the field of config.json for the same value, which its reader refuses where
-an architecture has no such thing."""
+"""Keys that change the mathematics -> the config.json field with the same value. The reader of config.json refuses the
+field if the architecture does not support it."""
 HAS_BIASES = ("llama", "qwen3", "qwen3vl", "gemma2", "gemma3", "smollm3", "granite", "olmo2", "glm", "glm4", "hunyuan-dense", "command-r", "cohere2", "qwen3moe", "olmoe", "granitemoe", "gpt-oss", "hunyuan-moe", "glm4moe", "phimoe")  # fmt: skip
-"""Architectures whose queries, keys and values have biases or not."""
+"""Architectures whose queries, keys and values may have biases."""
 READ_KEYS = {
     "attention.layer_norm_rms_epsilon",
     "attention.layer_norm_epsilon",
@@ -71,9 +70,13 @@ HARMLESS_KEYS = {"n_deepstack_layers", "vocab_size", "tensor_data_layout"}
 def read_config(
     metadata: Metadata, architecture: str, shapes: dict[str, tuple[int, ...]], factors: dict[str, list[float]]
 ) -> dict[str, Any]:
-    """What stands in config.json; `architecture` as `family_of` says, `shapes` by the Hub's names, `factors` of the rotary
-    embedding by GGUF's. Raises ValueError for what is missing or of the wrong type, NotImplementedError for layers that
-    differ from each other."""
+    """Returns the fields of config.json.
+
+    `architecture`: as `family_of` returns it.
+    `shapes`: by the Hub's tensor names.
+    `factors`: factors of the rotary embedding, by GGUF's names.
+
+    Raises ValueError for missing values and wrong types, NotImplementedError for layers that differ from each other."""
 
     def key(name: str) -> str:
         return f"{metadata['general.architecture']}.{name}"
@@ -81,7 +84,9 @@ def read_config(
     fields: dict[str, Any] = {"architectures": [ARCHITECTURES[architecture]], "model_type": architecture}
     for name, field in CONFIG_KEYS.items():
         fields[field] = metadata.required(key(name), metadata.integer(key(name)))
-    fields["num_hidden_layers"] -= metadata.integer(key("nextn_predict_layers"), 0)  # which predict further tokens
+    fields["num_hidden_layers"] -= metadata.integer(
+        key("nextn_predict_layers"), 0
+    )  # these layers predict further tokens
     for name, field in PER_LAYER_KEYS.items():
         fields[field] = _same_for_all(metadata, key(name))
     if fields["num_key_value_heads"] is None:
@@ -91,7 +96,7 @@ def read_config(
     for name, field in MATH_KEYS.items():
         value = metadata.get(key(name))
         value = value.tolist() if isinstance(value, np.ndarray) else value
-        if value is False or value:  # 0 means that there is no such thing
+        if value is False or value:  # 0 means that the feature is absent
             fields[field] = _shortest(value) if type(value) is float else value
     epsilon = key(f"attention.layer_norm_{'' if architecture in LAYER_NORMS else 'rms_'}epsilon")
     epsilon_field = LAYER_NORMS.get(architecture, "rms_norm_eps")
@@ -122,12 +127,12 @@ def read_config(
         | READ_KEYS
         | HARMLESS_KEYS
     )
-    # The reader of config.json says that it ignores fields that it does not know.
+    # The reader of config.json reports unknown fields as ignored.
     return fields | {key(name): True for name in unknown}
 
 
 def _same_for_all(metadata: Metadata, key: str) -> int | None:
-    """An integer that is given once, or the same for each layer."""
+    """An integer that is given once, or equal for all layers."""
     if not isinstance(metadata.get(key), np.ndarray):
         return metadata.integer(key)
     values = metadata[key].tolist()
@@ -139,7 +144,7 @@ def _same_for_all(metadata: Metadata, key: str) -> int | None:
 
 
 def _head_dim(metadata: Metadata, key, fields: dict[str, Any], is_latent: bool) -> int:
-    """Of heads that are rotated: of latent attention, what is rotated of them."""
+    """Width of a head. For latent attention, only its rotated part."""
     heads = fields["num_attention_heads"]
     if heads < 1:
         raise ValueError(f"{metadata.path}: {key('attention.head_count')} must be positive; got {heads}")
@@ -154,7 +159,7 @@ def _head_dim(metadata: Metadata, key, fields: dict[str, Any], is_latent: bool) 
 
 
 def _window(metadata: Metadata, key, architecture: str, fields: dict[str, Any]) -> dict[str, Any]:
-    """The sliding window. A Llama that has one is a Mistral; llama.cpp gives Qwen none."""
+    """Fields of the sliding window. A Llama with a window is a Mistral; llama.cpp writes none for Qwen."""
     name = key("attention.sliding_window")
     window = metadata.integer(name, 0)
     if architecture in ("phi3", "phimoe"):
@@ -167,7 +172,7 @@ def _window(metadata: Metadata, key, architecture: str, fields: dict[str, Any]) 
 
 
 def _rope(metadata: Metadata, key, fields: dict[str, Any], factors: dict[str, list[float]]) -> dict[str, Any]:
-    """The rotary embedding, in the spelling of transformers 4."""
+    """Fields of the rotary embedding, in the spelling of transformers 4."""
     head_dim, positions = fields["head_dim"], fields["max_position_embeddings"]
     dim = metadata.integer(key("rope.dimension_count"), head_dim)
     found: dict[str, Any] = {"rope_theta": metadata.number(key("rope.freq_base"), 10000.0)}
@@ -179,8 +184,8 @@ def _rope(metadata: Metadata, key, fields: dict[str, Any], factors: dict[str, li
     factor = metadata.number(key("rope.scaling.factor"), metadata.number(key("rope.scale_linear")))
     original = metadata.integer(key("rope.scaling.original_context_length"))
     if factors:
-        # llama.cpp divides the angle of each pair by a factor, one set of them up to the original length and one
-        # beyond: what longrope does. Those of Llama 3's scaling come as rope_freqs, for any length.
+        # llama.cpp divides the angle of each pair by a factor, as longrope does. One set of factors is used up to the
+        # original length, one beyond. Llama 3's factors are in rope_freqs, for any length.
         same = factors.get("rope_freqs.weight")
         short, long = (factors.get(f"rope_factors_{which}.weight", same) for which in ("short", "long"))
         if short is None or long is None or not len(short) == len(long) == -(-dim // 2):
@@ -188,7 +193,7 @@ def _rope(metadata: Metadata, key, fields: dict[str, Any], factors: dict[str, li
                 f"{metadata.path}: {', '.join(sorted(factors))} must have a factor for each of {-(-dim // 2)} pairs; got {[len(values) for values in factors.values()]}"
             )
         found["original_max_position_embeddings"] = original or positions
-        # Without attn_factor llama.cpp scales nothing.
+        # Without attn_factor llama.cpp does not scale.
         attention = metadata.number(key("rope.scaling.attn_factor"), 1.0)
         return found | {
             "rope_scaling": {
@@ -206,7 +211,8 @@ def _rope(metadata: Metadata, key, fields: dict[str, Any], factors: dict[str, li
         for name in ("beta_fast", "beta_slow"):
             if (value := metadata.number(key(f"rope.scaling.yarn_{name}"))) is not None:
                 scaling[name] = value
-        # What config.json calls attention_factor. llama.cpp takes 1 to mean the usual one, which needs no rounding.
+        # config.json calls this attention_factor. llama.cpp uses the usual factor for 1; omitting the field gives it
+        # unrounded.
         usual = 1.0 + 0.1 * math.log(max(scaling["factor"], 1.0))
         attention = metadata.number(key("rope.scaling.yarn_attn_factor"), 1.0)
         if attention not in (1.0, float(np.float32(usual))):
@@ -227,12 +233,12 @@ def _rope(metadata: Metadata, key, fields: dict[str, Any], factors: dict[str, li
 
 
 def _shortest(value: float) -> float:
-    """The decimal number that was meant by an fp32 one: 1e-05 where the file has 9.99999974737875e-06."""
+    """The decimal number that an fp32 value stands for: 1e-05 for 9.99999974737875e-06."""
     return float(str(np.float32(value))) if np.isfinite(value) else value
 
 
 def special_tokens(metadata: Metadata) -> dict[str, Any]:
-    """The ids that begin and end texts and pad them, as in config.json; None where there is none."""
+    """Ids of the begin, end and padding tokens, as in config.json. None for missing ones."""
 
     def token(name: str) -> int | None:
         return metadata.integer(f"tokenizer.ggml.{name}_token_id")

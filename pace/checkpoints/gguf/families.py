@@ -1,5 +1,5 @@
-"""What the metadata of a family stand for: fields of a config.json that differ from a Llama's. Here for those with layer
-norms and for GLM; others are in llama_like.py, mixtures.py and latent.py."""
+"""Converts the metadata of each family to fields of a config.json that differ from a Llama's. This module has the
+families with layer norms and GLM; others are in llama_like.py, mixtures.py and latent.py."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ LAYER_NORMS = {
     "command-r": "layer_norm_eps",
     "cohere2": "layer_norm_eps",
 }
-"""Architectures with layer norms -> the field with their epsilon."""
+"""Architectures with layer norms -> the config.json field of their epsilon."""
 PARALLEL = "use_parallel_residual"
 
 Fields = dict[str, Any]
 
 
 def of_family(architecture: str, fields: Fields, metadata: Metadata, tensors: Collection[str]) -> Fields:
-    """`fields` as this architecture has them; `tensors` by the Hub's names. Raises ValueError or NotImplementedError
-    that name the file."""
+    """Returns `fields` changed for this architecture. `tensors`: names on the Hub. Raises ValueError or
+    NotImplementedError that name the file."""
     change = FAMILIES.get(architecture)
     return change(fields, metadata, tensors) if change else fields
 
@@ -52,7 +52,8 @@ def _starcoder2(fields: Fields, metadata: Metadata, tensors: Collection[str]) ->
 
 
 def _stablelm(fields: Fields, metadata: Metadata, tensors: Collection[str]) -> Fields:
-    # What the key says is wrong where config.json says nothing; llama.cpp looks for the second norm, too.
+    # The key for parallel residuals is wrong if config.json has no such field. llama.cpp checks for the second norm,
+    # too.
     normalises = "model.layers.0.self_attn.q_layernorm.weight" in tensors
     return {"partial_rotary_factor": 1.0, **fields} | {
         "use_qkv_bias": "model.layers.0.self_attn.q_proj.bias" in tensors,
@@ -63,7 +64,7 @@ def _stablelm(fields: Fields, metadata: Metadata, tensors: Collection[str]) -> F
 
 
 def _glm(fields: Fields, metadata: Metadata, tensors: Collection[str]) -> Fields:
-    return {"partial_rotary_factor": 1.0, **fields}  # where all of a head is rotated, nothing else says so
+    return {"partial_rotary_factor": 1.0, **fields}  # `fields` lacks the factor if the whole head is rotated
 
 
 def _chatglm(fields: Fields, metadata: Metadata, tensors: Collection[str]) -> Fields:
@@ -82,7 +83,7 @@ def _chatglm(fields: Fields, metadata: Metadata, tensors: Collection[str]) -> Fi
 
 
 def _qwen_vl(fields: Fields, metadata: Metadata, tensors: Collection[str]) -> Fields:
-    """How frequencies are shared out among three positions does not matter to text, where these are the same."""
+    """Drops `use_mrope`, which splits frequencies among three positions. For text the three positions are equal."""
     return {name: value for name, value in fields.items() if name != "use_mrope"}
 
 

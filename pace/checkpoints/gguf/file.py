@@ -1,16 +1,21 @@
-"""Reading one GGUF file through a memory mapping.
+"""Reads one GGUF file through a memory mapping. Its parts, in order:
 
-    "GGUF", version, number of tensors, number of entries | entries: key, type, value | tensors: name, dimensions, type,
-    offset | padding to a multiple of general.alignment | data of the tensors
+    "GGUF", version, number of tensors, number of entries
+    entries: key, type, value
 
-All in little endian; a string is its length and its bytes, an array the type of its elements, their number and the
-elements. The header is checked completely when the file is opened: afterwards every read is in bounds.
+    tensors: name, dimensions, type, offset
+    padding to a multiple of general.alignment
 
-The gguf package's `GGUFReader` is the oracle of the tests. It does not read here: it makes several numpy views for
-every token of a vocabulary, and follows whatever numbers a file announces (benchmarks/RESULTS.md, "Headers of GGUF
-files").
-Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
-"""
+    data of the tensors
+
+Everything is little endian. A string is its length and its bytes. An array is its element type, number of elements and
+elements. The header is checked completely when the file is opened; afterwards every read is in bounds.
+
+The gguf package's `GGUFReader` is the reference in the tests. It is not used for reading, because it makes several
+numpy views for every token of a vocabulary. It also trusts all numbers in a file (benchmarks/RESULTS.md, "Headers of
+GGUF files").
+
+Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md"""
 
 from __future__ import annotations
 
@@ -37,33 +42,33 @@ MAX_HEADER_BYTES = 64 << 20
 """A vocabulary of 262,000 tokens with scores, types and 515,000 merges takes 20 MB."""
 MAX_DIMENSIONS = 4
 MAX_ELEMENTS = 1 << 62
-"""What torch accepts as a size."""
+"""Largest size that torch accepts."""
 
 FLOAT_TYPES = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16, 28: torch.float64}
-"""By ggml's number of the type."""
+"""ggml's type number -> dtype."""
 NUMBERS = {0: "u1", 1: "i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8"}
 """Types of values: number -> numpy's name."""
 STRING, ARRAY = 8, 9
 
 
 class GgufTensor(NamedTuple):
-    """What the header says about a tensor."""
+    """Header entry of a tensor."""
 
     kind: torch.dtype | BlockType
     shape: tuple[int, ...]
-    """In torch's order, the rows first."""
+    """Shape in torch's order, rows first."""
     begin: int
     """First byte in the file."""
 
     @property
     def row_bytes(self) -> int:
-        """Of a row, which is all of a vector."""
+        """Bytes of a row; a vector is one row."""
         k = prod(self.shape[-1:])
         return self.kind.row_bytes(k) if isinstance(self.kind, BlockType) else k * self.kind.itemsize
 
     @property
     def num_rows(self) -> int:
-        """Those of all dimensions but the last."""
+        """Number of rows, counted through all dimensions but the last."""
         return prod(self.shape[:-1])
 
     @property
@@ -72,8 +77,8 @@ class GgufTensor(NamedTuple):
 
 
 class Metadata(dict[str, Any]):
-    """Keys and values of a file: numbers, booleans, strings, lists of strings, numpy arrays of numbers. The methods
-    read one key, and raise ValueError that names the file and the key where the value is of another type."""
+    """Keys and values of a file: numbers, booleans, strings, lists of strings, numpy arrays of numbers. Each method
+    reads one key. It raises ValueError that names the file and the key if the value has another type."""
 
     def __init__(self, path: Path, values: dict[str, Any]):
         super().__init__(values)
@@ -98,13 +103,13 @@ class Metadata(dict[str, Any]):
         return self._read(key, None, lambda value: isinstance(value, np.ndarray), "an array of numbers")
 
     def forget_lists(self) -> None:
-        """Drops all lists and arrays, and what was read of them."""
+        """Drops all lists and arrays, and the cached tokens."""
         for key in [key for key, value in self.items() if isinstance(value, (list, np.ndarray))]:
             del self[key]
         self.__dict__.pop("tokens", None)
 
     def required(self, key: str, value: Any) -> Any:
-        """`value`, what was read of `key`; ValueError where it is None."""
+        """Returns `value`, read from `key`. Raises ValueError if it is None."""
         if value is None:
             raise ValueError(f"{self.path} has no {key} in its metadata, which it needs")
         return value
@@ -119,13 +124,13 @@ class Metadata(dict[str, Any]):
 
 
 class GgufFile:
-    """One open file: `metadata`, `tensors`, and the bytes of rows in its mapping.
+    """An open file: `metadata`, `tensors`, and the bytes of rows in its mapping.
 
-    Views stay valid after `close()`: the mapping lives until the last of them is gone. Threads may share one object."""
+    Views stay valid after `close()`: the mapping lives as long as any of them. Threads may share one object."""
 
     def __init__(self, path: Path):
         """Maps the file and checks its header. Raises FileNotFoundError, PermissionError (see `open_regular`),
-        ValueError (damaged), NotImplementedError (a version, an endianness or a tensor's type); the message names the
+        ValueError (damaged), or NotImplementedError (version, endianness or tensor type). The message names the
         file."""
         self.path = path
         descriptor = open_regular(path)
@@ -139,8 +144,8 @@ class GgufFile:
         self._mapping.release(0, header.position)
 
     def rows(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
-        """Rows [start, stop) of a tensor as they are stored, uint8 `[rows, row_bytes]`: a view, not to be written to.
-        Raises ValueError once closed."""
+        """Stored rows [start, stop) of a tensor, uint8 `[rows, row_bytes]`: a read-only view. Raises ValueError if the
+        file is closed."""
         if self._mapping is None:
             raise ValueError(f"{self.path} has been closed; no tensor can be read from it")
         tensor = self.tensors[name]
@@ -167,7 +172,7 @@ class GgufFile:
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether a path is a file that begins as GGUF files do, or has their suffix."""
+    """True if the path is a file with GGUF's first bytes or suffix."""
     if not path.is_file():
         return False
     if path.suffix == ".gguf":
@@ -180,7 +185,7 @@ def is_gguf(path: Path) -> bool:
 
 
 class _Header:
-    """The header, read from the front."""
+    """Parser of a header, from front to back."""
 
     def __init__(self, path: Path, data: mmap.mmap | bytes, size: int):
         self.path, self.data, self.size = path, data, size
@@ -190,7 +195,7 @@ class _Header:
     def read(self) -> tuple[Metadata, dict[str, GgufTensor]]:
         num_tensors, num_entries = self._beginning()
         entries: dict[str, Any] = {}
-        # Each entry takes 13 bytes at least, each tensor 24: a number that the file cannot hold is found out before the
+        # An entry takes at least 13 bytes, a tensor 24. A count that the file cannot hold is therefore found before the
         # loop.
         for _ in range(self._count(num_entries, 13, "metadata entries")):
             key = self._string("a key")
@@ -213,7 +218,7 @@ class _Header:
         return metadata, tensors
 
     def _beginning(self) -> tuple[int, int]:
-        """Number of tensors and of entries."""
+        """Checks the magic and the version. Returns the number of tensors and of entries."""
         if is_git_lfs_pointer(self.data[:64]):
             raise ValueError(git_lfs_message(self.path))
         if self.size < 24 or self._take(4) != MAGIC:
@@ -238,7 +243,7 @@ class _Header:
         return self.data[begin : self.position]
 
     def _too_long(self) -> ValueError:
-        """The error of a header that goes on beyond what may be read of it."""
+        """The error for a header that is longer than the file or than MAX_HEADER_BYTES."""
         if self.end == self.size:
             return ValueError(
                 f"{self.path} is truncated or damaged: its header goes on beyond its {self.size:,} bytes; download or copy it again"
@@ -260,7 +265,7 @@ class _Header:
         return self._strings(what, 1)[0]
 
     def _strings(self, what: str, count: int) -> list[str]:
-        """Vocabularies have hundreds of thousands: they are read in C++."""
+        """Reads strings in C++, because vocabularies have hundreds of thousands."""
         try:
             strings, self.position = _C.read_strings(self.data, self.position, self.end, count)
         except EOFError:
@@ -313,7 +318,7 @@ class _Header:
         return kind, shape, offset
 
     def _check_places(self, tensors: dict[str, GgufTensor]) -> None:
-        """ValueError where a tensor ends beyond the file, or two share bytes."""
+        """Raises ValueError if a tensor ends beyond the file, or if two share bytes."""
         end, before = 0, ""
         for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].nbytes)):
             if tensor.begin + tensor.nbytes > self.size:

@@ -1,9 +1,8 @@
-"""What the metadata of families with latent attention stand for: fields of a config.json besides those that config.py
-reads.
+"""Converts the metadata of families with latent attention to fields of a config.json, in addition to those that
+config.py reads.
 
-llama.cpp sees one key/value head as wide as what is kept of a position, and calls all of DeepSeek's kind `deepseek2`:
-V2, V3, GLM-4.7-Flash, Kimi K2.
-"""
+llama.cpp treats what is cached of a position as one wide key/value head. It calls all of DeepSeek's kind `deepseek2`:
+V2, V3, GLM-4.7-Flash, Kimi K2."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ Fields = dict[str, Any]
 
 LATENT = ("deepseek2", "minicpm3")
 SOFTMAX = 1
-"""Of expert_gating_func."""
+"""Value of expert_gating_func."""
 LATENT_KEYS = {
     "attention.q_lora_rank",
     "attention.kv_lora_rank",
@@ -40,7 +39,7 @@ def deepseek2(fields: Fields, metadata: Metadata, tensors: Shapes) -> Fields:
     if gating == SOFTMAX:
         limited = groups["n_group"] > 1
         kind = {"model_type": "deepseek_v2", "topk_method": "group_limited_greedy" if limited else "greedy"}
-    # Files from before the heads of kv_b were told apart have the lengths of heads under the names of other families.
+    # Files from before kv_b was split by heads have the head lengths under the keys of other families.
     key_length = keys.integer("attention.key_length_mla", metadata.integer("deepseek2.attention.key_length"))
     value_length = keys.integer("attention.value_length_mla", metadata.integer("deepseek2.attention.value_length"))
     return (
@@ -61,18 +60,18 @@ def deepseek2(fields: Fields, metadata: Metadata, tensors: Shapes) -> Fields:
 
 
 def _is_glm(fields: Fields) -> bool:
-    """GLM-4.7-Flash, whose first files do not say that its scores are sigmoids."""
+    """True for GLM-4.7-Flash, whose first files do not state that its scores are sigmoids."""
     return fields["num_hidden_layers"] in (47, 48) and fields["vocab_size"] == 154880
 
 
 def minicpm3(fields: Fields, metadata: Metadata, tensors: Shapes) -> Fields:
-    """The factors of embeddings, branches and logits are those of the published model, which is the only one."""
+    """The factors of embeddings, branches and logits are those of the published model, the only one."""
     keys = Keys(metadata, "minicpm3")
     return _latent(fields, keys, keys.integer("attention.key_length"))
 
 
 def _latent(fields: Fields, keys: Keys, key_length: int) -> Fields:
-    """The widths of heads and latents; what YaRN does to scores, of which a file has a tenth."""
+    """Fields of head and latent widths, and YaRN's mscale. A file stores a tenth of mscale."""
     name = keys.architecture
     rope_dim = fields["head_dim"]
     found = fields | {

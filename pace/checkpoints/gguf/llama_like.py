@@ -1,4 +1,4 @@
-"""What the metadata of families that are nearly Llamas stand for: fields of a config.json that differ from a Llama's."""
+"""Converts the metadata of families similar to Llama to fields of a config.json that differ from a Llama's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from pace.checkpoints.gguf.file import Metadata
 
 FULL_EVERY = {"gemma2": 2, "gemma3": 6, "olmo2": 4, "cohere2": 4}
-"""Architectures with windows -> layers from one that sees all positions to the next, where the file does not say."""
+"""Architectures with windows -> period of layers with full attention, if the file does not state it."""
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 Fields = dict[str, Any]
@@ -26,8 +26,8 @@ def gemma3(fields: Fields, metadata: Metadata, tensors: Collection[str]) -> Fiel
 
 
 def _scale(fields: Fields, layers_of_27b: int) -> Fields:
-    """The scale of the scores, which only the model of 27B does not take from the width of its heads."""
-    is_27b = fields["num_hidden_layers"] == layers_of_27b  # llama.cpp tells it by this, too
+    """Scale of the attention scores. Only the 27B model does not derive it from the head width."""
+    is_27b = fields["num_hidden_layers"] == layers_of_27b  # llama.cpp uses the same criterion
     wide = fields["hidden_size"] // fields["num_attention_heads"]
     return {"query_pre_attn_scalar": wide if is_27b else fields["head_dim"]}
 
@@ -42,7 +42,7 @@ def olmo2(fields: Fields, metadata: Metadata, tensors: Collection[str]) -> Field
 
 
 def windows(architecture: str, fields: Fields, metadata: Metadata, default: int = 0) -> Fields:
-    """The fields about windows. Without a window, all layers see all positions."""
+    """Fields of sliding windows. Without a window, all layers see all positions."""
     layers = fields["num_hidden_layers"]
     window = metadata.integer(f"{architecture}.attention.sliding_window", default)
     if window == 0:
@@ -57,7 +57,8 @@ def windows(architecture: str, fields: Fields, metadata: Metadata, default: int 
 
 
 def rotations(fields: Fields, local_theta: float) -> Fields:
-    """`fields` with two rotations: that of layers with a window has a base of its own, and is not scaled."""
+    """Returns `fields` with two rotations. The rotation of layers with a window has a separate base and is not
+    scaled."""
     rope = ("rope_theta", "rope_scaling", "partial_rotary_factor", "original_max_position_embeddings")
     common = {name: fields[name] for name in fields.keys() & {"partial_rotary_factor"}}
     full = {"rope_theta": fields["rope_theta"], **(fields.get("rope_scaling") or {}), **common}
@@ -78,13 +79,13 @@ def ernie(fields: Fields, metadata: Metadata, tensors: Collection[str]) -> Field
 
 
 def granite(fields: Fields, metadata: Metadata, tensors: Collection[str]) -> Fields:
-    """The key logit_scale holds what logits are divided by."""
+    """logit_scale is a divisor of the logits in these files."""
     divisor = fields.pop("logit_scale", None)
     return fields if divisor is None else fields | {"logits_scaling": divisor}
 
 
 def minicpm(fields: Fields, metadata: Metadata, tensors: Collection[str]) -> Fields:
-    """A file without the factors has those of the first MiniCPM."""
+    """A file without the factors uses those of the first MiniCPM."""
     branch, logits = (metadata.number(f"minicpm.{name}_scale") for name in ("residual", "logit"))
     factors = ("embedding_multiplier", "residual_multiplier", "logit_scale")
     return {name: value for name, value in fields.items() if name not in factors} | {
@@ -95,7 +96,7 @@ def minicpm(fields: Fields, metadata: Metadata, tensors: Collection[str]) -> Fie
 
 
 def _whole(value: float) -> float:
-    """The whole number that a quotient of rounded numbers was meant to be."""
+    """Rounds a quotient of rounded numbers to the integer it stands for, if it is close to one."""
     near = float(np.round(value))
     return near if abs(value - near) < 1e-4 * value else value
 
@@ -110,4 +111,4 @@ LLAMA_LIKE = {
     "minicpm": minicpm,
     "olmo2": olmo2,
 }
-"""As `FAMILIES` in families.py."""
+"""Architecture -> function that changes its fields, as `FAMILIES` in families.py."""

@@ -1,8 +1,7 @@
-"""What the metadata of mixtures of experts stand for: fields of a config.json besides those that config.py reads.
+"""Converts the metadata of mixtures of experts to fields of a config.json, in addition to those that config.py reads.
 
-A file has no word for which layers have experts but for the first, or for what llama.cpp does with weights of one
-architecture always: those are written down here.
-"""
+A file does not state which layers have experts, except for the number of dense layers at the start. Nor does it state
+what llama.cpp always does with an architecture's weights. This module supplies both."""
 
 from __future__ import annotations
 
@@ -14,21 +13,21 @@ from pace.checkpoints.gguf.llama_like import granite
 
 Fields = dict[str, Any]
 Shapes = Mapping[str, tuple[int, ...]]
-"""Of tensors, by the Hub's names."""
+"""Shapes of tensors by the Hub's names."""
 SIGMOID = 2
-"""Of expert_gating_func."""
+"""Value of expert_gating_func."""
 EXPERTS_OF_MAVERICK = 128
 
 
 class Keys:
-    """The keys of one architecture's experts."""
+    """Reads the keys of one architecture's experts."""
 
     def __init__(self, metadata: Metadata, architecture: str):
         self.metadata = metadata
         self.architecture = architecture
 
     def integer(self, name: str, default: int | None = None) -> int:
-        """Raises ValueError where it is missing and has no default."""
+        """Raises ValueError if the key is missing and has no default."""
         key = f"{self.architecture}.{name}"
         return self.metadata.required(key, self.metadata.integer(key, default))
 
@@ -44,12 +43,12 @@ class Keys:
 
 
 def has_experts(metadata: Metadata, architecture: str) -> bool:
-    """Whether the file says so."""
+    """True if the file states a number of experts."""
     return bool(metadata.integer(f"{architecture}.expert_count", 0))
 
 
 def mixtral(fields: Fields, metadata: Metadata, tensors: Shapes) -> Fields:
-    """What llama.cpp calls a Llama with experts."""
+    """A Mixtral, which llama.cpp calls a Llama with experts."""
     if not has_experts(metadata, "llama"):
         return fields
     keys = Keys(metadata, "llama")
@@ -107,7 +106,7 @@ def granitemoe(fields: Fields, metadata: Metadata, tensors: Shapes) -> Fields:
 
 def gpt_oss(fields: Fields, metadata: Metadata, tensors: Shapes) -> Fields:
     keys = Keys(metadata, "gpt-oss")
-    # A config.json that says nothing of a scaling means the published one; a file means none.
+    # A config.json without a scaling means the published one; a file without a scaling means none.
     scaling = fields.get("rope_scaling")
     stretched = (
         {"rope_scaling": scaling | {"truncate": False}} if scaling else {"rope_parameters": {"rope_type": "default"}}
@@ -167,7 +166,7 @@ def glm4moe(fields: Fields, metadata: Metadata, tensors: Shapes) -> Fields:
 
 
 def phimoe(fields: Fields, metadata: Metadata, tensors: Shapes) -> Fields:
-    """A file has one scale of the rotation, for short and for long sequences."""
+    """A file has a single scale of the rotation, for both short and long sequences."""
     found = fields | Keys(metadata, "phimoe").counts | {"lm_head_bias": "lm_head.bias" in tensors}
     if scaling := fields.get("rope_scaling"):
         scale = scaling["attention_factor"]
@@ -177,8 +176,9 @@ def phimoe(fields: Fields, metadata: Metadata, tensors: Shapes) -> Fields:
 
 
 def llama4(fields: Fields, metadata: Metadata, tensors: Shapes) -> Fields:
-    """A window of 0 means that all layers rotate and see all positions. The length of chunks and how queries grow are
-    those of the published models, and these alone tell whether heads are normalised: Maverick's are not."""
+    """A window of 0 means that all layers rotate and see all positions. Files do not state the chunk length, how
+    queries grow, or if heads are normalised. These follow the published models: only Maverick's heads are not
+    normalised."""
     keys = Keys(metadata, "llama4")
     layers, rotates_all = fields["num_hidden_layers"], metadata.integer("llama4.attention.sliding_window") == 0
     everywhere = {"no_rope_layers": [1] * layers, "layer_types": ["full_attention"] * layers}
@@ -209,10 +209,10 @@ MIXTURES = {
     "phimoe": phimoe,
     "llama4": llama4,
 }
-"""As `FAMILIES` in families.py."""
+"""Architecture -> function that changes its fields, as `FAMILIES` in families.py."""
 MIXTURE_KEYS = {
     "expert_used_count", "expert_feed_forward_length", "expert_shared_feed_forward_length", "expert_shared_count",
     "expert_weights_norm", "expert_weights_scale", "expert_gating_func", "expert_group_count", "expert_group_used_count",
     "leading_dense_block_count", "interleave_moe_layer_step", "nextn_predict_layers",
 }  # fmt: skip
-"""What is read here, and in config.py the last."""
+"""Keys read in this module; config.py reads the last one."""

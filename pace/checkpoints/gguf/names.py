@@ -1,7 +1,6 @@
-"""Names in GGUF files and on the Hub: of architectures and of tensors.
+"""Names of architectures and tensors in GGUF files and on the Hub.
 
-The names are those of src/llama-arch.cpp of llama.cpp.
-"""
+GGUF's names are those of src/llama-arch.cpp of llama.cpp."""
 
 from __future__ import annotations
 
@@ -46,23 +45,23 @@ ARCHITECTURES = {
     "deepseek2": "DeepseekV2ForCausalLM",
     "minicpm3": "MiniCPM3ForCausalLM",
 }
-"""By what `family_of` says."""
+"""Name that `family_of` returns -> the Hub's architecture."""
 PERMUTED = ("llama", "smollm3", "granite", "granitemoe", "minicpm")
-"""Architectures whose queries and keys have their rows permuted."""
+"""Architectures whose queries and keys have permuted rows."""
 RAISED_NORMS = ("gemma2", "gemma3")
-"""Architectures whose norms have weights that are 1 above the Hub's."""
+"""Architectures whose norm weights are 1 above the Hub's."""
 
 
 class Names(NamedTuple):
-    """GGUF's name of a part -> the Hub's."""
+    """Maps GGUF's names of parts to the Hub's."""
 
     outer: Mapping[str, str]
     layers: str
-    """What comes before the number of a layer, on the Hub."""
+    """Prefix of a layer's number on the Hub."""
     inner: Mapping[str, str]
 
     def but(self, **inner: str) -> Names:
-        """The same with other names in the layers."""
+        """Returns a copy with other names in the layers."""
         return self._replace(inner={**self.inner, **inner})
 
 
@@ -97,7 +96,7 @@ PHI3 = LLAMA.but(ffn_up="mlp.gate_up_proj")
 
 
 def with_shared(name: str) -> Names:
-    """Of a mixture with an MLP beside the experts, below `mlp.{name}`."""
+    """Names of a mixture with a shared MLP, which the Hub has under `mlp.{name}`."""
     parts = {f"ffn_{part}_shexp": f"mlp.{name}.{part}_proj" for part in ("gate", "up", "down")}
     return LLAMA.but(ffn_gate_inp_shexp="mlp.shared_expert_gate", **parts)
 
@@ -195,23 +194,24 @@ NAMES = {
         },
     ),
 }
-"""By architecture, where they are not those of a Llama."""
+"""Names by architecture, if they differ from a Llama's."""
 WHOLE_NAMES = ("exp_probs_b", "attn_sinks")
-"""Tensors whose name on the Hub has no end."""
+"""Tensors whose names on the Hub have no suffix such as `.weight`."""
 OF_ONE_ROW = ("mlp.shared_expert_gate.weight", "mlp.moe_statics.e_score_correction_bias")
-"""Vectors that are a matrix of one row on the Hub: ends of names."""
+"""Ends of names of vectors that are a matrix of one row on the Hub."""
 ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
-"""Tensors that the config takes up."""
+"""Tensors that become part of the config."""
 
 
 def family_of(architecture: str, sources: Collection[str]) -> str:
-    """Under which name these tables have a file with tensors `sources`: that of its architecture. `chatglm` is two
-    families: that of the first checkpoints, and GLM-4-9B as it is since, whose queries, keys and values are apart."""
+    """Name of a file's family in these tables, given its tensors `sources`. This is the architecture, but `chatglm`
+    covers two families. One is that of the first checkpoints. The other is the newer GLM-4-9B, whose queries, keys and
+    values are separate tensors."""
     return "glm" if architecture == "chatglm" and "blk.0.attn_q.weight" in sources else architecture
 
 
 def hub_name(source: str, architecture: str) -> str:
-    """The Hub's name of a tensor; those that have none keep theirs."""
+    """The Hub's name of a tensor, or `source` if it has none."""
     names = NAMES.get(architecture, LLAMA)
     part, _, end = source.rpartition(".")
     if part in names.outer:
@@ -219,6 +219,6 @@ def hub_name(source: str, architecture: str) -> str:
     if (found := re.fullmatch(r"blk\.(\d+)\.(\w+)", part)) and found[2] in names.inner:
         name = f"{names.layers}.{found[1]}.{names.inner[found[2]]}"
         return name if found[2] in WHOLE_NAMES else f"{name}.{end}"
-    if found := re.fullmatch(r"blk\.(\d+)\.ffn_(gate|up|down)\.(\d+)", part):  # before experts were stacked
+    if found := re.fullmatch(r"blk\.(\d+)\.ffn_(gate|up|down)\.(\d+)", part):  # from before experts were stacked
         return f"{names.layers}.{found[1]}.mlp.experts.{found[3]}.{found[2]}_proj.{end}"
     return source

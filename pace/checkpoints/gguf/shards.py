@@ -1,4 +1,4 @@
-"""GGUF files that are split into shards: their names, and whether those at hand belong together."""
+"""GGUF files that are split into shards: their names, and a check that they belong together."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_SHARDS = 1000
 
 
 def shard_paths(path: Path) -> list[Path]:
-    """All files of which `path` is one, the first first; FileNotFoundError where one of them is missing."""
+    """All shards of the file that `path` belongs to, in order. Raises FileNotFoundError if one is missing."""
     found = SHARD_NAME.fullmatch(path.name)
     if not found:
         return [path]
@@ -30,7 +30,7 @@ def shard_paths(path: Path) -> list[Path]:
 
 
 def check_shards(files: list[GgufFile]) -> None:
-    """ValueError unless each file says of itself what its name says, and all tensors are there."""
+    """Raises ValueError unless each file's metadata agree with its name and all tensors are present."""
     total = 0
     for number, file in enumerate(files):
         count, own = file.metadata.integer("split.count", 0) or 1, file.metadata.integer("split.no", 0)

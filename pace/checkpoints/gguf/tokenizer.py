@@ -1,9 +1,8 @@
-"""The tokenizer in a GGUF file's metadata, as what would stand in tokenizer.json and tokenizer_config.json.
+"""Converts the tokenizer in a GGUF file's metadata to the contents of tokenizer.json and tokenizer_config.json.
 
-Two kinds of vocabularies come with the architectures that are implemented: byte-level BPE ("gpt2": tokens, merges, and
-the name of the rule by which texts are cut before) and sentencepiece ("llama": pieces with scores, from which merges
-follow). How llama.cpp reads both: its src/llama-vocab.cpp.
-"""
+The implemented architectures use two kinds of vocabularies. Byte-level BPE ("gpt2") has tokens, merges, and the name of
+the rule that splits texts before merging. sentencepiece ("llama") has pieces with scores, from which merges follow.
+llama.cpp reads both in src/llama-vocab.cpp."""
 
 from __future__ import annotations
 
@@ -28,18 +27,18 @@ from pace.naming import shown
 logger = logging.getLogger("pace")
 
 SPECIAL_TOKENS = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
-"""Name in tokenizer_config.json -> in the key tokenizer.ggml.<name>_token_id."""
+"""Name in tokenizer_config.json -> name in the key tokenizer.ggml.<name>_token_id."""
 
 
 class Cut(NamedTuple):
-    """How texts are cut before a byte-level vocabulary's merges."""
+    """Rule for splitting texts before a byte-level vocabulary's merges are applied."""
 
     patterns: tuple[str, ...]
-    """Each cuts the pieces of the one before, into its matches and what lies between them."""
+    """Each pattern splits the pieces of the previous one into its matches and the text between them."""
     ignore_merges: bool = False
-    """A piece that is a token is that token, whatever the merges make of it."""
+    """True if a piece that is a token becomes that token, regardless of merges."""
     add_bos: bool = False
-    """Where the file does not say."""
+    """Default of add_bos_token."""
     normalizer: dict[str, str] | None = None
 
 
@@ -61,7 +60,7 @@ _DEEPSEEK3 = (
 _WITH_CASE = (
     r"[\p{Lu}\p{Ll}\p{Lt}&&[^" "ⴀ-ⴭ\ua78f-\ua7ffꬰ-ꭩ\U00010570-\U000105bc\U00016e40-\U00016e7f\U0001d400-\U0001d7cb]]"
 )
-"""Letters that have a case, but for those that Unicode has since and those of formulas."""
+"""Letters that have a case, except those that Unicode added later and mathematical letters."""
 _HAN = "[一-龥ࠀ-一가-\ud7ff]+"
 
 _CUTS = {
@@ -85,16 +84,16 @@ _CUTS = {
     ("gpt-4o", "llama4", "kanana2"): Cut((_GPT4O,)),
 }
 CUTS = {name: cut for names, cut in _CUTS.items() for name in names}
-"""By tokenizer.ggml.pre."""
+"""Value of tokenizer.ggml.pre -> rule."""
 
 
 WAY_OUT = "Give tokenizer_name_or_path, or token ids instead of text"
 
 
 def tokenizer_state(metadata: Metadata) -> dict[str, Any] | str | None:
-    """What stands in tokenizer.json: its text where the file brings it along, None where the file has no vocabulary.
+    """Returns the contents of tokenizer.json: its text if the file contains it, or None if the file has no vocabulary.
 
-    Raises ValueError for what is missing or of the wrong type, NotImplementedError for other kinds of vocabularies. The
+    Raises ValueError for missing values and wrong types, NotImplementedError for other kinds of vocabularies. The
     message names the file."""
     if whole := metadata.text("tokenizer.huggingface.json"):
         return whole
@@ -127,7 +126,7 @@ def tokenizer_state(metadata: Metadata) -> dict[str, Any] | str | None:
 
 
 def tokenizer_settings(metadata: Metadata) -> dict[str, Any]:
-    """What stands in tokenizer_config.json, and the chat template."""
+    """Returns the contents of tokenizer_config.json, with the chat template."""
     tokens = read_tokens(metadata)
     settings: dict[str, Any] = {"clean_up_tokenization_spaces": False, "padding_side": "left"}
     if tokens:
@@ -158,9 +157,8 @@ def _token_id(metadata: Metadata, name: str, num_tokens: int) -> int | None:
 
 
 def _added_tokens(metadata: Metadata, tokens: Tokens) -> list[dict[str, Any]]:
-    """Tokens that are found in a text before anything else is: control tokens, which decoding may leave out, and
-    others."""
-    # Of Phi-3's sentencepiece vocabulary these take the spaces after them, which no key says.
+    """Tokens that are matched in a text before anything else: control tokens, which decoding may skip, and others."""
+    # In Phi-3's sentencepiece vocabulary these strip the spaces after them, which no key states.
     strips = metadata.text("general.architecture") == "phi3" and metadata.text("tokenizer.ggml.model") == "llama"
     added = []
     for index in np.flatnonzero(np.isin(tokens.types, (CONTROL, UNKNOWN, USER_DEFINED))).tolist():
@@ -171,7 +169,7 @@ def _added_tokens(metadata: Metadata, tokens: Tokens) -> list[dict[str, Any]]:
 
 
 def _ends(metadata: Metadata, tokens: list[str]) -> dict[str, Any] | None:
-    """The post-processor: which tokens are put before and after a text."""
+    """Post-processor that puts tokens before and after a text."""
     sentencepiece = metadata.text("tokenizer.ggml.model") == "llama"
     begins = metadata.flag("tokenizer.ggml.add_bos_token", sentencepiece or _cut(metadata).add_bos)
     added = {"bos": begins, "eos": metadata.flag("tokenizer.ggml.add_eos_token", False)}

@@ -1,8 +1,8 @@
-"""The tokens of a GGUF file and their types, mended where the file is known to be wrong.
+"""Tokens of a GGUF file and their types, with corrections for known errors in files.
 
-Converters have typed the tokens that end a turn as ordinary text, so that a turn never ended and a prompt's marks fell
-to pieces. llama.cpp goes by the names of such tokens, and so do we. Source: its src/llama-vocab.cpp.
-"""
+Some converters marked the tokens that end a turn as ordinary text. A turn then never ended, and the marks in a prompt
+were split into pieces. llama.cpp recognises such tokens by name, and so does this module. Source: its
+src/llama-vocab.cpp."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ END_TOKENS = {
     "<|tool_response>", "<｜end▁of▁sentence｜>", "[e~[", "<|end_of_turn|>",
     "<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<|fim_repo|>", "<|repo_name|>", "<|file_sep|>",
 }  # fmt: skip
-"""Tokens that end a text whatever their type and whatever the keys say: a file names one, and models have several."""
+"""Tokens that end a text, regardless of their type and of the keys. A key names only one, but models have several."""
 END_TOKENS_OF_CONTROL = {"</s>", "<eos>", "[EOS]"}
-"""The same for tokens of the control type only. Gemma's vocabulary has </s> as HTML."""
+"""The same, for tokens of the control type only. In Gemma's vocabulary </s> is HTML."""
 FILL_TOKENS = {
     "<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<｜fim▁begin｜>", "<PRE>", "▁<PRE>", "<|code_prefix|>",
     "<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<｜fim▁hole｜>", "<SUF>", "▁<SUF>", "<|code_suffix|>",
     "<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<｜fim▁end｜>", "<MID>", "▁<MID>", "<|code_middle|>",
 }  # fmt: skip
-"""Marks of a text with a gap to be filled."""
+"""Marks of a text with a gap to fill."""
 HARMONY = ({"<|return|>", "<|call|>"}, {"<|flush|>", "<|calls|>"})
-"""Where a vocabulary has one of these pairs, <|end|> ends a message within a turn."""
+"""If a vocabulary has both tokens of one of these pairs, <|end|> ends a message within a turn, not the text."""
 MARK = re.compile(r"<[^<>\s]+>")
-"""How marks of a chat template look."""
+"""Pattern of marks in a chat template."""
 ROLE_MARK = re.compile(r"""<\|(['"]\s*[+~]|\{\{)""")
-"""How templates begin a mark that holds a role: `'<|' + message.role + '|>'`."""
+"""Start of a template's mark that contains a role: `'<|' + message.role + '|>'`."""
 ROLES = ("system", "developer", "user", "assistant", "tool")
 KEYS = ("bos", "eos", "eot", "eom")
 """Keys of tokens that begin and end texts and turns."""
@@ -46,19 +46,19 @@ MAX_LISTED = 8
 
 @dataclass(frozen=True)
 class Tokens:
-    """A vocabulary by ids."""
+    """A vocabulary."""
 
     texts: list[str]
     ids: dict[str, int]
-    """By text; fewer than texts where one is there twice."""
+    """Text -> id. Has fewer entries than `texts` if a text occurs twice."""
     types: np.ndarray
-    """int64 `[tokens]`: NORMAL, CONTROL, ..., as corrected; of another length where the file is wrong."""
+    """int64 `[tokens]`: NORMAL, CONTROL, ..., after corrections. Has another length if the file is wrong."""
     ends: list[int]
-    """Tokens that end a text, besides those that keys name."""
+    """Tokens that end a text, in addition to those that keys name."""
 
 
 def read_tokens(metadata: Metadata) -> Tokens | None:
-    """The vocabulary, None where the file has none; read once."""
+    """The vocabulary, read once and cached. None if the file has none."""
     if "tokens" not in metadata.__dict__:
         metadata.__dict__["tokens"] = _read(metadata)
     return metadata.__dict__["tokens"]
@@ -89,7 +89,7 @@ def _ends(ids: dict[str, int], types: np.ndarray) -> list[int]:
 
 
 def _correct(metadata: Metadata, texts: list[str], ids: dict[str, int], types: np.ndarray, ends: list[int]) -> None:
-    """Sets the types of ends and marks that have none such. Logs which."""
+    """Corrects the types of end tokens and marks, and logs the changes."""
     wanted = {index: CONTROL for index in (*ends, *_named_marks(metadata, texts))}
     wanted |= {ids[name]: CONTROL for name in FILL_TOKENS & ids.keys()}
     for mark in _marks_of_templates(metadata) & ids.keys():
@@ -110,7 +110,7 @@ def _correct(metadata: Metadata, texts: list[str], ids: dict[str, int], types: n
 
 
 def _named_marks(metadata: Metadata, texts: list[str]) -> set[int]:
-    """The tokens that keys name, but for those that are text, such as a line end."""
+    """Tokens that keys name, except ordinary text such as a line end."""
     named = [metadata.integer(f"tokenizer.ggml.{key}_token_id") for key in KEYS]
     inside = [index for index in named if index is not None and 0 <= index < len(texts)]
     return {index for index in inside if texts[index][:1] + texts[index][-1:] in ("<>", "[]")}

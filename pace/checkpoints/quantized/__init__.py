@@ -1,9 +1,8 @@
-"""Quantised checkpoints as they are: for each `quant_method` of config.json, which tensors make a matrix, and what they
-mean.
+"""Reads quantised checkpoints without changing them: for each `quant_method` of config.json, which tensors make a
+matrix, and how to interpret them.
 
-A method is one file and one line in the registry. It finds the matrices of a checkpoint (`Method.matrices`); a matrix
-(`StoredMatrix`) gives any of its rows as codes and scales, bit for bit those of the file.
-"""
+A method is one file and one line in the registry. It finds the matrices of a checkpoint (`Method.matrices`). A matrix
+(`StoredMatrix`) returns any of its rows as codes and scales, bit for bit those of the file."""
 
 from pace.checkpoints.quantized.method import Method
 from pace.checkpoints.quantized.registry import METHODS, read_quant_method

@@ -1,13 +1,16 @@
 """AWQ, in the layout "gemm" of AutoAWQ.
 
-    qweight int32 [K, N / 8]    u, 4 bits each: bits 4 i of a word hold output 8 w + (0, 2, 4, 6, 1, 3, 5, 7)[i]
+    qweight int32 [K, N / 8]    u, 4 bits each
+
     qzeros  int32 [G, N / 8]    zero points, in the same order
+
     scales  float [G, N]
 
     W[n, k] = (u[k, n] - zero[k // group, n]) * scales[k // group, n]
 
-Source: the code of AutoAWQ, https://github.com/casper-hansen/AutoAWQ
-"""
+Bits 4 i of word w hold output 8 w + (0, 2, 4, 6, 1, 3, 5, 7)[i].
+
+Source: the code of AutoAWQ, https://github.com/casper-hansen/AutoAWQ"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from pace.checkpoints.quantized.method import Method, modules_with, read_bits, r
 from pace.checkpoints.quantized.stored import FLOATS, Groups, IntegerMatrix, TensorSource, unpack
 
 FIELD_OF_OUTPUT = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Which field of its word holds output i of 8."""
+"""Index of the field in its word that holds output i of 8."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ class AWQMatrix(IntegerMatrix):
         return self.finite("scales", self.columns("scales", start, stop))
 
     def _outputs(self, role: str, start: int, stop: int) -> Tensor:
-        """uint8 `[stop - start, H]` of fields `[H, N / 8]`."""
+        """Unpacks fields `[H, N / 8]` to uint8 `[stop - start, H]`."""
         first, last = start // 8, -(-stop // 8)
         fields = unpack(self.columns(role, first, last)[..., None], 4)  # [words, H, 8]
         outputs = fields.permute(0, 2, 1)[:, FIELD_OF_OUTPUT].flatten(0, 1)

@@ -1,20 +1,27 @@
-"""bitsandbytes: nf4 and fp4 with a scale for each block of weights, and int8 with one for each row.
+"""bitsandbytes: nf4 and fp4 with a scale for each block of weights, and int8 with a scale for each row.
 
 4 bits, of the matrix flattened row by row:
-    weight                          uint8 [N K / 2, 1]    two codes a byte, the first in the high bits; or the same bytes as another dtype
+
+    weight                          uint8 [N K / 2, 1]    two codes a byte, the first in the high bits;
+                                                          or the same bytes as another dtype
+
     weight.absmax                   float [blocks]        scales; with double quantisation uint8, and
-    weight.nested_absmax            float [blocks / 256]  absmax[b] = nested_quant_map[code] * nested_absmax[b // 256] + nested_offset
+
+    weight.nested_absmax            float [blocks / 256]
     weight.nested_quant_map         float [256]
+        absmax[b] = nested_quant_map[code] * nested_absmax[b // 256] + nested_offset
+
     weight.quant_map                float [16]            levels
+
     weight.quant_state.bitsandbytes__nf4 (or fp4)         JSON as uint8: blocksize, shape, nested_blocksize, nested_offset, ...
 
     W[n, k] = quant_map[code] * absmax[(n K + k) // blocksize]
 
 8 bits:
+
     weight int8 [N, K],  SCB float [N],  weight_format (0: by rows)         W[n, k] = weight[n, k] * SCB[n] / 127
 
-Source: the code of bitsandbytes, https://github.com/bitsandbytes-foundation/bitsandbytes
-"""
+Source: the code of bitsandbytes, https://github.com/bitsandbytes-foundation/bitsandbytes"""
 
 from __future__ import annotations
 
@@ -38,7 +45,7 @@ MAX_STATE_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class BitsAndBytes(Method):
-    """Which kind a module is of, its tensors tell; modules to skip are those without scales."""
+    """A module's tensors determine its kind; modules without scales are not quantised."""
 
     name: ClassVar[str] = "bitsandbytes"
 
@@ -53,7 +60,7 @@ class BitsAndBytes(Method):
 
     def matrices(self, source: TensorSource) -> Iterator[StoredMatrix]:
         if self.bits == 8:
-            # Any module with a weight of bytes is meant to be whole: one without scales is refused.
+            # A module with an int8 weight but no scales is refused.
             for module in dict.fromkeys([*modules_with(source, ".SCB"), *modules_stored_as(source, torch.int8)]):
                 yield RowScaledMatrix(source, module)
             return
@@ -103,7 +110,7 @@ class BlockScaledMatrix(StoredMatrix):
             self.expect("scales", FLOATS, (blocks,))
         self.expect("levels", FLOATS, (16,))
         self.levels = self.finite("levels", self.stored("levels"))
-        # Blocks of 64 over rows of 96 are groups of 32 whose scales repeat.
+        # Blocks of 64 across rows of 96 become groups of 32 with repeated scales.
         self.group = math.gcd(self.block, k)
         known = torch.allclose(self.levels, torch.tensor(CODEBOOKS[kind]), rtol=0, atol=1e-6)
         self.dtype = (
@@ -163,7 +170,7 @@ class BlockScaledMatrix(StoredMatrix):
         return QuantizedRows(self.dtype, pairs, scales[block_of].view(rows, k // self.group), paired_k=k)
 
     def _octets(self, start: int, stop: int) -> Tensor:
-        """Bytes [start, stop) of the codes, whatever dtype and shape they are stored in."""
+        """Bytes [start, stop) of the codes, regardless of their stored dtype and shape."""
         dtype, shape = self.info("codes")
         row_bytes = math.prod(shape[1:]) * dtype.itemsize
         first = start // row_bytes

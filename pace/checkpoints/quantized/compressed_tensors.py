@@ -1,22 +1,27 @@
-"""compressed-tensors, the format of llm-compressor: whole numbers or floats with scales for the matrix, rows, groups or
+"""compressed-tensors, the format of llm-compressor: integers or floats with scales for the matrix, rows, groups or
 blocks.
 
-    pack-quantized    weight_packed int32 [N, ceil(K bits / 32)], along K, the lowest bits first; weight_shape int64 [2] = N, K
+    pack-quantized    weight_packed int32 [N, ceil(K bits / 32)], along K, the lowest bits first
+                      weight_shape int64 [2] = N, K
+
     int-quantized     weight int8 [N, K]
     float-quantized   weight float8_e4m3fn [N, K]
     naive-quantized   either of the two above
+
     mxfp4-pack-quantized, mxfp8-quantized     E2M1 and E4M3 in groups of 32 with E8M0 scales
 
     weight_scale        [1], [N, 1], [N, G] or [ceil(N / B0), ceil(K / B1)]
+
     weight_zero_point   int8 as weight_scale, or packed along N
     weight_g_idx        int32 [K]: the group of each input (actorder "group")
 
-    W[n, k] = (q[n, k] - zero_point[n, g]) * weight_scale[n, g],    packed: u = q + 2^(bits - 1), and zero points so, too
+    W[n, k] = (q[n, k] - zero_point[n, g]) * weight_scale[n, g]
+    packed: u = q + 2^(bits - 1), and the same for zero points
 
 Versions before 0.16 packed fields of 3, 5, 6 and 7 bits without crossing words, 32 // bits in each. The number of words
-shows which. What is done to activations is left to the kernels here. Source: the code of compressed-tensors,
-https://github.com/vllm-project/compressed-tensors
-"""
+shows which packing was used. Settings for activations are not used: the kernels choose their own treatment.
+
+Source: the code of compressed-tensors, https://github.com/vllm-project/compressed-tensors"""
 
 from __future__ import annotations
 
@@ -62,7 +67,7 @@ ADVICE = f"readable are {', '.join(FORMATS)}; take a checkpoint in one of these,
 
 @dataclass(frozen=True)
 class CompressedTensors(Method):
-    """`config_groups` say what there may be; which module has which, its tensors' shapes tell, so no patterns of names
+    """Settings in `config_groups`. The shapes of a module's tensors determine which apply to it, so no name patterns
     are matched."""
 
     name: ClassVar[str] = "compressed-tensors"
@@ -71,7 +76,7 @@ class CompressedTensors(Method):
     )
 
     bits: tuple[int, ...]
-    """Of whole numbers, in any of the groups."""
+    """Widths of integers in any of the groups."""
     group_sizes: tuple[int, ...]
     blocks: tuple[Block, ...]
 
@@ -108,7 +113,7 @@ class CompressedTensors(Method):
 
     @classmethod
     def _read_group(cls, name: str, group: Any, default_format: str) -> dict[str, Any] | None:
-        """The arguments of a group's weights, checked as far as they matter; None where weights stay floats."""
+        """Checks the used arguments of a group's weights and returns them. None if the weights stay floats."""
         if not isinstance(group, dict) or not isinstance(group.get("weights") or {}, dict):
             raise wrong(f"config_groups.{name[:80]}", "an object whose weights are an object or null", group)
         if not group.get("weights"):
@@ -146,7 +151,7 @@ class CompressedTensors(Method):
 
 
 class ScaledMatrix(IntegerMatrix):
-    """Scales, zero points and the order of columns, which both integer layouts have."""
+    """Scales, zero points and column order, common to both integer layouts."""
 
     def __init__(self, source: TensorSource, module: str, codes: str, more: dict[str, str]):
         parts = {"codes": codes, "scales": ".weight_scale", **more}
@@ -170,7 +175,7 @@ class ScaledMatrix(IntegerMatrix):
             return None
         self.expect("groups", (torch.int32, torch.int64), (self.shape[1],))
         index = self.stored("groups").long()
-        if (index == -1).any():  # as it is initialised, and left where groups are neighbours
+        if (index == -1).any():  # the initial value, which is kept if groups are contiguous
             return None
         if index.numel() and (index.min() < 0 or index.max() >= count):
             raise ValueError(
@@ -193,7 +198,7 @@ class ScaledMatrix(IntegerMatrix):
         return zeros.to(torch.int16) + (1 << (self.bits - 1))
 
     def expect_zeros(self, *packed: tuple[int, int]) -> None:
-        """int8 (or another whole number) of the scales' shape, or int32 of one of the shapes `packed`."""
+        """Expects int8 (or another integer) in the scales' shape, or int32 in one of the shapes `packed`."""
         if self.has("zeros"):
             shape = self.info("scales")[1]
             plain = (
@@ -268,7 +273,7 @@ class PackedMatrix(ScaledMatrix):
             return None
         if self.info("zeros")[0] != torch.int32:
             return self.zeros_in_range(self.stored_zeros(start, stop))
-        # Words are shared by so many rows, which begin with a word.
+        # This number of rows fills whole words.
         rows, words = (32, self.bits) if self.dense else (32 // self.bits, 1)
         packed = self.stored("zeros", start // rows * words, min(-(-stop // rows) * words, self.info("zeros")[1][0]))
         return self._fields(packed.t())[:, start % rows :][:, : stop - start].t().to(torch.int16)

@@ -1,16 +1,16 @@
-"""Weights in float8 (E4M3) with a scale for each block, as DeepSeek-V3 has them; for a group of a row, for a row, or
-for all.
+"""float8 weights (E4M3) with a scale for each block, as in DeepSeek-V3, or for a group of a row, a row, or the matrix.
 
     weight           float8_e4m3fn [N, K]
-    weight_scale_inv float [ceil(N / B0), ceil(K / B1)]    weight_block_size = [B0, B1]; without it a scalar; or `weight_scale`
+
+    weight_scale_inv float [ceil(N / B0), ceil(K / B1)], weight_block_size = [B0, B1]
+                     without weight_block_size a scalar; or named `weight_scale`
 
     W[n, k] = weight[n, k] * scale[n // B0, k // B1]
 
 Scales stored as bytes are exponents (E8M0): 2^(byte - 127).
 
-The matrices of all experts may be one tensor, as transformers 5 holds them: {name} [E, N, K] and {name}_scale_inv, whose
-first dimension is E, too.
-"""
+The matrices of all experts may be one tensor, as in transformers 5: {name} [E, N, K] and {name}_scale_inv, whose first
+dimension is also E."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class FP8(Method):
     unused: ClassVar[tuple[str, ...]] = (".input_scale", ".activation_scale", ".input_scale_inv", ".output_scale")
 
     block: Block | None
-    """Rows and columns that share a scale; None: all of a matrix."""
+    """Rows and columns that share a scale; None for a whole matrix."""
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any]) -> FP8:
@@ -72,8 +72,8 @@ class Float8Matrix(StoredMatrix):
     by_rows = ("codes",)
 
     def __init__(self, source: TensorSource, module: str, scale: str, blocks: list[Block], codes: str = ".weight"):
-        """`blocks`: how many rows and columns may share a scale, besides a row and the whole matrix; the scales' shape
-        tells which."""
+        """`blocks`: possible rows and columns that share a scale, in addition to a row and the whole matrix. The
+        scales' shape determines which."""
         super().__init__(source, module, {"codes": codes, "scales": scale})
         *stack, n, k = self.shape = self.expect("codes", (torch.float8_e4m3fn,), (-1, -1), (-1, -1, -1))
         blocks = [(1, max(1, k)), (max(1, n), max(1, k)), *blocks]

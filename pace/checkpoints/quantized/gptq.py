@@ -1,15 +1,18 @@
 """GPTQ, as AutoGPTQ and GPTQModel store it.
 
     qweight int32 [K bits / 32, N]    u, along K: the fields of a column follow each other, the lowest bits first
-    qzeros  int32 [G, N bits / 32]    zero points along N, each less 1 in the first version of the format ("gptq"), as they are in "gptq_v2"
+
+    qzeros  int32 [G, N bits / 32]    zero points along N: less 1 in version 1 of the format ("gptq"), unchanged in "gptq_v2"
+
     scales  float [G, N]
-    g_idx   int32 [K]                 the group of each input; in any order where columns were quantised by activation (desc_act)
+
+    g_idx   int32 [K]                 the group of each input; in any order if columns were quantised by activation (desc_act)
 
     W[n, k] = (u[k, n] - zero[g_idx[k], n]) * scales[g_idx[k], n]
 
-The shapes of a module's tensors give its bits and its group size, so the patterns of `dynamic` need not be read.
-Source: the code of GPTQModel, https://github.com/ModelCloud/GPTQModel
-"""
+The shapes of a module's tensors give its bits and its group size, so the patterns of `dynamic` are not needed.
+
+Source: the code of GPTQModel, https://github.com/ModelCloud/GPTQModel"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ logger = logging.getLogger("pace")
 BITS = (2, 3, 4, 8)
 FORMATS = {"gptq": 1, "gptq_v2": 2}
 STEP = 4096
-"""Rows whose zero points are looked at together; a multiple of 32."""
+"""Number of rows whose zero points are checked at a time; a multiple of 32."""
 
 
 @dataclass(frozen=True)
@@ -47,15 +50,15 @@ class GPTQ(Method):
 
     bits: int
     group_sizes: tuple[int | None, ...]
-    """The usual one, and those of `dynamic`. None: whole columns of qweight, that is rows of the matrix."""
+    """The default size, then those of `dynamic`. None means whole columns of qweight, which are rows of the matrix."""
     version: int
     """In version 1 zero points are stored less 1."""
     uniform: bool
-    """All quantised modules have `bits`, and groups of the one size."""
+    """True if all quantised modules use `bits` and the same group size."""
     desc_act: bool
-    """Columns may be in groups in any order, which g_idx gives."""
+    """True if columns may be in groups in any order, given by g_idx."""
     says_symmetric: bool
-    """The config says so of all modules."""
+    """True if the config states that all modules are symmetric."""
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any]) -> GPTQ:
@@ -132,14 +135,16 @@ class GPTQMatrix(IntegerMatrix):
         self.settle(self.symmetric)
 
     def _are_zeros(self, value: int) -> bool:
-        """Whether all zero points are this. Whatever the config's `sym` says: they are few, and they know."""
+        """True if all zero points are `value`. Checked regardless of the config's `sym`, because the check is cheap and
+        `sym` may be wrong."""
         n = self.shape[0]
         return all((self._stored_zeros(row, min(row + STEP, n)) == value).all() for row in range(0, n, STEP))
 
     def _refuse_one_zero_point(self, middle: int) -> None:
-        """Raises ValueError where all zero points are the same, of a checkpoint that says it is symmetric. No method
-        finds such ones: they were stored in the way of the other version, or never set, as kernels that go by `sym`
-        do not read them."""
+        """Raises ValueError if a checkpoint claims to be symmetric, but all its zero points are the same other value.
+
+        No method produces such zero points. They were stored as in the other version, or never set, as kernels that
+        rely on `sym` do not read them."""
         zero = int(self._stored_zeros(0, 1)[0, 0])
         if not self._are_zeros(zero):
             return
@@ -173,7 +178,7 @@ class GPTQMatrix(IntegerMatrix):
             raise ValueError(
                 f"tensor {self.parts['groups']!r} must hold groups in 0..{count - 1}; got {index.min().item()}..{index.max().item()}"
             )
-        if not method.desc_act and not index.any():  # what some writers leave there
+        if not method.desc_act and not index.any():  # some writers leave zeros there
             return Groups(k, count, size)
         return Groups(k, count, size, index)
 
@@ -190,10 +195,11 @@ class GPTQMatrix(IntegerMatrix):
         return None if self.symmetric else self._stored_zeros(start, stop)
 
     def _stored_zeros(self, start: int, stop: int) -> Tensor:
-        first, last = start // 32 * self.bits, -(-stop // 32) * self.bits  # words, by 32 zero points
+        first, last = start // 32 * self.bits, -(-stop // 32) * self.bits  # words, in units of 32 zero points
         words = self.columns("zeros", first, min(last, self.info("zeros")[1][1])).t()
         if self.version == 1 and self.bits != 3:
-            # As GPTQModel adds: to a word, with carries, which undoes its own subtraction also where a zero point is 0.
+            # Adds to whole words with carries, as GPTQModel does. This undoes GPTQModel's subtraction even if a zero
+            # point is 0.
             words = words + sum(1 << shift for shift in range(0, 32, self.bits))
         zeros = unpack(words, self.bits)[:, start % 32 :][:, : stop - start].t().to(torch.int16)
         return (zeros + 1) % 8 if self.version == 1 and self.bits == 3 else zeros

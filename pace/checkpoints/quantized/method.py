@@ -1,5 +1,5 @@
-"""What every way of storing quantised checkpoints is: the fields of `quantization_config` it reads, and how its
-matrices are found."""
+"""Base class of quantised storage methods: the fields of `quantization_config` it reads, and how its matrices are
+found."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from pace.checkpoints.quantized.stored import StoredMatrix, TensorSource
 from pace.naming import shown
 
 MAX_GROUP = 1 << 24
-"""No row is longer."""
+"""Maximum group size; no row is longer."""
 
 
 @dataclass(frozen=True)
 class Method(ABC):
-    """One `quant_method`, with what config.json says of it."""
+    """One `quant_method`, with its settings from config.json."""
 
     name: ClassVar[str]
-    """As a person writes it."""
+    """Name of the method for messages."""
     unused: ClassVar[tuple[str, ...]] = ()
-    """Endings of tensors of a quantised module that nothing here needs, such as static scales of activations."""
+    """Suffixes of a quantised module's tensors that are not used, such as static scales of activations."""
 
     @classmethod
     @abstractmethod
     def from_dict(cls, raw: dict[str, Any]) -> Method:
-        """Of a `quantization_config`. Raises ValueError for values that make no sense, NotImplementedError for what
-        cannot be read."""
+        """Reads a `quantization_config`. Raises ValueError for invalid values, NotImplementedError for unsupported
+        ones."""
 
     @abstractmethod
     def matrices(self, source: TensorSource) -> Iterator[StoredMatrix]:
-        """Of a checkpoint. What is not quantised, and tensors that belong to nothing, are left over. Raises ValueError
-        where tensors contradict each other or the config."""
+        """Yields the quantised matrices of a checkpoint. Other tensors are left over. Raises ValueError if tensors
+        contradict each other or the config."""
 
 
 def modules_with(source: TensorSource, *suffixes: str) -> list[str]:
-    """Modules that have a tensor with one of these endings, each once, in the order of the checkpoint."""
+    """Modules that have a tensor with one of these suffixes, without duplicates, in the order of the checkpoint."""
     return list(
         dict.fromkeys(
             name.removesuffix(suffix) for name in source.tensors for suffix in suffixes if name.endswith(suffix)
@@ -56,8 +56,7 @@ def modules_stored_as(source: TensorSource, *dtypes: torch.dtype) -> list[str]:
     ]
 
 
-# ---------------------------------------------------------------------------------------------- fields of
-# quantization_config
+# -- fields of quantization_config --------------------------------------------------------------------------------
 
 
 def wrong(field: str, allowed: str, value: Any) -> ValueError:
@@ -84,7 +83,7 @@ def read_bits(raw: dict[str, Any], allowed: tuple[int, ...], field: str = "bits"
 
 
 def read_group_size(raw: dict[str, Any], field: str = "group_size", default: int | None = None) -> int | None:
-    """None for -1, which stands for whole rows."""
+    """Reads a group size. None means whole rows, which the field gives as -1."""
     size = raw.get(field, default)
     if size is None or size == -1:
         return None
@@ -101,7 +100,7 @@ def read_flag(raw: dict[str, Any], field: str, default: bool) -> bool:
 
 
 def read_name(raw: dict[str, Any], field: str, default: str) -> str:
-    """A name in lower case; null stands for the default."""
+    """Reads a name in lower case; null stands for the default."""
     value = raw.get(field)
     if value is None:
         return default

@@ -1,11 +1,10 @@
-"""MXFP4: floats of 4 bits (E2M1) in blocks of 32 whose scale is a power of two (OCP Microscaling Formats 1.0), as
-gpt-oss has them.
+"""MXFP4: 4-bit floats (E2M1) in blocks of 32 with a power-of-two scale (OCP Microscaling Formats 1.0), as in gpt-oss.
 
     weight_blocks uint8 [N, K / 32, 16]    two codes a byte, the first in the low bits; or `{module}_blocks`, or [N, K / 2]
+
     weight_scales uint8 [N, K / 32]        W[n, k] = E2M1(code[n, k]) * 2^(scale[n, k // 32] - 127)
 
-The matrices of all experts may be one tensor, [E, N, ...].
-"""
+The matrices of all experts may be one tensor, [E, N, ...]."""
 
 from __future__ import annotations
 

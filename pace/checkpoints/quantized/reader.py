@@ -1,5 +1,4 @@
-"""A checkpoint that is quantised already, as `load_weights` sees it: each of its matrices is one tensor, however many
-the files hold."""
+"""Presents a quantised checkpoint to `load_weights` with one tensor per matrix. The files may use several."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from pace.ops.weight_layout import QuantizedRows, WeightLayout
 CACHE_SCALES = re.compile(
     r".*\.([qkv]_scale|kv_scale|prob_scale|[kv]_proj\.(output|[kv])_scale|[qkv]_zero_point|[kv]_proj\.output_zero_point)"
 )
-"""Scales of keys and values in 8 bits, made by calibration; the cache here makes its own for each token
+"""Calibrated scales of an 8-bit KV cache. They are ignored, because the cache here computes its scales for each token
 (`kv_cache_dtype`)."""
 
 
@@ -30,11 +29,11 @@ PARTS_OF_QUANTIZED = (
     ".weight_scale_inv",
     "_blocks",
 )
-"""Endings of tensors that no checkpoint of floats has."""
+"""Suffixes of tensor names that only quantised checkpoints have."""
 
 
 def check_not_quantized(reader: CheckpointReader) -> None:
-    """Raises ValueError for a quantised checkpoint whose config.json does not say so."""
+    """Raises ValueError for a quantised checkpoint without a `quantization_config` in its config.json."""
     if name := next((name for name in reader.tensors if name.endswith(PARTS_OF_QUANTIZED)), None):
         raise ValueError(
             f"the weights in {reader.directory} are quantised (they have a tensor {name}), but its config.json has no quantization_config, which says how; "
@@ -43,18 +42,20 @@ def check_not_quantized(reader: CheckpointReader) -> None:
 
 
 class QuantizedCheckpoint:
-    """The tensors of a `CheckpointReader`, where `{module}.weight` stands for all that make up a quantised matrix: its
-    dtype is a WeightLayout, and `read` gives QuantizedRows; or it is float32, where no layout has such groups. Threads may
-    share one object.
+    """The tensors of a `CheckpointReader`, with one tensor `{module}.weight` in place of the parts of a quantised
+    matrix.
 
-    Raises ValueError where tensors are missing, have other shapes than they must, or nothing is quantised that should
-    be; NotImplementedError for a layout that is not."""
+    The dtype of a quantised matrix is a WeightLayout, and `read` returns QuantizedRows. If no layout supports its
+    groups, the dtype is float32. Threads may share one object.
+
+    Raises ValueError if tensors are missing, have wrong shapes, or if nothing is quantised although it should be.
+    Raises NotImplementedError for an unsupported layout."""
 
     def __init__(self, reader: CheckpointReader, method: Method):
         self._reader = reader
         self._matrices: dict[str, StoredMatrix] = {}
         parts: dict[str, str] = {}
-        """Name in the files -> the matrix that it belongs to."""
+        """Name in the files -> name of its matrix."""
         for matrix in method.matrices(reader):
             self._matrices[matrix.name] = matrix
             parts |= dict.fromkeys(matrix.parts.values(), matrix.name)
@@ -77,11 +78,11 @@ class QuantizedCheckpoint:
                 self.tensors[name] = info
 
     def column_order(self, name: str) -> Tensor | None:
-        """`QuantizedRows.order` of a quantised tensor's rows."""
+        """`QuantizedRows.order` of a quantised tensor's rows, or None."""
         return self._matrices[name].order
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> Tensor | QuantizedRows:
-        """Rows [start, stop) of a tensor; raises ValueError for scales that are not finite."""
+        """Reads rows [start, stop) of a tensor. Raises ValueError for scales that are not finite."""
         if name not in self._matrices:
             return self._reader.read(name, start, stop)
         matrix = self._matrices[name]
@@ -89,7 +90,7 @@ class QuantizedCheckpoint:
         return matrix.read(start, stop)
 
     def release(self, name: str, start: int = 0, stop: int | None = None) -> None:
-        """Gives the memory of rows [start, stop) back."""
+        """Frees the memory of rows [start, stop)."""
         if name not in self._matrices:
             return self._reader.release(name, start, stop)
         matrix = self._matrices[name]
@@ -97,8 +98,8 @@ class QuantizedCheckpoint:
         matrix.release(start, stop)
 
     def row_ranges(self, name: str) -> list[tuple[int, int]]:
-        """Ranges [start, stop) of rows that cover a tensor; those of a quantised matrix are such that its codes are
-        bounded, a byte each."""
+        """Ranges [start, stop) of rows that cover a tensor. For a quantised matrix they bound the size of its codes, at
+        one byte each."""
         if name not in self._matrices:
             return self._reader.row_ranges(name)
         matrix = self._matrices[name]
@@ -106,12 +107,12 @@ class QuantizedCheckpoint:
 
     @property
     def files(self) -> list[Path]:
-        """Those that hold the tensors."""
+        """Paths of the files that hold the tensors."""
         return self._reader.files
 
     @property
     def total_bytes(self) -> int:
-        """Of all that `read` gives."""
+        """Bytes of everything that `read` returns."""
         return sum(self._nbytes(name, info) for name, info in self.tensors.items())
 
     def _nbytes(self, name: str, info: TensorInfo) -> int:
@@ -123,7 +124,7 @@ class QuantizedCheckpoint:
         return prod(info.shape) + scales + order
 
     def close(self) -> None:
-        """Ends reading. Tensors that were read stay valid."""
+        """Closes the files. Tensors that were read stay valid."""
         self._reader.close()
 
     def __enter__(self) -> QuantizedCheckpoint:

@@ -1,4 +1,4 @@
-"""`quantization_config` of config.json: which methods are read, and what is said of the others."""
+"""Reads `quantization_config` of config.json: the supported methods, and advice for the others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ METHODS: dict[str, type[Method]] = {
     "mxfp8": FP8,
     "mxfp4": MXFP4,
 }
-"""`quant_method` -> how it is read."""
+"""`quant_method` -> class that reads it."""
 
 AT_LOAD = "take the original checkpoint, and load it with quantization="
 OTHERS = {
@@ -45,17 +45,17 @@ OTHERS = {
     "bitnet": "its weights have three values, and its inputs are quantised in training; there is nothing else to take",
     "gguf": "give the .gguf file",
 }
-"""What to do instead, of methods known by name."""
+"""Advice for known methods that are not supported."""
 
 
 def read_quant_method(raw: Any) -> Method | None:
-    """How the checkpoint of a config.json with this `quantization_config` is read; None for null. Raises ValueError
-    where a field makes no sense, NotImplementedError by name for what cannot be read."""
+    """Returns the method that reads a checkpoint with this `quantization_config`; None for null. Raises ValueError for
+    invalid fields, NotImplementedError that names an unsupported method."""
     if raw is None:
         return None
     if not isinstance(raw, dict):
         raise ValueError(f"config.json: quantization_config must be an object or null; got {str(raw)[:80]!r}")
-    # Checkpoints of early transformers say that they are bitsandbytes' by these two alone.
+    # Early transformers marked bitsandbytes checkpoints by these two fields only.
     default = "bitsandbytes" if raw.get("load_in_4bit") or raw.get("load_in_8bit") else None
     name = raw.get("quant_method") or default
     if not isinstance(name, str):

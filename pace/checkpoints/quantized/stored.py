@@ -1,4 +1,4 @@
-"""A matrix of a quantised checkpoint: several tensors of its file, read as rows of codes and scales."""
+"""A matrix of a quantised checkpoint: several tensors of its files, read as rows of codes and scales."""
 
 from __future__ import annotations
 
@@ -13,45 +13,45 @@ from torch import Tensor
 from pace.ops.weight_layout import MIN_GROUP, QuantizedRows, WeightLayout
 
 PIECE_BYTES = 1 << 20
-"""Tensors whose rows are not the matrix's are walked through by so much at a time, which bounds what a thread holds of
-them where they must be copied because they are not aligned."""
+"""Transposed tensors are read in pieces of this size. It bounds a thread's memory if pieces are not aligned and must be
+copied."""
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class TensorSource(Protocol):
-    """A checkpoint as its files hold it (`CheckpointReader`)."""
+    """A checkpoint as its files store it (`CheckpointReader`)."""
 
     tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 
     def read_stored(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
-        """Rows [start, stop) of a tensor along its first dimension, in whatever dtype; may be a view of mapped
+        """Rows [start, stop) of a tensor of any dtype along its first dimension. The result may be a view of mapped
         memory."""
 
     def release_stored(self, name: str, start: int = 0, stop: int | None = None) -> None:
-        """The rows are not needed any more, for now."""
+        """Releases rows that are not needed for now."""
 
 
 class StoredMatrix(ABC):
-    """The matrix `{module}.weight [N, K]` of a checkpoint, or the matrices `[E, N, K]`, made of the tensors in `parts`.
+    """The matrix `{module}.weight [N, K]` of a checkpoint, or matrices `[E, N, K]`, made of the tensors in `parts`.
 
-    `dtype` says what `read` gives: a WeightLayout for QuantizedRows, or float32 for a Tensor, where no layout holds these
-    values (groups that are no multiple of 16, or that cross rows). Immutable; threads may read different rows at
-    once."""
+    `dtype` is a WeightLayout if `read` returns QuantizedRows. It is float32 if `read` returns a Tensor, because no
+    layout holds these values: groups are not a multiple of 16, or cross rows. Immutable; threads may read different
+    rows at once."""
 
     by_rows: ClassVar[tuple[str, ...]] = ()
-    """Roles of the parts whose first dimension is the matrix's rows; the others are small, or lie across."""
+    """Roles of the parts whose first dimension is the matrix's rows. Other parts are small, or transposed."""
 
     shape: tuple[int, ...]
-    """Rows are those of all dimensions but the last, one after the other."""
+    """Rows are counted through all dimensions but the last."""
     dtype: WeightLayout | torch.dtype
     order: Tensor | None = None
-    """Of the `QuantizedRows`."""
+    """`order` of the `QuantizedRows`."""
 
     def __init__(
         self, source: TensorSource, module: str, suffixes: Mapping[str, str], optional: Mapping[str, str] = {}
     ):
-        """`suffixes`: role -> ending of the tensor's name; raises ValueError where one is missing that is not
+        """`suffixes`: role -> suffix of the tensor's name. Raises ValueError if one is missing that is not
         `optional`."""
         self.source = source
         self.module = module
@@ -67,15 +67,15 @@ class StoredMatrix(ABC):
 
     @property
     def name(self) -> str:
-        """Of the matrix as the model knows it."""
+        """Name of the matrix in the model."""
         return f"{self.module}.weight"
 
     @abstractmethod
     def read(self, start: int, stop: int) -> QuantizedRows | Tensor:
-        """Rows [start, stop). Raises ValueError where scales are not finite."""
+        """Reads rows [start, stop). Raises ValueError if scales are not finite."""
 
     def release(self, start: int, stop: int) -> None:
-        """Gives the memory back that `read(start, stop)` mapped."""
+        """Frees the memory that `read(start, stop)` mapped."""
         for role, name in self.parts.items():
             rows = self._matrices_of(start, stop) if role in self.by_rows else ()
             self.source.release_stored(name, *rows)
@@ -94,7 +94,8 @@ class StoredMatrix(ABC):
         return dtype, tuple(shape)
 
     def expect(self, role: str, dtypes: tuple[torch.dtype, ...], *shapes: tuple[int, ...]) -> tuple[int, ...]:
-        """The part's shape; raises ValueError unless it and the dtype are among these. A -1 in a shape is any size."""
+        """Returns the part's shape. Raises ValueError unless its shape and dtype are among the given ones. A -1 in a
+        shape is any size."""
         dtype, shape = self.info(role)
         if dtype not in dtypes or not any(
             len(shape) == len(s) and all(a in (b, -1) for a, b in zip(s, shape, strict=True)) for s in shapes
@@ -119,14 +120,14 @@ class StoredMatrix(ABC):
         return self.stored(role, first, last).flatten(0, 1)[start - before : stop - before]
 
     def _matrices_of(self, start: int, stop: int) -> tuple[int, int]:
-        """Where rows [start, stop) are along the first dimension."""
+        """Range along the first dimension that contains rows [start, stop)."""
         if len(self.shape) == 2:
             return start, stop
         rows = max(1, self.shape[-2])
         return start // rows, -(-stop // rows)
 
     def columns(self, role: str, start: int, stop: int) -> Tensor:
-        """`[stop - start, H]`: columns [start, stop) of a part `[H, W]`, as rows."""
+        """Columns [start, stop) of a part `[H, W]` as rows: `[stop - start, H]`."""
         dtype, (height, width) = self.info(role)
         found = torch.empty(stop - start, height, dtype=dtype)
         step = max(1, PIECE_BYTES // max(1, width * dtype.itemsize))
@@ -135,7 +136,7 @@ class StoredMatrix(ABC):
         return found
 
     def finite(self, role: str, values: Tensor) -> Tensor:
-        """`values` in float32; raises ValueError that names the part where they are not finite."""
+        """Returns `values` in float32. Raises ValueError that names the part if they are not finite."""
         values = values.float()
         if not values.isfinite().all():
             raise ValueError(
@@ -145,11 +146,11 @@ class StoredMatrix(ABC):
 
 
 class Groups:
-    """Which of G groups each of K columns belongs to, and the order in which groups are neighbours."""
+    """Assigns K columns to G groups, with a column order in which groups are contiguous."""
 
     def __init__(self, k: int, count: int, size: int, index: Tensor | None = None):
-        """`count` groups of `size` neighbours, the last one maybe shorter; or `index`, the group `[K]` of each
-        column."""
+        """`count` groups of `size` contiguous columns; the last may be shorter. If `index` is given, it holds the group
+        `[K]` of each column instead."""
         self.k, self.count, self.size = k, count, size
         self.order: Tensor | None = None
         self.regular = True
@@ -166,7 +167,8 @@ class Groups:
         return torch.arange(self.k) // self.size if self.index is None else self.index
 
     def layout_group(self, whole_rows: bool) -> int | None:
-        """The group of a WeightLayout: None for whole rows if that may be; 0 where no layout has such groups."""
+        """Group size for a WeightLayout. None means whole rows, if `whole_rows` allows it; 0 means that no layout
+        supports these groups."""
         if not self.regular or self.count > 1 and self.size % MIN_GROUP:
             return 0
         if self.count > 1:
@@ -175,35 +177,35 @@ class Groups:
 
 
 class IntegerMatrix(StoredMatrix):
-    """Whole numbers of `bits` bits: `value[n, k] = (u[n, k] - zero[n, g]) * scale[n, g]`, g the group of column k, u
-    and zero in 0 .. 2^bits - 1. Without zero points, zero is 2^(bits - 1): the codes are symmetric.
+    """Integers of `bits` bits: `value[n, k] = (u[n, k] - zero[n, g]) * scale[n, g]`. g is the group of column k; u and
+    zero are in 0 .. 2^bits - 1. Without zero points, zero is 2^(bits - 1): the codes are symmetric.
 
-    A layout's zero is 8 for int4 and 0 for int8. Codes of 2 and 3 bits are shifted by their zero points within int4's
-    16 codes, those of 5 to 7 bits within int8's 256; with 4 and 8 bits there is no room, and zero points become minima.
-    Either way values are exact."""
+    The zero of a layout is 8 for int4 and 0 for int8. Codes of 2 and 3 bits are shifted by their zero points within
+    int4's 16 codes. Codes of 5 to 7 bits are shifted within int8's 256. With 4 and 8 bits there is no room, so zero
+    points become minima. Either way values are exact."""
 
     bits: int
     groups: Groups
 
     @abstractmethod
     def codes(self, start: int, stop: int) -> Tensor:
-        """uint8 `[rows, K]`: u."""
+        """The codes u, uint8 `[rows, K]`."""
 
     def code_pairs(self, start: int, stop: int) -> Tensor | None:
-        """Codes of 4 bits as files have them: uint8 `[rows, ceil(K / 2)]`, the first of two in the low bits; None where
-        they lie otherwise."""
+        """Codes of 4 bits as stored: uint8 `[rows, ceil(K / 2)]`, the first of two in the low bits. None if they are
+        stored differently."""
         return None
 
     @abstractmethod
     def scales(self, start: int, stop: int) -> Tensor:
-        """float32 `[rows, G]`, finite."""
+        """Scales, float32 `[rows, G]`, finite."""
 
     def zeros(self, start: int, stop: int) -> Tensor | None:
-        """int16 `[rows, G]`; None: symmetric."""
+        """Zero points, int16 `[rows, G]`, or None for symmetric codes."""
         return None
 
     def settle(self, symmetric: bool) -> None:
-        """Sets `dtype` and `order`, once `bits` and `groups` are known. `symmetric`: `zeros` gives None."""
+        """Sets `dtype` and `order`, once `bits` and `groups` are known. `symmetric`: True if `zeros` returns None."""
         minima = not symmetric and self.bits in (4, 8)
         group = self.groups.layout_group(whole_rows=not minima)
         if group == 0:
@@ -250,9 +252,11 @@ def round_up(value: int, multiple: int) -> int:
 
 
 def unpack(words: Tensor, bits: int) -> Tensor:
-    """uint8 `[..., W * 8 * itemsize / bits]`: the fields of `bits` bits of integers `[..., W]`, the lowest first; those
-    of 3, 5, 6 and 7 bits go on across words, of which there is a whole number of periods."""
-    period = bits // math.gcd(bits, 8)  # bytes after which fields begin with a byte again
+    """Unpacks the fields of `bits` bits in integers `[..., W]`, lowest bits first, to uint8 `[..., W * 8 * itemsize /
+    bits]`.
+
+    Fields of 3, 5, 6 and 7 bits may cross words. The words must hold a whole number of periods."""
+    period = bits // math.gcd(bits, 8)  # number of bytes after which fields begin at a byte again
     octets = as_octets(words).unflatten(-1, (-1, period))
     count = 8 * period // bits
     if bits == 8:
@@ -274,6 +278,6 @@ def as_octets(values: Tensor) -> Tensor:
     """The bytes of `[..., W]`, little endian, as uint8 `[..., W * itemsize]`."""
     if (
         not values.is_contiguous() or values.stride(-1) != 1
-    ):  # torch calls a dimension of 1 contiguous whatever its stride
+    ):  # torch calls a dimension of size 1 contiguous for any stride
         values = values.clone(memory_format=torch.contiguous_format)
     return values.view(torch.uint8)
