@@ -60,7 +60,7 @@ def quantize_checkpoint(
     `LLMModel(out)`.
 
     `quantization`: "int4" or "int8", or a QuantizationConfig of these, as in `LLMModel`.
-    `calibrate`: texts similar to the model's use. Optional for the method "rtn".
+    `calibrate`: texts like those the model will read. Optional for the method "rtn".
     `method`: see below. Default: "awq+gptq" for int4, "smoothquant" for int8.
     `act_order`: GPTQ rounds the most used columns first, unless this is False.
     `context`, `max_tokens`: texts are read in windows of `context` tokens (default: 512, or the model's maximum). About
@@ -78,8 +78,8 @@ def quantize_checkpoint(
     takes some 60 bytes for each pair of inputs of a product, the report takes two models.
 
     Raises ValueError or TypeError for invalid arguments or ones without effect, and for a text of fewer than 256
-    tokens. Also for formats other than int4 and int8, and for a checkpoint that is already quantised. Raises what
-    `LLMModel` raises for a checkpoint, and FileExistsError if `out` exists.
+    tokens. Raises ValueError for formats other than int4 and int8, and for a checkpoint that is already quantised.
+    Raises what `LLMModel` raises for a checkpoint, and FileExistsError if `out` exists.
 
     Before anything is read, raises MemoryError if there is less memory than the work is sure to need. Warns if there is
     less than it is likely to need. Raises OSError if the disk has no room for `out`. On failure nothing is left of

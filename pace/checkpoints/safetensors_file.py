@@ -29,7 +29,7 @@ DTYPES = {
     "U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8,
     "BOOL": torch.bool, "C64": torch.complex64,
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
-    "F8_E8M0": getattr(torch, "float8_e8m0fnu", torch.uint8),  # since torch 2.7; in older versions exponents are read as bytes
+    "F8_E8M0": getattr(torch, "float8_e8m0fnu", torch.uint8),  # since torch 2.7; else exponents as bytes
 }  # fmt: skip
 
 # Quantised formats that torch, or an older version of it, cannot represent.

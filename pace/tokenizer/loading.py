@@ -44,7 +44,7 @@ TOKENIZER_FILES = (
     "additional_chat_templates/*.jinja",
 )
 LARGE_FILES = ("tokenizer.json", "vocab.json")
-"""Files that only their library reads."""
+"""Large files, which are read only by their library."""
 MIN_IDS = 0.9
 """Minimum share of a model's vocabulary that its tokenizer must have. Vocabularies are padded by a few percent. If more
 is missing, the tokenizer is probably another model's."""

@@ -84,9 +84,7 @@ def read_config(
     fields: dict[str, Any] = {"architectures": [ARCHITECTURES[architecture]], "model_type": architecture}
     for name, field in CONFIG_KEYS.items():
         fields[field] = metadata.required(key(name), metadata.integer(key(name)))
-    fields["num_hidden_layers"] -= metadata.integer(
-        key("nextn_predict_layers"), 0
-    )  # these layers predict further tokens
+    fields["num_hidden_layers"] -= metadata.integer(key("nextn_predict_layers"), 0)  # they predict further tokens
     for name, field in PER_LAYER_KEYS.items():
         fields[field] = _same_for_all(metadata, key(name))
     if fields["num_key_value_heads"] is None:

@@ -43,7 +43,7 @@ class Keys:
 
 
 def has_experts(metadata: Metadata, architecture: str) -> bool:
-    """True if the file states a number of experts."""
+    """True if the file states a positive number of experts."""
     return bool(metadata.integer(f"{architecture}.expert_count", 0))
 
 

@@ -5,11 +5,7 @@
     weight                          uint8 [N K / 2, 1]    two codes a byte, the first in the high bits;
                                                           or the same bytes as another dtype
 
-    weight.absmax                   float [blocks]        scales; with double quantisation uint8, and
-
-    weight.nested_absmax            float [blocks / 256]
-    weight.nested_quant_map         float [256]
-        absmax[b] = nested_quant_map[code] * nested_absmax[b // 256] + nested_offset
+    weight.absmax                   float [blocks]        scales; uint8 with double quantisation, see below
 
     weight.quant_map                float [16]            levels
 
@@ -17,9 +13,18 @@
 
     W[n, k] = quant_map[code] * absmax[(n K + k) // blocksize]
 
+Double quantisation:
+
+    weight.nested_absmax            float [blocks / 256]
+    weight.nested_quant_map         float [256]
+
+    absmax[b] = nested_quant_map[code] * nested_absmax[b // 256] + nested_offset
+
 8 bits:
 
-    weight int8 [N, K],  SCB float [N],  weight_format (0: by rows)         W[n, k] = weight[n, k] * SCB[n] / 127
+    weight int8 [N, K],  SCB float [N],  weight_format (0: by rows)
+
+    W[n, k] = weight[n, k] * SCB[n] / 127
 
 Source: the code of bitsandbytes, https://github.com/bitsandbytes-foundation/bitsandbytes"""
 

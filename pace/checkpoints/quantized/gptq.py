@@ -2,11 +2,11 @@
 
     qweight int32 [K bits / 32, N]    u, along K: the fields of a column follow each other, the lowest bits first
 
-    qzeros  int32 [G, N bits / 32]    zero points along N: less 1 in version 1 of the format ("gptq"), unchanged in "gptq_v2"
+    qzeros  int32 [G, N bits / 32]    zero points along N: less 1 in version 1 ("gptq"), unchanged in "gptq_v2"
 
     scales  float [G, N]
 
-    g_idx   int32 [K]                 the group of each input; in any order if columns were quantised by activation (desc_act)
+    g_idx   int32 [K]                 the group of each input; in any order if quantised by activation (desc_act)
 
     W[n, k] = (u[k, n] - zero[g_idx[k], n]) * scales[g_idx[k], n]
 
