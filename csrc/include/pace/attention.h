@@ -1,4 +1,4 @@
-// What the attention kernel, its op and its tests share: how the cache is laid out and how positions are grouped.
+// Shared by the attention kernels, their op and their tests: the layout of the cache and the grouping of positions.
 #pragma once
 
 #include <type_traits>
@@ -7,28 +7,29 @@
 
 namespace pace {
 
-// Positions are grouped at fixed absolute places, so that the order of every sum depends on a position alone:
-// a block is what the cache allocates, a tile is one step of the online softmax, a partition is what threads share.
+// Positions are grouped at fixed absolute places, so that the order of every sum depends only on a position. A block is
+// the unit of allocation in the cache. A tile is one step of the online softmax. Partitions are distributed over
+// threads.
 constexpr int kBlockPositions = 16;
 constexpr int kTilePositions = 64;
 constexpr int kPartitionPositions = 1024;
 constexpr int kTileBlocks = kTilePositions / kBlockPositions;
 
-// The most query rows that go over the keys and values together. 96 rows of 128 floats are 48 KB: queries, sums,
-// weights and a tile in fp32 are 190 KB in the second-level cache, and fetching and widening a 16-bit tile, a tenth of
-// the time of 48 rows, is shared by twice as many.
+// Maximum number of query rows that share one pass over the keys and values. 96 rows of 128 floats are 48 KB. Queries,
+// sums, weights and a tile in fp32 together take 190 KB of the second-level cache. Fetching and widening a 16-bit tile
+// takes a tenth of the time of 48 rows; with 96 rows twice as many share it.
 constexpr int kMaxQueryRows = 96;
-// Of latents of 512: queries, sums and states of 48 rows and a tile in fp32 are 460 KB.
+// The same for latents of 512 elements: queries, sums and states of 48 rows and a tile in fp32 are 460 KB.
 constexpr int kMaxLatentRows = 48;
 
-// The scales of a head's keys or values in a block, counted in its elements; none but int8 has them.
+// Space for the scales of one head's keys or values in a block, in elements. Only int8 has scales.
 template <class T>
 constexpr int64_t kScaleElements =
     std::is_same_v<std::remove_const_t<T>, int8_t> ? kBlockPositions * int64_t(sizeof(float)) : 0;
 
-// One layer's cache: k [blocks][kv_heads][key_dim][16], v [blocks][kv_heads][16][padded_dim], blocks as far apart as
-// the strides say. In int8, each head of k and of v is followed by the scales of its 16 positions, float [16], a line
-// that is read with it: an element stands for itself times the scale of its position.
+// One layer's cache: k [blocks][kv_heads][key_dim][16], v [blocks][kv_heads][16][padded_dim]; the strides give the
+// distance between blocks. In int8, the scales of the 16 positions, float [16], follow each head of k and of v and are
+// read with it. An element's value is the int8 times the scale of its position.
 struct KvView {
     void* k;
     void* v;
@@ -36,9 +37,9 @@ struct KvView {
     DType dtype;
     int64_t num_blocks;
     int64_t kv_heads;
-    int64_t key_dim, value_dim;  // elements of a head; queries are as wide as keys
+    int64_t key_dim, value_dim;  // elements of a head; queries have key_dim elements too
 
-    int64_t padded_dim() const { return (value_dim + 15) / 16 * 16; }  // of a value
+    int64_t padded_dim() const { return (value_dim + 15) / 16 * 16; }  // width of a stored value
     int64_t k_head_elements() const { return key_dim * kBlockPositions; }
     int64_t v_head_elements() const { return padded_dim() * kBlockPositions; }
 
@@ -51,7 +52,7 @@ struct KvView {
         return static_cast<T*>(v) + block * v_block_stride + head * (v_head_elements() + kScaleElements<T>);
     }
 
-    // Of int8: float [16].
+    // Scales of an int8 head: float [16].
     float* key_scales(int64_t block, int64_t head) const {
         return reinterpret_cast<float*>(keys<int8_t>(block, head) + k_head_elements());
     }
@@ -68,21 +69,21 @@ struct AttentionArgs {
     KvView kv;
     int64_t query_heads;  // a multiple of kv.kv_heads; head h reads kv head h / group()
     float scale;
-    int64_t window;  // a position sees this many, itself included; kNoWindow = all before it
+    int64_t window;  // number of positions that each position sees, itself included; kNoWindow = all up to itself
     float softcap;   // scores become softcap * tanh(score / softcap); 0 = off
     float* out;      // [tokens][query_heads * value_dim]
     const float* sinks =
-        nullptr;  // [query_heads]: one more score of each head, not times scale, without a value; or null
+        nullptr;  // [query_heads]: one extra score per head, not multiplied by scale and without a value; or null
 
-    // Where values are latents, they are keys as well: a score is that of q and the key, plus that of this query
-    // [tokens][query_heads][value_dim] and the value. Null: values are values alone.
+    // Not null if values are latents, which also act as keys. The score then adds the product of this query
+    // [tokens][query_heads][value_dim] and the value to the product of q and the key.
     const float* latent_q = nullptr;
     int64_t latent_token_stride = 0, latent_head_stride = 0;
 
-    // Positions fall into chunks of `window`, and each sees those of its own chunk alone, up to itself.
+    // Positions are divided into chunks of `window`. Each position sees those of its own chunk, up to itself.
     bool chunked = false;
 
-    // The first that a position sees.
+    // The first position that `position` sees.
     int64_t oldest(int64_t position) const {
         if (chunked) return position / window * window;
         return position < window ? 0 : position - window + 1;
@@ -91,11 +92,11 @@ struct AttentionArgs {
     int max_rows() const { return latent_q ? kMaxLatentRows : kMaxQueryRows; }
 };
 
-// Query rows that go over the keys and values together: rows of one span and one kv head, numbered token by token and,
-// within a token, head by head of the group. Row r of the span is token r / group, head r % group.
+// Query rows that share one pass over the keys and values: rows of one span and one kv head. They are numbered token by
+// token and, within a token, head by head of the group. Row r of the span is token r / group, head r % group.
 struct QueryRows {
-    const float* q;          // of the span's first token and the group's first head
-    int64_t first_token;     // in out: the span's first token
+    const float* q;          // query of the span's first token and the group's first head
+    int64_t first_token;     // index of the span's first token in out
     int64_t first_position;  // the position of that token in its sequence
     const int32_t* blocks;   // the span's block table
     int64_t kv_head;
@@ -105,20 +106,22 @@ struct QueryRows {
     int64_t position(int64_t group, int row) const { return first_position + (first_row + row) / group; }
 };
 
-// Rows of a pass stand side by side in the packed queries, in the space of this many.
+// Space for rows of one pass in the packed queries: each element is stored for this many rows, side by side.
 constexpr int kPackedRows = 8;
 
-// A row's state after some positions: max, sum of exp(score - max), and at kPartialOut the unnormalised sum of values.
+// A row's state after some positions: maximum score, sum of exp(score - max), and, from kPartialOut on, the
+// unnormalised sum of values.
 constexpr int64_t kPartialOut = 16;
 inline int64_t partial_floats(const KvView& kv) { return kPartialOut + kv.padded_dim(); }
 
-// Floats of the packed queries, of which each stands in the space of whole lines.
+// Floats of the packed queries. Each query takes whole cache lines.
 inline int64_t packed_query_floats(const KvView& kv, int64_t passes) {
     return passes * kPackedRows * ((kv.key_dim + 15) / 16 * 16);
 }
 
-// Floats of scratch that the attention kernels need for any QueryRows: queries (in passes of two rows or more) and those
-// of latents, scores, out, three vectors of state, the partitions before, and a tile of keys and values in fp32.
+// Floats of scratch that the attention kernels need for any QueryRows. It holds queries (in passes of two rows or
+// more), latent queries, scores, out and three vectors of state. It also holds the state of earlier partitions, and a
+// tile of keys and values in fp32.
 inline int64_t attention_scratch_floats(const AttentionArgs& args) {
     const KvView& kv = args.kv;
     const int64_t query_floats = packed_query_floats(kv, args.max_rows() / 2);

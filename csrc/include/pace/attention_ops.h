@@ -1,4 +1,4 @@
-// Attention over the block cache, and what writes the cache. For how an op is used see pace/ops.h.
+// Attention over the block cache, and the ops that write the cache. For the use of an op see pace/ops.h.
 #pragma once
 
 #include <vector>
@@ -8,14 +8,14 @@
 
 namespace pace {
 
-// What is done to the heads of new tokens between the product that makes them and attention: query and key heads are
-// normalised (where the norms are not None) and rotated (where half > 0), or the other way round; values are normalised;
-// keys and values are stored.
+// Preparation of the heads of new tokens, between the product that computes them and attention. Query and key heads are
+// normalised (unless the norms are None) and rotated (if half > 0), or the other way round. Values are normalised. Keys
+// and values are stored in the cache.
 struct HeadsArgs {
     HeadsView q, k, v;  // queries and keys of key_dim elements, values of value_dim
     int64_t query_heads;
     Norm query_norm, key_norm, value_norm;
-    bool norm_last;          // rotated first
+    bool norm_last;          // rotate before the norms
     const float *cos, *sin;  // [tokens][half]
     int64_t half;
     bool interleaved;
@@ -25,42 +25,43 @@ struct HeadsArgs {
     explicit operator bool() const { return slots != nullptr; }
 };
 
-// csrc/ops/heads.cpp. The key/value heads from `first_head` on, and their query heads, of the tokens from `first_token`
-// on, in place.
+// csrc/ops/heads.cpp. Prepares kv_heads key/value heads from `first_head` on, and their query heads, of `tokens` tokens
+// from `first_token` on, in place.
 void prepare_heads(const HeadsArgs& heads, int64_t first_token, int64_t tokens, int64_t first_head, int64_t kv_heads);
-// The query heads of one token and one key/value head, copied to `queries` [group][key_dim].
+// Copies the query heads of one token and one key/value head to `queries` [group][key_dim] and prepares them there.
 void prepare_queries(const HeadsArgs& heads, int64_t token, int64_t kv_head, float* queries);
-// The key and the value of one token and one head, stored; they are prepared in `own` [key_dim + value_dim].
+// Prepares the key and the value of one token and one head in `own` [key_dim + value_dim], and stores them.
 void store_key_value(const HeadsArgs& heads, int64_t token, int64_t kv_head, float* own);
-// Tokens that make a chunk worth a thread's while.
+// Number of tokens for a chunk of preparation (about 2 us of work).
 int64_t prepared_tokens_per_chunk(const HeadsArgs& heads);
 
 // csrc/ops/attention.cpp. args.out [tokens][query_heads * value_dim] = attention of every token of every span over its
-// own positions. Span s has tokens query_start[s] .. query_start[s + 1]; its last token stands at position kv_len[s] -
-// 1; position p lives in block block_table[s * table_stride + p / 16]. Blocks wholly before every token's window are
-// not looked at.
+// own positions. Span s has tokens query_start[s] .. query_start[s + 1]. Its last token stands at position kv_len[s] -
+// 1. Position p lives in block block_table[s * table_stride + p / 16]. Blocks before every token's window are not read.
 //
-// With `heads`, it prepares and stores them first. A span that fits into one tile of rows needs no barrier for that:
-// each of its tasks prepares the queries it reads, and stores the keys and values of its own head and positions. A
-// decode step is such spans. Only where its rows are cut over threads, its heads are prepared before, with a barrier.
+// If `heads` is set, heads are prepared and stored first. A span that fits into one tile of rows, as in a decode step,
+// needs no barrier for that. Each of its tasks prepares the queries it reads, and stores the keys and values of its own
+// head and positions. If the rows of a tile are cut over threads, its heads are prepared in an earlier phase, before a
+// barrier.
 struct AttentionOp {
-    static constexpr int kPhases = 3;  // heads of long spans or cut rows; rows, or single partitions of them; merge
-    const float* q;                    // [tokens][query_heads][key_dim], strides in args
+    static constexpr int kPhases =
+        3;           // prepare heads of long spans or cut rows; rows, or single partitions of them; merge
+    const float* q;  // [tokens][query_heads][key_dim], strides in args
     AttentionArgs args;
-    HeadsArgs heads;  // of the same q, or none
+    HeadsArgs heads;  // for the same q, or none
     int64_t tokens;
     int64_t spans;
     const int32_t* query_start;  // [spans + 1]
     const int32_t* kv_len;       // [spans]
     const int32_t* block_table;  // [spans][table_stride]
-    int64_t table_stride;        // entries of the table per span
+    int64_t table_stride;        // entries of the table for each span
 
     // Throws std::invalid_argument if spans do not cover the tokens in order or name a block that does not exist.
     void prepare(int threads);
     int64_t chunks(int phase) const;
     void run(int phase, int64_t chunk, int thread) const;
 
-    // The states of single partitions, until they are merged.
+    // Holds the states of single partitions until they are merged.
     size_t workspace_bytes() const { return size_t(state_floats) * sizeof(float); }
     void set_workspace(void* memory) { states = static_cast<float*>(memory); }
 
@@ -70,18 +71,18 @@ struct AttentionOp {
     };
     struct Tile {  // up to args.max_rows() rows of one span and one key/value head
         QueryRows rows;
-        bool prepares;  // its queries and what it stores
+        bool prepares;  // prepares its queries, and the keys and values it stores
     };
     struct Task {  // a chunk of phase 1
         QueryRows rows;
-        int64_t partition;  // -1: all partitions, straight into out
-        int64_t state;      // where in `states`
+        int64_t partition;  // -1: all partitions, written to out
+        int64_t state;      // offset in `states`
         bool prepares;
     };
     struct Merge {  // a chunk of phase 2
         QueryRows rows;
         int64_t partitions;
-        int64_t state;  // of the first partition
+        int64_t state;  // offset of the first partition's
     };
     const KernelTable* table;
     std::vector<Preparation> preparations;
@@ -97,20 +98,20 @@ struct AttentionOp {
     void run_task(const Task& task) const;
 };
 
-// csrc/ops/attention.cpp. Keys and values of `tokens` tokens into the cache, token t at position slots[t].
+// csrc/ops/attention.cpp. Writes keys and values of `tokens` tokens into the cache, token t at position slots[t].
 struct StoreKvOp {
     static constexpr int kPhases = 1;
     KvView kv;
-    HeadsView k, v;  // [tokens][kv_heads][key_dim], [..][value_dim]; only read
+    HeadsView k, v;  // [tokens][kv_heads][key_dim], [..][value_dim]; read only
     const int64_t* slots;
     int64_t tokens;
 
-    void prepare(int threads);  // throws std::invalid_argument for a slot outside of the cache
+    void prepare(int threads);  // throws std::invalid_argument for a slot outside the cache
     int64_t chunks(int) const;
     void run(int phase, int64_t chunk, int thread) const;
 };
 
-// Throws std::invalid_argument for a slot outside of the cache.
+// Throws std::invalid_argument for a slot outside the cache.
 void check_slots(const int64_t* slots, int64_t tokens, const KvView& kv);
 
 }  // namespace pace

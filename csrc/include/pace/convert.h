@@ -1,5 +1,5 @@
-// Scalar conversions between fp32 and the 16-bit formats: round to nearest, ties to even, as torch's `.to()`; NaN stays
-// NaN. Baseline code, so that every instruction set may call it.
+// Scalar conversions between fp32 and the 16-bit formats. They round to nearest, ties to even, as torch's `.to()`; NaN
+// stays NaN. This is baseline code, so that every instruction set may call it.
 #pragma once
 
 #include <cstring>
@@ -27,25 +27,25 @@ inline float to_float(int8_t value) { return float(value); }
 inline float to_float(BF16 value) { return bits_float(uint32_t(value.bits) << 16); }
 
 inline float to_float(F16 value) {
-    // Exponent and mantissa move into place, and 2^112 corrects the bias (15 -> 127); a multiplication because it also
-    // normalises subnormals. Infinity and NaN (exponent 31) get fp32's exponent 255.
+    // Exponent and mantissa move into place, and a factor of 2^112 corrects the bias (15 -> 127). It is a
+    // multiplication because that also normalises subnormals. Infinity and NaN (exponent 31) get fp32's exponent 255.
     const uint32_t magnitude = (value.bits & 0x7fffu) << 13;
     const uint32_t sign = (value.bits & 0x8000u) << 16;
     const uint32_t special = magnitude >= (0x7c00u << 13) ? 0x7f800000u : 0u;
     return bits_float(float_bits(bits_float(magnitude) * 0x1p112f) | special | sign);
 }
 
-// float8_e4m3fn: 4 bits of exponent, 3 of mantissa, no infinity, NaN where all seven are ones.
+// float8_e4m3fn: 4 bits of exponent, 3 of mantissa, no infinity; NaN if all seven are ones.
 inline float float8_to_float(uint8_t bits) {
     const uint32_t magnitude = (bits & 0x7fu) << 20, sign = (bits & 0x80u) << 24;
     const uint32_t special = (bits & 0x7fu) == 0x7fu ? 0x7fc00000u : 0u;
     return bits_float(float_bits(bits_float(magnitude) * 0x1p120f) | special | sign);
 }
 
-// The nearest number of eleven bits, the even one of two, at any exponent: what a group's scale keeps as F16 times a
-// power of two.
+// Rounds to the nearest number of eleven bits at any exponent, ties to even. A group's scale keeps this precision as
+// F16 times a power of two.
 inline float eleven_bits(float value) {
-    const double wide = value;  // in which subnormals are normal
+    const double wide = value;  // fp32 subnormals are normal in fp64
     uint64_t bits;
     std::memcpy(&bits, &wide, sizeof bits);
     bits = (bits + (1ull << 41) - 1 + (bits >> 42 & 1)) >> 42 << 42;

@@ -1,8 +1,8 @@
-// What this process may use of the machine: instruction sets, processors, and how many threads follow from them.
+// What this process may use of the machine: instruction sets, processors, and the number of threads that follows.
 //
-// A feature counts only when the processor has it, the operating system saves its registers (XGETBV) and, for AMX, the
-// kernel has granted the tile state to this process. A processor counts only when the affinity mask holds it and the
-// cgroup quota pays for it; two hardware threads of one core count once, because they share its FMA units.
+// A feature counts only if the processor has it and the operating system saves its registers (XGETBV). For AMX the
+// kernel must also have granted the tile state to this process. A processor counts only if it is in the affinity mask
+// and the cgroup quota covers it. Two hardware threads of one core count once, because they share its FMA units.
 #pragma once
 
 #include <pthread.h>
@@ -32,30 +32,30 @@ struct CpuFeatures {
 };
 
 struct CpuInfo {
-    std::string model_name;  // "unknown" where /proc/cpuinfo has none
+    std::string model_name;  // "unknown" if /proc/cpuinfo has none
     CpuFeatures features;
     int logical_cpus = 1;        // hardware threads in the affinity mask
     int physical_cores = 1;      // cores with at least one hardware thread in the affinity mask
-    int numa_nodes = 1;          // memories to which at least one of these is the nearest
-    double quota_cpus = 0.0;     // CPUs that the tightest cgroup pays for; 0 = unlimited
-    std::string quota_source;    // the file that said so; empty = unlimited
+    int numa_nodes = 1;          // NUMA nodes that are the nearest to at least one of these CPUs
+    double quota_cpus = 0.0;     // CPUs that the tightest cgroup quota allows; 0 = unlimited
+    std::string quota_source;    // the file with that quota; empty = unlimited
     int default_threads = 1;     // min(physical_cores, ceil(quota_cpus))
-    std::string threads_reason;  // why, in a sentence for `pace env`
+    std::string threads_reason;  // the reason, as a sentence for `pace env`
 };
 
-// Everything above for this process, found once at the first call. The affinity mask is the one of that moment.
+// All of the above for this process, determined once at the first call, with the affinity mask at that time.
 const CpuInfo& cpu_info();
 
-// ---- The parts, for tests. `root` is put before every absolute path ("" is the real machine). Nothing here throws:
+// ---- The parts, for tests. `root` is prepended to every absolute path ("" is the real machine). Nothing here throws:
 // ---- a file that is missing or unreadable means "no such limit".
 
-// CPUID, XGETBV and (once, for AMX) arch_prctl of the running processor.
+// CPUID, XGETBV and (once, for AMX) arch_prctl on the running processor.
 CpuFeatures detect_features();
 
-// The processors of this thread's affinity mask, ascending; {0} where the kernel does not tell.
+// The processors of this thread's affinity mask, ascending; {0} if the kernel does not report it.
 std::vector<int> affinity_cpus();
 
-// Confines a thread to `cpus`, by default the calling one. Throws std::runtime_error where the kernel refuses.
+// Restricts a thread to `cpus`; the default is the calling thread. Throws std::runtime_error if the kernel refuses.
 void set_affinity(const std::vector<int>& cpus);
 void set_affinity(pthread_t thread, const std::vector<int>& cpus);
 
@@ -64,16 +64,16 @@ std::vector<int> parse_cpu_list(const std::string& text);
 
 std::string read_model_name(const std::string& root);
 
-// The number of different cores among `cpus`, by /sys/devices/system/cpu/cpu*/topology; a CPU without topology is a
-// core.
+// The number of different cores among `cpus`, from /sys/devices/system/cpu/cpu*/topology. A CPU without topology counts
+// as a core.
 int count_physical_cores(const std::string& root, const std::vector<int>& cpus);
 
-// The number of nodes that the memory of a machine falls into, seen from `cpus`; 1 where the kernel does not tell.
+// The number of NUMA nodes that `cpus` belong to; 1 if the kernel does not report it.
 int count_numa_nodes(const std::string& root, const std::vector<int>& cpus);
 
-// Where `count` threads are pinned: cores of their own as long as there are some, then the second hardware threads, in
-// the order of the nodes; the result is sorted by node, so that neighbouring threads share one. Throws
-// std::invalid_argument where there are more threads than `cpus`.
+// The processors on which `count` threads are pinned: separate cores first, then second hardware threads, in the order
+// of the nodes. The result is sorted by node, so that neighbouring threads share one. Throws std::invalid_argument if
+// there are more threads than `cpus`.
 std::vector<int> cpus_to_pin(const std::string& root, const std::vector<int>& cpus, int count);
 
 struct CpuQuota {
@@ -81,10 +81,10 @@ struct CpuQuota {
     std::string source;  // the file with the tightest limit
 };
 
-// The tightest CPU quota of this process's cgroup and all its ancestors that are mounted, cgroup v1 and v2 alike.
+// The tightest CPU quota among this process's cgroup and all its mounted ancestors, for cgroup v1 and v2.
 CpuQuota read_cpu_quota(const std::string& root);
 
-// All of CpuInfo but the features, from `root`, for a process that may use `cpus`.
+// All of CpuInfo except the features, read from `root`, for a process that may use `cpus`.
 CpuInfo describe_cpus(const std::string& root, const std::vector<int>& cpus);
 
 }  // namespace pace

@@ -1,4 +1,4 @@
-// Which tables of kernels there are, and which is in use.
+// Lists the kernel tables, and selects the one in use.
 #pragma once
 
 #include <string>
@@ -8,18 +8,18 @@
 
 namespace pace {
 
-// Changes the table in use. Throws std::invalid_argument for a name that is unknown, that this CPU lacks, or that this
-// build lacks.
-// Packed weights carry the layout of the table they were packed for; other tables refuse them if their layout differs.
+// Changes the table in use. Throws std::invalid_argument if the name is unknown, or if this CPU or this build lacks the
+// table. Packed weights carry the layout of the table they were packed for; a table with a different layout refuses
+// them.
 void select_isa(const std::string& name);
 
 // Tables in this build, best first; those for tests come last.
 std::vector<std::string> built_isas();
 
-// Those of them that this CPU can run.
+// Tables in this build that this CPU can run.
 std::vector<std::string> available_isas();
 
-// The best that this CPU can run, in this build or not.
+// The best table that this CPU can run, even if this build lacks it.
 const char* best_isa();
 
 }  // namespace pace

@@ -1,25 +1,27 @@
-// Ops: checks, and how work is cut into chunks that may run in any order on any thread.
+// Ops: argument checks, and the division of work into chunks that may run in any order on any thread.
 //
-// An op is a struct that holds its arguments. prepare(threads) validates them and fixes the cut; phase p then has
-// chunks(p) independent chunks, and all of phase p is done before phase p + 1 begins. run(phase, chunk, thread) does
-// one of them on one of these threads; it may use thread_scratch(). What an op leaves from one phase to the next lies
-// in a workspace, which the executor provides before every run and which ops that run one after the other share.
-// execute() runs an op on the thread pool; Program (pace/program.h) runs the same structs, a whole step of a model at
-// once.
+// An op is a struct that holds its arguments. prepare(threads) validates them and divides the work. Phase p then has
+// chunks(p) independent chunks; all of phase p is done before phase p + 1 begins. run(phase, chunk, thread) runs one
+// chunk on one of these threads and may use thread_scratch().
 //
-// Work that depends on data (which expert a row goes to) keeps to that: nobody learns of the data before they are
-// computed, so that
-//   - prepare() fixes a bound: as many chunks and as much workspace as the data can ask for at most. A chunk that turns
-//     out empty is claimed and nothing more. A bound that depends on threads is allowed, for it changes no result;
-//   - an early phase writes into the op's own workspace what there is to do, and a chunk of a later phase looks up its
-//     part there, or returns. The workspace holds anything before: what is looked up was written in this run;
-//   - Program runs an op again with other data and without prepare(): a run leaves nothing in the op itself that
-//     set_workspace() does not reset;
-//   - a choice cannot be refused, for half of the step is done: every input gets one, NaN too;
-//   - rows that the choice brings together share memory traffic and no arithmetic: the bits of a row depend on the row,
-//     its choice, and an order fixed by numbers (experts ascending), not on its place in a list;
-//   - what another op has to know of a choice is a value of the program like any other. Python sees none of it.
-// tests/csrc/test_routed.cpp is such an op, with a serial phase of one chunk that sorts.
+// Data that an op passes from one phase to the next lies in a workspace. The executor provides it before every run, and
+// ops that run one after the other share it. execute() runs an op on the thread pool; Program (pace/program.h) runs the
+// same structs, a whole step of a model at once.
+//
+// Some work depends on data, such as the expert that a row goes to. These rules let such ops run without learning of
+// the data before it is computed:
+//   - prepare() fixes upper bounds for the number of chunks and the workspace that hold for any data. A chunk that turns
+//     out empty is claimed and returns. A bound may depend on the number of threads, because it changes no result.
+//   - An early phase writes a list of the work into the op's own workspace. A chunk of a later phase looks up its part
+//     there, or returns if there is none. The workspace is not cleared: read only what was written in this run.
+//   - Program runs an op again with other data and without prepare(). A run must not leave state in the op that
+//     set_workspace() does not reset.
+//   - A choice cannot raise an error, because half of the step is done: every input gets a choice, NaN too.
+//   - Rows that are grouped by the choice share memory traffic but no arithmetic. The bits of a row depend on the row,
+//     its choice, and an order fixed by numbers (experts ascending). They do not depend on its place in a list.
+//   - A choice that another op needs is an ordinary value of the program. Python never sees it.
+//
+// tests/csrc/test_routed.cpp has an example, with a serial phase of one chunk that sorts.
 #pragma once
 
 #include <atomic>
@@ -35,7 +37,7 @@
 
 namespace pace {
 
-// What the pool calls for one phase of an op.
+// The callable that the pool runs for one phase of an op.
 template <class Op>
 struct PhaseBody {
     const Op* op;
@@ -49,7 +51,7 @@ concept HasWorkspace = requires(Op op, void* memory) {
     op.set_workspace(memory);
 };
 
-// A buffer of the calling thread that outlives its own chunks.
+// A buffer of the calling thread that stays valid while its own chunks run.
 void* thread_workspace(size_t bytes);
 
 template <class Op>
@@ -67,56 +69,58 @@ void execute(Op& op) {
 
 // ---- Packed weights (ops/weight.cpp)
 
-// How a weight is stored: a dtype, or codes (pace/ops/weight_layout.py).
+// The storage format of a weight: a dtype, or codes (pace/ops/weight_layout.py).
 struct PackedFormat {
     DType dtype = DType::F32;  // F32 with codes
     Code code = Code::None;
     int64_t group = 0;  // neighbours in a row that share a scale; 0 = the whole row
     bool has_mins = false;
-    const int8_t* levels = nullptr;                // [16], of U4; null = c - offset
-    int offset = -1;                               // of codes of 2 to 6 bits; -1 = half of their range
-    GroupScales group_scales = GroupScales::None;  // in super-blocks
+    const int8_t* levels = nullptr;                // [16] levels of U4 codes; null: c - offset
+    int offset = -1;                               // for codes of 2 to 6 bits; -1 = half of their range
+    GroupScales group_scales = GroupScales::None;  // set for super-blocks
 };
 
-// Rows of a weight that are stored alike.
+// Consecutive rows of a weight with the same format.
 struct PackedPart {
     int64_t rows;
     PackedFormat format;
 };
 
-// How the table in use stores a weight of this format.
+// The layout that the table in use has for a weight of this format.
 Layout preferred_layout(const PackedFormat& format);
 
-// Bytes of a packed weight, header included. Of several parts: a glu weight has two, gate and up.
+// Bytes of a packed weight, header included. A glu weight of several parts has two: gate and up.
 int64_t packed_bytes(int64_t n, int64_t k, const PackedFormat& format, bool glu);
 int64_t packed_bytes(const std::vector<PackedPart>& parts, int64_t k, bool glu);
 
-// Writes the header of a weight into zeroed memory at a 64-byte boundary: a weight of zeros.
+// Writes the header of a weight of zeros into zeroed memory at a 64-byte boundary.
 void init_packed(void* weight, int64_t n, int64_t k, const PackedFormat& format, bool glu);
 void init_packed(void* weight, const std::vector<PackedPart>& parts, int64_t k, bool glu);
 
-// Whether the headers of a weight that somebody else made are those that init_packed writes.
+// True if the headers of an existing weight are the ones that init_packed would write.
 bool is_packed(const void* weight, int64_t n, int64_t k, const PackedFormat& format, bool glu);
 bool is_packed(const void* weight, const std::vector<PackedPart>& parts, int64_t k, bool glu);
 
 // The header of `weight`; throws std::invalid_argument if there is none.
 const PackedHeader& packed_header(const void* weight);
 
-// A logical row of a weight, as a row of the part that holds it.
+// A logical row of a weight, as a row of the part that contains it.
 struct RowOfPart {
     const PackedHeader* part;
     int64_t row;
 };
 RowOfPart find_row(const PackedHeader& weight, int64_t row);
 
-// The part that holds logical rows [row, row + rows), which becomes rows of it; throws std::invalid_argument where there is none.
+// The part that contains logical rows [row, row + rows). `row` becomes the row in that part. Throws
+// std::invalid_argument if there is none.
 const PackedHeader& part_of_rows(const void* weight, int64_t& row, int64_t rows);
 
-// Makes the pages of a weight of zeros resident, each written first by the thread that will read it in decode steps:
-// the system then takes it from the memory next to that thread. A huge page goes to one of those that share it.
+// Makes the pages of a zeroed weight resident. Each page is written first by the thread that will read it in decode
+// steps, so that the system allocates it on that thread's NUMA node. A huge page shared by several threads goes to one
+// of them.
 void place_packed(void* weight);
 
-// Logical rows [row, row + rows) of a dense weight from a matrix; disjoint rows may be written by several threads at
+// Packs logical rows [row, row + rows) of a dense weight from a matrix. Several threads may write disjoint rows at
 // once.
 struct PackOp {
     static constexpr int kPhases = 1;
@@ -133,7 +137,8 @@ struct PackOp {
     int64_t chunk_count, rows_per_chunk;
 };
 
-// Logical rows [row, row + rows) of a quantised weight from codes (ops/quantized_weight.cpp); as PackOp otherwise.
+// Packs logical rows [row, row + rows) of a quantised weight from codes (ops/quantized_weight.cpp); otherwise like
+// PackOp.
 struct PackQuantizedOp {
     static constexpr int kPhases = 1;
     void* weight;
@@ -141,8 +146,8 @@ struct PackQuantizedOp {
     const uint8_t* codes;  // [rows][k], or, if paired, [rows][k / 2]; codes_stride bytes between rows
     int64_t codes_stride;
     const float* scales;  // [rows][groups]
-    const float* mins;    // [rows][groups], where the weight has minima
-    bool paired;          // codes of four bits, two a byte, the first in the low bits; k is even
+    const float* mins;    // [rows][groups], if the weight has minima
+    bool paired;          // 4-bit codes, two in a byte, the first in the low bits; k is even
 
     void prepare(int threads);
     int64_t chunks(int) const { return chunk_count; }
@@ -151,8 +156,8 @@ struct PackQuantizedOp {
     int64_t chunk_count, rows_per_chunk;
 };
 
-// Logical rows [row, row + rows) of a weight in super-blocks (ops/super_weight.cpp); as PackOp otherwise. A row has k / 256
-// super-blocks, and 256 / group groups in each.
+// Packs logical rows [row, row + rows) of a weight in super-blocks (ops/super_weight.cpp); otherwise like PackOp. A row
+// has k / 256 super-blocks, with 256 / group groups each.
 struct PackSuperOp {
     static constexpr int kPhases = 1;
     void* weight;
@@ -169,14 +174,14 @@ struct PackSuperOp {
     int64_t chunk_count, rows_per_chunk;
 };
 
-// Codes and scales of rows of floats (ops/quantize_weights.cpp).
+// Quantises rows of floats to codes and scales (ops/quantize_weights.cpp).
 struct QuantizeRowsOp {
     static constexpr int kPhases = 1;
-    QuantizeRow row;  // of the first row, without `stage`; outputs of rows follow each other
+    QuantizeRow row;  // for the first row, without `stage`; outputs of rows are contiguous
     int64_t rows;
     int64_t source_stride;          // elements between rows
     bool nibbles;                   // codes [rows][ceil(k / 2)], the first of two in the low bits; else [rows][k]
-    std::atomic<bool>* all_finite;  // set to false where an element is not; outputs are then incomplete
+    std::atomic<bool>* all_finite;  // set to false if an element is not finite; outputs are then incomplete
 
     void prepare(int threads);
     int64_t chunks(int) const { return chunk_count; }
@@ -185,15 +190,15 @@ struct QuantizeRowsOp {
     int64_t chunk_count, rows_per_chunk;
 };
 
-// Rows in blocks of one of ggml's types, by its number there; `stride` bytes between rows.
+// Rows in blocks of one of ggml's types, given by ggml's number; `stride` bytes between rows.
 struct BlockRows {
     int type;
     const uint8_t* data;
     int64_t stride;
 };
 
-// Codes [rows][k], a byte each, and scales, as PackQuantizedOp takes them, or PackSuperOp where the type has
-// super-blocks. The other arrays are not touched.
+// Unpacked codes [rows][k], a byte each, and scales in the format of PackQuantizedOp. Types with super-blocks use the
+// scales of PackSuperOp instead. The other arrays are not used.
 struct UnpackedRows {
     uint8_t* codes;
     float *scales, *mins;
@@ -201,7 +206,7 @@ struct UnpackedRows {
     F16 *super_scales, *super_mins;
 };
 
-// Rows in ggml's blocks, unpacked (ops/ggml_blocks.cpp).
+// Unpacks rows in ggml's blocks (ops/ggml_blocks.cpp).
 struct UnpackBlocksOp {
     static constexpr int kPhases = 1;
     BlockRows source;
@@ -215,13 +220,13 @@ struct UnpackBlocksOp {
     int64_t chunk_count, rows_per_chunk, blocks;
 };
 
-// Logical rows [row, row + rows) of a weight from rows in ggml's blocks; as PackOp otherwise.
+// Packs logical rows [row, row + rows) of a weight from rows in ggml's blocks; otherwise like PackOp.
 struct PackBlocksOp {
     static constexpr int kPhases = 1;
     void* weight;
     int64_t row, rows;
     BlockRows source;
-    std::atomic<bool>* all_finite;  // set to false where a scale is not
+    std::atomic<bool>* all_finite;  // set to false if a scale is not finite
 
     void prepare(int threads);
     int64_t chunks(int) const { return chunk_count; }
@@ -230,8 +235,8 @@ struct PackBlocksOp {
     int64_t chunk_count, rows_per_chunk, blocks;
 };
 
-// Rows of a weight: ids[t] + offset -> out [count, K]; fp32 if widen or quantised, else the weight's dtype. ids = null
-// means rows 0..count-1.
+// Gathers rows ids[t] + offset of a weight into out [count, K]: fp32 if `widen` or quantised, else the weight's dtype.
+// ids = null means rows 0..count-1.
 struct GatherOp {
     static constexpr int kPhases = 1;
     const void* weight;
@@ -253,15 +258,15 @@ struct GatherOp {
 
 // out [rows, N] = residual + act(norm(x) W' + bias); a glu weight gives out [rows, N / 2] = act(gate) * up.
 //
-// Inputs that are normalised, rounded to bf16 because the table wants that, or quantised because the weight is, are
-// prepared first: by a phase of its own, or, where there are so few rows that a barrier would cost more, by every
-// thread for itself before its first product.
+// Inputs need preparation if they are normalised, rounded to bf16 for this table, or quantised for this weight. A
+// separate phase prepares them. With very few rows a barrier would cost more, so every thread prepares all inputs for
+// itself before its first product.
 struct LinearOp {
     static constexpr int kPhases = 2;  // prepare the inputs; multiply
     const float* x;
     int64_t x_stride;  // elements between rows
     int64_t rows;
-    Norm norm;  // of x
+    Norm norm;  // applied to x
     const void* weight;
     const int32_t* order;  // [k], or null: column j of a quantised weight multiplies x[order[j]]
     const float* bias;     // [N], or null
@@ -275,7 +280,8 @@ struct LinearOp {
     }
     void run(int phase, int64_t chunk, int thread) const;
 
-    // Prepared inputs, bf16 or fp32 [rows][k_padded] or quantised (kernels.h): one copy, or one for each thread.
+    // Prepared inputs: bf16 or fp32 [rows][k_padded], or quantised (kernels.h). There is one copy, or one for each
+    // thread.
     size_t workspace_bytes() const;
     void set_workspace(void* memory) {
         workspace = static_cast<char*>(memory);
@@ -283,7 +289,7 @@ struct LinearOp {
     }
 
   private:
-    enum class Inputs { Plain, Shared, PerThread };  // x as it is; prepared by phase 0; prepared by each thread
+    enum class Inputs { Plain, Shared, PerThread };  // x unchanged; prepared in phase 0; prepared by each thread
     Product product;
     Inputs inputs;
     int64_t input_chunks, rows_per_input_chunk, row_blocks, rows_per_block;
@@ -298,8 +304,8 @@ struct LinearOp {
     const char* prepared_inputs(int thread) const;
 };
 
-// The panels [first, end) of a weight that a thread begins with where there are few rows, which is when reading them is
-// what takes the time.
+// The panels [first, end) of a weight that a thread starts with if there are few rows and the time goes into reading
+// weights.
 std::pair<int64_t, int64_t> panels_of_thread(int64_t panels, int thread, int threads);
 
 // Elementwise y = act(x); x may equal y.

@@ -1,5 +1,5 @@
-// A product with a packed weight, for rows and panels that an op chose: how the weight wants its inputs, and the sums of
-// all its parts.
+// A product with a packed weight, for rows and panels that an op chose. It prepares inputs in the form that the weight
+// needs, and computes the sums of all parts of the weight.
 #pragma once
 
 #include <algorithm>
@@ -13,29 +13,29 @@ namespace pace {
 
 class Product {
   public:
-    // Rows of inputs, `stride` bytes apart: prepared ones, or, where nothing has to be prepared, rows of x.
+    // Rows of inputs, `stride` bytes apart: prepared rows, or rows of x if no preparation is needed.
     struct Inputs {
         const void* rows;
         int64_t stride, count;
     };
 
-    // Learns how `weight` is stored; throws std::invalid_argument for another table's layout, and for an order of
-    // columns where the weight is not quantised. What it knows of the same weight and table it does not look up again.
+    // Reads how `weight` is stored. Throws std::invalid_argument for another table's layout, or for an order of columns
+    // with a weight that is not quantised. A repeated call with the same weight and table does nothing.
     void describe(const void* weight, bool has_order);
 
     int64_t k = 0, n_out = 0, panels = 0;
     bool glu = false;
-    bool takes_floats = false;  // x serves as it is
-    int64_t input_bytes = 0;    // of a prepared row
+    bool takes_floats = false;  // x needs no preparation
+    int64_t input_bytes = 0;    // size of a prepared row
     const KernelTable* table = nullptr;
 
-    // A row of x [k] as all parts want it: normalised, in the order [k] of the weight's columns (null: as they are),
-    // rounded or quantised. Uses the thread's scratch.
+    // Prepares a row of x [k] for all parts. It is normalised, put into the order [k] of the weight's columns (null:
+    // unchanged), and rounded or quantised. Uses the thread's scratch.
     void prepare_row(const float* x, const Norm& norm, const int32_t* order, char* out) const;
 
-    // Panels [first_panel, end_panel) of `weight`, which is stored like the described one. Of each range of outputs,
-    // finish(first_column, columns, sums): EpilogueArgs that lack what is not of sums. A range is complete: of a glu
-    // weight it has gate and up, and first_panel and end_panel are even.
+    // Multiplies by panels [first_panel, end_panel) of `weight`, which is stored like the described one. Calls
+    // finish(first_column, columns, args) for each range of outputs; only the fields of `args` about sums are set. A
+    // range is complete. For a glu weight it has gate and up, and first_panel and end_panel are even.
     //
     // `sums` has room for count x (end_panel - first_panel) x 16 floats.
     template <class Finish>
@@ -47,7 +47,7 @@ class Product {
         e.sums_stride = stride;
         e.rows = x.count;
         e.glu = glu;
-        if (glu) {  // panels of gate and up: in turns where they are one part, else those of each lie together
+        if (glu) {  // panels of gate and up alternate if they are one part; else each part's panels are contiguous
             const int64_t first_column = first_panel / 2 * kPanelRows;
             const bool in_turns = parts_.size() == 1;
             e.panel_stride = in_turns ? 2 * kPanelRows : kPanelRows;
@@ -73,17 +73,17 @@ class Product {
     }
 
   private:
-    // A way in which inputs are prepared, for the parts of the weight that want them so.
+    // One form of prepared inputs, shared by the parts of the weight that need it.
     struct InputKind {
-        const PackedHeader* header;  // of the first such part
-        bool rounds, quantizes;      // to bf16; to codes; else they are fp32
-        int64_t offset;              // in a prepared row, in bytes
+        const PackedHeader* header;  // the first such part
+        bool rounds, quantizes;      // rounds to bf16; quantises to codes; else fp32
+        int64_t offset;              // offset in a prepared row, in bytes
         bool serves(const PackedHeader& other) const;
     };
     struct Part {
-        int64_t offset;  // of its header, in the weight
+        int64_t offset;  // offset of its header in the weight
         int64_t rows, panels, first_panel, first_row;
-        int input;  // of `kinds_`
+        int input;  // index into `kinds_`
     };
     std::vector<Part> parts_;
     std::vector<InputKind> kinds_;

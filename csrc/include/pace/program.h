@@ -1,12 +1,12 @@
 // A model's forward pass as a list of instructions, recorded once and run in one call per step.
 //
-//   record   linear(...), attention(...), ... append instructions over *values*: rows of fp32 in numbered buffers
-//   run      binds each instruction to this step's memory, cuts it into phases, and hands all phases of all instructions to
-//            the thread pool at once: one parallel region, a barrier between phases, nothing allocated while shapes
-//            repeat
+//   record   linear(...), attention(...), ... append instructions over *values*: rows of fp32 in numbered buffers.
+//   run      binds each instruction to this step's memory and cuts it into phases. The thread pool then runs all phases
+//            of all instructions in one parallel region, with a barrier between phases. Nothing is allocated while
+//            shapes repeat.
 //
-// The instructions are the ops of pace/ops.h, so a program computes bit for bit what the ops computed one by one do.
-// Which value lives in which buffer was planned by the recorder (pace/graph); a program believes it.
+// The instructions are the ops of pace/ops.h, so a program gives bit for bit the results of the single ops. The
+// recorder (pace/graph) assigns values to buffers; a program does not check this plan.
 #pragma once
 
 #include <cstdint>
@@ -22,36 +22,36 @@
 
 namespace pace {
 
-// Cosines and sines of a step, [T][half] each.
+// Cosines and sines for a step, [T][half] each.
 struct Angles {
     const float *cos, *sin;
 };
 
-// The cache of one layer, and which of a step's tables are its.
+// The cache of one layer, and the index of its group in Step::tables.
 struct LayerCache {
     KvView kv;
     int group;
 };
 
-// Where the positions of a step live, for one group of layers.
+// Addresses of a step's positions in the cache, for one group of layers.
 struct Table {
     const int64_t* slots;        // [T]
     const int32_t* block_table;  // [S][table_stride]
 };
 
-// What one step gives to a program; the arrays are those of ForwardBatch in pace/batch.py.
+// The inputs of one step; the arrays are those of ForwardBatch in pace/batch.py.
 struct Step {
-    const LayerCache* cache;     // of every layer
+    const LayerCache* cache;     // for every layer
     int64_t tokens;              // T
     int64_t logit_rows;          // R
     const int64_t* ids;          // [T]
     const int64_t* positions;    // [T]
-    const Angles* angles;        // of every table of the program's rotations
+    const Angles* angles;        // for every rotation table of the program
     const int64_t* rows;         // [R], ascending
     int64_t spans;               // S
     const int32_t* query_start;  // [S + 1]
     const int32_t* kv_len;       // [S]
-    const Table* tables;         // of every group of layers
+    const Table* tables;         // for every group of layers
     int64_t table_stride;
     float* logits;  // [R][vocabulary], written
 };
@@ -59,7 +59,7 @@ struct Step {
 // [rows][columns] of fp32: one row for each token, or for each row of logits. Row r begins at r * columns of its
 // buffer.
 struct Value {
-    static constexpr int kLogits = -1;  // the buffer of the result, Step::logits
+    static constexpr int kLogits = -1;  // the output buffer, Step::logits
     int buffer;
     int64_t columns;
     bool per_token;
@@ -77,26 +77,26 @@ struct HeadsOf {
     int64_t column, count, head_dim, stride;
 };
 
-// By a table of the step's angles: `half` pairs of each head; 0 = no rotation.
+// Rotary embedding with one of the step's angle tables: `half` pairs in each head; 0 = no rotation.
 struct Rotation {
     int table;
     int64_t half;
     bool interleaved;
 };
 
-// What attention does before it looks at the cache: prepares queries and keys, and stores keys and values.
+// Work that attention does before it reads the cache: it prepares queries and keys, and stores keys and values.
 struct Preparation {
     HeadsOf k, v;
     Norm query_norm, key_norm, value_norm;  // each may be None
     Rotation rotation;
-    bool norm_last;  // the norms of queries and keys come after the rotation
+    bool norm_last;  // apply the norms of queries and keys after the rotation
 };
 
 // A mixture of experts; see ExpertsOp.
 struct Mixture {
     Columns x;
-    Norm norm;      // of x
-    Value choices;  // a routing, or, where `chooses`, the logits that the router chooses from
+    Norm norm;      // applied to x
+    Value choices;  // a routing; or, if `chooses`, the logits for the router
     bool chooses;
     Router router;
     ExpertStack gate_up, down;
@@ -104,11 +104,11 @@ struct Mixture {
     bool weighs_input;
 };
 
-// Every method that runs or looks takes a turn of the thread pool, so that programs may be used from several threads
-// and by a child after fork().
+// A recorded model. Every method that runs or inspects takes a turn of the thread pool. So several threads may use a
+// program, and so may a child after fork().
 class Program {
   public:
-    // Buffer i has room for `widths[i]` floats of each token.
+    // Buffer i has room for `widths[i]` floats for each token.
     explicit Program(std::vector<int64_t> widths) : widths_(std::move(widths)) {}
 
     enum class Ids { Tokens, Positions };
@@ -133,7 +133,7 @@ class Program {
     void attention(Value out, HeadsOf q, const HeadsOf* latent_q, const Preparation* preparation, int layer,
                    float scale, int64_t window, bool chunked, float softcap, const float* sinks);
 
-    // Where this step's values are.
+    // Addresses of this step's values.
     struct Frame {
         const Program& program;
         const Step& step;
@@ -145,9 +145,9 @@ class Program {
         int64_t rows_of(Value value) const { return value.per_token ? step.tokens : step.logit_rows; }
     };
 
-    // Any op (pace/ops.h): bind(op, frame) points it at a step's memory, and prepare() follows. An op that `varies` is
-    // bound for every step; others only when the number of rows, the threads or the table change. What reads or writes
-    // the result varies: it lies elsewhere in every step.
+    // Records any op (pace/ops.h): bind(op, frame) points it at a step's memory, and prepare() follows. An op that
+    // `varies` is bound for every step, others only when the number of rows, the threads or the table change. An op
+    // that reads or writes the result varies, because the result has another address in every step.
     template <class Op, class Bind>
     void record(std::string name, bool varies, Bind bind) {
         instructions_.push_back(std::make_unique<Recorded<Op, Bind>>(std::move(name), varies, std::move(bind)));
@@ -156,34 +156,34 @@ class Program {
 
     // -- running
     // Computes one step. Callers from several threads take turns. Throws std::invalid_argument, before anything is
-    // computed, for what an instruction refuses: an id outside of the vocabulary, a slot outside of the cache, ...
+    // computed, if an instruction refuses its inputs: an id outside the vocabulary, a slot outside the cache, ...
     void run(const Step& step);
 
-    // -- looking
+    // -- inspecting
     struct Timing {
         std::string name;
         int64_t runs;
-        double seconds;  // from the opening of its first phase to the end of its last, over all runs
+        double seconds;  // from the start of its first phase to the end of its last, over all runs
     };
     void set_profiling(bool on);  // forgets earlier timings
     std::vector<Timing> timings() const;
     int64_t num_instructions() const { return int64_t(instructions_.size()); }
-    int64_t barriers() const { return int64_t(phases_.size()); }  // of the last run
+    int64_t barriers() const { return int64_t(phases_.size()); }  // in the last run
     size_t buffer_bytes() const { return arena_.bytes + workspace_.bytes; }
 
     Program(const Program&) = delete;
     Program& operator=(const Program&) = delete;
 
   private:
-    struct Memory {  // zero-filled pages that grow, and are given back when they go
+    struct Memory {  // zero-filled pages that can grow; unmapped on destruction
         char* data = nullptr;
         size_t bytes = 0;
-        void grow(size_t wanted);  // what it held is lost
+        void grow(size_t wanted);  // discards the contents
         Memory() = default;
         ~Memory();
     };
 
-    // One op, and how a step's memory becomes its arguments.
+    // One op, and the function that turns a step's memory into its arguments.
     class Instruction {
       public:
         Instruction(std::string name, bool varies) : name(std::move(name)), varies(varies) {}
@@ -227,7 +227,7 @@ class Program {
         const Bind bind_;
     };
 
-    // What instructions that do not vary were bound for.
+    // The shapes that instructions which do not vary were bound for.
     struct Shape {
         int64_t tokens = -1, logit_rows = -1;
         int threads = 0;
@@ -246,7 +246,7 @@ class Program {
     Memory arena_, workspace_;
     Shape bound_;
     std::vector<Phase> phases_;
-    std::vector<int> first_phase_;  // of each instruction, in phases_
+    std::vector<int> first_phase_;  // index in phases_ for each instruction
     bool profiling_ = false;
 };
 

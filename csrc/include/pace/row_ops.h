@@ -1,25 +1,24 @@
-// Ops whose rows are independent: norms, rotary embedding, and what sampling needs. For how an op is used see
-// pace/ops.h.
+// Ops whose rows are independent: norms, rotary embedding, and sampling. For the use of an op see pace/ops.h.
 #pragma once
 
 #include "pace/kernels.h"
 
 namespace pace {
 
-// Heads [tokens][heads][head_dim] in memory: the elements of a head are neighbours, strides are in floats.
+// Heads [tokens][heads][head_dim] in memory. The elements of a head are contiguous; strides are in floats.
 struct HeadsView {
     float* data;
     int64_t token_stride, head_stride;
     float* at(int64_t token, int64_t head) const { return data + token * token_stride + head * head_stride; }
 };
 
-// A norm of rows and its parameters; see kernels/norm.inl.
+// A norm over rows, and its parameters; see kernels/norm.inl.
 struct Norm {
     enum class Kind : int { None, Rms, Layer } kind;
     const float* weight;  // [k]; may be null for Layer
     const float* bias;    // [k], Layer only; or null
     float eps;
-    int64_t head_stride = 0;  // of norms of heads: floats from the weights of a head to those of the next; 0: the same
+    int64_t head_stride = 0;  // for norms of heads: floats between the weights of neighbouring heads; 0: shared
 
     explicit operator bool() const { return kind != Kind::None; }
 };
@@ -40,10 +39,10 @@ struct NormOp {
     int64_t chunk_count, rows_per_chunk;
 };
 
-// csrc/ops/norm.cpp. x [k] = norm(x), where x is head number `head`.
+// csrc/ops/norm.cpp. x [k] = norm(x), with the weights of head `head`.
 void norm_head(const Norm& norm, int64_t head, float* x, int64_t k);
 
-// csrc/ops/norm.cpp. The norm of every head of x [tokens][heads][head_dim], in place.
+// csrc/ops/norm.cpp. Normalises every head of x [tokens][heads][head_dim] in place.
 struct HeadNormOp {
     static constexpr int kPhases = 1;
     HeadsView x;
@@ -99,7 +98,7 @@ struct ScaleOp {
     void run(int phase, int64_t chunk, int thread) const;
 };
 
-// csrc/ops/elementwise.cpp. x = cap * tanh(x / cap), as ScaleOp.
+// csrc/ops/elementwise.cpp. x = cap * tanh(x / cap), in place; chunks as in ScaleOp.
 struct SoftcapOp {
     static constexpr int kPhases = 1;
     float* x;
@@ -119,15 +118,15 @@ struct GatherRowsOp {
     int64_t x_stride, x_rows, count, k;
     float* y;
 
-    void prepare(int threads);  // throws std::invalid_argument for an index outside of x
+    void prepare(int threads);  // throws std::invalid_argument for an index outside x
     int64_t chunks(int) const { return chunk_count; }
     void run(int phase, int64_t chunk, int thread) const;
 
     int64_t chunk_count, rows_per_chunk;
 };
 
-// csrc/ops/sampling.cpp. indices[r] = where row r is largest, the lowest index among equals; -1 for a row with NaN or
-// +infinity, which nobody may choose from.
+// csrc/ops/sampling.cpp. indices[r] = index of the largest element of row r, the lowest among equals. It is -1 for a
+// row with NaN or +infinity, which is an error.
 struct ArgmaxOp {
     static constexpr int kPhases = 1;
     const float* logits;  // [rows][n], row_stride floats between rows
@@ -152,10 +151,10 @@ struct SoftmaxOp {
     void run(int phase, int64_t chunk, int thread) const;
 };
 
-// csrc/ops/sampling.cpp. Sets to -inf in every row all but the top_k largest (and what equals the last of them), then
-// all but the nucleus of mass top_p among those: by falling value, then rising index, the elements before which less
-// than top_p of the mass lies, and always the first. top_k <= 0 and top_p >= 1 are off. A row with NaN or +inf gets no
-// nucleus.
+// csrc/ops/sampling.cpp. Keeps the top_k largest elements of every row (and all equal to the last), then the nucleus of
+// mass top_p among those. All others become -inf. In order of falling value, then rising index, an element is in the
+// nucleus if the mass before it is less than top_p. The first always is. top_k <= 0 and top_p >= 1 are off. A row with
+// NaN or +inf gets no nucleus.
 struct TopKTopPOp {
     static constexpr int kPhases = 1;
     float* logits;  // [rows][n], row_stride floats between rows
@@ -168,8 +167,7 @@ struct TopKTopPOp {
     void run(int phase, int64_t chunk, int thread) const;
 };
 
-// A change of one logit: x = (x < 0 ? x * factor : x / factor) + addend. A token that the row does not have is passed
-// over.
+// A change of one logit: x = (x < 0 ? x * factor : x / factor) + addend. A token id outside the row is ignored.
 struct LogitEdit {
     int32_t token;
     float factor, addend;
@@ -177,34 +175,34 @@ struct LogitEdit {
 
 struct Survey;
 
-// csrc/ops/sample.cpp. Draws a token of every row: temperature, top_k (with what equals the last), top_p, min_p and
-// typical_p, in this order, each over what is left, then the first token at which the sum of the weights exp(y - max),
-// in rising order of the ids, exceeds `uniform` of the sum of all.
+// csrc/ops/sample.cpp. Draws a token from every row. It applies temperature, top_k (with all equal to the last), top_p,
+// min_p and typical_p in this order, each to the tokens that are left. It then takes the first token, by rising id, at
+// which the running sum of weights exp(y - max) exceeds `uniform` times their total.
 //
-// Before, what a mask bans is -infinity, and then the row is edited. Afterwards it is as it was: a row with edits and
-// without a mask is changed meanwhile, and drawn from once.
+// First, tokens that a mask forbids become -infinity, and then the row's edits are applied. Afterwards the row has its
+// original values. A row with edits but no mask is changed in place meanwhile, so only one draw may use it.
 //
-// Weights of a few candidates are in fp64. Those of a whole row are in fp32, and summed block by block of kSumBlock.
+// Weights of a few candidates are fp64. Those of a whole row are fp32, summed in blocks of kSumBlock.
 struct SampleOp {
     static constexpr int kPhases = 1;
     float* logits;  // row_stride floats between rows of n
     int64_t row_stride, n, count;
-    const int64_t* rows;  // [count]: what is drawn from
+    const int64_t* rows;  // [count]: the row of each draw
     // [count]; 1, 1, 0 and 1 are off. Temperature 0 takes the largest, as ArgmaxOp.
     const float *temperature, *top_p, *min_p, *typical_p;
     const int64_t* top_k;   // [count]; 0 is off
     const double* uniform;  // [count], in [0, 1)
-    // The lists of draw i are those from edit_ends[i - 1] (0 for the first) to edit_ends[i]; null where nothing is
-    // edited. A list is the address of its LogitEdits and how many they are.
+    // Draw i has the lists from edit_ends[i - 1] (0 for the first) to edit_ends[i]; null if nothing is edited. A list
+    // is the address of its LogitEdits and their count.
     const int64_t *edit_ends, *edit_lists;
-    // Bit i % 32 of word i / 32 is set where token i is allowed. Draw i has mask mask_rows[i], or none where that is -1;
-    // null where none has.
+    // Bit i % 32 of word i / 32 is set if token i is allowed. Draw i has mask mask_rows[i], or none if that is -1; null
+    // if no draw has a mask.
     const int32_t* masks;  // masks_stride words between masks of ceil(n / 32)
     int64_t masks_stride;
     const int64_t* mask_rows;  // [count]
-    int64_t* tokens;           // [count], written; -1 where a row holds NaN or +infinity, or nothing above -infinity
-    // Log-probabilities of the row as its mask leaves it, in most_top columns: of those tokens, and of the num_top
-    // likeliest as in LogprobsOp. None of a row where num_top is -1, or of all where it is null.
+    int64_t* tokens;           // [count], written; -1 if a row has NaN or +infinity, or nothing above -infinity
+    // Log-probabilities of the masked row, in most_top columns: for the drawn tokens, and for the num_top likeliest as
+    // in LogprobsOp. A row with num_top -1 gets none; no row does if num_top is null.
     const int64_t* num_top;
     int64_t most_top;
     float* logprobs;      // [count], written
@@ -220,8 +218,8 @@ struct SampleOp {
     void write_likeliest(int64_t chunk, const float* x, const Survey& given) const;
 };
 
-// csrc/ops/sample.cpp. Log-probabilities of a token of every row, and of the `top` most likely ones, largest first, the
-// lower id first among equals; -1 and -infinity beyond n.
+// csrc/ops/sample.cpp. Log-probabilities of one token of every row and of the `top` most likely ones, largest first. Of
+// equals the lower id comes first. Places beyond n get -1 and -infinity.
 struct LogprobsOp {
     static constexpr int kPhases = 1;
     const float* logits;  // row_stride floats between rows of n
@@ -236,21 +234,21 @@ struct LogprobsOp {
     void run(int phase, int64_t chunk, int thread) const;
 };
 
-// csrc/ops/sampling.cpp. Sets logits to -inf where a mask's bit is clear: bit i % 32 of word i / 32 is that of token i,
-// and what a mask holds beyond n is not looked at. A chunk is a piece of one row.
+// csrc/ops/sampling.cpp. Sets logits to -inf if their mask bit is clear. Token i has bit i % 32 of word i / 32; bits
+// beyond n are ignored. A chunk is a piece of one row.
 struct MaskOp {
     static constexpr int kPhases = 1;
     float* logits;  // row_stride floats between rows of n
     int64_t row_stride, n;
     const int32_t* bits;  // [masks][ceil(n / 32)], bits_stride words between masks
     int64_t bits_stride, masks;
-    const int64_t* rows;  // [masks]: the row that each mask is for, no row twice; null where mask m is for row m
+    const int64_t* rows;  // [masks]: the row of each mask, all different; null if mask m is for row m
 
     void prepare(int) {}
     int64_t chunks(int) const { return masks * pieces(); }
     void run(int phase, int64_t chunk, int thread) const;
 
-    int64_t pieces() const;  // of a row
+    int64_t pieces() const;  // in one row
 };
 
 }  // namespace pace

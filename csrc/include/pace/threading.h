@@ -2,10 +2,10 @@
 //
 //   phase 0: chunks 0..n0-1   |barrier|   phase 1: chunks 0..n1-1   |barrier| ...
 //
-// Each thread takes the chunks of a range of its own one by one, in order, and then what others have left over: a
+// Each thread takes the chunks of its own range one by one, in order, and then the chunks that others have left. So a
 // thread reads memory in one stream, and a slow or shared core takes fewer chunks. A barrier waits for chunks, never
-// for threads: a worker that the operating system holds back between two chunks delays nobody. Results must not depend
-// on which thread runs a chunk; kernels keep to that by construction.
+// for threads: a worker that the operating system suspends between two chunks delays no other thread. Results must not
+// depend on which thread runs a chunk; kernels guarantee that by construction.
 #pragma once
 
 #include <atomic>
@@ -39,29 +39,29 @@ class ThreadPool {
     struct State;
 
   public:
-    // The pool of the process. Starts with one thread; workers are created by the first run that can use them. A child
+    // The pool of the process. It starts with one thread; the first run that can use workers creates them. A child
     // after fork() gets a fresh pool of the same size.
     static ThreadPool& instance();
 
-    // Threads of a run, the caller included. Joins the old workers first; waits for runs in flight. With `pinned`, each
-    // of them runs on a processor of its own (cpus_to_pin of cpu.h, within the calling thread's affinity mask); the
-    // caller only while a run lasts, and has its own mask again when it ends.
-    // Throws std::invalid_argument outside 1..kMaxThreads, or for more pinned threads than processors, and
-    // std::logic_error from inside a chunk.
+    // Sets the number of threads in a run, the caller included. Waits for runs in flight, then joins the old workers.
+    // With `pinned`, each thread runs on a separate processor (cpus_to_pin of cpu.h, within the calling thread's
+    // affinity mask). The caller is pinned only during a run and gets its own mask back afterwards. Throws
+    // std::invalid_argument outside 1..kMaxThreads, or for more pinned threads than processors, and std::logic_error
+    // from inside a chunk.
     void set_num_threads(int count, bool pinned = false);
     int num_threads() const;
-    std::vector<int> pinned_cpus() const;  // by thread; empty where threads go where the system sends them
+    std::vector<int> pinned_cpus() const;  // by thread; empty if threads are not pinned
     static constexpr int kMaxThreads = 4096;
 
     // Runs the phases in order and returns when the last chunk is done; the caller works too. Callers from several
-    // threads take turns. Called from inside a chunk, the phases run on the calling thread alone (thread = 0).
-    // If a chunk throws, no further chunk is begun and the first exception is rethrown here, when all begun chunks
-    // ended. Where `opened` is given, opened[p] becomes the time at which phase p was opened, in nanoseconds of a
-    // steady clock, and opened[count] that of the end (count + 1 entries).
+    // threads take turns. If called from inside a chunk, the phases run on the calling thread only (thread = 0). If a
+    // chunk throws, no further chunk is begun. The first exception is rethrown here when all begun chunks have ended.
+    // If `opened` is given, opened[p] becomes the time at which phase p was opened, in nanoseconds of a steady clock.
+    // opened[count] is the time of the end (count + 1 entries).
     void run(const Phase* phases, int count, int64_t* opened = nullptr);
 
-    // A caller's turn, for what must happen together with a run: until it goes, other callers wait, and so does a
-    // fork(), so that a child finds what the turn guards as it was before or after it. No wait inside a chunk.
+    // A caller's turn, for work that must happen together with a run. Until it is destroyed, other callers wait, and so
+    // does a fork(). So a child never sees guarded data half changed. Inside a chunk a turn does not wait.
     class Turn {
       public:
         explicit Turn(ThreadPool& pool);
@@ -81,8 +81,8 @@ class ThreadPool {
         run(&phase, 1);
     }
 
-    // Runs f(thread, threads) once on every thread of the pool; from inside a chunk, for every number on the calling
-    // thread.
+    // Runs f(thread, threads) once on every thread of the pool. Called from inside a chunk, it runs once for every
+    // thread number on the calling thread.
     template <class F>
     void run_on_each(const F& f) {
         Turn turn(*this);
@@ -90,7 +90,7 @@ class ThreadPool {
         std::atomic<int> arrived{0};
         const auto body = [&](int64_t chunk, int thread) {
             if (turn.is_serial()) return f(int(chunk), threads);
-            // A thread that waits takes no second chunk, so that each gets one.
+            // A waiting thread takes no second chunk, so each thread gets one.
             arrived.fetch_add(1);
             while (arrived.load() < threads) std::this_thread::yield();
             f(thread, threads);
@@ -99,7 +99,7 @@ class ThreadPool {
         turn.run(&phase, 1);
     }
 
-    // The chunks [first, end) of a phase that a thread begins with; what it does not get to, others take from the end.
+    // The chunks [first, end) of a phase that a thread starts with; other threads take the rest from the end.
     static std::pair<int64_t, int64_t> share(int64_t chunks, int thread, int threads) {
         return {chunks * thread / threads, chunks * (thread + 1) / threads};
     }
@@ -116,8 +116,8 @@ class ThreadPool {
     State* state_;
 };
 
-// A buffer of at least `bytes`, aligned to 64, that belongs to the calling thread. Its contents are undefined; it is
-// valid until the same thread asks again.
+// A buffer of at least `bytes`, aligned to 64, that belongs to the calling thread. Its contents are undefined. It is
+// valid until the next call on the same thread.
 void* thread_scratch(size_t bytes);
 
 }  // namespace pace

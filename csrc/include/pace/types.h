@@ -1,4 +1,4 @@
-// Types that every part of the C++ shares: dtypes, activations, the header of a packed weight.
+// Types shared by all of the C++: dtypes, activations, the header of a packed weight.
 #pragma once
 
 #include <cstddef>
@@ -6,7 +6,7 @@
 
 namespace pace {
 
-// Dtypes that are only bits: arithmetic happens in fp32, after a load of kernels/vec.inl.
+// Dtypes for storage only: arithmetic happens in fp32, after a load of kernels/vec.inl.
 struct BF16 {
     uint16_t bits;
 };
@@ -14,24 +14,24 @@ struct F16 {
     uint16_t bits;
 };
 
-// I8 is a dtype of keys and values alone: int8_t times a scale for each head and position (attention.h).
+// I8 is a dtype only for keys and values: int8_t times a scale for each head and position (attention.h).
 enum class DType : uint8_t { F32 = 0, BF16 = 1, F16 = 2, I8 = 3 };
 
 constexpr size_t dtype_bytes(DType dtype) { return dtype == DType::F32 ? 4 : dtype == DType::I8 ? 1 : 2; }
 
 // The elementwise functions an epilogue can apply. Definitions (x in fp32):
-//   Silu       x / (1 + exp(-x))
-//   Gelu       x/2 (1 + erf(x / sqrt 2))
-//   GeluTanh   x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))    also "gelu_new" and "gelu_fast"
-//   QuickGelu  x / (1 + exp(-1.702 x))
-//   Relu       max(x, 0)
-//   ClampedSwiglu  of gate and up alone: g sigmoid(alpha g) (u + 1), g = min(gate, limit), u = up in [-limit, limit]
+//   Silu       x / (1 + exp(-x)).
+//   Gelu       x/2 (1 + erf(x / sqrt 2)).
+//   GeluTanh   x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))); also called "gelu_new" and "gelu_fast".
+//   QuickGelu  x / (1 + exp(-1.702 x)).
+//   Relu       max(x, 0).
+//   ClampedSwiglu  glu only: g sigmoid(alpha g) (u + 1), g = min(gate, limit), u = up in [-limit, limit]
 enum class Activation : uint32_t { None = 0, Silu, Gelu, GeluTanh, QuickGelu, Relu, ClampedSwiglu, kCount };
 
-// What is done to gate and up.
+// The activation of a glu weight.
 struct GluActivation {
     Activation kind;
-    float alpha, limit;  // of ClampedSwiglu
+    float alpha, limit;  // for ClampedSwiglu
 };
 
 // Order of the elements within a panel of 16 output rows; drawn in kernels/pack.inl and docs/architecture.md.
@@ -41,18 +41,18 @@ enum class Layout : uint16_t {
     PanelBF16Split,  // [k][8] lanes of 32 bits: row c low, row c + 8 high
     PanelBF16,       // [k][16]
     PanelBF16Pair,   // [k/2][16][2], k padded with zeros to a multiple of kPairPadding
-    // Quantised, the same bytes for every table; scales of groups lie between the codes.
+    // Quantised layouts have the same bytes for every table. Scales of groups are stored between the codes.
     PanelI8,  // [k/4][16][4] int8
     PanelU4,  // [k/8][16][4] bytes: low nibbles k..k+3, high nibbles k+4..k+7
     PanelF8,  // [k][16] float8_e4m3fn
-    // Codes of other widths, in units of 32 k: drawn in kernels/planes.inl.
+    // Codes of other widths, in units of 32 k; see kernels/planes.inl.
     PanelU5,
-    PanelSuper,  // of 2 to 6 bits, in super-blocks
-    // Several weights, one below the other: see PackedHeader.
+    PanelSuper,  // 2 to 6 bits, in super-blocks
+    // Several weights, stacked by rows: see PackedHeader.
     Parts,
 };
 
-// What a quantised weight holds for each element (pace/ops/weight_layout.py); None in others.
+// The type of code for each element of a quantised weight (pace/ops/weight_layout.py); None for dense weights.
 enum class Code : uint32_t { None = 0, I8, U4, F8, U2, U3, U5, U6 };
 
 constexpr int code_bits(Code code) {
@@ -60,13 +60,13 @@ constexpr int code_bits(Code code) {
     return kBits[int(code)];
 }
 
-// How a super-block holds the scales of its groups, and their minima: as whole numbers of
-//   Bytes        8 bits, signed; no minima
-//   SixBits      6 bits, signed without minima: kernels/planes.inl
-//   NibblePairs  4 bits, the minimum in the high ones of a byte
+// The format of group scales and minima in a super-block. They are integers:
+//   Bytes        8 bits, signed; no minima.
+//   SixBits      6 bits, signed if there are no minima: kernels/planes.inl.
+//   NibblePairs  4 bits, the minimum in the high bits of a byte.
 enum class GroupScales : uint8_t { None = 0, Bytes, SixBits, NibblePairs };
 
-// How rows of floats become codes and scales: the formats of pace/quant, Codebook being nf4 and fp4.
+// The formats of pace/quant, which turn rows of floats into codes and scales. Codebook is nf4 and fp4.
 enum class Quantizer : uint32_t { Int8, Int4, AffineInt4, Codebook, MXFP4, MXFP8, FP8, Q2K, Q3K, Q4K, Q5K, Q6K };
 
 constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -78,53 +78,55 @@ constexpr int64_t kPanelRows = 16;
 // it.
 constexpr int64_t kPairPadding = 32;
 
-// Inputs that share a scale, where weights share one over whole rows or over multiples of this, and where they come in
+// Number of inputs that share a scale, if weights have row scales, or groups that are multiples of this, or
 // super-blocks.
 constexpr int64_t kInputGroup = 128;
 
-// Weights of a row that share the scale of their groups' scales: ggml's super-block.
+// Number of weights in a row whose group scales share one scale: ggml's super-block.
 constexpr int64_t kSuperBlock = 256;
 
-// Inputs whose codes are summed for minima and offsets of super-blocks.
+// Number of inputs in each sum of codes, for minima and offsets of super-blocks.
 constexpr int64_t kInputSum = 16;
 
-// The first 64 bytes of a packed weight. What follows:
+// The first 64 bytes of a packed weight. The rest follows:
 //
-//   dense        panels [16][k_padded] of the dtype
-//   quantised    row scales: float [panels][16] where a scale serves a whole row; else exponents, int8 [panels][16]
-//                panels: codes, k ascending; where scales are of groups, two groups at a time:
-//                        scales F16 [2][16], minima F16 [2][16] if any, codes of the two
-//                each of them begins at a multiple of 64 bytes, and a panel is one stream that is read from its first
-//                byte to its last
-//   super-blocks panels: for every 256 k a scale F16 [16], one for minima F16 [16] if any, GroupScales of 256 / group
-//                groups of 16 rows, codes: as many bytes as ggml's blocks of these rows have
-//   parts        int64 offsets [parts()] from this header to others, each a weight of its own. Their rows lie one below
-//                the other; of a glu weight they are gate and up
+//   dense        panels [16][k_padded] of the dtype.
 //
-// A group's scale is the F16 times 2 to the row's exponent; in a super-block it is its whole number times the F16. A
-// kernel given another layout than its own raises.
+//   quantised    row scales: float [panels][16] if a scale serves a whole row; else exponents, int8 [panels][16].
+//                panels: codes, k ascending. With group scales, for every two groups:
+//                        scales F16 [2][16], minima F16 [2][16] if any, codes of the two groups.
+//                Each panel begins at a multiple of 64 bytes, and is read as one stream from first byte to last.
+//
+//   super-blocks panels: for every 256 k, scales F16 [16], scales of minima F16 [16] if any, then the GroupScales
+//                of 256 / group groups and 16 rows. Codes follow. This has the same size as ggml's blocks of these rows.
+//
+//   parts        int64 offsets [parts()] from this header to the headers of other weights, which are stacked by rows.
+//                A glu weight has two parts, gate and up.
+//
+// A group's scale is its F16 times 2 to the row's exponent. In a super-block it is the group's integer times the F16. A
+// kernel raises if it is given a layout other than its own.
 struct PackedHeader {
     static constexpr uint32_t kMagic = 0x45434150;          // "PACE"
-    static constexpr int64_t kPairScales = 2 * kPanelRows;  // F16 numbers: of two groups
+    static constexpr int64_t kPairScales = 2 * kPanelRows;  // F16 numbers for two groups
     static constexpr int kMostDistance = 32;                // 16 bits hold eight products with inputs: 8 * 32 * 127
     uint32_t magic;
     Layout layout;
     uint8_t glu;       // 1: rows are [gate; up], stored as alternating panels
-    uint8_t has_mins;  // 1: minima of groups beside their scales
-    DType dtype;       // F32 where quantised, which is what a row unpacks to
-    uint8_t bits;      // of a code
-    uint8_t offset;    // what a code of no codebook stands for is the code less this
+    uint8_t has_mins;  // 1: groups have minima next to their scales
+    DType dtype;       // F32 if quantised: the dtype of unpacked rows
+    uint8_t bits;      // in a code
+    uint8_t offset;    // without a codebook, a code stands for code - offset
     GroupScales group_scales;
-    uint32_t group;  // neighbours in a row that share a scale; 0 = the whole row. Of Parts: how many
+    uint32_t group;  // consecutive weights in a row that share a scale; 0 = the whole row. For Parts: their number
     int64_t n;       // logical output rows
     int64_t k;       // logical inputs
     int64_t k_padded;
     int64_t panels;
-    int8_t levels[16];  // of 4 bits: what a code is multiplied as
+    int8_t levels[16];  // for 4 bits: the factor of each code
 
     constexpr bool quantized() const { return layout >= Layout::PanelI8 && layout != Layout::Parts; }
     constexpr bool in_super_blocks() const { return layout == Layout::PanelSuper; }
-    // Levels code - offset.
+    // True if every level is code - offset.
     constexpr bool has_even_levels() const {
         bool even = true;
         for (int c = 0; c < 16; ++c) even &= levels[c] == c - offset;
@@ -140,14 +142,14 @@ struct PackedHeader {
         for (int c = 1; c < 16; ++c) most = levels[c] > most ? levels[c] : most;
         return most;
     }
-    // Codes of 5 bits, and of 4 whose levels are near one another, are multiplied as their distances from the least
-    // level; others with their signs.
+    // True if products use each code's distance from the smallest level: 5-bit codes, and 4-bit codes whose levels are
+    // close together. Other codes use their signed levels.
     constexpr bool multiplies_distances() const {
         return (layout == Layout::PanelU4 || layout == Layout::PanelU5) &&
                most_level() - least_level() <= kMostDistance;
     }
 
-    // -- parts, of which every other weight has one: itself
+    // -- parts; a weight of any other layout is its own only part
     constexpr int parts() const { return layout == Layout::Parts ? int(group) : 1; }
     const PackedHeader& part(int index) const {
         if (layout != Layout::Parts) return *this;
@@ -157,30 +159,30 @@ struct PackedHeader {
 
     // -- quantised weights
     constexpr int64_t groups() const { return group ? divide_up(k, group) : 1; }
-    // Inputs that share a scale: gcd(group, kInputGroup).
+    // Number of inputs that share a scale: gcd(group, kInputGroup).
     constexpr int64_t input_group() const {
         const int64_t power = group & -group;
         return group && !in_super_blocks() && power < kInputGroup ? power : kInputGroup;
     }
     constexpr int64_t input_groups() const { return divide_up(k_padded, input_group()); }
 
-    // -- where things are, in bytes
+    // -- offsets and sizes, in bytes
     constexpr int64_t row_scales_bytes() const {
         return !quantized() || in_super_blocks() ? 0
                : group                           ? round_up(panels * kPanelRows, 64)
                                                  : panels * kPanelRows * int64_t(sizeof(float));
     }
-    // Of the first `count` columns of a panel, without scales.
+    // Size of the first `count` columns of a panel, without scales.
     constexpr int64_t codes_bytes(int64_t count) const {
         const int64_t elements = kPanelRows * count;
         return quantized() ? elements * bits / 8 : elements * int64_t(dtype_bytes(dtype));
     }
-    // Of two groups: their scales, and minima.
+    // Size of the scales, and minima, of two groups.
     constexpr int64_t pair_scales_bytes() const {
         return group ? kPairScales * int64_t(sizeof(F16)) * (1 + has_mins) : 0;
     }
-    // In a panel: group g's scales [16], whose minima [16] lie kPairScales numbers behind them; and the codes of column
-    // k.
+    // Offset in a panel of group g's scales [16]; its minima [16] are kPairScales numbers after them. codes_offset() is
+    // the same for the codes of column k.
     constexpr int64_t scales_offset(int64_t g) const {
         return g / 2 * (pair_scales_bytes() + codes_bytes(2 * int64_t(group))) +
                g % 2 * kPanelRows * int64_t(sizeof(F16));
@@ -188,7 +190,7 @@ struct PackedHeader {
     constexpr int64_t codes_offset(int64_t k) const {
         return codes_bytes(k) + (group ? (k / (2 * int64_t(group)) + 1) * pair_scales_bytes() : 0);
     }
-    // Of a super-block of 16 rows: its scales; scales and minima of its groups; all of it.
+    // Sizes in a super-block of 16 rows: its scales; scales and minima of its groups; the whole.
     constexpr int64_t super_scales_bytes() const { return kPanelRows * int64_t(sizeof(F16)) * (1 + has_mins); }
     constexpr int64_t group_scales_bytes() const {
         const int64_t numbers = kSuperBlock / group * kPanelRows;
