@@ -17,7 +17,7 @@ constexpr int kTileBlocks = kTilePositions / kBlockPositions;
 
 // Maximum number of query rows that share one pass over the keys and values. 96 rows of 128 floats are 48 KB. Queries,
 // sums, weights and a tile in fp32 together take 190 KB of the second-level cache. Fetching and widening a 16-bit tile
-// takes a tenth of the time of 48 rows; with 96 rows twice as many share it.
+// takes a tenth of the time of 48 rows; 96 rows halve that share.
 constexpr int kMaxQueryRows = 96;
 // The same for latents of 512 elements: queries, sums and states of 48 rows and a tile in fp32 are 460 KB.
 constexpr int kMaxLatentRows = 48;

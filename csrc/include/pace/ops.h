@@ -8,8 +8,8 @@
 // ops that run one after the other share it. execute() runs an op on the thread pool; Program (pace/program.h) runs the
 // same structs, a whole step of a model at once.
 //
-// Some work depends on data, such as the expert that a row goes to. These rules let such ops run without learning of
-// the data before it is computed:
+// Some work depends on data, such as the expert that a row goes to. prepare() never sees such data, so these rules
+// hold:
 //   - prepare() fixes upper bounds for the number of chunks and the workspace that hold for any data. A chunk that turns
 //     out empty is claimed and returns. A bound may depend on the number of threads, because it changes no result.
 //   - An early phase writes a list of the work into the op's own workspace. A chunk of a later phase looks up its part
@@ -115,9 +115,8 @@ RowOfPart find_row(const PackedHeader& weight, int64_t row);
 // std::invalid_argument if there is none.
 const PackedHeader& part_of_rows(const void* weight, int64_t& row, int64_t rows);
 
-// Makes the pages of a zeroed weight resident. Each page is written first by the thread that will read it in decode
-// steps, so that the system allocates it on that thread's NUMA node. A huge page shared by several threads goes to one
-// of them.
+// Makes the pages of a zeroed weight resident. The thread that will read a page in decode steps writes it first, so the
+// system allocates it on that thread's NUMA node. A huge page shared by several threads goes to one of them.
 void place_packed(void* weight);
 
 // Packs logical rows [row, row + rows) of a dense weight from a matrix. Several threads may write disjoint rows at

@@ -126,7 +126,7 @@ struct GatherRowsOp {
 };
 
 // csrc/ops/sampling.cpp. indices[r] = index of the largest element of row r, the lowest among equals. It is -1 for a
-// row with NaN or +infinity, which is an error.
+// row with NaN or +infinity, which has no valid choice.
 struct ArgmaxOp {
     static constexpr int kPhases = 1;
     const float* logits;  // [rows][n], row_stride floats between rows
