@@ -39,14 +39,14 @@ CpuidResult cpuid(uint32_t leaf, uint32_t subleaf) {
 
 bool bit(uint32_t word, int position) { return (word >> position) & 1; }
 
-// XCR0: which register states the operating system saves. Only to be called where CPUID reports OSXSAVE.
+// XCR0: which register states the operating system saves. Call it only if CPUID reports OSXSAVE.
 uint64_t read_xcr0() {
     uint32_t low, high;
     __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
     return (uint64_t(high) << 32) | low;
 }
 
-// Asks Linux for the AMX tile data of this process; threads created later inherit the grant.
+// Asks Linux to let this process use AMX tile data; threads created later inherit the permission.
 bool request_amx_permission() {
     constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
     constexpr long kTileData = 18;               // XFEATURE_XTILEDATA
@@ -121,7 +121,7 @@ std::string CpuFeatures::names() const {
 // ---------------------------------------------------------------------------------------------------------------------
 
 std::vector<int> affinity_cpus() {
-    // The kernel refuses a mask smaller than its own, so the buffer grows until it fits.
+    // The kernel refuses a mask smaller than its own, so the buffer grows until it is large enough.
     for (int capacity = 1024; capacity <= (1 << 20); capacity *= 2) {
         cpu_set_t* mask = CPU_ALLOC(capacity);
         if (mask == nullptr) break;
@@ -187,7 +187,7 @@ std::string read_model_name(const std::string& root) {
 
 namespace {
 
-// The core of a processor, named by the lowest of its hardware threads.
+// The core of a processor, identified by its lowest hardware thread.
 int core_of(const std::string& root, int cpu) {
     const std::string topology = root + "/sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/topology/";
     for (const char* name : {"core_cpus_list", "thread_siblings_list"}) {  // the second is the older name
@@ -200,7 +200,7 @@ int core_of(const std::string& root, int cpu) {
     return cpu;
 }
 
-// Processor -> node of the memory nearest to it; what the kernel does not tell is missing.
+// Processor -> its NUMA node; processors for which the kernel reports none are missing.
 std::map<int, int> numa_node_of_cpus(const std::string& root) {
     const std::string nodes = root + "/sys/devices/system/node/";
     std::map<int, int> node_of;
@@ -237,7 +237,7 @@ std::vector<int> cpus_to_pin(const std::string& root, const std::vector<int>& cp
             std::to_string(cpus.size()) + "; take fewer threads, widen the mask, or do not pin them");
     }
     struct Place {
-        int sibling, node, cpu;  // how many hardware threads of the same core come before
+        int sibling, node, cpu;  // number of earlier hardware threads of the same core
     };
     std::map<int, int> node_of = numa_node_of_cpus(root), taken;
     std::vector<Place> places;
@@ -259,8 +259,8 @@ std::vector<int> cpus_to_pin(const std::string& root, const std::vector<int>& cp
 namespace {
 
 struct CgroupMount {
-    std::string mount_point;  // where the hierarchy is visible
-    std::string mount_root;   // which cgroup of the hierarchy the mount point shows
+    std::string mount_point;  // directory at which the hierarchy is visible
+    std::string mount_root;   // cgroup that appears at the mount point
 };
 
 bool has_item(const std::string& comma_separated, const std::string& item) {
@@ -281,8 +281,8 @@ std::string decode_octal(const std::string& text) {
     return decoded;
 }
 
-// A line of mountinfo: id, parent, device, root, mount point, options, optional fields, "-", type, source, super
-// options.
+// Finds cgroup mounts. A line of mountinfo has id, parent, device, root, mount point, options, optional fields, "-",
+// type, source and super options.
 std::vector<CgroupMount> find_cgroup_mounts(const std::string& root, bool v2) {
     std::vector<CgroupMount> mounts;
     std::ifstream file(root + "/proc/self/mountinfo");
@@ -317,7 +317,7 @@ bool find_cgroup_path(const std::string& root, bool v2, std::string* path) {
     return false;
 }
 
-// CPUs that one cgroup directory allows; 0 = unlimited or not said. `source` becomes the file that was read.
+// CPUs that one cgroup directory allows; 0 = unlimited or unspecified. `source` becomes the file that was read.
 double read_quota_of(const std::string& directory, bool v2, std::string* source) {
     double quota = 0.0, period = 0.0;
     if (v2) {
@@ -343,9 +343,9 @@ CpuQuota read_cpu_quota(const std::string& root) {
         std::string path;
         if (!find_cgroup_path(root, v2, &path)) continue;
         for (const CgroupMount& mount : find_cgroup_mounts(root, v2)) {
-            // The part of the path below what is mounted. A container may see its own cgroup as the mount's root while
-            // /proc still names it from the host's root, or from outside ("/../x"): then the mount point is all there
-            // is.
+            // The part of the path below the mounted directory. A container may see its own cgroup as the mount's root,
+            // while /proc names it from the host's root, or from outside ("/../x"). Then only the mount point is
+            // usable.
             const std::string prefix = mount.mount_root == "/" ? std::string() : mount.mount_root;
             const bool visible = path.rfind(prefix + "/", 0) == 0 && path.find("/..") == std::string::npos;
             std::string below = visible ? path.substr(prefix.size()) : "";
@@ -365,7 +365,7 @@ CpuQuota read_cpu_quota(const std::string& root) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// The sum of it
+// Summary
 // ---------------------------------------------------------------------------------------------------------------------
 
 CpuInfo describe_cpus(const std::string& root, const std::vector<int>& cpus) {

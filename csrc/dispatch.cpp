@@ -42,12 +42,12 @@ bool has_amx(const CpuFeatures& cpu) { return has_avx512_bf16(cpu) && cpu.amx_ti
 
 struct Candidate {
     const char* name;
-    const KernelTable* table;  // null where it was not built
+    const KernelTable* table;  // null if it was not built
     bool (*runs)(const CpuFeatures&);
     bool runs_here() const { return runs(cpu_info().features); }
 };
 
-// The first that runs is chosen; those after `generic` are only for tests.
+// The first table that this CPU can run is chosen. Tables after `generic` are only for tests.
 const Candidate kAllTables[] = {
     {"amx", &amx::kernel_table, has_amx},
     {"avx512_bf16", &avx512_bf16::kernel_table, has_avx512_bf16},

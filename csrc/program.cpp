@@ -1,4 +1,4 @@
-// The executor of recorded programs. What each instruction computes is in csrc/ops.
+// The executor of recorded programs. The computation of each instruction is in csrc/ops.
 #include "pace/program.h"
 
 #include <sys/mman.h>
@@ -22,8 +22,9 @@ void Program::Memory::grow(size_t wanted) {
     const size_t rounded = (wanted + kPage - 1) / kPage * kPage;
     void* const memory = mmap(nullptr, rounded, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) throw std::bad_alloc();
-    madvise(memory, rounded,
-            MADV_HUGEPAGE);  // a block of a prefill touches 128 rows: with small pages, a page for each
+    madvise(
+        memory, rounded,
+        MADV_HUGEPAGE);  // a block of a prefill touches 128 rows; with small pages each of them would need its own page
     if (data) munmap(data, bytes);
     data = static_cast<char*>(memory);
     bytes = rounded;
@@ -291,7 +292,7 @@ void Program::run(const Step& step) {
     if (profiling_) add_timings(opened);
 }
 
-// Places the buffers one after the other, each at a cache line.
+// Places the buffers one after the other, each at the start of a cache line.
 void Program::lay_out(const Step& step) {
     const auto rounded = [&](int64_t width) { return (width * step.tokens * int64_t(sizeof(float)) + 63) / 64 * 64; };
     size_t total = 0;
@@ -309,7 +310,7 @@ void Program::bind(const Step& step) {
     const int threads = ThreadPool::instance().num_threads();
     const Shape shape = {step.tokens, step.logit_rows, threads, &kernels()};
     const bool reshaped = shape != bound_;
-    bound_ = {};  // until all instructions are bound: some of them may throw
+    bound_ = {};  // set again once all instructions are bound, because some may throw
     if (reshaped) lay_out(step);
     const Frame frame = {*this, step};
     size_t workspace = 0;
@@ -333,7 +334,7 @@ void Program::collect_phases() {
     first_phase_.push_back(int(phases_.size()));
 }
 
-// ---- Looking
+// ---- Inspecting
 
 void Program::set_profiling(bool on) {
     const ThreadPool::Turn turn(ThreadPool::instance());

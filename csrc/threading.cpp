@@ -22,15 +22,15 @@ namespace pace {
 
 namespace {
 
-// How long a thread that finds no chunk spins before it sleeps. Waking a sleeping thread costs 5 to 50 us; the Python
-// between two ops of a step costs about 10 us, and the pool should stay awake over it.
+// How long a thread that finds no chunk spins before it sleeps. Waking a sleeping thread costs 5 to 50 us. The Python
+// between two ops of a step takes about 10 us, and the pool should stay awake for that long.
 constexpr std::chrono::microseconds kSpinTime{100};
 
-// True on a thread that is inside a chunk: a nested run must not wait for the pool it is part of.
+// True on a thread that is inside a chunk: a nested run must not wait for the pool that runs it.
 thread_local bool inside_chunk = false;
 
-// Denormals and rounding as the C++ standard has them, whatever the calling thread set: results must not depend on
-// which thread runs a chunk.
+// Sets denormals and rounding to the C++ standard's defaults, overriding the calling thread's settings. Results must
+// not depend on which thread runs a chunk.
 class DefaultFloatState {
   public:
     DefaultFloatState() : saved_(_mm_getcsr()) { _mm_setcsr(0x1F80); }
@@ -40,7 +40,7 @@ class DefaultFloatState {
     unsigned saved_;
 };
 
-// The calling thread on one processor, where it is told one; then on those it had before.
+// Pins the calling thread to cpus[0], if there is one; then restores its previous affinity.
 class Pinned {
   public:
     explicit Pinned(const std::vector<int>& cpus) {
@@ -52,7 +52,7 @@ class Pinned {
         if (before_.empty()) return;
         try {
             set_affinity(before_);
-        } catch (const std::exception&) {  // none of them is left to this process any more: the kernel has moved it
+        } catch (const std::exception&) {  // this process may no longer use any of them: the kernel has moved it
         }
     }
     Pinned(const Pinned&) = delete;
@@ -62,7 +62,7 @@ class Pinned {
     std::vector<int> before_;
 };
 
-// Spins until `ready()` or until the time is over; returns ready().
+// Spins until `ready()` is true or the time is over; returns ready().
 template <class Ready>
 bool spin_until(const Ready& ready, bool may_spin) {
     if (!may_spin) return ready();
@@ -92,35 +92,35 @@ void run_serially(const Phase* phases, int count, int64_t* opened) {
 
 }  // namespace
 
-// How a run works. One phase is open at a time. Each thread has a range of its chunks, next to each other, which it
-// takes from the front; when it is used up, it takes from the back of the others' ranges. So a thread reads memory in
-// one stream for as long as it keeps up, and the same chunks fall to the same thread in every run.
+// How a run works. One phase is open at a time. Each thread has a contiguous range of its chunks and takes them from
+// the front. When its range is empty, it takes chunks from the back of the other ranges. So a thread that keeps up
+// reads memory in one stream, and gets the same chunks in every run.
 //
-// Whoever shortens a range by one owns a chunk, and while it owns one the phase cannot end, so that everything about
-// the phase and the run may be read without a lock. The thread whose chunk is the last to finish opens the next phase,
-// or ends the run. A thread that owns nothing looks at the atomics only, and so may be anywhere, asleep or far behind,
-// without holding anything up: at worst it takes, late, a chunk of a later phase.
+// A thread that shortens a range by one owns a chunk. While it owns one the phase cannot end, so it may read everything
+// about the phase and the run without a lock. The thread whose chunk finishes last opens the next phase, or ends the
+// run. A thread that owns nothing reads only the atomics. It may be asleep or far behind without delaying the others:
+// at worst it takes, late, a chunk of a later phase.
 struct ThreadPool::State {
     // -- one run at a time
     std::mutex run_mutex;
 
-    // -- the run: written by the thread that opens a phase, read by owners of chunks
+    // -- the run: written by the thread that opens a phase, read by threads that own a chunk
     const Phase* phases = nullptr;
     int num_phases = 0;
-    int64_t* opened = nullptr;  // times, or null
+    int64_t* opened = nullptr;  // times of openings, or null
     int phase = 0;
-    std::exception_ptr error;  // guarded by `failed` being set once
+    std::exception_ptr error;  // guarded by `failed`, which is set once
     std::atomic<bool> failed{false};
     std::atomic<bool> done{true};
 
-    // Chunks [begin, end) that nobody has begun, begin in the low half; one for each thread.
+    // Chunks [begin, end) that no thread has begun, with begin in the low half; one range for each thread.
     struct alignas(64) Range {
         std::atomic<uint64_t> bounds{0};
     };
     std::vector<Range> ranges{1};
 
     alignas(64) std::atomic<int64_t> unfinished{0};
-    alignas(64) std::atomic<uint64_t> openings{0};  // counts open_phase(): what a thread without work waits for
+    alignas(64) std::atomic<uint64_t> openings{0};  // counts open_phase(): a thread without work waits for it to change
 
     // -- sleep
     alignas(64) std::mutex sleep_mutex;
@@ -132,11 +132,11 @@ struct ThreadPool::State {
 
     // -- workers
     std::atomic<int> num_threads{1};
-    std::vector<int> cpus;  // where each thread is pinned, the caller first; or empty
-    bool may_spin = true;   // no spinning where threads outnumber processors: it would steal from the workers
+    std::vector<int> cpus;  // the processor of each thread, the caller first; or empty
+    bool may_spin = true;   // no spinning if threads outnumber processors: it would take time from the workers
     std::vector<std::thread> workers;
 
-    // Takes one chunk off the front or the back of a range.
+    // Takes one chunk from the front or the back of a range.
     bool take(Range& range, bool front, int64_t* chunk) {
         uint64_t bounds = range.bounds.load(std::memory_order_relaxed);
         for (;;) {
@@ -160,11 +160,11 @@ struct ThreadPool::State {
         return false;
     }
 
-    // Deals out chunks: a single one to the thread that opens the phase, and is awake.
+    // Distributes the chunks of a phase. A single chunk goes to the thread that opens the phase, which is awake.
     //
-    // All ranges are empty here, and one that gets nothing must be left alone. Once the last chunk lies in its range,
-    // others may finish the phase and deal the next one while this thread is held up: a range that it emptied only then
-    // would take that phase's chunks with it, and nobody would end the run.
+    // All ranges are empty here. A range that gets no chunk must not be written. Once the last chunk is in its range,
+    // other threads may finish the phase and distribute the next one while this thread is suspended. If it then cleared
+    // a range, it would delete chunks of the next phase, and the run would never end.
     void deal(int64_t chunks, int opener) {
         const int count = int(ranges.size());
         for (int t = 0; t < count; ++t) {
@@ -178,14 +178,15 @@ struct ThreadPool::State {
         if (opened) opened[next] = now_ns();
     }
 
-    // Opens the first phase with chunks at or after `next`, or ends the run. Only while no chunk is owned.
+    // Opens the first phase with chunks at or after `next`, or ends the run. Call it only while no thread owns a chunk.
     void open_phase(int next, int thread) {
         stamp(next);
         while (next < num_phases && phases[next].chunks <= 0) stamp(++next);
         const bool ended = next == num_phases || failed.load(std::memory_order_relaxed);
         const int64_t chunks = ended ? 0 : phases[next].chunks;
-        // The stores that a sleeper waits for and the loads of who sleeps are sequentially consistent, and so is the
-        // sleeper's side (first "I sleep", then "is there work?"): one of the two sees the other.
+        // Sleepers wait for the stores below, and the loads below check for sleepers. All of them are sequentially
+        // consistent, as on the sleeper's side (first "I sleep", then "is there work?"). So one of the two sees the
+        // other.
         if (ended) {
             done.store(true);
         } else {
@@ -270,7 +271,7 @@ struct ThreadPool::State {
             for (int w = int(workers.size()); w < wanted; ++w) {
                 workers.emplace_back([this, w] { worker_main(w + 1); });
                 pthread_setname_np(workers[w].native_handle(),
-                                   ("pace " + std::to_string(w + 1)).c_str());  // for top -H
+                                   ("pace " + std::to_string(w + 1)).c_str());  // name shown by top -H
                 if (!cpus.empty()) set_affinity(workers[w].native_handle(), {cpus[w + 1]});
             }
         } catch (...) {
@@ -337,8 +338,8 @@ void ThreadPool::Turn::run(const Phase* phases, int count, int64_t* opened) {
 
 void ThreadPool::run(const Phase* phases, int count, int64_t* opened) { Turn(*this).run(phases, count, opened); }
 
-// fork() copies only the calling thread. The parent's handlers make it wait for runs in flight; the child forgets the
-// copied state, whose workers do not exist there, and starts anew. That state is leaked on purpose: destroying a
+// fork() copies only the calling thread. The parent's handlers make it wait for runs in flight. The child drops the
+// copied state, whose workers do not exist there, and starts anew. It leaks that state on purpose: destroying a
 // std::thread that was never joined ends the process.
 void ThreadPool::before_fork() { instance().state_->run_mutex.lock(); }
 

@@ -1,4 +1,4 @@
-// A hash table of pieces, in which every cut of every piece is looked up.
+// A hash table of pieces, and the search for every split of a piece into two.
 #include "pace/vocabulary.h"
 
 #include <bit>
@@ -7,8 +7,8 @@ namespace pace {
 
 namespace {
 
-// The hash of a text is a polynomial of its bytes modulo 2^64, so that those of a text's beginnings give that of any
-// part of it.
+// The hash of a text is a polynomial of its bytes modulo 2^64. So the hash of any substring follows from the hashes of
+// the text's prefixes.
 constexpr uint64_t kBase = 0x9e3779b97f4a7c15;  // odd
 
 uint64_t extended(uint64_t hash, char byte) { return hash * kBase + (uint8_t(byte) + 1); }
@@ -27,7 +27,7 @@ class Table {
         }
     }
 
-    // The index of a text, kNone where it is no piece.
+    // The index of a text, or kNone if it is no piece.
     uint32_t find(std::string_view text, uint64_t hash) const {
         for (size_t at = first_slot(hash); slots_[at].piece != kNone; at = next(at))
             if (slots_[at].hash == uint32_t(hash) && pieces_[slots_[at].piece] == text) return slots_[at].piece;
@@ -46,7 +46,7 @@ class Table {
 
     const std::vector<std::string_view>& pieces_;
     int shift_;
-    std::vector<Slot> slots_;  // at most half of them are taken
+    std::vector<Slot> slots_;  // at most half of the slots are used
 };
 
 }  // namespace
@@ -54,14 +54,14 @@ class Table {
 std::vector<Merge> find_merges(const std::vector<std::string_view>& pieces, const std::vector<uint32_t>& order) {
     const Table table(pieces);
     std::vector<Merge> merges;
-    std::vector<uint64_t> hashes, powers = {1};  // hashes[i]: of the first i bytes
+    std::vector<uint64_t> hashes, powers = {1};  // hashes[i]: hash of the first i bytes
     for (const uint32_t index : order) {
         const std::string_view piece = pieces[index];
         hashes.assign(1, 0);
         for (const char byte : piece) hashes.push_back(extended(hashes.back(), byte));
         while (powers.size() <= piece.size()) powers.push_back(powers.back() * kBase);
         for (size_t cut = 1; cut < piece.size(); ++cut) {
-            if ((piece[cut] & 0xc0) == 0x80) continue;  // within a character
+            if ((piece[cut] & 0xc0) == 0x80) continue;  // inside a character
             const uint32_t left = table.find(piece.substr(0, cut), hashes[cut]);
             if (left == Table::kNone) continue;
             const uint64_t rest = hashes[piece.size()] - hashes[cut] * powers[piece.size() - cut];

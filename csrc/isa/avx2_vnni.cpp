@@ -1,5 +1,5 @@
-// The kernels compiled for `avx2_vnni`: AVX2, and the dot products of bytes that processors without AVX-512 have
-// (AVX-VNNI: Alder Lake and later). See kernels/all.inl for how this works.
+// The kernels compiled for `avx2_vnni`: AVX2 with the byte dot products of processors without AVX-512 (AVX-VNNI: Alder
+// Lake and later). See kernels/all.inl for how this works.
 #include "pace/kernels.h"
 #include "prelude.h"
 

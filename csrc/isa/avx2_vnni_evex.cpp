@@ -1,4 +1,4 @@
-// The kernels of `avx2_vnni` with the same instruction as AVX-512 encodes it, so that processors without AVX-VNNI can
+// The kernels of `avx2_vnni` with AVX-512's encoding of the same instruction, so that processors without AVX-VNNI can
 // test them. See kernels/all.inl for how this works.
 #include "pace/kernels.h"
 #include "prelude.h"

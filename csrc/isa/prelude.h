@@ -1,6 +1,6 @@
-// Everything from outside that kernels use. It is included before a target region opens: a standard or intrinsics
-// header first seen inside one would be compiled for that instruction set and, if the linker keeps that copy, crash
-// older CPUs.
+// All external headers that kernels use. Include it before a target region opens. A standard or intrinsics header first
+// included inside a region would be compiled for that instruction set. If the linker kept that copy, older CPUs would
+// crash.
 #pragma once
 
 #include <immintrin.h>

@@ -1,5 +1,5 @@
-// How attention is cut: tiles of query rows; where those are too few for the threads, partitions of their positions;
-// and where these are fewer than threads, single rows. All cuts give the same bits, so that the choice may depend on the
+// Cuts attention into tiles of query rows. If there are fewer tiles than threads, tiles are cut into partitions of
+// their positions, and then into single rows if needed. All cuts give the same bits, so the choice may depend on the
 // number of threads.
 #include <algorithm>
 #include <stdexcept>
@@ -12,11 +12,11 @@ namespace pace {
 
 namespace {
 
-// With fewer chunks than this per thread, long rows are split by partition: less would leave threads idle at the end,
-// more would only add states to write and read again.
+// With fewer chunks per thread than this, long rows are split by partition. Fewer chunks would leave threads idle at
+// the end; more would only add states to write and read again.
 constexpr int64_t kChunksPerThread = 4;
 
-// The partitions that any of the rows sees, [first, last), and how many positions these are.
+// The partitions [first, last) that any of the rows sees, and their number of positions.
 struct PartitionRange {
     int64_t first, last, positions;
     int64_t count() const { return last - first; }
@@ -29,15 +29,16 @@ PartitionRange partitions_of(const AttentionArgs& args, const QueryRows& rows) {
 }
 
 // Reading and widening a tile of keys and values takes as long as multiplying it by this many rows (AVX2: 2, AVX-512:
-// 3). Every piece of the rows reads it again.
+// 3). Each piece of the rows repeats it.
 constexpr int kReadRows = 3;
 
-// To cut rows takes another barrier, of about 2 us. A core of AVX-512 does so many multiply-adds in this time, and a cut
-// must save as many (7 heads of 64 elements, on two threads instead of one: at 470 positions).
+// Cutting rows adds another barrier, of about 2 us. An AVX-512 core does this many multiply-adds in that time, and a
+// cut must save at least that. With 7 heads of 64 elements on two threads instead of one, it does from 470 positions
+// on.
 constexpr int64_t kCutWork = 180'000;
 
-// Into how many pieces to cut the rows of each of `tasks` tasks, fewer than threads: as few as leave the busiest thread
-// the least to do. `row_work`: multiply-adds of a row.
+// The number of pieces for the rows of each of `tasks` tasks (fewer than threads). It is the smallest number that
+// minimises the busiest thread's work. `row_work`: multiply-adds of a row.
 int row_pieces(int rows, int64_t row_work, int64_t tasks, int threads) {
     const int64_t whole = kReadRows + rows;
     int64_t least = whole;
@@ -117,7 +118,7 @@ void AttentionOp::add_tiles(int64_t span) {
         for (int64_t t = begin; t < end; t += step)
             preparations.push_back({t, std::min(step, end - t), 0, args.kv.kv_heads});
     }
-    // The last tiles of a span see the most positions: they go first, so that no long chunk is begun last.
+    // The last tiles of a span see the most positions. They go first, so that no long chunk starts last.
     for (int64_t tile = divide_up(span_rows, max_rows) - 1; tile >= 0; --tile) {
         const int64_t first_row = tile * max_rows;
         const int rows = int(std::min(max_rows, span_rows - first_row));
@@ -130,7 +131,7 @@ void AttentionOp::add_tiles(int64_t span) {
 }
 
 void AttentionOp::cut_tiles(int threads) {
-    int64_t partitions = int64_t(tiles.size());  // at least
+    int64_t partitions = int64_t(tiles.size());  // lower bound
     if (partitions < threads) {
         partitions = 0;
         for (const Tile& tile : tiles) partitions += partitions_of(args, tile.rows).count();
@@ -145,7 +146,7 @@ void AttentionOp::cut_tiles(int threads) {
         const int64_t row_work = std::min<int64_t>(range.positions, kPartitionPositions) *
                                  (args.kv.key_dim + (args.latent_q ? 2 : 1) * args.kv.value_dim);
         const int pieces = partitions < threads ? row_pieces(tile.rows.rows, row_work, partitions, threads) : 1;
-        // Pieces read the same new keys, which are stored once, before any of them.
+        // All pieces read the same new keys, so those are stored once, in the phase before.
         const bool prepares = tile.prepares && pieces == 1;
         if (tile.prepares && !prepares)
             preparations.push_back({tile.rows.first_token, tile.rows.rows / args.group(), tile.rows.kv_head, 1});

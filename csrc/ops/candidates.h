@@ -1,4 +1,4 @@
-// The tokens of a row that may be kept, and how few are looked at to find them.
+// Candidates among the tokens of a row, found by inspecting few elements.
 #pragma once
 
 #include <algorithm>
@@ -14,10 +14,10 @@ namespace pace {
 struct Candidate {
     float value;
     int32_t index;
-    double weight;  // exp(value - max of the row), where one is wanted; the probability is weight / sum of weights
+    double weight;  // exp(value - max of the row), if needed; the probability is weight / sum of weights
 };
 
-// The order in which words are kept: larger values first, lower indices first among equals.
+// Order of preference for tokens: larger values first; of equals the lower index first.
 inline bool goes_before(const Candidate& a, const Candidate& b) {
     return a.value > b.value || (a.value == b.value && a.index < b.index);
 }
@@ -27,15 +27,15 @@ using Candidates = std::vector<Candidate>;
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 constexpr float kLowest = std::numeric_limits<float>::lowest();  // below everything but -infinity
 
-// Collects all elements of a row that are at least the k-th largest of them (1 <= k), in no order, and none below
-// `floor`. With a temperature, what equals the k-th largest after the division counts as equal to it.
+// Collects all elements of a row that are at least its k-th largest element (1 <= k), unordered, and none below
+// `floor`. With a temperature, elements that equal the k-th largest after the division count as equal to it.
 class TopK {
   public:
     TopK(const float* x, int64_t n, int64_t k, float floor, float temperature)
         : x_(x), n_(n), k_(k), temperature_(temperature), threshold_(floor) {}
 
-    // With the maxima of the row's blocks of kPeakBlock: the k-th largest of those is a bound for the k-th largest
-    // element, and only blocks whose maximum reaches it are looked at.
+    // Uses the maxima of the row's blocks of kPeakBlock. The k-th largest maximum is a lower bound for the k-th largest
+    // element. Only blocks whose maximum reaches it are read.
     Candidates find(const std::vector<float>& maxima) {
         if (k_ <= int64_t(maxima.size())) {
             std::vector<float> order = maxima;
@@ -49,9 +49,9 @@ class TopK {
         return std::move(candidates_);
     }
 
-    // Without: one pass with a rising threshold, the k-th largest seen so far. In a row in random order only about
-    // k ln(n / k) elements get past it. The candidates are thinned out each time they have doubled, so that even a
-    // rising row costs a few steps per element.
+    // Without maxima: one pass with a rising threshold, the k-th largest element so far. In a row in random order only
+    // about k ln(n / k) elements exceed it. The candidates are thinned out each time their number has doubled. So even
+    // a rising row costs only a few steps per element.
     Candidates find() {
         search(0, n_);
         thin_out();
@@ -86,7 +86,7 @@ class TopK {
         candidates_.erase(std::remove_if(candidates_.begin(), candidates_.end(), below), candidates_.end());
     }
 
-    // Below what may round to the same quotient.
+    // A bound below all values that may round to the same quotient.
     float margin_below(float least) const {
         return temperature_ == 1.0f ? least : least - (4e-7f * std::fabs(least) + 4e-45f * temperature_);
     }
@@ -100,8 +100,8 @@ class TopK {
 
 inline double weight_of(float value, float max) { return std::exp(double(value - max)); }
 
-// All elements of x above some value, in no order, that together have at least `mass` of weight; all of x if rounding
-// leaves less. A distribution is usually so peaked that a few hundred words above max - 4 are enough.
+// All elements of x above some threshold, unordered, that together have at least `mass` of weight; all of x if rounding
+// leaves less. Distributions are usually so peaked that a few hundred tokens above max - 4 are enough.
 inline Candidates find_top_mass(const float* x, int64_t n, float max, double mass) {
     constexpr int kFoundAtOnce = 1024;
     int32_t found[kFoundAtOnce];
@@ -122,10 +122,10 @@ inline Candidates find_top_mass(const float* x, int64_t n, float max, double mas
     return candidates;
 }
 
-// Cuts `candidates` down to the nucleus: those before which, in the order of goes_before, less than `mass` of weight
-// lies, and always the first. Halves the range in which the last one must be; O(n) in all, no full sort.
+// Cuts `candidates` down to the nucleus. In the order of goes_before, an element is kept if less than `mass` of weight
+// comes before it; the first always is. Halves the range that contains the last one: O(n) in all, no full sort.
 inline void cut_to_nucleus(Candidates& candidates, double mass) {
-    auto low = candidates.begin(), high = candidates.end();  // all before low is kept, all from high on is not
+    auto low = candidates.begin(), high = candidates.end();  // elements before low are kept, from high on dropped
     double before_low = 0.0;
     while (high - low > 1) {
         const auto middle = low + (high - low) / 2;

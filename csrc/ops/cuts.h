@@ -1,4 +1,4 @@
-// Where lists of elements are cut, by falling keys, until they have some part of the weight.
+// Cuts of lists of elements, by falling keys, at a given share of the weight.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 
 namespace pace {
 
-// Kept are larger keys than `least`, and that key up to the index `last`.
+// Keeps keys larger than `least`, and keys equal to it up to the index `last`.
 struct Cut {
     float least;
     int32_t last;
@@ -21,13 +21,13 @@ struct Cut {
 
 constexpr int32_t kLastIndex = std::numeric_limits<int32_t>::max();
 
-// Elements by rising index; the arrays belong to somebody else. Weights of a list are not negative.
+// Elements by rising index. It does not own the arrays. Weights must not be negative.
 struct KeyedList {
     const float *key, *weight;
-    const int32_t* index;  // null where nobody asks for it
+    const int32_t* index;  // null if not needed
     int64_t count;
 
-    // The weight of those with key >= least.
+    // The total weight of elements with key >= least.
     double weight_from(float least) const {
         double sum = 0.0;
         for (int64_t begin = 0; begin < count; begin += kSumBlock) {
@@ -37,12 +37,12 @@ struct KeyedList {
     }
 };
 
-// Keys between which the elements get `mass`: those from `high` on, of the weight `above`, have less.
+// Bounds of the key at which the weight reaches `mass`. Elements with keys from `high` on have less, namely `above`.
 struct Bracket {
     float low, high;
     double above;
 
-    // Halves the range some times; stops at neighbouring floats.
+    // Halves the range at most `steps` times; stops at neighbouring floats.
     void narrow(const KeyedList& list, double mass, int steps) {
         for (int step = 0; step < steps; ++step) {
             const float middle = low + (high - low) / 2;
@@ -80,9 +80,9 @@ class SubList {
     std::vector<int32_t> indices_;
 };
 
-// The cut behind those elements, by falling key and then by rising index, before which less than `mass` lies; it keeps
-// the first of them in any case. All keys are in [low, high). Sums of the list at a few keys say where the cut is; only
-// the last few elements are sorted.
+// Finds the cut, in order of falling key and then rising index. An element is kept if less than `mass` comes before it;
+// the first always is. All keys must be in [low, high). Sums of the list at a few keys locate the cut; only the last
+// few elements are sorted.
 inline Cut find_cut(const KeyedList& list, double mass, float low, float high) {
     constexpr int64_t kSorted = 64;
     mass = std::max(mass, 1e-300);
@@ -105,7 +105,7 @@ inline Cut find_cut(const KeyedList& list, double mass, float low, float high) {
     for (int64_t i = 0; i < last_part.count; ++i) {
         few.push_back({last_part.key[i], last_part.index[i], last_part.weight[i]});
     }
-    if (few.empty()) return {low, kLastIndex};  // rounding leaves less than the mass: all of them
+    if (few.empty()) return {low, kLastIndex};  // all weights together are less than mass, by rounding: keep all
     if (!std::is_sorted(few.begin(), few.end(), goes_before)) std::sort(few.begin(), few.end(), goes_before);
     size_t last = 0;
     for (; last < few.size(); ++last) {

@@ -1,4 +1,4 @@
-// Elementwise ops: enough elements a chunk that claiming it costs nothing beside it.
+// Elementwise ops. A chunk has enough elements that the cost of claiming it is negligible.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -21,7 +21,7 @@ struct Piece {
     int64_t row, begin, end;
 };
 
-// Chunk by chunk, rows of k elements.
+// The piece of chunk number `chunk`, in rows of k elements.
 Piece piece_of_row(int64_t k, int64_t chunk) {
     const int64_t per_row = divide_up(k, kChunkElements), begin = chunk % per_row * kChunkElements;
     return {chunk / per_row, begin, std::min(k, begin + kChunkElements)};

@@ -1,6 +1,6 @@
-// How the products of a mixture of experts are cut: blocks of rows of one expert x blocks of panels. The bits of a row
-// depend on the row and on what it chose: each product is one of csrc/kernels, whose rows do not know each other, and
-// what experts give is added in the order of their numbers.
+// Cuts the products of a mixture of experts into blocks of rows of one expert x blocks of panels. The bits of a row
+// depend only on the row and its chosen experts. Each product is a kernel of csrc/kernels, in which rows are
+// independent, and the outputs of experts are added in ascending order.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -15,35 +15,35 @@ namespace pace {
 
 namespace {
 
-// Rows of one expert that are multiplied together; see kMaxBlockRows of ops/linear.cpp.
+// Maximum rows of one expert in one product; see kMaxBlockRows of ops/linear.cpp.
 constexpr int64_t kMaxBlockRows = 128;
 
-// Up to this many rows memory decides, and chunks are shares of what there is to read: see ops/linear.cpp.
+// Up to this many rows the op is memory-bound, and chunks are shares of the weights to read: see ops/linear.cpp.
 constexpr int64_t kFewRows = 16;
 constexpr int64_t kMaxRowsAlone = 4;
-// Elements of hidden rows that a thread prepares for itself.
+// Maximum elements of hidden rows that every thread prepares for itself.
 constexpr int64_t kHiddenAlone = 32 * 1024;
 
-// Panels of a block with many rows, so that its sums (rows x panels x 64 bytes) stay in the second-level cache, and
-// inputs are gathered for many panels at once.
+// Panels of a block with many rows. Its sums (rows x panels x 64 bytes) must stay in the second-level cache, and
+// gathering the inputs should serve many panels.
 constexpr int64_t kMinGemmPanels = 8, kMaxGemmPanels = 32, kGemmSums = 1024;
 
-// Neighbouring panels that a tile takes.
+// Number of consecutive panels in a tile.
 constexpr int64_t kTilePanels = 4;
 
-// Pieces of a thread's share where memory decides, each a quarter of what is left of it.
+// Pieces of a thread's share in the memory-bound case. Each is a quarter of the rest of the share.
 constexpr int kPieces = 10;
 constexpr double kShareOfRest = 0.25;
 
 constexpr int64_t kInputElements = 16 * 1024;
 
-// Pages are asked for by so many: the system cuts a longer request to what it reads ahead (128 KB by default), in
-// silence.
+// Number of pages in one request. The system silently truncates a longer request to its read-ahead size (128 KB by
+// default).
 constexpr int64_t kPageBytes = 4096, kAskedPages = 32;
 
-// Has the system read those pages of [begin, begin + bytes), which are whole, that are not in memory; returns before
-// they are there. To look takes little, and to ask for what is there much. Of a file that this user neither owns nor may
-// write, the system says that all is there: its pages are read as products want them.
+// Asks the system to read the whole pages of [begin, begin + bytes) that are not resident, and returns at once.
+// `mincore` is cheap; `madvise` on resident pages is not, so check first. For a file that this user neither owns nor
+// may write, `mincore` reports every page as resident. Such pages are read on demand.
 void ask_for(const void* begin, int64_t bytes) {
     char* const first = static_cast<char*>(const_cast<void*>(begin));
     const int64_t pages = bytes / kPageBytes;
@@ -59,7 +59,7 @@ void ask_for(const void* begin, int64_t bytes) {
 
 int64_t rows_of_chunk(int64_t k) { return std::max<int64_t>(1, kInputElements / std::max<int64_t>(1, k)); }
 
-// Where pieces of the shares of all threads begin, in 0..1.
+// The start of each piece of all threads' shares, in 0..1.
 std::vector<double> cut_shares(int threads) {
     std::vector<double> starts;
     for (int thread = 0; thread < threads; ++thread) {
@@ -91,7 +91,7 @@ void ExpertsOp::prepare(int threads) {
     copies = alone ? threads : 1;
     x_plain = first.takes_floats && !norm;
     plain = second.takes_floats;
-    // Each expert may have a last block that is not full, and none has a block without rows.
+    // Each expert may have one last block that is not full; experts without rows have no blocks.
     most_blocks = std::min(router.experts, pairs) + pairs / kMaxBlockRows;
     rows_per_chunk = rows_of_chunk(first.k);
     pairs_per_chunk = rows_of_chunk(second.k);
@@ -105,7 +105,7 @@ void ExpertsOp::prepare(int threads) {
     if (few) {
         for (size_t i = 1; i < share_starts.size(); ++i)
             down_starts.push_back(std::min(second.panels, scaled(share_starts[i], tiles) * kTilePanels));
-    } else {  // wide, so that hidden rows are read seldom, but so many that no thread waits long for another
+    } else {  // wide blocks reread hidden rows less often; enough of them keep all threads busy
         const int64_t panels = std::clamp<int64_t>(second.panels / (4 * threads), 1, kMinGemmPanels);
         while (down_starts.back() < second.panels)
             down_starts.push_back(std::min(second.panels, down_starts.back() + panels));
@@ -188,7 +188,7 @@ void ExpertsOp::run(int phase, int64_t chunk, int thread) const {
             multiply_up(copy, copy.blocks[block], begin, std::min(first.panels, begin + panels_per_block));
         return;
     }
-    if (phase == 2) {  // a share of the tiles of all blocks, which are one after the other
+    if (phase == 2) {  // a share of the tiles of all blocks, numbered consecutively
         const int64_t tiles = divide_up(first.panels, kTilePanels), all = *copy.block_count * tiles;
         const int64_t end = scaled(share_starts[size_t(chunk) + 1], all);
         for (int64_t tile = scaled(share_starts[size_t(chunk)], all); tile < end;) {
@@ -247,7 +247,7 @@ void ExpertsOp::sort(const Copy& copy) const {
     }
 }
 
-// In the order in which they are multiplied.
+// Asks for the experts' pages in the order of their products.
 void ExpertsOp::read_ahead(const Copy& copy) const {
     for (const ExpertStack* stack : {&gate_up, &down}) {
         for (int32_t b = 0; stack->mapped && b < *copy.block_count; ++b) {
@@ -262,7 +262,7 @@ void ExpertsOp::prepare_hidden(const Copy& copy, int64_t begin, int64_t end) con
         second.prepare_row(hidden + pair * second.k, {}, nullptr, copy.hidden + pair * second.input_bytes);
 }
 
-// Columns of the hidden rows of a block. Its inputs are gathered first, unless it has one row.
+// Computes columns of the hidden rows of a block. Its inputs are gathered first, unless it has one row.
 void ExpertsOp::multiply_up(const Copy& copy, const Block& block, int64_t first_panel, int64_t end_panel) const {
     const int64_t stride = x_plain ? x_stride * int64_t(sizeof(float)) : first.input_bytes;
     const int64_t bytes = x_plain ? first.k * int64_t(sizeof(float)) : first.input_bytes;
@@ -294,7 +294,7 @@ void ExpertsOp::multiply_up(const Copy& copy, const Block& block, int64_t first_
               });
 }
 
-// Columns of out: the residual, and what all blocks add to their rows, one after the other.
+// Computes columns of out: the residual, plus the products of all blocks in order.
 void ExpertsOp::multiply_down(const Copy& copy, int64_t first_panel, int64_t end_panel) const {
     if (first_panel == end_panel) return;
     const int64_t n = second.n_out, begin = first_panel * kPanelRows, end = std::min(n, end_panel * kPanelRows);

@@ -1,7 +1,7 @@
-// Rows in ggml's blocks, as GGUF files hold them: to codes and scales, and straight into packed weights.
+// Unpacks rows in ggml's blocks, as GGUF files contain them: to codes and scales, or straight into packed weights.
 //
-// LAYOUT    A row is a sequence of blocks of 32 or 256 weights. ggml-common.h has their structs, and ggml-quants.c says
-//           what they mean. A field is a few bits of a byte; a run of bytes holds first the lowest field of each byte,
+// LAYOUT    A row is a sequence of blocks of 32 or 256 weights. ggml-common.h defines their structs, and ggml-quants.c
+//           //           their meaning. A field is a few bits of a byte. A run of bytes contains the lowest field of each byte first,
 //           then the next field of each.
 //
 // NUMERICS  Nothing is rounded here: codes and scales are those of the file. Minima of super-blocks change their sign.
@@ -22,11 +22,11 @@ namespace pace {
 
 namespace {
 
-using Arrays = UnpackedRows;  // also those of one row, or of one block
+using Arrays = UnpackedRows;  // also for one row, or one block
 
 constexpr int kMXFP4 = 39;
 
-// Fields of kBytes bytes in runs of kRun, shifted up by kShift: to `out`, or added to what is there.
+// Extracts fields from kBytes bytes in runs of kRun, shifted up by kShift. Writes them to `out`, or adds them to it.
 template <int kBytes, int kRun, int kBits, int kShift = 0, bool kAdd = false>
 void unpack_fields(const uint8_t* source, uint8_t* out) {
     constexpr int kMask = (1 << kBits) - 1;
@@ -53,12 +53,12 @@ F16 negative(F16 value) { return {uint16_t(value.bits ^ 0x8000)}; }
 
 bool is_finite(F16 value) { return (value.bits & 0x7c00) != 0x7c00; }
 
-// 2^(byte - 127), NaN of 255.
+// 2^(byte - 127); NaN for 255.
 float power_of_two(uint8_t byte) {
     return byte == 255 ? std::numeric_limits<float>::quiet_NaN() : std::ldexp(1.0f, int(byte) - 127);
 }
 
-// ---- The types: weights and bytes of a block, and `unpack`, which returns whether its scales are finite.
+// ---- The types: weights and bytes in a block, and `unpack`, which returns true if its scales are finite.
 
 struct Q4_0 {
     static constexpr int kWeights = 32, kBytes = 18;
@@ -140,7 +140,7 @@ struct Q3_K {
     }
 };
 
-// Q4_K and Q5_K begin alike: two float16 numbers, and for each of 8 groups 6 bits of a scale and 6 of a minimum.
+// Q4_K and Q5_K begin alike: two float16 numbers, and for each of 8 groups a 6-bit scale and a 6-bit minimum.
 bool unpack_six_bits(const uint8_t* b, const Arrays& out) {
     const uint8_t *first = b + 4, *second = b + 8, *third = b + 12;
     for (int g = 0; g < 4; ++g) {
@@ -192,7 +192,7 @@ struct IQ4_XS {
     }
 };
 
-// ---- A type by its number, and rows of it
+// ---- Types by number, and rows of a type
 
 struct Type {
     int weights, bytes, bits, group;
@@ -233,7 +233,7 @@ constexpr Type type_of() {
 Type find_type(int number) {
     switch (number) {
         case 2:
-        case 20:  // IQ4_NL, which differs in what its codes stand for
+        case 20:  // IQ4_NL, which differs only in its levels
             return type_of<Q4_0, 4>();
         case 3:
             return type_of<Q4_1, 4, true>();
@@ -261,7 +261,7 @@ Type find_type(int number) {
     throw std::invalid_argument("no type " + std::to_string(number) + " of ggml's blocks is implemented");
 }
 
-// Blocks of a row of k weights; throws std::invalid_argument where these are no whole number.
+// Number of blocks in a row of k weights; throws std::invalid_argument if it is not an integer.
 int64_t blocks_of_row(const Type& type, int64_t k) {
     if (k % type.weights)
         throw std::invalid_argument("rows are multiples of " + std::to_string(type.weights) + " weights; got " +
@@ -269,7 +269,7 @@ int64_t blocks_of_row(const Type& type, int64_t k) {
     return k / type.weights;
 }
 
-// Where row r of arrays of whole rows begins.
+// The start of row r in arrays of whole rows.
 Arrays row_of(const Arrays& rows, const Type& type, int64_t k, int64_t r) {
     Arrays row = rows;
     const int64_t groups = k / type.group, supers = k / kSuperBlock;
@@ -284,11 +284,11 @@ Arrays row_of(const Arrays& rows, const Type& type, int64_t k, int64_t r) {
     return row;
 }
 
-// Memory of a thread for arrays of up to kPanelRows rows.
+// Thread-local memory for arrays of up to kPanelRows rows.
 Arrays scratch_arrays(int64_t k) {
     thread_local std::vector<uint64_t> memory;
     const int64_t codes = kPanelRows * k, groups = round_up(codes / 16, 8);
-    memory.resize(size_t(divide_up(codes, 8) + groups));  // of a group 8 bytes: two floats, or less
+    memory.resize(size_t(divide_up(codes, 8) + groups));  // a group takes up to 8 bytes: two floats, or less
     auto* const floats = reinterpret_cast<float*>(memory.data() + divide_up(codes, 8));
     auto* const bytes = reinterpret_cast<int8_t*>(floats);
     auto* const halves = reinterpret_cast<F16*>(bytes + 2 * groups);
@@ -329,7 +329,7 @@ void PackBlocksOp::prepare(int) {
     chunk_count = divide_up(rows, rows_per_chunk);
 }
 
-// Rows [r, r + count) of blocks with super-blocks, which lie in one panel: a super-block of all rows after the other.
+// Packs rows [r, r + count), all in one panel, of a type with super-blocks: one super-block of all rows at a time.
 static bool pack_super_blocks(const PackBlocksOp& op, const Type& type, const PackedHeader& h, int64_t r,
                               int64_t count) {
     const Place place = place_of(h, op.row + r);
@@ -348,14 +348,14 @@ static bool pack_super_blocks(const PackBlocksOp& op, const Type& type, const Pa
     return finite;
 }
 
-// The same of blocks without: through arrays of whole rows.
+// The same for a type without super-blocks, through arrays of whole rows.
 static bool pack_rows_of_blocks(const PackBlocksOp& op, const Type& type, const PackedHeader& h, int64_t r,
                                 int64_t count) {
     const Arrays arrays = scratch_arrays(h.k);
     bool finite = true;
     for (int64_t i = 0; i < count; ++i)
         finite &= type.unpack_row(op.source.data + (r + i) * op.source.stride, op.blocks, row_of(arrays, type, h.k, i));
-    if (op.source.type == kMXFP4)  // whose levels are multiplied as twice themselves
+    if (op.source.type == kMXFP4)  // its levels are stored as twice their values
         for (int64_t i = 0; i < count * op.blocks; ++i) arrays.scales[i] *= 0.5f;
     PackQuantizedOp pack = {
         op.weight, op.row + r, count, arrays.codes, h.k, arrays.scales, type.has_mins ? arrays.mins : nullptr,

@@ -1,4 +1,4 @@
-// What is done to heads before attention.
+// Preparation of heads before attention.
 #include <algorithm>
 #include <cstring>
 
@@ -8,7 +8,7 @@ namespace pace {
 
 namespace {
 
-constexpr int64_t kChunkElements = 8 * 1024;  // some 2 us of work
+constexpr int64_t kChunkElements = 8 * 1024;  // about 2 us of work
 
 // Normalises and rotates `count` heads of one token in place, from number `first` on.
 void prepare(const HeadsArgs& args, const Norm& norm, int64_t token, int64_t first, float* heads, int64_t stride,

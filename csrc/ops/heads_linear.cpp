@@ -1,4 +1,4 @@
-// How the products of heads, each with a weight of its own, are cut: heads x blocks of rows x blocks of panels.
+// Cuts the products of heads, each with its own weight, into heads x blocks of rows x blocks of panels.
 #include <algorithm>
 
 #include "pace/expert_ops.h"
@@ -10,7 +10,7 @@ namespace {
 
 // As in ops/linear.cpp.
 constexpr int64_t kMaxBlockRows = 128;
-// Panels that are worth a chunk of their own, and chunks for each thread where weights can be cut that often.
+// Minimum panels in a chunk, and the wanted number of chunks for each thread.
 constexpr int64_t kMinPanels = 4, kChunksPerThread = 4;
 
 }  // namespace
@@ -21,7 +21,7 @@ void HeadsLinearOp::prepare(int thread_count) {
     row_blocks = std::max<int64_t>(1, divide_up(rows, kMaxBlockRows));
     rows_per_block = divide_up(divide_up(rows, row_blocks), product.table->tile_rows) * product.table->tile_rows;
     row_blocks = divide_up(rows, std::max<int64_t>(1, rows_per_block));
-    // Each block of panels prepares the inputs once more.
+    // Each block of panels prepares the inputs again.
     const int64_t wanted = divide_up(kChunksPerThread * threads, std::max<int64_t>(1, heads * row_blocks));
     panels_per_block = round_up(divide_up(product.panels, wanted), kMinPanels);
     panel_blocks = divide_up(product.panels, panels_per_block);

@@ -18,7 +18,7 @@ double now() {
     return std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
 }
 
-// The shortest of repeated runs of `body` within about `seconds`, at least three.
+// The shortest time of at least three runs of `body`, repeated for about `seconds`.
 template <class Body>
 double shortest(double seconds, const Body& body) {
     double best = 1e30;

@@ -1,5 +1,4 @@
-// How a matrix product is cut: blocks of rows x blocks of panels, the weights of a block staying in cache over its
-// rows.
+// Cuts a matrix product into blocks of rows x blocks of panels. The weights of a block stay in cache over its rows.
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
@@ -11,30 +10,30 @@ namespace pace {
 
 namespace {
 
-// Rows of a block. Inputs of a block (128 x K-block of the kernel, at most 512 fp32) are 256 KB: half of a small
-// second-level cache. More rows would read the weights less often, but 128 already do 64 multiply-adds per byte of
-// them.
+// Maximum rows of a block. The inputs of a block (128 x the kernel's K block of at most 512 fp32) are 256 KB, half of a
+// small second-level cache. More rows would read the weights less often, but 128 already do 64 multiply-adds per byte
+// of weight.
 constexpr int64_t kMaxBlockRows = 128;
 
-// Panels of a block with many rows: its sums (128 rows x 8 panels x 16 x 4 bytes = 64 KB) stay in the second-level
+// Panels of a block with many rows. Its sums (128 rows x 8 panels x 16 x 4 bytes = 64 KB) stay in the second-level
 // cache.
 constexpr int64_t kGemmPanels = 8;
 
-// Panels of a block with few rows, bound by memory. A thread's blocks take a quarter each of what is left of its share:
-// long ones read on undisturbed, and short ones at the end leave no thread waiting for another's last. At least the
-// four panels that a tile takes, at most what keeps sums small. With 12 equal blocks a thread, a decode step took 1.03
-// times as long (0.5B, avx2, 2 threads, median of 40 pairs).
+// Panels of a memory-bound block with few rows. Each block of a thread takes a quarter of the rest of its share. Long
+// blocks read without interruption, and short ones at the end keep threads from waiting for each other. A block has at
+// least the four panels of a tile; an upper limit keeps its sums small. With 12 equal blocks a thread, a decode step
+// took 1.03 times as long (0.5B, avx2, 2 threads, median of 40 pairs).
 constexpr int64_t kMinPanels = 4, kMaxPanels = 64, kShareOfRest = 4;
 constexpr int64_t kFewRows = 16;
 
-// Up to this many rows, every thread prepares its inputs itself instead of waiting for a phase of their own: a norm of
-// K elements takes some K / 8 ns, a barrier 200 ns or more.
+// Up to this many rows, every thread prepares its inputs for itself instead of waiting for a separate phase. A norm of
+// K elements takes about K / 8 ns, a barrier 200 ns or more.
 constexpr int64_t kMaxRowsPerThread = 4;
 
-// Elements of a chunk that prepares inputs: some 4 us of work.
+// Elements in a chunk that prepares inputs: about 4 us of work.
 constexpr int64_t kInputElements = 16 * 1024;
 
-// Panels of a thread's share where there are few rows.
+// Panels in a thread's share if there are few rows.
 int64_t panels_per_thread(int64_t panels, int threads) {
     return divide_up(divide_up(panels, threads), kMinPanels) * kMinPanels;
 }
@@ -75,11 +74,11 @@ void LinearOp::prepare(int threads) {
     rows_per_input_chunk = std::max<int64_t>(1, kInputElements / std::max<int64_t>(1, product.k));
     input_chunks = inputs == Inputs::Shared ? divide_up(rows, rows_per_input_chunk) : 0;
     prepared.assign(inputs == Inputs::PerThread ? threads : 0,
-                    false);  // and again by set_workspace(), before every run
+                    false);  // also reset by set_workspace(), before every run
 }
 
-// Where blocks of panels begin, and where the last one ends. Few rows: as many blocks for each thread, so that the pool
-// deals it its share; those past the end are empty.
+// Sets the starts of blocks of panels, and the end of the last one. With few rows every thread gets the same number of
+// blocks, so that the pool assigns it its own share. Blocks past the end are empty.
 void LinearOp::cut_panels(int threads) {
     block_starts.assign(1, 0);
     const auto append = [this](int64_t count) {
@@ -99,20 +98,20 @@ void LinearOp::cut_panels(int threads) {
     }
 }
 
-// One copy of the prepared inputs, in whole cache lines so that threads do not share any.
+// Size of one copy of the prepared inputs, in whole cache lines so that threads share none.
 size_t LinearOp::copy_bytes() const { return size_t(round_up(rows * product.input_bytes, 64)); }
 
 size_t LinearOp::workspace_bytes() const {
     return inputs == Inputs::Plain ? 0 : copy_bytes() * std::max<size_t>(1, prepared.size());
 }
 
-// Rows [first_row, end_row) of x, prepared, to their places in `copy`.
+// Prepares rows [first_row, end_row) of x in their places in `copy`.
 void LinearOp::prepare_inputs(int64_t first_row, int64_t end_row, char* copy) const {
     for (int64_t row = first_row; row < end_row; ++row)
         product.prepare_row(x + row * x_stride, norm, order, copy + row * product.input_bytes);
 }
 
-// The copy that this thread reads, complete.
+// The complete copy of inputs that this thread reads.
 const char* LinearOp::prepared_inputs(int thread) const {
     if (inputs == Inputs::Shared) return workspace;
     char* const copy = workspace + thread * copy_bytes();
@@ -137,7 +136,7 @@ void LinearOp::run(int phase, int64_t chunk, int thread) const {
     const bool plain = inputs == Inputs::Plain;
     const int64_t stride = plain ? x_stride * int64_t(sizeof(float)) : product.input_bytes;
     const char* const first =
-        plain ? reinterpret_cast<const char*>(x) : prepared_inputs(thread);  // uses the scratch too
+        plain ? reinterpret_cast<const char*>(x) : prepared_inputs(thread);  // also uses the scratch
     float* const sums =
         static_cast<float*>(thread_scratch(size_t(count * (end_panel - first_panel) * kPanelRows) * sizeof(float)));
     product.run(weight, {first + first_row * stride, stride, count}, first_panel, end_panel, sums,
@@ -146,7 +145,7 @@ void LinearOp::run(int phase, int64_t chunk, int thread) const {
                 });
 }
 
-// Columns [first_column, first_column + columns) of out, from e's sums.
+// Writes columns [first_column, first_column + columns) of out from e's sums.
 void LinearOp::finish(int64_t first_row, int64_t first_column, int64_t columns, EpilogueArgs e) const {
     const int64_t n_out = product.n_out, at = first_row * n_out + first_column;
     e.columns = columns;

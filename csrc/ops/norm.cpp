@@ -1,4 +1,4 @@
-// How norms are cut: whole rows, enough of them that claiming a chunk costs nothing beside it.
+// Cuts norms into whole rows. A chunk has enough of them that the cost of claiming it is negligible.
 #include <algorithm>
 
 #include "pace/row_ops.h"
@@ -6,7 +6,7 @@
 namespace pace {
 
 namespace {
-constexpr int64_t kChunkElements = 8 * 1024;  // some 2 us of work
+constexpr int64_t kChunkElements = 8 * 1024;  // about 2 us of work
 
 auto kernel_of(const Norm& norm) { return norm.kind == Norm::Kind::Layer ? kernels().layer_norm : kernels().rms_norm; }
 }  // namespace

@@ -1,4 +1,4 @@
-// What a packed weight wants of its inputs, and the kernels that multiply its parts.
+// Prepares inputs for a packed weight, and calls the kernels that multiply its parts.
 #include "pace/product.h"
 
 #include <cstring>
@@ -82,7 +82,7 @@ void Product::prepare_row(const float* x, const Norm& norm, const int32_t* order
     }
 }
 
-// Sums of a part's panels [first_panel, first_panel + panel_count).
+// Computes sums for a part's panels [first_panel, first_panel + panel_count).
 void Product::multiply(const Part& part, const void* weight, const Inputs& x, int64_t first_panel, int64_t panel_count,
                        float* sums, int64_t sums_stride) const {
     const PackedHeader& h = *reinterpret_cast<const PackedHeader*>(static_cast<const char*>(weight) + part.offset);

@@ -1,5 +1,5 @@
-// Rows of floats to codes and scales, some rows a chunk: the order of the arguments of pace.ops.native.quantize, the
-// work of kernels/quantize_weights.inl.
+// Rows of floats to codes and scales, several rows in each chunk. The arguments are in the order of
+// pace.ops.native.quantize. The computation is in kernels/quantize_weights.inl.
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
@@ -10,10 +10,10 @@ namespace pace {
 
 namespace {
 
-// Elements of a chunk: some 50 us of work.
+// Elements in a chunk: about 50 us of work.
 constexpr int64_t kChunkElements = 64 * 1024;
 
-// Two codes a byte, the first in the low bits; what is left of the last byte stays zero.
+// Packs two codes into a byte, the first in the low bits; unused bits of the last byte are zero.
 void pack_nibbles(const uint8_t* codes, int64_t k, uint8_t* out) {
     for (int64_t i = 0; i < k / 2; ++i) out[i] = uint8_t(codes[2 * i] | codes[2 * i + 1] << 4);
     if (k % 2) out[k / 2] = codes[k - 1];

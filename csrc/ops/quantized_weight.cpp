@@ -1,9 +1,10 @@
-// Quantised weights: from codes and scales to panels, and rows of them back to numbers. Every table reads the same
-// bytes, so this is plain C++. The layout is drawn in pace/types.h and kernels/linear_quantized.inl.
+// Quantised weights: from codes and scales to panels, and rows back to numbers. Every table reads the same bytes, so
+// this is plain C++. The layout is drawn in pace/types.h and kernels/linear_quantized.inl.
 //
-// NUMERICS  Scales and minima of groups become F16 times a power of two, one for each row: the one that takes the largest of them to
-//           2^15 or more, so that what was F16 stays exact. Others are off by 2^-11 of themselves, or, where they are
-//           2^29 times smaller than the largest, by 2^-40 of that. Scales of whole rows stay fp32.
+// NUMERICS  Scales and minima of groups become F16 times a power of two, one power for each row. It brings the largest
+//           of them to 2^15 or more, so that values which were F16 stay exact. Others have a relative error of 2^-11;
+//           if they are 2^29 times smaller than the largest, the error is 2^-40 of the largest. Scales of whole rows
+//           stay fp32.
 #include "quantized_weight.h"
 
 #include <algorithm>
@@ -18,10 +19,10 @@ namespace pace {
 
 namespace {
 
-// Not less, so that 2^exponent is a normal number and 2^-149, the least fp32, an F16 times it.
+// Lower bound of exponents: 2^exponent is a normal number, and 2^-149, the smallest fp32, is an F16 times it.
 constexpr int kLeastExponent = -126;
 
-// The exponent e with largest * 2^-e in [2^15, 65520), from where F16 rounds to infinity.
+// The exponent e with largest * 2^-e in [2^15, 65520); from 65520 on F16 rounds to infinity.
 int row_exponent(const float* scales, const float* mins, int64_t groups) {
     float largest = 0.0f;
     for (int64_t g = 0; g < groups; ++g) {
@@ -39,21 +40,21 @@ uint32_t load_four(const uint8_t* p) {
     return four;
 }
 
-// ---- Codes of rows, as PackQuantizedOp is given them, to words of panels: one word of each row after the other.
+// ---- From codes of rows, as in PackQuantizedOp, to words of panels. One word of each row follows the other.
 
-// A word is four bytes as they are.
+// A word is four bytes, unchanged.
 struct ByteWords {
     static constexpr int kBytes = 4;
     static uint32_t word(const uint8_t* codes) { return load_four(codes); }
 };
 
-// Eight codes, a byte each: the first four in the low nibbles.
+// Eight codes, a byte each; the first four become the low nibbles.
 struct NibbleWords {
     static constexpr int kBytes = 8;
     static uint32_t word(const uint8_t* codes) { return load_four(codes) | load_four(codes + 4) << 4; }
 };
 
-// Eight codes, two a byte, likewise.
+// Eight codes, two in a byte; the first four become the low nibbles.
 struct PairedNibbleWords {
     static constexpr int kBytes = 4;
     static uint32_t spread(uint32_t four) {
@@ -65,8 +66,7 @@ struct PairedNibbleWords {
     }
 };
 
-// Of five bits, a byte each: bytes of a unit of kernels/planes.inl, eight codes at a time. The high bits follow every fourth
-// word.
+// Eight times four 5-bit codes, a byte each, as bytes of a unit of kernels/planes.inl: four words, then the high bits.
 struct FiveBitUnit {
     uint32_t low[4], high;
     explicit FiveBitUnit(const uint8_t* codes) : high(0) {
@@ -78,16 +78,17 @@ struct FiveBitUnit {
     }
 };
 
-// Some bytes of each of some rows that follow each other in a panel, `first` being the first row's place in it.
+// Some bytes of each of several rows that are consecutive in a panel; `first` is the first row's index in it.
 struct CodeRows {
     const uint8_t* codes;
     int64_t stride, bytes, rows, first;
 };
 
-// A cache line of each row at a time goes through a stage, so that neither rows nor panel are walked through in leaps.
+// A stage holds one cache line of each row at a time, so that neither rows nor the panel are accessed with large
+// strides.
 constexpr int64_t kStageWords = 16;
 
-// What lies beyond the rows' bytes becomes zeros.
+// Bytes beyond the end of a row become zeros.
 template <class Words>
 void pack_words(const CodeRows& from, uint8_t* panel) {
     uint32_t stage[kPanelRows][kStageWords];
@@ -135,7 +136,8 @@ void pack_bytes(const CodeRows& from, uint8_t* panel) {
                 panel[k * kPanelRows + from.first + r] = from.codes[r * from.stride + k];
 }
 
-// Kernels multiply them by kFloat8Unit. (A float8 is up to 448: weights that are finite have scales below this.)
+// The limit leaves room for the kernels' factor kFloat8Unit. A float8 is up to 448, so finite weights have scales below
+// this.
 void check_float8_scales(const PackQuantizedOp& op, const PackedHeader& h) {
     for (int64_t i = 0; i < op.rows * h.groups(); ++i)
         if (std::isfinite(op.scales[i]) && std::fabs(op.scales[i]) >= 0x1p120f)
@@ -143,15 +145,15 @@ void check_float8_scales(const PackQuantizedOp& op, const PackedHeader& h) {
                                         std::to_string(op.scales[i]));
 }
 
-// Whether one of `count` codes of float8 is NaN.
+// True if one of `count` float8 codes is NaN.
 bool has_nan(const uint8_t* codes, int64_t count) {
     uint8_t any = 0;
     for (int64_t i = 0; i < count; ++i) any |= uint8_t((codes[i] & 0x7f) == 0x7f);
     return any;
 }
 
-// Scales, and minima, of row r of an op. Kernels read NaN of float8 as a number: there its group's scale is NaN, which
-// spoils the same output.
+// Packs scales, and minima, of row r of an op. Kernels read a float8 NaN as a number. So its group's scale becomes NaN,
+// which makes the same output NaN.
 void pack_scales(const PackQuantizedOp& op, const PackedHeader& h, int64_t r, Place place) {
     const auto writable = [&](const char* p) {
         return static_cast<char*>(op.weight) + (p - static_cast<const char*>(op.weight));
@@ -171,7 +173,7 @@ void pack_scales(const PackQuantizedOp& op, const PackedHeader& h, int64_t r, Pl
     const float* const row_mins = h.has_mins ? op.mins + r * groups : nullptr;
     const int exponent = row_exponent(row_scales, row_mins, groups);
     reinterpret_cast<int8_t*>(writable(h.row_scales()))[index] = int8_t(exponent);
-    const float power = std::ldexp(1.0f, -exponent);  // normal, so that a product is rounded once, as ldexp() rounds
+    const float power = std::ldexp(1.0f, -exponent);  // normal, so a product is rounded once, as by ldexp()
     for (int64_t g = 0; g < groups; ++g) {
         F16* const place_of_scale =
             reinterpret_cast<F16*>(writable(h.panel(place.panel)) + h.scales_offset(g)) + place.row;
@@ -180,11 +182,11 @@ void pack_scales(const PackQuantizedOp& op, const PackedHeader& h, int64_t r, Pl
     }
 }
 
-// Codes of rows [r, r + count) of an op, of which the first goes to `place`.
+// Packs codes of rows [r, r + count) of an op; the first row goes to `place`.
 void pack_codes(const PackQuantizedOp& op, const PackedHeader& h, int64_t r, int64_t count, Place place) {
     uint8_t* const panel =
         static_cast<uint8_t*>(op.weight) + (h.panel(place.panel) - static_cast<const char*>(op.weight));
-    const int64_t piece = h.group ? 2 * int64_t(h.group) : h.k;  // columns whose codes lie together
+    const int64_t piece = h.group ? 2 * int64_t(h.group) : h.k;  // columns whose codes are contiguous
     for (int64_t k = 0; k < h.k; k += piece) {
         const int64_t columns = std::min(piece, h.k - k);
         uint8_t* const out = panel + h.codes_offset(k);
@@ -205,7 +207,7 @@ void pack_codes(const PackQuantizedOp& op, const PackedHeader& h, int64_t r, int
     }
 }
 
-// The number that code k of a row stands for; `panel` has the codes from k = 0 on.
+// The level of code k of a row, before scaling; `panel` has the codes from k = 0 on.
 float level_of(const PackedHeader& h, const uint8_t* panel, int64_t row, int64_t k) {
     if (h.layout == Layout::PanelF8) return float8_to_float(panel[k * kPanelRows + row]);
     if (h.layout == Layout::PanelI8) return float(int8_t(panel[k / 4 * 64 + row * 4 + k % 4]));

@@ -1,4 +1,4 @@
-// How the rotary embedding is cut: whole tokens.
+// Cuts the rotary embedding into whole tokens.
 #include <algorithm>
 
 #include "pace/row_ops.h"
@@ -6,7 +6,7 @@
 namespace pace {
 
 namespace {
-constexpr int64_t kChunkElements = 8 * 1024;  // some 2 us of work
+constexpr int64_t kChunkElements = 8 * 1024;  // about 2 us of work
 }
 
 void RotaryOp::prepare(int) {

@@ -12,7 +12,7 @@ namespace {
 
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 constexpr float kLow = -std::numeric_limits<float>::infinity();
-// Elements of a chunk: a few microseconds of work.
+// Elements in a chunk: a few microseconds of work.
 constexpr int64_t kElements = 4096;
 
 float sigmoid(float x) { return 1 / (1 + std::exp(-x)); }
@@ -23,7 +23,8 @@ bool has_nan(const float* x, int64_t n) {
     return found;
 }
 
-// The largest that is not taken, the lowest among equals; the first that is not taken where all are NaN or -inf.
+// Index of the largest element that is not taken, the lowest among equals. If all are NaN or -inf, the first that is
+// not taken.
 int64_t best_of(const float* keys, const char* taken, int64_t n) {
     int64_t best = -1;
     for (int64_t i = 0; i < n; ++i) {
@@ -32,7 +33,7 @@ int64_t best_of(const float* keys, const char* taken, int64_t n) {
     return best;
 }
 
-// Takes all experts but those of the best groups.
+// Marks all experts as taken except those of the best groups.
 void keep_groups(const Router& router, const float* keys, char* taken) {
     const int64_t size = router.experts / router.groups;
     for (int64_t kept = 0; kept < router.kept_groups; ++kept) {
@@ -52,8 +53,8 @@ void keep_groups(const Router& router, const float* keys, char* taken) {
     }
 }
 
-// Twice: the largest logit, with its softmax among those that are within 2 jitter of it, relative to the larger in
-// size; the second time without the first.
+// Chooses the largest logit. Its weight is its softmax among logits within 2 jitter of it, relative to the larger in
+// magnitude. Then does the same without the first choice.
 void sparsemixer(const Router& router, const float* logits, char* taken, int64_t* chosen, float* weights) {
     for (int round = 0; round < 2; ++round) {
         const int64_t best = best_of(logits, taken, router.experts);

@@ -10,14 +10,15 @@ namespace pace {
 
 namespace {
 
-constexpr int64_t kPieces = 128, kPiece = 16;  // of the sample: a cache line each
+constexpr int64_t kPieces = 128, kPiece = 16;  // pieces of the sample: a cache line each
 constexpr int64_t kMost = kPieces * kPiece;
-constexpr size_t kPeaks = 32;     // blocks in which the largest elements are looked for
-constexpr float kWidest = 40.0f;  // 2^-40 times the largest weight is near no cut
-constexpr int kHalvings = 12;     // of that range
+constexpr size_t kPeaks = 32;     // number of blocks in which the largest elements are searched
+constexpr float kWidest = 40.0f;  // range of t: 2^-40 times the largest weight is never near a cut
+constexpr int kHalvings = 12;     // halvings of that range
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// Writes the elements of the row from the returned threshold on; infinity and none, where they are more than kMost.
+// Writes all elements of the row that are at least the returned threshold. Returns infinity and writes none if they are
+// more than kMost.
 float find_largest(const float* x, int64_t n, const Survey& survey, float* largest, int64_t* count) {
     *count = 0;
     if (survey.maxima.size() <= kPeaks) return kInfinity;
@@ -58,7 +59,7 @@ RowSketch::RowSketch(const float* x, int64_t n, float scale, const Survey& surve
         for (int64_t i = 0; i < kPiece; ++i) to[i] = from[i] < threshold ? from[i] : kMinusInfinity;
         for (int64_t i = 0; i < kPiece; ++i) sampled += from[i] < threshold;
     }
-    const float factor = sampled ? float(n - largest) / float(sampled) : 0.0f;  // elements that one stands for
+    const float factor = sampled ? float(n - largest) / float(sampled) : 0.0f;  // elements that each sample represents
     kernels().weigh(values, size_, survey.max, scale, weight_);
     for (int64_t i = 0; i < largest; ++i) variance_[i] = 0.0f;
     for (int64_t i = largest; i < size_; ++i) {
@@ -68,7 +69,7 @@ RowSketch::RowSketch(const float* x, int64_t n, float scale, const Survey& surve
     for (int64_t i = 0; i < size_; ++i) t_[i] = std::max((values[i] - survey.max) * scale, -127.0f);
 }
 
-// The mean of t by weight, and its standard error.
+// The mean of t, weighted, and its standard error.
 float RowSketch::find_level(double* error) const {
     double sum = 0.0, surplus = 0.0, variance = 0.0;
     for (int64_t i = 0; i < size_; ++i) {
@@ -94,14 +95,14 @@ KeyLimits RowSketch::limits(bool typical, const float* level, double share, doub
         bracket.narrow(weights, wanted, kHalvings);
         return bracket;
     };
-    // With the weight K kept above a key and R the rest, (1 - share) K - share R changes its sign at the cut, and its
-    // error is that of the parts of K and R that come from the sample.
+    // Let K be the weight kept above a key, and R the rest. (1 - share) K - share R changes sign at the cut. Its error
+    // comes from the sampled parts of K and R.
     const double all = variances.weight_from(kLowest), kept = variances.weight_from(around(mass).low);
     const double error = caution * std::sqrt((1 - share) * (1 - share) * kept + share * share * (all - kept));
     if (mass - error > 0.0) limits.sure = around(mass - error).high + float(caution * level_error);
     if (mass + error < total) limits.least = around(mass + error).low - float(caution * level_error);
     if (limits.least <= -kWidest) limits.least = kLowest;
-    // All that is below this has less than half of what the cut leaves out.
+    // All elements below this together have less than half of the weight that the cut drops.
     const float lowest = float(std::log2(0.5 * (1 - share) * total / double(n_)));
     if (!typical) limits.least = std::max(limits.least, lowest);
     return limits;

@@ -12,10 +12,10 @@ namespace {
 
 constexpr float kLog2E = 1.44269504f;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr double kCaution = 2.5;     // standard errors; the next try has four times as many
-constexpr double kNoTrust = 100.0;   // from here on all is listed
-constexpr int64_t kShortRow = 8192;  // up to here all is listed: a sample would be half of it
-constexpr double kRounding = 1e-3;   // more than keys by one level differ by from those by another
+constexpr double kCaution = 2.5;     // standard errors; each retry quadruples them
+constexpr double kNoTrust = 100.0;   // from here on all elements are listed
+constexpr int64_t kShortRow = 8192;  // up to this length all elements are listed: a sample would be half of the row
+constexpr double kRounding = 1e-3;   // rounding difference between keys for two levels, with a margin
 
 template <class Body>
 void for_pieces(int64_t n, const Body& body) {
@@ -33,7 +33,7 @@ Survey survey(const float* x, int64_t n, float scale) {
     Survey result;
     result.maxima.resize(size_t((n + kPeakBlock - 1) / kPeakBlock));
     result.max = kMinusInfinity;
-    std::vector<float> peaks;  // of pieces; their weights are relative to the peak until all are known
+    std::vector<float> peaks;  // for each piece; weights are relative to it until the row's maximum is known
     bool is_number = true;
     for_pieces(n, [&](int64_t begin, int64_t length) {
         float* const maxima = result.maxima.data() + begin / kPeakBlock;
@@ -62,7 +62,7 @@ void RowWeights::keep_all() {
     total_ = survey_.total;
 }
 
-// The least element of such a weight; with a min_p of 1, those whose weight is 1 when rounded to fp64.
+// The smallest element whose weight is at least min_p. For a min_p of 1, the weight only has to round to 1 in fp64.
 float RowWeights::least_likely(float min_p) const {
     const double t = std::min(0.0, std::log2(double(min_p))) - 0x1p-53;
     return std::max(kLowest, float(survey_.max + t / scale_));
@@ -107,7 +107,7 @@ void RowWeights::keep_share(double share) {
     cut_between({typical_, 0.0f, kInfinity, kLowest}, share);
 }
 
-// Finds the cut by one pass, if it is between the limits.
+// Finds the cut in one pass; returns false if it is not between the limits.
 bool RowWeights::cut_between(const KeyLimits& limits, double share) {
     const int64_t length = round_up(n_ + 16, 16);
     Near near;
@@ -121,7 +121,7 @@ bool RowWeights::cut_between(const KeyLimits& limits, double share) {
     if (!lists_all && (count == 0 || (near.sure > 0.0 && mass <= 0.0))) return false;
     const KeyedList listed = list(near);
     if (limits.least != kLowest && listed.weight_from(kLowest) < mass) return false;
-    // Keys by the level itself differ so much from those that were looked at.
+    // Bounds the difference between keys for the exact level and keys for the limits' level.
     const float error = typical_ && !lists_all ? std::fabs(limits.level - level_) + kRounding : 0.0f;
     float low = limits.least - error, high = limits.sure + error;
     if (limits.least == kLowest || limits.sure == kInfinity) {
@@ -131,12 +131,12 @@ bool RowWeights::cut_between(const KeyLimits& limits, double share) {
     }
     cut_ = find_cut(listed, mass, low, high);
     if (error > 0.0f && (cut_.least < limits.least + error || cut_.least > limits.sure - error)) return false;
-    if (typical_) cut_.last = kLastIndex;  // with all that are as close
+    if (typical_) cut_.last = kLastIndex;  // all elements as close to the level are kept
     add_kept(listed, near.ends);
     return true;
 }
 
-// Sums and lists what the limits say. The first time, all weights are summed, too.
+// Sums and lists the elements as the limits define. The first call also sums all weights.
 void RowWeights::split(const KeyLimits& limits, Near* near) {
     const KernelTable& table = kernels();
     const bool sums_all = all_ == 0.0;
@@ -165,15 +165,15 @@ void RowWeights::split(const KeyLimits& limits, Near* near) {
     if (sums_all) level_ = float(surplus / all_);
 }
 
-// Whether a block has elements from limits.least on.
+// True if a block may have elements with key >= limits.least.
 bool RowWeights::reaches(int64_t begin, const KeyLimits& limits) const {
     const float x = survey_.maxima[size_t(begin / kPeakBlock)];
     if (!limits.typical) return x >= limits.least;
-    // Where the largest is above the level, others may be close to it.
+    // If the largest element is above the level, others in the block may be close to it.
     return (x - survey_.max) * scale_ - limits.level >= limits.least;
 }
 
-// Calls body(begin, length, reaches) for the blocks of a piece, neighbours that are alike in one.
+// Calls body(begin, length, reaches) for the blocks of a piece; consecutive blocks with equal `reaches` share a call.
 template <class Body>
 void RowWeights::for_runs(int64_t begin, int64_t length, const KeyLimits& limits, const Body& body) const {
     const int64_t end = begin + length;
@@ -186,7 +186,7 @@ void RowWeights::for_runs(int64_t begin, int64_t length, const KeyLimits& limits
     }
 }
 
-// The keys and weights of elements.
+// The keys and weights of the listed elements.
 KeyedList RowWeights::list(const Near& near) const {
     const int64_t count = near.ends.back();
     float* const keys = near.keys;
@@ -197,7 +197,7 @@ KeyedList RowWeights::list(const Near& near) const {
     return {keys, near.weights, near.found, count};
 }
 
-// Adds what the cut keeps of a list to the sums of the pieces.
+// Adds the kept elements of a list to the sums of the pieces.
 void RowWeights::add_kept(const KeyedList& near, const std::vector<int64_t>& ends) {
     total_ = 0.0;
     int64_t begin = 0;
@@ -205,7 +205,7 @@ void RowWeights::add_kept(const KeyedList& near, const std::vector<int64_t>& end
         const KeyedList part = {near.key + begin, near.weight + begin, nullptr, ends[piece] - begin};
         double sum = part.weight_from(cut_.least);
         if (int64_t(piece + 1) * kSumBlock > cut_.last &&
-            sum > part.weight_from(std::nextafter(cut_.least, kInfinity))) {  // some equal the last one
+            sum > part.weight_from(std::nextafter(cut_.least, kInfinity))) {  // some keys equal cut_.least
             for (int64_t i = begin; i < ends[piece]; ++i) {
                 if (near.key[i] == cut_.least && near.index[i] > cut_.last) sum -= near.weight[i];
             }
@@ -222,7 +222,8 @@ void RowWeights::copy_kept(std::vector<float>* elements, std::vector<int32_t>* i
         count +=
             kernels().find_between(x_ + begin, end - begin, least, kInfinity, int32_t(begin), indices->data() + count);
     };
-    const float beyond = std::nextafter(cut_.least, kInfinity);  // where what equals the last one is not kept
+    const float beyond =
+        std::nextafter(cut_.least, kInfinity);  // for indices after cut_.last: drop elements equal to cut_.least
     for_pieces(n_, [&](int64_t begin, int64_t length) {
         const int64_t end = begin + length, middle = std::clamp<int64_t>(int64_t(cut_.last) + 1, begin, end);
         if (begin < middle) copy(begin, middle, cut_.least);
@@ -243,7 +244,7 @@ int64_t RowWeights::draw(double uniform) const {
             sum += sums_[piece];
             continue;
         }
-        // The sum of a piece and that of its elements, one by one, differ by rounding: the search may go on.
+        // A piece's sum and the sum of its single elements differ by rounding, so the search may have to continue.
         const int64_t drawn = draw_from_piece(int64_t(piece) * kSumBlock, wanted, &sum, &last);
         if (drawn >= 0) return drawn;
     }
@@ -255,12 +256,13 @@ int64_t RowWeights::draw(double uniform) const {
     return last;
 }
 
-// The element at which the sum exceeds what is wanted; -1 if none does. `last` is the last one kept that was looked at.
+// The element at which the sum exceeds `wanted`; -1 if there is none. `last` becomes the last kept element that was
+// visited.
 int64_t RowWeights::draw_from_piece(int64_t begin, double wanted, double* sum, int64_t* last) const {
     float weights[kPeakBlock];
     for (const int64_t end = std::min(n_, begin + kSumBlock); begin < end; begin += kPeakBlock) {
         const int64_t length = std::min(kPeakBlock, end - begin);
-        const bool is_beyond = begin > cut_.last;  // where what equals the last one is not kept
+        const bool is_beyond = begin > cut_.last;  // elements equal to cut_.least are dropped here
         if (is_beyond || begin + length - 1 <= cut_.last) {
             const float least = is_beyond ? std::nextafter(cut_.least, kInfinity) : cut_.least;
             const KeyLimits limits = {typical_, level_, least, least};

@@ -1,10 +1,10 @@
-// The weights of a whole row of logits, 2^((x - max) * scale), for draws from more tokens than a few.
+// The weights of a whole row of logits, 2^((x - max) * scale), for draws from many tokens.
 //
-// Nothing as long as the row is written: weights are summed in pieces of kSumBlock elements, and a draw makes those of
-// one piece again. A cut (the nucleus, the typical tokens) takes one such pass too: a sample of the row says between
-// which keys it lies, the pass sums what is above them and lists what is between, and the cut is found in the list.
-// That the sample was right is seen afterwards; where it was not, the next pass trusts it less. Blocks whose maxima are
-// below the limits are only summed, or where the sum is known, passed over.
+// No array of the row's length is stored. Weights are summed in pieces of kSumBlock elements, and a draw recomputes the
+// weights of one piece. A cut (nucleus, typical tokens) takes one such pass too. A sample of the row estimates between
+// which keys the cut lies. The pass sums the weights above them and lists the elements between them, and the cut is
+// found in the list. If the estimate turns out wrong, the next pass uses wider limits. Blocks whose maxima are below
+// the limits are only summed, or skipped if the sum is known.
 #pragma once
 
 #include <vector>
@@ -14,42 +14,42 @@
 
 namespace pace {
 
-// What the first pass over a row leaves.
+// Results of the first pass over a row.
 struct Survey {
-    std::vector<float> maxima;  // of blocks of kPeakBlock
-    float max;                  // of all; NaN where there is one in the row
-    double total = 0.0;         // of the weights by some scale, where asked for
-    std::vector<double> sums;   // those of pieces
+    std::vector<float> maxima;  // for blocks of kPeakBlock
+    float max;                  // of the row; NaN if the row has one
+    double total = 0.0;         // sum of the weights for some scale, if requested
+    std::vector<double> sums;   // sums of the pieces
 };
 
-// log2(e) / temperature, kept within floats.
+// log2(e) / temperature, clamped to finite floats.
 float weight_scale(float temperature);
 
-// scale 0: without weights.
+// Surveys a row; scale 0 skips the weights.
 Survey survey(const float* x, int64_t n, float scale);
 
 class RowWeights {
   public:
-    // A row whose largest element is finite; the survey's sums are by `scale`, or missing.
+    // The row's largest element must be finite. The survey's sums are for `scale`, or missing.
     RowWeights(const float* x, int64_t n, float scale, const Survey& survey);
 
-    // The last one called says what is kept of the row.
+    // The last of these calls determines the kept elements.
     void keep_all();
     void keep_likely(float min_p);  // weights of at least min_p
     void keep_nucleus(double top_p);
     void keep_typical(double mass);
 
     bool keeps_unlikely(float min_p) const { return cut_.least < least_likely(min_p); }
-    // The kept elements, where x has no typical tokens to keep, and their indices.
+    // The kept elements and their indices. Not for rows with typical tokens kept.
     void copy_kept(std::vector<float>* elements, std::vector<int32_t>* indices) const;
     int64_t draw(double uniform) const;
 
   private:
-    // What a pass found between its limits.
+    // Results of a pass between its limits.
     struct Near {
         int32_t* found;             // in the thread's scratch
-        float *keys, *weights;      // there too, for as many
-        std::vector<int64_t> ends;  // of the pieces, in the list
+        float *keys, *weights;      // there too, of the same length
+        std::vector<int64_t> ends;  // end of each piece in the list
         double sure = 0.0;          // the weight above the limits
     };
 
@@ -69,12 +69,12 @@ class RowWeights {
     const int64_t n_;
     const float scale_;
     const Survey& survey_;
-    double all_ = 0.0;    // the weight of the row, and
-    float level_ = 0.0f;  // the mean of t by weight: both once a pass for a cut was made
+    double all_ = 0.0;    // total weight of the row, and
+    float level_ = 0.0f;  // the weighted mean of t; both are set by the first pass for a cut
     bool typical_ = false;
-    Cut cut_ = {kLowest, kLastIndex};  // of keys
+    Cut cut_ = {kLowest, kLastIndex};  // in terms of keys
     double total_ = 0.0;
-    std::vector<double> sums_;  // of pieces: what is kept
+    std::vector<double> sums_;  // kept weight of each piece
 };
 
 }  // namespace pace

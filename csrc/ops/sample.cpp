@@ -1,8 +1,8 @@
-// Drawing tokens from rows of logits, and the log-probabilities of those drawn; a row is a chunk.
+// Draws tokens from rows of logits, and computes log-probabilities of the drawn tokens. A chunk is one row.
 //
-// What one rule keeps of a whole row is a shorter row, which the next chooses from.
-// One pass over the row finds the maxima of its blocks. With top_k they say where its few candidates are, and everything
-// else is done to those. Without, row_weights.h draws from the whole row.
+// Each rule applies to the elements that the previous rule kept. One pass over the row finds the maxima of its blocks.
+// With top_k they locate the few candidates, and all other rules work on those. Without top_k, row_weights.h draws from
+// the whole row.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -19,11 +19,11 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// A look at so many elements takes about as long as to correct what one edit changes: benchmarks/RESULTS.md, "Sampling
-// under load".
+// Inspecting this many elements takes about as long as correcting the maxima after one edit. See benchmarks/RESULTS.md,
+// "Sampling under load".
 constexpr int64_t kPerEdit = 256;
 
-// What one row's token is drawn by.
+// The sampling parameters of one row.
 struct Rules {
     float temperature;
     int64_t top_k;
@@ -33,7 +33,8 @@ struct Rules {
 
 // ---- Few candidates
 
-// Those whose information is closest to the entropy, up to `mass` of the weight; with all that are as close as the last.
+// Keeps the elements whose information is closest to the entropy, up to `mass` of the weight, and all that are as close
+// as the last.
 void keep_typical(Candidates& candidates, double mass) {
     double total = 0.0, surplus = 0.0;
     for (const Candidate& c : candidates) {
@@ -59,8 +60,8 @@ void keep_typical(Candidates& candidates, double mass) {
     candidates.resize(kept);
 }
 
-// By min_p and typical_p, from candidates by rising index. The weight of the largest is 1, and their values are the
-// logarithms of the weights, to some base.
+// Applies min_p and typical_p and draws from candidates, which are in order of rising index. The weight of the largest
+// is 1, and values are logarithms of the weights, to some base.
 int64_t draw(Candidates candidates, const Rules& rules) {
     if (rules.min_p > 0.0f) {
         const double least = std::min(1.0, double(rules.min_p));
@@ -126,14 +127,14 @@ int64_t first_largest(const float* x, int64_t n, const Survey& survey) {
 
 float logprob(float value, const Survey& given) { return (value - given.max) - float(std::log(given.total)); }
 
-// Rules of whole rows, which need more of the first pass than the maxima.
+// True if no rule drops tokens. The first pass must then also sum weights.
 bool keeps_all(const Rules& rules) {
     return rules.temperature > 0 && rules.top_k == 0 && rules.top_p >= 1 && rules.min_p <= 0 && rules.typical_p >= 1;
 }
 
 }  // namespace
 
-// A row with its edits, for as long as this lives.
+// A row with its edits applied; the destructor restores it.
 class SampleOp::Edited {
   public:
     Edited(const SampleOp& op, float* x, int64_t chunk) : x_(x) {
@@ -163,7 +164,7 @@ class SampleOp::Edited {
         return x_[token];
     }
 
-    // Makes maxima of the row without its edits those of the row with them.
+    // Updates maxima of the unedited row for the edits.
     void correct(Survey* survey, int64_t n) const {
         std::vector<float>& maxima = survey->maxima;
         bool is_number = !std::isnan(survey->max);
@@ -173,7 +174,7 @@ class SampleOp::Edited {
             is_number &= !std::isnan(x);
             if (x >= largest) {
                 largest = x;
-            } else if (c.value >= largest) {  // it may have been the largest: the block is looked at again
+            } else if (c.value >= largest) {  // it may have been the largest: search the block again
                 largest = kInfinity;
             }
         }
@@ -188,13 +189,13 @@ class SampleOp::Edited {
 
   private:
     float* const x_;
-    Candidates originals_;  // value and index, in the order of the edits
+    Candidates originals_;  // original value and index, in the order of the edits
 };
 
 void SampleOp::run(int, int64_t chunk, int) const {
     float* x = logits + rows[chunk] * row_stride;
     if (mask_rows != nullptr && mask_rows[chunk] >= 0) {
-        // In a copy, which stays in the cache: the row came from memory, and would go back there.
+        // Masks a copy, which stays in the cache. The row itself came from memory and would be written back there.
         thread_local std::vector<float> masked;
         masked.resize(size_t(n));
         kernels().apply_mask(x, masks + mask_rows[chunk] * masks_stride, n, masked.data());
@@ -203,7 +204,7 @@ void SampleOp::run(int, int64_t chunk, int) const {
     tokens[chunk] = draw(chunk, x);
 }
 
-// The token that is drawn; -1 where there is none. Writes log-probabilities, too.
+// Returns the drawn token, or -1 if there is none. Also writes log-probabilities.
 int64_t SampleOp::draw(int64_t chunk, float* x) const {
     Rules rules = {temperature[chunk], std::max<int64_t>(top_k[chunk], 0), top_p[chunk], min_p[chunk], typical_p[chunk],
                    uniform[chunk]};
@@ -240,7 +241,7 @@ int64_t SampleOp::draw(int64_t chunk, float* x) const {
     return token;
 }
 
-// The `num_top` likeliest tokens of a row, and nothing beyond.
+// Writes the `num_top` likeliest tokens of a row, and fills the remaining places.
 void SampleOp::write_likeliest(int64_t chunk, const float* x, const Survey& given) const {
     Candidates likeliest;
     const int64_t wanted = std::min(num_top[chunk], n);

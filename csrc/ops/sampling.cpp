@@ -1,4 +1,4 @@
-// Argmax, softmax, masks and top-k / top-p of rows of logits; a row is a chunk, or with masks a piece of one.
+// Argmax, softmax, masks and top-k / top-p for rows of logits. A chunk is a row, or with masks a piece of one.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -18,7 +18,7 @@ void ArgmaxOp::run(int, int64_t row, int) const {
 void SoftmaxOp::run(int, int64_t row, int) const {
     const KernelTable& table = kernels();
     const float* const x = logits + row * row_stride;
-    const Survey given = survey(x, n, weight_scale(1.0f));  // as SampleOp: the same bits from both
+    const Survey given = survey(x, n, weight_scale(1.0f));  // as in SampleOp, so that both give the same bits
     const ExpSum total = {given.max, given.total};
     if (log) {
         table.log_softmax(x, n, total.max, float(std::log(total.sum)), y + row * n);
@@ -29,7 +29,7 @@ void SoftmaxOp::run(int, int64_t row, int) const {
 
 namespace {
 
-// Tokens of a piece: 128 KiB of logits, so that one row of a large vocabulary is shared among threads.
+// Tokens in a piece: 128 KiB of logits, so that threads share one row of a large vocabulary.
 constexpr int64_t kMaskedAtOnce = 32768;
 
 }  // namespace

@@ -1,8 +1,8 @@
-// Weights in super-blocks: from codes, scales of groups and of super-blocks to panels, and rows of them back to numbers.
+// Weights in super-blocks: from codes and the scales of groups and super-blocks to panels, and rows back to numbers.
 // Every table reads the same bytes, so this is plain C++. The layout is drawn in pace/types.h and kernels/planes.inl.
 //
-// NUMERICS  Everything is kept as it is. What a row unpacks to is rounded once, when a minimum is added: the products before
-//           that are exact in fp32.
+// NUMERICS  All values are stored exactly. An unpacked element is rounded once, when a minimum is added; the products
+//           before that are exact in fp32.
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
@@ -16,7 +16,7 @@ namespace {
 
 constexpr int kUnit = 32, kUnits = int(kSuperBlock) / kUnit, kSteps = 8;
 
-// Where the bits of a step's codes lie in a unit: low and high ones.
+// The position of a step's low or high code bits in a unit.
 struct Field {
     int line, shift, mask;
 };
@@ -36,8 +36,8 @@ using Words = uint32_t __attribute__((vector_size(16)));
 
 constexpr uint32_t every_byte(uint32_t byte) { return byte * 0x01010101; }
 
-// Fields of `bits` bits of eight words of codes to `bits` lines: the fields that follow each other lie side by side in
-// a line's bytes, the first lowest. Line i is in lane i of four, or 2 i of two.
+// Converts eight words of codes to `bits` lines, with fields of `bits` bits. Consecutive fields lie side by side in a
+// line's bytes, the first lowest. Line i is in lane i of four, or 2 i of two.
 template <int bits>
 Words gather_fields(Words first, Words second, int shift) {
     constexpr uint32_t kMask = every_byte((1 << bits) - 1);
@@ -50,7 +50,8 @@ Words gather_fields(Words first, Words second, int shift) {
     return lines;
 }
 
-// Codes of a unit of one row, whose first byte in a panel is at `out`: the four of a step at once, in the bytes of a word.
+// Packs one row's codes of a unit; `out` is the row's first byte in the panel. The four codes of a step form the bytes
+// of a word.
 template <int bits>
 void pack_unit(const uint8_t* codes, uint8_t* out) {
     constexpr int kLow = bits <= 3 ? 2 : 4, kHigh = bits - kLow;
@@ -77,8 +78,8 @@ int code_of_unit(const uint8_t* unit, int bits, int k) {
     return f.high.mask ? low | (at[64 * f.high.line] >> f.high.shift & f.high.mask) << f.low_bits : low;
 }
 
-// Whole numbers of a super-block's groups, scales before minima: from one row to its bytes in a panel, every sixteenth from
-// `out` on, and back.
+// Packs the integers of a super-block's groups, scales before minima, from one row into every sixteenth byte of a panel
+// from `out` on. unpack_group_scales() is the inverse.
 void pack_group_scales(const PackedHeader& h, const int8_t* scales, const int8_t* mins, uint8_t* out) {
     const int groups = int(kSuperBlock / h.group);
     if (h.group_scales == GroupScales::Bytes) {

@@ -1,4 +1,4 @@
-// Packed weights: header, packing by rows, gathering of rows.
+// Packed weights: header, packing of rows, gathering of rows.
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
@@ -38,7 +38,7 @@ Layout preferred_layout(const PackedFormat& format) {
     return kernels().bf16_layout;
 }
 
-// Throws std::invalid_argument for super-blocks that no kernel has.
+// Throws std::invalid_argument for super-blocks that no kernel supports.
 static void check_super_blocks(int64_t k, const PackedFormat& format) {
     const int bits = code_bits(format.code);
     const bool by_32 = bits == 4 || bits == 5;
@@ -91,7 +91,7 @@ int64_t packed_bytes(int64_t n, int64_t k, const PackedFormat& format, bool glu)
     return make_header(n, k, format, glu).bytes();
 }
 
-// The header of several parts and where each begins, then how many bytes they are in all.
+// The header for several parts and the offset of each. The last offset is the total size.
 static PackedHeader make_header(const std::vector<PackedPart>& parts, int64_t k, bool glu,
                                 std::vector<int64_t>& offsets) {
     if (parts.size() < 2 || (glu && (parts.size() != 2 || parts[0].rows != parts[1].rows)))
@@ -178,7 +178,7 @@ void place_packed(void* weight) {
     const PackedHeader& whole = packed_header(weight);
     constexpr uintptr_t kPage = 4096;
     ThreadPool::instance().run_on_each([&](int thread, int threads) {
-        // A page belongs to the thread whose range holds its first byte; that of the header has been written.
+        // A page belongs to the thread whose range contains its first byte. The page of the header is already resident.
         const auto touch = [](const PackedHeader& h, int64_t first, int64_t end) {
             const uintptr_t stop = reinterpret_cast<uintptr_t>(h.panel(end));
             uintptr_t page = (reinterpret_cast<uintptr_t>(h.panel(first)) + kPage - 1) / kPage * kPage;

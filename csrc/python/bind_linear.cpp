@@ -10,7 +10,7 @@
 
 namespace {
 
-// Gives the whole pages inside [address, address + bytes) back to the system; for file mappings they are read again on
+// Returns the whole pages inside [address, address + bytes) to the system. Pages of file mappings are read again on
 // use.
 void release_pages(Address address, size_t bytes) {
     const Address page = Address(sysconf(_SC_PAGESIZE));
@@ -29,7 +29,7 @@ pace::PackedFormat format(int dtype, int code, int64_t group, bool has_mins, Add
             pace::GroupScales(group_scales)};
 }
 
-using Parts = std::vector<std::pair<int64_t, pace::PackedFormat>>;  // rows and format of each
+using Parts = std::vector<std::pair<int64_t, pace::PackedFormat>>;  // rows and format of each part
 
 std::vector<pace::PackedPart> parts_of(const Parts& parts) {
     std::vector<pace::PackedPart> result;
@@ -37,7 +37,7 @@ std::vector<pace::PackedPart> parts_of(const Parts& parts) {
     return result;
 }
 
-// A weight of one part is stored as it is.
+// A single part is stored without the parts layout.
 int64_t packed_bytes(const Parts& parts, int64_t k, bool glu) {
     return parts.size() == 1 ? pace::packed_bytes(parts[0].first, k, parts[0].second, glu)
                              : pace::packed_bytes(parts_of(parts), k, glu);
@@ -107,7 +107,7 @@ void pack_super_blocks(Address weight, int64_t row, int64_t rows, Address codes,
     pace::execute(op);
 }
 
-// False where an element of the source is not finite.
+// Returns False if an element of the source is not finite.
 bool quantize_rows(int quantizer, Address source, int source_dtype, int64_t source_stride, int64_t rows, int64_t k,
                    int64_t group, bool rounds_scales, Address bounds, int bound_count, Address code_of_level,
                    Address codes, bool nibbles, Address scales, Address mins, Address super_scales,
@@ -152,7 +152,7 @@ void unpack_blocks(int type, Address source, int64_t stride, int64_t rows, int64
     pace::execute(op);
 }
 
-// False where a scale is not finite.
+// Returns False if a scale is not finite.
 bool pack_blocks(Address weight, int64_t row, int64_t rows, int type, Address source, int64_t stride) {
     std::atomic<bool> all_finite{true};
     pace::PackBlocksOp op = {};

@@ -56,7 +56,7 @@ void attention(Program& program, Value out, HeadsOf q, const HeadsOf* latent_q, 
                       softcap, at<const float>(sinks));
 }
 
-// All layers, made once for the many steps that run on them.
+// The caches of all layers, built once and reused by many steps.
 struct KvCache {
     std::vector<pace::LayerCache> layers;
     int groups = 0;

@@ -1,4 +1,4 @@
-// Norms, elementwise ops, and what sampling needs of rows of logits.
+// Norms, elementwise ops, and ops that sampling needs on rows of logits.
 #include "bindings.h"
 #include "pace/ops.h"
 #include "pace/row_ops.h"

@@ -1,4 +1,4 @@
-// Texts of vocabularies, which have hundreds of thousands: what would be a loop in Python.
+// Operations on the hundreds of thousands of texts in a vocabulary, for which a Python loop is too slow.
 #include <cstring>
 #include <string_view>
 
@@ -7,8 +7,8 @@
 
 namespace {
 
-// `count` strings of a GGUF file, each a length of 8 bytes and UTF-8, from byte `position` of `data` on; and where they
-// end. Raises EOFError where they go on beyond byte `end`, UnicodeDecodeError.
+// `count` strings of a GGUF file from byte `position` of `data` on, each a length of 8 bytes and UTF-8. Also returns
+// the byte at which they end. Raises EOFError if they extend beyond byte `end`, and UnicodeDecodeError.
 std::pair<py::list, int64_t> read_strings(const py::buffer& data, int64_t position, int64_t end, int64_t count) {
     const py::buffer_info memory = data.request();
     if (position < 0 || end > memory.size * memory.itemsize) throw py::value_error("no such bytes");
@@ -29,7 +29,7 @@ std::pair<py::list, int64_t> read_strings(const py::buffer& data, int64_t positi
     return {std::move(strings), position};
 }
 
-// Pairs of texts from indices of pieces.
+// Pairs of texts, from pairs of piece indices.
 py::list find_merges(const py::list& pieces, const py::buffer& order) {
     std::vector<std::string_view> texts;
     texts.reserve(pieces.size());

@@ -1,5 +1,5 @@
-// The extension module pace._C: the only file family (csrc/python) that includes pybind11. Pointers arrive as integers
-// from data_ptr(); shapes and dtypes were checked in pace/ops. The GIL is released around everything that takes time.
+// The extension module pace._C. Only files in csrc/python include pybind11. Pointers arrive as integers from
+// data_ptr(); pace/ops has checked shapes and dtypes. The GIL is released around all long calls.
 #include "bindings.h"
 
 #include "pace/cpu.h"

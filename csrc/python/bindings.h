@@ -1,4 +1,4 @@
-// Shared by the files of csrc/python, each of which binds one family of ops.
+// Shared by the files of csrc/python. Each file binds one family of ops.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -9,7 +9,7 @@
 
 namespace py = pybind11;
 
-// A pointer as Python knows it: an integer from data_ptr(); 0 is null.
+// A pointer passed from Python: an integer from data_ptr(); 0 is null.
 using Address = uintptr_t;
 
 template <class T>

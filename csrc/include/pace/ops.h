@@ -9,9 +9,10 @@
 // same structs, a whole step of a model at once.
 //
 // Some work depends on data, such as the expert that a row goes to. prepare() never sees such data, so these rules
-// hold:
-//   - prepare() fixes upper bounds for the number of chunks and the workspace that hold for any data. A chunk that turns
-//     out empty is claimed and returns. A bound may depend on the number of threads, because it changes no result.
+// hold.
+//
+//   - prepare() fixes upper bounds for the number of chunks and the workspace that hold for any data. An empty chunk
+//     is claimed and returns at once. A bound may depend on the number of threads, because it changes no result.
 //   - An early phase writes a list of the work into the op's own workspace. A chunk of a later phase looks up its part
 //     there, or returns if there is none. The workspace is not cleared: read only what was written in this run.
 //   - Program runs an op again with other data and without prepare(). A run must not leave state in the op that

@@ -97,8 +97,8 @@ constexpr int64_t kInputSum = 16;
 //                        scales F16 [2][16], minima F16 [2][16] if any, codes of the two groups.
 //                Each panel begins at a multiple of 64 bytes, and is read as one stream from first byte to last.
 //
-//   super-blocks panels: for every 256 k, scales F16 [16], scales of minima F16 [16] if any; then the GroupScales
-//                of 256 / group groups and 16 rows. Codes follow. The size is that of ggml's blocks of these rows.
+//   super-blocks panels: for every 256 k, scales F16 [16], scales of minima F16 [16] if any. The GroupScales
+//                of 256 / group groups and 16 rows follow, then codes. The size is that of ggml's blocks of these rows.
 //
 //   parts        int64 offsets [parts()] from this header to the headers of other weights, which are stacked by rows.
 //                A glu weight has two parts, gate and up.
