@@ -1,8 +1,8 @@
 // Every kernel, in order of use. Each isa/*.cpp includes this file once, inside its own namespace and target region:
 //
-//   - all files are compiled with baseline flags; `#pragma GCC target` alone widens the code between push and pop, so
-//     nothing wide can leak into an inline function that the linker shares between files;
-//   - kernels call nothing of the standard library but what the compiler expands itself (memcpy), for the same reason;
+//   - All files are compiled with baseline flags. Only `#pragma GCC target` widens the code between push and pop. So no
+//     wide code can get into an inline function that the linker shares between files.
+//   - For the same reason, kernels call no standard library function that the compiler does not expand itself (memcpy).
 //   - g++ does not update __AVX512F__ inside a region: kernels select by PACE_ISA_LEVEL.
 //
 // To add a kernel: its .inl here, its pointer in include/pace/kernels.h, its line in table.inl.

@@ -1,36 +1,43 @@
 // Attention of a few query rows over the block cache: the same code for decode, prefill and everything between.
 //
-// SHAPES      R rows (<= 96) of D; keys [D][16] and values [16][Dp] per block of 16 positions, Dp = the width of a value
-//             rounded up to 16
-// DEFINITION  for each row at position p, over the positions j in max(0, p - window + 1) .. p, or those of its chunk:
-//               s[j] = scale * sum_d q[d] k[d][j]               (softcap: s = c tanh(s / c))
-//               out[d] = sum_j exp(s[j] - max s) v[j][d] / sum_j exp(s[j] - max s)
-//             in int8, k[d][j] stands for k[d][j] * key_scale[j], v[j][d] for v[j][d] * value_scale[j]
-//             of latents, which are values and keys at once, s[j] = scale * (sum_d q[d] k[d][j] + sum_d latent_q[d] v[j][d])
-// LAYOUT      A tile of 64 positions is four blocks; its two products are in attention_products.inl. The scales of int8 are numbers of a
-//             position: they multiply the 64 scores, and the 64 weights before these meet the values.
-// NUMERICS    fp32. A score is one chain of fma over d ascending; out is one chain of fma over j ascending within a tile, scaled
-//             by 2^(old max - new max) between tiles; scores are kept times log2 e, so that exp is a power of two (2^x:
-//             1.4 ulp); partitions of 1024 positions are computed from nothing and merged in
-//             order. int8 widens exactly; a score meets its scale once its chain is complete, a weight once it is in
-//             the sum of weights. Tiles and partitions stand at absolute positions. So a row's bits depend on its own
-//             position, its own visible keys and values, and the instruction set; not on R, the span, the batch or the
-//             threads. Positions that a row does not see are neither multiplied nor added: NaN there stays there.
+// SHAPES      R rows (<= 96) of D. Each block of 16 positions has keys [D][16] and values [16][Dp]; Dp is the width of
+//             a value rounded up to 16.
+//
+// // DEFINITION  For each row at position p, over the positions j in max(0, p - window + 1) .. p, or of its chunk:
+//
+//               s[j] = scale * sum_d q[d] k[d][j]               (softcap: s = c tanh(s / c)).
+//               out[d] = sum_j exp(s[j] - max s) v[j][d] / sum_j exp(s[j] - max s).
+//
+//             int8: k[d][j] stands for k[d][j] * key_scale[j], v[j][d] for v[j][d] * value_scale[j].
+//             Latents are values and keys at once: s[j] = scale * (sum_d q[d] k[d][j] + sum_d latent_q[d] v[j][d]).
+//
+// LAYOUT      A tile of 64 positions is four blocks; its two products are in attention_products.inl. int8 has one scale
+//             for each position. Key scales multiply the 64 scores. Value scales multiply the 64 weights before the
+//             product with the values.
+//
+// NUMERICS    fp32. A score is one chain of fma over d ascending. out is one chain of fma over j ascending within a
+//             tile, scaled by 2^(old max - new max) between tiles. Scores are multiplied by log2 e, so that exp is a
+//             power of two (2^x: 1.4 ulp). Each partition of 1024 positions is computed independently; the results are
+//             merged in order. int8 widens exactly; a complete score is multiplied by its scale, and a weight after it
+//             was added to the sum of weights. Tiles and partitions begin at fixed absolute positions. So a row's bits
+//             depend only on its own position, its own visible keys and values, and the instruction set. They do not
+//             depend on R, the span, the batch or the threads. Positions that a row does not see are neither multiplied
+//             nor added, so NaN there has no effect.
 
-// The working memory of one set of rows, cut from the caller's scratch.
+// Working memory for one set of rows, allocated from the caller's scratch.
 struct AttentionScratch {
     float* q;            // [passes][D][kPackedRows], times scale
-    float* latent_q;     // [rows][Dp], times scale; of latents alone
+    float* latent_q;     // [rows][Dp], times scale; only with latents
     float* scores;       // [rows][64]: scores, then weights
-    float* out;          // [rows][Dp]: this partition
+    float* out;          // [rows][Dp]: for this partition
     float* max;          // [rows]
     float* sum;          // [rows]
     float* tile_max;     // [rows]
-    float* total;        // [rows][partial_floats]: the partitions before
+    float* total;        // [rows][partial_floats]: merged state of the earlier partitions
     float* wide_keys;    // [4][D][16]: a 16-bit or int8 tile in fp32, without scales
     float* wide_values;  // [4][16][Dp]
     int64_t position[kMaxQueryRows];
-    int begin[kMaxQueryRows], end[kMaxQueryRows];  // the positions of the tile that a row sees; begin >= end: none
+    int begin[kMaxQueryRows], end[kMaxQueryRows];  // the positions of the tile that each row sees; begin >= end: none
 };
 
 static AttentionScratch cut_scratch(const AttentionArgs& args, const QueryRows& rows, float* memory) {
@@ -56,12 +63,12 @@ static AttentionScratch cut_scratch(const AttentionArgs& args, const QueryRows& 
     return s;
 }
 
-// 2^x for x <= 0, NaN for NaN. 2^x = 2^n (1 + f P(f)) with n = round(x), |f| <= 1/2 exact; P is a minimax fit (2e-9
-// relative), and 2^n is an addition to the exponent. At -127 and below, the exponent and f end at nothing: exactly 0,
-// without a comparison; from there to -126 the result is some number below the smallest normal one. A NaN converts to
-// an integer that shifts to nothing.
+// 2^x for x <= 0; NaN for NaN. 2^x = 2^n (1 + f P(f)) with n = round(x), |f| <= 1/2 exact. P is a minimax fit (2e-9
+// relative), and 2^n is an addition to the exponent. At -127 and below, the exponent and f become zero, so the result
+// is exactly 0 without a comparison. From there to -126 the result is some number below the smallest normal one. A NaN
+// converts to an integer that shifts to zero.
 PACE_INLINE F32 power_of_two_below_one(F32 x) {
-    const F32 clamped = max(broadcast(-127.0f), x);  // x where x is NaN
+    const F32 clamped = max(broadcast(-127.0f), x);  // x if x is NaN
     const I32 n = to_int(clamped);
     const F32 f = clamped - to_f32(n);
     F32 p = broadcast(1.53533605e-4f);
@@ -82,10 +89,11 @@ PACE_INLINE float power_of_two_below_one(float x) {
 
 constexpr float kLog2E = 1.44269504f;
 
-// The softmax of a tile is two loops over its rows, each short enough that the processor works on several rows at once;
-// in one loop, every row waited for its own chain of maximum, exponential and sum, 300 to 400 cycles a row and tile.
+// The softmax of a tile is two loops over its rows, each short enough that the processor works on several rows at once.
+// In a single loop, every row waited for its own chain of maximum, exponential and sum: 300 to 400 cycles per row and
+// tile.
 
-// Caps the scores of a row, hides those outside [begin, end), whatever they are, and returns the largest.
+// Caps the scores of a row, sets those outside [begin, end) to -infinity, and returns the largest.
 static float finish_scores(float* scores, int begin, int end, float softcap) {
     constexpr int kVectors = kTilePositions / kLanes;
     const F32 minus_infinity = broadcast(-__builtin_inff());
@@ -103,7 +111,7 @@ static float finish_scores(float* scores, int begin, int end, float softcap) {
             store(scores + v * kLanes, s[v]);
         }
     }
-    // A NaN score is passed over, and shows in the sum. The maximum is exact in any order.
+    // A NaN score is skipped here, and shows in the sum. The maximum is exact in any order.
 #pragma GCC unroll 16
     for (int step = kVectors / 2; step > 0; step /= 2) {
 #pragma GCC unroll 16
@@ -112,15 +120,15 @@ static float finish_scores(float* scores, int begin, int end, float softcap) {
     return reduce_max(max(s[0], minus_infinity));
 }
 
-// Turns the scores of a row, times log2 e, into weights 2^(score - max) and brings the row's max, sum and out up to
-// them. What is left for the values is a weight times their scale.
+// Turns the scores of a row, times log2 e, into weights 2^(score - max), and updates the row's max, sum and out. With
+// kScaled, the stored weights are multiplied by the value scales; the sum is not.
 template <bool kScaled>
 static void soften_row(float* scores, const float* const* scales, float tile_max, float* max_seen, float* sum,
                        float* out, int64_t padded_dim) {
     constexpr int kVectors = kTilePositions / kLanes;
     const float old_max = *max_seen;
     const float new_max = tile_max > old_max ? tile_max : old_max;
-    // A row of scores of -infinity alone keeps weights of 0 instead of NaN.
+    // If all scores of a row are -infinity, weights are 0 instead of NaN.
     const F32 shift = broadcast(new_max == -__builtin_inff() ? 0.0f : new_max);
     F32 total = zero();
 #pragma GCC unroll 16
@@ -142,7 +150,7 @@ static void soften_row(float* scores, const float* const* scales, float tile_max
     *sum += reduce_add(total);
 }
 
-// Where passes begin when `rows` are spread evenly.
+// Splits `rows` into passes of nearly equal size.
 PACE_INLINE int count_passes(int rows) { return rows <= kOnePassRows ? 1 : (rows + kPassRows - 1) / kPassRows; }
 PACE_INLINE int pass_begin(int rows, int pass) { return rows * pass / count_passes(rows); }
 
@@ -171,7 +179,8 @@ static void attend_blocks(const AttentionArgs& args, int rows, const TileBlocks<
         soften_row<kScaled>(scores, tile.value_scales, s.tile_max[row], s.max + row, s.sum + row, out, padded);
     }
     for (int pass = 0; pass < passes; ++pass) {
-        // Rows that see the same positions go together; on the diagonal and at the edge of a window each goes alone.
+        // Rows that see the same positions are computed together; on the diagonal and at the edge of a window each is
+        // alone.
         int row = pass_begin(rows, pass);
         const int end = pass_begin(rows, pass + 1);
         while (row < end) {
@@ -193,8 +202,8 @@ PACE_INLINE void widen(const T* from, int64_t count, float* to) {
     for (int64_t i = 0; i < count; i += kLanes) store(to + i, load(from + i));
 }
 
-// The tile that starts at `position`, of which the rows see blocks first .. last; row ranges are set. What is fetched
-// ahead may belong to the next partition: most often the same thread computes it next.
+// Processes the tile that starts at `position`. Its rows see blocks first .. last; row ranges are set. Prefetched
+// blocks may belong to the next partition, which the same thread usually computes next.
 template <class T>
 static void attend_tile(const AttentionArgs& args, const QueryRows& rows, int64_t position, int first, int last,
                         AttentionScratch& s) {
@@ -215,7 +224,7 @@ static void attend_tile(const AttentionArgs& args, const QueryRows& rows, int64_
     constexpr bool kScaled = kScaleElements<T> > 0;
     for (int b = 0; kScaled && b < kTileBlocks; ++b) {
         const int64_t block =
-            blocks[b < first || b > last ? first : b];  // all are read; what nobody sees may be multiplied by anything
+            blocks[b < first || b > last ? first : b];  // all are read; the scales of unseen blocks have no effect
         tile.key_scales[b] = kv.key_scales(block, rows.kv_head);
         tile.value_scales[b] = kv.value_scales(block, rows.kv_head);
     }

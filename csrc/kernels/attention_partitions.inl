@@ -1,16 +1,23 @@
 // From tiles (attention.inl) to whole rows: the tiles of a partition in order, and the states of partitions merged in
 // order.
 //
-// SHAPES      a state is kPartialOut + Dp floats: max, sum of 2^(score - max), and the unnormalised sum of values (attention.h)
-// DEFINITION  merge of (m, s, o) and (m', s', o'), M = max(m, m'):  (M, s 2^(m - M) + s' 2^(m' - M), o 2^(m - M) + o' 2^(m' - M))
-//             out[d] = o[d] / s, after the merge with (sink, 1, 0) where heads have sinks
-// NUMERICS    A partition is computed from nothing, wherever and by whichever thread; merging in order makes the bits of a row
-//             those of one pass over all of its partitions.
+// SHAPES      A state is kPartialOut + Dp floats: max, sum of 2^(score - max), and the unnormalised sum of values
+//             (attention.h).
+//
+// DEFINITION  Merge of (m, s, o) and (m', s', o'), M = max(m, m'):
+//
+//               (M, s 2^(m - M) + s' 2^(m' - M), o 2^(m - M) + o' 2^(m' - M)).
+//
+//             out[d] = o[d] / s; heads with sinks first merge with (sink, 1, 0).
+//
+// NUMERICS    A partition is computed independently of the others, on any thread. Merging in order gives the same bits
+//             as one pass over all partitions of a row.
 
 static void pack_queries(const AttentionArgs& args, const QueryRows& rows, float* packed, float* latent) {
     const int64_t group = args.group(), key_dim = args.kv.key_dim;
-    const float scale =
-        args.softcap != 0.0f ? args.scale : args.scale * kLog2E;  // a capped score is scaled after its tanh
+    const float scale = args.softcap != 0.0f
+                            ? args.scale
+                            : args.scale * kLog2E;  // with softcap, scores are multiplied by log2 e only after tanh
     for (int pass = 0; pass < count_passes(rows.rows); ++pass, packed += kPackedRows * key_dim) {
         const int begin = pass_begin(rows.rows, pass), end = pass_begin(rows.rows, pass + 1);
         for (int row = begin; row < end; ++row) {
@@ -29,7 +36,7 @@ static void pack_queries(const AttentionArgs& args, const QueryRows& rows, float
     }
 }
 
-// The rows over the positions [begin, end) of one partition, into s.max, s.sum and s.out.
+// Computes the rows over the positions [begin, end) of one partition, into s.max, s.sum and s.out.
 static void attend_partition(const AttentionArgs& args, const QueryRows& rows, int64_t begin, int64_t end,
                              AttentionScratch& s) {
     const int64_t padded = args.kv.padded_dim();
@@ -39,7 +46,7 @@ static void attend_partition(const AttentionArgs& args, const QueryRows& rows, i
         for (int64_t d = 0; d < padded; d += kLanes) store(s.out + row * padded + d, zero());
     }
     for (int64_t tile = begin / kTilePositions * kTilePositions; tile < end; tile += kTilePositions) {
-        int first = kTilePositions, last = 0;  // the positions of the tile that any row sees
+        int first = kTilePositions, last = 0;  // range of tile positions that any row sees
         for (int row = 0; row < rows.rows; ++row) {
             const int64_t to = s.position[row] + 1 - tile, from = args.oldest(s.position[row]) - tile;
             s.begin[row] = from < 0 ? 0 : from > kTilePositions ? kTilePositions : int(from);
@@ -67,8 +74,8 @@ static void attend_partition(const AttentionArgs& args, const QueryRows& rows, i
     }
 }
 
-// total = total and part, two states of a row over neighbouring positions (see kPartialOut); a state of sum 0 has seen
-// nothing.
+// Merges `total` and `part`, two states of a row over neighbouring positions (see kPartialOut), into `total`. A state
+// with sum 0 has seen no position.
 static void merge_states(float* total, float part_max, float part_sum, const float* part_out, int64_t padded_dim) {
     if (part_sum == 0.0f) return;
     float* out = total + kPartialOut;
@@ -105,7 +112,7 @@ static void write_row(const AttentionArgs& args, const QueryRows& rows, int row,
     }
 }
 
-// Partition by partition over all that the rows see, merged in order, into args.out.
+// Computes all partitions that the rows see, merged in order, into args.out.
 static void attention(const AttentionArgs& args, const QueryRows& rows, float* scratch) {
     AttentionScratch s = cut_scratch(args, rows, scratch);
     const int64_t padded = args.kv.padded_dim(), state_floats = partial_floats(args.kv);
@@ -123,7 +130,7 @@ static void attention(const AttentionArgs& args, const QueryRows& rows, float* s
     for (int row = 0; row < rows.rows; ++row) write_row(args, rows, row, s.total + row * state_floats);
 }
 
-// One partition alone, into states [rows][partial_floats].
+// Computes one partition into states [rows][partial_floats].
 static void attention_partition(const AttentionArgs& args, const QueryRows& rows, int64_t partition, float* states,
                                 float* scratch) {
     AttentionScratch s = cut_scratch(args, rows, scratch);
@@ -139,7 +146,7 @@ static void attention_partition(const AttentionArgs& args, const QueryRows& rows
     }
 }
 
-// The states of `partitions` partitions, [partitions][rows][partial_floats] in order, merged into args.out.
+// Merges the states of `partitions` partitions, [partitions][rows][partial_floats] in order, into args.out.
 static void attention_merge(const AttentionArgs& args, const QueryRows& rows, int64_t partitions, const float* states,
                             float* scratch) {
     const int64_t padded = args.kv.padded_dim(), state_floats = partial_floats(args.kv);

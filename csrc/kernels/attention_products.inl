@@ -1,38 +1,40 @@
-// The two matrix products of attention over one tile of 64 positions; the tile itself is attention.inl.
+// The two matrix products of attention over one tile of 64 positions; the tile itself is in attention.inl.
 //
-// SHAPES      R rows (<= 96) of D; a tile is four blocks of keys [D][16] and of values [16][Dp], Dp a multiple of 16
-// DEFINITION  scores[r][j] = sum_d q[r][d] k[d][j] * scale[j]    for all positions of blocks first .. last; scales in int8 alone
-//             out[r][d]   += sum_j weights[r][j] v[j][d]         for positions j in [begin, end)
-// LAYOUT      Both are small GEMMs with the same register tile, R x (vectors of 16 positions or of 16 d), operand A broadcast,
-//             operand B loaded, and widened to fp32 where it is stored as less:
+// SHAPES      R rows (<= 96) of D; a tile is four blocks of keys [D][16] and of values [16][Dp], Dp a multiple of 16.
+//
+// DEFINITION  scores[r][j] = sum_d q[r][d] k[d][j] * scale[j]   for positions of blocks first .. last; scales: int8
+//             out[r][d]   += sum_j weights[r][j] v[j][d]            for positions j in [begin, end).
+//
+// LAYOUT      Both are small GEMMs with the same register tile, R x (vectors of 16 positions or of 16 d). Operand A is
+//             broadcast. Operand B is loaded, and widened to fp32 if it is stored in fewer bits.
 //
 //               scores [R][64] = q  [D][R] transposed  x  keys   [D][16] per block
 //               out    [R][Dp] += weights [R][64]       x  values [16][Dp] per block
 //
 //             All query heads of a group and all tokens of the rows share each load of a key or value.
-// NUMERICS    fp32. A score is one chain of fma over d ascending, and then times its scale; out is one chain of fma over j ascending.
-//             What a latent adds to a score is a chain for each lane, over every kLanes-th element ascending, the lanes added up in
-//             one tree.
-//             bf16, fp16 and int8 widen exactly.
 //
-// Tile sizes: 6 rows x 2 vectors (AVX2) are 12 accumulators, 2 values and a broadcast in 16 registers; 6 x 4 (AVX-512)
-// are 24 + 4 in 32, and 10 loads for 24 fma. Rows are spread evenly over passes (13 = 5 + 4 + 4), because with one
-// query head per row a decode step of a wide group is bound by arithmetic as much as by memory. AVX-512 takes 7 and 8
-// rows at once, x 2: a 16-bit key is then fetched and widened once, not twice.
+// NUMERICS    fp32. A score is one chain of fma over d ascending, then multiplied by its scale. out is one chain of fma
+//             over j ascending. The latent part of a score is one chain for each lane, over every kLanes-th element
+//             ascending; the lanes are added in a fixed tree. bf16, fp16 and int8 widen exactly.
+//
+// Tile sizes: 6 rows x 2 vectors (AVX2) are 12 accumulators, 2 values and a broadcast in 16 registers. 6 x 4 (AVX-512)
+// are 24 + 4 in 32, and 10 loads for 24 fma. Rows are spread evenly over passes (13 = 5 + 4 + 4). With one query head
+// per row, a decode step of a wide group is bound by arithmetic as much as by memory. AVX-512 takes 7 and 8 rows at
+// once, x 2: a 16-bit key is then fetched and widened once, not twice.
 
 constexpr int kPassRows = kLanes == 4 ? 2 : 6;
-constexpr int kOnePassRows = kLanes == 16 ? 8 : kPassRows;  // up to these, there is one pass
+constexpr int kOnePassRows = kLanes == 16 ? 8 : kPassRows;  // up to this many rows, one pass
 static_assert(kOnePassRows <= kPackedRows);
 constexpr int kBlockVectors = kBlockPositions / kLanes;
-// With few rows, more columns keep enough independent chains in flight.
+// With few rows, more columns provide enough independent chains.
 template <int R>
 constexpr int kPassVectors = kLanes == 16  ? (R <= 6 ? 4 : 2)
                              : kLanes == 8 ? (R <= 3 ? 4 : 2)
                                            : 4;
 
-// sums[r][v] += scalar(r) * column(v). The shorter operand is kept in registers and the other one streams through: 3
-// rows x 4 vectors on AVX2 are 12 sums, 3 scalars and a column in its 16 registers, where 4 columns and a scalar would
-// be one too many (g++ then keeps a sum in memory).
+// sums[r][v] += scalar(r) * column(v). The shorter operand stays in registers and the other one streams through. 3 rows
+// x 4 vectors on AVX2 are 12 sums, 3 scalars and a column in its 16 registers. 4 columns and a scalar would be one too
+// many (g++ then keeps a sum in memory).
 template <int R, int kVectors, class Scalar, class Column>
 PACE_INLINE void multiply_add(const Scalar& scalar, const Column& column, F32 (&sums)[R][kVectors]) {
     if constexpr (kVectors <= R) {
@@ -58,11 +60,12 @@ PACE_INLINE void multiply_add(const Scalar& scalar, const Column& column, F32 (&
     }
 }
 
-// Decode reads every key and value once, from blocks that lie anywhere: the processor's own prefetcher starts anew with
-// each and the products would wait for memory half of the time. So while the scores of a tile are computed, its values
-// are fetched, and with them the keys of the next tile: at each step the same place of the other block, which is about
-// as large. Two passes fetch half of the blocks each, so that memory is asked for evenly. Into the second-level cache:
-// the first one can wait for too few lines at once (benchmarks/RESULTS.md, "Decode attention at depth").
+// Decode reads every key and value once, from blocks at arbitrary addresses. The hardware prefetcher restarts with each
+// block, and the products would wait for memory half of the time. So while the scores of a tile are computed, its
+// values and the keys of the next tile are prefetched. Each step fetches the same place of the other block, which is
+// about as large. Two passes fetch half of the blocks each, which spreads the memory requests evenly. The target is the
+// second-level cache, because the first one supports too few outstanding lines (benchmarks/RESULTS.md, "Decode
+// attention at depth").
 template <bool kAhead>
 PACE_INLINE void fetch_ahead(const void* from, int64_t offset_bytes, int bytes) {
     if constexpr (kAhead) {
@@ -70,25 +73,24 @@ PACE_INLINE void fetch_ahead(const void* from, int64_t offset_bytes, int bytes) 
     }
 }
 
-// The steps of int8 are shorter than a line: of a walk over a block in steps of kBytes, every few steps fetch one.
+// In int8, steps of kBytes are shorter than a cache line, so only every few steps fetch one.
 template <bool kAhead, int kBytes>
 PACE_INLINE void fetch_line_ahead(const int8_t* from, int64_t step) {
     constexpr int kSteps = 64 / kBytes;
     if (step % kSteps == 0) fetch_ahead<kAhead>(from, step * kBytes, 64);
 }
 
-// The scales behind `elements` of int8.
+// Fetches the scales behind `elements` of int8.
 template <bool kAhead, class T>
 PACE_INLINE void fetch_scales_ahead(const T* from, int64_t elements) {
     if constexpr (kScaleElements<T> > 0) fetch_ahead<kAhead>(from, elements, kScaleElements<T>);
 }
 
-// More rows than two passes widen a 16-bit or int8 tile first and have work enough to hide the reads.
+// With more rows than two passes, a 16-bit or int8 tile is widened first, and the arithmetic hides the reads.
 constexpr int kFetchPasses = 2;
 
-// scores[r][0 .. 16 B) = sum_d q[d][r] * keys_b[d][16], for B blocks side by side, times scales_b[16] where these are
-// not null.
-// `ahead`: a block to fetch for each.
+// scores[r][0 .. 16 B) = sum_d q[d][r] * keys_b[d][16], for B blocks side by side. If scales_b[16] are not null, scores
+// are multiplied by them. `ahead`: a block to prefetch for each block.
 template <int R, bool kAhead, class T>
 static void score_pass(const float* q, const T* const* keys, const float* const* scales, const T* const* ahead,
                        int64_t key_dim, float* scores) {
@@ -135,7 +137,7 @@ static void score_pass(const float* q, const T* const* keys, const float* const*
     }
 }
 
-// out[r][0 .. kVectors * lanes) += sum over positions j in [begin, end) of the tile of weights[r][j] * values[j][...].
+// out[r][0 .. kVectors * lanes) += sum_j weights[r][j] * values[j][...], over tile positions j in [begin, end).
 template <int R, int kVectors, bool kAhead, class T>
 static void value_pass(const float* weights, const T* const* values, const T* const* ahead, int64_t column,
                        int64_t padded_dim, int begin, int end, float* out) {
@@ -177,22 +179,22 @@ struct TileBlocks {
     int first, last;
     const T* keys[kTileBlocks];
     const T* values[kTileBlocks];
-    const T* next_keys[kTileBlocks];       // what the next tile reads, or any address that is harmless to prefetch
-    const float* key_scales[kTileBlocks];  // of int8, also where it has been widened, and of all blocks; else null
+    const T* next_keys[kTileBlocks];       // blocks of the next tile, or any address that may be prefetched
+    const float* key_scales[kTileBlocks];  // for int8, also after widening, and for all blocks; else null
     const float* value_scales[kTileBlocks];
-    const char* next_latents[kTileBlocks];  // of the next tile, as they are stored, or null
-    int64_t latent_bytes;                   // of one of them
+    const char* next_latents[kTileBlocks];  // blocks of the next tile, as stored, or null
+    int64_t latent_bytes;                   // size of one latent
 
-    // What to fetch beside block b in this pass of `passes`: `wanted`, or what is in cache already.
+    // The address to prefetch next to block b in this pass of `passes`: `wanted`, or memory that is already cached.
     static const T* fetch(const T* wanted, const T* cached, int b, int pass, int passes) {
         return b * passes / kTileBlocks == pass ? wanted : cached;
     }
 };
 
-// scores[r][j] += sum_d q[r][d] * values[j][d], times scales[j] where these are not null, for the positions of blocks
-// first .. last: values that are latents are keys, too. They are in memory position by position, as values want them, so
-// that lanes are elements of a latent here, and added up at last. Each pass fetches its part of the next tile's latents:
-// a tile of many rows takes several times as long as reading it, and would wait for it nonetheless.
+// scores[r][j] += sum_d q[r][d] * values[j][d], for the positions of blocks first .. last: the keys here are latent
+// values. If scales are not null, the sums are multiplied by scales[j]. Values are stored position by position. So
+// lanes are elements of a latent here, and are added up at the end. Each pass prefetches its part of the next tile's
+// latents. A tile of many rows takes several times as long as reading it, but without prefetching it would still wait.
 template <int R, class T>
 static void latent_scores(const float* q, const TileBlocks<T>& tile, int pass, int passes, int64_t value_dim,
                           int64_t padded_dim, float* scores) {
@@ -241,7 +243,7 @@ static void latent_scores(const float* q, const TileBlocks<T>& tile, int pass, i
     }
 }
 
-// The scores of blocks first .. last (within the tile). Where a pass is wider than that, it reads the first block
+// Computes the scores of blocks first .. last of the tile. If a pass is wider than that, it reads the first block
 // again.
 template <int R, bool kAhead, class T>
 static void score_blocks(const float* q, const TileBlocks<T>& tile, int pass, int passes, int64_t key_dim,
@@ -260,7 +262,7 @@ static void score_blocks(const float* q, const TileBlocks<T>& tile, int pass, in
     }
 }
 
-// All columns of out, in passes of kPassVectors and what remains of Dp in halves of it (Dp is a multiple of 16).
+// All columns of out: passes of kPassVectors, then half of that for the rest of Dp (Dp is a multiple of 16).
 template <int R, bool kAhead, class T>
 static void value_columns(const float* weights, const TileBlocks<T>& tile, int pass, int passes, int64_t padded_dim,
                           int begin, int end, float* out) {
@@ -280,7 +282,7 @@ static void value_columns(const float* weights, const TileBlocks<T>& tile, int p
     for (int b = tile.first; b <= tile.last; ++b) fetch_scales_ahead<kAhead>(ahead[b], padded_dim * kBlockPositions);
 }
 
-// From a number of rows to the code compiled for it.
+// Dispatches a number of rows to the code compiled for it.
 template <bool kAhead, int R = kOnePassRows, class T>
 static void score_rows(int rows, const float* q, const TileBlocks<T>& tile, int pass, int passes, int64_t key_dim,
                        float* scores) {

@@ -1,6 +1,6 @@
 // Activations, the cap of logits, the epilogue of linear(), and conversions of whole rows.
 //
-// NUMERICS  fp32, one element at a time: a vector's tail gives the bits that its body would. exp, tanh and erf are those
+// NUMERICS  fp32, one element at a time: a vector's tail gives the same bits as its body. exp, tanh and erf are those
 //           of vec_math.inl. Rows are rounded to nearest even.
 
 template <Activation kind>
@@ -13,7 +13,8 @@ PACE_INLINE F32 activate(F32 x) {
         return broadcast(0.5f) * x * (broadcast(1.0f) + tanh(inner));
     }
     if constexpr (kind == Activation::QuickGelu) return x * sigmoid(broadcast(1.702f) * x);
-    if constexpr (kind == Activation::Relu) return max(zero(), x);  // NaN stays: max gives its second operand then
+    if constexpr (kind == Activation::Relu)
+        return max(zero(), x);  // NaN stays NaN: max then returns its second operand
     return x;
 }
 
@@ -54,14 +55,14 @@ template <Activation kind>
 PACE_INLINE F32 gated(const EpilogueArgs& a, F32 gate, F32 up) {
     if constexpr (kind == Activation::ClampedSwiglu) {
         const F32 limit = broadcast(a.limit);
-        const F32 g = min(limit, gate), u = max(broadcast(-a.limit), min(limit, up));  // NaN stays
+        const F32 g = min(limit, gate), u = max(broadcast(-a.limit), min(limit, up));  // NaN stays NaN
         return (u + broadcast(1.0f)) * (g * sigmoid(broadcast(a.alpha) * g));
     } else {
         return activate<kind>(gate) * up;
     }
 }
 
-// ---- Epilogue: out = residual + scale * act(sums + bias), or with glu of gate and up; one vector of columns.
+// ---- Epilogue: out = residual + scale * act(sums + bias), or the glu form of gate and up; one vector of columns.
 template <Activation kind>
 static void epilogue_row(const EpilogueArgs& a, const float* sums, const float* residual, float* out) {
     for (int64_t column = 0; column < a.columns; column += kLanes) {
@@ -76,7 +77,7 @@ static void epilogue_row(const EpilogueArgs& a, const float* sums, const float* 
         } else {
             y = activate<kind>(y);
         }
-        // A scale of 1 changes no bit.
+        // A scale of 1 does not change the bits.
         y = a.residual ? fma(broadcast(a.scale), y, load_lanes(residual + column, lanes)) : broadcast(a.scale) * y;
         store_lanes(out + column, y, lanes);
     }
@@ -108,7 +109,7 @@ static void linear_epilogue(const EpilogueArgs& a) {
     }
 }
 
-// ---- Conversions of a row.
+// ---- Conversions of a row
 
 template <class From, class To>
 static void convert_row(const From* from, To* to, int64_t count) {

@@ -1,26 +1,30 @@
-// Keys and values of new tokens into the block cache that attention reads.
+// Writes keys and values of new tokens to the block cache that attention reads.
 //
-// SHAPES      k, v [heads][D] of one token; one layer's blocks of keys [Hkv][D][16] and values [Hkv][16][Dp]
-// DEFINITION  in int8, for each head x [D] of k and of v:  scale = max|x| / 127, stored beside the head;  x[d] / scale is what is
-//             rounded. A head of zeros, or so small that its scale is zero, has a scale of zero and zeros; one with an
-//             element that is not finite has a scale of NaN and zeros, so that it spoils whatever sees it, as in the
-//             other dtypes.
-// LAYOUT      A key becomes a column of its block, so that a block's scores are one product of 16 positions; a value stays a row.
-// NUMERICS    Rounded to nearest even in the cache's dtype. In int8 an element is off by at most half a scale, 1/254 of the largest
-//             of its head; elements are -127 to 127 (more could come of a subnormal scale alone, which is rounded
-//             itself).
+// SHAPES      k, v [heads][D] of one token; one layer's blocks of keys [Hkv][D][16] and values [Hkv][16][Dp].
+//
+// DEFINITION  In int8, each head x [D] of k and of v has a scale = max|x| / 127, stored next to the head. The rounded
+//             value is x[d] / scale. If all elements are zero, or so small that the scale is zero, the scale and the
+//             codes are zero. If an element is not finite, the scale is NaN and the codes are zero. So everything
+//             computed from it becomes NaN, as in the other dtypes.
+//
+// LAYOUT      A key becomes a column of its block, so that a block's scores are one product of 16 positions; a value
+//             stays a row.
+//
+// NUMERICS    Rounded to nearest even in the cache's dtype. In int8 the error is at most half a scale: 1/254 of the
+//             largest element of the head. Codes are clamped to -127..127; only a subnormal scale, itself rounded,
+//             could exceed them.
 
 static float int8_scale(const float* x, int64_t count) {
     F32 largest = zero(), spoilt = zero();
     for (int64_t d = 0; d < count; d += kLanes) {
         const F32 v = load_lanes(x + d, count - d < kLanes ? int(count - d) : kLanes);
-        largest = max(abs(v), largest);   // passes over NaN
-        spoilt = fma(v, zero(), spoilt);  // NaN where v is not finite
+        largest = max(abs(v), largest);   // skips NaN
+        spoilt = fma(v, zero(), spoilt);  // NaN if v is not finite
     }
     return reduce_max(largest) / 127.0f + reduce_add(spoilt);
 }
 
-// What is rounded and stored of x.
+// x as it is rounded and stored.
 template <class T>
 PACE_INLINE F32 over_scale(F32 x, float scale) {
     if constexpr (kScaleElements<T> == 0) {
@@ -31,7 +35,7 @@ PACE_INLINE F32 over_scale(F32 x, float scale) {
     }
 }
 
-// A key into one column of its block, a value into one row.
+// Stores a key in one column of its block, and a value in one row.
 template <class T>
 static void store_head(const float* k, const float* v, const KvView& kv, int64_t block, int64_t head, int64_t offset) {
     T* keys = kv.keys<T>(block, head) + offset;
@@ -53,7 +57,7 @@ static void store_head(const float* k, const float* v, const KvView& kv, int64_t
     }
 }
 
-// One token's keys and values into position `slot` of the heads from first_head on.
+// Stores one token's keys and values at position `slot`, for the heads from first_head on.
 template <class T>
 static void store_kv_as(const float* k, int64_t k_head_stride, const float* v, int64_t v_head_stride, const KvView& kv,
                         int64_t first_head, int64_t heads, int64_t slot) {

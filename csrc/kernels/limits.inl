@@ -1,5 +1,5 @@
-// What the machine can do at most: reading memory, and multiply-adds on registers. Results are used, so that nothing is
-// optimised away.
+// Machine limits: reading memory, and multiply-adds on registers. Results are used, so that the compiler cannot remove
+// the work.
 
 // Reads count floats (a multiple of 128) once, front to back, in eight independent sums.
 static float read_floats(const float* p, int64_t count) {

@@ -1,6 +1,6 @@
 // Matrix product of activations with packed weights: sums [M, N] = x [M, K] W', for a range of rows and panels.
 //
-// SHAPES      x: M rows of K, fp32, or bf16 where the table rounds inputs (PanelBF16Pair); W: packed panels of 16 outputs.
+// SHAPES      x: M rows of K, fp32, or bf16 if the table rounds inputs (PanelBF16Pair). W: packed panels of 16 outputs.
 //             sums: [rows][panels * 16] fp32, a scratch that linear_epilogue() turns into outputs.
 //
 // DEFINITION  for m: for n:  sum = 0
@@ -11,40 +11,44 @@
 //
 //                         panel p          panel p+1
 //                       n 0 ... 15       n 16 ... 31
-//               k = 0   [ vectors ]      [ vectors ]      a tile is R rows x P panels: R * P * 16 accumulators in
-//               k = 1   [    .    ]      [    .    ]      registers; each step loads P panels' vectors once and
-//                ...                                      broadcasts R inputs.
+//               k = 0   [ vectors ]      [ vectors ]      A tile is R rows x P panels. It has R * P * 16
+//               k = 1   [    .    ]      [    .    ]      accumulators in registers. Each step loads P
+//                ...                                      panels of vectors and broadcasts R inputs.
 //
-// NUMERICS    One fp32 accumulator per output, k ascending: fma on avx2 and avx512, multiply and add on generic, vdpbf16ps on
-//             bf16 pairs (vec_dot.inl), tdpbf16ps on 32 k at a time (tile.inl) on amx. Tile shape, K blocks (the
-//             accumulator goes to memory in fp32 and comes back), chunks and threads change nothing: row determinism.
+// NUMERICS    One fp32 accumulator per output, k ascending. avx2 and avx512 use fma; generic multiplies and adds. bf16
+//             pairs use vdpbf16ps (vec_dot.inl), and amx uses tdpbf16ps on 32 k at a time (tile.inl). Tile shape, K
+//             blocks, chunks and threads change no bit: row determinism. (Between K blocks the accumulator is stored in
+//             fp32.)
 //
 // WHY THESE SIZES
-//   fp32 FMA has latency 4 and two ports (Zen 2+, Skylake+): 8 vectors of accumulators keep them busy, more make loads
-//   rarer. A panel is kVectors = 16 / kLanes vectors; one step of a tile takes P * kVectors loads + R broadcasts for
-//   R * P * kVectors multiply-adds, and the loads must fit beside them (two a cycle).
-//     generic  16 registers, 4 vectors a panel:  2 rows x 1 panel   ( 8 sums)
-//     avx2     16 registers, 2 vectors a panel:  6 rows x 1 panel   (12 sums, 2 weights, 1 input: 8 loads for 12 FMA)
-//     avx512   32 registers, 1 vector  a panel:  6 rows x 4 panels  (24 sums, 4 weights, 1 input: 10 loads for 24 FMA)
-//   These serve many rows, from weights in cache. As long as one pass over the weights serves all rows, a tile takes
-//   one panel: memory is then read front to back as one stream, which is what the processor's own prefetch is best at.
-//   The few sums of a tile of one row wait for each other, 4 to 6 cycles for 32 to 64 bytes. K blocks keep a tile's
-//   weights in a cache while all groups of rows pass over them. A tile of one panel takes 64 bytes for 12 multiply-adds,
-//   so 16 KB of the first-level cache, half of a small one. A tile of four panels takes 64 for 6, at one or two a cycle:
-//   the second-level cache gives that, and with 64 KB the sums go to memory and back a quarter as often.
-//   Measured: benchmarks/RESULTS.md, "Sizes of tiles and blocks".
+//   fp32 FMA has latency 4 and two ports (Zen 2+, Skylake+). 8 vectors of accumulators keep them busy; more make loads
+//   rarer. A panel is kVectors = 16 / kLanes vectors. One step of a tile takes `P * kVectors + R` loads for
+//   `R * P * kVectors` multiply-adds. The loads (two a cycle) must fit next to the multiply-adds.
 //
-// SPEED  benchmarks/kernels.py linear measures it beside the limits of the machine.
+//     generic  16 registers, 4 vectors a panel:  2 rows x 1 panel   ( 8 sums).
+//     avx2     16 registers, 2 vectors a panel:  6 rows x 1 panel   (12 sums, 2 weights, 1 input: 8 loads for 12 FMA).
+//     avx512   32 registers, 1 vector  a panel:  6 rows x 4 panels  (24 sums, 4 weights, 1 input: 10 loads for 24 FMA).
+//
+//   These sizes serve many rows, from weights in cache. If one pass over the weights serves all rows, a tile takes one
+//   panel. Memory is then read front to back as one stream, which suits the hardware prefetcher best. The few sums of a
+//   one-row tile wait for each other, 4 to 6 cycles for 32 to 64 bytes.
+//
+//   K blocks keep a tile's weights in a cache while all groups of rows pass over them. A tile of one panel reads 64
+//   bytes for 12 multiply-adds. Its block is 16 KB of the first-level cache, half of a small one. A tile of four panels
+//   reads 64 for 6, at one or two a cycle. The second-level cache can deliver that, and with 64 KB the sums go to
+//   memory and back a quarter as often. Measured: benchmarks/RESULTS.md, "Sizes of tiles and blocks".
+//
+// SPEED  benchmarks/kernels.py linear compares it with the limits of the machine.
 
 constexpr int kVectors = 16 / kLanes;
 
-// ---- How each type of weight multiplies: `Step` = what one step of k needs of one panel.
+// ---- Multiplication by each type of weight
 
 struct WeightF32 {
     using Element = float;
     using Input = float;
     using Vector = F32;
-    static constexpr int kStep = 1;  // k per step
+    static constexpr int kStep = 1;  // k in one step
     PACE_INLINE void load_step(const float* p, F32* w) {
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v) w[v] = load(p + v * kLanes);
@@ -62,8 +66,8 @@ struct WeightF16 : WeightF32 {
 };
 
 #if PACE_ISA_LEVEL <= 1
-// PanelBF16Split: a lane of 32 bits holds output c in its low half and c + 8 in its high half; as fp32 the first is the
-// lane shifted left, the second the lane with its low half cleared.
+// PanelBF16Split: a 32-bit lane has output c in its low half and c + 8 in its high half. As fp32, the first is the lane
+// shifted left. The second is the lane with its low half cleared.
 struct WeightBF16 : WeightF32 {
     using Element = BF16;
     PACE_INLINE void load_step(const BF16* p, F32* w) {
@@ -95,8 +99,9 @@ struct WeightBF16 {
 
 // ---- One tile: R rows x P panels over `steps` steps of k. Adds to `sums` unless `first`.
 //
-// Weights come from memory, and a tile with many multiply-adds per byte looks only a few lines ahead out of order. So it
-// prefetches them 4 KB ahead, which Zen 5 needs and Zen 4 does not mind (benchmarks/RESULTS.md, "Sizes of tiles and blocks").
+// With many multiply-adds per byte, out-of-order execution sees only a few lines ahead of the weights in memory. So a
+// tile prefetches them: 4 KB ahead for one panel, else 2 KB ahead in each panel. Zen 5 needs that and Zen 4 does not
+// mind (benchmarks/RESULTS.md, "Sizes of tiles and blocks").
 //
 // Every loop over `sum` is unrolled, else g++ keeps the array in memory.
 template <class W, int R, int P>
@@ -141,22 +146,22 @@ static void linear_tile(const typename W::Input* x, int64_t x_stride, const type
 
 // ---- A range of rows and panels, cut into tiles.
 
-// Rows of a tile: `kManyRows` while weights are in cache, up to `kMaxTileRows` where one pass over them is the point.
+// Rows of a tile: `kManyRows` for weights in cache; up to `kMaxTileRows` if one pass over the weights serves all rows.
 constexpr int kMaxTileRows = PACE_ISA_LEVEL == 0 ? 2 : PACE_ISA_LEVEL == 1 ? 6 : 12;
 constexpr int kManyRows = PACE_ISA_LEVEL == 0 ? 2 : 6;
 
-// Panels of a tile that finds its weights in cache: as many as registers hold; see WHY THESE SIZES.
+// Panels of a tile with weights in cache, limited by the number of registers; see WHY THESE SIZES.
 constexpr int kCachedPanels = PACE_ISA_LEVEL <= 1 ? 1 : 4;
 
-// Weights of a tile in a block of K; see WHY THESE SIZES.
+// Bytes of a tile's weights in a block of K; see WHY THESE SIZES.
 constexpr int64_t kBlockBytes = (kCachedPanels == 1 ? 16 : 64) * 1024;
 
-// Up to this many rows, panels are read one by one from front to back, for memory is what they wait for; with more, all
-// of them block by block of K, so that the inputs of a block stay in the second-level cache. Measured on avx2:
-// benchmarks/RESULTS.md, "Sizes of tiles and blocks".
+// Up to this many rows the product is memory-bound, and panels are read one by one from front to back. With more rows,
+// all panels are read for one block of K at a time. The inputs of a block then stay in the second-level cache. Measured
+// on avx2: benchmarks/RESULTS.md, "Sizes of tiles and blocks".
 constexpr int kStreamedRows = kCachedPanels == 1 ? 16 : 0;
 
-// tile(row, rows) for tiles of nearly equal size: 13 rows are 5 + 4 + 4, not 6 + 6 + 1.
+// Calls tile(row, rows) for tiles of nearly equal size: 13 rows are 5 + 4 + 4, not 6 + 6 + 1.
 template <class Tile>
 PACE_INLINE void for_tiles(int64_t rows, int64_t max_rows, const Tile& tile) {
     for (int64_t row = 0, tiles = divide_up(rows, max_rows); tiles > 0; --tiles) {
@@ -186,7 +191,7 @@ static void linear_rows(const LinearArgs& a, int64_t row, int64_t first_panel, i
                                  k_begin == 0);
 }
 
-// linear_rows with R = rows, which is in [R, kMaxRows].
+// Calls linear_rows with R = rows; rows is in [R, kMaxRows].
 template <class W, int P, int kMaxRows, int R = 1>
 static void linear_rows_of(int64_t rows, const LinearArgs& a, int64_t row, int64_t first_panel, int64_t panels,
                            int64_t k_begin, int64_t k_count) {
@@ -198,7 +203,7 @@ static void linear_rows_of(int64_t rows, const LinearArgs& a, int64_t row, int64
 
 template <class W>
 static void linear(const LinearArgs& a) {
-    // The weights pass by once, and K needs no blocks.
+    // Weights are read only once, so K needs no blocks.
     if (a.rows <= kMaxTileRows)
         return linear_rows_of<W, 1, kMaxTileRows>(a.rows, a, 0, 0, a.panel_count, 0, a.k_padded);
 
@@ -224,11 +229,11 @@ static void linear(const LinearArgs& a) {
 }
 
 #if PACE_ISA_LEVEL >= 5
-// ---- AMX: every product goes through tiles, a single row too, because a tile adds up 32 k in its own order
-// (tile.inl). Two tiles of rows x two panels: tmm0-3 sums, 4-5 inputs, 6-7 weights; every loaded tile is used twice.
+// ---- AMX: all products use tiles, even for a single row, because a tile adds up 32 k in its own order (tile.inl). A
+// step is two tiles of rows x two panels: tmm0-3 sums, 4-5 inputs, 6-7 weights; every loaded tile is used twice.
 constexpr int64_t kTileRows = 16, kRowsOfTiles = 2 * kTileRows, kPanelsOfTiles = 2;
 
-// For `rows` rows, at most kRowsOfTiles, of which a tile takes `row_bytes` at a time.
+// Configures tiles for `rows` rows, at most kRowsOfTiles; a tile takes `row_bytes` of each at a time.
 PACE_INLINE void configure_tiles(int64_t rows, int64_t row_bytes) {
     const uint8_t upper = rows < kTileRows ? rows : kTileRows, lower = rows - upper, of_weights = row_bytes / 4;
     const uint8_t tile_rows[8] = {upper, upper, lower, lower, upper, lower, of_weights, of_weights};
@@ -241,7 +246,8 @@ PACE_INLINE void configure_tiles(int64_t rows, int64_t row_bytes) {
     tile_configure(config);
 }
 
-// Sums, 4 bytes each, of products over `bytes` of each row, a multiple of `row_bytes`; 16 times as many of a panel.
+// Sums, 4 bytes each, of products over `bytes` of each row. `bytes` is a multiple of `row_bytes`; a panel has 16 times
+// that.
 template <class Element, int kRowTiles, int kPanels>
 PACE_INLINE void multiply_tile(const char* x, int64_t x_stride, const char* w, int64_t panel_stride, int64_t bytes,
                                int64_t row_bytes, float* sums, int64_t sums_bytes) {
@@ -269,7 +275,7 @@ PACE_INLINE void multiply_tile(const char* x, int64_t x_stride, const char* w, i
     if constexpr (kRowTiles > 1 && kPanels > 1) tile_store<3>((char*)(sums + 16) + kTileRows * sums_bytes, sums_bytes);
 }
 
-// multiply_tile for as many rows as tiles were configured for, and one panel or two. Strides in bytes.
+// Calls multiply_tile for the configured number of rows, and one panel or two. Strides in bytes.
 template <class Element>
 PACE_INLINE void multiply_tiles(int64_t rows, int64_t panels, const char* x, int64_t x_stride, const char* w,
                                 int64_t panel_stride, int64_t bytes, int64_t row_bytes, float* sums,

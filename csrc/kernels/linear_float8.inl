@@ -1,6 +1,7 @@
 // Matrix product of fp32 activations with weights of float8 codes, for a range of rows and panels.
 //
-// SHAPES      x: M rows of K fp32; weights: panels of 16 outputs, PanelF8 (pace/types.h). sums: [rows][panels * 16] fp32.
+// SHAPES      x: M rows of K fp32; weights: panels of 16 outputs, PanelF8 (pace/types.h). sums: [rows][panels * 16]
+//             fp32.
 //
 // DEFINITION  for m: for n:  sum = 0
 //                 for k ascending:  sum = fma(float8(W[n][k]) * ws[n][k / group], x[m][k], sum)
@@ -8,24 +9,25 @@
 //
 // LAYOUT      A panel's codes are [k][16] bytes; scales lie between them (pace/types.h).
 //
-// NUMERICS    A float8 has 4 bits and a scale of a group 11, so that a weight is exact in fp32; with one scale for the row, which has 24
-//             bits, it is rounded once. The rest is linear.inl: fp32, k ascending (level 0 rounds product and sum).
+// NUMERICS    A float8 has 4 bits and a group scale 11, so that a weight is exact in fp32. A row scale has 24 bits, so
+//             the weight is rounded once. The rest is as in linear.inl: fp32, k ascending (level 0 rounds product and
+//             sum).
 //
-// WHY THIS WAY  Decoding and scaling take some five instructions for each vector, against one for a multiply-add: for many rows they are done
-//             once, into a block [panel][k][16] of fp32 that stays in the first-level cache, and linear_tile()
-//             multiplies that. One row or two are multiplied as codes come from memory, by tiles of several panels, for
-//             the sums of one are too few to hide that each waits for the multiply-add before it.
+// WHY THIS WAY  Decoding and scaling take about five instructions for each vector; a multiply-add is one. For many
+//               rows, weights are decoded once, into a block [panel][k][16] of fp32 in the first-level cache;
+//               linear_tile() multiplies that. One or two rows are multiplied while codes come from memory, by tiles of
+//               several panels. The sums of one panel are too few to hide the latency of the multiply-adds.
 
 constexpr int kFloat8Panels = kCachedPanels;
-constexpr int64_t kFloat8K = 16 * 1024 / (16 * sizeof(float) * kFloat8Panels);  // of a block
+constexpr int64_t kFloat8K = 16 * 1024 / (16 * sizeof(float) * kFloat8Panels);  // k in a block
 
-// Powers of two of a panel's rows, from their exponents.
+// Powers of two for a panel's rows, from their exponents.
 PACE_INLINE void load_powers(const int8_t* exponents, F32* powers) {
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) powers[v] = power_of_two(to_int(load(exponents + v * kLanes)));
 }
 
-// Scales of group g of a panel as load_float8() wants them.
+// Scales of group g of a panel in the form that load_float8() needs.
 PACE_INLINE void load_float8_scales(const PackedHeader& h, int64_t panel, int64_t g, F32* scales) {
     if (h.group) {
         load_powers((const int8_t*)h.row_scales() + 16 * panel, scales);
@@ -40,12 +42,12 @@ PACE_INLINE void load_float8_scales(const PackedHeader& h, int64_t panel, int64_
     for (int v = 0; v < kVectors; ++v) scales[v] = scales[v] * broadcast(kFloat8Unit);
 }
 
-// ---- Few rows.
+// ---- Few rows
 
 constexpr int kFloat8FewRows = PACE_ISA_LEVEL == 0 ? 1 : 2;
 constexpr int kFloat8FewPanels = PACE_ISA_LEVEL == 0 ? 1 : PACE_ISA_LEVEL == 1 ? 2 : 4;
 
-// R rows x P panels.
+// One tile: R rows x P panels.
 template <int R, int P>
 static void float8_tile(const PackedHeader& h, int64_t panel, const float* x, int64_t x_stride, float* sums,
                         int64_t sums_stride) {
@@ -91,9 +93,9 @@ static void linear_float8_few(const QuantizedLinearArgs& a) {
         float8_tile<R, 1>(*a.weight, a.first_panel + p, (const float*)a.x, x_stride, a.sums + 16 * p, a.sums_stride);
 }
 
-// ---- Many rows.
+// ---- Many rows
 
-// Weights k..k+count of a panel, [count][16].
+// Decodes weights k..k+count of a panel to [count][16].
 static void decode_float8(const PackedHeader& h, int64_t panel, int64_t k, int64_t count, float* out) {
     const int64_t group = h.group ? int64_t(h.group) : h.k_padded;
     for (const int64_t end = k + count; k < end;) {

@@ -1,49 +1,50 @@
 // Matrix product of quantised activations with weights of int8 or 4-bit codes, for a range of rows and panels.
 //
-// SHAPES      x: M rows as quantize_input() leaves them: codes xc, and for each group of G inputs a scale xs and the sum of its codes;
-//             weights: panels of 16 outputs, PanelI8 or PanelU4 (pace/types.h). sums: [rows][panels * 16] fp32, for
-//             linear_epilogue(). G divides the weight's group (128 where a whole row has one scale), so that a group of
-//             inputs has one scale ws and, in weights with minima, one minimum wm.
+// SHAPES      x: M rows from quantize_input(): codes xc, and for each group of G inputs a scale xs and the sum of its
+//             codes. weights: panels of 16 outputs, PanelI8 or PanelU4 (pace/types.h). sums: [rows][panels * 16] fp32,
+//             for linear_epilogue(). G divides the weight's group (128 for row scales). So a group of inputs has one
+//             scale ws and, in weights with minima, one minimum wm.
 //
-// DEFINITION  for m: for n:  sum = 0
-//                 for g ascending:  dot = the sum over k in g of level(W[n][k]) * xc[m][k]          in integers
-//                                   sum = fma(dot, ws[n][g] * xs[m][g], sum)
-//                                   sum = fma(wm[n][g] * xs[m][g], sum of xc[m][k] over k in g, sum)       with minima
-//                 sums[m][n] = sum
+// DEFINITION  for m: for n:  sum = 0.
+//                 for g ascending:  dot = the sum over k in g of level(W[n][k]) * xc[m][k]          in integers.
+//                                   sum = fma(dot, ws[n][g] * xs[m][g], sum).
+//                                   sum = fma(wm[n][g] * xs[m][g], sum of xc[m][k] over k in g, sum)       with minima.
+//                 sums[m][n] = sum.
 //             level(c) = c for int8; levels[c] of the header for 4 bits.
 //
-// LAYOUT      One step of a panel is 64 bytes, 4 for each output n, and every table reads the same ones:
+// LAYOUT      One step of a panel is 64 bytes, 4 for each output n; it is the same for every table:
 //
 //               PanelI8   k..k+3    [ n0: k k+1 k+2 k+3 | n1: k k+1 k+2 k+3 | ... | n15 ]
 //               PanelU4   k..k+7    the same places; low nibbles are k..k+3, high ones k+4..k+7
 //
-//             Four k of an output share a 32-bit lane, because that is what the instructions of vec_bytes.inl add up;
-//             their four inputs are one broadcast. Before the codes of every two groups lie their scales, and their
-//             minima (pace/types.h).
+//             Four k of an output share a 32-bit lane, because the instructions of vec_bytes.inl add them up; their
+//             four inputs are one broadcast. The scales and minima of every two groups come before their codes
+//             (pace/types.h).
 //
-// NUMERICS    dot is exact whatever the codes: |dot| <= 128 * 128 * 127 < 2^24, so its fp32 is exact too. ws is exact (F16 times a power
-//             of two, or fp32); ws * xs and wm * xs are rounded, and each fma once, on level 0 too. So the bits are the
-//             same on every table, and for every tile, chunk and thread: row determinism.
+// NUMERICS    dot is exact for any codes: |dot| <= 128 * 128 * 127 < 2^24, so its fp32 is exact too. ws is exact (F16
+//             times a power of two, or fp32). ws * xs, wm * xs and each fma are rounded once, on level 0 too. So the
+//             bits are the same on every table, and for every tile, chunk and thread: row determinism.
 //
-// WHY THIS WAY  Few rows are bound by memory: a tile is all of them x 1 panel, which is read front to back, see linear.inl, and decoded codes
-//             serve them all; up to three tiles more find the panel in cache.
-//     generic  2 rows   16 sums of pairs: some are in memory whatever we do
-//     avx2     4 rows   (int8: 8 sums, 2 weights and their magnitudes, an input, a product, ones: 15 of 16 registers; of code
-//                       books twice as many weights: some are in memory)
-//     avx512   6 rows
-//             More rows multiply unpacked codes: linear_quantized_many.inl (amx: linear_quantized_amx.inl).
-//             One row is a loop of one line, not unrolled, and on most tables without software prefetch: that is what
-//             the processor's own prefetch follows best (benchmarks/RESULTS.md, "What decode of quantised weights owes
-//             its speed to").
+// WHY THIS WAY  With few rows the product is memory-bound. A tile is all rows x 1 panel, read front to back (see
+//               linear.inl), and decoded codes serve all rows. Up to three tiles more find the panel in cache.
+//
+//     generic  2 rows   16 sums of pairs: some are in memory in any case.
+//     avx2     4 rows   int8: 8 sums, 2 weights and their magnitudes, an input, a product, ones: 15 of 16 registers.
+//                       Code books: two times the weights, some in memory.
+//     avx512   6 rows.
+//
+//             More rows multiply unpacked codes: linear_quantized_many.inl (amx: linear_quantized_amx.inl). One row is
+//             a loop of one line, not unrolled, and on most tables without software prefetch. The hardware prefetcher
+//             handles that best (benchmarks/RESULTS.md, "What decode of quantised weights owes its speed to").
 
-constexpr int kCodesRows = PACE_ISA_LEVEL == 0 ? 2 : PACE_ISA_LEVEL == 1 ? 4 : 6;  // of a tile
+constexpr int kCodesRows = PACE_ISA_LEVEL == 0 ? 2 : PACE_ISA_LEVEL == 1 ? 4 : 6;  // rows of a tile
 constexpr int kFewRows = PACE_ISA_LEVEL >= 5 ? kCodesRows : 4 * kCodesRows;
 
 // One tile: R rows x one panel.
 template <class Codes, int R, bool kHasMins>
 [[gnu::noinline]] static void quantized_tile(const Codes& codes_of_weight, const QuantizedWeight& w, int64_t panel,
                                              const char* x, int64_t x_stride, float* sums, int64_t sums_stride) {
-    const Codes codes = codes_of_weight;  // in registers
+    const Codes codes = codes_of_weight;  // keeps them in registers
     const InputRows<typename Codes::Input> inputs(w, x, x_stride);
     F32 sum[R][kVectors] = {}, row_scales[kVectors];
     w.load_row_scales(panel, row_scales);

@@ -1,25 +1,26 @@
 // Matrix product of quantised activations with weights of int8 or 4-bit codes on AMX tiles, for many rows.
 //
-// SHAPES, DEFINITION, NUMERICS  those of linear_quantized.inl: sums of products are integers, so that the bits are the same.
+// SHAPES, DEFINITION, NUMERICS  As in linear_quantized.inl. Sums of products are integers, so the bits are the same.
 //
 // LAYOUT      A step of PanelI8, 4 k of 16 outputs in 64 bytes, is a row of a tile of weights:
 //
-//               weights   [k/4][n][4]   16 rows, 64 k         inputs   [m][k]   16 rows of codes, as quantize_input() leaves them
+//               weights   [k/4][n][4]   16 rows, 64 k         inputs   [m][k]   16 rows of codes from quantize_input()
 //
-//             Sums end with every group of inputs, so that a tile takes 64 k or, of smaller groups, a group: then it
-//             has fewer rows.
+//             Sums end with every group of inputs, so that a tile takes 64 k. Smaller groups take one tile each, with
+//             fewer rows.
 //
-// WHY THIS WAY  Codes become int8, one group behind the other, in a block that stays in the first-level cache while all rows pass over it:
-//             2 panels x 512 k = 16 KB. The end of a row may be a half tile, which is filled up with zeros (inputs are
-//             read there, and count for nothing). Of 128 k, the products of 32 rows x 2 panels take 8 tdpbssd, 128
-//             cycles; the 64 vectors of sums that become fp32 some 200, so they decide. vpdpbusd would take 1024 for
-//             the same products (two a cycle). Up to kFewRows rows, vpdpbusd multiplies codes as they come from memory,
-//             once: linear_quantized.inl. (Counted, not measured.)
+// WHY THIS WAY  Codes become int8, group by group, in a block of 2 panels x 512 k = 16 KB. It stays in the first-level
+//               cache while all rows pass over it. A half tile at the end of a row is filled up with zeros; inputs read
+//               there have no effect. For 128 k, the products of 32 rows x 2 panels take 8 tdpbssd, 128 cycles.
+//               Converting the 64 vectors of sums to fp32 takes about 200 cycles, so that is the bottleneck. vpdpbusd
+//               would take 1024 cycles for the same products (two a cycle). Up to kFewRows rows, vpdpbusd multiplies
+//               codes as they come from memory, once: linear_quantized.inl. (Counted, not measured.)
 #if PACE_ISA_LEVEL >= 5
 
 constexpr int64_t kTilesBlockK = 512;
 
-// Codes of a panel's groups of inputs [first, end), [k/4][16][4] int8, up to a multiple of `tile_k`.
+// Unpacks the codes of a panel's groups of inputs [first, end) to int8 [k/4][16][4], zero-padded to a multiple of
+// `tile_k`.
 static void decode_for_tiles(const PackedHeader& h, int64_t panel, int64_t first, int64_t end, int64_t tile_k,
                              uint8_t* out) {
     int64_t count = 0;
@@ -40,18 +41,18 @@ static void decode_for_tiles(const PackedHeader& h, int64_t panel, int64_t first
     for (; count % tile_k; count += 4, out += 64) store_bytes(out, Bytes{});
 }
 
-// `rows` rows x `panels` panels over the groups of inputs [first, end), whose weights are `codes` [panel][k/4][16][4].
-// Adds to `sums` unless first is 0. Tiles are configured.
+// Multiplies `rows` rows x `panels` panels over the groups of inputs [first, end). `codes` [panel][k/4][16][4] are
+// their weights. Adds to `sums` unless first is 0. Tiles must be configured.
 static void quantized_tiles(const PackedHeader& h, int64_t panel, int64_t panels, const uint8_t* codes, int64_t tile_k,
                             const char* x, int64_t x_stride, int64_t rows, int64_t first, int64_t end, float* sums,
                             int64_t sums_stride) {
-    const QuantizedWeight weight(h);  // what the header tells, once: the compiler looks again after every tile
+    const QuantizedWeight weight(h);  // reads the header once: the compiler would reload it after every tile
     const bool has_mins = h.has_mins;
-    F32 row_scales[kPanelsOfTiles];  // of rows, or powers of two
+    F32 row_scales[kPanelsOfTiles];  // row scales, or powers of two
     for (int64_t p = 0; p < panels; ++p) weight.load_row_scales(panel + p, row_scales + p);
     const float* const x_scales = QuantizedInput::scales(x, h);
     const float* const x_sums = QuantizedInput::sums(x, h);
-    const int64_t stride = x_stride / 4;  // of the two
+    const int64_t stride = x_stride / 4;  // of x_scales and x_sums
 
     alignas(64) float dots[kRowsOfTiles][kPanelsOfTiles * 16];  // integers
     for (int64_t g = first; g < end; ++g) {

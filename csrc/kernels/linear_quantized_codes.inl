@@ -1,16 +1,17 @@
-// Codes of quantised weights: how each kind is decoded and multiplied with codes of inputs. See linear_quantized.inl.
+// Codes of quantised weights: decoding of each kind, and products with codes of inputs. See linear_quantized.inl.
 
-// ---- In a panel. A step is 64 bytes, of which each vector makes kFactors weights of four k.
-//   decode(codes, p, w)      the weights of a vector, to be multiplied at once
-//   unpack(codes, p, out)    a whole step as Unpacked wants it; returns the end of what it wrote
+// ---- In a panel. A step is 64 bytes; each vector of it has kFactors weights of four k.
+//
+//   decode(codes, p, w)      the weights of a vector, for immediate multiplication.
+//   unpack(codes, p, out)    a whole step in the form of Unpacked; returns the end of the output.
 
-// Tiles of at least kPrefetchRows rows, and unpack_codes(), fetch codes this far ahead. One row that takes few
-// instructions a line is best left to the processor's own prefetch, which such requests disturb
+// Tiles of at least kPrefetchRows rows, and unpack_codes(), prefetch codes this far ahead. One row with few
+// instructions per line relies on the hardware prefetcher, which software prefetches would disturb
 // (benchmarks/RESULTS.md).
 constexpr int kPrefetchBytes = 4096, kNever = 1 << 30;
 constexpr bool kOneRowIsSlow = PACE_ISA_LEVEL <= 1 && !PACE_HAS_VNNI;
 
-// A NibbleSum of numbers up to PackedHeader::kMostDistance holds so many k.
+// Number of k that a NibbleSum can hold, for codes up to PackedHeader::kMostDistance.
 constexpr int kDistanceSumK = kNibbleSumK > 32 ? kInputGroup : 16;
 
 struct CodesI8 {
@@ -37,7 +38,7 @@ struct CodesU4Levels {
     using Input = InputCode;
     using Sum = SignedSum;
     static constexpr int kStep = 8, kFactors = 2, kStepBytes = 64, kSumK = kInputGroup;
-    static constexpr int kPrefetchRows = PACE_ISA_LEVEL <= 1 ? 1 : 2;  // with VNNI, too: the look-ups
+    static constexpr int kPrefetchRows = PACE_ISA_LEVEL <= 1 ? 1 : 2;  // because of the table lookups, with VNNI too
     static constexpr bool kHasStarts = kSignedOffset != 0;
     const Lookup levels;
     explicit CodesU4Levels(const PackedHeader& h) : levels(h.levels) {}
@@ -58,7 +59,7 @@ struct CodesU4Levels {
     }
 };
 
-// Levels of c - 8.
+// Codes with levels c - 8.
 struct CodesU4 {
     using Unpacked = struct UnpackedNibbles;
     using Weight = Nibbles;
@@ -85,15 +86,15 @@ struct CodesU4 {
     }
 };
 
-// Levels that are near one another, such as those of MXFP4: distances from the least of them, multiplied like nibbles,
-// without magnitudes and signs.
+// Levels close together, such as those of MXFP4. Distances from the smallest level are multiplied like nibbles, without
+// magnitudes and signs.
 struct CodesU4Near {
     using Unpacked = struct UnpackedDistances;
     using Weight = Nibbles;
     using Input = InputCode;
     using Sum = NibbleSum;
     static constexpr int kStep = 8, kFactors = 2, kStepBytes = 64, kSumK = kDistanceSumK;
-    static constexpr int kPrefetchRows = PACE_ISA_LEVEL <= 1 ? 1 : 2;  // with VNNI, too: the look-ups
+    static constexpr int kPrefetchRows = PACE_ISA_LEVEL <= 1 ? 1 : 2;  // because of the table lookups, with VNNI too
     static constexpr bool kHasStarts = true;
     const Lookup distances;
     explicit CodesU4Near(const PackedHeader& h) : distances(Distances(h).of_code) {}
@@ -122,7 +123,7 @@ struct CodesU4Near {
     };
 };
 
-// Of five bits: a step is a unit of planes.inl, of which a sum of 16 bits takes half.
+// 5-bit codes. A step is a unit of planes.inl; a 16-bit sum holds half of it.
 struct CodesU5 {
     using Unpacked = struct UnpackedDistances;
     using Weight = Nibbles;
@@ -150,7 +151,7 @@ struct CodesU5 {
     }
 };
 
-// `count` codes for each output of a panel, a whole number of steps, from p on. Returns the end of what it wrote.
+// Unpacks `count` codes for each output of a panel, a whole number of steps, from p on. Returns the end of the output.
 template <class Codes>
 PACE_INLINE uint8_t* unpack_codes(const Codes& codes, const uint8_t* p, int64_t count, uint8_t* out) {
     for (int64_t k = 0; k < count; k += Codes::kStep, p += Codes::kStepBytes) {
@@ -160,7 +161,7 @@ PACE_INLINE uint8_t* unpack_codes(const Codes& codes, const uint8_t* p, int64_t 
     return out;
 }
 
-// ---- Unpacked, in the first-level cache. Each vector of a step makes one weight.
+// ---- Unpacked, in the first-level cache. Each vector of a step is one weight.
 
 struct UnpackedSigned {
     using Weight = Unpacked;
@@ -196,9 +197,9 @@ struct UnpackedDistances : UnpackedNibbles {
     }
 };
 
-// ---- Products of one group of inputs. They move x and w on, behind what they multiplied.
+// ---- Products of one group of inputs. They advance x and w past the multiplied data.
 
-// `count` k of R rows and P panels, added to `sums`.
+// Adds products of `count` k, of R rows and P panels, to `sums`.
 template <class Codes, int R, int P>
 PACE_INLINE void add_steps(const Codes& codes, const typename Codes::Input*& x, int64_t x_stride, const uint8_t*& w,
                            int64_t panel_bytes, int64_t count, typename Codes::Sum (&sums)[R][P * kVectors]) {
@@ -206,7 +207,7 @@ PACE_INLINE void add_steps(const Codes& codes, const typename Codes::Input*& x, 
         if constexpr (R >= Codes::kPrefetchRows)
 #pragma GCC unroll 8
             for (int line = 0; line < Codes::kStepBytes; line += 64) __builtin_prefetch(w + line + kPrefetchBytes);
-        if constexpr (R * P == 1) {  // vector by vector, for want of registers
+        if constexpr (R * P == 1) {  // one vector at a time, because registers are scarce
             decltype(Codes::broadcast(x)) inputs[Codes::kFactors];
 #pragma GCC unroll 16
             for (int q = 0; q < Codes::kFactors; ++q) inputs[q] = Codes::broadcast(x + 4 * q);
@@ -234,7 +235,7 @@ PACE_INLINE void add_steps(const Codes& codes, const typename Codes::Input*& x, 
     }
 }
 
-// The same of codes whose step is more than a narrow sum holds.
+// The same for codes with steps longer than a narrow sum can hold.
 template <class Codes, int R, int P>
 PACE_INLINE void add_parts_of_steps(const typename Codes::Input*& x, int64_t x_stride, const uint8_t*& w,
                                     int64_t panel_bytes, int64_t count, I32 (&dots)[R][P * kVectors]) {
@@ -272,8 +273,8 @@ PACE_INLINE void add_parts_of_steps(const typename Codes::Input*& x, int64_t x_s
     }
 }
 
-// `count` k, the products of levels: sums of codes, which begin with start(r, v), go through narrower sums where the
-// codes have such, kSumK of k at a time.
+// Computes the dot products of levels over `count` k. Sums of codes begin with start(r, v). Codes with narrower sums
+// add those up over kSumK of k at a time.
 template <class Codes, int R, int P, class Start>
 PACE_INLINE void dots_of_group(const Codes& codes, const typename Codes::Input*& x, int64_t x_stride, const uint8_t*& w,
                                int64_t panel_bytes, int64_t count, const Start& start, I32 (&dots)[R][P * kVectors]) {
@@ -304,7 +305,7 @@ PACE_INLINE void dots_of_group(const Codes& codes, const typename Codes::Input*&
     }
 }
 
-// What the products of a group add to the sums of a row.
+// Adds the products of a group to the sums of a row.
 template <int kSums>
 PACE_INLINE void add_group(const I32 (&dots)[kSums], const F32* scales, const F32* mins, const float* x_scale,
                            const float* x_sum, F32 (&sum)[kSums]) {
@@ -315,7 +316,7 @@ PACE_INLINE void add_group(const I32 (&dots)[kSums], const F32* scales, const F3
     for (int v = 0; v < kSums; ++v) sum[v] = fused_fma(mins[v] * broadcast(*x_scale), broadcast(*x_sum), sum[v]);
 }
 
-// What all tiles of a call share: where things are, which takes divisions to find out.
+// Fields of the header that all tiles of a call share; computing them takes divisions.
 struct QuantizedWeight {
     const PackedHeader& h;
     const int64_t k_padded, group, groups, input_group, input_groups, panel_bytes, pair_scales_bytes;
@@ -332,25 +333,25 @@ struct QuantizedWeight {
           row_scales(h.row_scales()),
           panels(h.panel(0)) {}
     const char* panel(int64_t index) const { return panels + index * panel_bytes; }
-    // Of the 16 outputs of a panel: their scales, or the powers of two that belong to those of groups.
+    // Loads scales for the 16 outputs of a panel, or the powers of two for group scales.
     void load_row_scales(int64_t panel, F32* scales) const {
         if (group) return load_powers((const int8_t*)row_scales + 16 * panel, scales);
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v) scales[v] = load((const float*)row_scales + 16 * panel + v * kLanes);
     }
-    // k of the group of inputs g.
+    // Number of k in input group g.
     int64_t count(int64_t g) const {
         return k_padded - g * input_group < input_group ? k_padded - g * input_group : input_group;
     }
 };
 
-// Rows of inputs: codes as int8 or int16, and the numbers of their groups.
+// Rows of inputs: codes as int8 or int16, and the scales, sums and starts of their groups.
 template <class Code>
 struct InputRows {
     const Code* const codes;
     const float *const scales, *const sums;
     const int32_t* const starts;
-    const int64_t codes_stride, stride;  // from row to row: of codes, of the others
+    const int64_t codes_stride, stride;  // distance between rows: for codes, for the rest
     InputRows(const QuantizedWeight& w, const char* x, int64_t x_stride)
         : codes(sizeof(Code) == 1 ? (const Code*)x : (const Code*)QuantizedInput::wide_codes(x, w.h)),
           scales(QuantizedInput::scales(x, w.h)),

@@ -1,31 +1,36 @@
 // Matrix product of quantised activations with weights of int8 or 4-bit codes, for many rows.
 //
-// SHAPES, DEFINITION, NUMERICS  those of linear_quantized.inl.
+// SHAPES, DEFINITION, NUMERICS  As in linear_quantized.inl.
 //
-// LAYOUT      A block: the codes of some groups of inputs of a panel as the table multiplies them, and for each group 16 numbers,
+// LAYOUT      A block has the codes of several input groups of a panel, in the form that the table multiplies. For each
+//             group it also has 16 numbers of each kind:
 //
-//               codes         [k / 4][16][4]     64 bytes a step: 4 k as bytes
-//                             [k / 4][2][16][2]  signed ones on avx2, 128 bytes a step: k and k + 2 as 16 bits, then k + 1 and k + 3
-//               scales        in fp32, and minima
-//               own_products  see vec_bytes.inl
+//               codes         [k / 4][16][4]     64 bytes a step: 4 k as bytes.
 //
-// WHY THIS WAY  A block stays in the first-level cache while all rows pass over it, so that unpacking counts for little, and a tile has
-//             registers for its sums alone:
-//     generic  2 rows x 1 panel   16 sums of pairs: some are in memory whatever we do
-//     avx2     6 rows x 1 panel   nibbles: 12 sums, 2 weights, an input, a product: all 16 registers
-//              4 rows x 1 panel   signed: 8 sums, 4 halves of weights, 2 of an input, 2 sums of those: all 16
-//     avx2_vnni  6 rows x 1 panel  12 sums, 2 weights, an input
-//     avx512   6 rows x 2 panels  12 sums, 12 in fp32, 4 weights, an input: 29 of 32 registers
-//             16 KB of codes leave half of a first-level cache of 32 KB to inputs and scales; the inputs of a block
-//             stay in the second level for all panels. Signed codes on avx2 are multiplied in pairs: products and
-//             additions by themselves would compete for the ports that products need.
-//             Measured, with what did not help: benchmarks/RESULTS.md, "Sizes of tiles and blocks".
+//                             [k / 4][2][16][2]  signed ones on avx2, 128 bytes a step: k and k + 2 as 16 bits.
+//                                                Then k + 1 and k + 3.
+//               scales        in fp32, and minima.
+//               own_products  see vec_bytes.inl.
+//
+// WHY THIS WAY  A block stays in the first-level cache while all rows pass over it. So unpacking costs little, and a
+//               tile has all registers for its sums:
+//
+//     generic  2 rows x 1 panel   16 sums of pairs: some are in memory in any case.
+//     avx2     6 rows x 1 panel   nibbles: 12 sums, 2 weights, an input, a product: all 16 registers.
+//              4 rows x 1 panel   signed: 8 sums, 4 halves of weights, 2 of an input, 2 sums of those: all 16.
+//     avx2_vnni  6 rows x 1 panel  12 sums, 2 weights, an input.
+//     avx512   6 rows x 2 panels  12 sums, 12 in fp32, 4 weights, an input: 29 of 32 registers.
+//
+//             16 KB of codes leave half of a first-level cache of 32 KB to inputs and scales. The inputs of a block
+//             stay in the second level for all panels. Signed codes on avx2 are multiplied in pairs: separate products
+//             and additions would compete for the ports that products need. Measurements, including failed attempts:
+//             benchmarks/RESULTS.md, "Sizes of tiles and blocks".
 
 constexpr int kManyPanels = PACE_ISA_LEVEL <= 1 ? 1 : 2;
 constexpr int64_t kUnpackedBlockBytes = 16 * 1024 / kManyPanels;
 
-// Sums of fp32 have registers of their own beside those of integers on avx512 with dot products; elsewhere they stay in
-// memory, and are added to at a group's end.
+// True if fp32 sums have registers in addition to the integer sums: on avx512 with dot products. Elsewhere they stay in
+// memory, and a group's end adds to them.
 constexpr bool kSumsStay = PACE_ISA_LEVEL >= 3;
 
 struct UnpackedBlock {
@@ -35,7 +40,7 @@ struct UnpackedBlock {
     float own_products[kMaxGroups][16];  // integers
 };
 
-// Of 16 outputs, whose unpacked codes are at [p, end).
+// Own products of 16 outputs with unpacked codes at [p, end).
 PACE_INLINE void sum_own_products(const uint8_t* p, const uint8_t* end, float* out) {
     I32 sums[kVectors];
     for (I32& sum : sums) sum = broadcast_int(0);
@@ -46,7 +51,7 @@ PACE_INLINE void sum_own_products(const uint8_t* p, const uint8_t* end, float* o
     for (int v = 0; v < kVectors; ++v) store(out + v * kLanes, from_bits(sums[v]));
 }
 
-// Groups of inputs [first, end) of a panel.
+// Unpacks groups of inputs [first, end) of a panel.
 template <class Codes>
 static void unpack_block(const Codes& codes, const QuantizedWeight& w, int64_t panel, int64_t first, int64_t end,
                          UnpackedBlock& block) {
@@ -82,8 +87,8 @@ PACE_INLINE void store_row(float* sums, const F32 (&row)[kSums]) {
     for (int v = 0; v < kSums; ++v) store(sums + v * kLanes, row[v]);
 }
 
-// One tile: R rows x P panels over the groups of inputs [first, end), those of `blocks`. Adds to `sums` unless first is
-// 0.
+// One tile: R rows x P panels over the groups of inputs [first, end), which `blocks` contain. Adds to `sums` unless
+// first is 0.
 template <class Unpacked, int R, int P>
 [[gnu::noinline]] static void unpacked_tile(const QuantizedWeight& w, const UnpackedBlock* blocks, const char* x,
                                             int64_t x_stride, int64_t first, int64_t end, float* sums,
@@ -144,7 +149,7 @@ template <class Unpacked, int R, int P>
         for (int r = 0; r < R; ++r) store_row(sums + r * sums_stride, sum[r]);
 }
 
-// `rows` rows, at most Unpacked::kRows, x `panels` panels, at most kManyPanels.
+// Tiles for `rows` rows, at most Unpacked::kRows, x `panels` panels, at most kManyPanels.
 template <class Unpacked, int R = 1>
 static void unpacked_rows(int64_t rows, const QuantizedWeight& w, const UnpackedBlock* blocks, int64_t panels,
                           const char* x, int64_t x_stride, int64_t first, int64_t end, float* sums,

@@ -1,16 +1,16 @@
 // Matrix product of quantised activations with weights in super-blocks, for a range of rows and panels.
 //
-// SHAPES, DEFINITION, NUMERICS  those of super_blocks.inl.
+// SHAPES, DEFINITION, NUMERICS  As in super_blocks.inl.
 //
-// WHY THIS WAY  Few rows are bound by memory: a tile is up to kSuperRows rows x 1 panel, which is read front to back, and codes are decoded
-//             in registers, fetched ahead for one row too: a line takes more instructions than one of int8. Two tiles find
-//             the panel in cache. More rows multiply codes that were unpacked once:
-//             linear_super_many.inl (amx: linear_super_amx.inl).
+// WHY THIS WAY  With few rows the product is memory-bound. A tile is up to kSuperRows rows x 1 panel, read front to
+//               back, and codes are decoded in registers. They are prefetched even for one row, because a line takes
+//               more instructions than in int8. Two tiles find the panel in cache. More rows multiply codes that were
+//               unpacked once: linear_super_many.inl (amx: linear_super_amx.inl).
 
-constexpr int kSuperRows = PACE_ISA_LEVEL == 0 ? 2 : 4;  // of a tile
+constexpr int kSuperRows = PACE_ISA_LEVEL == 0 ? 2 : 4;  // rows of a tile
 constexpr int kFewSuperRows = 2 * kSuperRows;
 
-// 32 k from `unit` on, whose codes are at p.
+// Adds products of the 32 k of unit `unit`, with codes at p.
 template <class Codes, int R>
 PACE_INLINE void add_unit(const Codes& codes, const uint8_t* p, const int8_t* group_scales, const InputCode* x,
                           int64_t x_stride, I32 (&total)[R][kVectors]) {
@@ -48,7 +48,7 @@ template <class Codes, int R>
 [[gnu::noinline]] static void super_tile(const Codes& codes_of_weight, const PackedHeader& h, int64_t panel,
                                          const char* x, int64_t x_stride, float* out, int64_t out_stride) {
     constexpr int kUnitBytes = Codes::kUnitBytes, kUnitsOfHalf = 4;
-    const Codes codes = codes_of_weight;  // in registers
+    const Codes codes = codes_of_weight;  // keeps them in registers
     const SuperInputs inputs(h, x, x_stride);
     const uint8_t* p = (const uint8_t*)h.panel(panel);
     const int64_t super_blocks = h.k / kSuperBlock, super_block_bytes = h.super_block_bytes();

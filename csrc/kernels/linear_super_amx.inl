@@ -1,13 +1,14 @@
 // Matrix product of quantised activations with weights in super-blocks on AMX tiles, for many rows.
 //
-// SHAPES, DEFINITION, NUMERICS  those of super_blocks.inl: totals are integers, so that the bits are the same.
+// SHAPES, DEFINITION, NUMERICS  As in super_blocks.inl. Totals are integers, so the bits are the same.
 //
-// LAYOUT      A code times its group's scale, s * level, is at most 4096: 128 times a high part of -32 to 32, and a low part of -64 to 63.
-//             Both lie as PanelI8 [k / 4][16][4], so that a group's end needs no sums, and a product takes 64 k at a time.
+// LAYOUT      A code times its group's scale, s * level, is at most 4096. It is split as 128 times a high part of -32
+//             to 32, plus a low part of -64 to 63. Both have the layout of PanelI8, [k / 4][16][4]. So sums need not
+//             end with a group, and a product takes 64 k at a time.
 //
-// WHY THIS WAY  Twice the products of int8, which cost 256 cycles for 128 k of 32 rows x 2 panels; groups of 16 or 32 k as tiles of
-//             their own would leave half or three quarters of a tile empty, and sums to be scaled by vectors for each
-//             group. (Counted, not measured.)
+// WHY THIS WAY  This takes twice the products of int8: 256 cycles for 128 k of 32 rows x 2 panels. Separate tiles for
+//               groups of 16 or 32 k would leave three quarters or half of a tile empty. Vector code would also have to
+//               scale the sums of each group. (Counted, not measured.)
 #if PACE_ISA_LEVEL >= 5
 
 struct SuperTiles {
@@ -15,7 +16,7 @@ struct SuperTiles {
     alignas(64) int8_t high[kPanelsOfTiles][kBytes], low[kPanelsOfTiles][kBytes];
 };
 
-// Of `k` unpacked codes of each output.
+// Splits `k` unpacked codes of each output.
 static void split_codes(const UnpackedSuperBlocks& block, int64_t k, int group, int32_t offset, int8_t* high,
                         int8_t* low) {
     for (int64_t step = 0; step < k / 4; ++step) {
@@ -29,8 +30,8 @@ static void split_codes(const UnpackedSuperBlocks& block, int64_t k, int group, 
     }
 }
 
-// `rows` rows x `panels` panels over `halves` times 128 k, from half `first` of the inputs on. Adds to `out` unless that
-// is 0. Tiles are configured.
+// Multiplies `rows` rows x `panels` panels over `halves` times 128 k, from half `first` of the inputs on. Adds to `out`
+// unless `first` is 0. Tiles must be configured.
 static void super_tiles(const PackedHeader& h, const UnpackedSuperBlocks* blocks, const SuperTiles& tiles,
                         int64_t panels, const char* x, int64_t x_stride, int64_t rows, int64_t first, int64_t halves,
                         float* out, int64_t out_stride) {

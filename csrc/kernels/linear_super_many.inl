@@ -1,16 +1,18 @@
 // Matrix product of quantised activations with weights in super-blocks, for many rows.
 //
-// SHAPES, DEFINITION, NUMERICS  those of super_blocks.inl.
+// SHAPES, DEFINITION, NUMERICS  As in super_blocks.inl.
 //
-// LAYOUT      A block: some super-blocks of a panel as the table multiplies them. Codes a byte each, [k / 4][16][4]; of each group
-//             its scales [16]; of each 32 k the numbers [16] that sums of inputs are multiplied with; of each 128 k scales [16] in fp32.
+// LAYOUT      A block is several super-blocks of a panel, in the form that the table multiplies. It has codes of a byte
+//             each, [k / 4][16][4], and scales [16] for each group. Each 32 k have the numbers [16] that multiply sums
+//             of inputs. Each 128 k have scales [16] in fp32.
 //
-// WHY THIS WAY  As linear_quantized_many.inl: unpacking counts for little where a block stays in the first-level cache while all rows
-//             pass over it, and a tile has registers for its sums.
-//     avx2     6 rows x 1 panel   12 sums of 16 bits, 2 weights, an input, a product: all 16 registers; totals are in memory, and are
-//                                 added to once for each group
-//              4 rows x 1 panel   of 6 bits, whose sums go to totals every 8 k; and of levels
-//     avx512   6 rows x 2 panels  12 sums, 12 totals, 2 weights, an input: 27 of 32 registers
+// WHY THIS WAY  As in linear_quantized_many.inl, unpacking costs little if a block stays in the first-level cache while
+//               all rows pass over it. A tile then has registers for its sums:
+//
+//     avx2     6 rows x 1 panel   12 sums of 16 bits, 2 weights, an input, a product: all 16 registers. Totals are in
+//                                 memory; each group adds to them once.
+//              4 rows x 1 panel   for 6 bits, whose sums go to totals every 8 k; and for levels.
+//     avx512   6 rows x 2 panels  12 sums, 12 totals, 2 weights, an input: 27 of 32 registers.
 
 constexpr int kSuperBlocksAtOnce = kManyPanels == 1 ? 4 : 2;
 
@@ -21,7 +23,7 @@ struct UnpackedSuperBlocks {
     alignas(64) float scales[kMaxK / 128][16], mins[kMaxK / 128][16];
 };
 
-// How unpacked codes are multiplied. With vpdpbusd levels are codes like others, moved by an offset.
+// The form in which unpacked codes are multiplied. With vpdpbusd, levels are ordinary codes with an offset.
 template <class Codes>
 struct UnpackedSuper {
     static constexpr bool kSigned = !Codes::kUnsigned && kSignedOffset == 0;
@@ -39,7 +41,7 @@ struct UnpackedSuper {
 PACE_INLINE void store_int(int32_t* p, I32 a) { store((float*)p, from_bits(a)); }
 PACE_INLINE I32 load_int(const int32_t* p) { return bits(load((const float*)p)); }
 
-// Super-blocks [first, end) of a panel.
+// Unpacks super-blocks [first, end) of a panel.
 template <class Codes>
 static void unpack_super_blocks(const Codes& codes, const PackedHeader& h, int64_t panel, int64_t first, int64_t end,
                                 UnpackedSuperBlocks& block) {
@@ -80,8 +82,8 @@ static void unpack_super_blocks(const Codes& codes, const PackedHeader& h, int64
 
 #if PACE_ISA_LEVEL < 5
 
-// One tile: R rows x P panels over `halves` times 128 k, those of `blocks`, from half `first` of the inputs on. Adds to
-// `out` unless that is 0.
+// One tile: R rows x P panels over `halves` times 128 k, which `blocks` contain, from half `first` of the inputs on.
+// Adds to `out` unless `first` is 0.
 template <class Codes, int R, int P>
 [[gnu::noinline]] static void unpacked_super_tile(const PackedHeader& h, const UnpackedSuperBlocks* blocks,
                                                   const char* x, int64_t x_stride, int64_t first, int64_t halves,
@@ -163,7 +165,7 @@ template <class Codes, int R, int P>
     }
 }
 
-// `rows` rows, at most those of a tile, x `panels` panels, at most kManyPanels.
+// Tiles for `rows` rows, at most those of a tile, x `panels` panels, at most kManyPanels.
 template <class Codes, int R = 1>
 static void unpacked_super_rows(int64_t rows, const PackedHeader& h, const UnpackedSuperBlocks* blocks, int64_t panels,
                                 const char* x, int64_t x_stride, int64_t first, int64_t halves, int32_t offset,

@@ -1,19 +1,19 @@
 // RMSNorm and LayerNorm of one row.
 //
-// SHAPES      x, y [k]; weight, bias [k]
-// DEFINITION  rms:    y = x / sqrt(mean(x^2) + eps) * weight
-//             layer:  y = (x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps) * weight + bias
-// LAYOUT      rows are contiguous; y may be x itself
-// NUMERICS    fp32. Sums run in 4 * lanes running totals that are added in a fixed tree, an order that depends on k and on the
-//             instruction set alone. The variance is taken around the mean, in a second pass.
+// SHAPES      x, y [k]; weight, bias [k].
+// DEFINITION  rms:    y = x / sqrt(mean(x^2) + eps) * weight.
+//             layer:  y = (x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps) * weight + bias.
+// LAYOUT      Rows are contiguous; y may be x itself.
+// NUMERICS    fp32. Sums use 4 * lanes running totals that are added in a fixed tree. The order depends only on k and
+//             the instruction set. The variance is computed around the mean, in a second pass.
 //
-// Why four totals: an addition takes four cycles, and one total would wait for itself. The row (at most some 64 KB)
-// stays in the nearest caches between the passes.
+// Why four totals: an addition takes four cycles, and a single total would wait for itself. The row (about 64 KB at
+// most) stays in the nearest caches between the passes.
 
 constexpr int kNormTotals = 4;
 
-// The sum of term(i, n) over the row: n lanes from element i on, n < kLanes only at the end, where the other lanes must
-// be 0.
+// The sum of term(i, n) over the row, for n lanes from element i on. n < kLanes only at the end; the other lanes must
+// then be 0.
 template <class Term>
 PACE_INLINE float sum_over_row(int64_t k, const Term& term) {
     F32 totals[kNormTotals];
@@ -28,7 +28,7 @@ PACE_INLINE float sum_over_row(int64_t k, const Term& term) {
     return reduce_add((totals[0] + totals[1]) + (totals[2] + totals[3]));
 }
 
-// 1 / sqrt(v), exactly rounded twice: the approximate instruction differs between processors.
+// 1 / sqrt(v), with exactly two roundings: the approximate instruction differs between processors.
 PACE_INLINE float inverse_sqrt(float v) {
     float lanes[kLanes];
     store(lanes, broadcast(1.0f) / sqrt(broadcast(v)));

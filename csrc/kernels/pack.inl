@@ -1,8 +1,7 @@
 // Packed weights: from rows of a matrix to panels of 16 outputs, and back.
 //
-// SHAPES      source: rows of K elements, fp32, bf16 or fp16, any row stride; panel: 16 rows x k_padded elements of the
-//             weight's dtype. A panel may be filled by several calls, and by several threads: an element is written by its row
-//             alone.
+// SHAPES      source: rows of K elements, fp32, bf16 or fp16, any row stride. panel: 16 rows x k_padded elements of the
+//             weight's dtype. Several calls, and several threads, may fill a panel: only its own row writes an element.
 //
 // LAYOUT      element (row c of the panel, k):
 //
@@ -12,8 +11,9 @@
 //
 // NUMERICS    Conversions round to nearest even, as torch's `.to()`; equal dtypes are copied bit for bit.
 //
-// WHY THIS WAY  64 k of up to 16 rows are converted row by row (vectors, contiguous) into a 4 KB stage, which stays in
-//             the first-level cache while it is transposed; the source is read and the panel written once, front to back.
+// WHY THIS WAY  64 k of up to 16 rows are converted row by row (vectors, contiguous) into a 4 KB stage. It stays in the
+//               first-level cache while it is transposed. The source is read once and the panel written once, front to
+//               back.
 
 PACE_INLINE int64_t element_index(Layout layout, int64_t row, int64_t k) {
     switch (layout) {
@@ -38,7 +38,7 @@ static void stage_row(DType dtype, const void* source, int64_t k, T* stage, int6
         case DType::F16:
             return convert_row((const F16*)source + k, stage, count);
         case DType::I8:
-            break;  // of keys and values alone
+            break;  // only for keys and values
     }
 }
 
@@ -80,7 +80,7 @@ static void pack_panel(const PackArgs& a) {
         case Layout::PanelU5:
         case Layout::PanelSuper:
         case Layout::Parts:
-            break;  // ops/quantized_weight.cpp
+            break;  // see ops/quantized_weight.cpp
     }
 }
 
@@ -116,6 +116,6 @@ static void unpack_row(Layout layout, const void* panel, int64_t row, int64_t k,
         case Layout::PanelU5:
         case Layout::PanelSuper:
         case Layout::Parts:
-            break;  // ops/quantized_weight.cpp
+            break;  // see ops/quantized_weight.cpp
     }
 }

@@ -1,18 +1,20 @@
-// Codes of 2 to 6 bits, and the small numbers beside them, as they lie in panels of 16 outputs.
+// Codes of 2 to 6 bits and the small integers of their groups, as they lie in panels of 16 outputs.
 //
-// LAYOUT      A unit is 32 k of 16 outputs, `bits` lines of 64 bytes. Where one k of an output is, those of the other outputs lie
-//             as in linear_quantized.inl: byte 4 n + k % 4 of a line belongs to output n. Step s of a unit is k = 4 s .. 4 s + 3.
+// LAYOUT      A unit is 32 k of 16 outputs, `bits` lines of 64 bytes. The outputs lie in a line as in
+//             linear_quantized.inl: byte 4 n + k % 4 belongs to output n. Step s of a unit is k = 4 s .. 4 s + 3.
 //
-//               low bits    4 of them: 4 lines; step s in line s / 2, the low nibble of a byte where s is even, else the high one
-//                           2 of them: 2 lines; step s in line s / 4, bits 2 (s % 4) and the next
-//               high bits   those beyond, behind the low ones: of 3 and 5 bits 1 line, step s is bit s of a byte
-//                           of 6 bits 2 lines; step s in line s / 4, bits 2 (s % 4) and the next
+//               low bits    4 of them: 4 lines; step s in line s / 2, the low nibble if s is even, else the high.
 //
-//             SixBits: numbers j = 0 .. 15 (or 7) of a super-block for 16 outputs, a quarter of them in each of four rows. Three
-//             rows are bytes [quarter][16], whose low 6 bits are a row's numbers; their high 2 bits are the fourth row's, from the
-//             lowest two on. Signed ones are in two's complement.
+//                           2 of them: 2 lines; step s in line s / 4, bits 2 (s % 4) and the next.
+//
+//               high bits   the rest, after the low ones. For 3 and 5 bits 1 line; step s is bit s of a byte.
+//                           For 6 bits 2 lines; step s in line s / 4, bits 2 (s % 4) and the next.
+//
+//             SixBits: numbers j = 0 .. 15 (or 7) of a super-block for 16 outputs, a quarter of them in each of four
+//             rows. Three rows are bytes [quarter][16]. Their low 6 bits are the row's own numbers. Their high 2 bits
+//             are the fourth row's numbers, lowest two bits first. Signed numbers are in two's complement.
 
-// f(0), ..., f(count - 1) with numbers that the compiler knows.
+// Calls f(0), ..., f(count - 1) with compile-time constants.
 template <int count, class F, int... i>
 PACE_INLINE void unrolled(const F& f, std::integer_sequence<int, i...>) {
     (f(std::integral_constant<int, i>()), ...);
@@ -27,7 +29,7 @@ struct Planes {
     static constexpr int kLowBits = kBits <= 3 ? 2 : 4, kHighBits = kBits - kLowBits;
     static constexpr int kUnitBytes = 64 * kBits;
 
-    // Step s of the unit at p - and of the outputs of one vector, where p is moved on by kVectorBytes - as bytes.
+    // Step s of the unit at p, as bytes, for the outputs of one vector; add kVectorBytes to p for the next vector.
     template <int s>
     PACE_INLINE Bytes step(const uint8_t* p) {
         constexpr int kLowLine = s * kLowBits / 8, kLowBit = s * kLowBits % 8;
@@ -41,7 +43,7 @@ struct Planes {
     }
 };
 
-// SixBits at p -> bytes [numbers][16].
+// Unpacks SixBits at p to bytes [numbers][16].
 template <int kNumbers, bool kSigned>
 static void unpack_six_bits(const uint8_t* p, int8_t* out) {
     constexpr int kRow = kNumbers / 4 * 16;

@@ -1,18 +1,22 @@
 // Inputs of quantised weights: from a row of fp32 to int8 codes and a scale for each group of them.
 //
-// SHAPES      x: K fp32 -> QuantizedInput (pace/kernels.h): k_padded codes as int8, and as int16 in the order in which the table
-//             multiplies those, if it does; for each group of `weight.input_group()` inputs a scale, the sum of its
-//             codes, and what a table begins sums of products with. Of weights in super-blocks a scale for each 128, and sums
-//             of 16 codes each.
-// DEFINITION  for each group:  scale = max|x| / 127;  code = round(x / scale), -127 to 127, ties to even
-// NUMERICS    As int8 keys and values (kv_cache.inl): a group of zeros, or so small that its scale is zero, has a scale of zero and
-//             zeros; one with an element that is not finite has a scale of NaN and zeros, so that it spoils its row of
-//             outputs. A code is off by at most half, 1/254 of the largest of its group. The last group may be shorter;
-//             codes beyond K are zero.
-// WHY THIS WAY  Every product with a quantised weight waits for it, but it is K elements beside N * K. A group's scale takes a
-//             maximum over all its lanes, some 20 cycles; the processor overlaps those of neighbouring groups.
+// SHAPES      x: K fp32 -> QuantizedInput (pace/kernels.h). It has k_padded codes as int8. If the table multiplies
+//             int16, it also has them as int16 in the table's order. Each group of `weight.input_group()` inputs has a
+//             scale, the sum of its codes, and the initial value of its sums of products. Super-blocks have a scale for
+//             each 128 inputs, and sums of 16 codes each.
+//
+// DEFINITION  For each group:  scale = max|x| / 127;  code = round(x / scale), -127 to 127, ties to even.
+//
+// NUMERICS    As for int8 keys and values (kv_cache.inl). If all inputs of a group are zero, or so small that the scale
+//             is zero, the scale and the codes are zero. If an input is not finite, the scale is NaN and the codes are
+//             zero, so that its row of outputs becomes NaN. The error of a code is at most half: 1/254 of the largest
+//             input of its group. The last group may be shorter; codes beyond K are zero.
+//
+// WHY THIS WAY  Every product with a quantised weight waits for it, but it is only K elements compared with N * K. A
+//               group's scale takes a maximum over all its lanes, about 20 cycles; the processor overlaps those of
+//               neighbouring groups.
 
-// Codes of one group; returns their sum.
+// Computes the codes of one group; returns their sum.
 static float quantize_group(const float* x, int64_t count, float scale, int8_t* codes) {
     F32 sum = zero();
     for (int64_t k = 0; k < count; k += kLanes) {
@@ -24,7 +28,7 @@ static float quantize_group(const float* x, int64_t count, float scale, int8_t* 
     return reduce_add(sum);
 }
 
-// Of sixteen codes.
+// The sum of sixteen codes.
 static int16_t sum_of_codes(const int8_t* codes) {
     const __m128i moved = _mm_xor_si128(_mm_loadu_si128((const __m128i*)codes), _mm_set1_epi8((char)0x80));
     const __m128i halves = _mm_sad_epu8(moved, _mm_setzero_si128());

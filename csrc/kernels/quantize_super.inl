@@ -1,14 +1,15 @@
-// Rows of floats to super-blocks, as the K types of pace/quant/k_types.py define them: the same bits as there, and on every
+// Rows of floats to super-blocks, for the K types of pace/quant/k_types.py. The bits are the same as there, on every
 // table.
 //
-// SHAPES      QuantizeRow (pace/kernels.h): k floats of a row, a multiple of 256 -> k codes, a byte each; of each group a whole number, and one
-//             for its minimum if any; of each super-block a float16, and one for minima
-// NUMERICS    As quantize_weights.inl: each operation there is one fp32 operation here, and sums are `ordered_sum`.
+// SHAPES    QuantizeRow (pace/kernels.h): k floats of a row, a multiple of 256 -> k codes, a byte each. Each group has
+//           an integer scale, and one for its minimum if any. Each super-block has a float16, and one for minima.
+//
+// NUMERICS  As in quantize_weights.inl: each operation there is one fp32 operation here, and sums are `ordered_sum`.
 
-// What a type is.
+// Parameters of a K type with minima.
 struct AffineKType {
-    int most, most_scale, group;  // codes and groups' numbers are 0 .. these
-    float first, step;            // of the search
+    int most, most_scale, group;  // upper bounds of codes and of the groups' integers; the group size
+    float first, step;            // start and step of the search
     int steps;
     bool by_magnitude;
 };
@@ -27,7 +28,7 @@ PACE_INLINE float sum_of_group(int group, const F& f) {
     return total_of(sums);
 }
 
-// The least, and the largest, as torch's amin and amax of finite numbers.
+// The smallest and the largest element, as torch's amin and amax for finite numbers.
 PACE_INLINE void ends_of_group(const float* x, int group, float& low, float& high) {
     F32 least = load(x), most = least;
     for (int i = kLanes; i < group; i += kLanes) {
@@ -37,7 +38,7 @@ PACE_INLINE void ends_of_group(const float* x, int group, float& low, float& hig
     low = -reduce_max(negate(least)), high = reduce_max(most);
 }
 
-// `fit_affine`: a group's scale, and how far below zero its minimum is.
+// `fit_affine`: a group's scale, and the distance of its minimum below zero.
 static void fit_affine(const AffineKType& type, const float* x, float& best_scale, float& best_low) {
     const int group = type.group;
     float low, high;
@@ -89,14 +90,14 @@ static void fit_affine(const AffineKType& type, const float* x, float& best_scal
     best_low = -start;
 }
 
-// `as_numbers`: whole numbers, and what they are multiplied with.
+// `as_numbers`: integers, and the factor for them.
 static F16 as_numbers(const float* values, int groups, int most, int8_t* numbers) {
     float largest = values[0];
     for (int g = 1; g < groups; ++g) largest = values[g] > largest ? values[g] : largest;
     F16 super;
     const float step = largest / float(most);
     from_float(largest > 0.0f ? step : 0.0f, super);
-    const bool some = to_float(super) > 0.0f;  // else `inverse` may be infinite
+    const bool some = to_float(super) > 0.0f;  // if not, `inverse` may be infinite
     const float inverse = some ? float(most) / largest : 0.0f;
     for (int g = 0; g < groups; ++g) {
         const float number = __builtin_rintf(inverse * values[g]);
@@ -107,7 +108,7 @@ static F16 as_numbers(const float* values, int groups, int most, int8_t* numbers
 
 PACE_INLINE bool is_finite(F16 half) { return (half.bits & 0x7c00) != 0x7c00; }
 
-// Codes of a group: round((x + low) / scale) within their range, plus `offset`.
+// Codes of a group: round((x + low) / scale), clamped to [least, most], plus `offset`.
 PACE_INLINE void super_codes(const float* x, int group, float scale, float low, float least, float most, float offset,
                              int8_t* codes) {
     for (int i = 0; i < group; i += kLanes) {
@@ -117,7 +118,7 @@ PACE_INLINE void super_codes(const float* x, int group, float scale, float low, 
     }
 }
 
-// A super-block in its stage; false where its scales have no place in a float16.
+// Quantises a staged super-block; returns false if its scales do not fit a float16.
 static bool quantize_affine_super_block(const AffineKType& type, const float* x, int8_t* codes, int8_t* scales,
                                         int8_t* mins, F16& super_scale, F16& super_min) {
     const int groups = int(kSuperBlock) / type.group;
@@ -141,7 +142,7 @@ PACE_INLINE float largest_of(const float* x, int count) {
     return largest;
 }
 
-// Scales of groups of 16 for Q6_K and Q3_K: `fit` of those.
+// Scales of groups of 16 for Q6_K and Q3_K: `fit` in k_types.py.
 static float fit_q6(const float* x) {
     const float largest = largest_of(x, 16);
     if (__builtin_fabsf(largest) < kLeastScale) return 0.0f;

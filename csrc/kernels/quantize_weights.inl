@@ -1,20 +1,25 @@
-// Rows of floats to codes and scales, as the formats of pace/quant define them: the same bits as there, and on every
-// table.
+// Rows of floats to codes and scales, in the formats of pace/quant. The bits are the same as there, on every table.
 //
-// SHAPES      QuantizeRow (pace/kernels.h): k floats of a row -> k codes, a byte each, and for each group a scale, and a minimum if any
-// DEFINITION  `_quantize` of the Format that a Quantizer is named after (pace/quant/int8.py, int4.py, nf4.py, microscaling.py, fp8.py)
-// NUMERICS    Each operation there is one fp32 operation here. A sum over a group is sixteen sums, of every sixteenth element, k ascending, then
-//             halves added up: `ordered_sum` of pace/quant/format.py. Whole numbers come of rounding to nearest even.
-// WHY THIS WAY  A group is widened into a stage that stays in the first-level cache while it is walked through some ten times; what is
-//             left to wait for is the reading of the row.
+// SHAPES      QuantizeRow (pace/kernels.h): k floats of a row -> k codes, a byte each. Each group has a scale, and a
+//             minimum if any.
+//
+// DEFINITION  `_quantize` of the Format that a Quantizer is named after (pace/quant/int8.py, int4.py, nf4.py,
+//             microscaling.py, fp8.py).
+//
+// NUMERICS    Each operation there is one fp32 operation here. A sum over a group is sixteen sums, of every sixteenth
+//             element, k ascending; then halves are added: `ordered_sum` of pace/quant/format.py. Integers are rounded
+//             to nearest even.
+//
+// WHY THIS WAY  A group is widened into a stage that stays in the first-level cache while it is read about ten times.
+//               The time then goes into reading the row.
 
 // STEPS_TO_LARGEST and SHARES_OF_RANGE of pace/quant/int4.py.
 constexpr float kStepsToLargest[] = {7.0f, 7.5f, 8.0f, 8.5f, 9.0f};
 constexpr double kSharesOfRange[] = {1.0, 0.95, 0.9};
 
-constexpr int kParts = 16 / kLanes;  // vectors that make sixteen lanes
+constexpr int kParts = 16 / kLanes;  // number of vectors with sixteen lanes in all
 
-// The total of sixteen sums: halves added, as reduce_add() goes on.
+// The total of sixteen sums: halves are added, as in reduce_add().
 PACE_INLINE float total_of(const F32 (&sums)[kParts]) {
     if constexpr (kParts == 1) {
         return reduce_add(sums[0]);
@@ -25,7 +30,7 @@ PACE_INLINE float total_of(const F32 (&sums)[kParts]) {
     }
 }
 
-// One group in its stage: `padded` floats, a multiple of 16, of which `count` are weights.
+// One group in its stage: `padded` floats, a multiple of 16; the first `count` are weights.
 struct WeightGroup {
     float* x;
     int64_t count, padded;
@@ -43,16 +48,16 @@ PACE_INLINE F32 rounded_within(F32 v, float low, float high) {
 
 PACE_INLINE float one_if_zero(float scale) { return scale == 0.0f ? 1.0f : scale; }
 
-// Widens `count` elements from element k on; false if one is not finite.
+// Widens `count` elements from element k on; returns false if one is not finite.
 static bool stage_group(const QuantizeRow& a, int64_t k, int64_t count, WeightGroup& group) {
     group = {a.stage, count, (count + 15) / 16 * 16, 0.0f, 0.0f};
     stage_row(a.source_dtype, a.source, k, group.x, count);
-    group.pad_with(group.x[count - 1]);  // changes neither end
+    group.pad_with(group.x[count - 1]);  // does not change the minimum or maximum
     F32 low = load(group.x), high = low, spoilt = zero();
     for (int64_t i = 0; i < group.padded; i += kLanes) {
         const F32 v = load(group.x + i);
         low = min(v, low), high = max(v, high);
-        spoilt = fma(v, zero(), spoilt);  // NaN where v is not finite
+        spoilt = fma(v, zero(), spoilt);  // NaN if v is not finite
     }
     group.low = -reduce_max(negate(low)), group.high = reduce_max(high);
     return !any(is_nan(spoilt));
@@ -77,16 +82,16 @@ static void int4_codes(const WeightGroup& group, float min_, float scale, int8_t
         store(codes + i, rounded_within((load(group.x + i) - start) / by, -8.0f, 7.0f) + broadcast(8.0f));
 }
 
-// How many of the bounds, which ascend, lie below each lane.
+// The number of bounds (ascending) below each lane.
 PACE_INLINE F32 count_below(F32 v, const float* bounds, int count) {
     F32 below = zero();
     for (int b = 0; b < count; ++b) below = below + select(less(broadcast(bounds[b]), v), broadcast(1.0f), zero());
     return below;
 }
 
-// As bytes that are signed: nearest E4M3 floats, the even ones of two, of numbers of at most 448.
+// Rounds to the nearest E4M3 float, ties to even; returns its code as a signed byte. Inputs are at most 448.
 PACE_INLINE F32 e4m3_code(F32 v) {
-    const F32 magnitude = abs(v), start = broadcast(0x1p14f);  // whose last bit is 2^-9, the subnormals' unit
+    const F32 magnitude = abs(v), start = broadcast(0x1p14f);  // its last bit is 2^-9, the unit of subnormals
     const I32 subnormal = bits(magnitude + start) - bits(start);
     const I32 odd = shift_right<20>(bits(magnitude)) & broadcast_int(1);
     const I32 normal = shift_right<20>(bits(magnitude) + broadcast_int(0x7ffff) + odd) - broadcast_int(120 << 3);
@@ -101,7 +106,7 @@ static void e4m3_codes(const WeightGroup& group, float factor, int8_t* codes) {
     }
 }
 
-// The exponent e of m 2^e, 0.5 <= m < 1; 0 of zero.
+// The exponent e of m 2^e, 0.5 <= m < 1; 0 for zero.
 PACE_INLINE int frexp_exponent(float magnitude) {
     if (magnitude == 0.0f) return 0;
     const bool small = magnitude < 0x1p-126f;
@@ -112,13 +117,13 @@ PACE_INLINE float exact_power_of_two(int n) {
     return bits_float(n > -127 ? uint32_t(n + 127) << 23 : 1u << 22);
 }  // n >= -127
 
-// Of the standard's shared scale, for elements whose largest number has this exponent.
+// The exponent of the standard's shared scale, for elements whose largest number has the exponent `largest_exponent`.
 static int microscaling_exponent(const WeightGroup& group, int largest_exponent) {
     const int exponent = frexp_exponent(group.largest()) - 1 - largest_exponent;
     return exponent < -127 ? -127 : exponent > 127 ? 127 : exponent;
 }
 
-// ---- A rule for each format: the codes of a group, padded, and its scale and minimum.
+// ---- One function for each format: the codes of a padded group, and its scale and minimum.
 
 static void quantize_int8(const QuantizeRow&, const WeightGroup& group, int8_t* codes, float& scale, float&) {
     const float largest = normalize(group);
@@ -128,7 +133,7 @@ static void quantize_int8(const QuantizeRow&, const WeightGroup& group, int8_t* 
 
 static void quantize_int4(const QuantizeRow&, const WeightGroup& group, int8_t* codes, float& scale, float&) {
     float largest = -group.low < group.high ? group.high : group.low;
-    if (-group.low == group.high) {  // the first of the two
+    if (-group.low == group.high) {  // takes the first of the two
         const float* first = group.x;
         while (*first != group.low && *first != group.high) ++first;
         largest = *first;

@@ -1,13 +1,15 @@
 // Rotary position embedding of all heads of one token, in place.
 //
-// SHAPES      x: `heads` rows, head_stride floats apart; cos, sin [half]
-// DEFINITION  for pair i < half: (a, b) -> (a cos[i] - b sin[i], b cos[i] + a sin[i])
-// LAYOUT      half-split:  a = x[i], b = x[half + i]          interleaved: a = x[2i], b = x[2i + 1]
-//             elements from 2 * half on stay as they are (partial rotary)
-// NUMERICS    fp32, each product rounded, then the sum: as the plain definition, so that no instruction set differs.
+// SHAPES      x: `heads` rows, head_stride floats apart; cos, sin [half].
+// DEFINITION  For pair i < half: (a, b) -> (a cos[i] - b sin[i], b cos[i] + a sin[i]).
 //
-// The interleaved form (GPT-J) is left to scalar code: a row is a few hundred elements and the time is that of the
-// linears.
+// LAYOUT      half-split:  a = x[i], b = x[half + i]          interleaved: a = x[2i], b = x[2i + 1].
+//             Elements from 2 * half on stay as they are (partial rotary).
+// NUMERICS    fp32; each product is rounded, then the sum, as in the plain definition. So all instruction sets give the
+//             same bits.
+//
+// The interleaved form (GPT-J) is left to scalar code: a row is a few hundred elements, and linears take most of the
+// time.
 
 static void rotary(float* x, int64_t heads, int64_t head_stride, const float* cos, const float* sin, int64_t half,
                    bool interleaved) {

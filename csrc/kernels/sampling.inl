@@ -1,13 +1,14 @@
-// What sampling needs of a row of logits: argmax, softmax, log-softmax, a token mask, and the search of what lies above a
-// threshold.
+// Operations on a row of logits for sampling: argmax, softmax, log-softmax, a token mask, and the search for elements
+// above a threshold.
 //
-// SHAPES      x, y [n], n the vocabulary; bits [ceil(n / 32)]
-// DEFINITION  argmax:       the lowest i with x[i] = max(x); -1 if any x is NaN
-//             exp_sum:      max(x) and sum of exp(x - max)
-//             softmax:      y = exp(x - max) / sum            log_softmax: y = (x - max) - log(sum)
-//             find_at_least: the next indices i with x[i] >= threshold, ascending
-//             apply_mask:   y = x, but -inf where bit i % 32 of bits[i / 32] is clear; y may be x
-// NUMERICS    fp32; sums in running totals over 4096 elements, those in fp64. The order depends on n and the instruction set.
+// SHAPES      x, y [n], n the vocabulary; bits [ceil(n / 32)].
+// DEFINITION  argmax:       the lowest i with x[i] = max(x); -1 if any x is NaN.
+//             exp_sum:      max(x) and sum of exp(x - max).
+//             softmax:      y = exp(x - max) / sum            log_softmax: y = (x - max) - log(sum).
+//             find_at_least: the next indices i with x[i] >= threshold, ascending.
+//             apply_mask:   y = x, but -inf if bit i % 32 of bits[i / 32] is clear; y may be x.
+// NUMERICS    fp32. Sums are running totals over 4096 elements, which are added in fp64. The order depends only on n
+//             and the instruction set.
 //
 // All are one pass over the row at the speed of the cache or of exp().
 
@@ -67,8 +68,8 @@ static void log_softmax(const float* x, int64_t n, float maximum, float log_sum,
     }
 }
 
-// Looks from *position on; stops at the end, or when fewer than kLanes places are left in `found`. Returns how many
-// were found and moves *position to where the search goes on. NaN is never found.
+// Searches from *position on. Stops at the end, or when fewer than kLanes places are left in `found`. Returns the
+// number of elements found and sets *position to the place where the search continues. NaN is never found.
 static int find_at_least(const float* x, int64_t n, float threshold, int64_t* position, int32_t* found, int capacity) {
     const F32 limit = broadcast(threshold);
     int count = 0;
@@ -84,9 +85,9 @@ static int find_at_least(const float* x, int64_t n, float threshold, int64_t* po
     return count;
 }
 
-// A word of ones is copied, or passed over in place, and a word of zeros only written: a grammar's masks are mostly one or
-// the other. In between, the bits of one vector meet powers of two, one in each lane, and what is left above zero is
-// allowed. Bits beyond n are not looked at.
+// A word of ones is copied, or skipped in place, and a word of zeros is only written. Most words of a grammar's mask
+// are one or the other. For other words, the bits of one vector are ANDed with powers of two, one in each lane. Lanes
+// above zero are allowed. Bits beyond n are ignored.
 static void apply_mask(const float* x, const int32_t* bits, int64_t n, float* y) {
     alignas(64) static constexpr float kPowers[16] = {1,   2,   4,    8,    16,   32,   64,    128,
                                                       256, 512, 1024, 2048, 4096, 8192, 16384, 32768};

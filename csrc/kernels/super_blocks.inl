@@ -1,26 +1,29 @@
-// Super-blocks of weights: what one of 16 outputs holds besides codes, and how sums of products of codes become numbers.
+// Super-blocks of weights: the data of each of 16 outputs besides codes, and the conversion of sums of products to
+// numbers.
 //
-// SHAPES      x: M rows as quantize_input() leaves them: int8 codes xc, for each 128 inputs a scale xs, for each 16 the sum of their codes;
-//             weights: panels of 16 outputs, PanelSuper (pace/types.h): super-blocks of 256 k, each with a scale d and maybe
-//             one of minima dm in F16, and for each group of 16 or 32 k a whole number s, and m.
+// SHAPES      x: M rows from quantize_input(): int8 codes xc, for each 128 inputs a scale xs, for each 16 the sum of
+//             their codes. weights: panels of 16 outputs, PanelSuper (pace/types.h). Each super-block of 256 k has a
+//             scale d in F16, and maybe one of minima, dm. Each group of 16 or 32 k has an integer s, and maybe m.
 //
-// DEFINITION  for m: for n:  sum = 0
+// DEFINITION  for m: for n:  sum = 0.
 //                 for c, every 128 k, ascending:
-//                     total = the sum over groups g in c of s[n][g] * (the sum over k in g of level(W[n][k]) * xc[m][k])   in integers
-//                     sum = fma(total, d[n] * xs[m][c], sum)
-//                     total = the sum over g in c of m[n][g] * (the sum of xc[m][k] over k in g)                           with minima
-//                     sum = fma(total, dm[n] * xs[m][c], sum)
-//                 sums[m][n] = sum
-//             level(u) = u - offset, or levels[u] of the header.
 //
-// NUMERICS    The weights are exact: what a block of ggml says, and nothing is rounded but inputs and sums. |total| < 2^27 whatever the
-//             codes: 16 * 128 * 127 * 127 * 8. It becomes fp32 by one rounding. So the bits are the same on every table, and
-//             for every tile, chunk and thread.
+//                     total = sum over groups g of c of s[n][g] * (the sum over k in g of level(W[n][k]) * xc[m][k]).
+//                     sum = fma(total, d[n] * xs[m][c], sum).
+//                     total = the sum over g in c of m[n][g] * (the sum of xc[m][k] over k in g), with minima.
+//                     sum = fma(total, dm[n] * xs[m][c], sum).
+//                 sums[m][n] = sum.
+//             Totals are integers. level(u) = u - offset, or levels[u] of the header.
 //
-// WHY THIS WAY  Products within a group are added up as nibbles are (vec_bytes.inl), of unsigned codes. Scales of groups then multiply
-//             integers, one for each output, so that a group costs two instructions, and what takes floats comes every 128 k.
-//             Where products are sums of 16 bits, the scale multiplies those, in the instruction that widens them. Offset
-//             and minima cost one instruction for two sums of 16 inputs: pairs of numbers times pairs of sums.
+// NUMERICS    Weights are exactly the values of ggml's blocks; only inputs and sums are rounded. |total| < 2^27 for any
+//             codes: 16 * 128 * 127 * 127 * 8. One rounding converts it to fp32. So the bits are the same on every
+//             table, and for every tile, chunk and thread.
+//
+// WHY THIS WAY  Products within a group are added up like nibbles (vec_bytes.inl), with unsigned codes. Group scales
+//               then multiply integers, one for each output. So a group costs two instructions, and float operations
+//               come only every 128 k. If products are 16-bit sums, the widening instruction also multiplies them by
+//               the scale. Offset and minima cost one instruction for two sums of 16 inputs: pairs of numbers times
+//               pairs of sums.
 
 template <int kBits, bool kLookup = false>
 struct SuperCodes {
@@ -29,12 +32,12 @@ struct SuperCodes {
     static constexpr bool kUnsigned = !kLookup;
     using Weight = std::conditional_t<kLookup, Factor, Nibbles>;
     using Sum = std::conditional_t<kLookup, SignedSum, NibbleSum>;
-    // Steps whose products a Sum of 16 bits holds: 2 * 127 * (2^bits - 1) each.
+    // Number of steps whose products fit a 16-bit Sum: 2 * 127 * (2^bits - 1) each.
     static constexpr int kGroupSteps = kGroup / 4;
     static constexpr int kSumSteps = kLookup || kBits <= 4 || kNibbleSumK > 32 ? kGroupSteps : kBits == 5 ? 4 : 2;
 
     const Lookup levels;
-    const int32_t offset;  // that products were taken with
+    const int32_t offset;  // offset that the products include
     explicit SuperCodes(const PackedHeader& h) : levels(h.levels), offset(kLookup ? kSignedOffset : h.offset) {}
     template <int s>
     PACE_INLINE Weight step(const SuperCodes& c, const uint8_t* p) {
@@ -44,8 +47,8 @@ struct SuperCodes {
         else
             return of_nibbles(codes);
     }
-    // Bytes, as unpacked ones are stored. Its type is deduced: where a Factor is no Bytes, g++ 15 refuses to convert one
-    // even in the branch that is left out.
+    // Bytes in the form of unpacked codes. The return type is deduced: if a Factor is not Bytes, g++ 15 refuses to
+    // convert one even in a discarded branch.
     template <int s>
     PACE_INLINE auto bytes(const SuperCodes& c, const uint8_t* p) {
         const Bytes codes = Planes<kBits>::template step<s>(p);
@@ -58,10 +61,10 @@ struct SuperCodes {
     }
 };
 
-// What a super-block begins with.
+// The start of a super-block.
 template <class Codes>
 struct SuperHead {
-    F32 scales[kVectors], mins[kVectors];     // of groups' scales and minima
+    F32 scales[kVectors], mins[kVectors];     // for the scales and minima of groups
     const int8_t *group_scales, *group_mins;  // [groups][16]
     const uint8_t* codes;
     alignas(64) int8_t numbers[2][16 * 16];
@@ -89,7 +92,7 @@ struct SuperHead {
     }
 };
 
-// ---- Scales of groups, as a table multiplies them.
+// ---- Scales of groups, in the form that a table multiplies
 
 // A lane's number in both of its halves, or two numbers in one lane.
 PACE_INLINE I32 pair_of(I32 low, I32 high) { return (low & broadcast_int(0xffff)) | shift_left<16>(high); }
@@ -109,7 +112,8 @@ PACE_INLINE I32 add_scaled(I32 total, Sum sum, I32 scale) {
         return add_pairs(total, I32{sum.v}, scale);
 }
 
-// What minima, or else the offset, multiply: the numbers of the two groups that the 32 k from 32 j on lie in, or of one.
+// The factors of the sums of inputs, for minima or else the offset. They are the numbers of the two groups in the 32 k
+// from 32 j on, or of one group.
 template <class Codes>
 PACE_INLINE I32 numbers_of_sums(const int8_t* numbers, int j, int v) {
     if constexpr (Codes::kGroup == 32) {
@@ -119,14 +123,14 @@ PACE_INLINE I32 numbers_of_sums(const int8_t* numbers, int j, int v) {
         return pair_of(load_int(numbers + 2 * j * 16 + v * kLanes), load_int(numbers + (2 * j + 1) * 16 + v * kLanes));
     }
 }
-// The two sums of 16 inputs that begin at 32 j, in every lane.
+// The two sums of 16 inputs that begin at 32 j, broadcast to every lane.
 PACE_INLINE I32 broadcast_sums(const int16_t* sums, int j) {
     int32_t two;
     memcpy(&two, sums + 2 * j, sizeof two);
     return broadcast_int(two);
 }
 
-// What 128 k add to the sums of a row: `total` of products, `sums` as numbers_of_sums() weighs them.
+// Adds the products of 128 k to the sums of a row: `total` of products, and `sums` weighted by numbers_of_sums().
 template <int kSums>
 PACE_INLINE void add_half(I32 (&total)[kSums], const I32 (&sums)[kSums], int32_t offset, const F32* scales,
                           const F32* mins, float x_scale, F32 (&sum)[kSums]) {
@@ -139,12 +143,12 @@ PACE_INLINE void add_half(I32 (&total)[kSums], const I32 (&sums)[kSums], int32_t
     }
 }
 
-// Rows of inputs of super-blocks.
+// Rows of inputs for super-blocks.
 struct SuperInputs {
     const InputCode* codes;
     const float* scales;
     const int16_t* sums;
-    const int64_t codes_stride, scales_stride, sums_stride;  // from row to row
+    const int64_t codes_stride, scales_stride, sums_stride;  // distance between rows
     SuperInputs(const PackedHeader& h, const char* x, int64_t x_stride)
         : codes(sizeof(InputCode) == 1 ? (const InputCode*)x : (const InputCode*)QuantizedInput::wide_codes(x, h)),
           scales(QuantizedInput::scales(x, h)),

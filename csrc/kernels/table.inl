@@ -1,4 +1,4 @@
-// The one symbol of this instruction set that the rest of the program sees.
+// The only symbol of this instruction set that the rest of the program uses.
 #define PACE_STRINGIFY_(name) #name
 #define PACE_STRINGIFY(name) PACE_STRINGIFY_(name)
 

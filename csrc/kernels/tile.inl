@@ -1,13 +1,15 @@
-// AMX tiles: eight registers of 16 rows x 64 bytes. Real ones by inline assembly (the compiler's intrinsics are macros
-// that take literal register numbers only), emulated ones as a thread's array.
+// AMX tiles: eight registers of 16 rows x 64 bytes. Real tiles use inline assembly, because the compiler's intrinsics
+// are macros that only accept literal register numbers. Emulated ones are a thread-local array.
 //
-// NUMERICS of tile_dot<Element, C, A, B>, as Intel's manual defines them:
-//   BF16, tdpbf16ps   for each element, the 16 products of even k and the 16 of odd k are two chains in ascending order that
-//                     start from zero; C + (even + odd). Subnormals count as zero.
-//   int8_t, tdpbssd   C + the 64 products, in integers of 32 bits
+// NUMERICS of tile_dot<Element, C, A, B>, as defined in Intel's manual:
 //
-// What a CPU refuses (an invalid opcode), the emulation does too: tiles that were not
-// configured, and shapes that do not belong together.
+//   BF16, tdpbf16ps   For each element, the 16 products of even k are one chain in ascending order from zero, and those
+//                     of odd k another. The result is C + (even + odd). Subnormals count as zero.
+//
+//   int8_t, tdpbssd   C + the 64 products, in 32-bit integers.
+//
+// The emulation refuses what a CPU refuses (an invalid opcode): tiles that are not configured, and shapes that do not
+// match.
 #if PACE_ISA_LEVEL >= 5
 
 struct TileConfig {

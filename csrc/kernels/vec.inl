@@ -1,24 +1,32 @@
-// The vector wrapper that all kernels are written against.
+// The vector wrapper that all kernels use.
 //
-// One file per width defines the same small set of types and functions; which one is chosen by PACE_ISA_LEVEL:
+// One file per width defines the same small set of types and functions; PACE_ISA_LEVEL selects the file:
 //
-//   level 0  generic       4 lanes   vec_sse2.inl       no FMA: fma(a, b, c) rounds twice
-//   level 1  avx2...       8 lanes   vec_avx2.inl
-//   level 2+ avx512...    16 lanes   vec_avx512.inl
-//   emulated              16 lanes   vec_emulated.inl   plain C++, same results as level 2+ bit for bit
+//   level 0  generic       4 lanes   vec_sse2.inl       no FMA: fma(a, b, c) rounds twice.
+//   level 1  avx2...       8 lanes   vec_avx2.inl.
+//   level 2+ avx512...    16 lanes   vec_avx512.inl.
+//   emulated              16 lanes   vec_emulated.inl   plain C++, same results as level 2+ bit for bit.
 //
 // Types: F32 (kLanes floats), I32 (kLanes int32), Mask (kLanes booleans).
-// Names: `x_partial(.., n)` touches only the first n lanes in memory, 0 <= n <= kLanes; lanes past n load as zero.
-//   zero() broadcast(f) load(p) load_partial(p, n) store(p, v) store_partial(p, v, n)   p: float, BF16, F16 or int8_t,
-//   unaligned; store() also int16_t
-//   + - * /   fma(a, b, c) = a * b + c   min max sqrt   (min and max give b if either is NaN)
-//   less(a, b) less_equal(a, b) is_nan(a) -> Mask;  select(m, a, b) = m ? a : b;  any(m)  m & m
-//   store_where(p, I32, m): the lanes of m one after the other; returns how many. All of p[0 .. kLanes) may be written
-//   bits(F32) -> I32, from_bits(I32) -> F32;  to_int (ties to even), to_f32;  I32: + - & |, shift_left<n>,
-//   shift_right<n> reduce_add(v), reduce_max(v): always the same tree, halves added first
-// Stores to BF16 and F16 round to nearest even and keep NaN. Stores to integers round to nearest even numbers that fit.
+//
+// Names: `x_partial(.., n)` accesses only the first n lanes in memory, 0 <= n <= kLanes; lanes past n load as zero.
+//
+//   zero() broadcast(f) load(p) load_partial(p, n) store(p, v) store_partial(p, v, n).
+//       p is an unaligned pointer to float, BF16, F16 or int8_t; for store() also int16_t.
+//   + - * /   fma(a, b, c) = a * b + c   min max sqrt   (min and max give b if either is NaN).
+//
+//   less(a, b) less_equal(a, b) is_nan(a) -> Mask;  select(m, a, b) = m ? a : b;  any(m)  m & m.
+//
+//   store_where(p, I32, m): the lanes of m one after the other; returns their number. May write all of p[0 .. kLanes).
+//
+//   bits(F32) -> I32, from_bits(I32) -> F32;  to_int (ties to even), to_f32.
+//   I32: + - & |, shift_left<n>, shift_right<n>.
+//   reduce_add(v), reduce_max(v): always the same tree, halves added first.
+//
+// Stores to BF16 and F16 round to nearest even and keep NaN. Stores to integers round to nearest even; numbers must
+// fit.
 
-// The emulated tables serve tests alone. There calls are fast enough, and compile in a third of the time, under
+// The emulated tables serve only tests. Calls are fast enough there. They compile in a third of the time, under
 // sanitizers in a tenth.
 #undef PACE_INLINE
 #if PACE_ISA_EMULATED
@@ -49,7 +57,7 @@ PACE_INLINE F32 copy_sign(F32 magnitude, F32 sign) {
 // 2^n for integers n in [-126, 127].
 PACE_INLINE F32 power_of_two(I32 n) { return from_bits(shift_left<23>(n + broadcast_int(127))); }
 
-// Short elements of a partial vector go through a small buffer: tails are rare, and no byte past p[n - 1] is touched.
+// Partial vectors of short elements go through a small buffer. Tails are rare, and no byte past p[n - 1] is accessed.
 template <class T>
 PACE_INLINE F32 load_partial(const T* p, int n) {
     T buffer[kLanes] = {};
@@ -64,7 +72,8 @@ PACE_INLINE void store_partial(T* p, F32 v, int n) {
     for (int i = 0; i < n; ++i) p[i] = buffer[i];
 }
 
-// n lanes of which most often all are wanted: a store under a mask is microcoded on Zen, a plain one is not.
+// Loads n lanes, usually all of them. store_lanes() does the same because a masked store is microcoded on Zen, a plain
+// one is not.
 template <class T>
 PACE_INLINE F32 load_lanes(const T* p, int n) {
     return n == kLanes ? load(p) : load_partial(p, n);

@@ -49,7 +49,7 @@ PACE_INLINE I32 shift_right(I32 a) {
     return {_mm256_srli_epi32(a.v, n)};
 }
 
-// For each set of lanes, their numbers, a byte each.
+// The lane numbers of each set of lanes, a byte each.
 struct LaneLists {
     uint64_t of[256];
     constexpr LaneLists() : of() {
@@ -79,7 +79,7 @@ PACE_INLINE float reduce_max(F32 a) {
     return _mm_cvtss_f32(_mm_max_ss(pairs, _mm_shuffle_ps(pairs, pairs, 1)));
 }
 
-// Lanes below n: all ones.
+// A mask with all ones in the lanes below n.
 PACE_INLINE __m256i first_lanes(int n) {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
@@ -94,7 +94,7 @@ PACE_INLINE F32 load(const int8_t* p) {
     return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)))};
 }
 PACE_INLINE void store(BF16* p, F32 a) {
-    // As from_float(BF16) of convert.h; the NaN mask turns on a mantissa bit that survives the cut.
+    // As from_float(BF16) of convert.h. The NaN mask sets a mantissa bit that survives the cut.
     const __m256i raw = _mm256_castps_si256(a.v);
     const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(raw, 16), _mm256_set1_epi32(1));
     const __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(raw, _mm256_set1_epi32(0x7fff)), odd);

@@ -49,7 +49,7 @@ PACE_INLINE I32 shift_right(I32 a) {
     return {_mm512_srli_epi32(a.v, n)};
 }
 
-// Compressed in a register: into memory, the instruction is microcoded on Zen.
+// Compresses in a register: the instruction is microcoded on Zen if it writes to memory.
 PACE_INLINE int store_where(int32_t* p, I32 a, Mask m) {
     _mm512_storeu_si512(p, _mm512_maskz_compress_epi32(m.v, a.v));
     return __builtin_popcount(m.v);
@@ -80,7 +80,7 @@ PACE_INLINE F32 load(const int8_t* p) {
     return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)))};
 }
 PACE_INLINE void store(BF16* p, F32 a) {
-    // Not vcvtneps2bf16: that flushes subnormals, and torch does not. As from_float(BF16) of convert.h.
+    // Not vcvtneps2bf16: it flushes subnormals, and torch does not. As from_float(BF16) of convert.h.
     const __m512i raw = _mm512_castps_si512(a.v);
     const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(raw, 16), _mm512_set1_epi32(1));
     const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(raw, _mm512_set1_epi32(0x7fff)), odd);

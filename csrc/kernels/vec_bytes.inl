@@ -1,32 +1,52 @@
 // Bytes and nibbles of quantised weights, and their exact products with bytes of an input.
 //
-//   Bytes      4 kLanes bytes; a lane is four k of one output
-//              load_bytes(p), store_bytes(p, b), aligned on level 1; low_nibbles, high_nibbles: 0..15
-//              Lookup(table)(b) = table[b] for bytes b of 0..15
-//   of_signed(Bytes): any int8, as a Factor that is multiplied
-//   of_nibbles(Bytes): 0..15, as Nibbles that are multiplied; or up to 63, where a NibbleSum of 16 bits takes fewer of them
-//   store_unpacked(p, Bytes of int8), load_unpacked(p): Unpacked, of kUnpackedBytes for a panel's four k; on most tables a Factor
-//   broadcast_input(p): the four inputs at p, -127..127, for every lane. A Factor and Nibbles multiply InputCodes, Unpacked
-//              UnpackedInputCodes: int8, or int16 that spread_inputs() made of them
-//   dot(sum, Factor, input)   SignedSum + the sum of (w + kSignedOffset) x over the four
-//   dot(sum, Nibbles, input)  NibbleSum + the sum of w x. As levels are w - offset, what begins at -offset * (sum of x) becomes the sum of
-//              levels
-//   dot(sum, Unpacked, input) where kPairsOfProducts: sum + the sum of w x + own_products() of the weights + own_products() of the inputs
-//   AddLanes<Sum>()(acc, sum) acc + what a sum holds, one number for each lane. A NibbleSum holds kNibbleSumK of k. Sums begin as zeros.
+//   Bytes      4 kLanes bytes; a lane is four k of one output.
+//
+//              load_bytes(p), store_bytes(p, b), aligned on level 1; low_nibbles, high_nibbles: 0..15.
+//              Lookup(table)(b) = table[b] for bytes b of 0..15.
+//
+//   of_signed(Bytes)   Any int8, as a Factor for products.
+//   of_nibbles(Bytes)  Values 0..15, as Nibbles for products. Up to 63 are allowed if a 16-bit NibbleSum takes fewer of
+//                      them.
+//
+//   store_unpacked(p, Bytes of int8), load_unpacked(p)  Unpacked, of kUnpackedBytes for a panel's four k. On most
+//                                                       tables it is a Factor.
+//
+//   broadcast_input(p)  The four inputs at p, -127..127, for every lane. A Factor and Nibbles multiply InputCodes.
+//                       Unpacked multiplies UnpackedInputCodes: int8, or int16 from spread_inputs().
+//
+//   dot(sum, Factor, input)    SignedSum + the sum of (w + kSignedOffset) x over the four.
+//   dot(sum, Nibbles, input)   NibbleSum + the sum of w x. Levels are w - offset, so an initial value of -offset * (sum
+//                              of x) gives the sum of levels.
+//
+//   dot(sum, Unpacked, input)  With kPairsOfProducts: sum + the sum of w x + own_products() of the weights +
+//                              own_products() of the inputs.
+//
+//   AddLanes<Sum>()(acc, sum)  acc + the total of a sum, one number for each lane. A NibbleSum can hold kNibbleSumK of
+//                              k. Sums begin as zeros.
 //
 // NUMERICS     Exact for all of these numbers:
-//   level 0      inputs and weights as 16 bits: pmaddwd adds two products in 32 bits, and a pair of 32-bit lanes makes an output
-//   level 1      nibbles: maddubs multiplies unsigned with signed bytes and adds two products in 16 bits, 2 * 15 * 127, of which eight (32
-//                of k) add up to 30480. Signed weights: |w| times x with the sign of w by maddubs, 2 * 128 * 127 = 32512 at most.
-//                Unpacked weights: 16 bits and pmaddwd, the even bytes of a lane and the odd ones by themselves, of which half of the
-//                products are taken, of sums of a weight and an input, by Winograd's identity ("A New Algorithm for Inner Product",
-//                1968): (w0 + x1) (w1 + x0) = w0 x0 + w1 x1 + w0 w1 + x1 x0. The last two are counted once for each group, of weights by
-//                themselves and of inputs by themselves: own_products(). An addition in place of a product is no instruction less, but
-//                four units add and two multiply.
-//                |w + x| <= 255, and their products of a group of kInputGroup k add up to less than 2^23
-//   level 2      as level 1, Unpacked weights as signed ones
-//   level 3+     vpdpbusd adds four products of an unsigned and a signed byte in 32 bits: w + 128, or the nibble. On level 1 too where the
-//                isa/*.cpp names the instruction: PACE_ISA_VPDPBUSD
+//
+//   level 0      Inputs and weights are 16 bits: pmaddwd adds two products in 32 bits, and a pair of 32-bit lanes makes
+//                an output.
+//
+//   level 1      Nibbles: maddubs multiplies unsigned with signed bytes and adds two products in 16 bits, 2 * 15 * 127.
+//                Eight of those (32 of k) add up to 30480. Signed weights: maddubs multiplies |w| by x with the sign of
+//                w, at most 2 * 128 * 127 = 32512.
+//
+//                Unpacked weights: 16 bits and pmaddwd. The even bytes of a lane and the odd ones are separate.
+//                Winograd's identity ("A New Algorithm for Inner Product", 1968) halves the products. It multiplies
+//                sums of a weight and an input.
+//
+//                  (w0 + x1) (w1 + x0) = w0 x0 + w1 x1 + w0 w1 + x1 x0
+//
+//                own_products() computes the last two terms once for each group, separately for weights and inputs.
+//                Replacing a product by an addition saves no instruction, but four units add and two multiply.
+//                |w + x| <= 255, and their products over a group of kInputGroup k add up to less than 2^23.
+//
+//   level 2      As level 1, but Unpacked weights are like signed ones.
+//   level 3+     vpdpbusd adds four products of an unsigned and a signed byte in 32 bits: w + 128, or the nibble. Level
+//                1 does so too if the isa/*.cpp names the instruction: PACE_ISA_VPDPBUSD.
 template <class Sum>
 struct AddLanes;
 #undef PACE_HAS_VNNI
@@ -158,8 +178,8 @@ PACE_INLINE Bytes broadcast_input(const int8_t* p) {
     return {_mm256_set1_epi32(four)};
 }
 
-// Sums stay in their registers, and are added to in the order of the source, which is why this is assembly: g++ would compute many
-// products before it adds up any, and then keeps sums in memory for want of the 16 registers.
+// Sums stay in their registers and are updated in the order of the source. That is why this is assembly. g++ would
+// compute many products before it adds up any, and then run out of the 16 registers.
 #ifdef PACE_ISA_VPDPBUSD
 using Factor = Bytes;
 PACE_INLINE Factor of_signed(Bytes a) { return {_mm256_xor_si256(a.v, _mm256_set1_epi8((char)0x80))}; }
@@ -169,7 +189,7 @@ PACE_INLINE I32 dot(I32 sum, Bytes w, Bytes x) {
 }
 #else
 struct Factor {
-    __m256i magnitude, signs;  // signs: the weights themselves
+    __m256i magnitude, signs;  // signs: the original weights
 };
 struct Spread {
     __m256i even, odd;
@@ -195,7 +215,7 @@ PACE_INLINE I32 dot(I32 sum, Factor w, Bytes x) {
     add_here(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
     return sum;
 }
-// By pairs of products: pmaddwd's two are of k and k + 1, and of k + 2 and k + 3.
+// For pairs of products: pmaddwd multiplies k and k + 1 together, and k + 2 and k + 3.
 struct Unpacked {
     __m256i even, odd;  // bytes of each lane, as 16 bits
 };
@@ -220,7 +240,7 @@ PACE_INLINE Shorts dot(Shorts sum, Nibbles w, Bytes x) {
 template <>
 struct AddLanes<Shorts> {
     __m256i ones;
-    // Made where they are needed: a loop of products has no register for them, and g++ would keep them in one.
+    // Created in place by assembly: a loop of products has no free register for them, but g++ would keep them in one.
     AddLanes() { __asm__ volatile("vpcmpeqw %0, %0, %0\n\tvpsrlw $15, %0, %0" : "=x"(ones)); }
     I32 operator()(I32 acc, Shorts a) const { return {_mm256_add_epi32(acc.v, _mm256_madd_epi16(a.v, ones))}; }
 };
@@ -235,7 +255,7 @@ struct Wide {
     __m128i v;  // four of 16 bits, twice
 };
 struct Factor {
-    __m128i low, high;  // 16 bits, of lanes 0 and 1, and of 2 and 3
+    __m128i low, high;  // 16 bits each: of lanes 0 and 1, of lanes 2 and 3
 };
 using Nibbles = Factor;
 struct PairSums {
@@ -256,7 +276,7 @@ struct Lookup {
         return load_bytes(bytes);
     }
 };
-// Each byte twice makes 16 bits, and shifted back keeps its sign.
+// Each byte twice gives 16 bits; shifting right then keeps its sign.
 PACE_INLINE Factor of_signed(Bytes a) {
     return {_mm_srai_epi16(_mm_unpacklo_epi8(a.v, a.v), 8), _mm_srai_epi16(_mm_unpackhi_epi8(a.v, a.v), 8)};
 }
@@ -280,7 +300,7 @@ struct AddLanes<PairSums> {
 
 #endif
 
-// What is multiplied, and the sums of that.
+// Types of the operands and of their sums.
 constexpr bool kPairsOfProducts = PACE_ISA_LEVEL == 1 && !PACE_HAS_VNNI;
 #if PACE_HAS_VNNI
 using InputCode = int8_t;
@@ -297,25 +317,25 @@ using NibbleSum = PairSums;
 #endif
 using UnpackedInputCode = std::conditional_t<kPairsOfProducts, int16_t, InputCode>;
 constexpr int kSignedOffset = PACE_HAS_VNNI ? 128 : 0;
-constexpr int kNibbleSumK = std::is_same_v<NibbleSum, SignedSum> ? 1 << 15 : 32;  // of 32 bits: more than a group
+constexpr int kNibbleSumK = std::is_same_v<NibbleSum, SignedSum> ? 1 << 15 : 32;  // 32-bit sums hold more than a group
 
 constexpr int kUnpackedBytes = kPairsOfProducts ? 128 : 64;
 #if PACE_ISA_LEVEL != 1 || PACE_HAS_VNNI
 using Unpacked = Factor;
 PACE_INLINE void store_unpacked(uint8_t* p, Bytes a) { store_bytes(p, a); }
 PACE_INLINE Unpacked load_unpacked(const uint8_t* p) { return of_signed(load_bytes(p)); }
-PACE_INLINE I32 own_products(I32 sum, Unpacked) { return sum; }  // none
+PACE_INLINE I32 own_products(I32 sum, Unpacked) { return sum; }  // no own products
 #endif
 constexpr int kVectorBytes = 4 * kLanes;
 
-// Of `count` codes of inputs, a multiple of four: the sum of those of k and k + 1, for even k.
+// Over `count` codes of inputs, a multiple of four: the sum of products of codes k and k + 1, for even k.
 PACE_INLINE int32_t own_products(const int8_t* codes, int64_t count) {
     int32_t sum = 0;
     for (int64_t k = 0; k < count; k += 2) sum += codes[k] * codes[k + 1];
     return sum;
 }
 
-// Sixteen inputs as 16 bits. Level 1 wants the even ones of each four before the odd ones, as Unpacked has them.
+// Sixteen inputs as 16 bits. On level 1 the even ones of each four come before the odd ones, as in Unpacked.
 #if PACE_ISA_LEVEL == 1 && !PACE_HAS_VNNI
 PACE_INLINE void spread_inputs(const int8_t* codes, int16_t* out) {
     const __m128i order = _mm_setr_epi8(0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15);
@@ -329,7 +349,7 @@ PACE_INLINE void spread_inputs(const int8_t* codes, int16_t* out) {
     _mm_storeu_si128((__m128i*)(out + 8), wide.high);
 }
 #else
-PACE_INLINE void spread_inputs(const int8_t*, int16_t*) {}  // others multiply bytes
+PACE_INLINE void spread_inputs(const int8_t*, int16_t*) {}  // other tables multiply bytes
 #endif
 
 // kLanes bytes at p, as integers of 0..255.
@@ -352,8 +372,9 @@ PACE_INLINE I32 load_unsigned(const uint8_t* p) {
 }
 #endif
 
-// Sixteen float8_e4m3fn times 1 / kFloat8Unit; NaN is 480. One with its exponent and mantissa in those of an F16 is 2^-8 times itself,
-// subnormals too. A code extended by its sign and shifted by 7 has all three parts in place, and the sign once too often.
+// Sixteen float8_e4m3fn times 1 / kFloat8Unit; NaN becomes 480. Its exponent and mantissa in the fields of an F16 give
+// 2^-8 times the value, for subnormals too. A sign-extended code shifted by 7 has all three fields in place, and an
+// extra copy of the sign.
 constexpr float kFloat8Unit = 256.0f;
 PACE_INLINE void load_float8(const uint8_t* p, F32* out) {
 #if !PACE_ISA_EMULATED && PACE_ISA_LEVEL >= 1
@@ -374,8 +395,8 @@ PACE_INLINE void load_float8(const uint8_t* p, F32* out) {
 #endif
 }
 
-// a * b + c, rounded once. Level 0 has no such instruction: the product of two fp32 is exact in fp64, and a sum in fp64 that is
-// rounded to odd rounds to fp32 as the exact one does.
+// a * b + c, rounded once. Level 0 has no such instruction. The product of two fp32 is exact in fp64. A sum in fp64
+// rounded to odd then rounds to fp32 like the exact sum.
 #if PACE_ISA_LEVEL == 0 && !PACE_ISA_EMULATED
 PACE_INLINE __m128d add_to_odd(__m128d a, __m128d b) {
     const __m128d sum = _mm_add_pd(a, b), b_part = _mm_sub_pd(sum, a);
@@ -383,8 +404,8 @@ PACE_INLINE __m128d add_to_odd(__m128d a, __m128d b) {
     const __m128d zeros = _mm_setzero_pd();
     const __m128i inexact = _mm_castpd_si128(_mm_or_pd(_mm_cmplt_pd(error, zeros), _mm_cmplt_pd(zeros, error)));
     const __m128i raw = _mm_castpd_si128(sum), one = _mm_set1_epi64x(1);
-    const __m128i even = _mm_sub_epi64(_mm_and_si128(raw, one), one);  // all ones where the last bit is 0
-    // One step away from zero where the error has the sign of the sum, else one step towards it.
+    const __m128i even = _mm_sub_epi64(_mm_and_si128(raw, one), one);  // all ones if the last bit is 0
+    // One step away from zero if the error has the sign of the sum, else one step towards zero.
     const __m128i towards = _mm_srli_epi64(_mm_xor_si128(_mm_castpd_si128(error), raw), 63);
     const __m128i step = _mm_sub_epi64(one, _mm_add_epi64(towards, towards));
     return _mm_castsi128_pd(_mm_add_epi64(raw, _mm_and_si128(step, _mm_and_si128(inexact, even))));

@@ -1,10 +1,11 @@
 // Dot products of pairs of bf16 and of quads of int8 that accumulate into 32-bit lanes.
 //
 // NUMERICS
-//   dot_pairs     acc = (acc + a1 b1) + a0 b0, the second element of each pair first, as vdpbf16ps; a product of two
-//   bf16 is
-//                 exact in fp32; subnormal inputs and results count as zero. (AVX-512_BF16 and AMX tables only.)
-//   dot_quads     acc + a0 b0 + a1 b1 + a2 b2 + a3 b3, exact. a is unsigned and at most 128: AVX2's maddubs adds two
+//   dot_pairs     acc = (acc + a1 b1) + a0 b0, the second element of each pair first, as in vdpbf16ps. A product of two
+//                 bf16 is exact in fp32. Subnormal inputs and results count as zero. (Only in AVX-512_BF16 and AMX
+//                 tables.)
+//
+//   dot_quads     acc + a0 b0 + a1 b1 + a2 b2 + a3 b3, exact. a is unsigned and at most 128. AVX2's maddubs adds two
 //                 products in 16 bits, and 2 * 128 * -128 is the last sum that fits.
 
 #if PACE_ISA_LEVEL >= 4

@@ -11,7 +11,7 @@ struct Mask {
     bool v[16];
 };
 
-// One operation on every lane; `expression` sees the lane number i.
+// One operation on every lane; `expression` may use the lane number i.
 #define PACE_LANES(Type, expression)                         \
     Type result;                                             \
     for (int i = 0; i < 16; ++i) result.v[i] = (expression); \
@@ -59,7 +59,7 @@ PACE_INLINE int store_where(int32_t* p, I32 a, Mask m) {
 PACE_INLINE I32 bits(F32 a) { PACE_LANES(I32, (int32_t)float_bits(a.v[i])); }
 PACE_INLINE F32 from_bits(I32 a) { PACE_LANES(F32, bits_float((uint32_t)a.v[i])); }
 PACE_INLINE F32 to_f32(I32 a) { PACE_LANES(F32, (float)a.v[i]); }
-// cvtss2si: ties to even; NaN and what does not fit give INT32_MIN, as the wide instruction.
+// Like cvtss2si: ties to even; NaN and numbers that do not fit give INT32_MIN, as the wide instruction.
 PACE_INLINE I32 to_int(F32 a) { PACE_LANES(I32, _mm_cvtss_si32(_mm_set_ss(a.v[i]))); }
 PACE_INLINE I32 operator+(I32 a, I32 b) { PACE_LANES(I32, (int32_t)((uint32_t)a.v[i] + (uint32_t)b.v[i])); }
 PACE_INLINE I32 operator-(I32 a, I32 b) { PACE_LANES(I32, (int32_t)((uint32_t)a.v[i] - (uint32_t)b.v[i])); }

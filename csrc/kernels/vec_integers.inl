@@ -1,10 +1,10 @@
-// Whole numbers in lanes, and fields of bytes: what scales of super-blocks are multiplied with.
+// Integers in lanes, and bit fields of bytes, for the scales of super-blocks.
 //
-//   multiply(a, b)                     the low 32 bits of products
-//   add_pairs(total, a, b)             total + a0 b0 + a1 b1, of the two signed 16 bits in each lane
-//   load_int(p)                        kLanes int8_t at p
-//   |                                  of bytes
-//   shifted_field<from, bits, to>(b)   of each byte its bits from `from` on, moved to begin at bit `to`; the others are zero
+//   multiply(a, b)                     the low 32 bits of products.
+//   add_pairs(total, a, b)             total + a0 b0 + a1 b1, for the two signed 16 bits in each lane.
+//   load_int(p)                        kLanes int8_t at p.
+//   |                                  on bytes.
+//   shifted_field<from, bits, to>(b)   of each byte `bits` bits from bit `from` on, moved to bit `to`; else zeros.
 #if PACE_ISA_EMULATED
 
 PACE_INLINE I32 multiply(I32 a, I32 b) {
@@ -64,7 +64,7 @@ PACE_INLINE Bytes shifted_field(Bytes a) {
 
 #else
 
-// SSE2 multiplies every other lane only.
+// SSE2 multiplies only every other lane.
 PACE_INLINE I32 multiply(I32 a, I32 b) {
     const __m128i even = _mm_mul_epu32(a.v, b.v), odd = _mm_mul_epu32(_mm_srli_epi64(a.v, 32), _mm_srli_epi64(b.v, 32));
     return {_mm_unpacklo_epi32(_mm_shuffle_epi32(even, 0x08), _mm_shuffle_epi32(odd, 0x08))};

@@ -1,9 +1,8 @@
 // exp, tanh and erf of vectors. The same arithmetic on every instruction set; only fma() differs (generic rounds
 // twice).
-//
 // NUMERICS
-//   Coefficients are minimax fits (Lawson-weighted least squares on Chebyshev nodes, in 40 digits); the largest error
-//   of the polynomial in exact arithmetic stands beside each. Measured over dense sweeps by tests/csrc/test_vec.cpp:
+//   Coefficients are minimax fits (Lawson-weighted least squares on Chebyshev nodes, in 40 digits). The largest error
+//   of the polynomial in exact arithmetic is noted at each. Measured over dense sweeps by tests/csrc/test_vec.cpp:
 //   exp 2 ulp, tanh 4 ulp, erf 4 ulp, with FMA or without. NaN stays NaN.
 
 // e^x. Infinity above 88.722839; zero below -86.9, where the result would be close to subnormal.
@@ -43,8 +42,8 @@ PACE_INLINE F32 tanh(F32 x) {
     return copy_sign(select(less(a, broadcast(0.625f)), small, large), x);
 }
 
-// erf x: an odd polynomial below 1 (1e-9), 1 - e^Q(x) above, Q a fit of log(erfc) on [1, 4] (1e-9 of erf); 1 from 4 on,
-// where erfc < 2^-25.
+// erf x: an odd polynomial below 1 (1e-9), and 1 - e^Q(x) above. Q is a fit of log(erfc) on [1, 4] (1e-9 of erf). From
+// 4 on the result is 1, because erfc < 2^-25.
 PACE_INLINE F32 erf(F32 x) {
     const F32 a = abs(x), u = x * x;
     F32 p = broadcast(7.889116027e-5f);

@@ -56,7 +56,7 @@ PACE_INLINE int store_where(int32_t* p, I32 a, Mask m) {
     int32_t lanes[4];
     _mm_storeu_si128((__m128i*)lanes, a.v);
     for (int i = 0; i < 4; ++i) {
-        p[count] = lanes[i];  // without a branch, which would be guessed wrong half of the time
+        p[count] = lanes[i];  // no branch: it would be mispredicted half of the time
         count += set >> i & 1;
     }
     return count;

@@ -1,20 +1,25 @@
-// The weights that tokens of a row are drawn by. The row is worked on in pieces of kSumBlock, so that one stays near.
+// The weights for drawing tokens of a row. The row is processed in pieces of kSumBlock, which stay in cache.
 //
-// SHAPES      x, w [n] and found [n + kLanes]; maxima [ceil(n / kPeakBlock)]
-// DEFINITION  the weight of an element is 2^t, t = (x - shift) * scale: with the row's largest element as shift, and
-//             log2(e) / temperature as scale, that of its probability to the largest one
-//             block_peaks:   maxima[b] = max of x[kPeakBlock b ..]; false where any x is NaN
-//             weigh:         w[i] = weight; returns their sum
-//             sum_weights:   the sum of all, and where it is asked for, of weight * t as surplus
-//             sum_likely:    the sum of those where x >= least
-//             split_weights: sums of all weights, and by the key of an element: the sum where key >= sure, and the
-//                            indices, ascending from `index` on, where sure > key >= least; surplus where typical
-//             find_between:  the indices, ascending from `index` on, where low <= x < high
-//             sum_from:      the sum of w[i] where key[i] >= least
-// NUMERICS    fp32; sums of a piece in one running total a lane. x = -inf weighs exactly 0. sum_likely() moves what it
-//             keeps together before it is weighed, so that few elements cost few powers.
+// SHAPES      x, w [n] and found [n + kLanes]; maxima [ceil(n / kPeakBlock)].
 //
-// The key is x, or where tokens are typical by how close t is to a level, -|t - level|.
+// DEFINITION  The weight of an element is 2^t, t = (x - shift) * scale. With the row's largest element as shift and
+//             log2(e) / temperature as scale, it is the probability relative to the largest one.
+//
+//             block_peaks:   maxima[b] = max of x[kPeakBlock b ..]; false if any x is NaN.
+//             weigh:         w[i] = weight; returns their sum.
+//             sum_weights:   the sum of all weights and, if requested, the sum of weight * t as surplus.
+//             sum_likely:    the sum of the weights with x >= least.
+//
+//             split_weights: sums of all weights, and of those with key >= sure. Lists the indices with
+//                            sure > key >= least, ascending from `index` on. Sums the surplus if typical.
+//
+//             find_between:  the indices with low <= x < high, ascending from `index` on.
+//             sum_from:      the sum of w[i] with key[i] >= least.
+//
+// NUMERICS    fp32; sums of a piece use one running total in each lane. x = -inf weighs exactly 0. sum_likely()
+//             compacts the kept elements before it weighs them, so that few elements cost few powers.
+//
+// The key is x. For typical tokens it is -|t - level|, the closeness of t to a level.
 
 static bool block_peaks(const float* x, int64_t n, float* maxima) {
     F32 nan_seen = zero();
@@ -52,7 +57,7 @@ static float weigh(const float* x, int64_t n, float shift, float scale, float* w
     return reduce_add(total);
 }
 
-// Asks for the piece of the row after this one meanwhile: exp() leaves the memory idle.
+// Prefetches the next piece of the row meanwhile, because exp() leaves the memory idle.
 template <bool kSurplus, bool kOfRow = true>
 PACE_INLINE float sum_piece(const float* x, int64_t n, float shift, float scale, float* surplus) {
     const F32 first = broadcast(shift), factor = broadcast(scale), least = broadcast(-127.0f);
@@ -99,7 +104,7 @@ static float sum_likely(const float* x, int64_t n, float shift, float scale, flo
     return sum_piece<false, false>(kept, count, shift, scale, nullptr);
 }
 
-// Asks for the piece after this one, as sum_piece(). Of a tail, the lanes beyond n are neither sure nor near, and weigh
+// Prefetches the next piece, as sum_piece(). In a tail, the lanes beyond n are neither sure nor near, and weigh
 // nothing.
 template <bool kTypical, bool kLists>
 PACE_INLINE WeightSums split(const float* x, int64_t n, float shift, float scale, const KeyLimits& limits,
@@ -125,7 +130,7 @@ PACE_INLINE WeightSums split(const float* x, int64_t n, float shift, float scale
 
 static WeightSums split_weights(const float* x, int64_t n, float shift, float scale, const KeyLimits& limits,
                                 int32_t index, int32_t* found) {
-    if (limits.typical && !(limits.least < limits.sure)) {  // nothing is in between
+    if (limits.typical && !(limits.least < limits.sure)) {  // no key is in between
         return split<true, false>(x, n, shift, scale, limits, index, found);
     }
     return limits.typical ? split<true, true>(x, n, shift, scale, limits, index, found)

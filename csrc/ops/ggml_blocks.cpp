@@ -1,8 +1,8 @@
 // Unpacks rows in ggml's blocks, as GGUF files contain them: to codes and scales, or straight into packed weights.
 //
 // LAYOUT    A row is a sequence of blocks of 32 or 256 weights. ggml-common.h defines their structs, and ggml-quants.c
-//           //           their meaning. A field is a few bits of a byte. A run of bytes contains the lowest field of each byte first,
-//           then the next field of each.
+//           their meaning. A field is a few bits of a byte. A run of bytes contains the lowest field of each byte
+//           first, then the next field of each.
 //
 // NUMERICS  Nothing is rounded here: codes and scales are those of the file. Minima of super-blocks change their sign.
 //
