@@ -1,4 +1,4 @@
-// A test harness of one header: TEST(name) { CHECK(condition); }, tests for every kernel table, and the comparator of
+// A test harness in one header: TEST(name) { CHECK(condition); }, tests for every kernel table, and a comparison of
 // numbers.
 #pragma once
 
@@ -17,7 +17,7 @@ namespace check {
 struct Test {
     const char* name;
     void (*body)();
-    void (*table_body)(const pace::KernelTable&);  // of a test of kernels; it has no body
+    void (*table_body)(const pace::KernelTable&);  // for a test of kernels, which has no body
 };
 
 std::vector<Test>& tests();
@@ -27,17 +27,17 @@ struct Register {
     Register(const char* name, void (*body)(const pace::KernelTable&)) { tests().push_back({name, nullptr, body}); }
 };
 
-// Notes a failure of the running test and goes on. Only the first ten of a test are printed.
+// Records a failure of the running test, which continues. Prints only the first ten of a test.
 void fail(const char* file, int line, const std::string& message);
 
-// The largest excess of |got - expected| over its tolerance, as text; empty if all are within. A NaN or infinity in
-// `got` where `expected` has none is always an error, and so is a non-finite or negative tolerance.
+// Returns the largest excess of |got - expected| over its tolerance, as text; empty if all are within. A NaN or
+// infinity in `got` is always an error if `expected` has none, and so is a non-finite or negative tolerance.
 std::string compare(const float* got, const double* expected, const double* tolerance, size_t count);
 
-// What tests fill memory with that nothing may read into a result or leave behind in one.
+// Fill value for memory that must neither be read into a result nor be left in one.
 constexpr float kPoison = __builtin_nanf("");
 
-// Inputs that find mistakes: both signs, a heavy tail (one in sixteen is 2^0..2^6 times larger) and some exact zeros.
+// Inputs that expose errors: both signs, a heavy tail (one in sixteen is 2^0..2^6 times larger) and some exact zeros.
 inline std::vector<float> heavy_tailed(size_t count, uint32_t seed) {
     std::mt19937 random(seed);
     std::vector<float> values(count);
@@ -49,7 +49,7 @@ inline std::vector<float> heavy_tailed(size_t count, uint32_t seed) {
     return values;
 }
 
-// Rows of inputs, one float past alignment, with NaN before, between and behind them.
+// Rows of inputs, one float off alignment, with NaN before, between and behind them.
 struct Inputs {
     int64_t rows, k, stride;
     std::vector<float> memory;
@@ -72,8 +72,8 @@ struct Inputs {
     static const check::Register register_##name{#name, test_##name}; \
     static void test_##name()
 
-// Runs once for each table this CPU can run, or each one asked for: `table` is the table and the one in use. Failures
-// name it.
+// Runs once for each table that this CPU can run, or for each requested one. `table` is the table in use. Failures
+// print its name.
 #define TEST_TABLES(name)                                             \
     static void test_##name(const pace::KernelTable& table);          \
     static const check::Register register_##name{#name, test_##name}; \

@@ -1,6 +1,6 @@
 // pace_tests [--tables NAME,...] [PATTERN...]: runs the tests whose name contains one of the patterns, or all. With
-// --tables the tests of kernels alone, on these tables. Exit status 1 if any fails or none ran, 2 if a table cannot be
-// had.
+// --tables it runs only kernel tests, on these tables. The exit status is 1 if any test fails or none ran, 2 if a table
+// is unavailable.
 #include <chrono>
 #include <cstring>
 #include <exception>
@@ -86,7 +86,7 @@ int main(int count, char** arguments) {
     std::vector<std::string> patterns(arguments + 1, arguments + count);
     const bool only_kernels = patterns.size() >= 2 && patterns[0] == "--tables";
     if (only_kernels) {
-        std::istringstream names(patterns[1] + ",");  // so that no names at all is one without letters, and refused
+        std::istringstream names(patterns[1] + ",");  // an empty list then has one empty name, which is refused
         tables.clear();
         try {
             for (std::string name; std::getline(names, name, ',');) {

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Builds the C++ tests twice and runs them, with AddressSanitizer + UndefinedBehaviorSanitizer and with ThreadSanitizer. Needs
-# cmake and ninja in PATH. Arguments go to pace_tests, such as a pattern that the names of tests must contain.
+# Builds the C++ tests twice and runs them, with AddressSanitizer + UndefinedBehaviorSanitizer and with ThreadSanitizer.
+# Needs cmake and ninja in PATH. Arguments go to pace_tests, for example a pattern for the names of tests.
 set -eu
 cd "$(dirname "$0")/../.."
 

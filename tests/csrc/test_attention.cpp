@@ -1,4 +1,4 @@
-// The attention kernels of every table against float64, and bit for bit against themselves however the rows are cut.
+// The attention kernels of every table against float64. Also, the same bits for every division of the rows.
 #include <algorithm>
 #include <cstring>
 
@@ -11,7 +11,7 @@ using namespace pace;
 
 namespace {
 
-// One sequence in a cache of NaN, its blocks in reverse order, and queries for all of its positions.
+// One sequence in a cache filled with NaN, its blocks in reverse order, and queries for all of its positions.
 struct Problem {
     int64_t length, heads, kv_heads, key_dim, value_dim, blocks, padded;
     DType dtype;
@@ -40,11 +40,11 @@ struct Problem {
         const int64_t scales = dtype == DType::I8 ? 16 * sizeof(float) : 0;
         const int64_t k_stride = kv_heads * (key_dim * 16 + scales), v_stride = kv_heads * (padded * 16 + scales);
         k_memory.assign(blocks * k_stride * dtype_bytes(dtype) + 4,
-                        char(0xff));  // all ones is NaN; in int8 -1, and scales of NaN
+                        char(0xff));  // all bits set is NaN; in int8 -1, with scales of NaN
         v_memory.assign(blocks * v_stride * dtype_bytes(dtype) + 4, char(0xff));
         for (int64_t b = 0; b < blocks; ++b) table.push_back(int32_t(blocks - 1 - b));
         out.assign(length * heads * value_dim, check::kPoison);
-        // At 4 bytes past an aligned address: nothing may rely on alignment.
+        // 4 bytes off alignment: the kernels must not rely on alignment.
         const KvView kv = {
             k_memory.data() + 4, v_memory.data() + 4, k_stride, v_stride, dtype, blocks, kv_heads, key_dim, value_dim};
         args = {heads * key_dim, key_dim, kv, heads, 0.3f, window, softcap, out.data()};
@@ -56,7 +56,7 @@ struct Problem {
         for (size_t head = 0; head < v.size(); head += value_dim) round(&v[head], value_dim);
     }
 
-    // A head as the cache holds it. In int8 its elements, integer times scale, are rounded once more to fit a float.
+    // Rounds a head as the cache does. In int8 its elements, integer times scale, are also rounded to a float.
     void round(float* head, int64_t dim) const {
         const float scale = dtype == DType::I8 ? int8_scale(head, dim) : 1.0f;
         for (int64_t d = 0; d < dim; ++d) {
@@ -65,7 +65,7 @@ struct Problem {
             if (dtype == DType::I8) head[d] = scale * int8_of(head[d], scale);
         }
     }
-    // The definition of kv_cache.inl, element by element.
+    // The definition in kv_cache.inl, element by element.
     static float int8_scale(const float* head, int64_t head_dim) {
         float largest = 0.0f;
         for (int64_t d = 0; d < head_dim; ++d) {
@@ -84,7 +84,7 @@ struct Problem {
         return to_float(stored);
     }
 
-    // All rows of all heads, `rows_at_once` at a time.
+    // Computes all rows of all heads, `rows_at_once` at a time.
     std::vector<float> run(int rows_at_once) {
         std::fill(out.begin(), out.end(), check::kPoison);
         std::vector<float> scratch(attention_scratch_floats(args), check::kPoison);
@@ -120,9 +120,9 @@ struct Problem {
         return out;
     }
 
-    // Against the definition. A score is a chain of key_dim products; each weight inherits twice its error; the sums
-    // of at most `length` weights and values add their own. (int8 rounds three times more for a score and a value: the
-    // factors have room.)
+    // Compares with the definition. A score is a chain of key_dim products, and each weight inherits twice its error.
+    // The sums of at most `length` weights and values add their own error. (int8 rounds three times more for a score
+    // and a value: the factors have room.)
     void check_against_definition(const std::vector<float>& got, const char* what) {
         const double eps = 0x1p-24;
         std::vector<double> expected(got.size()), tolerance(got.size());
@@ -177,7 +177,7 @@ TEST_TABLES(attention_of_all_shapes_is_close_and_the_same_in_every_cut) {
         int64_t length, heads, kv_heads, head_dim;
         int64_t window;
         float softcap;
-        int64_t value_dim = 0;  // 0: head_dim
+        int64_t value_dim = 0;  // 0: same as head_dim
     };
     const Shape shapes[] = {
         {1, 1, 1, 1, kNoWindow, 0},
@@ -211,7 +211,7 @@ TEST_TABLES(attention_split_by_partition_is_the_same) {
         const std::vector<float> whole = problem.run(kMaxQueryRows);
         problem.check_against_definition(whole, "two partitions");
         CHECK(same_bits(problem.run_op(1), whole));
-        CHECK(same_bits(problem.run_op(64), whole));  // so few chunks for 64 threads that rows are split
+        CHECK(same_bits(problem.run_op(64), whole));  // too few chunks for 64 threads, so rows are split
         problem.args.window = 40;
         const std::vector<float> windowed = problem.run(7);
         CHECK(!same_bits(windowed, whole));
@@ -224,7 +224,8 @@ TEST_TABLES(attention_never_reads_hidden_positions) {
     for (const DType dtype : {DType::F32, DType::I8}) {
         Problem problem(100, 2, 1, 8, dtype, 20, 0);
         const std::vector<float> clean = problem.run(kMaxQueryRows);
-        // The last 30 positions, alone: what they do not see becomes NaN, what nobody sees is unmapped.
+        // Runs only the last 30 positions. Positions that they do not see become NaN, and blocks without visible
+        // positions unmapped.
         const KvView& kv = problem.args.kv;
         for (int64_t p = 0; p <= 70 - 20; ++p) {
             const int64_t block = problem.table[p / 16];
@@ -244,8 +245,8 @@ TEST_TABLES(attention_never_reads_hidden_positions) {
     }
 }
 
-// Every head at +-127 and nothing between; heads of zeros; scales from subnormal to 2^100, one position beside the
-// other; elements that lie half-way between two integers.
+// Worst cases of int8: every element of a head at +-127; heads of zeros; scales from subnormal to 2^100 at neighbouring
+// positions; halves between two integers.
 void extremes(Problem& p) {
     for (float& value : p.k) value = value < 0 ? -0.7f : 0.7f;
     for (float& value : p.v) value = value < 0 ? -3.0f : 3.0f;
@@ -268,7 +269,7 @@ constexpr void (*kDistortions[])(Problem&) = {[](Problem&) {}, extremes, zeros, 
 TEST_TABLES(attention_over_int8_of_all_groups_and_worst_cases) {
     (void)table;
     for (int group = 1; group <= 16;
-         ++group) {  // rows of a decode step: every number of rows of a pass, one pass to three
+         ++group) {  // rows of a decode step: all row counts of a pass, in one to three passes
         Problem problem(65 + group % 3, group, 1, 16 + group % 3, DType::I8, group % 4 == 1 ? 30 : kNoWindow,
                         group % 5 == 2 ? 8.0f : 0.0f, kDistortions[group % std::size(kDistortions)]);
         const std::vector<float> whole = problem.run(kMaxQueryRows);
@@ -283,7 +284,7 @@ TEST_TABLES(attention_over_int8_of_all_groups_and_worst_cases) {
     }
 }
 
-// Every byte and every bit of a scale, and nothing besides.
+// Checks every byte, every bit of a scale, and that no other byte changes.
 TEST_TABLES(int8_is_stored_as_defined) {
     constexpr float kTiny = 0x1p-149f, kLargest = 3.4e38f, kInfinity = __builtin_inff();
     for (const int64_t dim : {1, 3, 8, 16, 20, 37, 64}) {
@@ -302,7 +303,7 @@ TEST_TABLES(int8_is_stored_as_defined) {
             const KvView kv = {
                 memory.data(), memory.data() + 2 * k_bytes, 2 * k_bytes, 2 * v_bytes, DType::I8, 1, 2, dim, dim};
             const int64_t position = int64_t(i) % 16;
-            table.store_kv(k.data(), 0, v.data(), 0, kv, 1, 1, position);  // the second head alone
+            table.store_kv(k.data(), 0, v.data(), 0, kv, 1, 1, position);  // only the second head
             const float k_scale = Problem::int8_scale(k.data(), dim), v_scale = Problem::int8_scale(v.data(), dim);
             char* const keys = &expected[k_bytes];
             char* const values = &expected[2 * k_bytes + v_bytes];
@@ -314,7 +315,7 @@ TEST_TABLES(int8_is_stored_as_defined) {
                  {std::pair(keys + dim * 16, k_scale), std::pair(values + padded * 16, v_scale)}) {
                 float stored;
                 std::memcpy(&stored, scales - expected.data() + memory.data() + position * 4, 4);
-                const bool both_nan = std::isnan(scale) && std::isnan(stored);  // whose payloads may differ
+                const bool both_nan = std::isnan(scale) && std::isnan(stored);  // payloads may differ
                 std::memcpy(scales + position * 4, both_nan ? &stored : &scale, 4);
             }
             CHECK(memory == expected);

@@ -1,5 +1,5 @@
-// A step of AttentionOp, heads prepared and all, has the same bits for every number of threads, and in every order of
-// its chunks: those of one query row at a time.
+// A step of AttentionOp, with preparation of heads, has the same bits for every number of threads and every order of
+// chunks. The expected bits are those of one query row at a time.
 #include <algorithm>
 #include <cstring>
 
@@ -21,8 +21,8 @@ struct Span {
     int64_t tokens, kv_len;
 };
 
-// Spans whose new tokens are yet to be prepared and stored; the positions before them are in the cache, and all others
-// of it are NaN.
+// Spans whose new tokens are not yet prepared and stored. The cache contains the positions before them; all its other
+// positions are NaN.
 class Step {
   public:
     Step(const Model& model, const std::vector<Span>& spans) : model_(model), starts_{0} {
@@ -42,7 +42,7 @@ class Step {
         v_memory_.assign(blocks * v_stride * dtype_bytes(model.dtype), char(0xff));
         kv_ = {k_memory_.data(), v_memory_.data(), k_stride, v_stride, model.dtype, blocks, model.kv_heads, dim, dim};
         for (size_t s = 0; s < spans.size(); ++s) fill(int64_t(s), spans[s]);
-        // Queries, keys and values of a token side by side, as a product makes them.
+        // Queries, keys and values of a token side by side, as the output of one product.
         width_ = (heads + 2 * model.kv_heads) * dim;
         fused_ = check::heavy_tailed(starts_.back() * width_, 1);
         norm_ = check::heavy_tailed(dim, 2);
@@ -72,7 +72,7 @@ class Step {
         return op;
     }
 
-    // As cut for so many threads. Returns the chunks of attention proper.
+    // Runs the op as cut for `threads` threads. Returns the number of chunks in the phase that computes attention.
     int64_t run(int threads, bool backwards) {
         AttentionOp op = this->op();
         op.prepare(threads);
@@ -85,7 +85,7 @@ class Step {
         return op.chunks(1);
     }
 
-    // All heads first, then every query row alone.
+    // Prepares all heads first, then computes every query row alone.
     void run_row_by_row() {
         const AttentionOp op = this->op();
         std::vector<float> scratch(attention_scratch_floats(op.args), check::kPoison);
@@ -107,7 +107,7 @@ class Step {
         return std::all_of(out_.begin(), out_.end(), [](float x) { return std::isfinite(x); });
     }
 
-    // Outputs, and the bytes of the cache.
+    // Compares the outputs, and the bytes of the cache.
     bool operator==(const Step& other) const {
         return std::memcmp(out_.data(), other.out_.data(), out_.size() * sizeof(float)) == 0 &&
                k_memory_ == other.k_memory_ && v_memory_ == other.v_memory_;
@@ -116,7 +116,8 @@ class Step {
   private:
     void fill(int64_t span, const Span& size) {
         const int64_t dim = model_.head_dim, old = size.kv_len - size.tokens;
-        const std::vector<float> heads = check::heavy_tailed(8 * 1024, 5 + uint32_t(span));  // a token's: from anywhere
+        const std::vector<float> heads =
+            check::heavy_tailed(8 * 1024, 5 + uint32_t(span));  // starts anywhere in these values
         for (int64_t p = 0; p < size.kv_len; ++p) {
             const int64_t slot = table_[span * stride_ + p / 16] * 16 + p % 16;
             const float* const k = &heads[p * 61 % (7 * 1024)];
@@ -147,7 +148,7 @@ void check_all_cuts(const Model& model, const std::vector<Span>& spans) {
 
 }  // namespace
 
-// Every pair of a head's size, a group and a type of the cache, though not every three of them together.
+// Covers every pair of head size, group and cache dtype, though not every triple.
 TEST_TABLES(a_decode_step_is_the_same_for_every_number_of_threads) {
     const DType dtypes[] = {DType::F32, DType::BF16, DType::I8};
     const int64_t dims[] = {64, 80, 96, 128, 256}, groups[] = {1, 3, 7, 8, 16};
@@ -165,12 +166,12 @@ TEST_TABLES(steps_of_several_spans_are_the_same_for_every_number_of_threads) {
     for (const DType dtype : {DType::F32, DType::BF16, DType::I8}) {
         check_all_cuts({7, 2, 64, dtype}, {{1, 1}, {1, 140}, {1, 600}});
         check_all_cuts({7, 1, 64, dtype}, {{5, 1026}, {1, 200}});                // across two partitions
-        check_all_cuts({3, 1, 64, dtype, 1500, 4.0f}, {{1, 2100}});              // three of them
-        check_all_cuts({7, 1, 64, dtype, 150}, {{3, 1100}, {40, 160}, {0, 0}});  // one whose tiles are not its own
+        check_all_cuts({3, 1, 64, dtype, 1500, 4.0f}, {{1, 2100}});              // across three partitions
+        check_all_cuts({7, 1, 64, dtype, 150}, {{3, 1100}, {40, 160}, {0, 0}});  // the second span has several tiles
     }
 }
 
-// Otherwise the tests above would compare a thing with itself.
+// Proves that rows are cut at all; otherwise the tests above would compare equal runs.
 TEST(rows_are_cut_where_threads_would_be_idle) {
     const auto chunks = [](const Model& model, const Span& span, int threads) {
         return Step(model, {span}).run(threads, false);
@@ -180,9 +181,9 @@ TEST(rows_are_cut_where_threads_would_be_idle) {
     CHECK(chunks(model, {1, 512}, 2) == 2);
     CHECK(chunks(model, {1, 512}, 3) == 3);
     CHECK(chunks(model, {1, 512}, 16) == 7);
-    CHECK(chunks(model, {1, 400}, 2) == 1);  // would save less than a barrier takes
+    CHECK(chunks(model, {1, 400}, 2) == 1);  // saves less than the time of a barrier
     CHECK(chunks(model, {1, 100}, 16) == 1);
-    CHECK(chunks(model, {1, 3000}, 3) == 3);  // partitions suffice
+    CHECK(chunks(model, {1, 3000}, 3) == 3);  // partitions are enough
     CHECK(chunks(model, {1, 3000}, 8) == 6);  // 3 partitions in 2 pieces
     CHECK(chunks({7, 2, 64, DType::BF16}, {1, 512}, 2) == 2);
     CHECK(chunks({7, 2, 64, DType::BF16}, {1, 512}, 16) == 14);

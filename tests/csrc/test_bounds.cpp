@@ -1,5 +1,5 @@
-// Products touch nothing behind their inputs, weights and sums: each ends where a page begins that faults. A tile that
-// is configured for more rows than there are reads and writes there; where there is other memory, no result shows it.
+// Products access nothing behind their inputs, weights and sums: each of these ends at a page that faults. A tile
+// configured for too many rows reads and writes there. With ordinary memory behind, no result would show it.
 #include <algorithm>
 #include <csetjmp>
 #include <csignal>
@@ -13,7 +13,7 @@ namespace {
 
 using namespace pace;
 
-// Bytes, zero, and a page behind them that faults.
+// Zeroed bytes, followed by a page that faults.
 class Guarded {
   public:
     explicit Guarded(int64_t bytes) : page(sysconf(_SC_PAGESIZE)), mapped(round_up(bytes, page) + page) {
@@ -38,7 +38,7 @@ class Guarded {
 sigjmp_buf before_fault;
 void leave(int) { siglongjmp(before_fault, 1); }
 
-// Whether `work` ends without a fault.
+// True if `work` ends without a fault.
 template <class Work>
 bool stays_inside(const Work& work) {
     struct sigaction action = {}, usual;
@@ -53,8 +53,8 @@ bool stays_inside(const Work& work) {
     return inside;
 }
 
-// `rows` inputs of ones by a weight of zeros, from floats to sums, as LinearOp calls the kernels: inputs are rounded or
-// quantised where the table wants it.
+// Multiplies `rows` inputs of ones by a weight of zeros, from floats to sums, calling the kernels like LinearOp. Inputs
+// are rounded or quantised if the table needs that.
 void multiply(const KernelTable& table, const PackedHeader& h, int64_t rows, const std::string& what) {
     const bool rounds = table.rounds_inputs && h.dtype == DType::BF16,
                quantizes = h.quantized() && h.layout != Layout::PanelF8;

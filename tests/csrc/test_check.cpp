@@ -1,4 +1,4 @@
-// The comparator itself, with planted errors: a harness that cannot fail proves nothing.
+// The comparison itself, with planted errors: a harness that cannot fail proves nothing.
 #include "check.h"
 
 TEST(compare_finds_planted_errors) {
@@ -16,7 +16,7 @@ TEST(compare_finds_planted_errors) {
             CHECK(difference(got).find("element " + std::to_string(i)) == 0);
         }
     }
-    // Two negatives with the wrong magnitude; a sign lost.
+    // Two negative numbers with the wrong magnitude, and a lost sign.
     CHECK(!difference({1.0f, -2.1f, 0.0f, -1e-3f}).empty());
     CHECK(!difference({1.0f, 2.0f, 0.0f, -1e-3f}).empty());
 }

@@ -1,4 +1,4 @@
-// What cpu.cpp reads from a machine, on made-up /proc and /sys trees.
+// Tests the parsing of /proc and /sys in cpu.cpp, on made-up trees.
 #include <sys/stat.h>
 
 #include <cstdlib>
@@ -14,7 +14,7 @@ namespace {
 
 using Cpus = std::vector<int>;
 
-// A directory that plays the root of a machine; files are added by their absolute path.
+// A directory that serves as the root of a machine; files are added by their absolute path.
 class FakeRoot {
   public:
     FakeRoot() {
@@ -63,7 +63,7 @@ TEST(two_hardware_threads_of_a_core_count_once) {
     write_siblings(root, 0, "0,4");
     write_siblings(root, 4, "0,4");
     write_siblings(root, 1, "1,5");
-    write_siblings(root, 2, "2-3", "thread_siblings_list");  // the name in older kernels
+    write_siblings(root, 2, "2-3", "thread_siblings_list");  // the file name in older kernels
     write_siblings(root, 3, "2-3", "thread_siblings_list");
     CHECK(pace::count_physical_cores(root.path(), {0, 1, 2, 3, 4}) == 3);
     CHECK(pace::count_physical_cores(root.path(), {4}) == 1);     // the sibling is outside the mask
@@ -71,8 +71,7 @@ TEST(two_hardware_threads_of_a_core_count_once) {
 }
 
 TEST(threads_are_pinned_to_cores_first_and_neighbours_share_a_node) {
-    const FakeRoot
-        root;  // 2 nodes of 2 cores with 2 hardware threads; even cores on node 0, as some machines number them
+    const FakeRoot root;  // 2 nodes of 2 cores with 2 hardware threads; even cores on node 0, as on some machines
     for (int cpu = 0; cpu < 8; ++cpu)
         write_siblings(root, cpu, std::to_string(cpu % 4) + "," + std::to_string(cpu % 4 + 4));
     root.write("/sys/devices/system/node/online", "0-1\n");
@@ -84,7 +83,7 @@ TEST(threads_are_pinned_to_cores_first_and_neighbours_share_a_node) {
     CHECK(pinned(all, 4) == (Cpus{0, 2, 1, 3}));
     CHECK(pinned(all, 5) == (Cpus{0, 2, 4, 1, 3}));
     CHECK(pinned(all, 8) == (Cpus{0, 2, 4, 6, 1, 3, 5, 7}));
-    CHECK(pinned({1, 5, 6, 7}, 3) == (Cpus{6, 1, 7}));  // the mask is what there is
+    CHECK(pinned({1, 5, 6, 7}, 3) == (Cpus{6, 1, 7}));  // only CPUs in the mask are used
     CHECK(pace::count_numa_nodes(root.path(), all) == 2);
     CHECK(pace::count_numa_nodes(root.path(), {1, 3}) == 1);
     CHECK(pace::describe_cpus(root.path(), all).numa_nodes == 2);
@@ -135,7 +134,7 @@ TEST(cgroup_v2_in_a_container_whose_path_is_the_hosts) {
     root.write("/proc/self/cgroup", "0::/docker/abc\n");
     root.write("/sys/fs/cgroup/cpu.max", "400000 100000\n");
     CHECK(pace::read_cpu_quota(root.path()).cpus == 4.0);
-    root.write("/proc/self/cgroup", "0::/../other\n");  // moved outside of the namespace's root
+    root.write("/proc/self/cgroup", "0::/../other\n");  // moved outside the namespace's root
     CHECK(pace::read_cpu_quota(root.path()).cpus == 4.0);
 }
 
@@ -182,7 +181,7 @@ TEST(cgroup_v1_in_a_container_whose_path_is_the_hosts) {
 }
 
 TEST(where_both_cgroup_versions_are_mounted_the_tighter_counts) {
-    const FakeRoot root;  // systemd's hybrid mode: v2 without controllers beside v1 with all of them
+    const FakeRoot root;  // systemd's hybrid mode: v2 without controllers next to v1 with all of them
     root.write("/proc/self/mountinfo",
                std::string(kMountV1) + "40 31 0:31 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n");
     root.write("/proc/self/cgroup", "4:cpu,cpuacct:/job\n0::/job\n");
@@ -225,7 +224,7 @@ TEST(default_threads_are_cores_or_the_quota_rounded_up) {
     CHECK(limited.logical_cpus == 8);
     CHECK(limited.physical_cores == 4);
     CHECK(limited.threads_reason.find("quota of 2.2") != std::string::npos);
-    root.write("/sys/fs/cgroup/cpu.max", "1600000 100000\n");  // more than there are cores
+    root.write("/sys/fs/cgroup/cpu.max", "1600000 100000\n");  // more than the number of cores
     CHECK(pace::describe_cpus(root.path(), all).default_threads == 4);
     CHECK(pace::describe_cpus(root.path(), {1, 5}).default_threads == 1);
 }

@@ -1,5 +1,5 @@
-// Packed weights and linear layers: every table and dtype against float64, over sizes around all tile edges, with NaN
-// in every place that must not be read and in every place that must be written, on misaligned rows.
+// Packed weights and linear layers: every table and dtype against float64, for sizes around all tile edges. Places that
+// must not be read, or that must be written, contain NaN, and rows are misaligned.
 #include <cstring>
 #include <memory>
 
@@ -25,8 +25,8 @@ struct Free {
     void operator()(void* p) const { std::free(p); }
 };
 
-// A weight packed from an fp32 matrix (of values that its dtype has; test_vec.cpp tests the rounding) whose rows are
-// `padding` elements further apart than K, the gap filled with NaN.
+// A weight packed from an fp32 matrix, with values that its dtype can represent (test_vec.cpp tests the rounding). Rows
+// are `padding` elements further apart than K, and the gap is filled with NaN.
 struct Packed {
     int64_t n, k;
     DType dtype;
@@ -48,7 +48,7 @@ struct Packed {
                 source[size_t(1 + r * stride + i)] = value;
                 matrix[size_t(r * k + i)] = double(value);
             }
-        // In three pieces that cut panels, the last first.
+        // Packs in three pieces that cut panels, the last first.
         const int64_t cuts[] = {0, n / 3, n - n / 4, n};
         for (int piece = 2; piece >= 0; --piece) {
             PackOp op = {memory.get(),
@@ -72,7 +72,7 @@ struct Inputs {
         const std::vector<float> values = check::heavy_tailed(size_t(rows * k), seed);
         for (int64_t r = 0; r < rows; ++r) std::memcpy(row(r), values.data() + r * k, size_t(k) * sizeof(float));
     }
-    float* row(int64_t r) { return memory.data() + 1 + r * stride; }  // one float past alignment
+    float* row(int64_t r) { return memory.data() + 1 + r * stride; }  // one float off alignment
 };
 
 LinearOp make_op(Inputs& x, const Packed& w, std::vector<float>& out) {
@@ -86,8 +86,8 @@ LinearOp make_op(Inputs& x, const Packed& w, std::vector<float>& out) {
     return op;
 }
 
-// Sums in float64 and their bounds. An fp32 chain of K products in any order is off by at most (K + 1) eps sum|w x|
-// with eps = 2^-24; the factor 2 covers the products of generic, which are rounded too.
+// Sums in float64 and their bounds. An fp32 chain of K products in any order has an error of at most (K + 1) eps sum|w
+// x| with eps = 2^-24. The factor 2 covers generic, which also rounds the products.
 void reference(const KernelTable& table, Inputs& x, const Packed& w, std::vector<double>& sums,
                std::vector<double>& bounds) {
     const bool rounds = table.rounds_inputs && w.dtype == DType::BF16;
@@ -127,8 +127,8 @@ double activate(Activation kind, double x) {
     }
 }
 
-// The slope of every activation is below 1.2; its own arithmetic is off by a few ulp of the result, or, where 1 + tanh
-// or 1 + erf cancels, of x.
+// The slope of every activation is below 1.2. Its own arithmetic has an error of a few ulp of the result, or of x if 1
+// + tanh or 1 + erf cancels.
 double activated_bound(double bound, double x, double y) {
     return 1.2 * bound + 8 * 0x1p-24 * (std::fabs(x) + std::fabs(y)) + 1e-37;
 }
@@ -204,7 +204,7 @@ TEST_TABLES(epilogues_follow_their_definition) {
         for (const int64_t n_out : {1, 16, 21, 37})
             for (uint32_t kind = 0; kind < uint32_t(Activation::kCount); ++kind)
                 for (const bool with_bias : {false, true}) {
-                    if (Activation(kind) == Activation::ClampedSwiglu) continue;  // of experts alone: tests/ops
+                    if (Activation(kind) == Activation::ClampedSwiglu) continue;  // only for experts: tests/ops
                     const int64_t n = glu ? 2 * n_out : n_out, k = 19, rows = 3;
                     const Packed w(n, k, DType::F32, glu, kind + 1);
                     Inputs x(rows, k, kind + 50);
@@ -238,7 +238,7 @@ TEST_TABLES(epilogues_follow_their_definition) {
                         }
                     CHECK_CLOSE(out.data(), expected.data(), tolerance.data(), out.size(),
                                 "activation " + std::to_string(kind) + (glu ? " glu" : "") + " n " + std::to_string(n));
-                    if (!glu) {  // in place of the residual
+                    if (!glu) {  // instead of the residual
                         std::vector<float> first = out;
                         op.out = residual.data();
                         execute(op);
@@ -310,7 +310,7 @@ TEST_TABLES(mistakes_are_refused) {
     CHECK(refused([&] { execute(op); }));
     CHECK(refused([] { packed_bytes(0, 4, {.dtype = DType::F32}, false); }));
     CHECK(refused([] { packed_bytes(3, 4, {.dtype = DType::F32}, true); }));
-    // A weight of another table's layout.
+    // A weight with another table's layout.
     Inputs x(1, 8, 1);
     std::vector<float> result;
     LinearOp foreign = make_op(x, w, result);

@@ -1,5 +1,5 @@
-// Weights lie next to the threads that read them: which thread reads which panels, and which thread writes them first.
-// The machine may have one node alone; what the system does with a first write is its own business.
+// Weights lie next to the threads that read them. Tests which thread reads which panels, and which thread writes them
+// first. The machine may have only one node, so the system's page placement itself is not tested.
 #include <sys/mman.h>
 #include <sys/resource.h>
 
@@ -12,7 +12,7 @@ namespace {
 
 using namespace pace;
 
-// A weight of zeros on small pages of its own that nobody has written yet, but for its header.
+// A weight of zeros on its own small pages; only its header has been written.
 class Pages {
   public:
     Pages(int64_t n, int64_t k, bool glu) : bytes_(size_t(packed_bytes(n, k, {.dtype = DType::F32}, glu))) {
@@ -29,7 +29,7 @@ class Pages {
     void* data_;
 };
 
-// Pages that each thread of the pool has made resident so far.
+// Number of pages that each thread of the pool has made resident so far.
 std::vector<int64_t> page_faults() {
     std::vector<int64_t> faults(size_t(ThreadPool::instance().num_threads()));
     ThreadPool::instance().run_on_each([&](int thread, int) {
@@ -78,17 +78,17 @@ TEST(a_thread_begins_with_the_panels_that_are_its_own) {
 
 TEST(pages_are_written_first_by_the_thread_that_reads_them) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-    constexpr int64_t kMost = 4;  // a sanitizer keeps notes, on pages of their own, about those that are written
+    constexpr int64_t kMost = 4;  // a sanitizer also writes to shadow pages
 #else
     constexpr int64_t kMost = 1;
 #endif
-    constexpr int64_t kFew = 32;  // of stacks and the like
+    constexpr int64_t kFew = 32;  // pages of stacks and the like
     constexpr int64_t kPanelPages = 128;
     for (const int threads : {1, 2, 4}) {
         ThreadPool::instance().set_num_threads(threads);
         for (int repeat = 0; repeat < 5; ++repeat) {
             const Pages weight(9 * kPanelRows, kPanelPages * 4096 / sizeof(float) / kPanelRows,
-                               false);  // shares are not equal
+                               false);  // shares differ
             const std::vector<int64_t> before = page_faults();
             place_packed(weight.data());
             const std::vector<int64_t> after = page_faults();

@@ -1,6 +1,6 @@
-// The executor of recorded programs: a transformer layer gives the same bits with any number of threads, and in
-// whatever steps its tokens come. tests/llm/runners/test_program.py compares what it computes; here TSan sees whether
-// phases are kept apart.
+// The executor of recorded programs: a transformer layer gives the same bits for any number of threads and any division
+// of tokens into steps. tests/llm/runners/test_program.py checks the results; here TSan checks that phases do not
+// overlap.
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -73,7 +73,7 @@ struct Layer {
                  1};
     }
 
-    // The logits of kTokens tokens, `count` of them in each step, from an empty cache.
+    // The logits of kTokens tokens, `count` of them in each step, starting with an empty cache.
     std::vector<float> run(int64_t count) {
         std::fill(keys.begin(), keys.end(), check::kPoison);
         std::fill(values.begin(), values.end(), check::kPoison);
@@ -91,7 +91,7 @@ struct Layer {
             const int64_t tokens = std::min(count, kTokens - p);
             const int32_t query_start[] = {0, int32_t(tokens)}, length = int32_t(p + tokens);
             const Angles angles = {&cos[p * kHalf], &sin[p * kHalf]};
-            const Table tables[] = {{}, {&slots[p], blocks.data()}};  // the layer is of the second group
+            const Table tables[] = {{}, {&slots[p], blocks.data()}};  // the layer belongs to the second group
             program.run({&cache, tokens, tokens, &ids[p], &positions[p], &angles, rows.data(), 1, query_start, &length,
                          tables, kBlocks, &logits[p * kVocabulary]});
         }
@@ -110,7 +110,7 @@ TEST_TABLES(a_program_gives_the_same_bits_with_any_threads_and_steps) {
         const std::vector<float> whole = layer.run(kTokens);
         for (const float logit : whole) CHECK(std::isfinite(logit));
         for (const int64_t count : {1, 7, 70})
-            for (const int threads : {1, 3, 1, 8}) {  // steps of one shape one after the other
+            for (const int threads : {1, 3, 1, 8}) {  // several steps of the same shape in a row
                 pool.set_num_threads(threads);
                 CHECK(std::memcmp(layer.run(count).data(), whole.data(), whole.size() * sizeof(float)) == 0);
             }

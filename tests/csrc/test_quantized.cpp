@@ -1,6 +1,5 @@
-// Quantised weights: on every table the bits that the definition gives (kernels/linear_quantized.inl,
-// quantize_input.inl), over sizes around all edges, at the ends of what codes can be, on misaligned rows with NaN
-// between them.
+// Quantised weights: every table gives the bits of the definitions in kernels/linear_quantized.inl and
+// quantize_input.inl. Covers sizes around all edges, extreme codes, and misaligned rows with NaN between them.
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -23,8 +22,8 @@ struct Free {
     void operator()(void* p) const { std::free(p); }
 };
 
-// A packed weight and what it was packed from. Scales and minima are small integers times 2^-10, so that packing keeps
-// them.
+// A packed weight and its unpacked data. Scales and minima are small integers times 2^-10, which packing represents
+// exactly.
 struct Quantized {
     int64_t n, k;
     PackedFormat format;
@@ -33,7 +32,7 @@ struct Quantized {
     std::vector<float> scales, mins;  // [n][groups]
     std::unique_ptr<void, Free> memory;
 
-    // At ends: one row of the least codes, one of the largest, then both at random.
+    // With `at_ends`: one row of the smallest codes, one of the largest, then both at random.
     Quantized(int64_t n, int64_t k, PackedFormat f, bool at_ends, uint32_t seed, bool glu = false)
         : n(n),
           k(k),
@@ -62,7 +61,7 @@ struct Quantized {
         pack();
     }
 
-    // In three pieces that cut panels, the last first. Again, where a test wrote other codes or scales.
+    // Packs in three pieces that cut panels, the last first. Call it again after changing codes or scales.
     void pack() {
         const int64_t cuts[] = {0, n / 3, n - n / 4, n};
         for (int piece = 2; piece >= 0; --piece) {
@@ -87,10 +86,10 @@ struct Quantized {
         if (format.code == Code::I8) return int8_t(code);
         return format.levels ? format.levels[code] : int(code) - (format.offset >= 0 ? format.offset : most() / 2 + 1);
     }
-    // The largest of codes that start at zero.
+    // The largest code, for codes that start at zero.
     int most() const { return (1 << code_bits(format.code)) - 1; }
     bool is_small() const { return format.code == Code::U4 || format.code == Code::U5; }
-    float value(int64_t row, int64_t column) const {  // before the scale
+    float value(int64_t row, int64_t column) const {  // before scaling
         return format.code == Code::F8 ? float8_to_float(codes[size_t(row * k + column)]) : float(level(row, column));
     }
     float scale(int64_t row, int64_t column) const { return scales[size_t(row * groups + column / group())]; }
@@ -112,11 +111,11 @@ std::vector<float> multiply(Inputs& x, const Quantized& w, const int32_t* order 
     return out;
 }
 
-// A row of inputs in the order of the columns of codes, as DEFINITION of kernels/quantize_input.inl says.
+// A row of inputs in the column order of the codes, quantised as in DEFINITION of kernels/quantize_input.inl.
 struct InputRow {
     int64_t group = 128;
     std::vector<int32_t> codes;
-    std::vector<float> scales;  // of groups
+    std::vector<float> scales;  // of the groups
 
     InputRow(const float* x, const Quantized& w) : codes(size_t(w.k)) {
         while (w.format.group % group) group /= 2;
@@ -132,7 +131,7 @@ struct InputRow {
     }
 };
 
-// One output, as DEFINITION of kernels/linear_quantized.inl says.
+// One output, as in DEFINITION of kernels/linear_quantized.inl.
 float defined(const InputRow& x, const Quantized& w, int64_t n) {
     float sum = 0.0f;
     for (int64_t begin = 0, g = 0; begin < w.k; begin += x.group, ++g) {
@@ -262,13 +261,13 @@ TEST_TABLES(every_float8_code_is_multiplied_exactly) {
             for (int64_t r = 0; r < n; ++r)
                 for (int64_t i = 0; i < k; ++i) {
                     const uint8_t code = uint8_t(i + 37 * r);
-                    w.codes[size_t(r * k + i)] = (code & 0x7f) == 0x7f ? 0x80 : code;  // each row has two of NaN
+                    w.codes[size_t(r * k + i)] = (code & 0x7f) == 0x7f ? 0x80 : code;  // each row has two NaN
                 }
             for (size_t i = 0; i < w.scales.size(); ++i) w.scales[i] = std::ldexp(float(1 + i % 2), power);
             w.codes[size_t(3 * k + 100)] = 0x7f;
             w.codes[size_t(17 * k + 255)] = 0xff;
             w.pack();
-            // Rows of the unit matrix pick one column each: all of them at once, and some by themselves.
+            // Rows of the unit matrix select one column each: all of them at once, and some alone.
             Inputs all(k, k, false, 1);
             for (int64_t i = 0; i < k; ++i)
                 for (int64_t j = 0; j < k; ++j) all.row(i)[j] = i == j ? 1.0f : 0.0f;
@@ -338,7 +337,7 @@ TEST_TABLES(quantized_rows_come_back_in_the_order_of_the_input) {
                     same &= rows[size_t(r * 130 + order[size_t(j)])] == w.value(r, j) * w.scale(r, j) + w.min(r, j);
             CHECK(same);
             if (glu) continue;
-            // x in another order against columns in another order is x against columns as they are.
+            // x and columns in another order give the same result as both in the original order.
             Inputs x(5, 130, false, 6), moved(5, 130, false, 6);
             for (int64_t r = 0; r < 5; ++r)
                 for (int64_t j = 0; j < 130; ++j) moved.row(r)[order[size_t(j)]] = x.row(r)[j];
@@ -368,7 +367,7 @@ TEST_TABLES(inputs_that_are_not_finite_or_tiny_follow_their_definition) {
     CHECK(right);
 }
 
-// They are stored as F16 times a power of two for the row; 65520 and more would round to infinity.
+// Scales are stored as F16 times a power of two for the row; 65520 and more would round to infinity.
 TEST(scales_that_are_no_fp16_are_rounded) {
     for (const int power : {-140, -20, 0, 100})
         for (const float scale : {65504.0f, 65519.0f, 65520.0f, 65535.0f, 65537.0f, 40000.0f}) {
@@ -385,7 +384,7 @@ TEST(scales_that_are_no_fp16_are_rounded) {
         }
 }
 
-// Codes and scales of rows, by the definition of int8; what a table's vectors leave over of a row must not be written.
+// Codes and scales of rows, by the definition of int8. A vector's unused lanes at the end of a row must not be written.
 TEST_TABLES(rows_are_quantized_within_their_bounds) {
     for (const int64_t k : {1, 15, 16, 17, 64, 100}) {
         const int64_t rows = 700;
@@ -415,7 +414,7 @@ TEST_TABLES(rows_are_quantized_within_their_bounds) {
             }
         }
         CHECK(right);
-        // As codes of four bits in pairs; an odd row's last byte has zeros in its high bits.
+        // The same as 4-bit codes in pairs; the last byte of an odd row has zeros in its high bits.
         std::vector<uint8_t> pairs(size_t(rows * divide_up(k, 2)) + 1, 99);
         op.row.quantizer = Quantizer::Int4;
         op.row.codes = pairs.data();

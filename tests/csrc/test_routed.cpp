@@ -1,5 +1,5 @@
-// Work that is known only while a step runs (the contract in pace/ops.h): rows choose experts by what they hold, and the
-// chunks that multiply look up what was chosen.
+// Work that depends on data of the running step (see the contract in pace/ops.h). Rows choose experts by their
+// contents, and the chunks that multiply look up these choices.
 #include <algorithm>
 #include <cstring>
 #include <vector>
@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t kExperts = 5, kWidth = 12, kTaskRows = 4, kRowsPerChunk = 3;
 
-// The expert of a row: its largest element, the lowest among equals. NaN is never larger.
+// The expert of a row: the index of its largest element, the lowest among equals. NaN is never larger.
 int expert_of(const float* row) {
     int best = 0;
     for (int e = 1; e < kExperts; ++e) {
@@ -24,9 +24,9 @@ int expert_of(const float* row) {
 
 // y [rows][kWidth]: row r multiplied, element by element and then added up from the left, by the row of its expert.
 //
-//   phase 0   a chunk a few rows:  experts[r]
-//   phase 1   one chunk:           rows sorted by expert; tasks of at most kTaskRows rows of one expert
-//   phase 2   a chunk a task:      the task of its number, where there is one
+//   phase 0   a chunk for several rows:  experts[r].
+//   phase 1   one chunk:   rows sorted by expert; tasks of at most kTaskRows rows of one expert.
+//   phase 2   a chunk for each task:   the task with its number, if there is one.
 struct RoutedOp {
     static constexpr int kPhases = 3;
     const float* x;  // [rows][kWidth]
@@ -34,7 +34,7 @@ struct RoutedOp {
     const float* experts;  // [kExperts][kWidth]
     float* y;
 
-    // Every expert may have a last task that is not full, and none has a task without rows.
+    // Every expert may have one last task that is not full; experts without rows have no tasks.
     void prepare(int) { most_tasks = rows / kTaskRows + std::min(kExperts, rows); }
     int64_t chunks(int phase) const {
         return phase == 0 ? divide_up(rows, kRowsPerChunk) : phase == 1 ? std::min<int64_t>(rows, 1) : most_tasks;
@@ -55,7 +55,7 @@ struct RoutedOp {
 
   private:
     struct Task {
-        int32_t expert, first, count;  // of `sorted`
+        int32_t expert, first, count;  // in `sorted`
     };
     int64_t most_tasks;
     int32_t *task_count, *choice, *sorted;
@@ -94,11 +94,12 @@ struct Routed {
     const std::vector<float> experts = check::heavy_tailed(kExperts * kWidth, 1);
     Program program{{kWidth, kWidth}};
 
-    // Reads what an op before it has computed, so that nobody outside knows any choice; `later` reads what it computed.
+    // The routed op reads a value that the op before it computed, so the choice is unknown outside. The op after it
+    // reads its result.
     Routed() {
         const Value doubled = {0, kWidth, true}, result = {1, kWidth, true};
         program.record<AddOp>("double", true, [=](AddOp& op, const Program::Frame& frame) {
-            const float* const x = frame.step.angles->cos;  // this program rotates nothing
+            const float* const x = frame.step.angles->cos;  // this program has no rotation
             op = {x, x, kWidth, kWidth, frame.step.tokens, kWidth, frame.at(doubled), 0, 0};
         });
         program.record<RoutedOp>("routed", false, [=, this](RoutedOp& op, const Program::Frame& frame) {
@@ -125,7 +126,7 @@ struct Routed {
         return y;
     }
 
-    // Row by row, without a list of anything.
+    // Computes row by row, without lists.
     std::vector<float> expected(const std::vector<float>& x) const {
         std::vector<float> y;
         for (size_t r = 0; r < x.size(); r += kWidth) {
@@ -142,7 +143,7 @@ bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
     return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
 }
 
-// Rows of which number r chooses expert choice(r).
+// Rows in which number r chooses expert choice(r).
 template <class Choice>
 std::vector<float> rows_that_choose(int64_t rows, const Choice& choice) {
     std::vector<float> x = check::heavy_tailed(size_t(rows * kWidth), uint32_t(rows));
@@ -159,7 +160,7 @@ TEST(work_that_depends_on_data_gives_the_same_bits_with_any_threads) {
     for (int threads = 1; threads <= 8; ++threads) {
         pool.set_num_threads(threads);
         for (const int64_t rows : {0, 1, 2, 5, 37, 64}) {
-            // The second and third choice come with the chunks of the first: nothing is prepared again.
+            // The chunks and bounds are those of the first choice; the second and third run without prepare().
             for (const std::vector<float>& x : {rows_that_choose(rows, [](int64_t r) { return r % kExperts; }),
                                                 rows_that_choose(rows, [](int64_t) { return 3; }),
                                                 rows_that_choose(rows, [](int64_t r) { return r * r % kExperts; })})

@@ -1,4 +1,4 @@
-// Norms, rotary embedding and the sampling kernels of every table against float64, at the edges of vectors.
+// Norms, rotary embedding and the sampling kernels of every table against float64, at vector edges.
 #include <algorithm>
 #include <cstring>
 
@@ -12,7 +12,7 @@ namespace {
 constexpr double kEps = 0x1p-24;
 const int64_t kSizes[] = {1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 100, 129, 257};
 
-// `size` values at an odd address, with poison on both sides that must survive.
+// `size` values at an odd address, with poison on both sides that must stay unchanged.
 struct Guarded {
     std::vector<float> memory;
     explicit Guarded(int64_t size) : memory(size + 34, check::kPoison) {}
@@ -29,7 +29,7 @@ struct Guarded {
 
 }  // namespace
 
-// Division, tanh and product are off by some ulp of a result that is at most x and at most the cap.
+// Division, tanh and product have errors of some ulp of a result that is at most x and at most the cap.
 TEST_TABLES(softcap_of_every_length_and_the_whole_range) {
     for (const int64_t count : kSizes) {
         for (const float cap : {0.5f, 30.0f}) {
@@ -66,7 +66,7 @@ TEST_TABLES(norms_of_every_length) {
             }
             for (int64_t i = 0; i < k; ++i) squares += (s[i] - mean) * (s[i] - mean) / k;
             const double deviation = std::sqrt(squares + eps);
-            // k additions and their roundings in the sums; the mean's own error moves every element.
+            // The sums have k additions and their roundings; the mean's own error moves every element.
             for (int64_t i = 0; i < k; ++i) {
                 const double scaled = (s[i] - mean) / deviation;
                 const double shift = layer ? (k + 2) * kEps * absolute / deviation : 0;
@@ -265,7 +265,7 @@ TEST_TABLES(elements_are_found_and_summed_by_limits_of_their_own) {
 
 TEST_TABLES(apply_mask_bans_what_has_no_bit) {
     for (const int64_t n : kSizes) {
-        for (int kind = 0; kind < 6; ++kind) {  // words of zeros, of ones, and of anything
+        for (int kind = 0; kind < 6; ++kind) {  // words of zeros, of ones, and mixed
             std::vector<float> values = check::heavy_tailed(n, 10);
             if (n > 4) values[n / 2] = check::kPoison;
             std::vector<int32_t> words((n + 31) / 32);

@@ -1,5 +1,5 @@
-// Weights in super-blocks, of five bits and in parts: on every table the bits that the definition gives
-// (kernels/super_blocks.inl), at the ends of what codes and scales can be, and as rows of numbers.
+// Weights in super-blocks, of five bits and in parts. Every table gives the bits of the definition in
+// kernels/super_blocks.inl. Covers extreme codes and scales, and unpacked rows.
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -26,7 +26,7 @@ Memory zeros(int64_t bytes) {
 }
 
 struct Named {
-    const char* name;  // ggml's
+    const char* name;  // ggml's name
     PackedFormat format;
 };
 
@@ -46,12 +46,12 @@ const Named kKinds[] = {{"Q2_K", format(Code::U2, 16, GroupScales::NibblePairs, 
                         {"Q6_K", format(Code::U6, 16, GroupScales::Bytes, false)},
                         {"IQ4_XS", format(Code::U4, 32, GroupScales::SixBits, false, kUneven)}};
 
-// A packed weight and what it was packed from. At ends: codes and scales of groups are the least or the largest.
+// A packed weight and its unpacked data. With `at_ends`, codes and scales of groups are the smallest or the largest.
 struct Super {
     int64_t n, k;
     PackedFormat format;
     int bits;
-    int64_t groups, supers;                     // of a row
+    int64_t groups, supers;                     // in a row
     std::vector<uint8_t> codes;                 // [n][k]
     std::vector<int8_t> scales, mins;           // [n][groups]
     std::vector<F16> super_scales, super_mins;  // [n][supers]
@@ -83,7 +83,7 @@ struct Super {
         pack(memory.get(), 0);
     }
 
-    // As rows `row` .. of a weight, in pieces that cut panels.
+    // Packs into rows from `row` on of a weight, in pieces that cut panels.
     void pack(void* weight, int64_t row) const {
         const int64_t cuts[] = {0, n / 3, n - n / 4, n};
         for (int piece = 2; piece >= 0; --piece) {
@@ -134,7 +134,7 @@ std::vector<float> multiply(Inputs& x, const void* weight, int64_t n_out, const 
     return out;
 }
 
-// One output, as DEFINITION of kernels/super_blocks.inl says.
+// One output, as in DEFINITION of kernels/super_blocks.inl.
 float defined(const float* x, const Super& w, int64_t n) {
     float sum = 0.0f;
     for (int64_t begin = 0; begin < w.k; begin += 128) {
@@ -180,7 +180,7 @@ TEST_TABLES(products_of_super_blocks_have_the_bits_of_their_definition) {
                 }
 }
 
-// Every sum as large as it gets: all codes, all scales and all inputs are the largest.
+// Every sum is as large as possible: all codes, all scales and all inputs are the largest.
 TEST_TABLES(sums_of_super_blocks_do_not_overflow) {
     for (const Named& kind : kKinds)
         for (const bool least : {false, true})
@@ -241,7 +241,7 @@ TEST(super_blocks_take_the_bytes_of_ggml) {
         }
 }
 
-// A weight of parts gives each part's outputs, as those give them by themselves; few and many rows, one and many chunks.
+// Each part of a weight gives the same outputs as the part alone; few and many rows, one and many chunks.
 TEST_TABLES(parts_of_a_weight_give_what_they_give_alone) {
     const int64_t k = 512;
     const Super first(300, k, kKinds[2].format, false, 1), second(70, k, kKinds[4].format, false, 2),
@@ -342,7 +342,7 @@ TEST(mistakes_about_super_blocks_and_parts_are_refused) {
             w.super_mins.data(), 0,   0};
         execute(op);
     };
-    CHECK(refused([&] { pack_at(8); }));   // of two parts
+    CHECK(refused([&] { pack_at(8); }));   // spans two parts
     CHECK(refused([&] { pack_at(24); }));  // beyond the weight
     PackQuantizedOp codes = {w.memory.get(), 0, 1, w.codes.data(), 256, nullptr, nullptr, false, 0, 0};
     CHECK(refused([&] { execute(codes); }));

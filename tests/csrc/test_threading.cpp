@@ -1,5 +1,5 @@
-// The thread pool: every chunk once, phases in order, errors kept, callers and forks safe. Meant to be run under TSan
-// too.
+// The thread pool: every chunk once, phases in order, exceptions passed on, several callers and forks. Also meant to
+// run under TSan.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -25,7 +25,7 @@ namespace {
 
 pace::ThreadPool& pool() { return pace::ThreadPool::instance(); }
 
-// Plain ints on purpose: if two threads ran one chunk, or a run returned too early, TSan would see it.
+// Plain ints on purpose: if two threads ran one chunk, or a run returned too early, TSan would report it.
 std::vector<int> count_visits(int64_t chunks) {
     std::vector<int> visits(chunks, 0);
     pool().run(chunks, [&](int64_t chunk, int) { visits[chunk] += 1; });
@@ -99,8 +99,8 @@ TEST(sleeping_workers_and_a_sleeping_caller_are_woken) {
     CHECK(ran == 20 * 100);
 }
 
-// Phases of one chunk and of a few, in turn, while other threads take the processors away at any moment: also from a
-// thread that deals out the chunks of a phase which the others finish meanwhile. When that lost chunks, this hung
+// Phases of one chunk and of a few, in turn, while other threads compete for the processors. A thread may be suspended
+// while it distributes the chunks of a phase that the others finish meanwhile. When that lost chunks, this test hung
 // within seconds.
 TEST(a_phase_may_end_while_its_chunks_are_being_dealt_out) {
     std::atomic<bool> over{false};
@@ -134,7 +134,7 @@ TEST(a_phase_may_end_while_its_chunks_are_being_dealt_out) {
 TEST(two_threads_really_run_at_the_same_time) {
     pool().set_num_threads(2);
     std::atomic<int> arrived{0};
-    pool().run(2, [&](int64_t, int) {  // each chunk waits for the other: one thread alone would never end
+    pool().run(2, [&](int64_t, int) {  // each chunk waits for the other: a single thread would never end
         arrived += 1;
         while (arrived < 2) std::this_thread::yield();
     });
@@ -159,7 +159,7 @@ TEST(the_first_error_is_rethrown_and_ends_the_run) {
         CHECK(message == "chunk five");
     }
     CHECK(later == 0);
-    CHECK(count_visits(100) == std::vector<int>(100, 1));  // and the pool still works
+    CHECK(count_visits(100) == std::vector<int>(100, 1));  // the pool still works
 }
 
 TEST(a_run_inside_a_chunk_is_serial) {
@@ -237,7 +237,7 @@ TEST(each_thread_of_the_pool_runs_once_and_they_meet) {
     for (const int threads : {1, 2, 5}) {
         pool().set_num_threads(threads);
         for (int i = 0; i < 50; ++i) {
-            count_visits(threads + i % 3);  // threads are late from this when the next begins
+            count_visits(threads + i % 3);  // some threads still finish this when the next run begins
             std::vector<int> visits(threads, 0);
             pool().run_on_each([&](int thread, int count) { visits[thread] += count; });
             CHECK(visits == std::vector<int>(threads, threads));
@@ -273,7 +273,7 @@ namespace {
 
 using Cpus = std::vector<int>;
 
-// The processors of each thread of the pool, as the kernel knows them while it runs.
+// The processors of each thread of the pool, as the kernel reports them during a run.
 std::vector<Cpus> masks_of_threads() {
     std::vector<Cpus> masks(size_t(pool().num_threads()));
     pool().run_on_each([&](int thread, int) { masks[size_t(thread)] = pace::affinity_cpus(); });
@@ -297,9 +297,9 @@ TEST(pinned_threads_have_a_processor_each_and_the_caller_only_for_a_run) {
         pool().run(8, [](int64_t, int) { throw std::runtime_error("any"); });
     } catch (const std::runtime_error&) {
     }
-    CHECK(pace::affinity_cpus() == all);  // after an error too
+    CHECK(pace::affinity_cpus() == all);  // also after an error
 
-    std::thread([&] {  // a caller with a mask of its own gets that back
+    std::thread([&] {  // a caller gets its own mask back
         pace::set_affinity({all.back()});
         CHECK(masks_of_threads()[0] == Cpus{pinned[0]});
         CHECK(pace::affinity_cpus() == Cpus{all.back()});

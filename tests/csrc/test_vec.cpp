@@ -1,6 +1,6 @@
-// The vector wrapper of every instruction set this CPU has: math functions against double, conversions against every
-// 16-bit value and every rounding case, dot products against integers, partial loads and stores against poisoned
-// neighbours.
+// The vector wrapper of every instruction set that this CPU has. Math functions are compared with double, conversions
+// with every 16-bit value and every rounding case. Dot products are compared with integers, and partial loads and
+// stores have poisoned neighbours.
 #include <algorithm>
 #include <cstring>
 
@@ -27,7 +27,7 @@ struct Probe {
     void (*from_f16)(const F16*, float*, int count);
     void (*from_int8)(const int8_t*, float*, int count);
     void (*dot_bytes)(const uint8_t*, const int8_t*, int32_t* sums);  // lanes * 4 bytes
-    bool (*pairs)(const BF16*, const BF16*, float* sums);             // false where the level has none
+    bool (*pairs)(const BF16*, const BF16*, float* sums);             // returns false if the level has none
     void (*fused)(const float* a, const float* b, float* c);          // c = a * b + c, rounded once
 };
 
@@ -86,14 +86,14 @@ namespace probe_avx512_bf16 {
 const Probe* const kProbes[] = {&probe_generic::probe, &probe_emulated::probe,    &probe_avx2::probe,
                                 &probe_avx512::probe,  &probe_avx512_vnni::probe, &probe_avx512_bf16::probe};
 
-// The probe of a table; the amx tables use the vectors of avx512_bf16.
+// The probe for a table; the amx tables use the vectors of avx512_bf16.
 const Probe& probe_of(const KernelTable& table) {
     for (const Probe* probe : kProbes)
         if (probe->emulated == table.emulated && probe->level == std::min(table.level, 4)) return *probe;
     throw std::logic_error("no probe");
 }
 
-// Dense over the interesting range, with both signs, tiny, huge and special values.
+// Dense values over the interesting range, with both signs, and tiny, huge and special values.
 std::vector<float> sweep(float limit) {
     std::vector<float> x = {0.0f,      -0.0f,      1e-30f,    -1e-30f, 1e30f, -1e30f,
                             HUGE_VALF, -HUGE_VALF, 0x1p-126f, 88.7f,   -86.8f};
@@ -111,7 +111,7 @@ void check_function(const Probe& probe, Function function, double (*expected)(do
     probe.apply(function, x.data(), got.data(), int(x.size()));
     std::vector<double> want(x.size()), tolerance(x.size());
     for (size_t i = 0; i < x.size(); ++i) {
-        want[i] = double(float(expected(double(x[i]))));  // overflow where fp32 overflows
+        want[i] = double(float(expected(double(x[i]))));  // overflows where fp32 overflows
         tolerance[i] = ulps * 0x1p-23 * (std::isfinite(want[i]) ? std::fabs(want[i]) : 0.0) + floor;
     }
     CHECK_CLOSE(got.data(), want.data(), tolerance.data(), x.size(), name);
@@ -196,7 +196,7 @@ TEST_TABLES(vec_converts_every_byte_and_rounds_to_even) {
 
 TEST_TABLES(vec_rounds_to_16_bits_as_the_definition) {
     const Probe& probe = probe_of(table);
-    // Every pair of neighbouring values has its midpoint, and one fp32 step to both sides of it, rounded.
+    // For every pair of neighbouring values: the midpoint, and one fp32 step to both sides of it.
     std::vector<float> x = {HUGE_VALF, -HUGE_VALF, check::kPoison, 3.4e38f,  65519.99f,
                             65520.0f,  1e-45f,     2e-8f,          0x1p-25f, -0.0f};
     std::mt19937 random(3);
@@ -241,8 +241,7 @@ TEST_TABLES(vec_rounds_to_16_bits_as_the_definition) {
     CHECK(wrong_f16 == 0);
 }
 
-// The scalar definition itself, by distance: nothing in the format is nearer, and of two equally near the even one is
-// taken.
+// The scalar definition itself, by distance: no value of the format is nearer, and ties go to the even value.
 TEST(scalar_conversions_take_the_nearest_even_value) {
     std::mt19937 random(4);
     int wrong = 0;
@@ -307,8 +306,8 @@ TEST_TABLES(vec_fused_fma_rounds_once) {
         }
     };
     const auto sign = [&] { return random() % 2 ? 1.0f : -1.0f; };
-    // A product of almost half a unit in the last place of c: fp64 rounds the sum to the middle of two fp32, which is
-    // another rounding.
+    // The product is almost half a unit in the last place of c. fp64 rounds the sum to the midpoint of two fp32, so a
+    // second rounding would be wrong.
     for (int round = 0; round < 2000; ++round) {
         const float near_one = float(1 + random() % 30) * 0x1p-23f,
                     c = sign() * (1.0f + float(random() % (1 << 23)) * 0x1p-23f);
@@ -342,7 +341,7 @@ TEST_TABLES(vec_dot_of_bytes_is_exact) {
         std::vector<int8_t> b(a.size());
         std::vector<int32_t> sums(size_t(probe.lanes)), expected(sums.size());
         for (size_t i = 0; i < a.size(); ++i) {
-            a[i] = round == 0 ? 128 : uint8_t(random() % 129);  // 128 * -128 twice is the edge of 16 bits
+            a[i] = round == 0 ? 128 : uint8_t(random() % 129);  // 128 * -128 twice is the limit of 16 bits
             b[i] = round == 0 ? -128 : int8_t(random());
         }
         for (size_t i = 0; i < sums.size(); ++i) {

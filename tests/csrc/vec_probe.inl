@@ -1,4 +1,4 @@
-// Plain functions around the vector wrapper of one instruction set, for test_vec.cpp. Included like a kernel: inside a
+// Plain functions around the vector wrapper of one instruction set, for test_vec.cpp. Included like a kernel, inside a
 // target region and a namespace.
 #include "../../csrc/kernels/vec.inl"
 #include "../../csrc/kernels/vec_math.inl"
