@@ -246,7 +246,7 @@ TEST_TABLES(attention_never_reads_hidden_positions) {
 }
 
 // Worst cases of int8: every element of a head at +-127; heads of zeros; scales from subnormal to 2^100 at neighbouring
-// positions; halves between two integers.
+// positions. Also elements half-way between two integers.
 void extremes(Problem& p) {
     for (float& value : p.k) value = value < 0 ? -0.7f : 0.7f;
     for (float& value : p.v) value = value < 0 ? -3.0f : 3.0f;
