@@ -25,7 +25,7 @@ class Product {
 
     int64_t k = 0, n_out = 0, panels = 0;
     bool glu = false;
-    bool takes_floats = false;  // x needs no preparation
+    bool takes_floats = false;  // x needs no conversion
     int64_t input_bytes = 0;    // size of a prepared row
     const KernelTable* table = nullptr;
 
