@@ -15,7 +15,7 @@ namespace pace {
 
 constexpr int64_t kMaxTopK = 64;
 
-// How a row of logits chooses experts; the fields are those of pace/ops/router.py.
+// How a row of logits chooses experts; the fields are those of pace/ops/experts.py.
 struct Router {
     enum class Score : int { Softmax, Sigmoid, SoftmaxOfChosen, Sparsemixer, SigmoidOfChosen };
     Score score;
