@@ -1,4 +1,4 @@
-"""Keys and values in blocks of 16 positions, shared and copied on write."""
+"""KV cache in blocks of 16 positions, shared and copied on write."""
 
 from pace.llm.cache.manager import CacheManager
 

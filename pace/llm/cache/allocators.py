@@ -1,8 +1,8 @@
-"""How a sequence's room in the cache grows: block by block from anywhere, with a window that leaves blocks behind or
-without, or as one run that moves when it is too short.
+"""Allocators: paged blocks from anywhere, with or without windows, or one contiguous run that moves when it is too
+short.
 
-Attention looks at blocks through a table and reads no position beyond a sequence's length, so the allocators differ in
-what is copied and how much room is spare, and in nothing else: docs/cache.md has the costs.
+Attention finds blocks through a table and reads no position beyond a sequence's length. So the allocators differ only
+in how much they copy and how much room is spare: docs/cache.md has the costs.
 """
 
 from __future__ import annotations
@@ -19,35 +19,36 @@ from pace.llm.cache.groups import first_kept, give_back_before, most_kept, table
 from pace.llm.sequence import Sequence
 
 COPY_COST = 3.0
-"""Seconds to copy a byte of the cache over seconds in which decode attention reads one: copying reads and writes, on
-one thread. `benchmarks/cache.py` measures it."""
+"""Seconds to copy a byte of the cache, divided by the seconds in which decode attention reads one. Copying reads and
+writes, on one thread. `benchmarks/cache.py` measures it."""
 
 
 class BlockAllocator(Protocol):
-    """Decides which blocks of the pool a sequence gets. Changes its block tables, and content only where it moves."""
+    """Decides which blocks of the pool a sequence gets. Changes its block tables, and copies content only when blocks
+    move."""
 
     def blocks_needed(self, sequence: Sequence, num_tokens: int) -> int:
-        """Free blocks without which `admit` fails."""
+        """Number of free blocks that `admit` needs."""
         ...
 
     def admit(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Makes room for the sequence to be computed up to `num_tokens` in steps, each of which reserves what it
-        writes; False as `reserve`."""
+        """Makes room to compute the sequence up to `num_tokens`, in steps that each reserve what they write. Returns
+        False as `reserve` does."""
         return self.reserve(sequence, num_tokens)
 
     def reserve(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Makes room for positions `num_computed .. num_tokens - 1` of the sequence to be written; False, and nothing
-        changed, where there is none. What others hold as well is left to them, and copied. A sequence that is alone in
-        the pool can have all of it."""
+        """Makes room to write positions `num_computed .. num_tokens - 1` of the sequence. Returns False and changes
+        nothing if there is no room. Shared blocks are left to their other holders and copied. A sequence alone in the
+        pool can have all of it."""
         ...
 
     def check_layout(self, block_table: array) -> None:
-        """Raises AssertionError for blocks that do not lie as the allocator lays them."""
+        """Raises AssertionError if the blocks do not have this allocator's layout."""
         ...
 
 
 class Paged(BlockAllocator):
-    """Blocks from anywhere, taken when they are needed. The copy of a shared block is all that is ever copied."""
+    """Blocks from anywhere, taken when needed. Copies only shared blocks."""
 
     def __init__(self, pool: BlockPool) -> None:
         self.pool = pool
@@ -73,11 +74,11 @@ class Paged(BlockAllocator):
 
 
 class Windowed(BlockAllocator):
-    """Blocks from anywhere, taken when they are needed, by a table for each group of layers. Those that no later
-    position of its layers sees are given back before others are taken."""
+    """Blocks from anywhere, taken when needed, with a table for each group of layers. Blocks that no later position of
+    its layers sees are given back before others are taken."""
 
     def __init__(self, pool: BlockPool, step_tokens: int) -> None:
-        """`step_tokens`: positions that are computed between two calls of `reserve`, at most."""
+        """`step_tokens` is the maximum of positions computed between two calls of `reserve`."""
         self.pool = pool
         self.windows = [group.window for group in pool.spec.groups]
         self.step_tokens = step_tokens
@@ -100,9 +101,9 @@ class Windowed(BlockAllocator):
         )
 
     def _admitted(self, sequence: Sequence, num_tokens: int) -> list[int]:
-        """Blocks in the table of each group with which all steps up to `num_tokens` find room: a table with a window
-        gives back as many as it takes from then on. Those that other sequences hold too free no room when it gives them
-        back, so it gets as many more."""
+        """Number of table entries with which each group has room for all steps up to `num_tokens`. From then on, a
+        table with a window gives back as many blocks as it takes. Blocks shared with other sequences free no room when
+        given back, so one more is added for each."""
         needed, num_computed = num_blocks_of(num_tokens), sequence.num_computed
         ends = []
         for table, window in zip(tables_of(sequence, len(self.windows)), self.windows):
@@ -115,7 +116,8 @@ class Windowed(BlockAllocator):
         return ends
 
     def _needed(self, sequence: Sequence, ends: list[int]) -> list[int]:
-        """Free blocks that each group takes until its table has so many entries, and none to be written is shared."""
+        """Number of free blocks that each group needs until its table has `ends[group]` entries and no block to be
+        written is shared."""
         return [
             max(0, end - len(table)) + len(shared_and_written(self.pool, table, sequence.num_computed))
             for table, end in zip(tables_of(sequence, len(ends)), ends)
@@ -138,16 +140,16 @@ class Windowed(BlockAllocator):
 
 
 class Contiguous(BlockAllocator):
-    """Every sequence has one run of adjacent blocks. Where that is too short, or its end is shared, the sequence is
-    copied once into a new run, with rows to spare for what comes; until these are used up it grows in place, drafts
-    included.
+    """Gives each sequence one run of adjacent blocks. If the run is too short or its end is shared, the sequence is
+    copied to a new run with spare rows. Until these are used up it grows in place, drafts included.
 
-    Balancing Memory and Compute (BMC, arXiv 2511.12031) with r spare rows; with r = 1 it is the growing by what is
-    needed that it is compared to ("dynamic"), where a row is a block of 16 positions at the least.
+    This is Balancing Memory and Compute (BMC, arXiv 2511.12031) with r spare rows. r = 1 is that paper's baseline,
+    which grows only as needed ("dynamic"); here it grows by a block of 16 positions at least.
     """
 
     def __init__(self, pool: BlockPool, spare_rows: Callable[[int], int]) -> None:
-        """`spare_rows(n)`: new rows, at least 1, for a sequence that wants its n-th position and has no room for it."""
+        """`spare_rows(n)` is the number of new rows, at least 1, for a sequence that has no room for its n-th
+        position."""
         self.pool = pool
         self.spare_rows = spare_rows
 
@@ -161,7 +163,7 @@ class Contiguous(BlockAllocator):
         if self._has_room(sequence, num_tokens):
             return True
         longest = max(num_tokens, min(sequence.max_length, num_tokens - 1 + self.spare_rows(num_tokens)))
-        # Spare rows are a convenience: where there is no room for them, what is needed will do.
+        # Spare rows are optional: without room for them, take only what is needed.
         return any(
             self._move(sequence, size) or self._widen(sequence, size)
             for size in (num_blocks_of(longest), num_blocks_of(num_tokens))
@@ -182,7 +184,7 @@ class Contiguous(BlockAllocator):
         return any(map(self.pool.is_shared, sequence.block_table))
 
     def _move(self, sequence: Sequence, num_blocks: int) -> bool:
-        """Copies what is computed to a new run of so many blocks."""
+        """Copies the computed positions to a new run of `num_blocks` blocks."""
         pool, old = self.pool, sequence.block_table
         first = pool.find_run(num_blocks)
         if first is None:
@@ -196,7 +198,7 @@ class Contiguous(BlockAllocator):
         return True
 
     def _widen(self, sequence: Sequence, num_blocks: int) -> bool:
-        """Makes the run so long by taking free blocks next to it, those above first; if it needs some below, the
+        """Extends the run to `num_blocks` with free blocks next to it, those above first. If it needs some below, the
         sequence slides down."""
         pool, old = self.pool, sequence.block_table
         if not old or self._is_shared(sequence):
@@ -218,18 +220,18 @@ class Contiguous(BlockAllocator):
 def balanced_rows(num_tokens: int) -> int:
     """The r of BMC for a sequence of n tokens: `sqrt(2 c n)`, with c = COPY_COST, in whole blocks.
 
-    A copy of n rows every r tokens costs c / r of the time that attention reads these rows in; r / 2 rows are spare on
-    average, which is r / 2n of the sequence's own. Their sum is least there. Derived in docs/cache.md."""
+    Copying n rows every r tokens costs c / r of the time in which attention reads them. On average r / 2 rows are
+    spare, which is r / 2n of the sequence's size. This r minimises the sum. Derived in docs/cache.md."""
     return BLOCK_SIZE * num_blocks_of(math.isqrt(int(2 * COPY_COST * num_tokens)))
 
 
 def shared_and_written(pool: BlockPool, table: array, num_computed: int) -> list[int]:
-    """Indices in a block table, from the first position not computed on, of blocks that others rely on too."""
+    """Indices of blocks in the table, from the first position not computed on, that others rely on too."""
     return [index for index in range(num_computed // BLOCK_SIZE, len(table)) if pool.is_shared(table[index])]
 
 
 def copy_shared(pool: BlockPool, table: array, shared: list[int], num_computed: int) -> None:
-    """Puts blocks of the sequence's own in the place of shared ones, with what is computed in them."""
+    """Replaces shared blocks of the table by own ones and copies their computed content."""
     for index in shared:
         old, new = table[index], pool.take()
         if index * BLOCK_SIZE < num_computed:

@@ -1,4 +1,4 @@
-"""The blocks of a cache: their memory, who holds which, and which of them can be taken."""
+"""The blocks of a cache: their memory, their holders, and which of them are free."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ from pace.batch import BLOCK_SIZE, KVSpec, LayerBlocks
 
 
 def num_blocks_of(num_tokens: int) -> int:
-    """Blocks that hold so many positions."""
+    """Number of blocks that hold `num_tokens` positions."""
     return -(-num_tokens // BLOCK_SIZE)
 
 
 class BlockPool:
-    """A block is free, held by one or more sequences, or *idle*: nobody holds it, but its content is kept for whoever
-    may want it.
+    """Pool of blocks. A block is free, held by one or more sequences, or *idle*: held by none, with its content kept
+    for reuse.
 
-    The memory is one allocation, made at first use and as large as the budget; the operating system
-    gives it pages only where a block is written. Free blocks are handed out lowest first and reused last-freed first,
-    so that what stays resident is the peak of what was in use. Where none is free, the block that has been idle for
-    longest is taken.
+    The memory is one allocation, made at first use and as large as the budget. The operating system maps pages only
+    where a block is written. Free blocks are handed out lowest first and reused last-freed first, so that resident
+    memory stays at the peak of use. If none is free, the block that was idle longest is taken.
     """
 
     def __init__(self, spec: KVSpec, num_blocks: int, max_idle_blocks: int = 0) -> None:
@@ -31,20 +30,20 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.max_idle_blocks = max_idle_blocks
         self.content_is_lost: Callable[[int], None] = lambda block: None
-        """Called with an idle block whose content goes."""
+        """Called with an idle block whose content is dropped."""
         self.num_touched = 0  # blocks handed out at least once: 0 .. num_touched - 1
-        self._free: list[int] = []  # a stack of the touched ones that can be handed out
-        self._references = array("i")  # per touched block, the sequences that hold it
-        self._kept: set[int] = set()  # blocks whose content is not to be changed, and outlives their holders
-        self._idle: dict[int, None] = {}  # those of them that nobody holds, longest idle first
+        self._free: list[int] = []  # a stack of the touched blocks that are free
+        self._references = array("i")  # number of holders of each touched block
+        self._kept: set[int] = set()  # blocks whose content must not change and outlives their holders
+        self._idle: dict[int, None] = {}  # kept blocks without a holder, longest idle first
         self._kv: list[LayerBlocks] = []
         self._bytes = np.empty(
             (0, 0), np.uint8
-        )  # [num_blocks, block_bytes], the same memory; empty while nothing is written
+        )  # [num_blocks, block_bytes], the same memory; empty until the first access
 
     @property
     def kv(self) -> list[LayerBlocks]:
-        """The blocks of each layer; allocated when first asked for. Raises MemoryError where there are no addresses."""
+        """Blocks of each layer; allocated on first access. Raises MemoryError if the address space is exhausted."""
         if not self._kv:
             try:
                 memory = self.spec.reserve(self.num_blocks)
@@ -58,12 +57,12 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks that can be taken, idle ones among them."""
+        """Number of blocks that can be taken, including idle ones."""
         return self.num_blocks - self.num_touched + len(self._free) + len(self._idle)
 
     @property
     def num_kept(self) -> int:
-        """Blocks whose content is kept, held or idle."""
+        """Number of blocks whose content is kept, held or idle."""
         return len(self._kept)
 
     @property
@@ -72,7 +71,7 @@ class BlockPool:
 
     @property
     def idle_blocks(self) -> list[int]:
-        """In the order in which they would be taken."""
+        """Idle blocks in the order in which they would be taken."""
         return list(self._idle)
 
     def is_kept(self, block: int) -> bool:
@@ -81,7 +80,7 @@ class BlockPool:
     # -- taking and giving back ----------------------------------------------------------------------------------------
 
     def take(self) -> int:
-        """A block for one holder, content undefined. There must be a free one."""
+        """Takes a block for one holder, content undefined. `num_free` must be positive."""
         if not self._free:
             if self.num_touched < self.num_blocks:
                 self._references.append(0)
@@ -94,19 +93,19 @@ class BlockPool:
         return block
 
     def find_run(self, num_blocks: int) -> int | None:
-        """The first of so many free blocks side by side, the lowest such; None where there are none."""
+        """Returns the first block of the lowest run of `num_blocks` free blocks; None if there is no such run."""
         edges = np.concatenate(([-1], np.flatnonzero(self._references), [self.num_blocks]))
         (fitting,) = np.nonzero(np.diff(edges) > num_blocks)
         return int(edges[fitting[0]]) + 1 if len(fitting) else None
 
     def room_around(self, first: int, last: int) -> tuple[int, int]:
-        """The longest range [start, stop) of blocks around `first` .. `last` of which all others are free."""
+        """Returns the longest range [start, stop) that contains `first` .. `last` and otherwise only free blocks."""
         held = np.flatnonzero(self._references)
         below, above = held[held < first], held[held > last]
         return (int(below[-1]) + 1 if len(below) else 0), (int(above[0]) if len(above) else self.num_blocks)
 
     def take_these(self, blocks: range) -> None:
-        """Blocks for one holder, all of which must be free and not idle."""
+        """Takes `blocks` for one holder. All of them must be free and not idle."""
         while self.num_touched < blocks.stop:
             self._references.append(0)
             self.num_touched += 1
@@ -116,12 +115,12 @@ class BlockPool:
             self._references[block] = 1
 
     def share(self, block: int) -> None:
-        """One more holder for a block that is held or idle."""
+        """Adds a holder to a block that is held or idle."""
         self._references[block] += 1
         self._idle.pop(block, None)
 
     def give_back(self, block: int) -> None:
-        """One holder less."""
+        """Removes one holder of a block."""
         self._references[block] -= 1
         if self._references[block]:
             return
@@ -133,26 +132,27 @@ class BlockPool:
             self._drop_idle()
 
     def keep(self, block: int) -> None:
-        """Has the content of a held block outlive its holders, until the block is wanted for something else."""
+        """Keeps the content of a held block after its holders are gone, until the block is needed for something
+        else."""
         self._kept.add(block)
 
     def forget(self, block: int) -> None:
-        """A kept block's content need not outlive its holders any more."""
+        """Ends the keeping of a block's content after its holders are gone."""
         self._kept.remove(block)
         if block in self._idle:
             del self._idle[block]
             self._free.append(block)
 
     def is_shared(self, block: int) -> bool:
-        """True where someone else relies on the content of a block that the caller holds."""
+        """True if others rely on the content of a block that the caller holds."""
         return self._references[block] > 1 or block in self._kept
 
     def has_other_holders(self, block: int) -> bool:
-        """True where giving back a block that the caller holds frees no room."""
+        """True if giving back a block that the caller holds frees no room."""
         return self._references[block] > 1
 
     def copy(self, source: int, target: int, num_blocks: int = 1) -> None:
-        """Copies blocks that lie side by side to others that do, no block being among both; all of their layers at once."""
+        """Copies a run of adjacent blocks, all layers at once, to a run that does not overlap it."""
         self._bytes[target : target + num_blocks] = self._bytes[source : source + num_blocks]
 
     def _drop_idle(self) -> None:
@@ -160,11 +160,11 @@ class BlockPool:
         self.content_is_lost(block)
         self.forget(block)
 
-    # -- when something went wrong -------------------------------------------------------------------------------------
+    # -- error recovery ------------------------------------------------------------------------------------------------
 
     def reset(self) -> None:
-        """Frees all blocks, in whatever state a failed call left them. New objects: a traceback may still hold a
-        view of the old."""
+        """Frees all blocks, in any state that a failed call left. Makes new objects: a traceback may still hold a view
+        of the old ones."""
         self._kept, self._idle = set(), {}
         self._references = array("i", [0]) * self.num_touched
         self._free = list(range(self.num_touched - 1, -1, -1))

@@ -1,7 +1,7 @@
-"""Layers of one lifetime in a group of their own: those with a window need not keep what no later position sees.
+"""Groups of layers with the same lifetime: layers with a window drop positions that no later position sees.
 
-One pool of equal blocks serves all groups: a block holds 16 positions of the layers of one group, and a sequence has a
-block table for each of them.
+One pool of equal blocks serves all groups. A block holds 16 positions of the layers of one group. A sequence has a
+block table for each group.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from pace.llm.cache.block_pool import BlockPool, num_blocks_of
 from pace.llm.sequence import Sequence
 
 LONG_TEXT = 4
-"""Windows that a text is long for which layers are grouped."""
+"""Layers are grouped for a text this many windows long."""
 
 SPARE_SHARE = 1 / 12
-"""Of the bytes that such a text takes in the best groups, what it may take more in fewer groups."""
+"""Extra memory, as a share of the best grouping's, that is accepted to have fewer groups."""
 
 MOST_POSITIONS = 2**31 - BLOCK_SIZE
-"""That a sequence can have where every layer has a window."""
+"""Maximum length of a sequence if every layer has a window."""
 
 
 def by_lifetime(spec: KVSpec) -> KVSpec:
-    """The spec with layers of one lifetime (one window, or none) in groups of their own.
+    """Returns the spec with one or more groups for each lifetime (one window, or none).
 
-    Groups are about as large as each other, for their blocks are: of all numbers of layers in a group, the one with the
-    fewest groups of those whose text of LONG_TEXT windows takes at most SPARE_SHARE more than in the best. One group
-    that keeps everything is among these, so nothing is grouped that saves no more than that."""
+    Groups are about equal in size, because their blocks are. Of all group sizes, takes the one with the fewest groups
+    that is close to the best: a text of LONG_TEXT windows takes at most SPARE_SHARE more memory. A single group that
+    keeps everything is also a candidate, so layers are grouped only if that saves more."""
     lifetimes: dict[int | None, list[int]] = {}
     for index, layer in enumerate(spec.layers):
         if layer:
@@ -49,31 +49,31 @@ def by_lifetime(spec: KVSpec) -> KVSpec:
 
 
 def _deal(layers: list[int], size: int) -> list[tuple[int, ...]]:
-    """Neighbours in as few groups of at most `size` as can be, about equal."""
+    """Splits `layers` into as few runs of at most `size` as possible, of about equal length."""
     count = -(-len(layers) // size)
     edges = [len(layers) * index // count for index in range(count + 1)]
     return [tuple(layers[start:stop]) for start, stop in zip(edges, edges[1:])]
 
 
-# -- what of a sequence is kept ----------------------------------------------------------------------------------------
+# -- what is kept of a sequence ----------------------------------------------------------------------------------------
 
 
 def first_kept(num_computed: int, window: int | None) -> int:
-    """Index of the first block that a sequence of so many computed positions keeps for layers with this window: the
-    first that a later position sees; and its last full one in any case, by which the prefix cache knows its place."""
+    """Index of the first block that a sequence of `num_computed` positions keeps for layers with this window. A later
+    position sees it. The last full block is always kept, since the prefix cache finds the sequence by it."""
     if window is None:
         return 0
     return max(0, num_computed - max(window, BLOCK_SIZE + 1) + 1) // BLOCK_SIZE
 
 
 def most_kept(window: int, step_tokens: int) -> int:
-    """Blocks that a sequence holds at most for layers with this window, when a step computes `step_tokens` of its
-    positions: wherever in a block they begin."""
+    """Maximum number of blocks that a sequence holds for layers with this window, if a step computes `step_tokens`
+    positions. Counts the worst alignment to blocks."""
     return num_blocks_of(max(window, BLOCK_SIZE + 1) + step_tokens + BLOCK_SIZE - 2)
 
 
 def most_blocks(spec: KVSpec, num_tokens: int, step_tokens: int) -> int:
-    """Blocks of all groups that a sequence needs at most, until so many tokens of it are computed."""
+    """Maximum number of blocks of all groups that a sequence needs until `num_tokens` of its tokens are computed."""
     needed = num_blocks_of(num_tokens)
     return sum(
         needed if group.window is None else min(needed, most_kept(group.window, step_tokens)) for group in spec.groups
@@ -81,12 +81,12 @@ def most_blocks(spec: KVSpec, num_tokens: int, step_tokens: int) -> int:
 
 
 def most_bytes(spec: KVSpec, num_tokens: int, step_tokens: int) -> int:
-    """Bytes of these blocks."""
+    """Bytes of `most_blocks`."""
     return most_blocks(spec, num_tokens, step_tokens) * spec.block_bytes
 
 
 def most_tokens(spec: KVSpec, num_blocks: int, step_tokens: int) -> int:
-    """Positions that one sequence alone can have in a pool of so many blocks."""
+    """Maximum length of a sequence that has a pool of `num_blocks` blocks to itself."""
     lengths = range(BLOCK_SIZE, MOST_POSITIONS + 1, BLOCK_SIZE)
     return BLOCK_SIZE * bisect_right(lengths, num_blocks, key=lambda length: most_blocks(spec, length, step_tokens))
 
@@ -95,15 +95,15 @@ def most_tokens(spec: KVSpec, num_blocks: int, step_tokens: int) -> int:
 
 
 def tables_of(sequence: Sequence, num_groups: int) -> list[array]:
-    """The block tables of the sequence, one for each group; those of one that has held nothing so far are made."""
+    """Returns the block tables of the sequence, one for each group. Creates those that are missing."""
     while len(sequence.more_tables) < num_groups - 1:
         sequence.more_tables.append(array("i"))
     return sequence.block_tables
 
 
 def give_back_before(pool: BlockPool, table: array, first: int) -> None:
-    """Gives back the blocks before index `first` of a table, which is at least as long from then on. What it has given
-    back before is a part from its start."""
+    """Gives back the blocks before index `first` of a table and extends the table to at least that length. Blocks given
+    back before are at its start."""
     start = stop = min(first, len(table))
     while start and table[start - 1] >= 0:
         start -= 1
@@ -114,5 +114,5 @@ def give_back_before(pool: BlockPool, table: array, first: int) -> None:
 
 
 def is_kept(table: array, num_tokens: int, window: int | None) -> bool:
-    """Whether a table still has all that positions from `num_tokens` on see before it."""
+    """True if a table still has all blocks that positions from `num_tokens` on see."""
     return num_tokens == 0 or table[first_kept(num_tokens, window)] >= 0

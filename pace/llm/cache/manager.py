@@ -1,5 +1,4 @@
-"""Keys and values in blocks of 16 positions: what sequences do with them, whatever the allocator by which their room
-grows."""
+"""The KV cache of all sequences, in blocks of 16 positions, for any allocator."""
 
 from __future__ import annotations
 
@@ -16,21 +15,20 @@ from pace.llm.configs import KVCacheType
 from pace.llm.sequence import Sequence
 
 STEP_TOKENS = 512
-"""Positions of one sequence that a step computes at most, where nobody says."""
+"""Default maximum of positions of one sequence that a step computes."""
 
 PREFIX_SHARE = 0.25
-"""Of the budget, the part that the beginnings of sequences which have ended may take where nobody says: the rest stays
-with the system until sequences that are at work want it."""
+"""Default share of the budget for cached prefixes of ended sequences. The system keeps the rest until running sequences
+need it."""
 
 
 class CacheManager:
-    """The cache of all sequences of one model: a pool of blocks, an allocator by which a sequence gets them, and the
+    """Cache of all sequences of one model: a pool of blocks, an allocator that assigns them to sequences, and the
     prefix cache.
 
-    A block may belong to several sequences (`fork`, `reuse`); it is copied when one of them writes into it. The manager
-    and its parts alone change the sequence's block tables and `num_computed`. Layers with a window give back blocks that
-    no later position sees, where blocks come from anywhere ("paged"). Not thread-safe: the thread that
-    owns the engine calls it.
+    A block may belong to several sequences (`fork`, `reuse`); it is copied when one of them writes to it. Only the
+    manager and its parts change a sequence's block tables and `num_computed`. With the "paged" allocator, layers with a
+    window give back blocks that no later position sees. Not thread-safe: the thread that owns the engine calls it.
     """
 
     def __init__(
@@ -43,12 +41,12 @@ class CacheManager:
         rope_regime: Callable[[int], int] = lambda length: 0,
         step_tokens: int = STEP_TOKENS,
     ) -> None:
-        """`bmc_rows`: the r of "bmc", None for `balanced_rows`. `prefix_cache_bytes`: what the prefix cache may keep in
-        blocks that no sequence holds; 0 for no prefix cache, None for PREFIX_SHARE of the budget where the allocator
-        shares blocks. `rope_regime`: the model's. `step_tokens`: positions of one sequence that are computed between two
-        calls of `reserve`, at most.
+        """`bmc_rows` is the r of "bmc"; None for `balanced_rows`. `prefix_cache_bytes` bounds the blocks that only the
+        prefix cache keeps. 0 means no prefix cache; None means PREFIX_SHARE of the budget if the allocator shares
+        blocks. `rope_regime` is the model's. `step_tokens` is the maximum of positions of one sequence computed between
+        two calls of `reserve`.
 
-        Raises ValueError where the budget holds no block, and for options that do not go together."""
+        Raises ValueError if the budget holds no block, and for options that conflict."""
         kv_cache_type = check_cache_options(kv_cache_type, bmc_rows, prefix_cache_bytes)
         self.spec = spec = spec_of(spec, kv_cache_type)
         self.step_tokens = step_tokens
@@ -74,7 +72,7 @@ class CacheManager:
 
     @property
     def kv(self) -> list[LayerBlocks]:
-        """The blocks of each layer; allocated when first asked for."""
+        """Blocks of each layer; allocated on first access."""
         return self.pool.kv
 
     @property
@@ -83,41 +81,41 @@ class CacheManager:
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks that sequences can have, those among them that the prefix cache keeps meanwhile."""
+        """Blocks available to sequences, including those that only the prefix cache keeps."""
         return self.pool.num_free
 
     @property
     def capacity(self) -> int:
-        """Positions that one sequence alone can have."""
+        """Maximum number of positions if one sequence has the whole cache."""
         return most_tokens(self.spec, self.num_blocks, self.step_tokens)
 
     @property
     def num_groups(self) -> int:
-        """Blocks that a sequence takes at once when its last ones are full."""
+        """Number of blocks that a sequence takes at once when its last ones are full."""
         return len(self.spec.groups)
 
     @property
     def budget_bytes(self) -> int:
-        """Bytes of all blocks: what the cache may grow to."""
+        """Bytes of all blocks: the maximum size of the cache."""
         return self.num_blocks * self.spec.block_bytes
 
     def bytes_for(self, num_tokens: int) -> int:
-        """Bytes of the blocks that one sequence needs at most, until so many tokens of it are computed."""
+        """Maximum bytes of the blocks that one sequence needs until its first `num_tokens` tokens are computed."""
         return most_bytes(self.spec, num_tokens, self.step_tokens)
 
     @property
     def token_bytes(self) -> float:
-        """Bytes that one more token of a long sequence takes: layers with a window give back as much as they take."""
+        """Bytes for one more token of a long sequence. Layers with a window give back as much as they take."""
         return self.spec.block_bytes * [group.window for group in self.spec.groups].count(None) / BLOCK_SIZE
 
     @property
     def touched_bytes(self) -> int:
-        """Bytes of the blocks handed out at least once, which is what may be resident."""
+        """Bytes of blocks handed out at least once, which may be resident."""
         return self.pool.num_touched * self.spec.block_bytes
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of the blocks that sequences hold."""
+        """Bytes of blocks that sequences hold."""
         return (self.num_blocks - self.num_free_blocks) * self.spec.block_bytes
 
     @property
@@ -125,45 +123,45 @@ class CacheManager:
         """Bytes of the blocks that the prefix cache keeps and no sequence holds."""
         return self.pool.num_idle * self.spec.block_bytes
 
-    # -- what sequences do ---------------------------------------------------------------------------------------------
+    # -- calls for sequences -------------------------------------------------------------------------------------------
 
     def reserve(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Makes room for positions `num_computed .. num_tokens - 1` of the sequence to be written; False, and nothing
-        taken, where the pool has too few free blocks. Blocks that no later position sees are given back before, and
-        blocks to be written that others hold as well are copied."""
+        """Makes room to write positions `num_computed .. num_tokens - 1` of the sequence. Returns False and takes
+        nothing if the pool has too few free blocks. First gives back blocks that no later position sees. Copies blocks
+        to be written that others hold too."""
         return self.allocator.reserve(sequence, num_tokens)
 
     def admit(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Makes room for the sequence to be computed up to `num_tokens`, in steps that reserve what they write; False as
-        `reserve`. Layers with a window get room for that and a step: they then give back as much as they take."""
+        """Makes room to compute the sequence up to `num_tokens`, in steps that reserve what they write. Returns False
+        as `reserve` does. Layers with a window get room for the window and one step: from then on they give back as
+        much as they take."""
         return self.allocator.admit(sequence, num_tokens)
 
     def blocks_needed(self, sequence: Sequence, num_tokens: int) -> int:
-        """Free blocks without which `admit` fails."""
+        """Number of free blocks that `admit` needs."""
         return self.allocator.blocks_needed(sequence, num_tokens)
 
     def blocks_held(self, sequence: Sequence) -> int:
-        """Blocks of all groups that the sequence holds, shared ones among them."""
+        """Number of blocks of all groups that the sequence holds, including shared ones."""
         return sum(len(table) - table.count(-1) for table in sequence.block_tables)
 
     def reuse(self, sequence: Sequence) -> None:
-        """Takes what is known of the sequence's tokens from the prefix cache: then more of them are computed than
-        before. At least those whose logits are wanted are left."""
+        """Takes known blocks of the sequence's tokens from the prefix cache, which raises `num_computed`. Leaves at
+        least the tokens whose logits are wanted."""
         self.prefix.reuse(sequence)
 
     def commit(self, sequence: Sequence, num_tokens: int) -> None:
-        """Declares the first `num_tokens` positions computed. What was written beyond them (rejected drafts) is
-        void."""
+        """Marks the first `num_tokens` positions as computed. Entries beyond them (rejected drafts) are void."""
         assert num_tokens <= len(sequence.block_table) * BLOCK_SIZE
         sequence.num_computed = num_tokens
 
     def publish(self, sequence: Sequence) -> None:
-        """Offers what is computed to the prefix cache; the sequence has all of its tokens by now."""
+        """Offers computed blocks to the prefix cache. The sequence must have all of its tokens by now."""
         self.prefix.publish(sequence)
 
     def truncate(self, sequence: Sequence, num_tokens: int) -> None:
-        """Forgets the positions from `num_tokens` on and gives back the blocks that held only those. Where those that the
-        next position sees were given back, it forgets all: they would have to be computed again."""
+        """Drops the positions from `num_tokens` on and gives back the blocks that held only those. Drops all positions
+        if blocks that the next position sees were given back before, since they must be recomputed."""
         if num_tokens < sequence.num_computed and not self._is_kept(sequence, num_tokens):
             num_tokens = 0
         num_kept = num_blocks_of(num_tokens)
@@ -175,9 +173,9 @@ class CacheManager:
                     self.pool.give_back(block)
 
     def fork(self, source: Sequence, target: Sequence, num_tokens: int) -> None:
-        """Gives `target`, which must hold no block, the first `num_tokens` computed positions of `source`, and what its
-        tokens are known under; nothing is copied. Where those that the next position sees were given back, it gets
-        none."""
+        """Gives `target` the first `num_tokens` computed positions of `source`, and its adapter and cache salt.
+        `target` must hold no block; nothing is copied. It gets no blocks if `source` gave back some that the next
+        position sees."""
         assert not target.block_table and num_tokens <= source.num_computed
         target.adapter, target.cache_salt = source.adapter, source.cache_salt
         if not self._is_kept(source, num_tokens):
@@ -190,20 +188,20 @@ class CacheManager:
         target.num_computed = num_tokens
 
     def _is_kept(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Whether the sequence has all that the position after its first `num_tokens` computed ones sees."""
+        """True if the sequence has all blocks that the position after its first `num_tokens` computed ones sees."""
         return all(
             is_kept(table, num_tokens, group.window) for table, group in zip(sequence.block_tables, self.spec.groups)
         )
 
     def free(self, sequence: Sequence) -> None:
-        """Gives back every block of the sequence; its tokens would have to be computed again."""
+        """Gives back every block of the sequence; its tokens must then be recomputed."""
         self.truncate(sequence, 0)
 
-    # -- when something went wrong -------------------------------------------------------------------------------------
+    # -- error recovery ------------------------------------------------------------------------------------------------
 
     def reset(self, sequences: Iterable[Sequence]) -> None:
-        """Forgets everything, in whatever state a failed step left it: all blocks are free, and `sequences`,
-        which must be all that hold any, start again from their first token."""
+        """Drops everything, in any state that a failed step left. All blocks are free, and `sequences`, which must
+        include all that hold blocks, start again from their first token."""
         for sequence in sequences:
             sequence.num_computed = 0
             sequence.block_table = array("i")  # a new one: the traceback may still hold a view of the old
@@ -212,9 +210,9 @@ class CacheManager:
         self.prefix.reset()
 
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
-        """Raises AssertionError unless each block is held exactly as often as `sequences` (all there are) hold it, and
-        is in exactly one state; each sequence has blocks, laid as its allocator says, for what it has computed; and the
-        prefix cache knows what it says."""
+        """Raises AssertionError unless each block is in exactly one state and is held as often as `sequences` (all
+        there are) hold it. Each sequence must have blocks for what it has computed, in the allocator's layout. The
+        prefix cache must be consistent."""
         sequences = list(sequences)
         held: Counter[int] = Counter()
         for sequence in sequences:
@@ -230,14 +228,15 @@ class CacheManager:
 
 
 def spec_of(spec: KVSpec, kv_cache_type: KVCacheType | str) -> KVSpec:
-    """How the layers of a model share blocks: those that lie as one run keep all positions in one group."""
+    """Returns the spec with the layers grouped by lifetime for the paged cache. The contiguous allocators keep all
+    positions in one group."""
     return by_lifetime(spec) if kv_cache_type == KVCacheType.PAGED else spec
 
 
 def check_cache_options(
     kv_cache_type: KVCacheType | str, bmc_rows: int | None, prefix_cache_bytes: int | None
 ) -> KVCacheType:
-    """The type. Raises ValueError or TypeError for one that is none, and for options that do not go with it."""
+    """Returns the type. Raises ValueError or TypeError for an invalid type, and for options that conflict with it."""
     names = [kind.value for kind in KVCacheType]
     if kv_cache_type not in names:
         raise ValueError(f"kv_cache_type must be one of {', '.join(map(repr, names))}; got {kv_cache_type!r}")

@@ -1,4 +1,4 @@
-"""Sequences that begin alike share the blocks of their beginning, also after the first of them has ended."""
+"""Prefix cache: sequences with the same beginning share its blocks, also after the first of them has ended."""
 
 from __future__ import annotations
 
@@ -18,59 +18,63 @@ Tokens = tuple[int, ...]
 
 
 class RootKey(NamedTuple):
-    """What besides the tokens decides about keys and values, or about who may share them."""
+    """What determines keys and values, or who may share them, in addition to the tokens."""
 
     rope_regime: int
-    """The model's, of the sequence's `rope_length`."""
+    """The model's `rope_regime` for the sequence's `rope_length`."""
     adapter: Hashable
     cache_salt: str | None
 
 
 @dataclass(eq=False, slots=True, repr=False)
 class Node:
-    """16 positions whose keys and values are known, and what is known to follow them.
+    """16 positions whose keys and values are known, and the nodes that follow them.
 
-    Its path from the root spells the tokens that they were computed from; the root stands for a `RootKey`. Python's
-    dict finds a child by the hash of its 16 tokens and then compares them one by one: the path is the chained hash, and
-    what merely has the same hash is another child."""
+    The path from the root spells the tokens they were computed from; the root stands for a `RootKey`. Python's dict
+    finds a child by the hash of its 16 tokens and then compares them one by one. So the path is the chained hash, and a
+    hash collision gives another child."""
 
     parent: Node | None
     """None for a root, which has a key instead of tokens, and no blocks."""
     tokens: Tokens | RootKey
     blocks: list[int]
-    """Of each group of layers; -1 where a group with a window has lost its own."""
+    """One block for each group of layers; -1 if a group with a window has lost its block."""
     children: dict[Tokens, Node] = field(default_factory=dict)
 
 
 class PrefixCache:
-    """The blocks that sequences have filled, by the tokens in them and before them.
+    """Full blocks of sequences, indexed by the tokens in them and before them.
 
-    Blocks enter when they are full (`publish`) and are not written again: a sequence that is cut back and goes on
-    differently copies them first. When nobody holds one any more it is idle, until the pool wants it for something else.
+    Blocks enter when they are full (`publish`) and are not written again: a sequence that is truncated and continues
+    differently copies them first. A block that no sequence holds is idle, until the pool needs it.
 
-    A group of layers without a window needs every block of a text. Sequences give its blocks back from the last to the
-    first and hold one only together with all before it, so the one that has been idle for longest never has a known
-    block behind it. When it goes, so do those of the same positions in other groups. A group with a window needs the
-    last ones alone; a block that it loses leaves a gap, and what stands behind may still be used.
+    A group of layers without a window needs every block of a text. Sequences give back its blocks from the last to the
+    first, and hold a block only together with all before it. So the block that was idle longest never has a known block
+    after it. When it is dropped, so are the blocks of the same positions in other groups.
+
+    A group with a window needs only the last blocks. A block it loses leaves a gap, and the blocks after it may still
+    be used.
     """
 
     def __init__(self, pool: BlockPool, rope_regime: Callable[[int], int]) -> None:
-        """`rope_regime(n)` is the model's; sequences share only where their `RootKey` is the same."""
+        """`rope_regime(n)` is the model's. Sequences share blocks only if their `RootKey` is the same."""
         self.pool = pool
         self.rope_regime = rope_regime
         self.windows = [group.window for group in pool.spec.groups]
-        forget = weakref.WeakMethod(self._forget)  # a pool that held its cache would keep all memory until a collection
+        forget = weakref.WeakMethod(
+            self._forget
+        )  # a pool that held its cache would keep all memory until a garbage collection
         pool.content_is_lost = lambda block: forget()(block)
         self.reset()
 
     def reset(self) -> None:
-        """Forgets everything; the pool was reset."""
+        """Drops everything; the pool was reset."""
         self._roots: dict[RootKey, Node] = {}
         self._nodes: dict[int, Node] = {}  # by block
 
     def reuse(self, sequence: Sequence) -> None:
-        """Gives the sequence the known blocks that its next tokens are in, in place of what it has there. At least the
-        tokens whose logits are wanted remain to be computed."""
+        """Gives the sequence the known blocks of its next tokens, in place of its own there. At least the tokens whose
+        logits are wanted remain to be computed."""
         index, end = sequence.num_computed // BLOCK_SIZE, sequence.logits_from // BLOCK_SIZE
         if index >= end:
             return
@@ -82,12 +86,12 @@ class PrefixCache:
                 found.append(node)
         if num_found := self._num_usable(found, index):
             self._take(sequence, index, found[:num_found])
-        if times.first_token is None:  # what is found again after a preemption is no saving
+        if times.first_token is None:  # blocks found again after a preemption save nothing
             times.num_reused = (times.num_reused if num_before else 0) + sequence.num_computed - num_before
 
     def publish(self, sequence: Sequence) -> None:
-        """Makes the sequence's full blocks known. Where the same tokens are known already, it takes the known
-        blocks, which hold the same bits, and gives its own back."""
+        """Adds the sequence's full blocks. If the same tokens are known already, the sequence takes the known blocks,
+        which hold the same bits, and gives back its own."""
         table = sequence.block_table
         end = first = min(sequence.num_computed, len(sequence.tokens)) // BLOCK_SIZE
         while first and table[first - 1] not in self._nodes:
@@ -113,8 +117,8 @@ class PrefixCache:
             node = known
 
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
-        """Raises AssertionError unless every known block is reached from a root and kept by the pool, holders hold what
-        their tokens say, and what is idle can be dropped in order."""
+        """Raises AssertionError unless every known block is reachable from a root and kept by the pool. Holders must
+        have the block's tokens, and idle blocks must be droppable in order."""
         for block, node in self._nodes.items():
             assert block in node.blocks and self.pool.is_kept(block), f"block {block} is known and not kept"
             assert node.parent and node.parent.children.get(node.tokens) is node, (
@@ -146,18 +150,18 @@ class PrefixCache:
                 )
 
     def _node_before(self, sequence: Sequence, index: int) -> Node | None:
-        """What is known before a block of the table; None where that is nothing."""
+        """Returns the node before block `index` of the sequence's table, or the root for index 0; None if unknown."""
         return self._nodes.get(sequence.block_table[index - 1]) if index else self._roots.get(self._root_key(sequence))
 
     def _root_key(self, sequence: Sequence) -> RootKey:
         return RootKey(self.rope_regime(sequence.rope_length), sequence.adapter, sequence.cache_salt)
 
     def _num_usable(self, found: list[Node], index: int) -> int:
-        """Of nodes that follow block `index - 1` of a sequence, how many to use: up to the last after which every group
-        has what the next position sees."""
+        """Returns how many of `found`, which follow block `index - 1` of a sequence, can be used. After the last one,
+        every group must have all that the next position sees."""
         if all(window is None for window in self.windows):
             return len(found)
-        num_usable, gaps = 0, [0] * len(self.windows)  # the index behind each group's last gap
+        num_usable, gaps = 0, [0] * len(self.windows)  # the index after each group's last gap
         for depth, node in enumerate(found, index + 1):
             gaps = [depth if block < 0 else gap for block, gap in zip(node.blocks, gaps)]
             if all(gap <= first_kept(depth * BLOCK_SIZE, window) for gap, window in zip(gaps, self.windows)):
@@ -165,12 +169,12 @@ class PrefixCache:
         return num_usable
 
     def _take(self, sequence: Sequence, index: int, nodes: list[Node]) -> None:
-        """Puts known blocks into the tables of the sequence, from an index on, as far as they are still to be seen."""
+        """Puts known blocks into the sequence's tables from `index` on, as far as later positions see them."""
         sequence.num_computed = BLOCK_SIZE * (index + len(nodes))
         tables = tables_of(sequence, len(self.windows))
         starts = [max(index, first_kept(sequence.num_computed, window)) for window in self.windows]
         taken = [[node.blocks[group] for node in nodes[start - index :]] for group, start in enumerate(starts)]
-        for block in itertools.chain(*taken):  # before any is given back: none of these may be dropped for it
+        for block in itertools.chain(*taken):  # before any is given back, so that none of these is dropped
             self.pool.share(block)
         for table, blocks, start, window in zip(tables, taken, starts, self.windows):
             give_back_before(self.pool, table, first_kept(sequence.num_computed, window))
@@ -180,7 +184,7 @@ class PrefixCache:
                 self.pool.give_back(block)
 
     def _forget(self, block: int) -> None:
-        """The pool takes an idle block."""
+        """Called when the pool takes an idle block."""
         node = self._nodes.pop(block)
         group = node.blocks.index(block)
         node.blocks[group] = -1
@@ -193,7 +197,7 @@ class PrefixCache:
             del self._roots[node.tokens]
 
     def _forget_all(self, node: Node) -> None:
-        """Nobody can use the other blocks of the same positions any more."""
+        """Drops the other blocks of the same positions, which can no longer be used."""
         for group, block in enumerate(node.blocks):
             if block >= 0:
                 node.blocks[group] = -1
@@ -202,7 +206,7 @@ class PrefixCache:
 
 
 class NoPrefixCache:
-    """Knows nothing: every token is computed."""
+    """Stores nothing: every token is computed."""
 
     def reset(self) -> None:
         pass
@@ -218,5 +222,5 @@ class NoPrefixCache:
 
 
 def tokens_of(sequence: Sequence, index: int) -> Tokens:
-    """Of a full block of its table."""
+    """Tokens of a full block, given its index in the sequence's table."""
     return tuple(sequence.tokens[index * BLOCK_SIZE : (index + 1) * BLOCK_SIZE])

@@ -1,4 +1,4 @@
-"""The engine: which sequences get a place in a step, and the step itself."""
+"""The engine: schedules sequences into steps and runs each step."""
 
 from pace.llm.engine.engine import Engine
 

@@ -1,4 +1,5 @@
-"""Who proposes tokens for the model to verify. Without a draft source it is `NoDraft`, a real object."""
+"""Interface of drafters, which propose tokens for the model to verify. Without a draft source the engine has a
+`NoDraft`."""
 
 from __future__ import annotations
 
@@ -10,9 +11,9 @@ from pace.llm.sequence import Sequence, Span
 
 
 def most_drafts(sequence: Sequence, recompute_length: int | None) -> int:
-    """Drafts after which the sequence would be as long as it may get, less the token that each step brings by itself.
-    And none beyond where the model would compute the sequence again with other angles: those rows would have the old
-    ones."""
+    """Maximum number of drafts before the sequence reaches `max_length`, less the one token that each step adds anyway.
+    Excludes drafts beyond the length at which the model recomputes the sequence with other angles: their rows would
+    have the old angles."""
     length = len(sequence.tokens)
     limit = sequence.max_length - length - 1
     if recompute_length and sequence.rope_length < recompute_length:
@@ -21,8 +22,8 @@ def most_drafts(sequence: Sequence, recompute_length: int | None) -> int:
 
 
 def fit_drafts(sequence: Sequence, count: int, cache: Any, num_spans: int, recompute_length: int | None) -> int:
-    """`count`, less where the sequence may not get so long, with room in the cache; 0 where that would take blocks that
-    others need for their next token."""
+    """Returns `count`, reduced to what the sequence's length allows, and reserves room in the cache for it. Returns 0
+    if that would take blocks that other spans need for their next token."""
     count = min(count, most_drafts(sequence, recompute_length))
     end = len(sequence.tokens) + count
     takes_blocks = end > len(sequence.block_table) * BLOCK_SIZE
@@ -33,7 +34,7 @@ def fit_drafts(sequence: Sequence, count: int, cache: Any, num_spans: int, recom
 
 @dataclass(frozen=True)
 class DraftMemory:
-    """What drafting takes beside the model, as in `MemoryReport`."""
+    """Memory for drafting, in addition to the model's, as in `MemoryReport`."""
 
     weights: dict[str, int] = field(default_factory=dict)
     weight_counts: dict[str, int] = field(default_factory=dict)
@@ -43,33 +44,33 @@ class DraftMemory:
 
 
 class Drafter(Protocol):
-    """Extends spans with proposed tokens before the step runs, and hears of what came of them.
+    """Extends spans with proposed tokens before the step runs, and learns from the outcome.
 
-    A drafter may set `span.drafts` of spans that reach the end of their sequence's tokens and want one row of logits,
-    after `cache.reserve(sequence, end)` said that there is room, and as long as `sequence.max_length` is not passed.
-    The sampler keeps the proposals that agree with what it would have picked; the cache drops the rest.
+    A drafter may set `span.drafts` of spans that reach the end of their sequence's tokens and want one row of logits.
+    It must first get True from `cache.reserve(sequence, end)`, and `end` must not exceed `sequence.max_length`. The
+    sampler keeps the proposals that match the tokens it picks; the cache drops the rest.
     """
 
     def extend(self, spans: list[Span], cache: Any) -> None: ...
 
     def learn(self, spans: list[Span], outcomes: list[list[int]]) -> None:
-        """After the step: the tokens that each span's logits gave, one more than the drafts that were accepted."""
+        """Receives, after the step, the tokens that each span's logits gave: one more than its accepted drafts."""
         ...
 
     def forget(self, sequence: Sequence) -> None:
-        """Forgets what it keeps of one sequence, whose tokens may be others from now on."""
+        """Drops the state of one sequence, whose tokens may change."""
         ...
 
     def reset(self) -> None:
-        """Forgets what it keeps of every sequence, in whatever state a failed step left it."""
+        """Drops the state of every sequence. Works in any state that a failed step left."""
         ...
 
     def check_integrity(self) -> None:
-        """Raises AssertionError where something is kept of sequences that are done."""
+        """Raises AssertionError if state of finished sequences is kept."""
         ...
 
     def bytes_for(self, num_tokens: int) -> int:
-        """Bytes of cache of its own that a sequence of so many tokens takes."""
+        """Bytes of the drafter's own cache for `num_tokens` tokens."""
         ...
 
     def memory(self) -> DraftMemory: ...

@@ -1,11 +1,11 @@
-"""The one thread that owns an engine. Everyone else posts work to it, and waits for no step to do so.
+"""The single thread that owns an engine. Other threads post work to it and never wait for a step to do so.
 
-    submit(sequences)   a client's sequences, queued        their sinks hear of tokens, and of the end
-    abort(sequences)    taken out, as "cancelled"
-    call(function)      run between two steps               a Future of what it returns
+    submit(sequences)   queues a client's sequences; their sinks are notified of tokens and of the end.
+    abort(sequences)    removes them, as "cancelled".
+    call(function)      runs it between two steps; returns a Future of its result.
 
-The thread starts with the first post. With nothing to do it sleeps, and then holds no reference to the driver: a model
-that nobody uses any more is freed at once, and its thread ends.
+The thread starts with the first post. With nothing to do it sleeps and holds no reference to the driver. So an unused
+model is freed at once, and its thread ends.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from pace.llm.sequence import Sequence
 logger = logging.getLogger("pace")
 
 MOST_FAILURES = 3
-"""Failed steps in a row after which the engine is given up: each had other sequences, so it is not one of these."""
+"""Failed steps in a row after which the engine is given up. Each failed with different sequences, so no single sequence
+is the cause."""
 
 T = TypeVar("T")
 Work = Callable[[Engine], None]
@@ -36,19 +37,18 @@ Refusal = Callable[[BaseException], None]
 
 
 class OfTheParent(RuntimeError):
-    """Why work that was posted before `fork()` is not done in the child: the parent does it."""
+    """Work posted before `fork()` was not done in the child, because the parent does it."""
 
     def __init__(self) -> None:
         super().__init__("this was begun before fork(), and goes on in the parent process")
 
 
 class EngineDriver:
-    """Steps an engine on a thread of its own while there is work. Any thread may post, and so may a finaliser.
+    """Steps an engine on its own thread while there is work. Any thread may post, and so may a finaliser.
 
     A step that raises fails the sequences it worked on (`Engine.step`), and the others go on. After MOST_FAILURES in a
-    row, or `close`, everything in flight fails with the reason, and posting raises it. In a child after `fork()` what
-    was in flight is the parent's: there it ends as "cancelled", and a thread of the child's own starts with the next
-    post.
+    row, or `close`, everything in flight fails with the reason, and posting raises it. After `fork()`, work in flight
+    belongs to the parent: in the child it ends as "cancelled". The child starts its own thread with the next post.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -59,27 +59,27 @@ class EngineDriver:
         self._inbox: deque[tuple[Work, Refusal]] = deque()
         self._current: tuple[Work, Refusal] | None = None
         self.stepping_since: float | None = None
-        """When the step under way began, on the clock of `time.perf_counter`; None between steps."""
+        """Start of the current step, on the clock of `time.perf_counter`; None between steps."""
         self._num_failures = 0
-        """Steps that failed since the last one that did not."""
+        """Consecutive failed steps."""
         self._of_the_parent: list[tuple[Work, Refusal]] = []
-        """In a child after `fork()`: what was posted before."""
+        """In a child after `fork()`: work posted before the fork."""
         self._make_locks()
         _drivers.add(self)
 
-    # -- what clients do -----------------------------------------------------------------------------------------------
+    # -- calls of clients ----------------------------------------------------------------------------------------------
 
     @property
     def engine(self) -> Engine:
-        """The engine, to look at; only `call` may change anything of it. Raises what ended the driver."""
+        """The engine, for reading; only `call` may change it. Raises the error that ended the driver."""
         engine = self._engine
         if engine is None:
             raise self._why_ended()
         return engine
 
     def submit(self, sequences: Iterable[Sequence]) -> None:
-        """Queues sequences. Raises ValueError on the driver's own thread (in a logits processor, say), where nobody may
-        wait for them, and what ended the driver."""
+        """Queues sequences. Raises ValueError on the driver's own thread (in a logits processor, say), which must not
+        wait for them. Raises the error that ended the driver, if it has ended."""
         sequences = list(sequences)
 
         def refuse(error: BaseException) -> None:
@@ -93,13 +93,13 @@ class EngineDriver:
         self.post(lambda engine: engine.submit(sequences), refuse)
 
     def abort(self, sequences: Iterable[Sequence]) -> None:
-        """Has sequences taken out before the next step; those not finished finish as "cancelled". Harmless for finished
-        ones and where the driver has ended. A finaliser may call it at any moment."""
+        """Removes sequences before the next step. Those not finished finish as "cancelled". Harmless for finished ones
+        and after the driver has ended. A finaliser may call it at any moment."""
         sequences = list(sequences)
         self.tidy(lambda engine: engine.abort(sequences))
 
     def tidy(self, work: Work) -> None:
-        """Has `work(engine)` run before the next step, unless the driver ends. Never raises, and waits for nothing: a
+        """Runs `work(engine)` before the next step, unless the driver ends. Never raises and never waits, so a
         finaliser may call it at any moment."""
         with self._lock:
             if self._why_ended is None:
@@ -107,7 +107,7 @@ class EngineDriver:
         _release(self._wake)
 
     def call(self, function: Callable[[Engine], T]) -> Future[T]:
-        """Has `function(engine)` run between two steps; what it returns or raises is the future's. Raises as `submit`
+        """Runs `function(engine)` between two steps. The future gets its result or its exception. Raises as `submit`
         does."""
         future: Future[T] = Future()
 
@@ -115,8 +115,8 @@ class EngineDriver:
         return future
 
     def post(self, work: Work, refuse: Refusal) -> None:
-        """Has `work(engine)` run between two steps, or `refuse(error)` where it raises or the driver ends before.
-        Raises as `submit` does."""
+        """Runs `work(engine)` between two steps, or `refuse(error)` if it raises or the driver ends first. Raises as
+        `submit` does."""
         self.check_outside()
         with self._lock:
             if self._why_ended is not None:
@@ -128,7 +128,8 @@ class EngineDriver:
         _release(self._wake)
 
     def start(self) -> None:
-        """Lets work that is there go on: after `fork()` nothing does until someone posts, or waits."""
+        """Starts the thread so that existing work goes on. After `fork()` it otherwise starts only with the next
+        post."""
         if self._thread is None:
             self.post(lambda engine: None, lambda error: None)
 
@@ -141,20 +142,20 @@ class EngineDriver:
             )
 
     def close(self) -> None:
-        """Ends the thread after the step under way, and drops the engine. What is in flight fails with a ValueError,
-        which posting raises from then on. Closing twice is harmless."""
+        """Ends the thread after the current step and drops the engine. Work in flight fails with a ValueError, which
+        posting raises from then on. Closing twice is harmless."""
         self._end(lambda: ValueError("this model is closed; load it again with LLMModel(...)"))
 
     # -- the thread ----------------------------------------------------------------------------------------------------
 
     def _make_locks(self) -> None:
         self._lock = threading.RLock()  # a finaliser may post while its own thread holds it
-        self._wake = threading.Lock()  # held while there is nothing new to look at
+        self._wake = threading.Lock()  # held while there is nothing new to do
         self._wake.acquire()
         self._thread: threading.Thread | None = None
 
     def _new_thread(self) -> threading.Thread | None:
-        """The thread, where it is to be started; with the lock held."""
+        """Returns a new thread to start, or None if there is one. The caller holds the lock."""
         if self._thread is not None:
             return None
         wake = self._wake
@@ -163,13 +164,13 @@ class EngineDriver:
         return self._thread
 
     def _start(self, thread: threading.Thread) -> None:
-        """Without the lock, which a finaliser on the new thread may want. Where it does not start (the system has no
-        more threads, or Ctrl-C), what was posted is refused, and the next post tries again."""
+        """Starts the thread without holding the lock, which a finaliser on the new thread may need. If it does not
+        start (no more threads, or Ctrl-C), posted work is refused and the next post tries again."""
         try:
             thread.start()
         except BaseException as error:
             with self._lock:
-                if thread.ident is not None:  # it runs: only the wait for it was broken off
+                if thread.ident is not None:  # it runs: only the wait for its start was interrupted
                     raise
                 self._thread = None
                 refused = list(self._inbox)
@@ -184,7 +185,7 @@ class EngineDriver:
             return self._thread is thread
 
     def _work(self) -> bool:
-        """Does what was posted and steps, until there is nothing left to do. False where the driver has ended."""
+        """Runs posted work and steps until there is nothing left to do. Returns False if the driver has ended."""
         if self._is_forked:
             self._is_forked = False
             self._leave_to_parent()
@@ -224,7 +225,7 @@ class EngineDriver:
             self._current = None
 
     def _leave_to_parent(self) -> None:
-        """In a child after `fork()`: ends what was in flight, and what was posted before."""
+        """Ends work that was in flight or posted before `fork()`, in the child."""
         posted = dict.fromkeys([self._current, *self._of_the_parent] if self._current else self._of_the_parent)
         self._current, self._of_the_parent = None, []
         for _, refuse in posted:
@@ -244,7 +245,8 @@ class EngineDriver:
             self._why_ended = self._why_ended or reason
 
     def _finish(self) -> None:
-        """Fails what is in flight, with the lock held: whoever posts meanwhile is in time to be told, or raises."""
+        """Fails everything in flight. Holds the lock, so work posted meanwhile is failed here or refused when it is
+        posted."""
         with self._lock:
             if self._is_exiting or self._engine is None:
                 return
@@ -265,12 +267,14 @@ class EngineDriver:
             self._finish()
 
     def _exit(self) -> None:
-        """Before the interpreter goes: a thread that came back from C++ to one that is gone would abort the process."""
-        self._is_exiting = True  # whoever still waits is a daemon thread, and goes with the interpreter
+        """Ends the driver before the interpreter shuts down. A thread that returned from C++ afterwards would abort the
+        process."""
+        self._is_exiting = True  # threads still waiting are daemons and end with the interpreter
         self._end(lambda: RuntimeError("the interpreter is exiting"))
 
     def _after_fork_in_child(self) -> None:
-        """Only the thread that forked lives on. The engine is put in order by the thread that will own it."""
+        """Prepares the driver in the child, where only the forking thread is left. The new driver thread cleans up the
+        engine."""
         if self._thread is not None:
             self._is_forked = True
             self._of_the_parent += self._inbox
@@ -283,7 +287,7 @@ def _drive(wake: Any, reference: weakref.ref[EngineDriver]) -> None:
         wake.acquire()
         driver = reference()
         if driver is not None and not driver._owns(threading.current_thread()):
-            _release(wake)  # for the one that does: this one was given up before it had started
+            _release(wake)  # wakes the owner: this thread was replaced before it had started
             return
         if driver is None or not driver._work():
             return
@@ -291,7 +295,7 @@ def _drive(wake: Any, reference: weakref.ref[EngineDriver]) -> None:
 
 
 def _quietly(function: Callable[[Any], object], argument: Any) -> None:
-    """What it raises is logged: who else waits must hear, too."""
+    """Calls `function` and logs what it raises, so that the other callers are still notified."""
     try:
         function(argument)
     except BaseException as error:
@@ -301,12 +305,12 @@ def _quietly(function: Callable[[Any], object], argument: Any) -> None:
 def _release(lock: Any) -> None:
     try:
         lock.release()
-    except RuntimeError:  # it is released: whoever waits for it is on its way
+    except RuntimeError:  # already released: the waiting thread is about to wake
         pass
 
 
 def _join(thread: threading.Thread) -> None:
-    """Waits for the step under way, whatever signals come: each step is bounded."""
+    """Waits for the current step, ignoring Ctrl-C: each step is bounded."""
     while thread.is_alive():
         try:
             thread.join()

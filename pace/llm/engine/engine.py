@@ -1,4 +1,4 @@
-"""The step that everything is made of: schedule, run the model, sample, keep or drop."""
+"""The engine's step: schedule, run the model, sample, keep or drop."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from pace.llm.sequence import Sequence, Span
 from pace.memory import format_bytes
 
 MOST_PRIORITY = 100
-"""Either way: how many may pass a sequence is bounded."""
+"""Limit in both directions, so the number of sequences that can overtake another is bounded."""
 MOST_SALT = 128
-"""Characters of a cache salt."""
+"""Maximum length of a cache salt, in characters."""
 
 
 class Engine:
-    """Composes the parts. A plain object without threads: whoever owns it (an `EngineDriver`, a test, a benchmark) calls
-    `submit`, and `step` until what was submitted is done."""
+    """Composes the parts. A plain object without threads: its owner (an `EngineDriver`, a test, a benchmark) calls
+    `submit`, then `step` until the submitted sequences are finished."""
 
     def __init__(
         self,
@@ -36,8 +36,8 @@ class Engine:
         drafter: Drafter | None = None,
         max_seq_len: int | None = None,
     ) -> None:
-        """`model` has `forward(batch)`, `vocab_size`, `max_position_embeddings`, `recompute_length` and
-        `rope_regime`; `scheduler` works on `cache`; `max_seq_len` is at most the model's."""
+        """`model` has `forward(batch)`, `vocab_size`, `max_position_embeddings`, `recompute_length` and `rope_regime`.
+        `scheduler` works on `cache`. `max_seq_len` is at most the model's."""
         self.model = model
         self.ops = ops
         self.cache = cache
@@ -49,12 +49,12 @@ class Engine:
         self.max_seq_len = max_seq_len
         self.recompute_length = model.recompute_length
         self.max_length = min(max_seq_len or model.max_position_embeddings, cache.capacity)
-        """Tokens that one sequence may have: `max_seq_len` or the model's positions, or what the whole cache holds if
+        """Maximum tokens of one sequence: `max_seq_len` or the model's positions, or the capacity of the whole cache if
         that is less."""
         self.between_steps: list[Callable[[], None]] = []
-        """Called before each step: what moves several sequences at once does it there (beam search)."""
+        """Called before each step. Beam search uses it to move several sequences at once."""
         self.failures: list[BaseException] = []
-        """What sequences failed with since the last step began."""
+        """Errors of sequences that failed since the last step began."""
         self._under_way: list[Span] = []
 
     @classmethod
@@ -68,8 +68,8 @@ class Engine:
         cache_options: dict[str, Any] | None = None,
         **limits: int,
     ) -> Engine:
-        """An engine with a cache of at most `cache_bytes`; `cache_options` are those of `CacheManager`, `limits` those
-        of `Scheduler`."""
+        """Creates an engine with a cache of at most `cache_bytes`. `cache_options` are keyword arguments of
+        `CacheManager`, `limits` those of `Scheduler`."""
         cache = CacheManager(
             model.kv_spec,
             cache_bytes,
@@ -80,7 +80,7 @@ class Engine:
         return cls(model, ops, cache, Scheduler(cache, **limits), drafter, max_seq_len)
 
     def explain_length_limit(self, num_tokens: int) -> str:
-        """Why a sequence cannot have `num_tokens` tokens, more than `max_length`, and what can be done about it."""
+        """Explains why a sequence cannot have `num_tokens` tokens, more than `max_length`, and how to fix it."""
         positions, cache = self.model.max_position_embeddings, self.cache
         if num_tokens > positions:
             return f"this model has no more positions (max_position_embeddings={positions}); shorten the text"
@@ -92,13 +92,13 @@ class Engine:
             f"load the model with kv_cache_bytes={wanted} ({format_bytes(wanted)}) or more, or shorten the text"
         )
 
-    # -- the one loop body ---------------------------------------------------------------------------------------------
+    # -- the step ------------------------------------------------------------------------------------------------------
 
     def step(self) -> bool:
-        """Advances the scheduled sequences by one model call; False where there was nothing to do.
+        """Advances the scheduled sequences by one model call. Returns False if there was nothing to do.
 
-        What the step raises fails the sequences it worked on. The others are as they were, with an empty cache: they
-        compute again what was dropped, and go on with the next step.
+        An exception raised by the step fails the sequences in it. The other sequences keep their tokens but lose their
+        cache; the next steps recompute it.
         """
         self.failures.clear()
         try:
@@ -115,13 +115,13 @@ class Engine:
             return False
         ended = self._compute(self._under_way)
         self._under_way = []
-        while ended:  # each is let go of as its owner hears of its end
+        while ended:  # releases each sequence once its sink was notified
             self._end(ended.pop(0))
         return True
 
     def _compute(self, spans: list[Span]) -> list[Sequence]:
-        """Computes one step by one model call. Returns the sequences that ended in it, which nothing in the engine holds any
-        more but the scheduler."""
+        """Computes one step with one model call. Returns the sequences that ended in it; only the scheduler still holds
+        them."""
         has_masks = any(span.sequence.mask is not None for span in spans)
         if has_masks:
             self.forced.extend(spans, self.cache)
@@ -136,13 +136,13 @@ class Engine:
         return [span.sequence for span in spans if span.sequence.is_finished]
 
     def _advance(self, span: Span, tokens: list[int]) -> None:
-        """Keeps what the span computed for accepted tokens, drops the rest, appends `tokens` up to the one that
-        stops."""
+        """Keeps the cache entries of accepted tokens and drops the rest. Appends `tokens` up to the one that stops the
+        sequence."""
         sequence, length = span.sequence, len(span.sequence.tokens)
         for token in tokens:
             self._append(sequence, token)
             if sequence.finish_reason is not None or sequence.is_held:
-                del sequence.logprobs[sequence.num_generated :]  # of accepted drafts beyond the end
+                del sequence.logprobs[sequence.num_generated :]  # those of accepted drafts beyond the end
                 break
         num_accepted = max(0, len(sequence.tokens) - length - 1)
         self.cache.commit(sequence, span.start + span.num_tokens + num_accepted)
@@ -153,21 +153,21 @@ class Engine:
         self.scheduler.settle(sequence)
 
     def _append(self, sequence: Sequence, token: int) -> None:
-        """Adds a generated token, asks whether it is the last, and tells of it. Stopping criteria that raise fail the
-        sequence alone."""
+        """Appends a generated token, checks the stopping criteria, and notifies the sink. Stopping criteria that raise
+        fail only this sequence."""
         sequence.append(token)
         try:
             sequence.finish_reason = sequence.stopping.stop_now(sequence)
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:  # a panic of a library in Rust is no Exception
+        except BaseException as error:  # a panic in a Rust library is not an Exception
             sequence.fail(error)
         logprobs, index = sequence.logprobs, len(sequence.tokens) - sequence.num_prompt_tokens - 1
         sequence.sink.token(sequence, token, logprobs[index] if index < len(logprobs) else None)
 
     def _recompute_if_grown(self, sequence: Sequence) -> None:
-        """Drops the cache of a sequence that has generated its way to where the model changes the angles of all its
-        tokens. A session's tokens, which its caller gives, are not generated: it keeps what it has."""
+        """Drops the cache of a sequence whose generated tokens reached the length at which the model changes all RoPE
+        angles. Keeps the cache of a session: its tokens come from the caller and are not generated."""
         length = self.recompute_length
         has_generated = sequence.times.first_token is not None
         if length and has_generated and sequence.rope_length < length <= len(sequence.tokens):
@@ -175,7 +175,7 @@ class Engine:
             self.cache.free(sequence)
 
     def _end(self, sequence: Sequence) -> None:
-        """Takes a finished sequence out, and tells of its end."""
+        """Removes a finished sequence and notifies its sink of the end."""
         sequence.times.finished = time.perf_counter()
         self.scheduler.remove(sequence)
         if sequence.error is not None:
@@ -183,7 +183,7 @@ class Engine:
         sequence.sink.end(sequence, sequence.finish_reason, sequence.error)
 
     def _recover(self, error: BaseException) -> None:
-        """After a failed step nothing about the cache is believed: all is dropped, and computed again when needed."""
+        """After a failed step the cache contents are not trusted: all are dropped, and recomputed when needed."""
         failed = [span.sequence for span in self._under_way]
         for sequence in dict.fromkeys((*failed, *self._start_afresh())):
             if sequence in failed and not sequence.is_finished:
@@ -192,7 +192,7 @@ class Engine:
                 self._end(sequence)
 
     def _start_afresh(self) -> list[Sequence]:
-        """Empties the cache, and has all sequences, which it returns, wait for it."""
+        """Empties the cache and sends all running sequences back to the queue. Returns all sequences."""
         live = list(dict.fromkeys(self.scheduler.sequences()))
         self.cache.reset(live)
         self.drafter.reset()
@@ -200,17 +200,17 @@ class Engine:
         self._under_way = []
         return live
 
-    # -- what the owner does -------------------------------------------------------------------------------------------
+    # -- calls of the owner --------------------------------------------------------------------------------------------
 
     def add_request(self, sequence: Sequence, priority: int = 0) -> None:
-        """Queues one sequence, as `submit` does. `priority` is its head start among those that wait and run (`Scheduler`
-        says how much). Raises TypeError or ValueError for a priority that is none."""
+        """Queues one sequence, as `submit` does. `priority` is its head start among waiting and running sequences (see
+        `Scheduler`). Raises TypeError or ValueError for an invalid priority."""
         sequence.priority = checked_priority(priority)
         self.submit([sequence])
 
     def submit(self, sequences: Iterable[Sequence]) -> None:
         """Queues sequences; `step` must be called until they are finished. Their `max_length` is at most the engine's.
-        One that was aborted before is left out."""
+        Skips sequences that were aborted before."""
         for sequence in sequences:
             if sequence.is_finished:
                 continue
@@ -220,8 +220,8 @@ class Engine:
             self.scheduler.add(sequence)
 
     def park(self, sequence: Sequence, num_generated: int) -> None:
-        """Between two steps: keeps a sequence from going on until `go_on`, with its first generated tokens alone, to
-        which its owner may add others. Its cached part is kept as that of a session is."""
+        """Pauses a sequence until `go_on` and keeps only its first `num_generated` generated tokens; its owner may
+        append others. To be called between two steps. The cached part is kept, as for a session."""
         self.drafter.forget(sequence)
         self.scheduler.park(sequence)
         sequence.take_back(num_generated)
@@ -232,7 +232,7 @@ class Engine:
             self.cache.free(sequence)
 
     def go_on(self, sequence: Sequence) -> None:
-        """Lets a parked sequence go on, or ends it where it is finished by now."""
+        """Resumes a parked sequence, or ends it if it is finished by now."""
         if sequence.is_finished:
             self._end(sequence)
         else:
@@ -240,7 +240,7 @@ class Engine:
             self.scheduler.add(sequence)
 
     def abort(self, sequences: Iterable[Sequence]) -> None:
-        """Takes sequences out and frees their blocks; those not finished finish as "cancelled". Harmless for finished
+        """Removes sequences and frees their blocks. Those not finished finish as "cancelled". Harmless for finished
         ones."""
         for sequence in sequences:
             if sequence.is_finished:
@@ -250,7 +250,7 @@ class Engine:
                 self._end(sequence)
 
     def fail_all(self, error: BaseException) -> None:
-        """Ends every sequence with `error`, those included that are parked."""
+        """Ends every sequence with `error`, including parked ones."""
         for sequence in self._start_afresh():
             if not sequence.is_finished:
                 sequence.fail(error)
@@ -259,8 +259,8 @@ class Engine:
             move()
 
     def abandon(self) -> None:
-        """Ends what is in flight as "cancelled", in whatever state a step is that another process goes on with. What is
-        parked stays."""
+        """Ends everything in flight as "cancelled", for a process forked in the middle of a step that the parent
+        continues. Parked sequences stay."""
         self.between_steps.clear()
         parked = [sequence for sequence in self.scheduler.parked if sequence.steps is None]
         for span in self._under_way:
@@ -269,14 +269,15 @@ class Engine:
         self.abort([sequence for sequence in self._start_afresh() if sequence not in parked])
 
     def check_idle(self) -> None:
-        """Raises AssertionError where nothing runs or waits and blocks are leaked, held twice, or held by no one."""
+        """Raises AssertionError if the engine is not idle, or if blocks are leaked, held twice, or held by no
+        sequence."""
         assert not self.scheduler.running and not self.scheduler.waiting, "the engine is not idle"
         self.cache.check_integrity(self.scheduler.sequences())
         self.drafter.check_integrity()
 
 
 def checked_salt(cache_salt: Any) -> str | None:
-    """Raises TypeError or ValueError for a salt that is none."""
+    """Returns the salt. Raises TypeError or ValueError for an invalid one."""
     if cache_salt is not None and not isinstance(cache_salt, str):
         raise TypeError(f"cache_salt must be a string or None, got {cache_salt!r:.100}")
     if cache_salt is not None and not 1 <= len(cache_salt) <= MOST_SALT:
@@ -285,7 +286,7 @@ def checked_salt(cache_salt: Any) -> str | None:
 
 
 def checked_priority(priority: Any) -> int:
-    """Raises TypeError or ValueError for a priority that is none."""
+    """Returns the priority. Raises TypeError or ValueError for an invalid one."""
     if isinstance(priority, bool) or not isinstance(priority, int):
         raise TypeError(f"priority must be an int from {-MOST_PRIORITY} to {MOST_PRIORITY}, got {priority!r}")
     if not -MOST_PRIORITY <= priority <= MOST_PRIORITY:

@@ -1,4 +1,4 @@
-"""Tokens that a sequence's mask makes certain, computed together in one step."""
+"""Computes tokens that a sequence's mask forces together in one step."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pace.llm.sequence import Span
 
 
 class ForcedTokens:
-    """Puts what a mask leaves no choice about into the spans, as drafts that are certain.
+    """Adds tokens that a mask forces to the spans, as certain drafts.
 
-    They go the way of drafts: the cache has room for them, and what stands behind the one that ends the sequence is
-    dropped. Where the strategy does not need their rows, no logits are computed of them.
+    They are treated as drafts: the cache has room for them, and those after a token that ends the sequence are dropped.
+    No logits are computed for rows that the strategy does not need.
     """
 
     def __init__(self, scheduler: Scheduler, vocab_size: int, recompute_length: int | None) -> None:
-        """`scheduler` says how many tokens and rows a step may have; the others are the model's."""
+        """`scheduler` gives the limits of tokens and rows in a step; the others are the model's."""
         self._scheduler = scheduler
         self._vocab_size = vocab_size
         self._recompute_length = recompute_length

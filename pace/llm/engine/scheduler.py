@@ -1,4 +1,5 @@
-"""Which sequences get how many tokens of the next step, and who gives way when the cache is full."""
+"""Decides how many tokens each sequence gets in the next step, and which sequences are preempted when the cache is
+full."""
 
 from __future__ import annotations
 
@@ -12,28 +13,29 @@ from typing import Any
 from pace.llm.sequence import Sequence, Span
 
 HEAD_START = 64
-"""Places that a unit of priority is worth: as many sequences as run at once by default."""
+"""Positions in the order that one unit of priority is worth: the default number of sequences in a step."""
 
 _place = attrgetter("place")
 
 
 class Scheduler:
-    """First come, first served, with a head start for priority, and prefill cut into chunks so that decoding goes on
-    beside it.
+    """Schedules first come, first served, with a head start for priority. Prefill is split into chunks, so that
+    decoding continues during it.
 
-    A sequence is `waiting`, `running` (gets spans), or `parked` (everything computed, nothing asked: an idle session;
-    least recently used first).
+    A sequence is `waiting`, `running` (gets spans), or `parked`: everything is computed and nothing is asked of it, as
+    in an idle session. Parked sequences are in order of last use, oldest first.
 
-    The order is by arrival, 0, 1, 2, ..., less HEAD_START for each unit of priority; among equals the earlier arrival
-    is first. So one of priority p is passed by fewer than `HEAD_START * (q - p)` of those that arrive after it, where q
-    is the highest priority among them, however many come: no one starves. A session has a new arrival with every
-    append.
+    The order is by arrival, 0, 1, 2, ..., less HEAD_START for each unit of priority; ties go to the earlier arrival.
+    Let q be the highest priority among sequences that arrive after one of priority p. Fewer than `HEAD_START * (q - p)`
+    of them overtake it, however many come: no sequence starves. A session has a new arrival with every append.
 
-    When the pool runs out, the cached blocks of parked sequences go first, then those that waiting sequences hold, then
-    those of the running sequence that is last in the order, which waits again, at its old place. A sequence that
-    arrives ahead of running ones takes from them in the same way. What was dropped is computed again later, with
-    bit-identical results; no tokens are lost. The first in the order can always take from all others, and the engine
-    admits none that the whole pool could not hold, so every step makes progress.
+    When the pool runs out, cached blocks of parked sequences are freed first, then those that waiting sequences hold.
+    Then the running sequence that is last in the order loses its blocks and waits again, at its old position. A
+    sequence that arrives ahead of running ones takes blocks from them in the same way. Dropped entries are recomputed
+    later, with bit-identical results; no tokens are lost.
+
+    The first in the order can take blocks from all others. The engine admits no sequence that the whole pool could not
+    hold. So every step makes progress.
 
     Not thread-safe: the thread that owns the engine calls it.
     """
@@ -46,8 +48,8 @@ class Scheduler:
         max_logit_rows_per_step: int = 128,
     ) -> None:
         """`max_tokens_per_step` bounds the tokens of one model call: larger prefills faster, smaller keeps decoding
-        smoother. 512 is where a GEMM no longer gains from more rows. `max_logit_rows_per_step` bounds the rows of
-        logits of sequences that want one for every token (scoring), which are `4 * vocabulary` bytes each."""
+        smoother. At 512 a GEMM no longer gains from more rows. `max_logit_rows_per_step` bounds the rows of logits for
+        sequences that want one for every token (scoring). A row takes `4 * vocabulary` bytes."""
         for name, value in (
             ("max_tokens_per_step", max_tokens_per_step),
             ("max_sequences_per_step", max_sequences_per_step),
@@ -65,15 +67,15 @@ class Scheduler:
         self._arrivals = itertools.count()
 
     def sequences(self) -> Iterator[Sequence]:
-        """All that are in the engine."""
+        """All sequences in the engine."""
         yield from self.waiting
         yield from self.running
         yield from self.parked
 
-    # -- coming and going ----------------------------------------------------------------------------------------------
+    # -- adding and removing -------------------------------------------------------------------------------------------
 
     def add(self, sequence: Sequence) -> None:
-        """Queues a new or a parked sequence, at the place it has or else at the next of its priority."""
+        """Queues a new or parked sequence at its position in the order. Assigns a position if it has none."""
         if sequence.place is None:
             arrival = next(self._arrivals)
             sequence.place = (arrival - HEAD_START * sequence.priority, arrival)
@@ -81,16 +83,15 @@ class Scheduler:
         self.parked.pop(sequence, None)
 
     def park(self, sequence: Sequence) -> None:
-        """Puts a sequence among the parked ones: a new one with nothing to compute, or one that is in the order, where it
-        keeps its place."""
+        """Parks a sequence: a new one with nothing to compute, or one that is in the order and keeps its position."""
         self.parked[sequence] = None
         self.running.pop(sequence, None)
         if sequence in self.waiting:
             self.waiting.remove(sequence)
 
     def resume(self, sequence: Sequence, place: tuple[int, int]) -> None:
-        """Lets a parked sequence that got a token go on, at `place` in the order: at once where the cache still holds
-        the rest of it, else when there is room again. Does nothing for one that is not parked."""
+        """Resumes a parked sequence that got a token, at `place` in the order. It runs at once if the cache still holds
+        the rest of it. Otherwise it waits for room. Does nothing for a sequence that is not parked."""
         if sequence not in self.parked:
             return
         sequence.place = place
@@ -101,8 +102,8 @@ class Scheduler:
         self.parked.pop(sequence)
 
     def settle(self, sequence: Sequence) -> None:
-        """After its span: hands its prompt to those that wait for it, removes it if finished, parks it if nothing is
-        pending."""
+        """Updates a sequence after its span: shares its prompt with waiting sharers, removes it if finished, parks it
+        if nothing is pending."""
         if sequence.prompt_sharers:
             self._share_prompt(sequence)
         if sequence.is_finished:
@@ -113,7 +114,8 @@ class Scheduler:
             sequence.place = None
 
     def remove(self, sequence: Sequence) -> None:
-        """Frees its blocks and takes it out, wherever it is. Does nothing for one that is gone already."""
+        """Frees the blocks of a sequence and removes it from its queue. Does nothing for one that is already
+        removed."""
         self.cache.free(sequence)
         self.running.pop(sequence, None)
         self.parked.pop(sequence, None)
@@ -126,7 +128,7 @@ class Scheduler:
 
     def restart(self) -> None:
         """Sends all running sequences back to the queue, in order, after the cache was reset. Tolerates a sequence that
-        a failed move left in two places; every move enters the new place before it leaves the old one."""
+        a failed move left in two queues; every move enters the new queue before it leaves the old one."""
         self.waiting = sorted(dict.fromkeys((*self.running, *self.waiting)), key=_place)
         self.running.clear()
         for sequence in self.waiting:
@@ -135,10 +137,10 @@ class Scheduler:
     # -- one step ------------------------------------------------------------------------------------------------------
 
     def schedule(self) -> list[Span]:
-        """The spans of the next step, with room reserved in the cache; empty where nothing is to be done.
+        """Returns the spans of the next step, with room reserved in the cache; empty if there is nothing to do.
 
-        Sequences that decode come first, one token each, then prefill chunks share what is left of
-        `max_tokens_per_step`; both in order.
+        Decoding sequences come first, with one token each. Prefill chunks share the rest of `max_tokens_per_step`. Both
+        are in order.
         """
         if self.waiting:
             self._admit()
@@ -152,7 +154,7 @@ class Scheduler:
                 spans[sequence] = Span(sequence, sequence.num_computed, 1)
                 tokens_left -= 1
         for sequence in prefilling:
-            if sequence in self.running:  # it has not given way to one before it
+            if sequence in self.running:  # not preempted for an earlier one
                 self.cache.reuse(sequence)
             start = sequence.num_computed
             rows_free = max(0, sequence.logits_from - start) + rows_left
@@ -164,8 +166,8 @@ class Scheduler:
         return list(spans.values())
 
     def _admit(self) -> None:
-        """Moves waiting sequences to running while there is room. Those that wait for another's prompt are passed over;
-        otherwise no one overtakes."""
+        """Moves waiting sequences to running while there is room. Skips sequences that wait for another's prompt; no
+        other is overtaken."""
         for sequence in list(self.waiting):
             if sequence.waits_for_prompt:
                 continue
@@ -176,8 +178,9 @@ class Scheduler:
             sequence.times.admitted = sequence.times.admitted or time.perf_counter()
 
     def _make_room(self, sequence: Sequence) -> bool:
-        """One of the `max_sequences_per_step` and room for all tokens of a waiting sequence, at the cost of idle ones
-        and then, if that is enough, of running ones behind it in the order; else False."""
+        """Makes room to run a waiting sequence: one of `max_sequences_per_step` and blocks for all its tokens. Frees
+        blocks of idle sequences, then, if that is enough, of running ones later in the order. Returns False if there is
+        no room."""
         behind = sorted((other for other in self.running if other.place > sequence.place), key=_place)
         while True:
             may_run = len(self.running) < self.max_sequences_per_step
@@ -190,33 +193,32 @@ class Scheduler:
             self._preempt(behind.pop())
 
     def _would_have_room(self, sequence: Sequence, behind: list[Sequence]) -> bool:
-        """Whether `_has_room` once those behind it and all idle ones have given up their blocks, as far as these are
-        not shared."""
+        """True if `_has_room` would hold once idle sequences and those in `behind` have freed their unshared blocks."""
         others = [other for other in (*self.parked, *self.waiting, *behind) if other is not sequence]
         num_needed = self.cache.blocks_needed(sequence, len(sequence.tokens)) + self._blocks_to_grow(len(behind))
         return num_needed <= self.cache.num_free_blocks + sum(map(self.cache.blocks_held, others))
 
     def _has_room(self, sequence: Sequence) -> bool:
-        """Reserves blocks for all tokens that the prefix cache does not have, if blocks to grow are then left for each
-        that runs."""
+        """Reserves blocks for all tokens that the prefix cache does not have. Requires that each running sequence can
+        still grow."""
         self.cache.reuse(sequence)
         num_needed = self.cache.blocks_needed(sequence, len(sequence.tokens)) + self._blocks_to_grow()
         return num_needed <= self.cache.num_free_blocks and self.cache.admit(sequence, len(sequence.tokens))
 
     def _has_room_afresh(self, sequence: Sequence) -> bool:
-        """`_has_room` once the sequence, which is alone, has given up its own blocks. One that was cut back into a block
-        that the prefix cache knows would write to a copy, for which there may be no room; it takes what is known before
-        that block again, and computes the rest."""
+        """Calls `_has_room` after the only sequence left has freed its own blocks. A sequence truncated inside a block
+        of the prefix cache would write to a copy, and there may be no room for one. It reuses the known blocks before
+        that block and recomputes the rest."""
         self.cache.free(sequence)
         return self._has_room(sequence)
 
     def _blocks_to_grow(self, num_leaving: int = 0) -> int:
-        """That those which run take next, without the given number of them."""
+        """Blocks the running sequences may need for their next token once `num_leaving` of them have left."""
         return self.cache.num_groups * (len(self.running) - num_leaving)
 
     def _reserve(self, sequence: Sequence, num_tokens: int, spans: dict[Sequence, Span]) -> bool:
-        """Room for the sequence up to `num_tokens`, at the cost of others that have no span in this step yet. False
-        where that is not enough, or where the sequence has lost its own place."""
+        """Reserves room up to `num_tokens`, and preempts sequences that have no span in this step yet if needed.
+        Returns False if that is not enough or the sequence itself was preempted."""
         if sequence not in self.running:
             return False
         while not self.cache.reserve(sequence, num_tokens):
@@ -225,7 +227,7 @@ class Scheduler:
         return True
 
     def _reclaim_idle(self, spared: Sequence) -> bool:
-        """Drops the cached blocks of one sequence that does not run; False where none holds any."""
+        """Frees the cached blocks of one sequence that does not run. Returns False if none holds any."""
         for sequence in (*self.parked, *reversed(self.waiting)):
             if sequence.block_table and sequence is not spared:
                 self.cache.free(sequence)
@@ -233,7 +235,7 @@ class Scheduler:
         return False
 
     def _preempt_last(self, spared: Sequence, spans: dict[Sequence, Span]) -> bool:
-        """Preempts the running sequence that is last in the order, of those without a span; False where there is
+        """Preempts the last running sequence in the order among those without a span. Returns False if there is
         none."""
         others = [other for other in self.running if other not in spans and other is not spared]
         if others:
@@ -241,13 +243,13 @@ class Scheduler:
         return bool(others)
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Sends a running sequence back to its place in the queue. It keeps its blocks until they are reclaimed."""
+        """Sends a running sequence back to its position in the queue. It keeps its blocks until they are reclaimed."""
         insort(self.waiting, sequence, key=_place)
         del self.running[sequence]
         sequence.times.num_preemptions += 1
 
     def _share_prompt(self, sequence: Sequence) -> None:
-        """Once all of the prompt but its last token is computed, the sharers get those blocks and compute that token
+        """Shares the prompt's blocks once all of it but its last token is computed. The sharers compute that token
         themselves."""
         num_shared = sequence.num_prompt_tokens - 1
         if sequence.num_computed < num_shared:

@@ -1,4 +1,4 @@
-"""Errors that outlive the step which they came from."""
+"""Releases the engine's local variables from errors that outlive their step."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from types import FrameType
 def forget_engine_frames(error: BaseException) -> None:
     """Drops the local variables of pace's frames from an error's traceback, which prints as before.
 
-    Whoever keeps the error (a notebook, `sys.last_exc`) would otherwise keep the engine, and the weights after `close`.
-    Frames that still run are left alone."""
+    Otherwise a reference to the error (a notebook, `sys.last_exc`) would keep the engine, and the weights after
+    `close`. Running frames are left alone."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -21,11 +21,11 @@ def forget_engine_frames(error: BaseException) -> None:
 
 
 def _clear(frame: FrameType | None) -> None:
-    """The frame and those that called it."""
+    """Clears the frame and its callers."""
     while frame is not None:
         if frame.f_globals.get("__name__", "").startswith("pace."):
             try:
                 frame.clear()
-            except RuntimeError:  # it runs, and so do those that called it
+            except RuntimeError:  # it runs, and so do its callers
                 return
         frame = frame.f_back
