@@ -102,8 +102,8 @@ class Windowed(BlockAllocator):
 
     def _admitted(self, sequence: Sequence, num_tokens: int) -> list[int]:
         """Number of table entries with which each group has room for all steps up to `num_tokens`. From then on, a
-        table with a window gives back as many blocks as it takes. Blocks shared with other sequences free no room when
-        given back, so one more is added for each."""
+        table with a window gives back and takes equally many blocks. Blocks shared with other sequences free no room
+        when given back, so one more is added for each."""
         needed, num_computed = num_blocks_of(num_tokens), sequence.num_computed
         ends = []
         for table, window in zip(tables_of(sequence, len(self.windows)), self.windows):
@@ -211,7 +211,7 @@ class Contiguous(BlockAllocator):
         pool.take_these(range(old[-1] + 1, first + num_blocks))
         for index in range(
             num_blocks_of(sequence.num_computed) if first < old[0] else 0
-        ):  # upwards: a block's new place was left before
+        ):  # upwards: a block's new place was vacated before
             pool.copy(old[index], first + index)
         sequence.block_table = array("i", range(first, first + num_blocks))
         return True

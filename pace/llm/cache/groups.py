@@ -27,9 +27,9 @@ MOST_POSITIONS = 2**31 - BLOCK_SIZE
 def by_lifetime(spec: KVSpec) -> KVSpec:
     """Returns the spec with one or more groups for each lifetime (one window, or none).
 
-    Groups are about equal in size, because their blocks are. Of all group sizes, takes the one with the fewest groups
-    that is close to the best: a text of LONG_TEXT windows takes at most SPARE_SHARE more memory. A single group that
-    keeps everything is also a candidate, so layers are grouped only if that saves more."""
+    Groups are about equal in size, because their blocks are. Of all group sizes close to the best, takes the one with
+    the fewest groups. Close means that a text of LONG_TEXT windows takes at most SPARE_SHARE more memory. A single
+    group that keeps everything is also a candidate, so layers are grouped only if that saves more."""
     lifetimes: dict[int | None, list[int]] = {}
     for index, layer in enumerate(spec.layers):
         if layer:

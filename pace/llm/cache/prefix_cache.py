@@ -63,7 +63,7 @@ class PrefixCache:
         self.windows = [group.window for group in pool.spec.groups]
         forget = weakref.WeakMethod(
             self._forget
-        )  # a pool that held its cache would keep all memory until a garbage collection
+        )  # a strong reference from the pool would keep all memory until a collection
         pool.content_is_lost = lambda block: forget()(block)
         self.reset()
 

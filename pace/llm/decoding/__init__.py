@@ -1,1 +1,1 @@
-"""From logits to tokens, and from tokens to text and the end of it."""
+"""Turns logits into tokens and tokens into text, and decides when the text ends."""

@@ -1,4 +1,4 @@
-"""Captures: the parts of a generated text to which its grammar gives names."""
+"""Captures: named parts of a generated text, defined by its grammar."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _CAPTURE = re.compile(r"\[[^\]\n]*\bcapture\b")
 
 
 class CaptureReader:
-    """Finds the captures of a text by reading it again, token by token, after it is done."""
+    """Finds the captures of a finished text by reading it again, token by token."""
 
     def __init__(self, matcher: Any, table: Any, tokenizer: Any) -> None:
-        """`matcher` is an `LLMatcher` at its start, to be copied, and `table` the `LLTokenizer` that it was made with.
-        Raises ValueError where llguidance is too old to tell."""
+        """`matcher` is an `LLMatcher` at its start, to be copied, and `table` the `LLTokenizer` it was made with.
+        Raises ValueError if llguidance is too old for captures."""
         if not hasattr(matcher, "get_captures"):
             raise ValueError(
                 "this grammar has captures, which need llguidance 1.7 or later: pip install 'llguidance>=1.7,<2'"
@@ -30,7 +30,7 @@ class CaptureReader:
         self._bytes = TokenBytes.of(tokenizer)
 
     def read(self, tokens: list[int], logprobs: list[TokenLogprob]) -> dict[str, list[Capture]]:
-        """The captures of generated `tokens`, in their order, by name. A part that the text was cut in is none."""
+        """Returns the captures of generated `tokens` by name, in order. A capture that is cut off is not included."""
         matcher, ends, parts = self._matcher.deep_copy(), [0], []
         text, num_known = b"", 0
         for token in tokens:
@@ -55,8 +55,8 @@ class CaptureReader:
         return captures
 
     def _num_bytes_until(self, before: Any, token: int, index: int) -> int:
-        """How many bytes of a token it takes until the capture of that index is known; all of them where the vocabulary
-        has no token for a single byte."""
+        """Returns the number of bytes of a token after which the capture with that index is known. Returns all of them
+        if the vocabulary lacks a single-byte token."""
         matcher, data = before.deep_copy(), self._bytes[token]
         for count, byte in enumerate(data, 1):
             single = self._single(byte)
@@ -72,16 +72,16 @@ class CaptureReader:
 
 
 def has_captures(grammar: Grammar) -> bool:
-    """Whether a rule of the grammar asks for a capture."""
+    """True if a rule of the grammar asks for a capture."""
     return grammar.kind in ("lark", "llguidance") and _CAPTURE.search(grammar.source) is not None
 
 
 def _place_of(value: bytes, text: bytes, known_at: int) -> int:
-    """Where a capture begins that became known with the byte before `known_at`: it ends with that byte, or before it where
-    that byte showed that it was over, or a text that ends it came between."""
+    """Returns the start of a capture that became known with the byte before `known_at`. It ends with that byte, or
+    before it: the byte may only show that it was over, or text that ends it came between."""
     return text.rfind(value, 0, known_at)
 
 
 def _tokens_of(begin: int, end: int, ends: list[int]) -> range:
-    """The tokens that hold bytes `begin .. end - 1`; `ends[i]` is the number of bytes before token i."""
+    """Returns the tokens that hold bytes `begin .. end - 1`; `ends[i]` is the number of bytes before token i."""
     return range(bisect_right(ends, begin) - 1, bisect_left(ends, end)) if end > begin else range(0)

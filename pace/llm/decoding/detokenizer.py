@@ -1,4 +1,5 @@
-"""Tokens to text, piece by piece: the pieces joined are exactly the text of all tokens decoded at once."""
+"""Detokenizer: turns tokens into text piece by piece. The joined pieces are exactly the text of all tokens decoded at
+once."""
 
 from __future__ import annotations
 
@@ -12,22 +13,22 @@ from pace.llm.decoding.token_bytes import TokenBytes
 from pace.llm.sequence import PLAIN_TEXT, TextRules
 
 REPLACEMENT = "\ufffd"
-"""What a decoder puts for bytes that are not (yet) a character."""
+"""Character that a decoder puts for bytes that are not (yet) a character."""
 BASE_CLASSES = ("pace.tokenizer.tokenizer", "transformers.tokenization_utils")
-"""Modules of the tokenizers that a model's own may derive from, and change."""
+"""Modules of the base tokenizers, which a model's own may subclass and change."""
 
 
 def decode(tokenizer: Any, tokens: list[int], skip_special_tokens: bool = True) -> str:
-    """The text of tokens, without the cleaning of spaces that would change it afterwards."""
+    """Returns the text of tokens, without the usual cleanup of spaces."""
     if not tokens:
         return ""
     return tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)
 
 
 def decoder_of(tokenizer: Any, skip_special_tokens: bool = True) -> Callable[[list[int]], str]:
-    """`decode` of one tokenizer, with or without special tokens. It calls the tokenizers package directly where the
-    tokenizer's own method adds nothing: a stream decodes twice for each token, and that method costs several times as
-    much."""
+    """Returns `decode` for one tokenizer, with or without special tokens. It calls the tokenizers package directly if
+    the tokenizer's own method adds nothing. A stream decodes twice for each token, and that method costs several times
+    as much."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     methods = [getattr(type(tokenizer), name) for name in ("decode", "_decode") if hasattr(type(tokenizer), name)]
     if backend is not None and all(method.__module__.startswith(BASE_CLASSES) for method in methods):
@@ -38,12 +39,12 @@ def decoder_of(tokenizer: Any, skip_special_tokens: bool = True) -> Callable[[li
 class Detokenizer:
     """Follows one sequence of tokens; `text` only grows.
 
-    A new token is decoded together with those of the piece before it, so that a space that belongs to it is kept, and a
-    character is held back until all of its bytes are there. What cannot become a character stays a replacement
-    character, given out once a later token ends it, or by `flush`.
+    A new token is decoded together with those of the piece before it, to keep a space that belongs to it. A character
+    is held back until all of its bytes are there. Invalid bytes become a replacement character, returned once a later
+    token ends it, or by `flush`.
 
-    Tokens that stand for one byte, `<0x0A>`, are held back as long as they follow each other: where one of a run is no
-    part of a character, such tokenizers replace the whole run. (sentencepiece with byte fallback: Llama 2, Mistral.)
+    Tokens of a single byte, `<0x0A>`, are held back as long as they follow each other. If one byte of such a run is no
+    part of a character, these tokenizers replace the whole run. (sentencepiece with byte fallback: Llama 2, Mistral.)
     """
 
     def __init__(self, tokenizer: Any, rules: TextRules = PLAIN_TEXT) -> None:
@@ -53,29 +54,30 @@ class Detokenizer:
         self._table = TokenBytes.of(tokenizer)
         self._hidden = hidden_tokens(tokenizer, rules)
         context = list(rules.context)
-        # Replaced as a whole: a push that is broken off has not been.
+        # Replaced as a whole, so an interrupted push has no effect.
         self._state = _Followed("", context, len(context), 0, rules.prompt_end)
 
     @property
     def text(self) -> str:
-        """All pieces given out so far."""
+        """All pieces returned so far."""
         return self._state.text
 
     @property
     def num_pushed(self) -> int:
-        """Tokens taken so far."""
+        """Number of tokens taken so far."""
         return self._state.num_pushed
 
     def fork(self) -> Detokenizer:
-        """A second one that has followed the same tokens."""
+        """Returns a second one that has followed the same tokens."""
         return copy.copy(self)
 
     def push(self, token: int) -> str:
-        """Takes a token and returns the text that is now certain, maybe "". An error or Ctrl-C leaves it as it was."""
+        """Takes a token and returns the text that is now certain, maybe "". An error or Ctrl-C leaves the state
+        unchanged."""
         return self.extend([token])
 
     def extend(self, tokens: list[int]) -> str:
-        """Takes one token or more at the cost of one. Returns what `push` would return for each, joined."""
+        """Takes one token or more at the cost of one. Returns the joined results of `push` for each."""
         held, last = self._holding(tokens), tokens[-1]
         text = "" if last in self._hidden or self._table.is_byte(last) else self._held_text(held)
         if not text or text.endswith(REPLACEMENT):
@@ -84,7 +86,7 @@ class Detokenizer:
         return self._give(held, text)
 
     def flush(self) -> str:
-        """Returns what is held back, complete or not. The next token starts afresh."""
+        """Returns the text held back, complete or not. The next token starts afresh."""
         return self._give(self._state, self._held_text(self._state))
 
     @property
@@ -93,7 +95,7 @@ class Detokenizer:
         return self._pending_of(self._state)
 
     def pending_after(self, tokens: list[int]) -> str:
-        """What `pending` would be with these tokens held back, too."""
+        """Returns what `pending` would be if these tokens were held back, too."""
         return self._pending_of(self._holding(tokens))
 
     def _holding(self, tokens: list[int]) -> _Followed:
@@ -104,7 +106,7 @@ class Detokenizer:
         return state._replace(tokens=[*state.tokens, *shown], num_pushed=num_pushed)
 
     def _give(self, held: _Followed, text: str) -> str:
-        """Gives out `text`, the text of all tokens held back."""
+        """Returns the new piece of `text`, the text of all tokens held back, and updates the state."""
         piece, left = self._beyond_prompt(text, held.left)
         tokens = held.tokens[held.num_given :]
         self._state = _Followed(held.text + piece, tokens, len(tokens), held.num_pushed, left)
@@ -114,56 +116,58 @@ class Detokenizer:
         return self._beyond_prompt(self._held_text(state), state.left)[0]
 
     def _held_text(self, state: _Followed) -> str:
-        """Text of the tokens held back, the end of the prompt included."""
+        """Returns the text of the tokens held back, including the end of the prompt."""
         before = self._decode(state.tokens[: state.num_given]) if state.num_given else ""
         text = self._decode(state.tokens) if state.tokens else ""
         return _beyond(before, text)
 
     def _beyond_prompt(self, text: str, left: str) -> tuple[str, str]:
-        """`text` without the prompt's end, of which `left` is still to come; and what is left of that then."""
+        """Returns `text` without the prompt's end, and what is left of that. `left` is the part of it still to come."""
         if not left or not text:
             return text, left
         is_first = not self.rules.context and left == self.rules.prompt_end
-        if is_first and left.startswith(" ") and not text.startswith(" "):  # SentencePiece has left the blank out
+        if is_first and left.startswith(" ") and not text.startswith(" "):  # SentencePiece has omitted the blank
             left = left[1:]
         beyond = _beyond(left, text)
         return beyond, "" if beyond else left[len(text) :]
 
 
 class _Followed(NamedTuple):
-    """How far a `Detokenizer` has come."""
+    """State of a `Detokenizer`."""
 
     text: str
     tokens: list[int]
-    """Of the last piece and of what is held back."""
+    """Tokens of the last piece and those held back."""
     num_given: int
-    """How many of them are in `text`, or stand in the prompt."""
+    """Number of these tokens that are in `text` or in the prompt."""
     num_pushed: int
     left: str
-    """The part of the prompt's end that the tokens in `text` have not repeated yet."""
+    """Part of the prompt's end that the tokens in `text` have not repeated yet."""
 
 
 def _beyond(before: str, text: str) -> str:
-    """The part of `text` behind `before`. `before` is its beginning, except for a character that it breaks off."""
+    """Returns the part of `text` after `before`, its beginning. An incomplete character at the end of `before` may
+    differ."""
     return text[len(before if text.startswith(before) else commonprefix([before, text])) :]
 
 
 def decode_after(tokenizer: Any, tokens: list[int], rules: TextRules) -> str:
-    """The text of all generated tokens at once."""
+    """Returns the text of all generated tokens at once."""
     return Detokenizer(tokenizer, rules).pending_after(tokens)
 
 
 def hidden_tokens(tokenizer: Any, rules: TextRules) -> frozenset[int]:
-    """The tokens that are no text."""
+    """Returns the tokens that are no text."""
     return TokenBytes.of(tokenizer).special if rules.hidden is None else rules.hidden
 
 
 def context_of(prompt: list[int], tokenizer: Any) -> tuple[int, ...]:
-    """`TextRules.context` for the text that continues a prompt: a few tokens, however long the prompt is.
+    """Returns `TextRules.context` for the text that continues a prompt: a few tokens, regardless of the prompt's
+    length.
 
-    The first is a token with text, after which the tokenizer keeps a blank. Tokens of a character follow that the prompt
-    breaks off. The first is no token of a single byte, since bytes of the continuation may join its run. If such a run
-    is no text, the decoder replaces all of it, so all of it is needed. A prompt of special tokens has no context.
+    The first is a token with text, after which the tokenizer keeps a blank. Tokens of a character that the prompt cuts
+    off follow. The first is no single-byte token, since bytes of the continuation may join its run. If such a run is no
+    text, the decoder replaces all of it, so all of it is needed. A prompt of special tokens has no context.
     """
     table = TokenBytes.of(tokenizer)
     num_open = _num_open(prompt, table)
@@ -185,9 +189,9 @@ def context_of(prompt: list[int], tokenizer: Any) -> tuple[int, ...]:
 
 
 def _num_open(prompt: list[int], table: TokenBytes) -> int:
-    """How many of the last tokens hold bytes of a character that is not whole."""
+    """Returns how many of the last tokens hold bytes of an incomplete character."""
     parts: list[bytes] = []
-    for token in reversed(prompt[-4:]):  # the most bytes of a character
+    for token in reversed(prompt[-4:]):  # the maximum number of bytes of a character
         if token in table.special:
             break
         parts.append(table[token])
@@ -201,19 +205,19 @@ def _num_open(prompt: list[int], table: TokenBytes) -> int:
 
 
 def find_stop(text: str, stop_strings: list[str]) -> int | None:
-    """Where the first of the strings begins in `text`, or None."""
+    """Returns the position of the first stop string in `text`, or None."""
     return min((index for index in (text.find(stop) for stop in stop_strings) if index >= 0), default=None)
 
 
 Marks = Sequence[tuple[int, str]]
-"""Places in a text, in order, and the letter that stands for a hidden token there."""
+"""Positions in a text, in order, and the letter that stands for a hidden token there."""
 FIRST_LETTER, OTHER_LETTER = 0xF0000, "\U0010ffff"
-"""Of private use, so that no text has them."""
+"""Private-use characters, which no text contains."""
 
 
 class StopSearch:
-    """Looks for stop strings in a text. A string may name hidden tokens, which are no text: "<|im_end|>", or "\\n</s>".
-    One letter then stands for each hidden token, in the string and in the text."""
+    """Searches stop strings in a text. A string may name hidden tokens, which are no text: "<|im_end|>", or "\\n</s>".
+    Each hidden token is then represented by one letter, in the string and in the text."""
 
     def __init__(self, tokenizer: Any, strings: list[str], rules: TextRules = PLAIN_TEXT) -> None:
         self.strings = strings
@@ -230,17 +234,17 @@ class StopSearch:
 
     @property
     def wants_marks(self) -> bool:
-        """Whether a string names a hidden token."""
+        """True if a string names a hidden token."""
         return bool(self._letters)
 
     def letter_of(self, token: int) -> str | None:
-        """The letter that stands for a hidden token; None for others, and where no string names one."""
+        """Returns the letter of a hidden token; None for other tokens, and if no string names one."""
         if not self._letters:
             return None
         return self._letters.get(token, OTHER_LETTER if token in self._hidden else None)
 
     def find(self, text: str, marks: Marks = ()) -> tuple[int, str] | None:
-        """Where the first of the strings begins in `text`, and that string."""
+        """Returns the position of the first stop string in `text`, and that string."""
         found = [(text.find(string), string) for string in self.strings]
         if marks and self._lettered:
             lettered = _with_letters(text, marks)
@@ -250,7 +254,7 @@ class StopSearch:
         return min((one for one in found if one[0] >= 0), key=lambda one: one[0], default=None)
 
     def num_open(self, text: str, marks: Marks = ()) -> int:
-        """How many of the last characters may turn out to be the beginning of a stop string."""
+        """Returns how many of the last characters may turn out to begin a stop string."""
         num_open = _longest_beginning(text, self.strings)
         if marks and self._lettered:
             lettered = _with_letters(text, marks)
@@ -272,12 +276,12 @@ def _with_letters(text: str, marks: Marks) -> str:
 
 
 def _num_letters(marks: Marks, index: int) -> int:
-    """How many letters stand before an index of the text with letters."""
+    """Returns the number of letters before an index of the text with letters."""
     return sum(place + number < index for number, (place, _) in enumerate(marks))
 
 
 def _longest_beginning(text: str, strings: Iterable[str]) -> int:
-    """Length of the longest end of `text` that begins a string, and is not all of it."""
+    """Returns the length of the longest end of `text` that begins a string but is not all of it."""
     longest = max(map(len, strings), default=1) - 1
     for length in range(min(longest, len(text)), 0, -1):
         if any(string.startswith(text[-length:]) for string in strings):
@@ -286,30 +290,31 @@ def _longest_beginning(text: str, strings: Iterable[str]) -> int:
 
 
 class TextPieces:
-    """Tokens of one sequence in, text to show out: no half characters, and nothing of a stop string or after it.
+    """Turns tokens of one sequence into text to show: no partial characters, and nothing of a stop string or after it.
 
-    Text that may turn out to be the start of a stop string is held back until it is known.
+    Text that may turn out to begin a stop string is held back until that is known.
     """
 
     def __init__(self, tokenizer: Any, stop_strings: list[str] | None = None, rules: TextRules = PLAIN_TEXT) -> None:
         self.detokenizer = Detokenizer(tokenizer, rules)
         self._search = StopSearch(tokenizer, stop_strings or [], rules)
         self._marks: list[tuple[int, str]] = []
-        """Hidden tokens, by their places in the whole text."""
+        """Hidden tokens, by their positions in the whole text."""
         self._num_released = 0
         self._held = ""
         self._stopped = False
 
     def push(self, token: int) -> str:
-        """The text that this token makes certain, maybe ""."""
+        """Returns the text that this token makes certain, maybe ""."""
         return self.release(self.detokenize([token]))
 
     def flush(self) -> str:
-        """The rest, at the end of the sequence."""
+        """Returns the rest, at the end of the sequence."""
         return self.release(self.detokenize_rest(), ended=True)
 
     def detokenize(self, tokens: list[int]) -> str:
-        """Text of these tokens and those before them that is certain but for stop strings: the first half of `push`."""
+        """Returns text of these and earlier tokens that is certain except for stop strings: the first half of
+        `push`."""
         if not self._search.wants_marks:
             return self.detokenizer.extend(tokens)
         return "".join([self._detokenize_marked(token) for token in tokens])
@@ -322,11 +327,11 @@ class TextPieces:
         return piece
 
     def detokenize_rest(self) -> str:
-        """The first half of `flush`."""
+        """Returns the rest of the text: the first half of `flush`."""
         return self.detokenizer.flush()
 
     def release(self, piece: str, ended: bool = False) -> str:
-        """The second half: what of the text so far may be shown."""
+        """Returns the part of the text so far that may be shown: the second half of `push` and `flush`."""
         if not self._search.strings:
             return piece
         if self._stopped:

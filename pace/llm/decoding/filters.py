@@ -1,4 +1,4 @@
-"""The filters of sampling, for beam search, which draws from what they leave of a row in its own way."""
+"""Sampling filters for beam search, which draws from the remaining tokens in its own way."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torch import Tensor
 from pace.llm.configs import SamplingConfig
 
 Filter = Callable[[Any, Tensor], None]
-"""(ops, logits [V]): sets what is filtered out to -inf, in place."""
+"""Function of (ops, logits [V]) that sets filtered-out logits to -inf, in place."""
 
 
 def build_filters(config: SamplingConfig, num_spared: int = 1) -> list[Filter]:
-    """Temperature, top_k and top_p, min_p, typical_p, in this order, as far as `config` asks for them; none for greedy.
-    Each leaves at least `num_spared` tokens: beam search wants one more than there are end tokens."""
+    """Returns filters for temperature, top_k and top_p, min_p, typical_p, in this order, if `config` asks for them;
+    none for greedy. Each leaves at least `num_spared` tokens: beam search needs one more than there are end tokens."""
     filters: list[Filter] = []
     if not config.do_sample:
         return filters
@@ -36,7 +36,7 @@ def build_filters(config: SamplingConfig, num_spared: int = 1) -> list[Filter]:
 
 
 def sparing(count: int, filter_: Filter) -> Filter:
-    """The filter, but the `count` largest logits stay. (A filter by itself leaves the largest.)"""
+    """Wraps the filter so that the `count` largest logits stay. (A filter by itself leaves the largest.)"""
     if count == 1:
         return filter_
 
@@ -51,13 +51,13 @@ def sparing(count: int, filter_: Filter) -> Filter:
 
 
 _PIECE = 64
-"""Numbers of which only the largest is looked at, to find a bound for the largest of all: 152k of them in 0.1 ms,
-sorted in 10."""
+"""Length of the pieces whose maxima give a bound for the largest numbers. For 152k numbers this takes 0.1 ms; sorting
+takes 10 ms."""
 
 
 def largest(numbers: np.ndarray, count: int) -> np.ndarray:
-    """int64: where the `count` largest of `numbers [V]` are, largest first, the lower index first among equals; fewer
-    where fewer are above -inf. There is no NaN among them."""
+    """Returns int64 indices of the `count` largest of `numbers [V]`, largest first, ties by lower index. Returns fewer
+    if fewer are above -inf. `numbers` must hold no NaN."""
     num_pieces = len(numbers) // _PIECE
     candidates = np.arange(len(numbers))
     if num_pieces > count:

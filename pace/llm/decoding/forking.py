@@ -1,4 +1,4 @@
-"""A second object in the same state, for what follows the tokens of one sequence."""
+"""Copies the state of objects that follow one sequence's tokens."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _CONTAINERS = (list, dict, set, bytearray, deque)
 
 
 def fork_by_copy(original: T) -> T:
-    """A shallow copy, in which lists, dicts, sets, bytearrays and deques that are attributes are copied as well, but
-    not what they hold."""
+    """Returns a shallow copy that also copies lists, dicts, sets, bytearrays and deques among the attributes, but not
+    their items."""
     twin = copy.copy(original)
     for name, value in vars(original).items():
         if isinstance(value, _CONTAINERS):

@@ -1,4 +1,4 @@
-"""A grammar as a mask: which tokens may follow, by llguidance's matcher."""
+"""Token mask of a grammar, using llguidance's matcher."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from pace.llm.decoding.masks import TokenMask
 
 
 class GrammarTooComplex(ValueError):
-    """What a sequence fails with whose grammar takes more work than is allowed for one token."""
+    """Error of a sequence whose grammar exceeds the work allowed for one token."""
 
 
 @dataclass
 class Usage:
-    """What masks have done with one compiled grammar, whose lexer they share."""
+    """Statistics of the masks of one compiled grammar, which share its lexer."""
 
     num_tokens: int = 0
-    """Accepted; the lexer grows with them."""
+    """Accepted tokens; the lexer grows with them."""
     has_failed: bool = False
-    """Whether a mask has given up, maybe because the lexer had grown too large."""
+    """True if a mask has failed, maybe because the lexer had grown too large."""
 
 
 class GrammarMask(TokenMask):
-    """What a grammar lets follow. A sequence may end where the grammar may: end tokens are allowed there and nowhere
-    else, whatever the grammar says of them."""
+    """Allows the tokens that a grammar allows. End tokens are allowed exactly where the grammar may end, regardless of
+    what the grammar states about them."""
 
     releases_gil = True
 
     def __init__(
         self, matcher: Any, end_tokens: tuple[int, ...], other_ends: tuple[int, ...], usage: Usage | None = None
     ) -> None:
-        """`matcher` is an `LLMatcher` at its start. `end_tokens` end a sequence; `other_ends` are those that llguidance
-        takes for such, and that do not. `usage` hears of what the mask and its forks do."""
+        """`matcher` is an `LLMatcher` at its start. `end_tokens` end a sequence. `other_ends` do not, though llguidance
+        treats them as end tokens. `usage` counts the work of the mask and its forks."""
         self._matcher = matcher
         self._end_tokens = end_tokens
         self._other_ends = other_ends
         self._usage = usage or Usage()
         self._num_ends = 0
-        """End tokens accepted, of which the matcher does not hear."""
+        """Accepted end tokens, which the matcher does not get."""
 
     @property
     def is_finished(self) -> bool:
@@ -77,8 +77,9 @@ class GrammarMask(TokenMask):
         return self._matcher.validate_tokens(self._before_end(tokens))
 
     def forced(self) -> list[int]:
-        """The matcher makes tokens of text as the tokenizer does, to which the name of a special token in a string is that
-        token. The grammar does not take it as text: what is certain ends before it."""
+        """Returns the tokens that must follow. The matcher tokenizes text as the tokenizer does, so the name of a
+        special token in a string becomes that token. The grammar does not accept it as text, so the result ends before
+        it."""
         tokens = [] if self.is_finished else self._before_end(self._matcher.compute_ff_tokens())
         return tokens[: self._matcher.validate_tokens(tokens)] if tokens else []
 
@@ -88,8 +89,8 @@ class GrammarMask(TokenMask):
         return twin
 
     def _mend(self, words: np.ndarray) -> None:
-        """Allows what the matcher takes where the one token that it allows is none of that: the name of a special token in
-        a string (see `forced`). Asks for each token of the vocabulary; such places are rare."""
+        """Corrects a mask whose only token is one that the matcher rejects: a special token's name in a string (see
+        `forced`). Asks the matcher for each token of the vocabulary; such places are rare."""
         if np.count_nonzero(words) != 1:
             return
         allowed = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
@@ -100,7 +101,7 @@ class GrammarMask(TokenMask):
             _set_bit(words, token, token != only and self._matcher.validate_tokens([token]) == 1)
 
     def _takes(self, token: int) -> bool:
-        """Accepts a token if it is allowed."""
+        """Accepts a token if it is allowed, and returns True if so."""
         if token not in self._end_tokens:
             return self._matcher.try_consume_tokens([token]) == 1
         may_end = self._matcher.is_accepting()
@@ -111,7 +112,7 @@ class GrammarMask(TokenMask):
         return tokens[: next((index for index, token in enumerate(tokens) if token in self._end_tokens), len(tokens))]
 
     def _check(self) -> None:
-        """Raises GrammarTooComplex where the matcher has given up: its work for one token is bounded."""
+        """Raises GrammarTooComplex if the matcher has given up: its work for one token is bounded."""
         if self._matcher.is_error():
             self._usage.has_failed = True
             raise GrammarTooComplex(
@@ -120,7 +121,7 @@ class GrammarMask(TokenMask):
 
 
 def first_line(error: str) -> str:
-    """What llguidance says of a mistake, without the state of its parser."""
+    """Returns llguidance's error message without the state of its parser."""
     return error.strip().split("\n<", 1)[0].strip()[:500]
 
 

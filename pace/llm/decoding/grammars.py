@@ -1,4 +1,4 @@
-"""Grammars compiled for one model's vocabulary, and kept."""
+"""Compiles grammars for one model's vocabulary and caches them."""
 
 from __future__ import annotations
 
@@ -23,42 +23,41 @@ from pace.llm.decoding.token_bytes import TokenBytes
 from pace.memory import allocated_bytes
 
 CACHE_BYTES = 64 * 2**20
-"""Compiled grammars that are kept, by what they are estimated to take."""
+"""Estimated size up to which compiled grammars are cached."""
 
 _WORK: dict[str, int] = {"step_lexer_fuel": 200_000, "step_max_items": 50_000, "max_items_in_row": 4_608}
-"""llguidance's bounds of the work for one mask: some 15 ms, and 0.15 s where a row has most items. An optional property
-is four items (`GrammarLimits.max_optional`)."""
+"""llguidance's limits of the work for one mask: about 15 ms, and 0.15 s if a row has the maximum of items. An optional
+property is four items (`GrammarLimits.max_optional`)."""
 
 
 _BYTES_PER_SECOND = 128 * 2**20
-"""More than compiling takes in a second: 75 MB were the most, of a long constant."""
+"""Upper bound of the memory allocated per second of compiling. At most 75 MB were measured, for a long constant."""
 
 
 @dataclass(frozen=True)
 class CompiledGrammar:
-    """A grammar over one vocabulary, at its start."""
+    """A compiled grammar for one vocabulary, at its start."""
 
     matcher: Any
     """An `LLMatcher`, to be copied."""
     warnings: tuple[str, ...]
-    """What of a JSON schema is not enforced, where it is not `strict`."""
+    """Parts of a JSON schema that are not enforced, if it is not `strict`."""
     start_bytes: int
-    """What it took when it was compiled."""
+    """Measured size after compiling, in bytes."""
     usage: Usage = field(default_factory=Usage, compare=False)
 
     @property
     def num_bytes(self) -> int:
-        """What it takes, as measured when it was compiled, and what its use is estimated to have added: some 2 KiB for a
-        token, until the states of its lexer come again (JSON schemas of many kinds, vocabularies of 2,000 to 152,000)."""
+        """Measured size after compiling plus estimated growth by use: about 2 KiB per token, until the lexer's states
+        repeat. (Measured with JSON schemas of many kinds, vocabularies of 2,000 to 152,000.)"""
         return self.start_bytes + min(2**11 * self.usage.num_tokens, 2**21)
 
 
 class GrammarCompiler:
-    """Compiles grammars for one tokenizer and model. Safe to use from several threads: a grammar that several ask for at
-    once is compiled once."""
+    """Compiles grammars for one tokenizer and model. Thread-safe: concurrent calls for one grammar compile it once."""
 
     def __init__(self, tokenizer: Any, vocab_size: int, cache_bytes: int = CACHE_BYTES) -> None:
-        """Costs nothing: the table of the vocabulary is made when it is first wanted."""
+        """Cheap: the vocabulary table is made on first use."""
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self.cache_bytes = cache_bytes
@@ -68,8 +67,8 @@ class GrammarCompiler:
         self._in_use: WeakValueDictionary[str, CompiledGrammar] = WeakValueDictionary()
 
     def start(self) -> None:
-        """Has the table made in the background, so that the first grammar need not wait for it. Nothing is raised; the
-        first grammar hears of what is wrong."""
+        """Makes the table in the background, so that the first grammar need not wait for it. Raises nothing; errors are
+        raised for the first grammar."""
         threading.Thread(target=lambda: self._table_future().exception(), name="pace-grammars", daemon=True).start()
 
     @property
@@ -78,11 +77,11 @@ class GrammarCompiler:
         return self._table_future().result()
 
     def find(self, grammar: Grammar) -> CompiledGrammar | None:
-        """The compiled grammar, where it is kept or in use; None where `compile` has work to do."""
+        """Returns the compiled grammar if it is cached or in use; None if it must be compiled."""
         with self._lock:
             found = self._compiled.get(grammar.source)
             if found is not None and found.done() and found.exception() is None:
-                if found.result().usage.has_failed:  # it may fail others, who would find a new one to work
+                if found.result().usage.has_failed:  # it may fail other sequences, for which a new one would work
                     del self._compiled[grammar.source]
                     return None
                 self._compiled.move_to_end(grammar.source)
@@ -91,8 +90,9 @@ class GrammarCompiler:
             return None if in_use is None or in_use.usage.has_failed else in_use
 
     def compile(self, grammar: Grammar) -> CompiledGrammar:
-        """Raises ValueError for a grammar that llguidance refuses, that allows nothing, or that this tokenizer cannot
-        serve, and ModuleNotFoundError where llguidance is missing."""
+        """Returns the compiled grammar, compiling it if needed. Raises ValueError for a grammar that llguidance
+        refuses, that allows nothing, or that this tokenizer cannot serve. Raises ModuleNotFoundError if llguidance is
+        missing."""
         table = self.table
         if (known := self.find(grammar)) is not None:
             return known
@@ -115,14 +115,14 @@ class GrammarCompiler:
         return compiled
 
     def mask(self, grammar: Grammar, end_tokens: list[int]) -> GrammarMask:
-        """A mask at the grammar's start, to be forked. Raises what `compile` does."""
+        """Returns a mask at the grammar's start, to be forked. Raises what `compile` does."""
         compiled, table_ends = self.compile(grammar), _ends(self.table)
         other_ends = tuple(table_ends - set(end_tokens))
         return GrammarMask(compiled.matcher, tuple(end_tokens), other_ends, compiled.usage)
 
     def captures(self, grammar: Grammar) -> CaptureReader | None:
-        """What finds the grammar's captures in a text; None where it has none. Raises what `compile` does, and ValueError
-        where llguidance is too old for them."""
+        """Returns the reader of the grammar's captures; None if it has none. Raises what `compile` does, and ValueError
+        if llguidance is too old for captures."""
         if not has_captures(grammar):
             return None
         return CaptureReader(self.compile(grammar).matcher, self._table_future().result(), self._tokenizer)
@@ -156,8 +156,8 @@ class GrammarCompiler:
 
 
 def make_table(tokenizer: Any, vocab_size: int) -> Any:
-    """llguidance's table of a tokenizer of transformers, as wide as the model's logits: a `LLTokenizer`. Takes from
-    milliseconds to seconds. Raises ValueError for a tokenizer that it cannot read or that has more tokens than the
+    """Returns llguidance's table of a transformers tokenizer, as wide as the model's logits: an `LLTokenizer`. Takes
+    from milliseconds to seconds. Raises ValueError for a tokenizer that it cannot read or that has more tokens than the
     model."""
     if tokenizer is None:
         raise ValueError("grammars are about text, and this model has no tokenizer; give tokenizer_name_or_path")
@@ -165,7 +165,7 @@ def make_table(tokenizer: Any, vocab_size: int) -> Any:
     end = tokenizer.eos_token_id
     try:
         backend = getattr(tokenizer, "backend_tokenizer", None)
-        if backend is not None and not TokenBytes.of(tokenizer).has_blank_alone:  # which llguidance cannot read
+        if backend is not None and not TokenBytes.of(tokenizer).has_blank_alone:  # llguidance cannot read the others
             return library.LLTokenizer(backend.to_str(), n_vocab=vocab_size, eos_token=end)
         return library.LLTokenizer(library.TokenizerWrapper(_ByteTokens(tokenizer)), n_vocab=vocab_size)
     except Exception as error:
@@ -173,7 +173,7 @@ def make_table(tokenizer: Any, vocab_size: int) -> Any:
 
 
 class _ByteTokens:
-    """A tokenizer that llguidance does not read by itself, in the form that it takes: the bytes of each token."""
+    """Adapts a tokenizer that llguidance cannot read by itself: provides the bytes of each token."""
 
     def __init__(self, tokenizer: Any) -> None:
         table = TokenBytes.of(tokenizer)
@@ -188,7 +188,8 @@ class _ByteTokens:
 
 
 def _encoder(tokenizer: Any) -> Callable[[str], list[int]]:
-    """Makes tokens of a text that goes on: without the blank that some tokenizers put before a text."""
+    """Returns a function that tokenizes text in the middle of a text: without the blank that some tokenizers put before
+    it."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return lambda text: tokenizer.encode(text, add_special_tokens=False)
@@ -217,14 +218,14 @@ def _compile(grammar: Grammar, table: Any) -> CompiledGrammar:
     matcher, error = _start(grammar.source, table)
     if error:
         raise _refusal(grammar, error, table)
-    num_bytes = allocated_bytes() - bytes_before  # other threads allocate and free meanwhile, so within bounds
+    num_bytes = allocated_bytes() - bytes_before  # other threads allocate and free meanwhile, so it is clamped
     least = 2**16 + 48 * len(grammar.source)
     most = 2**20 + least + int(_BYTES_PER_SECOND * (time.thread_time() - seconds_before))
     return CompiledGrammar(matcher, tuple(matcher.get_grammar_warnings()), min(max(num_bytes, least), most))
 
 
 def _start(source: str, table: Any) -> tuple[Any, str]:
-    """A matcher at the start of a grammar, and why it cannot be used; "" where it can."""
+    """Returns a matcher at the start of a grammar, and why it cannot be used, or "" if it can."""
     library = import_llguidance()
     limits = library.LLParserLimits(verbose_errors=False, **_WORK)
     matcher = library.LLMatcher(table, source, log_level=0, limits=limits)
@@ -232,21 +233,21 @@ def _start(source: str, table: Any) -> tuple[Any, str]:
     if not matcher.is_error():
         matcher.unsafe_compute_mask_ptr(
             words.ctypes.data, words.nbytes
-        )  # the first mask is the dearest: copies have it
+        )  # the first mask is the slowest: copies share it
     if matcher.is_error():
         return matcher, first_line(matcher.get_error())
     for end in _ends(table):
         words[end >> 5] &= ~np.uint32(1 << (end & 31))
     if matcher.is_stopped() or not words.any():
         return matcher, "nothing but the empty text satisfies it, or no text at all"
-    within = matcher.deep_copy()  # where an object begins, there may be more to come than can be held
+    within = matcher.deep_copy()  # at the start of an object there may be more items than fit
     if within.try_consume_tokens(table.tokenize_str("{")):
         within.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
     return matcher, first_line(within.get_error()) if within.is_error() else ""
 
 
 def _refusal(grammar: Grammar, error: str, table: Any) -> GrammarError:
-    """An error that names the schema that is at fault, where one is."""
+    """Returns an error that names the faulty schema, if one is at fault."""
     for given in grammar.schemas:
         own = error if given.source == grammar.source else _start(given.source, table)[1]
         if own:

@@ -1,7 +1,7 @@
-"""Token healing: a prompt that ends inside a word of the vocabulary goes on as if it did not.
+"""Token healing: continues a prompt that ends within a token of the vocabulary.
 
-The tokens of a prompt's end say more than its text: after `http` `:` comes `//` at a place where the model has only ever
-seen `://`. So tokens are taken back as long as a longer token begins with what they say, and generated again, from the
+After the tokens `http` `:` the text continues with `//`, but the model has only ever seen `://` there. So tokens are
+removed from the prompt's end as long as a longer token begins with their text. They are generated again, from the
 tokens that agree with the text.
 """
 
@@ -20,15 +20,15 @@ from pace.llm.decoding.token_bytes import TokenBytes
 
 @dataclass(frozen=True)
 class HealedPrompt:
-    """A prompt without its last tokens, and what these said."""
+    """A prompt without its last tokens, and their text."""
 
     tokens: list[int]
     end: str
-    """What the first generated tokens say again; "" where nothing was taken."""
+    """Text that the first generated tokens repeat; "" if nothing was removed."""
 
 
 class PromptHealer:
-    """The vocabulary of one tokenizer in the order of its tokens' bytes, but for special tokens."""
+    """The vocabulary of one tokenizer sorted by the tokens' bytes, without special tokens."""
 
     def __init__(self, tokenizer: Any, vocab_size: int) -> None:
         """`vocab_size` is the model's. Takes some tenths of a second for a large vocabulary."""
@@ -41,7 +41,7 @@ class PromptHealer:
         self._longest = max(map(len, self._texts), default=0)
 
     def heal(self, tokens: list[int]) -> HealedPrompt:
-        """Takes as many tokens from a prompt's end as a single longer one may begin with; one token stays."""
+        """Removes the longest end of a prompt that begins a single longer token; at least one token stays."""
         text, best = b"", HealedPrompt(tokens, "")
         for count in range(1, len(tokens)):
             token = tokens[-count]
@@ -61,7 +61,7 @@ class PromptHealer:
         return token in self._special
 
     def agreeing(self, text: bytes) -> np.ndarray:
-        """int64: the tokens that begin with `text`, and those that it begins with."""
+        """Returns int64 tokens that begin with `text`, and those that it begins with."""
         first, last = self._range(text)
         shorter = [self._range(text[:length], exact=True) for length in range(1, len(text))]
         return np.concatenate([self._tokens[first:last], *(self._tokens[begin:end] for begin, end in shorter)])
@@ -71,21 +71,21 @@ class PromptHealer:
         return self._range(text, exact=True)[1] < last
 
     def _range(self, text: bytes, exact: bool = False) -> tuple[int, int]:
-        """Where the tokens are that begin with `text`, or are `text`."""
+        """Returns the range of the tokens that begin with `text`, or equal it if `exact`."""
         first = bisect_left(self._texts, text)
         after = text + b"\0" if exact else text + b"\xff" * self._longest
         return first, bisect_left(self._texts, after, first)
 
 
 class HealingMask(TokenMask):
-    """Tokens that say the prompt's end again and may say more; after that, every token."""
+    """Allows tokens that repeat the prompt's removed end and may go beyond it; after that, every token."""
 
     def __init__(self, healer: PromptHealer, end: str) -> None:
         self._healer = healer
         self._left = [end.encode()]
-        """What is still to be said, after each token up to the one that says the last of it."""
+        """Text still to be repeated, at the start and after each token up to the one that completes it."""
         self._num_free = 0
-        """Tokens after that."""
+        """Number of tokens after that."""
 
     @property
     def is_open(self) -> bool:
@@ -122,7 +122,7 @@ class HealingMask(TokenMask):
         return len(tokens)
 
     def _after(self, left: bytes, token: int) -> bytes | None:
-        """What is left to say after a token; None where it says something else."""
+        """Returns the text left to repeat after a token; None if the token does not agree."""
         text = self._healer.bytes_of(token)
         if not text or self._healer.is_special(token):
             return None
@@ -130,7 +130,7 @@ class HealingMask(TokenMask):
 
 
 def _decoded(text: bytes) -> str:
-    """As text; "" where it begins or ends within a character."""
+    """Returns the decoded text; "" if it begins or ends within a character."""
     try:
         return text.decode()
     except UnicodeDecodeError:

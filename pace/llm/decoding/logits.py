@@ -1,7 +1,8 @@
-"""What changes a sequence's logits before a token is picked: penalties and bans. Those of pace edit a few logits each.
+"""Logits processors: penalties and bans that change a sequence's logits before a token is picked. Those of pace edit a
+few logits each.
 
-Order and meaning are those of transformers (`generation/logits_process.py`), one sequence at a time: a row `[V]` of
-fp32, changed in place. OpenAI's penalties stand beside the repetition penalty, where transformers would have them.
+Order and meaning follow transformers (`generation/logits_process.py`), one sequence at a time: a row `[V]` of fp32,
+changed in place. OpenAI's penalties come right after the repetition penalty, where transformers would have them.
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ from pace.ops.draws import Edits
 
 
 class LogitsProcessor:
-    """Changes logits in the light of the tokens so far: a penalty, a ban.
+    """Changes logits depending on the tokens so far: a penalty, a ban.
 
-    One object serves one sequence: each gets a `fork()` of what `SamplingConfig(logits_processors=[...])` names.
-    `accept` receives each new token of prompt and output, then `apply` changes the logits of the next. `rollback` takes
-    back a proposed token that was verified and dropped.
+    One object serves one sequence: each gets a `fork()` of those in `SamplingConfig(logits_processors=[...])`. `accept`
+    receives each new token of prompt and output, then `apply` changes the logits of the next. `rollback` undoes
+    proposed tokens that were verified and dropped.
 
-    Subclasses define `apply`. Those with state define the other two: after `rollback(n)` the state must be what it was
+    Subclasses define `apply`. Those with state define the other two: after `rollback(n)` the state must equal that
     before the last n calls of `accept`.
     """
 
     seen: list[int]
-    """Tokens accepted and not rolled back. During `accept` and `rollback`, those before the call. Not to be changed:
+    """Tokens accepted and not rolled back. During `accept` and `rollback`, those before the call. Must not be changed:
     the processors of a sequence share it."""
     num_prompt_tokens: int
-    """How many of the first tokens are the prompt. Set before the first `accept`."""
+    """Number of prompt tokens, at the start of `seen`. Set before the first `accept`."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> LogitsProcessor:
         processor = super().__new__(cls)
@@ -44,28 +45,27 @@ class LogitsProcessor:
         return processor
 
     def apply(self, logits: Tensor) -> None:
-        """Changes `logits [V]`, fp32, in place: those of the token that comes after `self.seen`."""
+        """Changes `logits [V]`, fp32, of the token after `self.seen`, in place."""
         raise NotImplementedError(f"{type(self).__name__} must define apply(logits)")
 
     def accept(self, token: int) -> None:
-        """Takes note of the next token, of the prompt or generated."""
+        """Receives the next token, of the prompt or generated."""
 
     def rollback(self, num_tokens: int) -> None:
-        """Forgets the last `num_tokens` accepted tokens, which are `self.seen[-num_tokens:]`."""
+        """Undoes the last `num_tokens` accepted tokens, which are `self.seen[-num_tokens:]`."""
 
     def fork(self) -> LogitsProcessor:
-        """A second processor that has accepted the same tokens; what either does later must not show in the other.
+        """Returns a second processor that has accepted the same tokens; later changes of one must not show in the
+        other.
 
-        By default a shallow copy, in which lists, dicts, sets and other containers of Python that are attributes are
-        copied too, but not what they hold. A processor with state that lies deeper overrides this."""
+        By default a shallow copy that also copies lists, dicts, sets and other Python containers among the attributes,
+        but not their items. A processor with deeper state overrides this."""
         return fork_by_copy(self)
 
-    # -- by itself, without a sequence
-    # -----------------------------------------------------------------------------------
+    # -- use without a sequence ----------------------------------------------------------------------------------------
 
     def sync(self, tokens: list[int]) -> None:
-        """Brings the state to `tokens`, whatever they are: rolls back from the end what differs, accepts what is
-        new."""
+        """Brings the state to any `tokens`: rolls back from the end what differs, accepts what is new."""
         num_kept = next(
             (index for index, pair in enumerate(zip(self.seen, tokens)) if pair[0] != pair[1]),
             min(len(tokens), len(self.seen)),
@@ -78,7 +78,7 @@ class LogitsProcessor:
             self.seen.append(token)
 
     def process_(self, logits: Tensor) -> None:
-        """Changes `logits [V]` in place. Raises TypeError where `apply` returns its result."""
+        """Changes `logits [V]` in place. Raises TypeError if `apply` returns its result."""
         result = self.apply(logits)
         if result is not None and result is not logits:
             raise TypeError(
@@ -86,21 +86,21 @@ class LogitsProcessor:
             )
 
     def __call__(self, input_ids: Tensor, logits: Tensor) -> Tensor:
-        """As transformers calls a processor, for one sequence: ids `[1, S]` and logits `[1, V]`, which are changed and
-        returned."""
+        """Runs like a processor of transformers, for one sequence: changes and returns logits `[1, V]`, given ids `[1,
+        S]`."""
         self.sync(input_ids[0].tolist())
         self.process_(logits[0])
         return logits
 
 
 class SparseProcessor(LogitsProcessor):
-    """Changes the logits of a few tokens, and says which: the draw of a whole step then applies them all at once.
+    """Changes the logits of a few tokens and names them, so that the draw of a whole step applies all edits at once.
 
     Subclasses define `edits`, and keep them up to date in `accept` and `rollback`."""
 
     def edits(self) -> Edits:
-        """The changes for the token that comes after `self.seen`; valid until the next call of any method. No token is
-        named twice, but by bans."""
+        """Returns the changes for the token after `self.seen`; valid until the next call of any method. Only bans may
+        name a token twice."""
         raise NotImplementedError(f"{type(self).__name__} must define edits()")
 
     def apply(self, logits: Tensor) -> None:
@@ -108,7 +108,7 @@ class SparseProcessor(LogitsProcessor):
 
     @property
     def is_sparse(self) -> bool:
-        """False for a subclass that changes logits in a way of its own."""
+        """False for a subclass that overrides `apply`."""
         return type(self).apply is SparseProcessor.apply
 
     def fork(self) -> SparseProcessor:
@@ -120,7 +120,7 @@ class SparseProcessor(LogitsProcessor):
 
 
 def bans(tokens: Sequence[int] | np.ndarray) -> Edits:
-    """Edits that leave none of `tokens` to be drawn."""
+    """Returns edits that ban all of `tokens`."""
     return Edits(tokens, addend=-math.inf)
 
 
@@ -138,8 +138,8 @@ class LogitBias(SparseProcessor):
 
 
 class _Occurrences(SparseProcessor):
-    """One edit for each token that occurs from position `start` on, in the order of their first occurrences: what is
-    taken back is at the end."""
+    """Keeps one edit for each token that occurs from position `start` on, in the order of first occurrence. So
+    rolled-back tokens are at the end."""
 
     def __init__(self, start: int) -> None:
         self.start = start
@@ -151,7 +151,7 @@ class _Occurrences(SparseProcessor):
         return self._edits
 
     def edit(self, count: int) -> tuple[float, float]:
-        """Factor and addend of a token that occurs `count` times."""
+        """Returns factor and addend of a token that occurs `count` times."""
         raise NotImplementedError
 
     def accept(self, token: int) -> None:
@@ -175,7 +175,7 @@ class _Occurrences(SparseProcessor):
 
 
 class RepetitionPenalty(_Occurrences):
-    """`x / penalty` for positive and `x * penalty` for negative logits of every token in prompt or output
+    """Computes `x / penalty` for positive and `x * penalty` for negative logits of every token in prompt or output
     (arXiv:1909.05858)."""
 
     def __init__(self, penalty: float) -> None:
@@ -187,7 +187,7 @@ class RepetitionPenalty(_Occurrences):
 
 
 class FrequencyPresencePenalty(_Occurrences):
-    """`x - frequency * count - presence * (count > 0)`, counting generated tokens only, as in OpenAI's API."""
+    """Computes `x - frequency * count - presence * (count > 0)`, counting generated tokens only, as in OpenAI's API."""
 
     def __init__(self, frequency: float, presence: float, num_prompt_tokens: int) -> None:
         super().__init__(start=num_prompt_tokens)
@@ -223,12 +223,12 @@ class NoRepeatNgram(SparseProcessor):
         return twin
 
     def _prefix(self, end: int) -> tuple[int, ...]:
-        """The first `size - 1` tokens of the run whose last token stands at position `end`."""
+        """Returns the first `size - 1` tokens of the run whose last token is at position `end`."""
         return tuple(self.seen[end + 1 - self.size : end])
 
 
 class BadWords(SparseProcessor):
-    """Bans the last token of each run where the tokens so far end with the rest of it."""
+    """Bans the last token of each word when the tokens so far end with the rest of it."""
 
     def __init__(self, words: list[list[int]]) -> None:
         self.always = sorted({word[0] for word in words if len(word) == 1})
@@ -253,11 +253,10 @@ class MinNewTokens(SparseProcessor):
 
 
 class CallableProcessor(LogitsProcessor):
-    """A callable in the place of a processor, called as transformers calls its own: (input_ids [1, S], logits [1, V])
-    -> logits [1, V].
+    """Wraps a callable as a processor, called like one of transformers: (input_ids [1, S], logits [1, V]) -> logits [1,
+    V].
 
-    It keeps no state here, so verifying drafts calls it again with other ids: its answer must depend on what it is
-    given alone.
+    It keeps no state, so verifying drafts calls it again with other ids: its result must depend only on its arguments.
     """
 
     def __init__(self, function: Callable[[Tensor, Tensor], Tensor]) -> None:
@@ -272,7 +271,7 @@ class CallableProcessor(LogitsProcessor):
 
 
 def build_processors(config: SamplingConfig, num_prompt_tokens: int, end_tokens: list[int]) -> list[LogitsProcessor]:
-    """The processors that `config` asks for, in transformers' order; empty where it asks for none."""
+    """Returns the processors that `config` asks for, in transformers' order; empty if it asks for none."""
     processors: list[LogitsProcessor] = []
     if config.logit_bias:
         processors.append(LogitBias(config.logit_bias))
@@ -298,15 +297,15 @@ def build_processors(config: SamplingConfig, num_prompt_tokens: int, end_tokens:
 
 
 class Processors:
-    """The processors of one sequence, in their order, and the tokens that they have all accepted.
+    """The processors of one sequence, in order, and the tokens they have all accepted.
 
-    They follow incrementally: the tokens of a sequence only grow while it is in the engine, so that what was accepted
-    is not looked at again.
+    They follow incrementally: tokens of a sequence only grow while it is in the engine, so accepted tokens are not read
+    again.
     """
 
     def __init__(self, processors: list[LogitsProcessor], seen: list[int] | None = None) -> None:
-        """`processors`, which are this object's from now on, have accepted the tokens `seen`; without, those that each
-        has accepted are taken back."""
+        """Takes ownership of `processors`, which have accepted the tokens `seen`. If `seen` is None, rolls back
+        everything they have accepted."""
         self._processors = processors
         self._seen = [] if seen is None else seen
         for processor in processors:
@@ -318,12 +317,12 @@ class Processors:
         return bool(self._processors)
 
     def fork(self) -> Processors:
-        """Those of a second sequence with the same tokens."""
+        """Returns the processors for a second sequence with the same tokens."""
         return Processors([processor.fork() for processor in self._processors], list(self._seen))
 
     def follow(self, tokens: list[int]) -> None:
-        """Accepts what is new of `tokens`, prompt and output, of which all before was accepted already. Where they are
-        fewer than that (a step was broken off and is done again), takes back the rest."""
+        """Accepts the new ones of `tokens`, prompt and output; all before were accepted already. If `tokens` are fewer
+        (an interrupted step is repeated), rolls back the rest."""
         num_seen = len(self._seen)
         if num_seen > len(tokens):
             num_dropped = num_seen - len(tokens)
@@ -335,7 +334,7 @@ class Processors:
                 self.accept(token)
 
     def accept(self, token: int) -> None:
-        """Takes note of the next token."""
+        """Passes the next token to each processor."""
         for processor in self._processors:
             processor.accept(token)
         if self._processors:
@@ -343,14 +342,14 @@ class Processors:
 
     @property
     def are_sparse(self) -> bool:
-        """Whether `edits` says all that they do."""
+        """True if `edits` covers all that the processors do."""
         return all(isinstance(processor, SparseProcessor) and processor.is_sparse for processor in self._processors)
 
     def edits(self) -> list[Edits]:
-        """The changes for the next token, where all are sparse; valid until the next token is accepted."""
+        """Returns the changes for the next token if all are sparse; valid until the next token is accepted."""
         return [processor.edits() for processor in self._processors]
 
     def apply_(self, logits: Tensor) -> None:
-        """Changes `logits [V]`, those of the next token, in place."""
+        """Changes `logits [V]` of the next token in place."""
         for processor in self._processors:
             processor.process_(logits)

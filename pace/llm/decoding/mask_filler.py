@@ -1,4 +1,4 @@
-"""Masks of a step's rows, filled while the model runs where it leaves a CPU free, and else before it."""
+"""Fills the masks of a step's rows, while the model runs if it leaves a CPU free, otherwise before it."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from pace.llm.decoding.masks import SequenceMask
 from pace.llm.sequence import Span
 
 MOST_THREADS = 4
-"""That fill: each mask needs the interpreter for a part of its time."""
+"""Maximum number of threads that fill masks: each mask needs the GIL for part of its time."""
 JOBS_PER_THREAD = 2
-"""At least: it takes about as long to wake a thread as to fill one."""
+"""Minimum number of jobs per thread: waking a thread takes about as long as filling a mask."""
 
 
 def num_spare_cpus() -> int:
-    """CPUs that the model's kernels leave to others."""
+    """Number of CPUs that the model's kernels leave free."""
     return max(0, _num_cpus() - _C.get_num_threads())
 
 
 @cache
 def _num_cpus() -> int:
-    """CPUs that the process may keep busy."""
+    """Number of CPUs that the process may keep busy."""
     cpu = _C.cpu_info()
     return min(cpu["logical_cpus"], math.ceil(cpu["quota_cpus"]) or cpu["logical_cpus"])
 
 
 @dataclass(slots=True)
 class Job:
-    """The rows of one span."""
+    """The masks of one span's rows."""
 
     mask: SequenceMask
     drafts: list[int]
     first: int
-    """Of its rows, among those that have a mask."""
+    """Index of the first row, among the rows that have a mask."""
     num_rows: int
     num_filled: int = 0
     failure: BaseException | None = None
@@ -57,14 +57,14 @@ def run_all(jobs: list[Job], bits: Tensor) -> None:
 
 
 class PendingMasks:
-    """Masks that are being filled. To be used in a `with` block, which waits for them however it ends: nobody else may
-    touch a mask in between."""
+    """Masks that are being filled. Must be used in a `with` block, which always waits for them: no other code may touch
+    a mask in between."""
 
     def __init__(self, rows: list[int], bits: Tensor, jobs: list[Job], futures: list[Future[None]]) -> None:
         self.rows = rows
-        """Of the step's logits, those that have a mask."""
+        """Rows of the step's logits that have a mask."""
         self.bits = bits
-        """int32 `[len(rows), ceil(V / 32)]`: what may follow, once `wait` has returned."""
+        """Allowed tokens, int32 `[len(rows), ceil(V / 32)]`; valid once `wait` has returned."""
         self._jobs = jobs
         self._futures = futures
 
@@ -77,7 +77,7 @@ class PendingMasks:
         wait(self._futures)
 
     def wait(self) -> dict[int, BaseException]:
-        """Waits for the masks. Returns what was raised, by row: the bits of such a row mean nothing."""
+        """Waits for the masks. Returns errors by row; the bits of such a row are undefined."""
         failures: dict[int, BaseException] = {}
         for future in self._futures:
             future.result()
@@ -88,7 +88,7 @@ class PendingMasks:
 
 
 class NoMasks:
-    """Those of a step in which every token may follow."""
+    """Masks of a step in which every token may follow."""
 
     rows: list[int] = []
     bits: Tensor | None = None
@@ -111,8 +111,8 @@ NO_MASKS = NoMasks()
 class MaskFiller:
     """Fills the masks of one step at a time.
 
-    Where the kernels have all CPUs, a thread beside them would take one of those. The piece of work on it would wait, and
-    all kernels with it. So masks are filled at once there, on all CPUs, before the model runs.
+    If the kernels use all CPUs, another thread would take one from them, and all kernels would wait for the work on it.
+    Then masks are filled before the model runs, on all CPUs.
     """
 
     def __init__(self, vocab_size: int) -> None:
@@ -121,8 +121,8 @@ class MaskFiller:
         self._process = 0
 
     def prepare(self, spans: list[Span]) -> PendingMasks | NoMasks:
-        """Drops proposed tokens that are not allowed from `span.drafts`, and starts or fills the masks of the rows from
-        which a token may be picked."""
+        """Drops drafts that are not allowed from `span.drafts`. Starts or fills the masks of the rows from which a
+        token may be picked."""
         masked = {
             id(span)
             for span in spans
@@ -158,7 +158,7 @@ class MaskFiller:
             self._process = os.getpid()
         try:
             return self._executor.submit(run_all, jobs, bits)
-        except RuntimeError:  # the interpreter is about to end, and has closed all executors: here, then
+        except RuntimeError:  # the interpreter is shutting down and has closed all executors: run it here
             done: Future[None] = Future()
             run_all(jobs, bits)
             done.set_result(None)
@@ -166,7 +166,7 @@ class MaskFiller:
 
 
 def _shares(jobs: list[Job], num_cpus: int) -> list[list[Job]]:
-    """The jobs of each thread: one has all those that do not release the interpreter."""
+    """Returns the jobs of each thread: one thread has all those that do not release the GIL."""
     alone = [job for job in jobs if not job.mask.releases_gil]
     spread = [job for job in jobs if job.mask.releases_gil]
     count = max(1, min(num_cpus, MOST_THREADS, len(spread) // JOBS_PER_THREAD))

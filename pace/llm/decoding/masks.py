@@ -1,4 +1,4 @@
-"""Which tokens may come next: a grammar, a list of choices. One bit for each token of the vocabulary."""
+"""Token masks, for grammars and lists of choices: one bit for each token of the vocabulary."""
 
 from __future__ import annotations
 
@@ -14,38 +14,39 @@ from pace.llm.decoding.forking import fork_by_copy
 
 
 class TokenMask:
-    """Which tokens may follow those accepted so far.
+    """Defines which tokens may follow those accepted so far.
 
-    One object serves one sequence: each gets a `fork()` of what `SamplingConfig(token_mask=...)` names. It hears of
-    generated tokens only, not of the prompt's, and of no end token that ends the sequence; where such a token is drafted,
-    it is accepted and rolled back like any other. Subclasses define `fill`,
-    `accept`, `rollback` and `count_allowed`, and `fork` where their state is more than containers of plain values.
+    One object serves one sequence: each gets a `fork()` of `SamplingConfig(token_mask=...)`. It receives only generated
+    tokens, not those of the prompt or an end token that ends the sequence. A drafted end token is accepted and rolled
+    back like any other. Subclasses define `fill`, `accept`, `rollback` and `count_allowed`. They also define `fork` if
+    their state is more than containers of plain values.
 
-    `fill` may run on a thread beside the model. No two methods of one object, nor of an object and its forks made in the
-    same call, run at the same time; those of different sequences may where `releases_gil` is set.
+    `fill` may run on a thread in parallel with the model. No two methods of one object run at the same time. The same
+    holds for an object and its forks made in the same call. Methods of different sequences may run at the same time if
+    `releases_gil` is set.
     """
 
     releases_gil = False
-    """True where `fill` leaves the interpreter to others, so that several threads are worth having."""
+    """True if `fill` releases the GIL, so that several threads are useful."""
 
     @property
     def is_finished(self) -> bool:
-        """True where no token may follow: the sequence then ends with "stop". `fill` is not asked any more."""
+        """True if no token may follow: the sequence then ends with "stop", and `fill` is not called again."""
         return False
 
     @property
     def is_open(self) -> bool:
-        """True where every token may follow from here on, whatever comes: the sequence then goes on without a mask."""
+        """True if every token may follow from here on: the sequence then continues without a mask."""
         return False
 
     def fill(self, row: Tensor) -> None:
-        """Writes all of `row` int32 `[ceil(V / 32)]`: bit `i % 32` of word `i // 32` (1 is the lowest) is set where token
-        i may come next, as llguidance and xgrammar have it. Bits beyond the vocabulary mean nothing; `fill_bits` may
-        help. At least one token must be allowed."""
+        """Writes all of `row` int32 `[ceil(V / 32)]`. Bit `i % 32` of word `i // 32` (1 is the lowest) is set if token
+        i may come next, as in llguidance and xgrammar. Bits beyond the vocabulary are ignored; `fill_bits` may help. At
+        least one token must be allowed."""
         raise NotImplementedError(f"{type(self).__name__} must define fill(row)")
 
     def accept(self, token: int) -> None:
-        """Follows one token. Raises ValueError for one that is not allowed; the state is then as before."""
+        """Accepts one token. Raises ValueError for a token that is not allowed; the state is then unchanged."""
         raise NotImplementedError(f"{type(self).__name__} must define accept(token)")
 
     def rollback(self, num_tokens: int) -> None:
@@ -53,18 +54,19 @@ class TokenMask:
         raise NotImplementedError(f"{type(self).__name__} must define rollback(num_tokens)")
 
     def count_allowed(self, tokens: list[int]) -> int:
-        """How many of `tokens` may come one after the other, from the first on. Changes nothing, and should be cheap:
-        proposed tokens that are not allowed are dropped before the model runs."""
+        """Returns how many of `tokens` may come in sequence, from the first on. Changes nothing, and should be cheap:
+        drafts that are not allowed are dropped before the model runs."""
         raise NotImplementedError(f"{type(self).__name__} must define count_allowed(tokens)")
 
     def forced(self) -> list[int]:
-        """Tokens that must come next, one after the other, as nothing else is allowed; may be fewer than there are, or
-        none. They are computed together in one step, and no strategy is asked about them."""
+        """Returns tokens that must come next in sequence, because nothing else is allowed. The list may be incomplete
+        or empty. The tokens are computed together in one step, without asking the strategy."""
         return []
 
     def fork(self) -> TokenMask:
-        """A second mask in the same state; what either does later must not show in the other. By default a shallow copy,
-        in which lists, dicts, sets and other containers that are attributes are copied too, but not what they hold."""
+        """Returns a second mask in the same state; later changes of one must not show in the other. By default a
+        shallow copy that also copies lists, dicts, sets and other containers among the attributes, but not their
+        items."""
         return fork_by_copy(self)
 
 
@@ -82,10 +84,10 @@ def fill_bits(row: Tensor, tokens: Iterable[int] | np.ndarray) -> None:
 
 
 class AllowedTokens(TokenMask):
-    """The same tokens at every place, and no others."""
+    """Allows the same tokens at every position."""
 
     def __init__(self, tokens: Iterable[int]) -> None:
-        """Raises ValueError for no token, which would leave nothing to pick."""
+        """Raises ValueError for an empty `tokens`."""
         self._allowed = frozenset(tokens)
         if not self._allowed:
             raise ValueError("AllowedTokens got no token; name at least one")
@@ -110,13 +112,13 @@ class AllowedTokens(TokenMask):
 
 
 class SequenceMask:
-    """The mask of one sequence, and how many of its generated tokens it has accepted."""
+    """The mask of one sequence, and how many generated tokens it has accepted."""
 
     def __init__(self, template: TokenMask) -> None:
-        """A fork of `template` serves the sequence. It is made where it is first wanted: on the engine's thread, where no
-        other fork of the same template is at work."""
+        """Serves the sequence with a fork of `template`. The fork is made on first use: on the engine's thread, where
+        no other fork of the same template is in use."""
         self.error: BaseException | None = None
-        """What the mask raised where nobody could be told: its state is not known any more."""
+        """Error of the mask that could not be raised at once. The mask's state is then undefined."""
         self._template: TokenMask | None = template
         self._mask: TokenMask | None = None
         self._num_accepted = 0
@@ -129,19 +131,19 @@ class SequenceMask:
 
     @property
     def releases_gil(self) -> bool:
-        """`TokenMask.releases_gil`; False for one that could not be forked, of which `error` says why."""
+        """`TokenMask.releases_gil`; False for a mask that could not be forked, with the reason in `error`."""
         return self._mask is not None and self._mask.releases_gil
 
     def fork(self) -> SequenceMask:
-        """That of a second sequence with the same tokens."""
+        """Returns a copy for a second sequence with the same tokens."""
         twin = SequenceMask(self.mask)
         twin.error, twin._num_accepted = self.error, self._num_accepted
         twin._mask, twin._template = self.mask.fork(), None
         return twin
 
     def follow(self, sequence: Any) -> None:
-        """Accepts what is new of the sequence's generated tokens; takes back those that it has not any more. Leaves the
-        sequence where every token may follow from here on."""
+        """Accepts the sequence's new generated tokens and rolls back those it no longer has. Removes the mask from the
+        sequence if every token may follow from here on."""
         if self.error is not None:
             raise self.error
         num_generated = sequence.num_generated
@@ -151,17 +153,17 @@ class SequenceMask:
         while self._num_accepted < num_generated:
             self.mask.accept(sequence.tokens[sequence.num_prompt_tokens + self._num_accepted])
             self._num_accepted += 1
-        if self.mask.is_open and sequence.steps is None:  # else some may be taken back
+        if self.mask.is_open and sequence.steps is None:  # otherwise tokens may be rolled back
             sequence.mask = None
 
     def is_finished_after(self, sequence: Any) -> bool:
-        """Whether nothing may follow the sequence's tokens."""
+        """True if no token may follow the sequence's tokens."""
         self.follow(sequence)
         return self.mask.is_finished
 
     def forced_after(self, sequence: Any, vocab_size: int) -> list[int]:
-        """The tokens that must follow the sequence's. What the mask raises is kept in `error`, and a ValueError for what
-        is no token."""
+        """Returns the tokens that must follow the sequence's. Errors of the mask go to `error`, as does a ValueError
+        for an invalid token."""
         try:
             self.follow(sequence)
             tokens = [operator.index(token) for token in self.mask.forced()]
@@ -174,18 +176,18 @@ class SequenceMask:
             return []
 
     def cut(self, sequence: Any, drafts: list[int]) -> list[int]:
-        """The first of `drafts`, up to one that may not follow. What the mask raises is kept in `error`."""
+        """Returns the first of `drafts`, up to one that may not follow. Errors of the mask go to `error`."""
         try:
             self.follow(sequence)
             return drafts[: self.mask.count_allowed(drafts)] if drafts else drafts
-        except BaseException as error:  # a panic of a library in Rust is no Exception
+        except BaseException as error:  # a panic in a Rust library is not an Exception
             self.error = error
             return []
 
     def fill(self, rows: Tensor, drafts: list[int]) -> tuple[int, BaseException | None]:
-        """Fills the last of `rows` int32 `[M, W]` with what may follow all of `drafts`, each row before it after one
-        draft less. Returns how many rows hold something, and what was raised at the next one, if anything. The mask is
-        then as it was."""
+        """Fills the last row of `rows` int32 `[M, W]` with the tokens that may follow all of `drafts`. Each row before
+        it is for one draft less. Returns the number of filled rows, and the error of the next one, if any. The mask's
+        state is unchanged."""
         num_filled = num_accepted = 0
         failure = self.error
         try:

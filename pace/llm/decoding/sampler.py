@@ -1,7 +1,7 @@
-"""Logits in, accepted tokens out. Each sequence brings a strategy; those that want the largest alone share one call.
+"""The sampler: logits in, accepted tokens out. Each sequence has a strategy; greedy sequences share one call.
 
-Work on a whole vocabulary is a kernel of `pace.ops`, or numpy's: torch would share it among threads of its own, and
-waiting for those costs more than the work where cores are few (benchmarks/RESULTS.md, "Sampling under load").
+Work on a whole vocabulary uses a kernel of `pace.ops`, or numpy. torch would use its own threads, and on few cores
+waiting for them costs more than the work (benchmarks/RESULTS.md, "Sampling under load").
 """
 
 from __future__ import annotations
@@ -23,41 +23,40 @@ from pace.ops.draws import Drawn, Draws, Edits
 
 
 class DecodingStrategy(Protocol):
-    """What becomes of the logits of one sequence. Made anew for each sequence."""
+    """Decides what is done with the logits of one sequence. Created anew for each sequence."""
 
     is_picked: bool
-    """True where `choose` would do nothing but edit a few logits, draw by `rules`, accept drafts, and record
-    `num_logprobs`; the sampler then does that for all such rows at once."""
+    """True if the sampler may handle this row in its batched call; `choose` is then not called. `choose` may then only
+    edit a few logits, draw by `rules`, accept drafts, and record `num_logprobs`."""
     has_edits: bool
-    """True where logits are to be edited before the draw, of one that is picked; `edits` is then there, too."""
+    """True if `is_picked` and logits are edited before the draw; `edits` is then defined."""
     wants_sample: bool
-    """True of one that is picked, where more is wanted than the largest logit."""
+    """True if `is_picked` and more than the largest logit is needed."""
     rules: Rules | None
-    """Which tokens may be drawn; None where the largest is taken."""
+    """Filters for the draw; None to take the largest logit."""
     seed: int
     num_logprobs: int | None
     is_unmasked: bool
-    """True where log-probabilities are of all tokens, also of those that the sequence's mask does not allow."""
+    """True if log-probabilities cover all tokens, including those that the sequence's mask forbids."""
     takes_drafts: bool
-    """True where the sequence goes on with a token of each row, so that drafts may be verified; `guess` and
-    `needs_every_row` are then there, too."""
+    """True if the sequence continues with one token of each row, so that drafts can be verified. `guess` and
+    `needs_every_row` are then defined."""
     needs_every_row: bool
-    """True where it looks at the logits even of a place where the sequence's mask leaves a single token."""
+    """True if the strategy needs the logits even where the mask leaves a single token."""
 
     def choose(self, ops: Any, logits: Tensor, span: Span) -> list[int]:
-        """Takes `logits [rows, V]` of the span's wanted rows, as its mask leaves them, which it must not keep or
-        change, and returns the tokens that the sequence goes on with: none, one, or one more than the drafts it
-        accepts. The last rows may be missing, where they are of drafts and no token can be picked from them. Changes no
-        token list."""
+        """Takes masked `logits [rows, V]` of the span's wanted rows, which it must not keep or change. Returns the
+        tokens that the sequence continues with: none, one, or one more than the drafts it accepts. The last rows of
+        drafts may be missing if no token can be picked from them. Changes no token list."""
         ...
 
     def follow(self, tokens: list[int]) -> None:
-        """Hears between two steps that the sequence's tokens are the first ones of those that were."""
+        """Called between two steps, after the sequence lost some of its last tokens."""
         ...
 
 
 class Greedy:
-    """The most likely token, with nothing in its way."""
+    """Takes the most likely token, without processors."""
 
     is_picked = True
     has_edits = wants_sample = False
@@ -78,7 +77,7 @@ class Greedy:
 
 
 class Rules(NamedTuple):
-    """Which tokens may be drawn: the fields of `SamplingConfig` of these names."""
+    """Filters for the draw: the fields of `SamplingConfig` with these names."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -88,17 +87,17 @@ class Rules(NamedTuple):
 
     @classmethod
     def of(cls, config: SamplingConfig) -> Rules | None:
-        """None where nothing is to be drawn."""
+        """Returns the rules of `config`; None if nothing is drawn."""
         return cls(*(getattr(config, name) for name in cls._fields)) if config.do_sample else None
 
 
 class Sampling:
-    """Processors, then a draw by rules, or the largest where nothing is to be drawn; log-probabilities where asked.
+    """Applies processors, then draws by rules or takes the largest logit. Records log-probabilities if requested.
 
-    A draw depends on the seed and on how many tokens were generated before, on nothing else. Drafts are verified by
-    drawing the token of each row and going on while it is the drafted one: the tokens are those that would have been
-    drawn without. A row that fails after others ends there: the sequence may be done by then, and else it fails in the
-    next step's first row.
+    A draw depends only on the seed and the number of tokens generated before. Drafts are verified by drawing the token
+    of each row and continuing while it equals the draft. So the tokens are the same as without drafts. If a row after
+    the first fails, the result ends before it: the sequence may be finished by then. Otherwise it fails in the next
+    step's first row.
     """
 
     takes_drafts = True
@@ -111,8 +110,8 @@ class Sampling:
         num_logprobs: int | None = None,
         is_unmasked: bool = False,
     ) -> None:
-        """Without rules the largest logit is taken; `num_logprobs` most likely tokens are recorded beside the chosen
-        one, None for no record."""
+        """Takes the largest logit if `rules` is None. Records the `num_logprobs` most likely tokens in addition to the
+        chosen one; None records nothing."""
         self.processors = processors
         self.rules = rules
         self.seed = seed
@@ -146,7 +145,7 @@ class Sampling:
         self.processors.follow(tokens)
 
     def edits(self, span: Span) -> list[list[Edits]]:
-        """Of each wanted row of a span: what its logits are changed by, were the drafts before it accepted."""
+        """Returns the edits for each wanted row of a span, assuming the drafts before it are accepted."""
         tokens, drafts = span.sequence.tokens, span.drafts
         self.processors.follow(tokens)
         if not drafts:
@@ -161,7 +160,7 @@ class Sampling:
         return rows
 
     def _choose_one(self, ops: Any, given: Tensor, sequence: Sequence, num_ahead: int) -> int:
-        """The token after the sequence's and `num_ahead` others."""
+        """Returns the token after the sequence's tokens and `num_ahead` others."""
         num_generated = sequence.num_generated + num_ahead
         logits = torch.from_numpy(given.numpy().copy())
         self.processors.apply_(logits)
@@ -174,23 +173,23 @@ class Sampling:
         return token
 
     def guess(self, ops: Any, logits: Tensor, num_generated: int) -> int:
-        """The token after `num_generated` others if `logits [V]` were the model's, after the processors; -1 where none
-        is left. Of a draft model's logits, processors are not asked: they hear of each token once, and of none that does
-        not come true."""
+        """Returns the token after `num_generated` others if `logits [V]` were the model's, after the processors; -1 if
+        none is left. A draft model's logits do not pass the processors, which accept each token once, and no rejected
+        draft."""
         if self.rules is None:
             return int(ops.argmax(logits[None])[0])
         return int(ops.sample(logits[None], draws([self.rules], [uniform(self.seed, num_generated)])).tokens[0])
 
 
 LARGEST = Rules(temperature=0.0)
-"""Rules of a row from which nothing is drawn."""
+"""Rules of a row without a draw."""
 
 
 def draws(
     rules: list[Rules], places: list[float], edits: list[list[Edits]] | None = None, num_top: list[int] | None = None
 ) -> Draws:
-    """How a token of each row is drawn: by which rules, at which place of the cumulative probability, after which edits,
-    and with how many log-probabilities."""
+    """Builds the arguments of the batched draw. For each row: its rules, its place in the cumulative probability, its
+    edits, and its number of log-probabilities."""
     temperature, top_k, top_p, min_p, typical_p = zip(*rules)
     return Draws(
         rows=torch.arange(len(rules)),
@@ -206,13 +205,13 @@ def draws(
 
 
 def note(sequence: Sequence, number: int, logprob: TokenLogprob) -> None:
-    """Keeps the log-probability of the sequence's generated token of that number."""
+    """Stores the log-probability of the sequence's generated token `number`, and drops later ones."""
     del sequence.logprobs[number:]
     sequence.logprobs.append(logprob)
 
 
 class NothingLeft(ValueError):
-    """What a sequence fails with where no token may be picked."""
+    """Error of a sequence for which no token can be picked."""
 
     def __init__(self, num_generated: int, why: str = "") -> None:
         super().__init__(
@@ -224,15 +223,14 @@ class NothingLeft(ValueError):
 
 
 class PromptLogprobs:
-    """Records the log-probabilities of a prompt's tokens, which needs `wanted_from = 0`, and then gives its place to
-    `strategy`."""
+    """Records the log-probabilities of a prompt's tokens, then is replaced by `strategy`. Needs `wanted_from = 0`."""
 
     is_picked = has_edits = wants_sample = False
     rules = None
     takes_drafts = False
 
     def __init__(self, strategy: DecodingStrategy, num_top: int) -> None:
-        """`num_top` most likely tokens are recorded beside each token of the prompt."""
+        """Records the `num_top` most likely tokens in addition to each prompt token."""
         self.strategy = strategy
         self.num_top = num_top
         self.is_unmasked = strategy.is_unmasked
@@ -240,9 +238,7 @@ class PromptLogprobs:
     def choose(self, ops: Any, logits: Tensor, span: Span) -> list[int]:
         sequence = span.sequence
         first = span.end - logits.shape[0]
-        num_known = min(
-            logits.shape[0], len(sequence.tokens) - 1 - first
-        )  # rows that a token of the prompt comes after
+        num_known = min(logits.shape[0], len(sequence.tokens) - 1 - first)  # rows followed by a prompt token
         tokens = sequence.tokens[first + 1 : first + 1 + num_known]
         known = torch.tensor(tokens, dtype=torch.int64)
         found = token_logprobs(ops, logits, torch.arange(num_known), known, self.num_top)
@@ -257,24 +253,24 @@ class PromptLogprobs:
 
 
 class Sampler:
-    """Turns the logits of one step into the tokens each span goes on with."""
+    """Turns the logits of one step into the tokens each span continues with."""
 
     def __init__(self, ops: Any, vocab_size: int) -> None:
         self.ops = ops
         self._masks = MaskFiller(vocab_size)
 
     def prepare(self, spans: list[Span]) -> PendingMasks | NoMasks:
-        """Before the model runs: drops the drafts that the masks of their sequences do not allow, and starts to compute
-        the masks of the rows that `sample` will get. They are waited for there, and by the end of the `with` block that
-        the result is to be used in."""
+        """Prepares masks before the model runs. Drops drafts that the masks forbid, and starts to compute the masks of
+        the rows that `sample` will get. `sample` waits for them, at the latest the end of the result's `with` block
+        does."""
         return self._masks.prepare(spans)
 
     def sample(self, logits: Tensor, spans: list[Span], pending: PendingMasks | NoMasks = NO_MASKS) -> list[list[int]]:
-        """Returns the tokens accepted for each span. `logits [R, V]` holds the wanted rows of the spans, one span after
-        the other, and may be changed.
+        """Returns the tokens accepted for each span. `logits [R, V]` holds the wanted rows of the spans, in order, and
+        may be changed.
 
-        A sequence whose logits are not finite, whose mask raises or allows nothing, or whose strategy raises, fails
-        alone: its `error` is set and it gets no tokens.
+        A sequence fails without affecting others if its logits are not finite, its mask raises or allows nothing, or
+        its strategy raises. Its `error` is then set and it gets no tokens.
         """
         if not logits.shape[0]:
             return [[] for _ in spans]
@@ -307,19 +303,21 @@ class Sampler:
                     self._note_again(logits[first : row + num_rows], span.sequence, outcomes[index])
             except (KeyboardInterrupt, SystemExit):
                 raise
-            except BaseException as error:  # a panic of a library in Rust is no Exception
+            except BaseException as error:  # a panic in a Rust library is not an Exception
                 span.sequence.fail(error)
             row += num_rows
         return outcomes
 
     def _draw(self, logits: Tensor, spans: list[Span], pending: PendingMasks | NoMasks) -> Drawn | None:
-        """For each row the token that its strategy draws, or where nothing is to be drawn, where it is largest; -1 where
-        it holds NaN or +inf, or nothing is left to draw. None where only the largest are wanted, of the rows as
-        their masks leave them by then: `argmax` finds those without rules."""
+        """Draws a token for each row, or takes the largest logit if nothing is drawn. The token is -1 if the row holds
+        NaN or +inf, or no token is left. Returns None if only the largest are wanted: `argmax` finds those without
+        rules, and any masks are then applied to `logits`."""
         if not any(span.sequence.strategy.wants_sample for span in spans):
             if pending.bits is None:
                 return None
-            if all(span.sequence.strategy.is_picked for span in spans):  # else somebody looks at the logits
+            if all(
+                span.sequence.strategy.is_picked for span in spans
+            ):  # otherwise a strategy needs the unmasked logits
                 self.ops.apply_mask_(logits, pending.bits, torch.tensor(pending.rows))
                 return None
         rules: list[Rules] = []
@@ -343,7 +341,7 @@ class Sampler:
         return self.ops.sample(logits, wanted)
 
     def _edits(self, span: Span, strategy: DecodingStrategy) -> list[list[Edits]]:
-        """Of each wanted row of a span, which fails alone where its processors do."""
+        """Returns the edits for each wanted row of a span. Its processors' errors fail only this sequence."""
         if span.num_rows and strategy.is_picked and strategy.has_edits:
             try:
                 return strategy.edits(span)
@@ -352,7 +350,7 @@ class Sampler:
         return [[] for _ in range(span.num_rows)]
 
     def _masked(self, logits: Tensor, first: int, count: int, pending: PendingMasks | NoMasks) -> Tensor:
-        """Some rows of the logits as their masks leave them: a copy, where any has a mask."""
+        """Returns some rows of the logits after their masks: a copy if any has a mask."""
         rows = logits[first : first + count]
         begin, end = (bisect_left(pending.rows, row) for row in (first, first + count))
         if begin < end:
@@ -361,13 +359,13 @@ class Sampler:
         return rows
 
     def _choose(self, logits: Tensor, span: Span) -> list[int]:
-        """The tokens of a span whose strategy looks at the logits of its rows, as far as any are left."""
+        """Returns the tokens of a span whose strategy needs the logits of its rows, if any rows are left."""
         if not len(logits):
             return span.drafts[: span.num_certain]
         return span.sequence.strategy.choose(self.ops, logits, span)
 
     def _note(self, drawn: Drawn, first: int, sequence: Sequence, count: int) -> None:
-        """Keeps the log-probabilities of `count` accepted tokens, those of the rows from the first on."""
+        """Stores the log-probabilities of `count` accepted tokens, from row `first` on."""
         num_top, number = sequence.strategy.num_logprobs, sequence.num_generated
         for row in range(first, first + count):
             top = zip(drawn.top_tokens[row, :num_top].tolist(), drawn.top_logprobs[row, :num_top].tolist())
@@ -375,7 +373,7 @@ class Sampler:
             note(sequence, number + row - first, logprob)
 
     def _note_again(self, logits: Tensor, sequence: Sequence, tokens: list[int]) -> None:
-        """Keeps the log-probabilities of accepted tokens under `logits [rows, V]`, in place of those that were noted."""
+        """Replaces the stored log-probabilities of accepted tokens by those under `logits [rows, V]`."""
         rows, chosen = torch.arange(len(tokens)), torch.tensor(tokens)
         found = token_logprobs(self.ops, logits, rows, chosen, sequence.strategy.num_logprobs)
         for number, logprob in enumerate(found, sequence.num_generated):
@@ -390,14 +388,14 @@ class Sampler:
         failures: dict[int, BaseException],
         pending: PendingMasks | NoMasks,
     ) -> int:
-        """How many of a span's rows come before the first one from which nothing was picked. Raises what is wrong with
-        that one, where it is none of a draft's."""
+        """Returns how many of a span's rows come before the first one without a token. Raises that row's error unless
+        it belongs to a draft."""
         num_left = next((row for row, token in enumerate(own) if token < 0), len(own))
         if num_left < len(own) - (len(span.drafts) - span.num_certain) and not span.num_certain:
             row = first + num_left
             if row in failures:
                 raise failures[row]
-            if not self._masked(logits, row, 1, pending).amax() < math.inf:  # NaN is not, either
+            if not self._masked(logits, row, 1, pending).amax() < math.inf:  # catches NaN too
                 raise not_finite(span.sequence)
             if row in pending.rows and not (span.sequence.strategy.is_picked and span.sequence.strategy.has_edits):
                 raise NothingLeft(
@@ -409,8 +407,8 @@ class Sampler:
 
 
 def accept_drafts(chosen: list[int], span: Span) -> list[int]:
-    """The certain drafts of a span, then of the tokens `chosen` by the rows after them those up to and including the
-    first that is not the one drafted."""
+    """Returns the certain drafts of a span and the accepted tokens of `chosen`, from the rows after them. The last
+    accepted token is the first that differs from its draft."""
     drafts = span.drafts
     if not drafts:
         return chosen
@@ -423,7 +421,7 @@ def accept_drafts(chosen: list[int], span: Span) -> list[int]:
 
 
 def not_finite(sequence: Sequence) -> ValueError:
-    """What a sequence fails with where the model gave NaN or +inf. (-inf is a ban, which a model may state.)"""
+    """Error of a sequence for which the model gave NaN or +inf. (-inf is a ban, which a model may use.)"""
     return ValueError(
         f"the model's logits are not finite (NaN or inf) after {len(sequence.tokens)} tokens; the weights may be damaged, "
         f"or the dtype too narrow: try dtype=float32"
@@ -431,8 +429,8 @@ def not_finite(sequence: Sequence) -> ValueError:
 
 
 def token_logprobs(ops: Any, logits: Tensor, rows: Tensor, tokens: Tensor, num_top: int) -> list[TokenLogprob]:
-    """The log-probability of each of `tokens [M]` under its row of `logits [R, V]`, and of the `num_top` most likely
-    tokens there."""
+    """Returns the log-probability of each of `tokens [M]` under its row of `logits [R, V]`, and the `num_top` most
+    likely tokens there."""
     num_top = min(num_top, logits.shape[1])
     values, top_tokens, top_values = ops.token_logprobs(logits, rows, tokens, num_top)
     return [
@@ -442,12 +440,12 @@ def token_logprobs(ops: Any, logits: Tensor, rows: Tensor, tokens: Tensor, num_t
 
 
 def _ranks(logits: Tensor, tokens: Tensor) -> list[int]:
-    """The rank of each of `tokens [M]` in its row of `logits [M, V]`: 1 + the number of tokens that are likelier."""
+    """Returns the rank of each of `tokens [M]` in its row of `logits [M, V]`: 1 + the number of likelier tokens."""
     return (1 + (logits > logits.gather(1, tokens[:, None])).sum(1)).tolist()
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Chance
+# Random numbers
 
 _MASK = 2**64 - 1
 
@@ -460,14 +458,14 @@ def mix(value: int) -> int:
 
 
 def uniform(seed: int, index: int) -> float:
-    """A number in [0, 1), the index-th of the seed's stream, computed from the two alone: nothing to rewind or to
-    keep."""
+    """Returns number `index` of the seed's stream, in [0, 1). It is computed from the two only: there is no state to
+    keep or rewind."""
     return (mix((mix((seed + 1) & _MASK) + (index + 1) * 0x9E3779B97F4A7C15) & _MASK) >> 11) * 2.0**-53
 
 
 def draw(probabilities: Tensor, threshold: float) -> int:
-    """The first token at which the cumulative probability exceeds `threshold` (in [0, 1)) of the total. In float64,
-    over the tokens of nonzero probability in rising order of their ids."""
+    """Returns the first token at which the cumulative probability exceeds `threshold` (in [0, 1)) of the total. Sums in
+    float64, over tokens of nonzero probability in rising order of their ids."""
     numbers = probabilities.numpy()
     candidates = np.flatnonzero(numbers > 0)
     cumulative = np.cumsum(numbers[candidates], dtype=np.float64)

@@ -1,4 +1,4 @@
-"""When a sequence is done, and why."""
+"""Stopping criteria of a sequence."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pace.llm.sequence import PLAIN_TEXT, Sequence, TextRules
 
 
 class StoppingCriteria:
-    """End tokens, stop strings, a mask that is finished, and length, of one sequence."""
+    """Ends one sequence at an end token, a stop string, a finished mask, or the maximum length."""
 
     def __init__(self, max_length: int, end_tokens: Iterable[int] = (), stop_strings: TextStop | None = None) -> None:
         """`max_length` counts prompt and generated tokens. `end_tokens` are kept in the output, as in transformers."""
@@ -20,9 +20,8 @@ class StoppingCriteria:
         self.stop_strings: TextStop = stop_strings or NoStopStrings()
 
     def stop_now(self, sequence: Sequence) -> str | None:
-        """Returns "stop" where the last token ends the sequence, completes a stop string or finishes its mask, "length"
-        where it was the last allowed, else None. To be asked after every generated token; asking again changes
-        nothing."""
+        """Returns "stop" if the last token ends the sequence, completes a stop string or finishes its mask, "length" at
+        the maximum length, else None. Must be called after every generated token; calling again changes nothing."""
         has_stop_string = self.stop_strings.found(sequence)  # in the text of an end token, too
         if has_stop_string or sequence.tokens[-1] in self.end_tokens:
             return "stop"
@@ -31,16 +30,16 @@ class StoppingCriteria:
         return "length" if len(sequence.tokens) >= self.max_length else None
 
     def fork(self) -> StoppingCriteria:
-        """The criteria of a second sequence with the same tokens."""
+        """Returns the criteria for a second sequence with the same tokens."""
         return StoppingCriteria(self.max_length, self.end_tokens, self.stop_strings.fork())
 
     def rewind(self, num_generated: int) -> None:
-        """Forgets all generated tokens but the first `num_generated`. To be called when tokens are dropped from the end
+        """Drops all generated tokens but the first `num_generated`. To be called when tokens are dropped from the end
         of a sequence, so that they do not cut its text."""
         self.stop_strings.rewind(num_generated)
 
     def trim(self, text: str) -> str:
-        """The generated text up to the stop string that ended it."""
+        """Returns the generated text up to the stop string that ended it."""
         return self.stop_strings.trim(text)
 
     @property
@@ -50,7 +49,7 @@ class StoppingCriteria:
 
 
 class NeverStops:
-    """For sequences that generate nothing: sessions and scores."""
+    """Criteria of sequences that generate nothing: sessions and scores."""
 
     def stop_now(self, sequence: Sequence) -> str | None:
         return None
@@ -88,10 +87,10 @@ class NoStopStrings:
 
 
 class StopStrings:
-    """Finds the first of some strings in the generated text, also across tokens or within one.
+    """Finds the first of some strings in the generated text, across tokens or within one.
 
-    The tokens of a match stay in the output; the text is cut before it. What follows a match within the same token is
-    cut too.
+    The tokens of a match stay in the output; the text is cut before it. Text after a match within the same token is cut
+    too.
     """
 
     def __init__(self, tokenizer: Any, strings: list[str], rules: TextRules = PLAIN_TEXT) -> None:
@@ -103,12 +102,12 @@ class StopStrings:
 
     def _start(self, detokenizer: Detokenizer) -> None:
         self.detokenizer = detokenizer
-        self._searched = 0  # where the next search begins
-        self._num_searched = 0  # tokens
-        self._marks: tuple[tuple[int, int, str], ...] = ()  # number, place in the text and letter of hidden tokens
+        self._searched = 0  # start of the next search
+        self._num_searched = 0  # number of tokens
+        self._marks: tuple[tuple[int, int, str], ...] = ()  # number, text position and letter of hidden tokens
 
     def found(self, sequence: Sequence) -> bool:
-        # Wherever this is broken off, it goes on there: a token is pushed once, and looked through at least once.
+        # Can be interrupted anywhere and resumed: each token is pushed once and searched at least once.
         while self.cut is None and self._num_searched < sequence.num_generated:
             token = sequence.tokens[sequence.num_prompt_tokens + self._num_searched]
             if self.detokenizer.num_pushed == self._num_searched:
@@ -133,7 +132,7 @@ class StopStrings:
         return twin
 
     def rewind(self, num_generated: int) -> None:
-        """The tokens that stay are followed again, should anyone ask."""
+        """Restarts the search; the remaining tokens are pushed again on the next call of `found`."""
         if num_generated < self.detokenizer.num_pushed:
             self.cut = self.matched = None
             self._start(Detokenizer(self.detokenizer.tokenizer, self.detokenizer.rules))

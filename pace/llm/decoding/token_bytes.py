@@ -1,4 +1,4 @@
-"""The bytes that a token stands for, which may be less than a character."""
+"""The bytes of a token, which may be less than a character."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _tables: weakref.WeakKeyDictionary[Any, TokenBytes] = weakref.WeakKeyDictionary(
 
 
 class TokenBytes:
-    """`table[token]` of one tokenizer. Bytes are looked up when they are first asked for."""
+    """Bytes of each token of one tokenizer, as `table[token]`. Looked up on first access."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -26,15 +26,15 @@ class TokenBytes:
         self._known: dict[int, bytes] = {}
         decoder = repr(getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None))
         self._is_byte_level = "ByteLevel" in decoder
-        """Whether names of tokens are written in the letters of byte-level BPE."""
+        """True if token names use the letters of byte-level BPE."""
         blank = _BLANK.search(decoder)
         self._blank = blank[1] or blank[2] if blank else "\u2581"
         self.has_blank_alone = blank is not None and "ByteFallback" not in decoder and not self._is_byte_level
-        """Whether names of tokens are their text, but for a letter that stands for a blank."""
+        """True if token names are their text, except for a letter that stands for a blank."""
 
     @classmethod
     def of(cls, tokenizer: Any) -> TokenBytes:
-        """The table of a tokenizer, which is kept with it."""
+        """Returns the table of a tokenizer, cached per tokenizer."""
         if tokenizer is None:
             return cls(None)
         if tokenizer not in _tables:
@@ -42,18 +42,18 @@ class TokenBytes:
         return _tables[tokenizer]
 
     def __getitem__(self, token: int) -> bytes:
-        """The bytes of a token, those of its name where it is a special one; b"" for ids beyond the tokenizer."""
+        """Returns the bytes of a token; for a special token those of its name; b"" for ids beyond the tokenizer."""
         data = self._known.get(token)
         if data is None:
             data = self._known[token] = self._look_up(token)
         return data
 
     def text(self, token: int) -> str:
-        """As text, with U+FFFD for what is no character."""
+        """Returns the token as text, with U+FFFD for invalid UTF-8."""
         return self[token].decode("utf-8", "replace")
 
     def is_byte(self, token: int) -> bool:
-        """Whether the token's name is that of one byte, `<0x0A>`."""
+        """True if the token's name is that of one byte, `<0x0A>`."""
         name = None if self._tokenizer is None else self._tokenizer.convert_ids_to_tokens(token)
         return isinstance(name, str) and _is_byte_name(name)
 

@@ -1,4 +1,4 @@
-"""Which token brought which part of a text."""
+"""Assigns each part of a text to the token that produced it."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from pace.llm.sequence import TokenLogprob
 
 @dataclass(frozen=True, slots=True)
 class TokenPiece:
-    """A token, and what it adds to the text."""
+    """A token and the text it adds."""
 
     token: int
     text: str
     data: bytes
-    """Bytes of the token, also where they are no whole character."""
+    """Bytes of the token, even if they are no whole character."""
     logprob: TokenLogprob | None = None
     is_end: bool = False
-    """True of a token that ended its row and shows no text."""
+    """True for a token that ended its row and shows no text."""
 
     def as_end(self) -> TokenPiece:
         return replace(self, is_end=True)
 
 
 class TokenTexts:
-    """Follows a row's tokens, and gives each out together with its text: the texts joined are what is shown.
+    """Follows a row's tokens and returns each with its text. The joined texts are the shown text.
 
-    Tokens that make one character together have its text at the last of them.
+    If several tokens form one character, the last of them gets its text.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -37,24 +37,25 @@ class TokenTexts:
         self._open: list[tuple[int, TokenLogprob | None]] = []
         """Tokens whose text is not certain yet."""
         self._ready: deque[tuple[int, TokenPiece]] = deque()
-        """Where each begins in the text, and the token."""
+        """Start of each in the text, and the token."""
         self._length = 0
         self._num_shown = 0
 
     def push(self, token: int, logprob: TokenLogprob | None, given: str) -> None:
-        """Takes a token, and the text that the detokenizer gave for it and those before it; "" while it gives none."""
+        """Takes a token, and the text that the detokenizer returned for it and those before it; "" while it returns
+        none."""
         self._open.append((token, logprob))
         if given:
             self._settle(given)
 
     def close(self, given: str) -> None:
-        """Takes what the detokenizer still held at the end."""
+        """Takes the text that the detokenizer still held at the end."""
         if self._open:
             self._settle(given)
 
     def take(self, num_shown: int, is_last: bool) -> list[TokenPiece]:
-        """The tokens of the next `num_shown` characters. The last time these are all there are: what stands behind them
-        was cut off, with a stop string."""
+        """Returns the tokens of the next `num_shown` characters. In the last call no text follows: the rest was cut off
+        with a stop string."""
         self._num_shown += num_shown
         pieces = []
         while self._ready:
@@ -79,7 +80,7 @@ class TokenTexts:
 
 
 def with_texts(entries: list[TokenLogprob | None], tokenizer: Any) -> list[TokenLogprob | None]:
-    """The same, with the texts of their tokens where there is a tokenizer."""
+    """Returns the same entries, with the texts of their tokens if there is a tokenizer."""
     if tokenizer is None:
         return list(entries)
     text = TokenBytes.of(tokenizer).text
@@ -90,6 +91,6 @@ def with_texts(entries: list[TokenLogprob | None], tokenizer: Any) -> list[Token
 
 
 def _cut(piece: TokenPiece, length: int) -> TokenPiece:
-    """The piece with the first `length` characters of its text, and without the bytes of the others."""
+    """Returns the piece with the first `length` characters of its text, and without the bytes of the others."""
     num_cut = len(piece.text[length:].encode("utf-8", "replace"))
     return replace(piece, text=piece.text[:length], data=piece.data[: max(0, len(piece.data) - num_cut)])

@@ -37,7 +37,7 @@ Refusal = Callable[[BaseException], None]
 
 
 class OfTheParent(RuntimeError):
-    """Work posted before `fork()` was not done in the child, because the parent does it."""
+    """Error in a child for work that was posted before `fork()`, which the parent does."""
 
     def __init__(self) -> None:
         super().__init__("this was begun before fork(), and goes on in the parent process")
