@@ -1,1 +1,1 @@
-"""Who posts work to the engine and reads its tokens: requests, batches, sessions, beam search, streamers."""
+"""Clients of the engine: requests, batches, sessions, beam search, streamers."""

@@ -1,4 +1,4 @@
-"""The rows of one call of `generate`: sequences made when there is room for them, and told of as they go."""
+"""Batches: the rows of one call of `generate`, submitted as there is room, with events for a feed."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pace.llm.sequence import Sequence, TakenBack, TokenLogprob
 
 
 class Mail:
-    """The sink of a batch's sequences: a queue that the caller's thread empties. It wakes it once for each row, and for
-    each token where these are wanted."""
+    """Sink of a batch's sequences: a queue that the caller's thread empties. Wakes it once for each row, and for each
+    token if tokens are wanted."""
 
     def __init__(self, wants_tokens: bool) -> None:
         self.wants_tokens = wants_tokens
@@ -37,40 +37,40 @@ class Mail:
         self._waiters.wake_at_once()
 
     def get(self) -> tuple[Sequence, int | TakenBack | None, TokenLogprob | None]:
-        """Waits for the next letter: a sequence's token with its log-probability, tokens taken back, or its end."""
+        """Waits for the next event: a sequence's token with its log-probability, a rollback, or its end."""
         self._waiters.wait_for(lambda: bool(self._letters))
         return self._letters.popleft()
 
 
 class Batch:
-    """Runs the rows of one call, of any number.
+    """Runs all rows of one call.
 
-    The engine has only twice as many of them at a time as run in a step, so that the next ones are there when rows end.
-    Neither what sequences keep beside their tokens (processors' states, say) nor the wait of other calls' requests grows
-    with the batch. The feed is told on the caller's thread.
+    The engine holds at most twice the number of rows of a step, so that new rows are ready when others end. So the
+    state of sequences (of processors, say) and the wait of other calls' requests do not grow with the batch. The feed
+    is called on the caller's thread.
     """
 
     def __init__(
         self, driver: EngineDriver, groups: Iterator[list[Sequence]], feed: Feed, cancel: threading.Event | None
     ) -> None:
-        """`groups` makes the sequences of the next prompt when it is asked; the first of them shares its prompt with the
-        others. `cancel`, once set by whoever, ends the batch after the step under way."""
+        """`groups` creates the sequences of the next prompt on demand; the first of them shares its prompt with the
+        others. `cancel` ends the batch after the current step once it is set, by any thread."""
         self.driver = driver
         self.groups = groups
         self.feed = feed
         self.cancel = cancel
         self.rows: list[Sequence] = []
-        """In order; those that have ended are their outcomes."""
+        """In order. Finished rows are their `Sequence.outcome()`."""
         self._cancel_error: BaseException | None = None
         self._mail = Mail(feed.wants_tokens)
         self._live: dict[Sequence, int] = {}
         self._cut: dict[Sequence, list[int]] = {}
-        """Generated tokens with which a row ends that the feed wanted no more of."""
+        """Generated tokens of rows that the feed cancelled."""
         self._told: dict[Sequence, list[int]] = {}
 
     def run(self, prompts: list[list[int]]) -> None:
-        """Runs all rows to their ends; tells the feed the `prompts` of all and how they go. However it ends, nothing of
-        them stays in the engine."""
+        """Runs all rows to their ends, and passes all `prompts` and then the events of the rows to the feed. Leaves
+        nothing in the engine, even after an error."""
         is_cancelled = self.feed.start(prompts) is False
         try:
             if self.cancel is not None:
@@ -80,14 +80,14 @@ class Batch:
                 self._refill(is_cancelled)
                 if not self._live:
                     return
-                self.driver.start()  # after a fork() in a streamer nobody else does
+                self.driver.start()  # needed after a fork() in a streamer
                 self._read(*self._mail.get())
         finally:
             self._leave()
 
     def _refill(self, is_cancelled: bool) -> None:
-        """Makes and submits sequences while there is room for them; in a cancelled batch makes all that are left, which
-        end before they begin."""
+        """Makes and submits sequences while there is room. In a cancelled batch, makes all that are left, which end
+        before they begin."""
         while is_cancelled or self._has_room():
             group = next(self.groups, None)
             if group is None:
@@ -112,7 +112,7 @@ class Batch:
         self.driver.submit(group)
 
     def _read(self, sequence: Sequence, token: int | TakenBack | None, logprob: TokenLogprob | None) -> None:
-        """Takes one letter: a token to tell of, some that are taken back, or the end of a row."""
+        """Handles one event: a token, a rollback, or the end of a row."""
         if self._cancel_error is not None:
             raise self._cancel_error
         row = self._live[sequence]
@@ -136,7 +136,7 @@ class Batch:
         del self._told[sequence]
         told = self._cut.pop(sequence, None)
         if told is not None and (sequence.error is not None or told != sequence.generated):
-            # it went on until it heard that this is enough, or was revised
+            # it continued until the abort arrived, or was revised
             pairs = enumerate(zip(told, sequence.generated))
             num_kept = next((index for index, (a, b) in pairs if a != b), min(len(told), sequence.num_generated))
             sequence.take_back(num_kept)
@@ -150,7 +150,7 @@ class Batch:
         try:
             if self.cancel.is_set():
                 self._end_rows(self.driver.engine)
-        except BaseException as error:  # of the caller's object, who shall hear of it alone
+        except BaseException as error:  # an error of the caller's object, raised only to that caller
             self._cancel_error = error
             self._unhook(self.driver.engine)
             self._end_rows(self.driver.engine)

@@ -3,21 +3,20 @@
 The results are those of transformers (`GenerationMixin._beam_search`, 5.24) for each prompt by itself. One round, with
 K beams and E end tokens:
 
-    choices     log-probabilities of what may follow each beam, as the processors leave them (not made to sum to 1 again)
-    candidates  the max(2, 1 + E) K likeliest continuations of all beams together, or as many drawn without replacement
-                (do_sample); the likeliest first
-    finished    those of the first K candidates that stop, with score = log-probability / generated tokens ** length_penalty,
-                join those of the rounds before, of which the K best stay
-    running     the K likeliest candidates that do not stop are the next beams
+    choices     log-probabilities of the next token of each beam, after the processors (not renormalised).
+    candidates  the max(2, 1 + E) K likeliest continuations of all beams together. With do_sample, that number is drawn
+                without replacement. The likeliest are first.
+    finished    those of the first K candidates that stop, with score = log-probability / generated tokens ** length_penalty.
+                They join those of earlier rounds; the K best stay.
+    running     the K likeliest candidates that do not stop are the next beams.
 
 The search is over when nothing runs. It is also over when K have finished and `early_stopping` is True. With False, it
 is over when K have finished and the likeliest beam, at its length now, is no better than the worst of them. "never"
-with a positive length_penalty judges that beam at the greatest length.
-Where bans leave fewer than K continuations, the search goes on with those; transformers fills up with copies of
-log-probability -1e9.
+with a positive length_penalty scores that beam at the maximum length. If bans leave fewer than K continuations, the
+search goes on with those; transformers adds copies of log-probability -1e9.
 
-A beam is a sequence of the engine that is parked after every token. Beams that come of one beam share its blocks of the
-cache: a fork counts references, and only a block that is written while it is shared gets copied.
+A beam is a sequence of the engine that is parked after every token. Beams with the same parent share its blocks in the
+cache: a fork counts references, and only a shared block that is written is copied.
 """
 
 from __future__ import annotations
@@ -47,28 +46,28 @@ from pace.llm.sequence import Sequence, Span, TokenLogprob
 
 
 def branching(num_end_tokens: int) -> int:
-    """Candidates for each beam: enough to go on with, should every end token be among them."""
+    """Returns the number of candidates per beam: enough to continue even if every end token is among them."""
     return max(2, 1 + num_end_tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What may follow one beam."""
+    """Candidates for the next token of one beam."""
 
     num_tokens: int
-    """Of the beam, prompt included."""
+    """Length of the beam, prompt included."""
     tokens: np.ndarray
     """int64 `[C]`."""
     log_probabilities: np.ndarray
-    """fp32 `[C]`, as processors and filters leave them."""
+    """fp32 `[C]`, after processors and filters."""
     own: np.ndarray
-    """fp32 `[C]`, the model's own; empty where nobody asked for log-probabilities."""
+    """fp32 `[C]`, the model's own; empty unless log-probabilities are requested."""
     top: tuple[tuple[int, float], ...]
-    """The likeliest tokens by the model's own, as `TokenLogprob` has them."""
+    """The likeliest tokens by the model's own probabilities, as in `TokenLogprob`."""
 
 
 class Ranking:
-    """A strategy that keeps what may follow a beam, and goes on with no token: the search decides."""
+    """Strategy that keeps the candidates of a beam and generates no token: the search decides."""
 
     is_picked = wants_sample = is_unmasked = False
     rules = None
@@ -77,7 +76,7 @@ class Ranking:
     def __init__(
         self, processors: Processors, filters: list[Filter], num_kept: int | None, num_logprobs: int | None
     ) -> None:
-        """`num_kept` likeliest tokens are kept, likeliest first; None for all, in the order of their ids, to draw
+        """Keeps the `num_kept` likeliest tokens, likeliest first. None keeps all, in the order of their ids, to draw
         from."""
         self.processors = processors
         self.filters = filters
@@ -86,7 +85,7 @@ class Ranking:
         self.choices: Choices | None = None
 
     def fork(self) -> Ranking:
-        """The strategy of a second beam with the same tokens."""
+        """Returns the strategy of a second beam with the same tokens."""
         return Ranking(self.processors.fork(), self.filters, self.num_kept, self.num_logprobs)
 
     def choose(self, ops: Any, logits: Tensor, span: Span) -> list[int]:
@@ -95,7 +94,7 @@ class Ranking:
         own = None if self.num_logprobs is None else log_probabilities.numpy().copy()
         self.processors.follow(tokens)
         self.processors.apply_(log_probabilities)
-        if not log_probabilities.numpy().max() < np.inf:  # NaN is not, either
+        if not log_probabilities.numpy().max() < np.inf:  # catches NaN too
             raise ValueError(
                 f"after {len(tokens)} tokens the logits_processors gave NaN or inf; they must return numbers, or -inf to ban a token"
             )
@@ -115,13 +114,13 @@ class Ranking:
 
 @dataclass(slots=True)
 class Hypothesis:
-    """A sequence of the search: one that goes on as a beam, or one that has ended. To stopping criteria it looks like a
+    """A sequence of the search: a running beam, or one that has ended. Stopping criteria can use it like a
     `Sequence`."""
 
     tokens: list[int]
     num_prompt_tokens: int
     log_probability: float
-    """Sum over the generated tokens, as processors and filters left them."""
+    """Sum over the generated tokens, after processors and filters."""
     stopping: StoppingCriteria
     mask: SequenceMask | None
     logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -136,7 +135,7 @@ class Hypothesis:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What a search decided: the beams that go on, likeliest first, and the finished ones, best first."""
+    """Result of a round: the running beams, likeliest first, and the finished ones, best first."""
 
     running: list[Hypothesis]
     finished: list[Hypothesis]
@@ -144,20 +143,20 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Where a search stands."""
+    """State of a search."""
 
     beams: list[Sequence]
     """The sequences of `now.running`, one for each."""
     now: Round
     next: Round | None = None
-    """Decided, and maybe in part done."""
+    """Decided, and possibly applied in part."""
 
 
 class BeamSearch:
-    """The search of one prompt, by `num_beams` sequences that it keeps in the engine until it is over.
+    """Search for one prompt, using `num_beams` sequences that stay in the engine until it is over.
 
-    `rows` are what it returns: sequences that are never computed, and get their tokens and `finish_reason` when the
-    search is over, or an `error`. All methods are for the thread that owns the engine.
+    `rows` are the results: sequences that are never computed. They get their tokens and `finish_reason`, or an `error`,
+    at the end of the search. All methods must be called on the thread that owns the engine.
     """
 
     def __init__(
@@ -170,8 +169,8 @@ class BeamSearch:
         seed: int,
         mask: TokenMask | None = None,
     ) -> None:
-        """`max_length` counts prompt and generated tokens; `make_strategy` is asked once for each beam, and each has a
-        fork of `mask`."""
+        """`max_length` counts prompt and generated tokens. `make_strategy` is called once for each beam, and each beam
+        has a fork of `mask`."""
         self.prompt = prompt
         self.max_length = max_length
         self.config = config
@@ -191,11 +190,11 @@ class BeamSearch:
     def is_over(self) -> bool:
         return self.rows[-1].is_finished
 
-    # -- what the owner does -------------------------------------------------------------------------------------------
+    # -- calls of the owner --------------------------------------------------------------------------------------------
 
     def start(self, engine: Engine) -> None:
-        """Puts the prompt into the engine. The search goes on until it is over or cancelled. Does nothing for one that
-        was cancelled before."""
+        """Puts the prompt into the engine. The search continues until it is over or cancelled. Does nothing if it was
+        cancelled before."""
         if self.is_over:
             return
         self._engine = engine
@@ -219,25 +218,25 @@ class BeamSearch:
         engine.between_steps.append(self.advance)
 
     def cancel(self) -> None:
-        """Ends the search with what it has found, the finished sequences first, and frees its blocks. Harmless when it
-        is over, or was never started."""
+        """Ends the search with the results so far, finished sequences first, and frees its blocks. Harmless if it is
+        over, or was never started."""
         if not self.is_over:
             now = self._state.now
             self._finish(now.finished + sorted(now.running, key=self._score, reverse=True), "cancelled")
             self._leave()
 
-    # -- what the engine does, between two steps -----------------------------------------------------------------------
+    # -- calls of the engine, between two steps ------------------------------------------------------------------------
 
     def advance(self) -> None:
-        """Once everything that may follow the beams is known, decides which of it goes on, and lets it. What goes wrong
-        ends this search; while beams are moved it fails the step as well, for nothing about the cache is believed then.
+        """Decides the next round once the candidates of all beams are known, and continues with its beams. An error
+        ends this search. While beams are moved it also fails the step, since the cache contents are then unreliable.
         """
         if not self.is_over:
             try:
                 self._choose()
             except (KeyboardInterrupt, SystemExit):
                 raise
-            except BaseException as error:  # a panic of a library in Rust is no Exception
+            except BaseException as error:  # a panic in a Rust library is not an Exception
                 self._fail_rows(error)
         try:
             self._move()
@@ -258,7 +257,7 @@ class BeamSearch:
             row.fail(error)
 
     def _choose(self) -> None:
-        """Settles what comes next, or how the rows end. Moves nothing."""
+        """Decides the next round, or the results. Moves nothing."""
         for beam in self._state.beams:
             if beam.error is not None:
                 raise beam.error
@@ -269,7 +268,8 @@ class BeamSearch:
             self._finish(self._state.next.finished)
 
     def _move(self) -> None:
-        """Does what was settled. Does nothing for a search that has left, which another move may have had it do."""
+        """Applies the decision. Does nothing for a search that has left the engine, possibly because of another
+        move."""
         if self.is_over:
             if self._sequences:
                 self._leave()
@@ -281,7 +281,7 @@ class BeamSearch:
                 self._engine.scheduler.resume(beam, self._place)
 
     def _note_times(self, beam: Sequence) -> None:
-        """The rows have their first token when the prompt has been read."""
+        """Records the rows' first token when the prompt has been computed."""
         for row in self.rows:
             if row.times.first_token is None:
                 row.times.admitted, row.times.num_reused = beam.times.admitted, beam.times.num_reused
@@ -296,7 +296,7 @@ class BeamSearch:
     # -- one round -----------------------------------------------------------------------------------------------------
 
     def _decide(self) -> Round:
-        """The next round. Changes nothing."""
+        """Returns the next round. Changes nothing."""
         num_beams, now = self.config.num_beams, self._state.now
         choices = [beam.strategy.choices for beam in self._state.beams]
         running: list[Hypothesis] = []
@@ -308,11 +308,11 @@ class BeamSearch:
             elif rank < num_beams:
                 finished.append(candidate)
         running.sort(key=lambda hypothesis: -hypothesis.log_probability)
-        finished.sort(key=lambda hypothesis: -self._score(hypothesis))  # stable: of equals the one that was there first
+        finished.sort(key=lambda hypothesis: -self._score(hypothesis))  # stable: among equals the earlier one is first
         return Round(running[:num_beams], finished[:num_beams])
 
     def _candidates(self, running: list[Hypothesis], choices: list[Choices]) -> list[tuple[int, int]]:
-        """(rank of the beam, index of the choice): the likeliest of all, or those drawn; the likeliest first."""
+        """Returns (rank of the beam, index of the choice) of the likeliest or drawn candidates, the likeliest first."""
         sums = np.concatenate(
             [beam.log_probability + those.log_probabilities.astype(np.float64) for beam, those in zip(running, choices)]
         )
@@ -328,7 +328,7 @@ class BeamSearch:
         ]
 
     def _draw(self, sums: np.ndarray, num_generated: int) -> list[int]:
-        """`num_candidates` different indices, one after the other by exp(sums) of those left; less where no more are
+        """Returns `num_candidates` different indices, each drawn by exp(sums) from those left; fewer if no more are
         possible."""
         if not len(sums):
             return []
@@ -364,7 +364,7 @@ class BeamSearch:
         return hypothesis.log_probability / max(1, hypothesis.num_generated) ** self.config.length_penalty
 
     def _is_decided(self, round: Round) -> bool:
-        """Whether no beam could change what is finished any more, or none runs."""
+        """True if no beam could change the finished ones any more, or none runs."""
         config = self.config
         if not round.running:
             return True
@@ -377,8 +377,8 @@ class BeamSearch:
         return round.running[0].log_probability / length**config.length_penalty <= self._score(round.finished[-1])
 
     def _go_on(self, next: Round) -> None:
-        """Makes the sequences be the beams of the next round. Half done, it may be done again: from `State.next`, with
-        an empty cache."""
+        """Turns the sequences into the beams of the next round. If interrupted, it may be repeated from `State.next`
+        with an empty cache."""
         cache = self._engine.cache
         placed = self._assign(next.running)
         kept = [sequence for sequence, parent in placed if sequence is parent]
@@ -396,8 +396,8 @@ class BeamSearch:
         self._state = State([sequence for sequence, _ in placed], next)
 
     def _assign(self, running: list[Hypothesis]) -> list[tuple[Sequence, Sequence]]:
-        """For each hypothesis the sequence that will hold it, and that of its parent: the same for a parent's first
-        child, so that its blocks stay where they are; else one that does not go on."""
+        """Returns, for each hypothesis, its sequence and its parent's. A parent's first child keeps the parent's
+        sequence, so that its blocks stay in place. Others get a free sequence."""
         beams = self._state.beams
         parents = [beams[hypothesis.parent] for hypothesis in running]
         free = [sequence for sequence in self._sequences if sequence not in parents]
@@ -407,9 +407,8 @@ class BeamSearch:
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def _finish(self, hypotheses: list[Hypothesis], reason: str | None = None) -> None:
-        """Gives the rows their sequences, best first. With a `reason`, the search was broken off for it: a row for
-        which there is none is then the prompt alone. Else raises ValueError where less was found than has to be
-        returned."""
+        """Assigns the results to the rows, best first. `reason` is given if the search was cut short: rows without a
+        result are then the prompt only. Otherwise raises ValueError for too few results."""
         if reason is None and len(hypotheses) < len(self.rows):
             raise ValueError(
                 f"beam search found {len(hypotheses)} texts and has to return num_return_sequences={len(self.rows)}: no more are possible; "
@@ -425,7 +424,7 @@ class BeamSearch:
             row.finish_reason = reason or hypothesis.finish_reason
 
     def _leave(self) -> None:
-        """Takes everything out of the engine, forgets it, and tells of the end of the rows."""
+        """Removes everything from the engine, drops the state, and notifies the sinks of the rows' end."""
         for sequence in self._sequences:
             self._engine.scheduler.remove(sequence)
         if self._sequences and self.advance in self._engine.between_steps:
@@ -437,7 +436,7 @@ class BeamSearch:
 
 
 def check_length_penalty(length_penalty: float, most: int) -> None:
-    """Raises ValueError where scores of sequences of up to `most` tokens would be infinite or zero."""
+    """Raises ValueError if scores of sequences of up to `most` tokens would be infinite or zero."""
     try:
         is_fine = 0.0 < float(most) ** length_penalty < np.inf
     except OverflowError:
@@ -449,8 +448,8 @@ def check_length_penalty(length_penalty: float, most: int) -> None:
 
 
 class BeamBatch(Batch):
-    """The rows of one call with beams: of as many searches at once as run in a step with all their beams, and of one in
-    any case."""
+    """The rows of one call with beam search. Runs at once the searches whose beams fit into a step together, and at
+    least one."""
 
     def __init__(
         self, driver: EngineDriver, searches: Iterator[BeamSearch], feed: Feed, cancel: threading.Event | None

@@ -1,4 +1,4 @@
-"""One answer in a conversation: text, thoughts and calls of tools, as they come or whole."""
+"""Chat answers: text, thoughts and tool calls of one turn, streamed or whole."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ from pace.llm.sequence import TextRules, TokenLogprob
 
 @dataclass(frozen=True)
 class ChatOutput:
-    """An answer that is whole, or as far as it came."""
+    """A complete answer, or the part generated so far."""
 
     text: str
-    """What the model says: without thoughts and calls."""
+    """Text of the answer, without thoughts and calls."""
     thought: str
-    """What it wrote down before, where its template knows thoughts; else ""."""
+    """The model's thoughts before the answer, if its template has thoughts; else ""."""
     tool_calls: list[ToolCall]
-    """Calls in their order. Where the answer was cut off (`finish_reason` "length"), the last one's arguments may be."""
+    """Calls in order. If the answer was cut off (`finish_reason` "length"), the last one's arguments may be
+    incomplete."""
     finish_reason: str
     """ "stop", "tool_calls", "length" or "cancelled"."""
     logprobs: list[TokenLogprob] | None
-    """Log-probability of each generated token, where `SamplingConfig.logprobs` asked for them."""
+    """Log-probability of each generated token, if requested by `SamplingConfig.logprobs`."""
     metrics: Metrics
 
     @property
@@ -47,25 +48,25 @@ class ChatOutput:
 
 
 class AnswerReader:
-    """Makes events of the tokens of an answer."""
+    """Turns the tokens of an answer into events."""
 
     def __init__(self, turn: Turn, tokenizer: Any, rules: TextRules, stop_strings: list[str]) -> None:
-        """`rules` hide what is no text in this turn, end tokens among it."""
+        """`rules` hide tokens that are no text in this turn, including end tokens."""
         self._pieces = TextPieces(tokenizer, stop_strings, rules)
         self._reader = TurnReader(turn)
 
     def read(self, token: int | None) -> list[Event]:
-        """What a token makes certain; None stands for the end."""
+        """Returns the events that a token makes certain; None stands for the end."""
         self._reader.push(self._pieces.flush() if token is None else self._pieces.push(token))
         return self._reader.told(is_ended=token is None)[1]
 
 
 class ChatAnswer:
-    """An answer on its way, made by `LLMModel.chat(stream=True)`. Iterating, also by `async for`, gives its events as they
-    come, once; closing or dropping it ends the generation."""
+    """A streamed answer, made by `LLMModel.chat(stream=True)`. Iterating, also by `async for`, yields each event once,
+    as it occurs. Closing or dropping it ends the generation."""
 
     def __init__(self, start: Callable[[], Request], reader: AnswerReader) -> None:
-        """`start` posts the request, with the first event that is asked for."""
+        """`start` posts the request, when the first event is requested."""
         self._start = start
         self._reader = reader
         self._request: Request | None = None
@@ -79,12 +80,13 @@ class ChatAnswer:
         return next(self._coming)
 
     def close(self) -> None:
-        """Ends the generation, if it has not ended. `output` is then what came until now. Closing twice is harmless."""
+        """Ends the generation, if it has not ended. `output` is then the part generated so far. Closing twice is
+        harmless."""
         self._coming.close()
 
     @property
     def output(self) -> ChatOutput:
-        """Waits for the end. Raises what went wrong with the request."""
+        """Waits for the end and returns the answer. Raises the request's error."""
         for _ in self._coming:
             pass
         if self._request is None:

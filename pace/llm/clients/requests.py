@@ -1,4 +1,4 @@
-"""One prompt on its way through the engine, in one continuation or several: to be looked at, waited for, streamed."""
+"""Requests: one prompt with one or several continuations, which can be inspected, awaited and streamed."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ from pace.llm.outputs import GenerateOutput
 from pace.llm.sequence import Sequence, TakenBack, TokenLogprob
 
 MOST_AT_ONCE = 32
-"""Events that a task takes before others of its loop have a turn."""
+"""Events that a task takes before other tasks of its loop get a turn."""
 
 
 class Record:
-    """The sink of a request's sequences: what came, in the order in which it came. It only grows."""
+    """Sink of a request's sequences. Records all events in order; it only grows."""
 
     def __init__(self, sequences: list[Sequence]) -> None:
         self.waiters = Waiters()
-        """For the next event."""
+        """Threads waiting for the next event."""
         self.end_waiters = Waiters()
         self._news: tuple[News, ...] = ()
-        """How tasks hear of the next event."""
+        """Notify tasks of the next event."""
         self._lock = threading.Lock()
         self.events: list[tuple[int, int | TakenBack | None, TokenLogprob | None]] = []
-        """(row, token, its log-probability); no token at the row's end, and TakenBack where tokens go."""
+        """(row, token, its log-probability). The token is None at the row's end, and TakenBack if tokens are rolled
+        back."""
         self.error: BaseException | None = None
         self._rows = {sequence.id: row for row, sequence in enumerate(sequences)}
         self._num_ended = 0
@@ -44,7 +45,7 @@ class Record:
 
     @contextlib.contextmanager
     def news(self) -> Iterator[News]:
-        """What a task of the running loop hears of each event by, while the block lasts."""
+        """Notifier for a task of the running loop, for the duration of the block."""
         news = News()
         with self._lock:
             self._news = (*self._news, news)
@@ -79,12 +80,12 @@ class Record:
 
 
 class Reading:
-    """Reads a record from its beginning, at a pace of its own."""
+    """Reads a record from its beginning, at its own pace."""
 
     def __init__(
         self, sequences: list[Sequence], record: Record, make_pieces: list[Callable[[], TextPieces | NoPieces]]
     ) -> None:
-        """`make_pieces` are those of each row."""
+        """`make_pieces` has one entry for each row."""
         self._sequences = sequences
         self._events = record.events
         self._texts = [ShownText(make) for make in make_pieces]
@@ -93,15 +94,15 @@ class Reading:
 
     @property
     def is_done(self) -> bool:
-        """Whether all rows have been read to their end."""
+        """True if all rows have been read to their end."""
         return self._num_going == 0
 
     def has_more(self) -> bool:
-        """Whether there is an event to take."""
+        """True if there is an event to take."""
         return self._index < len(self._events)
 
     def take(self) -> StreamEvent:
-        """The next event. Raises what went wrong with the row that ends by it."""
+        """Returns the next event. Raises the row's error at its end."""
         row, token, logprob = self._events[self._index]
         self._index += 1
         text = self._texts[row]
@@ -118,7 +119,7 @@ class Reading:
 
 
 def text_of(sequence: Sequence, tokenizer: Any) -> str:
-    """The generated text, up to a stop string."""
+    """Returns the generated text, up to a stop string."""
     return sequence.stopping.trim(decode_after(tokenizer, sequence.generated, sequence.text_rules))
 
 
@@ -136,17 +137,16 @@ class Choice:
 
     @property
     def text(self) -> str:
-        """The text of the tokens so far; "" without a tokenizer. What may become a stop string is only cut off at the
-        end."""
+        """The text of the tokens so far; "" without a tokenizer. A stop string is only cut off at the end."""
         if self._tokenizer is None:
             return ""
-        is_done = self.done  # before the tokens
+        is_done = self.done  # read before the tokens
         text = text_of(self._sequence, self._tokenizer)
         return text if is_done else text.rstrip(REPLACEMENT)
 
     @property
     def done(self) -> bool:
-        """True once nothing more comes."""
+        """True once the continuation has ended."""
         return self._sequence.is_finished
 
     @property
@@ -156,10 +156,10 @@ class Choice:
 
 
 class Request:
-    """One prompt among those that the engine works on; made by `LLMModel.add_request`.
+    """One prompt that the engine works on; made by `LLMModel.add_request`.
 
-    It advances by itself. Any thread may look, wait, iterate and cancel, several at once, and so may tasks of event loops
-    (`async for`). A request that nobody holds any more is cancelled.
+    It advances by itself. Any number of threads, and tasks of event loops (`async for`), may read, wait, iterate and
+    cancel at once. A request without references is cancelled.
     """
 
     def __init__(
@@ -185,7 +185,8 @@ class Request:
 
     @property
     def tokens(self) -> list[int]:
-        """`Choice.tokens`, of a request with one continuation; ValueError for one with several, as of the next three."""
+        """`Choice.tokens` of a request with one continuation. Like the next two properties, raises ValueError for
+        several."""
         return self._only.tokens
 
     @property
@@ -200,19 +201,19 @@ class Request:
 
     @property
     def done(self) -> bool:
-        """True once nothing more comes of any continuation."""
+        """True once all continuations have ended."""
         return self._record.is_complete
 
     def cancel(self) -> None:
-        """Ends it with the tokens it has, and gives its memory back after the step under way. Waits for nothing;
-        harmless where it is done."""
+        """Ends the request with the tokens it has, and frees its memory after the current step. Does not wait; harmless
+        if it is done."""
         self._driver.abort(self._sequences)
 
     def result(self, timeout: float | None = None) -> GenerateOutput:
-        """Waits until this request is done; its output, as of `generate`, with a row for each continuation.
+        """Waits until the request is done. Returns its output, as `generate` does, with a row for each continuation.
 
-        Raises TimeoutError after `timeout` seconds (the request goes on, and may be asked again), and what went wrong
-        with the request itself.
+        Raises TimeoutError after `timeout` seconds; the request goes on, and `result` may be called again. Raises the
+        request's own error, if any.
         """
         if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float))):
             raise TypeError(
@@ -227,22 +228,22 @@ class Request:
         return self._output_of(self._sequences)
 
     def __iter__(self) -> Iterator[str]:
-        """The text of the one continuation in pieces, from its beginning, as they come. Leaving the loop early leaves
-        the request running. Pieces are `TextPiece`, which tell what a step callback has taken back."""
+        """Iterates over the text of the only continuation in pieces, from its beginning. Leaving the loop early leaves
+        the request running. Pieces are `TextPiece`, which report text that a step callback rolled back."""
         self._check_tokenizer()
         return (TextPiece.of(event) for event in self.events() if event.text or event.num_chars_taken_back)
 
     def events(self, with_text: bool = True) -> Iterator[StreamEvent]:
-        """Each token of each continuation with what it adds to the text and its log-probability (where asked for), what a
-        step callback takes back, then the end of that continuation, in the order in which they come and from the
-        beginning. Without `with_text` texts are "". Raises what went wrong with the request."""
+        """Iterates over the events of all continuations from the beginning, in the order in which they occur. There is
+        one for each token with its text and log-probability (if requested), for each rollback by a step callback, and
+        for each end. Without `with_text` texts are "". Raises the request's error."""
         reading = self._reading(with_text)
         while not reading.is_done:
             self._wait(self._record.waiters, reading.has_more)
             yield reading.take()
 
     async def __aiter__(self) -> AsyncIterator[str]:
-        """The same pieces as of `iter`, for a task of an event loop."""
+        """Iterates over the same pieces as `iter`, for a task of an event loop."""
         self._check_tokenizer()
         async with contextlib.aclosing(self.aevents()) as events:
             async for event in events:
@@ -250,8 +251,8 @@ class Request:
                     yield TextPiece.of(event)
 
     async def aevents(self, with_text: bool = True) -> AsyncIterator[StreamEvent]:
-        """The same events as of `events`, for a task of an event loop. The loop goes on meanwhile. It is woken once after a
-        step, for all requests, and about a hundred times a second at most."""
+        """Iterates over the same events as `events`, for a task of an event loop, without blocking the loop. The loop
+        is woken once after a step, for all requests, and at most about a hundred times a second."""
         reading, num_taken = self._reading(with_text), 0
         with self._record.news() as news:
             while not reading.is_done:
@@ -297,18 +298,19 @@ class Request:
         return waiters.wait_for(condition, deadline)
 
     def _check_going(self) -> None:
-        """Raises on the engine's own thread, where nobody may wait; has the engine go on after `fork()`."""
+        """Raises on the engine's own thread, which must not wait. Restarts the engine's thread after `fork()`."""
         self._driver.check_outside()
         self._driver.start()
 
     def __del__(self) -> None:
-        if record := getattr(self, "_record", None):  # where it was made
+        if record := getattr(self, "_record", None):  # if the constructor got that far
             if not record.is_complete:
                 self._driver.abort(self._sequences)
 
 
 class Stream:
-    """The text of one generation, piece by piece. It starts with the first piece; closing or dropping it ends it."""
+    """The text of one generation, piece by piece. Starts with the first piece; closing or dropping it ends the
+    generation."""
 
     def __init__(self, start: Callable[[], Request]) -> None:
         self._start: Callable[[], Request] | None = start
@@ -325,7 +327,7 @@ class Stream:
             self._pieces = iter(self._request)
         try:
             return next(self._pieces)
-        except BaseException:  # its end included
+        except BaseException:  # also at its end
             self.close()
             raise
 

@@ -1,4 +1,4 @@
-"""How likely a model thinks tokens that are there already."""
+"""Log-probabilities of given tokens."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from pace.llm.sequence import Sequence, Span
 
 
 class Scores(NamedTuple):
-    """What a model thinks of the tokens of a row from some place on, N of them."""
+    """Scores of the last N tokens of a row."""
 
     logprobs: Tensor
-    """float32 `[N]`: the log-probability of each, given all tokens before it."""
+    """float32 `[N]`: log-probability of each token, given all tokens before it."""
     are_likeliest: Tensor
-    """bool `[N]`: whether it is the one that greedy decoding would have taken there."""
+    """bool `[N]`: True if greedy decoding would have picked the token."""
 
 
 class ScoreTokens:
-    """A strategy that scores `tokens[start:]`, for a sequence of all tokens but the last; no more logits than one step's
-    are held."""
+    """Strategy that scores `tokens[start:]`, for a sequence of all tokens but the last. Holds the logits of one step
+    only."""
 
     is_picked = wants_sample = is_unmasked = False
     rules = None
@@ -40,7 +40,7 @@ class ScoreTokens:
 
     def choose(self, ops: Any, logits: Tensor, span: Span) -> list[int]:
         end = span.end - self._start + 1
-        begin = end - logits.shape[0]  # a dropped cache may bring rows again, with equal content
+        begin = end - logits.shape[0]  # rows may repeat after a dropped cache, with equal content
         targets = self._targets[begin:end]
         values, likeliest, _ = ops.token_logprobs(logits, torch.arange(len(targets)), targets, 1)
         self._scores.logprobs[begin:end] = values
@@ -51,16 +51,16 @@ class ScoreTokens:
 
 
 def score(driver: EngineDriver, rows: list[list[int]]) -> list[Tensor]:
-    """For each row of T tokens fp32 `[T - 1]`: entry i is `log p(token i + 1 | tokens 0 .. i)`; the first token has none.
-    Raises what `score_from` does."""
+    """Returns fp32 `[T - 1]` for each row of T tokens: entry i is `log p(token i + 1 | tokens 0 .. i)`. The first token
+    has none. Raises the errors of `score_from`."""
     return [scores.logprobs for scores in score_from(driver, rows, [1] * len(rows))]
 
 
 def score_from(driver: EngineDriver, rows: list[list[int]], starts: SequenceOf[int]) -> list[Scores]:
-    """Scores of `row[start:]` for each row; what stands before it may come from the prefix cache.
+    """Returns scores of `row[start:]` for each row; the tokens before may come from the prefix cache.
 
-    Computed in chunks: the logits of a long row are never in memory all at once. Raises ValueError for rows longer than
-    the engine holds, not counting their last token, and for a start that leaves nothing before it.
+    Computed in chunks, so the logits of a long row are never in memory all at once. Raises ValueError for rows longer
+    than the engine holds, not counting their last token, and for a start below 1.
     """
     engine = driver.engine
     for index, (row, start) in enumerate(zip(rows, starts, strict=True)):

@@ -1,4 +1,4 @@
-"""A sequence in the caller's hands: append tokens, see logits, take tokens back, branch."""
+"""Sessions: sequences controlled by the caller, who appends tokens, reads logits, truncates and forks."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from pace.llm.sequence import Sequence, Span, TokenLogprob
 from pace.memory import available_memory_bytes, format_bytes
 
 MANY_BYTES = 64 << 20
-"""Below, nobody asks how much memory is left: that takes as long as a decode step of a small model."""
+"""Below this size, available memory is not checked: that takes as long as a decode step of a small model."""
 
 
 class CollectLogits:
-    """A strategy that keeps the logits of positions `first .. first + num_rows - 1`, and goes on with no token."""
+    """Strategy that keeps the logits of positions `first .. first + num_rows - 1`, and generates no token."""
 
     is_picked = wants_sample = is_unmasked = False
     rules = None
@@ -33,10 +33,10 @@ class CollectLogits:
         self.first = first
         self.rows = torch.empty(num_rows, vocab_size)
         self.outcome: Future[Tensor] = Future()
-        """The rows, once they are all there."""
+        """The rows, once all of them are computed."""
 
     def choose(self, ops: Any, logits: Tensor, span: Span) -> list[int]:
-        begin = span.end - logits.shape[0] - self.first  # a dropped cache may bring rows again, with equal content
+        begin = span.end - logits.shape[0] - self.first  # rows may repeat after a dropped cache, with equal content
         if logits.numpy().min() == -math.inf:
             raise ValueError(
                 f"the model's logits are not finite: some are -inf, after {span.end - logits.shape[0] + 1} to {span.end} tokens"
@@ -48,7 +48,7 @@ class CollectLogits:
 
 
 class OutcomeSink:
-    """Fails the outcome that a sequence's strategy is about to give, where the sequence ends before."""
+    """Sets an error on the outcome of a sequence's strategy if the sequence ends without one."""
 
     def token(self, sequence: Sequence, token: int, logprob: TokenLogprob | None) -> None:
         pass
@@ -61,9 +61,9 @@ class OutcomeSink:
 class Session:
     """Tokens whose keys and values are kept between calls.
 
-    Made by `LLMModel.session()`; `close` it, or use it in a `with` block, to give its memory back. When memory is short
-    the cached part of an idle session may be dropped; it is computed again at the next `append`, with the same result.
-    One session belongs to one thread at a time; different sessions, and generations, may run at once.
+    Made by `LLMModel.session()`. Call `close`, or use it in a `with` block, to free its memory. When memory is short,
+    the cached part of an idle session may be dropped; the next `append` recomputes it, with the same result. One
+    session belongs to one thread at a time. Different sessions, and generations, may run at once.
     """
 
     _is_closed = True  # until it is made, which Ctrl-C may prevent
@@ -72,7 +72,7 @@ class Session:
         self._driver = driver
         self._sequence = Sequence([], strategy=None, stopping=NeverStops(), max_length=driver.engine.max_length)
         self._sequence.sink = OutcomeSink()
-        self._is_closed = False  # before it waits, which Ctrl-C may break off
+        self._is_closed = False  # before the wait, which Ctrl-C may interrupt
         self._run(lambda engine: engine.scheduler.park(self._sequence))
 
     @property
@@ -84,20 +84,20 @@ class Session:
         return len(self._sequence.tokens)
 
     def append(self, ids: Iterable[int] | Tensor, logits: str | int = "last") -> Tensor:
-        """Adds tokens and returns fp32 `[rows, vocab]`: row i holds the logits of what follows the i-th of the wanted
-        tokens.
+        """Appends tokens and returns fp32 logits `[rows, vocab]` after the wanted tokens, one row each.
 
-        `logits`: "last" wants the last token (1 row), "all" every token of `ids`, an int k the last k of them. The
-        first append's length counts as the prompt's for rope scaling that looks at it (dynamic, longrope).
+        `logits`: "last" for the last token (1 row), "all" for every token of `ids`, an int k for the last k of them.
+        Rope scaling that depends on the prompt's length (dynamic, longrope) uses the length of the first append.
 
-        Raises ValueError for no ids, ids outside the vocabulary, more tokens than the context holds, k out of
-        `1 .. len(ids)`, or logits that are not finite; MemoryError for more rows of logits than memory holds. After an
-        error or Ctrl-C the session is as it was before.
+        Raises ValueError for no ids, ids outside the vocabulary, more tokens than the context holds, k out of `1 ..
+        len(ids)`, or logits that are not finite. Raises MemoryError for more rows of logits than memory holds. After an
+        error or Ctrl-C the session is unchanged.
         """
         return append_each([(self, ids)], logits)[0]
 
     def _plan(self, ids: Iterable[int] | Tensor, logits: str | int) -> tuple[Callable[[Engine], None], CollectLogits]:
-        """An append that is checked: what begins it on the engine's thread, and what its logits come to."""
+        """Checks an append. Returns the function that starts it on the engine's thread, and the strategy that collects
+        its logits."""
         self._check_open()
         ids = self._checked_ids(ids)
         num_rows = self._num_rows(logits, len(ids))
@@ -115,7 +115,7 @@ class Session:
         return begin, strategy
 
     def truncate(self, num_tokens: int) -> None:
-        """Forgets all but the first `num_tokens` tokens. Raises ValueError where there are fewer."""
+        """Drops all but the first `num_tokens` tokens. Raises ValueError if there are fewer."""
         self._check_open()
         if isinstance(num_tokens, bool) or not isinstance(num_tokens, numbers.Integral):
             raise TypeError(f"truncate takes the number of tokens to keep, an int; got {num_tokens!r}")
@@ -124,7 +124,8 @@ class Session:
         self._run(lambda engine: self._cut(engine, num_tokens))
 
     def fork(self) -> Session:
-        """A second session with the same tokens. What is cached is shared until one of the two writes over it."""
+        """Returns a second session with the same tokens. Cached blocks are shared until one of the two writes to
+        them."""
         self._check_open()
         twin = Session(self._driver)
         source, target = self._sequence, twin._sequence
@@ -138,7 +139,7 @@ class Session:
         return twin
 
     def close(self) -> None:
-        """Gives the memory back. Closing twice is harmless."""
+        """Frees the memory. Closing twice is harmless."""
         self._is_closed = True
         self._driver.abort([self._sequence])
 
@@ -161,7 +162,7 @@ class Session:
     def _checked_ids(self, ids: Iterable[int] | Tensor) -> list[int]:
         if isinstance(ids, (str, bytes)):
             raise TypeError("append takes token ids, got a string; encode it with the model's tokenizer")
-        if hasattr(ids, "tolist"):  # a tensor, or numpy's
+        if hasattr(ids, "tolist"):  # a tensor or array
             ids = ids.tolist()
         if not isinstance(ids, (Iterable, numbers.Integral)):
             raise TypeError(f"append takes token ids, a list of ints or an integer tensor [S]; got {ids!r:.100}")
@@ -198,7 +199,7 @@ class Session:
         return int(logits)
 
     def _check_room(self, num_rows: int) -> None:
-        """Raises MemoryError where the rows of logits would not fit into memory."""
+        """Raises MemoryError if the rows of logits would not fit into memory."""
         num_bytes = 4 * num_rows * self._driver.engine.model.vocab_size
         if num_bytes > MANY_BYTES and num_bytes > (available := available_memory_bytes()):
             raise MemoryError(
@@ -207,23 +208,23 @@ class Session:
             )
 
     def _run(self, function: Callable[[Engine], None]) -> None:
-        """Has it run on the engine's thread, and waits for that."""
+        """Runs `function` on the engine's thread, and waits for it."""
         self._driver.call(function).result()
 
     def _cut(self, engine: Engine, num_tokens: int) -> None:
-        """Forgets tokens from the end of the parked sequence."""
+        """Drops tokens from the end of the parked sequence."""
         sequence = self._sequence
         del sequence.tokens[num_tokens:]
-        if not num_tokens:  # otherwise the angles of what is kept go on as they began
+        if not num_tokens:  # otherwise the remaining tokens keep their angles
             sequence.num_prompt_tokens = 0
         engine.cache.truncate(sequence, num_tokens)
 
     def _restore_to(self, num_tokens: int) -> None:
-        """Back to a parked sequence of `num_tokens` tokens, from wherever an append was broken off."""
+        """Restores a parked sequence of `num_tokens` tokens, at any point at which an append was interrupted."""
         self._run(lambda engine: self._restore(engine, num_tokens))
 
     def _restore(self, engine: Engine, num_tokens: int) -> None:
-        """`_restore_to`, on the engine's thread."""
+        """Does `_restore_to` on the engine's thread."""
         sequence = self._sequence
         engine.scheduler.remove(sequence)
         sequence.error = sequence.finish_reason = sequence.strategy = None
@@ -234,8 +235,8 @@ class Session:
 def append_each(
     appends: SequenceOf[tuple[Session, Iterable[int] | Tensor]], logits: str | int = "last"
 ) -> list[Tensor]:
-    """`Session.append` to several sessions of one model at once, which share steps; the rows of logits of each. After an
-    error or Ctrl-C all of them are as they were before."""
+    """Runs `Session.append` for several sessions of one model at once, in common steps. Returns the rows of logits of
+    each. After an error or Ctrl-C all of them are unchanged."""
     sessions = [session for session, _ in appends]
     lengths = [len(session) for session in sessions]
     begins, strategies = zip(*(session._plan(ids, logits) for session, ids in appends))

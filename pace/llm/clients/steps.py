@@ -1,7 +1,7 @@
-"""Step callbacks: the caller looks at a text while it comes, and may stop it, or take back its end and put in another.
+"""Step callbacks: the caller inspects a text during generation, and may stop it or replace its end.
 
-A sequence that reaches a step point, every so many tokens or at a string, is parked before the engine's next step. The
-callback is asked on a thread of its own, so that others go on meanwhile, and what it says is done between two steps.
+A sequence that reaches a step point, a number of tokens or a string, is parked before the engine's next step. The
+callback runs on its own thread, so that other sequences go on meanwhile. Its answer is applied between two steps.
 """
 
 from __future__ import annotations
@@ -24,36 +24,36 @@ from pace.llm.sequence import Sequence, TokenLogprob, TokenSink
 
 @dataclass(frozen=True)
 class StepContext:
-    """What a step callback is told: the text up to here."""
+    """Argument of a step callback: the text so far."""
 
     row: int
     """Index into the output's rows."""
     token_ids: list[int]
     """All generated tokens."""
     num_new_tokens: int
-    """Those since the last call, without what that call put in."""
+    """Number of tokens since the last call, without those inserted by that call."""
     text: str
-    """All of the generated text that is whole: what may still become a character is left out."""
+    """All generated text, without an incomplete character at the end."""
     string: str | None
-    """The one of `step_strings` that was found, with which this step ends; None where it is one of `step_every`."""
+    """The one of `step_strings` that was found and ends this step; None if the step ends because of `step_every`."""
     num_string_tokens: int
-    """The last tokens, in which that string is; 0 without one."""
+    """Number of last tokens that contain that string; 0 without one."""
     text_before_string: str
-    """What else these tokens say, before the string. Taking them back takes this, too."""
+    """Text of these tokens before the string. Rolling the tokens back removes it, too."""
     captures: dict[str, list[Capture]] = field(default_factory=dict)
-    """What the grammar has captured so far."""
+    """Captures of the grammar so far."""
 
 
 @dataclass(frozen=True)
 class StepFeedback:
-    """What a step callback wants. One that returns None goes on."""
+    """Answer of a step callback. Returning None continues the generation."""
 
     stop: bool = False
     """End here, with the finish reason "stop", after `text`."""
     take_back: int = 0
-    """Generated tokens to forget, the last ones."""
+    """Number of last generated tokens to remove."""
     text: str = ""
-    """To be put in then, as if the model had said it. Must be allowed where there is a grammar."""
+    """Text to insert after that, as if the model had generated it. If there is a grammar, it must allow the text."""
 
     def __post_init__(self) -> None:
         for name, kind in (("stop", bool), ("take_back", int), ("text", str)):
@@ -69,14 +69,14 @@ class StepFeedback:
 
 
 class RevisedSink(TokenSink, Protocol):
-    """A sink that also hears of tokens that are taken back."""
+    """Sink that is also notified of rollbacks."""
 
     def taken_back(self, sequence: Sequence, num_tokens: int) -> None: ...
 
 
 @dataclass(frozen=True)
 class Steps:
-    """The step points of one call: which they are, and who is asked there."""
+    """Step points of one call, and their callback."""
 
     callback: Callable[[StepContext], StepFeedback | None]
     every: int | None
@@ -86,7 +86,7 @@ class Steps:
 
 
 class RowSteps:
-    """The step points of one sequence: a sink before the one of its client."""
+    """Step points of one sequence: a sink in front of its client's sink."""
 
     def __init__(self, steps: Steps, row: int, captures: CaptureReader | None) -> None:
         self._steps = steps
@@ -94,13 +94,13 @@ class RowSteps:
         self._captures = captures
         self._sink: RevisedSink | None = None
         self._last = 0
-        """Generated tokens at the last step point, with what was put in there."""
+        """Number of generated tokens at the last step point, including inserted ones."""
         self._found: str | None = None
-        """The string at the step point that the sequence has reached."""
+        """The string at the current step point."""
         self._text: _SearchedText | None = None
 
     def before(self, sink: RevisedSink, sequence: Sequence) -> RowSteps:
-        """This sink, which tells `sink` of what stays."""
+        """Returns this sink, which forwards events to `sink`."""
         self._sink = sink
         self._text = _SearchedText(self._steps, sequence)
         return self
@@ -129,7 +129,7 @@ class RowSteps:
             engine.park(sequence, sequence.num_generated)
             told = (sequence, sequence.generated, list(sequence.logprobs))
             threading.Thread(target=self._ask, args=told, name="pace-step", daemon=True).start()
-        except BaseException as error:  # of a mask, say
+        except BaseException as error:  # an error of a mask, say
             _fail(engine, sequence, error)
 
     def _go_on(self, engine: Engine, sequence: Sequence, feedback: StepFeedback, tokens: list[int]) -> None:
@@ -142,7 +142,7 @@ class RowSteps:
             self._put_in(sequence, tokens)
             if feedback.stop and not sequence.is_finished:
                 sequence.finish_reason = "stop"
-        except BaseException as error:  # of a mask, say
+        except BaseException as error:  # an error of a mask, say
             sequence.fail(error)
         if self._found or feedback.take_back or tokens:
             self._text = _SearchedText(self._steps, sequence)
@@ -165,7 +165,7 @@ class RowSteps:
             if sequence.is_finished:
                 return
 
-    # -- on a thread of its own ----------------------------------------------------------------------------------------
+    # -- on the callback's thread --------------------------------------------------------------------------------------
 
     def _ask(self, sequence: Sequence, tokens: list[int], logprobs: list[TokenLogprob]) -> None:
         steps = self._steps
@@ -199,7 +199,7 @@ class RowSteps:
         return StepContext(self._row, list(tokens), num_new, text, self._found, count, before, captures)
 
     def _num_healed(self, sequence: Sequence, tokens: list[int]) -> int:
-        """The tokens that say the prompt's end again, which stay."""
+        """Returns the number of tokens that repeat the prompt's end, which must stay."""
         table, left, count = TokenBytes.of(self._steps.tokenizer), len(sequence.text_rules.prompt_end.encode()), 0
         while left > 0 and count < len(tokens):
             left -= len(table[tokens[count]])
@@ -208,7 +208,7 @@ class RowSteps:
 
 
 class _SearchedText:
-    """Finds step strings in what comes after the text that is there."""
+    """Finds step strings in the text after the current one."""
 
     def __init__(self, steps: Steps, sequence: Sequence) -> None:
         self._strings = steps.strings
@@ -219,7 +219,7 @@ class _SearchedText:
         self._searched = len(self._detokenizer.text)
 
     def find_after(self, token: int) -> str | None:
-        """The string that the next token completes."""
+        """Returns the string that the next token completes."""
         if not self._strings:
             return None
         self._detokenizer.push(token)
@@ -231,12 +231,12 @@ class _SearchedText:
 
 
 def _tokens_of(text: str, tokenizer: Any) -> list[int]:
-    """The tokens of a text that goes on after another: where the tokenizer puts a blank before a text, those after a
-    character that is no part of a word."""
+    """Returns the tokens of a text that continues another. If the tokenizer puts a blank before a text, tokenizes it
+    after a character that is no part of a word."""
     tokens = tokenizer.encode(text, add_special_tokens=False) if text else []
     table = TokenBytes.of(tokenizer)
     if tokens and b"".join([table[token] for token in tokens]) == b" " + text.encode():
-        for before in ("\n", "\1"):  # the second where the text's own line end would be joined to the first
+        for before in ("\n", "\1"):  # the second if the text's own line end would merge with the first
             anchor = tokenizer.encode(before, add_special_tokens=False)
             anchored = tokenizer.encode(before + text, add_special_tokens=False)
             if anchored[: len(anchor)] == anchor:

@@ -1,4 +1,4 @@
-"""Who is told about tokens as they come: streamers with `put` and `end`, ours and those of transformers."""
+"""Streamers, which receive tokens as they are generated, through `put` and `end`: pace's and those of transformers."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from pace.llm.sequence import PLAIN_TEXT, TextRules, TokenLogprob
 
 
 class BaseStreamer:
-    """One sequence's tokens as they come. `put` gets the prompt first, `[1, S]`, then each generated token, `[1]`;
-    `end` comes last. An exception from either ends the generation and reaches its caller. A `put` that returns False
-    cancels it."""
+    """Receives one sequence's tokens as they are generated. `put` gets the prompt first, `[1, S]`, then each generated
+    token, `[1]`. `end` comes last. An exception from either ends the generation and reaches its caller. A `put` that
+    returns False cancels it."""
 
     text_rules: list[TextRules] = []
-    """How the tokens of each row become text. Set before `begin`; empty for a streamer that is driven by hand."""
+    """Rules for turning the tokens of each row into text. Set before `begin`; empty if `put` is called by hand."""
 
     def begin(self, config: SamplingConfig) -> None:
-        """Called before the first `put`, with the config that holds."""
+        """Called before the first `put`, with the effective config."""
 
     def put(self, value: Tensor) -> bool | None:
         raise NotImplementedError(f"{type(self).__name__} must define put(value)")
@@ -34,7 +34,7 @@ class BaseStreamer:
         raise NotImplementedError(f"{type(self).__name__} must define end()")
 
     def take_back(self, num_tokens: int) -> None:
-        """Hears that a step callback has taken back the last tokens that were put."""
+        """Called when a step callback has rolled back the last `num_tokens` tokens that were put."""
         raise NotImplementedError(
             f"{type(self).__name__} must define take_back(num_tokens): a step_callback has taken back {num_tokens} tokens"
         )
@@ -44,11 +44,11 @@ class TextStreamer(BaseStreamer):
     """Writes text as soon as its characters are complete, without waiting for the end of a word, and a newline at the
     end.
 
-    Subclasses may override `on_text`. Stop strings of the config are not written, nor what follows them.
+    Subclasses may override `on_text`. Stop strings of the config, and text after them, are not written.
     """
 
     def __init__(self, tokenizer: Any, skip_prompt: bool = False, file: TextIO | None = None) -> None:
-        """`file` is the standard output where None is given."""
+        """`file` defaults to the standard output."""
         self.tokenizer = tokenizer
         self.skip_prompt = skip_prompt
         self.file = file
@@ -81,7 +81,7 @@ class TextStreamer(BaseStreamer):
         self.on_text(self._pieces.flush(), stream_end=True)
 
     def take_back(self, num_tokens: int) -> None:
-        """Begins the text anew on the next line: what is written cannot be taken back."""
+        """Starts the text again on the next line, since written text cannot be removed."""
         self._pieces.take_back(num_tokens)
         self.on_text("\n" + self._pieces.text())
 
@@ -89,7 +89,7 @@ class TextStreamer(BaseStreamer):
         return ShownText(lambda: TextPieces(self.tokenizer, self._stop_strings, rules))
 
     def on_text(self, text: str, stream_end: bool = False) -> None:
-        """Takes the next piece of text; `stream_end` with the last, which may be empty."""
+        """Takes the next piece of text. `stream_end` is set with the last, which may be empty."""
         file = self.file or sys.stdout
         file.write(text + "\n" if stream_end else text)
         file.flush()
@@ -104,20 +104,21 @@ class StreamEvent:
     token: int | None
     """None at the end of the row."""
     text: str
-    """What this event makes certain; the texts of a row joined are its text in the output. "" without a tokenizer."""
+    """Text that this event makes certain. The joined texts of a row are its text in the output. "" without a
+    tokenizer."""
     finish_reason: str | None = None
     """Set at the end of the row."""
     logprob: TokenLogprob | None = None
-    """Of the token, where the config asks for log-probabilities."""
+    """The token's log-probability, if the config asks for it."""
     num_taken_back: int = 0
-    """Tokens that a step callback has taken back, the last ones of the row so far. Such an event has no token, and is not
-    the row's end."""
+    """Number of the row's last tokens that a step callback has rolled back. Such an event has no token, and is not the
+    row's end."""
     num_chars_taken_back: int = 0
-    """What goes with them of the text so far."""
+    """Number of characters of the text so far that are removed with them."""
 
 
 class TextPiece(str):
-    """A piece of a text that comes. What comes before it loses `taken_back` characters first; 0 but for step
+    """A piece of streamed text. Remove the last `taken_back` characters of the text before it first; 0 except with step
     callbacks."""
 
     taken_back = 0
@@ -176,7 +177,7 @@ class CallbackStreamer(BaseStreamer):
 
 
 class NoPieces:
-    """The text of tokens where there is no tokenizer."""
+    """Empty text, if there is no tokenizer."""
 
     def push(self, token: int) -> str:
         return ""
@@ -195,7 +196,7 @@ class NoPieces:
 
 
 class ShownText:
-    """The text of one row as it is shown: a piece for each token, and what goes when tokens are taken back."""
+    """The text of one row as shown: a piece for each token, and the text to remove when tokens are rolled back."""
 
     def __init__(self, make_pieces: Callable[[], TextPieces | NoPieces]) -> None:
         self._make_pieces = make_pieces
@@ -204,23 +205,23 @@ class ShownText:
         self._num_shown = 0
 
     def push(self, token: int) -> str:
-        """The text that this token makes certain, maybe ""."""
+        """Returns the text that this token makes certain, maybe ""."""
         self._tokens.append(token)
         return self._show(self._pieces.push(token))
 
     def flush(self) -> str:
-        """The rest, at the end of the row."""
+        """Returns the rest, at the end of the row."""
         return self._show(self._pieces.flush())
 
     def take_back(self, num_tokens: int) -> int:
-        """Forgets the last tokens; the number of characters that go with them."""
+        """Drops the last tokens. Returns the number of characters that are removed with them."""
         del self._tokens[len(self._tokens) - num_tokens :]
         num_before, self._num_shown = self._num_shown, 0
         self.text()
         return num_before - self._num_shown
 
     def text(self) -> str:
-        """All that is certain of the tokens so far."""
+        """Returns all certain text of the tokens so far."""
         self._pieces, self._num_shown = self._make_pieces(), 0
         return "".join([self._show(self._pieces.push(token)) for token in self._tokens])
 
@@ -230,11 +231,11 @@ class ShownText:
 
 
 class Feed(Protocol):
-    """Receiver of a batch's events: all prompts, then tokens (or how many are taken back) and the end of each row, then the
-    end of all. `start` returns False to cancel the batch, `token` to cancel the row."""
+    """Receiver of a batch's events: all prompts, then tokens, rollbacks and the end of each row, then the end of all.
+    `start` returns False to cancel the batch, `token` to cancel the row."""
 
     wants_tokens: bool
-    """False where `token` would do nothing: it is then not called, and the engine wakes nobody for a token."""
+    """False if `token` does nothing. It is then not called, and the engine wakes no thread for a token."""
 
     def start(self, prompts: list[list[int]]) -> bool | None: ...
 
@@ -269,7 +270,7 @@ class NullFeed:
 
 
 class ProgressFeed:
-    """Shows a bar of the rows that are done, on stderr, once a call takes longer than a second."""
+    """Shows a progress bar of finished rows on stderr, once a call takes longer than a second."""
 
     wants_tokens = False
 
@@ -295,7 +296,7 @@ class ProgressFeed:
 
 
 class PutFeed:
-    """Tells a streamer with `put` and `end`, in the way of transformers: the prompt, each token, the end."""
+    """Feed for streamers with `put` and `end`, as in transformers: the prompt, each token, the end."""
 
     wants_tokens = True
 
@@ -326,9 +327,9 @@ class PutFeed:
 def make_feed(
     streamer: Any, config: SamplingConfig, num_rows: int, progress: bool = False, rules: list[TextRules] | None = None
 ) -> Feed:
-    """Returns the feed of a streamer, which gets the text `rules` of the rows where it is ours. Without one, that is a bar for several rows, where wanted and stderr is a
-    terminal. Raises TypeError for what is no streamer, ValueError for a streamer of one sequence and a batch of
-    several, or with beams."""
+    """Returns the feed of a streamer; one of pace's gets the text `rules` of the rows. Without a streamer, returns a
+    progress bar for several rows if `progress` is set and stderr is a terminal. Raises TypeError for an invalid
+    streamer. Raises ValueError for a streamer of one sequence and several rows, or with beams."""
     if streamer is None:
         return ProgressFeed() if progress and num_rows > 1 and env.shows_bars() else NullFeed()
     if config.num_beams > 1:

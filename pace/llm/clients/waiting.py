@@ -1,4 +1,4 @@
-"""Threads that wait for what the engine's thread brings about."""
+"""Lets threads wait for the engine's thread."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from contextlib import suppress
 from typing import Any
 
 LEAST_SECONDS = 0.008
-"""Between two times that a thread is woken for a token. A small model makes two dozen tokens in this time, and waking
-someone for each would slow it by a third (benchmarks/RESULTS.md). Nobody sees a text come by the hundredth of a
-second."""
+"""Minimum time between two wake-ups of a thread for tokens. A small model makes two dozen tokens in this time, and a
+wake-up for each would slow it by a third (benchmarks/RESULTS.md). A delay of a hundredth of a second in text is
+invisible."""
 
 
 class Waiters:
-    """Wakes whoever waits, without ever waiting for one of them: `wake` takes no lock that a waiting thread could hold.
+    """Wakes waiting threads; never blocks: `wake` takes no lock that a waiting thread could hold.
 
-    Who is woken and soon waits again rests: nothing but `wake_at_once` wakes it until LEAST_SECONDS have passed. So
-    tokens that come fast are taken by the handful, and slow ones, the first one and the end at once.
+    A thread that was just woken is left asleep for LEAST_SECONDS, so that fast tokens arrive in batches. Only
+    `wake_at_once` wakes it earlier. Slow tokens, the first one and the end arrive at once.
     """
 
     def __init__(self) -> None:
@@ -28,17 +28,17 @@ class Waiters:
         self._last_woken = 0.0
 
     def wake(self) -> None:
-        """Has everyone who waits, and does not rest, look again."""
+        """Wakes all waiting threads that are not resting, to check their conditions."""
         _release_all(self._asleep)
 
     def wake_at_once(self) -> None:
-        """Has everyone look again."""
+        """Wakes all waiting threads."""
         _release_all(self._asleep)
         _release_all(self._at_rest)
 
     def wait_for(self, condition: Callable[[], bool], deadline: float | None = None) -> bool:
-        """Returns once `condition()` holds, True, or once `time.perf_counter()` has passed `deadline`, False. Whoever
-        makes it hold calls `wake` afterwards. Ctrl-C interrupts it."""
+        """Returns True once `condition()` holds, or False once `time.perf_counter()` has passed `deadline`. The thread
+        that makes it hold must call `wake` afterwards. Ctrl-C interrupts it."""
         if condition():
             return True
         rest = self._last_woken + LEAST_SECONDS - time.perf_counter()
@@ -53,8 +53,8 @@ class Waiters:
         return True
 
     def _sleep(self, beside: deque[Any], condition: Callable[[], bool], seconds: float) -> None:
-        """Until woken, or for so long; -1 has no end. Whoever makes the condition hold after it was looked at here finds
-        the alarm."""
+        """Sleeps until woken, or for `seconds`; -1 means no limit. The alarm is queued before the condition is checked,
+        so no wake-up is missed."""
         alarm = threading.Lock()
         alarm.acquire()
         beside.append(alarm)
@@ -62,7 +62,7 @@ class Waiters:
             if not condition():
                 alarm.acquire(timeout=seconds)
         finally:
-            with suppress(ValueError):  # whoever released it has taken it out
+            with suppress(ValueError):  # the thread that released it has removed it
                 beside.remove(alarm)
 
 

@@ -1,7 +1,7 @@
-"""Event loops that wait for what the engine's thread brings about.
+"""Lets event loops wait for the engine's thread.
 
-After a step a loop is woken once, whatever is new for it, and then at most every REST_SECONDS: a small model makes dozens
-of tokens in that time.
+A loop is woken once after a step for all events, then at most every REST_SECONDS. A small model makes dozens of tokens
+in that time.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from collections.abc import Callable
 from typing import Protocol
 
 REST_SECONDS = 0.008
-"""As `waiting.py` has it, for the same reason."""
+"""Minimum time between two wake-ups, for the reason given in `waiting.py`."""
 REST_SECONDS_PER_READER = 0.0003
-"""More of it with more readers: of a small model, whose steps are shorter than that, 64 streams then cost the engine less
-(benchmarks/serving.py)."""
+"""Additional time for each reader. With a small model, whose steps are shorter than that, 64 streams then cost the
+engine less (benchmarks/serving.py)."""
 
 
 class Reader(Protocol):
-    """Something on the loop that is told when there is news for it."""
+    """Object on the loop that is notified of events."""
 
     is_dirty: bool
-    """Kept by `Wakeups`; False at first."""
+    """Set by `Wakeups`; False at first."""
 
     def changed(self) -> None:
         """Called on the loop."""
@@ -31,9 +31,9 @@ class Reader(Protocol):
 
 
 class Wakeups:
-    """Wakes one loop for readers that have news. `notify` is called on the engine's thread, and never waits.
+    """Wakes one loop for readers with new events. `notify` is called on the engine's thread, and never waits.
 
-    Between two times the loop rests from tokens, but not from what is urgent.
+    Between two wake-ups the loop rests: only urgent events wake it.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -44,12 +44,12 @@ class Wakeups:
 
     @classmethod
     def of_running_loop(cls) -> Wakeups:
-        """Those of the running loop, the same for all that ask."""
+        """Returns the instance of the running loop, shared by all callers."""
         loop = asyncio.get_running_loop()
         return _of_loops.setdefault(loop, cls(loop))
 
     def notify(self, reader: Reader, is_urgent: bool) -> None:
-        """Has `reader.changed` called on the loop: soon, or after the rest."""
+        """Schedules a call of `reader.changed` on the loop: soon, or after the rest."""
         if not reader.is_dirty:
             reader.is_dirty = True
             self._dirty.append(reader)
@@ -61,7 +61,7 @@ class Wakeups:
         self._is_called = True
         try:
             loop.call_soon_threadsafe(self._deliver)
-        except RuntimeError:  # the loop is closed: nobody reads any more
+        except RuntimeError:  # the loop is closed: there are no readers any more
             pass
 
     def _deliver(self) -> None:
@@ -77,7 +77,7 @@ class Wakeups:
 
     def _end_rest(self) -> None:
         self._rests = False
-        if self._dirty:  # looked at after the flag: `notify` looks at the flag after it has added a reader
+        if self._dirty:  # checked after the flag: `notify` checks the flag after it has added a reader
             self._deliver()
 
 
@@ -85,7 +85,7 @@ _of_loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Wakeups] = weakr
 
 
 class News:
-    """A task of the running loop that waits for news, told of them on the engine's thread."""
+    """Lets a task of the running loop wait for events from the engine's thread."""
 
     def __init__(self) -> None:
         self.is_dirty = False
@@ -93,7 +93,7 @@ class News:
         self._future: asyncio.Future[None] | None = None
 
     def tell(self, is_urgent: bool) -> None:
-        """Has the task look again. Called on the engine's thread."""
+        """Wakes the task to check its condition. Called on the engine's thread."""
         self._wakeups.notify(self, is_urgent)
 
     def changed(self) -> None:
@@ -101,7 +101,7 @@ class News:
             self._future.set_result(None)
 
     async def wait_for(self, condition: Callable[[], bool]) -> None:
-        """Returns once `condition()` holds. Whoever makes it hold calls `tell` afterwards."""
+        """Returns once `condition()` holds. The code that makes it hold must call `tell` afterwards."""
         while not condition():
             self._future = asyncio.get_running_loop().create_future()
             await self._future

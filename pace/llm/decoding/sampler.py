@@ -315,9 +315,7 @@ class Sampler:
         if not any(span.sequence.strategy.wants_sample for span in spans):
             if pending.bits is None:
                 return None
-            if all(
-                span.sequence.strategy.is_picked for span in spans
-            ):  # otherwise a strategy needs the unmasked logits
+            if all(span.sequence.strategy.is_picked for span in spans):  # else a strategy needs the unmasked logits
                 self.ops.apply_mask_(logits, pending.bits, torch.tensor(pending.rows))
                 return None
         rules: list[Rules] = []

@@ -1,1 +1,1 @@
-"""Speculative decoding: where drafts come from, how many are worth a step, and what they have brought."""
+"""Speculative decoding: draft sources, draft lengths, and statistics of both."""

@@ -1,4 +1,4 @@
-"""From what a caller asks for to the drafter of an engine."""
+"""Builds an engine's drafter from the caller's `spec_config`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pace.llm.speculation.source import DraftSource
 
 
 def check_spec_config(spec_config: object) -> None:
-    """Raises TypeError for what is no way to draft."""
+    """Raises TypeError for an invalid `spec_config`."""
     if spec_config is not None and not isinstance(spec_config, SpecConfig):
         raise TypeError(
             f"spec_config must be a PromptLookupConfig, DraftModelConfig or PardConfig of pace.llm, or None; got {spec_config!r:.100}"
@@ -35,11 +35,11 @@ def check_spec_config(spec_config: object) -> None:
 
 @dataclass
 class Speculation:
-    """What `LLMModel(spec_config=...)` asks for, from before the weights are read until the engine is made."""
+    """The drafting setup of `LLMModel(spec_config=...)`, from before the weights are read until the engine is made."""
 
     config: SpecConfig | None
     model: BaseModelForCausalLM | None = None
-    """The draft model, where there is one."""
+    """The draft model, if there is one."""
     checkpoint: Checkpoint | None = None
     mask_token_id: int | None = None
 
@@ -54,7 +54,7 @@ class Speculation:
     ) -> Speculation:
         """Finds and checks the draft model; its weights are not read yet. `hub` are arguments of `find_checkpoint`.
 
-        Raises what `LLMModel` raises for a checkpoint, and ValueError for a draft model of other tokens than the
+        Raises the errors of `LLMModel` for a checkpoint, and ValueError for a draft model with other tokens than the
         target's.
         """
         if config is None or isinstance(config, PromptLookupConfig):
@@ -82,8 +82,8 @@ class Speculation:
             fill_model(self.model, self.checkpoint, threads, progress)
 
     def cache_share(self, target: BaseModelForCausalLM, kv_cache_type: KVCacheType | str) -> Fraction:
-        """The part of the cache's bytes that is the draft model's: what its keys and values of the longest sequence
-        take, of both models'. `kv_cache_type`: the target's."""
+        """Returns the draft model's fraction of the cache bytes: its share of both models' keys and values for the
+        longest sequence. `kv_cache_type` is the target's."""
         if self.model is None:
             return Fraction(0)
         specs = by_lifetime(self.model.kv_spec), spec_of(target.kv_spec, kv_cache_type)
@@ -93,7 +93,8 @@ class Speculation:
     def drafter(
         self, target: BaseModelForCausalLM, ops: ModuleType, backend: str | OperatorConfig, cache_bytes: int
     ) -> Drafter:
-        """For an engine that runs `target`; the weights are loaded. `cache_bytes` are the draft model's own."""
+        """Returns the drafter for an engine that runs `target`; the weights must be loaded. `cache_bytes` are the draft
+        model's own."""
         if self.config is None:
             return NoDraft()
         most = self.config.num_draft_tokens
@@ -124,8 +125,8 @@ class Speculation:
 
 
 def check_vocabularies(target_size: int, target_tokenizer: Any, draft_size: int, draft_tokenizer: Any) -> None:
-    """Raises ValueError unless a token id means the same to both models. Matrices padded to different sizes are fine,
-    where both tokenizers are there to show that no more than that differs."""
+    """Raises ValueError unless a token id means the same to both models. Matrices padded to different sizes are allowed
+    if both models have a tokenizer to compare."""
     if target_tokenizer is None or draft_tokenizer is None:
         if target_size != draft_size:
             which = "the draft model has" if draft_tokenizer is None else "the model has"
@@ -147,8 +148,8 @@ def check_vocabularies(target_size: int, target_tokenizer: Any, draft_size: int,
 
 
 def read_mask_token(config: PardConfig, checkpoint: Checkpoint, vocab_size: int) -> int:
-    """The mask token that the caller gives, else that of config.json. ValueError where there is none, or it is not
-    among the ids."""
+    """Returns the mask token given by the caller, else that of config.json. Raises ValueError if there is none, or it
+    is outside the vocabulary."""
     token, source, directory = config.mask_token_id, "mask_token_id", checkpoint.path
     if token is None:
         token, source = checkpoint.config.get("pard_token"), f"pard_token in {directory}/config.json"

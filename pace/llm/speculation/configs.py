@@ -1,4 +1,4 @@
-"""Where drafts come from: what a caller gives as `LLMModel(..., spec_config=...)`."""
+"""Configuration of draft sources, for `LLMModel(..., spec_config=...)`."""
 
 from __future__ import annotations
 
@@ -6,26 +6,27 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MAX_DRAFT_TOKENS = 64
-"""Of one sequence in one step. Of 65 rows the last is kept with a probability of 0.5 where 99 % of the drafts are
-right."""
+"""Limit for one sequence in one step. If 99 % of the drafts are right, the last of 65 rows is kept with probability
+0.5."""
 
 
 @dataclass(frozen=True)
 class PromptLookupConfig:
-    """Drafts are what followed the last tokens where they stood before, in prompt or output: for outputs that copy, at
-    next to no cost.
+    """Drafts are the tokens that followed an earlier occurrence of the last tokens, in prompt or output. Suits outputs
+    that copy, and costs almost nothing.
 
-    Raises TypeError and ValueError for what is out of range, as the other configs do.
+    Raises TypeError and ValueError for values out of range, as the other configs do.
     """
 
     max_ngram: int = 4
-    """The longest run of last tokens that is looked for; the longest one found decides."""
+    """The longest run of last tokens to search for; the longest run found is used."""
     min_ngram: int = 1
-    """The shortest."""
+    """The shortest run to search for."""
     num_draft_tokens: int = 16
-    """At most so many a step; 1 to 64."""
+    """Maximum number of drafts per step; 1 to 64."""
     adaptive: bool = True
-    """Propose as many as pay, by what was accepted and what steps have cost; False for always `num_draft_tokens`."""
+    """Propose the number of drafts that pays, from measured acceptance and step costs; False for always
+    `num_draft_tokens`."""
 
     def __post_init__(self) -> None:
         _check_count("min_ngram", self.min_ngram, 1, 32)
@@ -37,14 +38,15 @@ class PromptLookupConfig:
 
 @dataclass(frozen=True)
 class DraftModelConfig:
-    """Drafts are what a smaller model of the same tokenizer would write, token by token."""
+    """Drafts come from a smaller model with the same tokenizer, token by token."""
 
     model: str | Path
-    """A checkpoint, as `LLMModel` takes it."""
+    """A checkpoint, as for `LLMModel`."""
     num_draft_tokens: int = 8
-    """At most so many a step; 1 to 64."""
+    """Maximum number of drafts per step; 1 to 64."""
     adaptive: bool = True
-    """Propose as many as pay, by what was accepted and what steps have cost; False for always `num_draft_tokens`."""
+    """Propose the number of drafts that pays, from measured acceptance and step costs; False for always
+    `num_draft_tokens`."""
     revision: str | None = None
     """Branch, tag or commit of the draft model on the Hub."""
 
@@ -55,7 +57,7 @@ class DraftModelConfig:
 
 @dataclass(frozen=True)
 class PardConfig:
-    """Drafts are those of a parallel draft model: one forward pass over the sequence and mask tokens proposes them all
+    """Drafts come from a parallel draft model: one forward pass over the sequence and mask tokens proposes all of them
     (arXiv 2504.18583).
 
     The model must have been trained for it (such as amd/PARD-Qwen2.5-0.5B): its config.json names the mask token in
@@ -63,13 +65,14 @@ class PardConfig:
     """
 
     model: str | Path
-    """A checkpoint, as `LLMModel` takes it."""
+    """A checkpoint, as for `LLMModel`."""
     mask_token_id: int | None = None
-    """The token that stands for each position to be guessed; None for `pard_token` of the model's config.json."""
+    """The token for each position to be predicted; None for `pard_token` of the model's config.json."""
     num_draft_tokens: int = 12
-    """At most so many a step; 1 to 64."""
+    """Maximum number of drafts per step; 1 to 64."""
     adaptive: bool = True
-    """Propose as many as pay, by what was accepted and what steps have cost; False for always `num_draft_tokens`."""
+    """Propose the number of drafts that pays, from measured acceptance and step costs; False for always
+    `num_draft_tokens`."""
     revision: str | None = None
     """Branch, tag or commit of the draft model on the Hub."""
 

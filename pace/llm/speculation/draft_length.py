@@ -1,10 +1,8 @@
-"""How many drafts are worth a step: numbers in, a length for each sequence out. Nothing here looks at a clock or a
-token.
+"""Chooses how many drafts each sequence gets. Works on numbers only: nothing here reads a clock or a token.
 
-With `B` sequences that decode, and a fraction `a` of the drafts of a sequence that agree with the model, `k` drafts
-bring `a + a^2 + ... + a^k` tokens more than the one that a plain step brings. They cost what proposing takes, and what
-a step of `B + k` tokens takes more than one of `B`: both are measured. Lengths are chosen so that the most tokens come
-out of a second.
+Let `B` sequences decode, and let `a` be the fraction of drafts that are accepted. Then `k` drafts for one sequence add
+`a + a^2 + ... + a^k` tokens to those of a plain step. They cost the proposing, and the difference between a step of `B
++ k` tokens and one of `B`: both are measured. Lengths are chosen to maximise tokens per second.
 """
 
 from __future__ import annotations
@@ -15,15 +13,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 MAX_DRAFTS_PER_STEP = 128
-"""Of all sequences together: each is a row of logits, 4 bytes for each token of the vocabulary."""
+"""Limit for all sequences together. Each draft is a row of logits, 4 bytes for each token of the vocabulary."""
 
 
 class Acceptance:
-    """The fraction of drafts that were right, of the verified ones; those after the first wrong one were never looked
-    at.
+    """The fraction of verified drafts that were right. Drafts after the first wrong one are not verified.
 
-    Earlier steps count less and less (`memory` is how many steps count, about); where little was seen, what is given as
-    `prior` counts like `strength` drafts.
+    Earlier steps count less and less; about `memory` steps count. With few measurements, `prior` counts like `strength`
+    drafts.
     """
 
     __slots__ = ("_keep", "_strength", "_accepted", "_verified")
@@ -42,24 +39,23 @@ class Acceptance:
 
 
 class StepCosts:
-    """Seconds of a step by how many tokens it computes: means of what was measured lately, straight lines between
-    them."""
+    """Seconds of a step by its number of tokens: means of recent measurements, linearly interpolated."""
 
     FORGET_AFTER = 2000
-    """Measurements after which a number of tokens that did not come again is dropped: sequences have grown, the machine
+    """Measurements after which a size that did not occur again is dropped, because sequences have grown or the machine
     is busy."""
 
     def __init__(self) -> None:
         self._measured: dict[int, _Measured] = {}
-        self._sizes: list[int] = []  # of them, in order
+        self._sizes: list[int] = []  # the measured sizes, in order
         self._count = 0
 
     def add(self, num_tokens: int, seconds: float, num_steps: int = 1) -> float:
-        """Takes a measurement, the mean of `num_steps` in a row, and returns it, twice the mean at most: more is an
-        interruption, of which the step knows nothing.
+        """Adds a measurement, the mean of `num_steps` in a row. Returns it, limited to twice the mean: more is an
+        interruption that has nothing to do with the step.
 
-        The first steps of a size allocate: of three measurements the fastest counts. Then the mean is that of about ten
-        steps."""
+        The first steps of a size allocate, so the fastest of the first three measurements counts. After that the mean
+        covers about ten steps."""
         size = self._size(num_tokens)
         self._count += 1
         known = self._measured.get(size)
@@ -77,8 +73,8 @@ class StepCosts:
         return min(seconds, 2 * known.seconds)
 
     def at(self, num_tokens: int) -> float | None:
-        """Seconds, None where nothing was measured. Beyond the measured sizes the line through the outermost two goes
-        on, if it rises."""
+        """Returns the seconds of a step, or None without any measurement. Beyond the measured sizes, extends the line
+        through the outermost two if it rises."""
         exact = self._measured.get(self._size(num_tokens))
         if exact is not None:
             return exact.seconds
@@ -100,7 +96,7 @@ class StepCosts:
 
     @staticmethod
     def _size(num_tokens: int) -> int:
-        """Sizes that count as one: each up to 32, then every eighth."""
+        """Returns the size class: each size up to 32 by itself, then multiples of eight."""
         return num_tokens if num_tokens <= 32 else (num_tokens + 4) // 8 * 8
 
     def _forget(self) -> None:
@@ -111,7 +107,7 @@ class StepCosts:
 
 @dataclass
 class _Measured:
-    """One entry of `StepCosts`, put there whole: an interrupt may come after any line."""
+    """An entry of `StepCosts`, inserted complete: an interrupt may come after any line."""
 
     seconds: float
     times: int = 0
@@ -121,42 +117,42 @@ class _Measured:
 class DraftLengths(Protocol):
     """Policy that chooses the number of drafts of each sequence.
 
-    `wants_drafts` is asked before a step of nothing but decoding, then `choose`, where something could be proposed.
-    `observe` reports the step, and `rest` returns how many of the next ones to leave alone. `observe_rest` reports
-    those together."""
+    Before a step that only decodes, `wants_drafts` is called, then `choose` if something can be proposed. `observe`
+    reports the step. `rest` returns the number of following steps to skip, and `observe_rest` reports those
+    together."""
 
     def wants_drafts(self) -> bool:
-        """Returns False where nothing needs to be proposed for this step."""
+        """Returns False if this step needs no proposals."""
         ...
 
     def choose(self, rates: list[float], num_sequences: int, draft_seconds: Callable[[list[int]], float]) -> list[int]:
-        """Returns a length for each sequence that could have drafts. `rates[i]` is the share of its drafts likely to be
-        accepted, `num_sequences` the sequences that decode in the step, `draft_seconds(lengths)` the cost of
-        proposing."""
+        """Returns a length for each sequence that could have drafts. `rates[i]` is the expected fraction of its drafts
+        that are accepted. `num_sequences` is the number of decoding sequences in the step. `draft_seconds(lengths)` is
+        the cost of proposing."""
         ...
 
     def observe(
         self, num_sequences: int, num_drafts: int, num_tokens: int, draft_seconds: float, step_seconds: float
     ) -> None:
-        """Records a step that gave `num_tokens`. `draft_seconds` went into proposing, `step_seconds` into all else
-        since the step before it ended, asking included."""
+        """Records a step that gave `num_tokens`. `draft_seconds` is the time of proposing. `step_seconds` is the rest
+        of the time since the end of the step before it, including the time of this policy."""
         ...
 
     def rest(self) -> int:
-        """Returns the number of steps from here on that need neither drafts nor to be observed one by one."""
+        """Returns the number of following steps that need neither drafts nor individual observation."""
         ...
 
     def observe_rest(self, num_sequences: int, num_steps: int, seconds: float) -> None:
-        """Records the seconds that steps at rest took together."""
+        """Records the total seconds of the skipped steps."""
         ...
 
     def plain_seconds(self, num_sequences: int) -> float | None:
-        """Returns the seconds of a step without drafts; None where none was measured."""
+        """Returns the seconds of a step without drafts; None if none was measured."""
         ...
 
 
 class FixedLength:
-    """Always as many as were asked for."""
+    """Always proposes `num_draft_tokens`, within the limit for the step."""
 
     def __init__(self, num_draft_tokens: int) -> None:
         self.num_draft_tokens = num_draft_tokens
@@ -185,15 +181,14 @@ class FixedLength:
 
 
 LEVELS = 32
-"""Acceptance is told in 32nds: finer than it is known."""
+"""Acceptance is rounded to 32nds: finer than it is known."""
 THRESHOLDS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.42, 0.35, 0.28, 0.22, 0.16, 0.1, 0.05)
-"""A draft is proposed where it is accepted with at least this probability. One threshold for all sequences of a step
-gives the best lengths, as each draft row costs about the same wherever it stands; which one is best is found by trying
-all."""
+"""A draft is proposed if it is accepted with at least this probability. A common threshold for all sequences of a step
+gives the best lengths, since each draft row costs about the same. The best threshold is found by trying all."""
 
 
 def _depth(rate: float, threshold: float, most: int) -> int:
-    """The largest k of at most `most` with rate^k >= threshold."""
+    """Returns the largest k of at most `most` with rate^k >= threshold."""
     depth, probability = 0, rate
     while depth < most and probability >= threshold:
         depth += 1
@@ -202,34 +197,33 @@ def _depth(rate: float, threshold: float, most: int) -> int:
 
 
 class AdaptiveLength:
-    """Chooses the length that gives the most tokens a second, by measured acceptance and cost; 0 where drafts do not
-    pay.
+    """Chooses the lengths with the most tokens per second, from measured acceptance and cost; 0 if drafts do not pay.
 
-    Plain steps are measured where nothing is asked. Losses are bounded by a credit, whatever the estimates say: an
-    observed step's excess over plain steps for the same tokens is taken off, its gain added. Below zero nothing is
-    drafted. Steps at rest add `ALLOWANCE` of their time, which pays for the next try.
+    Plain steps are measured while nothing is proposed. A credit bounds the losses even if the estimates are wrong. A
+    step that takes longer than plain steps for the same tokens reduces it by the excess; a gain increases it. Below
+    zero nothing is drafted. Skipped steps add `ALLOWANCE` of their time, which pays for the next try.
     """
 
     ALLOWANCE = 0.005
-    """Of the time of plain steps that may go into drafts that do not help."""
+    """Fraction of the time of plain steps that may be spent on useless drafts."""
     MOST_CREDIT = 12.0
-    """In plain steps: how much of what was won may be lost again before it is enough; and the most that is owed."""
+    """Bound of the credit in both directions, in plain steps."""
     FIRST_CREDIT = 8.0
-    """In plain steps: what the first drafts may cost, of which neither cost nor acceptance are known."""
+    """Initial credit, in plain steps, for the first drafts, whose cost and acceptance are unknown."""
     PROBE_EVERY, MOST_BETWEEN_PROBES = 32, 512
-    """Plain steps after which drafts are tried where none seem to pay: twice as many after each try, until drafts pay
+    """Plain steps after which drafts are tried although none seem to pay. Doubles after each try, until drafts pay
     again."""
     PLAIN_EVERY, PLAIN_RUN = 64, 4
-    """Drafted steps after which some go without: what a plain step costs changes as sequences grow."""
+    """Drafted steps after which some are plain, to measure them: their cost changes as sequences grow."""
     KEEP_FOR = 8
-    """Decisions in which a threshold is not computed anew."""
+    """Decisions for which a threshold is kept before it is recomputed."""
     MOST_REST = 32
-    """Steps in a row that are left alone, after drafts did not pay: asking takes tens of us, a step of the bundled
-    model 160."""
+    """Maximum number of steps in a row that are skipped after drafts did not pay. A decision takes tens of us, a step
+    of the bundled model 160 us."""
     LEAST_GAIN = 1.1
-    """Tokens a second with drafts over those without from which drafts are worth it: estimates are not exact."""
+    """Minimum ratio of tokens per second with and without drafts: estimates are not exact."""
     FIRST_LENGTH = 4
-    """Until it is known what a drafted step costs."""
+    """Maximum length until the cost of a drafted step was measured."""
 
     def __init__(self, num_draft_tokens: int) -> None:
         self.num_draft_tokens = num_draft_tokens
@@ -246,12 +240,12 @@ class AdaptiveLength:
         ]
         self._kept: dict[
             tuple[int, int], tuple[int | None, int]
-        ] = {}  # (sequences, best level) -> threshold's index, good until decision
+        ] = {}  # (sequences, best level) -> (threshold's index, decision at which it expires)
         self._num_decisions = 0
-        self._num_plain = self._num_drafted = 0  # steps since the last drafted one; since the last run of plain ones
+        self._num_plain = self._num_drafted = 0  # steps since the last drafted one; drafted steps since a plain run
         self._rest_length = 0
         self._declined = False
-        """That this step goes without drafts is this object's choice, not for want of anything to propose."""
+        """True if this policy chose to have no drafts in this step, rather than having nothing to propose."""
         self._probe_after = self.PROBE_EVERY
         self._was_drafted = False
 
@@ -320,7 +314,7 @@ class AdaptiveLength:
     def _threshold(
         self, levels: list[int], num_sequences: int, most: int, draft_seconds: Callable[[list[int]], float]
     ) -> int | None:
-        """Index of the threshold with the most tokens a second, None where plain steps have more."""
+        """Returns the index of the threshold with the most tokens per second; None if plain steps have more."""
         key = (num_sequences, max(levels))
         self._num_decisions += 1
         kept, good_until = self._kept.get(key, (None, 0))
@@ -341,12 +335,12 @@ class AdaptiveLength:
         return best
 
     def _gain(self, level: int, index: int, length: int) -> float:
-        """Expected tokens accepted."""
+        """Returns the expected number of accepted tokens."""
         if length == self._depths[level][index]:
             return self._gains[level][index]
         rate = level / LEVELS
         return sum(rate**i for i in range(1, length + 1))
 
     def _loss(self, lengths: list[int], num_sequences: int, draft_seconds: Callable[[list[int]], float]) -> float:
-        """Seconds lost where no draft is accepted."""
+        """Returns the seconds lost if no draft is accepted."""
         return self.costs.at(num_sequences + sum(lengths)) - self.costs.at(num_sequences) + draft_seconds(lengths)

@@ -1,4 +1,4 @@
-"""Drafts of a smaller model: token by token, or all at once by a model trained with mask tokens."""
+"""Drafts from a smaller model: token by token, or all at once from a model trained with mask tokens."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from pace.llm.sequence import Sequence, Span
 from pace.llm.speculation.draft_length import StepCosts
 
 CATCH_UP_TOKENS = 512
-"""Of all sequences together that the draft model reads in one step, of sequences that it has not seen yet: as many as the
-scheduler gives a prefill, so that the others wait no longer for it."""
+"""Tokens of new sequences that the draft model reads in one step, for all sequences together. Equal to the scheduler's
+limit for prefill, so that other sequences wait no longer for it."""
 
 AMORTISED_OVER = 64
-"""Tokens over which reading a sequence for the first time must pay; fewer where fewer are left to generate."""
+"""Tokens over which the cost of reading a new sequence is spread; fewer if fewer are left to generate."""
 
 
 def most_read(num_drafts: int) -> int:
-    """Tokens of one sequence that a draft model reads between two looks at the room for them, when it writes at most so
-    many drafts."""
+    """Maximum number of tokens of one sequence that a draft model reads between two calls of `admit`, if it writes at
+    most `num_drafts` drafts."""
     return CATCH_UP_TOKENS + BLOCK_SIZE + num_drafts
 
 
 class DraftModel:
-    """A `DraftSource` that has a smaller model write the drafts, one token of every sequence at a time.
+    """`DraftSource` in which a smaller model writes the drafts, one token of every sequence at a time.
 
-    For each sequence there is a shadow in the draft model's own cache: the same tokens, then drafts, cut back to what
-    came true after the step. A shadow that falls behind (nothing was drafted for a while) reads what it missed before
-    its next draft, `CATCH_UP_TOKENS` of all sequences a step. Where its cache is full, the shadow unused for longest
-    goes.
+    Each sequence has a shadow in the draft model's own cache: the same tokens, then drafts, truncated to the valid ones
+    after the step. A shadow that falls behind (nothing was drafted for a while) reads the missing tokens before its
+    next draft. All sequences together read `CATCH_UP_TOKENS` a step. If the cache is full, the shadow unused for
+    longest is dropped.
 
-    Drafts are picked as the sequence's own strategy would pick from these logits: for sampling by the same random number
-    as the token that they stand for, so that likely tokens meet.
+    Drafts are picked as the sequence's own strategy would pick from these logits. Sampling uses the random number of
+    the token to be predicted, so that likely tokens match.
     """
 
     def __init__(
@@ -51,8 +51,8 @@ class DraftModel:
         weight_counts: dict[str, int],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`model` is what an engine runs; `vocab_size` that of the model to draft for; `weights` its bytes by part and
-        `weight_counts` their number, for reports."""
+        """`model` is a runner, as for an engine; `vocab_size` that of the target model. `weights` are its bytes by part
+        and `weight_counts` their number, for reports."""
         self.model = model
         self.ops = ops
         self.cache = cache
@@ -63,16 +63,16 @@ class DraftModel:
         self._clock = clock
         self._batches = BatchBuilder()
         self._spent = 0.0
-        self._shadows: dict[Sequence, Sequence] = {}  # the one used last stands last
+        self._shadows: dict[Sequence, Sequence] = {}  # the last used is last
 
-    # -- what the drafter asks -----------------------------------------------------------------------------------------
+    # -- calls of the drafter ------------------------------------------------------------------------------------------
 
     def kind(self, sequence: Sequence, most: int) -> int | None:
-        """One kind; None where the sequence gets too long for the draft model."""
+        """Returns 0, the only kind; None if the sequence gets too long for the draft model."""
         return 0 if len(sequence.tokens) + most <= self.max_length else None
 
     def seconds(self, sequences: list[Sequence], lengths: list[int]) -> float:
-        """Forward passes by their measured costs, and a share of reading what is new to the draft model."""
+        """Returns the measured cost of the forward passes, and a share of reading tokens new to the draft model."""
         seconds = sum(self.costs.at(num_tokens) or 0.0 for num_tokens in self._passes(lengths))
         for sequence, length in zip(sequences, lengths):
             if length:
@@ -126,14 +126,14 @@ class DraftModel:
             self._weights, self._weight_counts, self.cache.used_bytes, self.cache.touched_bytes, self.cache.budget_bytes
         )
 
-    # -- how it drafts -------------------------------------------------------------------------------------------------
+    # -- drafting ------------------------------------------------------------------------------------------------------
 
     def _passes(self, lengths: list[int]) -> list[int]:
-        """Tokens of each forward pass that drafting takes."""
+        """Returns the number of tokens of each forward pass."""
         return [sum(length > depth for length in lengths) for depth in range(max(lengths))]
 
     def _draft(self, sequences: list[Sequence], lengths: list[int], proposals: dict[Sequence, list[int]]) -> None:
-        """Adds `lengths` tokens to the proposals of sequences that have been read but for a few tokens."""
+        """Adds `lengths` tokens to the proposals of sequences that are read except for a few tokens."""
         shadows = [self._shadows[sequence] for sequence in sequences]
         for depth in range(max(lengths, default=0)):
             live = [index for index, length in enumerate(lengths) if length > depth]
@@ -150,8 +150,7 @@ class DraftModel:
                 proposals[sequence].append(token)
 
     def _pick(self, sequence: Sequence, logits: Tensor, largest: int, depth: int) -> int | None:
-        """The token that the sequence's strategy would take if these were the model's logits; None where they are not
-        finite."""
+        """Returns the token that the sequence's strategy would pick from these logits; None if they are not finite."""
         if largest < 0:
             return None
         if sequence.strategy.rules is None:
@@ -165,8 +164,8 @@ class DraftModel:
         return len(sequence.tokens) - (shadow.num_computed if shadow else 0)
 
     def _make_room(self, sequence: Sequence, length: int, spared: dict[Sequence, int]) -> bool:
-        """A shadow of the sequence with its tokens and room for `length`, at the cost of shadows not spared; False
-        without room, or where the sequence has a token that is not among the draft model's."""
+        """Gives the sequence a shadow with its tokens and room for `length`, dropping shadows not in `spared` if
+        needed. Returns False without room, or if the sequence has a token outside the draft model's vocabulary."""
         shadow = self._shadows.pop(sequence, None) or self._new_shadow(sequence)
         self._shadows[sequence] = shadow
         new = sequence.tokens[len(shadow.tokens) :]
@@ -189,14 +188,15 @@ class DraftModel:
         return shadow
 
     def _read_again_if_grown(self, shadow: Sequence) -> None:
-        """As the engine does it with a sequence that has grown to where its model changes the angles of all tokens."""
+        """Frees the cache of a shadow that reached the length at which its model changes all RoPE angles, as the engine
+        does."""
         length = self.model.recompute_length
         if length and shadow.rope_length < length <= len(shadow.tokens):
             shadow.recomputed_length = length
             self.cache.free(shadow)
 
     def _catch_up(self, sequences: list[Sequence]) -> list[Sequence]:
-        """Has the draft model read what it has not, up to its limit a step; returns the sequences that may draft
+        """Lets the draft model read missing tokens, up to the limit per step. Returns the sequences that may draft
         now."""
         tokens_left, spans, ready = CATCH_UP_TOKENS, [], []
         for sequence in sequences:
@@ -213,8 +213,7 @@ class DraftModel:
         return ready
 
     def _forward(self, spans: list[Span]) -> Tensor:
-        """Logits of the wanted rows, of the tokens that the model to draft for has; what the spans hold is then
-        computed."""
+        """Computes the spans. Returns the logits of the wanted rows, cut to the target's vocabulary."""
         begin = self._clock()
         logits = self.model.forward(self._batches.build(spans, self.cache.kv))
         self._spent += self.costs.add(sum(span.num_tokens for span in spans), self._clock() - begin)
@@ -224,8 +223,8 @@ class DraftModel:
 
 
 class ParallelDraftModel(DraftModel):
-    """A `DraftSource` for models trained as in arXiv 2504.18583 (PARD): the sequence, then `k - 1` times the mask token,
-    and one forward pass: the last k rows are the k drafts. What the masks left in the cache goes again."""
+    """`DraftSource` for models trained as in arXiv 2504.18583 (PARD). One forward pass computes the sequence and `k -
+    1` mask tokens; the last k rows are the k drafts. The masks' cache entries are then dropped."""
 
     def __init__(self, mask_token_id: int, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)

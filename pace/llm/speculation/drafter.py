@@ -1,4 +1,4 @@
-"""Drafts in the engine's step: proposes before it, learns from it afterwards."""
+"""The drafter of an engine: proposes tokens before each step and learns from the outcome."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from pace.llm.speculation.draft_length import Acceptance, DraftLengths
 from pace.llm.speculation.source import DraftSource
 
 FIRST_RATE = 0.6
-"""Acceptance of a kind of draft of which nothing was seen yet: as drafts of a fair model have it, so that they are
-tried."""
+"""Initial acceptance of a kind of draft: that of a fair draft model, so that drafts are tried."""
 
 
 class SpeculativeDrafter:
-    """A `Drafter` that has a source propose as many tokens as pay.
+    """`Drafter` whose source proposes the number of tokens that pays.
 
-    Sequences get drafts where they decode and their strategy takes them. In a step that also reads prompts, or tokens
-    that masks force, none do: the processor is busy then and each row costs its full price. What is proposed and how
-    long it took decide about the speed alone: the sampler picks every token as it would without drafts.
+    Sequences get drafts if they decode and their strategy takes drafts. A step that also computes prompts or forced
+    tokens has none: the processor is then busy, and each row costs its full price. Proposals and their timing affect
+    only the speed: the sampler picks every token as it would without drafts.
     """
 
     def __init__(
@@ -32,8 +31,8 @@ class SpeculativeDrafter:
         recompute_length: int | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """At most `most` drafts of a sequence; `recompute_length` is that of the model to draft for; `clock` gives
-        seconds."""
+        """`most` is the maximum number of drafts of a sequence. `recompute_length` is the target model's. `clock`
+        returns seconds."""
         self.source = source
         self.lengths = lengths
         self._most = most
@@ -45,13 +44,11 @@ class SpeculativeDrafter:
         self._num_proposed: dict[Sequence, int] = {}  # in this step; a mask may have dropped some of them since
         self._is_decode = False
         self._spent = 0.0  # seconds of proposing, in this step
-        self._ended: float | None = (
-            None  # when the last step that is not part of a rest did; None where it is not known
-        )
-        self._resting = self._rest = 0  # steps of the rest under way, and of it still to come
+        self._ended: float | None = None  # end of the last step outside a rest; None if unknown
+        self._resting = self._rest = 0  # steps of the current rest, and steps of it still to come
         self._resting_spans = 0
-        self._is_left_alone = False  # this step
-        self._plain_share = 0.0  # of each sequence in a step at rest: seconds
+        self._is_left_alone = False  # True in a step of a rest
+        self._plain_share = 0.0  # seconds of each sequence in a step of a rest
 
     # -- before the step -----------------------------------------------------------------------------------------------
 
@@ -69,7 +66,8 @@ class SpeculativeDrafter:
                 self._extend(spans, cache)
 
     def _goes_on_resting(self, num_spans: int) -> bool:
-        """Where not, the rest is measured as a whole, unless something else than the same decoding ended it."""
+        """Returns True if this step belongs to the rest. At the end of the rest, its total time is reported, unless the
+        decoding sequences changed."""
         self._is_left_alone = False
         if not self._is_decode or num_spans != self._resting_spans:
             self._resting, self._ended = 0, None
@@ -108,7 +106,7 @@ class SpeculativeDrafter:
             self._spent = self.source.spent()
 
     def _kind(self, span: Span) -> int | None:
-        """The kind of draft that the span could have; None where it can have none."""
+        """Returns the kind of draft that the span could have; None if it can have none."""
         sequence = span.sequence
         if not sequence.strategy.takes_drafts or span.start != len(sequence.tokens) - 1:
             return None
@@ -123,7 +121,7 @@ class SpeculativeDrafter:
         own = self._rates[sequence].get(kind)
         return own.rate(prior) if own else prior
 
-    # -- after it ------------------------------------------------------------------------------------------------------
+    # -- after the step ------------------------------------------------------------------------------------------------
 
     def learn(self, spans: list[Span], outcomes: list[list[int]]) -> None:
         if self._is_left_alone:
@@ -147,7 +145,7 @@ class SpeculativeDrafter:
         self._ended = self._clock() if self._resting else now
 
     def _note_rest(self, spans: list[Span]) -> None:
-        """A step at rest is not measured, and taken for a plain one as they were."""
+        """Notes a step of a rest, which is not measured: it counts as a plain step."""
         for span in spans:
             sequence = span.sequence
             sequence.times.step_seconds += self._plain_share
@@ -172,7 +170,7 @@ class SpeculativeDrafter:
         self._rates_of_kind[kind].add(num_proposed, num_accepted)
 
     def _learn_cost(self, spans: list[Span], num_drafts: int, outcomes: list[list[int]], seconds: float) -> None:
-        """Tells what the step took since the one before, and notes for each sequence what its tokens would have taken
+        """Reports the time since the previous step, and adds to each sequence the time its tokens would have taken
         without drafts."""
         num_spans = len(spans)
         self.lengths.observe(num_spans, num_drafts, sum(map(len, outcomes)), self._spent, seconds - self._spent)
@@ -184,14 +182,14 @@ class SpeculativeDrafter:
             times.step_seconds += seconds / num_spans
             times.plain_seconds += plain_seconds / num_spans * len(tokens)
 
-    # -- what is kept --------------------------------------------------------------------------------------------------
+    # -- state ---------------------------------------------------------------------------------------------------------
 
     def forget(self, sequence: Sequence) -> None:
         self._rates.pop(sequence, None)
         self.source.forget(sequence)
 
     def _forget_finished(self) -> None:
-        """Those that were aborted between steps."""
+        """Drops the state of sequences that were aborted between steps."""
         for sequence in [sequence for sequence in self._rates if sequence.is_finished]:
             self.forget(sequence)
 

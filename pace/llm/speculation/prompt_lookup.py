@@ -1,4 +1,4 @@
-"""Drafts out of the sequence itself: what followed the last tokens where they stood before."""
+"""Drafts from the sequence itself: the tokens that followed an earlier occurrence of its last tokens."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pace.llm.sequence import Sequence
 
 
 class NgramIndex:
-    """Where the runs of `min_ngram .. max_ngram` tokens of a growing list end, the last time they came."""
+    """Index of the last end position of each run of `min_ngram .. max_ngram` tokens in a growing list."""
 
     def __init__(self, tokens: list[int], min_ngram: int, max_ngram: int) -> None:
-        """`tokens` is looked at in place, and may only grow."""
+        """`tokens` is read in place, and may only grow."""
         self.tokens = tokens
         self.match = 0
         """Position after the run that `find` found."""
@@ -19,11 +19,11 @@ class NgramIndex:
         self._num_indexed = 0  # runs that end before this position are in `_ends`
 
     def find(self) -> int | None:
-        """How many of the last tokens stand somewhere before as well, the most of `max_ngram .. min_ngram`; None for
-        none.
+        """Returns the length of the longest run of last tokens that occurs before, `max_ngram` at most; None if there
+        is none of `min_ngram` or more.
 
-        Of several places the last one counts. The run at the end itself is not one, as it goes into the index only
-        after it was looked for."""
+        Of several occurrences the last one counts. The run at the end itself is not found, as it is indexed only after
+        the search."""
         self._catch_up()
         tokens, length = self.tokens, len(self.tokens)
         ends = self._ends
@@ -36,8 +36,8 @@ class NgramIndex:
         return None
 
     def following(self, num_tokens: int) -> list[int]:
-        """What stood after the run that was found. Where that reaches the end of the sequence, it goes on as the sequence
-        repeats itself."""
+        """Returns the tokens after the run that was found. If they reach the end of the sequence, they are repeated
+        from there."""
         tokens, start = self.tokens, self.match
         found = tokens[start : start + num_tokens]
         while len(found) < num_tokens:
@@ -45,7 +45,7 @@ class NgramIndex:
         return found
 
     def _catch_up(self) -> None:
-        """Takes in all runs that end before the last token."""
+        """Indexes all runs that end before the last token."""
         tokens, ends = self.tokens, self._ends
         for end in range(self._num_indexed + 1, len(tokens)):
             for size in self._lengths:
@@ -56,8 +56,8 @@ class NgramIndex:
 
 
 class PromptLookup:
-    """A `DraftSource` that looks up the last tokens in prompt and output. The kind of a proposal is how many of them
-    matched."""
+    """`DraftSource` that searches the last tokens in prompt and output. The kind of a proposal is the number of
+    matching tokens."""
 
     def __init__(self, min_ngram: int, max_ngram: int) -> None:
         self._min_ngram, self._max_ngram = min_ngram, max_ngram

@@ -1,4 +1,4 @@
-"""Where drafts come from, as the drafter sees it."""
+"""Interface of draft sources, as the drafter uses them."""
 
 from __future__ import annotations
 
@@ -9,46 +9,46 @@ from pace.llm.sequence import Sequence
 
 
 class DraftSource(Protocol):
-    """Proposes what may come next. Keeps what it needs for each sequence until `forget`; between two calls a sequence
-    only grows. The drafter calls it under the engine's lock.
+    """Proposes the next tokens of sequences. Keeps state for each sequence until `forget`; between two calls a sequence
+    only grows. The drafter calls it on the engine's thread.
 
-    What it proposes decides how fast tokens come, never which ones."""
+    Proposals affect the speed, never which tokens are generated."""
 
     def kind(self, sequence: Sequence, most: int) -> int | None:
-        """What sort of proposal there is for the sequence now, of up to `most` tokens; None where there is none.
+        """Returns the kind of proposal available for the sequence now, of up to `most` tokens; None if there is none.
         Acceptance is measured for each kind."""
         ...
 
     def seconds(self, sequences: list[Sequence], lengths: list[int]) -> float:
-        """What `propose` is likely to take, as far as it was measured."""
+        """Returns the expected seconds of `propose`, from measurements so far."""
         ...
 
     def propose(self, sequences: list[Sequence], lengths: list[int]) -> list[list[int]]:
-        """At most so many tokens for each sequence, which is what `kind` was asked of last."""
+        """Returns up to `lengths[i]` tokens for each sequence. `kind` was called for these sequences just before."""
         ...
 
     def spent(self) -> float:
-        """Seconds that the last `propose` took, without interruptions."""
+        """Returns the seconds that the last `propose` took, without interruptions."""
         ...
 
     def settle(self, sequence: Sequence, num_valid: int) -> None:
-        """After the step: of the sequence's tokens with its drafts the first `num_valid` have come true."""
+        """Called after the step: the first `num_valid` of the sequence's tokens and drafts are valid."""
         ...
 
     def forget(self, sequence: Sequence) -> None:
-        """Frees what is kept for the sequence; harmless where nothing is."""
+        """Frees the state of the sequence; harmless if there is none."""
         ...
 
     def reset(self) -> None:
-        """Frees everything, in whatever state a failed call left it."""
+        """Frees everything, in any state that a failed call left."""
         ...
 
     def check_integrity(self) -> None:
-        """Raises AssertionError where memory is held for no sequence."""
+        """Raises AssertionError if memory is held for no sequence."""
         ...
 
     def bytes_for(self, num_tokens: int) -> int:
-        """Bytes of cache that a sequence of so many tokens takes here."""
+        """Bytes of this source's cache for a sequence of `num_tokens` tokens."""
         ...
 
     def memory(self) -> DraftMemory: ...
