@@ -1,1 +1,1 @@
-"""`pace serve`: HTTP in the forms of OpenAI and Anthropic, in front of one model (docs/serving.md)."""
+"""`pace serve`: HTTP APIs of OpenAI and Anthropic for one model (docs/serving.md)."""

@@ -1,4 +1,4 @@
-"""Who may wait, and for how long: a queue with a bound, and an estimate for those who are turned away."""
+"""Admission of requests: a bounded queue, and an estimate of the waiting time for requests that are refused."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from pace.server.errors import ApiError
 from pace.server.limits import Limits
 
 SMOOTHING = 0.2
-"""Weight of the newest measurement of how fast prompts are read."""
+"""Weight of the newest measurement of the prefill speed."""
 ROW_SMOOTHING = 0.02
-"""Of how fast rows leave: they leave many at once, and then none for long."""
+"""Weight of the newest measurement of how fast rows leave: many leave at once, and then none for a long time."""
 
 
 @dataclass(order=True)
 class Waiting:
-    """One request's turn, in the order of the engine's scheduler."""
+    """A waiting request, in the order of the engine's scheduler."""
 
     place: tuple[int, int]
     num_rows: int = field(compare=False)
@@ -31,11 +31,11 @@ class Waiting:
 
 
 class Admission:
-    """Lets requests to the engine in order, no more rows than keep it busy. On the event loop alone."""
+    """Lets requests into the engine in order, with only enough rows to keep it busy. Used only on the event loop."""
 
     def __init__(self, limits: Limits, max_sequences: int, rejected: Callable[[str], object]) -> None:
-        """`max_sequences` run at once; as many again wait in the engine, the others here. `rejected` hears of each
-        request that is turned away, and why: "queue", "key" or "wait"."""
+        """`max_sequences` run at once; the same number waits in the engine, the others here. `rejected` is called for
+        each refused request with the reason: "queue", "key" or "wait"."""
         self._max_rows = 2 * max_sequences
         self._max_requests = (4 * max_sequences if limits.max_queue is None else limits.max_queue) + max_sequences
         self._max_wait = limits.max_wait
@@ -46,7 +46,7 @@ class Admission:
         self._max_sequences = max_sequences
         self._seconds_per_row: float | None = None
         self._last_leave: float | None = None
-        """When a row left while others waited, on the loop's clock."""
+        """Time at which a row last left while others waited, on the loop's clock."""
         self._waiting: list[Waiting] = []
         self._arrivals = 0
         self._tokens_per_second: float | None = None
@@ -58,12 +58,12 @@ class Admission:
 
     @property
     def num_requests(self) -> int:
-        """In any stage."""
+        """Number of requests in any stage."""
         return self._num_requests
 
     def check_room(self) -> None:
-        """Raises ApiError 429 where a request that comes now would be turned away, whatever it asks for. Costs next to
-        nothing, so that those who are refused take no time from those who are served."""
+        """Raises ApiError 429 if any new request would be refused now. Very cheap, so that refusals take no time from
+        requests that are served."""
         if self._num_requests >= self._max_requests:
             raise self._full("queue", f"{self._num_requests} requests are under way, and no more may wait")
         if self._waiting and self.seconds_waiting > self._max_wait:
@@ -71,7 +71,7 @@ class Admission:
 
     @contextmanager
     def request(self, key: str | None) -> Iterator[None]:
-        """Counts a request from its first byte to its last. Raises ApiError 429 where there are too many."""
+        """Counts a request for the duration of the block. Raises ApiError 429 if there are too many."""
         self.check_room()
         if key is not None and self._max_per_key is not None and self._per_key[key] >= self._max_per_key:
             raise self._full("key", f"this key has {self._max_per_key} requests under way, and may have no more")
@@ -85,8 +85,8 @@ class Admission:
 
     @asynccontextmanager
     async def rows(self, num_rows: int, num_tokens: int, priority: int) -> AsyncIterator[None]:
-        """Waits for the turn of a request of so many rows and prompt tokens. Raises ApiError 429 where that would take
-        longer than anybody may wait."""
+        """Waits for the turn of a request with `num_rows` rows and `num_tokens` prompt tokens. Raises ApiError 429 if
+        the wait would exceed the limit."""
         if self._waiting or self._num_rows >= self._max_rows:
             await self._wait(num_rows, num_tokens, priority)
         self._num_rows += num_rows
@@ -99,22 +99,22 @@ class Admission:
             self._let_in()
 
     def measured(self, num_tokens: int, seconds: float) -> None:
-        """Hears how long a prompt took to be read."""
+        """Records the seconds that the prefill of a prompt took."""
         if num_tokens and seconds > 0:
             rate, known = num_tokens / seconds, self._tokens_per_second
             self._tokens_per_second = rate if known is None else known + SMOOTHING * (rate - known)
 
     @property
     def seconds_waiting(self) -> float:
-        """Estimate of the time until a request that comes now begins: as long as it takes to read the prompts that wait,
-        or until as many rows have left as are before it."""
+        """Estimated seconds until a new request begins. It waits for the prefill of all waiting prompts, and until all
+        rows before it that exceed the capacity have left."""
         num_tokens = sum(waiting.num_tokens for waiting in self._waiting)
         num_rows = max(0, self._num_rows - self._max_sequences) + sum(waiting.num_rows for waiting in self._waiting)
         reading = num_tokens / self._tokens_per_second if self._tokens_per_second else 0.0
         return max(reading, num_rows * (self._seconds_per_row or 0.0))
 
     def _measure_leave(self, num_rows: int) -> None:
-        """Notes how fast rows leave while others wait for their places."""
+        """Records how fast rows leave while others wait for their places."""
         now = asyncio.get_running_loop().time()
         if self._last_leave is not None and self._waiting:
             seconds, known = (now - self._last_leave) / num_rows, self._seconds_per_row
@@ -134,12 +134,12 @@ class Admission:
             if waiting in self._waiting:
                 self._waiting.remove(waiting)
             else:
-                self._let_in()  # its turn had come: the next one's has
+                self._let_in()  # its turn had come: pass it on
             raise
 
     def _let_in(self) -> None:
-        """Gives the first one its turn where there is room. A turn is taken in a later callback of the loop, so the rows
-        that come with it are not counted yet: one turn at a time. Whoever was cancelled leaves in a later callback, too."""
+        """Gives the first waiting request its turn if there is room. A turn is taken in a later callback of the loop,
+        so its rows are not counted yet: one turn at a time. A cancelled request also leaves in a later callback."""
         if self._num_rows < self._max_rows:
             first = next((waiting for waiting in self._waiting if not waiting.turn.done()), None)
             if first is not None:

@@ -1,4 +1,4 @@
-"""What a connection sees of its rows: an answer, in pieces of text as they come, or whole."""
+"""Answers of jobs: text in pieces, streamed or whole."""
 
 from __future__ import annotations
 
@@ -26,39 +26,39 @@ from pace.server.rows import Row
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Why a choice ended."""
+    """Reason for the end of a choice."""
 
     reason: str
     """ "stop", "length" or "tool_calls"."""
     stop: str | int | None = None
-    """The stop string, or the id of the token that was given as one; None for the model's own end."""
+    """The stop string, or the id of a token given as one; None for the model's own end."""
     is_end_token: bool = False
-    """True where the last token ended it, which shows no text."""
+    """True if the last token ended it, which shows no text."""
 
 
 @dataclass(slots=True)
 class Piece:
-    """What a choice got since it was last looked at."""
+    """New part of a choice since it was last read."""
 
     index: int
     text: str
     tokens: list[TokenPiece] = field(default_factory=list)
-    """Those whose text is in `text`, in order; none where nobody asked for tokens or log-probabilities."""
+    """Tokens whose text is in `text`, in order; empty unless tokens or log-probabilities are requested."""
     finish: Finish | None = None
     prompt: list[TokenPiece] | None = None
-    """In a choice's first piece, where it was asked for: the prompt's tokens."""
+    """The prompt's tokens, in a choice's first piece, if requested."""
     events: list[Event] = field(default_factory=list)
-    """What a conversation's answer consists of: thoughts, text and calls. `text` is then the text among them."""
+    """Events of a chat answer: thoughts, text and calls. `text` is then the text among them."""
 
     @property
     def parts(self) -> list[Event]:
-        """The events; the text alone, where there are none."""
+        """The events; only the text if there are none."""
         return self.events or ([Text(self.text)] if self.text else [])
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of an answer so far."""
+    """Number of tokens of an answer so far."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -72,7 +72,8 @@ class Usage:
 
 
 class Cursor:
-    """Reads one row as text. What may become a stop string, or is half a character, is held back with its tokens."""
+    """Reads one row as text. Holds back text that may become a stop string or is an incomplete character, with its
+    tokens."""
 
     def __init__(self, index: int, row: Row, tokenizer: Any, job: Job) -> None:
         """Without a tokenizer texts are empty."""
@@ -93,14 +94,14 @@ class Cursor:
 
     @property
     def num_thought(self) -> int:
-        """Tokens of thoughts, of those read."""
+        """Number of read tokens that are thoughts."""
         return 0 if self._reader is None else self._reader.num_thought
 
     def read(self) -> Piece | None:
-        """What came since the last call; None where that is nothing to show. Raises the row's error."""
+        """Returns the new piece since the last call; None if there is nothing to show. Raises the row's error."""
         if self.is_done:
             return None
-        is_ended = self.row.is_ended  # before the tokens: those that come with the end are then there
+        is_ended = self.row.is_ended  # read before the tokens, so that all tokens before the end are included
         if is_ended and self.row.error is not None:
             self.is_done = True
             raise self.row.error
@@ -138,7 +139,7 @@ class Cursor:
         return text
 
     def _release(self, given: str, ended: bool = False) -> str:
-        """What of the text so far may be shown, which is what the turn consists of."""
+        """Returns the text that may be shown, and passes it to the turn's reader."""
         text = self._pieces.release(given, ended)
         if self._reader is not None:
             self._reader.push(text)
@@ -157,13 +158,13 @@ class Cursor:
         if (matched := sequence.stopping.matched_string) is not None:
             return Finish("stop", matched)
         token = self.row.tokens[-1][0]
-        if token not in sequence.stopping.end_tokens:  # a grammar has come to its end
+        if token not in sequence.stopping.end_tokens:  # a grammar has ended
             return Finish("stop")
         return Finish("stop", None if token == self._end_token else token, is_end_token=True)
 
 
 class Answer:
-    """What the engine makes of one job: several choices, which it reads as they come."""
+    """The engine's answer to one job: several choices, read as they are generated."""
 
     def __init__(
         self,
@@ -173,9 +174,9 @@ class Answer:
         tokenizer: Any,
         most_running: int,
     ) -> None:
-        """`samples` are the sequences of each prompt. The first ones are submitted here, others as these end: no more
-        than `most_running` at once, so that the prompts of other requests come in between; as many as a prompt has
-        samples, at least. Raises what ended the driver."""
+        """`samples` are the sequences of each prompt. Submits the first ones, and others as these end. At most
+        `most_running` run at once, so that prompts of other requests get their turn. It must be at least the number of
+        samples of a prompt. Raises the error that ended the driver."""
         self._driver = driver
         self._job = job
         self._tokenizer = tokenizer
@@ -195,7 +196,7 @@ class Answer:
 
     @property
     def usage(self) -> Usage:
-        """Of the tokens read so far; a prompt counts once, however many choices continue it."""
+        """Usage of the tokens read so far; a prompt counts once, regardless of its number of choices."""
         firsts = [cursor.row.sequence for cursor in self._cursors[:: self._per_prompt]]
         return Usage(
             prompt_tokens=sum(sequence.num_prompt_tokens for sequence in firsts),
@@ -206,7 +207,7 @@ class Answer:
 
     @property
     def first_token(self) -> float | None:
-        """When the first token of all came, by `time.perf_counter`."""
+        """Time of the first token of any choice, by `time.perf_counter`."""
         times = [sequence.times.first_token for sequence in self._sequences]
         return min((when for when in times if when is not None), default=None)
 
@@ -215,8 +216,8 @@ class Answer:
         return max(self._job.num_choices, self._job.sampling.num_return_sequences)
 
     async def pieces(self, patience: float) -> AsyncIterator[list[Piece]]:
-        """Yields what came, as it comes, until all choices are done; an empty list where nothing did for `patience`
-        seconds. Raises ApiError for what goes wrong with a row."""
+        """Yields new pieces as they are generated, until all choices are done; an empty list after `patience` seconds
+        without any. Raises ApiError for the error of a row."""
         left = len(self._cursors)
         while left:
             if not self._fresh:
@@ -233,7 +234,7 @@ class Answer:
                 yield pieces
 
     async def whole(self) -> list[Piece]:
-        """Each choice with all of its text. Raises as `pieces`."""
+        """Returns each choice with all of its text. Raises as `pieces` does."""
         choices = [Piece(cursor.index, "") for cursor in self._cursors]
         async for pieces in self.pieces(3600.0):
             for piece in pieces:
@@ -246,7 +247,7 @@ class Answer:
         return self._best(choices)
 
     def cancel(self) -> None:
-        """Ends what has not ended; harmless afterwards."""
+        """Ends all choices that have not ended; harmless afterwards."""
         self._waiting.clear()
         self._driver.abort(self._sequences)
 
@@ -269,8 +270,7 @@ class Answer:
             self._news.set_result(None)
 
     def _add_row(self, sequence: Sequence, num_samples: int, wakeups: Wakeups) -> Row:
-        """A row, and a cursor for each choice that it answers: the likeliest continuation is computed once, however
-        often it is asked for."""
+        """Adds a row, and a cursor for each choice that it answers: several greedy choices share one row."""
         row = Row(sequence, wakeups.notify)
         first = len(self._cursors)
         own = [
@@ -283,14 +283,14 @@ class Answer:
         return row
 
     def _submit(self) -> None:
-        """Submits the rows of prompts while few enough are in the engine. Raises what ended the driver."""
+        """Submits the rows of prompts while there is room for them. Raises the error that ended the driver."""
         while self._waiting and len(self._running) + len(self._waiting[0]) <= self._most_running:
             rows = self._waiting.popleft()
             self._running.update(rows)
             self._driver.submit([row.sequence for row in rows])
 
     def _take_note(self, row: Row, cursors: list[Cursor]) -> None:
-        """Hears that a row has something new."""
+        """Called on the loop when a row has something new."""
         self._fresh.update(dict.fromkeys(cursors))
         self._end_wait()
         if row.is_ended and row in self._running:
@@ -316,7 +316,7 @@ class Answer:
         return piece
 
     def _prompt(self, sequence: Sequence) -> list[TokenPiece]:
-        """The tokens of a prompt with their texts, and log-probabilities where they were computed."""
+        """Returns the tokens of a prompt with their texts, and log-probabilities if they were computed."""
         tokens = sequence.tokens[: sequence.num_prompt_tokens]
         logprobs = sequence.prompt_logprobs or [None] * len(tokens)
         texts = TokenTexts(self._tokenizer)
@@ -332,7 +332,8 @@ class Answer:
         return texts.take(length + len(rest), is_last=True)
 
     def _best(self, choices: list[Piece]) -> list[Piece]:
-        """Of each prompt's choices those that are answered: the likeliest by token, where more were computed."""
+        """Returns the choices to answer: for each prompt those with the highest mean log-probability, if more were
+        computed."""
         n, per_prompt = self._job.num_choices, self._per_prompt
         if per_prompt == n:
             return choices
@@ -351,7 +352,7 @@ def mean_logprob(choice: Piece) -> float:
 
 
 def as_api_error(error: BaseException) -> ApiError:
-    """What a client hears of a row that failed: the engine's own words where these are about the request."""
+    """Returns the error that a client gets for a failed row: the engine's own message if it is about the request."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, GrammarTooComplex):

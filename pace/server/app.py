@@ -1,4 +1,4 @@
-"""The routes: what is asked of which path, and answered how."""
+"""Routes of the server and their endpoints."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ logger = logging.getLogger("pace")
 
 
 def make_app(service: Service) -> FastAPI:
-    """The ASGI application of a service."""
+    """Returns the ASGI application of a service."""
     app = FastAPI(title="pace", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
     components: dict[str, Any] = {}
     for kind in GENERATING:
@@ -65,8 +65,8 @@ def make_app(service: Service) -> FastAPI:
 
 
 class Posted(Response):
-    """The answer of one kind of request, to any number of them. Reads the body itself, so that nothing of it is held
-    twice. A child says what follows."""
+    """ASGI endpoint for one kind of POST request. Reads the body itself to avoid a second copy. Subclasses define
+    `answer`."""
 
     def __init__(self, service: Service, kind: Kind) -> None:
         self.service = service
@@ -74,10 +74,10 @@ class Posted(Response):
         self.background = None
 
     def check(self) -> None:
-        """Raises ApiError where no request is answered now: before any work is done for it."""
+        """Raises ApiError if no request can be answered now, before any work is done for it."""
 
     async def answer(self, request: Any, headers: dict[str, str], scope: http.Scope, send: http.Send) -> None:
-        """Answers a request whose fields are known; `headers` go with it. Raises ApiError."""
+        """Answers a parsed request, with `headers`. Raises ApiError."""
         raise NotImplementedError
 
     async def __call__(self, scope: http.Scope, receive: http.Receive, send: http.Send) -> None:
@@ -102,12 +102,12 @@ class Posted(Response):
             self.service.metrics.client_gone()
         except Exception as error:
             known = error if isinstance(error, ApiError) else _internal(scope, error)
-            if has_begun:  # the status line is out: only the end of the connection can tell
+            if has_begun:  # the status line is sent: only closing the connection can report it
                 raise
             await http.send_error(tracked, known, self.kind.is_anthropic)
 
     def _read(self, body: bytes, access: Access) -> tuple[Any, dict[str, str]]:
-        """The request, and headers that name what of it nobody knows."""
+        """Returns the request, and headers that name its unknown fields."""
         kind, options = self.kind, self.service.options
         value = read_json(body, self.service.limits.json_depth)
         access.model = _model_of(value, options.model_names[0])
@@ -118,7 +118,7 @@ class Posted(Response):
 
 
 class Question(Posted):
-    """What the tokenizer knows."""
+    """Endpoint answered by the tokenizer."""
 
     kind: Asking
 
@@ -131,7 +131,7 @@ class Question(Posted):
 
 
 class Generation(Posted):
-    """What the engine makes."""
+    """Endpoint answered by the engine."""
 
     kind: Generating
 
@@ -154,7 +154,8 @@ class Generation(Posted):
 
 
 async def _begun(answer: Answer) -> AsyncIterator[list[Any]]:
-    """The pieces of an answer, once the first are there or a while has passed: what fails at once is a plain error."""
+    """Returns the pieces of an answer, once the first are there or a while has passed: an immediate failure is a plain
+    error."""
     pieces = answer.pieces(http.KEEP_ALIVE_SECONDS)
     first = await anext(pieces)
 
@@ -169,7 +170,7 @@ async def _begun(answer: Answer) -> AsyncIterator[list[Any]]:
 async def _events(
     form: WireForm, answer: Answer, pieces: AsyncIterator[list[Any]], scope: http.Scope
 ) -> AsyncIterator[bytes]:
-    """The events of a stream. What goes wrong is one of them."""
+    """Yields the events of a stream. An error is one of them."""
     yield form.begin(answer.usage)
     try:
         async for news in pieces:
@@ -197,7 +198,7 @@ def _add_kind(app: FastAPI, kind: Kind, answer: Posted, components: dict[str, An
 
 
 def _model_of(value: Any, default: str) -> str | None:
-    """The model that a body names; `default` where it names none."""
+    """Returns the model that a body names; `default` if it names none."""
     model = value.get("model", default) if isinstance(value, dict) else None
     return model if isinstance(model, str) else None
 
@@ -210,7 +211,7 @@ def _printable(name: str) -> str:
 
 
 class Reply(Response):
-    """An answer in JSON, or an error."""
+    """Response with JSON, or with an error."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
@@ -225,10 +226,10 @@ class Reply(Response):
 
 
 def _add_information(app: FastAPI, service: Service) -> None:
-    """What there is to know of the server, without any work of the engine's."""
+    """Adds the routes with information about the server, which need no work of the engine."""
 
     def look(path: str, is_documented: bool = True, content_type: str = "application/json") -> Callable[[Any], Any]:
-        """Answers GET, and HEAD likewise."""
+        """Adds routes for GET and HEAD."""
 
         def add(function: Any) -> Any:
             @functools.wraps(function)
@@ -310,7 +311,7 @@ def _model(service: Service, name: str) -> dict[str, Any]:
 
 
 def _internal(scope: http.Scope, error: Exception) -> ApiError:
-    """What a client hears of a fault of ours; the log has the rest."""
+    """Returns the error that a client gets for an internal failure; the log has the details."""
     request_id = (scope.get("pace") or {}).get("request_id", "")
     logger.error("request %s failed: %r", request_id, error, exc_info=error)
     return ApiError(500, "the server failed at this request", headers={"x-should-retry": "false"})

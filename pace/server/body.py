@@ -1,4 +1,4 @@
-"""Bodies of requests: JSON in the strict sense, and no deeper than anybody needs."""
+"""Request bodies: strict JSON with limited depth."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 from pace.server.errors import ApiError
 
 LARGE = 1 << 18
-"""Bytes. A longer body is read on a worker's thread, and with a call of Python for each whole number. Without such calls
-the reader of the standard library lets no other thread run before its end."""
+"""Size in bytes of bodies that are parsed on a worker's thread, with a Python call for each integer. Without such calls
+the standard library's parser blocks all other threads until its end."""
 
 
 def read_json(body: bytes, depth: int) -> Any:
-    """The value that `body` holds. Raises ApiError 400 for what is no JSON: NaN and infinities, names that come twice,
-    numbers beyond float64, half surrogate pairs, bytes that are no UTF-8; and for more than `depth` levels."""
+    """Returns the value of `body`. Raises ApiError 400 for invalid JSON and for more than `depth` levels. Invalid are
+    also NaN and infinities, duplicate names, numbers beyond float64, half surrogate pairs, and invalid UTF-8."""
     try:
         text = body.decode("utf-8")
         more = {"parse_int": _whole} if len(body) > LARGE else {}

@@ -1,4 +1,4 @@
-"""Workers that compile grammars, which may take seconds, so that those who prepare prompts need not wait."""
+"""Workers that compile grammars, which may take seconds, so that workers that prepare prompts need not wait."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from pace.server.errors import ApiError
 from pace.server.limits import Limits
 
 LARGE_BYTES = 16 << 10
-"""Compiling less takes some 0.1 s. More waits apart, so that small grammars never wait for large ones."""
+"""Compiling less takes about 0.1 s. Larger grammars wait separately, so that small ones never wait for them."""
 
 
 class GrammarWorkers:
-    """One thread for small grammars and one for large ones, of which the shortest comes first. `compile` is called on the
-    event loop."""
+    """One thread for small grammars and one for large ones; each takes its shortest first. `compile` must be called on
+    the event loop."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -29,8 +29,9 @@ class GrammarWorkers:
         self._under_way: dict[str, _Work] = {}
 
     async def compile(self, compiler: GrammarCompiler, grammar: Grammar, param: str | None) -> CompiledGrammar:
-        """`param` is the field that asks for the grammar. Raises what `GrammarCompiler.compile` does, and ApiError where the time is up. The work is given up with the
-        last request that waits for it, unless it has begun: then its result is kept."""
+        """`param` is the field that asks for the grammar. Raises what `GrammarCompiler.compile` does, and ApiError
+        after the time limit. If the last request that waits for the grammar leaves, the work is cancelled, unless it
+        has begun: then its result is kept."""
         if (found := compiler.find(grammar)) is not None:
             return found
         work = self._under_way.get(grammar.source)
@@ -71,7 +72,7 @@ class _Work:
 
 
 class _Worker:
-    """A thread, started when it first has work, that compiles the shortest of the grammars that wait."""
+    """A thread, started with the first work, that compiles the shortest waiting grammar first."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -88,7 +89,7 @@ class _Worker:
         return future
 
     def close(self) -> None:
-        """Ends the thread after what it is at."""
+        """Ends the thread after its current work."""
         self._queue.put((-1, -1, None))
 
     def _run(self) -> None:
@@ -98,5 +99,5 @@ class _Worker:
                 continue
             try:
                 future.set_result(compiler.compile(grammar))
-            except BaseException as error:  # a panic of a library in Rust is no Exception
+            except BaseException as error:  # a panic in a Rust library is not an Exception
                 future.set_exception(error)

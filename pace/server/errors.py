@@ -1,4 +1,4 @@
-"""What goes wrong with a request, in the forms that clients read."""
+"""Errors of requests, in the forms that clients read."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ TYPES = {
     501: "not_implemented_error",
     503: "unavailable_error",
 }
-"""OpenAI's `type` of a status, where the error names none."""
+"""OpenAI's `type` of a status, if the error names none."""
 
 ANTHROPIC_TYPES = {**TYPES, 429: "rate_limit_error", 500: "api_error", 501: "api_error", 503: "overloaded_error"}
 
 
 class ApiError(Exception):
-    """An answer that is an error. The message is for the client: it names no path and nothing of other requests."""
+    """An error to answer with. The message is for the client: it contains no path and nothing of other requests."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class ApiError(Exception):
         headers: dict[str, str] | None = None,
         **details: Any,
     ) -> None:
-        """`param` names the field that is wrong; `details` are further members of the error object."""
+        """`param` names the wrong field; `details` are further members of the error object."""
         super().__init__(message)
         self.status = status
         self.message = message
@@ -64,10 +64,10 @@ class ApiError(Exception):
 
 
 class NotWell(ApiError):
-    """What `/health` answers with 503: an error, and next to it the `status` that scripts look at."""
+    """Error of `/health`, with status 503. Next to the error it has the `status` that scripts read."""
 
     def __init__(self, state: str, why: str) -> None:
-        """`state` is "loading" where waiting helps, else "failed" or "unwell"."""
+        """`state` is "loading" if waiting helps, else "failed" or "unwell"."""
         super().__init__(503, why, headers={"retry-after": "5"} if state == "loading" else None)
         self.state = state
 
@@ -79,5 +79,5 @@ LOADING = "the model is loading"
 
 
 def refused(param: str, why: str) -> ApiError:
-    """A field that is known and not served."""
+    """Returns the error for a known field that is not supported."""
     return ApiError(400, f"{param}: {why}", param=param, code="unsupported_parameter")

@@ -12,13 +12,13 @@ from pace.llm.loading import LoadOptions
 from pace.llm.models.hf_utils import find_checkpoint
 
 SAMPLED_BYTES = 64 << 10
-"""Read at both ends of each file: two checkpoints differ in their first and last weights, too."""
+"""Bytes read at both ends of each file: different checkpoints also differ in their first and last weights."""
 KINDS = (".safetensors", ".bin", ".gguf", ".json", ".jinja", ".model")
 
 
 def fingerprint(options: LoadOptions) -> str:
-    """Of everything that the bits of an answer depend on besides the request: the version, the checkpoint's files, how
-    weights and cache are held, and the instruction set."""
+    """Returns a hash of everything except the request that determines the bits of an answer. This includes the version,
+    the checkpoint's files, the formats of weights and cache, and the instruction set."""
     held = (options.dtype, options.quantization, options.kv_cache_dtype, options.backend, options.max_seq_len)
     digest = hashlib.sha256(json.dumps([__version__, _C.isa(), *map(repr, held)]).encode())
     _add_files(digest, _find(options, options.model_name_or_path, revision=options.revision))
@@ -28,7 +28,7 @@ def fingerprint(options: LoadOptions) -> str:
 
 
 def _find(options: LoadOptions, where: str | Path, **which: Any) -> Path:
-    """The files that were just loaded, without asking the Hub once more."""
+    """Returns the files that were just loaded, without asking the Hub again."""
     return find_checkpoint(
         where, token=options.token, cache_dir=options.cache_dir, local_files_only=True, progress=False, **which
     )

@@ -1,4 +1,4 @@
-"""What a request wants, whatever form it came in."""
+"""Jobs: requests in a form that is independent of their API."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ class ChatPrompt:
     messages: list[dict[str, Any]]
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    """True where the answer goes on with the last message, which is the assistant's."""
+    """True if the answer continues the last message, which is the assistant's."""
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     add_special_tokens: bool = False
-    """Whether those that begin a text come before the template's own."""
+    """True to add the tokenizer's special tokens before the template's own."""
     param: str = "messages"
-    """What the client calls the messages."""
+    """The client's name for the messages."""
     tools: list[Any] | None = None
-    """What the model may call, in the client's words."""
+    """Tools that the model may call, in the client's form."""
     tool_choice: Any = None
     parallel_calls: bool = True
     passed_over: tuple[str, ...] = ()
-    """What of the request is passed over, in words for the log."""
+    """Names of the ignored parts of the request, for the log."""
 
 
 @dataclass(frozen=True)
 class TextPrompts:
-    """Texts, or token ids, each continued on its own."""
+    """Texts, or token ids, each continued separately."""
 
     items: list[Any]
-    """Each a string or a list of ids, as the client wrote them: looked at by whoever reads them."""
+    """Strings or lists of ids, as the client sent them: checked by the worker that reads them."""
     add_special_tokens: bool = True
     suffix: str | None = None
-    """What follows the text to be written; None where nothing does."""
+    """Text after the gap to be filled; None without a gap."""
 
 
 @dataclass
 class Job:
-    """One request, checked as far as its own words go. Workers make token ids of it, the engine an answer."""
+    """A request whose fields are checked. Workers convert it to token ids, the engine answers it."""
 
     prompt: ChatPrompt | TextPrompts
     sampling: SamplingConfig
@@ -53,30 +53,30 @@ class Job:
     max_tokens: int | None
     """None for the rest of the context."""
     num_choices: int = 1
-    """Continuations that are answered: less than those computed where the best of several are wanted."""
+    """Number of continuations in the answer: fewer than those computed if the best of several are wanted."""
     stream: bool = False
     truncate_prompt: int | None = None
     """Number of the prompt's last tokens that are kept; None for all."""
     priority: int = 0
     cache_salt: str | None = None
     bad_words: list[str] = field(default_factory=list)
-    """Texts that must not be generated, where they begin a word and where they do not."""
+    """Texts that must not be generated, at the start of a word or elsewhere."""
     tokens_named: dict[str, list[int]] = field(default_factory=dict)
-    """Token ids of the request, by field: the model must have them."""
+    """Token ids in the request, by field: the model must have them."""
     echo: bool = False
-    """Whether the answer begins with the prompt."""
+    """True if the answer begins with the prompt."""
     wants_tokens: bool = False
-    """Whether tokens are answered beside their text."""
+    """True if the answer includes tokens in addition to text."""
     wants_prompt: bool = False
-    """Whether the prompt's tokens are."""
+    """True if the answer includes the prompt's tokens."""
     include_stop: bool = False
-    """Whether the stop string stays in the text."""
+    """True if the stop string stays in the text."""
     skip_special_tokens: bool = True
     infill: Infill | None = None
-    """How a gap is filled, once a worker has read the prompts of one."""
+    """How to fill a gap; set by the worker that reads prompts with one."""
     turn: Turn | None = None
-    """How the answer of a conversation is to be understood, once a worker has rendered it."""
+    """How to parse the answer of a conversation; set by the worker that renders it."""
     structure: Structure | None = None
-    """What the text must be."""
+    """Constraint on the text."""
     warnings: tuple[str, ...] = ()
-    """What of it is not enforced, once a worker has read it."""
+    """Parts of the constraint that are not enforced; set by the worker that reads it."""

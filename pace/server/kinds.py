@@ -1,4 +1,4 @@
-"""The kinds of request that have a body: what each may say, and in which form it is answered."""
+"""Kinds of request with a body: their paths, fields and forms of answer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pace.server.wire.responses import ResponsesForm
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of request: its paths, of which the first is the one that is documented, and its fields."""
+    """One kind of request: its paths, the first of which is documented, and its fields."""
 
     paths: tuple[str, ...]
     schema: type[Request]
@@ -31,13 +31,13 @@ class Kind:
 
     @property
     def name(self) -> str:
-        """As metrics call it."""
+        """Name of the kind in metrics."""
         return self.paths[0]
 
 
 @dataclass(frozen=True)
 class Generating(Kind):
-    """A kind that the engine answers. Its schema has `to_job`."""
+    """Kind answered by the engine. Its schema has `to_job`."""
 
     form: Callable[[Any, Envelope, Any], WireForm] = None
     id_prefix: str = ""
@@ -45,13 +45,13 @@ class Generating(Kind):
 
 @dataclass(frozen=True)
 class Asking(Kind):
-    """A kind that the tokenizer answers, in a worker."""
+    """Kind answered by the tokenizer, in a worker."""
 
     answer: Callable[[Any, PromptReader, Limits], dict[str, Any]] = None
 
 
 def _count(member: str, **more: str) -> Callable[[Any, PromptReader, Limits], dict[str, Any]]:
-    """Answers how many tokens the prompt of a conversation has."""
+    """Returns a function that answers with the number of tokens of a conversation's prompt."""
 
     def answer(request: Any, reader: PromptReader, limits: Limits) -> dict[str, Any]:
         return {**more, member: len(reader.encode_chat(request.to_prompt(limits)))}

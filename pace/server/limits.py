@@ -1,4 +1,4 @@
-"""The one table of what a request may ask for. Checked before anything is allocated in proportion to it."""
+"""All limits of requests, in one table. They are checked before anything is allocated in proportion to a request."""
 
 from __future__ import annotations
 
@@ -13,56 +13,56 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of requests and connections. Sizes are in bytes, times in seconds."""
+    """Limits of requests and connections. Sizes are in bytes, times in seconds."""
 
     body_bytes: int = 4 * MIB
     header_bytes: int = 32 << 10
     header_lines: int = 100
     header_seconds: float = 10.0
-    """Time until the headers of a request are complete, from its first byte."""
+    """Maximum time from the first byte of a request until its headers are complete."""
     body_seconds: float = 60.0
     write_seconds: float = 60.0
-    """Time without progress after which a reader is given up."""
+    """Time without progress after which a reading client is disconnected."""
     connections: int = 1024
     max_queue: int | None = None
-    """Requests that wait for a place; None for four times the sequences that run at once."""
+    """Requests waiting for a place; None for four times the sequences that run at once."""
     max_wait: float = 60.0
-    """Seconds that a request may have to wait for its turn, by the speed measured so far."""
+    """Maximum estimated waiting time of a request, in seconds."""
     max_per_key: int | None = None
-    """Requests of one key at once; None for any number."""
+    """Requests of one key at once; None for no limit."""
     json_depth: int = 128
     messages: int = 4096
     parts: int = 4096
-    """Parts of one message's content: of the shortest, a body of the usual length holds 30 times as many."""
+    """Parts of one message's content. A body of the default size holds 30 times this number of the shortest parts."""
     template_kwargs: int = 16
     prompts: int = 1024
     """Prompts of one request, times its `n`."""
     n: int = 128
-    """Continuations of a prompt; `best_of`, too."""
+    """Continuations of a prompt; also limits `best_of`."""
     stop_strings: int = 64
     stop_characters: int = 256
     top_logprobs: int = 20
     token_lists: int = 1024
     """Entries of `logit_bias`, `bad_words`, `stop_token_ids` and `allowed_token_ids`."""
     tools: int = 128
-    """Tools of a request; their schemas together are bounded like a grammar."""
+    """Tools of a request; their schemas together have the limits of a grammar."""
     grammar_bytes: int = 256 << 10
-    """Most bytes of a grammar, a schema, or choices together."""
+    """Maximum bytes of a grammar, a schema, or all choices together."""
     grammar_depth: int = 64
-    """Most brackets, or schemas, within each other."""
+    """Maximum nesting of brackets or schemas."""
     grammar_schemas: int = 4096
-    """Schemas that one is made of."""
+    """Maximum number of schemas within one schema."""
     grammar_choices: int = 16384
     grammar_seconds: float = 10.0
-    """Time that one may take to be compiled, waiting included."""
+    """Maximum time to compile one grammar, waiting included."""
     grammar_cache_bytes: int = 64 * MIB
-    """Compiled grammars that are kept."""
+    """Bytes of compiled grammars that are cached."""
     name_characters: int = 128
-    """Longest request id, name of a model, and salt."""
+    """Maximum length of a request id, a model name, and a salt."""
     bytes_per_token: int = 16
-    """A text of more than this for each token of the context is refused unread."""
+    """A text of more bytes than this for each token of the context is refused unread."""
     drain_seconds: float = 30.0
-    """Time that requests get to finish in when the server is asked to stop."""
+    """Time that requests have to finish when the server is stopped."""
 
     def __post_init__(self) -> None:
         """Raises TypeError or ValueError that names the limit."""
@@ -81,11 +81,11 @@ class Limits:
 
     @property
     def grammar(self) -> GrammarLimits:
-        """Those of grammars."""
+        """Limits of grammars."""
         return GrammarLimits(self.grammar_bytes, self.grammar_depth, self.grammar_schemas, self.grammar_choices)
 
     def shown(self) -> dict[str, Any]:
-        """As `GET /limits` has them."""
+        """Returns the limits as in `GET /limits`."""
         return asdict(self)
 
     @classmethod

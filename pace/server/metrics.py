@@ -1,4 +1,4 @@
-"""What `GET /metrics` shows, for Prometheus: vLLM's names under `pace:`, or under the prefix that was asked for."""
+"""Metrics of `GET /metrics`, for Prometheus: vLLM's names with the prefix `pace:`, or another prefix."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from pace.server.admission import Admission
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
-"""Seconds for a token."""
+"""Seconds per token."""
 LONG = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
-"""Seconds for a request, or a part of one."""
+"""Seconds per request, or per part of one."""
 SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
-"""Tokens."""
+"""Numbers of tokens."""
 
 
 class Watched(Protocol):
-    """What the gauges are read from; None before a model is loaded."""
+    """Source of the gauges; its fields are None before a model is loaded."""
 
     generator: Generator | None
     admission: Admission | None
 
 
 class Metrics:
-    """Counts of one service. Called on the event loop alone."""
+    """Counters of one service. Called only on the event loop."""
 
     def __init__(self, prefix: str, service: Watched) -> None:
         self._service = service
@@ -58,7 +58,7 @@ class Metrics:
         self._sizes = self._histogram("request_generation_tokens", "Tokens generated for a choice", SIZES)
 
     def answered(self, route: str, status: int) -> None:
-        """Hears of the status line of an answer."""
+        """Counts the status of an answer."""
         self._http.labels(route, str(status)).inc()
 
     def client_gone(self) -> None:
@@ -68,7 +68,7 @@ class Metrics:
         self._rejected.labels(why).inc()
 
     def ended(self, samples: Iterable[list[Sequence]]) -> None:
-        """Hears of the sequences of an answer, once they have left the engine or were told to."""
+        """Counts the sequences of an answer, after they have left the engine or were cancelled."""
         for group in samples:
             self._prompt.inc(group[0].num_prompt_tokens)
             self._prompt_sizes.observe(group[0].num_prompt_tokens)
@@ -78,7 +78,7 @@ class Metrics:
                 self._count(sequence)
 
     def render(self) -> bytes:
-        """The page, in Prometheus's text form."""
+        """Returns the page, in Prometheus's text format."""
         return generate_latest(self._registry)
 
     # ------------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What `pace serve` is started with. Everything is checked here, before a port is open."""
+"""Options of `pace serve`. All are checked here, before a port is opened."""
 
 from __future__ import annotations
 
@@ -18,42 +18,42 @@ LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """Where to serve a model, to whom, and under which limits.
+    """Model to serve, address, clients, and limits.
 
     Raises TypeError or ValueError that names the field.
     """
 
     model: str | Path
-    """What is served, as `LoadOptions` names it. How it is loaded is said there: that takes torch to check."""
+    """The model, as in `LoadOptions`, which has the options for loading: checking those needs torch."""
     host: str = "127.0.0.1"
-    """Address or name to listen at. Beyond this machine, `keys` are required."""
+    """Address or name to listen at. For addresses that other machines can reach, `keys` are required."""
     port: int = 8000
-    """0 for any that is free."""
+    """0 for any free port."""
     uds: str | Path | None = None
     """Path of a unix socket to listen at instead. Only this user may connect to it."""
     served_model_names: tuple[str, ...] = ()
-    """Names of the model in requests; the first is its id. None given: the last part of its path, or its Hub id."""
+    """Names of the model in requests; the first is its id. Default: the last part of its path, or its Hub id."""
     any_model_name: bool = False
-    """Whether a request may name any model, and gets this one."""
+    """True if a request may name any model, and gets this one."""
     keys: tuple[str, ...] = field(default=(), repr=False)
-    """Keys of clients (`read_keys`). None given: whoever reaches the port is served."""
+    """Keys of clients (`read_keys`). Without keys, all clients are served."""
     tls_certificate: str | Path | None = None
-    """PEM file of the certificate, and of those between it and its root."""
+    """PEM file of the certificate and its intermediate certificates."""
     tls_key: str | Path | None = None
     """PEM file of the certificate's private key."""
     cors_origins: tuple[str, ...] = ()
     """Origins whose pages may call this server from a browser, such as "https://chat.example.org"; "*" for all."""
     allowed_hosts: tuple[str, ...] = ()
-    """Further names that requests may have in `Host`. Without keys, others than this machine's own are refused."""
+    """Additional names allowed in `Host`. Without keys, names other than this machine's own are refused."""
     limits: Limits = field(default_factory=Limits)
     allow_priority: bool = False
-    """Whether requests may ask to be served before others."""
+    """True if requests may ask to be served before others."""
     strict: bool = False
-    """Whether a field that is not known is an error. Else it is ignored, and named in the answer's headers."""
+    """True if an unknown field is an error. Otherwise it is ignored, and named in the answer's headers."""
     access_log: bool = False
-    """Whether each request is a line on stderr: its id, model, status, numbers of tokens and times, and no text."""
+    """True to log each request as a line on stderr: its id, model, status, numbers of tokens and times, and no text."""
     metrics_prefix: str = "pace"
-    """What names of metrics begin with: "vllm" for dashboards that were made for vLLM."""
+    """Prefix of metric names: "vllm" for dashboards made for vLLM."""
 
     def __post_init__(self) -> None:
         self._check_address()
@@ -64,24 +64,24 @@ class ServeOptions:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self.metrics_prefix):
             raise ValueError(f"metrics_prefix must be letters, digits and _; got {shown(self.metrics_prefix)}")
 
-    # -- as they are understood ----------------------------------------------------------------------------------------
+    # -- derived values ------------------------------------------------------------------------------------------------
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """Names by which a request may ask for the model; the first is its id."""
+        """Names of the model in requests; the first is its id."""
         return self.served_model_names or (_name_of(self.model),)
 
     @property
     def is_local(self) -> bool:
-        """Whether only this machine reaches the server."""
+        """True if only this machine can reach the server."""
         return self.uds is not None or _is_loopback(self.host)
 
     @property
     def hosts(self) -> frozenset[str] | None:
-        """What `Host` may say, in lower case and without a port; None for anything.
+        """Allowed values of `Host`, in lower case and without a port; None for any.
 
-        A page whose name was made to point at this machine (DNS rebinding) says its own name there. That matters where
-        no key is needed. No page reaches a unix socket.
+        A page whose name was made to point at this machine (DNS rebinding) sends its own name there. That matters if no
+        key is needed. No page reaches a unix socket.
         """
         named = frozenset(name.lower() for name in self.allowed_hosts)
         if self.keys or self.uds is not None:
@@ -93,12 +93,13 @@ class ServeOptions:
         return "http" if self.tls_certificate is None else "https"
 
     def tls_context(self) -> ssl.SSLContext | None:
-        """The certificate, ready for use; None for plain HTTP. Raises ValueError where it does not fit its key."""
+        """Returns the TLS context of the certificate; None for plain HTTP. Raises ValueError if the certificate does
+        not match its key."""
         if self.tls_certificate is None:
             return None
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         try:
-            # A password is never asked for on the terminal: an encrypted key is refused.
+            # Never ask for a password on the terminal: an encrypted key is refused.
             context.load_cert_chain(self.tls_certificate, self.tls_key, password=lambda: "")
         except ssl.SSLError as error:
             why = (error.reason or str(error)).replace("_", " ").lower()
@@ -150,9 +151,9 @@ class ServeOptions:
 
 
 def read_keys(path: str | Path | None = None) -> tuple[str, ...]:
-    """Keys of PACE_API_KEY, with commas between them, and of a file, one a line; `#` begins a comment.
+    """Returns the keys of PACE_API_KEY, separated by commas, and of a file, one per line; `#` begins a comment.
 
-    Raises ValueError for a file without keys, and where it cannot be read.
+    Raises ValueError for a file without keys, or one that cannot be read.
     """
     keys = [key.strip() for key in (env.value(KEYS_VARIABLE) or "").split(",")]
     if path is not None:
@@ -181,7 +182,7 @@ def _read(name: str, path: str | Path) -> str:
 
 
 def _is_loopback(host: str) -> bool:
-    """Of names only `localhost`: what others mean is not ours to say."""
+    """True for loopback addresses. Of names, only `localhost` counts: others may resolve to anything."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

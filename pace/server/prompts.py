@@ -1,4 +1,4 @@
-"""From what a client wrote to token ids. Runs in workers: tokenizers take their time over long texts."""
+"""Converts prompts of clients to token ids. Runs in workers: tokenizing long texts takes time."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class PromptReader:
     """Reads prompts for one model. Each thread has a copy of the tokenizer, which is not safe to share."""
 
     def __init__(self, tokenizer: Any, vocab_size: int, max_length: int, limits: Limits) -> None:
-        """`max_length` is what prompt and answer may have together; a text of more than `limits.bytes_per_token` for each
-        of these is refused before it is tokenised."""
+        """`max_length` is the maximum length of prompt and answer together. A text of more than
+        `limits.bytes_per_token` bytes for each of these tokens is refused before it is tokenised."""
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self.max_length = max_length
@@ -38,7 +38,7 @@ class PromptReader:
         self._local = threading.local()
         self._lock = threading.Lock()
         self._passed_over: set[str] = set()
-        """What the log has named."""
+        """Names that were logged already."""
 
     @property
     def has_tokenizer(self) -> bool:
@@ -46,7 +46,7 @@ class PromptReader:
 
     @property
     def tokenizer(self) -> Any:
-        """This thread's. Raises ApiError where the model has none."""
+        """This thread's tokenizer. Raises ApiError if the model has none."""
         if self._tokenizer is None:
             raise ApiError(400, "this model has no tokenizer: give prompts as token ids, to /v1/completions")
         if not hasattr(self._local, "tokenizer"):
@@ -55,7 +55,7 @@ class PromptReader:
 
     @property
     def template(self) -> ChatTemplate:
-        """This thread's. Raises ApiError where the model has none."""
+        """This thread's template. Raises ApiError if the model has none."""
         if not hasattr(self._local, "template"):
             try:
                 self._local.template = ChatTemplate(self.tokenizer)
@@ -64,9 +64,9 @@ class PromptReader:
         return self._local.template
 
     def read(self, job: Job, grammar: Grammar | None = None) -> list[list[int]]:
-        """The token ids of each prompt; of a conversation, `job.turn` is set, in which an answer that calls nothing is of
-        `grammar`. Raises ApiError for what cannot be read or is too long, and for token ids that
-        the model does not have."""
+        """Returns the token ids of each prompt. For a conversation, sets `job.turn`; an answer without calls then
+        follows `grammar`. Raises ApiError for prompts that cannot be read or are too long, and for token ids outside
+        the vocabulary."""
         for param, tokens in job.tokens_named.items():
             self._check_tokens(tokens, param)
         if isinstance(job.prompt, ChatPrompt):
@@ -87,7 +87,7 @@ class PromptReader:
         return rows
 
     def plan(self, prompt: ChatPrompt, grammar: Grammar | None = None) -> Turn:
-        """The turn that follows a conversation. Raises ApiError."""
+        """Returns the turn that follows a conversation. Raises ApiError."""
         self._log_passed_over(prompt.passed_over)
         tools, choice = self._tools(prompt)
         texts = [message.get(name) or "" for message in prompt.messages for name in ("content", "reasoning_content")]
@@ -115,7 +115,7 @@ class PromptReader:
             raise ApiError(400, f"these messages cannot be read: {error}", param=prompt.param) from None
 
     def _log_passed_over(self, names: tuple[str, ...]) -> None:
-        """Says once what requests ask for and do not get."""
+        """Logs once per name what requests ask for without effect."""
         with self._lock:
             fresh = [name for name in names if name not in self._passed_over]
             self._passed_over.update(fresh)
@@ -123,7 +123,7 @@ class PromptReader:
             logger.warning("%s: passed over, here and in later requests; this server has nothing of the kind", name)
 
     def _tools(self, prompt: ChatPrompt) -> tuple[list[Tool], ToolChoice]:
-        """What may be called. Raises ApiError."""
+        """Returns the callable tools and the tool choice. Raises ApiError."""
         items = prompt.tools or []
         if len(items) > self._limits.tools:
             raise ApiError(400, f"tools may have {self._limits.tools} entries, got {len(items)}", param="tools")
@@ -145,11 +145,11 @@ class PromptReader:
         return tools, choice
 
     def render(self, prompt: ChatPrompt) -> str:
-        """The text that the model's chat template makes of messages."""
+        """Returns the text that the model's chat template makes of messages."""
         return self.plan(prompt).prompt
 
     def encode_chat(self, prompt: ChatPrompt) -> list[int]:
-        """The token ids of a conversation."""
+        """Returns the token ids of a conversation."""
         return self.encode(self.render(prompt), prompt.add_special_tokens, prompt.param)
 
     def encode(self, text: str, add_special_tokens: bool = True, param: str = "prompt") -> list[int]:
@@ -159,13 +159,13 @@ class PromptReader:
         return tokens
 
     def bad_words(self, words: list[str]) -> list[list[int]]:
-        """The tokens of each word where it begins a text, and where it follows a space."""
+        """Returns the tokens of each word at the start of a text and after a space."""
         runs = [self.encode(start + word, False, "bad_words") for word in words for start in ("", " ")]
         return [list(run) for run in dict.fromkeys(map(tuple, runs)) if run]
 
     def _gaps(self, job: Job) -> list[list[int]]:
-        """Prompts with a gap between each and the suffix; `job.infill` is set. Raises ApiError where the model fills
-        none."""
+        """Returns prompts with a gap between each and the suffix, and sets `job.infill`. Raises ApiError if the model
+        cannot fill gaps."""
         prompts = job.prompt
         try:
             infill = job.infill = Infill.of(self.tokenizer)
@@ -184,7 +184,7 @@ class PromptReader:
         ]
 
     def _checked(self, prompts: TextPrompts) -> Iterator[str | list[int]]:
-        """The prompts, all of them texts or all of them token ids. Raises ApiError."""
+        """Yields the prompts, either all texts or all token ids. Raises ApiError."""
         is_text = isinstance(prompts.items[0], str)
         for item in prompts.items:
             if is_text and isinstance(item, str):
@@ -212,7 +212,7 @@ class PromptReader:
 
     @property
     def _context(self) -> str:
-        """In the words by which clients know this error: OpenAI's. "prompt is too long: N tokens > M" is Anthropic's."""
+        """Limit in the wording that clients recognise: OpenAI's. "prompt is too long: N tokens > M" is Anthropic's."""
         return f"This model's maximum context length is {self.max_length} tokens, the answer included"
 
     def _too_long(self, num_tokens: int, param: str) -> ApiError:

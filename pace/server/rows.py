@@ -1,4 +1,4 @@
-"""Rows of the engine as the event loop sees them: the engine's thread writes them, the event loop reads them."""
+"""Rows of the engine for the event loop: the engine's thread writes them, the event loop reads them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pace.llm.sequence import Sequence, TokenLogprob
 
 
 class Row:
-    """One sequence's tokens as they came, a `TokenSink` and a `Reader`. The engine's thread appends, and ends it; nothing
-    is ever taken back."""
+    """Tokens of one sequence, a `TokenSink` and a `Reader`. The engine's thread appends tokens and ends it; tokens are
+    never rolled back."""
 
     def __init__(self, sequence: Sequence, notify: Callable[[Row, bool], None]) -> None:
         self.sequence = sequence
@@ -18,7 +18,7 @@ class Row:
         self.is_ended = False
         self.error: BaseException | None = None
         self.changed: Callable[[], None] = lambda: None
-        """Called on the loop once there is something new."""
+        """Called on the loop when there is something new."""
         self._notify = notify
 
     def token(self, sequence: Sequence, token: int, logprob: TokenLogprob | None) -> None:

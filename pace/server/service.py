@@ -1,4 +1,4 @@
-"""One model behind an event loop: jobs in, answers out. All that the routes know of the engine."""
+"""One model for an event loop: takes jobs and returns answers. The routes reach the engine only through this module."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from pace.server.wire.openai import Envelope
 logger = logging.getLogger("pace")
 
 STALL_SECONDS = 60.0
-"""A step of this length is no step any more: the machine sleeps, or something hangs."""
+"""A step that takes longer counts as stuck: the machine sleeps, or something hangs."""
 WORKERS = 2
 """Threads that render templates and tokenise."""
 
@@ -41,7 +41,7 @@ WORKERS = 2
 class Service:
     """Loads a model, and answers jobs with it until it is drained.
 
-    `load` and `close` are called on any thread, everything else on the event loop.
+    `load` and `close` may be called on any thread, everything else on the event loop.
     """
 
     def __init__(self, options: ServeOptions, load: LoadOptions) -> None:
@@ -59,7 +59,7 @@ class Service:
         self._grammar_workers = GrammarWorkers(self.limits)
         self._answers: set[Answer] = set()
 
-    # -- life ----------------------------------------------------------------------------------------------------------
+    # -- life cycle ----------------------------------------------------------------------------------------------------
 
     def load(self) -> None:
         """Loads the model. Raises what `loading.open` raises."""
@@ -71,7 +71,7 @@ class Service:
             raise
 
     def use(self, generator: Generator) -> None:
-        """Serves a model that is loaded."""
+        """Serves a loaded model."""
         engine = generator.engine
         self.reader = PromptReader(generator.tokenizer, engine.model.vocab_size, engine.max_length, self.limits)
         self.admission = Admission(self.limits, engine.scheduler.max_sequences_per_step, self.metrics.rejected)
@@ -83,7 +83,7 @@ class Service:
         self.status = "ready"
 
     def _warm_workers(self) -> None:
-        """Has each worker make its copy of the tokenizer, so that no client waits for it."""
+        """Makes the tokenizer copy of each worker, so that no client waits for it."""
         if self.generator.tokenizer is None:
             return
         together = threading.Barrier(WORKERS)
@@ -96,7 +96,7 @@ class Service:
             future.result()
 
     async def drain(self, seconds: float) -> None:
-        """Takes no more work, and waits until what is under way has been answered; after `seconds`, ends it."""
+        """Takes no more work, and waits for running requests; cancels them after `seconds`."""
         self.status = "draining"
         deadline = time.monotonic() + seconds
         while self.admission is not None and self.admission.num_requests and time.monotonic() < deadline:
@@ -105,7 +105,7 @@ class Service:
             answer.cancel()
         deadline = time.monotonic() + 1.0
         while self.admission is not None and self.admission.num_requests and time.monotonic() < deadline:
-            await asyncio.sleep(0.005)  # for the last words of streams
+            await asyncio.sleep(0.005)  # for the last bytes of streams
 
     def close(self) -> None:
         """Frees the model. Closing twice is harmless."""
@@ -117,7 +117,7 @@ class Service:
 
     @property
     def why_unwell(self) -> str | None:
-        """Why nothing can be answered any more, or has not been for long; None where all is well."""
+        """Reason why nothing can be answered any more, or why a step is stuck; None if all is well."""
         if self.status == "failed":
             return "the model could not be loaded"
         if self.generator is None:
@@ -131,13 +131,13 @@ class Service:
         return f"a step has taken {seconds:.0f} s so far" if seconds > STALL_SECONDS else None
 
     def check_well(self) -> None:
-        """Raises NotWell before the model is loaded, and for `why_unwell`. A server that drains is well."""
+        """Raises NotWell before the model is loaded, and for `why_unwell`. A draining server is well."""
         if self.status == "loading":
             raise NotWell("loading", LOADING)
         if (why := self.why_unwell) is not None:
             raise NotWell("failed" if self.status == "failed" else "unwell", why)
 
-    # -- about the model -----------------------------------------------------------------------------------------------
+    # -- model information ---------------------------------------------------------------------------------------------
 
     @property
     def model_name(self) -> str:
@@ -153,16 +153,16 @@ class Service:
 
     @property
     def max_length(self) -> int | None:
-        """Tokens of prompt and answer together; None until the model is loaded."""
+        """Maximum number of tokens of prompt and answer together; None until the model is loaded."""
         return None if self.reader is None else self.reader.max_length
 
     @property
     def num_slots(self) -> int:
-        """Sequences that run at once. Raises ApiError as `defaults`."""
+        """Number of sequences that run at once. Raises ApiError as `defaults` does."""
         return self._open.engine.scheduler.max_sequences_per_step
 
     def check_model(self, name: str | None) -> str:
-        """The name that the answer has. Raises ApiError for a model that is not served."""
+        """Returns the model's name for the answer. Raises ApiError for a model that is not served."""
         if name is None:
             return self.model_name
         if len(name) > self.limits.name_characters:
@@ -177,12 +177,12 @@ class Service:
         return name
 
     def check_ready(self) -> None:
-        """Raises ApiError 503 before the model is loaded, and while the server ends."""
+        """Raises ApiError 503 before the model is loaded, and during shutdown."""
         _ = self._open
 
     @property
     def _open(self) -> Generator:
-        """Raises ApiError 503 before the model is loaded, and while the server ends."""
+        """The generator. Raises ApiError 503 before the model is loaded, and during shutdown."""
         if self.status != "ready" or self.generator is None:
             why = {"loading": LOADING, "draining": "the server is shutting down"}
             raise ApiError(503, why.get(self.status, "the model could not be loaded"), headers={"retry-after": "5"})
@@ -193,7 +193,7 @@ class Service:
         return self.generator
 
     def check_room(self) -> None:
-        """Raises ApiError 429 where the queue has no room, whatever a request asks for."""
+        """Raises ApiError 429 if the queue has no room for any request."""
         if self.admission is not None:
             self.admission.check_room()
 
@@ -203,7 +203,7 @@ class Service:
     async def answer_request(
         self, kind: Generating, request: Any, salt: str | None = None, key: str | None = None
     ) -> AsyncIterator[tuple[Job, WireForm, Answer]]:
-        """What a request asks for, the form of its answer, and the answer, which leaving the block ends. `salt` and `key`
+        """Yields a request's job, the form of its answer, and the answer, which ends with the block. `salt` and `key`
         are the client's. Raises ApiError."""
         model = self.check_model(request.model)
         job = request.to_job(self.limits, self.defaults)
@@ -216,7 +216,7 @@ class Service:
 
     @asynccontextmanager
     async def answer(self, job: Job, salt: str | None, key: str | None) -> AsyncIterator[Answer]:
-        """The answer of a job, which leaving the block ends. `salt` and `key` are the client's. Raises ApiError."""
+        """Yields the answer of a job, which ends with the block. `salt` and `key` are the client's. Raises ApiError."""
         generator = self._open
         with self.admission.request(key):
             rows, config = await self.work(self._read, generator, job)
@@ -245,11 +245,11 @@ class Service:
                     self.metrics.ended(samples)
 
     async def work(self, function: Any, *arguments: Any) -> Any:
-        """What `function` returns, run by a worker."""
+        """Returns the result of `function`, run by a worker."""
         return await asyncio.get_running_loop().run_in_executor(self._workers, function, *arguments)
 
     def _read(self, generator: Generator, job: Job) -> tuple[list[list[int]], SamplingConfig]:
-        """The tokens of each prompt, and what is asked for. Runs in a worker. Raises ApiError."""
+        """Returns the tokens of each prompt, and the sampling config. Runs in a worker. Raises ApiError."""
         config = job.sampling.copy()
         grammar = None if job.structure is None else job.structure.read(self.limits.grammar)
         rows = self.reader.read(job, grammar)
@@ -267,7 +267,7 @@ class Service:
     def _prepare(
         self, generator: Generator, job: Job, rows: list[list[int]], config: SamplingConfig, salt: str | None
     ) -> list[list[Sequence]]:
-        """Sequences of each prompt, ready to be submitted. Runs in a worker. Raises ApiError."""
+        """Returns the sequences of each prompt, ready to be submitted. Runs in a worker. Raises ApiError."""
         with _errors_of(job):
             prepared = generator.prepare_for_generate(rows, config, job.turn, job.skip_special_tokens)
         job.warnings = prepared.warnings
@@ -279,7 +279,7 @@ class Service:
         return samples
 
     def _measure(self, samples: list[list[Sequence]]) -> None:
-        """Tells the queue how long prompts took to be read."""
+        """Reports the time of each prompt's prefill to the queue."""
         for group in samples:
             times = group[0].times
             if times.first_token is not None and times.admitted is not None:
@@ -301,7 +301,7 @@ def _errors_of(job: Job) -> Iterator[None]:
 
 
 def _joined_salt(of_key: str | None, of_request: str | None) -> str | None:
-    """The salt of a request: no two pairs have the same one."""
+    """Returns the combined salt of a request: different pairs give different salts."""
     if of_request is None:
         return of_key
     return hashlib.sha256(f"{of_key or ''}/{of_request}".encode()).hexdigest()

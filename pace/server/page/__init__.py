@@ -1,4 +1,4 @@
-"""The chat page: one file, and headers that let it run its own script and nothing else."""
+"""The chat page: one file, with headers that allow only its own script."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ CONTENT_SECURITY_POLICY = (
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
     "require-trusted-types-for 'script'; trusted-types 'none'"
 )
-"""Talks to its own origin alone. `{script}` and `{style}` are hashes of what the file holds: nothing that gets into the
-page later runs, and text is never parsed as HTML."""
+"""The page connects only to its own origin. `{script}` and `{style}` are hashes of the file's contents: nothing
+inserted later runs, and text is never parsed as HTML."""
 
 
 @dataclass(frozen=True)
 class Page:
-    """What `GET /` answers."""
+    """The answer of `GET /`."""
 
     body: bytes
     etag: str
     headers: dict[str, str]
-    """All of them, the ETag included; those of a 304, too."""
+    """All headers, including the ETag; also those of a 304."""
 
     def is_known(self, if_none_match: str | None) -> bool:
-        """Whether a browser that sends this `If-None-Match` has the page already, so that 304 will do."""
+        """True if a browser that sends this `If-None-Match` has the page already, so that a 304 suffices."""
         known = [tag.strip().removeprefix("W/") for tag in (if_none_match or "").split(",")]
         return self.etag in known or known == ["*"]
 
 
 @cache
 def page() -> Page:
-    """The page as it lies next to this file, read once."""
+    """Returns the page from the file next to this one, read once."""
     text = Path(__file__).with_name("index.html").read_text(encoding="utf-8")
     policy = CONTENT_SECURITY_POLICY.format(script=_hash_of("script", text), style=_hash_of("style", text))
     body = text.encode()
@@ -53,6 +53,6 @@ def page() -> Page:
 
 
 def _hash_of(tag: str, text: str) -> str:
-    """The source expression of the one inline element of this name."""
+    """Returns the source expression of the only inline element with this name."""
     (content,) = re.findall(rf"<{tag}\b[^>]*>(.*?)</{tag}>", text, re.DOTALL)
     return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
