@@ -21,7 +21,7 @@ from pace.server.wire.responses import ResponsesForm
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of request: its paths, the first of which is documented, and its fields."""
+    """One kind of request: its paths (the first is documented) and its fields."""
 
     paths: tuple[str, ...]
     schema: type[Request]

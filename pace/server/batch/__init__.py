@@ -1,1 +1,1 @@
-"""A file of requests answered into a file of results, in OpenAI's batch form: `pace batch IN.jsonl OUT.jsonl`."""
+"""Batches of requests from a file, with results to a file, in OpenAI's batch form: `pace batch IN.jsonl OUT.jsonl`."""

@@ -1,4 +1,4 @@
-"""Answers of a batch's requests, by a model in this process: those that the server gives."""
+"""Answers the requests of a batch with a model in this process, as the server would."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ PATHS = {path: kind for kind in GENERATING for path in kind.paths if path.starts
 FOREVER = 1e9
 """Seconds."""
 MOST_NAMED = 20
-"""Fields that are named in the log where nobody knows them."""
+"""Maximum number of unknown fields named in the log."""
 
 
 def batch_options(model: str, names: Sequence[str], any_model_name: bool) -> ServeOptions:
-    """What a `Service` is told of a batch: requests call the model by `names`, or by any, and have the priority that they
-    ask for. The limits of one request are those of a server; how many wait, and how long, has none."""
+    """Returns options of a `Service` for a batch. Requests name the model by `names`, or by any name, and get the
+    priority that they ask for. The limits of one request are those of a server; the queue and the waiting time are
+    unlimited."""
     limits = Limits(max_wait=FOREVER, max_queue=1 << 30)
     return ServeOptions(
         model, served_model_names=tuple(names), any_model_name=any_model_name, allow_priority=True, limits=limits
@@ -33,7 +34,7 @@ def batch_options(model: str, names: Sequence[str], any_model_name: bool) -> Ser
 
 
 class Answering:
-    """`await answering(url, body)` is the status and the body that the server would answer with."""
+    """`await answering(url, body)` returns the status and the body that the server would answer with."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -59,7 +60,7 @@ class Answering:
             return form.whole(await answer.whole(), answer.usage)
 
     def _name(self, ignored: list[str]) -> None:
-        """Logs fields that nobody knows, each once."""
+        """Logs unknown fields, each once."""
         for name in ignored:
             if name not in self._ignored and len(self._ignored) < MOST_NAMED:
                 self._ignored.add(name)

@@ -1,4 +1,4 @@
-"""The input of a batch: a request a line, `{"custom_id", "method", "url", "body"}`."""
+"""The input of a batch: one request per line, `{"custom_id", "method", "url", "body"}`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from pace.server.errors import ApiError
 
 JSON_DEPTH = 128
 MOST_NAMED = 5
-"""Duplicates named in an error."""
+"""Number of duplicates named in an error."""
 
 
 @dataclass(frozen=True)
 class LineError:
-    """Why a line cannot be run."""
+    """Reason why a line cannot be run."""
 
     code: str
     message: str
@@ -27,10 +27,10 @@ class LineError:
 
 @dataclass(frozen=True)
 class Line:
-    """One request, or why the line is none."""
+    """One request, or the reason why the line is invalid."""
 
     number: int
-    """From 1, as editors count."""
+    """Line number, from 1."""
     custom_id: str | None = None
     url: str = ""
     body: dict[str, Any] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class Line:
 
 
 def read_line(data: bytes, number: int) -> Line:
-    """Reads one line of an input, of which nothing is trusted."""
+    """Reads one line of untrusted input."""
     try:
         value = read_json(data, JSON_DEPTH)
     except ApiError as error:
@@ -66,21 +66,22 @@ def _what_is_wrong(value: dict[str, Any]) -> LineError | None:
 
 
 class BatchInput:
-    """A file of requests, read twice: to check it, and to run it. In a `with` block; its size does not matter."""
+    """A file of requests, read twice: to check it, and to run it. Must be used in a `with` block; the file may be
+    larger than memory."""
 
     def __init__(self, file: BinaryIO, name: str) -> None:
-        """`file` can be read from its start again."""
+        """`file` must be seekable."""
         self._file = file
         self.name = name
 
     @classmethod
     def open(cls, path: Path) -> BatchInput:
-        """Raises OSError."""
+        """Opens a file. Raises OSError."""
         return cls(path.open("rb"), str(path))
 
     @classmethod
     def spool(cls, stream: BinaryIO) -> BatchInput:
-        """Of a stream that can be read once, such as stdin: kept in a temporary file."""
+        """Copies a stream that can be read only once, such as stdin, to a temporary file."""
         file = tempfile.TemporaryFile()
         shutil.copyfileobj(stream, file)
         return cls(file, "stdin")
@@ -92,7 +93,7 @@ class BatchInput:
         self._file.close()
 
     def __iter__(self) -> Iterator[Line]:
-        """The lines, from the first; those without any text are left out."""
+        """Yields the lines from the first; skips blank ones."""
         self._file.seek(0)
         for number, data in enumerate(self._file, 1):
             if number == 1:
@@ -101,7 +102,8 @@ class BatchInput:
                 yield read_line(data, number)
 
     def check(self) -> int:
-        """Number of lines. Raises ValueError where a `custom_id` comes twice: its results could not be told apart."""
+        """Returns the number of lines. Raises ValueError for a duplicate `custom_id`: its results would be
+        ambiguous."""
         count, first_lines, twice = 0, {}, []
         for line in self:
             count += 1

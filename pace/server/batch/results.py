@@ -1,4 +1,4 @@
-"""The output of a batch: a result a line, in the order in which they were done. A run that was killed goes on there."""
+"""The output of a batch: one result per line, in order of completion. A run after a killed one continues there."""
 
 from __future__ import annotations
 
@@ -15,20 +15,19 @@ from pace.server.batch.lines import Line
 from pace.server.wire.form import dumps
 
 BEGINNING = b'{"id":"batch_req_'
-"""How every line begins: what else stands at the end of a file is not ours, and is not cut off."""
+"""First bytes of every line: other data at the end of a file is not ours, and is not cut off."""
 SYNC_SECONDS = 1.0
-"""What a power failure may lose: results that came within this time of the last write to disk. A process that is killed
-loses none."""
+"""Results written within this time before a power failure may be lost. A killed process loses none."""
 
 
 def answered(line: Line, status: int, body: dict[str, Any]) -> dict[str, Any]:
-    """The result of a request: an answer, or the error that it got."""
+    """Returns the result of a request: an answer, or its error."""
     response = {"status_code": status, "request_id": uuid.uuid4().hex, "body": body}
     return _result(line, response, None)
 
 
 def refused(line: Line) -> dict[str, Any]:
-    """The result of a line that is no request."""
+    """Returns the result of an invalid line."""
     error = {"code": line.error.code, "message": line.error.message, "param": None, "line": line.number}
     return _result(line, None, error)
 
@@ -39,7 +38,7 @@ def _result(line: Line, response: dict[str, Any] | None, error: dict[str, Any] |
 
 
 class Results:
-    """A file that results are appended to, each in one write. One process at a time may have it open."""
+    """A file to which results are appended, each in one write. Only one process at a time may have it open."""
 
     def __init__(self, descriptor: int, is_file: bool) -> None:
         self._descriptor = descriptor
@@ -50,10 +49,10 @@ class Results:
 
     @classmethod
     def open(cls, path: Path) -> Results:
-        """Opens `path` for the rest of a batch: reads what is done, and cuts off a last line that was not finished.
+        """Opens `path` for the rest of a batch: reads the results so far, and cuts off an incomplete last line.
 
-        Raises OSError, and ValueError where another process has it open or where it holds anything but results; it is
-        left as it is then."""
+        Raises OSError. Raises ValueError if another process has the file open, or if it holds anything but results; it
+        is then unchanged."""
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         results = cls(descriptor, stat.S_ISREG(os.fstat(descriptor).st_mode))
         try:
@@ -67,15 +66,15 @@ class Results:
 
     @classmethod
     def to(cls, descriptor: int) -> Results:
-        """Of a stream, such as stdout, which is closed with it."""
+        """Returns results for a stream, such as stdout, which is closed with the object."""
         return cls(descriptor, False)
 
     def has(self, line: Line) -> bool:
-        """Whether an earlier run did this line."""
+        """True if an earlier run has a result for this line."""
         return line.number in self._done_lines if line.custom_id is None else line.custom_id in self._done_ids
 
     def append(self, result: dict[str, Any]) -> None:
-        """Raises OSError where the disk is full, or the reader of a stream has gone."""
+        """Appends a result. Raises OSError if the disk is full, or the reader of a stream has gone."""
         rest = memoryview(dumps(result) + b"\n")
         while rest:
             rest = rest[os.write(self._descriptor, rest) :]
@@ -83,7 +82,7 @@ class Results:
             self.sync()
 
     def sync(self) -> None:
-        """Has the disk hold what was written."""
+        """Flushes written results to disk."""
         if self._is_file:
             os.fsync(self._descriptor)
         self._synced = time.monotonic()

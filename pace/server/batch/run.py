@@ -1,4 +1,4 @@
-"""Requests of a batch, many at once."""
+"""Runs the requests of a batch, many at once."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from pace.server.batch.lines import Line
 from pace.server.batch.results import Results, answered, refused
 
 Answer = Callable[[str, dict[str, Any]], Awaitable[tuple[int, dict[str, Any]]]]
-"""From a URL's path and a body to a status and a body."""
+"""Function of a URL's path and a body that returns a status and a body."""
 
 GONE = 503
-"""Status of a request that was not answered because nothing will be: it is no result."""
+"""Status of a request that was not answered because the service has ended: it is no result."""
 
 
 class BatchStopped(RuntimeError):
-    """Nothing answers any more. What was done is written, and a later run goes on from there."""
+    """The service has ended. Results so far are written, and a later run continues from there."""
 
 
 @dataclass
 class Counts:
-    """Results of one run."""
+    """Numbers of results of one run."""
 
     answered: int = 0
     failed: int = 0
-    """Answered with an error, or no request at all."""
+    """Answered with an error, or invalid."""
 
 
 async def run(
     lines: Iterable[Line], answer: Answer, results: Results, max_concurrency: int, report: Callable[[int], object]
 ) -> Counts:
-    """Answers the lines that have no result yet, at most `max_concurrency` at once, and appends each result as it comes.
-    `report` is called with 1 for each. Raises BatchStopped, and what writing raises.
+    """Answers the lines that have no result yet, at most `max_concurrency` at once, and appends each result as it
+    comes. `report` is called with 1 for each. Raises BatchStopped, and errors of writing.
 
-    A run that is cancelled leaves the results that it has appended."""
+    A cancelled run leaves the results that it has appended."""
     counts = Counts()
     left = (line for line in lines if not results.has(line))
 

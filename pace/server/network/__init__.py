@@ -1,1 +1,1 @@
-"""HTTP itself: the port, connections and their bounds, who may ask, and what routes need of ASGI."""
+"""HTTP: the port, connections and their limits, access control, and ASGI helpers for routes."""

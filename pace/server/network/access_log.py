@@ -1,4 +1,4 @@
-"""The access log: one line on stderr for each request, also for those that are refused. It holds no text of prompts or
+"""The access log: one line on stderr for each request, including refused ones. It contains no text of prompts or
 answers, and no query of a URL."""
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 
 LONGEST = 200
-"""Characters of a path or a name that a line shows."""
+"""Maximum characters of a path or a name in a line."""
 GONE = 499
-"""The status of a request whose client left before it was answered, as nginx writes it."""
+"""Status of a request whose client left before it was answered, as in nginx."""
 
 
 class Answered(Protocol):
-    """The answer of the engine, as `Answer` has it."""
+    """Answer of the engine, such as `Answer`."""
 
     @property
     def usage(self) -> Any: ...
@@ -29,27 +29,27 @@ class Answered(Protocol):
 
 @dataclass
 class Access:
-    """What is known of one request. The gate, the routes and the connection fill it in."""
+    """Data of one request. The gate, the routes and the connection fill it in."""
 
     request_id: str
     method: str | None = None
     path: str | None = None
     key: str | None = None
-    """The name of its key, which does not show the key."""
+    """The name of the request's key, which does not reveal the key."""
     status: int | None = None
     model: str | None = None
-    """As the client names it."""
+    """Name given by the client."""
     answer: Answered | None = None
     begin: float = field(default_factory=time.perf_counter)
 
     @classmethod
     def of(cls, scope: Any) -> Access:
-        """That of an ASGI scope. Without a gate in front, one that nobody reads."""
+        """Returns the entry of an ASGI scope. Without a gate in front, returns one that is never written."""
         return (scope.get("pace") or {}).get("access") or cls("")
 
     def line(self) -> str:
-        """`name=value` for every field, with `-` for what there is not. Values with blanks and the like are quoted as in
-        JSON."""
+        """Returns `name=value` for every field, with `-` for missing values. Values with blanks and other special
+        characters are quoted as in JSON."""
         usage, first = (None, None) if self.answer is None else (self.answer.usage, self.answer.first_token)
         fields = {
             "time": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),

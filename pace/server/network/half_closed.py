@@ -1,5 +1,5 @@
-"""Connections whose client sends no more. It may wait for its answer (`shutdown`) or have gone (`close`): both look
-alike, until something that is written to it comes back as a reset."""
+"""Connections whose client sends no more. It may wait for its answer (`shutdown`) or have gone (`close`). Both look the
+same, until a write is answered with a reset."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ import asyncio
 import socket
 
 LOOK_SECONDS = 0.02
-"""asyncio does not read from such a connection any more, and so does not hear of a reset: it is looked for."""
+"""Interval of checks for a reset. asyncio no longer reads from such a connection, so it does not notice a reset."""
 
 
 def close_when_gone(loop: asyncio.AbstractEventLoop, transport: asyncio.Transport) -> None:
-    """Has the transport closed once its client turns out to have gone. To be called after something was written, or
-    with something about to be."""
+    """Closes the transport once its client has gone. To be called after a write, or shortly before one."""
     if transport.is_closing():
         return
     if transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):

@@ -1,5 +1,5 @@
-"""The few things that routes need of HTTP, on bare ASGI: a body with a bound, answers as bytes, streams of events, and
-the news that a client has gone."""
+"""HTTP helpers for routes, on plain ASGI: bodies with a limit, answers as bytes, event streams, and detection of
+clients that have gone."""
 
 from __future__ import annotations
 
@@ -20,25 +20,26 @@ Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 KEEP_ALIVE = b": still here\n\n"
-"""A comment of server-sent events: clients pass over it."""
+"""Comment in server-sent events, which clients ignore."""
 KEEP_ALIVE_SECONDS = 15.0
 MOST_MEMBERS = 16
-"""Of a body in gzip, where clients write one. What follows a member is copied, so many would take quadratic time."""
+"""Maximum number of members of a gzip body; clients write one. The rest after each member is copied, which takes
+quadratic time for many members."""
 
 
 class ClientGone(Exception):
-    """The connection has closed: nobody is there to be answered."""
+    """The connection has closed: there is no client to answer."""
 
 
 def header(scope: Scope, name: bytes) -> str:
-    """The first header of this name; "" where there is none."""
+    """Returns the first header with this name; "" if there is none."""
     return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), "")
 
 
 async def read_body(scope: Scope, receive: Receive, most_bytes: int) -> bytes:
-    """The whole body, unpacked; the scope's headers then are those of a plain one. Raises ApiError 413 for more than
-    `most_bytes`, packed or not, 415 for what is not sent as JSON and for codings but gzip, 400 for what is no gzip, and
-    ClientGone."""
+    """Returns the whole body, decompressed, and changes the scope's headers accordingly. Raises ApiError 413 for more
+    than `most_bytes`, compressed or not. Raises 415 if the body is not sent as JSON, or has a coding other than gzip.
+    Raises 400 for invalid gzip, and ClientGone."""
     too_large = ApiError(413, f"the body may have {most_bytes} bytes", headers={"connection": "close"})
     length = header(scope, b"content-length")
     if length.isdigit() and int(length) > most_bytes:
@@ -54,7 +55,7 @@ async def read_body(scope: Scope, receive: Receive, most_bytes: int) -> bytes:
         if not message.get("more_body"):
             break
     kind = header(scope, b"content-type").partition(";")[0].strip().lower()
-    if kind != "application/json":  # read first: a connection that closes on unread bytes takes the answer with it
+    if kind != "application/json":  # checked after reading: closing a connection with unread bytes loses the answer
         raise ApiError(415, f"send the body as content-type: application/json; got {kind[:60] or 'none'!r}")
     if (coding := _coding(scope)) == "":
         return bytes(body)
@@ -67,7 +68,7 @@ async def read_body(scope: Scope, receive: Receive, most_bytes: int) -> bytes:
 
 
 def _coding(scope: Scope) -> str:
-    """How the body is packed: "gzip", another word, or "" where it is plain."""
+    """Returns the body's content coding: "gzip", another word, or "" if there is none."""
     values = [value.decode("latin-1") for name, value in scope["headers"] if name == b"content-encoding"]
     codings = [coding.strip().lower() for coding in ",".join(values).split(",")]
     codings = [coding for coding in codings if coding not in ("", "identity")]
@@ -75,8 +76,8 @@ def _coding(scope: Scope) -> str:
 
 
 def gunzip(data: bytes, most_bytes: int) -> bytes:
-    """What is in gzip's members, one after the other. No more than `most_bytes` and a byte are ever unpacked. Raises
-    ApiError."""
+    """Decompresses gzip data, one member after the other. Never decompresses more than `most_bytes` and one byte.
+    Raises ApiError."""
     plain, left, num_members = bytearray(), data, 0
     while left or not num_members:
         if (num_members := num_members + 1) > MOST_MEMBERS:
@@ -96,8 +97,8 @@ def gunzip(data: bytes, most_bytes: int) -> bytes:
 
 @asynccontextmanager
 async def cancelled_when_gone(receive: Receive) -> AsyncIterator[None]:
-    """Cancels the block once the client's connection has closed, and raises ClientGone then. The body must have been
-    read."""
+    """Cancels the block once the client's connection has closed, and then raises ClientGone. The body must have been
+    read before."""
     task, gone = asyncio.current_task(), False
 
     async def watch() -> None:
@@ -133,8 +134,8 @@ async def send_bytes(send: Send, body: bytes, status: int = 200, headers: dict[s
 async def send_events(
     scope: Scope, send: Send, events: AsyncIterator[bytes], headers: dict[str, str] | None = None
 ) -> None:
-    """Sends server-sent events as they come. What is b"" is not sent: an empty body would end the stream. HTTP/1.0 has
-    no chunks: there they come all at the end."""
+    """Sends server-sent events as they come. Skips b"", since an empty body would end the stream. HTTP/1.0 has no
+    chunks: there all events are sent at the end."""
     fixed = {
         "content-type": "text/event-stream; charset=utf-8",
         "cache-control": "no-cache",

@@ -1,12 +1,12 @@
-"""One connection: uvicorn's HTTP/1.1, with bounds on what a client may send, and on the time it may take.
+"""One connection: uvicorn's HTTP/1.1, with limits on size and time of requests.
 
-uvicorn parses with llhttp, which refuses what proxies could understand differently (two lengths, a length of chunks).
-It has no bound of its own: not on headers, on a body, on the time either takes, nor on a reader that does not read.
+uvicorn parses with llhttp, which refuses what proxies could understand differently (two lengths, or a length with
+chunks). uvicorn has no limits: on headers, on a body, on the time for either, or on a client that does not read.
 
     idle --first byte--> head --headers complete--> body --message complete--> idle
          header_seconds                body_seconds
 
-Whoever oversteps a bound gets an error in JSON, where no answer has begun, and the connection is closed.
+A client that exceeds a limit gets an error in JSON, unless an answer has begun, and the connection is closed.
 """
 
 from __future__ import annotations
@@ -25,21 +25,22 @@ from pace.server.network.half_closed import close_when_gone
 from pace.server.network.refusals import answer, id_headers, request_id
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-"""Every client of HTTP/1.1 passes over it, and the system of one that has gone answers with a reset."""
+"""Interim response that HTTP/1.1 clients ignore. The system of a client that has gone answers it with a reset."""
 SLICE_BYTES = 64 << 10
-"""Given to the parser at once: no more than this is held of what is then refused."""
+"""Bytes passed to the parser at once: the maximum that is held of a request that is then refused."""
 LINGER_SECONDS = 1.0
-"""Time in which a refused client may still send. Closing at once would reset the connection under our answer."""
+"""Time in which a refused client may still send. Closing at once would reset the connection before it reads the
+answer."""
 PROBE_SECONDS, PROBE_INTERVAL, PROBES = 30, 10, 3
-"""A peer that vanished without a word is known to be gone after a minute."""
+"""A peer that vanished silently is detected after a minute."""
 
 
 class Connection(HttpToolsProtocol):
-    """What uvicorn makes of an accepted socket. `limits` are those of the server. `refused` holds those of its
-    connections that got their error and are about to close.
+    """Protocol of an accepted socket in uvicorn. `limits` are those of the server. `refused` holds the server's
+    connections that got an error and are about to close.
 
-    The scope of a request has `pace_request_id`, and `pace_refused`: the status of an error that was answered here while
-    its body came."""
+    The scope of a request has `pace_request_id`. It has `pace_refused`, an error's status, if the request was refused
+    here while its body arrived."""
 
     def __init__(
         self, *arguments: Any, limits: Limits, refused: set[Connection], logs_access: bool = False, **more: Any
@@ -53,7 +54,7 @@ class Connection(HttpToolsProtocol):
         self.headers = []
         self.head_bytes = self.body_bytes = 0
         self.held_bytes = 0
-        """Since the parser last said something: what it holds of a header that does not end."""
+        """Bytes since the parser's last callback: those it holds of an incomplete header."""
         self.is_heard = False
         self.ignores_input = False
         self.read_timer: asyncio.TimerHandle | None = None
@@ -83,8 +84,8 @@ class Connection(HttpToolsProtocol):
             self._parse(data[start : start + SLICE_BYTES])
 
     def eof_received(self) -> bool:
-        """Whether the connection stays open: for a client that sends no more, and waits for its answer. Over HTTP/1.0
-        and TLS nothing can be found out about it."""
+        """Returns True if the connection stays open, for a client that sends no more and waits for its answer. Over
+        HTTP/1.0 and TLS such a client cannot be distinguished from a lost one."""
         is_asked = self._is_answering() and self.phase == "idle"
         if not is_asked or self.scope["http_version"] == "1.0" or self.transport.get_extra_info("sslcontext"):
             return False
@@ -99,10 +100,10 @@ class Connection(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            pass  # answered as if it had not asked
+            pass  # answered as if no upgrade was requested
         except httptools.HttpParserError as error:
             if not self.ignores_input:
-                cause = error.__context__  # what a callback below has raised
+                cause = error.__context__  # raised by a callback below
                 self._refuse(cause if isinstance(cause, ApiError) else ApiError(400, "this is not valid HTTP/1.1"))
             return
         self.held_bytes = 0 if self.is_heard else self.held_bytes + len(data)
@@ -111,12 +112,12 @@ class Connection(HttpToolsProtocol):
         elif self.phase == "idle" and self.read_timer is None and not self._is_answering():
             self._allow_reading(self.limits.header_seconds)  # empty lines have ended the wait for the next request
 
-    # -- what the parser finds: an ApiError raised here is answered by `_parse` ----------------------------------------
+    # -- parser callbacks: `_parse` answers an ApiError raised here ----------------------------------------------------
 
     def on_message_begin(self) -> None:
         if self._is_answering():
-            # A client may send its next request early, and has to send it again where the connection closes. Waiting
-            # with it would mean not to read, and so not to notice that the client has gone.
+            # A client may send its next request early, and must repeat it if the connection closes. To delay it we
+            # would have to stop reading, and then we would not notice that the client has gone.
             self.ignores_input = True
             self.cycle.keep_alive = False
             raise ApiError(400, "a request came before the last one was answered")
@@ -130,7 +131,8 @@ class Connection(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header, or a trailer after a body in chunks. Trailers are counted, and not shown to the application."""
+        """Handles a header, or a trailer after a chunked body. Trailers are counted, but not passed to the
+        application."""
         self._count_head(len(name) + len(value) + 4)
         if self.phase == "head":
             super().on_header(name, value)
@@ -174,7 +176,7 @@ class Connection(HttpToolsProtocol):
         length = int(fields.get(b"content-length", 0))
         has_body = length > 0 or b"transfer-encoding" in fields
         if self.parser.get_method() == b"CONNECT" or (self.parser.should_upgrade() and has_body):
-            # The parser takes such a body for another protocol's, and would read a request in it.
+            # The parser treats such a body as another protocol, and would read a request in it.
             raise ApiError(400, "this server speaks HTTP/1.1 only: have your client send no Upgrade header with a body")
         if length > self.limits.body_bytes:
             raise self._body_too_large()
@@ -193,7 +195,7 @@ class Connection(HttpToolsProtocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def _refuse(self, error: ApiError) -> None:
-        """Answers with the error, unless an answer has begun, and closes. What still comes is not looked at."""
+        """Answers with the error, unless an answer has begun, and closes. Further input is ignored."""
         if self.ignores_input or self.transport.is_closing():
             return
         self.ignores_input = True
@@ -201,7 +203,7 @@ class Connection(HttpToolsProtocol):
         self.connections.discard(self)
         if self.phase == "body":
             can_answer = not self.cycle.response_started
-            self.cycle.disconnected = True  # the application hears of it
+            self.cycle.disconnected = True  # seen by the application
             self.cycle.message_event.set()
         else:
             can_answer = not self._is_answering()
@@ -229,7 +231,8 @@ class Connection(HttpToolsProtocol):
         self.flow.resume_reading()
 
     def _note_refusal(self, path: str, status: int) -> str:
-        """The id of the request. Its line of the access log is the gate's where the application has seen it."""
+        """Returns the id of the request, and logs it. If the application has seen the request, the gate writes its line
+        of the access log."""
         if self.phase == "body":
             self.scope["pace_refused"] = status
             return self.scope["pace_request_id"]
@@ -253,7 +256,7 @@ class Connection(HttpToolsProtocol):
     def _reading_took_too_long(self) -> None:
         self.read_timer = None
         if self.phase == "idle":
-            self.transport.close()  # nothing was asked
+            self.transport.close()  # nothing was requested
         elif self.phase == "head":
             self._refuse(ApiError(408, f"the headers did not come within {self.limits.header_seconds:g} seconds"))
         else:
@@ -272,7 +275,8 @@ class Connection(HttpToolsProtocol):
         self._watch_writes()
 
     def _watch_writes(self) -> None:
-        """Gives the reader `write_seconds` to take some of what waits for it, and as long again while it does."""
+        """Aborts if the client reads nothing of the pending output for `write_seconds`. Starts again whenever it
+        reads."""
         self._stop_write_timer()
         waiting = self.transport.get_write_buffer_size()
         if waiting:
@@ -291,7 +295,7 @@ class Connection(HttpToolsProtocol):
 
 
 def _detect_dead_peers(connection: Any, seconds: float) -> None:
-    """Has the system probe a silent peer, and give up one that acknowledges nothing."""
+    """Lets the system probe a silent peer, and drop one that acknowledges nothing."""
     if connection is None or connection.family == socket.AF_UNIX:
         return
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -1,4 +1,4 @@
-"""An `ApiError` as bytes, in the form that clients of a path read: for those who answer without the application."""
+"""`ApiError` as bytes, in the form for clients of a path, for answers without the application."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def is_anthropic(path: str) -> bool:
 
 
 def request_id(headers: Headers) -> str:
-    """The client's own `x-request-id`, where it can forge no line of a log or a header; else a fresh one."""
+    """Returns the client's own `x-request-id` if it is safe in logs and headers; else a new one."""
     given = [value for name, value in headers if name == b"x-request-id"]
     if len(given) == 1 and re.fullmatch(rb"[A-Za-z0-9._-]{1,128}", given[0]):
         return given[0].decode()
@@ -24,13 +24,13 @@ def request_id(headers: Headers) -> str:
 
 
 def id_headers(request_id: str, path: str) -> Headers:
-    """What an answer says of its request's id: on Anthropic's paths by their name, too."""
+    """Returns the headers with the request's id; on Anthropic's paths also under Anthropic's name."""
     names = (b"x-request-id", b"request-id") if is_anthropic(path) else (b"x-request-id",)
     return [(name, request_id.encode()) for name in names]
 
 
 def answer(error: ApiError, path: str) -> tuple[Headers, bytes]:
-    """Headers and body of the error's answer."""
+    """Returns headers and body of the error's answer."""
     body = json.dumps(error.anthropic() if is_anthropic(path) else error.openai()).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     return headers + [(name.lower().encode(), value.encode()) for name, value in error.headers.items()], body

@@ -1,10 +1,10 @@
-"""The life of the server: open the port, make a service, load its model, serve, drain, stop.
+"""Life cycle of the server: open the port, make a service, load its model, serve, drain, stop.
 
     run(options, make)
 
-The port answers from the first moment, before torch is imported, and says that the model is loading. SIGTERM or Ctrl-C: no new requests, those at
-work get `drain_seconds`, and `run` returns 0. A second one ends the process at once. It is one process: an engine and
-its threads do not survive a fork.
+The port answers immediately, before torch is imported, and reports that the model is loading. At SIGTERM or Ctrl-C new
+requests are refused, running ones get `drain_seconds`, and `run` returns 0. A second signal ends the process at once.
+There is one process, since an engine and its threads do not survive a fork.
 """
 
 from __future__ import annotations
@@ -34,45 +34,46 @@ from pace.server.options import ServeOptions
 Result = TypeVar("Result")
 
 SWITCH_SECONDS = 5e-4
-"""Python's threads hand over the interpreter after this time, a tenth of its default. The engine's thread waits that
-long for a busy event loop after every step."""
+"""Interval after which Python's threads release the GIL, a tenth of the default. The engine's thread waits that long
+for a busy event loop after every step."""
 KEEP_ALIVE_SECONDS = 65
-"""An idle connection is kept longer than proxies keep theirs (60 s is common): they must not send into a closed one."""
+"""Time that an idle connection is kept. It is longer than in proxies (60 s is common): they must not send into a closed
+connection."""
 STOP_SECONDS = 2
-"""After the drain, for last bytes; what still runs then is cancelled."""
+"""Time after the drain for the last bytes; everything still running is then cancelled."""
 SPARE_FILES = 256
-"""File descriptors besides those of connections: weights, the interpreter's own."""
+"""File descriptors in addition to those of connections: weights, the interpreter's own."""
 
 
 class Service(Protocol):
-    """What loads the model and answers for it."""
+    """Loads the model and answers requests."""
 
     status: str
     """ "loading", "ready", "draining" or "failed"."""
 
     def load(self) -> None:
-        """Reads the model, on a thread of its own; returns when it is ready. Raises what is wrong with it."""
+        """Loads the model, on its own thread; returns when it is ready. Raises the error of loading."""
 
     async def drain(self, seconds: float) -> None:
-        """Takes no more requests, and returns when those at work are done, or after `seconds` with them cancelled."""
+        """Takes no more requests. Returns when the running ones are done, or cancels them after `seconds`."""
 
     def close(self) -> None:
         """Frees the model."""
 
 
 class CannotListen(ValueError):
-    """The port or the unix socket cannot be opened. The message says why, and what to do."""
+    """The port or the unix socket cannot be opened. The message contains the reason and a remedy."""
 
 
 class WrongOptions(ValueError):
-    """What was asked of the model cannot be, whatever the model. Raised by `make` of `run`."""
+    """The options are invalid for any model. Raised by `make` of `run`."""
 
 
 def run(options: ServeOptions, make: Callable[[], tuple[Service, Application]]) -> int:
-    """Serves until a signal comes, and returns 0. Must be called on the main thread, for its signals.
+    """Serves until a signal comes, and returns 0. Must be called on the main thread, because of the signals.
 
-    `make` is called on another thread once the port answers, and imports what takes long. Raises CannotListen before
-    that, and what `make` and `service.load` raise, once the port is closed.
+    `make` is called on another thread once the port answers; it does the slow imports. Raises CannotListen before that.
+    Raises the errors of `make` and `service.load`, after the port is closed.
     """
     sys.setswitchinterval(SWITCH_SECONDS)
     _allow_files(2 * options.limits.connections + SPARE_FILES)
@@ -91,11 +92,12 @@ async def _serve(
         await _first_of(server.is_listening.wait(), serving)
 
         async def result_of(function: Callable[[], Result]) -> Result:
-            """What `function()` returns, on a thread of its own. A signal or the end of the server comes before it."""
+            """Runs `function` on its own thread and returns its result. A signal, or the end of the server, takes
+            precedence."""
             result = _in_thread(function)
             await _first_of(result, stop.wait(), serving)
             if stop.is_set() and not result.done():
-                _exit(options, 0)  # a thread that loads cannot be stopped, and nobody waits for an answer
+                _exit(options, 0)  # a loading thread cannot be stopped, and no client waits for an answer
             return await result
 
         try:
@@ -106,7 +108,7 @@ async def _serve(
                     "keys and prompts cross the network in the clear: use --tls-cert and --tls-key, or a proxy with TLS"
                 )
             await result_of(service.load)
-            gc.freeze()  # what is loaded stays: collections need not look at it, with all threads held up
+            gc.freeze()  # loaded objects stay: garbage collection need not visit them while all threads wait
             _say(f"ready at {url}")
             await _first_of(stop.wait(), serving)
             _say(f"stopping: requests have {options.limits.drain_seconds:g} s to finish; a second signal ends them now")
@@ -122,7 +124,7 @@ async def _serve(
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to `run`, and tells when the port answers."""
+    """Leaves signals to `run`, and sets an event when the port answers."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -160,7 +162,8 @@ def uvicorn_config(options: ServeOptions, app: Application) -> uvicorn.Config:
 
 @contextlib.contextmanager
 def listening(options: ServeOptions) -> Iterator[socket.socket]:
-    """The socket of the options, open, and closed again; a unix socket is also removed. Raises CannotListen."""
+    """Opens the socket of the options, and closes it after the block; also removes a unix socket. Raises
+    CannotListen."""
     listener = _open_port(options.host, options.port) if options.uds is None else _open_unix(Path(options.uds))
     try:
         yield listener
@@ -172,7 +175,7 @@ def listening(options: ServeOptions) -> Iterator[socket.socket]:
 def _open_port(host: str, port: int) -> socket.socket:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        # Clients of `localhost` look at both kinds of address, and all of them at IPv4.
+        # Clients of `localhost` try both kinds of address; all try IPv4.
         family, _, _, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
         listener = socket.socket(family, socket.SOCK_STREAM)
     except OSError as error:
@@ -191,7 +194,7 @@ def _open_port(host: str, port: int) -> socket.socket:
 
 def _open_unix(path: Path) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    before = os.umask(0o177)  # this user's alone, from the moment it is there
+    before = os.umask(0o177)  # only for this user, from the start
     try:
         _remove_stale(path)
         listener.bind(str(path))
@@ -205,7 +208,7 @@ def _open_unix(path: Path) -> socket.socket:
 
 
 def _remove_stale(path: Path) -> None:
-    """Removes a socket whose server has died. Raises OSError where one listens, or where it is something else."""
+    """Removes a socket whose server has died. Raises OSError if a server listens, or if the path is no socket."""
     if not path.exists():
         return
     if not stat.S_ISSOCK(path.stat().st_mode):
@@ -236,7 +239,7 @@ def _url(options: ServeOptions, listener: socket.socket) -> str:
 
 @contextlib.contextmanager
 def _first_signal(options: ServeOptions) -> Iterator[asyncio.Event]:
-    """An event that the first SIGTERM or SIGINT sets; the second ends the process, whatever the loop is at."""
+    """Yields an event that the first SIGTERM or SIGINT sets. The second ends the process, even if the loop is busy."""
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     count = 0
 
@@ -263,7 +266,7 @@ def _exit(options: ServeOptions, code: int) -> None:
 
 
 def _in_thread(function: Callable[[], Result]) -> asyncio.Future[Result]:
-    """What `function()` returns, of a thread that the interpreter does not wait for at its end."""
+    """Runs `function` on a daemon thread and returns a future of its result."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Result] = loop.create_future()
 
@@ -283,7 +286,7 @@ def _in_thread(function: Callable[[], Result]) -> asyncio.Future[Result]:
 
 
 async def _first_of(*waited: Any) -> None:
-    """Returns when one is done, and raises what it raised; leaves futures and tasks alone."""
+    """Returns when one is done, and raises its error. Does not cancel futures and tasks."""
     tasks = [asyncio.ensure_future(one) for one in waited]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -296,7 +299,7 @@ async def _first_of(*waited: Any) -> None:
 
 
 def _allow_files(wanted: int) -> None:
-    """Raises the soft limit of open files, which is often 1024, as far as it may be raised."""
+    """Raises the soft limit of open files, which is often 1024, as far as allowed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if soft != resource.RLIM_INFINITY and soft < most:

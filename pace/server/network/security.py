@@ -1,5 +1,5 @@
-"""Who may ask: keys, the `Host` of unkeyed requests, and the origins of web pages. It stands in front of the
-application, and no request gets around it."""
+"""Access control: keys, the `Host` of unkeyed requests, and the origins of web pages. It is in front of the
+application, and every request passes it."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 PUBLIC = dict.fromkeys(("/", "/live", "/health", "/ready"), ("GET", "HEAD"))
-"""Paths that need no key: the chat page, which asks for one, and what probes look at."""
+"""Paths that need no key: the chat page, which asks for one, and the probes."""
 SHOWN_HEADERS = b"retry-after, retry-after-ms, x-pace-ignored, x-request-id"
-"""What a page of another origin may read of an answer's headers, besides the usual ones."""
+"""Response headers that a page of another origin may read, in addition to the usual ones."""
 PREFLIGHT_SECONDS = 600
 
 
 @dataclass(frozen=True)
 class Client:
-    """What a key stands for, with nothing in it that shows the key."""
+    """Data of a key, which does not reveal the key."""
 
     digest: bytes
-    """Compared with that of a request's key."""
+    """Digest to compare with that of a request's key."""
     name: str
-    """In logs and counters."""
+    """Name in logs and counters."""
     salt: str
-    """Of the prefix cache, so that no key learns by the time it takes what another has asked."""
+    """Salt of the prefix cache, so that no client learns from timing what another has asked."""
 
     @classmethod
     def of(cls, key: str) -> Client:
@@ -50,12 +50,12 @@ class Client:
 
 
 class Gate:
-    """ASGI middleware. Lets through who may ask, with `scope["pace"]`:
+    """ASGI middleware. Forwards authorised requests, with `scope["pace"]`:
 
-    request_id   the client's own `x-request-id`, or a fresh one; every answer has it
-    key          the name of its key; None where no key is needed
-    salt         of the prefix cache; None likewise
-    access       what the access log says of the request, to be filled in
+    request_id   the client's own `x-request-id`, or a new one. Every answer has it.
+    key          the name of its key. None if no key is needed.
+    salt         of the prefix cache. None if no key is needed.
+    access       the entry of the access log, to be filled in.
     """
 
     def __init__(self, app: Application, options: ServeOptions) -> None:
@@ -106,7 +106,7 @@ class Gate:
                 access.status = access.status or scope.get("pace_refused")
                 access.write()
 
-    # -- checks: ApiError for who may not ask --------------------------------------------------------------------------
+    # -- checks, which raise ApiError ----------------------------------------------------------------------------------
 
     def _check_host(self, headers: Headers) -> None:
         if self.hosts is None:
@@ -137,7 +137,7 @@ class Gate:
         scope["pace"]["access"].key = client.name
 
     def _find(self, given: list[bytes]) -> Client | None:
-        """Looks at every key, whichever fits, so that the time it takes tells nothing."""
+        """Compares with every key, even after a match, so that the time reveals nothing."""
         found = None
         for digest in map(_digest, given):
             for client in self.clients:
@@ -148,7 +148,7 @@ class Gate:
     # -- pages of other origins ----------------------------------------------------------------------------------------
 
     def _cors_headers(self, headers: Headers) -> Headers:
-        """Never allows credentials: a key travels in a header that the page itself sets."""
+        """Returns the CORS headers. Never allows credentials: a key is sent in a header that the page itself sets."""
         origins = _values(headers, b"origin")
         if not self.origins or len(origins) != 1:
             return []
@@ -165,7 +165,7 @@ class Gate:
         ]
 
     async def _answer_preflight(self, scope: Scope, send: Send) -> None:
-        """What a browser asks before a page's request, without a key."""
+        """Answers a browser's preflight request, which has no key."""
         headers = scope["headers"]
         if not any(name == b"access-control-allow-origin" for name, _ in self._cors_headers(headers)):
             raise ApiError(403, "pages of this origin may not call this server", code="unknown_origin")
@@ -184,14 +184,15 @@ def _is_preflight(scope: Scope) -> bool:
 
 
 def _check_path(path: str) -> None:
-    """Paths that mean another one to a proxy in front, or to a file system, are nobody's."""
+    """Refuses paths that a proxy in front or a file system could resolve to another path."""
     parts = path.split("/")
     if "" in parts[1:-1] or "." in parts or ".." in parts or "\\" in path or not path.isprintable():
         raise ApiError(404, "there is nothing at this path", code="unknown_path")
 
 
 def _keys(headers: Headers) -> list[bytes]:
-    """Every key of a request: `Authorization: Bearer KEY`, the scheme in either case, and `X-Api-Key: KEY`."""
+    """Returns every key of a request: `Authorization: Bearer KEY`, with the scheme in any case, and `X-Api-Key:
+    KEY`."""
     keys = [value.strip() for value in _values(headers, b"x-api-key")]
     for value in _values(headers, b"authorization"):
         scheme, _, key = value.strip().partition(b" ")
@@ -205,7 +206,7 @@ def _digest(key: bytes) -> bytes:
 
 
 def _without_port(host: bytes) -> str:
-    """`localhost` of `LocalHost:8000`, and `::1` of `[::1]:8000`."""
+    """Returns `localhost` for `LocalHost:8000`, and `::1` for `[::1]:8000`."""
     match = re.fullmatch(r"\[([^\]]*)\](?::\d*)?|([^:]*)(?::\d*)?", host.decode("latin-1").strip().lower())
     return (match[1] or match[2] or "").removesuffix(".") if match else ""
 
@@ -215,6 +216,6 @@ def _values(headers: Headers, name: bytes) -> list[bytes]:
 
 
 def _joined(headers: Any, more: Headers) -> Headers:
-    """The application's headers and ours; ours stand alone under their name, but for `vary`."""
+    """Joins the application's headers and ours. Ours replace headers with the same name, except `vary`."""
     ours = {name for name, _ in more if name != b"vary"}
     return [(name, value) for name, value in headers if name.lower() not in ours] + more

@@ -1,4 +1,4 @@
-"""What the port answers before there is a service, which takes seconds to import."""
+"""Answers of the port before the service exists, which takes seconds to import."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pace.server.network.http import send_json
 from pace.server.network.security import Application, Receive, Scope, Send
 
 ALIVE = {"status": "alive"}
-"""What `/live` answers as long as there is a process."""
+"""Answer of `/live` while the process runs."""
 
 
 class Starting:
-    """ASGI application that passes everything on to `app`, once that is set. Until then raises ApiError 503 for all but
-    `/live`."""
+    """ASGI application that forwards everything to `app`, once that is set. Until then raises ApiError 503 for all
+    paths but `/live`."""
 
     def __init__(self) -> None:
         self.app: Application | None = None

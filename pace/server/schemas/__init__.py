@@ -1,1 +1,1 @@
-"""What a request may say, one file for each kind of request (pydantic)."""
+"""Schemas of requests, one file for each kind (pydantic)."""

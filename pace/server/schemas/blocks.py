@@ -16,7 +16,7 @@ from pace.server.schemas.passed_over import BLOCKS, PassedOver, without_billing
 from pace.server.schemas.turns import THOUGHT, Nested, add_thought
 
 _NO_TEXT = {"type": "text", "text": ""}
-"""What stands for a block that is no text, so that others keep their places."""
+"""Placeholder for a block without text, so that other blocks keep their indices."""
 
 
 class Turn(Nested):
@@ -25,14 +25,14 @@ class Turn(Nested):
 
 
 class Choice(Nested):
-    """Whether tools are called."""
+    """Tool choice of a request."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
 
     def for_openai(self, passed_over: Collection[str] = ()) -> Any:
-        """The same in OpenAI's words, which `read_choice` knows; as the model likes for a tool that is passed over."""
+        """Returns the choice in OpenAI's form for `read_choice`; "auto" for a tool that is ignored."""
         if self.type == "tool" and self.name in passed_over:
             return "auto"
         if self.type == "tool":
@@ -41,8 +41,8 @@ class Choice(Nested):
 
 
 def read_turns(turns: list[Turn], limits: Limits, passed: PassedOver) -> list[dict[str, Any]]:
-    """Messages in the template's terms. Neighbours of one role are one message; each result of a tool is one of its own,
-    and comes before the text of its turn. Raises ApiError."""
+    """Returns the messages in the template's terms. Adjacent turns of one role become one message. Each result of a
+    tool is a separate message, before the text of its turn. Raises ApiError."""
     messages: list[dict[str, Any]] = []
     for index, turn in enumerate(turns):
         for message in _messages(turn, f"messages[{index}].content", limits, passed):
@@ -58,7 +58,7 @@ def read_turns(turns: list[Turn], limits: Limits, passed: PassedOver) -> list[di
 
 
 def system_text(content: Any, place: str, limits: Limits, separator: str = "") -> str:
-    """The text of a system prompt, without what differs in each request. Raises ApiError."""
+    """Returns the text of a system prompt, without the part that differs in each request. Raises ApiError."""
     text = joined_text(content, place, limits.parts, separator)
     if not isinstance(content, list):
         return without_billing(text)
@@ -75,14 +75,14 @@ def check_tools(tools: list[Any] | None) -> None:
 
 
 def for_openai(tools: list[Any] | None) -> list[Any] | None:
-    """The tools without their type, which OpenAI calls otherwise."""
+    """Returns the tools without their type, which differs from OpenAI's."""
     if tools is None:
         return None
     return [{k: v for k, v in tool.items() if k != "type"} if isinstance(tool, dict) else tool for tool in tools]
 
 
 def _messages(turn: Turn, place: str, limits: Limits, passed: PassedOver) -> list[dict[str, Any]]:
-    """A turn as messages: the results of tools, then the rest. None of a turn that is passed over."""
+    """Returns a turn as messages: the results of tools, then the rest. Returns none for a turn that is ignored."""
     content = turn.content
     if content is None:
         raise ApiError(400, f"{place} is missing", param=place)
@@ -131,7 +131,7 @@ def _call(block: dict[str, Any], place: str) -> dict[str, Any]:
 
 
 def _result(block: dict[str, Any], place: str, limits: Limits, passed: PassedOver) -> dict[str, Any]:
-    """What a tool returned. Templates know no errors: one is called so in its text."""
+    """Returns the result of a tool. Templates have no errors, so its text begins with "Error"."""
     _check_text(block, "tool_use_id", place)
     content, num_passed = block.get("content"), 0
     if isinstance(content, list):

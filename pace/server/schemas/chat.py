@@ -31,7 +31,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 RESERVED = frozenset("messages tools documents add_generation_prompt continue_final_message tokenize chat_template "
                      "return_dict return_tensors padding truncation max_length conversation conversations self "
                      "tokenizer_kwargs return_assistant_tokens_mask".split())  # fmt: skip
-"""Names that the template is given by us."""
+"""Template variables that the server sets."""
 
 
 _MESSAGES = {
@@ -58,10 +58,10 @@ class ChatRequest(GenerationRequest):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
-    """Told to the template, of which some look at it."""
+    """Passed to the template; some templates use it."""
 
     def to_job(self, limits: Limits, defaults: SamplingConfig) -> Job:
-        """Raises ApiError for what cannot be served."""
+        """Returns the job of the request. Raises ApiError for unsupported requests."""
         self._check_forms()
         settings = self.settings(limits, defaults, is_chat=True)
         if self.top_logprobs is not None and not self.logprobs:
@@ -80,7 +80,7 @@ class ChatRequest(GenerationRequest):
             raise refused("modalities", "this model writes text only")
 
     def to_prompt(self, limits: Limits) -> ChatPrompt:
-        """The messages, for the chat template. Raises ApiError for what cannot be read."""
+        """Returns the messages, for the chat template. Raises ApiError for invalid messages."""
         if not 1 <= len(self.messages) <= limits.messages:
             raise ApiError(
                 400, f"messages must hold 1 to {limits.messages} messages, got {len(self.messages)}", param="messages"
@@ -116,7 +116,7 @@ class ChatRequest(GenerationRequest):
 
 
 def _without_custom_calls(items: list[Any], passed: PassedOver) -> list[tuple[int, Any]]:
-    """The messages with their places, without calls of custom tools and what these returned."""
+    """Returns the messages with their indices, without calls of custom tools and their results."""
     kept: list[tuple[int, Any]] = []
     gone: set[Any] = set()
     for index, item in enumerate(items):
@@ -139,7 +139,7 @@ def _without_custom_calls(items: list[Any], passed: PassedOver) -> list[tuple[in
 
 
 def _message(item: Any, place: str, limits: Limits) -> dict[str, Any]:
-    """A message in the template's terms."""
+    """Returns a message in the template's terms."""
     if not isinstance(item, dict):
         raise ApiError(400, f"{place} must be an object with role and content", param=place)
     role = item.get("role")
@@ -160,13 +160,13 @@ def _message(item: Any, place: str, limits: Limits) -> dict[str, Any]:
             if not isinstance(value, str):
                 raise ApiError(400, f"{place}.{name} must be a string", param=f"{place}.{name}")
             message[name] = value
-    if thought := message.pop("reasoning", None):  # vLLM's word
+    if thought := message.pop("reasoning", None):  # vLLM's name
         message.setdefault(THOUGHT, thought)
     return message
 
 
 def _tool_calls(calls: Any, place: str, limits: Limits) -> list[dict[str, Any]]:
-    """Calls of an earlier answer. Raises ApiError for those that are none."""
+    """Returns the calls of an earlier answer. Raises ApiError for invalid ones."""
     if not isinstance(calls, list) or len(calls) > limits.tools:
         raise ApiError(400, f"{place} must be a list of at most {limits.tools} calls", param=place)
     for index, call in enumerate(calls):

@@ -16,7 +16,7 @@ COMPLETIONS_REFUSED = REFUSED
 COMPLETIONS_INERT = INERT
 
 DEFAULT_MAX_TOKENS = 16
-"""OpenAI's, for completions."""
+"""OpenAI's default for completions."""
 
 
 _IDS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
@@ -33,12 +33,12 @@ _PROMPT = {
 class CompletionsRequest(GenerationRequest):
     prompt: Annotated[Any, WithJsonSchema(_PROMPT)]
     suffix: str | None = None
-    """What follows the text to be written, for models that fill gaps."""
+    """Text after the gap, for models that fill gaps."""
     echo: bool | None = None
     logprobs: int | None = None
 
     def to_job(self, limits: Limits, defaults: SamplingConfig) -> Job:
-        """Raises ApiError for what cannot be served."""
+        """Returns the job of the request. Raises ApiError for unsupported requests."""
         settings = self.settings(limits, defaults, is_chat=False)
         settings.logprobs(self.logprobs, "logprobs")
         if self.echo and self.logprobs is not None:
@@ -62,7 +62,7 @@ class CompletionsRequest(GenerationRequest):
         return job
 
     def _check_gap(self) -> None:
-        """Raises ApiError for what has no meaning beside a suffix."""
+        """Raises ApiError for fields that have no meaning with a suffix."""
         if self.echo:
             raise ApiError(400, "echo: a prompt with a suffix is in two parts; leave echo out", param="echo")
         if self.truncate_prompt_tokens is not None:
@@ -74,8 +74,8 @@ class CompletionsRequest(GenerationRequest):
 
 
 def _prompts(prompt: Any) -> list[Any]:
-    """The prompts, by the first entry: a text, texts, token ids, or lists of token ids. The other entries are looked at
-    by the worker that reads them: there may be millions."""
+    """Returns the prompts, by the type of the first entry: a text, texts, token ids, or lists of token ids. The worker
+    that reads the prompts checks the other entries: there may be millions."""
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list)):
         return prompt
     return [prompt]

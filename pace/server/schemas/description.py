@@ -1,4 +1,4 @@
-"""What `/openapi.json` says of requests and answers."""
+"""Descriptions of requests and answers in `/openapi.json`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CONTENT = {
         },
     ]
 }
-"""What a message may hold: a text, or parts of type text."""
+"""Content of a message: a text, or parts of type text."""
 _NULLABLE = {"type": ["string", "null"]}
 _OPENAI_ERROR = {
     "type": "object",
@@ -49,7 +49,7 @@ _ANTHROPIC_ERROR = {
 
 
 def operation(content_types: tuple[str, ...] = ("application/json",), is_anthropic: bool = False) -> dict[str, Any]:
-    """An operation's answers: what a 200 is, and the form of every error."""
+    """Returns the answers of an operation: that of status 200, and the form of every error."""
     answers = {kind: {"schema": {"type": "object"} if kind.endswith("json") else {}} for kind in content_types}
     error = _ANTHROPIC_ERROR if is_anthropic else _OPENAI_ERROR
     return {
@@ -59,7 +59,8 @@ def operation(content_types: tuple[str, ...] = ("application/json",), is_anthrop
 
 
 def body(schema: type[BaseModel], components: dict[str, Any]) -> dict[str, Any]:
-    """The body of a request. What its schema refers to is put into `components`, under names of its own."""
+    """Returns the description of a request's body. Adds the schemas that it refers to to `components`, under unique
+    names."""
     described = schema.model_json_schema(ref_template=f"#/components/schemas/{schema.__name__}.{{model}}")
     for name, part in described.pop("$defs", {}).items():
         components[f"{schema.__name__}.{name}"] = part
@@ -67,7 +68,7 @@ def body(schema: type[BaseModel], components: dict[str, Any]) -> dict[str, Any]:
 
 
 def complete(description: dict[str, Any], components: dict[str, Any]) -> dict[str, Any]:
-    """FastAPI's description with our `components`, and without its own error, which is nobody's here."""
+    """Adds `components` to FastAPI's description, and removes its own error form, which is not used here."""
     for operations in description["paths"].values():
         for one in operations.values():
             one["responses"].pop("422", None)

@@ -1,4 +1,4 @@
-"""Checked types that requests share, and what their errors become."""
+"""Checked types shared by requests, and conversion of their errors."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pydantic_core import PydanticCustomError
 from pace.server.errors import ApiError, refused
 
 MOST_OBJECTS = 1 << 14
-"""Members of a list or an object that are looked at one by one, whatever the limits. A body has room for millions, and
-the event loop would stand still over them."""
+"""Maximum members of a list or an object that are checked one by one, regardless of the limits. A body has room for
+millions, which would block the event loop."""
 
 
 def _not_too_many(value: Any) -> Any:
@@ -23,13 +23,13 @@ def _not_too_many(value: Any) -> Any:
 
 Strings = Annotated[list[str], Field(fail_fast=True)]
 Integers = Annotated[list[int], Field(fail_fast=True)]
-"""Lists that are given up at the first entry that is wrong."""
+"""Lists whose check stops at the first invalid entry."""
 Bounded = BeforeValidator(_not_too_many)
-"""For `Annotated`: a list or an object of at most MOST_OBJECTS."""
+"""Annotation for a list or an object of at most MOST_OBJECTS members."""
 
 
 class Request(BaseModel):
-    """A request's body. Types are strict ("5" is no number); what no field knows is kept in `model_extra`."""
+    """Body of a request. Types are strict ("5" is no number); unknown fields are kept in `model_extra`."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, protected_namespaces=())
 
@@ -40,10 +40,10 @@ Parsed = TypeVar("Parsed", bound=Request)
 def parse(
     schema: type[Parsed], body: Any, refusals: dict[str, str], inert: frozenset[str] = frozenset()
 ) -> tuple[Parsed, list[str]]:
-    """The request that `body` (a JSON object) is, and the names of fields that nobody knows.
+    """Returns the request in `body` (a JSON object), and the names of unknown fields.
 
-    `refusals`: fields that are known and not served, and why; null, false and empty ones ask for nothing. `inert`:
-    fields that change nothing here. Raises ApiError 400 that names the field.
+    `refusals` are known fields that are not supported, with the reasons; null, false and empty values are accepted.
+    `inert` are fields without effect here. Raises ApiError 400 that names the field.
     """
     if not isinstance(body, dict):
         raise ApiError(400, f"the body must be a JSON object, got {type_name(body)}")
@@ -59,7 +59,7 @@ def parse(
 
 
 def as_api_error(error: ValidationError) -> ApiError:
-    """The first thing that is wrong, named by its place in the body."""
+    """Returns an ApiError for the first error, with its path in the body."""
     first = error.errors(include_url=False, include_context=False)[0]
     path = [part for part in first["loc"] if not _is_branch(part)]
     place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
@@ -69,11 +69,11 @@ def as_api_error(error: ValidationError) -> ApiError:
 
 
 def _is_branch(part: str | int) -> bool:
-    """Whether a part of a path names a branch of a union, and nothing of the body."""
+    """True if a part of a path names a branch of a union, and no part of the body."""
     return isinstance(part, str) and (part in ("str", "int", "float", "bool") or "[" in part or part[:1].isupper())
 
 
 def type_name(value: Any) -> str:
-    """As JSON calls it."""
+    """Returns the JSON name of a value's type."""
     names = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
     return names.get(type(value), "a number")

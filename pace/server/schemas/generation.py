@@ -1,4 +1,4 @@
-"""Fields that chat and completions share, and what they mean."""
+"""Fields shared by chat and completions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ INERT = ONE_BACKEND | frozenset(
     "user metadata safety_identifier prompt_cache_key prompt_cache_retention verbosity request_id "
     "spaces_between_special_tokens skip_reading_prefix_cache model".split()
 )
-"""Fields that change nothing here, and that nobody need be told of."""
+"""Fields that have no effect here and need no warning."""
 
 REFUSED = {
     "use_beam_search": "beam search is not served; use best_of, or LLMModel.generate with num_beams",
@@ -30,18 +30,18 @@ REFUSED = {
     "lora_request": "adapters are not served",
     "store": "nothing is stored",
 }
-"""Fields of other servers that this one knows and does not have, and why."""
+"""Known fields of other servers that are not supported, and the reasons."""
 
 
 class StreamOptions(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
 
     include_usage: bool | None = None
-    """A last chunk with the usage."""
+    """Adds a last chunk with the usage."""
     continuous_usage_stats: bool | None = None
-    """The usage so far on every chunk."""
+    """Adds the usage so far to every chunk."""
     include_obfuscation: bool | None = None
-    """Accepted: there is none."""
+    """Accepted without effect."""
 
 
 class GenerationRequest(StructuredRequest):
@@ -60,7 +60,7 @@ class GenerationRequest(StructuredRequest):
     presence_penalty: float | None = None
     logit_bias: Annotated[dict[str, float], Bounded] | None = None
     service_tier: Literal["auto", "default"] | None = None
-    """There is one."""
+    """There is only one tier."""
 
     top_k: int | None = None
     min_p: float | None = None
@@ -84,7 +84,7 @@ class GenerationRequest(StructuredRequest):
     best_of: int | None = None
 
     def settings(self, limits: Limits, defaults: SamplingConfig, is_chat: bool) -> Settings:
-        """How tokens are picked, and when a choice ends. Raises ApiError."""
+        """Returns the settings for sampling and stopping. Raises ApiError."""
         settings = Settings(limits, defaults, is_chat)
         settings.draws(self.temperature, self.top_k, top_p=self.top_p, min_p=self.min_p, typical_p=self.typical_p)
         for name in ("repetition_penalty", "no_repeat_ngram_size", "frequency_penalty", "presence_penalty"):
@@ -105,7 +105,8 @@ class GenerationRequest(StructuredRequest):
         max_tokens: int | None,
         max_tokens_param: str = "max_tokens",
     ) -> Job:
-        """The job of these fields; the client calls `max_tokens` by the name given. Raises ApiError."""
+        """Returns the job of these fields. `max_tokens_param` is the client's name for `max_tokens`. Raises
+        ApiError."""
         n = 1 if self.n is None else self.n
         num_computed = n if self.best_of is None else self.best_of
         settings.num_choices(n)
@@ -161,7 +162,8 @@ def _check_range(param: str, value: int | None, least: int, most: int) -> None:
 
 
 def joined_text(content: Any, param: str, most_parts: int, separator: str = "") -> str:
-    """The text of a message's content: a string, or parts of type text, joined. Raises ApiError for other parts."""
+    """Returns the joined text of a message's content: a string, or parts of type text. Raises ApiError for other
+    parts."""
     if content is None:
         return ""
     if isinstance(content, str):

@@ -1,4 +1,4 @@
-"""Items of a response's input: messages, calls of functions, and what these returned."""
+"""Items of a response's input: messages, function calls, and their results."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class Item(Nested):
     call_id: str | None = None
     name: str | None = None
     arguments: Any = None
-    """JSON text of a call; an object in items that are passed over."""
+    """JSON text of a call; an object in ignored items."""
     output: Any = None
     summary: Any = None
-    """What clients got in place of thoughts that were kept from them."""
+    """Summary that clients got instead of hidden thoughts."""
 
 
 def read_items(items: list[Item], limits: Limits, passed: PassedOver) -> list[dict[str, Any]]:
-    """The items as messages in the template's terms. Calls belong to the message of the assistant that they follow, and
-    thoughts to the one that comes after them. Raises ApiError."""
+    """Returns the items as messages in the template's terms. Calls are added to the assistant's message before them,
+    and thoughts to the message after them. Raises ApiError."""
     messages: list[dict[str, Any]] = []
     thought = ""
     for index, item in enumerate(items):
@@ -63,7 +63,7 @@ def _message(item: Item, place: str, limits: Limits) -> dict[str, Any]:
 
 
 def _thought(item: Item) -> str:
-    """The text of an item of the type reasoning: its content, else its summary."""
+    """Returns the text of a reasoning item: its content, else its summary."""
     parts = item.content or item.summary
     texts = [part.get("text") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
     return "\n".join(text for text in texts if isinstance(text, str))

@@ -27,27 +27,28 @@ MESSAGES_REFUSED = {
 MESSAGES_INERT = frozenset(
     "cache_control diagnostics inference_geo metadata service_tier speed user_profile_id workspace_id".split()
 )
-"""Fields without effect on a text that one machine writes. What can be reused of a prompt is, without being marked."""
+"""Fields that have no effect on one machine. Prompts are reused without being marked."""
 
 BETWEEN_SYSTEM = "\n"
-"""What Anthropic puts between the texts of a system prompt. Source: platform.claude.com, OpenAI SDK compatibility."""
+"""Separator that Anthropic puts between the texts of a system prompt. Source: platform.claude.com, OpenAI SDK
+compatibility."""
 
 
 class Thinking(Nested):
-    """Whether the chat template asks for thoughts. Nothing counts their tokens: `budget_tokens` is not held."""
+    """Option to enable thoughts in the chat template. Their tokens are not counted: `budget_tokens` is not enforced."""
 
     type: Literal["enabled", "adaptive", "disabled"]
 
 
 class OutputConfig(Nested):
-    """`effort` is for the chat template."""
+    """Output options; `effort` is passed to the chat template."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: dict[str, Any] | None = None
 
 
 class CountTokensRequest(Request):
-    """What a prompt is made of."""
+    """The prompt of a request."""
 
     model: str | None = None
     messages: Annotated[list[Turn], Bounded]
@@ -57,11 +58,11 @@ class CountTokensRequest(Request):
     tool_choice: Choice | None = None
     output_config: OutputConfig | None = None
     context_management: Any = None
-    """Passed over: no conversation is edited here."""
+    """Ignored: conversations are not edited here."""
 
     def to_prompt(self, limits: Limits) -> ChatPrompt:
-        """The system prompt and the turns, for the chat template. An answer goes on with a last turn of the
-        assistant's. Raises ApiError for what cannot be served."""
+        """Returns the system prompt and the turns, for the chat template. If the last turn is the assistant's, the
+        answer continues it. Raises ApiError for unsupported requests."""
         passed = PassedOver()
         tools = passed.tools(self.tools, ANTHROPIC_TOOLS)
         check_tools(tools)
@@ -72,7 +73,7 @@ class CountTokensRequest(Request):
         if not turns:
             raise ApiError(400, "messages must hold text, or calls of tools and their results", param="messages")
         if turns[-1] == {"role": "assistant", "content": ""}:
-            turns.pop()  # begins nothing
+            turns.pop()  # an empty turn, which the answer would not continue
         goes_on = bool(turns) and turns[-1]["role"] == "assistant"
         if goes_on and turns[-1].get("tool_calls"):
             raise ApiError(400, "messages: calls of tools need their results, in a turn of the user", param="messages")
@@ -97,7 +98,7 @@ class CountTokensRequest(Request):
 
 
 class MessagesRequest(CountTokensRequest):
-    """A prompt, and how to answer it."""
+    """A prompt, and the options for answering it."""
 
     max_tokens: int = Field(ge=1)
     temperature: float | None = Field(None, ge=0, le=1)
@@ -107,11 +108,11 @@ class MessagesRequest(CountTokensRequest):
     stream: bool | None = None
 
     seed: int | None = None
-    """From here on: what Anthropic does not have."""
+    """The fields from here on are not Anthropic's."""
     cache_salt: str | None = None
 
     def to_job(self, limits: Limits, defaults: SamplingConfig) -> Job:
-        """What is wanted. `defaults` are the checkpoint's. Raises ApiError for what cannot be served."""
+        """Returns the job of the request. `defaults` are the checkpoint's. Raises ApiError for unsupported requests."""
         check_salt(self.cache_salt, limits)
         settings = Settings(limits, defaults)
         settings.draws(self.temperature, self.top_k, top_p=self.top_p)
@@ -137,7 +138,7 @@ def _names(tools: list[Any] | None) -> set[str]:
 
 
 def _read_output_format(form: dict[str, Any], limits: GrammarLimits, whitespace: str) -> Grammar | None:
-    """Anthropic has JSON schemas alone, which are always enforced in full."""
+    """Returns the grammar of an output format. Anthropic has only JSON schemas, which are always fully enforced."""
     if form.get("type") != "json_schema":
         raise ValueError(f"type must be json_schema, got {form.get('type')!r:.100}")
     return read_response_format({**form, "strict": True}, limits, whitespace)

@@ -1,4 +1,4 @@
-"""`POST /v1/responses`: requests that stand for themselves. Nothing is stored."""
+"""`POST /v1/responses`: self-contained requests. Nothing is stored."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ RESPONSES_INERT = frozenset(
     "access_programs background_options client_metadata image max_tool_calls prompt_cache_key prompt_cache_retention "
     "safety_identifier user".split()
 )
-"""Fields without effect on what one machine writes. `max_tool_calls` counts those of OpenAI's own tools."""
+"""Fields that have no effect on one machine. `max_tool_calls` counts calls of OpenAI's own tools."""
 
 LOGPROBS = "message.output_text.logprobs"
-"""The one value of `include` that adds something here; the others are about tools of OpenAI's."""
+"""The only value of `include` with an effect here; the others concern OpenAI's tools."""
 
 
 def _as_items(value: Any) -> Any:
@@ -50,13 +50,14 @@ _INPUT = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "obj
 
 
 class TextConfig(Nested):
-    """How the text should be; `verbosity` changes nothing."""
+    """Options of the text; `verbosity` has no effect."""
 
     format: dict[str, Any] | None = None
 
 
 class Reasoning(Nested):
-    """`effort` is for the chat template. Thoughts are given as they are: there is no summary."""
+    """Reasoning options; `effort` is passed to the chat template. Thoughts are returned unchanged, without a
+    summary."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
 
@@ -78,7 +79,7 @@ class ResponsesRequest(Request):
     stream_options: dict[str, Any] | None = None
     metadata: Annotated[dict[str, str], Bounded] | None = None
     store: bool | None = None
-    """Accepted, and answered with false."""
+    """Accepted; the answer has false."""
     truncation: Literal["auto", "disabled"] | None = None
     service_tier: str | None = None
     tools: Annotated[list[Any], Bounded] | None = None
@@ -87,7 +88,7 @@ class ResponsesRequest(Request):
     prompt_cache_options: dict[str, Any] | None = None
 
     top_k: int | None = Field(None, ge=-1)
-    """From here on: what OpenAI does not have."""
+    """The fields from here on are not OpenAI's."""
     min_p: float | None = Field(None, ge=0, le=1)
     seed: int | None = None
     stop: str | Strings | None = None
@@ -98,7 +99,7 @@ class ResponsesRequest(Request):
         return bool(self.top_logprobs) or LOGPROBS in (self.include or ())
 
     def to_job(self, limits: Limits, defaults: SamplingConfig) -> Job:
-        """What is wanted. `defaults` are the checkpoint's. Raises ApiError for what cannot be served."""
+        """Returns the job of the request. `defaults` are the checkpoint's. Raises ApiError for unsupported requests."""
         self._check_served()
         check_salt(self.cache_salt, limits)
         settings = Settings(limits, defaults)
@@ -121,7 +122,7 @@ class ResponsesRequest(Request):
         )
 
     def to_prompt(self, limits: Limits) -> ChatPrompt:
-        """The instructions and the input, for the chat template. Raises ApiError."""
+        """Returns the instructions and the input, for the chat template. Raises ApiError."""
         check_count("input", self.input, limits.messages)
         passed = PassedOver()
         messages = read_items(self.input, limits, passed)
@@ -142,7 +143,7 @@ class ResponsesRequest(Request):
         )
 
     def _check_served(self) -> None:
-        """Raises for values that are known and not served, of fields that are."""
+        """Raises ApiError for unsupported values of supported fields."""
         if self.tools and self.wants_logprobs:
             param = "top_logprobs" if self.top_logprobs else "include"
             raise refused(param, "log-probabilities belong to messages, and calls are none; chat completions have both")

@@ -1,4 +1,4 @@
-"""From what clients call things to a `SamplingConfig`."""
+"""Converts sampling fields of clients to a `SamplingConfig`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ BAN = -100.0
 """The `logit_bias` at which OpenAI bans a token."""
 
 PENALTIES = ("repetition_penalty", "no_repeat_ngram_size")
-"""What a checkpoint's generation_config.json may say besides for requests that do not."""
+"""Further defaults from a checkpoint's generation_config.json."""
 GREEDY_BELOW = 1e-6
-"""The temperature below which the likeliest token is taken."""
+"""Temperatures below this mean greedy."""
 
 
 class Settings:
@@ -28,12 +28,12 @@ class Settings:
         self.limits = limits
         self.config = SamplingConfig()
         self.tokens_named: dict[str, list[int]] = {}
-        """Token ids that the client names, by field."""
+        """Token ids given by the client, by field."""
         self._defaults = defaults
         self._is_chat = is_chat
 
     def set(self, name: str, value: Any, param: str | None = None) -> None:
-        """Sets a field of the config; None leaves it as it is. `param` is what the client calls it."""
+        """Sets a field of the config; None leaves it unchanged. `param` is the client's name for it."""
         if value is None:
             return
         try:
@@ -42,8 +42,8 @@ class Settings:
             raise ApiError(400, str(error), param=param or name) from None
 
     def draws(self, temperature: float | None, top_k: int | None, **filters: float | None) -> None:
-        """Decides how tokens are drawn: as the client says, else as everywhere in pace (`with_defaults`), but for `top_k`,
-        which is off over HTTP. A temperature of 0 takes the likeliest token; a `top_k` of -1 is vLLM's word for off."""
+        """Sets the parameters of the draw: the client's, else pace's usual defaults (`with_defaults`). Only `top_k` is
+        off by default over HTTP. A temperature of 0 means greedy. A `top_k` of -1 means off, as in vLLM."""
         if temperature is not None and 0 <= temperature < GREEDY_BELOW:
             self.config.do_sample = False
         else:
@@ -58,13 +58,13 @@ class Settings:
             self.config.top_k = 0
 
     def seed(self, value: int | None) -> None:
-        """Any 64-bit number, with a sign or without."""
+        """Accepts any signed or unsigned 64-bit number."""
         if value is not None and not -(2**63) <= value < 2**64:
             raise ApiError(400, f"seed must be a 64-bit integer, got {value}", param="seed")
         self.set("seed", None if value is None else value % 2**64)
 
     def num_choices(self, value: int, param: str = "n") -> None:
-        """`value` continuations; of the likeliest token there is one, which is then answered as often."""
+        """Sets the number of continuations. With greedy decoding only one is computed, and returned `value` times."""
         if not 1 <= value <= self.limits.n:
             raise ApiError(400, f"{param} must be from 1 to {self.limits.n}, got {value}", param=param)
         self.config.num_return_sequences = value if self.config.do_sample else 1
@@ -79,7 +79,7 @@ class Settings:
         self.set("stop_strings", list(dict.fromkeys(strings)) or None, param)
 
     def end_tokens(self, stop_token_ids: list[int] | None, ignore_eos: bool) -> None:
-        """`stop_token_ids` end the text, too; with `ignore_eos` they alone do."""
+        """Adds `stop_token_ids` to the end tokens; with `ignore_eos` they are the only ones."""
         own = [] if ignore_eos else list(self._defaults.eos_token_id or ())
         self._check_count("stop_token_ids", stop_token_ids)
         if stop_token_ids:
@@ -89,7 +89,7 @@ class Settings:
             self.config.ignore_eos = True
 
     def logit_bias(self, value: dict[str, float] | None) -> None:
-        """Keys are token ids as strings; BAN and below bans."""
+        """Accepts token ids as strings for keys. Values up to BAN ban the token."""
         self._check_count("logit_bias", value)
         biases: dict[int, float] = {}
         for key, bias in (value or {}).items():
@@ -116,7 +116,7 @@ class Settings:
             self.config.token_mask = AllowedTokens(value)
 
     def logprobs(self, value: int | None, param: str, name: str = "logprobs") -> None:
-        """The number of likeliest tokens beside the chosen one; None for no record."""
+        """Sets the number of likeliest tokens to record in addition to the chosen one; None for no record."""
         most = self.limits.top_logprobs
         if value is not None and not 0 <= value <= most:
             raise ApiError(400, f"{param} must be from 0 to {most}, got {value}", param=param)

@@ -1,4 +1,4 @@
-"""What a client says that a text must be, in all the forms met in the wild."""
+"""Constraints on the text, in the forms of all supported APIs."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from pace.server.errors import ApiError, refused
 from pace.server.schemas.fields import Request
 
 INERT = frozenset(("guided_decoding_backend", "structured_outputs_backend"))
-"""There is one backend."""
+"""Backend options without effect: there is one backend."""
 
 Reader = Callable[[Any, GrammarLimits, str], Grammar | None]
-"""Reads a value, with bounds and with the whitespace of JSON as `Grammar.json_schema` takes it."""
+"""Function that reads a value, with limits and the whitespace of JSON, as in `Grammar.json_schema`."""
 
 
 @dataclass(frozen=True)
 class Structure:
-    """A constraint as it came. It is read by a worker: a schema may be long."""
+    """A constraint as sent by the client. A worker reads it: a schema may be long."""
 
     param: str
     value: Any
     reader: Reader
     whitespace: str = "flexible"
-    """Of JSON."""
+    """Whitespace in JSON."""
 
     @property
     def holds_json(self) -> bool:
-        """Whether it asks for JSON in a way that leaves the whitespace open."""
+        """True if it asks for JSON without fixing the whitespace."""
         if isinstance(self.value, Mapping) and self.reader is _grammar:
             return self.value.get("type") == "json_schema"
         return self.reader in (read_response_format, _schema, _json_object, _structural_tag)
 
     def says_the_same_as(self, other: Structure) -> bool:
-        """By the JSON texts, in which the order of members counts, and 1 is not true."""
+        """Compares JSON text: member order matters, and 1 differs from true."""
         return self.reader is other.reader and json.dumps(self.value) == json.dumps(other.value)
 
     def read(self, limits: GrammarLimits) -> Grammar | None:
-        """The grammar; None for plain text. Raises ApiError."""
+        """Returns the grammar; None for plain text. Raises ApiError."""
         try:
             return self.reader(self.value, limits, self.whitespace)
         except (TypeError, ValueError) as error:
@@ -51,7 +51,7 @@ class Structure:
 
 
 class StructuredRequest(Request):
-    """OpenAI's field, vLLM's old and new ones, llama.cpp's, mistral.rs's and SGLang's."""
+    """Constraint fields of OpenAI, vLLM (old and new ones), llama.cpp, mistral.rs and SGLang."""
 
     response_format: Any = None
     structured_outputs: Any = None
@@ -66,8 +66,8 @@ class StructuredRequest(Request):
     ebnf: Any = None
 
     def structure(self) -> Structure | None:
-        """The one constraint of the request. Clients may name it twice, in vLLM's old field and the new one. Raises ApiError
-        for two, and for options that are not there."""
+        """Returns the only constraint of the request. Clients may give it twice, in vLLM's old and new fields. Raises
+        ApiError for two different ones, and for unsupported options."""
         whitespace = _whitespace(self.guided_whitespace_pattern, self.structured_outputs)
         found = [
             Structure(name, value, _READERS[name]) for name in _READERS if (value := getattr(self, name)) is not None
@@ -93,7 +93,7 @@ class _Whitespace:
 
 
 def _whitespace(guided: Any, outputs: Any) -> _Whitespace | None:
-    """What a request says of the whitespace of JSON, by vLLM's old field and by the new ones."""
+    """Returns the whitespace option of JSON, from vLLM's old field or the new ones."""
     found = [] if guided is None else [("guided_whitespace_pattern", guided)]
     if isinstance(outputs, Mapping):
         if outputs.get("whitespace_pattern") is not None:
@@ -128,7 +128,7 @@ def _regex(value: Any, limits: GrammarLimits, whitespace: str) -> Grammar:
 
 
 def _gbnf(value: Any, limits: GrammarLimits, whitespace: str) -> Grammar:
-    """SGLang's `ebnf` has the syntax of llama.cpp's grammars."""
+    """Reads SGLang's `ebnf`, which has the syntax of llama.cpp's grammars."""
     return Grammar.gbnf(value, limits=limits)
 
 
@@ -137,7 +137,7 @@ def _choices(value: Any, limits: GrammarLimits, whitespace: str) -> Grammar:
 
 
 def _grammar(value: Any, limits: GrammarLimits, whitespace: str) -> Grammar:
-    """GBNF, Lark or llguidance's JSON as text; or mistral.rs's object of a type and a value."""
+    """Reads GBNF, Lark or llguidance's JSON as text, or mistral.rs's object with a type and a value."""
     if not isinstance(value, Mapping):
         return Grammar.read(value, limits=limits)
     readers: dict[str, Reader] = {"json_schema": _schema, "regex": _regex, "lark": _grammar, "llguidance": _grammar}
@@ -149,7 +149,7 @@ def _grammar(value: Any, limits: GrammarLimits, whitespace: str) -> Grammar:
 
 
 def _structural_tag(value: Any, limits: GrammarLimits, whitespace: str) -> Grammar:
-    """An object, or its JSON text."""
+    """Reads an object, or its JSON text."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -181,7 +181,7 @@ _OUTPUTS: dict[str, Reader] = {
 }
 """Members of `structured_outputs`."""
 _WHITESPACE = ("whitespace_pattern", "disable_any_whitespace")
-"""Members of `structured_outputs` that say how JSON is laid out, also that of another field."""
+"""Members of `structured_outputs` that set the whitespace of JSON, also for a constraint in another field."""
 
 
 def _structured_outputs(value: Any) -> list[Structure]:

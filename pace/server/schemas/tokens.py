@@ -1,4 +1,4 @@
-"""`POST /tokenize` and `POST /detokenize`, as vLLM has them, and with llama.cpp's names."""
+"""`POST /tokenize` and `POST /detokenize`, as in vLLM, also with llama.cpp's names."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ TOKENS_REFUSED = {
 
 
 class TokenizeRequest(Request):
-    """Exactly one of `prompt`, `content` (llama.cpp's name for it) and `messages`."""
+    """Requires exactly one of `prompt`, `content` (llama.cpp's name for it) and `messages`."""
 
     model: str | None = None
     prompt: str | None = None
     content: str | None = None
     messages: list[Any] | None = None
     add_special_tokens: bool | None = None
-    """By default as vLLM and llama.cpp do: true for `prompt`, false for the others."""
+    """Default as in vLLM and llama.cpp: true for `prompt`, false for the others."""
     add_special: bool | None = None
-    """llama.cpp's name for it."""
+    """llama.cpp's name for `add_special_tokens`."""
     return_token_strs: bool | None = None
     with_pieces: bool | None = None
-    """llama.cpp's: tokens as objects, with their texts."""
+    """llama.cpp's option: tokens as objects, with their texts."""
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: list[Any] | None = None
-    """Those that the template tells of, beside `messages`."""
+    """Tools for the template, in addition to `messages`."""
 
     def input(self, limits: Limits) -> str | ChatPrompt:
-        """What is to be tokenised. Raises ApiError."""
+        """Returns the text or conversation to tokenise. Raises ApiError."""
         given = [name for name in ("prompt", "content", "messages") if getattr(self, name) is not None]
         if len(given) != 1:
             names = ", ".join(given) or "none"

@@ -1,4 +1,4 @@
-"""What Responses and Messages have in common: turns of a conversation, and what goes around them."""
+"""Helpers shared by Responses and Messages, for turns of a conversation."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from pace.server.limits import Limits
 from pace.server.schemas.fields import Request
 
 THOUGHT = "reasoning_content"
-"""A message's thoughts, as clients of chat and templates call them."""
+"""Member with a message's thoughts, as in chat clients and templates."""
 
 
 class Nested(BaseModel):
-    """An object within a request, as strict as the request. Members that no field knows are not looked at."""
+    """An object within a request, as strict as the request. Unknown members are ignored."""
 
     model_config = Request.model_config
 
 
 def with_system(system: str | None, messages: list[dict[str, Any]], separator: str = "\n\n") -> list[dict[str, Any]]:
-    """The messages, with `system` and the system messages they begin with as one: many templates know no second."""
+    """Returns the messages, with `system` and the system messages at the beginning merged into one: many templates
+    support only one."""
     first = next((i for i, message in enumerate(messages) if message["role"] != "system"), len(messages))
     texts = [text for text in (system, *(message["content"] for message in messages[:first])) if text]
     if not texts:
@@ -30,7 +31,7 @@ def with_system(system: str | None, messages: list[dict[str, Any]], separator: s
 
 
 def add_thought(message: dict[str, Any], thought: str) -> None:
-    """Adds what the assistant thought before a message. Each template decides whether it is shown."""
+    """Adds the assistant's thoughts before a message. Each template decides if they are shown."""
     if thought := "\n".join(filter(None, [message.get(THOUGHT), thought])):
         message[THOUGHT] = thought
 

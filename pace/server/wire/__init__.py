@@ -1,1 +1,1 @@
-"""Forms in which answers go over the wire, one file each; none knows the engine."""
+"""Forms of answers, one file each; they are independent of the engine."""

@@ -13,7 +13,7 @@ from pace.server.wire.openai import Envelope, TokenNames, finite, prompt_logprob
 
 
 class ChatForm:
-    """A role first, then text, then the reason why it ended; each a chunk of its own."""
+    """A role first, then text, then the finish reason, in separate chunks."""
 
     def __init__(self, request: ChatRequest, envelope: Envelope, tokenizer: Any) -> None:
         self._request = request
@@ -67,7 +67,8 @@ class ChatForm:
         return body | self._prompt_members(choices[0])
 
     def _prompt_members(self, piece: Piece) -> dict[str, Any]:
-        """The prompt's tokens next to the choices, as vLLM has them in chat; in completions they are a choice's."""
+        """Returns the prompt's tokens next to the choices, as vLLM does for chat; in completions they are in a
+        choice."""
         if piece.prompt is None or not self._request.return_token_ids:
             return {}
         return {"prompt_token_ids": [token.token for token in piece.prompt]}
@@ -87,7 +88,7 @@ class ChatForm:
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
     def _chunk(self, choice: dict[str, Any], usage: Usage, members: dict[str, Any] | None = None) -> bytes:
-        """A chunk of one choice, with `members` next to the choices."""
+        """Returns a chunk of one choice, with `members` next to the choices."""
         tail = b',"usage":' + dumps(usage_object(usage)) if self._wants_usage_always else b""
         if members:
             tail += b"," + dumps(members)[1:-1]
@@ -119,7 +120,7 @@ class ChatForm:
 
 
 def _delta(event: Event) -> dict[str, Any]:
-    """What a chunk says of a part of an answer."""
+    """Returns the delta for a part of an answer."""
     match event:
         case Text(text):
             return {"content": text}
@@ -134,7 +135,7 @@ def _delta(event: Event) -> dict[str, Any]:
 
 
 def _message_of(choice: Piece) -> dict[str, Any]:
-    """The message of an answer that is whole."""
+    """Returns the message of a whole answer."""
     message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
     thought, calls = thought_of(choice.events), calls_of(choice.events)
     if thought:

@@ -14,7 +14,7 @@ KIND = "text_completion"
 
 
 class CompletionsForm:
-    """Text, the last of it with the reason why it ended."""
+    """Text, and in the last chunk the finish reason."""
 
     def __init__(self, request: CompletionsRequest, envelope: Envelope, tokenizer: Any) -> None:
         self._request = request
@@ -48,7 +48,7 @@ class CompletionsForm:
         }
 
     def _choice(self, piece: Piece) -> dict[str, Any]:
-        """A choice, or the part of one that is new."""
+        """Returns a choice, or the new part of one."""
         tokens, text = piece.tokens, piece.text
         if piece.prompt is not None and self._request.echo:
             tokens = [*piece.prompt, *tokens]
@@ -79,7 +79,7 @@ class CompletionsForm:
         return {"tokens": names, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
 
     def _top(self, piece: TokenPiece) -> dict[str, float] | None:
-        """The likeliest tokens by name, and the chosen one. Of two with one name, the likelier."""
+        """Returns the likeliest tokens by name, and the chosen one. If two have one name, keeps the likelier."""
         if piece.logprob is None:
             return None
         top: dict[str, float] = {}

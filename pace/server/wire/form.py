@@ -1,4 +1,4 @@
-"""What every form of answer can do. One object serves one request."""
+"""Interface of all forms of answers. One object serves one request."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 class WireForm(Protocol):
     """Turns the pieces of an answer into events of a stream, or into one object.
 
-    In a stream `begin` comes first, then `piece` in the order in which they come, choices interleaved, each choice's
-    last one with its `finish`; then `end`. After an error, `error` instead of `end`. Each returns whole events as
+    In a stream `begin` comes first. Then comes `piece` for each piece in order, with choices interleaved; each choice's
+    last piece has its `finish`. `end` comes last, or `error` instead after an error. Each returns whole events as
     bytes, maybe b"".
     """
 
     def begin(self, usage: Usage) -> bytes:
-        """Before anything is generated; of `usage`, the prompt is known."""
+        """Called before anything is generated; `usage` includes the prompt."""
         ...
 
     def piece(self, piece: Piece, usage: Usage) -> bytes: ...
@@ -30,17 +30,17 @@ class WireForm(Protocol):
     def error(self, error: ApiError) -> bytes: ...
 
     def whole(self, choices: list[Piece], usage: Usage) -> dict[str, Any]:
-        """The answer that is not streamed: a piece for each choice, with all of its text."""
+        """Returns the answer that is not streamed: `choices` has one piece for each choice, with all of its text."""
         ...
 
 
 LINE_ENDS = ("\x85", "\u2028", "\u2029")
-"""Ends of lines for many a reader of events (`str.splitlines`), though not for JSON: to be escaped."""
+"""Line ends in many readers of events (`str.splitlines`), but not in JSON: they must be escaped."""
 
 
 def dumps(value: Any) -> bytes:
-    """JSON as it goes over the wire: UTF-8 in one line, without spaces. Half surrogate pairs, which no UTF-8 has, are
-    escaped."""
+    """Returns JSON as sent to clients: UTF-8 in one line, without spaces. Half surrogate pairs, which are invalid in
+    UTF-8, are escaped."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     for end in LINE_ENDS:
         if end in text:
@@ -52,12 +52,12 @@ def dumps(value: Any) -> bytes:
 
 
 def data_event(value: Any) -> bytes:
-    """A server-sent event without a name, as OpenAI's chat and completions have them."""
+    """Returns a server-sent event without a name, as in OpenAI's chat and completions."""
     return b"data: " + dumps(value) + b"\n\n"
 
 
 def named_event(name: str, value: Any) -> bytes:
-    """A server-sent event with a name, as Anthropic's messages and OpenAI's responses have them."""
+    """Returns a server-sent event with a name, as in Anthropic's messages and OpenAI's responses."""
     return b"event: " + name.encode() + b"\ndata: " + dumps(value) + b"\n\n"
 
 

@@ -1,4 +1,4 @@
-"""Items of a response's output, while they are written. Their methods give events: a name, and what is in it."""
+"""Items of a response's output, while they are generated. Their methods yield events: a name and its members."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ class Item:
 
     @property
     def text(self) -> str:
-        """All that was added."""
+        """All text added so far."""
         return "".join(self._texts)
 
     @property
     def place(self) -> dict[str, Any]:
-        """Where an event belongs."""
+        """Members that locate an event."""
         return {"item_id": self.id, "output_index": self.index}
 
     def members(self) -> dict[str, Any]:
-        """What the item's object has besides its id, type and status."""
+        """Returns the members of the item's object in addition to its id, type and status."""
         raise NotImplementedError
 
     def object(self) -> dict[str, Any]:
-        """The item as it is now."""
+        """Returns the item in its current state."""
         return {"id": self.id, "type": self.kind, "status": self.status, **self.members()}
 
     def begin(self) -> Events:
@@ -64,7 +64,7 @@ class TextItem(Item):
         return {"type": self.part_kind, "text": self.text}
 
     def done(self) -> dict[str, Any]:
-        """What is said once the text is whole."""
+        """Returns the members of the event for the complete text."""
         return {"text": self.text}
 
     def members(self) -> dict[str, Any]:
@@ -86,7 +86,7 @@ class TextItem(Item):
 
 
 class MessageItem(TextItem):
-    """What the model says, with log-probabilities where they are asked for."""
+    """The model's text, with log-probabilities if requested."""
 
     kind, part_kind, id_prefix = "message", "output_text", "msg_"
 
@@ -104,13 +104,13 @@ class MessageItem(TextItem):
         return {"role": "assistant", **super().members()}
 
     def take(self, text: str, logprobs: list[dict[str, Any]]) -> None:
-        """As `add`, for a delta that somebody else writes: there are many."""
+        """Adds text like `add`, without an event: the caller writes the delta itself, for speed."""
         self._texts.append(text)
         self._logprobs += logprobs
 
 
 class ReasoningItem(TextItem):
-    """What the model thinks."""
+    """The model's thoughts."""
 
     kind, part_kind, id_prefix = "reasoning", "reasoning_text", "rs_"
 
@@ -119,7 +119,7 @@ class ReasoningItem(TextItem):
 
 
 class CallItem(Item):
-    """A call of a function. One that was cut off is incomplete, and its arguments are never said to be done."""
+    """A function call. A call that was cut off is incomplete, and has no event for complete arguments."""
 
     kind, id_prefix = "function_call", "fc_"
 

@@ -17,16 +17,16 @@ _DELTAS = {
     "thinking": ("thinking_delta", "thinking"),
     "tool_use": ("input_json_delta", "partial_json"),
 }
-"""The type of a block's pieces, and what their text is called."""
+"""The type of a block's deltas, and the name of their text."""
 
 
 class Block:
-    """One block of a message, while it is written."""
+    """One block of a message, while it is generated."""
 
     def __init__(self, index: int, kind: str, **members: Any) -> None:
         self.kind = kind
         self.is_whole = kind != "tool_use"
-        """Whether it may be shown in the end: a call that was cut off has no input."""
+        """True if it is part of the final message: a call that was cut off has no input."""
         self._index = index
         self._members = members
         self._texts: list[str] = []
@@ -46,22 +46,22 @@ class Block:
         return _event("content_block_stop", index=self._index)
 
     def object(self) -> dict[str, Any]:
-        """The whole block."""
+        """Returns the whole block."""
         text = "".join(self._texts)
         value = {"input": json.loads(text)} if self.kind == "tool_use" else {self._name: text}
         return {"type": self.kind, **self._members, **value}
 
 
 class MessagesForm:
-    """A message with blocks of thought, text and calls, in the order in which they come."""
+    """A message with blocks of thoughts, text and calls, in order."""
 
     def __init__(self, request: MessagesRequest, envelope: Envelope, tokenizer: Any) -> None:
-        """As all forms are made; this one asks neither the request nor the tokenizer."""
+        """Accepts the arguments of all forms; needs neither the request nor the tokenizer."""
         self._envelope = envelope
         self._finish: Finish | None = None
         self._blocks: list[Block] = []
         self._is_open = False
-        """Whether the last block goes on."""
+        """True if the last block is open."""
 
     def begin(self, usage: Usage) -> bytes:
         return _event("message_start", message=self._message(usage)) + _event("ping")
@@ -88,7 +88,7 @@ class MessagesForm:
         return self._message(usage)
 
     def _take(self, event: Event) -> bytes:
-        """The events of a part of the answer."""
+        """Returns the events of a part of the answer."""
         match event:
             case Text(text):
                 begin = b"" if self._goes_on("text") else self._open("text", text="")
@@ -108,7 +108,7 @@ class MessagesForm:
         return self._is_open and self._blocks[-1].kind == kind
 
     def _open(self, kind: str, **members: Any) -> bytes:
-        """Begins a block, after the end of the last one."""
+        """Begins a block, after ending the last one."""
         closed = self._close()
         self._blocks.append(Block(len(self._blocks), kind, **members))
         self._is_open = True
@@ -132,7 +132,7 @@ class MessagesForm:
         }
 
     def _stop(self) -> dict[str, Any]:
-        """Why the answer ended; nulls while it goes on."""
+        """Returns the reason for the end; nulls before it."""
         finish, sequence = self._finish, None
         if finish is None:
             reason = None
@@ -152,7 +152,8 @@ def _event(name: str, **members: Any) -> bytes:
 
 
 def _usage_object(usage: Usage) -> dict[str, Any]:
-    """Anthropic counts as input what was not found in the cache: the prompt is the sum of all three."""
+    """Returns Anthropic's usage. Input tokens are those not found in the cache: the prompt is the sum of all three
+    counts."""
     return {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,
         "cache_creation_input_tokens": 0,

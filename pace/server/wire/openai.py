@@ -1,4 +1,4 @@
-"""What OpenAI's chat and completions have in common."""
+"""Parts shared by OpenAI's chat and completions."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pace.server.answers import Usage
 from pace.server.schemas.generation import GenerationRequest
 
 LEAST_LOGPROB = -9999.0
-"""What JSON says of -inf, which it cannot write."""
+"""Substitute for -inf, which JSON cannot represent."""
 
 
 @dataclass(frozen=True)
 class Envelope:
-    """What every chunk of one answer says."""
+    """Members common to every chunk of one answer."""
 
     model: str
     fingerprint: str
@@ -26,7 +26,7 @@ class Envelope:
 
     @classmethod
     def new(cls, prefix: str, model: str, fingerprint: str) -> Envelope:
-        """With an id of its own, which begins with `prefix`."""
+        """Returns an envelope with a new id, which begins with `prefix`."""
         return cls(model, fingerprint, f"{prefix}{uuid.uuid4().hex}")
 
     def members(self, kind: str) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def usage_object(usage: Usage) -> dict[str, Any]:
 
 
 class TokenNames:
-    """What a client asked tokens to be called: their text, or `token_id:N`."""
+    """Names of tokens in the form that the client requested: their text, or `token_id:N`."""
 
     def __init__(self, tokenizer: Any, as_ids: bool) -> None:
         self.bytes = TokenBytes.of(tokenizer)
@@ -65,14 +65,15 @@ def finite(logprob: float) -> float:
 
 
 def wants_usage(request: GenerationRequest) -> tuple[bool, bool]:
-    """Whether a stream ends with its usage, and whether every chunk has it."""
+    """Returns two flags: True if a stream ends with its usage, and True if every chunk has it."""
     options = request.stream_options
     at_end = options is not None and bool(options.include_usage)
     return at_end, at_end and bool(options.continuous_usage_stats)
 
 
 def prompt_logprobs(prompt: list[Any], names: TokenNames) -> list[dict[str, Any] | None]:
-    """vLLM's form: of each token of the prompt, by id, its log-probability and those of the likeliest."""
+    """Returns vLLM's form: for each prompt token an object with its log-probability and those of the likeliest tokens,
+    by id."""
     entries: list[dict[str, Any] | None] = []
     for piece in prompt:
         if piece.logprob is None:

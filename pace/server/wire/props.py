@@ -1,4 +1,4 @@
-"""Answers of `GET /props`, by llama.cpp's names: what the server does where a request says nothing."""
+"""Answers of `GET /props`, with llama.cpp's names: the server's defaults."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pace.server.prompts import PromptReader
 from pace.server.schemas.chat import ChatRequest
 
 DRAWS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
-"""Fields of the settings that have one name here and there."""
+"""Settings whose names are the same in llama.cpp."""
 OFF = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}
-"""How they stand where the likeliest token is taken."""
+"""Their values for greedy decoding."""
 
 
 def settings(limits: Limits, defaults: SamplingConfig, max_length: int) -> dict[str, Any]:
-    """Of a chat request with messages and nothing else; `defaults` are the checkpoint's."""
+    """Returns the settings of a chat request with only messages; `defaults` are the checkpoint's."""
     request = ChatRequest(messages=[{"role": "user", "content": ""}])
     config = request.to_job(limits, defaults).sampling
     params = {name: getattr(config, name) for name in DRAWS} | ({} if config.do_sample else OFF)
@@ -28,7 +28,7 @@ def settings(limits: Limits, defaults: SamplingConfig, max_length: int) -> dict[
 def properties(
     name: str, reader: PromptReader, defaults: SamplingConfig, limits: Limits, num_slots: int
 ) -> dict[str, Any]:
-    """`num_slots` sequences run at once. Run in a worker."""
+    """Returns the answer. `num_slots` sequences run at once. Must run in a worker."""
     tokenizer = reader.tokenizer if reader.has_tokenizer else None
     return {
         "default_generation_settings": settings(limits, defaults, reader.max_length),

@@ -16,23 +16,23 @@ from pace.server.wire.items import CallItem, Events, Item, MessageItem, Reasonin
 from pace.server.wire.openai import Envelope, finite
 
 ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
-"""Those that the error of a response may have; "server_error" for all others."""
+"""Error codes of a response; "server_error" for all other statuses."""
 
 
 class ResponsesForm:
-    """A response: thoughts, messages and calls as items, in the order in which they come. Its events are numbered."""
+    """A response: thoughts, messages and calls as items, in order. Its events are numbered."""
 
     def __init__(self, request: ResponsesRequest, envelope: Envelope, tokenizer: Any) -> None:
-        """`tokenizer` names tokens, where they are asked for."""
+        """`tokenizer` gives the names of tokens, if requested."""
         self._request = request
         self._envelope = envelope
         self._bytes = TokenBytes.of(tokenizer)
         self._num_events = 0
         self._items: list[Item] = []
         self._is_open = False
-        """Whether the last item goes on."""
+        """True if the last item is open."""
         self._logprobs: list[dict[str, Any]] = []
-        """Those that wait for their text: of a thought, say."""
+        """Log-probabilities that wait for text: those of a thought, say."""
         self._reason = "stop"
         self._delta_head = b""
 
@@ -67,7 +67,7 @@ class ResponsesForm:
         return self._response(self._status(), usage)
 
     def _take(self, event: Event) -> bytes:
-        """The events of a part of the answer."""
+        """Returns the events of a part of the answer."""
         match event:
             case Text(text):
                 return self._continued(MessageItem) + self._delta(text)
@@ -82,7 +82,7 @@ class ResponsesForm:
                 return self._close()
 
     def _continued(self, kind: type[Item]) -> bytes:
-        """Sees to it that the last item is of a kind, and open."""
+        """Makes sure that an item of `kind` is open, and returns the events for it."""
         if self._is_open and isinstance(self._items[-1], kind):
             return b""
         return self._close() + self._open(kind(len(self._items)))
@@ -95,7 +95,7 @@ class ResponsesForm:
         return self._events(item.begin())
 
     def _close(self, status: str = "completed") -> bytes:
-        """Ends the item that is open, if any."""
+        """Ends the open item, if any."""
         if not self._is_open:
             return b""
         last = self._items[-1]
@@ -121,7 +121,7 @@ class ResponsesForm:
         }
 
     def _delta(self, text: str) -> bytes:
-        """The text, with the log-probabilities that wait."""
+        """Returns the event for the text, with the waiting log-probabilities."""
         logprobs, self._logprobs = self._logprobs, []
         self._items[-1].take(text, logprobs)
         number = b"%d" % self._next_number()
@@ -174,14 +174,14 @@ class ResponsesForm:
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
-    """A tool as it came; a function with what their object must have."""
+    """Returns a tool unchanged; for a function, adds the required members of OpenAI's object."""
     if tool.get("type", "function") != "function":
         return tool
     return {"description": None, "parameters": None, "strict": False, **tool, "type": "function"}
 
 
 def _usage_object(usage: Usage) -> dict[str, Any]:
-    """Every prompt is kept for the next one as far as there is room: none of it is said to be written."""
+    """Returns the usage. Every prompt is cached if there is room, so no tokens are reported as written."""
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},

@@ -1,5 +1,5 @@
-"""Answers about tokens: what vLLM, llama.cpp and lm-eval's remote tokenizer ask a server for. Run in workers, as
-everything that tokenises."""
+"""Answers about tokens, for clients of vLLM, llama.cpp and lm-eval's remote tokenizer. Run in workers, like all
+tokenizing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def tokenize(request: TokenizeRequest, reader: PromptReader, limits: Limits) -> 
 
 
 def detokenize(request: DetokenizeRequest, reader: PromptReader, limits: Limits) -> dict[str, str]:
-    """Answers `POST /detokenize`: the text by vLLM's name and by llama.cpp's."""
+    """Answers `POST /detokenize`: the text under vLLM's name and llama.cpp's."""
     size = len(reader.tokenizer)
     wrong = next((token for token in request.tokens if not 0 <= token < size), None)
     if wrong is not None:
@@ -55,12 +55,12 @@ def tokenizer_info(reader: PromptReader) -> dict[str, Any]:
 
 
 def apply_template(request: ChatRequest, reader: PromptReader, limits: Limits) -> dict[str, str]:
-    """Answers llama.cpp's `POST /apply-template`: the prompt that a chat request would be answered to."""
+    """Answers llama.cpp's `POST /apply-template`: the prompt of a chat request."""
     return {"prompt": reader.render(request.to_prompt(limits))}
 
 
 def _pieces(tokens: list[int], tokenizer: Any) -> list[dict[str, Any]]:
-    """llama.cpp's form: a piece is a text, or bytes where they are no whole characters."""
+    """Returns tokens in llama.cpp's form: a piece is a text, or bytes if they are no whole characters."""
     table = TokenBytes.of(tokenizer)
     pieces = []
     for token in tokens:
