@@ -106,8 +106,8 @@ class Admission:
 
     @property
     def seconds_waiting(self) -> float:
-        """Estimated seconds until a new request begins. It waits for the prefill of all waiting prompts, and until all
-        rows before it that exceed the capacity have left."""
+        """Estimated seconds until a new request begins. This is the prefill time of all waiting prompts, or the time
+        until enough rows before it have left, if that is longer."""
         num_tokens = sum(waiting.num_tokens for waiting in self._waiting)
         num_rows = max(0, self._num_rows - self._max_sequences) + sum(waiting.num_rows for waiting in self._waiting)
         reading = num_tokens / self._tokens_per_second if self._tokens_per_second else 0.0

@@ -290,7 +290,7 @@ class Service:
 
 @contextmanager
 def _errors_of(job: Job) -> Iterator[None]:
-    """What preparing a job raises, as ApiError that names the field at fault."""
+    """Converts errors of preparing a job to an ApiError that names the wrong field."""
     place = job.structure and job.structure.param
     try:
         yield

@@ -6,8 +6,8 @@ K beams and E end tokens:
     choices     log-probabilities of the next token of each beam, after the processors (not renormalised).
     candidates  the max(2, 1 + E) K likeliest continuations of all beams together. With do_sample, that number is drawn
                 without replacement. The likeliest are first.
-    finished    those of the first K candidates that stop, with score = log-probability / generated tokens ** length_penalty.
-                They join those of earlier rounds; the K best stay.
+    finished    those of the first K candidates that stop join those of earlier rounds; the K best stay. The score is
+                log-probability / generated tokens ** length_penalty.
     running     the K likeliest candidates that do not stop are the next beams.
 
 The search is over when nothing runs. It is also over when K have finished and `early_stopping` is True. With False, it

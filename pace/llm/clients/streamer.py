@@ -148,7 +148,7 @@ class CallbackStreamer(BaseStreamer):
         self._pieces = {}
         self._stop_strings = config.stop_strings
 
-    # -- the side of the generator: see Feed --
+    # -- -- methods of `Feed` -- --------------
 
     def start(self, prompts: list[list[int]]) -> None:
         pass

@@ -32,7 +32,7 @@ class Waiters:
         _release_all(self._asleep)
 
     def wake_at_once(self) -> None:
-        """Wakes all waiting threads."""
+        """Wakes all waiting threads, including resting ones."""
         _release_all(self._asleep)
         _release_all(self._at_rest)
 

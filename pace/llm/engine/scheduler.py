@@ -193,7 +193,8 @@ class Scheduler:
             self._preempt(behind.pop())
 
     def _would_have_room(self, sequence: Sequence, behind: list[Sequence]) -> bool:
-        """True if `_has_room` would hold once idle sequences and those in `behind` have freed their unshared blocks."""
+        """True if `_has_room` would hold once idle sequences and those in `behind` have freed their blocks. Too
+        optimistic if they share blocks, which are counted once per holder."""
         others = [other for other in (*self.parked, *self.waiting, *behind) if other is not sequence]
         num_needed = self.cache.blocks_needed(sequence, len(sequence.tokens)) + self._blocks_to_grow(len(behind))
         return num_needed <= self.cache.num_free_blocks + sum(map(self.cache.blocks_held, others))
