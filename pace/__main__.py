@@ -1,4 +1,4 @@
-"""The process of the command `pace`, which is also `python -m pace`."""
+"""Entry point of the command `pace` and of `python -m pace`."""
 
 import atexit
 import os
@@ -10,9 +10,9 @@ from pace.cli import EXIT_BROKEN_PIPE, main
 
 
 def run() -> NoReturn:
-    """Runs the command line of this process and ends it, as Python does: threads are waited for, exit handlers run.
+    """Runs the command line and ends the process the way Python does: waits for threads and runs exit handlers.
 
-    Only the modules are not taken apart, which takes 0.5 s with torch."""
+    Skips only the teardown of modules, which takes 0.5 s with torch."""
     code = main()
     threading._shutdown()
     atexit._run_exitfuncs()

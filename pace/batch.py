@@ -1,4 +1,4 @@
-"""What one step hands to a model: flat tokens, where they stand, and where their keys and values live."""
+"""The input of one step of a model: flat tokens, their positions, and where their keys and values are cached."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from torch import Tensor
 from pace.memory import reserve
 
 BLOCK_SIZE = 16
-"""Positions in one key/value block; the kernels compute the scores of a block as one 16-wide product."""
+"""Positions in one key/value block. The kernels compute the scores of a block as one 16-wide product."""
 
 CACHE_WAY_BYTES = 64 << 10
-"""Blocks that are a multiple of this apart fall into the same few sets of caches and TLB, which then hold only some of
-them."""
+"""Blocks a multiple of this apart compete for the same few sets of the caches and the TLB, and evict each other."""
 BLOCK_PADDING = 4096 + 64
-"""A page and a line: at 16k positions of 1B's shape attention read 14.3 GB/s with it on one thread, 10.9 without (avx2
-on Zen 4)."""
+"""A page and a cache line. Attention at 16k positions of a 1B shape read 14.3 GB/s with it on one thread, 10.9 GB/s
+without (avx2 on Zen 4)."""
 
 
 @dataclass(frozen=True)
 class Positions:
-    """A layer that keeps a key and a value of every position, for each of `kv_heads` heads."""
+    """A layer that keeps a key and a value for every position and each of `kv_heads` heads."""
 
     kv_heads: int
     key_dim: int
     value_dim: int
     window: int | None = None
-    """How many positions back the layer's attention sees, its own included; None for all. The only place that says
-    so."""
+    """Number of positions that the layer's attention sees, counting back from the current one; None for all. This is
+    the only place that states it."""
     chunked: bool = False
-    """Whether positions fall into chunks of `window`, and each sees no further back than its own begins."""
+    """True if positions are split into chunks of `window`: attention then sees back to the start of its own chunk
+    only."""
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -46,15 +46,15 @@ class Positions:
 
 @dataclass(frozen=True)
 class Latent:
-    """A layer that keeps one latent vector of `rank` elements a position, which all heads expand to their keys and
-    values, and the `rope_dim` elements of the one key that is rotated."""
+    """A layer that keeps one latent vector of `rank` elements per position, and the `rope_dim` elements of the one
+    rotated key. All heads expand the latent vector to their keys and values."""
 
     rank: int
     rope_dim: int
 
     @property
     def positions(self) -> Positions:
-        """How they lie: the rotated part as the key, and the latent as the value, of one head."""
+        """The storage layout: one head, with the rotated part as the key and the latent as the value."""
         return Positions(1, self.rope_dim, self.rank)
 
     @property
@@ -66,11 +66,11 @@ class Latent:
 
 
 LayerCache = Positions | Latent | None
-"""What one layer keeps of a sequence; None for a layer without memory."""
+"""The cache contents of one layer; None for a layer without a cache."""
 
 
 class Part(NamedTuple):
-    """What one layer keeps of a block: a matrix for each of its heads, in int8 with 16 float32 scales behind each."""
+    """One layer's matrix in a block, for each head. In int8, 16 float32 scales follow each matrix."""
 
     heads: int
     rows: int
@@ -81,8 +81,8 @@ class Part(NamedTuple):
         return self.heads * (self.rows * self.columns * dtype.itemsize + scale_bytes(dtype))
 
     def cut(self, memory: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-        """The elements `[num_blocks, heads, rows, columns]` and the scales `[num_blocks, heads, 16]` in one layer's
-        bytes `[num_blocks, num_bytes]`."""
+        """Splits one layer's bytes `[num_blocks, num_bytes]` into elements `[num_blocks, heads, rows, columns]` and
+        scales `[num_blocks, heads, 16]`."""
         heads = memory.unflatten(1, (self.heads, -1))
         num_bytes = heads.shape[2] - scale_bytes(dtype)
         elements = heads[..., :num_bytes].view(dtype).unflatten(2, (self.rows, self.columns))
@@ -90,28 +90,29 @@ class Part(NamedTuple):
 
 
 def scale_bytes(dtype: torch.dtype) -> int:
-    """Bytes of the scales behind the elements of one head in one block."""
+    """Bytes of the scales that follow the elements of one head in one block."""
     return BLOCK_SIZE * torch.float32.itemsize if dtype == torch.int8 else 0
 
 
 class Group(NamedTuple):
-    """Layers that keep the same positions of a sequence, and find them by one block table."""
+    """Layers that keep the same positions of a sequence and share one block table."""
 
     layers: tuple[int, ...]
     window: int | None
-    """Positions back that any of them sees, its own included; older ones need not be kept. None for all."""
+    """Largest number of positions that any layer of the group sees, counting back from the current one; older positions
+    need not be kept. None for all."""
 
 
 @dataclass(frozen=True)
 class KVSpec:
-    """The cache that a model needs, layer by layer, in elements of `dtype`: a float dtype, or int8, in which each head
-    of each position has a float32 scale for its key and one for its value."""
+    """The cache that a model needs, layer by layer. `dtype` is a float dtype or int8; int8 has one float32 scale per
+    head and position for keys, and one for values."""
 
     layers: tuple[LayerCache, ...]
     dtype: torch.dtype
     groups: tuple[Group, ...] = ()
-    """A block holds 16 positions of the layers of one of them. They have the same bytes, so that any group can have any
-    block. By default one group of all layers, which keeps every position."""
+    """Groups of layers. A block holds 16 positions of the layers of one group. All blocks have the same size, so any
+    group can use any block. The default is one group of all layers, which keeps every position."""
 
     def __post_init__(self) -> None:
         if not any(self.layers):
@@ -131,33 +132,32 @@ class KVSpec:
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of a block of positions, with what keeps blocks out of each other's way."""
+        """Bytes of one block, including the padding that keeps blocks from competing for cache sets."""
         num_bytes = BLOCK_SIZE * self.group_bytes
         return num_bytes + (BLOCK_PADDING if num_bytes % CACHE_WAY_BYTES == 0 else 0)
 
     def _part_bytes(self, group: Group) -> list[int]:
-        """Bytes in one block of the parts of a group's layers, in order."""
+        """Bytes of each part of each layer of the group in one block, in order."""
         layers = [self.layers[index] for index in group.layers]
         return [part.num_bytes(self.dtype) for layer in layers if layer for part in layer.parts]
 
     def allocate(self, num_blocks: int) -> list[LayerBlocks]:
-        """The blocks of each layer, in memory of their own; see `reserve`."""
+        """Reserves new memory and returns the blocks of each layer; see `reserve`."""
         return self.views(self.reserve(num_blocks))
 
     def reserve(self, num_blocks: int) -> Tensor:
-        """uint8 `[num_blocks, block_bytes]`, contents undefined (positions not yet stored are never read into a
-        result).
+        """Reserves uint8 `[num_blocks, block_bytes]` with undefined contents; positions that were not stored never
+        affect a result.
 
-        Memory is taken when a position is written, and a block's keys and values of its layers lie together: so the
-        cache can be on huge pages and yet grow with the sequence, and a block is copied at once. On pages of 4 KB
-        decode attention took up to 1.4 times as long.
-        Raises OSError where there are no addresses."""
+        Memory becomes resident when a position is written. The keys and values of all layers of a block are adjacent.
+        The cache can therefore use huge pages and still grow with the sequence, and a block is copied in one piece.
+        With 4 KB pages, decode attention took up to 1.4 times as long. Raises OSError if no address space is left."""
         memory = reserve(num_blocks * self.block_bytes, huge_pages=True)
         return torch.frombuffer(memory, dtype=torch.uint8).view(num_blocks, self.block_bytes)
 
     def views(self, memory: Tensor) -> list[LayerBlocks]:
-        """The blocks of each layer: views of `memory`, which is as `reserve` gives it. Layers of different groups share
-        it."""
+        """Views of `memory` (from `reserve`) as the blocks of each layer. Layers of different groups share the
+        memory."""
         kv: list[LayerBlocks] = [None] * len(self.layers)
         for number, group in enumerate(self.groups):
             lengths = self._part_bytes(group)
@@ -171,20 +171,20 @@ class KVSpec:
 
 @dataclass(frozen=True)
 class KVBlocks:
-    """The cache of a layer: `k [num_blocks, Hkv, D, 16]` and `v [num_blocks, Hkv, 16, Dp]`, Dp = the
-    width of a value rounded up to 16.
+    """The cache of a layer: `k [num_blocks, Hkv, D, 16]` and `v [num_blocks, Hkv, 16, Dp]`. Dp is the width of a value
+    rounded up to 16.
 
-    In int8 an element stands for itself times its position's scale, in float32 `[num_blocks, Hkv, 16]`; the scales of a
-    head of a block lie right behind its elements, so that they are read with them."""
+    In int8, the true value is the element times the scale of its position, float32 `[num_blocks, Hkv, 16]`. The scales
+    of a head of a block directly follow its elements, so that both are read together."""
 
     k: Tensor
     v: Tensor
     k_scales: Tensor | None = None
     v_scales: Tensor | None = None
     value_dim: int = 0
-    """Elements of a value; 0 for as many as a key has."""
+    """Elements of a value; 0 for the width of a key."""
     group: int = 0
-    """Of `KVSpec.groups`, that of the layer: which of the step's slots and block tables are its."""
+    """Index into `KVSpec.groups`. Selects this layer's slots and block table."""
 
     def __post_init__(self) -> None:
         if not self.value_dim:
@@ -192,7 +192,7 @@ class KVBlocks:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All there are; the first dimension counts blocks."""
+        """All tensors of the cache; their first dimension is the block."""
         return [tensor for tensor in (self.k, self.v, self.k_scales, self.v_scales) if tensor is not None]
 
 
@@ -202,17 +202,17 @@ LayerBlocks = KVBlocks | None
 
 @dataclass(frozen=True)
 class Spans:
-    """Which tokens belong together, and where their past is. All int32.
+    """The token ranges of a step, one per sequence, and their block tables. All int32.
 
-    Span s has the tokens `query_start[s] .. query_start[s + 1]`; its last token sits at position `kv_len[s] - 1`, and
-    its position p lives in block `block_table[s, p // 16]`. Entries of the table beyond `kv_len` may hold anything, and so
-    may those of blocks that the windows of all its tokens have left behind.
+    Span s has the tokens `query_start[s] .. query_start[s + 1]`. Its last token is at position `kv_len[s] - 1`, and its
+    position p is in block `block_table[s, p // 16]`. Entries of the table beyond `kv_len` may hold any value. So may
+    entries of blocks that no token of the span can see through its window.
     """
 
     query_start: Tensor
     """`[S + 1]`, from 0 to T."""
     kv_len: Tensor
-    """`[S]`, keys visible to the last token of the span, itself included."""
+    """`[S]`, number of keys visible to the last token of the span, itself included."""
     block_table: Tensor
     """`[S, max_blocks]`."""
 
@@ -222,22 +222,22 @@ class ForwardBatch:
     """One step of a model over T tokens of S spans; `forward(batch)` returns the logits of `logit_rows`."""
 
     tokens: Tensor
-    """int64 `[T]`, token ids of all spans, one span after the other."""
+    """int64 `[T]`, token ids of all spans, concatenated."""
     positions: Tensor
     """int64 `[T]`, position of each token in its own sequence."""
     rope_lengths: Tensor
-    """int64 `[T]`, `max(prompt length, position + 1)`: what dynamic and longrope scaling look at, so that the angle of
-    a token never depends on the chunk it came in."""
+    """int64 `[T]`, `max(prompt length, position + 1)`. Dynamic and longrope scaling use this length, so that the angle
+    of a token never depends on the chunk it was computed in."""
     spans: Spans
     slots: Tensor
     """int64 `[T]`, `block * 16 + position % 16`: where the token's key and value are stored."""
     logit_rows: Tensor
-    """int64 `[R]`, ascending: the rows whose logits are wanted."""
+    """int64 `[R]`, ascending: the rows whose logits are returned."""
     kv: list[LayerBlocks]
-    """One per layer; the forward writes the slots above and reads what the spans can see."""
+    """One per layer. The forward pass writes the slots above and reads what the spans can see."""
     others: tuple[ForwardBatch, ...] = ()
-    """The same step for the groups of layers after the first, which have other slots and block tables."""
+    """The same step for the second and later groups of layers, with their slots and block tables."""
 
     def of_layer(self, kv: LayerBlocks) -> ForwardBatch:
-        """The batch with the slots and the block table of a layer that has these blocks."""
+        """Returns the batch with the slots and block table of the layer that owns `kv`."""
         return self.others[kv.group - 1] if kv and kv.group else self

@@ -1,5 +1,5 @@
-"""What pace asks of its surroundings: every environment variable that it looks at, and who watches. This is the only
-Python file that reads the environment; `pace env` prints the table."""
+"""Every environment variable that pace reads, and a check for a person watching stderr. No other Python file reads the
+environment; `pace env` prints the table."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from pace.memory import parse_bytes
 
 MAX_THREADS = 4096
-"""Of `ThreadPool` (csrc/include/pace/threading.h)."""
+"""Limit of `ThreadPool` (csrc/include/pace/threading.h)."""
 
 
 @dataclass(frozen=True)
@@ -21,14 +21,14 @@ class Variable:
 
     name: str
     default: str
-    """What holds where it is not set, in words."""
+    """What holds if the variable is not set, in words."""
     meaning: str
     is_secret: bool = False
-    """Whether its value must not be shown."""
+    """True if the value must not be shown."""
 
     @property
     def shown(self) -> str | None:
-        """Its value, as it may be printed; None where it is not set."""
+        """The value as it may be printed; None if the variable is not set."""
         text = value(self.name)
         return "set, and not shown" if text and self.is_secret else text
 
@@ -70,15 +70,15 @@ VARIABLES = (
 
 
 def value(name: str) -> str | None:
-    """The text of a variable of the table, None where it is not set or empty. KeyError for a name that is not in the
-    table."""
+    """The text of a variable of the table; None if it is not set or empty. Raises KeyError for a name that is not in
+    the table."""
     if name not in {variable.name for variable in VARIABLES}:
         raise KeyError(f"{name} is not in pace.env.VARIABLES; every variable that pace reads has a line there")
     return os.environ.get(name) or None
 
 
 def num_threads() -> int | None:
-    """PACE_NUM_THREADS as a number, None where it is not set. Raises ValueError unless it is a whole number in
+    """PACE_NUM_THREADS as a number; None if it is not set. Raises ValueError unless it is a whole number in
     1..`MAX_THREADS`."""
     text = value("PACE_NUM_THREADS")
     if text is None:
@@ -89,7 +89,7 @@ def num_threads() -> int | None:
 
 
 def pin_threads() -> bool:
-    """PACE_PIN_THREADS as a bool, False where it is not set. Raises ValueError unless it is 0 or 1."""
+    """PACE_PIN_THREADS as a bool; False if it is not set. Raises ValueError unless it is 0 or 1."""
     text = value("PACE_PIN_THREADS") or "0"
     if text not in ("0", "1"):
         raise ValueError(f"PACE_PIN_THREADS must be 0 or 1; got {text!r}")
@@ -97,14 +97,14 @@ def pin_threads() -> bool:
 
 
 def state_directory() -> Path | None:
-    """Where pace keeps what it remembers of its user: below XDG_STATE_HOME, if that is an absolute path. None for a user
-    without a home."""
+    """Directory of the user's state such as chat history: below XDG_STATE_HOME, if that is an absolute path. None for a
+    user without a home directory."""
     return _user_directory("XDG_STATE_HOME", "~/.local/state")
 
 
 def cache_directory() -> Path | None:
-    """Where packed copies of weights are kept. None for a user without a home, and where PACE_CACHE_SIZE is 0. Raises
-    ValueError for a relative PACE_CACHE and what `cache_bytes` raises."""
+    """Directory of packed copies of weights. None for a user without a home directory, and if PACE_CACHE_SIZE is 0.
+    Raises ValueError for a relative PACE_CACHE, and the errors of `cache_bytes`."""
     if not cache_bytes():
         return None
     if own := value("PACE_CACHE"):
@@ -115,7 +115,7 @@ def cache_directory() -> Path | None:
 
 
 def cache_bytes() -> int:
-    """PACE_CACHE_SIZE in bytes. Raises ValueError unless it is a number of bytes, or one such as "20GiB"."""
+    """PACE_CACHE_SIZE in bytes. Raises ValueError unless it is a size such as 4096 or "20GiB"."""
     text = value("PACE_CACHE_SIZE") or "20GiB"
     try:
         return parse_bytes(text) if text.strip("0") else 0
@@ -124,11 +124,12 @@ def cache_bytes() -> int:
 
 
 def _user_directory(variable: str, default: str) -> Path | None:
-    """`pace` below the path in a variable, if that is absolute, or below the default. None for a user without a home."""
+    """`pace` below the path in a variable, if that is absolute, else below the default. None for a user without a home
+    directory."""
     places = value(variable) or "", os.path.expanduser(default)
     return next((Path(place) / "pace" for place in places if os.path.isabs(place)), None)
 
 
 def shows_bars() -> bool:
-    """Whether someone watches stderr: on a terminal, or in a notebook, which shows bars as text."""
+    """True if a person can see stderr: on a terminal, or in a notebook, which shows bars as text."""
     return sys.stderr.isatty() or "ipykernel" in sys.modules

@@ -1,4 +1,4 @@
-"""How well a model predicts a text, and how far it is from another model there: perplexity, KL divergence, agreement.
+"""Measures how well a model predicts a text and how far it is from a reference: perplexity, KL divergence, agreement.
 
 evaluate(LLMModel(path, quantization="int4"), read_texts("text.txt"), reference=LLMModel(path))
 """
@@ -22,31 +22,32 @@ from pace.llm.llm import LLMModel
 from pace.llm.models.model_utils import progress_bar
 
 CONTEXT = 512
-"""Tokens of a window, where nobody says otherwise."""
+"""Default number of tokens in a window."""
 
 PIECE_BYTES = 16 << 20
-"""Of one model's logits in float32 at a time."""
+"""Size of one model's float32 logits computed at a time."""
 COMPARED_BYTES = 4 << 20
-"""Of logits in float64 at a time: they stay in the caches, which a vocabulary of 152k in 128 rows would not."""
+"""Size of the float64 logits compared at a time. They fit the CPU caches, which 128 rows of a 152k vocabulary would
+not."""
 FEWEST_ROWS = 128
-"""Rows of logits at a time, however large the vocabulary is: a step of the engine has no more of them."""
+"""Minimum number of rows of logits at a time, for any vocabulary size. A step of the engine has no more of them."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Means over the predicted tokens of a text. KL divergence and agreement are None where there was no reference."""
+    """Means over the predicted tokens of a text. KL divergence and agreement are None without a reference."""
 
     num_tokens: int
-    """That were predicted: of each text all but the first."""
+    """Number of predicted tokens: all but the first of each text."""
     perplexity: float
-    """`exp` of the mean of `-log p(token | those before it in its window)`."""
+    """`exp` of the mean of `-log p(token | tokens before it in its window)`."""
     kl_divergence: float | None = None
-    """Mean over the tokens of `sum over the vocabulary of r (log r - log p)`, in nats, r being the reference's
+    """Mean over the tokens of `sum over the vocabulary of r (log r - log p)`, in nats. r are the reference's
     probabilities."""
     kl_max: float | None = None
-    """The largest of a token."""
+    """The largest KL divergence of a token."""
     top1_agreement: float | None = None
-    """Share of the tokens for which both models have the same first choice."""
+    """Share of the tokens for which both models predict the same most likely token."""
     reference_perplexity: float | None = None
 
     def __str__(self) -> str:
@@ -59,9 +60,11 @@ class Evaluation:
 
 
 def read_texts(path: str | Path) -> list[str]:
-    """The texts of a file: of `.jsonl` the "text" of the object in each line, of any other file all of it as one.
+    """Reads the texts of a file: the "text" of the object in each line of a `.jsonl` file, else the whole file as one
+    text.
 
-    Raises OSError that names the file, and ValueError for a file that is not UTF-8, has no text, or a line without one."""
+    Raises an OSError that names the file, and ValueError for a file that is not UTF-8, has no text, or has a line
+    without one."""
     path = Path(path)
     try:
         content = path.read_text(encoding="utf-8")
@@ -95,8 +98,8 @@ def _text_of(line: str, where: str) -> str:
 
 
 def encode(texts: Sequence[str] | Sequence[list[int]], tokenizer: Any, vocab_size: int) -> list[list[int]]:
-    """Token ids of each text that is not empty; token ids as they are. A text that brings its own beginning-of-text
-    token gets no second one."""
+    """Token ids of each text that is not empty; rows of token ids stay as they are. A text that begins with the
+    beginning-of-text token gets no second one."""
     texts = [text for text in texts if text]
     rows = read_prompts(texts, tokenizer, vocab_size).rows if texts else []
     bos = getattr(tokenizer, "bos_token_id", None)
@@ -104,8 +107,8 @@ def encode(texts: Sequence[str] | Sequence[list[int]], tokenizer: Any, vocab_siz
 
 
 def read_context(context: int | None, longest: int) -> int:
-    """Tokens of a window for a model that takes `longest`; None for the default. Raises ValueError for fewer than two,
-    or more than that."""
+    """Number of tokens in a window; None gives the default, at most `longest`. Raises ValueError unless it is from 2 to
+    `longest`, the model's maximum."""
     context = min(CONTEXT, longest) if context is None else context
     if not 2 <= context <= longest:
         raise ValueError(f"context must be from 2 to the {longest} tokens that the model takes; got {context}")
@@ -113,8 +116,8 @@ def read_context(context: int | None, longest: int) -> int:
 
 
 def windows(rows: Sequence[list[int]], context: int) -> Iterator[list[int]]:
-    """The rows in runs of at most `context` tokens, each beginning with the last token of the one before: so that every
-    token but a row's first is predicted once."""
+    """Cuts the rows into windows of at most `context` tokens. Each begins with the last token of the window before it,
+    so that every token but a row's first is predicted once."""
     for row in rows:
         for start in range(0, len(row) - 1, context - 1):
             yield row[start : start + context]
@@ -127,19 +130,20 @@ def evaluate(
     context: int | None = None,
     progress: bool = True,
 ) -> Evaluation:
-    """Returns perplexity, and divergence from a reference, over `texts` or rows of token ids.
+    """Returns the perplexity over `texts` or rows of token ids, and the divergence from a reference.
 
-    They are cut into windows of `context` tokens (default: 512, or what the models take). Each token is predicted from
-    those before it in its window.
+    The rows are cut into windows of `context` tokens (default: 512, or the models' maximum if less). Each token is
+    predicted from the tokens before it in its window.
 
-    `reference`: the model to compare with, of the same tokenizer. `progress`: a bar, on a terminal or in a notebook.
+    `reference`: the model to compare with; needs the same tokenizer. `progress`: shows a bar on a terminal or in a
+    notebook.
 
     **Memory**: 16 MB of logits for each model, or 128 rows if that is more, and a few numbers for each token. A text is
-    tokenised as a whole.
-    **Numerics**: softmax, its differences and all sums in float64, of logits in float32.
+    tokenised in one piece.
+    **Numerics**: softmax, differences and all sums in float64, from float32 logits.
 
-    Raises ValueError for texts of fewer than two tokens, a context of less than two or more than the models take, and
-    for models that do not share their vocabulary."""
+    Raises ValueError for texts of fewer than two tokens, for a context below two or above the models' maximum, and for
+    models with different vocabularies."""
     models = [model] if reference is None else [model, reference]
     context = read_context(context, min(m.max_seq_len for m in models))
     rows = encode(texts, model.tokenizer, model.config.vocab_size)
@@ -159,14 +163,15 @@ def evaluate(
 
 
 def is_quantized(model: LLMModel) -> bool:
-    """Whether any matrix is, from its checkpoint or by request."""
+    """True if any matrix is quantised, by its checkpoint or by request."""
     return any(matrix.plan.layouts for matrix in model.generator.engine.model.model.matrices())
 
 
 def compare(logits: Sequence[Tensor], targets: Tensor) -> Tensor:
-    """float64 `[columns, R]` for logits `[R, V]` of one model, or of a model and its reference, and the tokens `[R]`
-    that came: `-log p(token)`, and with a reference its `-log r(token)`, KL(r || p), and whether the first choices are
-    the same."""
+    """Compares logits `[R, V]` of one model, or of a model and its reference, at the tokens `[R]` that followed.
+
+    Returns float64 `[columns, R]`: `-log p(token)`; with a reference also its `-log r(token)`, KL(r || p), and 1 if
+    both have the same most likely token, else 0."""
     num_rows = max(1, COMPARED_BYTES // (8 * logits[0].shape[1]))
     pieces = zip(zip(*(rows.split(num_rows) for rows in logits)), targets.split(num_rows))
     return torch.cat([_compared(some, tokens) for some, tokens in pieces], dim=1)
@@ -184,7 +189,7 @@ def _compared(logits: Sequence[Tensor], targets: Tensor) -> Tensor:
 
 
 def _batches(parts: Iterable[list[int]], num_tokens: int) -> Iterator[list[list[int]]]:
-    """Windows that share steps: in their order, as many as have `num_tokens` together; a longer one alone."""
+    """Groups consecutive windows into batches of at most `num_tokens` tokens; a longer window is a batch by itself."""
     batch: list[list[int]] = []
     for part in parts:
         if batch and sum(map(len, batch)) + len(part) > num_tokens:
@@ -198,8 +203,8 @@ def _batches(parts: Iterable[list[int]], num_tokens: int) -> Iterator[list[list[
 def _predictions(
     models: Sequence[LLMModel], batch: Sequence[list[int]], num_rows: int
 ) -> Iterator[tuple[list[Tensor], Tensor]]:
-    """Logits of each model and the tokens that came, of windows one behind the other, piece by piece where they have
-    more than `num_rows`."""
+    """Yields the logits of each model and the target tokens of all windows of a batch, concatenated. A single window is
+    computed in pieces of `num_rows`."""
     with ExitStack() as stack:
         sessions = [[stack.enter_context(model.session()) for _ in batch] for model in models]
         longest = max(map(len, batch))

@@ -1,5 +1,5 @@
-"""Memory of this process: addresses whose pages become resident when they are written, and how much there is left to
-take."""
+"""Memory of this process: reserved addresses whose pages become resident when written, and the amount still
+available."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ from pathlib import Path
 ROOT = Path("/")
 
 MAP_NORESERVE = 0x4000
-"""Of Linux on x86-64; Python's mmap module names it only from 3.13 on."""
+"""Value on Linux x86-64. Python's mmap module only names it from 3.13 on."""
 
 
 def reserve(num_bytes: int, huge_pages: bool = False) -> mmap.mmap:
-    """Zeros that belong to this process, given back when the object goes.
+    """Reserves private memory of zeros, freed with the object.
 
-    Their size does not count against what the system lets processes promise each other, so that a process with much of
-    it can still fork. With `huge_pages` the system is asked for pages of 2 MB, which make long reads faster by sparing
-    page-table walks.
-    Raises OSError where there are no addresses."""
+    It does not count against the system's commit limit, so a process that reserves much can still fork. With
+    `huge_pages` the system is asked for pages of 2 MB, which speed up long reads by avoiding page-table walks. Raises
+    OSError if no address space is left."""
     memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
     if huge_pages and hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
@@ -32,18 +31,18 @@ def reserve(num_bytes: int, huge_pages: bool = False) -> mmap.mmap:
 
 
 class ReusedPages:
-    """Memory for one user at a time, kept for the next one. May be asked from several threads."""
+    """A buffer for one user at a time, kept for the next one. Thread-safe."""
 
     def __init__(self) -> None:
         self._memory: mmap.mmap | None = None
         self._lock = threading.Lock()
 
     def take(self, num_bytes: int) -> mmap.mmap:
-        """At least `num_bytes`, of any content: what was taken last where nothing refers to it any more, else new pages.
-        Raises OSError where there are no addresses."""
+        """Returns at least `num_bytes` with undefined contents: the previous buffer if it is large enough and no longer
+        referenced, else new pages. Raises OSError if no address space is left."""
         with self._lock:
             memory = self._memory
-            references = 3  # of the attribute, the variable, and what counts them
+            references = 3  # the attribute, the variable, and the argument of getrefcount
             if memory is None or len(memory) < num_bytes or sys.getrefcount(memory) > references:
                 memory = self._memory = reserve(num_bytes, huge_pages=True)
             return memory
@@ -63,8 +62,8 @@ _UNITS = {
 
 
 def parse_bytes(size: int | str) -> int:
-    """Bytes of a size such as 4096, "4096", "1.5 GiB" (2**30 bytes each) or "500MB" (10**6). Raises TypeError and
-    ValueError; a bare "2G" is refused, for programs differ about what it means."""
+    """Bytes of a size such as 4096, "4096", "1.5 GiB" (2**30 bytes each) or "500MB" (10**6). Raises TypeError or
+    ValueError. A bare "2G" is refused because programs disagree about its meaning."""
     if isinstance(size, bool) or not isinstance(size, (int, str)):
         raise TypeError(f"a size is an int of bytes or a string such as '2GiB'; got {size!r}")
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(size), re.ASCII)
@@ -78,7 +77,7 @@ def parse_bytes(size: int | str) -> int:
 
 
 def format_bytes(num_bytes: float) -> str:
-    """In the largest unit of which it is at least one: "12.0 KiB"."""
+    """Formats a size in the largest unit that gives at least 1, for example "12.0 KiB"."""
     for unit in ("bytes", "KiB", "MiB", "GiB"):  # noqa: B007
         if num_bytes < 1024:
             break
@@ -89,8 +88,7 @@ def format_bytes(num_bytes: float) -> str:
 
 
 def resident_bytes(peak: bool = False) -> int:
-    """Bytes of this process that are in memory now, or with `peak` the most there have been; 0 where the system does not
-    tell."""
+    """Resident bytes of this process now, or with `peak` the maximum so far; 0 if the system does not report it."""
     return _kilobytes(_read(Path("/proc/self/status")), "VmHWM" if peak else "VmRSS") or 0
 
 
@@ -105,7 +103,7 @@ class _MallInfo(ctypes.Structure):
 
 
 def allocated_bytes() -> int:
-    """Bytes that malloc has given to all threads of this process; 0 where the C library does not say."""
+    """Bytes allocated with malloc by all threads of this process; 0 if the C library does not report it."""
     try:
         ask = ctypes.CDLL(None).mallinfo2
     except (OSError, AttributeError):
@@ -116,28 +114,28 @@ def allocated_bytes() -> int:
 
 
 def give_back_memory() -> None:
-    """Gives free memory of the C library back to the system, where it can."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
+    """Returns the C library's free memory to the system, if it can."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc only
     if trim is not None:
         trim(0)
 
 
 @dataclass(frozen=True)
 class MemoryLimit:
-    """A bound on what this process may take, below what the machine has."""
+    """A limit on the memory of this process, below the machine's memory."""
 
     limit_bytes: int
     room_bytes: int
-    """What is left of it. File pages of a cgroup count as left: the system drops them when memory is asked for."""
+    """Bytes left below the limit. File pages of a cgroup count as free: the system drops them when memory is needed."""
     source: str
-    """The file that sets it, or how a user did."""
+    """The file that sets the limit, or the shell command that did."""
     counts_files: bool = True
-    """Whether pages of mapped files count."""
+    """True if pages of mapped files count against the limit."""
 
 
 def memory_limits(root: Path = ROOT) -> list[MemoryLimit]:
-    """The limits of this process's cgroup and of all its ancestors, version 2 and version 1, and of its address space
-    and data; from the files below `root`."""
+    """The limits of this process's cgroup and all its ancestors (versions 1 and 2), and of its address space and data.
+    Read from files below `root`."""
     limits = []
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -145,7 +143,7 @@ def memory_limits(root: Path = ROOT) -> list[MemoryLimit]:
             continue
         files = CGROUP_V1 if controllers else CGROUP_V2
         group = Path(path.lstrip("/"))
-        # Inside a container the path may be the host's; what is mounted there as the root is its own group.
+        # Inside a container the path may be the host's; the root of the mount is then the container's own group.
         folders = dict.fromkeys(root / files.mount / folder for folder in (group, *group.parents))
         limits += [limit for folder in folders if (limit := files.read(folder, root))]
     for line in _read(root / "proc/self/limits").splitlines():
@@ -157,15 +155,15 @@ def memory_limits(root: Path = ROOT) -> list[MemoryLimit]:
 
 
 def machine_memory_bytes(root: Path = ROOT) -> tuple[int | None, int | None]:
-    """Bytes of memory that the machine has, and that are free or would be when asked for, whatever this process may
-    take of them; None where the system does not tell."""
+    """The machine's total memory and its available memory in bytes, ignoring limits on this process; None where the
+    system does not report them."""
     meminfo = _read(root / "proc/meminfo")
     return _kilobytes(meminfo, "MemTotal"), _kilobytes(meminfo, "MemAvailable")
 
 
 def available_memory_bytes(root: Path = ROOT, kept: int = 0) -> int:
-    """Bytes that this process may still take: the machine's available memory, or what the tightest limit leaves if
-    less. `kept`: bytes of mapped files that count as available, and are to stay in memory."""
+    """Bytes that this process may still allocate: the machine's available memory, or less if a limit leaves less.
+    `kept`: bytes of mapped files that are reported as available but must stay in memory."""
     total, available = machine_memory_bytes(root)
     if available is None:
         available = (total or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) // 2
@@ -175,7 +173,7 @@ def available_memory_bytes(root: Path = ROOT, kept: int = 0) -> int:
 
 @dataclass(frozen=True)
 class _CgroupFiles:
-    """What one version of cgroups calls its files."""
+    """File names and counters of one cgroup version."""
 
     mount: str
     limit: str
@@ -184,7 +182,7 @@ class _CgroupFiles:
     """Counters in memory.stat."""
 
     def read(self, folder: Path, root: Path) -> MemoryLimit | None:
-        """None where there is no such group or no limit."""
+        """Returns the limit of one group; None if there is no such group or no limit."""
         limit, usage = (_read(folder / name).strip() for name in (self.limit, self.usage))
         if not limit.isdigit():
             return None
@@ -196,8 +194,8 @@ class _CgroupFiles:
 
 
 ULIMITS = {"Max address space": ("VmSize", "ulimit -v"), "Max data size": ("VmData", "ulimit -d")}
-"""Line of /proc/self/limits -> field of /proc/self/status that it bounds, and the shell's word for it. Data is all
-private memory that may be written; what is mapped of files to be read is none."""
+"""Line of /proc/self/limits -> the field of /proc/self/status that it limits, and the shell's name for it. Data is all
+private writable memory; read-only file mappings do not count."""
 CGROUP_V2 = _CgroupFiles("sys/fs/cgroup", "memory.max", "memory.current", ("inactive_file", "active_file"))
 CGROUP_V1 = _CgroupFiles(
     "sys/fs/cgroup/memory",
@@ -208,13 +206,13 @@ CGROUP_V1 = _CgroupFiles(
 
 
 def _kilobytes(text: str, field: str) -> int | None:
-    """The bytes of a line "field:   n kB"; None where there is none."""
+    """Bytes of the line "field: n kB"; None if there is no such line."""
     found = re.search(rf"^{field}:\s*(\d+) kB", text, re.MULTILINE)
     return int(found[1]) * 1024 if found else None
 
 
 def _read(file: Path) -> str:
-    """Empty where it cannot be read."""
+    """The text of a file; empty if it cannot be read."""
     try:
         return file.read_text(encoding="utf-8", errors="replace")
     except OSError:

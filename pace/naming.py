@@ -1,4 +1,4 @@
-"""How messages show values, and names that may have been meant."""
+"""Values and suggestions of names in error messages."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 
 def shown(value: Any) -> str:
-    """A value as it may appear in a message: its repr, cut to 80 characters."""
+    """The repr of a value, cut to 80 characters."""
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
 
 
 def meant(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence about a name that is not known: "; did you mean 'top_k'?", or "." where none is near."""
+    """The end of an error about an unknown name: "; did you mean 'top_k'?", or "." if no known name is similar."""
     known = list(known)
     near = [longer for longer in known if longer.startswith(name)] or difflib.get_close_matches(
         name.lower(), known, n=1
