@@ -2,7 +2,7 @@
 
     from pace.llm import LLMModel, SamplingConfig
 
-Names are imported when first asked for, so that a part can be used without all of them.
+Names are imported on first use, so that using one part does not import the others.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Checks of what a caller gives: each takes (what messages call the value, the value), and returns it in its canonical
-form or raises an error that teaches."""
+"""Checks of a caller's values. Each takes the name used in error messages and the value; it returns the value in
+canonical form, or raises an error that explains what is allowed."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def logit_bias(name: str, value: Any) -> dict[int, float]:
 
 
 def logprobs(name: str, value: Any) -> int | None:
-    """True asks for the chosen token only, which is 0 alternatives; False for nothing."""
+    """Number of alternatives to return: True is 0 (only the chosen token), False is None (no log-probabilities)."""
     if isinstance(value, bool):
         return 0 if value else None
     return integer(0)(name, value)

@@ -1,4 +1,4 @@
-"""What a caller can ask of a generation, checked field by field."""
+"""Options of a generation, checked field by field."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ logger = logging.getLogger("pace")
 
 
 class KVCacheType(str, enum.Enum):
-    """Policy by which a sequence's room for keys and values grows, with the same results: a run that moves whenever it
-    is too short, one with spare rows, or blocks of 16 positions from anywhere, which sequences share. docs/cache.md
-    compares them."""
+    """How the cache memory of a sequence grows; the results are the same. `DYNAMIC` is a contiguous run that moves
+    whenever it is too short, `BMC` a run with spare rows. `PAGED` uses blocks of 16 positions from anywhere, which
+    sequences share. docs/cache.md compares them."""
 
     DYNAMIC = "dynamic"
     BMC = "bmc"
@@ -74,13 +74,13 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
 
 
 def _copy(value: Any) -> Any:
-    """The value of a field for a second config. Processors and masks stay the same objects, as their owner knows
-    them."""
+    """Copies the value of a field for a second config. Processors and masks are shared, because their owner holds
+    references to them."""
     return copy.copy(value) if isinstance(value, (list, dict, set)) else value
 
 
 LEAST_TEMPERATURE = 1e-30
-"""Logits, which stay far below 1e8, divided by less would leave the range of fp32."""
+"""Smallest temperature: logits stay far below 1e8, and dividing them by less would overflow fp32."""
 
 
 @dataclass(init=False, eq=False, repr=False)
@@ -88,27 +88,28 @@ class SamplingConfig:
     """How to pick tokens and when to stop: the names and meanings of HF's GenerationConfig, and of OpenAI's API.
 
     Every field is checked when it is set, also by plain assignment (`config.top_k = 5`). `None` means "not set". A
-    field set by the caller beats the checkpoint's generation_config.json, which beats the default given here.
+    field set by the caller overrides the checkpoint's generation_config.json, which overrides the default given here.
 
-    Raises: TypeError for an unknown field (naming the nearest known one) or a value of the wrong type, ValueError for a
-    value out of range.
+    Raises: TypeError for an unknown field (with the most similar known name) or a value of the wrong type, ValueError
+    for a value out of range.
     """
 
     max_new_tokens: int | None = None
-    """Greatest number of tokens to generate. Where neither it nor max_length is set, answers in a chat and texts of
-    `pace generate` may fill the context; other texts end after 256 tokens."""
+    """Maximum number of tokens to generate. If neither it nor max_length is set, answers in a chat and texts of `pace
+    generate` may fill the context; other texts end after 256 tokens."""
     max_length: int | None = None
-    """Prompt and generated tokens together; max_new_tokens beats it."""
+    """Maximum number of prompt and generated tokens together; max_new_tokens overrides it."""
     min_new_tokens: int = 0
-    """End tokens are forbidden before this many."""
+    """Number of generated tokens before which end tokens are forbidden."""
     do_sample: bool = False
     """False takes the most likely token each time; temperature, top_k, top_p, min_p and typical_p then have no effect.
-    Where it is not set, a temperature above 0 or one of these filters samples, and a temperature of 0 does not. Where
-    nobody says anything, chats are sampled with temperature 0.7 and top_p 0.9, and plain text is greedy."""
+    If do_sample is not set, a temperature above 0 or one of these filters enables sampling, and a temperature of 0
+    disables it. If nothing is set at all, chats are sampled with temperature 0.7 and top_p 0.9, and plain text is
+    greedy."""
     temperature: float = 1.0
     """Divides the logits. 0 means greedy, and contradicts do_sample=True."""
     top_k: int = 50
-    """Keeps the k most likely tokens (and those equal to the last of them); 0 is off, which is the default in a chat."""
+    """Keeps the k most likely tokens (and those equal to the last of them); 0 is off, the default in a chat."""
     top_p: float = 1.0
     """Keeps the smallest set of most likely tokens whose probabilities sum to at least top_p."""
     min_p: float = 0.0
@@ -124,8 +125,8 @@ class SamplingConfig:
     no_repeat_ngram_size: int = 0
     """No run of this many tokens occurs twice in prompt and output; 0 is off."""
     num_beams: int = 1
-    """Continuations that beam search follows at once; 1 is no beam search. With do_sample, candidates are drawn instead
-    of the likeliest taken."""
+    """Number of beams in beam search; 1 is no beam search. With do_sample, candidates are sampled instead of taking the
+    most likely."""
     length_penalty: float = 1.0
     """In beam search, the log-probability of a sequence is divided by this power of its generated length: above 0
     favours long sequences, below 0 short ones."""
@@ -135,69 +136,68 @@ class SamplingConfig:
     num_return_sequences: int = 1
     """Samples per prompt; with num_beams, the number of best continuations returned."""
     eos_token_id: int | list[int] | None = None
-    """End tokens; where nobody sets them, those of generation_config.json, config.json, or the tokenizer."""
+    """End tokens; by default those of generation_config.json, config.json, or the tokenizer."""
     pad_token_id: int | None = None
-    """Fills the returned tensor; where nobody sets it, that of the checkpoint, or the first end token, or 0."""
+    """Pads the returned tensor; by default the checkpoint's pad token, or the first end token, or 0."""
     stop_strings: str | list[str] | None = None
-    """Generation ends where one of these appears in the generated text, which is cut before it."""
+    """Generation ends when one of these appears in the generated text, which is cut before it."""
     bad_words_ids: list[list[int]] | None = None
-    """Token runs that must not be generated. Entries that are exactly one end token are skipped, as in HF."""
+    """Token sequences that must not be generated. Entries that are exactly one end token are skipped, as in HF."""
     logit_bias: dict[int, float] | None = None
     """Added to the logits of these tokens; -inf bans."""
     seed: int | None = None
-    """Draws depend on the seed and the position alone, not on the batch: rows of one prompt with one seed are one text,
-    and num_return_sequences gives several. None takes a seed from torch's default generator, and then each row draws
-    for itself."""
+    """Seed of the draws, which depend only on the seed and the position, not on the batch. Rows with the same prompt
+    and seed have the same text; num_return_sequences gives different ones. None takes a seed from torch's default
+    generator, and each row then has its own draws."""
     logprobs: int | bool | None = None
-    """Also return the log-probability of each generated token, and of this many most likely tokens (True is 0 of them).
-    They are of the model's own distribution, among the tokens that a grammar or token_mask allows: before temperature,
-    penalties and filters."""
+    """Also returns the log-probability of each generated token, and of this many most likely tokens (True is 0 of
+    them). They are the model's own, before temperature, penalties and filters, normalised over the tokens that a
+    grammar or token_mask allows."""
     unmasked_logprobs: bool = False
-    """Log-probabilities, those of captures included, are among all tokens: how likely the text is to the model that is
-    held to a grammar."""
+    """Normalises log-probabilities, those of captures included, over all tokens. They then show how likely the model
+    finds the text that a grammar forces."""
     prompt_logprobs: int | bool | None = None
-    """The same for each token of the prompt after the first."""
+    """The same for each token of the prompt but the first."""
     ignore_eos: bool = False
-    """Generate past end tokens."""
+    """Continues after end tokens."""
     token_healing: bool = False
-    """For prompts that end within a word: takes back their last tokens where a longer token may begin with the same text,
-    and generates them again. Texts begin after the prompt all the same (docs/decoding.md)."""
+    """For prompts that end within a word: removes their last tokens if a longer token may begin with the same text, and
+    generates them again. Returned texts still begin after the prompt (docs/decoding.md)."""
     step_callback: Callable | None = None
-    """Asked about the text while it comes: a callable that takes a `pace.llm.StepContext` and returns a
-    `pace.llm.StepFeedback`, or None to go on. It is called on a thread of its own, at the step points that the next two
-    fields give (docs/decoding.md)."""
+    """Called during generation: takes a `pace.llm.StepContext` and returns a `pace.llm.StepFeedback`, or None to
+    continue. It runs on a separate thread, at the step points set by the next two fields (docs/decoding.md)."""
     step_every: int | None = None
-    """A step point after so many tokens."""
+    """Number of tokens between two step points."""
     step_strings: str | list[str] | None = None
-    """A step point where one of these comes up in the generated text."""
+    """Strings that make a step point when they appear in the generated text."""
     logits_processors: list[Callable] | None = None
-    """`pace.llm.LogitsProcessor` objects, forked for every sequence, or callables as transformers' own: (input_ids
-    LongTensor [1, S], logits FloatTensor [1, V]) -> logits. They come after the penalties, before the temperature."""
+    """`pace.llm.LogitsProcessor` objects, forked for every sequence, or transformers' callables: (input_ids LongTensor
+    [1, S], logits FloatTensor [1, V]) -> logits. They run after the penalties and before the temperature."""
     token_mask: Any = None
-    """A `pace.llm.TokenMask`, forked for every sequence: which tokens may come at all. It stands before everything else
-    that changes logits; log-probabilities are then of the tokens that it allows."""
+    """A `pace.llm.TokenMask` of the allowed tokens, forked for every sequence. It is applied before everything else
+    that changes logits; log-probabilities are then normalised over the allowed tokens."""
     json_schema: Any = None
-    """The text is JSON of this schema: a dict, its JSON text, or a pydantic model (docs/structured.md). At most one of
-    the fields that say what the text is may be set."""
+    """The text is JSON of this schema: a dict, its JSON text, or a pydantic model (docs/structured.md). Only one of the
+    fields that constrain the text may be set."""
     regex: str | None = None
-    """The text as a whole matches this regular expression, in the syntax of Rust's regex."""
+    """The whole text matches this regular expression, in the syntax of Rust's regex."""
     grammar: Any = None
-    """The text is of this `pace.llm.Grammar`, or of a grammar in Lark or GBNF, given as text."""
+    """The text matches this `pace.llm.Grammar`, or a grammar in Lark or GBNF, given as text."""
     choices: list[str] | None = None
-    """The text is one of these."""
+    """The text is one of these strings."""
     response_format: dict[str, Any] | None = None
-    """The same as OpenAI's API has it: {"type": "text"}, "json_object", "json_schema" or "structural_tag"."""
+    """The same in the form of OpenAI's API: {"type": "text"}, "json_object", "json_schema" or "structural_tag"."""
     json_whitespace: str = "flexible"
-    """What may stand between the parts of JSON that json_schema or response_format asks for: "flexible", "compact" for
-    nothing, "spaced" for one blank after each colon and comma, or a regular expression of blanks."""
+    """Whitespace allowed between the parts of JSON from json_schema or response_format: "flexible", "compact" for none,
+    "spaced" for one blank after each colon and comma, or a regular expression of blanks."""
 
     def __init__(self, **values: Any) -> None:
         object.__setattr__(self, "explicit_fields", set())
         self.update(values)
 
     def update(self, values: Mapping[str, Any]) -> SamplingConfig:
-        """Sets fields by their names, or by those of the same meaning that other tools have (`max_tokens`, `n`, `stop`);
-        returns self. Raises TypeError for two names of one field, and what setting one raises."""
+        """Sets fields by name, or by the names of other tools for them (`max_tokens`, `n`, `stop`); returns self.
+        Raises TypeError for two names of one field, and the errors of setting a field."""
         names: dict[str, str] = {}
         for name, value in values.items():
             field = other_names.sampling_field(name, _CHECKS)
@@ -211,7 +211,7 @@ class SamplingConfig:
         self.set_field(other_names.sampling_field(name, _CHECKS), value, name)
 
     def set_field(self, name: str, value: Any, called: str) -> None:
-        """Sets a field, in whose errors it has the name that the caller knows it by."""
+        """Sets a field; `called` is the name that errors use."""
         if value is None:
             self.explicit_fields.discard(name)
             self.__dict__.pop(name, None)  # the class attribute, which is the default, shows again
@@ -232,11 +232,11 @@ class SamplingConfig:
 
     @property
     def has_length(self) -> bool:
-        """Whether it says at which length a text is cut."""
+        """True if a maximum length is set."""
         return self.max_new_tokens is not None or self.max_length is not None
 
     def to_dict(self) -> dict[str, Any]:
-        """Every field with the value that holds now, set or default."""
+        """Every field with its current value, set or default."""
         return {name: getattr(self, name) for name in _CHECKS}
 
     def copy(self) -> SamplingConfig:
@@ -248,22 +248,21 @@ class SamplingConfig:
     __copy__ = copy
 
     def merge_from(self, other: SamplingConfig) -> SamplingConfig:
-        """Takes from `other` what is set there and not here; modifies and returns self. What is set here wins."""
+        """Sets the fields that are set in `other` and not here; modifies and returns self."""
         if not isinstance(other, SamplingConfig):
             raise TypeError(
                 f"merge_from takes a SamplingConfig, got {type(other).__name__}; SamplingConfig.from_dict makes one of a dict"
             )
         for name in [name for name in _CHECKS if name in other.explicit_fields - self.explicit_fields]:
             if name in ("max_length", "max_new_tokens") and self.explicit_fields & {"max_length", "max_new_tokens"}:
-                continue  # the two are one wish
+                continue  # the two set one limit
             setattr(self, name, _copy(getattr(other, name)))
         return self
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], source: str = "generation_config.json") -> SamplingConfig:
-        """A config from the fields of HF's GenerationConfig. Fields unknown to us are left out; those that would change
-        the text are named in one warning. Raises ValueError or TypeError that names `source` for values out of
-        range."""
+        """Makes a config from the fields of HF's GenerationConfig. Unknown fields are ignored; one warning names those
+        that would change the text. Raises a ValueError or TypeError that names `source` for invalid values."""
         if not isinstance(values, Mapping):
             raise ValueError(f"{source} must hold a JSON object of fields, got {type(values).__name__}")
         config = cls()
@@ -279,9 +278,8 @@ class SamplingConfig:
 
     @classmethod
     def read(cls, given: Any, fields: Mapping[str, Any] | None = None) -> SamplingConfig:
-        """A config of what a caller gave: None, a SamplingConfig, or transformers' GenerationConfig; `fields` beat it.
-        Raises TypeError for another object, NotImplementedError for a GenerationConfig that asks for what there is
-        not."""
+        """Makes a config from None, a SamplingConfig, or transformers' GenerationConfig; `fields` override it. Raises
+        TypeError for another object, NotImplementedError for a GenerationConfig with unsupported settings."""
         if hasattr(given, "to_diff_dict"):
             values = given.to_diff_dict()
             if asked := other_names.left_out(values):
@@ -299,7 +297,7 @@ class SamplingConfig:
     def from_pretrained(cls, path: str | os.PathLike) -> SamplingConfig:
         """The fields of `path/generation_config.json` (or of the file at `path`), marked as set.
 
-        Raises: FileNotFoundError where there is no such file, ValueError or TypeError for what is in it.
+        Raises: FileNotFoundError if there is no such file, ValueError or TypeError for invalid contents.
         """
         file = os.path.join(path, "generation_config.json") if os.path.isdir(path) else os.fspath(path)
         if not os.path.isfile(file):
@@ -314,7 +312,8 @@ class SamplingConfig:
         return cls.from_dict(values, source=file)
 
     def make_grammar(self) -> Grammar | None:
-        """What the text is to be, by whichever field says it; None where none does. Raises ValueError for two."""
+        """The grammar of the text, from the one field that constrains it; None if no field does. Raises ValueError for
+        two."""
         names = ("json_schema", "regex", "grammar", "choices", "response_format", "token_mask")
         asked = [name for name in names if getattr(self, name) is not None]
         if len(asked) > 1:
@@ -331,15 +330,15 @@ class SamplingConfig:
         return makers[asked[0]](getattr(self, asked[0])) if asked else None
 
     def take_grammar(self) -> Grammar | None:
-        """`make_grammar`, after which no field says what the text is to be."""
+        """Returns `make_grammar()` and clears the fields that constrain the text."""
         grammar = self.make_grammar()
         for name in ("json_schema", "regex", "grammar", "choices", "response_format", "json_whitespace"):
             setattr(self, name, None)
         return grammar
 
     def check_consistent(self, asked: Collection[str] | None = None) -> None:
-        """Raises ValueError or NotImplementedError for fields that contradict each other; warns about those without
-        effect, of the fields `asked` for by the caller (by default all that are set)."""
+        """Raises ValueError or NotImplementedError for fields that contradict each other. Warns about fields without
+        effect among `asked`, the fields set by the caller (default: all that are set)."""
         asked = self.explicit_fields if asked is None else asked
         if self.do_sample and self.temperature < LEAST_TEMPERATURE:
             raise ValueError(
@@ -373,7 +372,7 @@ class SamplingConfig:
         self._warn_of_idle(asked)
 
     def _warn_of_idle(self, asked: Collection[str]) -> None:
-        """Warns about fields that nothing looks at, and says what would."""
+        """Warns about fields that have no effect, and names what would use them."""
         idle: dict[str, Collection[str]] = {}
         if self.num_beams == 1:
             idle["beam search alone looks at it, with num_beams"] = ("length_penalty", "early_stopping")

@@ -1,7 +1,7 @@
-"""How tokens are picked where the caller does not say: one set of defaults for Python, the command line and the server.
+"""Default sampling settings, the same for Python, the command line and the server.
 
-The checkpoint's generation_config.json decides. Where it says nothing, chats are sampled as `CHAT` has it, and plain
-text is continued greedily.
+The checkpoint's generation_config.json decides. If it sets nothing, chats are sampled with `CHAT`, and plain text
+is greedy.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from __future__ import annotations
 from pace.llm.configs import LEAST_TEMPERATURE, SamplingConfig
 
 CHAT = SamplingConfig(temperature=0.7, top_p=0.9)
-"""How chats are sampled with a checkpoint that does not say."""
+"""Sampling of chats if the checkpoint sets nothing."""
 DRAWS = ("temperature", "top_k", "top_p", "min_p", "typical_p")
-"""Fields that change a draw, and nothing else."""
+"""Fields that only affect sampling."""
 _OFF = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}
-"""Values of filters that keep all tokens."""
+"""Values that turn the filters off."""
 
 
 def with_defaults(asked: SamplingConfig, checkpoint: SamplingConfig, is_chat: bool = False) -> SamplingConfig:
-    """A copy of `asked` in which fields that it leaves open are those of `checkpoint`, or the defaults. `do_sample` is
-    always set in it."""
+    """Returns a copy of `asked` in which unset fields come from `checkpoint`, or are the defaults. `do_sample` is
+    always set."""
     config = asked.copy().merge_from(checkpoint)
     if is_chat:
         if samples(checkpoint) is None:
@@ -32,8 +32,8 @@ def with_defaults(asked: SamplingConfig, checkpoint: SamplingConfig, is_chat: bo
 
 
 def samples(config: SamplingConfig) -> bool | None:
-    """Whether a config asks for samples: by `do_sample`, or else by a temperature (0 is greedy) or a filter. None where it
-    says nothing."""
+    """True if a config asks for sampling: by `do_sample`, or else by a temperature (0 is greedy) or a filter. None if
+    it sets none of them."""
     said = config.explicit_fields
     if "do_sample" in said:
         return config.do_sample

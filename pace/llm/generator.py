@@ -1,4 +1,4 @@
-"""Prompts to sequences, steps until they are done, sequences to outputs."""
+"""Turns prompts into sequences, runs them, and turns finished sequences into outputs."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ from pace.llm.sequence import Sequence
 logger = logging.getLogger("pace")
 
 DEFAULT_MAX_NEW_TOKENS = 256
-"""Of a text that is no answer in a chat, where neither the caller nor the checkpoint says: short enough to wait for on a
-slow machine."""
+"""Default for texts that are no chat answers, if neither the caller nor the checkpoint sets a limit: short enough to
+wait for on a slow machine."""
 
 
 class Generator:
-    """Turns inputs into sequences and sequences into outputs. Any number of threads may use one generator, whose calls
-    share the steps of its engine."""
+    """Turns inputs into sequences and sequences into outputs. Thread-safe: calls of several threads share the steps of
+    the engine."""
 
     def __init__(
         self, engine: Engine, tokenizer: Any = None, defaults: SamplingConfig | None = None, progress: bool = False
     ) -> None:
-        """`defaults` holds what the checkpoint says: its generation config, end and pad tokens. Without a tokenizer
-        prompts are token ids, and there are no texts and no stop strings. `progress` shows a bar for several rows, on a
-        terminal or in a notebook."""
+        """`defaults` has the checkpoint's settings: its generation config, end and pad tokens. Without a tokenizer
+        prompts must be token ids, and there are no texts and no stop strings. `progress` shows a bar for several rows,
+        on a terminal or in a notebook."""
         self.driver = EngineDriver(engine)
         self.tokenizer = tokenizer
         self.defaults = defaults or SamplingConfig()
@@ -57,7 +57,7 @@ class Generator:
 
     @property
     def engine(self) -> Engine:
-        """The engine, to look at: its thread alone may change anything of it. Raises ValueError once it is closed."""
+        """The engine, read-only: only its own thread may modify it. Raises ValueError once it is closed."""
         return self.driver.engine
 
     # -- before --------------------------------------------------------------------------------------------------------
@@ -72,10 +72,10 @@ class Generator:
         /,
         **fields: Any,
     ) -> Prepared:
-        """Checks everything that can be checked before any work is done. `sampling_config` and `fields` are as
-        `SamplingConfig.read` takes them. `turn` is the one that the prompt asks for, in a conversation; without
-        `skip_special_tokens`, texts that need no parser show special tokens. `is_chat` as in `with_defaults`. Raises
-        TypeError, ValueError, NotImplementedError."""
+        """Checks everything that can be checked before any work is done. `sampling_config` and `fields` are as in
+        `SamplingConfig.read`, `is_chat` as in `with_defaults`. `turn` is the turn of a conversation that the prompt
+        asks for. Without `skip_special_tokens`, texts that need no parser show special tokens. Raises TypeError,
+        ValueError, NotImplementedError."""
         asked = SamplingConfig.read(sampling_config, fields)
         config = with_defaults(asked, self.defaults, is_chat)
         if is_chat and not config.has_length:
@@ -89,7 +89,7 @@ class Generator:
                 config.length_penalty, max(limit - len(row) for row, limit in zip(prompts.rows, limits))
             )
         seed = int(torch.randint(2**63 - 1, ())) if config.seed is None else config.seed
-        # Without a seed every prompt draws from a stream of its own; with one, as if it were alone.
+        # Without a seed every prompt draws from its own stream; with a seed, as if it were the only prompt.
         seeds = [mix((seed + index) % 2**64) if config.seed is None else seed for index in range(len(limits))]
         end_tokens = end_tokens_of(config)
         continues, hidden = turn is None or turn.continues, None if skip_special_tokens else frozenset()
@@ -107,7 +107,7 @@ class Generator:
         suffix: str | list[str] | None = None,
         **fields: Any,
     ) -> Prepared:
-        """As `prepare_for_generate`, for what stands before a `suffix`, if there is one (`LLMModel.generate`)."""
+        """Like `prepare_for_generate`, for text before an optional `suffix` (`LLMModel.generate`)."""
         if suffix is None:
             return self.prepare_for_generate(inputs, sampling_config, **fields)
         config = SamplingConfig.read(sampling_config, fields)
@@ -116,12 +116,12 @@ class Generator:
         return self.prepare_for_generate(rows, config)
 
     def sequences_of(self, prepared: Prepared, index: int) -> list[Sequence]:
-        """As `Prepared.sequences`, for the driver."""
+        """Calls `Prepared.sequences` with this tokenizer and driver."""
         return prepared.sequences(index, self.tokenizer, self.driver)
 
     def _max_length(self, config: SamplingConfig, num_prompt_tokens: int, index: int) -> int:
-        """Tokens, prompt included, at which a row ends. Raises ValueError where the prompt leaves no room for one
-        more."""
+        """Maximum number of tokens in a row, prompt included. Raises ValueError if the prompt leaves no room for
+        another one."""
         most = self.engine.max_length
         if num_prompt_tokens >= most:
             raise ValueError(
@@ -185,8 +185,8 @@ class Generator:
         cancel: threading.Event | None = None,
         **fields: Any,
     ) -> GenerateOutput:
-        """Continues the prompts; see `LLMModel.generate`. An exception, KeyboardInterrupt included, or one of the
-        streamer's frees what this call held and leaves the calls of other threads running."""
+        """Continues the prompts; see `LLMModel.generate`. An exception, such as KeyboardInterrupt or an error of the
+        streamer, frees what this call held; calls of other threads go on."""
         return self._generate(lambda: self.prepare_with_suffix(inputs, sampling_config, **fields), streamer, cancel)
 
     def generate_turn(
@@ -197,7 +197,8 @@ class Generator:
         streamer: Any = None,
         cancel: threading.Event | None = None,
     ) -> GenerateOutput:
-        """`generate` for a turn of a conversation, after its prompt in tokens: texts are read as the turn's are."""
+        """Like `generate`, for a turn of a conversation and its prompt in tokens. Texts are read by the turn's
+        rules."""
         return self._generate(lambda: self.prepare_for_generate(prompt, sampling_config, turn), streamer, cancel)
 
     def _generate(
@@ -229,16 +230,16 @@ class Generator:
         return Batch(self.driver, (self.sequences_of(prepared, index) for index in indices), feed, cancel)
 
     def stream(self, prompt: Any, sampling_config: SamplingConfig | None = None, **fields: Any) -> Iterator[str]:
-        """Yields the text of one prompt's continuation in pieces, which joined are its text in `generate`'s output. It
-        is generated whether or not the next piece is asked for; closing the iterator ends it."""
+        """Yields the text of one prompt's continuation in pieces; joined, they equal its text in `generate`'s output.
+        Generation does not wait for the caller to take a piece. Closing the iterator ends it."""
         prepared = self._prepare_stream("stream", prompt, sampling_config, **fields)
         return Stream(lambda: self._request(prepared))
 
     async def astream(
         self, prompt: Any, sampling_config: SamplingConfig | None = None, **fields: Any
     ) -> AsyncIterator[str]:
-        """The pieces of `stream`, for a task of an event loop. The prompt is read on another thread, so that the loop goes
-        on; leaving the iteration ends the generation."""
+        """Yields the pieces of `stream` without blocking the event loop: the prompt is read on another thread. Leaving
+        the iteration ends the generation."""
         prepared = await asyncio.to_thread(self._prepare_stream, "astream", prompt, sampling_config, **fields)
         request = self._request(prepared)
         try:
@@ -271,7 +272,8 @@ class Generator:
         template_variables: dict[str, Any] | None = None,
         **fields: Any,
     ) -> ChatAnswer:
-        """The answer to a conversation, which begins with the first event that is asked for; see `LLMModel.chat`."""
+        """Returns the answer to a conversation. Generation begins when its first event is requested; see
+        `LLMModel.chat`."""
         if self.tokenizer is None:
             raise ValueError("a conversation needs a tokenizer with a chat template, and this model has none")
         template = ChatTemplate(self.tokenizer, None if tool_format is None else format_named(tool_format))
@@ -291,8 +293,8 @@ class Generator:
         return self.answer(turn, prompt, config)
 
     def answer(self, turn: Turn, prompt: list[int], sampling_config: SamplingConfig) -> ChatAnswer:
-        """The answer of a turn, after a prompt in tokens; the turn's grammar stands for that of the config. Raises
-        ValueError for what is not for conversations."""
+        """Returns the answer of a turn, given its prompt in tokens. The turn's grammar replaces the config's. Raises
+        ValueError for settings that conversations do not support."""
         config = sampling_config.copy()
         config.take_grammar()
         config.grammar = turn.grammar
@@ -362,8 +364,8 @@ class Generator:
         )
 
     def _end_quietly(self, told: Any) -> None:
-        """Lets whoever reads from a streamer know that nothing more comes; the generation's own error is the one to
-        tell."""
+        """Ends the streamer after a failed generation, so that its readers stop waiting. An error of `end` is only
+        logged, because the generation's own error is raised."""
         try:
             if told is not None:
                 told.end()
@@ -386,7 +388,7 @@ class Generator:
             generated_token_ids=generated,
             texts=[text_of(row, self.tokenizer) for row in rows] if self.tokenizer else [],
             finish_reasons=[row.finish_reason for row in rows],
-            # Drafts may have been looked at beyond the token that ended the row.
+            # Drafts may have been scored beyond the token that ended the row.
             logprobs=None
             if config.logprobs is None
             else [with_texts(row.logprobs[: len(tokens)], self.tokenizer) for row, tokens in zip(rows, generated)],

@@ -1,4 +1,4 @@
-"""What continuations are held to beside the model: a grammar, a mask of the caller's, the prompt's own end."""
+"""Constraints on continuations other than the model: a grammar, the caller's token mask, the end of a healed prompt."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ logger = logging.getLogger("pace")
 
 @dataclass(frozen=True)
 class Guide:
-    """What the continuations of one prompt are held to."""
+    """Constraints on the continuations of one prompt."""
 
     prompt: list[int]
-    """The prompt's tokens, without those that are generated again."""
+    """The prompt's tokens, without those that token healing generates again."""
     text_rules: TextRules
-    """How each continuation becomes text."""
+    """Rules for turning each continuation into text."""
     mask: TokenMask | None = None
-    """What each sequence gets a fork of."""
+    """The mask; each sequence gets a fork of it."""
     captures: CaptureReader | None = None
-    """Finds what the grammar captures; None where that is nothing."""
+    """Finds the grammar's captures; None without captures."""
 
 
 class Guides:
-    """Makes the guides of one model's prompts. Safe to use from several threads."""
+    """Makes the constraints of one model's prompts. Thread-safe."""
 
     def __init__(self, tokenizer: Any, vocab_size: int) -> None:
         self.grammars = GrammarCompiler(tokenizer, vocab_size)
@@ -52,8 +52,9 @@ class Guides:
         continues: bool = True,
         hidden: frozenset[int] | None = None,
     ) -> tuple[list[Guide], tuple[str, ...]]:
-        """A guide for each prompt, and what of a JSON schema is not enforced. `continues` tells whether texts go on with
-        their prompts; `hidden` is that of `TextRules`. Raises ValueError for a grammar that cannot be used."""
+        """Returns the constraints of each prompt, and the parts of a JSON schema that are not enforced. `continues` is
+        True if texts continue their prompts; `hidden` is as in `TextRules`. Raises ValueError for a grammar that cannot
+        be used."""
         grammar = config.make_grammar()
         warnings = () if grammar is None else grammar.left_out + self.grammars.compile(grammar).warnings
         for warning in warnings:
@@ -96,6 +97,6 @@ class Guides:
 
 @functools.lru_cache(maxsize=1024)
 def _warn_once(warning: str) -> None:
-    """Logs what a schema asks for and is not held to, unless that was logged lately: clients send a schema again with
+    """Logs a part of a schema that is not enforced, unless it was logged recently: clients send the same schema with
     each request."""
     logger.warning("a JSON schema is not enforced in full: %s", warning)

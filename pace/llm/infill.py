@@ -1,4 +1,4 @@
-"""Filling a gap: a prompt of what stands before and after it, for models that were trained to write what is between."""
+"""Filling a gap: builds a prompt from the text before and after it, for models trained to write the text between."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ MARKS = (
     ("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),  # GLM-4
     ("▁<PRE>", "▁<SUF>", "▁<MID>"),  # CodeLlama
 )
-"""Tokens before the text that precedes the gap, before the text that follows it, and before the answer."""
+"""Marks that precede the text before the gap, the text after it, and the answer."""
 OTHER_MARKS = ("[SUFFIX]", "[PREFIX]")
-"""Those of Codestral, which wants the suffix first."""
+"""Marks of Codestral, which needs the suffix first."""
 ENDS = (
     "<|endoftext|>", "<|fim_pad|>", "<|file_sep|>", "<|repo_name|>", "<|fim_repo|>", "<|file_separator|>",
     "<fim_pad>", "<fim-pad>", "<file_sep>", "<repo_name>", "<reponame>", "<filename>", "<|EOT|>", "▁<EOT>",
 )  # fmt: skip
-"""Tokens with which such models end a filling, besides the tokenizer's own end: what comes next is another file."""
+"""Tokens that end a filling in such models, in addition to the tokenizer's own end token: they start another file."""
 _NOWHERE = "☺"
-"""A character that CodeLlama's own code puts before texts, so that no blank comes before what follows it."""
+"""A character that CodeLlama's own code puts before texts, so that the text after it gets no leading blank."""
 
 
 @dataclass(frozen=True)
 class Infill:
-    """The tokens by which one tokenizer's models fill a gap."""
+    """The tokens that mark and end a gap for one tokenizer."""
 
     marks: tuple[int, int, int]
     end_tokens: tuple[int, ...]
     end_strings: tuple[str, ...]
-    """Those of the end tokens that the tokenizer does not call special. Their texts are to be cut off, too."""
+    """The end tokens that the tokenizer does not list as special. Their texts must be cut off, too."""
     has_blank: bool
-    """Whether the tokenizer puts a blank before each text, which has no place here."""
+    """True if the tokenizer puts a blank before each text, which would be wrong here."""
 
     @classmethod
     def of(cls, tokenizer: Any) -> Infill:
-        """Raises ValueError for a tokenizer without such tokens."""
+        """Finds the marks of a tokenizer. Raises ValueError for a tokenizer without them."""
         found = [[_token(tokenizer, name) for name in names] for names in MARKS]
         index = next((index for index, ids in enumerate(found) if None not in ids), None)
         if index is None:
@@ -65,8 +65,8 @@ class Infill:
     def prompt(
         self, tokenizer: Any, before: str | Sequence[int], after: str, add_special_tokens: bool = True
     ) -> list[int]:
-        """The token ids after which the model writes what is between `before`, a text or token ids, and `after`. The
-        token that begins a text comes first, where the tokenizer adds one and `add_special_tokens` is True."""
+        """Token ids of a prompt for the text between `before`, a text or token ids, and `after`. The beginning-of-text
+        token comes first if the tokenizer adds one and `add_special_tokens` is True."""
         prefix, suffix, middle = self.marks
         first = tokenizer("", add_special_tokens=True)["input_ids"][:1] if add_special_tokens else []
         begin = [token for token in first if token == tokenizer.bos_token_id]
@@ -74,7 +74,7 @@ class Infill:
         return [*begin, prefix, *known, suffix, *self._encode(tokenizer, after), middle]
 
     def add_ends(self, config: SamplingConfig, defaults: SamplingConfig) -> None:
-        """Has the end of a filling end the text, besides what the config or the checkpoint's `defaults` say."""
+        """Adds the end tokens and strings of a filling to those of the config or the checkpoint's `defaults`."""
         if config.ignore_eos:
             return
         own = defaults.eos_token_id if config.eos_token_id is None else config.eos_token_id
@@ -93,8 +93,8 @@ class Infill:
 
 
 def infill_prompts(inputs: Any, suffix: str | Sequence[str], tokenizer: Any) -> tuple[list[list[int]], Infill]:
-    """The prompts of `LLMModel.generate` with a gap after each: `suffix` follows all of them, or each has one of its own.
-    Raises ValueError or TypeError."""
+    """The prompts of `LLMModel.generate` with a gap after each. `suffix` is one text for all of them, or a list of one
+    for each. Raises ValueError or TypeError."""
     if tokenizer is None:
         raise ValueError("suffix is text, and this model has no tokenizer; give one")
     befores = _befores(inputs)
@@ -128,6 +128,6 @@ def _is_prompt(item: Any) -> bool:
 
 
 def _token(tokenizer: Any, name: str) -> int | None:
-    """The id of the token of that name; None where there is none."""
+    """The id of a token by name; None if there is no such token."""
     token = tokenizer.convert_tokens_to_ids(name)
     return token if token is not None and tokenizer.convert_ids_to_tokens(token) == name else None

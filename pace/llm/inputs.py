@@ -1,4 +1,4 @@
-"""Whatever a caller hands to `generate`, as a list of token lists: the door where padding ends."""
+"""Converts the inputs of `generate` to lists of token ids, and removes padding."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ logger = logging.getLogger("pace")
 _IGNORED_KEYS = frozenset(
     {"token_type_ids", "special_tokens_mask", "offset_mapping", "length", "overflow_to_sample_mapping", "position_ids"}
 )
-"""What tokenizers may return beside ids and mask; none of it changes what a causal model computes for these tokens."""
+"""Other keys that tokenizers return; none of them changes what a causal model computes for these tokens."""
 _KINDS = (
     "a string, a list of strings, a list of token ids, a list of such lists, an integer tensor [S] or [B, S], "
     "or a tokenizer's output with input_ids and attention_mask"
@@ -31,11 +31,10 @@ class Prompts:
     rows: list[list[int]]
     """Token ids without padding."""
     given: Tensor | None
-    """int64 `[B, S]` where the caller gave a tensor, padding included; None where the rows are to be padded on the
-    left."""
+    """int64 `[B, S]`, padding included, if the caller gave a tensor; None if the rows must be padded on the left."""
 
     def padded(self, pad_token: int) -> Tensor:
-        """int64 `[B, S]`: as given, or the rows padded on the left to the longest."""
+        """int64 `[B, S]`: the caller's tensor, or the rows padded on the left to the longest."""
         if self.given is not None:
             return self.given
         width = max(map(len, self.rows))
@@ -43,10 +42,10 @@ class Prompts:
 
 
 def read_prompts(inputs: Any, tokenizer: Any, vocab_size: int) -> Prompts:
-    """The prompts in any of the forms of `LLMModel.generate`.
+    """Reads prompts in any form that `LLMModel.generate` takes.
 
-    Raises TypeError for another kind of object, ValueError for an empty batch or prompt, ids outside
-    `0 .. vocab_size - 1`, a mask of another shape, with a hole, or with nothing kept, and for text without a tokenizer.
+    Raises TypeError for another kind of object. Raises ValueError for an empty batch or prompt, for ids outside
+    `0 .. vocab_size - 1`, and for text without a tokenizer. Also for a mask of another shape, with a hole, or all 0.
     """
     if isinstance(inputs, Mapping):
         prompts = _from_mapping(inputs)
@@ -94,7 +93,7 @@ def _from_mapping(inputs: Mapping) -> Prompts:
 
 
 def _masked(rows: list[list[int]], mask: Any) -> Prompts:
-    """Rows of ids and a mask of the same form; both may be ragged."""
+    """Applies a mask to rows of ids; both may be ragged."""
     masks = mask.tolist() if _is_array(mask) else mask
     if not isinstance(masks, (list, tuple)):
         raise TypeError(f"attention_mask must be a tensor or a list of the shape of input_ids, got {mask!r:.100}")
@@ -130,7 +129,7 @@ def _from_tensor(ids: Tensor, mask: Tensor | None) -> Prompts:
 
 
 def _keep(ids: Tensor, mask: Tensor, index: int) -> list[int]:
-    """The ids where the mask is 1, which must be one run."""
+    """The ids where the mask is 1; these must be contiguous."""
     kept = mask.nonzero().view(-1).tolist()
     if not bool(((mask == 0) | (mask == 1)).all()):
         raise ValueError(f"attention_mask must hold 0 and 1 only; row {index} does not")
@@ -158,12 +157,12 @@ def _encode(text: str, tokenizer: Any) -> list[int]:
 
 
 _warned: weakref.WeakSet[Any] = weakref.WeakSet()
-"""Tokenizers of which a second BOS was told."""
+"""Tokenizers that were already warned about."""
 
 
 def warn_of_second_bos(text: str, tokens: list[int], tokenizer: Any) -> None:
-    """Warns where `tokens` of a prompt begin with the BOS token of its text and another one, which the tokenizer adds;
-    once for each tokenizer. The tokens stay as they are."""
+    """Warns if the prompt's text begins with a BOS token and the tokenizer adds another one; once for each tokenizer.
+    The tokens are not changed."""
     name, bos = getattr(tokenizer, "bos_token", None), getattr(tokenizer, "bos_token_id", None)
     if not name or not text.startswith(name) or tokens[:2] != [bos, bos] or tokenizer in _warned:
         return
@@ -186,7 +185,7 @@ def _is_token(item: Any) -> bool:
 
 
 def _is_array(item: Any) -> bool:
-    """A tensor, or what numpy or another library has in its place."""
+    """True for a tensor, and for arrays of numpy and other libraries."""
     return isinstance(item, Tensor) or hasattr(item, "__array__")
 
 

@@ -1,4 +1,4 @@
-"""The face: a checkpoint that generates, streams, keeps sessions and scores. No logic of its own."""
+"""`LLMModel`: loads a checkpoint, generates, streams, keeps sessions and scores. Every method delegates."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from pace.memory import resident_bytes
 class LLMModel:
     """A Hugging Face checkpoint or a GGUF file, loaded as it is on disk.
 
-    Safe to use from several threads, whose generations then share steps. `close`, or a `with` block, frees the weights.
+    Thread-safe: generations of several threads share steps. `close`, or a `with` block, frees the weights.
     """
 
     def __init__(
@@ -60,21 +60,20 @@ class LLMModel:
         weights_cache: str | Path | bool | None = None,
         **other_names: Any,
     ) -> None:
-        """Loads a local directory, a GGUF file or a Hub id. `help(LoadOptions)` says what each argument does, and takes
-        the same.
+        """Loads a local directory, a GGUF file or a Hub id. `help(LoadOptions)` describes each argument.
 
         What to load: `model_name_or_path`, `tokenizer_name_or_path`; from the Hub `revision`, `token`, `cache_dir`,
         `local_files_only`.
-        How weights are held: `dtype`, or `quantization` ("int8", "int4", "nf4", ...; `load_in_4bit`, `load_in_8bit`);
-        `weights` ("mapped" for experts in a file, larger than memory) and `weights_cache`.
+        How weights are stored: `dtype`, or `quantization` ("int8", "int4", "nf4", ...; `load_in_4bit`, `load_in_8bit`);
+        `weights` ("mapped" keeps experts in a file, which may be larger than memory) and `weights_cache`.
         Keys and values: `kv_cache_bytes` (such as "2GiB"), `kv_cache_dtype`, `kv_cache_type`, `bmc_rows`,
-        `prefix_cache_bytes`, and `max_seq_len`, the longest a sequence may get.
+        `prefix_cache_bytes`, and `max_seq_len`, the maximum length of a sequence.
         How it runs: `backend`, `num_threads`, `pin_threads`, and `spec_config` for speculative decoding. `progress`
         shows bars, on a terminal or in a notebook.
-        `other_names`: names of other tools for the same, such as `torch_dtype`.
+        `other_names`: names of other tools for the same arguments, such as `torch_dtype`.
 
-        Raises: NotImplementedError for architectures that are not there yet; FileNotFoundError, PermissionError,
-        ValueError, TypeError, MemoryError for what cannot be loaded so, as `pace.llm.loading.open`.
+        Raises: NotImplementedError for unsupported architectures; FileNotFoundError, PermissionError, ValueError,
+        TypeError, MemoryError for a model that cannot be loaded this way, as `pace.llm.loading.open`.
         """
         given = {name: value for name, value in locals().items() if name not in ("self", "other_names")}
         options = LoadOptions.read(given, other_names)
@@ -84,11 +83,11 @@ class LLMModel:
         self._model: BaseModelForCausalLM | None = loaded.model
         self._generator: Generator | None = Generator(loaded.engine, loaded.tokenizer, loaded.defaults, progress)
         self.config = self._model.config
-        """The model's config, read from config.json, with that architecture's defaults."""
+        """The model's config: config.json, completed with the architecture's defaults."""
 
     @classmethod
     def from_pretrained(cls, model_name_or_path: str | Path, **options: Any) -> LLMModel:
-        """The same as `LLMModel(...)`, by the name that transformers has for it."""
+        """The same as `LLMModel(...)`, under transformers' name."""
         return cls(model_name_or_path, **options)
 
     # -- generation ----------------------------------------------------------------------------------------------------
@@ -106,34 +105,34 @@ class LLMModel:
 
         `inputs`: a string, a list of strings, token ids (a list, or a list of lists), an integer tensor `[S]` or
         `[B, S]`, or a tokenizer's output with its attention mask, padded on either side.
-        `sampling_config`: beats the checkpoint's generation_config.json field by field, which beats the defaults. It may
-        be a GenerationConfig of transformers.
-        `fields`: of a SamplingConfig, which beat those of `sampling_config`: `generate(prompt, max_new_tokens=8)`.
+        `sampling_config`: overrides the checkpoint's generation_config.json field by field, which overrides the
+        defaults. May be a transformers GenerationConfig.
+        `fields`: fields of a SamplingConfig, which override `sampling_config`: `generate(prompt, max_new_tokens=8)`.
         `stream`, `astream`, `add_request` and `chat` take them, too.
-        `streamer`: receives each token as it comes; ours, or transformers' TextStreamer and TextIteratorStreamer. A
-        `put` that returns False ends its row.
-        `suffix`: what follows the text to be written, for models that fill gaps (docs/decoding.md); one for all prompts,
-        or one each. `stream`, `astream` and `add_request` take it, too.
-        `cancel`: an event that another thread sets to end the call after the step under way. Rows that had not ended
-        come back as far as they are, as "cancelled".
+        `streamer`: receives each token when it is generated: one of pace's streamers, or transformers' TextStreamer or
+        TextIteratorStreamer. If its `put` returns False, the row ends.
+        `suffix`: the text after a gap that the model fills (docs/decoding.md); one for all prompts, or one for each.
+        `stream`, `astream` and `add_request` take it, too.
+        `cancel`: an event that another thread sets to end the call after the current step. Unfinished rows are
+        returned as they are, with finish reason "cancelled".
 
-        Any number of prompts: the engine has twice as many as run at once, the others follow. Several show a bar on a
-        terminal, where the model was loaded with `progress` and there is no streamer.
+        Takes any number of prompts: the engine holds twice as many as it runs at once, the others follow. For several
+        prompts without a streamer, a bar is shown on a terminal if the model was loaded with `progress`.
 
-        Raises ValueError or TypeError, before any work, for inputs or a config that cannot be served.
-        After an exception or Ctrl-C the model is usable, and what other threads generate goes on.
+        Raises ValueError or TypeError for invalid inputs or an invalid config, before any work is done.
+        After an exception or Ctrl-C the model is usable, and generations of other threads go on.
         """
         return self.generator.generate(inputs, sampling_config, streamer, cancel, suffix=suffix, **fields)
 
     def stream(self, prompt: Any, sampling_config: SamplingConfig | None = None, **fields: Any) -> Iterator[str]:
-        """Yields the continuation of one prompt in pieces of text, which joined are its text in `generate`'s output. It
-        goes on whether or not the next piece is asked for; closing the iterator ends it."""
+        """Yields the continuation of one prompt in pieces of text; joined, they equal its text in `generate`'s output.
+        Generation does not wait for the caller to take a piece. Closing the iterator ends it."""
         return self.generator.stream(prompt, sampling_config, **fields)
 
     def astream(self, prompt: Any, sampling_config: SamplingConfig | None = None, **fields: Any) -> AsyncIterator[str]:
-        """The pieces of `stream`, for a task of an event loop: `async for piece in model.astream(...)`. The loop goes on
-        while the model computes. Closing the iterator, or cancelling its task, ends the generation after the step under
-        way. Raises what `stream` does, with the first piece that is asked for."""
+        """Yields the pieces of `stream` without blocking the event loop: `async for piece in model.astream(...)`.
+        Closing the iterator, or cancelling its task, ends the generation after the current step. Raises the errors of
+        `stream` when the first piece is requested."""
         return self.generator.astream(prompt, sampling_config, **fields)
 
     def add_request(
@@ -144,16 +143,17 @@ class LLMModel:
         cache_salt: str | None = None,
         **fields: Any,
     ) -> Request:
-        """Queues one prompt, from any thread, and returns at once: it joins whatever else is generated, and needs nobody
-        to wait for it. Its tokens are those of `generate`; `num_return_sequences` makes several continuations.
+        """Queues one prompt, from any thread, and returns at once. It runs in the same steps as all other requests,
+        and no thread has to wait for it. Its tokens are the same as from `generate`. `num_return_sequences` makes
+        several continuations.
 
-        `priority`: from -100 to 100, 0 for all of `generate`, `stream` and sessions. Each unit is a head start of 64
-        requests: no request is passed by more than that of those that come later, so that none starves
-        (docs/decoding.md).
-        `cache_salt`: up to 128 characters. The request shares cached prompts with those of the same salt alone, so that
-        nobody learns from the time to the first token what others have asked.
+        `priority`: from -100 to 100; `generate`, `stream` and sessions have 0. Each unit moves the request ahead of
+        64 earlier ones. A request is therefore overtaken by at most 64 later requests per unit of difference, so that
+        none starves (docs/decoding.md).
+        `cache_salt`: up to 128 characters. The request shares cached prompts only with requests of the same salt, so
+        that the time to the first token does not reveal the prompts of other clients.
 
-        Raises what `generate` does, and ValueError for several prompts and for beams.
+        Raises the errors of `generate`, and ValueError for several prompts and for beam search.
         """
         return self.generator.add_request(prompt, sampling_config, priority, cache_salt, **fields)
 
@@ -171,22 +171,23 @@ class LLMModel:
         template_variables: dict[str, Any] | None = None,
         **fields: Any,
     ) -> ChatOutput | ChatAnswer:
-        """Answers a conversation, by the model's chat template. Where neither `sampling_config` nor the checkpoint says
-        how, the answer is drawn with temperature 0.7 and top_p 0.9, and goes on to its end or that of the context.
+        """Answers a conversation, using the model's chat template. If neither `sampling_config` nor the checkpoint
+        sets how to sample, the answer is sampled with temperature 0.7 and top_p 0.9. Its length is limited only by the
+        context.
 
-        `messages`: dicts with `role` and `content`, calls and results of tools among them, as OpenAI's API has them; or
-        one question.
-        `tools`: what the model may call, as OpenAI's API describes functions, or `pace.llm.chat.Tool`. A call that it
-        begins names one of them, and its arguments follow the schema (docs/structured.md).
-        `tool_choice`: "auto", "none", "required", or `{"type": "function", "function": {"name": ...}}`. With the last two
-        the answer is a call, whatever the weights.
+        `messages`: one question, or dicts with `role` and `content`, including tool calls and their results, as in
+        OpenAI's API.
+        `tools`: functions that the model may call, in the form of OpenAI's API, or `pace.llm.chat.Tool`. A call always
+        names one of them, and its arguments follow the schema (docs/structured.md).
+        `tool_choice`: "auto", "none", "required", or `{"type": "function", "function": {"name": ...}}`. The last two
+        force the answer to be a call.
         `parallel_tool_calls`: False for one call at most.
-        `response_format`: what the text of the answer must be, as in `SamplingConfig`.
-        `stream`: False for a ChatOutput; True for a ChatAnswer, which gives events as they come.
-        `tool_format`: the name of a format of calls, where the one that the template shows is not the model's.
-        `template_variables`: what the template may look at, such as `{"enable_thinking": False}`.
+        `response_format`: the format of the answer's text, as in `SamplingConfig`.
+        `stream`: False returns a ChatOutput; True returns a ChatAnswer, which yields events as they come.
+        `tool_format`: the name of a format of tool calls, if the model's own differs from the one in the template.
+        `template_variables`: variables of the template, such as `{"enable_thinking": False}`.
 
-        Raises ValueError or TypeError, before any work, for what cannot be served.
+        Raises ValueError or TypeError for an invalid request, before any work is done.
         """
         config = SamplingConfig.read(sampling_config, fields)
         if response_format is not None:
@@ -197,22 +198,22 @@ class LLMModel:
         return answer if stream else answer.output
 
     def session(self) -> Session:
-        """An empty sequence to append tokens to, look at logits of, take tokens back from, and fork."""
+        """Returns an empty sequence: append tokens, read logits, remove tokens, fork it."""
         return Session(self.generator.driver)
 
     def score(self, texts_or_ids: Any) -> list[Tensor]:
-        """For each sequence of T tokens (inputs as in `generate`) fp32 `[T - 1]`: entry i is the log-probability of token
-        i + 1 after tokens 0 .. i. The first token has none."""
+        """Returns fp32 `[T - 1]` for each sequence of T tokens (inputs as in `generate`). Entry i is the
+        log-probability of token i + 1 after tokens 0 .. i. The first token has none."""
         generator = self.generator
         return score(
             generator.driver, read_prompts(texts_or_ids, self.tokenizer, generator.engine.model.vocab_size).rows
         )
 
     def score_from(self, texts_or_ids: Any, starts: list[int]) -> list[Scores]:
-        """For each sequence the scores of its tokens from `starts[i]` on: their log-probabilities, and whether greedy
-        decoding would have taken them. What stands before, and begins a text of a call before, is not computed again.
+        """Scores the tokens of each sequence from `starts[i]` on: their log-probabilities, and whether greedy decoding
+        would have taken them. A prefix shared with a text of an earlier call is not computed again.
 
-        Raises ValueError for a start below 1, and what `score` does."""
+        Raises ValueError for a start below 1, and the errors of `score`."""
         generator = self.generator
         rows = read_prompts(texts_or_ids, self.tokenizer, generator.engine.model.vocab_size).rows
         return score_from(generator.driver, rows, starts)
@@ -220,7 +221,7 @@ class LLMModel:
     # -- about the model -----------------------------------------------------------------------------------------------
 
     def get_tokenizer(self) -> Any:
-        """transformers' tokenizer of the checkpoint; None where it has none."""
+        """The transformers tokenizer of the checkpoint; None if it has none."""
         return self.tokenizer
 
     def get_config(self) -> Any:
@@ -229,28 +230,29 @@ class LLMModel:
 
     @property
     def held_as(self) -> str:
-        """How most of its weights are held: a dtype, a format, or the name that a GGUF file gives its own, as "Q4_K_M"."""
+        """The format of most of its weights: a dtype, a quantisation format, or a GGUF file's name for its own, such as
+        "Q4_K_M"."""
         _ = self.generator  # raises once it is closed
         return self._model.held_as
 
     @property
     def max_seq_len(self) -> int:
-        """Tokens that a sequence, prompt included, may get: what the model was loaded with, its config allows, or its
-        cache holds if that is less."""
+        """Maximum number of tokens in a sequence, prompt included: the smallest of the loading option, the config's
+        limit and the cache's capacity."""
         return self.generator.engine.max_length
 
     @property
     def generator(self) -> Generator:
-        """What is behind this face, for programs that make turns or sequences of their own, such as `pace.integrations`.
-        Its engine is to be looked at only. Raises ValueError once the model is closed."""
+        """The generator behind this class, for code that makes turns or sequences, such as `pace.integrations`. Treat
+        its engine as read-only. Raises ValueError once the model is closed."""
         generator = self._generator
         if generator is None:
             raise ValueError("this model is closed; load it again with LLMModel(...)")
         return generator
 
     def memory_report(self) -> MemoryReport:
-        """Bytes of the weights by part, of the key/value cache (a draft model's included), and of the process; and how
-        these weights compare with as many of float32 and bfloat16."""
+        """Bytes of the weights by part, of the key/value cache (a draft model's included), and of the process. Also
+        counts weights, to compare with their size in float32 and bfloat16."""
         engine = self.generator.engine
         cache, drafts = engine.cache, engine.drafter.memory()
         return MemoryReport(
@@ -267,13 +269,13 @@ class LLMModel:
         )
 
     def operator_report(self) -> OperatorReport:
-        """Which implementation of each operator of the forward pass ran since the model was loaded, how often, and, op
-        by op, how long."""
+        """The implementation of each operator of the forward pass that ran since the model was loaded, and the number
+        of calls. Op by op, also their time."""
         return self.generator.engine.model.operator_report()
 
     def close(self) -> None:
-        """Frees weights and cache, after the step under way. What other threads wait for raises ValueError, and from
-        then on so does every method but this."""
+        """Frees weights and cache after the current step. Calls that other threads wait for raise ValueError, and so
+        does every later method but this one."""
         generator = self._generator
         if generator is not None:
             generator.driver.close()  # first: it may refuse

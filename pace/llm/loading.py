@@ -1,4 +1,4 @@
-"""From what a caller asks for to a model with an engine: `LoadOptions`, then `open`."""
+"""Loads a model and makes its engine: `LoadOptions`, then `open`."""
 
 from __future__ import annotations
 
@@ -48,82 +48,83 @@ from pace.quant import QuantizationConfig, read_quantization
 logger = logging.getLogger("pace")
 
 CACHE_SHARE = 0.5
-"""Part of the memory available after loading that keys and values may grow into."""
+"""Share of the memory available after loading that the key/value cache may grow to."""
 
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """What to load and how: every argument of `LLMModel`, which says the same.
+    """What to load and how: the arguments of `LLMModel`.
 
-    Raises TypeError or ValueError for values that no checkpoint goes with, and for those that contradict each other.
-    What a checkpoint may refuse besides is found by `open`, before it reads weights.
+    Raises TypeError or ValueError for values that are invalid for any checkpoint, and for values that contradict each
+    other. `open` checks the rest against the checkpoint, before it reads weights.
     """
 
     model_name_or_path: str | Path
     """A local directory, a GGUF file, or a Hub id such as "org/name" or "org/name:Q4_K_M" (docs/models.md)."""
     tokenizer_name_or_path: str | Path | None = None
-    """Where the tokenizer is, if not with the model. A model without one takes token ids."""
+    """Location of the tokenizer, if it is not with the model. A model without a tokenizer takes token ids."""
     dtype: torch.dtype | str = torch.bfloat16
-    """Dtype of the weights in memory (bfloat16, float16, float32, or their names), whatever the checkpoint's own."""
+    """Dtype of the weights in memory (bfloat16, float16, float32, or their names), independent of the checkpoint's
+    dtype."""
     kv_cache_type: KVCacheType | str = "paged"
-    """Way in which a sequence's room grows, with the same results. "paged": blocks that sequences share; "bmc": one run
-    with spare rows, which moves when they are used up; "dynamic": one run that moves whenever it is too short
-    (docs/cache.md)."""
+    """How a sequence's part of the cache grows, with the same results. "paged": blocks that sequences share. "bmc": one
+    contiguous run with spare rows, which moves when they are used up. "dynamic": one run that moves whenever it is too
+    short (docs/cache.md)."""
     spec_config: SpecConfig | None = None
-    """Source of drafts, for faster decoding of the same tokens (docs/decoding.md): a PromptLookupConfig,
-    DraftModelConfig or PardConfig. A draft model is loaded with the dtypes, quantisation (without overrides) and
-    backend of the model."""
+    """Source of drafts, for faster decoding with the same tokens (docs/decoding.md): a PromptLookupConfig,
+    DraftModelConfig or PardConfig. A draft model is loaded with the model's dtypes, quantisation (without overrides)
+    and backend."""
     quantization: Any = None
-    """A format in which a checkpoint of floats is held, for less memory and faster decoding at some loss: "int8",
-    "int4", "nf4", "fp4", "mxfp4", "mxfp8", "fp8", or a type of ggml, "q2_k" to "q6_k" and "q4_0" to "q8_0"; a
-    QuantizationConfig, or a dict of its arguments, for options and choices by module; or transformers'
-    BitsAndBytesConfig. docs/quantization.md compares them. What is promised of bits holds for each."""
+    """Format in which a float checkpoint is stored, for less memory and faster decoding at some loss. One of "int8",
+    "int4", "nf4", "fp4", "mxfp4", "mxfp8", "fp8", or a ggml type, "q2_k" to "q6_k" and "q4_0" to "q8_0". A
+    QuantizationConfig, or a dict of its arguments, sets options and choices by module. Also takes transformers'
+    BitsAndBytesConfig. docs/quantization.md compares the formats. The guarantees about identical bits hold for each."""
     backend: str | OperatorConfig = "native"
-    """ "native" for the C++ kernels, a whole step in one call; "native-eager" for the same kernels called one by one
-    from Python; "torch" for their specification in plain torch. The first two give the same bits. An OperatorConfig, or
-    "attention=torch,mlp=torch" for short, says for each operator whether the kernels or plain torch run it."""
+    """"native" for the C++ kernels with one call per step; "native-eager" for the same kernels called one by one from
+    Python; "torch" for their specification in plain torch. The first two give the same bits. An OperatorConfig, or its
+    short form "attention=torch,mlp=torch", chooses kernels or torch for each operator."""
     num_threads: int | None = None
-    """Threads of this process's kernels, for all its models; None for the physical cores that it may use."""
+    """Number of kernel threads of this process, shared by all its models; None for the physical cores that it may
+    use."""
     max_seq_len: int | None = None
-    """The longest a sequence, prompt included, may get; None for what the model's config allows."""
+    """Maximum length of a sequence, prompt included; None for the limit in the model's config."""
     revision: str | None = None
     """Branch, tag or commit on the Hub."""
     token: str | bool | None = None
-    """For gated models of the Hub: None or True for the one saved by `hf auth login`, False for none."""
+    """Access token for gated models of the Hub: None or True for the one saved by `hf auth login`, False for none."""
     cache_dir: str | Path | None = None
-    """Where downloads are kept; None for the Hub's own cache."""
+    """Folder of downloads; None for the Hub's own cache."""
     local_files_only: bool = False
-    """Whether to take what is on disk and download nothing."""
+    """True to use only files on disk and download nothing."""
     progress: bool = True
-    """A bar while loading, and while several prompts are continued, on a terminal or in a notebook."""
+    """Shows a bar while loading, and while several prompts are continued, on a terminal or in a notebook."""
     kv_cache_bytes: int | str | None = None
-    """Memory that keys and values may take, in bytes or as "2GiB"; None for half of what is available after loading. It
-    is address space until it is used. Sequences that do not fit at once take turns, with the same results. A prompt
-    that would not fit alone is refused; a sequence that grows to fill it all ends with "length". Those of a draft model
-    count."""
+    """Maximum memory of keys and values, in bytes or as "2GiB", a draft model's included; None for half of the memory
+    available after loading. Only address space is reserved at first. Sequences that do not fit together take turns,
+    with the same results. A prompt that does not fit is refused; a sequence that fills the cache ends with "length"."""
     pin_threads: bool | None = None
-    """Each thread on a CPU of its own, for a process that has its CPUs to itself; None for what PACE_PIN_THREADS says,
-    which is no by default (docs/threads.md)."""
+    """True pins each thread to one CPU, for a process that has its CPUs to itself. None for PACE_PIN_THREADS, which is
+    off by default (docs/threads.md)."""
     bmc_rows: int | None = None
-    """New rows at a time of "bmc"; None for as many as balance time and memory."""
+    """Rows that a "bmc" run grows by; None for the number that balances time and memory."""
     prefix_cache_bytes: int | str = "auto"
-    """Part of `kv_cache_bytes` that may keep what sequences began with after they end, so that one which begins alike
-    does not compute it again. "auto" is a quarter, and nothing with a cache type that shares no blocks; 0 is none.
-    Sequences that want the room get it; those at work share what they begin with at no cost."""
+    """Part of `kv_cache_bytes` that keeps the prefixes of ended sequences, so that a sequence with the same prefix does
+    not compute it again. "auto" is a quarter, or nothing for a cache type that shares no blocks; 0 is none. Running
+    sequences take this memory back when they need it. Prefixes shared by running sequences cost nothing."""
     kv_cache_dtype: torch.dtype | str = "auto"
-    """Dtype of keys and values. "auto": that of the weights. "int8" is a byte for each element and a scale for each head
+    """Dtype of keys and values. "auto": the weights' dtype. "int8" is a byte for each element and a scale for each head
     and token: about half of bfloat16's memory, at some loss (docs/numerics.md). Row determinism holds for each."""
     load_in_4bit: bool = False
     """The same as `quantization="nf4"`."""
     load_in_8bit: bool = False
     """The same as `quantization="int8"`."""
     weights: str = "memory"
-    """ "memory", or "mapped" for a mixture whose experts may be larger than memory: those that are stored quantised are
-    packed into a file once, and read from it as tokens choose them (docs/models.md). The results are the same. A draft
-    model's weights are in memory."""
+    """"memory", or "mapped" for a mixture whose experts may be larger than memory. With "mapped", experts that are
+    stored quantised are packed into a file once, and read from it when tokens choose them (docs/models.md). The results
+    are the same. A draft model's weights are always in memory."""
     weights_cache: str | Path | bool | None = None
-    """The folder of packed weights. With `weights="memory"` it has a copy of a model's weights as they lie in memory,
-    which opens at once the next time; None for PACE_CACHE, False for no copy (docs/models.md). With "mapped" it has the
+    """Folder of packed weights. With `weights="memory"` it has a copy of the weights in their memory layout, which
+    makes the next load immediate. None for PACE_CACHE, False for no copy (docs/models.md). With "mapped" it has the
     experts; None for the folder of the checkpoint."""
 
     def __post_init__(self) -> None:
@@ -133,7 +134,7 @@ class LoadOptions:
         check_cache_options(self.kv_cache_type, self.bmc_rows, self.prefix_bytes)
         check_spec_config(self.spec_config)
         for name in ("quantization_config", "weight_dtype", "kv_dtype", "ops"):
-            getattr(self, name)  # raises for what is none
+            getattr(self, name)  # raises for an invalid value
         read_threads(self.num_threads, self.pin_threads)
         self._check("max_seq_len", "an int >= 2 or None", int, optional)
         if self.kv_cache_bytes is not None:
@@ -148,8 +149,8 @@ class LoadOptions:
 
     @classmethod
     def read(cls, given: Mapping[str, Any], other_names: Mapping[str, Any]) -> LoadOptions:
-        """Options, and those of other tools that mean the same. Raises TypeError for an option that there is not and for
-        one that is given twice, ValueError for what pace does not do."""
+        """Merges options and the names of other tools for them. Raises TypeError for an unknown option and for one
+        given twice, ValueError for a setting that pace does not support."""
         defaults = {field.name: field.default for field in dataclasses.fields(cls)}
         options = dict(given)
         for name, value in model_options(other_names, defaults).items():
@@ -173,7 +174,7 @@ class LoadOptions:
         if self.weights == "mapped" and self.ops is not native:
             raise ValueError(f'weights="mapped" needs the native kernels; got backend={str(self.backend)!r}')
 
-    # -- the options as they are understood ----------------------------------------------------------------------------
+    # -- parsed options ------------------------------------------------------------------------------------------------
 
     @property
     def weight_dtype(self) -> torch.dtype:
@@ -189,19 +190,19 @@ class LoadOptions:
 
     @property
     def ops(self) -> ModuleType:
-        """The implementation of `pace.ops` that packs weights and samples."""
+        """The implementation of `pace.ops` that packs weights and samples tokens."""
         return select_ops(self.backend)
 
     @property
     def prefix_bytes(self) -> int | None:
-        """None for what `CacheManager` thinks right."""
+        """Bytes of the prefix cache; None for the default of `CacheManager`."""
         if self.prefix_cache_bytes == "auto":
             return None
         return _read_bytes("prefix_cache_bytes", self.prefix_cache_bytes, ', or "auto"')
 
     @property
     def cache_options(self) -> dict[str, Any]:
-        """Those of `CacheManager`."""
+        """Keyword arguments of `CacheManager`."""
         return {
             "kv_cache_type": self.kv_cache_type,
             "bmc_rows": self.bmc_rows,
@@ -210,32 +211,33 @@ class LoadOptions:
 
     @property
     def hub(self) -> dict[str, Any]:
-        """How `find_checkpoint` is to look for a model."""
+        """Keyword arguments of `find_checkpoint`."""
         names = ("revision", "token", "cache_dir", "local_files_only", "progress")
         return {name: getattr(self, name) for name in names}
 
 
 class Loaded(NamedTuple):
-    """What `open` returns."""
+    """The result of `open`."""
 
     model: BaseModelForCausalLM
-    """With its weights."""
+    """The model, with its weights."""
     engine: Engine
-    """Which runs it."""
+    """The engine that runs the model."""
     tokenizer: Any
-    """transformers' tokenizer of the checkpoint; None where it has none."""
+    """The transformers tokenizer of the checkpoint; None if it has none."""
     defaults: SamplingConfig
-    """What the checkpoint says about generation."""
+    """The checkpoint's generation settings."""
 
 
 def open(options: LoadOptions) -> Loaded:
-    """Finds a checkpoint, checks all that is asked of it, reads its weights, and makes the engine that runs them.
+    """Finds a checkpoint, checks the options against it, reads its weights, and makes the engine.
 
-    What can be wrong with the options and the small files is found before gigabytes of weights are read, or downloaded,
-    and what options, config and headers show before the tokenizer is. Sets the threads of this process's kernels.
+    Errors in the options and the small files are found before gigabytes of weights are read or downloaded. Errors that
+    options, config and headers show are found before the tokenizer is read. Sets the number of kernel threads of this
+    process.
 
-    Raises: NotImplementedError for architectures that are not there yet; FileNotFoundError, PermissionError,
-    ValueError, TypeError, MemoryError as in `model_utils.load_model`.
+    Raises: NotImplementedError for unsupported architectures; FileNotFoundError, PermissionError, ValueError,
+    TypeError, MemoryError as in `model_utils.load_model`.
     """
     ops, progress = options.ops, options.progress
     _check_paths(options)
@@ -247,7 +249,7 @@ def open(options: LoadOptions) -> Loaded:
     )
     checkpoint = Checkpoint(found)
     model = _make_model(options, checkpoint)
-    if checkpoint.gguf is None:  # the headers of others were not needed yet
+    if checkpoint.gguf is None:  # the headers of other formats were not read yet
         CheckpointReader(checkpoint.path).close()
     tokenizer = _find_tokenizer(options, checkpoint, model)
     defaults = _read_defaults(checkpoint, tokenizer, model)
@@ -276,8 +278,8 @@ def open(options: LoadOptions) -> Loaded:
 
 
 def _make_model(options: LoadOptions, checkpoint: Checkpoint) -> BaseModelForCausalLM:
-    """The model of a checkpoint whose weights need not be there yet, without weights. Raises whatever config and headers
-    show to be wrong: an architecture, an option, too little memory."""
+    """Makes the model of a checkpoint, without weights; their files need not be downloaded yet. Raises for errors that
+    config and headers show: an architecture, an option, too little memory."""
     model = make_model(checkpoint, options.weight_dtype, options.ops, options.kv_dtype, options.quantization_config)
     model.weights_file = _weights_file(options, model, checkpoint)
     _check_length(options, model)
@@ -287,7 +289,7 @@ def _make_model(options: LoadOptions, checkpoint: Checkpoint) -> BaseModelForCau
 
 
 def _weights_file(options: LoadOptions, model: BaseModelForCausalLM, checkpoint: Checkpoint) -> WeightsFile | None:
-    """Where the packed weights are, or are to be; None for memory alone."""
+    """The file of packed weights, present or to be written; None if weights are only kept in memory."""
     folder = options.weights_cache and Path(options.weights_cache)
     if options.weights == "mapped":
         check_has_experts(model)
@@ -297,15 +299,15 @@ def _weights_file(options: LoadOptions, model: BaseModelForCausalLM, checkpoint:
 
 
 def _check_paths(options: LoadOptions) -> None:
-    """Raises what `find_checkpoint` raises for a tokenizer or a draft model that is given by a path, before anything is
-    read or downloaded."""
+    """Raises the errors of `find_checkpoint` for a tokenizer or draft model given by path, before anything is read or
+    downloaded."""
     for other in (options.tokenizer_name_or_path, getattr(options.spec_config, "model", None)):
         if other is not None and _is_path(other):
             find_checkpoint(other, weights=False)
 
 
 def _is_path(path_or_id: str | Path) -> bool:
-    """Whether it is no Hub id: it exists here, or is written as a path."""
+    """True unless it is a Hub id: it exists here, or is written as a path."""
     text = os.fspath(path_or_id)
     return (
         isinstance(path_or_id, os.PathLike)
@@ -327,8 +329,8 @@ def _warn_of_missing_kernels() -> None:
 
 
 def tokens_per_step(model: BaseModelForCausalLM) -> int:
-    """A step of many tokens reads all experts of a mixture, however many tokens it has. Where products outrun memory so
-    far that reading decides, which tiles of AMX do, it takes more of them."""
+    """Maximum number of tokens in a step. A step of many tokens reads all experts of a mixture, so AMX, whose products
+    are fast enough to be limited by that reading, takes more tokens per step."""
     return 2048 if model.ops is native and _C.isa() == "amx" and any(model.stacks()) else 512
 
 
@@ -348,8 +350,8 @@ def _find_tokenizer(options: LoadOptions, checkpoint: Checkpoint, model: BaseMod
 
 
 def _read_defaults(checkpoint: Checkpoint, tokenizer: Any, model: BaseModelForCausalLM) -> SamplingConfig:
-    """What the checkpoint says about generation: generation_config.json, then config.json, then the tokenizer. The
-    tokenizer's own end token ends a text in any case."""
+    """The checkpoint's generation settings: generation_config.json, then config.json, then the tokenizer. The
+    tokenizer's own end token always ends a text."""
     vocab_size = model.vocab_size
     directory, config = checkpoint.path, checkpoint.config
     source = f"{directory}/generation_config.json"
@@ -371,8 +373,8 @@ def _read_defaults(checkpoint: Checkpoint, tokenizer: Any, model: BaseModelForCa
 
 
 def _check_budget(options: LoadOptions, model: BaseModelForCausalLM, draft_share: Fraction) -> None:
-    """Raises ValueError for a cache without room for a block, or for one sequence of `max_seq_len` tokens, besides a
-    draft model's share; and for sizes that do not go together."""
+    """Raises ValueError for a cache without room for one block, or for one sequence of `max_seq_len` tokens, after a
+    draft model's share is subtracted; and for inconsistent sizes."""
     budget = available_memory_bytes() * CACHE_SHARE
     if options.kv_cache_bytes is not None:
         budget = parse_bytes(options.kv_cache_bytes)
@@ -388,8 +390,8 @@ def _check_budget(options: LoadOptions, model: BaseModelForCausalLM, draft_share
 
 
 def _cache_budget(options: LoadOptions, model: BaseModelForCausalLM) -> int:
-    """Bytes for the keys and values of all models, once the weights are in memory. Pages of a packed copy count as
-    available, and are to stay."""
+    """Bytes for the keys and values of all models, once the weights are in memory. Pages of a packed copy are reported
+    as available but must stay in memory."""
     available = available_memory_bytes(kept=model.mapped_nbytes if options.weights == "memory" else 0)
     if options.kv_cache_bytes is None:
         return int(available * CACHE_SHARE)
@@ -404,7 +406,7 @@ def _cache_budget(options: LoadOptions, model: BaseModelForCausalLM) -> int:
 
 
 def _read_bytes(name: str, size: int | str, otherwise: str = "") -> int:
-    """Raises TypeError or ValueError that names the argument."""
+    """Parses a size. Raises a TypeError or ValueError that names the argument."""
     try:
         return parse_bytes(size)
     except (TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""The operators of a forward pass: which implementation a caller wants for each, and which one ran."""
+"""The operators of a forward pass: the implementation chosen for each, and the one that ran."""
 
 from __future__ import annotations
 
@@ -8,33 +8,34 @@ from dataclasses import dataclass, fields
 from pace.naming import meant
 
 BACKENDS = ("native", "native-eager", "torch")
-"""The names of `backend=`; besides them it takes an `OperatorConfig`, or one written as "attention=torch,mlp=torch"."""
+"""Names for `backend=`, which also takes an `OperatorConfig`, or its text form "attention=torch,mlp=torch"."""
 
 IMPLEMENTATIONS = ("native", "torch")
 
 
 @dataclass(frozen=True, init=False)
 class OperatorConfig:
-    """For each operator of a model's forward pass the implementation that runs it: "native", the C++ kernels, or
-    "torch", their specification in plain torch. What is not said is native.
+    """Implementation of each operator of a model's forward pass: "native", the C++ kernels, or "torch", their
+    specification in plain torch. The default is native.
 
         LLMModel(path, backend=OperatorConfig(attention="torch", norm="torch"))
 
-    tells a wrong kernel from a wrong model: with the guilty operator on torch, the text is right again. With any
-    operator on torch the model runs op by op, as a program is native throughout. Raises ValueError for what is neither
-    operator nor implementation."""
+    distinguishes a wrong kernel from a wrong model: if the kernel is wrong, the text is right with that operator on
+    torch. With any operator on torch, the model runs op by op, because a program is native throughout. Raises
+    ValueError for an unknown operator or implementation."""
 
     embedding: str = "native"
-    """Rows of the tables of tokens and, in OPT, positions."""
+    """Rows of the token table and, in OPT, of the position table."""
     norm: str = "native"
-    """Of rows, and of the heads of queries and keys."""
+    """Norms of rows, and of the heads of queries and keys."""
     projection: str = "native"
-    """The matrix products around attention, to queries, keys and values and back; and OPT's between two widths."""
+    """The matrix products before and after attention: to queries, keys and values, and back. Also OPT's between two
+    widths."""
     rotary: str = "native"
     attention: str = "native"
-    """The cache's write, softmax(q k') and its product with v."""
+    """Writing the cache, softmax(q k') and its product with v."""
     mlp: str = "native"
-    """Its matrix products with their activation."""
+    """Matrix products of the MLP, with their activation."""
     lm_head: str = "native"
     """The matrix product that makes logits."""
 
@@ -52,7 +53,7 @@ class OperatorConfig:
 
     @classmethod
     def parse(cls, text: str) -> OperatorConfig:
-        """From "attention=torch,mlp=native": what `str` makes, as command lines have it."""
+        """Parses "attention=torch,mlp=native", the form of `str` and of command lines."""
         choices: dict[str, str] = {}
         for choice in text.split(","):
             operator, _, implementation = (part.strip() for part in choice.partition("="))
@@ -69,7 +70,7 @@ OPERATORS = tuple(field.name for field in fields(OperatorConfig))
 
 
 def read_backend(backend: str | OperatorConfig) -> str | OperatorConfig:
-    """What `backend=` says, with operators written as text read; ValueError where it makes no sense."""
+    """Parses `backend=`, including operators in text form. Raises ValueError if it is invalid."""
     if isinstance(backend, OperatorConfig) or (isinstance(backend, str) and backend in BACKENDS):
         return backend
     if isinstance(backend, str) and "=" in backend:
@@ -82,27 +83,27 @@ def read_backend(backend: str | OperatorConfig) -> str | OperatorConfig:
 
 @dataclass(frozen=True)
 class OperatorRun:
-    """What one implementation of an operator has done since the model was made."""
+    """Statistics of one implementation of an operator since the model was made."""
 
     operator: str
     implementation: str
     calls: int
-    """Operations of `pace.ops`, over all layers and steps."""
+    """Calls of `pace.ops` functions, over all layers and steps."""
     seconds: float | None
-    """Wall time of them; None where it was not measured, or lies within that of the operators they are fused into."""
+    """Wall time of the calls; None if it was not measured, or is part of the operator that they are fused into."""
 
 
 @dataclass(frozen=True)
 class OperatorReport:
-    """Which implementation of each operator ran, as recorded while it did. `print(report)` shows it as a table."""
+    """The implementation of each operator that ran, recorded during the runs. `print(report)` shows a table."""
 
     how: str
     """"as a program" or "op by op"."""
     runs: Sequence[OperatorRun]
-    """In the order of `OPERATORS`; an operator that did not run, or that this model has none of, is not there."""
+    """Runs in the order of `OPERATORS`, without operators that did not run."""
 
     def __getitem__(self, operator: str) -> OperatorRun:
-        """The run of an operator; KeyError where it did not run."""
+        """The run of an operator. Raises KeyError if it did not run."""
         return {run.operator: run for run in self.runs}[operator]
 
     def __str__(self) -> str:

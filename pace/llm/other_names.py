@@ -1,5 +1,5 @@
-"""Names that other tools have for what a caller may set. One that means the same as a name of ours is taken for it; for
-another, the error says what to write."""
+"""Other tools' names for pace's options. A name with the same meaning is accepted; for any other, the error says what
+to use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SAMPLING = {
     "whitespace_pattern": "json_whitespace",
     "guided_whitespace_pattern": "json_whitespace",
 }
-"""Same meaning as these fields of SamplingConfig."""
+"""Names that mean the same as these fields of SamplingConfig."""
 SAMPLING_ADVICE = {
     "best_of": "num_return_sequences with logprobs gives several texts to choose from",
     "stop_token_ids": "eos_token_id takes the place of the checkpoint's end tokens",
@@ -49,11 +49,11 @@ NOT_IMPLEMENTED = (
     "encoder_no_repeat_ngram_size", "exponential_decay_length_penalty", "num_beam_groups", "diversity_penalty", "constraints",
     "force_words_ids", "watermarking_config", "max_time", "dola_layers",
 )  # fmt: skip
-"""Fields of HF's GenerationConfig that change the text and that we do not have."""
+"""Fields of HF's GenerationConfig that change the text and are not implemented."""
 _NEUTRAL = (None, False, 0, 1, [], {})
 
 MODEL = {"torch_dtype": "dtype", "max_model_len": "max_seq_len", "n_ctx": "max_seq_len", "n_threads": "num_threads"}
-"""Same meaning as these options of LLMModel."""
+"""Names that mean the same as these options of LLMModel."""
 MODEL_ADVICE = {
     "attn_implementation": "backend chooses between kernels and torch",
     "quantization_config": "quantization takes a format's name, or a BitsAndBytesConfig",
@@ -68,8 +68,8 @@ MODEL_ADVICE = {
 
 
 def sampling_field(name: str, known: Collection[str]) -> str:
-    """Our name of a field. Raises TypeError for one that there is not, and NotImplementedError for one that transformers
-    has."""
+    """Returns pace's name of a field. Raises TypeError for an unknown field, and NotImplementedError for an unsupported
+    one of transformers."""
     if name in known:
         return name
     if name in NOT_IMPLEMENTED:
@@ -78,15 +78,15 @@ def sampling_field(name: str, known: Collection[str]) -> str:
 
 
 def left_out(values: Mapping[str, Any]) -> list[str]:
-    """Which of these fields of a GenerationConfig would change the text and are not implemented."""
+    """Unimplemented fields of a GenerationConfig that would change the text."""
     return [name for name in NOT_IMPLEMENTED if values.get(name) not in _NEUTRAL]
 
 
 def model_options(given: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
-    """What other tools' options of a model are in ours. Left out are those that ask for what is so in any case: a device
-    that is the CPU, no code from the checkpoint.
+    """Translates other tools' options of a model. Omits options that ask for what always holds: the CPU as device, and
+    no code from the checkpoint.
 
-    Raises TypeError for an option that there is not, ValueError for a device or for code that pace does not run."""
+    Raises TypeError for an unknown option, ValueError for another device or for remote code."""
     options = {}
     for name, value in given.items():
         if name in ("device", "device_map"):

@@ -1,4 +1,4 @@
-"""What a generation returns."""
+"""Results of a generation."""
 
 from __future__ import annotations
 
@@ -12,40 +12,40 @@ from pace.memory import format_bytes
 
 @dataclass(frozen=True)
 class Metrics:
-    """Counts and speeds of one call, over all its sequences, or of one of them. `print(metrics)` shows them in a
+    """Counts and speeds of one call over all its sequences, or of one sequence. `print(metrics)` shows them in a
     line."""
 
     num_prompt_tokens: int
-    """Prompt tokens, counted for every sequence, also where several share a prompt."""
+    """Prompt tokens, counted for every sequence, also if several share a prompt."""
     num_reused_tokens: int
-    """Prompt tokens whose keys and values were in the prefix cache."""
+    """Prompt tokens found in the prefix cache."""
     num_generated_tokens: int
     total_seconds: float
     seconds_waiting: float
-    """From the call's start in the engine until the first of its sequences had room among those that run."""
+    """Time from the call's start in the engine until its first sequence was admitted to the running ones."""
     seconds_to_first_token: float
-    """From the call's start in the engine to the first token of any of its sequences."""
+    """Time from the call's start in the engine to the first token of any of its sequences."""
     prefill_tokens_per_second: float
-    """Prompt tokens that were not reused, by the seconds until every sequence had its first token."""
+    """Prompt tokens that were not reused, divided by the seconds until every sequence had its first token."""
     decode_tokens_per_second: float
-    """Tokens after the first of each sequence, by the seconds from the first token of all to the end; 0.0 where there
-    are none."""
+    """Tokens after the first of each sequence, divided by the seconds from the first token of all to the end; 0.0
+    without such tokens."""
     num_preemptions: int
-    """Number of times that one of its sequences gave way to others and went on later. The first row of a beam search
-    counts those of all its beams."""
+    """Number of times that one of its sequences was preempted and resumed later. The first row of a beam search counts
+    the preemptions of all its beams."""
     num_drafted_tokens: int
     num_accepted_tokens: int
-    """Drafted tokens that were kept."""
+    """Drafted tokens that were accepted."""
     num_forced_tokens: int
-    """Generated tokens that a token_mask made certain, and that took no step of their own; not among the drafted."""
+    """Generated tokens that were the only ones a token_mask allowed, and took no step; not counted as drafted."""
     draft_speedup: float | None
-    """Ratio, over decode steps: the seconds that steps without drafts would have taken for the same tokens, as measured
-    in between, by the seconds that they took, drafting included. None where nothing was drafted, or no plain step was
-    measured."""
+    """Speedup of decode steps by drafting: the estimated seconds without drafts for the same tokens, divided by the
+    actual seconds, drafting included. The estimate uses steps without drafts measured in between. None if nothing was
+    drafted, or no such step was measured."""
 
     @classmethod
     def of(cls, sequences: list[Sequence]) -> Metrics:
-        """Raises nothing; speeds are 0.0 where there is nothing to divide."""
+        """Computes the metrics of finished sequences. Speeds are 0.0 if their divisor is 0."""
         begin = min(sequence.times.submitted for sequence in sequences)
         end = max(sequence.times.finished or begin for sequence in sequences)
         admitted = min(
@@ -99,45 +99,45 @@ def _draft_speedup(sequences: list[Sequence]) -> float | None:
 
 @dataclass(frozen=True)
 class Capture:
-    """One part of a text that a rule with `[capture]` made."""
+    """One part of a text, matched by a rule with `[capture]`."""
 
     name: str
     text: str
     tokens: range
-    """Which of the generated tokens have a part in it; the first and the last may hold more."""
+    """Indices of the generated tokens that overlap this part; the first and last may contain more."""
     logprob: float
-    """Sum of the log-probabilities of these tokens, as `SamplingConfig.logprobs` has them."""
+    """Sum of the log-probabilities of these tokens, defined as for `SamplingConfig.logprobs`."""
 
 
 @dataclass(frozen=True, repr=False)
 class GenerateOutput:
-    """The rows of a generation: for each prompt in order, its `num_return_sequences` samples, or the best
-    continuations of its beam search."""
+    """Rows of a generation: for each prompt in order, its `num_return_sequences` samples, or the best continuations of
+    its beam search."""
 
     output_token_ids: Tensor
-    """int64 `[rows, S + T]`: the prompt as given (lists and strings of several lengths are padded on the left to the
-    longest, S), then the generated tokens, then pad up to the longest, T."""
+    """int64 `[rows, S + T]`: the prompt as given, then the generated tokens, then padding to the longest, T. Lists and
+    strings of several lengths are padded on the left to the longest, S."""
     generated_token_ids: list[list[int]]
-    """Without pad; with the end token or the tokens of the stop string that ended the row."""
+    """Token ids without padding, including the end token or stop string that ended the row."""
     texts: list[str]
-    """Generated text only, without special tokens, cut before a stop string. Empty list where the model has no
+    """Generated text only, without special tokens, cut before a stop string. Empty list if the model has no
     tokenizer."""
     finish_reasons: list[str]
     """"stop" (end token or stop string), "length", or "cancelled"."""
     logprobs: list[list[TokenLogprob]] | None
-    """Per row and generated token, where `SamplingConfig.logprobs` asked for them."""
+    """Log-probabilities of each generated token per row, if `SamplingConfig.logprobs` asked for them."""
     prompt_logprobs: list[list[TokenLogprob | None]] | None
-    """Per row and token of its prompt, where `SamplingConfig.prompt_logprobs` asked for them; None for the first token,
-    which has nothing before it, and for those that a cancelled row had not read."""
+    """Log-probabilities of each prompt token per row, if `SamplingConfig.prompt_logprobs` asked for them. None for the
+    first token, which has no context, and for tokens that a cancelled row had not read."""
     metrics: Metrics
     request_metrics: list[Metrics]
-    """Metrics of each row alone. A later sample of a prompt waits while the first one reads it."""
+    """Metrics of each row. A later sample of a prompt waits while the first one reads it."""
     captures: list[dict[str, list[Capture]]] | None = None
-    """Per row, by name and in their order, the parts of the text that the grammar's rules with `[capture]` made; None for
-    a grammar without. Of equal ones of one name in a row, llguidance tells of the first alone."""
+    """Captures per row, by name and in order: the parts of the text that the grammar's rules with `[capture]` matched.
+    None for a grammar without captures. Of equal captures of one name in a row, llguidance only reports the first."""
     sequence_scores: list[float] | None = None
-    """Scores of beam search, per row: the sum of the log-probabilities of its generated tokens, as the processors leave
-    them, by their number to the power of `length_penalty`."""
+    """Beam search scores per row: the sum of the log-probabilities of the generated tokens, after the processors,
+    divided by the number of tokens to the power of `length_penalty`."""
 
     def __repr__(self) -> str:
         """The beginnings of the first texts, and counts."""
@@ -159,30 +159,30 @@ def _beginning(text: str) -> str:
 
 @dataclass(frozen=True, repr=False)
 class MemoryReport:
-    """Where a model's memory is, in bytes. `print(report)` shows it as a table."""
+    """Memory of a model, in bytes. `print(report)` shows it as a table."""
 
     weights: dict[str, int]
     """Resident weights by part of the model: the class of a layer, such as "Attention"."""
     weight_counts: dict[str, int]
-    """How many weights these are."""
+    """Number of weights in each part."""
     cache_used: int
-    """Key/value blocks that sequences and sessions hold now."""
+    """Key/value blocks used by sequences and sessions."""
     cache_kept: int
-    """Key/value blocks that nobody holds and the prefix cache keeps, until sequences want the room."""
+    """Key/value blocks that only the prefix cache keeps, until sequences need the memory."""
     cache_touched: int
-    """Key/value blocks written at least once: what the cache takes of the machine's memory."""
+    """Key/value blocks written at least once: the cache's resident memory."""
     cache_budget: int
-    """What the cache may grow to."""
+    """Maximum size of the cache."""
     cache_tokens: int
-    """Tokens of all sequences together that the budget holds; of one sequence, where layers with a window give back
+    """Capacity of the budget in tokens of all sequences together; of one sequence, if layers with a window free
     blocks."""
     cache_token_bytes: float
-    """Of keys and values, what one more token of a long sequence takes: layers with a window give back as much as they
-    take."""
+    """Bytes of keys and values that one more token of a long sequence adds. Layers with a window add none: they free as
+    much as they take."""
     process: int
-    """Resident memory of the whole process; 0 where the system does not tell."""
+    """Resident memory of the whole process; 0 if the system does not report it."""
     mapped: int = 0
-    """Of the weights, those that stay in a file (`weights="mapped"`), and are in memory as far as there is room."""
+    """Bytes of the weights that stay in a file (`weights="mapped"`); cached in memory if there is room."""
 
     @property
     def total(self) -> int:
@@ -190,8 +190,8 @@ class MemoryReport:
         return sum(self.weights.values()) + self.cache_touched
 
     def compression(self, part: str | None = None, bits: int = 16) -> float:
-        """How many times the bytes of these weights as many of so many bits each would take: 16 are those of bfloat16,
-        32 of float32. Of a part, or all; 1.0 where there are none."""
+        """Compression ratio of the weights of a part, or of all: their size at `bits` bits each (16 for bfloat16, 32
+        for float32), divided by their actual size. 1.0 without weights."""
         parts = self.weights if part is None else [part]
         taken, count = (sum(sizes[part] for part in parts) for sizes in (self.weights, self.weight_counts))
         return count * bits / 8 / taken if taken else 1.0

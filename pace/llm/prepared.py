@@ -1,4 +1,4 @@
-"""A call that is checked and settled: what the generator makes of inputs and a config, and the sequences that it runs."""
+"""A checked call: inputs and config in final form, and the sequences that run it."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ class Prepared:
 
     prompts: Prompts
     config: SamplingConfig
-    """With every field settled: the caller's, the checkpoint's, or the default."""
+    """The config with all fields set: by the caller, the checkpoint, or the default."""
     limits: list[int]
-    """Tokens at which each prompt ends, its own included."""
+    """Maximum length of each prompt's rows, prompt included."""
     seeds: list[int]
     """Seed of each prompt."""
     guides: list[Guide]
-    """What the continuations of each prompt are held to."""
+    """Constraints on the continuations of each prompt."""
     warnings: tuple[str, ...] = ()
-    """What of a JSON schema is not enforced."""
+    """Parts of a JSON schema that are not enforced."""
 
     @property
     def num_rows(self) -> int:
-        """`num_return_sequences` of each prompt, one prompt after the other."""
+        """Number of rows: `num_return_sequences` for each prompt."""
         return len(self.prompts.rows) * self.config.num_return_sequences
 
     @property
@@ -45,7 +45,7 @@ class Prepared:
 
     @property
     def num_logprobs(self) -> int | None:
-        """As in the config, or 0 where captures need those of the generated tokens."""
+        """The config's number, or 0 if captures need the log-probabilities of the generated tokens."""
         return 0 if self.config.logprobs is None and self.has_captures else self.config.logprobs
 
     @property
@@ -55,12 +55,12 @@ class Prepared:
 
     @property
     def row_guides(self) -> list[Guide]:
-        """The guide of each row."""
+        """The constraints of each row."""
         return [guide for guide in self.guides for _ in range(self.config.num_return_sequences)]
 
     def sequences(self, index: int, tokenizer: Any, driver: Any) -> list[Sequence]:
-        """One sequence per sample of a prompt; the later ones wait to share the first one's prompt. `driver` is the
-        engine's, which a step callback calls."""
+        """Makes one sequence per sample of a prompt. Later samples wait to share the prompt of the first one. `driver`
+        runs the engine; step callbacks use it."""
         config, row = self.config, self.prompts.rows[index]
         seed, guide = self.seeds[index], self.guides[index]
         processors = Processors(build_processors(config, len(row), end_tokens_of(config)))
