@@ -1,4 +1,4 @@
-"""Checks of a caller's values. Each takes the name used in error messages and the value; it returns the value in
+"""Checks of a caller's values. Each takes the name used in error messages, and the value. It returns the value in
 canonical form, or raises an error that explains what is allowed."""
 
 from __future__ import annotations

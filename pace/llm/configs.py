@@ -90,8 +90,8 @@ class SamplingConfig:
     Every field is checked when it is set, also by plain assignment (`config.top_k = 5`). `None` means "not set". A
     field set by the caller overrides the checkpoint's generation_config.json, which overrides the default given here.
 
-    Raises: TypeError for an unknown field (with the most similar known name) or a value of the wrong type, ValueError
-    for a value out of range.
+    Raises: TypeError for an unknown field (with the most similar known name) or a wrong type, ValueError for a value
+    out of range.
     """
 
     max_new_tokens: int | None = None
@@ -128,7 +128,7 @@ class SamplingConfig:
     """Number of beams in beam search; 1 is no beam search. With do_sample, candidates are sampled instead of taking the
     most likely."""
     length_penalty: float = 1.0
-    """In beam search, the log-probability of a sequence is divided by this power of its generated length: above 0
+    """In beam search, the log-probability of a sequence is divided by this power of its generated length. Above 0
     favours long sequences, below 0 short ones."""
     early_stopping: bool | str = False
     """In beam search, True ends it with num_beams finished sequences, False when a better one is unlikely, "never" when
@@ -188,8 +188,8 @@ class SamplingConfig:
     response_format: dict[str, Any] | None = None
     """The same in the form of OpenAI's API: {"type": "text"}, "json_object", "json_schema" or "structural_tag"."""
     json_whitespace: str = "flexible"
-    """Whitespace allowed between the parts of JSON from json_schema or response_format: "flexible", "compact" for none,
-    "spaced" for one blank after each colon and comma, or a regular expression of blanks."""
+    """Whitespace allowed between the parts of JSON from json_schema or response_format. One of "flexible", "compact"
+    (none), "spaced" (one blank after each colon and comma), or a regular expression of blanks."""
 
     def __init__(self, **values: Any) -> None:
         object.__setattr__(self, "explicit_fields", set())

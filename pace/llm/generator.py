@@ -35,8 +35,8 @@ from pace.llm.sequence import Sequence
 logger = logging.getLogger("pace")
 
 DEFAULT_MAX_NEW_TOKENS = 256
-"""Default for texts that are no chat answers, if neither the caller nor the checkpoint sets a limit: short enough to
-wait for on a slow machine."""
+"""Default for texts that are no chat answers, if neither the caller nor the checkpoint sets a limit. It is short enough
+to wait for on a slow machine."""
 
 
 class Generator:

@@ -64,8 +64,8 @@ class LLMModel:
 
         What to load: `model_name_or_path`, `tokenizer_name_or_path`; from the Hub `revision`, `token`, `cache_dir`,
         `local_files_only`.
-        How weights are stored: `dtype`, or `quantization` ("int8", "int4", "nf4", ...; `load_in_4bit`, `load_in_8bit`);
-        `weights` ("mapped" keeps experts in a file, which may be larger than memory) and `weights_cache`.
+        How weights are stored: `dtype`, or `quantization` ("int8", "int4", "nf4", ...; `load_in_4bit`, `load_in_8bit`).
+        Where: `weights` ("mapped" keeps experts in a file, which may be larger than memory) and `weights_cache`.
         Keys and values: `kv_cache_bytes` (such as "2GiB"), `kv_cache_dtype`, `kv_cache_type`, `bmc_rows`,
         `prefix_cache_bytes`, and `max_seq_len`, the maximum length of a sequence.
         How it runs: `backend`, `num_threads`, `pin_threads`, and `spec_config` for speculative decoding. `progress`
@@ -103,8 +103,8 @@ class LLMModel:
     ) -> GenerateOutput:
         """Continues one prompt or several.
 
-        `inputs`: a string, a list of strings, token ids (a list, or a list of lists), an integer tensor `[S]` or
-        `[B, S]`, or a tokenizer's output with its attention mask, padded on either side.
+        `inputs`: a string, a list of strings, token ids (a list, or a list of lists), or an integer tensor `[S]` or
+        `[B, S]`. Or a tokenizer's output with its attention mask, padded on either side.
         `sampling_config`: overrides the checkpoint's generation_config.json field by field, which overrides the
         defaults. May be a transformers GenerationConfig.
         `fields`: fields of a SamplingConfig, which override `sampling_config`: `generate(prompt, max_new_tokens=8)`.
@@ -116,8 +116,8 @@ class LLMModel:
         `cancel`: an event that another thread sets to end the call after the current step. Unfinished rows are
         returned as they are, with finish reason "cancelled".
 
-        Takes any number of prompts: the engine holds twice as many as it runs at once, the others follow. For several
-        prompts without a streamer, a bar is shown on a terminal if the model was loaded with `progress`.
+        Takes any number of prompts: the engine holds twice the number that it runs at once, the others follow. For
+        several prompts without a streamer, a bar is shown on a terminal if the model was loaded with `progress`.
 
         Raises ValueError or TypeError for invalid inputs or an invalid config, before any work is done.
         After an exception or Ctrl-C the model is usable, and generations of other threads go on.
@@ -150,8 +150,8 @@ class LLMModel:
         `priority`: from -100 to 100; `generate`, `stream` and sessions have 0. Each unit moves the request ahead of
         64 earlier ones. A request is therefore overtaken by at most 64 later requests per unit of difference, so that
         none starves (docs/decoding.md).
-        `cache_salt`: up to 128 characters. The request shares cached prompts only with requests of the same salt, so
-        that the time to the first token does not reveal the prompts of other clients.
+        `cache_salt`: up to 128 characters. The request shares cached prompts only with requests of the same salt. The
+        time to the first token then does not reveal the prompts of other clients.
 
         Raises the errors of `generate`, and ValueError for several prompts and for beam search.
         """

@@ -80,8 +80,8 @@ class LoadOptions:
     QuantizationConfig, or a dict of its arguments, sets options and choices by module. Also takes transformers'
     BitsAndBytesConfig. docs/quantization.md compares the formats. The guarantees about identical bits hold for each."""
     backend: str | OperatorConfig = "native"
-    """"native" for the C++ kernels with one call per step; "native-eager" for the same kernels called one by one from
-    Python; "torch" for their specification in plain torch. The first two give the same bits. An OperatorConfig, or its
+    """"native" for the C++ kernels with one call per step. "native-eager" for the same kernels called one by one from
+    Python. "torch" for their specification in plain torch. The first two give the same bits. An OperatorConfig, or its
     short form "attention=torch,mlp=torch", chooses kernels or torch for each operator."""
     num_threads: int | None = None
     """Number of kernel threads of this process, shared by all its models; None for the physical cores that it may
@@ -329,8 +329,8 @@ def _warn_of_missing_kernels() -> None:
 
 
 def tokens_per_step(model: BaseModelForCausalLM) -> int:
-    """Maximum number of tokens in a step. A step of many tokens reads all experts of a mixture, so AMX, whose products
-    are fast enough to be limited by that reading, takes more tokens per step."""
+    """Maximum number of tokens in a step. A step of many tokens reads all experts of a mixture. AMX multiplies so fast
+    that this reading limits it, so it takes more tokens per step."""
     return 2048 if model.ops is native and _C.isa() == "amx" and any(model.stacks()) else 512
 
 
@@ -373,8 +373,8 @@ def _read_defaults(checkpoint: Checkpoint, tokenizer: Any, model: BaseModelForCa
 
 
 def _check_budget(options: LoadOptions, model: BaseModelForCausalLM, draft_share: Fraction) -> None:
-    """Raises ValueError for a cache without room for one block, or for one sequence of `max_seq_len` tokens, after a
-    draft model's share is subtracted; and for inconsistent sizes."""
+    """Raises ValueError if the cache has no room for one block, or for one sequence of `max_seq_len` tokens, after
+    subtracting a draft model's share. Also for inconsistent sizes."""
     budget = available_memory_bytes() * CACHE_SHARE
     if options.kv_cache_bytes is not None:
         budget = parse_bytes(options.kv_cache_bytes)

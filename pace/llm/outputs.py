@@ -136,7 +136,7 @@ class GenerateOutput:
     """Captures per row, by name and in order: the parts of the text that the grammar's rules with `[capture]` matched.
     None for a grammar without captures. Of equal captures of one name in a row, llguidance only reports the first."""
     sequence_scores: list[float] | None = None
-    """Beam search scores per row: the sum of the log-probabilities of the generated tokens, after the processors,
+    """Beam search scores per row. A score is the sum of the generated tokens' log-probabilities, after the processors,
     divided by the number of tokens to the power of `length_penalty`."""
 
     def __repr__(self) -> str:
@@ -190,8 +190,8 @@ class MemoryReport:
         return sum(self.weights.values()) + self.cache_touched
 
     def compression(self, part: str | None = None, bits: int = 16) -> float:
-        """Compression ratio of the weights of a part, or of all: their size at `bits` bits each (16 for bfloat16, 32
-        for float32), divided by their actual size. 1.0 without weights."""
+        """Compression ratio of the weights of a part, or of all. It is their size at `bits` bits each (16 for bfloat16,
+        32 for float32), divided by their actual size. 1.0 without weights."""
         parts = self.weights if part is None else [part]
         taken, count = (sum(sizes[part] for part in parts) for sizes in (self.weights, self.weight_counts))
         return count * bits / 8 / taken if taken else 1.0

@@ -1,4 +1,4 @@
-"""Rows of a matrix in ggml's blocks, as GGUF files hold them. The kernels pack them as they are
+"""Rows of a matrix in ggml's blocks, as stored in GGUF files. The kernels pack them directly
 (csrc/ops/ggml_blocks.cpp)."""
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from pace.ops.weight_layout import CODES, SUPER_BLOCK, QuantizedRows, WeightLayo
 
 @dataclass(frozen=True)
 class BlockType:
-    """A type of ggml: a row is a sequence of such blocks. Its struct is in ggml/src/ggml-common.h."""
+    """A ggml block type: a row is a sequence of such blocks. Its struct is in ggml/src/ggml-common.h."""
 
     number: int
-    """ggml's, in the headers of files and for the kernels."""
+    """ggml's number of the type, used in file headers and by the kernels."""
     name: str
     weights: int
-    """Weights of a block."""
+    """Number of weights in a block."""
     nbytes: int
     """Bytes of a block."""
     layout: WeightLayout
-    """Holds the same numbers in as many bits."""
+    """The layout that stores the same numbers in the same number of bits."""
 
     def row_bytes(self, k: int) -> int:
-        """Bytes of a row of k weights; ValueError where these are no whole blocks."""
+        """Bytes of a row of k weights. Raises ValueError unless k is a multiple of the block."""
         if k % self.weights:
             raise ValueError(f"rows of {k} weights are no whole number of {self.name} blocks of {self.weights}")
         return k // self.weights * self.nbytes
@@ -35,13 +35,13 @@ class BlockType:
 
 @dataclass(frozen=True, eq=False)
 class BlockRows:
-    """Rows of a quantised matrix as a file has them. Used like `QuantizedRows`, which `unpack` makes of them."""
+    """Rows of a quantised matrix in a file's format. Has the interface of `QuantizedRows`; `unpack` converts to it."""
 
     type: BlockType
     data: Tensor
     """uint8 `[rows, row_bytes]`, contiguous rows; may be a view of mapped memory."""
     name: str = "the matrix"
-    """What errors call it."""
+    """Name of the matrix in error messages."""
 
     order = None
 
@@ -58,11 +58,11 @@ class BlockRows:
         return self.data.nbytes
 
     def take(self, rows: slice | Tensor) -> BlockRows:
-        """Some of the rows; a view where `rows` is a slice."""
+        """Returns some of the rows; a view if `rows` is a slice."""
         return replace(self, data=self.data[rows])
 
     def unpack(self) -> QuantizedRows:
-        """The same rows, a byte for each code."""
+        """Returns the same rows as `QuantizedRows`, with one byte for each code."""
         (num_rows, k), layout = self.shape, self.layout
         in_blocks = layout.in_super_blocks
         codes = torch.empty(num_rows, k, dtype=CODES[layout.code])
@@ -75,7 +75,7 @@ class BlockRows:
         return QuantizedRows(layout, codes, scales, mins, super_scales=super_scales, super_mins=super_mins)
 
     def dequantize(self) -> Tensor:
-        """float32 `[rows, K]`. Raises ValueError for scales that are NaN or infinite."""
+        """Returns float32 `[rows, K]`. Raises ValueError for scales that are NaN or infinite."""
         rows = self.unpack()
         for values in rows.group_scales():
             if values is not None and not values.isfinite().all():
@@ -83,14 +83,14 @@ class BlockRows:
         return rows.dequantize()
 
     def pack(self, weight: int, row: int) -> None:
-        """Writes them as logical rows from `row` on of the packed weight at an address. Raises ValueError as
+        """Packs the rows into the weight at address `weight`, from logical row `row` on. Raises ValueError as
         `dequantize`."""
         if not _C.pack_blocks(weight, row, self.shape[0], self.type.number, *self._source):
             raise self._not_finite()
 
     @property
     def _source(self) -> tuple[int, int]:
-        """Address, and bytes between rows."""
+        """Address of the first row, and the bytes between rows."""
         if self.data.stride(1) != 1 and self.data.shape[1] > 1:
             raise ValueError(f"rows of blocks must be contiguous; got strides {self.data.stride()}")
         return self.data.data_ptr(), self.data.stride(0)

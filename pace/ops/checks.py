@@ -1,5 +1,5 @@
-"""Checks that the native operations share: each returns what the C++ call needs, or raises an error that says what was
-wrong."""
+"""Argument checks shared by the native operations. Each returns what the C++ call needs, or raises an error that says
+what is wrong."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def describe(tensor: Tensor) -> str:
 
 
 def check_rows(name: str, tensor: Tensor) -> tuple[int, int]:
-    """`(rows, columns)` of a float32 matrix whose rows are contiguous."""
+    """Returns `(rows, columns)` of a float32 matrix with contiguous rows."""
     if tensor.dtype != torch.float32 or tensor.ndim != 2 or (tensor.stride(1) != 1 and tensor.shape[1] > 1):
         raise ValueError(f"{name} must be a float32 matrix with contiguous rows; got {describe(tensor)}")
     rows, columns = tensor.shape
@@ -28,7 +28,7 @@ def check_rows(name: str, tensor: Tensor) -> tuple[int, int]:
 
 
 def check_heads(name: str, tensor: Tensor) -> tuple[int, int, int]:
-    """`(tokens, heads, head_dim)` of a float32 `[T, H, D]` whose heads are contiguous; tokens and heads may be
+    """Returns `(tokens, heads, head_dim)` of a float32 `[T, H, D]` with contiguous heads. Tokens and heads may be
     strided."""
     if tensor.dtype != torch.float32 or tensor.ndim != 3 or (tensor.stride(2) != 1 and tensor.shape[2] > 1):
         raise ValueError(f"{name} must be float32 [T, H, D] with contiguous D; got {describe(tensor)}")
@@ -37,21 +37,21 @@ def check_heads(name: str, tensor: Tensor) -> tuple[int, int, int]:
 
 
 def check_vector(name: str, tensor: Tensor, length: int, dtype: torch.dtype = torch.float32) -> int:
-    """The address of a contiguous vector of `length` elements of `dtype`."""
+    """Returns the address of a contiguous vector of `length` elements of `dtype`."""
     if tensor.dtype != dtype or tensor.ndim != 1 or tensor.shape[0] != length or not tensor.is_contiguous():
         raise ValueError(f"{name} must be a contiguous vector of {length} {dtype}; got {describe(tensor)}")
     return tensor.data_ptr()
 
 
 def check_head_weights(tensor: Tensor, heads: int, head_dim: int) -> int:
-    """The address of contiguous float32 `[heads, head_dim]`."""
+    """Returns the address of contiguous float32 `[heads, head_dim]`."""
     if tensor.dtype != torch.float32 or tensor.shape != (heads, head_dim) or not tensor.is_contiguous():
         raise ValueError(f"weight must be contiguous float32 [{heads}, {head_dim}]; got {describe(tensor)}")
     return tensor.data_ptr()
 
 
 def check_order(order: Tensor, k: int, layout: torch.dtype | WeightLayout | None) -> None:
-    """Raises unless `order` is a permutation that a quantised weight with k columns may have."""
+    """Raises ValueError unless `order` is a valid column permutation for a quantised weight with k columns."""
     if not isinstance(layout, WeightLayout):
         raise ValueError("only quantised weights have an order of columns; permute the columns of others")
     if order.dtype != torch.int64 or order.ndim != 1 or not torch.equal(order.sort().values, torch.arange(k)):
@@ -59,7 +59,7 @@ def check_order(order: Tensor, k: int, layout: torch.dtype | WeightLayout | None
 
 
 def check_float_rows(weight: Weight, rows: Tensor, row: int) -> torch.dtype:
-    """How `rows` are stored as rows `row ..` of a weight; raises unless that is as floats."""
+    """Returns the dtype in which rows `row ..` of a weight are stored. Raises ValueError unless it is a float dtype."""
     if rows.ndim != 2 or rows.shape[1] != weight.k or row < 0 or row + rows.shape[0] > weight.n:
         raise ValueError(f"cannot write {tuple(rows.shape)} at row {row} of a weight of shape ({weight.n}, {weight.k})")
     layout = layout_of_rows(weight.layout, row, rows.shape[0])
@@ -69,7 +69,7 @@ def check_float_rows(weight: Weight, rows: Tensor, row: int) -> torch.dtype:
 
 
 def check_quantized_rows(weight: Weight, rows: QuantizedRows | BlockRows, row: int) -> None:
-    """Raises unless `rows` can be rows `row ..` of a weight."""
+    """Raises ValueError unless `rows` can become rows `row ..` of a weight."""
     if rows.shape[1] != weight.k or row < 0 or row + rows.shape[0] > weight.n:
         raise ValueError(f"cannot write {rows.shape} at row {row} of a weight of shape ({weight.n}, {weight.k})")
     layout, order = layout_of_rows(weight.layout, row, rows.shape[0]), weight.order

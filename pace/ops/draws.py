@@ -1,4 +1,4 @@
-"""How tokens are drawn from rows of logits."""
+"""Arguments and results of drawing tokens from rows of logits."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 from torch import Tensor
 
 EDIT = np.dtype([("token", np.int32), ("factor", np.float32), ("addend", np.float32)])
-"""As `LogitEdit` of csrc/include/pace/row_ops.h."""
+"""The layout of `LogitEdit` in csrc/include/pace/row_ops.h."""
 
 
 class Edits:
-    """Changes of a few logits of a row, in order: `x = (x < 0 ? x * factor : x / factor) + addend`. An addend of -inf
-    bans; tokens that the row does not have are passed over. Grows at the end, and is cut there."""
+    """Edits of a few logits of a row, in order: `x = (x < 0 ? x * factor : x / factor) + addend`. An addend of -inf
+    bans the token; tokens beyond the row are skipped. Edits are only appended or removed at the end."""
 
     __slots__ = ("_records", "_size", "address")
 
@@ -30,18 +30,18 @@ class Edits:
     def _place(self, records: np.ndarray) -> None:
         self._records = records
         self.address: int = records.ctypes.data
-        """Address of the first record, until one is added."""
+        """Address of the first record. Invalid after `append`."""
 
     def __len__(self) -> int:
         return self._size
 
     @property
     def records(self) -> np.ndarray:
-        """`EDIT [len(self)]`, a view."""
+        """View of the records, `EDIT [len(self)]`."""
         return self._records[: self._size]
 
     def append(self, token: int, factor: float, addend: float) -> None:
-        """Adds an edit at the end, which may move the records."""
+        """Appends an edit, which may move the records."""
         if self._size == len(self._records):
             larger = np.empty(2 * self._size, EDIT)
             larger[: self._size] = self._records
@@ -53,18 +53,18 @@ class Edits:
         self._records["addend"][place] = addend
 
     def truncate(self, size: int) -> None:
-        """Forgets all but the first."""
+        """Removes all but the first `size` edits."""
         self._size = size
 
     def copy(self) -> Edits:
-        """The same edits; what either does later does not show in the other."""
+        """Returns an independent copy."""
         twin = Edits()
         twin._size = self._size
         twin._place(self._records.copy())
         return twin
 
     def apply_(self, logits: np.ndarray) -> None:
-        """Changes `logits [V]` in place, as the op does it. Edits of one token are alike, or there is one."""
+        """Applies the edits to `logits [V]` in place, like the op. All edits of one token must be equal."""
         records = self.records[self.records["token"] < len(logits)]
         values = logits[records["token"]]
         with np.errstate(invalid="ignore", over="ignore"):
@@ -74,44 +74,45 @@ class Edits:
 
 @dataclass(frozen=True)
 class Draws:
-    """M tokens to draw, each from a row and by rules of its own; all `[M]`.
+    """M tokens to draw, each from its own row and with its own rules; all fields are `[M]`.
 
-    The rules come in the order of the fields. Each leaves at least the likeliest token of those before it."""
+    The rules are applied in the order of the fields. Each leaves at least the most likely token of those that
+    remain."""
 
     rows: Tensor
-    """int64: the rows of logits."""
+    """int64: the row of logits for each draw."""
     temperature: Tensor
-    """float32; 1 is off, and 0 takes the largest, as `argmax` does."""
+    """float32; 1 is off, and 0 takes the largest, like `argmax`."""
     top_k: Tensor
-    """int64: the number of likeliest tokens that stay, with what equals the last of them; 0 is off."""
+    """int64: number of most likely tokens to keep, plus those equal to the last of them; 0 is off."""
     top_p: Tensor
     """float32: the mass of the nucleus; 1 is off."""
     min_p: Tensor
-    """float32: the share of the likeliest token's probability that the others need; 0 is off."""
+    """float32: minimum probability of a token, as a share of the most likely token's; 0 is off."""
     typical_p: Tensor
-    """float32: the mass of the tokens whose information is closest to the entropy; 1 is off."""
+    """float32: mass of the tokens whose information is closest to the entropy; 1 is off."""
     uniform: Tensor
-    """float64 in [0, 1): the place of the draw in the cumulative probability, in rising order of the ids."""
+    """float64 in [0, 1): position of the draw in the cumulative probability, in ascending order of token ids."""
     edits: list[list[Edits]] | None = None
-    """Changes of each draw's row before it is drawn from, list after list; the rows then differ from each other."""
+    """Edits of each draw's row before drawing; each draw has a list of `Edits`. The rows must then all differ."""
     masks: Tensor | None = None
-    """int32 `[K, ceil(V / 32)]`: bit `i % 32` of word `i // 32` (1 is the lowest) is set where token i may be drawn; bits
-    beyond V mean nothing. What a mask bans is -inf, before anything else."""
+    """int32 `[K, ceil(V / 32)]`: bit `i % 32` of word `i // 32` (1 is the lowest) is set if token i is allowed; bits
+    beyond V are ignored. Banned tokens become -inf before everything else."""
     mask_rows: Tensor | None = None
-    """int64: the mask of each draw; -1 for none. Comes with `masks`."""
+    """int64: index of each draw's mask; -1 for none. Required with `masks`."""
     num_top: Tensor | None = None
-    """int64: the number of likeliest tokens whose log-probabilities are wanted, with that of the token drawn; -1 for
-    none at all. They are those of the row as its mask leaves it, before the edits."""
+    """int64: number of most likely tokens whose log-probabilities are returned, with that of the drawn token; -1 for no
+    log-probabilities. They are those of the row after its mask and before the edits."""
 
 
 class Drawn(NamedTuple):
-    """What was drawn, M rows; T is the largest `num_top`. Log-probabilities are -inf where they were not wanted."""
+    """Result of M draws; T is the largest `num_top`. Log-probabilities are -inf where not requested."""
 
     tokens: Tensor
-    """int64 `[M]`; -1 where a row, as its mask leaves it, holds NaN or +inf, or nothing above -inf."""
+    """int64 `[M]`; -1 if the row, after its mask, holds NaN or +inf, or nothing above -inf."""
     logprobs: Tensor
     """float32 `[M]`."""
     top_tokens: Tensor
-    """int64 `[M, T]`, likeliest first, the lower id first among equals; -1 beyond `num_top`."""
+    """int64 `[M, T]`, most likely first; among equals the lower id first. -1 beyond `num_top`."""
     top_logprobs: Tensor
     """float32 `[M, T]`."""

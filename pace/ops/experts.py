@@ -1,5 +1,4 @@
-"""What a mixture of experts is told besides its weights: how rows choose (`Router`), and an activation with
-parameters."""
+"""Options of a mixture of experts: how a row chooses its experts (`Router`), and an activation with parameters."""
 
 from __future__ import annotations
 
@@ -7,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 SCORES = ("softmax", "sigmoid", "softmax_of_chosen", "sparsemixer", "sigmoid_of_chosen")
-"""In the order of Router::Score in csrc/include/pace/expert_ops.h."""
+"""Ways of scoring, in the order of Router::Score in csrc/include/pace/expert_ops.h."""
 
 MAX_TOP_K = 64
 MAX_EXPERTS = 2**16
@@ -17,26 +16,27 @@ MAX_EXPERTS = 2**16
 class Router:
     """How a row of logits chooses `top_k` of `num_experts` experts, and their weights.
 
-    Scores decide, with the choice bias added where there is one; among equals, the lower number. With `groups`, only
-    experts of the `kept_groups` best groups of neighbours can be chosen. Weights are the scores of the chosen, without
-    bias. Raises ValueError for what does not fit together."""
+    The highest scores win, with the choice bias added if there is one; among equals, the lower index. With `groups`,
+    experts are split into groups of neighbours, and only the `kept_groups` best groups are eligible. Weights are the
+    scores of the chosen experts, without bias. Raises ValueError for inconsistent settings."""
 
     num_experts: int
     top_k: int
     score: str = "softmax"
-    """softmax: over all logits. sigmoid: of each. softmax_of_chosen: the logits; weights are the softmax over the
-    chosen. sigmoid_of_chosen (Llama 4): the same, but the sigmoid of each. sparsemixer (Phi-3.5-MoE): twice, the largest logit with its softmax among those within `2 * jitter` of it,
-    relative to the larger in size; the second time without the first."""
+    """softmax: softmax over all logits. sigmoid: sigmoid of each logit. softmax_of_chosen: the logits; weights are the
+    softmax over the chosen. sigmoid_of_chosen (Llama 4): the logits; weights are the sigmoid of each. sparsemixer
+    (Phi-3.5-MoE): chooses the largest logit, then the largest of the rest. Each weight is its softmax among the logits
+    within `2 * jitter` of it, relative to the larger magnitude; the second excludes the first expert."""
     normalise: bool = False
-    """Weights are divided by `max(their sum + eps, least_sum)`."""
+    """Divides the weights by `max(their sum + eps, least_sum)`."""
     eps: float = 0.0
     least_sum: float = 0.0
     scale: float = 1.0
-    """Of the weights, at last."""
+    """Final factor of the weights."""
     groups: int = 1
     kept_groups: int = 1
     group_score: str = "max"
-    """max: a group is as good as its best expert. top2: as its two best together."""
+    """max: the score of a group is its best expert's. top2: the sum of its two best."""
     jitter: float = 0.0
 
     def __post_init__(self) -> None:
@@ -68,8 +68,8 @@ class Router:
 
 @dataclass(frozen=True)
 class ClampedSwiglu:
-    """`g * sigmoid(alpha * g) * (u + 1)` of gate and up, `g = min(gate, limit)` and u = up within `-limit .. limit`
-    (gpt-oss)."""
+    """The activation `g * sigmoid(alpha * g) * (u + 1)` of gate and up (gpt-oss). `g = min(gate, limit)`, and u is up
+    clamped to `-limit .. limit`."""
 
     alpha: float
     limit: float

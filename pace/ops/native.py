@@ -1,7 +1,7 @@
-"""Every operation on the C++ kernels: the native twin of `pace.ops.reference`, function by function.
+"""All operations on the C++ kernels; has the same functions as `pace.ops.reference`.
 
-Activations are float32; weights are `PackedWeight` in float32, bfloat16, float16 or quantised. The functions check
-shapes and dtypes and make one call, which releases the GIL and shares its work among the threads of the pool.
+Activations are float32. Weights are `PackedWeight` in float32, bfloat16, float16 or quantised. Each function checks
+shapes and dtypes, then makes one call, which releases the GIL and uses the threads of the pool.
 """
 
 from pace.ops.kernels.attention import attention, rotary_, store_kv

@@ -1,17 +1,17 @@
-"""`Ops`: what the operations that models are made of promise, whoever computes them.
+"""`Ops`: the contract of the operations that models are made of, for all implementations.
 
-`pace.ops.native` (C++ kernels) and `pace.ops.reference` (plain torch) have all of these functions. `pace.graph.recorded`
-(on symbols) and `RoutedOps` of the eager runner have those of `ForwardOps`. `tests/ops/test_protocol.py` holds each to
-these names, parameters and defaults.
+`pace.ops.native` (C++ kernels) and `pace.ops.reference` (plain torch) implement all of these functions.
+`pace.graph.recorded` (on symbols) and `RoutedOps` of the eager runner implement `ForwardOps`.
+`tests/ops/test_protocol.py` checks their names, parameters and defaults.
 
 Shapes use T tokens, N outputs, K inputs, H heads of D elements, R rows of logits over V words. Activations are float32
-in `native`; in `reference` they have the dtype of what they are computed from, float32 or float64. A function whose
-name ends in `_` works in place, and no other changes its arguments, but for `store_kv`, which writes the cache. Results
-are new tensors.
+in `native`; in `reference` they have the dtype of their inputs, float32 or float64. A function whose name ends in `_`
+works in place. No other function modifies its arguments, except `store_kv`, which writes the cache. Results are new
+tensors.
 
-`native` raises ValueError for a wrong shape, dtype or stride, and TypeError for a dtype that is supported nowhere. A
-recorded program raises the same for what varies from step to step (ids, slots, spans), before anything is computed.
-`reference` raises what torch does, unless "Raises" says more.
+`native` raises ValueError for a wrong shape, dtype or stride, and TypeError for an unsupported dtype. A recorded
+program raises the same for ids, slots and spans, which vary from step to step, before it computes anything. `reference`
+raises torch's errors, unless "Raises" says more.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Weight(Protocol):
-    """A matrix `[n, k]` as an implementer stores it. With `glu`, its rows are `[gate; up]`, n / 2 each."""
+    """A matrix `[n, k]` in an implementation's own storage. With `glu`, its rows are `[gate; up]`, n / 2 each."""
 
     @property
     def n(self) -> int: ...
@@ -41,25 +41,25 @@ class Weight(Protocol):
     def k(self) -> int: ...
     @property
     def layout(self) -> AnyLayout:
-        """How it is stored."""
+        """The format in which it is stored."""
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of what `unpack` gives: the layout itself, or float32 of a quantised or mixed weight."""
+        """The dtype of `unpack`: the layout itself, or float32 for a quantised or mixed weight."""
 
     @property
     def glu(self) -> bool: ...
     @property
     def order(self) -> Tensor | None:
-        """int64 `[k]`: column j of the codes belongs to column `order[j]` of the input; None: each to its own."""
+        """int64 `[k]`: column j of the codes multiplies column `order[j]` of the input; None for the same order."""
 
     @property
     def nbytes(self) -> int: ...
 
 
 class Stack(Protocol):
-    """One product of all experts of a mixture, or of all heads, as an implementer stores it: weights `[n, k]` of one
-    layout."""
+    """One matrix for each expert of a mixture, or for each head, in an implementation's own storage. All weights are
+    `[n, k]` in one layout."""
 
     @property
     def experts(self) -> Sequence[Weight]: ...
@@ -77,13 +77,13 @@ class Stack(Protocol):
 
 
 class ForwardOps(Protocol):
-    """What the forward pass of a model calls.
+    """Operations of a model's forward pass.
 
-    A row of a result depends on the same row of the arguments (or on the same token's span) alone: not on the number
-    of rows, on its neighbours, or on threads."""
+    A row of a result depends only on the same row of the arguments (or the same token's span). It does not depend on
+    the number of rows, other rows, or threads."""
 
     def embedding(self, ids: Tensor, weight: Weight) -> Tensor:
-        """`[T, K]`: row `ids[t]` of the weight, widened to float32, of int64 `ids [T]`.
+        """Returns `[T, K]`: row `ids[t]` of the weight for int64 `ids [T]`, widened to float32.
 
         Raises ValueError for an id outside of the weight, TypeError (`native`) for ids of another dtype."""
 
@@ -95,36 +95,37 @@ class ForwardOps(Protocol):
         activation: str | None = None,
         residual: Tensor | None = None,
     ) -> Tensor:
-        """`[T, N]`: `residual [T, N] + activation(x [T, K] W' + bias [N])`, each part optional.
+        """Returns `[T, N]`: `residual [T, N] + activation(x [T, K] W' + bias [N])`; bias, activation and residual are
+        optional.
 
-        x may have any row stride; the residual is contiguous. The weight is one without `glu`. Raises ValueError
+        x may have any row stride; the residual must be contiguous. The weight must be without `glu`. Raises ValueError
         (`native`) for an unknown activation."""
 
     def linear_glu(self, x: Tensor, weight: Weight, activation: str, bias: Tensor | None = None) -> Tensor:
-        """`[T, N / 2]`: `activation(x Wg' + bg) * (x Wu' + bu)` where the rows of the weight (and of `bias [N]`) are
+        """Returns `[T, N / 2]`: `activation(x Wg' + bg) * (x Wu' + bu)`. The rows of the weight (and of `bias [N]`) are
         `[gate; up]`.
 
-        x may have any row stride. The weight is one with `glu`."""
+        x may have any row stride. The weight must be made with `glu`."""
 
     def activation(self, x: Tensor, name: str) -> Tensor:
-        """`name` of every element of x, in the shape of x: silu, gelu, gelu_new, gelu_tanh, gelu_fast, quick_gelu or
-        relu. gelu_new, gelu_tanh and gelu_fast are one function."""
+        """Applies an activation to every element of x: silu, gelu, gelu_new, gelu_tanh, gelu_fast, quick_gelu or relu.
+        gelu_new, gelu_tanh and gelu_fast are the same function."""
 
     def scale_(self, x: Tensor, factor: float) -> None:
-        """Multiplies `x [T, K]` by a finite number, which is rounded to float32; x may have any row stride."""
+        """Multiplies `x [T, K]` by a finite number, rounded to float32; x may have any row stride."""
 
     def softcap_(self, x: Tensor, cap: float) -> None:
-        """Replaces `x [T, K]` by `cap * tanh(x / cap)`, between -cap and cap, of a positive cap; NaN stays NaN. x may
+        """Replaces `x [T, K]` by `cap * tanh(x / cap)`, between -cap and cap, for a positive cap; NaN stays NaN. x may
         have any row stride."""
 
     def gate_(self, x: Tensor, gate: Tensor) -> None:
         """Multiplies every row of `x [T, K]` by `sigmoid(gate)` of `gate [T, 1]`; both may have any row stride."""
 
     def route(self, logits: Tensor, router: Router, choice_bias: Tensor | None = None) -> Tensor:
-        """`[T, 2 top_k]`: the numbers of the experts that each row of `logits [T, E]` chooses, ascending, then their
-        weights. `choice_bias [E]` is added to scores for the choice alone. logits may have any row stride.
+        """Returns `[T, 2 top_k]`: the indices of the experts that each row of `logits [T, E]` chooses, ascending, then
+        their weights. `choice_bias [E]` is added to the scores for the choice only. logits may have any row stride.
 
-        A row whose scores hold NaN chooses the first experts, with NaN as weights."""
+        A row whose scores contain NaN chooses the first experts, with NaN as weights."""
 
     def experts(
         self,
@@ -138,51 +139,52 @@ class ForwardOps(Protocol):
         residual: Tensor | None = None,
         weigh_inputs: bool = False,
     ) -> Tensor:
-        """`[T, H]`: `residual + w1 f1(x) + w2 f2(x) + ...` for `x [T, K]`, added in this order; 0 for no residual.
+        """Returns `[T, H]`: `residual + w1 f1(x) + w2 f2(x) + ...` for `x [T, K]`, added in this order; without a
+        residual, the sum starts at 0.
 
-        The experts e and weights w of a row are those of `routing [T, 2 top_k]`, as `route` makes it, and
-        `fe(x) = h We' + be`, `h = activation(x Wg' + bg) * (x Wu' + bu)` or what a ClampedSwiglu makes of the two.
-        `gate_up` has rows `[gate; up]`, made with `glu`; biases are `[E, n]`, those of gate and up in one. x may have
-        any row stride; the residual is contiguous. An expert that no row chooses is not read. With `weigh_inputs`, it is
-        `f1(w1 x) + f2(w2 x) + ...`.
+        The experts e and weights w of a row are those of `routing [T, 2 top_k]`, the result of `route`. `fe(x) = h We'
+        + be`, `h = activation(x Wg' + bg) * (x Wu' + bu)`, or a ClampedSwiglu of the two. `gate_up` has rows `[gate;
+        up]`, made with `glu`. Biases are `[E, n]`, with gate and up in one. x may have any row stride; the residual
+        must be contiguous. An expert that no row chooses is not read. With `weigh_inputs`, the sum is `f1(w1 x) + f2(w2
+        x) + ...`.
 
-        Raises ValueError (`native`) for stacks that do not fit each other, and for a routing that no router makes."""
+        Raises ValueError (`native`) for stacks of inconsistent shapes, and for an invalid routing."""
 
     def heads_linear(self, x: Tensor, weights: Stack) -> Tensor:
-        """`[T, H * N]`: `x[:, h] W_h'` for every head h of `x [T, H, K]`, each with a weight `[N, K]` of its own; x may
-        be a strided view with contiguous heads. The weights are without `glu`."""
+        """Returns `[T, H * N]`: `x[:, h] W_h'` for every head h of `x [T, H, K]`, with one weight `[N, K]` per head. x
+        may be a strided view with contiguous heads. The weights must be without `glu`."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """`[T, K]`: `x / sqrt(mean(x^2) + eps) * weight [K]`; x may have any row stride."""
+        """Returns `[T, K]`: `x / sqrt(mean(x^2) + eps) * weight [K]`; x may have any row stride."""
 
     def layer_norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-        """`[T, K]`: `(x - mean(x)) / sqrt(var(x) + eps) * weight [K] + bias [K]`, population variance; x may have any
-        row stride."""
+        """Returns `[T, K]`: `(x - mean(x)) / sqrt(var(x) + eps) * weight [K] + bias [K]`, population variance; x may
+        have any row stride."""
 
     def head_rms_norm_(self, x: Tensor, weight: Tensor, eps: float) -> None:
-        """Replaces every head of `x [T, H, D]` by its `rms_norm` with one `weight [D]`; x may be a strided view with
+        """Replaces every head of `x [T, H, D]` by its `rms_norm` with one `weight [D]`. x may be a strided view with
         contiguous heads."""
 
     def head_layer_norm_(self, x: Tensor, weight: Tensor, eps: float) -> None:
-        """Replaces every head of `x [T, H, D]` by its `layer_norm`, with `weight [H, D]` and without biases; x may be a
+        """Replaces every head of `x [T, H, D]` by its `layer_norm`, with `weight [H, D]` and without biases. x may be a
         strided view with contiguous heads."""
 
     def rotary_(self, x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> None:
         """Rotates the first R of the D elements of every head of `x [T, H, D]`, with `cos, sin [T, R / 2]`.
 
-        Pair i is elements (i, i + R/2), or (2i, 2i + 1) where interleaved: `(a, b) -> (a cos - b sin, b cos + a sin)`.
-        x may be a strided view with contiguous heads."""
+        Pair i is elements (i, i + R/2), or (2i, 2i + 1) if interleaved: `(a, b) -> (a cos - b sin, b cos + a sin)`. x
+        may be a strided view with contiguous heads."""
 
     def store_kv(self, k: Tensor, v: Tensor, kv: LayerBlocks, slots: Tensor) -> None:
-        """Writes `k [T, Hkv, D]` and `v [T, Hkv, Dv]` into position `slot % 16` of block `slot // 16`, of int64 `slots [T]`, rounded to
-        nearest even in the cache's dtype.
+        """Writes `k [T, Hkv, D]` and `v [T, Hkv, Dv]` into the cache, rounded to nearest even in the cache's dtype.
+        int64 `slots [T]` are the positions: `slot % 16` of block `slot // 16`.
 
-        In int8, each head of k and of v has the scale `max|x| / 127` in float32, and `x / scale` is what is rounded: 0
-        where the scale is 0. A head with an element that is not finite is stored as zeros times NaN, and spoils all
-        that sees it.
+        In int8, each head of k and of v has the float32 scale `max|x| / 127`. `x / scale` is rounded; it is 0 if the
+        scale is 0. A head with a non-finite element is stored as zeros with scale NaN, so that every result that reads
+        it becomes NaN.
 
-        k and v may be strided views with contiguous heads. Slots of one call must differ. Raises ValueError
-        (`native`) for a slot outside of the cache."""
+        k and v may be strided views with contiguous heads. Slots of one call must differ. Raises ValueError (`native`)
+        for a slot outside of the cache."""
 
     def attention(
         self,
@@ -196,99 +198,100 @@ class ForwardOps(Protocol):
         latent_q: Tensor | None = None,
         chunked: bool = False,
     ) -> Tensor:
-        """`[T, Hq * Dv]`: `softmax(scale * q k') v` for every head of `q [T, Hq, D]`, causal within each span's own
-        blocks.
+        """Returns `[T, Hq * Dv]`: `softmax(scale * q k') v` for every head of `q [T, Hq, D]`, causal within each span's
+        own blocks.
 
-        Query head h reads key/value head `h // (Hq / Hkv)`. With `window = w`, position p sees `p - w + 1 .. p`, or, where
-        `chunked`, `p // w * w .. p`; blocks that no token sees may be unmapped (any number in the table). With `softcap = c`, scores become
-        `c tanh(score / c)`. `sinks [Hq]` are one more score of each head, as they are, that takes weight and has no
-        value. With `latent_q [T, Hq, Dv]`, values are keys as well: scores are `scale * (q k' + latent_q v')`. What lies
-        at or beyond `kv_len` is never read into a result, whatever it holds. q and latent_q may be strided views with
-        contiguous heads.
+        Query head h reads key/value head `h // (Hq / Hkv)`. With `window = w`, position p sees `p - w + 1 .. p`, or
+        with `chunked`, `p // w * w .. p`. Blocks that no token sees may be unmapped (any number in the table). With
+        `softcap = c`, scores become `c tanh(score / c)`. `sinks [Hq]` are one additional score per head, used unscaled,
+        which takes weight and has no value. With `latent_q [T, Hq, Dv]`, values are also keys: scores are `scale * (q
+        k' + latent_q v')`. Positions at or beyond `kv_len` never affect a result, even if they hold NaN. q and latent_q
+        may be strided views with contiguous heads.
 
         Raises ValueError (`native`) for spans that do not fit q, their own lengths or the cache."""
 
 
 class WeightOps(Protocol):
-    """How weights are made."""
+    """Operations that make weights."""
 
     def weight_nbytes(self, n: int, k: int, layout: AnyLayout, glu: bool = False) -> int:
-        """Bytes of such a weight, padding included."""
+        """Bytes of a weight, padding included."""
 
     def empty_weight(self, n: int, k: int, layout: AnyLayout, glu: bool = False, order: Tensor | None = None) -> Weight:
-        """A weight of zeros, to be filled by `pack_rows_`, or, where it is quantised, by `pack_quantized_`.
+        """Returns a weight of zeros, to be filled by `pack_rows_`, or by `pack_quantized_` if it is quantised.
 
-        `order` is that of all its rows (`QuantizedRows`). Raises ValueError for an odd number of gate and up rows, and
-        for an order that is no permutation or that of a weight of floats."""
+        `order` is the column order of all its rows (`QuantizedRows`). Raises ValueError for an odd number of gate and
+        up rows, an order that is no permutation, and an order of a float weight."""
 
     def stack_nbytes(self, count: int, n: int, k: int, layout: AnyLayout, glu: bool = False) -> int:
-        """Bytes of such a stack, padding included."""
+        """Bytes of a stack, padding included."""
 
     def empty_stack(self, count: int, n: int, k: int, layout: AnyLayout, glu: bool = False) -> Stack:
-        """A stack of `count` weights of zeros, each of them to be filled like one of `empty_weight`."""
+        """Returns a stack of `count` weights of zeros, each to be filled like one of `empty_weight`."""
 
     def pack_rows_(self, weight: Weight, source: Tensor, row: int) -> None:
-        """Writes logical rows `row .. row + rows` of `weight` from `source [rows, K]` of any float dtype, rounding as
-        `.to()` does.
+        """Writes logical rows `row .. row + rows` of `weight` from `source [rows, K]` of any float dtype, rounding like
+        `.to()`.
 
         Disjoint rows may be written from several threads. Raises ValueError for rows or columns that the weight does
         not have, and for a quantised weight."""
 
     def pack_quantized_(self, weight: Weight, rows: QuantizedRows | BlockRows, row: int) -> None:
-        """Writes `rows` as logical rows from `row` on.
+        """Writes `rows` into the weight, from logical row `row` on.
 
-        Disjoint rows may be written from several threads. Raises ValueError unless the weight is quantised, in their
-        layout and order, and has such rows."""
+        Disjoint rows may be written from several threads. Raises ValueError unless the weight is quantised, has the
+        layout and order of `rows`, and has these rows."""
 
     def quantize(self, rows: Tensor, format: Quantizer, name: str = "the matrix") -> QuantizedRows:
-        """`rows [R, K]` of any float dtype in a format: the values of `format.quantize`, bit for bit.
+        """Quantises `rows [R, K]` of any float dtype: the values of `format.quantize`, bit for bit.
 
-        Raises ValueError that says `name` where an element is NaN or infinite."""
+        Raises a ValueError that contains `name` if an element is NaN or infinite."""
 
     def unpack(self, weight: Weight) -> Tensor:
-        """The logical matrix `[N, K]` in `weight.dtype`, columns in the order of the input; of a quantised weight what
-        products multiply, in float32."""
+        """Returns the logical matrix `[N, K]` in `weight.dtype`, columns in the order of the input. For a quantised
+        weight these are the values used in products, in float32."""
 
 
 class SamplingOps(Protocol):
-    """What the choice of tokens needs of rows of logits, float32 `[R, V]`."""
+    """Operations of sampling on rows of logits, float32 `[R, V]`."""
 
     def argmax(self, logits: Tensor) -> Tensor:
-        """int64 `[R]`: where each row is largest, the lowest index among equals; -1 for a row that holds NaN or +inf,
-        or nothing above -inf, so that whoever chooses from it can refuse without looking at the row once more."""
+        """Returns int64 `[R]`: the index of the largest logit of each row, the lowest among equals. -1 for a row that
+        holds NaN or +inf, or nothing above -inf, so that the caller can reject it without another pass."""
 
     def softmax(self, logits: Tensor) -> Tensor:
-        """`[R, V]`, over the last dimension."""
+        """Returns `[R, V]`: softmax over the last dimension."""
 
     def log_softmax(self, logits: Tensor) -> Tensor:
-        """`[R, V]`, over the last dimension: `(x - max) - log(sum(exp(x - max)))`."""
+        """Returns `[R, V]`: log-softmax over the last dimension, `(x - max) - log(sum(exp(x - max)))`."""
 
     def top_k_top_p_(self, logits: Tensor, top_k: Tensor, top_p: Tensor) -> None:
         """Sets to -inf all but the `top_k[r]` largest of each row, then all but the nucleus of mass `top_p[r]` among
         those.
 
         `k = 0` and `p >= 1` are off; `top_k` is int64 `[R]`, `top_p` float32 `[R]`. Values equal to the k-th largest
-        stay. The nucleus is the words, by falling logit and then by rising index, before which less than p of the
-        probability lies; the first is always in it."""
+        stay. Words are ordered by falling logit, then by rising index. The nucleus holds the words with a probability
+        of less than p before them; the first is always in it."""
 
     def apply_mask_(self, logits: Tensor, mask: Tensor, rows: Tensor | None = None) -> None:
-        """Sets to -inf what a mask does not allow. `mask` is int32 `[M, ceil(V / 32)]`: bit `i % 32` of word `i // 32` (1
-        is the lowest) is set where token i is allowed; bits beyond V mean nothing.
+        """Sets to -inf the logits that a mask does not allow. `mask` is int32 `[M, ceil(V / 32)]`: bit `i % 32` of word
+        `i // 32` (1 is the lowest) is set if token i is allowed; bits beyond V are ignored.
 
-        Mask m is for row `rows[m]` (int64 `[M]`, no row twice), or for row m of as many, where no rows are given."""
+        Mask m is for row `rows[m]` (int64 `[M]`, no row twice). Without `rows`, M is R and mask m is for row m."""
 
     def sample(self, logits: Tensor, draws: Draws) -> Drawn:
-        """A token for each of `draws`, and log-probabilities where they are wanted.
+        """Draws a token for each of `draws`, and returns log-probabilities where requested.
 
-        All that is done to a row of a step is in this call: what its mask bans is -inf; then come its edits, and its
-        rules. Afterwards `logits` are as they were; nobody else may look at rows with edits meanwhile."""
+        One call does all the work on a row: the mask, then the edits, then the rules. `logits` are unchanged
+        afterwards; no other thread may read rows with edits during the call."""
 
     def token_logprobs(
         self, logits: Tensor, rows: Tensor, tokens: Tensor, num_top: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Log-probabilities of `tokens [M]` under rows `rows [M]`, float32 `[M]`; the `num_top` most likely tokens, int64
-        `[M, num_top]`, largest first and the lower id first among equals; and theirs. -1 and -inf beyond V."""
+        """Returns the log-probabilities of `tokens [M]` under rows `rows [M]`, float32 `[M]`. Also the `num_top` most
+        likely tokens, int64 `[M, num_top]`, largest first and the lower id first among equals, and their
+        log-probabilities. -1 and -inf beyond V."""
 
 
 class Ops(ForwardOps, WeightOps, SamplingOps, Protocol):
-    """All of them: what a model is loaded with."""
+    """All operations: what a model is loaded with."""

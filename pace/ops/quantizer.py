@@ -1,4 +1,4 @@
-"""What `quantize` of `pace.ops` takes: a format of weights, as the operations see it."""
+"""The interface of a quantisation format for `quantize` of `pace.ops`."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pace.ops.weight_layout import QuantizedRows, WeightLayout
 
 @dataclass(frozen=True, eq=False)
 class QuantizerKernel:
-    """A rule of csrc/kernels/quantize_weights.inl, and what it needs to know."""
+    """A quantisation rule of csrc/kernels/quantize_weights.inl and its parameters."""
 
     name: str
     """A key of `pace.ops.kernels.quantize.QUANTIZER_CODES`."""
     bounds: Tensor | None = None
-    """float32, between ascending levels."""
+    """float32: boundaries between ascending levels."""
     code_of_level: Tensor | None = None
-    """uint8, of each ascending level; None: 0, 1, ..."""
+    """uint8: code of each ascending level; None for 0, 1, ..."""
     gives_final_scales: bool = True
-    """False: they go through `Quantizer.final_scales`."""
+    """False if the scales must go through `Quantizer.final_scales`."""
 
 
 class Quantizer(Protocol):
@@ -29,14 +29,14 @@ class Quantizer(Protocol):
 
     @property
     def layout(self) -> WeightLayout:
-        """How rows are stored."""
+        """The layout in which rows are stored."""
 
     @property
     def kernel(self) -> QuantizerKernel | None:
-        """What gives the bits of `quantize`; None: nothing does."""
+        """The kernel that gives the same bits as `quantize`; None if there is none."""
 
     def quantize(self, rows: Tensor, name: str) -> QuantizedRows:
-        """The definition, in plain torch. Raises ValueError that says `name` where an element is NaN or infinite."""
+        """The definition, in plain torch. Raises a ValueError that contains `name` if an element is NaN or infinite."""
 
     def final_scales(self, scales: Tensor) -> Tensor:
-        """What becomes of the scales `[R, groups]` of whole rows."""
+        """Converts the scales `[R, groups]` of whole rows to their final values."""

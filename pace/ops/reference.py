@@ -1,9 +1,9 @@
-"""Every operation in plain torch: the specification of `pace.ops.native`, and the backend that tells a model bug from a
-kernel bug.
+"""All operations in plain torch: the specification of `pace.ops.native`, and a backend that separates bugs of models
+from bugs of kernels.
 
-Shapes use T tokens, N outputs, K inputs, H heads of D elements, R rows of logits over V words. Activations are in
-float32, or in float64 where the weights are; weights in any float dtype are widened to the activations' dtype before
-they are used, so that the only rounding is that of the stored weights. Names that end in `_` work in place.
+Shapes use T tokens, N outputs, K inputs, H heads of D elements, R rows of logits over V words. Activations are float32,
+or float64 if the weights are. Weights of any float dtype are widened to the activations' dtype first, so that only the
+stored weights are rounded. Names that end in `_` work in place.
 """
 
 from __future__ import annotations
@@ -52,11 +52,10 @@ ACTIVATIONS = {
 
 @dataclass(frozen=True)
 class DenseWeight:
-    """A matrix `[n, k]` as it is. With `glu`, its rows are `[gate; up]`, n / 2 each.
+    """A matrix `[n, k]` in plain form. With `glu`, its rows are `[gate; up]`, n / 2 each.
 
-    A quantised or mixed one holds its values in float32, and says by `stored` what they come from. So that products with it
-    have no rounding but that of the stored weights, activations are not quantised here, which those of
-    `pace.ops.native` are."""
+    A quantised or mixed weight holds its values in float32; `stored` is its original layout. Activations are not
+    quantised here, unlike in `pace.ops.native`, so that products have no rounding but that of the stored weights."""
 
     matrix: Tensor
     glu: bool = False
@@ -85,14 +84,14 @@ class DenseWeight:
 
 
 def weight_nbytes(n: int, k: int, layout: AnyLayout, glu: bool = False) -> int:
-    """Bytes of such a weight."""
+    """Bytes of a weight."""
     return n * k * (layout if isinstance(layout, torch.dtype) else torch.float32).itemsize
 
 
 def empty_weight(n: int, k: int, layout: AnyLayout, glu: bool = False, order: Tensor | None = None) -> DenseWeight:
-    """A weight of zeros, to be filled by `pack_rows_`, or, where it is quantised, by `pack_quantized_`.
+    """Returns a weight of zeros, to be filled by `pack_rows_`, or by `pack_quantized_` if it is quantised.
 
-    order: that of all its rows (`QuantizedRows`)."""
+    order: the column order of all its rows (`QuantizedRows`)."""
     if glu and n % 2:
         raise ValueError(f"a gate/up weight has as many gate rows as up rows; got {n} rows in all")
     if order is not None:
@@ -111,8 +110,8 @@ def pack_rows_(weight: DenseWeight, source: Tensor, row: int) -> None:
 
 
 def pack_quantized_(weight: DenseWeight, rows: QuantizedRows | BlockRows, row: int) -> None:
-    """Writes `rows` as logical rows from `row` on of a quantised weight of their layout and order; ValueError for
-    others.
+    """Writes `rows` into a quantised weight of the same layout and order, from logical row `row` on. Raises ValueError
+    for another layout or order.
 
     Disjoint rows may be written from several threads."""
     checks.check_quantized_rows(weight, rows, row)
@@ -120,24 +119,24 @@ def pack_quantized_(weight: DenseWeight, rows: QuantizedRows | BlockRows, row: i
 
 
 def quantize(rows: Tensor, format: Quantizer, name: str = "the matrix") -> QuantizedRows:
-    """`rows [R, K]` of any float dtype in a format. Raises ValueError that says `name` where an element is NaN or
+    """Quantises `rows [R, K]` of any float dtype. Raises a ValueError that contains `name` if an element is NaN or
     infinite."""
     return format.quantize(rows, name)
 
 
 def unpack(weight: DenseWeight) -> Tensor:
-    """The logical matrix `[N, K]` in `weight.dtype`, which is float32 of a quantised one; columns in the order of the
+    """Returns the logical matrix `[N, K]` in `weight.dtype`, float32 for a quantised one; columns in the order of the
     input."""
     return weight.matrix
 
 
-# ---------------------------------------------------------------------------------------------------- linear,
-# activations
+# ----------------------------------------------------------------------------------------------------------------
+# linear, activations
 
 
 def embedding(ids: Tensor, weight: DenseWeight) -> Tensor:
-    """`[T, K]`: row `ids[t]` of the weight, widened to float32 (float64 stays). Raises ValueError on ids out of
-    range."""
+    """Returns `[T, K]`: row `ids[t]` of the weight, widened to float32 (float64 stays). Raises ValueError for ids out
+    of range."""
     if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < weight.n:
         raise ValueError(f"ids must be in 0..{weight.n - 1}; got {int(ids.min())}..{int(ids.max())}")
     return weight.matrix[ids].to(torch.promote_types(weight.dtype, torch.float32))
@@ -150,7 +149,7 @@ def linear(
     activation: str | None = None,
     residual: Tensor | None = None,
 ) -> Tensor:
-    """`[T, N]`: `residual + activation(x [T, K] W' + bias [N])`, each part optional."""
+    """Returns `[T, N]`: `residual + activation(x [T, K] W' + bias [N])`; bias, activation and residual are optional."""
     y = functional.linear(x, weight.matrix.to(x.dtype), _like(bias, x))
     if activation is not None:
         y = ACTIVATIONS[activation](y)
@@ -158,14 +157,14 @@ def linear(
 
 
 def linear_glu(x: Tensor, weight: DenseWeight, activation: str | ClampedSwiglu, bias: Tensor | None = None) -> Tensor:
-    """`[T, N / 2]`: `activation(x Wg' + bg) * (x Wu' + bu)` where the rows of the weight (and of `bias [N]`) are
+    """Returns `[T, N / 2]`: `activation(x Wg' + bg) * (x Wu' + bu)`. The rows of the weight (and of `bias [N]`) are
     `[gate; up]`."""
     gate, up = linear(x, weight, bias).chunk(2, dim=-1)
     return _gated(gate, up, activation)
 
 
 def activation(x: Tensor, name: str) -> Tensor:
-    """Elementwise; `name` is one of `ACTIVATIONS`."""
+    """Applies an activation of `ACTIVATIONS` to every element."""
     return ACTIVATIONS[name](x)
 
 
@@ -175,7 +174,7 @@ def scale_(x: Tensor, factor: float) -> None:
 
 
 def softcap_(x: Tensor, cap: float) -> None:
-    """`x [T, K] = cap * tanh(x / cap)`, in place: between -cap and cap."""
+    """Computes `x [T, K] = cap * tanh(x / cap)` in place: between -cap and cap."""
     x.copy_(cap * torch.tanh(x / cap))
 
 
@@ -184,22 +183,22 @@ def softcap_(x: Tensor, cap: float) -> None:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """`[T, K]`: `x / sqrt(mean(x^2) + eps) * weight [K]`."""
+    """Returns `[T, K]`: `x / sqrt(mean(x^2) + eps) * weight [K]`."""
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight.to(x.dtype)
 
 
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-    """`[T, K]`: `(x - mean(x)) / sqrt(var(x) + eps) * weight [K] + bias [K]`, population variance."""
+    """Returns `[T, K]`: `(x - mean(x)) / sqrt(var(x) + eps) * weight [K] + bias [K]`, population variance."""
     return functional.layer_norm(x, x.shape[-1:], _like(weight, x), _like(bias, x), eps)
 
 
 def head_rms_norm_(x: Tensor, weight: Tensor, eps: float) -> None:
-    """`rms_norm` of every head of `x [T, H, D]` with one `weight [D]`, in place; x may be a strided view."""
+    """Applies `rms_norm` to every head of `x [T, H, D]` with one `weight [D]`, in place; x may be a strided view."""
     x.copy_(rms_norm(x, weight, eps))
 
 
 def head_layer_norm_(x: Tensor, weight: Tensor, eps: float) -> None:
-    """`layer_norm` of every head of `x [T, H, D]` with `weight [H, D]`, in place; x may be a strided view."""
+    """Applies `layer_norm` to every head of `x [T, H, D]` with `weight [H, D]`, in place; x may be a strided view."""
     x.copy_(layer_norm(x, None, None, eps) * weight.to(x.dtype))
 
 
@@ -210,7 +209,7 @@ def head_layer_norm_(x: Tensor, weight: Tensor, eps: float) -> None:
 def rotary_(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> None:
     """Rotates the first R of the D elements of every head of `x [T, H, D]` in place, with `cos, sin [T, R / 2]`.
 
-    Pair i is elements (i, i + R/2), or (2i, 2i + 1) where interleaved: `(a, b) -> (a cos - b sin, b cos + a sin)`."""
+    Pair i is elements (i, i + R/2), or (2i, 2i + 1) if interleaved: `(a, b) -> (a cos - b sin, b cos + a sin)`."""
     half = cos.shape[-1]
     first, second = (
         (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if interleaved else (slice(0, half), slice(half, 2 * half))
@@ -223,8 +222,8 @@ def rotary_(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> None:
 
 
 def store_kv(k: Tensor, v: Tensor, kv: KVBlocks, slots: Tensor) -> None:
-    """Writes `k [T, Hkv, D]` and `v [T, Hkv, Dv]` into position `slot % 16` of block `slot // 16`, rounding to the
-    cache's dtype, in int8 with their scales (`ForwardOps.store_kv`)."""
+    """Writes `k [T, Hkv, D]` and `v [T, Hkv, Dv]` into position `slot % 16` of block `slot // 16`, rounded to the
+    cache's dtype. In int8, their scales, too (`ForwardOps.store_kv`)."""
     block_size = kv.k.shape[-1]
     block, offset = slots // block_size, slots % block_size
     if kv.k_scales is not None:
@@ -235,8 +234,8 @@ def store_kv(k: Tensor, v: Tensor, kv: KVBlocks, slots: Tensor) -> None:
 
 
 def _scaled_to_127(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Integers of -127 to 127 in float32 and their scales `[T, Hkv]`. (A subnormal scale is rounded so much that more
-    could come.)"""
+    """Returns integers of -127 to 127 in float32, and their scales `[T, Hkv]`. The clamp is for subnormal scales, whose
+    rounding error could otherwise give larger values."""
     x = x.float()
     scales = x.abs().amax(-1) / 127
     scales = scales.where(scales.isfinite(), math.nan)
@@ -254,9 +253,10 @@ def attention(
     latent_q: Tensor | None = None,
     chunked: bool = False,
 ) -> Tensor:
-    """`[T, Hq * Dv]`: `softmax(scale * q k') v` for every head of `q [T, Hq, D]`, causal within each span's own blocks.
+    """Returns `[T, Hq * Dv]`: `softmax(scale * q k') v` for every head of `q [T, Hq, D]`, causal within each span's own
+    blocks.
 
-    `ForwardOps.attention` says what groups, window, softcap, sinks and latents are, and what is never read."""
+    `ForwardOps.attention` defines groups, window, softcap, sinks and latents, and what is never read."""
     num_tokens, num_heads, _ = q.shape
     out = torch.empty(num_tokens, num_heads, kv.value_dim, dtype=q.dtype)
     starts = spans.query_start.tolist()
@@ -287,8 +287,8 @@ def attention(
 def _gather(
     kv: KVBlocks, block_row: Tensor, first_block: int, kv_len: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Positions of one sequence, N from those of a block to `kv_len - 1`: keys `[Hkv, D, N]` and values
-    `[Hkv, N, Dv]`."""
+    """Gathers N positions of one sequence, from the start of block `first_block` to `kv_len - 1`: keys `[Hkv, D, N]`
+    and values `[Hkv, N, Dv]`."""
     block_size = kv.k.shape[-1]
     blocks = block_row[first_block : -(-kv_len // block_size)].long()
     count = kv_len - first_block * block_size
@@ -306,7 +306,7 @@ def _gather(
 
 @dataclass(frozen=True)
 class DenseStack:
-    """One product of all experts."""
+    """One matrix for each expert."""
 
     experts: list[DenseWeight]
 
@@ -335,12 +335,12 @@ class DenseStack:
 
 
 def stack_nbytes(count: int, n: int, k: int, layout: AnyLayout, glu: bool = False) -> int:
-    """Bytes of such a stack."""
+    """Bytes of a stack."""
     return count * weight_nbytes(n, k, layout, glu)
 
 
 def empty_stack(count: int, n: int, k: int, layout: AnyLayout, glu: bool = False) -> DenseStack:
-    """A stack of zeros, whose `experts` are filled like any weight."""
+    """Returns a stack of zeros; its `experts` are filled like other weights."""
     return DenseStack([empty_weight(n, k, layout, glu) for _ in range(count)])
 
 
@@ -360,15 +360,15 @@ def experts(
     residual: Tensor | None = None,
     weigh_inputs: bool = False,
 ) -> Tensor:
-    """`[T, H]`: `residual + w1 f1(x) + w2 f2(x) + ...`, added in this order, of the experts and weights in `routing`
-    (`ForwardOps.experts`)."""
+    """Returns `[T, H]`: `residual + w1 f1(x) + w2 f2(x) + ...`, added in this order, for the experts and weights in
+    `routing` (`ForwardOps.experts`)."""
     return reference_experts.sum_of_experts(
         linear, linear_glu, x, gate_up, down, routing, activation, gate_up_bias, down_bias, residual, weigh_inputs
     )
 
 
 def heads_linear(x: Tensor, weights: DenseStack) -> Tensor:
-    """`[T, H * N]`: `x[:, h] W_h'` for every head h of `x [T, H, K]`."""
+    """Returns `[T, H * N]`: `x[:, h] W_h'` for every head h of `x [T, H, K]`."""
     return torch.cat([linear(x[:, h], weight) for h, weight in enumerate(weights.experts)], -1)
 
 

@@ -13,7 +13,7 @@ from pace.ops.experts import ClampedSwiglu, Router
 
 
 def route(logits: Tensor, router: Router, choice_bias: Tensor | None = None) -> Tensor:
-    """`[T, 2 top_k]`: the experts that rows of `logits [T, E]` choose, ascending, then their weights
+    """Returns `[T, 2 top_k]`: the experts that rows of `logits [T, E]` choose, ascending, then their weights
     (`ForwardOps.route`)."""
     k = router.top_k
     chosen, weights = (
@@ -29,7 +29,7 @@ def route(logits: Tensor, router: Router, choice_bias: Tensor | None = None) -> 
 
 
 def _best(logits: Tensor, router: Router, choice_bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The chosen experts `[T, k]`, best first, and their weights."""
+    """Returns the chosen experts `[T, k]`, best first, and their weights."""
     scores = {"softmax": lambda: logits.softmax(-1), "sigmoid": logits.sigmoid}.get(router.score, lambda: logits)()
     keys = scores if choice_bias is None else scores + choice_bias.to(scores.dtype)
     if router.groups > 1:
@@ -74,8 +74,8 @@ def sum_of_experts(
     residual: Tensor | None = None,
     weigh_inputs: bool = False,
 ) -> Tensor:
-    """`ForwardOps.experts` of stacks of any kind of weight that the two products take: `linear(x, weight, bias)` and
-    `linear_glu(x, weight, activation, bias)`."""
+    """Computes `ForwardOps.experts` for stacks of any kind of weight, given its two products: `linear(x, weight, bias)`
+    and `linear_glu(x, weight, activation, bias)`."""
     k = routing.shape[1] // 2
     out = torch.zeros_like(x) if residual is None else residual.clone()
     for expert in routing[:, :k].unique().long().tolist():

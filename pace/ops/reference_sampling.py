@@ -1,4 +1,4 @@
-"""The choice of tokens in plain torch: the part of `pace.ops.reference` that looks at rows of logits `[R, V]`."""
+"""Sampling operations in plain torch: the part of `pace.ops.reference` that works on rows of logits `[R, V]`."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from pace.ops.draws import Drawn, Draws
 
 
 def argmax(logits: Tensor) -> Tensor:
-    """int64 `[R]`: where each row of `logits [R, V]` is largest, the lowest index among equals; -1 for a row that holds
-    NaN or +inf, or nothing above -inf."""
+    """Returns int64 `[R]`: the index of the largest logit in each row of `logits [R, V]`, the lowest among equals. -1
+    for a row that holds NaN or +inf, or nothing above -inf."""
     return logits.argmax(-1).where(logits.amax(-1).isfinite(), -1)
 
 
 def softmax(logits: Tensor) -> Tensor:
-    """`[R, V]`, over the last dimension."""
+    """Returns `[R, V]`: softmax over the last dimension."""
     return logits.softmax(-1)
 
 
 def log_softmax(logits: Tensor) -> Tensor:
-    """`[R, V]`, over the last dimension."""
+    """Returns `[R, V]`: log-softmax over the last dimension."""
     return logits.log_softmax(-1)
 
 
@@ -30,8 +30,9 @@ def top_k_top_p_(logits: Tensor, top_k: Tensor, top_p: Tensor) -> None:
     """Sets to -inf in `logits [R, V]` all but the `top_k[r]` largest, then all but the nucleus of mass `top_p[r]` among
     those.
 
-    `k = 0` and `p >= 1` are off. Values equal to the k-th largest stay. The nucleus is the words, by falling logit and
-    then by rising index, before which less than p of the probability lies; the first is always in it."""
+    `k = 0` and `p >= 1` are off. Values equal to the k-th largest stay. Words are ordered by falling logit, then by
+    rising index. The nucleus holds the words with a probability of less than p before them; the first is always in
+    it."""
     vocab_size = logits.shape[-1]
     ordered, order = logits.sort(dim=-1, descending=True, stable=True)
     k = torch.where(top_k > 0, top_k, vocab_size).clamp(max=vocab_size).long()
@@ -44,9 +45,9 @@ def top_k_top_p_(logits: Tensor, top_k: Tensor, top_p: Tensor) -> None:
 
 
 def apply_mask_(logits: Tensor, mask: Tensor, rows: Tensor | None = None) -> None:
-    """Sets to -inf in `logits [R, V]` what a mask does not allow. `mask` int32 `[M, ceil(V / 32)]`: bit `i % 32` of word
-    `i // 32` is set where token i is allowed; bits beyond V mean nothing. Mask m is for row `rows[m]` (no row twice), or
-    for row m where no rows are given."""
+    """Sets to -inf in `logits [R, V]` what a mask does not allow. `mask` is int32 `[M, ceil(V / 32)]`: bit `i % 32` of
+    word `i // 32` is set if token i is allowed; bits beyond V are ignored. Mask m is for row `rows[m]` (no row twice),
+    or for row m without `rows`."""
     allowed = (mask[..., None] >> torch.arange(32, dtype=torch.int32)) & 1
     banned = allowed.flatten(1)[:, : logits.shape[1]] == 0
     rows = torch.arange(logits.shape[0]) if rows is None else rows
@@ -54,13 +55,13 @@ def apply_mask_(logits: Tensor, mask: Tensor, rows: Tensor | None = None) -> Non
 
 
 def sample(logits: Tensor, draws: Draws) -> Drawn:
-    """A token for each of `draws`, -1 where its row holds NaN or +inf, or nothing above -inf; and log-probabilities where
-    wanted, of the row as its mask leaves it.
+    """Draws a token for each of `draws`; -1 if its row holds NaN or +inf, or nothing above -inf. Returns
+    log-probabilities where requested, of the row after its mask.
 
-    What a mask bans is -inf. With `y = x / temperature` and the weight `exp(y - max(y))`, after the edits
-    of x: top_k and top_p as `top_k_top_p_`; weights below min_p go; of the others stay those whose `|log w - E[log w]|` is smallest, until they
-    have typical_p of the mass, with what equals the last. The token is the first at which the cumulative weight, in
-    rising order of the ids, exceeds `uniform` of the whole."""
+    Banned tokens become -inf, then x is edited. With `y = x / temperature`, a token has the weight `exp(y - max(y))`.
+    top_k and top_p act as in `top_k_top_p_`; then weights below min_p are removed. typical_p keeps the tokens with the
+    smallest `|log w - E[log w]|`, until they have typical_p of the mass, and those equal to the last. The drawn token
+    is the first, in ascending order of ids, whose cumulative weight exceeds `uniform` of the total."""
     count = len(draws.rows)
     num_top = torch.full((count,), -1) if draws.num_top is None else draws.num_top
     most_top = max([0, *num_top.tolist()])
@@ -108,8 +109,9 @@ def _keep_typical_(log_weights: Tensor, mass: float) -> None:
 
 
 def token_logprobs(logits: Tensor, rows: Tensor, tokens: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probabilities of `tokens [M]` under rows `rows [M]`, float32 `[M]`; the `num_top` most likely tokens, int64 `[M,
-    num_top]`, largest first and the lower id first among equals; and theirs. -1 and -inf beyond V."""
+    """Returns the log-probabilities of `tokens [M]` under rows `rows [M]`, float32 `[M]`. Also the `num_top` most
+    likely tokens, int64 `[M, num_top]`, largest first and the lower id first among equals, and their log-probabilities.
+    -1 and -inf beyond V."""
     logprobs = log_softmax(logits[rows])
     ordered, order = logprobs.sort(dim=-1, descending=True, stable=True)
     missing = max(0, num_top - logits.shape[1])

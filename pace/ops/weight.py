@@ -1,5 +1,4 @@
-"""`PackedWeight`: a matrix in the panel layout that the native kernels read, in memory that is zero until it is
-packed."""
+"""`PackedWeight`: a matrix in the panel layout of the native kernels, in memory that is zero until it is packed."""
 
 from __future__ import annotations
 
@@ -27,15 +26,15 @@ LAYOUT_CODES = {"int8": 1, "int4": 2, "float8": 3, "int2": 4, "int3": 5, "int5":
 GROUP_SCALES = {None: 0, 8: 1, 6: 2, 4: 3}
 
 LEVEL_FACTORS = {"nf4": 123.25, "fp4": 120.0, "mxfp4": 2.0, "iq4_nl": 1.0}
-"""Codebooks are multiplied as int8: round(level * factor), which scales are divided by. Exact for mxfp4 and iq4_nl; nf4
-is off by at most 0.0029 and fp4 by 0.0032 of a group's largest, with the best factors up to 127."""
+"""Codebooks are multiplied as int8: round(level * factor); scales are divided by the factor. Exact for mxfp4 and
+iq4_nl. nf4 is off by at most 0.0029 and fp4 by 0.0032 of a group's largest weight, with the best factors up to 127."""
 
 CACHE_LINE = 64
 
 
 class Slabs:
-    """Memory for weights, cut from large pieces so that small weights lie on huge pages too: with pages of 4 KB,
-    reading a weight of 2 MB spent a quarter of its time in page-table walks (a virtual machine on Zen 4)."""
+    """Memory for weights, cut from large pieces so that small weights lie on huge pages, too. With 4 KB pages, reading
+    a weight of 2 MB spent a quarter of its time in page-table walks (virtual machine, Zen 4)."""
 
     SLAB_BYTES = 256 << 20
 
@@ -45,8 +44,8 @@ class Slabs:
         self._lock = threading.Lock()
 
     def take(self, num_bytes: int, alignment: int = CACHE_LINE) -> Tensor:
-        """uint8 zeros at a cache line, or a multiple of pages. A slab goes when nothing of it is in use any more; what
-        was taken is not taken again."""
+        """Returns uint8 zeros, aligned to a cache line or to `alignment`. A slab is freed when nothing refers to it any
+        more. Memory is never reused."""
         with self._lock:
             start = -(-self._used // alignment) * alignment
             if start + num_bytes > len(self._slab):
@@ -57,7 +56,7 @@ class Slabs:
     def _reserve(self, num_bytes: int) -> mmap.mmap:
         try:
             return reserve(max(self.SLAB_BYTES, num_bytes), huge_pages=True)
-        except OSError:  # a limit on addresses, which may have room for what is needed
+        except OSError:  # a limit on addresses, which may leave room for num_bytes
             return reserve(num_bytes, huge_pages=True)
 
 
@@ -66,13 +65,13 @@ take_memory = _slabs.take
 
 
 class Room(NamedTuple):
-    """Memory for a weight, at a cache line."""
+    """Memory for a weight, aligned to a cache line."""
 
     address: int
     owner: object
-    """What it goes with."""
+    """Object that keeps the memory alive."""
     is_packed: bool = False
-    """Whether the weight is there already, to be read only; else zeros are."""
+    """True if the memory already holds the weight, read-only; else it holds zeros."""
 
     @classmethod
     def take(cls, num_bytes: int, alignment: int = CACHE_LINE) -> Room:
@@ -80,20 +79,20 @@ class Room(NamedTuple):
         return cls(memory.data_ptr(), memory)
 
     def at(self, offset: int) -> Room:
-        """From a byte of it on."""
+        """Returns the memory from byte `offset` on."""
         return self._replace(address=self.address + offset)
 
 
 class PackedWeight:
-    """A matrix `[n, k]` of float32, bfloat16 or float16, packed for the instruction set in use, or quantised
-    (`WeightLayout`), or in parts that are stored in several ways (`MixedLayout`).
+    """A matrix `[n, k]` packed for the kernels. It is float32, bfloat16 or float16 for the current instruction set,
+    quantised (`WeightLayout`), or in parts of several layouts (`MixedLayout`).
 
-    `dtype` is what `unpack` gives: the layout itself, or float32 of a quantised or mixed weight.
+    `dtype` is the dtype of `unpack`: the layout itself, or float32 for a quantised or mixed weight.
 
-    With `glu`, its rows are `[gate; up]`, n / 2 each, stored so that one tile of the kernel holds both. `nbytes` counts
-    header and padding. The memory is private and untouched at first: pages become resident as rows are packed into
-    them, and are given back when the weight goes. Where there are several NUMA nodes they become so at once, each next
-    to the thread that will read it.
+    With `glu`, its rows are `[gate; up]`, n / 2 each, stored so that one tile of the kernel holds both. `nbytes`
+    includes header and padding. The memory is private and untouched at first: pages become resident when rows are
+    packed into them, and are released with the weight. With several NUMA nodes they become resident at once, each on
+    the node of the thread that will read it.
 
     Raises ValueError for impossible sizes, TypeError for other dtypes. Layout: csrc/kernels/pack.inl."""
 
@@ -110,8 +109,8 @@ class PackedWeight:
         order: Tensor | None = None,
         room: Room | None = None,
     ):
-        """`room`: of `nbytes` or more; its own unless given. Raises ValueError where such a weight should be there already
-        and is not."""
+        """`room`: memory of at least `nbytes`; allocated if None. Raises ValueError if `room` should already hold such
+        a weight and does not."""
         if n < 1 or k < 1:
             raise ValueError(f"a weight needs at least one row and one column; got [{n}, {k}]")
         if glu and n % 2:
@@ -141,17 +140,17 @@ class PackedWeight:
 
 
 def weight_nbytes(n: int, k: int, layout: AnyLayout, glu: bool = False) -> int:
-    """Bytes of such a weight, header and padding included."""
+    """Bytes of a weight, header and padding included."""
     return _C.packed_bytes([(rows, _format(of_part)) for rows, of_part in parts_of(layout, n)], k, glu)
 
 
 def _init(address: int, n: int, k: int, layout: AnyLayout, glu: bool) -> None:
-    levels = [_levels(of_part) for _, of_part in parts_of(layout, n)]  # alive until they are copied
+    levels = [_levels(of_part) for _, of_part in parts_of(layout, n)]  # kept alive until they are copied
     _C.init_packed(address, _parts(n, layout, levels), k, glu)
 
 
 def _check(address: int, n: int, k: int, layout: AnyLayout, glu: bool) -> None:
-    """Raises ValueError unless the headers there are those of such a weight: kernels go by them."""
+    """Raises ValueError unless the memory has the headers of such a weight, which the kernels rely on."""
     levels = [_levels(of_part) for _, of_part in parts_of(layout, n)]
     if not _C.is_packed(address, _parts(n, layout, levels), k, glu):
         raise ValueError(f"no weight [{n}, {k}] in {layout} lies there")
@@ -179,16 +178,16 @@ def _format(layout: torch.dtype | WeightLayout, levels: int = 0) -> _C.PackedFor
 
 
 def _levels(layout: torch.dtype | WeightLayout) -> Tensor | None:
-    """int8 `[16]`: what the codes of a codebook are multiplied as; None where there is none."""
+    """Returns int8 `[16]`: the multipliers of a codebook's codes; None without a codebook."""
     if not isinstance(layout, WeightLayout) or layout.codebook is None:
         return None
     return (layout.levels * LEVEL_FACTORS[layout.codebook]).round().to(torch.int8)
 
 
 def empty_weight(n: int, k: int, layout: AnyLayout, glu: bool = False, order: Tensor | None = None) -> PackedWeight:
-    """A weight of zeros, to be filled by `pack_rows_`, or, where it is quantised, by `pack_quantized_`.
+    """Returns a weight of zeros, to be filled by `pack_rows_`, or by `pack_quantized_` if it is quantised.
 
-    order: that of all its rows (`QuantizedRows`); not counted in `nbytes`."""
+    order: the column order of all its rows (`QuantizedRows`); not counted in `nbytes`."""
     return PackedWeight(n, k, layout, glu, order)
 
 
@@ -197,7 +196,7 @@ def pack_rows_(weight: PackedWeight, source: Tensor, row: int) -> None:
     `.to()`.
 
     source: float32, bfloat16, float16 or float64 (rounded to float32 first), any row stride. Disjoint rows may be
-    written from several threads. Raises ValueError on a wrong shape or a quantised weight, TypeError on another
+    written from several threads. Raises ValueError for a wrong shape or a quantised weight, TypeError for another
     dtype."""
     dtype = check_float_rows(weight, source, row)
     if source.dtype not in DTYPE_CODES:
@@ -212,8 +211,8 @@ def pack_rows_(weight: PackedWeight, source: Tensor, row: int) -> None:
 
 
 def pack_quantized_(weight: PackedWeight, rows: QuantizedRows | BlockRows, row: int) -> None:
-    """Writes `rows` as logical rows from `row` on of a quantised weight of their layout and order; ValueError for
-    others.
+    """Writes `rows` into a quantised weight of the same layout and order, from logical row `row` on. Raises ValueError
+    for another layout or order.
 
     Disjoint rows may be written from several threads."""
     check_quantized_rows(weight, rows, row)
@@ -254,11 +253,11 @@ def _pack_super_blocks(weight: PackedWeight, rows: QuantizedRows, row: int) -> N
 
 
 def unpack(weight: PackedWeight) -> Tensor:
-    """The logical matrix `[N, K]` in `weight.dtype`, bit for bit what was packed.
+    """Returns the logical matrix `[N, K]` in `weight.dtype`, bit for bit what was packed.
 
-    Of a quantised weight the values that products multiply, in float32, columns in the order of the input. They differ
-    from `QuantizedRows.dequantize` where scales and minima of groups were rounded (by 2^-11) and by what
-    `LEVEL_FACTORS` says; not at all in super-blocks."""
+    For a quantised weight: the values used in products, in float32, columns in the order of the input. They differ from
+    `QuantizedRows.dequantize` by the rounding of groups' scales and minima (by 2^-11) and by the error in
+    `LEVEL_FACTORS`. In super-blocks they are equal."""
     out = torch.empty(weight.n, weight.k, dtype=weight.dtype)
     mixed = isinstance(weight.layout, MixedLayout)
     _C.gather_rows(weight.address, weight.order_address, 0, weight.n, out.data_ptr(), mixed)

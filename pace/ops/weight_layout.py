@@ -1,5 +1,5 @@
-"""How a quantised matrix is stored: codes, and scales of groups of them. `QuantizedRows` is what every format is
-reduced to, and `QuantizedRows.dequantize` the definition of what it means."""
+"""Storage of a quantised matrix: codes, and scales of groups of codes. All formats are converted to `QuantizedRows`;
+`QuantizedRows.dequantize` defines their values."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 CODES = {"int8": torch.int8, "float8": torch.uint8} | {f"int{bits}": torch.uint8 for bits in (2, 3, 4, 5, 6)}
-"""Kind of code -> dtype that holds one each, unpacked: -128..127; the bits of a float8_e4m3fn; 0 .. 2^bits - 1."""
+"""Kind of code -> dtype of an unpacked code: -128..127; the bits of a float8_e4m3fn; 0 .. 2^bits - 1."""
 
 SMALL_CODES = {f"int{bits}": bits for bits in (2, 3, 4, 5, 6)}
-"""Bits of those that start at zero."""
+"""Number of bits of the unsigned codes."""
 
 CODEBOOKS: dict[str, tuple[float, ...]] = {
-    # Normal quantiles, of the largest of a block (QLoRA, arXiv 2305.14314); the constants are those of bitsandbytes.
+    # Normal quantiles, relative to the largest weight of a block (QLoRA, arXiv 2305.14314); the constants are those of
+    # bitsandbytes.
     "nf4": (-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
             -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
             0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
@@ -25,44 +26,44 @@ CODEBOOKS: dict[str, tuple[float, ...]] = {
     "fp4": tuple(sign * value / 192 for sign in (1, -1) for value in (0, 1, 128, 192, 64, 96, 32, 48)),
     # E2M1 (OCP Microscaling Formats 1.0).
     "mxfp4": tuple(sign * value for sign in (1, -1) for value in (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)),
-    # Of ggml's IQ4_NL.
+    # ggml's IQ4_NL.
     "iq4_nl": (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113),
 }  # fmt: skip
-"""Levels of the 16 codes of int4, where they are not evenly spaced."""
+"""Levels of the 16 int4 codes that are not evenly spaced."""
 
 MIN_GROUP = 16
-"""Groups are multiples of it."""
+"""Group sizes are multiples of it."""
 
 
 SUPER_BLOCK = 256
-"""Neighbours in a row that share a super-block's scale: ggml's K types."""
+"""Number of neighbouring weights in a row that share a super-block's scale: ggml's K types."""
 
 SUPER_GROUPS = {"int2": 16, "int3": 16, "int4": 32, "int5": 32, "int6": 16}
-"""Kind of code -> group, in super-blocks."""
+"""Kind of code -> group size in super-blocks."""
 
 
 @dataclass(frozen=True)
 class WeightLayout:
-    """Layout of a quantised matrix: a code for each weight, a scale for each group of codes in a row, and with
-    `has_mins` a minimum for each group:
+    """Layout of a quantised matrix. Each weight has a code, each group of codes in a row has a scale, and with
+    `has_mins` a minimum:
 
         value[n, k] = level(code[n, k]) * scale[n, k // group] + min[n, k // group]
 
     level(c) is c for int8, c - `offset` or `codebook[c]` for int2 to int6, and the float's value for float8. A zero
     point z is the minimum s (offset - z).
 
-    In super-blocks, `scale_bits` is not None, and scales and minima of groups are whole numbers of so many bits times a
-    float16 of each 256 weights. Without minima they are signed. Raises ValueError for a layout that no kernel has."""
+    In super-blocks, `scale_bits` is not None. Scales and minima of groups are then integers of `scale_bits` bits times
+    a float16 for each 256 weights. Without minima they are signed. Raises ValueError for a layout without a kernel."""
 
     code: str
     """A name of `CODES`."""
     group: int | None
-    """Neighbours in a row that share a scale, a multiple of 16; None for the whole row."""
+    """Number of neighbours in a row that share a scale, a multiple of 16; None for the whole row."""
     has_mins: bool = False
     codebook: str | None = None
-    """A name of `CODEBOOKS`, for int4 alone."""
+    """A name of `CODEBOOKS`, only for int4."""
     offset: int | None = None
-    """Of int2 to int6 without a codebook; None stands for half of their range."""
+    """Offset of int2 to int6 without a codebook; None for half of their range."""
     scale_bits: int | None = None
 
     def __post_init__(self) -> None:
@@ -115,12 +116,12 @@ class WeightLayout:
         return self.scale_bits is not None
 
     def num_groups(self, k: int) -> int:
-        """Of a row of k; the last one may be shorter."""
+        """Number of groups in a row of k; the last one may be shorter."""
         return 1 if self.group is None else -(-k // self.group)
 
     @property
     def levels(self) -> Tensor | None:
-        """float32, by code, of int2 to int6; None of the others."""
+        """float32 level of each code, for int2 to int6; None for other codes."""
         if self.code not in SMALL_CODES:
             return None
         if self.codebook:
@@ -130,10 +131,10 @@ class WeightLayout:
 
 @dataclass(frozen=True)
 class MixedLayout:
-    """One weight whose rows are stored in several ways: numbers of rows, from the top down, and how these are stored.
+    """A weight whose rows are stored in several layouts: the number of rows of each part, top down, and its layout.
 
-    A weight of gate and up rows has two parts, of equal size. Raises ValueError for fewer than two parts, and for
-    neighbours that are stored alike."""
+    A weight of gate and up rows has two parts of equal size. Raises ValueError for fewer than two parts, and for
+    adjacent parts of the same layout."""
 
     parts: tuple[tuple[int, torch.dtype | WeightLayout], ...]
 
@@ -152,7 +153,7 @@ AnyLayout = torch.dtype | WeightLayout | MixedLayout
 
 
 def parts_of(layout: AnyLayout, n: int) -> tuple[tuple[int, torch.dtype | WeightLayout], ...]:
-    """The parts of a weight of n rows. Raises ValueError where a mixed layout has another number."""
+    """Returns the parts of a weight of n rows. Raises ValueError if a mixed layout has another number of rows."""
     if not isinstance(layout, MixedLayout):
         return ((n, layout),)
     if (rows := sum(rows for rows, _ in layout.parts)) != n:
@@ -161,7 +162,7 @@ def parts_of(layout: AnyLayout, n: int) -> tuple[tuple[int, torch.dtype | Weight
 
 
 def layout_of_rows(layout: AnyLayout, row: int, count: int) -> torch.dtype | WeightLayout:
-    """How rows `row .. row + count` of a weight are stored. Raises ValueError where they are parts of several."""
+    """Returns the layout of rows `row .. row + count` of a weight. Raises ValueError if they span several parts."""
     if not isinstance(layout, MixedLayout):
         return layout
     first = 0
@@ -174,14 +175,14 @@ def layout_of_rows(layout: AnyLayout, row: int, count: int) -> torch.dtype | Wei
 
 @dataclass(frozen=True, eq=False)
 class QuantizedRows:
-    """Rows of a quantised matrix, one code an element: what readers and quantisers make, and `pack_quantized_` takes.
+    """Rows of a quantised matrix, one code per element: the output of readers and quantisers, and the input of
+    `pack_quantized_`.
 
-    codes `[rows, K]` of `CODES[layout.code]`; scales, and mins where the layout has them, float32 `[rows, groups]`. In
-    super-blocks these are int8, and times `super_scales` and `super_mins`, float16 `[rows, K / 256]`, what the layout
-    means. `order`, an int64 permutation `[K]`, says that column j of codes multiplies element `order[j]` of the input;
-    None: j. With `paired_k` = K, codes of int4 come two in a byte, uint8 `[rows, ceil(K / 2)]`, the first in the low
-    bits: as most files have them, so that nobody need take them apart. Raises ValueError where shapes, dtypes or codes
-    do not fit."""
+    codes `[rows, K]` of `CODES[layout.code]`; scales, and mins if the layout has them, float32 `[rows, groups]`. In
+    super-blocks scales and mins are int8. They are multiplied by `super_scales` and `super_mins`, float16 `[rows, K /
+    256]`. `order` is an int64 permutation `[K]`: column j of codes multiplies element `order[j]` of the input; None: j.
+    With `paired_k` = K, int4 codes come two in a byte, uint8 `[rows, ceil(K / 2)]`, the first in the low bits. Most
+    files store them so; this avoids unpacking them. Raises ValueError for inconsistent shapes, dtypes or codes."""
 
     layout: WeightLayout
     codes: Tensor
@@ -236,7 +237,7 @@ class QuantizedRows:
         return self.codes.shape[0], self.codes.shape[1] if self.paired_k is None else self.paired_k
 
     def unpaired(self) -> QuantizedRows:
-        """The same with a code an element."""
+        """Returns the same rows with one byte for each code."""
         if self.paired_k is None:
             return self
         pairs = self.codes.to(torch.int16)
@@ -244,16 +245,16 @@ class QuantizedRows:
         return replace(self, codes=codes[:, : self.paired_k], paired_k=None)
 
     def take(self, rows: slice | Tensor) -> QuantizedRows:
-        """Some of the rows; a view where `rows` is a slice."""
+        """Returns some of the rows; a view if `rows` is a slice."""
         per_row = ("codes", "scales", "mins", "super_scales", "super_mins")
         return replace(self, **{name: part[rows] for name in per_row if (part := getattr(self, name)) is not None})
 
     def tensors(self) -> tuple[Tensor | None, ...]:
-        """All that rows of one layout differ in."""
+        """All tensors of the rows, in a fixed order."""
         return self.codes, self.scales, self.mins, self.order, self.super_scales, self.super_mins
 
     def group_scales(self) -> tuple[Tensor, Tensor | None]:
-        """float32 scales, and minima if any, of groups, `[rows, groups]`: exact."""
+        """Returns the exact scales of groups, float32 `[rows, groups]`, and their minima or None."""
         if not self.layout.in_super_blocks:
             return self.scales, self.mins
         groups = SUPER_BLOCK // self.layout.group
@@ -265,11 +266,11 @@ class QuantizedRows:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of what it holds, a byte for each code."""
+        """Bytes of its contents, with one byte for each code."""
         return math.prod(self.shape) + sum(part.nbytes for part in self.tensors()[1:] if part is not None)
 
     def dequantize(self) -> Tensor:
-        """float32 `[rows, K]`, columns in the order of the input: the definition."""
+        """Returns float32 `[rows, K]`, columns in the order of the input: the definition of the format."""
         rows, k = self.shape
         layout = self.layout
         if layout.code == "float8":

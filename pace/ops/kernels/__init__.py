@@ -1,1 +1,1 @@
-"""The functions of `pace.ops.native`, by what they do: checks, then one call of C++."""
+"""The functions of `pace.ops.native`, one module per topic: argument checks, then one call of C++."""

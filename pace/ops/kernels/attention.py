@@ -23,8 +23,8 @@ CACHE_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int
 def rotary_(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> None:
     """Rotates the first R of the D elements of every head of `x [T, H, D]` in place, with `cos, sin [T, R / 2]`.
 
-    Pair i is elements (i, i + R/2), or (2i, 2i + 1) where interleaved: `(a, b) -> (a cos - b sin, b cos + a sin)`.
-    x may be a strided view with contiguous heads."""
+    Pair i is elements (i, i + R/2), or (2i, 2i + 1) if interleaved: `(a, b) -> (a cos - b sin, b cos + a sin)`. x may
+    be a strided view with contiguous heads."""
     tokens, heads, head_dim = check_heads("x", x)
     half = cos.shape[-1]
     for name, table in (("cos", cos), ("sin", sin)):
@@ -39,8 +39,8 @@ def rotary_(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> None:
 
 def store_kv(k: Tensor, v: Tensor, kv: LayerBlocks, slots: Tensor) -> None:
     """Writes `k [T, Hkv, D]` and `v [T, Hkv, Dv]` into position `slot % 16` of block `slot // 16`, rounded to nearest
-    even in the cache's dtype, in int8 with their scales (`ForwardOps.store_kv`). Raises ValueError for a slot
-    outside."""
+    even in the cache's dtype. In int8, their scales, too (`ForwardOps.store_kv`). Raises ValueError for a slot outside
+    of the cache."""
     view, kv_heads = kv_view(kv), kv.k.shape[1]
     for name, tensor, dim in (("k", k, kv.k.shape[2]), ("v", v, kv.value_dim)):
         if check_heads(name, tensor)[1:] != (kv_heads, dim):
@@ -65,13 +65,14 @@ def attention(
     latent_q: Tensor | None = None,
     chunked: bool = False,
 ) -> Tensor:
-    """`[T, Hq * Dv]`: `softmax(scale * q k') v` for every head of `q [T, Hq, D]`, causal within each span's own blocks.
+    """Returns `[T, Hq * Dv]`: `softmax(scale * q k') v` for every head of `q [T, Hq, D]`, causal within each span's own
+    blocks.
 
-    `ForwardOps.attention` says what groups, window, softcap, sinks and latents are, and what is never read.
+    `ForwardOps.attention` defines groups, window, softcap, sinks and latents, and what is never read.
 
-    Numerics: fp32. A token's bits depend on its own position and on the keys and values it sees; not on the span it
-    came in, the other spans, the blocks used or the threads. Raises ValueError for spans that do not fit q, their own
-    lengths or the cache."""
+    Numerics: fp32. A token's bits depend only on its own position and on the keys and values it sees. They do not
+    depend on spans, blocks or threads. Raises ValueError for spans that do not fit q, their own lengths or the
+    cache."""
     view, (_, kv_heads, key_dim, _) = kv_view(kv), kv.k.shape
     tokens, heads, query_dim = check_heads("q", q)
     if query_dim != key_dim or heads == 0 or heads % kv_heads:
@@ -117,7 +118,7 @@ def attention(
 
 
 def kv_view(kv: LayerBlocks) -> _C.KvView:
-    """The cache of a layer as C++ sees it; raises unless k and v have the layout of docs/architecture.md."""
+    """Returns the C++ view of a layer's cache. Raises unless k and v have the layout of docs/architecture.md."""
     if not isinstance(kv, KVBlocks):
         raise NotImplementedError("attention reads and writes the KVBlocks of a layer; got a layer without a cache")
     k, v = kv.k, kv.v
@@ -152,8 +153,8 @@ _LAYOUT = "each block contiguous, or in int8 each head with its scales right beh
 
 
 def _has_contiguous_heads(blocks: Tensor, scales: Tensor | None) -> bool:
-    """The heads of a block lie one after the other, each followed by its scales if it has any. Blocks may stand apart,
-    other layers' between them, but not overlap."""
+    """True if the heads of a block are adjacent, each followed by its scales if it has any. There may be gaps between
+    blocks, for other layers' blocks, but no overlap."""
     if blocks.numel() == 0:
         return True
     num_blocks, heads, rows, columns = blocks.shape
@@ -171,5 +172,5 @@ def _has_contiguous_heads(blocks: Tensor, scales: Tensor | None) -> bool:
 
 
 def _has_strides(tensor: Tensor, *expected: int) -> bool:
-    """The stride of a dimension of one element means nothing."""
+    """True if the strides match; the stride of a dimension of size 1 is ignored."""
     return all(size == 1 or stride == wanted for size, stride, wanted in zip(tensor.shape, tensor.stride(), expected))

@@ -1,4 +1,4 @@
-"""What is done to every element of a matrix, in place, on the C++ kernels. Activations are float32."""
+"""Elementwise operations on a matrix, in place, on the C++ kernels. Activations are float32."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def scale_(x: Tensor, factor: float) -> None:
 
 
 def softcap_(x: Tensor, cap: float) -> None:
-    """`x [T, K] = cap * tanh(x / cap)`, in place (`ForwardOps.softcap_`)."""
+    """Computes `x [T, K] = cap * tanh(x / cap)` in place (`ForwardOps.softcap_`)."""
     if not 0 < cap < math.inf:
         raise ValueError(f"cap must be positive and finite; got {cap}")
     rows, k = check_rows("x", x)

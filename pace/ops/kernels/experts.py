@@ -1,4 +1,4 @@
-"""Mixtures of experts on the C++ kernels: stacks of weights, the choice of rows, and products with what they chose."""
+"""Mixtures of experts on the C++ kernels: stacks of weights, routing, and products with the chosen experts."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from pace.ops.weight import PackedWeight, Room, weight_nbytes
 from pace.ops.weight_layout import AnyLayout
 
 CLAMPED_SWIGLU = 6
-"""Number of the Activation in csrc/include/pace/types.h."""
+"""Number of this Activation in csrc/include/pace/types.h."""
 
 ALIGNMENT = 4096
-"""Experts begin at pages, so that each can be mapped, read ahead and dropped by itself."""
+"""Experts are page-aligned, so that each can be mapped, read ahead and dropped separately."""
 
 
 class ExpertStack:
-    """One product of all experts, or of all heads: `experts`, weights `[n, k]` of one layout, `stride` bytes apart in one
-    piece of memory. Each is a `PackedWeight` like any other. `nbytes` counts the gaps.
+    """One matrix for each expert, or for each head: `experts` are weights `[n, k]` of one layout, `stride` bytes apart
+    in one block of memory. Each is an ordinary `PackedWeight`. `nbytes` includes the gaps.
 
-    Of a mapped stack, rows that have chosen ask the system for the pages of their experts."""
+    For a mapped stack, the kernel prefetches the pages of chosen experts from the file."""
 
     __slots__ = ("address", "experts", "glu", "is_mapped", "k", "layout", "n", "n_out", "nbytes", "stride")
 
     def __init__(self, count: int, n: int, k: int, layout: AnyLayout, glu: bool = False, room: Room | None = None):
-        """`room`: of `nbytes` at a page; its own unless given. The stack is mapped where it holds the experts already, until
-        `is_mapped` says otherwise. Raises ValueError where they should be there and are not."""
+        """`room`: page-aligned memory of `nbytes`; allocated if None. If it already holds the experts, the stack is
+        marked as mapped until `is_mapped` is changed. Raises ValueError if it should hold them and does not."""
         if count < 1:
             raise ValueError(f"a stack has one expert or more; got {count}")
         self.n, self.k, self.layout, self.glu = n, k, layout, glu
@@ -52,17 +52,17 @@ def _stride(n: int, k: int, layout: AnyLayout, glu: bool) -> int:
 
 
 def stack_nbytes(count: int, n: int, k: int, layout: AnyLayout, glu: bool = False) -> int:
-    """Bytes of such a stack, gaps included."""
+    """Bytes of a stack, gaps included."""
     return count * _stride(n, k, layout, glu)
 
 
 def empty_stack(count: int, n: int, k: int, layout: AnyLayout, glu: bool = False) -> ExpertStack:
-    """A stack of zeros, whose `experts` are filled like any weight."""
+    """Returns a stack of zeros; its `experts` are filled like other weights."""
     return ExpertStack(count, n, k, layout, glu)
 
 
 def route(logits: Tensor, router: Router, choice_bias: Tensor | None = None) -> Tensor:
-    """`[T, 2 top_k]`: the experts that rows of `logits [T, E]` choose, ascending, then their weights
+    """Returns `[T, 2 top_k]`: the experts that rows of `logits [T, E]` choose, ascending, then their weights
     (`ForwardOps.route`)."""
     rows, columns = check_rows("logits", logits)
     if columns != router.num_experts:
@@ -83,8 +83,8 @@ def experts(
     residual: Tensor | None = None,
     weigh_inputs: bool = False,
 ) -> Tensor:
-    """`[T, H]`: `residual + w1 f1(x) + w2 f2(x) + ...`, added in this order, of the experts and weights in `routing`
-    (`ForwardOps.experts`). Products as in `linear`; a row's result does not depend on the other rows."""
+    """Returns `[T, H]`: `residual + w1 f1(x) + w2 f2(x) + ...`, added in this order, for the experts and weights in
+    `routing` (`ForwardOps.experts`). Products as in `linear`; a row's result does not depend on the other rows."""
     check_stacks(gate_up, down)
     rows, columns = check_rows("x", x)
     if columns != gate_up.k:
@@ -111,8 +111,8 @@ def experts(
 
 
 def heads_linear(x: Tensor, weights: ExpertStack) -> Tensor:
-    """`[T, H * N]`: `x[:, h] W_h'` for every head h of `x [T, H, K]`, a strided view perhaps. Products as in
-    `linear`."""
+    """Returns `[T, H * N]`: `x[:, h] W_h'` for every head h of `x [T, H, K]`, which may be a strided view. Products as
+    in `linear`."""
     tokens, heads, head_dim = check_heads("x", x)
     check_head_stack(weights, heads, head_dim)
     out = torch.empty(tokens, heads * weights.n)
@@ -128,7 +128,7 @@ def gate_(x: Tensor, gate: Tensor) -> None:
     _C.gate(x.data_ptr(), x.stride(0), rows, k, gate.data_ptr(), gate.stride(0))
 
 
-# -- as C++ takes them
+# -- conversion to C++ types
 
 
 def lower_router(router: Router, choice_bias: Tensor | None) -> _C.Router:
@@ -164,7 +164,7 @@ def lower_activation(activation: str | ClampedSwiglu) -> tuple[int, float, float
 
 
 def check_stacks(gate_up: ExpertStack, down: ExpertStack) -> None:
-    """Raises ValueError unless `down` takes what `gate_up` gives."""
+    """Raises ValueError unless the output of `gate_up` fits the input of `down`."""
     if not gate_up.glu or down.glu:
         raise ValueError("experts are a stack of gate and up, made with glu=True, and one of down, made without")
     if len(gate_up) != len(down) or gate_up.n_out != down.k:
@@ -184,7 +184,7 @@ def check_head_stack(weights: ExpertStack, heads: int, head_dim: int) -> None:
 
 
 def check_routing(routing: Tensor, rows: int, num_experts: int) -> None:
-    """Raises ValueError for what `route` cannot have made."""
+    """Raises ValueError for a routing that `route` cannot have returned."""
     found, columns = check_rows("routing", routing)
     if found != rows or columns < 2 or columns % 2 or columns // 2 > num_experts or not routing.is_contiguous():
         raise ValueError(f"routing must be contiguous float32 [{rows}, 2 top_k]; got {describe(routing)}")

@@ -8,8 +8,7 @@ from torch import Tensor
 from pace import _C
 from pace.ops.weight import PackedWeight
 
-# Numbers of Activation in csrc/include/pace/types.h. `gelu_new`, `gelu_tanh` and `gelu_fast` are one function, written
-# three ways.
+# Numbers of Activation in csrc/include/pace/types.h. `gelu_new`, `gelu_tanh` and `gelu_fast` are the same function.
 ACTIVATION_CODES = {
     None: 0,
     "silu": 1,
@@ -23,7 +22,7 @@ ACTIVATION_CODES = {
 
 
 def embedding(ids: Tensor, weight: PackedWeight) -> Tensor:
-    """`[T, K]`: row `ids[t]` of the weight, widened to float32. Raises ValueError on ids out of range."""
+    """Returns `[T, K]`: row `ids[t]` of the weight, widened to float32. Raises ValueError for ids out of range."""
     if ids.dtype != torch.int64 or ids.ndim != 1:
         raise TypeError(f"ids must be a vector of int64; got {ids.dtype} of shape {tuple(ids.shape)}")
     ids = ids.contiguous()
@@ -39,12 +38,13 @@ def linear(
     activation: str | None = None,
     residual: Tensor | None = None,
 ) -> Tensor:
-    """`[T, N]`: `residual [T, N] + activation(x [T, K] W' + bias [N])`, each part optional.
+    """Returns `[T, N]`: `residual [T, N] + activation(x [T, K] W' + bias [N])`; bias, activation and residual are
+    optional.
 
-    x may have any row stride. Numerics: fp32 accumulation in ascending k; where the instruction set multiplies bf16
-    pairs and the weight is bf16, x is rounded to bf16 first; where the weight's codes are integers, x is quantised to
-    int8 in groups, and products of a group are exact (csrc/kernels/linear_quantized.inl). A row's result does not
-    depend on the other rows (csrc/kernels/linear.inl)."""
+    x may have any row stride. Numerics: fp32 accumulation in ascending k. If the instruction set multiplies bf16 pairs
+    and the weight is bf16, x is rounded to bf16 first. For integer codes, x is quantised to int8 in groups, and
+    products of a group are exact (csrc/kernels/linear_quantized.inl). A row's result does not depend on the other rows
+    (csrc/kernels/linear.inl)."""
     if weight.glu:
         raise ValueError("this weight holds gate and up rows; use linear_glu")
     rows = _check_input(x, weight)
@@ -66,10 +66,10 @@ def linear(
 
 
 def linear_glu(x: Tensor, weight: PackedWeight, activation: str, bias: Tensor | None = None) -> Tensor:
-    """`[T, N / 2]`: `activation(x Wg' + bg) * (x Wu' + bu)` where the rows of the weight (and of `bias [N]`) are
+    """Returns `[T, N / 2]`: `activation(x Wg' + bg) * (x Wu' + bu)`. The rows of the weight (and of `bias [N]`) are
     `[gate; up]`.
 
-    Numerics as `linear`."""
+    Numerics as in `linear`."""
     if not weight.glu:
         raise ValueError(
             "linear_glu needs a weight made with glu=True, whose rows are [gate; up]; use linear for others"
@@ -85,7 +85,7 @@ def linear_glu(x: Tensor, weight: PackedWeight, activation: str, bias: Tensor | 
 
 
 def activation(x: Tensor, name: str) -> Tensor:
-    """`name` of every element of x, a new tensor; names are those of `ACTIVATION_CODES`."""
+    """Returns a new tensor: the activation `name` (a key of `ACTIVATION_CODES`) of every element of x."""
     if x.dtype != torch.float32:
         raise TypeError(f"activations are float32; got {x.dtype}")
     x = x.contiguous()
@@ -96,7 +96,7 @@ def activation(x: Tensor, name: str) -> Tensor:
 
 
 def _check_input(x: Tensor, weight: PackedWeight) -> int:
-    """The number of rows of x; raises unless x is float32 `[T, weight.k]` with contiguous rows."""
+    """Returns the number of rows of x. Raises ValueError unless x is float32 `[T, weight.k]` with contiguous rows."""
     if x.dtype != torch.float32 or x.ndim != 2 or x.shape[1] != weight.k or (x.stride(1) != 1 and x.shape[1] > 1):
         raise ValueError(f"x must be float32 [T, {weight.k}] with contiguous rows; got {_describe(x)}")
     return x.shape[0]

@@ -10,28 +10,28 @@ from pace.ops.checks import check_head_weights, check_heads, check_rows, check_v
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """`[T, K]`: `x / sqrt(mean(x^2) + eps) * weight [K]`; x may have any row stride.
+    """Returns `[T, K]`: `x / sqrt(mean(x^2) + eps) * weight [K]`; x may have any row stride.
 
-    Numerics: fp32, an order of summation that depends on K and the instruction set alone."""
+    Numerics: fp32; the order of summation depends only on K and the instruction set."""
     return _norm(False, x, weight, None, eps)
 
 
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-    """`[T, K]`: `(x - mean(x)) / sqrt(var(x) + eps) * weight [K] + bias [K]`; x may have any row stride.
+    """Returns `[T, K]`: `(x - mean(x)) / sqrt(var(x) + eps) * weight [K] + bias [K]`; x may have any row stride.
 
-    Numerics: as `rms_norm`; the variance is taken around the mean, in a second pass."""
+    Numerics: as in `rms_norm`; the variance is computed around the mean, in a second pass."""
     return _norm(True, x, weight, bias, eps)
 
 
 def head_rms_norm_(x: Tensor, weight: Tensor, eps: float) -> None:
-    """`rms_norm` of every head of `x [T, H, D]` with one `weight [D]`, in place; x may be a strided view."""
+    """Applies `rms_norm` to every head of `x [T, H, D]` with one `weight [D]`, in place; x may be a strided view."""
     tokens, heads, head_dim = check_heads("x", x)
     weight_address = check_vector("weight", weight, head_dim)
     _C.head_norm(False, x.data_ptr(), tokens, heads, head_dim, x.stride(0), x.stride(1), weight_address, 0, eps)
 
 
 def head_layer_norm_(x: Tensor, weight: Tensor, eps: float) -> None:
-    """`layer_norm` of every head of `x [T, H, D]` with `weight [H, D]`, in place; x may be a strided view."""
+    """Applies `layer_norm` to every head of `x [T, H, D]` with `weight [H, D]`, in place; x may be a strided view."""
     tokens, heads, head_dim = check_heads("x", x)
     weight_address = check_head_weights(weight, heads, head_dim)
     _C.head_norm(True, x.data_ptr(), tokens, heads, head_dim, x.stride(0), x.stride(1), weight_address, head_dim, eps)

@@ -1,4 +1,4 @@
-"""Rows of floats to codes and scales, on the C++ kernels."""
+"""Quantises rows of floats to codes and scales on the C++ kernels."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ QUANTIZER_CODES |= {"q2_k": 7, "q3_k": 8, "q4_k": 9, "q5_k": 10, "q6_k": 11}
 
 
 def quantize(rows: Tensor, format: Quantizer, name: str = "the matrix") -> QuantizedRows:
-    """`rows [R, K]` of any float dtype in a format: the values of `format.quantize`, bit for bit; codes of int4 come in
-    pairs where the format has a kernel.
+    """Quantises `rows [R, K]` of any float dtype: the values of `format.quantize`, bit for bit. int4 codes are paired
+    if the format has a kernel.
 
-    Raises ValueError that says `name` where an element is NaN or infinite."""
+    Raises a ValueError that contains `name` if an element is NaN or infinite."""
     layout, kernel, (num_rows, k) = format.layout, format.kernel, rows.shape
     if kernel is None or (layout.in_super_blocks and k % SUPER_BLOCK):
         return format.quantize(rows, name)
@@ -51,7 +51,7 @@ def quantize(rows: Tensor, format: Quantizer, name: str = "the matrix") -> Quant
         *(0 if part is None else part.data_ptr() for part in (mins, super_scales, super_mins)),
     )
     if not all_finite:
-        return format.quantize(rows, name)  # which tells where
+        return format.quantize(rows, name)  # raises, and says where
     if not kernel.gives_final_scales:
         scales = format.final_scales(scales)
     paired_k = k if paired else None

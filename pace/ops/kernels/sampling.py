@@ -1,4 +1,4 @@
-"""What sampling needs of rows of logits, on the C++ kernels (csrc/kernels/sampling.inl). Logits are float32."""
+"""Sampling operations on rows of logits, on the C++ kernels (csrc/kernels/sampling.inl). Logits are float32."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from pace.ops.draws import Drawn, Draws
 
 
 def argmax(logits: Tensor) -> Tensor:
-    """int64 `[R]`: where each row of `logits [R, V]` is largest, the lowest index among equals; -1 for a row that holds
-    NaN or +inf, or nothing above -inf, so that whoever chooses from it can refuse without looking at the row once
-    more."""
+    """Returns int64 `[R]`: the index of the largest logit in each row of `logits [R, V]`, the lowest among equals. -1
+    for a row that holds NaN or +inf, or nothing above -inf, so that the caller can reject it without another pass."""
     rows, vocab_size = _check_logits(logits)
     indices = torch.empty(rows, dtype=torch.int64)
     _C.argmax(logits.data_ptr(), logits.stride(0), rows, vocab_size, indices.data_ptr())
@@ -23,12 +22,12 @@ def argmax(logits: Tensor) -> Tensor:
 
 
 def softmax(logits: Tensor) -> Tensor:
-    """`[R, V]`, over the last dimension. Numerics: fp32, the sum over pieces in fp64."""
+    """Returns `[R, V]`: softmax over the last dimension. Numerics: fp32, the sum over pieces in fp64."""
     return _softmax(False, logits)
 
 
 def log_softmax(logits: Tensor) -> Tensor:
-    """`[R, V]`, over the last dimension: `(x - max) - log(sum(exp(x - max)))`."""
+    """Returns `[R, V]`: log-softmax over the last dimension, `(x - max) - log(sum(exp(x - max)))`."""
     return _softmax(True, logits)
 
 
@@ -36,10 +35,10 @@ def top_k_top_p_(logits: Tensor, top_k: Tensor, top_p: Tensor) -> None:
     """Sets to -inf in `logits [R, V]` all but the `top_k[r]` largest, then all but the nucleus of mass `top_p[r]` among
     those.
 
-    `k = 0` and `p >= 1` are off. Values equal to the k-th largest stay. The nucleus is the words, by falling logit and
-    then by rising index, before which less than p of the probability lies; the first is always in it. `top_k` int64
-    `[R]`, `top_p` float32 `[R]`. A row with NaN is left as it is, and one with +inf gets no nucleus (`argmax` tells
-    both by -1)."""
+    `k = 0` and `p >= 1` are off. Values equal to the k-th largest stay. Words are ordered by falling logit, then by
+    rising index. The nucleus holds the words with a probability of less than p before them; the first is always in it.
+    `top_k` int64 `[R]`, `top_p` float32 `[R]`. A row with NaN is not changed, and top_p has no effect on one with +inf;
+    `argmax` returns -1 for both."""
     rows, vocab_size = _check_logits(logits)
     top_k_address = check_vector("top_k", top_k, rows, torch.int64)
     top_p_address = check_vector("top_p", top_p, rows)
@@ -47,10 +46,10 @@ def top_k_top_p_(logits: Tensor, top_k: Tensor, top_p: Tensor) -> None:
 
 
 def apply_mask_(logits: Tensor, mask: Tensor, rows: Tensor | None = None) -> None:
-    """Sets to -inf in `logits [R, V]` what a mask does not allow. `mask` int32 `[M, ceil(V / 32)]`: bit `i % 32` of word
-    `i // 32` (1 is the lowest) is set where token i is allowed; bits beyond V mean nothing.
+    """Sets to -inf in `logits [R, V]` what a mask does not allow. `mask` is int32 `[M, ceil(V / 32)]`: bit `i % 32` of
+    word `i // 32` (1 is the lowest) is set if token i is allowed; bits beyond V are ignored.
 
-    Mask m is for row `rows[m]` (int64 `[M]`, no row twice), or for row m of as many, where no rows are given."""
+    Mask m is for row `rows[m]` (int64 `[M]`, no row twice). Without `rows`, M is R and mask m is for row m."""
     num_rows, vocab_size = _check_logits(logits)
     num_masks = num_rows if rows is None else len(rows)
     _check_masks("mask", mask, num_masks, vocab_size)
@@ -66,10 +65,10 @@ def apply_mask_(logits: Tensor, mask: Tensor, rows: Tensor | None = None) -> Non
 
 
 def sample(logits: Tensor, draws: Draws) -> Drawn:
-    """A token for each of `draws`, from row `draws.rows[m]` of `logits [R, V]`, which may be edited meanwhile.
-    `pace.ops.reference.sample` is the definition.
+    """Draws a token for each of `draws`, from row `draws.rows[m]` of `logits [R, V]`, which may be edited during the
+    call. `pace.ops.reference.sample` is the definition.
 
-    Numerics: with top_k weights are fp64; else fp32, summed in fp32 over 4096 tokens and in fp64 over those."""
+    Numerics: with top_k weights are fp64; else fp32, summed in fp32 over 4096 tokens and in fp64 over those sums."""
     num_rows, vocab_size = _check_logits(logits)
     count = len(draws.rows)
     vectors = {
@@ -116,7 +115,8 @@ def sample(logits: Tensor, draws: Draws) -> Drawn:
 
 
 def _lists_of(draws: Draws, count: int) -> tuple[Tensor, Tensor]:
-    """Of each draw where its edits end in the lists, int64 `[M]`, and of each list its address and length, `[L, 2]`."""
+    """Returns the index in the lists at which each draw's edits end, int64 `[M]`, and the address and length of each
+    list, `[L, 2]`."""
     if len(draws.edits) != count:
         raise ValueError(f"edits must be a list for each of {count} draws; got {len(draws.edits)}")
     if len(set(draws.rows.tolist())) < count:
@@ -130,7 +130,7 @@ def _lists_of(draws: Draws, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _masks_of(draws: Draws, count: int, vocab_size: int) -> tuple[int, int, int]:
-    """Address of the masks, words between them, and address of the mask that each draw has."""
+    """Returns the address of the masks, the words between them, and the address of each draw's mask index."""
     if (draws.masks is None) != (draws.mask_rows is None):
         raise ValueError("masks and mask_rows come together")
     if draws.masks is None:
@@ -152,9 +152,9 @@ def _check_masks(name: str, masks: Tensor, num_masks: int, vocab_size: int) -> N
 
 
 def token_logprobs(logits: Tensor, rows: Tensor, tokens: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probabilities under rows `rows [M]` of `logits [R, V]`: those of `tokens [M]` as float32 `[M]`, then the
-    `num_top` most likely tokens, int64 `[M, num_top]`, and theirs. Largest first, the lower id first among equals; -1
-    and -inf beyond the vocabulary."""
+    """Returns the log-probabilities of `tokens [M]` under rows `rows [M]` of `logits [R, V]`, float32 `[M]`. Also the
+    `num_top` most likely tokens, int64 `[M, num_top]`, largest first and the lower id first among equals, and their
+    log-probabilities. -1 and -inf beyond the vocabulary."""
     num_rows, vocab_size = _check_logits(logits)
     count = len(rows)
     rows_address = check_vector("rows", rows, count, torch.int64)
