@@ -1,5 +1,5 @@
-"""Graph compilation: a model's forward pass recorded once (`recorded`), rewritten (`passes`), and run in C++, one call
-per step (`Program`)."""
+"""Graph compilation: a model's forward pass is recorded once (`recorded`), rewritten (`passes`), and run in C++ with
+one call per step (`Program`)."""
 
 from pace.graph.program import Program
 

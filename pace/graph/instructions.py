@@ -1,8 +1,8 @@
-"""What a recorded forward pass is made of: values, and instructions that read and write them.
+"""Values and instructions of a recorded forward pass.
 
-A `Value` is written by one instruction, except that those with `changed` change theirs in place. The instructions are
-in `pace.graph.recorded`, beside the operations that record them; what models do to symbols outside of `pace.ops` is in
-`pace.graph.symbols`.
+One instruction writes a `Value`; instructions with `changed` modify an existing one in place. The instructions are in
+`pace.graph.recorded`, next to the operations that record them. `pace.graph.symbols` has the operations of models on
+tensors outside of `pace.ops`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from torch import Tensor
 from pace import _C
 
 LOGITS = -1
-"""The buffer that stands for the result."""
+"""The buffer number of the result."""
 
 
 @dataclass(eq=False)
 class Value:
-    """float32 `[T, columns]`, or `[R, columns]` where `per_token` is false."""
+    """A float32 matrix `[T, columns]`, or `[R, columns]` if `per_token` is false."""
 
     columns: int
     per_token: bool = True
@@ -34,7 +34,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Columns:
-    """Columns `first .. first + count` of a value: a matrix whose rows are strided."""
+    """Columns `first .. first + count` of a value: a matrix with strided rows."""
 
     value: Value
     first: int
@@ -51,7 +51,7 @@ class Columns:
 
 @dataclass(frozen=True)
 class Heads:
-    """A view `[T, count, head_dim]` into the columns of a value: heads from `column` on, every `stride` columns."""
+    """A view `[T, count, head_dim]` of a value's columns: heads start at `column`, one every `stride` columns."""
 
     value: Value
     column: int
@@ -70,14 +70,14 @@ class Heads:
 
 
 def overlap(a: Columns | Heads, b: Columns | Heads) -> bool:
-    """Whether a column of one is a column of the other."""
+    """True if the two share a column of the same value."""
     return a.value is b.value and any(
         mine.start < other.stop and other.start < mine.stop for mine in a.ranges() for other in b.ranges()
     )
 
 
 class Places:
-    """Where the values of a program live, as C++ names them: what `Instruction.lower` asks for."""
+    """Locations of a program's values in C++ terms, for `Instruction.lower`."""
 
     def __init__(self, buffers: Mapping[Value, int], result: Value):
         """`buffers`: value -> number of its buffer (`plan_buffers`); `result` is written to the caller's logits."""
@@ -97,24 +97,24 @@ class Places:
 
 @dataclass(eq=False)
 class Instruction(ABC):
-    """One op of csrc/ops with its operands. What it makes is `out`, a `Value`; fields that hold `Columns` or `Heads` are
+    """One op of csrc/ops with its operands. `out` is the `Value` that it makes; fields of type `Columns` or `Heads` are
     read."""
 
     changed: ClassVar[str | None] = None
-    """The field that is read and written, of an operation in place."""
+    """The field that an in-place operation reads and writes."""
     operations: ClassVar[tuple[str, ...]] = ()
-    """The functions of `pace.ops` that record it; none for what models do to tensors outside of them."""
+    """The functions of `pace.ops` that record it; empty for a model's own operations on tensors."""
     operator: ClassVar[str | None] = None
-    """Which of `OperatorConfig` these functions belong to; None: that of their weight, or, without `operations`,
-    none."""
+    """The operator in `OperatorConfig` of these functions. None for the operator of their weight, or, without
+    `operations`, for no operator."""
 
     @abstractmethod
     def lower(self, program: _C.Program, places: Places) -> None:
         """Appends this instruction to the program."""
 
     def operators(self, of_weight: Mapping[int, str]) -> Iterator[str]:
-        """The operator of each operation that this instruction does, the main one first. `of_weight`: id of a weight ->
-        the operator of the products with it."""
+        """Yields the operator of each operation that this instruction does, the main one first. `of_weight`: id of a
+        weight -> the operator of its products."""
         if self.operator:
             yield self.operator
 
@@ -125,19 +125,19 @@ class Instruction(ABC):
                 yield operand
 
     def changes(self) -> Columns | Heads | None:
-        """What it writes of a value that was there before."""
+        """The part of an existing value that it modifies."""
         return getattr(self, self.changed) if self.changed else None
 
     def makes(self) -> Value | None:
-        """The value that is there from now on."""
+        """The new value that it makes."""
         return getattr(self, "out", None)
 
     def values(self) -> list[Value]:
-        """All that it reads or writes, each once."""
+        """All values that it reads or writes, each once."""
         made = self.makes()
         return list(dict.fromkeys([*(operand.value for operand in self.reads()), *([made] if made else [])]))
 
 
 def address(tensor: Tensor | None) -> int:
-    """Of a parameter as C++ takes it; 0 for none."""
+    """Returns the address of a parameter for C++; 0 for None."""
     return 0 if tensor is None else tensor.data_ptr()

@@ -1,5 +1,5 @@
-"""Rewrites of a recorded forward pass, each from a list of instructions to a list that computes the same bits; and the
-plan of its buffers."""
+"""Rewrites of a recorded forward pass, and the plan of its buffers. Each rewrite returns a list of instructions that
+computes the same bits."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pace.graph.recorded import Attention, Experts, Linear, Norm, NormHeads, Pre
 
 
 def fuse(instructions: list[Instruction], result: Value) -> list[Instruction]:
-    """All of the rewrites; `result` is what the caller reads."""
+    """Applies all rewrites; `result` is the value that the caller reads."""
     return fuse_norms(fuse_routes(fuse_heads(instructions)), result)
 
 
 def fuse_routes(instructions: list[Instruction]) -> list[Instruction]:
-    """A choice that only experts read becomes part of each of them: one barrier less."""
+    """Merges a routing that only experts read into each of them, which saves a barrier."""
     readers: dict[Value, list[Instruction]] = defaultdict(list)
     for instruction in instructions:
         for operand in instruction.reads():
@@ -42,10 +42,10 @@ def fuse_routes(instructions: list[Instruction]) -> list[Instruction]:
 
 
 def fuse_norms(instructions: list[Instruction], result: Value) -> list[Instruction]:
-    """A norm that only products read becomes part of each of them: one barrier less.
+    """Merges a norm that only products read into each of them, which saves a barrier.
 
-    Where two of them read it (the attention and the MLP of a parallel block), it is computed twice, which costs less
-    than waiting for it once."""
+    If two products read it (attention and MLP of a parallel block), it is computed twice, which costs less than waiting
+    for it once."""
     readers: dict[Value, list[int]] = defaultdict(list)
     for index, instruction in enumerate(instructions):
         for value in instruction.values():
@@ -65,8 +65,8 @@ def fuse_norms(instructions: list[Instruction], result: Value) -> list[Instructi
 
 
 def _can_wait(instructions: list[Instruction], index: int, readers: list[int]) -> bool:
-    """Whether the norm at `index` can be computed by those that read it: products with no norm yet, and nothing changes
-    what it reads before they do."""
+    """True if the instructions that read the norm at `index` can compute it. They must be products without a norm, and
+    nothing may change the norm's input before them."""
     norm = instructions[index]
     if not all(_multiplies(instructions[reader], norm.out) for reader in readers):
         return False
@@ -75,7 +75,7 @@ def _can_wait(instructions: list[Instruction], index: int, readers: list[int]) -
 
 
 def _multiplies(reader: Instruction, value: Value) -> bool:
-    """Whether it is a product whose x is the whole value, which it reads for nothing else."""
+    """True if `reader` is a product without a norm whose x is the whole value, and the value is not its residual."""
     return (
         isinstance(reader, (Linear, Experts))
         and reader.norm is None
@@ -85,12 +85,12 @@ def _multiplies(reader: Instruction, value: Value) -> bool:
 
 
 def fuse_heads(instructions: list[Instruction]) -> list[Instruction]:
-    """What is done to queries, keys and values, and storing keys and values, becomes part of the attention that follows:
-    one barrier less.
+    """Merges the preparation of queries, keys and values, and the cache write, into the attention that follows, which
+    saves a barrier.
 
-    Recognised is: the norm of the queries, of the keys, the rotation of the queries, of the keys, each optional, or the
-    rotations before the norms; and the norm of the values anywhere among them. What is prepared may be left unwritten, so
-    that nothing else may read it afterwards, and queries, keys and values share no columns."""
+    Recognised are the norms of queries and keys, then their rotations, each optional, or the rotations before the
+    norms. The norm of the values may be anywhere among them. The prepared heads need not be written back, so nothing
+    else may read them later. Queries, keys and values must not share columns."""
     result: list[Instruction] = []
     for index, instruction in enumerate(instructions):
         if not isinstance(instruction, Attention) or not result or not isinstance(result[-1], StoreKv):
@@ -117,7 +117,7 @@ def fuse_heads(instructions: list[Instruction]) -> list[Instruction]:
 
 
 def _preparation(q: Heads, store: StoreKv, before: list[NormHeads | RotateHeads]) -> Preparation | None:
-    """`before` and `store` as one, or None where they are no case of it."""
+    """Combines `before` and `store`, or returns None if they do not match the pattern."""
     of_values = [change for change in before if change.heads == store.v]
     expected = [change for change in before if change.heads != store.v]
     if len(of_values) > 1 or not all(isinstance(change, NormHeads) for change in of_values):
@@ -141,7 +141,7 @@ def _preparation(q: Heads, store: StoreKv, before: list[NormHeads | RotateHeads]
 
 
 def _are_private(attention: Attention, store: StoreKv, preparation: Preparation, later: list[Instruction]) -> bool:
-    """Whether queries, keys and values are apart, and nothing else reads what is prepared of them."""
+    """True if queries, keys and values do not overlap, and nothing else reads the prepared heads."""
     q, k, v = attention.q, store.k, store.v
     if overlap(q, k) or overlap(q, v) or overlap(k, v):
         return False
@@ -153,17 +153,19 @@ def _are_private(attention: Attention, store: StoreKv, preparation: Preparation,
 
 @dataclass(frozen=True)
 class BufferPlan:
-    """Where values live: `number[value]` is a buffer of `widths[number]` floats per token, which several values use in
-    turn."""
+    """Assignment of values to buffers: `number[value]` is a buffer of `widths[number]` floats per token. Several values
+    use a buffer in turn."""
 
     widths: list[int]
     number: dict[Value, int]
 
 
 def plan_buffers(instructions: list[Instruction], result: Value) -> BufferPlan:
-    """As few buffers as lifetimes allow; `result` gets none, for the caller provides it.
+    """Assigns values to buffers, reusing buffers whose values are no longer read. `result` gets none, because the
+    caller provides its memory.
 
-    A product's output may take the place of its residual, which it reads element by element just before it writes."""
+    A product's output may use the buffer of its residual: it reads each element of the residual just before it writes
+    that element."""
     last_use: dict[Value, int] = {}
     for index, instruction in enumerate(instructions):
         for value in instruction.values():
@@ -182,7 +184,7 @@ def plan_buffers(instructions: list[Instruction], result: Value) -> BufferPlan:
         if value and value is not result:
             if isinstance(instruction, (Linear, Experts)) and _may_replace_residual(instruction, index, last_use):
                 number[value] = number[instruction.residual.value]
-                last_use[instruction.residual.value] = -1  # its buffer has a new owner
+                last_use[instruction.residual.value] = -1  # the buffer has a new owner
             elif free:
                 number[value] = free.pop(max(range(len(free)), key=lambda i: widths[free[i]]))
             else:

@@ -1,4 +1,4 @@
-"""`Program`: a model's forward pass, recorded once and executed by C++ in one call per step (csrc/program.cpp)."""
+"""`Program`: a model's forward pass, recorded once and executed by C++ with one call per step (csrc/program.cpp)."""
 
 from __future__ import annotations
 
@@ -21,27 +21,29 @@ if TYPE_CHECKING:
     from pace.batch import ForwardBatch, LayerBlocks, LayerCache
 
 OWN_PAGES_BYTES = 8 << 20
-"""Logits from this size on have pages of their own, used again by later steps: a heap would keep holes of that size."""
+"""Minimum size of logits that get their own pages, reused by later steps; in the heap, they would leave holes of that
+size."""
 
 
 class Recordable(Protocol):
-    """What of a model is recorded."""
+    """The part of a model that is recorded."""
 
     def compute(self, ops: Any, batch: Any, angles: Any) -> Any:
-        """The forward pass from embedding to logits; looks at its tensors through `ops` alone."""
+        """The forward pass from embedding to logits. Uses its tensors only through `ops`."""
 
 
 class Program:
-    """`run(batch, angles)` gives the logits that `model.compute(native, batch, angles)` would, bit for bit.
+    """A recorded forward pass: `run(batch, angles)` returns the logits of `model.compute(native, batch, angles)`, bit
+    for bit.
 
-    Recorded for the instruction set in use and for the weights' memory as it is: a model is recorded after it is
-    loaded, and kept alive by the program. May be called from several threads, which take turns."""
+    It holds for the current instruction set and memory of the weights, so a model is recorded after loading. The
+    program keeps the model alive. Thread-safe; concurrent calls take turns."""
 
     def __init__(
         self, model: Recordable, layers: Sequence[LayerCache], angle_halves: Sequence[int], optimise: bool = True
     ):
-        """`layers`: of the model's `KVSpec`; `angle_halves`: of each table of angles, the pairs of a head that it
-        rotates. Without `optimise`, every instruction is that of one operation: the same bits, with more barriers."""
+        """`layers`: those of the model's `KVSpec`. `angle_halves`: the pairs of a head that each table of angles
+        rotates. Without `optimise`, every instruction is a single operation: the same bits, with more barriers."""
         self._model = model
         recording = Recording()
         angles = tuple((SymbolicAngles(half, table),) * 2 for table, half in enumerate(angle_halves))
@@ -56,10 +58,10 @@ class Program:
         self._pages = ReusedPages()
 
     def run(self, batch: ForwardBatch, angles: tuple[tuple[Tensor, Tensor], ...]) -> Tensor:
-        """Logits `[R, V]` of `batch.logit_rows`; writes the batch's slots of the cache.
+        """Returns logits `[R, V]` of `batch.logit_rows`; writes the batch's slots of the cache.
 
-        Raises ValueError for ids, slots and spans that do not fit; then nothing is written."""
-        kv, cache = self._last_cache  # both at once: another thread may run with a cache of its own
+        Raises ValueError for ids, slots and spans that do not fit, before anything is written."""
+        kv, cache = self._last_cache  # read both at once: another thread may run with another cache
         if batch.kv is not kv:
             cache = _C.KvCache([(kv_view(layer), layer.group) for layer in batch.kv if layer is not None])
             self._last_cache = batch.kv, cache
@@ -74,7 +76,7 @@ class Program:
         return logits
 
     def _empty_logits(self, rows: int) -> Tensor:
-        """fp32 `[rows, V]` of any content. Raises MemoryError."""
+        """Returns fp32 `[rows, V]` with undefined contents. Raises MemoryError."""
         columns = self._result.columns
         num_bytes = rows * columns * torch.float32.itemsize
         if num_bytes < OWN_PAGES_BYTES:
@@ -89,26 +91,26 @@ class Program:
         return torch.frombuffer(memory, dtype=torch.float32, count=rows * columns).view(rows, columns)
 
     def set_profiling(self, on: bool) -> None:
-        """Starts afresh to time every instruction, or stops."""
+        """Starts timing every instruction from zero, or stops."""
         self._program.set_profiling(on)
 
     def timings(self) -> list[tuple[str, int, float]]:
-        """(what, runs, seconds over all runs) of every instruction, in order."""
+        """Returns (description, runs, seconds over all runs) of every instruction, in order."""
         return self._program.timings()
 
     @property
     def num_barriers(self) -> int:
-        """Of the last step: how often all threads waited for each other."""
+        """Number of barriers in the last step, at which all threads wait for each other."""
         return self._program.barriers
 
     @property
     def buffer_bytes(self) -> int:
-        """Memory for activations, as large as the largest step so far wanted it."""
+        """Bytes of memory for activations, sized for the largest step so far."""
         return self._program.buffer_bytes
 
 
 def _arrays(batch: ForwardBatch) -> tuple[int | list[tuple[int, int]], ...]:
-    """The sizes of a batch and where its arrays lie, in the order of `_C.Program.run`."""
+    """The sizes of a batch and the addresses of its arrays, in the order of `_C.Program.run`."""
     spans = batch.spans
     return (
         len(batch.tokens),
@@ -125,7 +127,7 @@ def _arrays(batch: ForwardBatch) -> tuple[int | list[tuple[int, int]], ...]:
 
 
 def _lower(instructions: list[Instruction], result: Value) -> _C.Program:
-    """The instructions as C++ knows them."""
+    """Converts the instructions to a C++ program."""
     plan = plan_buffers(instructions, result)
     program, places = _C.Program(plan.widths), Places(plan.number, result)
     for instruction in instructions:

@@ -1,10 +1,9 @@
-"""The forward pass's functions of `pace.ops` on symbols: each appends an instruction, which says everything else that a
-program has to know about the operation.
+"""The functions of `pace.ops` in a forward pass, on symbols: each appends an instruction, which describes the operation
+to a program.
 
-A model's code runs on these as it does on `pace.ops.native`. An operation is described here and nowhere else in
-`pace.graph`: the class of its instruction says which functions record it, what it computes, which operator it belongs
-to and how it is lowered to csrc/program.cpp, and the functions stand beside the class. `pace/ops/protocol.py` says what
-they promise.
+A model's code calls these in place of `pace.ops.native`. All that `pace.graph` knows about an operation is here. The
+class of its instruction lists the functions that record it, and its operator. It also defines how it is lowered to
+csrc/program.cpp. The functions follow the class. `pace/ops/protocol.py` has their contracts.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class NormParameters:
     kind: str
     """"rms" or "layer"."""
     weight: Tensor | None
-    """`[K]`; of a norm of heads `[D]`, or `[H, D]`."""
+    """`[K]`; for a norm of heads `[D]` or `[H, D]`."""
     bias: Tensor | None
     eps: float
 
@@ -94,7 +93,7 @@ def layer_norm(x: Rows, weight: Tensor | None, bias: Tensor | None, eps: float) 
 
 @dataclass(eq=False)
 class Linear(Instruction):
-    """out = residual + activation(norm(x) W' + bias); with a glu weight act(gate) * up. The residual is a whole
+    """out = residual + activation(norm(x) W' + bias); with a glu weight, act(gate) * up. The residual must be a whole
     value."""
 
     operations = ("linear", "linear_glu")
@@ -156,7 +155,7 @@ def _product(
 
 @dataclass(frozen=True)
 class Choice:
-    """How logits become a routing."""
+    """Parameters that turn logits into a routing."""
 
     router: Router
     choice_bias: Tensor | None
@@ -167,7 +166,7 @@ class Choice:
 
 @dataclass(eq=False)
 class Route(Instruction):
-    """out `[T, 2 top_k]` = what rows of logits choose."""
+    """out `[T, 2 top_k]` = the routing of each row of logits."""
 
     operations = ("route",)
     operator = "mlp"
@@ -187,8 +186,8 @@ def route(logits: Rows, router: Router, choice_bias: Tensor | None = None) -> Ro
 
 @dataclass(eq=False)
 class Experts(Instruction):
-    """out = residual + the experts that `choices` names, of norm(x): a routing, or, with `choice`, the logits that it is
-    chosen from. Choices and residual are whole values."""
+    """out = residual + the chosen experts of norm(x). `choices` is a routing, or with `choice`, the logits from which
+    it is computed. Choices and residual must be whole values."""
 
     operations = ("experts",)
     operator = "mlp"
@@ -258,7 +257,7 @@ def experts(
 
 @dataclass(eq=False)
 class HeadsLinear(Instruction):
-    """out = x of each head times a weight of its own."""
+    """out = each head of x times its own weight."""
 
     operations = ("heads_linear",)
     operator = "projection"
@@ -359,7 +358,7 @@ def softcap_(x: Rows, cap: float) -> None:
 
 @dataclass(eq=False)
 class NormHeads(Instruction):
-    """Each head of `heads` is normalised in place."""
+    """Normalises each head of `heads` in place."""
 
     operations = ("head_rms_norm_", "head_layer_norm_")
     operator = "norm"
@@ -383,7 +382,7 @@ def head_layer_norm_(x: HeadRows, weight: Tensor, eps: float) -> None:
 
 @dataclass(frozen=True)
 class Rotation:
-    """By a table of the step's angles: `half` pairs of each head."""
+    """Parameters of a rotation: it rotates `half` pairs of each head by table `table` of the step's angles."""
 
     table: int
     half: int
@@ -395,7 +394,7 @@ class Rotation:
 
 @dataclass(eq=False)
 class RotateHeads(Instruction):
-    """Each head of `heads` is rotated in place."""
+    """Rotates each head of `heads` in place."""
 
     operations = ("rotary_",)
     operator = "rotary"
@@ -415,7 +414,7 @@ def rotary_(x: HeadRows, cos: SymbolicAngles, sin: SymbolicAngles, interleaved: 
 
 @dataclass(eq=False)
 class StoreKv(Instruction):
-    """Keys and values of the step's tokens into the cache of a layer."""
+    """Writes the keys and values of the step's tokens into the cache of a layer."""
 
     operations = ("store_kv",)
     operator = "attention"
@@ -436,7 +435,7 @@ def store_kv(k: HeadRows, v: HeadRows, kv: LayerKv, slots: Slots) -> None:
 
 @dataclass(frozen=True)
 class Preparation:
-    """What attention does before: normalises and rotates queries and keys, and normalises values, each where asked, and
+    """Steps merged into attention: normalises and rotates queries and keys, normalises values (each optional), and
     stores keys and values."""
 
     k: Heads
@@ -445,7 +444,7 @@ class Preparation:
     key_norm: NormParameters | None = None
     rotation: Rotation | None = None
     norm_last: bool = False
-    """Rotates queries and keys first, then normalises."""
+    """True rotates queries and keys before it normalises them."""
     value_norm: NormParameters | None = None
 
     def lower(self, places: Places) -> _C.Preparation:
@@ -467,8 +466,8 @@ class Preparation:
 
 @dataclass(eq=False)
 class Attention(Instruction):
-    """out = softmax(scale * q k') v over the cache of a layer, after what `preparation` says. With `latent_q`, which no
-    preparation changes, values are keys, too."""
+    """out = softmax(scale * q k') v over the cache of a layer, after `preparation`. With `latent_q`, which preparation
+    does not change, values are also keys."""
 
     operations = ("attention",)
     operator = "attention"
@@ -534,4 +533,4 @@ def attention(
 
 
 OPERATOR_OF = {name: kind.operator for kind in Instruction.__subclasses__() for name in kind.operations}
-"""Function of `ForwardOps` -> the operator it belongs to; None for products, which belong to that of their weight."""
+"""Function of `ForwardOps` -> its operator; None for products, which belong to the operator of their weight."""

@@ -1,7 +1,7 @@
-"""What a model's code sees instead of tensors while its forward pass is recorded.
+"""Symbols that stand for tensors while a model's forward pass is recorded.
 
-Symbols can do what models do to tensors outside of `ops`: be viewed by columns, cut into heads, indexed by the rows
-whose logits are wanted, and added.
+They support a model's operations on tensors outside of `ops`: slicing columns, splitting into heads, selecting the rows
+of logits, and adding.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pace.graph.instructions import Columns, Heads, Instruction, Places, Value
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """The instructions so far; every symbol knows the recording that it belongs to."""
+    """The instructions so far; every symbol refers to its recording."""
 
     instructions: list[Instruction] = field(default_factory=list)
 
@@ -24,18 +24,18 @@ class Recording:
         self.instructions.append(instruction)
 
     def rows(self, instruction: Instruction) -> Rows:
-        """Appends an instruction; returns the symbol of its output."""
+        """Appends an instruction and returns the symbol of its output."""
         self.append(instruction)
         return Rows(self, instruction.out.whole)
 
     def batch(self, layers: Sequence[LayerCache]) -> SymbolicBatch:
-        """A `ForwardBatch` of no particular step, for a model whose `KVSpec` has these layers."""
+        """A symbolic `ForwardBatch`, for a model whose `KVSpec` has these layers."""
         return SymbolicBatch(symbolic_cache(layers), Ids(self, positions=False), Ids(self, positions=True))
 
 
 @dataclass(frozen=True)
 class Ids:
-    """The step's tokens, or its positions, plus a number."""
+    """The step's tokens or positions, plus an offset."""
 
     recording: Recording
     positions: bool
@@ -46,7 +46,7 @@ class Ids:
 
 
 class LogitRows:
-    """The rows whose logits are wanted."""
+    """The rows whose logits are returned."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +54,13 @@ class LayerKv:
     """The cache of one layer."""
 
     number: int
-    """Among the layers that have one."""
+    """Index among the layers that have a cache."""
     key_dim: int
     value_dim: int
 
 
 def symbolic_cache(layers: Sequence[LayerCache]) -> list[LayerKv | None]:
-    """What stands for the cache of each layer."""
+    """The symbolic cache of each layer."""
     cache: list[LayerKv | None] = []
     for layer in layers:
         if isinstance(layer, Latent):
@@ -71,16 +71,16 @@ def symbolic_cache(layers: Sequence[LayerCache]) -> list[LayerKv | None]:
 
 
 class Slots:
-    """Where keys and values go."""
+    """The slots of the step's keys and values."""
 
 
 class Spans:
-    """What belongs together."""
+    """The spans of the step."""
 
 
 @dataclass(frozen=True)
 class SymbolicBatch:
-    """Symbols under the names of `ForwardBatch`."""
+    """Symbols with the field names of `ForwardBatch`."""
 
     kv: list[LayerKv | None]
     tokens: Ids
@@ -90,13 +90,13 @@ class SymbolicBatch:
     logit_rows: LogitRows = LogitRows()
 
     def of_layer(self, kv: LayerKv | None) -> SymbolicBatch:
-        """The same for all: when the program runs, a layer's cache says which slots and block tables are its."""
+        """Returns itself: when the program runs, a layer's cache selects its slots and block table."""
         return self
 
 
 @dataclass(frozen=True)
 class SymbolicAngles:
-    """Cosines or sines `[T, half]` of the step, of one of its tables."""
+    """Cosines or sines `[T, half]` of one table of the step's angles."""
 
     half: int
     table: int = 0
@@ -104,7 +104,7 @@ class SymbolicAngles:
 
 @dataclass(frozen=True)
 class Rows:
-    """The symbol of a float32 matrix, which may be a view of some columns of another."""
+    """The symbol of a float32 matrix, which may be a view of another's columns."""
 
     recording: Recording
     columns: Columns
@@ -132,7 +132,7 @@ class Rows:
         return Value(columns or self.columns.count, self.columns.value.per_token)
 
     def unflatten(self, dim: int, sizes: tuple[int, int]) -> HeadRows:
-        """A view `[T, H, D]`."""
+        """Returns a view `[T, H, D]`."""
         columns = self.columns
         if sizes[1] == -1:
             sizes = sizes[0], columns.count // sizes[0]
@@ -168,7 +168,7 @@ class HeadRows:
         return HeadRows(self.recording, part)
 
     def flatten(self, start_dim: int) -> Rows:
-        """A view `[T, H * D]` of heads that are neighbours."""
+        """Returns a view `[T, H * D]` of adjacent heads."""
         heads = self.heads
         if start_dim != 1 or heads.stride != heads.head_dim:
             raise NotImplementedError(f"recorded heads are one row where they are neighbours; got {heads}")
@@ -176,7 +176,7 @@ class HeadRows:
 
 
 def _slice_of_all_tokens(index: object, most: int) -> list[slice] | None:
-    """What is chosen of the dimensions after the first; None where that is not a slice without gaps in each."""
+    """Returns the slices of the dimensions after the first; None unless each is a slice with step 1."""
     if not isinstance(index, tuple) or not 2 <= len(index) <= most or index[0] != slice(None):
         return None
     chosen = list(index[1:])
@@ -185,7 +185,7 @@ def _slice_of_all_tokens(index: object, most: int) -> list[slice] | None:
 
 @dataclass(eq=False)
 class GatherRows(Instruction):
-    """out `[R]` = the rows of x `[T]` whose logits are wanted."""
+    """out `[R]` = the rows of x `[T]` whose logits are returned."""
 
     out: Value
     x: Columns

@@ -1,4 +1,4 @@
-"""The parts that models are made of. Each knows its tensors by their names in the checkpoint, and computes through
+"""Layers that models are made of. Each declares its tensors by their names in the checkpoint, and computes through
 `ops`."""
 
 from pace.llm.layers.attention import Attention

@@ -14,10 +14,11 @@ from pace.llm.layers.rotary import Angles, NoRotary, Rotary, Temperature
 
 
 class Attention(Layer):
-    """`residual + output(softmax(cap(scale * q k')) v)`, causal within each span, as far back as `cache` says.
+    """Self-attention: `residual + output(softmax(cap(scale * q k')) v)`, causal within each span, limited by the window
+    of `cache`.
 
-    The rows of `qkv` are those of `num_heads` query heads of `cache.key_dim` elements, then `cache.kv_heads` key heads
-    as wide, then as many value heads of `cache.value_dim`."""
+    The rows of `qkv` are `num_heads` query heads of `cache.key_dim` elements, then `cache.kv_heads` key heads of the
+    same width. After them come `cache.kv_heads` value heads of `cache.value_dim` elements."""
 
     def __init__(
         self,
@@ -34,9 +35,9 @@ class Attention(Layer):
         sinks: Vectors | None = None,
         temperature: Temperature | None = None,
     ):
-        """`scale`: of the scores, `cache.key_dim ** -0.5` unless given; `softcap`: scores become
-        `softcap * tanh(score / softcap)`; `norm_last`: heads are rotated before they are normalised; `sinks`: of each
-        head, one more score, without a value; `temperature`: multiplies queries."""
+        """`scale`: factor of the scores, by default `cache.key_dim ** -0.5`. `softcap`: scores become `softcap *
+        tanh(score / softcap)`. `norm_last`: heads are rotated before they are normalised. `sinks`: one more score per
+        head, without a value. `temperature`: multiplies queries."""
         self.qkv = qkv
         self.output = output
         self.num_heads = num_heads
@@ -83,7 +84,7 @@ class Attention(Layer):
         self.key_norm(ops, k)
 
     def _heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Views `[T, H, D]` into the columns of `qkv`."""
+        """Returns views `[T, H, D]` into the columns of `qkv`."""
         cache, keys = self.cache, self.num_heads * self.cache.key_dim
         values = keys + cache.kv_heads * cache.key_dim
         return (

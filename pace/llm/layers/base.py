@@ -1,4 +1,4 @@
-"""What every layer is: a tree of parts that declare their tensors first, and get memory only once a checkpoint fits."""
+"""Base classes of layers: a tree that declares its tensors first, and gets memory only once a checkpoint fits."""
 
 from __future__ import annotations
 
@@ -13,27 +13,26 @@ from pace.llm.layers.slot import Slot, Source
 
 
 class Layer:
-    """A node of the model: either a leaf that owns weights (and overrides `slots`, `allocate`, `nbytes`), or made of
-    other layers.
+    """A node of the model: either a leaf that owns weights (and overrides `slots`, `allocate`, `nbytes`), or composed
+    of other layers.
 
-    Constructing a layer costs no memory: it says which tensors it wants (`slots`), so that a checkpoint can be compared
-    with all of them before `allocate` makes room. Layers are immutable once filled and may be called from several
-    threads."""
+    Constructing a layer takes no memory. It declares its tensors (`slots`), so that a checkpoint can be checked before
+    `allocate`. Layers are immutable once filled and may be called from several threads."""
 
     operator: ClassVar[str | None] = None
-    """The operator (pace/llm/operators.py) that the matrix products of this layer and of those below belong to; None:
-    that of the layer above."""
+    """The operator (pace/llm/operators.py) of the matrix products of this layer and of those below; None for the
+    parent's."""
 
     def children(self) -> Iterator[Layer]:
-        """The layers held as attributes, or in lists that are attributes, in the order of assignment."""
+        """Yields the layers held as attributes, or in lists that are attributes, in the order of assignment."""
         for value in vars(self).values():
             for item in value if isinstance(value, list) else [value]:
                 if isinstance(item, Layer):
                     yield item
 
     def slots(self) -> dict[str, list[Slot]]:
-        """Checkpoint name -> the places that its rows go to, of this layer and all below. `check_slots` raises where
-        two claim the same row."""
+        """Checkpoint name -> the slots for its rows, of this layer and all below. `check_slots` raises if two claim the
+        same row."""
         slots: dict[str, list[Slot]] = {}
         for child in self.children():
             for name, found in child.slots().items():
@@ -42,18 +41,18 @@ class Layer:
 
     def norm_readers(self) -> list[tuple[Layer, list[Layer]]]:
         """Returns, for a decoder layer, the norms whose output only certain matrix products read, with those products.
-        A channel of such a norm can be scaled, and the products' columns against it, without changing the model
-        (pace/calibrate)."""
+        A channel of such a norm can be scaled, and the products' columns divided by the same factor, without changing
+        the model (pace/calibrate)."""
         return []
 
     def allocate(self, ops: ModuleType, dtype: torch.dtype) -> None:
-        """Allocates room for all weights: matrices in `dtype`, or quantised, as `ops` stores them, vectors in float32
+        """Allocates all weights: matrices in `dtype`, or quantised, in the storage of `ops`; vectors in float32
         (float64 for a float64 model)."""
         for child in self.children():
             child.allocate(ops, dtype)
 
     def planned_nbytes(self, ops: ModuleType, dtype: torch.dtype) -> int:
-        """What `nbytes` will be after `allocate(ops, dtype)`."""
+        """The value of `nbytes` after `allocate(ops, dtype)`."""
         return sum(child.planned_nbytes(ops, dtype) for child in self.children())
 
     @property
@@ -67,23 +66,23 @@ class Layer:
         return sum(child.num_weights for child in self.children())
 
     def matrices(self) -> Iterator[Layer]:
-        """The leaves that own a matrix."""
+        """Yields the leaves that own a matrix."""
         for child in self.children():
             yield from child.matrices()
 
     def stacks(self) -> Iterator[Layer]:
-        """The layers whose matrices are stored together, and alike."""
+        """Yields the layers whose matrices are stored together in one layout."""
         for child in self.children():
             yield from child.stacks()
 
 
 class Vectors(Layer):
-    """A leaf's named vectors: biases, and the weights of norms. Kept in float32, whatever the matrices are stored
-    in."""
+    """Named vectors of a leaf: biases, and the weights of norms. Stored in float32, independent of the dtype of
+    matrices."""
 
     def __init__(self, lengths: dict[str, int], sources: Mapping[str, Source] = {}, offset: float = 0.0):
-        """`lengths`: checkpoint name -> length; the vectors are concatenated in this order. `sources`: of those that
-        are not in a tensor of their own. `offset` is added to what the checkpoint holds."""
+        """`lengths`: checkpoint name -> length; the vectors are concatenated in this order. `sources`: locations of
+        vectors that are part of another tensor. `offset` is added to the checkpoint's values."""
         self.lengths = lengths
         self.sources = sources
         self.offset = offset
@@ -99,7 +98,7 @@ class Vectors(Layer):
         return slots
 
     def stored(self) -> Iterator[tuple[str, Tensor]]:
-        """Names, and what a checkpoint holds of each."""
+        """Yields names and vectors with the checkpoint's values."""
         for name, part in zip(self.lengths, self.values.split(list(self.lengths.values())) if self.lengths else ()):
             yield name, part - self.offset if self.offset else part
 

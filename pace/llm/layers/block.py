@@ -1,4 +1,4 @@
-"""A decoder layer, made of parts: a mixer of positions and a feed-forward, each a branch of the residual stream."""
+"""A decoder layer: a mixer of positions and a feed-forward, each a branch of the residual stream."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Norm = RMSNorm | LayerNorm | NoNorm
 
 
 class Mixer(Protocol):
-    """Lets each position look at those before it: attention, say. A `Layer`."""
+    """Layer that combines each position with those before it, such as attention. A `Layer`."""
 
     cache: LayerCache
-    """What it keeps of each position."""
+    """What it caches for each position."""
 
     @property
     def readers(self) -> list[Linear]:
-        """The products that read its input, all there are."""
+        """All matrix products that read its input."""
 
     def __call__(
         self,
@@ -40,7 +40,7 @@ class Mixer(Protocol):
 
 
 class FeedForward(Protocol):
-    """Looks at each position for itself. A `Layer`."""
+    """Layer that processes each position independently. A `Layer`."""
 
     @property
     def readers(self) -> list[Linear]: ...
@@ -49,14 +49,14 @@ class FeedForward(Protocol):
 
 
 class Block(Layer):
-    """`x + mixer(norm(x))`, then `x + mlp(norm(x))`, with these choices:
+    """`x + mixer(norm(x))`, then `x + mlp(norm(x))`, with these options:
 
-    - `mixer_norm`, `mlp_norm`: what each branch reads. Either may be NoNorm.
-    - `mixer_post_norm`, `mlp_post_norm`: of what a branch gives, before it is added (Gemma 2, OLMo 2, GLM-4).
-    - `norms_sum`: the two norms after are of the sum `x + branch` instead (the OPT of 350m, BERT).
-    - `parallel`: both branches read the x that the layer got (GPT-NeoX); where `mlp_norm` is None, both read the same
+    - `mixer_norm`, `mlp_norm`: norm of each branch's input. Either may be NoNorm.
+    - `mixer_post_norm`, `mlp_post_norm`: norm of a branch's output, before it is added (Gemma 2, OLMo 2, GLM-4).
+    - `norms_sum`: the post norms apply to the sum `x + branch` instead (the OPT of 350m, BERT).
+    - `parallel`: both branches read the layer's input x (GPT-NeoX). If `mlp_norm` is None, both read the same
       normalised x (Phi, GPT-J, Cohere).
-    - `branch_scale`: what a branch gives is multiplied by it before it is added (Granite, MiniCPM)."""
+    - `branch_scale`: factor of a branch's output, before it is added (Granite, MiniCPM)."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class Block(Layer):
 
     @property
     def cache(self) -> LayerCache:
-        """What the layer keeps of each position."""
+        """What the layer caches for each position."""
         return self.mixer.cache
 
     def norm_readers(self) -> list[tuple[Layer, list[Layer]]]:
@@ -110,7 +110,7 @@ class Block(Layer):
         return self._add(ops, x, partial(self.mlp, ops, normed), self.mlp_post_norm)
 
     def _add(self, ops: ModuleType, x: Tensor, branch: Callable[..., Tensor], post_norm: Norm | None) -> Tensor:
-        """`branch(residual)` gives `residual + branch`, or the branch alone."""
+        """Adds a branch to x. `branch(residual)` returns `residual + branch`, or only the branch without a residual."""
         if post_norm is not None and self.norms_sum:
             return post_norm(ops, branch(residual=x))
         if post_norm is None and self.branch_scale == 1.0:

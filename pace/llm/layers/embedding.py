@@ -1,4 +1,4 @@
-"""From token ids to vectors, and from vectors to logits; where the two are tied, the matrix exists once."""
+"""Embedding of token ids, and the LM head that computes logits. If the two are tied, the matrix exists once."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pace.llm.layers.linear import Linear
 
 
 class Embedding(Linear):
-    """`[T, K]`: rows of the matrix `{name}.weight [num_rows, K]`, stored like the weight of a product so that a head
-    can share it."""
+    """`[T, K]`: rows of the matrix `{name}.weight [num_rows, K]`. It is stored like the weight of a product, so that an
+    LM head can share it."""
 
     def __init__(self, name: str, num_rows: int, k: int):
         super().__init__({name: num_rows}, k)
@@ -23,7 +23,7 @@ class Embedding(Linear):
 
 
 class LMHead(Linear):
-    """Logits `[R, V]` of `x [R, K]`, with a matrix of its own."""
+    """Logits `[R, V]` of `x [R, K]`, with its own matrix."""
 
     operator = "lm_head"
 
@@ -32,7 +32,7 @@ class LMHead(Linear):
 
 
 class TiedLMHead(Layer):
-    """Logits `[R, V]` of `x [R, K]` with the matrix of an embedding; only a bias, if any, is its own."""
+    """Logits `[R, V]` of `x [R, K]` with the matrix of an embedding; only an optional bias is its own."""
 
     operator = "lm_head"
 

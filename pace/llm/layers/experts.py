@@ -1,4 +1,4 @@
-"""A mixture of experts: a router chooses some of many feed-forwards for each token, and their results are added up."""
+"""A mixture of experts: a router chooses some of many feed-forwards for each token, and their results are summed."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from pace.ops.weight_layout import AnyLayout, WeightLayout, parts_of
 
 Parts = dict[str, int | Source]
 Form = Callable[[int], Parts]
-"""Expert -> the parts of its matrix: one of the ways in which checkpoints hold a stack."""
+"""Expert -> the parts of its matrix; one of the layouts of a stack in checkpoints."""
 
 
 class RouterLinear(Linear):
-    """Logits of experts `[T, E]`. Kept in float32, because a small error chooses another expert; quantised only where
-    the checkpoint has it so."""
+    """Logits of experts `[T, E]`. Stored in float32, because a small error chooses another expert; quantised only if
+    the checkpoint's is."""
 
     keeps_floats = True
 
@@ -32,10 +32,10 @@ class RouterLinear(Linear):
 
 
 class ExpertLinear(Layer):
-    """One product of every expert, `W [n, k]` each, in one piece of memory.
+    """One matrix `W [n, k]` for each expert, in one block of memory.
 
-    `forms` are the ways in which checkpoints may hold it. The first counts until `choose` is given the names of
-    tensors. All experts are stored alike."""
+    `forms` are the possible layouts in checkpoints. The first one is used until `choose` gets the names of tensors. All
+    experts are stored in the same way."""
 
     def __init__(self, count: int, k: int, *forms: Form, glu: bool = False, bias: bool = False):
         self.count = count
@@ -45,7 +45,7 @@ class ExpertLinear(Layer):
         self.has_bias = bias
         self.stack: Stack | None = None
         self.in_file: Stack | None = None
-        """Experts that need no memory, because they are in a file. May be set until `allocate`."""
+        """Experts that need no memory because they are in a file. May be set until `allocate`."""
         self.biases: Tensor | None = None
         """float32 `[E, n]`."""
         self.experts = self._of_form(forms[0])
@@ -55,7 +55,7 @@ class ExpertLinear(Layer):
         return [kind(form(expert), self.k, self.has_bias) for expert in range(self.count)]
 
     def choose(self, tensors: Container[str]) -> None:
-        """Takes the first form all of whose tensors are among these names, and leaves it where there is none."""
+        """Uses the first form whose tensors are all among these names; without one, changes nothing."""
         for form in self.forms:
             experts = self._of_form(form)
             if all(name in tensors for expert in experts for name in expert.slots()):
@@ -63,8 +63,8 @@ class ExpertLinear(Layer):
                 return
 
     def apart(self) -> list[Linear]:
-        """The experts by the form in which all parts of each have tensors of their own. Raises NotImplementedError where
-        there is none."""
+        """Returns the experts in the form in which each part has its own tensor. Raises NotImplementedError if there is
+        no such form."""
         for form in self.forms:
             experts = self._of_form(form)
             if not any(expert.sources for expert in experts):
@@ -79,12 +79,12 @@ class ExpertLinear(Layer):
         return self.experts[0].n
 
     def storage(self, dtype: torch.dtype) -> AnyLayout:
-        """How each expert is stored; plans have been made equal by then."""
+        """The layout of each expert; their plans are equal by then."""
         return self.experts[0].storage(dtype)
 
     @property
     def is_quantised(self) -> bool:
-        """Whether all of it is stored as codes, which are the same bytes on every instruction set."""
+        """True if all of it is stored as codes, which are the same bytes for every instruction set."""
         return all(isinstance(layout, WeightLayout) for _, layout in parts_of(self.storage(torch.float32), self.n))
 
     def tensors(self) -> set[str]:
@@ -97,13 +97,13 @@ class ExpertLinear(Layer):
         self.hold(ops, self.in_file or ops.empty_stack(self.count, self.n, self.k, self.storage(dtype), self.glu))
 
     def hold(self, ops: ModuleType, stack: Stack) -> None:
-        """Takes a stack for its own."""
+        """Uses a stack as its weights."""
         self.stack = stack
         for index, (expert, weight) in enumerate(zip(self.experts, stack.experts, strict=True)):
             expert.hold(ops, weight, self.biases[index] if self.biases is not None else None)
 
     def matrix_nbytes(self, ops: ModuleType, dtype: torch.dtype) -> int:
-        """Bytes of the matrices alone."""
+        """Bytes of the matrices, without biases."""
         return ops.stack_nbytes(self.count, self.n, self.k, self.storage(dtype), self.glu)
 
     def planned_nbytes(self, ops: ModuleType, dtype: torch.dtype) -> int:
@@ -117,9 +117,9 @@ class ExpertLinear(Layer):
 
 
 class MixtureOfExperts(Layer):
-    """`residual + w1 f1(x) + w2 f2(x) + ... + shared(x)`: the experts that `router` chooses by the logits `gate(x)`, with
-    `choice_bias` where there is one, and a feed-forward that all tokens go through, where there is one, times
-    `sigmoid(shared_gate(x))` where there is that."""
+    """Mixture of experts: `residual + w1 f1(x) + w2 f2(x) + ... + shared(x)`. `router` chooses the experts by the
+    logits `gate(x)` and an optional `choice_bias`. `shared` is an optional feed-forward of all tokens, which an
+    optional `shared_gate` multiplies by `sigmoid(shared_gate(x))`."""
 
     operator = "mlp"
 
@@ -173,7 +173,7 @@ class MixtureOfExperts(Layer):
         return y + of_all
 
 
-# -- the ways in which checkpoints hold a stack
+# -- layouts of a stack in checkpoints
 
 
 def one_by_one(name: str, tensors: tuple[str, ...], rows: int) -> Form:
@@ -200,8 +200,8 @@ def fused(
     interleaved: bool = False,
     quantised: bool = False,
 ) -> Form:
-    """One tensor: `{tensor} [E, rows, k]`, or `[E, k, rows]` where it is transposed, biases `{tensor}_bias [E, rows]`.
-    Interleaved are rows of gate and up in turns. A quantised one has ".weight" behind its name."""
+    """One tensor: `{tensor} [E, rows, k]`, or `[E, k, rows]` if `transposed`; biases `{tensor}_bias [E, rows]`. With
+    `interleaved`, rows of gate and up alternate. With `quantised`, the name ends in ".weight"."""
     shape = (count, k, rows) if transposed else (count, rows, k)
 
     def form(expert: int) -> Parts:
@@ -226,8 +226,8 @@ def expert_stacks(
     transposed: bool = False,
     interleaved: bool = False,
 ) -> tuple[ExpertLinear, ExpertLinear]:
-    """Gate and up, and down, of `count` experts below `name`: gate_proj, up_proj and down_proj of each expert or of all,
-    or gate_up_proj and down_proj of all. `transposed` and `interleaved` are the latter."""
+    """Gate and up, and down, of `count` experts below `name`. Their tensors are gate_proj, up_proj and down_proj of
+    each expert or of all, or gate_up_proj and down_proj of all. `transposed` and `interleaved` describe the latter."""
     gate_up, down = ("gate_proj", "up_proj"), ("down_proj",)
     return (
         ExpertLinear(

@@ -1,7 +1,7 @@
-"""Latent attention (DeepSeek-V2): the cache keeps one latent vector and one rotated key a position, for all heads.
+"""Latent attention (DeepSeek-V2): the cache has one latent vector and one rotated key per position, for all heads.
 
-Head h has the key `[Wk_h c | r]` and the value `Wv_h c` of a position with latent c and rotated key r. It is computed
-without ever making them, in decode and prefill alike, so that a row has the same bits in both:
+For a position with latent c and rotated key r, head h has the key `[Wk_h c | r]` and the value `Wv_h c`. Decode and
+prefill compute attention without materialising them, so that a row has the same bits in both:
 
     q_h' [Wk_h c | r] = (Wk_h' q_h)' c + q_h' r        sum_j w_j Wv_h c_j = Wv_h sum_j w_j c_j
 """
@@ -24,11 +24,11 @@ from pace.llm.layers.slot import Piece, Rows, Slot, Source
 
 
 class LatentAttention(Layer):
-    """`residual + output(values)`, causal within each span.
+    """Latent attention: `residual + output(values)`, causal within each span.
 
-    `down` gives, side by side, the queries of all heads (or, with `query_up`, what those are made of after
-    `query_norm`), the latent before `latent_norm`, and the key before its rotation. A query head has `nope_dim` elements
-    for the latent, which `keys_up` takes to `cache.rank`, then `cache.rope_dim` that are rotated."""
+    `down` returns three parts in its columns: the queries of all heads, the latent before `latent_norm`, and the key
+    before its rotation. With `query_up`, the first part is its input before `query_norm` instead. A query head has
+    `nope_dim` elements for the latent, which `keys_up` maps to `cache.rank`, then `cache.rope_dim` that are rotated."""
 
     def __init__(
         self,
@@ -83,7 +83,8 @@ class LatentAttention(Layer):
         return self.output(ops, values, residual=residual)
 
     def _heads(self, ops: ModuleType, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries `[T, heads, nope_dim + rope_dim]`, the latent `[T, 1, rank]` and the key `[T, 1, rope_dim]`."""
+        """Returns queries `[T, heads, nope_dim + rope_dim]`, the latent `[T, 1, rank]` and the key `[T, 1,
+        rope_dim]`."""
         rank, rope_dim = self.cache.rank, self.cache.rope_dim
         last = self.down.n - rope_dim
         q, latent, key = x[:, : last - rank], x[:, last - rank : last], x[:, last:]
@@ -93,13 +94,14 @@ class LatentAttention(Layer):
         return q, latent.unflatten(1, (1, rank)), key.unflatten(1, (1, rope_dim))
 
 
-# -- what makes keys and values of latents: kv_b_proj [heads * (nope_dim + value_dim), rank], a key's rows before a value's in
-# each head; or, in newer GGUF files, k_b_proj [heads, rank, nope_dim] and v_b_proj [heads, value_dim, rank]
+# -- weights that expand latents to keys and values: kv_b_proj [heads * (nope_dim + value_dim), rank]. Each head has the
+# rows of the key, then those of the value. In newer GGUF files, k_b_proj [heads, rank, nope_dim] and v_b_proj [heads,
+# value_dim, rank].
 
 
 class TurnedLinear(Linear):
-    """`W [n, k]`, of which the checkpoint has the columns: k rows of `source`, which is `[.., n]`. Stored as floats, or as
-    a QuantizationConfig wants it."""
+    """`W [n, k]` whose transpose is in the checkpoint: k rows of `source`, which is `[.., n]`. Stored as floats, or
+    quantised by a QuantizationConfig."""
 
     takes_codes = False
 
@@ -108,7 +110,7 @@ class TurnedLinear(Linear):
         self.source = source
         self._lock = Lock()
         self._columns: Tensor | None = None
-        """float32 `[k, n]`, while they come."""
+        """float32 `[k, n]`, until all columns are read."""
         self._missing = self.k
 
     def slots(self) -> dict[str, list[Slot]]:

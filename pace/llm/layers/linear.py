@@ -18,36 +18,35 @@ from pace.quant import Format
 
 @dataclass(frozen=True)
 class WeightPlan:
-    """How one matrix is stored, and what its rows go through on their way there."""
+    """How one matrix is stored, and how its rows are converted."""
 
     layouts: Mapping[str, WeightLayout] = field(default_factory=dict)
-    """Of the parts that are stored quantised; others are floats, in the model's dtype."""
+    """Layouts of the parts that are stored quantised; other parts are floats in the model's dtype."""
     formats: Mapping[str, Format] = field(default_factory=dict)
-    """Of the parts whose tensors hold floats that are to be quantised."""
+    """Formats of the parts whose tensors hold floats to be quantised."""
     order: Tensor | None = None
-    """Of the columns, as in `QuantizedRows`."""
+    """Order of the columns, as in `QuantizedRows`."""
 
     def prepare(self, ops: ModuleType, rows: Piece, part: str) -> Piece:
-        """Rows of a part as the weight takes them. Raises ValueError that names the tensor for floats that cannot be
-        quantised."""
+        """Converts rows of a part to the weight's format. Raises a ValueError that names the tensor for floats that
+        cannot be quantised."""
         if part in self.formats:
             rows = ops.quantize(rows, self.formats[part], f"{part}.weight")
         return rows if isinstance(rows, Tensor) or part in self.layouts else rows.dequantize()
 
 
 class Linear(Layer):
-    """`residual + activation(x [T, K] W' + b)`, `W [N, K]`.
+    """Matrix product `residual + activation(x [T, K] W' + b)`, `W [N, K]`.
 
-    `parts` maps the checkpoint's prefixes to their numbers of rows, from the top of W down:
-    `{"...q_proj": 64, "...k_proj": 32}` fuses two tensors into one product, `{"...qkv_proj": 96}` takes them as they
-    come. A `Source` in place of a number says which rows of which tensor a part is, where it has none of its own. With
-    `bias`, every part has one."""
+    `parts` maps prefixes in the checkpoint to numbers of rows, from the top of W down. `{"...q_proj": 64, "...k_proj":
+    32}` fuses two tensors into one product, `{"...qkv_proj": 96}` takes one tensor as it is. A `Source` in place of a
+    number locates a part that is only some rows of a tensor. With `bias`, every part has a bias."""
 
     glu = False
     keeps_floats = False
-    """Whether no QuantizationConfig quantises it."""
+    """True if no QuantizationConfig quantises it."""
     takes_codes = True
-    """Whether codes of a checkpoint are kept; else it becomes floats."""
+    """True if a checkpoint's codes are kept; else they are dequantised."""
 
     def __init__(self, parts: Mapping[str, int | Source], k: int, bias: bool = False):
         self.sources = {name: part for name, part in parts.items() if isinstance(part, Source)}
@@ -59,7 +58,7 @@ class Linear(Layer):
         """May be changed until `allocate`."""
         self.weight = None
         self.in_file: Weight | None = None
-        """A weight that needs no memory, because it is in a file. May be set until `allocate`."""
+        """A weight that needs no memory because it is in a file. May be set until `allocate`."""
         self._ops = None
 
     def __call__(
@@ -90,7 +89,7 @@ class Linear(Layer):
         self.hold(ops, empty)
 
     def hold(self, ops: ModuleType, weight: Weight, bias: Tensor | None = None) -> None:
-        """Takes a weight, and a bias, for its own."""
+        """Uses a weight, and a bias, as its own."""
         self._ops = ops
         self.weight = weight
         if bias is not None:
@@ -100,11 +99,11 @@ class Linear(Layer):
         return super().planned_nbytes(ops, dtype) + self.matrix_nbytes(ops, dtype)
 
     def matrix_nbytes(self, ops: ModuleType, dtype: torch.dtype) -> int:
-        """Bytes of the matrix alone."""
+        """Bytes of the matrix, without biases."""
         return ops.weight_nbytes(self.n, self.k, self.storage(dtype), self.glu)
 
     def storage(self, dtype: torch.dtype) -> AnyLayout:
-        """How the weight is stored; `dtype` is that of floats."""
+        """The weight's layout; `dtype` is the dtype of floats."""
         merged: list[tuple[int, torch.dtype | WeightLayout]] = []
         for part, rows in self.parts.items():
             layout = self.plan.layouts.get(part, dtype)
@@ -138,7 +137,7 @@ class Linear(Layer):
 
 
 class GatedLinear(Linear):
-    """`activation(x Wg' + bg) * (x Wu' + bu)`, `[T, N / 2]`, where the rows of W are `[gate; up]`."""
+    """Gated product `activation(x Wg' + bg) * (x Wu' + bu)`, `[T, N / 2]`; the rows of W are `[gate; up]`."""
 
     glu = True
 
@@ -147,14 +146,14 @@ class GatedLinear(Linear):
 
 
 def check_range(source: Tensor, dtype: torch.dtype, tensor: str) -> None:
-    """Raises ValueError where `dtype` would turn a finite weight into infinity; those that are infinite or NaN stay so.
-    Of the pairs of dtypes only float16 and, as source, float64 differ enough for that."""
+    """Raises ValueError if `dtype` would turn a finite weight into infinity; infinite and NaN weights are accepted.
+    This can only happen for float16, and for float64 sources."""
     narrower = source.dtype != dtype and (dtype == torch.float16 or source.dtype == torch.float64)
     if not narrower or source.numel() == 0:
         return
     limit = torch.finfo(dtype).max
     low, high = source.aminmax()
-    if low >= -limit and high <= limit:  # false where there is a NaN
+    if low >= -limit and high <= limit:  # false if there is a NaN
         return
     finite = source[source.isfinite()].abs()
     if finite.numel() and finite.max() > limit:

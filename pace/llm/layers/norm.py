@@ -1,5 +1,4 @@
-"""Normalisations, computed in the activations' dtype with float32 weights. Null objects stand where a model has
-none."""
+"""Normalisations, computed in the activations' dtype with float32 weights, and null objects for models without them."""
 
 from __future__ import annotations
 
@@ -14,7 +13,8 @@ from pace.llm.layers.slot import Source
 
 
 class RMSNorm(Layer):
-    """`x / sqrt(mean(x^2) + eps) * weight` over the last dimension; the checkpoint holds `weight - offset`."""
+    """RMS norm: `x / sqrt(mean(x^2) + eps) * weight` over the last dimension; the checkpoint holds `weight -
+    offset`."""
 
     def __init__(self, name: str, size: int, eps: float, offset: float = 0.0):
         self.weight = Vectors({f"{name}.weight": size}, offset=offset)
@@ -25,8 +25,8 @@ class RMSNorm(Layer):
 
 
 class LayerNorm(Layer):
-    """`(x - mean) / sqrt(var + eps) * weight + bias` over the last dimension; without `affine`, no weight and no
-    bias."""
+    """Layer norm: `(x - mean) / sqrt(var + eps) * weight + bias` over the last dimension. Without `affine`, it has no
+    weight and no bias."""
 
     def __init__(self, name: str, size: int, eps: float, affine: bool = True, bias: bool = True):
         self.weight = Vectors({f"{name}.weight": size} if affine else {})
@@ -38,7 +38,7 @@ class LayerNorm(Layer):
 
 
 class NoNorm(Layer):
-    """Leaves x as it is."""
+    """Returns x unchanged."""
 
     def __call__(self, ops: ModuleType, x: Tensor) -> Tensor:
         return x
@@ -63,7 +63,7 @@ class HeadUnitNorm(Layer):
 
 
 class HeadLayerNorm(Layer):
-    """The layer norm of every head of `x [T, H, D]`, each with weights of its own and without biases, in place."""
+    """The layer norm of every head of `x [T, H, D]` in place, with weights for each head and without biases."""
 
     def __init__(self, tensors: str | Sequence[str], num_heads: int, head_dim: int, eps: float):
         """`tensors`: the name of one `[H, D]`, or a sequence with the name of one `[D]` for each head."""
@@ -79,14 +79,14 @@ class HeadLayerNorm(Layer):
 
 
 class WholeNorm(RMSNorm):
-    """The RMS norm of all heads of `x [T, H, D]` together, in place; the heads are neighbours."""
+    """The RMS norm over all heads of `x [T, H, D]` together, in place; the heads must be adjacent."""
 
     def __call__(self, ops: ModuleType, x: Tensor) -> None:
         ops.head_rms_norm_(x.flatten(1).unflatten(1, (1, -1)), self.weight.values, self.eps)
 
 
 class NoHeadNorm(Layer):
-    """Leaves the heads as they are."""
+    """Leaves the heads unchanged."""
 
     def __call__(self, ops: ModuleType, x: Tensor) -> None:
         pass

@@ -1,8 +1,8 @@
 """Rotary position embedding: the frequencies of every scaling kind, and the cosines and sines of a step.
 
-The tables are computed once per step, from positions alone, and shared by all layers that rotate alike. The frequencies of `dynamic` and
-`longrope` depend on how long the sequence is: a token looks at its own `rope_lengths` entry,
-`max(prompt length, position + 1)`, so its angle never depends on the chunk or the batch it came in.
+The tables are computed once per step from the positions, and shared by all layers with the same rotation. The
+frequencies of `dynamic` and `longrope` depend on the sequence length. They use each token's `rope_lengths` entry,
+`max(prompt length, position + 1)`, so that its angle never depends on its chunk or batch.
 
 Source of the formulas: `modeling_rope_utils.py` of transformers; YaRN is arXiv 2309.00071, LongRoPE arXiv 2402.13753.
 """
@@ -17,29 +17,29 @@ import torch
 from torch import Tensor
 
 Angles = tuple[tuple[Tensor, Tensor], ...]
-"""Cosines and sines `[T, R / 2]` in float32 of each of a model's tables; none where it does not rotate."""
+"""Cosines and sines `[T, R / 2]` in float32, for each of a model's tables; empty for a model without rotation."""
 
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """How the heads are rotated. `kind` is one of `default`, `linear`, `dynamic`, `llama3`, `yarn`, `longrope`; a field
-    that the kind does not use is ignored here (the config reader has refused what it should)."""
+    """Parameters of the rotation of heads. `kind` is one of `default`, `linear`, `dynamic`, `llama3`, `yarn`,
+    `longrope`. Fields that the kind does not use are ignored here; the config reader refuses invalid ones."""
 
     kind: str
     theta: float
     dim: int
     """The R of R / 2 frequencies: head_dim * partial_rotary_factor, rounded down."""
     max_positions: int
-    """The length a `dynamic` model was trained on; beyond it the base grows."""
+    """Training length of a `dynamic` model; the base grows beyond it."""
     original_max_positions: int = 0
-    """The length before extension, of llama3, yarn and longrope."""
+    """Length before extension, for llama3, yarn and longrope."""
     factor: float = 1.0
     attention_factor: float = 1.0
-    """Cosines and sines are multiplied by it."""
+    """Factor of cosines and sines."""
     long_attention_factor: float | None = None
-    """Of longrope, in its place where the long factors count; None for the same."""
+    """Factor for longrope at lengths that use the long factors; None for `attention_factor`."""
     mscale_all_dim: float = 0.0
-    """Of yarn: how much the scores of latent attention grow with `factor`."""
+    """Growth of the scores of latent attention with `factor`, for yarn."""
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     beta_fast: float = 32.0
@@ -48,14 +48,14 @@ class RopeConfig:
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
     interleaved: bool = False
-    """Pairs are neighbours (GPT-J), not halves."""
+    """True if pairs are adjacent elements (GPT-J), not halves."""
 
 
 class Rotary:
-    """Angles for a step, and their application to heads. Holds no weights of a checkpoint."""
+    """Computes the angles of a step, and rotates heads by them. Has no weights in the checkpoint."""
 
     def __init__(self, config: RopeConfig, table: int = 0):
-        """`table`: which of the model's rotations it is."""
+        """`table`: index of its table among the model's rotations."""
         self.config = config
         self.table = table
         self.half = -(-config.dim // 2)
@@ -63,26 +63,26 @@ class Rotary:
         self._grow_tables(1)
 
     def angles(self, positions: Tensor, rope_lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines `[T, R / 2]`, float32, of int64 `[T]` positions and lengths.
+        """Returns cosines and sines `[T, R / 2]`, float32, of int64 `[T]` positions and lengths.
 
-        **Numerics**: angle = float32(position) * float32 frequency, rounded to float32 as transformers does; its cosine
-        is taken in float64 and rounded once, so that a row does not depend on where it stands in a vectorised loop."""
+        **Numerics**: angle = float32(position) * float32 frequency, rounded to float32 like transformers. Its cosine is
+        computed in float64 and rounded once, so that a row does not depend on its place in a vectorised loop."""
         if not isinstance(self.frequencies, FixedFrequencies):
             return self._compute(positions, rope_lengths)
         try:
             return self._look_up(positions)
         except IndexError:
-            # A sequence got longer than all before. Looking for the largest position in every step would take longer.
+            # A sequence is longer than all before it. Finding the largest position in every step would take longer.
             self._grow_tables(1 << int(positions.max()).bit_length())
             return self._look_up(positions)
 
     def regime(self, length: int) -> int:
-        """The same number for two lengths of a prompt means the same angles, position by position, also of what is
-        generated."""
+        """Identifies the angles of a prompt of this length and of the tokens after it. Two lengths with the same number
+        have the same angles."""
         return self.frequencies.regime(length)
 
     def _grow_tables(self, count: int) -> None:
-        """Computes the angles of positions 0, 1, ..., where lengths do not matter."""
+        """Computes the angles of positions 0, 1, ..., for frequencies that do not depend on the length."""
         cos, sin = self._compute(torch.arange(count), torch.arange(count))
         self._tables = cos.numpy(), sin.numpy()
 
@@ -97,7 +97,7 @@ class Rotary:
         return (angle.cos() * factor).float(), (angle.sin() * factor).float()
 
     def _factor(self, rope_lengths: Tensor) -> float | Tensor:
-        """What cosines and sines are multiplied by: one number, or float64 `[T, 1]`."""
+        """Returns the factor of cosines and sines: one number, or float64 `[T, 1]`."""
         config = self.config
         if config.long_attention_factor is None:
             return config.attention_factor
@@ -111,18 +111,19 @@ class Rotary:
 
 
 class Temperature:
-    """Multiplies heads by `1 + scale * log(1 + floor((position + 1) / period))`, as a rotation with these numbers for
-    cosines, and sines of 0: scores of layers that know no positions then grow with them (arXiv 2501.19399)."""
+    """Multiplies heads by `1 + scale * log(1 + floor((position + 1) / period))`, computed as a rotation with these
+    cosines and sines of 0. The scores of layers without positions then grow with the position (arXiv 2501.19399)."""
 
     def __init__(self, head_dim: int, period: int, scale: float, table: int):
-        """`table`: which of the model's rotations it is."""
+        """`table`: index of its table among the model's rotations."""
         self.half = head_dim // 2
         self.period = period
         self.scale = scale
         self.table = table
 
     def angles(self, positions: Tensor, rope_lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Factors and zeros `[T, D / 2]`, float32, of int64 `[T]` positions; computed in float64 and rounded once."""
+        """Returns factors and zeros `[T, D / 2]`, float32, of int64 `[T]` positions; computed in float64 and rounded
+        once."""
         factors = 1 + self.scale * ((positions + 1) // self.period).double().log1p()
         cos = factors.float()[:, None].repeat(1, self.half)
         return cos, torch.zeros_like(cos)
@@ -131,25 +132,26 @@ class Temperature:
         return 0
 
     def rotate_(self, ops: ModuleType, x: Tensor, angles: Angles) -> None:
-        """Multiplies the heads of `x [T, H, D]` in place; D is even."""
+        """Multiplies the heads of `x [T, H, D]` in place; D must be even."""
         cos, sin = angles[self.table]
         ops.rotary_(x, cos, sin, False)
 
 
 class NoRotary:
-    """For layers that know no positions, or learn them."""
+    """Null object for layers without positions, or with learned ones."""
 
     def rotate_(self, ops: ModuleType, x: Tensor, angles: Angles) -> None:
         pass
 
 
 # ------------------------------------------------------------------------------------------------------------
-# frequencies A frequency object is called with rope_lengths [T] and gives float32 [R / 2] (the same for all tokens) or
+# frequencies
+# A frequency object is called with rope_lengths [T]. It returns float32 [R / 2] (the same for all tokens) or
 # [T, R / 2].
 
 
 class FixedFrequencies:
-    """The same for every length."""
+    """Frequencies that do not depend on the length."""
 
     def __init__(self, frequencies: Tensor):
         self.frequencies = frequencies
@@ -162,7 +164,7 @@ class FixedFrequencies:
 
 
 class DynamicFrequencies:
-    """NTK-aware scaling: beyond the trained length, the base grows with the sequence's length."""
+    """NTK-aware scaling: beyond the training length, the base grows with the sequence's length."""
 
     def __init__(self, config: RopeConfig):
         self.config = config
@@ -180,7 +182,7 @@ class DynamicFrequencies:
 
 
 class LongRopeFrequencies:
-    """One set of factors up to the original length, another beyond."""
+    """One set of factors up to the original length, another one beyond it."""
 
     def __init__(self, config: RopeConfig):
         self.original_max_positions = config.original_max_positions
@@ -196,7 +198,7 @@ class LongRopeFrequencies:
 
 
 def _exponents(config: RopeConfig) -> Tensor:
-    """`[R / 2]`: 0, 2 / R, 4 / R, ... in float32."""
+    """Returns `[R / 2]`: 0, 2 / R, 4 / R, ... in float32."""
     return torch.arange(0, config.dim, 2, dtype=torch.float32) / config.dim
 
 
@@ -205,7 +207,7 @@ def _plain(config: RopeConfig) -> Tensor:
 
 
 def _llama3(config: RopeConfig) -> Tensor:
-    """Long waves are stretched by `factor`, short ones kept, and those between, if there are any, interpolated."""
+    """Stretches long waves by `factor`, keeps short ones, and interpolates between, if there is a range between."""
     plain = _plain(config)
     turns = config.original_max_positions * plain / (2 * math.pi)  # full turns within the original length
     low, high = config.low_freq_factor, config.high_freq_factor
@@ -214,7 +216,7 @@ def _llama3(config: RopeConfig) -> Tensor:
 
 
 def _yarn(config: RopeConfig) -> Tensor:
-    """As llama3, with a ramp that is linear in the index of the frequency."""
+    """Like llama3, with a ramp that is linear in the index of the frequency."""
 
     def index_with_turns(turns: float) -> float:
         length = config.original_max_positions
@@ -225,7 +227,7 @@ def _yarn(config: RopeConfig) -> Tensor:
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, config.dim - 1)
     if first == last:
-        last += 0.001  # a step instead of a division by zero
+        last += 0.001  # avoids a division by zero
     plain = _plain(config)
     stretched = ((torch.arange(len(plain), dtype=torch.float32) - first) / (last - first)).clamp(0, 1)
     return plain / config.factor * stretched + plain * (1 - stretched)
@@ -239,4 +241,4 @@ FREQUENCIES = {
     "yarn": lambda config: FixedFrequencies(_yarn(config)),
     "longrope": LongRopeFrequencies,
 }
-"""Kind of scaling -> its frequencies: the whole list of what is implemented."""
+"""Kind of scaling -> its frequencies: all implemented kinds."""

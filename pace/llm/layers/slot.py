@@ -1,8 +1,8 @@
-"""Where the tensors of a checkpoint go: which rows of which tensor become which rows of a weight.
+"""Maps rows of checkpoint tensors to rows of weights.
 
-A tensor may hold the rows of one matrix, or of several: of all experts, of queries, keys and values head by head, of
-gate and up in turns. It may hold them as columns. `Rows` says which, `Source` says so of a part of a matrix, and a
-`Slot` is a place that they go to.
+A tensor may hold the rows of one matrix or of several. These are all experts, queries, keys and values head by head, or
+alternating gate and up. It may also hold them as columns. `Rows` selects rows of a tensor, `Source` locates a part of a
+matrix, and a `Slot` is their destination.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from pace.ops.weight_layout import QuantizedRows
 
 @dataclass(frozen=True)
 class Rows:
-    """`count` rows of a tensor: runs of `run` neighbours, from row `first` on, each run `step` rows after the one
-    before. Row r is row `first + r // run * step + r % run` of the tensor.
+    """`count` rows of a tensor: runs of `run` adjacent rows, the first at row `first`, and a new run every `step` rows.
+    Row r is row `first + r // run * step + r % run` of the tensor.
 
-        Rows(e * n, n)                      matrix e of a stack [E, n, K]
-        Rows(1, n, step=2)                  every other row: up of [gate, up, gate, up, ...]
-        Rows(D, heads * D, D, 3 * D)        the keys of heads that lie as [query, key, value] of D rows each"""
+    `Rows(e * n, n)`: matrix e of a stack [E, n, K].
+    `Rows(1, n, step=2)`: every other row, such as up of [gate, up, gate, up, ...].
+    `Rows(D, heads * D, D, 3 * D)`: the keys of heads stored as [query, key, value] of D rows each."""
 
     first: int
     count: int
@@ -37,12 +37,12 @@ class Rows:
             raise ValueError(f"runs must be of 1 to `step` rows that exist; got {self}")
 
     def before(self, row: int) -> int:
-        """How many of them come before a row of the tensor."""
+        """Number of selected rows before a row of the tensor."""
         whole, rest = divmod(max(0, row - self.first), self.step)
         return min(self.count, whole * self.run + min(rest, self.run))
 
     def indices(self, first: int, last: int) -> Tensor:
-        """int64: where rows `first .. last` of them lie in the tensor."""
+        """int64: indices in the tensor of the selected rows `first .. last`."""
         r = torch.arange(first, last)
         return self.first + r // self.run * self.step + r % self.run
 
@@ -53,35 +53,36 @@ Piece = Tensor | QuantizedRows | BlockRows
 
 @dataclass(frozen=True)
 class Slot:
-    """A place for rows of one tensor of a checkpoint."""
+    """Destination of rows of one checkpoint tensor."""
 
     shape: tuple[int, ...]
-    """Of the whole tensor. Rows are those of all dimensions but the last, one after the other; of a vector's slot, the
-    elements."""
+    """Shape of the whole tensor. All its dimensions but the last are flattened to rows; for a vector's slot, all of
+    them to elements."""
     fill: Callable[[Piece, int], None]
-    """`fill(rows, start)` copies rows `start ..` of those that go here, in any of float32, float16 and bfloat16; those
-    of a matrix may be quantised. Different rows and slots may be filled from several threads. Only after
+    """`fill(rows, start)` copies rows `start ..` of the selected rows, in float32, float16 or bfloat16; rows of a
+    matrix may be quantised. Different rows and slots may be filled from several threads. Only after
     `Layer.allocate`."""
     rows: Rows | None = None
-    """Those that go here; None for all."""
+    """The rows that belong here; None for all."""
     transposed: bool = False
-    """The tensor is `[..., K, n]`: its rows here are the n columns of each matrix."""
+    """True if the tensor is `[..., K, n]`: its rows here are the n columns of each matrix."""
     is_vector: bool = False
 
     @property
     def num_rows(self) -> int:
-        """Rows of the tensor."""
+        """Number of rows of the tensor."""
         if self.is_vector:
             return math.prod(self.shape)
         return math.prod(self.shape[:-1]) if not self.transposed else math.prod(self.shape[:-2]) * self.shape[-1]
 
     @property
     def is_plain(self) -> bool:
-        """Whether the tensor goes here as it is."""
+        """True if the tensor is used as it is."""
         return self.rows is None and not self.transposed
 
     def offer(self, piece: Piece, start: int) -> None:
-        """Fills in what goes here of rows `start ..` of the tensor (of columns, as rows, where it is transposed)."""
+        """Fills in the rows that belong here, from rows `start ..` of the tensor (for a transposed tensor, from its
+        columns as rows)."""
         if self.is_vector and piece.ndim > 1:
             piece, start = piece.flatten(), start * piece.shape[1]
         if self.rows is None:
@@ -92,7 +93,7 @@ class Slot:
 
 
 def take(piece: Piece, indices: Tensor) -> Piece:
-    """Rows of a piece, ascending; a view of it where they are neighbours."""
+    """Selects rows of a piece, in ascending order; a view if they are adjacent."""
     first, last = int(indices[0]), int(indices[-1]) + 1
     chosen = slice(first, last) if last - first == len(indices) else indices
     return piece[chosen] if isinstance(piece, Tensor) else piece.take(chosen)
@@ -100,21 +101,21 @@ def take(piece: Piece, indices: Tensor) -> Piece:
 
 @dataclass(frozen=True)
 class Source:
-    """Where the rows of a part of a matrix `[n, K]` lie, when not in a tensor of their own."""
+    """Location of the rows of a part of a matrix `[n, K]` that has no tensor of its own."""
 
     shape: tuple[int, ...]
-    """Of the tensor, `[..., R, K]`; transposed `[..., K, R]`. Its rows count through all matrices of it."""
+    """Shape of the tensor, `[..., R, K]`; transposed `[..., K, R]`. Its rows are counted over all matrices."""
     rows: tuple[Rows, ...] = ()
-    """Those of the part, from its top down; none for all of the tensor."""
+    """Rows of the part, top down; empty for the whole tensor."""
     tensor: str | None = None
-    """Its name; None for that of the part with ".weight"."""
+    """Name of the tensor; None for the part's name with ".weight"."""
     bias: str | None = None
-    """The name of the tensor with an element for each row; None for that of the part with ".bias"."""
+    """Name of the tensor with an element for each row; None for the part's name with ".bias"."""
     transposed: bool = False
 
     @property
     def num_rows(self) -> int:
-        """Rows of the part."""
+        """Number of rows of the part."""
         if self.rows:
             return sum(rows.count for rows in self.rows)
         return math.prod(self.shape[:-2]) * self.shape[-1 if self.transposed else -2]
@@ -125,7 +126,7 @@ class Source:
         return Source(lead, self.rows, self.bias)
 
     def slots(self, fill: Callable[[Piece, int], None], row: int, is_vector: bool = False) -> list[Slot]:
-        """A slot for each of `rows`, which fill rows `row ..` of a weight by `fill(rows, start)`."""
+        """Makes a slot for each of `rows`. They fill rows `row ..` of a weight by `fill(rows, start)`."""
         found = []
         for rows in self.rows or (None,):
             found.append(
@@ -142,7 +143,8 @@ class Source:
 
 
 def check_slots(name: str, slots: list[Slot]) -> None:
-    """Raises ValueError unless the slots of a tensor agree on its shape, and each of its rows goes to one of them."""
+    """Raises ValueError unless the slots of a tensor agree on its shape, and each of its rows goes to exactly one of
+    them."""
     shapes = {(slot.shape, slot.transposed, slot.num_rows) for slot in slots}
     if len(shapes) > 1:
         raise ValueError(f"two layers claim the tensor {name!r}, as different things: {sorted(shapes)}")

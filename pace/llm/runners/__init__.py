@@ -1,4 +1,4 @@
-"""How a model's forward pass is computed: recorded as a program, or op by op."""
+"""Ways to run a model's forward pass: recorded as a program, or op by op."""
 
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.operators import OperatorConfig, read_backend
@@ -10,7 +10,7 @@ __all__ = ["EagerRunner", "ModelRunner", "ProgramRunner", "make_runner"]
 
 
 def make_runner(model: BaseModelForCausalLM, backend: str | OperatorConfig) -> ModelRunner:
-    """What the engine runs: the loaded model recorded as a program where all of it is native, else op by op."""
+    """Makes the runner of a loaded model: a recorded program if all operators are native, else op by op."""
     backend = read_backend(backend)
     if backend in ("native", OperatorConfig()):
         return ProgramRunner(model)

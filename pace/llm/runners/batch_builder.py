@@ -1,4 +1,4 @@
-"""Spans to the flat tensors of one model call, without allocating where the shape is that of the step before."""
+"""Converts spans to the flat tensors of one model call. Reuses the tensors if their shapes do not change."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pace.batch import BLOCK_SIZE, ForwardBatch, LayerBlocks, Spans
 from pace.llm.sequence import Span
 
 _TABLE_STEP = 8
-"""The width of the block table grows in steps of this, so that decoding changes the shape every 128 tokens, not every
+"""The block table's width grows in steps of this, so that decoding changes the shape every 128 tokens instead of every
 16."""
 
 
@@ -46,7 +46,7 @@ class BatchBuilder:
         return self._batch
 
     def _fill(self, span: Span, end: int, first: int) -> None:
-        """Writes the tokens of one span, from column `first` on."""
+        """Writes the tokens of one span, starting at column `first`."""
         sequence, start = span.sequence, span.start
         if end - start == 1:
             self._tokens[first] = sequence.tokens[start]
@@ -63,7 +63,7 @@ class BatchBuilder:
     def _fill_places(
         index: int, start: int, end: int, first: int, blocks: array, block_table: np.ndarray, slots: np.ndarray
     ) -> None:
-        """Writes the row of one span, positions `start .. end - 1`, in a group's block table, and its slots."""
+        """Writes one span's row of a group's block table, and its slots, for positions `start .. end - 1`."""
         table = np.frombuffer(blocks, dtype=np.intc)
         num_blocks = -(-end // BLOCK_SIZE)
         block_table[index, :num_blocks] = table[:num_blocks]
@@ -76,8 +76,8 @@ class BatchBuilder:
         )
 
     def _allocate(self, num_spans: int, num_tokens: int, num_rows: int, width: int, kv: list[LayerBlocks]) -> None:
-        """New arrays, and a batch whose tensors share their memory."""
-        self._shape = ()  # until all are there: memory may be short
+        """Allocates arrays, and a batch whose tensors share their memory."""
+        self._shape = ()  # until all are allocated, which may fail
         self._tokens, self._positions, self._rope_lengths, self._slots = np.zeros((4, num_tokens), dtype=np.int64)
         self._logit_rows = np.zeros(num_rows, dtype=np.int64)
         self._query_start = np.zeros(num_spans + 1, dtype=np.int32)

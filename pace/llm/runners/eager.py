@@ -1,4 +1,4 @@
-"""A loaded model run op by op, each operator by the implementation that was chosen for it."""
+"""Runs a loaded model op by op, each operator by its chosen implementation."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from pace.ops.weight import PackedWeight
 
 
 class EagerRunner(ModelRunner):
-    """Every operation is one call from Python, counted and timed."""
+    """Runs each operation as one call from Python, counted and timed."""
 
     def __init__(self, model: BaseModelForCausalLM, config: OperatorConfig | None = None):
-        """With `config`, for a model loaded with `pace.ops.native`; without, all runs on the ops that it was loaded
-        with."""
+        """With `config`, the model must be loaded with `pace.ops.native`. Without, all operators run on the ops that it
+        was loaded with."""
         super().__init__(model)
         implementations = {"native": native, "torch": TwinsOnPackedWeights()}
         chosen = {
@@ -40,11 +40,11 @@ class EagerRunner(ModelRunner):
 
 
 class RoutedOps:
-    """`ForwardOps` that give each call to the implementation of the operator it belongs to, and count and time it."""
+    """`ForwardOps` that pass each call to the implementation of its operator, and count and time it."""
 
     def __init__(self, implementations: Mapping[str, Any], product_operators: Mapping[int, str]):
-        """`implementations`: operator -> what has the functions of `ForwardOps`; `product_operators` as
-        `product_operators()` makes it."""
+        """`implementations`: operator -> object with the functions of `ForwardOps`; `product_operators`: result of
+        `product_operators()`."""
         self._totals: dict[tuple[str, str], list] = {}
         for operation, operator in OPERATOR_OF.items():
             functions = {name: getattr(chosen, operation) for name, chosen in implementations.items()}
@@ -75,7 +75,8 @@ class RoutedOps:
         started = time.perf_counter()
         result = function(*arguments, **more)
         seconds = time.perf_counter() - started
-        # Who ran is read off the function that did, so that the report cannot repeat a mistake of the routing.
+        # Reads the implementation off the function that ran, so that the report does not repeat a mistake of the
+        # routing.
         implementation = "torch" if function.__module__.startswith(reference.__name__) else "native"
         total = self._totals.setdefault((operator, implementation), [0, 0.0])
         total[0] += 1
@@ -88,9 +89,8 @@ class RoutedOps:
 
 
 class TwinsOnPackedWeights:
-    """Functions of `pace.ops.reference` for models whose weights are packed. A weight is unpacked for the call and
-    dropped after it. The call needs memory for the unpacked matrix and its widening to float32: 6 bytes for each
-    element of a bf16 weight."""
+    """Functions of `pace.ops.reference` for models with packed weights. A weight is unpacked for one call. The call
+    needs memory for the unpacked matrix and its float32 copy: 6 bytes for each element of a bf16 weight."""
 
     def __getattr__(self, operation: str) -> Callable:
         twin = getattr(reference, operation)
@@ -112,8 +112,8 @@ def _dense(argument: Any) -> Any:
 
 
 def product_operators(model: BaseModelForCausalLM) -> dict[int, str]:
-    """id of each weight of a loaded model -> the operator that the products with it belong to: that of the innermost
-    layer around it which names one."""
+    """id of each weight of a loaded model -> the operator of its products, set by the innermost enclosing layer that
+    names one."""
     operators: dict[int, str] = {}
 
     def visit(layer: Layer, operator: str) -> None:

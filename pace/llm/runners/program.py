@@ -1,4 +1,4 @@
-"""A loaded model whose forward pass runs as a `Program`."""
+"""Runs a loaded model's forward pass as a `Program`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from pace.llm.runners.runner import ModelRunner
 
 
 class ProgramRunner(ModelRunner):
-    """`forward` gives the bits that the model's own forward gives on the native kernels."""
+    """Runs a program; `forward` returns the same bits as the model's own forward on the native kernels."""
 
     def __init__(self, model: BaseModelForCausalLM, optimise: bool = True):
-        """Records the forward pass; without `optimise`, operation by operation (`Program`)."""
+        """Records the forward pass; without `optimise`, one instruction per operation (`Program`)."""
         super().__init__(model)
         self.program = Program(model, model.kv_spec.layers, [rotary.half for rotary in model.rotaries], optimise)
         self.num_steps = 0
@@ -29,8 +29,9 @@ class ProgramRunner(ModelRunner):
         return logits
 
     def operator_report(self) -> OperatorReport:
-        """Calls are those of the instructions, all of which run in every step; seconds are known while the program is
-        profiled (`program.set_profiling(True)`), and count for the first of the operators that an instruction fuses."""
+        """Calls are counted by instruction, because all of them run in every step. Seconds are only measured while the
+        program is profiled (`program.set_profiling(True)`). They count for the first of the operators that an
+        instruction fuses."""
         calls: Counter[str] = Counter()
         seconds: dict[str, float] = {}
         products = product_operators(self.model)

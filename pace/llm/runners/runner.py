@@ -1,4 +1,4 @@
-"""What the engine runs: a loaded model together with a way to compute its forward pass."""
+"""`ModelRunner`: a loaded model and a way to compute its forward pass."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pace.llm.operators import OperatorReport
 
 
 class ModelRunner(ABC):
-    """Has of a model what the engine asks for; each child computes `forward` in its own way."""
+    """The engine's interface to a model; subclasses implement `forward`."""
 
     def __init__(self, model: BaseModelForCausalLM):
         """The model's weights must be loaded."""
@@ -20,11 +20,11 @@ class ModelRunner(ABC):
 
     @abstractmethod
     def forward(self, batch: ForwardBatch) -> Tensor:
-        """Logits `[R, V]` of `batch.logit_rows`; writes the batch's slots of the cache."""
+        """Returns logits `[R, V]` of `batch.logit_rows`; writes the batch's slots of the cache."""
 
     @abstractmethod
     def operator_report(self) -> OperatorReport:
-        """What has run each operator so far."""
+        """The implementation of each operator that has run so far."""
 
     @property
     def vocab_size(self) -> int:
