@@ -1,8 +1,8 @@
 """Maps rows of checkpoint tensors to rows of weights.
 
-A tensor may hold the rows of one matrix or of several. These are all experts, queries, keys and values head by head, or
-alternating gate and up. It may also hold them as columns. `Rows` selects rows of a tensor, `Source` locates a part of a
-matrix, and a `Slot` is their destination.
+A tensor may hold the rows of one matrix or of several. For example all experts; queries, keys and values head by head;
+or alternating gate and up. It may also hold them as columns. `Rows` selects rows of a tensor, `Source` locates a part
+of a matrix, and a `Slot` is their destination.
 """
 
 from __future__ import annotations

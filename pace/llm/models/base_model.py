@@ -1,4 +1,4 @@
-"""What every causal language model shares: the forward pass, the names of its tensors, and strict loading."""
+"""Base class of causal language models: the forward pass, the names of its tensors, and strict loading."""
 
 from __future__ import annotations
 
@@ -42,56 +42,56 @@ logger = logging.getLogger("pace")
 
 FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 MAX_LISTED = 50
-"""Tensors named per kind of mistake; a wrong config.json can make thousands."""
+"""Maximum number of tensors listed per kind of mistake; a wrong config.json can cause thousands."""
 
 
 class BaseModelForCausalLM(Layer):
     """Embedding, decoder layers, final norm and LM head, which a subclass makes in its initialiser.
 
-    Each decoder layer is called as `layer(ops, x [T, hidden], angles, batch, kv) -> x`. Immutable once loaded:
-    `forward` may be called from several threads, as long as their batches write different slots of the cache."""
+    Each decoder layer is called as `layer(ops, x [T, hidden], angles, batch, kv) -> x`. A loaded model is immutable, so
+    that several threads may call `forward` if their batches write different slots of the cache."""
 
     Config: ClassVar[type[ModelConfig]]
     prefix: ClassVar[str] = "model."
-    """What all names but the head's start with; a checkpoint of the bare decoder lacks it, and loads as well."""
+    """Prefix of all names but the head's. Checkpoints of the bare decoder lack it and load as well."""
     embedding_name: ClassVar[str] = "model.embed_tokens"
     ignored_tensors: ClassVar[tuple[str, ...]] = (r".*\.rotary_emb\.inv_freq",)
-    """Regular expressions of tensors that checkpoints carry and that nothing needs: buffers which are computed here."""
+    """Regular expressions of tensors in checkpoints that are ignored, such as buffers that are computed here."""
 
     other_names: ClassVar[Mapping[str, str]] = {}
-    """Regular expressions of names that some writers give to tensors, and what those are called here."""
+    """Regular expressions of other names for tensors, and the name used here."""
     text_prefixes: ClassVar[Mapping[str, str]] = {}
-    """How names begin in checkpoints that call a part otherwise, or take images or sound besides text, and how they begin
-    here: `lm_head.` for the head, say."""
+    """Prefixes of names in checkpoints that name a part differently or also take images or sound, and the prefix used
+    here. An example is `lm_head.` for the head."""
     other_parts: ClassVar[tuple[str, ...]] = ()
-    """How the names of such checkpoints begin whose tensors are left out: of what makes vectors of images and sound."""
+    """Prefixes of tensors that are ignored in such checkpoints: encoders of images and sound."""
 
     embedding: Embedding
     rotaries: tuple[Rotary | Temperature, ...] = ()
-    """The rotations of its layers: number i makes table i of a step's angles. None where positions are learned."""
+    """The rotations of its layers: number i makes table i of a step's angles. Empty if positions are learned."""
     layers: list[Block]
     final_norm: RMSNorm | LayerNorm | NoNorm
     lm_head: LMHead | TiedLMHead
     stored_as: str | None = None
-    """What the file of the weights calls the way in which they are quantised."""
+    """The weight file's own name for its quantisation."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, ops: ModuleType):
-        """Costs no memory yet: `load_weights` allocates, once it has seen that the checkpoint fits. Matrices are stored
-        in `dtype`, and so are keys and values unless `kv_dtype` is set to something else; `ops` is the implementation
-        that packs and computes."""
+        """Takes no memory yet: `load_weights` allocates after checking that the checkpoint fits. Matrices are stored in
+        `dtype`, and so are keys and values unless `kv_dtype` is changed. `ops` is the implementation that packs and
+        computes."""
         if dtype not in FLOAT_DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(map(str, FLOAT_DTYPES))}; got {dtype}")
         self.config = config
         self.dtype = dtype
         self.kv_dtype = dtype
-        """Of keys and values: a float dtype, or int8. May be changed until a cache is made for `kv_spec`."""
+        """Dtype of keys and values: a float dtype, or int8. May be changed until a cache is made for `kv_spec`."""
         self.ops = ops
         self.quantization: QuantizationConfig | None = None
         self.weights_file: WeightsFile | None = None
-        """Where `load_weights` maps packed weights from; None for weights in memory."""
+        """The file from which `load_weights` maps packed weights; None for weights in memory."""
 
-    # ------------------------------------------------------------------------------------------------ what the engine
-    # sees
+    # -------------------------------------------------------------------------------------------------------------
+    # the engine's interface
 
     @property
     def vocab_size(self) -> int:
@@ -99,52 +99,52 @@ class BaseModelForCausalLM(Layer):
 
     @property
     def max_position_embeddings(self) -> int:
-        """The longest sequence that the model's config allows."""
+        """Maximum sequence length of the model's config."""
         return self.config.max_length
 
     @property
     def recompute_length(self) -> int | None:
-        """A sequence that grows to this many tokens from a shorter prompt is computed again from its start, as a prompt
-        of that length: the angles of its earlier tokens change there. None: never."""
+        """Length at which a sequence that started shorter is recomputed as a prompt, because the angles of its earlier
+        tokens change there. None for never."""
         return None
 
     def rope_regime(self, length: int) -> int:
-        """Sequences whose prompts have lengths of the same regime have the same angles, position by position: the keys
-        and values of what they begin with alike are the same. See `RopeConfig` for the kinds that look at the
+        """Identifies the angles of a prompt of this length. Prompts with the same number have the same angles at each
+        position, so a shared prefix has the same keys and values. `RopeConfig` lists the kinds that depend on the
         length."""
-        # No regime falls as lengths grow: where sums are the same, all regimes are.
+        # No regime decreases with the length: if the sums are equal, all regimes are.
         return sum(rotary.regime(length) for rotary in self.rotaries)
 
     @property
     def kv_spec(self) -> KVSpec:
-        """What the layers keep, each as its own attention says."""
+        """The cache of the model: what each layer's attention keeps."""
         return KVSpec(tuple(layer.cache for layer in self.layers), self.kv_dtype)
 
     def forward(self, batch: ForwardBatch) -> Tensor:
-        """Logits `[R, V]` of `batch.logit_rows`, op by op; writes the batch's slots of the cache."""
+        """Returns logits `[R, V]` of `batch.logit_rows`, op by op; writes the batch's slots of the cache."""
         return self.compute(self.ops, batch, self.angles(batch))
 
     def angles(self, batch: ForwardBatch) -> Angles:
-        """Of every token of the step, by each of `rotaries`; plain torch."""
+        """The angles of every token of the step for each of `rotaries`; plain torch."""
         return tuple([rotary.angles(batch.positions, batch.rope_lengths) for rotary in self.rotaries])
 
     def compute(self, ops: ModuleType, batch: ForwardBatch, angles: Angles) -> Tensor:
-        """`forward` without its preparation: `ops`, views, sums and the choice of rows only, so that it can be recorded
-        (pace/graph). The final norm and the head run on the wanted rows alone."""
+        """`forward` after the angles are computed: only `ops`, views, sums and the choice of rows, so that it can be
+        recorded (pace/graph). The final norm and the head run only on the logit rows."""
         x = self.embed(ops, batch)
         for layer, kv in zip(self.layers, batch.kv, strict=True):
             x = layer(ops, x, angles, batch.of_layer(kv), kv)
         return self.head(ops, x[batch.logit_rows])
 
     def embed(self, ops: ModuleType, batch: ForwardBatch) -> Tensor:
-        """`[T, hidden]`: what the first layer reads."""
+        """Returns `[T, hidden]`: the input of the first layer."""
         x = self.embedding(ops, batch.tokens)
         if self.embedding_scale != 1.0:
             ops.scale_(x, self.embedding_scale)
         return x
 
     def head(self, ops: ModuleType, x: Tensor) -> Tensor:
-        """Logits of the last layer's output `x [R, hidden]`."""
+        """Returns the logits of the last layer's output `x [R, hidden]`."""
         logits = self.lm_head(ops, self.final_norm(ops, x))
         if self.config.logits_scale != 1.0:
             ops.scale_(logits, self.config.logits_scale)
@@ -154,11 +154,11 @@ class BaseModelForCausalLM(Layer):
 
     @property
     def embedding_scale(self) -> float:
-        """What embeddings are multiplied by."""
+        """Factor of the embeddings."""
         return self.config.embedding_scale
 
     def make_head(self, k: int, bias: bool = False) -> LMHead | TiedLMHead:
-        """The LM head over `k` elements, tied or not as the config says; for initialisers, after `self.embedding`."""
+        """Makes the LM head over `k` elements, tied or not by the config; for initialisers, after `self.embedding`."""
         if self.config.tie_word_embeddings:
             return TiedLMHead("lm_head", self.embedding, self.config.vocab_size, bias)
         return LMHead("lm_head", self.config.vocab_size, k, bias)
@@ -167,20 +167,21 @@ class BaseModelForCausalLM(Layer):
     # loading
 
     def quantize(self, config: QuantizationConfig | None) -> None:
-        """Has `load_weights` quantise the matrices of a checkpoint of floats; None: has it leave them as they come.
-        Raises ValueError for a config that does not go with this model."""
+        """Sets how `load_weights` quantises the matrices of a float checkpoint; None for not at all. Raises ValueError
+        for a config that does not fit this model."""
         plan_weights(self, self.lm_head, config, {})
         self.quantization = config
 
     def load_weights(
         self, reader: TensorReader, workers: int = 1, progress: Callable[[int], object] = lambda num_bytes: None
     ) -> None:
-        """Fills every weight from a checkpoint, `workers` pieces at a time; `progress` is told the bytes of each piece.
+        """Fills every weight from a checkpoint, `workers` pieces at a time; `progress` is called with the bytes of each
+        piece.
 
-        Piece by piece (`reader.row_ranges`): at most `workers` of them are held at once besides the packed weights.
-        Nothing is allocated before every name and shape has been compared. Raises one ValueError that lists all tensors
-        that are missing, unexpected or of another shape than the config demands; MemoryError where they do not fit into
-        memory; with `weights_file`, what its `choose` and `map` raise."""
+        At most `workers` pieces (`reader.row_ranges`) are in memory at once, plus the packed weights. Nothing is
+        allocated before every name and shape is checked. Raises one ValueError that lists all tensors that are missing,
+        unexpected or of a wrong shape. Raises MemoryError if they do not fit into memory, and with `weights_file`, the
+        errors of its `choose` and `map`."""
         names, slots = self.plan_layout(reader)
         self.fill(reader, names, slots, workers, progress)
 
@@ -192,8 +193,8 @@ class BaseModelForCausalLM(Layer):
         workers: int = 1,
         progress: Callable[[int], object] = lambda num_bytes: None,
     ) -> None:
-        """`load_weights` after `plan_layout`, which says what `names` and `slots` are; tensors without a slot are left
-        out."""
+        """The part of `load_weights` after `plan_layout`, which returns `names` and `slots`. Tensors without a slot are
+        ignored."""
         in_file = self.weights_file.choose(self) if self.weights_file else []
         self.check_memory()
         wanted = {name: slots[names[name]] for name in reader.tensors if names[name] in slots}
@@ -207,9 +208,8 @@ class BaseModelForCausalLM(Layer):
         fill(slots.keys() - filled)
 
     def plan_layout(self, reader: TensorReader) -> tuple[dict[str, str], dict[str, list[Slot]]]:
-        """Settles how each matrix will be stored, by what a checkpoint holds and `quantize` said; nothing is allocated
-        yet. Returns what `match_names` does, and the slots. Raises ValueError where the tensors are not those that the
-        config demands."""
+        """Decides how each matrix is stored, from the checkpoint's contents and `quantize`; allocates nothing. Returns
+        the result of `match_names`, and the slots. Raises ValueError if the tensors do not match the config."""
         self.stored_as = getattr(reader, "file_type", None)
         names = self.match_names(reader)
         for stack in self.stacks():
@@ -231,7 +231,7 @@ class BaseModelForCausalLM(Layer):
         return names, slots
 
     def match_names(self, reader: TensorReader) -> dict[str, str]:
-        """Name in the checkpoint -> name here. Unties the head where the checkpoint holds two different matrices."""
+        """Name in the checkpoint -> name here. Unties the head if the checkpoint has two different matrices."""
         names = {name: name if self.is_beside_text(name) else self._of_text(name) for name in reader.tensors}
         if not any(here.startswith(self.prefix) for name, here in names.items() if not self.is_beside_text(name)):
             names = {
@@ -250,7 +250,7 @@ class BaseModelForCausalLM(Layer):
         return names
 
     def is_beside_text(self, name: str) -> bool:
-        """Whether a tensor of a checkpoint belongs to one of `other_parts`."""
+        """True if a tensor of a checkpoint belongs to one of `other_parts`."""
         return name.startswith(self.other_parts)
 
     def _of_text(self, name: str) -> str:
@@ -263,7 +263,8 @@ class BaseModelForCausalLM(Layer):
         return name
 
     def _differ(self, reader: TensorReader, head: str, embedding: str) -> bool:
-        """As transformers decides: two matrices that are equal are one, as `.bin` files save them."""
+        """True if the head differs from the embedding. Like transformers, treats two equal matrices as one, because
+        `.bin` files save both."""
         if reader.tensors[head] != reader.tensors[embedding]:
             return True
         for start, stop in reader.row_ranges(head):
@@ -277,12 +278,13 @@ class BaseModelForCausalLM(Layer):
         return False
 
     def check_coverage(self, reader: TensorReader, names: dict[str, str], slots: dict[str, list[Slot]]) -> None:
-        """Raises ValueError unless every slot has a tensor of its shape, and every tensor a slot or a reason."""
+        """Raises ValueError unless every slot has a tensor of its shape, and every tensor has a slot or a reason to be
+        ignored."""
         ignored = list(self.ignored_tensors)
         if isinstance(self.lm_head, TiedLMHead):
             ignored.append(
                 r"lm_head\.weight(_scale)?"
-            )  # what transformers needs to have the codes twice (pace/calibrate/tensors.py)
+            )  # stored because transformers needs the codes twice (pace/calibrate/tensors.py)
         missing = sorted(slots.keys() - names.values())
         unexpected = sorted(
             name
@@ -314,7 +316,7 @@ class BaseModelForCausalLM(Layer):
     def quantized_tensors(
         self, reader: TensorReader, names: dict[str, str], slots: dict[str, list[Slot]]
     ) -> dict[str, StoredQuantized]:
-        """By their names here, the tensors that a checkpoint holds quantised."""
+        """The checkpoint's quantised tensors, by their names here."""
         return {
             names[name]: StoredQuantized(dtype, reader.column_order(name))
             for name, (dtype, _) in reader.tensors.items()
@@ -322,8 +324,8 @@ class BaseModelForCausalLM(Layer):
         }
 
     def check_memory(self) -> None:
-        """Raises MemoryError where the weights are more than the memory that is left, those of an ExpertFile aside; else
-        the system would end the process."""
+        """Raises MemoryError if the weights need more than the available memory, except those of an ExpertFile.
+        Otherwise the system would kill the process."""
         mapped = self.weights_file.choose(self) if isinstance(self.weights_file, ExpertFile) else []
         of_mapped = sum(stack.matrix_nbytes(self.ops, self.dtype) for stack in mapped)
         needed, available = self.planned_nbytes(self.ops, self.dtype) - of_mapped, available_memory_bytes()
@@ -353,7 +355,7 @@ class BaseModelForCausalLM(Layer):
 
     def resident_bytes(self) -> dict[str, int]:
         """Bytes of the loaded weights by part of the model: embedding, attention, MLP, norms, LM head. A tied matrix
-        counts as the embedding's."""
+        counts for the embedding."""
         return self._totals(lambda part: part.nbytes)
 
     @property
@@ -363,7 +365,7 @@ class BaseModelForCausalLM(Layer):
 
     @property
     def usual_layout(self) -> WeightLayout | None:
-        """The layout of codes in which it holds most bytes; None where all weights are floats."""
+        """The code layout with the most bytes; None if all weights are floats."""
         sizes: Counter[WeightLayout] = Counter()
         for matrix in self.matrices():
             for part, layout in matrix.plan.layouts.items():
@@ -372,13 +374,13 @@ class BaseModelForCausalLM(Layer):
 
     @property
     def held_as(self) -> str:
-        """How most of its weights are held: the format that was asked for, that of a quantised checkpoint (by the name
-        that a GGUF file gives it, as "Q4_K_M"), or a dtype."""
+        """Name of the format of most weights: the requested format, that of a quantised checkpoint, or a dtype. A GGUF
+        file's own name is used, such as "Q4_K_M"."""
         asked, stored = self.quantization and self.quantization.format, self.usual_layout
         return str(asked or (stored and self.stored_as) or stored or self.dtype).removeprefix("torch.")
 
     def weight_counts(self) -> dict[str, int]:
-        """Elements of the weights by part, as `resident_bytes`."""
+        """Elements of the weights by part, as in `resident_bytes`."""
         return self._totals(lambda part: part.num_weights)
 
     def _totals(self, size: Callable[[Layer], int]) -> dict[str, int]:
@@ -391,7 +393,7 @@ class BaseModelForCausalLM(Layer):
 
 
 def _equal(a: Piece, b: Piece) -> bool:
-    """Of tensors of the same dtype and shape, or rows in the same layout."""
+    """Compares tensors of the same dtype and shape, or rows in the same layout."""
     if isinstance(a, BlockRows):
         return torch.equal(a.data, b.data)
     if isinstance(a, QuantizedRows):
@@ -403,7 +405,7 @@ def _equal(a: Piece, b: Piece) -> bool:
 
 
 def _is_bias_without_effect(reader: TensorReader, name: str) -> bool:
-    """Zeros, which early writers of GPTQ, and some of Cohere's, gave to modules that have no bias."""
+    """True for zeros that early writers of GPTQ, and some of Cohere's, stored as the bias of modules without one."""
     module = name.removesuffix(".bias")
     if module == name or f"{module}.weight" not in reader.tensors or reader.tensors[name][0] not in FLOAT_DTYPES:
         return False

@@ -17,38 +17,38 @@ from pace.tokenizer.loading import load_tokenizer
 
 
 class Checkpoint:
-    """A directory or GGUF file that `find_checkpoint` found. What it holds is read when it is first asked for."""
+    """A directory or GGUF file found by `find_checkpoint`. Its files are read on first use."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
 
     @cached_property
     def gguf(self) -> GgufCheckpoint | None:
-        """The GGUF file, open; None of a directory."""
+        """The open GGUF file; None for a directory."""
         return GgufCheckpoint(self.path) if is_gguf(self.path) else None
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """config.json, or what a GGUF file has instead. Raises as `read_config_json`."""
+        """config.json, or the equivalent metadata of a GGUF file. Raises the errors of `read_config_json`."""
         return read_config_json(self.path) if self.gguf is None else self.gguf.config
 
     @cached_property
     def generation_config(self) -> dict[str, Any]:
-        """generation_config.json, {} where there is none."""
+        """generation_config.json; {} if there is none."""
         return read_generation_config(self.path)
 
     def load_tokenizer(self, vocab_size: int | None = None, required: bool = True) -> Any:
-        """As `pace.tokenizer.loading.load_tokenizer`."""
+        """Calls `pace.tokenizer.loading.load_tokenizer` for this checkpoint."""
         return load_tokenizer(self.path, vocab_size, required, None if self.gguf is None else self.gguf.metadata)
 
     def forget_vocabulary(self) -> None:
-        """Frees the vocabulary of a GGUF file, once a tokenizer is made of it: some 50 MB of 262,000 tokens."""
+        """Frees the vocabulary of a GGUF file after the tokenizer is made: some 50 MB for 262,000 tokens."""
         if self.gguf is not None:
             self.gguf.metadata.forget_lists()
         give_back_memory()
 
     def open_weights(self, method: Method | None) -> CheckpointReader | GgufCheckpoint | QuantizedCheckpoint:
-        """The weights, which a directory holds quantised as `method` says; to be closed by who opens them."""
+        """Opens the weights; the caller must close them. `method` is the quantisation method of a directory."""
         if self.gguf is not None:
             return self.gguf
         reader = CheckpointReader(self.path)

@@ -1,4 +1,4 @@
-"""One large file of the Hub into its cache: in full or not at all, and on from where an earlier download ended."""
+"""Downloads one large file of the Hub into its cache, whole or not at all. Resumes an interrupted download."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from typing import Any, BinaryIO
 logger = logging.getLogger("pace")
 
 HUB_TIMEOUT_SECONDS = 10
-"""For the first answer; what takes longer counts as unreachable."""
+"""Timeout for the first answer; slower hosts count as unreachable."""
 MAX_FRUITLESS = 3
-"""Times that a download is tried again though the last try brought nothing."""
+"""Number of consecutive retries without progress."""
 ADVICE = "Try again; if it happens again, the Hub's copy or what lies between is at fault"
 ETAG = re.compile(r"[\w-]+")
 
 
 class BrokenDownload(FileNotFoundError):
-    """A download that ended early or brought something else than was announced."""
+    """A download that ended early or differs from what was announced."""
 
 
 @dataclass(frozen=True)
 class FileOnHub:
-    """A file of a repository, as one caller sees it."""
+    """A file of a repository, for one caller."""
 
     repo: str
     name: str
     commit: str | None
     where: str
-    """The repository and revision, for messages."""
+    """The repository and revision, for error messages."""
     token: str | bool | None
     refused: Callable[[Exception], Exception | None]
-    """Gives what to raise where the Hub will answer the same again."""
+    """Returns the exception to raise if the Hub will answer the same again; None to retry."""
     bar: Callable[..., Any]
-    """Makes a progress bar, as tqdm."""
+    """Makes a progress bar, like tqdm."""
 
     @property
     def url(self) -> str:
@@ -49,10 +49,10 @@ class FileOnHub:
         return huggingface_hub.hf_hub_url(self.repo, self.name, revision=self.commit)
 
     def download(self, blobs: Path) -> None:
-        """Puts the file into the cache's folder of blobs, where huggingface_hub finds it. Does nothing where
-        huggingface_hub does it better: files in Xet, which come in pieces, and versions that go on by themselves.
+        """Downloads the file into the cache's folder of blobs, where huggingface_hub finds it. Does nothing if
+        huggingface_hub does it better: for files in Xet, and in versions that resume downloads themselves.
 
-        Raises BrokenDownload, and what `refused` gives.
+        Raises BrokenDownload, and the exceptions from `refused`.
         """
         import huggingface_hub
 
@@ -65,7 +65,7 @@ class FileOnHub:
         blobs.mkdir(parents=True, exist_ok=True)
         blob, partial = blobs / etag, blobs / f"{etag}.incomplete"
         with open(partial, "ab", buffering=0) as file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # another process may be at it
+            fcntl.flock(file, fcntl.LOCK_EX)  # another process may be downloading it
             if blob.exists():
                 return
             begin = file.seek(0, os.SEEK_END)
@@ -76,19 +76,20 @@ class FileOnHub:
             os.replace(partial, blob)
 
     def _transfer(self, file: BinaryIO, size: int, bar: Any) -> None:
-        """Appends what is missing of `size` bytes. What has come when it fails is kept where the rest may follow."""
+        """Appends the missing part of `size` bytes. If it fails, the received part is kept so that the download can
+        resume."""
         fruitless = 0
         while (begin := file.seek(0, os.SEEK_END)) != size:
             try:
                 for part in self._receive(begin) if begin < size else ():
-                    if part is None:  # from the first byte on
+                    if part is None:  # the server restarts at the first byte
                         file.truncate(0)
                         bar.reset()
                     else:
                         file.write(part)
                         bar.update(len(part))
                 has_ended = True
-            except Exception as error:  # of the HTTP library
+            except Exception as error:  # from the HTTP library
                 if (told := self.refused(error)) or isinstance(error, OSError) and error.errno:
                     raise (told or error) from error
                 has_ended = getattr(getattr(error, "response", None), "status_code", None) == 416
@@ -108,8 +109,8 @@ class FileOnHub:
         return BrokenDownload(f"{self.name} of {self.where} {what}; it was thrown away. {ADVICE}")
 
     def read_beginning(self, path: Path, count: int) -> bool:
-        """Writes the first `count` bytes to a file; False where they cannot be had alone. Raises what `refused`
-        gives."""
+        """Writes the first `count` bytes to a file. Returns False if they cannot be read separately. Raises the
+        exceptions from `refused`."""
         if not _can_stream():
             return False
         try:
@@ -118,7 +119,7 @@ class FileOnHub:
                     file.write(part)
                     if file.tell() >= count:
                         break
-        except Exception as error:  # of the HTTP library
+        except Exception as error:  # from the HTTP library
             if told := self.refused(error):
                 raise told from error
             logger.info("the beginning of %s cannot be read alone: %s", self.name, one_line(error))
@@ -126,14 +127,14 @@ class FileOnHub:
         return True
 
     def _receive(self, begin: int, stop: int | None = None) -> Iterator[bytes | None]:
-        """The bytes from `begin` on, as they come. None where the server does not begin there, but at 0."""
+        """Yields the bytes from `begin` on. Yields None first if the server starts at 0 instead."""
         from huggingface_hub import constants, utils
 
         headers = utils.build_hf_headers(token=self.token) | {"Accept-Encoding": "identity"}
         if begin or stop:
             headers["Range"] = f"bytes={begin}-{'' if stop is None else stop - 1}"
         options = {"headers": headers, "follow_redirects": True, "timeout": constants.HF_HUB_DOWNLOAD_TIMEOUT}
-        # httpx leaves the token out where the Hub points to another host.
+        # httpx drops the token when the Hub redirects to another host.
         with utils.get_session().stream("GET", self.url, **options) as response:
             if response.status_code >= 400:
                 response.read()
@@ -144,15 +145,14 @@ class FileOnHub:
 
 
 def _can_stream() -> bool:
-    """Whether huggingface_hub speaks HTTP through httpx. It does from 1.0 on; before, it goes on by itself where a
-    download ended."""
+    """True if huggingface_hub uses httpx, from version 1.0 on. Older versions resume downloads themselves."""
     from huggingface_hub import utils
 
     return hasattr(utils.get_session(), "stream")
 
 
 def _is_in_xet(found: Any) -> bool:
-    """Whether huggingface_hub takes a file from Xet."""
+    """True if huggingface_hub downloads a file from Xet."""
     if getattr(found, "xet_file_data", None) is None:
         return False
     try:
@@ -168,5 +168,5 @@ def _sha256(path: Path) -> str:
 
 
 def one_line(error: Exception) -> str:
-    """An exception of another library, for a message."""
+    """Formats an exception of another library for a message."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

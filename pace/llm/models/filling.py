@@ -1,4 +1,4 @@
-"""Slots filled from a checkpoint in pieces of bounded size: each piece is read once, wherever its rows go."""
+"""Fills slots from a checkpoint in pieces of bounded size. Each piece is read once, and all its rows are used."""
 
 from __future__ import annotations
 
@@ -19,41 +19,42 @@ from pace.llm.layers.slot import Piece
 from pace.ops.weight_layout import WeightLayout
 
 LEAST_BAND_BYTES = 1024
-"""Of a row, in a band of columns: a page of the file is read this often at most, a page over this."""
+"""Minimum bytes of a row in a band of columns. It limits how often a page of the file is read: at most the page size
+divided by this."""
 
 
 class TensorReader(Protocol):
-    """A checkpoint, as `load_weights` sees it. A matrix that it holds quantised, in whatever tensors, is one tensor
-    `{module}.weight` here, whose dtype is a WeightLayout.
+    """A checkpoint's interface for `load_weights`. A quantised matrix, stored in any tensors, appears as one tensor
+    `{module}.weight` whose dtype is a WeightLayout.
 
-    Rows of a tensor are those of all dimensions but the last, one after the other; of a vector, its elements."""
+    All dimensions of a tensor but the last are flattened to rows; rows of a vector are its elements."""
 
     tensors: Mapping[str, tuple[torch.dtype | WeightLayout, tuple[int, ...]]]
     """Name -> (dtype, shape) of every tensor."""
 
     @property
     def files(self) -> list[Path]:
-        """Those that hold the tensors."""
+        """The files that hold the tensors."""
 
     def column_order(self, name: str) -> Tensor | None:
-        """`QuantizedRows.order` of a quantised tensor's rows; asked for those alone, before any is read."""
+        """`QuantizedRows.order` of a quantised tensor's rows. Only called for quantised tensors, before any is read."""
 
     def row_ranges(self, name: str) -> list[tuple[int, int]]:
-        """Ranges [start, stop) that cover the rows of a tensor in pieces of bounded size; one range for a vector."""
+        """Ranges [start, stop) that split the rows of a tensor into pieces of bounded size; one range for a vector."""
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> Piece:
-        """Rows [start, stop) of a tensor, of its dtype; may be a view of mapped memory. Called from several threads,
-        and again after `release`."""
+        """Returns rows [start, stop) of a tensor in its dtype; may be a view of mapped memory. Called from several
+        threads, and again after `release`."""
 
     def release(self, name: str, start: int = 0, stop: int | None = None) -> None:
-        """The rows just read are no longer needed."""
+        """Called when the rows just read are no longer needed."""
 
 
 def fill_slots(
     reader: TensorReader, slots: Mapping[str, list[Slot]], workers: int, progress: Callable[[int], object]
 ) -> None:
-    """Fills the slots of tensors, `workers` pieces at a time; `progress` is told the bytes of each piece. After an error
-    no further piece is begun, and the error is raised."""
+    """Fills the slots of tensors, `workers` pieces at a time; `progress` is called with the bytes of each piece. After
+    an error no other piece is started, and the error is raised."""
     pieces = (fill for name in slots for fill in fillings(reader, name, slots[name]))
     lock, stopped = Lock(), Event()
 
@@ -81,8 +82,8 @@ def fill_slots(
 
 
 def fillings(reader: TensorReader, name: str, slots: list[Slot]) -> Iterator[Callable[[], int]]:
-    """Calls that together fill the slots of a tensor, in any order and from several threads; each returns the bytes
-    that it took care of."""
+    """Yields calls that together fill the slots of a tensor, in any order and from several threads. Each returns the
+    bytes that it read."""
     if not slots[0].transposed:
         for start, stop in reader.row_ranges(name):
             yield partial(_fill_rows, reader, name, slots, start, stop)
@@ -106,7 +107,7 @@ def _fill_rows(reader: TensorReader, name: str, slots: list[Slot], start: int, s
 
 
 def _fill_columns(reader: TensorReader, name: str, slots: list[Slot], matrix: int, columns: range) -> int:
-    """A band of columns of one matrix `[K, n]` of a stack, turned while its rows are read piece by piece."""
+    """Transposes a band of columns of one matrix `[K, n]` of a stack, while its rows are read in pieces."""
     dtype, (*_, k, n) = reader.tensors[name]
     turned = torch.empty(len(columns), k, dtype=dtype)
     step = max(1, PIECE_BYTES // max(1, n * dtype.itemsize))

@@ -1,10 +1,10 @@
-"""Where a checkpoint comes from: a local directory or GGUF file, or the Hugging Face Hub and its cache (`hub`).
+"""Finds checkpoints: a local directory or GGUF file, or the Hugging Face Hub and its cache (`hub`).
 
     directory = find_checkpoint("Qwen/Qwen2.5-0.5B-Instruct")
     config = read_config_json(directory)
     tokenizer = load_tokenizer(directory, vocab_size=config["vocab_size"])
 
-Code that a repository brings along is neither downloaded nor run.
+Code from a repository is neither downloaded nor run.
 """
 
 from __future__ import annotations
@@ -47,20 +47,21 @@ def find_checkpoint(
     progress: bool = True,
     check: Check | None = None,
 ) -> Path:
-    """The directory of a checkpoint: the given one if it exists, else the Hub's snapshot, downloaded as far as needed.
+    """Returns the directory of a checkpoint: the given one if it exists, else the Hub's snapshot, downloaded if needed.
 
-    Downloaded are config, tokenizer and, with `weights`, one set of weights (safetensors preferred over .bin). Where
-    the Hub cannot be reached, or is not to be asked (`local_files_only`, HF_HUB_OFFLINE), the cached snapshot is taken
-    if it is complete. A download that broke off goes on where it ended. `token=None` takes the one saved by
-    `hf auth login`. `progress` shows bars of a download, on a terminal or in a notebook. `check` is called before the
-    weights of a repository are downloaded, with the directory of config.json (or a GGUF file with its header alone).
-    A GGUF file, or a directory whose weights are one, gives that file, of several shards the first; it stands for a
-    directory. "NAME:QUANT" is the GGUF file of a repository or directory with that quant in its name, such as
-    "org/name:Q4_K_M"; the NAME of a GGUF repository alone gives Q4_K_M, else its only file.
+    Downloads config, tokenizer and, with `weights`, one set of weights (safetensors preferred over .bin). If the Hub
+    is unreachable or must not be used (`local_files_only`, HF_HUB_OFFLINE), returns the cached snapshot if it is
+    complete. An interrupted download is resumed. `token=None` uses the one saved by `hf auth login`. `progress` shows
+    bars of a download, on a terminal or in a notebook. `check` is called before the weights of a repository are
+    downloaded, with the directory of config.json (or a GGUF file that only has its header).
+    For a GGUF file, or a directory with one as its weights, returns that file, of several shards the first.
+    "NAME:QUANT", such as "org/name:Q4_K_M", is the GGUF file of a repository or directory with that quant in its name.
+    Without QUANT, a GGUF repository gives Q4_K_M, else its only file.
 
-    Raises FileNotFoundError (no such directory, repository, revision or quant; not cached and offline; a missing shard;
-    a download that ended early), PermissionError (gated or private), ValueError (another file, several GGUF files, not
-    an id, a revision of a local directory), TypeError, OSError (no room on the disk), and what `check` raises.
+    Raises FileNotFoundError for a directory, repository, revision or quant that does not exist, or is not cached and the
+    Hub is offline. Also for a missing shard, and a download that ended early. Raises PermissionError for a gated or
+    private repository. Raises ValueError for another file, several GGUF files, an invalid id, and a revision of a local
+    directory. Also raises TypeError, OSError (disk full), and the errors of `check`.
     """
     if not isinstance(path_or_id, (str, os.PathLike)):
         raise TypeError(f"the model must be a path or a Hub id, a str or a Path; got {type(path_or_id).__name__}")
@@ -85,7 +86,7 @@ def find_checkpoint(
 
 
 def _split_quant(text: str) -> tuple[str, str | None]:
-    """ "org/name:Q4_K_M" as "org/name" and "Q4_K_M". A colon in the name of something that is here means nothing."""
+    """Splits "org/name:Q4_K_M" into "org/name" and "Q4_K_M". A colon in the name of a local path is not a separator."""
     name, colon, quant = text.rpartition(":")
     if not colon or exists(Path(text).expanduser()) or quant.startswith(("/", "\\")):  # a URL
         return text, None
@@ -95,7 +96,7 @@ def _split_quant(text: str) -> tuple[str, str | None]:
 
 
 def _find_here(path: Path, quant: str | None, revision: str | None, weights: bool) -> Path:
-    """The checkpoint that a path of this machine means."""
+    """The checkpoint at a local path."""
     if not os.access(path, os.R_OK | (os.X_OK if path.is_dir() else 0)):
         raise PermissionError(f"{path} may not be read by this user; check its permissions")
     if not path.is_dir() and not is_gguf(path):
@@ -117,8 +118,8 @@ def _find_here(path: Path, quant: str | None, revision: str | None, weights: boo
 
 
 def _gguf_inside(directory: Path, weights: bool) -> Path | None:
-    """The one GGUF file of a directory that has no other weights (or, where these are not wanted, no other
-    tokenizer)."""
+    """The only GGUF file of a directory without other weights (with `weights` false, without another tokenizer). None
+    if there is none."""
     names = [entry.name for entry in directory.iterdir()]
     if not is_gguf_repository(names, weights):
         return None
@@ -130,13 +131,14 @@ def _gguf_inside(directory: Path, weights: bool) -> Path | None:
     return shard_paths(directory / first[0])[0]
 
 
-# ----------------------------------------------------------------------------------------------------------- what is in
-# it
+# -------------------------------------------------------------------------------------------------------------
+# its small files
 
 
 def read_config_json(directory: str | Path) -> dict:
-    """config.json, with the `quantization_config` that early checkpoints have in a file of its own; or what a GGUF file
-    has instead. FileNotFoundError or ValueError where it is missing or no JSON object."""
+    """Reads config.json, with the `quantization_config` that early checkpoints have in a separate file, or the
+    equivalent metadata of a GGUF file. Raises FileNotFoundError if it is missing, ValueError if it is no JSON
+    object."""
     if is_gguf(Path(directory)):
         with GgufCheckpoint(directory) as checkpoint:
             return checkpoint.config
@@ -163,6 +165,6 @@ def _what_is_there(directory: Path) -> str:
 
 
 def read_generation_config(directory: str | Path) -> dict:
-    """generation_config.json as it is, {} where there is none; ValueError where it is no JSON object."""
+    """Reads generation_config.json; {} if there is none. Raises ValueError if it is no JSON object."""
     path = Path(directory) / "generation_config.json"
     return read_json_object(path) if os.path.lexists(path) else {}

@@ -1,9 +1,9 @@
-"""Checkpoints on the Hugging Face Hub and in its cache. huggingface_hub is imported when these are asked, here and in
+"""Checkpoints on the Hugging Face Hub and in its cache. huggingface_hub is imported on first use, here and in
 `download`.
 
-    names of files  ->  config and tokenizer  ->  check  ->  weights, each file in full or not at all
+    names of files  ->  config and tokenizer  ->  check  ->  weights, each file whole or not at all
 
-Code that a repository brings along is neither downloaded nor run.
+Code from a repository is neither downloaded nor run.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ from pace.memory import format_bytes
 logger = logging.getLogger("pace")
 
 Check = Callable[[Path], object]
-"""Is called with a directory that has a config.json, or a GGUF file whose header alone is there, before weights are
-downloaded; raises what is wrong with the model."""
+"""Check of a model before its weights are downloaded. Called with a directory that has a config.json, or a GGUF file
+that only has its header; raises if something is wrong."""
 
-# The Hub's rule: one or two parts of letters, digits, ".", "_" and "-", none of which starts or ends with "." or "-".
+# The Hub's rule: one or two parts of letters, digits, ".", "_" and "-". No part starts or ends with "." or "-".
 HUB_ID = re.compile(r"(?:\w(?:[\w.-]*\w)?/)?\w(?:[\w.-]*\w)?", re.ASCII)
 MAX_HUB_ID = 96
 HEADER_BYTES = 32 << 20
-"""Of a larger GGUF file, the beginning is read before the rest is downloaded. A vocabulary of 262,000 tokens with
-scores, types and 515,000 merges takes 20 MB."""
+"""Size of the beginning of a larger GGUF file that is read before the rest is downloaded. A vocabulary of 262,000
+tokens with scores, types and 515,000 merges takes 20 MB."""
 
 
 class NoRoom(OSError):
-    """A disk that has no room for a download."""
+    """A disk without room for a download."""
 
 
 OURS = (TypeError, ValueError, LookupError, NameError, AttributeError, AssertionError, MemoryError, NotImplementedError)
 OURS += (PermissionError, FileNotFoundError, NoRoom)
-"""What pace or a check raises during a download, but no HTTP library."""
+"""Exceptions that pace or a check raises during a download, but no HTTP library does."""
 
 
 def is_hub_id(text: str) -> bool:
@@ -72,10 +72,10 @@ def find_on_hub(
     progress: bool = True,
     check: Check | None = None,
 ) -> Path:
-    """The snapshot of a repository, downloaded as far as needed, or the GGUF file in it that `quant` means (see
-    `gguf_files`). Where the Hub cannot be reached, or is not to be asked, a complete cached snapshot is taken.
+    """Returns the snapshot of a repository, downloaded if needed, or its GGUF file for `quant` (see `gguf_files`). If
+    the Hub is unreachable, or must not be used, returns a complete cached snapshot.
 
-    Raises as `find_checkpoint`, and what `check` raises.
+    Raises the errors of `find_checkpoint` and of `check`.
     """
     try:
         import huggingface_hub  # noqa: F401
@@ -90,7 +90,7 @@ def find_on_hub(
 
 
 class Repository:
-    """One repository at one revision, as one caller sees it."""
+    """One repository at one revision, for one caller."""
 
     def __init__(
         self,
@@ -112,14 +112,14 @@ class Repository:
 
     @property
     def folder(self) -> Path:
-        """Of this repository in the cache: blobs, refs and snapshots."""
+        """Folder of this repository in the cache: blobs, refs and snapshots."""
         return self.cache_dir / f"models--{self.repo.replace('/', '--')}"
 
     # -- from the cache ------------------------------------------------------------------------------------------------
 
     def cached(self, reason: str, cause: Exception | None = None) -> Path:
-        """What the cached snapshot has. `reason` says why the Hub is not asked; where asking failed, `cause` is how,
-        and a warning says so. FileNotFoundError where nothing is cached, or not all of it."""
+        """Returns the checkpoint in the cached snapshot. `reason` is why the Hub is not used. If it failed, `cause` is
+        the error, and a warning is logged. Raises FileNotFoundError if nothing is cached, or only a part."""
         import huggingface_hub
 
         try:
@@ -149,22 +149,22 @@ class Repository:
         return chosen
 
     def _in_snapshot(self, snapshot: Path) -> Path:
-        """The directory or GGUF file to open. FileNotFoundError where a file is missing."""
+        """Returns the directory or GGUF file to open. Raises FileNotFoundError if a file is missing."""
         there = [path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*") if path.is_file()]
         names = self._names_on_hub() or there
         if is_file := self._takes_gguf(names):
             needed = gguf_files(names, self.quant, self.repo)
         else:
             needed = needed_files(names, lambda index: shard_names(snapshot / index, Path()).values(), self.weights)
-            if any(name in VOCABULARY_FILES for name in there):  # other libraries keep less of a tokenizer here
+            if any(name in VOCABULARY_FILES for name in there):  # other libraries cache fewer tokenizer files
                 needed = [name for name in needed if name in there or name not in TOKENIZER_FILES]
         if missing := [name for name in needed if name not in there]:
             raise FileNotFoundError(f"missing: {some(missing)}")
         return snapshot / needed[0] if is_file else snapshot
 
     def _names_on_hub(self) -> list[str] | None:
-        """The names of all files of the cached snapshot, cached or not; None where huggingface_hub has not kept them,
-        which it does from 2.0 on."""
+        """The names of all files of the snapshot, cached or not; None if huggingface_hub has not stored them, which it
+        does from 2.0 on."""
         import huggingface_hub
 
         try:
@@ -179,14 +179,14 @@ class Repository:
     # -- from the Hub --------------------------------------------------------------------------------------------------
 
     def download(self) -> Path:
-        """Downloads what is not in the cache yet."""
+        """Downloads the files that are not cached yet."""
         from huggingface_hub import errors
 
         try:
             sizes, commit = self._list()
         except errors.OfflineModeIsEnabled:
             return self.cached("HF_HUB_OFFLINE forbids to download it")
-        except Exception as error:  # whatever the HTTP library raises when there is no network
+        except Exception as error:  # any error of the HTTP library without a network
             if told := self._refused(error):
                 raise told from error
             return self.cached(f"the Hub cannot be reached ({one_line(error)})", error)
@@ -203,17 +203,17 @@ class Repository:
             raise BrokenDownload(f"{self.where} was not downloaded in full: {one_line(error)}. {ADVICE}") from error
 
     def _list(self) -> tuple[dict[str, int | None], str | None]:
-        """The names of all files and their sizes, where the Hub tells them; and the commit."""
+        """The names and sizes of all files, if the Hub reports sizes, and the commit."""
         import huggingface_hub
 
-        # Asks once, where list_repo_files would ask for 26 s of a Hub that is not there.
+        # Makes one request; list_repo_files would wait for 26 s for an unreachable Hub.
         info = huggingface_hub.HfApi(token=self.token).model_info(
             self.repo, revision=self.revision, timeout=HUB_TIMEOUT_SECONDS, files_metadata=True
         )
         return {file.rfilename: file.size for file in info.siblings or []}, info.sha
 
     def _check_names(self, names: Iterable[str], commit: str | None) -> None:
-        """Raises BrokenDownload for names that reach out of the cache's folder, which no repository has."""
+        """Raises BrokenDownload for names that point outside of the cache's folder; no real repository has them."""
         parts = [part for name in names for part in (name.split("/") if not name.startswith("/") else [".."])]
         if ".." in parts or not (commit is None or commit.isalnum()):
             raise BrokenDownload(f"{self.where} has files with names that reach out of it; nothing was downloaded")
@@ -243,7 +243,7 @@ class Repository:
         return self._fetch_weights(large, sizes, directory.name, directory.name)
 
     def _fetch(self, files: list[str], revision: str | None = None) -> Path:
-        """Downloads files that are not in the cache. Returns the directory, which has them all."""
+        """Downloads files that are not cached. Returns the directory with all of them."""
         import huggingface_hub
 
         directory = Path(
@@ -264,7 +264,7 @@ class Repository:
     def _fetch_weights(
         self, files: list[str], sizes: dict[str, int | None], commit: str | None, revision: str | None = None
     ) -> Path:
-        """As `_fetch`, and each file is whole."""
+        """Like `_fetch`, and checks that each file is complete."""
         for name in files:
             if commit is not None and not self._is_there(name, commit, sizes[name]):
                 self._on_hub(name, commit).download(self.folder / "blobs")
@@ -279,7 +279,7 @@ class Repository:
         return directory
 
     def _is_there(self, name: str, commit: str | None, size: int | None) -> bool:
-        """Whether a file is in the cache. One of another size than the Hub's is thrown away."""
+        """True if a file is in the cache. Deletes it if its size differs from the Hub's."""
         path = self.folder / "snapshots" / (commit or "main") / name
         if not path.is_file():
             return False
@@ -287,7 +287,7 @@ class Repository:
             return True
         blob = path.resolve()
         path.unlink()
-        if blob.is_relative_to(self.folder.resolve()):  # what a user has linked here stays
+        if blob.is_relative_to(self.folder.resolve()):  # keeps files that a user has linked here
             blob.unlink(missing_ok=True)
         return False
 
@@ -295,9 +295,9 @@ class Repository:
         return FileOnHub(self.repo, name, commit, self.where, self.token, self._refused, self._bar())
 
     def _check_header(self, name: str, size: int | None, commit: str | None) -> None:
-        """Calls the check with the header of a large GGUF file, in a file of its length with zeros behind it. What is
-        wrong only because the rest is missing is passed over: longer headers, other shards, numbers that the config
-        takes from a tensor. Does nothing where the header cannot be had alone."""
+        """Calls the check with the header of a large GGUF file, in a file of the full length filled with zeros. Ignores
+        errors that may come from the missing rest: longer headers, other shards, numbers that the config takes from a
+        tensor. Does nothing if the header cannot be read separately."""
         if size is None or size <= HEADER_BYTES:
             return
         with tempfile.TemporaryDirectory() as folder:
@@ -318,7 +318,7 @@ class Repository:
                 raise kind(str(error).replace(str(path), f"{self.repo}/{name}")) from None
 
     def _check_room(self, files: list[str], sizes: dict[str, int | None]) -> None:
-        """Raises OSError where the disk of the cache has no room for the files that are not there."""
+        """Raises OSError if the disk of the cache has no room for the missing files."""
         snapshots = list((self.folder / "snapshots").glob("*"))
         absent = [name for name in files if not any((snapshot / name).is_file() for snapshot in snapshots)]
         needed = sum(sizes.get(name) or 0 for name in absent)
@@ -345,7 +345,8 @@ class Repository:
     # -- what went wrong -----------------------------------------------------------------------------------------------
 
     def _refused(self, error: Exception) -> Exception | None:
-        """What to raise where the Hub answered, and will answer the same again; None for a fault on the way."""
+        """Returns the exception to raise if the Hub answered, and will answer the same again; None for a network
+        error."""
         from huggingface_hub import errors
 
         status = getattr(getattr(error, "response", None), "status_code", None)
@@ -376,13 +377,13 @@ class Repository:
 
 
 def hint_of_directory(repo: str) -> str:
-    """Directories here that are spelt much like a repository's id, for a message."""
+    """Local directories whose names are similar to a repository's id, for an error message."""
     close = similar_names(Path(repo))
     return f" ({close.strip('; ')})" if close.startswith(";") else ""
 
 
 def similar_names(path: Path) -> str:
-    """What the user may have meant: the first part of the path that does not exist, and its likely spellings."""
+    """Suggests what the user meant: the first part of the path that does not exist, and similar names."""
     while not exists(path.parent):
         path = path.parent
     names = (
@@ -399,5 +400,5 @@ def similar_names(path: Path) -> str:
 def exists(path: Path) -> bool:
     try:
         return path.exists()
-    except OSError:  # a name too long to exist
+    except OSError:  # a name that is too long
         return False

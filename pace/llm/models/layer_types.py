@@ -1,4 +1,4 @@
-"""The field `layer_types` of a config.json: which layers see all positions, and which a window of them."""
+"""The field `layer_types` of a config.json: layers that see all positions, and layers with a window."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CHUNKED = "chunked_attention"
 
 
 def layer_types(kinds: tuple[str, ...] = LAYER_TYPES) -> Any:
-    """A list with the kind of attention of each layer, of these, or null."""
+    """A field with the kind of attention of each layer, from `kinds`, or null."""
 
     def read(value: Any) -> tuple[str, ...] | None:
         if value is None:
@@ -26,11 +26,11 @@ def layer_types(kinds: tuple[str, ...] = LAYER_TYPES) -> Any:
 
 
 def check_layer_types(types: tuple[str, ...] | None, num_layers: int) -> None:
-    """Raises ValueError where `layer_types` is given and does not name all layers."""
+    """Raises ValueError if `layer_types` is given and does not name all layers."""
     if types is not None and len(types) != num_layers:
         raise ValueError(f"config.json: layer_types must name all {num_layers} layers; got {len(types)}")
 
 
 def every(period: int, num_layers: int) -> tuple[str, ...]:
-    """Types where the last of each `period` layers sees all positions, and the others a window."""
+    """Types in which the last of each `period` layers sees all positions, and the others a window."""
     return tuple(FULL if (layer + 1) % period == 0 else SLIDING for layer in range(num_layers))

@@ -1,4 +1,4 @@
-"""A strict reader of config.json: every field is checked by type and range, and what is not implemented is refused by
+"""A strict reader of config.json: every field is checked by type and range, and unsupported values are refused by
 name.
 
 Each architecture declares a frozen dataclass whose fields are its hyperparameters under the names of config.json, with
@@ -9,10 +9,9 @@ the defaults that `transformers` documents for it:
 
 `from_dict` then treats the fields of a config.json in four ways:
 
-- declared: read and checked; a wrong type or value is a ValueError that names the field, what was found and what is
-  allowed;
-- `only`: known to change the mathematics, implemented for the listed values alone; any other is a NotImplementedError;
-- `HARMLESS`: known not to concern inference (training, bookkeeping, tokens), ignored;
+- declared: read and checked. A wrong type or value is a ValueError with the field, its value and what is allowed.
+- `only`: changes the mathematics, and only the listed values are implemented. Another one is a NotImplementedError.
+- `HARMLESS`: does not affect inference (training, bookkeeping, tokens); ignored.
 - anything else: ignored as `transformers` ignores it, with one warning in the log that lists the names.
 """
 
@@ -31,12 +30,11 @@ from pace.naming import shown
 logger = logging.getLogger("pace")
 
 MAX_COUNT = 2**24
-"""No size of a real model is larger (the largest vocabulary is 2^18.6, the largest MLP 2^18); positions have their own
-limit."""
+"""Upper bound of every size but positions. The largest vocabulary of a real model is 2^18.6, the largest MLP 2^18."""
 MAX_LAYERS = 2**12
-"""Layers are Python objects that exist before the checkpoint is looked at; the deepest model known has 126."""
+"""Layers are Python objects that exist before the checkpoint is checked; the deepest known model has 126."""
 MAX_HEAD_DIM = 512
-"""What the attention kernels hold; the widest head of the supported families has 256 (GPT-J)."""
+"""Limit of the attention kernels; the widest head of the supported families has 256 (GPT-J)."""
 MAX_POSITIONS = 2**31 - 1
 """Positions are int32 in the kernels."""
 
@@ -51,7 +49,7 @@ HARMLESS = re.compile(
     |chunk_size_feed_forward|neftune_.*|router_(aux|z)_loss_coef|router_jitter_noise|compression_config|pretraining_tp|pard_token|spd_type""",
     re.VERBOSE,
 )
-"""Fields that do not change what a forward pass computes, as written by transformers and common training code."""
+"""Fields that do not affect a forward pass, as written by transformers and common training code."""
 
 OF_THE_WHOLE = frozenset(
     {
@@ -65,20 +63,21 @@ OF_THE_WHOLE = frozenset(
         "compression_config",
     }
 )
-"""Fields that a checkpoint with a `text_config` has beside it, and that count for its text, too."""
+"""Fields at the top level, outside of `text_config`, that also apply to the text part."""
 
 
-# ----------------------------------------------------------------------------------------------------------- kinds of
-# field
+# -----------------------------------------------------------------------------------------------------------
+# kinds of field
 
 
 def declared(default: Any, read: Callable[[Any], Any]) -> Any:
-    """A dataclass field of config.json: `read(value)` returns the value or raises ValueError with what is allowed."""
+    """A dataclass field of config.json. `read(value)` returns the value, or raises a ValueError with what is
+    allowed."""
     return dataclasses.field(default=default, metadata={"read": read})
 
 
 def count(default: int | None, maximum: int = MAX_COUNT, minimum: int = 1, optional: bool = False) -> Any:
-    """An integer in `minimum..maximum`; null where `optional`."""
+    """An integer in `minimum..maximum`; null if `optional`."""
 
     def read(value: Any) -> int | None:
         if optional and value is None:
@@ -91,7 +90,7 @@ def count(default: int | None, maximum: int = MAX_COUNT, minimum: int = 1, optio
 
 
 def number(default: float | None, low: float, high: float, optional: bool = False) -> Any:
-    """A finite number with `low <= x <= high`; null where `optional`."""
+    """A finite number with `low <= x <= high`; null if `optional`."""
 
     def read(value: Any) -> float | None:
         if optional and value is None:
@@ -105,7 +104,7 @@ def number(default: float | None, low: float, high: float, optional: bool = Fals
 
 
 def flag(default: bool) -> Any:
-    """true or false."""
+    """A boolean: true or false."""
 
     def read(value: Any) -> bool:
         if type(value) is not bool:
@@ -116,12 +115,12 @@ def flag(default: bool) -> Any:
 
 
 def activation(default: str) -> Any:
-    """The name of an activation, brought to the name that `pace.ops` uses."""
+    """The name of an activation, converted to the name in `pace.ops`."""
     return declared(default, read_activation)
 
 
 def token_ids(default: int | tuple[int, ...] | None) -> Any:
-    """A token id, a list of them or null. Ids that no vocabulary holds (some checkpoints write -1) are left to the
+    """A token id, a list of them or null. Ids outside of the vocabulary (some checkpoints write -1) are left to the
     caller."""
 
     def read(value: Any) -> int | tuple[int, ...] | None:
@@ -147,7 +146,7 @@ ACTIVATION_NAMES = {
     "quick_gelu": "quick_gelu",
     "relu": "relu",
 }
-"""transformers' name -> ours; the list of what is implemented."""
+"""transformers' name -> name in `pace.ops`, for all implemented activations."""
 
 
 def read_activation(value: Any) -> str:
@@ -166,13 +165,13 @@ def read_number(value: Any, low: float, high: float) -> float:
     return float(value)
 
 
-# -------------------------------------------------------------------------------------------------------------- the
-# reader
+# -------------------------------------------------------------------------------------------------------------
+# the reader
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """What every architecture has. Subclasses add their fields, and properties for what they derive."""
+    """Config of any architecture. Subclasses add their fields, and properties derived from them."""
 
     vocab_size: int = count(32000)
     max_position_embeddings: int = count(2048, MAX_POSITIONS)
@@ -181,7 +180,7 @@ class ModelConfig:
     eos_token_id: int | tuple[int, ...] | None = token_ids(None)
     pad_token_id: int | tuple[int, ...] | None = token_ids(None)
     quantization_config: Method | None = None
-    """How the checkpoint is quantised."""
+    """The quantisation method of the checkpoint."""
 
     aliases: ClassVar[dict[str, str]] = {}
     """Other spellings of fields: name in config.json -> name of the field."""
@@ -235,26 +234,25 @@ class ModelConfig:
         "audio_config": (None,),
         "text_config": (None,),
     }
-    """Fields implemented for these values alone; a subclass lists its own in `only_here`."""
+    """Fields that are only implemented for these values; a subclass lists its own in `only_here`."""
     only_here: ClassVar[dict[str, tuple]] = {}
     without_effect: ClassVar[dict[str, tuple]] = {}
-    """Fields that `transformers` ignores for this architecture though they name something, and the values by which they
-    ask for nothing else than what is done."""
+    """Fields that `transformers` ignores for this architecture, and the values that match what it does anyway."""
     beside_text: ClassVar[frozenset[str]] = frozenset()
-    """Fields about images and sound, of families whose checkpoints may take these, too. Of such a checkpoint the text
-    part is read: what stands in `text_config`, if there is one."""
+    """Fields about images and sound in families whose checkpoints may take these. Only the text part is read: the
+    contents of `text_config`, if there is one."""
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any]) -> ModelConfig:
-        """The config of this architecture. Does not modify `raw`.
+        """Returns the config of this architecture. Does not modify `raw`.
 
-        Raises ValueError (a field of the wrong type or out of range, or fields that contradict each other) and
-        NotImplementedError (a field that asks for something that is not implemented); the message names the field."""
+        Raises ValueError for a field of the wrong type or out of range, or fields that contradict each other. Raises
+        NotImplementedError for a field with an unsupported value. The message names the field."""
         if not isinstance(raw, dict):
             raise ValueError(f"config.json must hold an object; got {type(raw).__name__}")
         fields = cls.with_effect(cls.with_one_spelling(cls.text_part(raw)))
         cls.refuse(fields)
-        # The second name is that of early checkpoints of compressed-tensors.
+        # Early checkpoints of compressed-tensors use the second name.
         method = read_quant_method(fields.get("quantization_config") or fields.get("compression_config"))
         config = cls(**cls.read_fields(fields), quantization_config=method)
         config.check()
@@ -263,7 +261,7 @@ class ModelConfig:
 
     @classmethod
     def text_part(cls, raw: dict[str, Any]) -> dict[str, Any]:
-        """The fields about text, as one flat config.json would have them."""
+        """The fields about text, in the form of a flat config.json."""
         fields = {name: value for name, value in raw.items() if name not in cls.beside_text}
         if not cls.beside_text or fields.get("text_config") is None:
             return fields
@@ -289,7 +287,7 @@ class ModelConfig:
 
     @classmethod
     def with_effect(cls, fields: dict[str, Any]) -> dict[str, Any]:
-        """All but those `without_effect`."""
+        """Returns all fields but those in `without_effect`."""
         for name in sorted(cls.without_effect.keys() & fields.keys()):
             if not any(same(fields[name], value) for value in cls.without_effect[name]):
                 logger.warning(
@@ -302,7 +300,7 @@ class ModelConfig:
 
     @classmethod
     def read_fields(cls, fields: dict[str, Any]) -> dict[str, Any]:
-        """The declared fields that are present, checked one by one."""
+        """Checks and returns the declared fields that are present."""
         values = {}
         for field in dataclasses.fields(cls):
             if field.name in fields and "read" in field.metadata:
@@ -327,8 +325,8 @@ class ModelConfig:
 
     @classmethod
     def implemented_values(cls) -> dict[str, tuple]:
-        """`only` with the `only_here` of this class and its parents, the nearest first, without what the class
-        declares."""
+        """Merges `only` with the `only_here` of this class and its parents, nearest first, without fields that the
+        class declares."""
         merged = dict(cls.only)
         for parent in reversed(cls.__mro__):
             merged.update(vars(parent).get("only_here", {}))
@@ -344,38 +342,38 @@ class ModelConfig:
             logger.warning("config.json: ignored fields that %s does not know: %s", cls.__name__, ", ".join(unknown))
 
     also_read: ClassVar[frozenset[str]] = frozenset()
-    """Names that `derived` reads besides the declared ones."""
+    """Names that `derived` reads in addition to the declared ones."""
 
     def check(self) -> None:
-        """Raises ValueError where declared fields contradict each other."""
+        """Raises ValueError if declared fields contradict each other."""
 
     @property
     def max_length(self) -> int:
-        """Tokens of the longest sequence that the config allows."""
+        """Maximum sequence length of the config."""
         return self.max_position_embeddings
 
     @property
     def embedding_scale(self) -> float:
-        """What embeddings are multiplied by."""
+        """Factor of the embeddings."""
         return 1.0
 
     @property
     def logits_scale(self) -> float:
-        """What logits are multiplied by."""
+        """Factor of the logits."""
         return 1.0
 
     @property
     def logits_softcap(self) -> float | None:
-        """Logits become `softcap * tanh(logit / softcap)`; None: they stay as they are."""
+        """Logits become `softcap * tanh(logit / softcap)`; None for no cap."""
         return None
 
     def derived(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """Values of this class's fields that follow from others, or from several entries of config.json."""
+        """Values of this class's fields that are computed from others, or from several entries of config.json."""
         return {}
 
 
 def same(a: Any, b: Any) -> bool:
-    """Equal, and true is not 1."""
+    """True if a equals b; true and 1 differ."""
     return a == b and isinstance(a, bool) == isinstance(b, bool)
 
 
@@ -388,7 +386,7 @@ def check_divides(config: ModelConfig, part: str, whole: str) -> None:
 
 
 def checked_head_dim(head_dim: int) -> int:
-    """Raises ValueError where the heads, as they follow from other fields, are wider than any model's."""
+    """Returns a derived head_dim. Raises ValueError if it is wider than any model's."""
     if head_dim > MAX_HEAD_DIM:
         raise ValueError(
             f"config.json: head_dim must be at most {MAX_HEAD_DIM}; got {head_dim} (hidden_size / num_attention_heads)"

@@ -1,4 +1,4 @@
-"""The architectures that pace runs: the name in a checkpoint's config.json, and the class."""
+"""The supported architectures: the name in a checkpoint's config.json, and the class."""
 
 from __future__ import annotations
 
@@ -101,15 +101,15 @@ MODEL_LIST: dict[str, type[BaseModelForCausalLM]] = {
 }
 
 OTHER_STEMS = {"hunyuanv1dense": "hunyuandensev1", "hunyuanv1moe": "hunyuanmoev1"}
-"""Stems of a model_type that are not those of the class."""
+"""Stems of a model_type that differ from the class's stem."""
 
 
 def read_config(raw: Any) -> tuple[type[BaseModelForCausalLM], ModelConfig]:
-    """The class and the config of a checkpoint, from its parsed config.json.
+    """Returns the class and the config of a checkpoint, from its parsed config.json.
 
-    The class is the one that `architectures` names, in any case and also as a bare decoder (`LlamaModel`); without
-    `architectures`, the one of `model_type`. Raises ValueError where neither is there, the two name different classes
-    or a field is wrong, NotImplementedError where the architecture or a field's value is not implemented."""
+    The class is the one named by `architectures`, in any case and also as a bare decoder (`LlamaModel`); without
+    `architectures`, by `model_type`. Raises ValueError if both are missing, if they name different classes, or if a
+    field is wrong. Raises NotImplementedError for an unsupported architecture or field value."""
     if not isinstance(raw, dict):
         raise ValueError(f"config.json must hold an object; got {shown(raw)}")
     names = raw.get("architectures") or [raw.get("model_type")]
@@ -133,8 +133,9 @@ def read_config(raw: Any) -> tuple[type[BaseModelForCausalLM], ModelConfig]:
 
 
 def _stem(name: str) -> str:
-    """`llama` of `LlamaForCausalLM`, `LLaMAForCausalLM`, `LlamaModel` and `llama`; `gemma3` of
-    `Gemma3ForConditionalGeneration` and `gemma3_text`; `gpt2` of `GPT2LMHeadModel`; `gptneox` of `gpt_neox`."""
+    """Common stem of names: `llama` for `LlamaForCausalLM`, `LLaMAForCausalLM`, `LlamaModel` and `llama`.
+    `gemma3` for `Gemma3ForConditionalGeneration` and `gemma3_text`; `gpt2` for `GPT2LMHeadModel`; `gptneox` for
+    `gpt_neox`."""
     stem = name.lower()
     for suffix in ("forcausallm", "forconditionalgeneration", "lmheadmodel", "model", "_text"):
         stem = stem.removesuffix(suffix)

@@ -1,4 +1,4 @@
-"""From a name to a loaded model: where it is, which class it needs, which kernels run it, and its weights."""
+"""Loads a model by name: finds it, chooses its class and kernels, and reads its weights."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from pace.quant import QuantizationConfig, read_quantization
 logger = logging.getLogger("pace")
 
 MAX_LOADING_THREADS = 16
-"""As many pack faster than disks read, and the pieces that they hold (`PIECE_BYTES` each) stay far below 300 MB."""
+"""More threads would only wait for the disk. Their pieces (`PIECE_BYTES` each) stay far below 300 MB."""
 
 DTYPES = {
     "bfloat16": torch.bfloat16,
@@ -54,24 +54,25 @@ def load_model(
     pin_threads: bool | None = None,
     quantization: Any = None,
 ) -> BaseModelForCausalLM:
-    """Loads the model of a checkpoint, ready to run. `find_checkpoint` says where it comes from.
+    """Loads the model of a checkpoint, ready to run. `find_checkpoint` describes where it is found.
 
-    `dtype` is how the weights are held, whatever they are stored as. `backend` "native" and "native-eager" run the C++
-    kernels, "torch" their plain-torch specification, and an OperatorConfig one or the other for each operator.
-    `num_threads` sets the threads of this process's kernels, and of loading; by default the physical cores that this
-    process may use. `pin_threads` gives each of them a CPU of its own (docs/threads.md). `progress` shows a bar, on a
-    terminal or in a notebook. `quantization` is a format or more (docs/quantization.md), in which a checkpoint of floats is held.
+    `dtype` is the dtype of the weights in memory, independent of the checkpoint's. `backend` "native" and
+    "native-eager" run the C++ kernels, "torch" their plain-torch specification, and an OperatorConfig chooses for each
+    operator. `num_threads` sets the number of kernel and loading threads of this process; by default the physical
+    cores that it may use. `pin_threads` pins each of them to one CPU (docs/threads.md). `progress` shows a bar, on a
+    terminal or in a notebook. `quantization` is the format or formats in which a float checkpoint is stored
+    (docs/quantization.md).
 
     **Memory**: at most 1.1 times the packed weights + 300 MB, as files are mapped, packed and released in small pieces.
 
-    Raises, and nothing else, whatever the files hold:
+    Raises only these errors, for any contents of the files:
 
-        FileNotFoundError     no such model, no config, no weights, a missing shard
-        PermissionError       gated, or not readable
-        NotImplementedError   an architecture, config field or weight format that is not implemented
-        ValueError            anything damaged, contradictory or out of range
-        TypeError             an argument of the wrong type
-        MemoryError           weights that are more than the memory that is left
+    - FileNotFoundError: no such model, no config, no weights, a missing shard.
+    - PermissionError: gated, or not readable.
+    - NotImplementedError: an unsupported architecture, config field or weight format.
+    - ValueError: anything damaged, contradictory or out of range.
+    - TypeError: an argument of the wrong type.
+    - MemoryError: not enough memory for the weights.
 
     A file that shrinks while it is read is the one exception: the system ends the process with SIGBUS.
     """
@@ -97,8 +98,8 @@ def make_model(
     kv_dtype: torch.dtype | None = None,
     quantization: QuantizationConfig | None = None,
 ) -> BaseModelForCausalLM:
-    """The model that a checkpoint's config.json describes, without weights: it costs no memory and cannot run yet. Keys
-    and values are in `kv_dtype`; None for `dtype`."""
+    """Makes the model described by a checkpoint's config.json, without weights: it takes no memory and cannot run yet.
+    Keys and values are in `kv_dtype`; None for `dtype`."""
     with _naming(checkpoint):
         model_class, config = read_config(checkpoint.config)
     model = model_class(config, dtype, ops)
@@ -118,10 +119,10 @@ def fill_model(model: BaseModelForCausalLM, checkpoint: Checkpoint, threads: int
 
 
 def check_room(model: BaseModelForCausalLM, checkpoint: Checkpoint) -> None:
-    """Raises MemoryError where the weights are more than the memory that is left, by config and headers alone. Weights
-    that are not there yet are judged where the config says how they will be held."""
+    """Raises MemoryError if the weights need more than the available memory, from config and headers only. Weights that
+    are not downloaded yet are judged if the config says how they are stored."""
     if model.planned_nbytes(model.ops, model.dtype) <= available_memory_bytes():
-        return  # what a checkpoint holds quantised takes less
+        return  # quantised checkpoints take less
     try:
         reader = checkpoint.open_weights(model.config.quantization_config)
     except FileNotFoundError:
@@ -135,8 +136,7 @@ def check_room(model: BaseModelForCausalLM, checkpoint: Checkpoint) -> None:
 
 @contextmanager
 def _naming(checkpoint: Checkpoint) -> Iterator[None]:
-    """Messages speak of config.json and the Hub's names of tensors; of a GGUF file they say that it is the one
-    meant."""
+    """Adds the path of a GGUF file to errors, which refer to config.json and the Hub's names of tensors."""
     try:
         yield
     except (ValueError, NotImplementedError) as error:
@@ -147,8 +147,8 @@ def _naming(checkpoint: Checkpoint) -> Iterator[None]:
 
 
 def parse_dtype(dtype: torch.dtype | str) -> torch.dtype:
-    """The dtype of weights by torch's object or by name ("bfloat16", "bf16", "torch.bfloat16"); TypeError or
-    ValueError."""
+    """Returns a weight dtype given as torch's object or by name ("bfloat16", "bf16", "torch.bfloat16"). Raises
+    TypeError or ValueError."""
     if isinstance(dtype, str):
         found = DTYPES.get(dtype.removeprefix("torch.").lower())
     elif isinstance(dtype, torch.dtype):
@@ -161,8 +161,8 @@ def parse_dtype(dtype: torch.dtype | str) -> torch.dtype:
 
 
 def parse_kv_cache_dtype(kv_cache_dtype: torch.dtype | str, dtype: torch.dtype) -> torch.dtype:
-    """The dtype of keys and values: as in `parse_dtype`, or int8, or "auto" for `dtype`, that of the weights; TypeError
-    or ValueError."""
+    """Returns the dtype of keys and values: as in `parse_dtype`, or int8, or "auto" for the weights' `dtype`. Raises
+    TypeError or ValueError."""
     if not isinstance(kv_cache_dtype, (str, torch.dtype)):
         raise TypeError(
             f"kv_cache_dtype must be a name, such as 'auto' or 'int8', or a torch.dtype; got {type(kv_cache_dtype).__name__}"
@@ -176,14 +176,15 @@ def parse_kv_cache_dtype(kv_cache_dtype: torch.dtype | str, dtype: torch.dtype) 
 
 
 def select_ops(backend: str | OperatorConfig) -> ModuleType:
-    """The implementation of `pace.ops` that packs the weights and samples for a backend; ValueError for an unknown
-    one."""
+    """Returns the implementation of `pace.ops` that packs weights and samples for a backend. Raises ValueError for an
+    unknown one."""
     return reference if read_backend(backend) == "torch" else native
 
 
 def read_threads(num_threads: int | None, pin_threads: bool | None = None) -> tuple[int, bool]:
-    """How many threads the kernels get, and whether each has a CPU of its own: what is said, else what PACE_NUM_THREADS
-    and PACE_PIN_THREADS say, else the physical cores that this process may use, not pinned. TypeError or ValueError."""
+    """Returns the number of kernel threads, and whether each is pinned to a CPU. The arguments override
+    PACE_NUM_THREADS and PACE_PIN_THREADS; the default is the physical cores that this process may use, not pinned.
+    Raises TypeError or ValueError."""
     if num_threads is None:
         num_threads = env.num_threads() or _C.cpu_info()["default_threads"]
     if type(num_threads) is not int:
@@ -198,8 +199,8 @@ def read_threads(num_threads: int | None, pin_threads: bool | None = None) -> tu
 
 
 def use_threads(num_threads: int | None, pin_threads: bool | None = None) -> int:
-    """Sets the threads of this process's kernels, for all its models, as `read_threads` understands them, and returns
-    their number. ValueError for more pinned threads than CPUs in the mask, too."""
+    """Sets the number of kernel threads of this process, for all its models, by the rules of `read_threads`; returns
+    it. Also raises ValueError for more pinned threads than CPUs in the mask."""
     num_threads, pin_threads = read_threads(num_threads, pin_threads)
     _C.set_num_threads(num_threads, pin_threads)
     return num_threads
@@ -207,8 +208,8 @@ def use_threads(num_threads: int | None, pin_threads: bool | None = None) -> int
 
 @contextmanager
 def progress_bar(total: int, title: str, wanted: bool, unit: str = "B") -> Iterator[Callable[[int], object]]:
-    """A function to be told of bytes (or other units) done, from any thread; it moves a bar on stderr where someone
-    watches that."""
+    """Yields a function to call with the bytes (or other units) done, from any thread. It moves a bar on stderr, if a
+    person can see it."""
     if not wanted or not env.shows_bars():
         yield lambda done: None
         return

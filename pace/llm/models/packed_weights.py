@@ -1,9 +1,9 @@
-"""Packed weights in a file, which is written once and then mapped: `WeightsFile`.
+"""Packed weights in a file that is written once and then mapped: `WeightsFile`.
 
-It serves two ends. A copy of all matrices, in the user's cache, opens a model at once the second time (`PackedCopy`).
-And a mixture whose experts are in a file may be larger than memory: `weights="mapped"` (`ExpertFile`).
+It has two uses. A copy of all matrices in the user's cache makes the second load immediate (`PackedCopy`). A mixture
+whose experts are in a file may be larger than memory: `weights="mapped"` (`ExpertFile`).
 
-The file holds matrices one after the other, each as it would lie in memory, at a page.
+The file is a sequence of page-aligned matrices in their memory layout.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from pace.ops.weight_layout import WeightLayout, parts_of
 logger = logging.getLogger("pace")
 
 FORMAT = 2
-"""Of the file; another number wherever the same plan of the same checkpoint means other bytes."""
+"""Version of the file format; increased when the same plan of the same checkpoint gives other bytes."""
 CONFIG_FILES = ("config.json", "quantize_config.json", "quant_config.json", "hf_quant_config.json")
-"""Say how codes are to be read."""
+"""Files that describe the checkpoint's codes."""
 
 Matrix = Linear | ExpertLinear
 
 
 @dataclass(frozen=True)
 class WeightsFile:
-    """Where packed weights of a checkpoint are kept, and which."""
+    """A file of packed weights of a checkpoint."""
 
     checkpoint: Path
     """A directory, or a GGUF file."""
@@ -53,22 +53,22 @@ class WeightsFile:
     """The file's first line."""
 
     def choose(self, model: Layer) -> list[Matrix]:
-        """The matrices that the file holds; they have their plans."""
+        """Returns the matrices in the file; their plans must be set."""
         raise NotImplementedError
 
     def map(
         self, files: list[Path], matrices: Sequence[Matrix], dtype: torch.dtype, fill: Callable[[set[str]], object]
     ) -> set[str]:
-        """Gives the matrices their weights, from the file; `fill` fills the tensors of these names, where it has to be
-        written. `files` hold the tensors, and `dtype` is that of floats in memory. Returns the names of all tensors
-        that need not be read any more. Raises what `open_packed` does."""
+        """Sets the matrices' weights to memory of the file. If the file must be written, `fill` fills the tensors of
+        the given names. `files` hold the tensors, and `dtype` is the dtype of floats in memory. Returns the names of
+        all tensors that need not be read any more. Raises the errors of `open_packed`."""
         tensors = set().union(*(matrix.tensors() for matrix in matrices))
         plan = [_describe(matrix, dtype) for matrix in matrices]
         head = make_head(self.describe(files, plan))
         sizes = [-(-matrix.matrix_nbytes(native, dtype) // PAGE_BYTES) * PAGE_BYTES for matrix in matrices]
 
         def over(mapping: mmap.mmap, is_packed: bool) -> Iterator[PackedWeight | ExpertStack]:
-            """The weights in the file."""
+            """Yields the weights in the file."""
             room = Room(address_of(mapping), mapping, is_packed).at(len(head))
             for matrix, size in zip(matrices, sizes):
                 yield _in_room(matrix, dtype, room)
@@ -87,21 +87,21 @@ class WeightsFile:
     def use(
         self, mapping: mmap.mmap, over: Callable[[mmap.mmap, bool], Iterator[PackedWeight | ExpertStack]]
     ) -> list[PackedWeight | ExpertStack]:
-        """The weights of a file that is whole. Raises ValueError where it does not hold them."""
-        mapping.madvise(mmap.MADV_RANDOM)  # of each matrix the page of its header, and not what follows it
+        """Returns the weights of a complete file. Raises ValueError if it does not hold them."""
+        mapping.madvise(mmap.MADV_RANDOM)  # only the page of each matrix's header is read, without read-ahead
         found = list(over(mapping, True))
         mapping.madvise(mmap.MADV_NORMAL)
         return found
 
     def path(self, plan: list[object]) -> Path:
-        """Each plan has a file of its own; one of another version of the checkpoint takes its place."""
+        """Path of the file. Each plan has its own file; another version of the checkpoint replaces it."""
         beside = self.checkpoint if self.checkpoint.is_dir() else self.checkpoint.parent
         key = [*plan, None if self.folder is None else str(self.checkpoint.resolve())]
         digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:12]
         return (self.folder or beside) / f"{self.checkpoint.resolve().name}.{digest}{self.suffix}"
 
     def describe(self, files: list[Path], plan: list[object]) -> bytes:
-        """All that the bytes of packed weights depend on."""
+        """Describes everything that the bytes of packed weights depend on."""
         if self.checkpoint.is_dir():
             files = [*files, *(path for name in CONFIG_FILES if (path := self.checkpoint / name).exists())]
         found = [(file.name, status.st_size, status.st_mtime_ns) for file in files for status in (file.stat(),)]
@@ -117,14 +117,14 @@ class WeightsFile:
 
 
 class ExpertFile(WeightsFile):
-    """The experts that are stored quantised, beside the checkpoint or in `folder`. Rows that have chosen ask the system
-    for the pages of their experts."""
+    """The quantised experts, next to the checkpoint or in `folder`. The kernel prefetches the pages of chosen experts
+    from the file."""
 
     suffix = ".experts"
     title = b"experts packed by pace"
 
     def choose(self, model: Layer) -> list[Matrix]:
-        """Raises ValueError where there are none."""
+        """Returns the quantised stacks of experts. Raises ValueError if there are none."""
         found = [stack for stack in model.stacks() if stack.is_quantised]
         if not found:
             raise ValueError(
@@ -135,8 +135,8 @@ class ExpertFile(WeightsFile):
 
 
 class PackedCopy(WeightsFile):
-    """All matrices, in the user's cache. A copy only saves time: where there is no room for it, or it cannot be written,
-    the model is loaded without."""
+    """All matrices, in the user's cache. A copy only saves time: if there is no room for it, or it cannot be written,
+    the model is loaded without it."""
 
     suffix = weights_cache.SUFFIX
     title = weights_cache.TITLE
@@ -149,8 +149,8 @@ class PackedCopy(WeightsFile):
     def map(
         self, files: list[Path], matrices: Sequence[Matrix], dtype: torch.dtype, fill: Callable[[set[str]], object]
     ) -> set[str]:
-        """Returns no names where there is no copy."""
-        if _C.cpu_info()["numa_nodes"] > 1:  # there, each page belongs near the thread that reads it
+        """Like `WeightsFile.map`; returns no names if there is no copy."""
+        if _C.cpu_info()["numa_nodes"] > 1:  # there, each page should be on the node of the thread that reads it
             return set()
         size = sum(matrix.matrix_nbytes(native, dtype) for matrix in matrices)
         path = self.path([_describe(matrix, dtype) for matrix in matrices])
@@ -171,12 +171,12 @@ class PackedCopy(WeightsFile):
         found = list(over(mapping, True))
         for weight in found:
             if isinstance(weight, ExpertStack):
-                weight.is_mapped = False  # the pages of chosen experts are there, and need not be asked for
+                weight.is_mapped = False  # all pages are in memory, so no prefetch is needed
         return found
 
 
 def check_has_experts(model: Layer) -> None:
-    """Raises ValueError for a model without any."""
+    """Raises ValueError for a model without experts."""
     if not any(model.stacks()):
         raise ValueError(
             f'weights="mapped" maps the experts of a mixture, and {type(model).__name__} has none; load with weights="memory"'
@@ -191,7 +191,8 @@ def _in_room(matrix: Matrix, dtype: torch.dtype, room: Room) -> PackedWeight | E
 
 
 def _describe(matrix: Matrix, dtype: torch.dtype) -> dict[str, object]:
-    """What a matrix holds, given the checkpoint. Codes are the same bytes on every instruction set, floats are not."""
+    """Describes a matrix's contents, given the checkpoint. Codes are the same bytes for every instruction set, floats
+    are not."""
     layout, of_one = matrix.storage(dtype), matrix.experts if isinstance(matrix, ExpertLinear) else [matrix]
     formats = repr([sorted(map(repr, linear.plan.formats.items())) for linear in of_one])
     has_floats = any(not isinstance(part, WeightLayout) for _, part in parts_of(layout, matrix.n))

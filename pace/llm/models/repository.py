@@ -1,9 +1,9 @@
-"""Which files of a repository make a checkpoint: one config, one tokenizer, one set of weights.
+"""Chooses the files of a checkpoint in a repository: one config, one tokenizer, one set of weights.
 
-    needed_files(names, read_index)       of a checkpoint in safetensors, else in .bin
-    gguf_files(names, "Q4_K_M", "org/x")  of a GGUF file, with all of its shards
+    needed_files(names, read_index)       for a checkpoint in safetensors, else in .bin
+    gguf_files(names, "Q4_K_M", "org/x")  for a GGUF file, with all of its shards
 
-Names are those of files below the top of the repository, with "/" between folders.
+Names are relative to the top of the repository, with "/" between folders.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from pace.checkpoints.reader import GPTQ_NAME, INDEX_SUFFIX, OTHER_WEIGHT_SUFFIX
 from pace.tokenizer.loading import TOKENIZER_FILES, VOCABULARY_FILES
 
 QUANTIZATION_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
-"""Where AutoGPTQ, AutoAWQ and ModelOpt said how weights are quantised before config.json did, and the `quant_method`
-that they meant."""
+"""Files in which AutoGPTQ, AutoAWQ and ModelOpt described the quantisation before config.json did, and their
+`quant_method`."""
 CONFIG_FILES = ("config.json", "generation_config.json", *QUANTIZATION_FILES)
 DEFAULT_QUANT = "Q4_K_M"
-"""What is taken of a GGUF repository unless the user says otherwise, as llama.cpp does."""
+"""Default quant of a GGUF repository, as in llama.cpp."""
 NOT_A_MODEL = ("mmproj", "imatrix")
-"""In the names of GGUF files that go with a model: what encodes pictures, and statistics of calibration."""
+"""Words in the names of GGUF files that are not models: image encoders, and statistics of calibration."""
 QUANT_TYPE = re.compile(r"(i?q|tq|fp|b?f|mxfp|nvfp)\d", re.IGNORECASE)
-"""How the name of a ggml type begins."""
+"""Beginning of the name of a ggml type."""
 VARIANTS = r"(?<![^\W_])(ud|i1)[-._]"
-"""What unsloth and mradermacher put before a type that was chosen layer by layer, or with statistics."""
+"""Prefixes by unsloth and mradermacher for a type chosen layer by layer, or with statistics."""
 MAX_LISTED = 40
 
 
@@ -38,10 +38,10 @@ def needed_files(
     weights: bool = True,
     where: str = "the repository",
 ) -> list[str]:
-    """Files to download of a repository that is no GGUF repository; `shards_of(index name)` gives the shards that an
-    index names. Weights come last. `where` names the repository in messages.
+    """Returns the files to download of a repository that is no GGUF repository, weights last. `shards_of(index name)`
+    returns the shards in an index. `where` names the repository in error messages.
 
-    Raises FileNotFoundError where the repository has no config.json or no weights that can be used.
+    Raises FileNotFoundError if the repository has no config.json or no usable weights.
     """
     names = sorted(names)
     wanted = [
@@ -66,8 +66,8 @@ def needed_files(
 
 
 def is_gguf_repository(names: Iterable[str], weights: bool = True) -> bool:
-    """Whether the model is to be read from a GGUF file: there is one, and no other weights. Without `weights`, whether
-    the tokenizer is."""
+    """True if the model must be read from a GGUF file: there is one, and no other weights. Without `weights`, the same
+    for the tokenizer."""
     names = set(names)
     others = {name + end for name in (SAFETENSORS_NAME, TORCH_NAME) for end in ("", INDEX_SUFFIX)}
     others |= set() if weights else set(VOCABULARY_FILES)
@@ -75,7 +75,7 @@ def is_gguf_repository(names: Iterable[str], weights: bool = True) -> bool:
 
 
 def gguf_models(names: Iterable[str]) -> dict[str, list[str]]:
-    """The GGUF files that are models: name of the first shard -> names of all shards that are there, in order."""
+    """The GGUF files that are models: name of the first shard -> names of all present shards, in order."""
     models: dict[str, list[str]] = {}
     for name in sorted(names):
         if name.lower().endswith(".gguf") and not any(word in name.lower() for word in NOT_A_MODEL):
@@ -84,11 +84,11 @@ def gguf_models(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def gguf_files(names: Iterable[str], quant: str | None, where: str) -> list[str]:
-    """The GGUF file that `quant` means, and all its shards, the first first. A quant is a part of the name between
+    """Returns the GGUF file of `quant` and all its shards, the first one first. A quant is a part of the name between
     separators, in any case, or a file's name; None means Q4_K_M, else the only file.
 
-    Raises FileNotFoundError where no file is meant or a shard is missing, ValueError where several files are. `where`
-    names the repository or directory in messages.
+    Raises FileNotFoundError if no file matches or a shard is missing, ValueError if several files match. `where` names
+    the repository or directory in error messages.
     """
     models = gguf_models(names)
     if not models:
@@ -117,7 +117,7 @@ def gguf_files(names: Iterable[str], quant: str | None, where: str) -> list[str]
 
 
 def _meant(models: Iterable[str], quant: str) -> list[str]:
-    """The files of a quant, or of a file's name."""
+    """Files that match a quant or a file's name."""
     quant = quant.lower().strip("/")
     if named := [name for name in models if name.lower() == quant or name.lower().rpartition("/")[2] == quant]:
         return named
@@ -129,12 +129,12 @@ def _meant(models: Iterable[str], quant: str) -> list[str]:
 
 
 def _stem(name: str) -> str:
-    """A name without its suffix and without the number of a shard."""
+    """A name without its suffix and shard number."""
     return re.sub(r"(-\d{5}-of-\d{5})?\.gguf$", "", name, flags=re.IGNORECASE)
 
 
 def _label(name: str) -> str:
-    """The quant in a file's name; the name where there is none."""
+    """The quant in a file's name, or the whole name if there is none."""
     found = re.findall(r"(?:UD-|i1-)?(?:I?Q\d\w*|TQ\d\w*|BF16|F16|F32|FP16|FP32|MXFP4\w*)$", _stem(name), re.IGNORECASE)
     return found[-1] if found else name
 
@@ -145,7 +145,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _all_shards(first: str, present: list[str], where: str) -> list[str]:
-    """Names of all shards; FileNotFoundError where one is missing."""
+    """Returns the names of all shards. Raises FileNotFoundError if one is missing."""
     shard = SHARD_NAME.fullmatch(first)
     if not shard:
         return [first]
@@ -159,5 +159,5 @@ def _all_shards(first: str, present: list[str], where: str) -> list[str]:
 
 
 def some(names: list[str]) -> str:
-    """The first few names, for a message."""
+    """The first few names, for an error message."""
     return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "") if names else "nothing"

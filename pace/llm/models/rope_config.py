@@ -1,9 +1,9 @@
-"""Reads the rotary embedding out of a config.json, in the spelling of transformers 4 and of transformers 5.
+"""Reads the rotary embedding from a config.json, in the spelling of transformers 4 or 5.
 
-transformers 4: `rope_theta` and `partial_rotary_factor` at the top, `rope_scaling = {"type" or "rope_type": ..., ...}`
-or null. transformers 5: `rope_parameters = {"rope_type": ..., "rope_theta": ..., "partial_rotary_factor": ..., ...}`.
-Where both are given: `rope_scaling` before `rope_parameters`, a value inside before one at the top, as transformers
-reads them.
+transformers 4: `rope_theta` and `partial_rotary_factor` at the top, `rope_scaling = {"type" or "rope_type": ...,
+...}` or null. transformers 5: `rope_parameters = {"rope_type": ..., "rope_theta": ..., "partial_rotary_factor": ...,
+...}`. If both are given, `rope_scaling` overrides `rope_parameters`, and a value inside overrides one at the top, as in
+transformers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ROPE_FIELDS = {
     "partial_rotary_factor",
     "original_max_position_embeddings",
 }
-"""What `read_rope` reads from the top of a config.json."""
+"""Fields that `read_rope` reads from the top of a config.json."""
 
 COMMON = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
 USED = {
@@ -47,11 +47,11 @@ USED = {
     },
     "longrope": {"factor", "attention_factor", "short_factor", "long_factor", "original_max_position_embeddings"},
 }
-"""Fields of `rope_scaling` / `rope_parameters` that each kind uses besides the common ones."""
+"""Fields of `rope_scaling` / `rope_parameters` that each kind uses in addition to the common ones."""
 HARMLESS = {"finetuned", "max_position_embeddings", "original_max_position_embeddings", "factor"}
-"""Fields that checkpoints carry there and that no formula here uses."""
+"""Fields in checkpoints that no formula here uses."""
 REFUSED = {"mrope_section", "mrope_interleaved", "full_attention", "sliding_attention", "short_mscale", "long_mscale"}
-"""Fields that would change the result."""
+"""Unsupported fields that would change the result."""
 
 KIND_NAMES = {"su": "longrope"}
 """Old names of kinds."""
@@ -69,12 +69,12 @@ def read_rope(
     default_theta: float = 10000.0,
     interleaved: bool = False,
 ) -> RopeConfig:
-    """The rotary embedding that `fields` (a config.json) asks for.
+    """Returns the rotary embedding in `fields` (a config.json).
 
-    `kinds` are those that the architecture has, `kind_names` their old names; `original_max_positions`, where given, is
-    the architecture's default for original_max_position_embeddings at the top, which wins over the one inside; without
-    `partial`, a partial_rotary_factor other than 1 is refused, because the architecture in transformers ignores it.
-    Raises ValueError or NotImplementedError that name the field."""
+    `kinds` are those that the architecture supports, `kind_names` their old names. `original_max_positions` is the
+    architecture's default for original_max_position_embeddings at the top, which overrides the one inside. Without
+    `partial`, a partial_rotary_factor other than 1 is refused, because transformers ignores it for the architecture.
+    Raises a ValueError or NotImplementedError that names the field."""
     source = "rope_scaling" if fields.get("rope_scaling") else "rope_parameters"
     reader = RopeReader(source, fields.get(source))
     theta = reader.number("rope_theta", first_given(fields.get("rope_theta"), default_theta), 1e-3, 1e30)
@@ -111,12 +111,11 @@ def read_rope(
 def fields_of_layers(
     fields: dict[str, Any], kind: str, theta_name: str = "rope_theta", scaled: bool = True
 ) -> dict[str, Any]:
-    """What a config.json says of the rotation in layers of one kind of attention, where kinds differ, as `read_rope`
-    takes it.
+    """Selects the rope fields of layers of one kind of attention, for `read_rope`.
 
-    In transformers 5, `rope_parameters` holds an object for each kind. In transformers 4 the base has a name for each,
-    and `rope_scaling` is of the `scaled` kind alone. Raises ValueError for what is no object, NotImplementedError for
-    one that is not by kind."""
+    In transformers 5, `rope_parameters` holds an object for each kind. In transformers 4 the base has a name for each
+    kind, and `rope_scaling` applies only to the `scaled` kind. Raises ValueError for a value that is no object,
+    NotImplementedError for an object that is not split by kind."""
     by_kind, scaling = fields.get("rope_parameters") or {}, scaled and fields.get("rope_scaling") or {}
     for name, value in (("rope_parameters", by_kind), ("rope_scaling", scaling)):
         if not isinstance(value, dict):
@@ -134,7 +133,7 @@ def fields_of_layers(
 
 
 def check_even(rope: RopeConfig, head_dim: int) -> RopeConfig:
-    """Raises ValueError where an odd number of elements of a head would be rotated."""
+    """Returns `rope`. Raises ValueError if it would rotate an odd number of elements of a head."""
     if rope.dim % 2:
         raise ValueError(
             f"config.json: head_dim * partial_rotary_factor must be even; got {head_dim} and {rope.dim} of it"
@@ -143,14 +142,13 @@ def check_even(rope: RopeConfig, head_dim: int) -> RopeConfig:
 
 
 def first_long(rope: RopeConfig) -> int | None:
-    """Tokens of the shortest sequence for which the long factors count; None where there are none."""
+    """Length of the shortest sequence that uses the long factors; None without long factors."""
     return rope.original_max_positions + 1 if rope.kind == "longrope" else None
 
 
 def longest_sequence(rope: RopeConfig) -> int:
-    """Tokens of the longest sequence that a scaling is meant for. Checkpoints differ in whether max_position_embeddings
-    counts the stretched positions (llama3, longrope: always) or those before (dynamic: always; there, nothing bounds
-    the sequence)."""
+    """Maximum sequence length of a scaling. In checkpoints, max_position_embeddings may count the stretched positions
+    (llama3, longrope: always) or the positions before (dynamic: always). With dynamic, the length is unbounded."""
     trained = {"linear": rope.max_positions, "yarn": rope.original_max_positions}.get(rope.kind, 0)
     stretched = MAX_POSITIONS if rope.kind == "dynamic" else int(trained * rope.factor)
     return min(max(rope.max_positions, stretched), MAX_POSITIONS)
@@ -161,7 +159,7 @@ def first_given(*values: Any) -> Any:
 
 
 class RopeReader:
-    """The dictionary of a rope configuration, read field by field."""
+    """Reads the dictionary of a rope configuration field by field."""
 
     def __init__(self, source: str, values: Any):
         if values is not None and not isinstance(values, dict):
@@ -193,7 +191,7 @@ class RopeReader:
             )
 
     def number(self, name: str, default: float | None, low: float, high: float) -> float:
-        """A finite number in `low..high`; null and a missing field take the default, and None as a default means
+        """A finite number in `low..high`. The default replaces null and a missing field; None as a default means
         required."""
         value = first_given(self.values.get(name), default)
         if value is None:
@@ -205,7 +203,7 @@ class RopeReader:
             raise ValueError(f"config.json: {where} must be {error}; got {shown(value)}") from None
 
     def length(self, name: str, top: Any, default: int) -> int:
-        """A number of positions: the field at the top of config.json before the one inside."""
+        """A number of positions: the field at the top of config.json overrides the one inside."""
         value = first_given(top, self.values.get(name), default)
         if type(value) is not int or not 1 <= value <= MAX_POSITIONS:
             raise ValueError(f"config.json: {name} must be an integer in 1..{MAX_POSITIONS}; got {shown(value)}")
@@ -236,7 +234,7 @@ def _dynamic(reader: RopeReader, common: dict[str, Any]) -> dict[str, Any]:
 
 
 def _ntk_alpha(reader: RopeReader, common: dict[str, Any]) -> dict[str, Any]:
-    """Hunyuan's form of dynamic: a base stretched by a fixed factor, for any length."""
+    """Hunyuan's form of dynamic: the base is stretched by a fixed factor, for any length."""
     dim = common["dim"]
     if dim <= 2:
         raise ValueError(f"config.json: {reader.source}.alpha needs more than 2 rotated elements a head")
@@ -278,7 +276,7 @@ def _yarn(reader: RopeReader, common: dict[str, Any]) -> dict[str, Any]:
 
 
 def yarn_magnitude(factor: float, mscale: float) -> float:
-    """What YaRN multiplies cosines and sines by, where `mscale` is 1."""
+    """YaRN's factor of cosines and sines, if `mscale` is 1."""
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 

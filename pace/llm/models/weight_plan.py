@@ -1,5 +1,5 @@
-"""How each matrix of a model is stored: as the checkpoint has it quantised, or as a QuantizationConfig wants it, or as
-floats."""
+"""Decides how each matrix of a model is stored: in the checkpoint's quantisation, in that of a QuantizationConfig, or
+as floats."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pace.quant import Format, QuantizationConfig
 
 
 class StoredQuantized(NamedTuple):
-    """What a checkpoint says of a tensor that it holds quantised."""
+    """Layout of a quantised tensor in a checkpoint, and its column order."""
 
     layout: WeightLayout
     order: Tensor | None
@@ -24,10 +24,10 @@ class StoredQuantized(NamedTuple):
 def plan_weights(
     model: Layer, lm_head: Layer, config: QuantizationConfig | None, stored: Mapping[str, StoredQuantized]
 ) -> list[str]:
-    """Sets the plan of every matrix of a model, before it has memory. `stored`: by the names of `Layer.slots`, the
-    tensors that come quantised.
+    """Sets the plan of every matrix of a model, before it has memory. `stored`: the checkpoint's quantised tensors, by
+    the names in `Layer.slots`.
 
-    Returns what a user should hear. What is quantised already stays as it is, beside what the config has quantised.
+    Returns warnings for the user. Tensors that are already quantised stay as they are; the config quantises the others.
     Raises ValueError for a config whose patterns match nothing, or that finds nothing left to quantise."""
     matrices = list(model.matrices())
     kinds = {part: _kind(matrix) for matrix in matrices if not matrix.keeps_floats for part in matrix.parts}
@@ -57,15 +57,15 @@ def plan_weights(
 
 
 def _kind(matrix: Linear) -> str:
-    """As `QuantizationConfig.for_modules` tells modules apart."""
+    """The kind of module, as `QuantizationConfig.for_modules` distinguishes them."""
     return "embedding" if isinstance(matrix, Embedding) else "lm_head" if isinstance(matrix, LMHead) else "format"
 
 
 def _plan(
     matrix: Linear, formats: Mapping[str, Format], stored: Mapping[str, StoredQuantized], apart: dict[str, None]
 ) -> WeightPlan:
-    """Parts whose columns come in different orders become floats, and so do gate and up where they cannot be two parts;
-    what they are is added to `apart`."""
+    """Plans one matrix. Parts with different column orders become floats, and so do gate and up if they cannot be two
+    parts. A description of them is added to `apart`."""
     wanted = {part: formats[part].for_width(matrix.k) for part in matrix.parts if part in formats}
     found = [
         (matrix.takes_codes and stored.get(matrix.tensor(part)))
@@ -89,7 +89,7 @@ def _plan(
 
 
 def _make_alike(stack: ExpertLinear, formats: Mapping[str, Format], apart: dict[str, None]) -> None:
-    """Experts that are not all stored in one layout become floats, and so do those whose columns have an order."""
+    """Turns experts into floats if they are not all stored in one layout, or if their columns have an order."""
     plans = [expert.plan for expert in stack.experts]
     if len({tuple(plan.layouts.values()) for plan in plans}) == 1 and all(plan.order is None for plan in plans):
         return

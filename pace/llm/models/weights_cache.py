@@ -1,5 +1,5 @@
-"""The folder of packed copies of weights (`pace.llm.models.packed_weights`): how large it may get, what it holds, and
-what goes first."""
+"""The folder of packed copies of weights (`pace.llm.models.packed_weights`): its size limit, its contents, and the
+order of removal."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ logger = logging.getLogger("pace")
 
 SUFFIX = ".weights"
 NAME = re.compile(r".*\.[0-9a-f]{12}" + re.escape(SUFFIX))
-"""Other files of the folder are somebody else's."""
+"""Files with other names do not belong to pace."""
 TITLE = b"weights packed by pace"
 MIN_BYTES = 32 << 20
-"""Of a copy. Smaller weights are packed about as fast as a file is opened."""
+"""Minimum size of a copy. Smaller weights are packed about as fast as a file is opened."""
 MAX_PATH_BYTES = 64 << 10
 
 
@@ -34,25 +34,25 @@ class Copy:
 
     path: Path
     checkpoint: str
-    """The path of the model that it was made of, "?" where the file does not say."""
+    """Path of the model that was packed; "?" if the file does not say."""
     nbytes: int
     used: float
-    """When a model was last loaded from it, in seconds since 1970."""
+    """Time of the last load from it, in seconds since 1970."""
 
     @property
     def is_stale(self) -> bool:
-        """Whether its model is no longer there."""
+        """True if its model no longer exists."""
         return not os.path.exists(self.checkpoint)
 
 
 def list_copies(folder: Path) -> list[Copy]:
-    """The copies in a folder, the last used first. Other files are none, whatever their names."""
+    """The copies in a folder, most recently used first. Other files are ignored, even if their names match."""
     return sorted(_copies(folder), key=lambda copy: -copy.used)
 
 
 def make_room(path: Path, nbytes: int) -> bool:
-    """Whether a copy of this size may be at `path`. Removes copies of models that are gone, then those not used for
-    longest, where that makes room; one that is in use lives on without a name until its process ends."""
+    """Makes room for a copy of this size at `path`; returns True if it may be there. Removes copies of deleted models,
+    then the least recently used. A copy in use stays readable until its process ends."""
     if path.exists():
         return True
     limit = env.cache_bytes()
@@ -76,18 +76,18 @@ def make_room(path: Path, nbytes: int) -> bool:
 
 
 def remove_abandoned(folder: Path) -> None:
-    """Removes what processes that were killed had begun to write."""
+    """Removes partial files of processes that were killed."""
     for partial in folder.glob(f"*{SUFFIX}{PARTIAL}"):
         if NAME.fullmatch(partial.name.removesuffix(PARTIAL)):
             unlink_unlocked(partial)
 
 
 def mark_used(path: Path) -> None:
-    """Notes that a model was loaded from a copy. The time of access says so, which reading alone need not change."""
+    """Records that a model was loaded from a copy, in the access time, which reading does not always update."""
     try:
         os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
     except OSError:
-        pass  # somebody else's file, or one that was removed: it is only forgotten a little earlier
+        pass  # owned by another user, or removed: it is only evicted a little earlier
 
 
 def _copies(folder: Path) -> Iterator[Copy]:
@@ -106,7 +106,7 @@ def _copies(folder: Path) -> Iterator[Copy]:
 
 
 def _checkpoint_of(path: str) -> str | None:
-    """The second line of a copy; None of another file."""
+    """The second line of a copy; None for another file."""
     with open(path, "rb") as file:
         if file.readline(len(TITLE) + 1) != TITLE + b"\n":
             return None

@@ -1,1 +1,1 @@
-"""One file a family: its config and its layers, with the checkpoint's name of every tensor."""
+"""One file per family: its config and its layers, with the checkpoint's name of every tensor."""

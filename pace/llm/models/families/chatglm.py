@@ -1,5 +1,5 @@
-"""ChatGLM2 and 3, and GLM-4-9B as first published: the `chatglm` code that those checkpoints bring along. Neighbouring
-pairs rotated in half of each head, and fused tensors for queries, keys and values, and for gate and up."""
+"""ChatGLM2 and 3, and GLM-4-9B as first published, with the `chatglm` code in their checkpoints. Adjacent pairs are
+rotated in half of each head. Queries, keys and values are one tensor, and so are gate and up."""
 
 from __future__ import annotations
 

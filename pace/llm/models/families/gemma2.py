@@ -1,4 +1,4 @@
-"""Gemma 2: four norms a layer whose weights lie around 0, scaled embeddings, capped scores and logits, and windows on
+"""Gemma 2: four norms per layer with weights around 0, scaled embeddings, capped scores and logits, and windows on
 every other layer."""
 
 from __future__ import annotations

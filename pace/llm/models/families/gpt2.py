@@ -1,4 +1,4 @@
-"""GPT-2: learned positions, LayerNorm before each part, and matrices that are stored transposed."""
+"""GPT-2: learned positions, LayerNorm before each part, and matrices stored transposed."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class GPT2Config(ModelConfig):
         return self.hidden_size // self.num_attention_heads
 
     def attention_scale(self, layer: int) -> float:
-        """Of the scores."""
+        """Factor of the scores."""
         scale = self.head_dim**-0.5 if self.scale_attn_weights else 1.0
         return scale / (layer + 1) if self.scale_attn_by_inverse_layer_idx else scale
 

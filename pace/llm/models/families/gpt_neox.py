@@ -1,5 +1,5 @@
-"""GPT-NeoX and Pythia: attention and MLP side by side, each on a norm of its own, a quarter of each head rotated, and
-the rows of queries, keys and values head by head."""
+"""GPT-NeoX and Pythia: attention and MLP in parallel, each with its own norm, and a quarter of each head rotated. The
+rows of queries, keys and values are stored head by head."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class GPTNeoXConfig(ModelConfig):
     use_parallel_residual: bool = flag(True)
     attention_bias: bool = flag(True)
     qkv_by_head: bool = flag(True)
-    """Whether the rows of queries, keys and values lie head by head; in GGUF files all queries come first."""
+    """True if the rows of queries, keys and values are stored head by head; in GGUF files all queries come first."""
     bos_token_id: int | tuple[int, ...] | None = token_ids(0)
     eos_token_id: int | tuple[int, ...] | None = token_ids(2)
     rope: RopeConfig | None = None
@@ -90,7 +90,7 @@ class GPTNeoXForCausalLM(BaseModelForCausalLM):
 
 
 def gpt_neox_layer(config: GPTNeoXConfig, name: str, rotary: Rotary) -> Block:
-    """`x + attention(norm(x)) + mlp(other_norm(x))`; not parallel, the MLP reads a norm of the first sum."""
+    """`x + attention(norm(x)) + mlp(other_norm(x))`; if not parallel, the MLP reads a norm of the first sum."""
     hidden, heads, dim = config.hidden_size, config.num_attention_heads, config.head_dim
     by_head = Source((3 * hidden, hidden), tuple(Rows(part * dim, hidden, dim, 3 * dim) for part in range(3)))
     rows = by_head if config.qkv_by_head else 3 * hidden

@@ -1,4 +1,4 @@
-"""GPT-J: attention and MLP side by side on one norm, neighbouring pairs rotated in part of each head, a head with a
+"""GPT-J: attention and MLP in parallel on one norm, adjacent pairs rotated in part of each head, an LM head with a
 bias."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""LLaMA 1 to 3.3, and the checkpoints that share its form: SmolLM, TinyLlama, Yi and many more."""
+"""LLaMA 1 to 3.3, and checkpoints of the same architecture: SmolLM, TinyLlama, Yi and many more."""
 
 from __future__ import annotations
 
@@ -65,7 +65,8 @@ class LlamaConfig(ModelConfig):
     }
     also_read: ClassVar[frozenset[str]] = frozenset(ROPE_FIELDS)
     floors_head_dim: ClassVar[bool] = False
-    """Whether heads that are not given may be too narrow to fill a row together, as `transformers` has it."""
+    """True if a head_dim that is not given is rounded down, like in `transformers`; hidden_size then need not be a
+    multiple of num_attention_heads."""
 
     def check(self) -> None:
         if self.head_dim is None and not self.floors_head_dim:
@@ -83,7 +84,7 @@ class LlamaConfig(ModelConfig):
 
     @property
     def ropes(self) -> tuple[RopeConfig, ...]:
-        """The rotations of the layers, each once."""
+        """The distinct rotations of the layers."""
         return (self.rope,)
 
     @property
@@ -100,34 +101,34 @@ class LlamaConfig(ModelConfig):
 
     @property
     def branch_scale(self) -> float:
-        """What the output of a branch is multiplied by before it is added."""
+        """Factor of a branch's output, before it is added."""
         return 1.0
 
     @property
     def attention_scale(self) -> float | None:
-        """Of the scores; None: `head_dim ** -0.5`."""
+        """Factor of the scores; None for `head_dim ** -0.5`."""
         return None
 
     @property
     def attention_softcap(self) -> float | None:
-        """Of the scores; None: they are not capped."""
+        """Cap of the scores; None for no cap."""
         return None
 
     def window(self, layer: int) -> int | None:
-        """How many positions back the attention of a layer sees; None: all."""
+        """Number of positions that the attention of a layer sees, counting back from the current one; None for all."""
         return None
 
 
 class LlamaForCausalLM(BaseModelForCausalLM):
     Config = LlamaConfig
     qkv_names: ClassVar[tuple[str, ...]] = ("q_proj", "k_proj", "v_proj")
-    """The tensors that hold the rows of queries, keys and values: three, or one that holds them all."""
+    """The tensors that hold the rows of queries, keys and values: three, or one for all."""
     gate_up_names: ClassVar[tuple[str, ...]] = ("gate_proj", "up_proj")
     head_norm: ClassVar[bool] = False
-    """Whether query and key heads are normalised."""
+    """True if query and key heads are normalised."""
     head_norm_names: ClassVar[tuple[str, str]] = ("q_norm", "k_norm")
     norm_last: ClassVar[bool] = False
-    """Whether that is done after they are rotated."""
+    """True if they are normalised after they are rotated."""
 
     def __init__(self, config: LlamaConfig, dtype: torch.dtype, ops: ModuleType):
         super().__init__(config, dtype, ops)
@@ -150,7 +151,7 @@ class LlamaForCausalLM(BaseModelForCausalLM):
         )
 
     def make_feed_forward(self, name: str, index: int) -> FeedForward:
-        """That of a layer."""
+        """Makes the feed-forward of a layer."""
         return self.make_mlp(f"{name}.mlp")
 
     def make_norm(self, name: str) -> RMSNorm | LayerNorm:
@@ -179,11 +180,11 @@ class LlamaForCausalLM(BaseModelForCausalLM):
         )
 
     def make_head_norm(self, name: str, num_heads: int) -> HeadNorm | HeadLayerNorm | NoHeadNorm:
-        """Of query heads, or of key heads."""
+        """Makes the norm of query heads or of key heads."""
         return HeadNorm(name, self.config.head_dim, self.config.rms_norm_eps) if self.head_norm else NoHeadNorm()
 
     def rotary(self, layer: int) -> Rotary | NoRotary:
-        """What rotates the heads of a layer."""
+        """Returns the rotation of a layer's heads."""
         return self.rotaries[0]
 
     def make_mlp(self, name: str) -> GatedMLP:
@@ -197,7 +198,7 @@ class LlamaForCausalLM(BaseModelForCausalLM):
 
 
 def parts(name: str, tensors: tuple[str, ...], rows: list[int]) -> dict[str, int]:
-    """Rows by tensor: one tensor each, or a single tensor that holds all rows in this order."""
+    """Rows by tensor: one tensor each, or a single tensor with all rows in this order."""
     if len(tensors) == 1:
         return {f"{name}.{tensors[0]}": sum(rows)}
     return {f"{name}.{tensor}": count for tensor, count in zip(tensors, rows, strict=True)}

@@ -1,5 +1,5 @@
-"""OPT, 125m to 175B: learned positions, LayerNorm before each part, or after it and between two projections in the
-350m."""
+"""OPT, 125m to 175B: learned positions, and LayerNorm before each part. The 350m has it after each part, and two
+projections around the layers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pace.llm.models.model_config import (
 )
 
 POSITION_OFFSET = 2
-"""Row of the position embedding for position 0: the table of fairseq keeps two rows for padding."""
+"""Row of the position embedding for position 0: fairseq's table has two rows for padding."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +94,7 @@ class OPTForCausalLM(BaseModelForCausalLM):
 
 
 class NoProjection(Layer):
-    """Where embeddings are as wide as the model: `x + residual`."""
+    """Null object if embeddings are as wide as the model: `x + residual`."""
 
     def __call__(self, ops: ModuleType, x: Tensor, residual: Tensor | None = None) -> Tensor:
         return x if residual is None else x + residual

@@ -1,5 +1,4 @@
-"""Phi-1, Phi-1.5 and Phi-2: attention and MLP side by side on one norm, biases everywhere, half of each head
-rotated."""
+"""Phi-1, Phi-1.5 and Phi-2: attention and MLP in parallel on one norm, biases everywhere, half of each head rotated."""
 
 from __future__ import annotations
 

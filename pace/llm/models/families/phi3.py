@@ -1,4 +1,5 @@
-"""Phi-3, Phi-3.5-mini, Phi-4 and Phi-4-mini: Llama with fused QKV and gate/up tensors, long and partial rotation."""
+"""Phi-3, Phi-3.5-mini, Phi-4 and Phi-4-mini: Llama with fused QKV and gate/up tensors, longrope and partial
+rotation."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ class Phi3Config(LlamaConfig):
             head_dim,
             self.max_position_embeddings,
             kinds=("default", "longrope"),
-            kind_names={"su": "longrope", "yarn": "longrope"},  # the names of early checkpoints
+            kind_names={"su": "longrope", "yarn": "longrope"},  # the names in early checkpoints
             original_max_positions=4096,
             partial=True,
         )
@@ -46,6 +47,6 @@ class Phi3ForCausalLM(LlamaForCausalLM):
 
     @property
     def recompute_length(self) -> int | None:
-        """Where the long factors take over, `transformers` computes the whole sequence again with them; other models do
-        not."""
+        """Length from which the long factors are used. There, `transformers` recomputes the whole sequence with them;
+        for other models it does not."""
         return first_long(self.config.rope)

@@ -1,5 +1,5 @@
-"""StableLM 3B and StableLM 2: Llama with LayerNorm and a quarter of each head rotated. In the 12B both branches read one
-norm, and each query and key head is normalised with weights of its own."""
+"""StableLM 3B and StableLM 2: Llama with LayerNorm and a quarter of each head rotated. In the 12B both branches read
+one norm, and query and key heads are normalised with weights for each head."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class StableLmConfig(LlamaConfig):
     use_parallel_residual: bool = flag(False)
     qk_layernorm: bool = flag(False)
     head_norms_stacked: bool = flag(False)
-    """Whether the norms of heads are one tensor, as in GGUF files."""
+    """True if the norms of heads are one tensor, as in GGUF files."""
     bos_token_id: int | tuple[int, ...] | None = token_ids(0)
     eos_token_id: int | tuple[int, ...] | None = token_ids(0)
 

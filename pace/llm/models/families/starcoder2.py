@@ -40,7 +40,7 @@ class Starcoder2Config(LlamaConfig):
         "layer_norm_epsilon": (1e-5,),
         "scale_attn_weights": (True,),
     }
-    """`activation_function` stands in the 3B beside `hidden_act`, which counts."""
+    """In the 3B, `activation_function` is present but `hidden_act` is used."""
     also_read: ClassVar[frozenset[str]] = LlamaConfig.also_read | {
         "attention_softmax_in_fp32",
         "scale_attention_softmax_in_fp32",

@@ -1,1 +1,1 @@
-"""Families with latent attention, one file each; `latent.py` has what they share."""
+"""Families with latent attention, one file each; `latent.py` has their common parts."""

@@ -1,5 +1,5 @@
-"""DeepSeek-V2 (V2, V2-Lite, Coder-V2): latent attention, and a mixture of experts in all layers but the first ones, beside
-experts that all tokens go through."""
+"""DeepSeek-V2 (V2, V2-Lite, Coder-V2): latent attention, and a mixture of experts with shared experts in all layers but
+the first ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def read_topk_method(value: Any) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class DeepseekConfig(MixtureConfig, LatentConfig):
-    """What all of DeepSeek's kind have."""
+    """Fields common to all DeepSeek families."""
 
     num_experts_per_tok: int | None = count(None, MAX_EXPERTS, optional=True)
     moe_intermediate_size: int = count(1407)
@@ -36,7 +36,7 @@ class DeepseekConfig(MixtureConfig, LatentConfig):
     topk_group: int | None = count(None, MAX_EXPERTS, optional=True)
     first_k_dense_replace: int = count(0, MAX_LAYERS, minimum=0)
     num_nextn_predict_layers: int = count(1, MAX_LAYERS, minimum=0)
-    """Layers behind the others that predict more tokens; they are left out."""
+    """Number of layers after the last one that predict further tokens; they are ignored."""
 
     aliases: ClassVar[dict[str, str]] = {
         "n_routed_experts": "num_experts",
@@ -53,7 +53,7 @@ class DeepseekConfig(MixtureConfig, LatentConfig):
 
     @property
     def chosen(self) -> int:
-        """Experts of a token."""
+        """Number of experts per token."""
         if self.num_experts_per_tok is None:
             raise ValueError("num_experts_per_tok is missing")
         return self.num_experts_per_tok

@@ -1,5 +1,5 @@
-"""DeepSeek-V3 (V3, R1, Moonlight, Kimi K2): DeepSeek-V2 with sigmoid scores, and groups of experts chosen by biased
-ones."""
+"""DeepSeek-V3 (V3, R1, Moonlight, Kimi K2): DeepSeek-V2 with sigmoid scores; experts and their groups are chosen by
+biased scores."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from pace.ops.experts import MAX_EXPERTS, Router
 
 @dataclass(frozen=True, kw_only=True)
 class BiasedChoiceConfig(DeepseekConfig):
-    """Experts are chosen by sigmoid scores with a bias, of the groups whose two best are best together."""
+    """Config for experts chosen by sigmoid scores with a bias, from the groups with the largest sum of their two
+    best."""
 
     norm_topk_prob: bool = flag(True)
     rope_interleave: bool = flag(True)

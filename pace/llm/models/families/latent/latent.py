@@ -1,4 +1,4 @@
-"""What families with latent attention share: the fields of their configs, and how their attention is made of them."""
+"""Common parts of families with latent attention: the fields of their configs, and their attention."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from pace.llm.models.model_config import MAX_HEAD_DIM, count
 from pace.llm.models.rope_config import read_rope, yarn_magnitude
 
 LATENT_EPS = 1e-6
-"""Of the norms of latents, whatever rms_norm_eps says."""
+"""Epsilon of the norms of latents, independent of rms_norm_eps."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LatentConfig(LlamaConfig):
-    """A Llama whose keys and values are made of latents. `head_dim` follows from the others, as in `transformers`."""
+    """A Llama whose keys and values are computed from latents. `head_dim` is derived from the others, as in
+    `transformers`."""
 
     kv_lora_rank: int = count(512, MAX_HEAD_DIM)
     q_lora_rank: int | None = count(1536, optional=True)
@@ -53,7 +54,7 @@ class LatentConfig(LlamaConfig):
 
     @property
     def rotates_neighbours(self) -> bool:
-        """Whether pairs of a rotation are neighbours, not halves."""
+        """True if pairs of a rotation are adjacent elements, not halves."""
         return True
 
     @property

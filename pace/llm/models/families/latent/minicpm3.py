@@ -66,5 +66,5 @@ class MiniCPM3ForCausalLM(LatentForCausalLM):
 
     @property
     def embedding_scale(self) -> float:
-        """Rounded to the weights' dtype, as `transformers` does."""
+        """Factor of the embeddings, rounded to the weights' dtype, like `transformers`."""
         return torch.tensor(self.config.embedding_scale).to(self.dtype).item()

@@ -1,1 +1,1 @@
-"""Families whose layers are Llama's but for a few switches."""
+"""Families whose layers differ from Llama's in a few options."""

@@ -1,6 +1,6 @@
-"""Command R and R7B: attention and MLP side by side on one LayerNorm without biases, neighbouring pairs rotated, scaled
-logits. Command R+ normalises heads, each with weights of its own; R7B (Cohere 2) has windows, and rotates on these
-layers alone."""
+"""Command R and R7B: attention and MLP in parallel on one LayerNorm without biases, adjacent pairs rotated, scaled
+logits. Command R+ normalises heads, with weights for each head. R7B (Cohere 2) has windows, and rotates only on layers
+with a window."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class CohereConfig(LlamaConfig):
     num_attention_heads: int = count(64)
     max_position_embeddings: int = count(8192, MAX_POSITIONS)
     model_max_length: int | None = count(None, MAX_POSITIONS, optional=True)
-    """Tokens of the longest sequence it was trained on, in Command R and R+, whose `max_position_embeddings` is less."""
+    """Maximum training length of Command R and R+; their `max_position_embeddings` is smaller."""
     layer_norm_eps: float = number(1e-5, 0.0, 1.0)
     logit_scale: float = number(0.0625, 1e-9, 1e9)
     use_qk_norm: bool = flag(False)

@@ -1,4 +1,4 @@
-"""Ernie 4.5 without experts: Llama with neighbouring pairs rotated, and one switch for all biases."""
+"""Ernie 4.5 without experts: Llama with adjacent pairs rotated, and one option for all biases."""
 
 from __future__ import annotations
 

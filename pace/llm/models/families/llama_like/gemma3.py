@@ -1,5 +1,5 @@
-"""Gemma 3: Gemma 2 with normalised query and key heads instead of capped scores, five layers with a window to one
-without, and a rotation of its own for each of the two. Of checkpoints that see images, the text part."""
+"""Gemma 3: Gemma 2 with normalised query and key heads instead of capped scores. Five layers with a window alternate
+with one without; the two kinds have different rotations. For checkpoints with images, only the text part is read."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Gemma3Config(Gemma2Config):
     final_logit_softcapping: float | None = number(None, 1e-6, 1e9, optional=True)
     sliding_window_pattern: int = count(6, MAX_LAYERS)
     local_rope: RopeConfig | None = None
-    """Of the layers with a window."""
+    """Rotation of the layers with a window."""
 
     without_effect: ClassVar[dict[str, tuple]] = {"attn_logit_softcapping": (None,)}
     also_read: ClassVar[frozenset[str]] = Gemma2Config.also_read | {"rope_local_base_freq"}
@@ -67,7 +67,7 @@ class Gemma3Config(Gemma2Config):
 
 
 class Gemma3ForConditionalGeneration(Gemma2ForCausalLM):
-    """Also under the name `Gemma3ForCausalLM`."""
+    """Gemma 3 for text; `Gemma3ForCausalLM` is the same model."""
 
     Config = Gemma3Config
     head_norm = True

@@ -1,5 +1,5 @@
-"""GLM-4-9B and GLM-4-0414: Llama with neighbouring pairs rotated in half of each head, biases on queries, keys and
-values, and one tensor for gate and up. GLM-4-0414 also normalises what each branch gives."""
+"""GLM-4-9B and GLM-4-0414: Llama with adjacent pairs rotated in half of each head. Queries, keys and values have
+biases, and gate and up are one tensor. GLM-4-0414 also normalises the output of each branch."""
 
 from __future__ import annotations
 

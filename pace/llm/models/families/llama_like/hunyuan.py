@@ -1,5 +1,5 @@
-"""Hunyuan without experts: Llama whose query and key heads are normalised after they are rotated, and a base of the
-rotation that a fixed factor stretches."""
+"""Hunyuan without experts: Llama with query and key heads normalised after they are rotated, and a rotation base
+stretched by a fixed factor."""
 
 from __future__ import annotations
 

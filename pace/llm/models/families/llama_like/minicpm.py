@@ -1,4 +1,4 @@
-"""MiniCPM 1 and 2: Llama with factors for embeddings, branches and what the head reads."""
+"""MiniCPM 1 and 2: Llama with factors for embeddings, branches and the head's input."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ class MiniCPMConfig(LlamaConfig):
 
     @property
     def logits_scale(self) -> float:
-        """Of the head's input, in the published code; the head is linear."""
+        """Factor of the logits; the published code applies it to the head's input, which is equivalent because the head
+        is linear."""
         return self.dim_model_base / self.hidden_size
 
 

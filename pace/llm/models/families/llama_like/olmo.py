@@ -1,5 +1,5 @@
-"""OLMo 2 and 3: norms after each branch instead of before, and of all query heads together, and all key heads. OLMo 3
-has windows, and scales the rotation on the layers without."""
+"""OLMo 2 and 3: norms after each branch instead of before, one norm over all query heads together, and one over all key
+heads. OLMo 3 has windows, and scales the rotation only on layers without."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Olmo2ForCausalLM(LlamaForCausalLM):
 @dataclass(frozen=True, kw_only=True)
 class Olmo3Config(Olmo2Config, WindowedConfig):
     local_rope: RopeConfig | None = None
-    """Of the layers with a window."""
+    """Rotation of the layers with a window."""
 
     def derived(self, fields: dict[str, Any]) -> dict[str, Any]:
         values = super().derived(fields)

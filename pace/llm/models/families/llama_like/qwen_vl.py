@@ -1,5 +1,5 @@
-"""The text parts of Qwen2-VL, Qwen2.5-VL and Qwen3-VL: Qwen2 and Qwen3. Their rotation is by three positions, of time,
-height and width, which are the same number for every token of text."""
+"""The text parts of Qwen2-VL, Qwen2.5-VL and Qwen3-VL: Qwen2 and Qwen3. Their rotation uses three positions (time,
+height and width), which are equal for every text token."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OTHER_PARTS = ("visual.", "model.visual.")
 
 
 def text_rope(fields: dict[str, Any], default_theta: float, head_dim: int, max_positions: int) -> RopeConfig:
-    """The rotation of text: how frequencies are shared out among three positions does not matter to it."""
+    """The rotation of text. It does not depend on how frequencies are distributed over the three positions."""
     fields = dict(fields)
     for source in ("rope_scaling", "rope_parameters"):
         if isinstance(values := fields.get(source), dict):
@@ -57,7 +57,7 @@ class Qwen2_5_VLConfig(Qwen2Config):
 
 
 class Qwen2_5_VLForConditionalGeneration(Qwen2ForCausalLM):
-    """Also under the name `Qwen2VLForConditionalGeneration`."""
+    """Qwen2.5-VL for text; `Qwen2VLForConditionalGeneration` is the same model."""
 
     Config = Qwen2_5_VLConfig
     text_prefixes: ClassVar[dict[str, str]] = TEXT_PREFIXES

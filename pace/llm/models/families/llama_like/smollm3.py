@@ -1,4 +1,4 @@
-"""SmolLM3: Llama without a rotation on every fourth layer."""
+"""SmolLM3: Llama without rotation on every fourth layer."""
 
 from __future__ import annotations
 

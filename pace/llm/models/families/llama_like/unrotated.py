@@ -1,4 +1,4 @@
-"""What families share some of whose layers do not rotate."""
+"""Config of families with layers that do not rotate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What families share whose layers see a window of positions, but for every n-th, which sees all."""
+"""Config of families whose layers have a window, except that every n-th sees all positions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class WindowedConfig(LlamaConfig):
 
     @property
     def full_every(self) -> int:
-        """Layers from one that sees all positions to the next, where `layer_types` does not say."""
+        """Period of layers that see all positions, if `layer_types` is not given."""
         return 4
 
     def check(self) -> None:
@@ -34,7 +34,7 @@ class WindowedConfig(LlamaConfig):
         return self.layer_types or every(self.full_every, self.num_hidden_layers)
 
     def slides(self, layer: int) -> bool:
-        """Whether a layer is one of those with a window."""
+        """True if a layer has a window."""
         return self.layer_types[layer] == SLIDING
 
     def window(self, layer: int) -> int | None:

@@ -1,1 +1,1 @@
-"""Families whose feed-forwards are mixtures of experts."""
+"""Families with mixtures of experts."""

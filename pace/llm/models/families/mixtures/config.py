@@ -1,4 +1,4 @@
-"""What the configs of mixtures of experts have in common."""
+"""Common parts of the configs of mixtures of experts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pace.ops.experts import MAX_EXPERTS, Router
 
 
 def layer_numbers(null: tuple[int, ...] | None = ()) -> Any:
-    """A list of layers, or null, which stands for `null`."""
+    """A list of layers; null means the argument `null`."""
 
     def read(value: Any) -> tuple[int, ...] | None:
         if value is None:
@@ -25,7 +25,7 @@ def layer_numbers(null: tuple[int, ...] | None = ()) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class MixtureConfig:
-    """Fields of a config with experts, added to the config of the family that it is otherwise like."""
+    """Fields about experts, combined with the config of the dense family."""
 
     num_experts: int = count(8, MAX_EXPERTS)
     num_experts_per_tok: int = count(2, MAX_EXPERTS)
@@ -42,12 +42,12 @@ class MixtureConfig:
 
     @property
     def router(self) -> Router | None:
-        """How a token chooses; None where no layer has experts. Raises ValueError for fields that do not fit together."""
+        """The router; None if no layer has experts. Raises ValueError for inconsistent fields."""
         raise NotImplementedError
 
 
 def shared_mlp(name: str, hidden: int, inner: int, activation: str, bias: bool = False) -> GatedMLP | None:
-    """The MLP that all tokens go through beside the experts; None of no size."""
+    """The shared MLP of all tokens; None if its size is 0."""
     if inner == 0:
         return None
     gate_up = GatedLinear({f"{name}.gate_proj": inner, f"{name}.up_proj": inner}, hidden, bias)

@@ -1,4 +1,4 @@
-"""Ernie 4.5 with experts (21B-A3B, 300B-A47B): choices by probabilities with a bias, and an MLP beside the experts."""
+"""Ernie 4.5 with experts (21B-A3B, 300B-A47B), chosen by biased probabilities, and a shared MLP."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Ernie45MoeConfig(MixtureConfig, Ernie45Config):
     moe_num_shared_experts: int = count(2, minimum=0)
     moe_layer_start_index: int = count(1, MAX_LAYERS, minimum=0)
     moe_layer_end_index: int = count(-1, MAX_LAYERS, minimum=-1)
-    """-1: the last."""
+    """-1 for the last layer."""
     moe_layer_interval: int = count(1, MAX_LAYERS)
     moe_norm_min: float = number(1e-12, 0.0, 1.0)
 
@@ -61,7 +61,7 @@ class Ernie45MoeConfig(MixtureConfig, Ernie45Config):
 class Ernie4_5_MoeForCausalLM(Ernie4_5ForCausalLM):
     Config = Ernie45MoeConfig
     ignored_tensors = (*Ernie4_5ForCausalLM.ignored_tensors, r"(model\.)?mtp_.*")
-    """The last predict further tokens."""
+    """The last pattern matches layers that predict further tokens."""
     other_names: ClassVar[dict[str, str]] = {r"(.*\.mlp)\.gate\.moe_statics\.": r"\1.moe_statics."}
 
     def __init__(self, config: Ernie45MoeConfig, dtype: torch.dtype, ops: ModuleType):

@@ -1,4 +1,4 @@
-"""GLM-4-MoE (4.5, 4.6 and their Air): experts chosen by sigmoids with a bias, in groups, and an MLP beside them."""
+"""GLM-4-MoE (4.5, 4.6 and their Air): experts chosen by biased sigmoids, in groups, and a shared MLP."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Glm4MoeForCausalLM(LlamaForCausalLM):
 
     def __init__(self, config: Glm4MoeConfig, dtype: torch.dtype, ops: ModuleType):
         super().__init__(config, dtype, ops)
-        # What stands behind the last layer predicts further tokens, which drafts could use.
+        # The layer after the last one predicts further tokens, which drafting could use.
         self.ignored_tensors = (*self.ignored_tensors, rf"model\.layers\.{config.num_hidden_layers}\..*")
 
     def make_head_norm(self, name: str, num_heads: int) -> HeadNorm | NoHeadNorm:

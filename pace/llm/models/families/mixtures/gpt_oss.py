@@ -31,7 +31,7 @@ PUBLISHED_ROPE = {
     "truncate": False,
     "original_max_position_embeddings": 4096,
 }
-"""Of a config.json that says nothing about the rotation."""
+"""Default rotation, if config.json has none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +87,8 @@ class GptOssForCausalLM(LlamaForCausalLM):
         return attention
 
     def make_feed_forward(self, name: str, index: int) -> FeedForward:
-        """Experts lie transposed where they are floats, and in rows where they are MXFP4; gate and up in turns, or, in
-        GGUF, each by itself."""
+        """Makes the mixture of a layer. In checkpoints, float experts are transposed, MXFP4 ones are not. Rows of gate
+        and up alternate; in GGUF they are separate tensors."""
         config, experts = self.config, f"{name}.mlp.experts"
         count, hidden, inner = config.num_experts, config.hidden_size, config.intermediate_size
         gate_up = ExpertLinear(

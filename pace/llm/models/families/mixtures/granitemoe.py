@@ -1,4 +1,4 @@
-"""Granite 3 with experts, and with an MLP beside them (granitemoeshared)."""
+"""Granite 3 with experts, and with a shared MLP (granitemoeshared)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class GraniteMoeForCausalLM(GraniteForCausalLM):
         r"(.*\.block_sparse_moe)\.output_linear\.weight$": r"\1.experts.down_proj",
         r"(.*\.block_sparse_moe)\.router\.layer\.": r"\1.router.",
     }
-    """As published; here they are called as in transformers 5."""
+    """Published names -> the names of transformers 5, which are used here."""
 
     def make_feed_forward(self, name: str, index: int) -> FeedForward:
         config, moe = self.config, f"{name}.block_sparse_moe"
@@ -50,7 +50,7 @@ class GraniteMoeForCausalLM(GraniteForCausalLM):
         )
 
     def make_shared(self, name: str) -> GatedMLP | None:
-        """An MLP that all tokens go through, if there is one."""
+        """Makes the shared MLP of all tokens, or returns None."""
         return None
 
 
@@ -58,7 +58,7 @@ class GraniteMoeForCausalLM(GraniteForCausalLM):
 class GraniteMoeSharedConfig(GraniteMoeConfig):
     shared_intermediate_size: int = count(0, minimum=0)
     shared_split: bool = flag(False)
-    """Whether gate and up of the shared MLP are tensors of their own, as in GGUF."""
+    """True if gate and up of the shared MLP are separate tensors, as in GGUF."""
 
 
 class GraniteMoeSharedForCausalLM(GraniteMoeForCausalLM):

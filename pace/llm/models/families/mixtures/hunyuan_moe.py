@@ -1,4 +1,4 @@
-"""Hunyuan with experts (A13B): its dense kind with a mixture and an MLP beside it in every layer."""
+"""Hunyuan with experts (A13B): the dense model with a mixture and a shared MLP in every layer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pace.llm.models.model_config import count
 from pace.ops.experts import MAX_EXPERTS, Router
 
 PER_LAYER = ("num_experts", "moe_topk", "moe_intermediate_size", "num_shared_expert")
-"""Fields that may be lists, of a number for each layer."""
+"""Fields that may be lists with a number for each layer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +43,8 @@ class HunYuanMoeConfig(MixtureConfig, HunYuanConfig):
 
     @classmethod
     def with_one_spelling(cls, raw: dict[str, Any]) -> dict[str, Any]:
-        """Lists whose numbers are all the same stand for one. Experts are as wide as `intermediate_size` says; another
-        width says nothing else where it is the same."""
+        """Replaces lists of equal numbers by the number. Experts have the width `intermediate_size`, so an equal
+        `moe_intermediate_size` is dropped."""
         same = {
             name: raw[name][0]
             for name in PER_LAYER

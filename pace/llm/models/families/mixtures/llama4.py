@@ -1,5 +1,6 @@
-"""The text of Llama 4 (Scout, Maverick), and MobileLLM-R1, which has its form without experts: some layers rotate and see
-a chunk of positions, others see all and do not rotate; one expert for each token, by a weight of its input."""
+"""The text part of Llama 4 (Scout, Maverick), and MobileLLM-R1, which is the same without experts. Some layers rotate
+and see a chunk of positions; the others see all positions and do not rotate. Each token has one expert, whose weight
+multiplies its input."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ from pace.ops.experts import MAX_EXPERTS, Router
 
 
 def switch(default: bool) -> Any:
-    """true or false; in early checkpoints a number, of which 0 is false."""
+    """A boolean; in early checkpoints a number, where 0 is false."""
 
     def read(value: Any) -> bool:
         if type(value) not in (bool, int):
@@ -43,9 +44,9 @@ class Llama4Config(MixtureConfig, UnrotatedConfig):
     vocab_size: int = count(202048)
     hidden_size: int = count(5120)
     intermediate_size: int = count(8192)
-    """Of experts."""
+    """Width of experts."""
     intermediate_size_mlp: int = count(16384)
-    """Of layers without experts."""
+    """Width of the MLP in layers without experts."""
     num_hidden_layers: int = count(48, MAX_LAYERS)
     num_attention_heads: int = count(40)
     num_key_value_heads: int | None = count(8, optional=True)
@@ -104,7 +105,7 @@ class Llama4Config(MixtureConfig, UnrotatedConfig):
 
 
 class Llama4ForConditionalGeneration(LlamaForCausalLM):
-    """Also under the name `Llama4ForCausalLM`."""
+    """Llama 4 for text; `Llama4ForCausalLM` is the same model."""
 
     Config = Llama4Config
     norm_last = True

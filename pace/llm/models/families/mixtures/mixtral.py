@@ -1,4 +1,4 @@
-"""Mixtral (8x7B, 8x22B): Mistral with two of eight experts in every layer."""
+"""Mixtral (8x7B, 8x22B): Mistral with a mixture in every layer, two of eight experts per token."""
 
 from __future__ import annotations
 

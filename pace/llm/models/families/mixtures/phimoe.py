@@ -1,4 +1,4 @@
-"""Phi-3.5-MoE: Mixtral with layer norms, biases, an unusual choice of two experts, and long rotation."""
+"""Phi-3.5-MoE: Mixtral with layer norms, biases, the sparsemixer choice of two experts, and longrope."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pace.ops.experts import MAX_EXPERTS, Router
 logger = logging.getLogger("pace")
 
 SCALES = ("short_mscale", "long_mscale")
-"""What cosines and sines are multiplied by where the short factors count, and where the long ones do."""
+"""Factors of cosines and sines with the short factors, and with the long ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,8 +59,8 @@ class PhimoeConfig(MixtralConfig):
 
 
 class PhimoeForCausalLM(MixtralForCausalLM):
-    """A sequence longer than the original length has the long factors of its rotation, as published; transformers 5.23
-    keeps the short ones, and takes the long scale."""
+    """A sequence longer than the original length uses the long rotation factors, as published. transformers 5.23 keeps
+    the short factors, with the long scale."""
 
     Config = PhimoeConfig
     other_names: ClassVar[dict[str, str]] = MixtralForCausalLM.other_names | {
@@ -76,5 +76,5 @@ class PhimoeForCausalLM(MixtralForCausalLM):
 
     @property
     def recompute_length(self) -> int | None:
-        """As for Phi-3."""
+        """Same rule as for Phi-3."""
         return first_long(self.config.rope)

@@ -1,5 +1,4 @@
-"""Qwen2-MoE (Qwen1.5-MoE, Qwen2-57B-A14B): Qwen2 with a mixture of experts in most layers, beside an expert that all
-tokens go through, gated."""
+"""Qwen2-MoE (Qwen1.5-MoE, Qwen2-57B-A14B): Qwen2 with a mixture of experts and a gated shared expert in most layers."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from pace.ops.experts import MAX_EXPERTS, Router
 
 @dataclass(frozen=True, kw_only=True)
 class QwenMixtureConfig(MixtureConfig):
-    """What the mixtures of Qwen have besides the fields of their dense kind."""
+    """Fields of Qwen's mixtures, in addition to those of the dense models."""
 
     norm_topk_prob: bool = flag(False)
     decoder_sparse_step: int = count(1, MAX_LAYERS)
@@ -39,7 +38,7 @@ class Qwen2MoeConfig(QwenMixtureConfig, Qwen2Config):
     num_attention_heads: int = count(16)
     num_key_value_heads: int | None = count(16, optional=True)
     sliding_window: int | None = count(4096, MAX_POSITIONS, minimum=0, optional=True)
-    """0 where `use_sliding_window` is false, as `transformers` writes it."""
+    """May be 0 if `use_sliding_window` is false, as `transformers` writes it."""
     qkv_bias: bool = flag(True)
     num_experts: int = count(60, MAX_EXPERTS)
     num_experts_per_tok: int = count(4, MAX_EXPERTS)

@@ -30,7 +30,7 @@ class Qwen3MoeConfig(QwenMixtureConfig, Qwen3Config):
     }
 
     def window(self, layer: int) -> int | None:
-        """That of all layers, as in `transformers`, whatever `max_window_layers` says."""
+        """The same window for all layers, as in `transformers`, which ignores `max_window_layers`."""
         return self.effective_window
 
 
