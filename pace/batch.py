@@ -28,8 +28,8 @@ class Positions:
     key_dim: int
     value_dim: int
     window: int | None = None
-    """Number of positions that the layer's attention sees, counting back from the current one; None for all. This is
-    the only place that states it."""
+    """Number of positions that the layer's attention sees, the current one included; None for all. This is the only
+    place that states it."""
     chunked: bool = False
     """True if positions are split into chunks of `window`: attention then sees back to the start of its own chunk
     only."""
@@ -99,8 +99,8 @@ class Group(NamedTuple):
 
     layers: tuple[int, ...]
     window: int | None
-    """Largest number of positions that any layer of the group sees, counting back from the current one; older positions
-    need not be kept. None for all."""
+    """Largest number of positions that any layer of the group sees, the current one included; older positions need not
+    be kept. None for all."""
 
 
 @dataclass(frozen=True)

@@ -95,8 +95,8 @@ class SamplingConfig:
     """
 
     max_new_tokens: int | None = None
-    """Maximum number of tokens to generate. If neither it nor max_length is set, answers in a chat and texts of `pace
-    generate` may fill the context; other texts end after 256 tokens."""
+    """Maximum number of tokens to generate. If neither it nor max_length is set, answers in a chat and texts of
+    `pace generate` may fill the context; other texts end after 256 tokens."""
     max_length: int | None = None
     """Maximum number of prompt and generated tokens together; max_new_tokens overrides it."""
     min_new_tokens: int = 0

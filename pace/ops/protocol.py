@@ -142,11 +142,11 @@ class ForwardOps(Protocol):
         """Returns `[T, H]`: `residual + w1 f1(x) + w2 f2(x) + ...` for `x [T, K]`, added in this order; without a
         residual, the sum starts at 0.
 
-        The experts e and weights w of a row are those of `routing [T, 2 top_k]`, the result of `route`. `fe(x) = h We'
-        + be`, `h = activation(x Wg' + bg) * (x Wu' + bu)`, or a ClampedSwiglu of the two. `gate_up` has rows `[gate;
-        up]`, made with `glu`. Biases are `[E, n]`, with gate and up in one. x may have any row stride; the residual
-        must be contiguous. An expert that no row chooses is not read. With `weigh_inputs`, the sum is `f1(w1 x) + f2(w2
-        x) + ...`.
+        The experts e and weights w of a row are those of `routing [T, 2 top_k]`, the result of `route`.
+        `fe(x) = h We' + be`, `h = activation(x Wg' + bg) * (x Wu' + bu)`, or a ClampedSwiglu of the two. `gate_up` has
+        rows `[gate; up]`, made with `glu`. Biases are `[E, n]`, with gate and up in one. x may have any row stride; the
+        residual must be contiguous. An expert that no row chooses is not read. With `weigh_inputs`, the sum is
+        `f1(w1 x) + f2(w2 x) + ...`.
 
         Raises ValueError (`native`) for stacks of inconsistent shapes, and for an invalid routing."""
 
@@ -204,9 +204,9 @@ class ForwardOps(Protocol):
         Query head h reads key/value head `h // (Hq / Hkv)`. With `window = w`, position p sees `p - w + 1 .. p`, or
         with `chunked`, `p // w * w .. p`. Blocks that no token sees may be unmapped (any number in the table). With
         `softcap = c`, scores become `c tanh(score / c)`. `sinks [Hq]` are one additional score per head, used unscaled,
-        which takes weight and has no value. With `latent_q [T, Hq, Dv]`, values are also keys: scores are `scale * (q
-        k' + latent_q v')`. Positions at or beyond `kv_len` never affect a result, even if they hold NaN. q and latent_q
-        may be strided views with contiguous heads.
+        which takes weight and has no value. With `latent_q [T, Hq, Dv]`, values are also keys: scores are
+        `scale * (q k' + latent_q v')`. Positions at or beyond `kv_len` never affect a result, even if they hold NaN. q
+        and latent_q may be strided views with contiguous heads.
 
         Raises ValueError (`native`) for spans that do not fit q, their own lengths or the cache."""
 

@@ -179,10 +179,11 @@ class QuantizedRows:
     `pack_quantized_`.
 
     codes `[rows, K]` of `CODES[layout.code]`; scales, and mins if the layout has them, float32 `[rows, groups]`. In
-    super-blocks scales and mins are int8. They are multiplied by `super_scales` and `super_mins`, float16 `[rows, K /
-    256]`. `order` is an int64 permutation `[K]`: column j of codes multiplies element `order[j]` of the input; None: j.
-    With `paired_k` = K, int4 codes come two in a byte, uint8 `[rows, ceil(K / 2)]`, the first in the low bits. Most
-    files store them so; this avoids unpacking them. Raises ValueError for inconsistent shapes, dtypes or codes."""
+    super-blocks scales and mins are int8. They are multiplied by `super_scales` and `super_mins`, float16
+    `[rows, K / 256]`. `order` is an int64 permutation `[K]`: column j of codes multiplies element `order[j]` of the
+    input; None: j. With `paired_k` = K, int4 codes come two in a byte, uint8 `[rows, ceil(K / 2)]`, the first in the
+    low bits. Most files store them so; this avoids unpacking them. Raises ValueError for inconsistent shapes, dtypes or
+    codes."""
 
     layout: WeightLayout
     codes: Tensor

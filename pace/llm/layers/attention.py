@@ -35,9 +35,9 @@ class Attention(Layer):
         sinks: Vectors | None = None,
         temperature: Temperature | None = None,
     ):
-        """`scale`: factor of the scores, by default `cache.key_dim ** -0.5`. `softcap`: scores become `softcap *
-        tanh(score / softcap)`. `norm_last`: heads are rotated before they are normalised. `sinks`: one more score per
-        head, without a value. `temperature`: multiplies queries."""
+        """`scale`: factor of the scores, by default `cache.key_dim ** -0.5`. `softcap`: scores become
+        `softcap * tanh(score / softcap)`. `norm_last`: heads are rotated before they are normalised. `sinks`: one more
+        score per head, without a value. `temperature`: multiplies queries."""
         self.qkv = qkv
         self.output = output
         self.num_heads = num_heads

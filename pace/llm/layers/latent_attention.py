@@ -83,8 +83,7 @@ class LatentAttention(Layer):
         return self.output(ops, values, residual=residual)
 
     def _heads(self, ops: ModuleType, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns queries `[T, heads, nope_dim + rope_dim]`, the latent `[T, 1, rank]` and the key `[T, 1,
-        rope_dim]`."""
+        """Returns queries `[T, heads, nope_dim + rope_dim]`, latent `[T, 1, rank]` and the key `[T, 1, rope_dim]`."""
         rank, rope_dim = self.cache.rank, self.cache.rope_dim
         last = self.down.n - rope_dim
         q, latent, key = x[:, : last - rank], x[:, last - rank : last], x[:, last:]

@@ -38,9 +38,10 @@ class WeightPlan:
 class Linear(Layer):
     """Matrix product `residual + activation(x [T, K] W' + b)`, `W [N, K]`.
 
-    `parts` maps prefixes in the checkpoint to numbers of rows, from the top of W down. `{"...q_proj": 64, "...k_proj":
-    32}` fuses two tensors into one product, `{"...qkv_proj": 96}` takes one tensor as it is. A `Source` in place of a
-    number locates a part that is only some rows of a tensor. With `bias`, every part has a bias."""
+    `parts` maps prefixes in the checkpoint to numbers of rows, from the top of W down.
+    `{"...q_proj": 64, "...k_proj": 32}` fuses two tensors into one product, `{"...qkv_proj": 96}` takes one tensor as
+    it is. A `Source` in place of a number locates a part that is only some rows of a tensor. With `bias`, every part
+    has a bias."""
 
     glu = False
     keeps_floats = False

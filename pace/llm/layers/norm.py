@@ -13,8 +13,8 @@ from pace.llm.layers.slot import Source
 
 
 class RMSNorm(Layer):
-    """RMS norm: `x / sqrt(mean(x^2) + eps) * weight` over the last dimension; the checkpoint holds `weight -
-    offset`."""
+    """RMS norm: `x / sqrt(mean(x^2) + eps) * weight` over the last dimension; the checkpoint holds
+    `weight - offset`."""
 
     def __init__(self, name: str, size: int, eps: float, offset: float = 0.0):
         self.weight = Vectors({f"{name}.weight": size}, offset=offset)

@@ -284,7 +284,7 @@ class BaseModelForCausalLM(Layer):
         if isinstance(self.lm_head, TiedLMHead):
             ignored.append(
                 r"lm_head\.weight(_scale)?"
-            )  # stored because transformers needs the codes twice (pace/calibrate/tensors.py)
+            )  # a tied int8 head, for which transformers needs the scales twice (pace/calibrate/encoding.py)
         missing = sorted(slots.keys() - names.values())
         unexpected = sorted(
             name

@@ -1,8 +1,8 @@
 """Reads the rotary embedding from a config.json, in the spelling of transformers 4 or 5.
 
-transformers 4: `rope_theta` and `partial_rotary_factor` at the top, `rope_scaling = {"type" or "rope_type": ...,
-...}` or null. transformers 5: `rope_parameters = {"rope_type": ..., "rope_theta": ..., "partial_rotary_factor": ...,
-...}`. If both are given, `rope_scaling` overrides `rope_parameters`, and a value inside overrides one at the top, as in
+transformers 4: `rope_theta` and `partial_rotary_factor` at the top, `rope_scaling = {"type" or "rope_type": ..., ...}`
+or null. transformers 5: `rope_parameters = {"rope_type": ..., "rope_theta": ..., "partial_rotary_factor": ..., ...}`.
+If both are given, `rope_scaling` overrides `rope_parameters`, and a value inside overrides one at the top, as in
 transformers.
 """
 

@@ -115,7 +115,7 @@ class LlamaConfig(ModelConfig):
         return None
 
     def window(self, layer: int) -> int | None:
-        """Number of positions that the attention of a layer sees, counting back from the current one; None for all."""
+        """Number of positions that the attention of a layer sees, the current one included; None for all."""
         return None
 
 
