@@ -118,8 +118,8 @@ class Repository:
     # -- from the cache ------------------------------------------------------------------------------------------------
 
     def cached(self, reason: str, cause: Exception | None = None) -> Path:
-        """Returns the checkpoint in the cached snapshot. `reason` is why the Hub is not used. If it failed, `cause` is
-        the error, and a warning is logged. Raises FileNotFoundError if nothing is cached, or only a part."""
+        """Returns the checkpoint in the cached snapshot. `reason` is why the Hub is not used. If asking it failed,
+        `cause` is the error, and a warning is logged. Raises FileNotFoundError if nothing is cached, or only a part."""
         import huggingface_hub
 
         try:
