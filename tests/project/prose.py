@@ -115,7 +115,7 @@ def blocks(text: str) -> Iterator[tuple[int, str]]:
 
 
 def without_code(text: str) -> str:
-    return re.sub(r"``?[^`]*``?|\"[^\"]*\"", "CODE", text)
+    return re.sub(r"``?[^`]*``?|\"[^\"]*\"|\]\([^)]*\)", "CODE", text)
 
 
 def sentences(text: str) -> Iterator[str]:
