@@ -1,10 +1,10 @@
-"""The command `pace`: finds the sub-command, runs it, and turns whatever goes wrong into one line and an exit code.
+"""The command `pace`: runs a sub-command, and turns an exception into one line on stderr and an exit code.
 
 A sub-command is a module of this package with `add_arguments(parser)` and `run(arguments) -> exit code`, and one line
-in `COMMANDS`. It is imported when it is called: `pace --help` imports no torch.
+in `COMMANDS`. The module is imported when the sub-command is called, so `pace --help` does not import torch.
 
-Exit codes: 0 done; 1 it failed, for a reason printed on stderr; 2 the command line is wrong; 130 stopped by Ctrl-C; 141
-the reader of our output went away.
+Exit codes: 0 success; 1 failure, with the reason on stderr; 2 wrong command line; 130 stopped by Ctrl-C; 141 broken
+pipe.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ COMMANDS = {
     "cache": ("pace.cli.cache", "the packed copies of weights that open models at once: list and clear"),
     "env": ("pace.cli.environment", "what pace found on this machine, what it chose, and why"),
 }
-"""Name of the sub-command: the module that runs it, and its line in `pace --help`."""
+"""Maps the name of a sub-command to its module and its line in `pace --help`."""
 
 EXIT_FAILED, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 130, 141
 
 
 class Literal(str):
-    """A word behind `--`: it is no option, whatever it begins with."""
+    """A word after `--`: never an option, even if it begins with a dash."""
 
 
 class OneLineErrorParser(argparse.ArgumentParser):
-    """An ArgumentParser whose errors are one line, without the usage in front. Options may stand between words."""
+    """An ArgumentParser that reports an error in one line, without the usage. Options may stand between positionals."""
 
     def parse_words(self, argv: list[str]) -> argparse.Namespace:
-        """Parses the words of a command line, of which those behind `--` are taken literally."""
+        """Parses a command line. Words after `--` are taken literally."""
         end = argv.index("--") if "--" in argv else len(argv)
         return self.parse_intermixed_args([*argv[:end], *map(Literal, argv[end + 1 :])])
 
@@ -61,15 +61,16 @@ class OneLineErrorParser(argparse.ArgumentParser):
         self.exit(2, f"pace: error: {message} (see: {self.prog} --help)\n")
 
     def _hint(self, message: str) -> str:
-        """The option that was meant by the first of those that there are not, "" where none is near."""
+        """Suggests an option close to the unknown one in `message`; "" if there is none."""
         unknown = re.match(r"unrecognized arguments: (--[\w-]+)", message)
         near = unknown and difflib.get_close_matches(unknown[1], self._option_string_actions, n=1)
         return f"; did you mean {near[0]}?" if near else ""
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the command line `argv` (default: the process's own) and returns the exit code; `--help` and usage errors
-    raise SystemExit, as everywhere in argparse."""
+    """Runs the command line `argv` (default: the arguments of the process) and returns the exit code.
+
+    Raises: SystemExit for `--help` and usage errors, like argparse."""
     argv = sys.argv[1:] if argv is None else argv
     top = _top_parser().parse_args(argv or ["--help"])
     parser = OneLineErrorParser(prog=f"pace {top.command}", allow_abbrev=False)
@@ -78,7 +79,7 @@ def main(argv: list[str] | None = None) -> int:
         module = _import(module_name)
         module.add_arguments(parser)
         parser.add_argument("--debug", action="store_true", help="show the log of pace, and a traceback where it fails")
-        # Not top.arguments: argparse has dropped a first `--` from there, which says that what follows is no option.
+        # Not `top.arguments`: argparse has dropped a first `--` from it, and with it the fact that the rest is literal.
         arguments = parser.parse_words(argv[argv.index(top.command) + 1 :])
         if "named_model" in arguments:
             from pace.cli.arguments import settle_model
@@ -90,7 +91,7 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # Python flushes stdout once more at exit; give it somewhere to flush to.
+        # Python flushes stdout again at exit; give it a file that accepts the output.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
     except Exception as error:
@@ -101,7 +102,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _import(module: str) -> ModuleType:
-    """Imports a sub-command, torch with it: garbage is not looked for meanwhile, nor ever in what was imported."""
+    """Imports a sub-command, and torch with it. Garbage collection is off meanwhile, and skips the imported objects
+    later."""
     if module in sys.modules:
         return sys.modules[module]
     gc.disable()
@@ -131,7 +133,7 @@ def _top_parser() -> argparse.ArgumentParser:
 
 @functools.cache
 def _loading_parser() -> OneLineErrorParser:
-    """The options of every command that loads a model: what one that does not may have to advise."""
+    """A parser with the options that load a model. An error message may recommend one that the command itself lacks."""
     from pace.cli.arguments import add_loading_arguments
 
     parser = OneLineErrorParser()
@@ -140,12 +142,12 @@ def _loading_parser() -> OneLineErrorParser:
 
 
 def _finder(parser: argparse.ArgumentParser) -> Callable[[str, bool | None], str | None]:
-    """As `option`: of the command, else of those that load a model, which it may be advised to use."""
+    """Returns `option` for the options of this command, then for those that load a model."""
     return lambda name, flag: option(parser, name, flag) or option(_loading_parser(), name, flag)
 
 
 def _show_log(level: int, parser: argparse.ArgumentParser) -> None:
-    """The library is quiet; at the command line, what it has to say from `level` on goes to stderr."""
+    """Prints log records of the library from `level` upwards on stderr."""
     handler = logging.StreamHandler()
     handler.setFormatter(OptionsInLog(_finder(parser)))
     logger = logging.getLogger("pace")
@@ -154,7 +156,7 @@ def _show_log(level: int, parser: argparse.ArgumentParser) -> None:
 
 
 def _describe(error: Exception) -> str:
-    """The message that the library wrote for the user; for an exception that it did not foresee, the type as well."""
+    """Returns the library's message for the user; for an unforeseen exception, its type as well."""
     if isinstance(error, (ValueError, TypeError, NotImplementedError, MemoryError, ImportError)) and str(error):
         return str(error)
     if isinstance(error, OSError):

@@ -1,4 +1,4 @@
-"""The options that commands share: which model, how it is loaded, and one option for each field of SamplingConfig."""
+"""Options that commands share: the model, how to load it, and one option for each field of SamplingConfig."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ MODEL_OPTIONS = (
     "prefix_cache_bytes",
 )
 MODEL_OPTIONS += ("quantization", "backend", "revision", "cache_dir", "local_files_only", "weights", "weights_cache")
-"""Arguments of LLMModel that the command line can set; a token is best given as HF_TOKEN, where no process list shows
-it."""
+"""Arguments of LLMModel that the command line can set. The token is missing: set HF_TOKEN, which no process list
+shows."""
 
 
 MODEL_HELP = "a checkpoint (path or Hub id), or a .gguf file"
@@ -46,8 +46,10 @@ def add_model_argument(
     help: str = MODEL_HELP,
     before: str | None = None,
 ) -> None:
-    """The model, as the first positional or as `-m`; `settle_model` decides which. `default` None: it must be given.
-    `before`: the positional behind it, which a single word is."""
+    """Adds the model, as the first positional or as `-m`. `settle_model` combines the two.
+
+    `default`: None makes the model mandatory.
+    `before`: name of the positional after the model. A single positional is this one, not the model."""
     note = " (default: the small model that comes with pace)" if default else ""
     group.add_argument("model", metavar=metavar, nargs="?", default=default, help=help + note)
     group.add_argument("-m", "--model", dest="named_model", metavar=metavar, help="the same, as an option")
@@ -55,7 +57,7 @@ def add_model_argument(
 
 
 def settle_model(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
-    """Sets `model` of a command that has one, wherever it was given. Ends with a usage error where it was given twice."""
+    """Sets `model` from the positional or the option. Exits with a usage error if both are given."""
     word = None if arguments.model is arguments.default_model else arguments.model
     if (before := arguments.model_before) and getattr(arguments, before) is None:
         if word is not None and arguments.named_model is None and _is_checkpoint(word):
@@ -71,13 +73,13 @@ def settle_model(parser: argparse.ArgumentParser, arguments: argparse.Namespace)
 
 
 def _is_checkpoint(word: str) -> bool:
-    """Whether a word names a checkpoint on this machine."""
+    """True if a word names a checkpoint on this machine."""
     return word.lower().endswith(".gguf") and os.path.isfile(word) or os.path.isfile(os.path.join(word, "config.json"))
 
 
 def add_model_arguments(parser: argparse.ArgumentParser, before: str | None = None) -> None:
-    """The model (`before` as in `add_model_argument`), how to load it, and what drafts for it. What is left out is left to
-    LLMModel's own defaults."""
+    """Adds the model (`before` as in `add_model_argument`), how to load it, and its drafter. An option that is not
+    given leaves the default to LLMModel."""
     group = parser.add_argument_group("model")
     add_model_argument(group, before=before)
     add_loading_arguments(group)
@@ -85,7 +87,7 @@ def add_model_arguments(parser: argparse.ArgumentParser, before: str | None = No
 
 
 def add_draft_arguments(group: argparse._ActionsContainer) -> None:
-    """What drafts for a model."""
+    """Adds the options that choose a drafter; at most one may be given."""
     drafts = group.add_mutually_exclusive_group()
     drafts.add_argument(
         "--draft",
@@ -99,7 +101,8 @@ def add_draft_arguments(group: argparse._ActionsContainer) -> None:
 
 
 def add_loading_arguments(group: argparse._ActionsContainer, reads_quantization: bool = True) -> None:
-    """How a model is loaded: `MODEL_OPTIONS`. `reads_quantization` as in `add_quantization_argument`."""
+    """Adds `MODEL_OPTIONS`, which say how to load a model. `reads_quantization` as `reads_it` in
+    `add_quantization_argument`."""
     group.add_argument(
         "--tokenizer",
         dest="tokenizer_name_or_path",
@@ -183,7 +186,8 @@ def add_kv_cache_dtype_argument(group: argparse._ActionsContainer, default: str)
 
 
 def add_quantization_argument(group: argparse._ActionsContainer, default: str | None, reads_it: bool = True) -> None:
-    """`reads_it`: whether the value becomes a QuantizationConfig here, which imports torch, or with `LoadOptions`."""
+    """`reads_it`: parse the value into a QuantizationConfig here, which imports torch; otherwise `LoadOptions` parses
+    it."""
 
     def quantization(text: str) -> Any:
         try:
@@ -212,7 +216,7 @@ def add_backend_argument(group: argparse._ActionsContainer, default: str) -> Non
 
 
 def count(text: str) -> int:
-    """The `type=` of an option that is a number of things, of which there must be one."""
+    """Converts the text of an option to an integer of at least 1, for use as `type=`."""
     try:
         number = int(text)
     except ValueError:
@@ -223,22 +227,22 @@ def count(text: str) -> int:
 
 
 def load_model(arguments: argparse.Namespace, **other: Any):
-    """The `LLMModel` that the options of `add_model_arguments`, or of `add_loading_arguments`, describe, but for what
-    `other` says."""
+    """Loads the `LLMModel` that the options of `add_model_arguments` or `add_loading_arguments` describe. `other`
+    overrides them."""
     from pace.llm import LLMModel
 
     return LLMModel(**load_arguments(arguments, **other))
 
 
 def load_arguments(arguments: argparse.Namespace, **other: Any) -> dict[str, Any]:
-    """What `load_model` gives to `LLMModel`, which are fields of `LoadOptions`."""
+    """Returns the keyword arguments of `LLMModel`, which are fields of `LoadOptions`."""
     given = {"spec_config": _spec_config(arguments), **vars(arguments), **other}
     names = (*MODEL_OPTIONS, "spec_config")
     return {"model_name_or_path": given["model"], **{name: given[name] for name in names if name in given}}
 
 
 def _spec_config(arguments: argparse.Namespace):
-    """Where drafts come from, as `LLMModel` takes it."""
+    """Returns the configuration of the drafter, as `LLMModel` takes it; None without a drafter."""
     from pace.llm import DraftModelConfig, PardConfig, PromptLookupConfig
 
     if "draft" not in arguments:
@@ -251,7 +255,8 @@ def _spec_config(arguments: argparse.Namespace):
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
-    """One option per field of SamplingConfig, named and explained as there; options not given leave the field unset."""
+    """Adds an option for each field of SamplingConfig, with its name and explanation. An option that is not given
+    leaves the field unset."""
     group = parser.add_argument_group(
         "sampling", "what is not given is the checkpoint's generation_config.json, else the default"
     )
@@ -271,7 +276,7 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_with_aliases(group: argparse._ActionsContainer, name: str, aliases: Mapping[str, str], **reader: Any) -> None:
-    """Adds the option of an argument, and those of its names in other tools, which the help leaves out."""
+    """Adds the option of an argument. Its names in other tools become options too, hidden from the help."""
     others = [alias for alias, meant in aliases.items() if meant == name]
     holder = group.add_mutually_exclusive_group() if others else group
     holder.add_argument(_option(name), dest=name, **reader)
@@ -284,14 +289,14 @@ def _option(name: str) -> str:
 
 
 def sampling_config(arguments: argparse.Namespace) -> SamplingConfig:
-    """The fields that were given, and no others. Raises ValueError or TypeError that names the field."""
+    """Returns a SamplingConfig with only the given fields set. Raises ValueError or TypeError that names the field."""
     given = vars(arguments)
     return SamplingConfig(**{field.name: given[field.name] for field in fields(SamplingConfig) if field.name in given})
 
 
 @functools.cache
 def field_explanations(cls: type) -> dict[str, str]:
-    """The strings that stand under the fields of a class, as one line each; fields without one are left out."""
+    """Maps each field of a class to the string under it, joined to one line; fields without one are left out."""
     body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0].body
     return {
         field.target.id: " ".join(inspect.cleandoc(text.value.value).split())
@@ -311,7 +316,7 @@ def _json_of(what: str, shape: str) -> Callable[[str], Any]:
 
 
 def _logit_bias(text: str) -> dict[int, float]:
-    """JSON's keys are strings and it has no infinity; token ids are ints and "-inf" bans."""
+    """Reads a JSON object: its string keys become token ids, and the value "-inf" bans a token."""
     pairs = _json_of("token ids and biases", '\'{"42": 1.5, "7": "-inf"}\'')(text)
     try:
         return {int(token): float(bias) for token, bias in pairs.items()}
@@ -345,7 +350,7 @@ _READERS_OF: dict[str, dict[str, Any]] = {
     "json_whitespace": {"metavar": "flexible|compact|spaced|REGEX"},
     "choices": {"nargs": "+", "metavar": "TEXT"},
 }
-"""How fields are read whose type does not say it."""
+"""How to read fields whose type is not enough to parse them."""
 _READERS: dict[str, dict[str, Any]] = {
     "int": {"type": int, "metavar": "N"},
     "int | None": {"type": int, "metavar": "N"},
@@ -358,6 +363,6 @@ _READERS: dict[str, dict[str, Any]] = {
     "list[list[int]] | None": {"type": _json_of("runs of token ids", "'[[5, 6], [7]]'"), "metavar": "JSON"},
     "dict[int, float] | None": {"type": _logit_bias, "metavar": "JSON"},
 }
-"""How a field of this type is read from the command line. Objects (logits_processors, token_mask) cannot be."""
+"""How to read a field of each type. Objects (logits_processors, token_mask) have no option."""
 _BESIDE_OBJECTS = {"step_every", "step_strings"}
-"""Fields that mean nothing without such an object."""
+"""Fields that only apply to such an object."""

@@ -1,4 +1,4 @@
-"""`pace batch IN.jsonl OUT.jsonl`: a file of requests in OpenAI's batch form, answered by a model in this process."""
+"""`pace batch IN.jsonl OUT.jsonl`: answers a file of requests in OpenAI's batch form with a model in this process."""
 
 from __future__ import annotations
 

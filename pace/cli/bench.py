@@ -1,5 +1,5 @@
-"""`pace bench`: how fast a model runs here, beside what this machine could do at most; with `--serve`, how fast a server
-answers."""
+"""`pace bench`: measures how fast a model runs here and compares it with the limits of the machine; with `--serve`,
+measures how fast a server answers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pace.llm.other_names import MODEL
 
 OPTIONS_HERE = ["list", "dtype", "quantization", "kv_cache_dtype", "prompt", "context", "generate", "batch", "repeats"]
 OPTIONS_HERE += ["num_threads", "backend", "profile", "layers"]
-"""That a load on a server does not take."""
+"""Options that do not apply to `--serve`."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -107,7 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check_sides(arguments: argparse.Namespace) -> None:
-    """Ends with a usage error for options of a model that runs here together with `--serve`, and the other way."""
+    """Exits with a usage error if options of a model that runs here are combined with `--serve`, or the reverse."""
     parser = arguments.parser
     here = [name for name in OPTIONS_HERE if getattr(arguments, name) != parser.get_default(name)]
     there = [name for name in bench_serving.OPTIONS if name in arguments]

@@ -1,4 +1,4 @@
-"""`pace bench --serve URL`: a load on a server that speaks as OpenAI's does, ours or another."""
+"""`pace bench --serve URL`: measures a pace server, or another that speaks OpenAI's protocol, under load."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ DEFAULTS: dict[str, Any] = {
     "save_result": None,
     "save_detailed": False,
 }
-"""Of the options that are no part of a Load."""
+"""Defaults of the options that are not fields of Load."""
 OPTIONS = [*DEFAULTS, *(field.name for field in fields(Load))]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options that are not given are left out of the arguments."""
+    """Adds the options. One that is not given is absent from the parsed arguments."""
     group = parser.add_argument_group(
         "load on a server (--serve)",
         "MODEL is the name that is asked for (default: the first that the server names), and OPENAI_API_KEY its key; "

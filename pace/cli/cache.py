@@ -1,4 +1,4 @@
-"""`pace cache`: the packed copies of weights, which open a model at once."""
+"""`pace cache`: lists and clears the packed copies of weights, which make a model open at once."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _chosen(copies: list[Copy], names: list[str]) -> list[Copy]:
-    """The copies of these names or models, all of them for no name. Raises ValueError for a name that none has."""
+    """Returns the copies with these names or models; all of them if `names` is empty. Raises ValueError for an unknown
+    name."""
     if not names:
         return copies
     found: dict[Path, Copy] = {}
@@ -84,7 +85,7 @@ def _as_text(folder: Path | None, copies: list[Copy]) -> str:
 
 
 def _sizes(copies: list[Copy]) -> str:
-    """How many, and their bytes."""
+    """Number of copies and their total size."""
     number = "1 copy" if len(copies) == 1 else f"{len(copies)} copies"
     return f"{number}, {format_bytes(sum(copy.nbytes for copy in copies))}"
 

@@ -1,4 +1,4 @@
-"""`pace env`: what pace found on this machine, what it chose, and why. The first thing to read when it is slow."""
+"""`pace env`: what pace found on this machine, what it chose, and why. Read it first when pace is slow."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def collect() -> dict[str, Any]:
-    """Everything `pace env` tells, as plain dicts. Sizes are in bytes. Where PACE_ISA, PACE_NUM_THREADS
-    or PACE_PIN_THREADS asks for something impossible, `instruction_set.chosen` or `threads.default` is None and
-    `reason` says what is wrong."""
+    """Returns everything that `pace env` reports, as plain dicts; sizes are in bytes. PACE_ISA, PACE_NUM_THREADS or
+    PACE_PIN_THREADS may ask for something impossible. Then `instruction_set.chosen` or `threads.default` is None,
+    and `reason` explains why."""
     from pace import _C
 
     cpu = _C.cpu_info()
@@ -58,7 +58,7 @@ def collect() -> dict[str, Any]:
 
 
 def as_text(report: dict[str, Any]) -> str:
-    """The report for a reader."""
+    """Formats the report for a reader."""
     isa, threads, memory = report["instruction_set"], report["threads"], report["memory"]
     limit = (
         f"limited to {_gib(memory['limit_bytes'])} by {memory['limit_source']}"
@@ -87,8 +87,8 @@ def as_text(report: dict[str, Any]) -> str:
 
 
 def memory(root: Path = ROOT) -> dict[str, Any]:
-    """Bytes of memory that there are, that this process may still take, and the tightest limit on it (None: no limit),
-    from the files below `root`: what loading goes by."""
+    """Returns the memory that loading a model can rely on, from files below `root`: total bytes, bytes still available
+    to this process, and the tightest limit (None: no limit) with its source."""
     total, _ = machine_memory_bytes(root)
     tightest = min(memory_limits(root), key=lambda limit: limit.limit_bytes, default=None)
     if tightest is not None and total is not None and tightest.limit_bytes >= total:
@@ -102,8 +102,8 @@ def memory(root: Path = ROOT) -> dict[str, Any]:
 
 
 def _threads(cpu: dict[str, Any]) -> dict[str, Any]:
-    """How many threads a model gets without num_threads, and where; `default` is None where a variable makes no
-    sense."""
+    """Returns the number of threads without `num_threads`, the reason, and the CPUs they are pinned to. `default` is
+    None if an environment variable has an invalid value."""
     from pace import _C
 
     default, reason, pinned = cpu["default_threads"], cpu["threads_reason"], None
@@ -118,7 +118,7 @@ def _threads(cpu: dict[str, Any]) -> dict[str, Any]:
 
 
 def _instruction_set(extension) -> dict[str, Any]:
-    """The instruction set in use and why, those that this CPU can run, and those in this build."""
+    """Returns the instruction set in use and why, the sets that this CPU supports, and those in this build."""
     found = {"available": extension.available_isas(), "built": extension.built_isas(), "best": extension.best_isa()}
     forced = env.value("PACE_ISA")
     try:
@@ -143,7 +143,7 @@ def _gib(num_bytes: int | None) -> str:
 
 
 def _system() -> str:
-    """As `platform.platform()`, which starts a process to ask."""
+    """Returns what `platform.platform()` does, without starting a process."""
     system, libc = os.uname(), " ".join(platform.libc_ver()).strip()
     return "-".join(
         [system.sysname, system.release, system.machine, *(["with", libc.replace(" ", "")] if libc else [])]
@@ -151,8 +151,8 @@ def _system() -> str:
 
 
 def _versions() -> dict[str, str | None]:
-    """Versions of the packages in use, from the names of the folders that describe them. importlib.metadata, which takes
-    longer than all else here, is asked for the others."""
+    """Versions of the packages in use, read from the names of `.dist-info` folders. Only packages missing there go
+    through importlib.metadata, which takes longer than the rest of this report."""
     found: dict[str, str] = {}
     for folder in sys.path:
         with suppress(OSError):

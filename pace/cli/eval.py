@@ -1,4 +1,4 @@
-"""`pace eval`: how well a model predicts a text, and how far it is from another model there."""
+"""`pace eval`: measures how well a model predicts a text, and how far its predictions are from another model's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`pace generate`: one prompt in, text out, as it is written."""
+"""`pace generate`: continues one prompt and prints the text as it is generated."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
         config.max_length = model.max_seq_len
     writer = JsonWriter(prompt) if arguments.json else TextWriter(config.num_return_sequences)
     try:
-        if config.num_beams > 1:  # nothing is certain before the end
+        if config.num_beams > 1:  # beams have no final text before the end
             output = generate(inputs, config)
             for row, (text, reason) in enumerate(zip(output.texts, output.finish_reasons)):
                 writer.take(StreamEvent(row, None, text, reason))
@@ -95,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _notice_of_cut(output: GenerateOutput, max_length: int) -> str:
-    """How many of the texts did not end by themselves, and what allows more of them; "" where all did."""
+    """Returns how many texts were cut off and what allows longer ones; "" if none was."""
     rows = [row for row, reason in enumerate(output.finish_reasons) if reason == "length"]
     if not rows:
         return ""
@@ -111,8 +111,8 @@ def _notice_of_cut(output: GenerateOutput, max_length: int) -> str:
 
 
 class TextWriter:
-    """Writes one text as it comes. Several samples come interleaved, and several beams at the end, so they are written
-    when all are done, each below a line `[number]`."""
+    """Prints a single text as it is generated. Several samples interleave and beams end together, so they are printed
+    when all are done, each under a line `[number]`."""
 
     def __init__(self, num_rows: int):
         self.texts = [""] * num_rows
@@ -123,7 +123,7 @@ class TextWriter:
             print(event.text, end="", flush=True)
 
     def interrupted(self) -> None:
-        """Ends what is written so far with a newline."""
+        """Prints the rest of the output and ends it with a newline."""
         if len(self.texts) == 1:
             print(flush=True)
         else:
@@ -134,8 +134,7 @@ class TextWriter:
 
 
 class JsonWriter:
-    """Writes one JSON object when everything is done, or when the user has stopped it (then without ids and
-    metrics)."""
+    """Prints one JSON object at the end, or when the user stops the run (then without ids and metrics)."""
 
     def __init__(self, prompt: str):
         self.prompt = prompt

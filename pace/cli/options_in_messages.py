@@ -1,4 +1,4 @@
-"""Messages name arguments as Python has them; at the command line they name options, as a user types them.
+"""Rewrites argument names in messages to the options of the command line.
 
 max_new_tokens=5 is ...     --max-new-tokens=5 is ...
 set act_order=False         set --no-act-order
@@ -13,12 +13,12 @@ import re
 from collections.abc import Callable
 
 CERTAIN = {"quantization", "overrides"}
-"""Arguments that are one word and yet no word of our English: with all that have an underscore, they are rewritten
+"""Arguments of one word that is not an English word in messages. Like all names with an underscore, they are rewritten
 wherever they stand by themselves."""
 
 
 def option(parser: argparse.ArgumentParser, name: str, flag: bool | None = None) -> str | None:
-    """What sets the argument of that name (`dest`), or sets it to a flag; None where nothing does."""
+    """Returns the option that sets the argument `name` (its `dest`), or sets it to `flag`; None if there is none."""
     found = [
         text for action in parser._actions if action.dest == name for text in action.option_strings or [action.metavar]
     ]
@@ -26,11 +26,11 @@ def option(parser: argparse.ArgumentParser, name: str, flag: bool | None = None)
 
 
 def rewrite(message: str, find: Callable[[str, bool | None], str | None]) -> str:
-    """The message with options in place of arguments; `find(name, flag)` as `option`.
+    """Returns the message with options in place of argument names. `find(name, flag)` works like `option`.
 
-    Left alone: what is quoted, a part of a path or of a longer name, a field of a file (`config.json: top_k`), and what
-    stands in a call (`QuantizationConfig(group=32)`). A plain word, as `context`, is an argument only where a message
-    begins with it and goes on with what it must be, in brackets of its own, and before `=`."""
+    Unchanged are quoted text, parts of a path or longer name, fields of a file (`config.json: top_k`), and arguments of
+    a call (`QuantizationConfig(group=32)`). A plain word such as `context` is rewritten only in three places:
+    before `=`, alone in brackets, or at the start of a message if "must", "would", "and" or a colon follows."""
 
     def replaced(match: re.Match) -> str:
         name, before, after = match["name"], message[: match.start()], message[match.end() :]
@@ -51,7 +51,7 @@ _WORD = re.compile(r"""(?<![\w./'"`<-])(?P<name>[a-z]\w*)(?![\w/'"`>-]|\.\w)(?P<
 
 
 class OptionsInLog(logging.Formatter):
-    """What the library logs, as `rewrite` has it."""
+    """Formats log records, with options in place of argument names."""
 
     def __init__(self, find: Callable[[str, bool | None], str | None]) -> None:
         super().__init__("pace: %(message)s")

@@ -1,4 +1,4 @@
-"""`pace plan`: what a model would need here, and how fast it would be, before anything is loaded."""
+"""`pace plan`: predicts the memory and speed of a model on this machine without loading it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From what a user typed to what a model reads."""
+"""Reads the prompt of a command."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import sys
 
 
 def read_prompt(argument: str | None) -> str:
-    """The prompt: the argument itself, or with `-` (or none at all, from a pipe) what stands on stdin.
+    """Returns the argument itself, or the text on stdin for `-` (or for None if stdin is not a terminal).
 
-    One newline at the end of stdin is dropped: `echo` adds it, nobody means it.
-    Raises: ValueError where there is no prompt or it is not UTF-8.
+    One newline at the end of stdin is dropped, because `echo` adds it.
+    Raises: ValueError if there is no prompt or it is not UTF-8.
     """
     if argument not in (None, "-"):
         return argument

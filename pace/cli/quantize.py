@@ -1,4 +1,4 @@
-"""`pace quantize`: a checkpoint of floats and a text in, a quantised checkpoint and a report of what it cost out."""
+"""`pace quantize`: quantises a checkpoint of floats, calibrated on a text, and reports the loss of quality."""
 
 from __future__ import annotations
 

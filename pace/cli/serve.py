@@ -39,7 +39,8 @@ SERVE_OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "access_log": ("--access-log", FLAG),
     "metrics_prefix": ("--metrics-prefix", {"metavar": "NAME"}),
 }
-"""Fields of ServeOptions: their options, and how these are read. Keys are not among them: a process list shows them."""
+"""Maps fields of ServeOptions to their options and how to read them. API keys have no option: a process list would show
+them."""
 
 
 def size(text: str) -> int:
@@ -74,7 +75,7 @@ LIMIT_OPTIONS: dict[str, tuple[str, Any, str]] = {
     "write_seconds": ("--write-seconds", float, "time without progress after which a reader is given up"),
     "drain_seconds": ("--drain-seconds", float, "time that requests get to finish in when the server is to stop"),
 }
-"""Fields of Limits: their options, types and explanations."""
+"""Maps fields of Limits to their option, type and explanation."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -137,7 +138,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def serve_options(arguments: argparse.Namespace) -> ServeOptions:
-    """What the command line and PACE_API_KEY ask of the server. Raises TypeError or ValueError that names the field."""
+    """Returns the server options from the command line and PACE_API_KEY. Raises TypeError or ValueError that names the
+    field."""
     given = vars(arguments)
     serve = {name: given[name] for name in SERVE_OPTIONS if name in given}
     serve = {name: tuple(value) if isinstance(value, list) else value for name, value in serve.items()}
@@ -150,7 +152,8 @@ def serve_options(arguments: argparse.Namespace) -> ServeOptions:
 
 
 def make_service(options: ServeOptions, arguments: argparse.Namespace) -> tuple[Service, Application]:
-    """What `run` has loaded and serves. Imports torch and FastAPI. Raises WrongOptions that names the field."""
+    """Loads the model and returns the service and application that `run` serves. Imports torch and FastAPI. Raises
+    WrongOptions that names the field."""
     from pace.llm.loading import LoadOptions
     from pace.server.app import make_app
     from pace.server.network.run import WrongOptions

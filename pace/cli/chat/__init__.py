@@ -1,4 +1,4 @@
-"""`pace chat`: a conversation, turn by turn, at a terminal or from a pipe (one line is one turn)."""
+"""`pace chat`: a conversation at a terminal, or from a pipe (one line is one turn)."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _turn(source: Terminal | Pipe, screen: Screen, conversation: Conversation, commands: Commands) -> None:
-    """Reads what is said next and obeys it, or writes the answer. What cannot be done is one line; Ctrl-C stops an
+    """Reads one command or message, and runs it or writes the answer. An error is printed as one line; Ctrl-C stops the
     answer. Raises EOFError at the end of the input."""
     try:
         said = read_said(source)

@@ -1,4 +1,5 @@
-"""What is typed while an answer is written: lines that are complete are asked next, and the rest waits for its end."""
+"""Keys typed while an answer is written. Complete lines are sent next; an unfinished line is kept for the next
+prompt."""
 
 from __future__ import annotations
 
@@ -6,8 +7,8 @@ import re
 from collections import deque
 
 KEYS = re.compile(
-    r"\x1b\[200~(?P<paste>.*?)(?:\x1b\[201~|\Z)"  # what a terminal that marks pastes sends for one
-    r"|\x1b(?:\[[0-?]*[ -/]*[@-~]|O.|.|\Z)"  # an arrow, or another key without a character
+    r"\x1b\[200~(?P<paste>.*?)(?:\x1b\[201~|\Z)"
+    r"|\x1b(?:\[[0-?]*[ -/]*[@-~]|O.|.|\Z)"
     r"|(?P<key>.)",
     re.DOTALL,
 )
@@ -15,16 +16,16 @@ BACKSPACE, END_OF_INPUT, KILL_LINE, KILL_WORD = "\x7f\b", "\x04", "\x15", "\x17"
 
 
 class TypedAhead:
-    """Lines and the beginning of one, as a terminal that edits lines would have them."""
+    """Edits typed keys into lines, the last of them unfinished, as a terminal does."""
 
     def __init__(self) -> None:
         self.lines: deque[str | None] = deque()
         """Complete lines, oldest first; None stands for the end of the input."""
         self.begun = ""
-        """What the next line begins with."""
+        """The beginning of the next line."""
 
     def add(self, keys: str) -> None:
-        """Takes keys as a terminal sends them. Pastes are kept whole; Ctrl-U, Ctrl-W and the backspace edit the line."""
+        """Adds keys as a terminal sends them. Pastes are kept whole; Ctrl-U, Ctrl-W and backspace edit the line."""
         for match in KEYS.finditer(keys):
             if match["paste"] is not None:
                 self.begun += match["paste"].replace("\r", "\n")
@@ -47,6 +48,6 @@ class TypedAhead:
             self.begun += key
 
     def clear(self) -> None:
-        """Forgets all."""
+        """Removes all lines."""
         self.lines.clear()
         self.begun = ""

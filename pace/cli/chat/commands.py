@@ -1,4 +1,4 @@
-"""What a line that starts with a slash does."""
+"""Commands of a conversation: lines that start with a slash."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ A text of several lines stands between """ and """; one that is pasted needs non
 so far stays in the conversation. What you type while an answer is written is asked next. A line that starts with / and a
 word is a command: to say such a line to the model, put a space in front.'''
 ALIASES = {"/bye": "/exit", "/quit": "/exit", "/clear": "/reset", "/?": "/help"}
-"""Words of other tools."""
+"""Names of commands in other tools."""
 
 
 class Commands:
     """The commands of one conversation."""
 
     def __init__(self, conversation: Conversation, notice: Callable[[str], None]) -> None:
-        """`notice` hears what a command did."""
+        """`notice` is called with a message for the user after a command."""
         self.conversation, self.notice = conversation, notice
         self.is_over = False
-        """Whether the user means to leave."""
+        """True once the user has asked to leave."""
         self._known: set[Path] = set()
-        """Files that hold what was said here, which may be written again."""
+        """Files with a saved version of this conversation, which may be overwritten."""
 
     def obey(self, line: str) -> Iterator[str]:
-        """Obeys one line that starts with a slash; yields pieces of an answer, where there is one. Raises ValueError,
-        TypeError or OSError for what cannot be done."""
+        """Runs a line that starts with a slash; yields pieces of an answer if the command has one. Raises ValueError,
+        TypeError or OSError if the command fails."""
         name, *rest = line.split(maxsplit=1)
         text = rest[0].strip() if rest else ""
         match ALIASES.get(name, name):
@@ -85,7 +85,7 @@ class Commands:
         self.notice(f"({self.conversation.config}; {self._defaults()})")
 
     def _defaults(self) -> str:
-        """What decides about draws besides the settings."""
+        """Sampling parameters that the user has not set, with the values they default to."""
         config = self.conversation.config
         settled = with_defaults(config, self.conversation.model.generator.defaults, is_chat=True)
         names = ("do_sample", *DRAWS) if settled.do_sample else ("do_sample",)
@@ -125,7 +125,7 @@ class Commands:
 
 
 def check_settings(config: SamplingConfig) -> None:
-    """Raises ValueError for what a conversation has no place for."""
+    """Raises ValueError for settings that a conversation does not support."""
     if config.num_return_sequences > 1:
         raise ValueError(f"num_return_sequences={config.num_return_sequences}: a conversation goes on from one answer")
     if config.num_beams > 1:
@@ -138,16 +138,16 @@ def check_settings(config: SamplingConfig) -> None:
 
 
 class _Settings(argparse.ArgumentParser):
-    """Reads settings as the command line does."""
+    """Reads settings like the command line."""
 
     def error(self, message: str):
         raise ValueError(message.removeprefix("argument --"))
 
 
 def _read_setting(name: str, text: str):
-    """The value of a field of SamplingConfig, written as for the option of its name; true or false for a flag. Raises
-    TypeError for a field that there is not, ValueError for other than a value of it."""
-    setattr(SamplingConfig(), name, None)  # raises for an unknown one
+    """Returns the value of a field of SamplingConfig from the text of its option; true or false for a flag. Raises
+    TypeError for an unknown field, ValueError for a wrong value."""
+    setattr(SamplingConfig(), name, None)  # raises for an unknown field
     parser = _Settings(add_help=False, prog="", allow_abbrev=False)
     add_sampling_arguments(parser)
     option = "--" + name.replace("_", "-")

@@ -1,4 +1,4 @@
-"""The messages of a conversation, and what is left of them when the context is full."""
+"""The messages of a conversation, and how they are shortened when the context is full."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ if TYPE_CHECKING:
     from pace.llm import ChatOutput
 
 WARN_AT = 0.8
-"""Part of the context that a conversation may fill before it is told so."""
+"""Fraction of the context that the conversation may fill before the user is warned."""
 KEEP = 0.5
-"""Part of a full context that is kept. More is forgotten than the next answer needs: each time the oldest turns go, all
-that is left must be read anew."""
+"""Fraction of the context kept when it is full. More is dropped than the next answer needs, because each time the
+oldest turns go, all remaining ones must be prefilled again."""
 MOST_ROOM = 0.125
-"""Part of the context that is left for an answer, if it may get that long. So the warning comes first."""
+"""Fraction of the context reserved for an answer, if `max_new_tokens` allows one of this length. It is below 1 -
+WARN_AT, so that the warning comes first."""
 
 
 class Conversation:
@@ -34,25 +35,25 @@ class Conversation:
         tools: list | None = None,
         notice: Callable[[str], None] = lambda text: None,
     ):
-        """`notice` hears what the user should know beside the answers. Raises ValueError where the model has no chat
-        template."""
+        """`notice` is called with messages for the user that are not part of an answer. Raises ValueError if the model
+        has no chat template."""
         self.model, self.config, self.tools, self.notice = model, config, tools, notice
         self._template, self._known_tools = ChatTemplate(model.tokenizer), read_tools(tools or [])
         self.restart(system)
 
     def restart(self, system: str | None) -> None:
-        """Forgets what was said; `system` None means no system prompt."""
+        """Removes all messages; `system` None means no system prompt."""
         self.system = system
         self.messages = [{"role": "system", "content": system}] if system else []
         self.open_calls: list[ToolCall] = []
-        """Calls whose results are awaited."""
+        """Tool calls that have no result yet."""
         self.last: ChatOutput | None = None
         """The last answer."""
         self._is_warned = False
 
     def resume(self, messages: list[dict]) -> None:
-        """Takes the place of a conversation with these messages, as clients of chats save them, and goes on where they
-        end. Raises TypeError or ValueError for what the model's template does not take; then nothing changes."""
+        """Replaces the conversation by these messages, in the form in which chat clients save them. Raises TypeError or
+        ValueError, and changes nothing, if the model's template rejects them."""
         if messages != []:
             self._template.render(messages, self._known_tools, begin_answer=False)
         system = messages[0]["content"] if messages and messages[0]["role"] == "system" else None
@@ -61,13 +62,15 @@ class Conversation:
 
     @property
     def num_tokens(self) -> int:
-        """What the conversation fills of the context, by its last answer."""
+        """Tokens of the context in use after the last answer."""
         return self.last.metrics.num_prompt_tokens + self.last.metrics.num_generated_tokens if self.last else 0
 
     def answer(self, said: str) -> Iterator[str]:
-        """Yields the answer in pieces. What was said is a question, or the result of the first open call; while another
-        is open, there is no answer. It and the answer join the messages when the answer ends, is stopped by Ctrl-C or
-        the iterator is closed; where the model cannot answer, neither does.
+        """Yields the answer in pieces. `said` is a question, or the result of the first open tool call. While other
+        calls are open, there is no answer.
+
+        `said` and the answer join the messages when the answer ends, Ctrl-C stops it or the iterator is closed. If the
+        model raises, neither is kept.
 
         Raises ValueError for a question that is longer than the context."""
         call = self.open_calls[0] if self.open_calls else None
@@ -81,8 +84,8 @@ class Conversation:
         yield from self._answer(messages)
 
     def answer_again(self) -> Iterator[str]:
-        """Yields another answer to what was said last, which takes the place of the first when it ends or is stopped.
-        Raises ValueError where nothing is answered yet."""
+        """Yields another answer to the last message. It replaces the previous answer when it ends or is stopped. Raises
+        ValueError if there is no answer yet."""
         if (last := _last_answer(self.messages)) is None:
             raise ValueError("there is no answer yet that could be given again")
         before = self.messages[last]
@@ -97,7 +100,7 @@ class Conversation:
             yield from map(_shown, answer)
         except (KeyboardInterrupt, GeneratorExit):
             answer.close()
-            with suppress(ValueError):  # it had not begun
+            with suppress(ValueError):  # generation had not begun
                 self._keep(messages, answer.output)
             raise
         self._keep(messages, answer.output)
@@ -110,7 +113,7 @@ class Conversation:
         self.messages = [*messages, message]
 
     def _tell_of_end(self) -> None:
-        """Notices that an answer was cut off, and that the context is nearly full."""
+        """Notifies the user if the answer was cut off or the context is nearly full."""
         used, most = self.num_tokens, self.model.max_seq_len
         if self.last.finish_reason == "length":
             length = self.last.metrics.num_generated_tokens
@@ -125,8 +128,8 @@ class Conversation:
     # -- a full context ------------------------------------------------------------------------------------------------
 
     def _fitted(self, messages: list[dict]) -> list[dict]:
-        """The messages, without the oldest turns where they leave too little room for an answer. A system prompt and the
-        last turn stay."""
+        """Returns the messages, without the oldest turns if they leave too little room for an answer. The system prompt
+        and the last turn always stay."""
         most = self.model.max_seq_len
         room = min(self.config.max_new_tokens or most, int(MOST_ROOM * most))
         if self._count(messages) + room <= most:
@@ -149,24 +152,24 @@ class Conversation:
         return messages
 
     def _count(self, messages: list[dict]) -> int:
-        """Tokens of the messages, as the model reads them."""
+        """Tokens of the messages in the model's template."""
         return len(self._template.encode(messages, self._known_tools))
 
 
 def _turns(messages: list[dict]) -> tuple[list[dict], list[list[dict]]]:
-    """What stands before the first question, and the turns: each a question, and all up to the next."""
+    """Splits messages into those before the first question, and turns: a question and everything up to the next."""
     starts = [index for index, message in enumerate(messages) if message["role"] == "user"]
     ends = [*starts[1:], len(messages)]
     return messages[: min(starts, default=None)], [messages[start:end] for start, end in zip(starts, ends)]
 
 
 def _last_answer(messages: list[dict]) -> int | None:
-    """Where it stands."""
+    """Index of the last answer."""
     return max((index for index, message in enumerate(messages) if message["role"] == "assistant"), default=None)
 
 
 def _open_calls(messages: list[dict]) -> list[ToolCall]:
-    """Calls of the last answer that have no result yet; results come in their order."""
+    """Tool calls of the last answer that have no result yet. Results arrive in the order of the calls."""
     if (last := _last_answer(messages)) is None or any(message["role"] != "tool" for message in messages[last + 1 :]):
         return []
     calls = [(call.get("id", ""), call["function"]) for call in messages[last].get("tool_calls") or ()]
@@ -175,7 +178,7 @@ def _open_calls(messages: list[dict]) -> list[ToolCall]:
 
 
 def _shown(event: Event) -> str:
-    """A part of an answer as it is written to the screen."""
+    """Text of an event on stdout. Reasoning is printed on stderr instead."""
     match event:
         case Text(text):
             return text

@@ -1,4 +1,4 @@
-"""What was typed at `pace chat` in earlier runs."""
+"""Lines typed at `pace chat` in earlier runs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ MOST_ENTRIES = 1000
 
 
 class History:
-    """A file that its user alone may read: a JSON string in each line, so that a text of several lines is one entry.
+    """A file with mode 0600 that holds one JSON string per line, so that an entry may have several lines.
 
-    Several processes may add to it at once. One that cannot be read or written is told of once, and done without."""
+    Several processes may append at once. If the file cannot be read or written, one warning is logged and no history is
+    kept."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -26,12 +27,12 @@ class History:
 
     @classmethod
     def of_user(cls) -> History | None:
-        """`pace/chat_history` in the user's directory for such state; None where there is none."""
+        """The history in `pace/chat_history` of the user's state directory; None without such a directory."""
         directory = env.state_directory()
         return cls(directory / "chat_history") if directory else None
 
     def read(self) -> list[str]:
-        """The last `MOST_ENTRIES`, oldest first. Lines that are no JSON strings are left out."""
+        """Returns the last `MOST_ENTRIES` entries, oldest first. Lines that are not JSON strings are skipped."""
         try:
             lines = self.path.read_text(encoding="utf-8").splitlines()
         except FileNotFoundError:
@@ -46,7 +47,7 @@ class History:
         return entries
 
     def add(self, text: str) -> None:
-        """Adds an entry, unless it is the same as the last."""
+        """Adds an entry unless it equals the last one."""
         if not self._is_usable or text == self._last:
             return
         self._last = text
@@ -58,7 +59,7 @@ class History:
             self._give_up(error)
 
     def _write(self, entries: list[str]) -> None:
-        """Puts a file of these entries in the place of the longer one."""
+        """Replaces the file with one that holds only these entries."""
         beside = self.path.with_name(f"{self.path.name}.{os.getpid()}")
         try:
             with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""Where a conversation is written: answers to stdout, and all else to stderr, each on lines of its own."""
+"""Output of a conversation: answers on stdout, everything else on stderr, on separate lines."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import sys
 
 
 class Screen:
-    """Knows whether an answer stands on the line that is being written."""
+    """Tracks if the current line holds part of an answer."""
 
     def __init__(self) -> None:
         self._is_open = False
 
     def write(self, piece: str) -> None:
-        """Writes a piece of an answer at once."""
+        """Writes a piece of an answer and flushes it."""
         self._is_open = True
         print(piece, end="", flush=True)
 
     def end_line(self) -> None:
-        """Ends an answer, if there is one."""
+        """Ends the line of an answer, if there is one."""
         if self._is_open:
             self._is_open = False
             print(flush=True)
 
     def notice(self, text: str) -> None:
-        """Writes what is no part of an answer, so that stdout holds the answers and nothing else."""
+        """Writes a message that is not part of an answer to stderr, so that stdout holds only answers."""
         self.end_line()
         print(text, file=sys.stderr, flush=True)

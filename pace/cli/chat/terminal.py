@@ -1,4 +1,4 @@
-"""Where questions come from: a terminal with line editing, history and pastes, or a pipe."""
+"""Sources of messages: a terminal with line editing, history and pastes, or a pipe."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from pace.cli.chat.ahead import TypedAhead
 from pace.cli.chat.history import History
 
 QUOTES = '"""'
-"""Begin and end a text of several lines."""
+"""Delimiter of a text of several lines."""
 COMMAND = re.compile(r"/(\w+|\?)(\s|$)")
-"""How a command begins, and no path or comment."""
+"""Matches the beginning of a command, but not a path or comment."""
 LOADING = "loading..."
 LOCAL_FLAGS, CONTROL_CHARACTERS = 3, 6
-"""Their places in what `termios.tcgetattr` gives."""
+"""Indices into the result of `termios.tcgetattr`."""
 MARK_PASTES, LEAVE_PASTES = "\x1b[?2004h", "\x1b[?2004l"
-"""Have a terminal mark pastes, or not, as readline does while it reads a line."""
+"""Sequences that switch a terminal's bracketed paste on and off, as readline does while it reads a line."""
 TICK_SECONDS = 0.1
-"""Ctrl-C that comes after the prompt is written and before readline waits for keys is noticed within this time. It would
-be at the next key."""
+"""Interval of the timer that makes Ctrl-C take effect between the prompt and readline's wait for keys. Without it,
+Ctrl-C would wait for the next key."""
 
 
 class Said(NamedTuple):
-    """What the user said."""
+    """A message or command of the user."""
 
     text: str
     is_command: bool
 
 
 class Pipe:
-    """Lines of a file or pipe."""
+    """Reads messages from the lines of a file or pipe."""
 
     is_interactive = False
 
     def line(self, prompt: str) -> str:
-        """The next line, without its newline. Raises EOFError at the end."""
+        """Returns the next line without its newline. Raises EOFError at the end."""
         line = sys.stdin.readline()
         if not line:
             raise EOFError
@@ -66,15 +66,15 @@ class Pipe:
 
 
 class Terminal:
-    """Lines that a user types: edited, recalled and pasted with readline, where Python has it.
+    """Reads lines that a user types; with the readline module, they can be edited, recalled and pasted.
 
-    Use it in a `with` block, at whose end the terminal is as before. SIGTERM ends it.
+    A context manager: it restores the terminal at the end of the `with` block. SIGTERM ends the block.
     """
 
     is_interactive = True
 
     def __init__(self, keep_history: bool = True) -> None:
-        """`keep_history`: whether lines of earlier runs are there, and those of this one will be."""
+        """`keep_history`: load the lines of earlier runs and save those of this one."""
         self._history = History.of_user() if keep_history else None
         self._ahead = TypedAhead()
 
@@ -82,7 +82,7 @@ class Terminal:
         self._settings = termios.tcgetattr(sys.stdin)
         handlers = {
             signal.SIGTERM: lambda number, frame: sys.exit(128 + number),
-            signal.SIGALRM: lambda number, frame: None,  # that of the ticks: Python looks for other signals, too
+            signal.SIGALRM: lambda number, frame: None,  # the timer's signal: lets Python handle pending signals
         }
         self._before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
         try:
@@ -103,7 +103,7 @@ class Terminal:
             signal.signal(number, handler)
 
     def line(self, prompt: str) -> str:
-        """The next line, or a paste of several: one that was typed during the answers before, else what is typed now.
+        """Returns the next line, or a paste of several. Lines typed during an answer come first.
         Raises EOFError at Ctrl-D, KeyboardInterrupt at Ctrl-C."""
         if self._ahead.lines:
             line = self._ahead.lines.popleft()
@@ -120,7 +120,7 @@ class Terminal:
     def _read_line(self, prompt: str) -> str:
         signal.setitimer(signal.ITIMER_REAL, TICK_SECONDS, TICK_SECONDS)
         try:
-            if not sys.stdout.isatty():  # which is then for answers alone
+            if not sys.stdout.isatty():  # then stdout holds only answers
                 print(prompt, end="", file=sys.stderr, flush=True)
                 prompt = ""
             return input(prompt)
@@ -131,7 +131,7 @@ class Terminal:
             signal.setitimer(signal.ITIMER_REAL, 0)
 
     def remember(self, text: str) -> None:
-        """Has a text recalled by the up arrow, here and in later runs."""
+        """Adds a text to the history, which the up arrow recalls here and in later runs."""
         if self._readline is None or not text.strip():
             return
         self._readline.add_history(text)
@@ -140,8 +140,8 @@ class Terminal:
 
     @contextmanager
     def loading(self, name: str) -> Iterator[None]:
-        """Says that the model is being loaded, and then which it is."""
-        print(LOADING, end="\r", file=sys.stderr, flush=True)  # what else is written there overwrites it
+        """Prints that the model is being loaded, then its name."""
+        print(LOADING, end="\r", file=sys.stderr, flush=True)  # later output overwrites this line
         try:
             yield
         finally:
@@ -150,7 +150,7 @@ class Terminal:
 
     @contextmanager
     def answering(self) -> Iterator[None]:
-        """While an answer is written, keys are not shown. Those pressed are kept for `line`; Ctrl-C forgets them."""
+        """Hides keys pressed while an answer is written and keeps them for `line`; Ctrl-C discards them."""
         silent = [*self._settings]
         silent[LOCAL_FLAGS] &= ~(termios.ECHO | termios.ECHONL | termios.ICANON)
         silent[CONTROL_CHARACTERS] = [*silent[CONTROL_CHARACTERS]]
@@ -174,22 +174,23 @@ class Terminal:
             print(how, end="", file=sys.stderr, flush=True)
 
     def _set(self, when: int, settings: list) -> None:
-        with suppress(termios.error):  # a terminal that is gone
+        with suppress(termios.error):  # the terminal may be gone
             termios.tcsetattr(sys.stdin, when, settings)
 
 
 def _pending_keys() -> str:
-    """What was typed and not yet read."""
+    """Keys that were typed and not yet read."""
     keys, number = b"", sys.stdin.fileno()
-    with suppress(OSError):  # a terminal that is gone
+    with suppress(OSError):  # the terminal may be gone
         while select.select([number], [], [], 0)[0] and (more := os.read(number, 4096)):
             keys += more
     return keys.decode(errors="ignore")
 
 
 def read_said(source: Terminal | Pipe) -> Said:
-    """The next line that says something, or the lines between triple quotes, the quotes left out. Raises EOFError at the
-    end of the input, ValueError where that comes before the closing quotes. A paste is whole, whatever it begins with."""
+    """Returns the next line that is not blank, or the text between triple quotes. A paste is taken whole, even if it
+    begins with a command or with quotes that it does not close. Raises EOFError at the end of the input, ValueError
+    if the input ends before the closing quotes."""
     while not (text := source.line("> ")).strip():
         pass
     is_paste = "\n" in text
@@ -208,7 +209,7 @@ def read_said(source: Terminal | Pipe) -> Said:
 
 @contextmanager
 def once() -> Iterator[None]:
-    """Within, each warning of the library is shown once, and not with every answer."""
+    """Shows each warning of the library only once within the block, not with every answer."""
     seen = set()
 
     def is_new(record: logging.LogRecord) -> bool:
