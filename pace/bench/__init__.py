@@ -1,1 +1,2 @@
-"""How fast a model runs on this machine, beside what the machine could do at most: `pace bench` and `pace plan`."""
+"""Measured and predicted speed of a model on this machine, compared with the machine's limits: `pace bench`, `pace
+plan`."""

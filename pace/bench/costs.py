@@ -1,4 +1,4 @@
-"""What a model costs, from its config alone: bytes of weights and cache, bytes and operations of a step."""
+"""Costs of a model, computed from its config: bytes of weights and cache, bytes read and operations of a step."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from pace.ops import native
 
 
 class AttentionCosts(NamedTuple):
-    """Of one layer."""
+    """Costs of one attention layer."""
 
     kv_bytes: int
-    """Of the key and the value of one position."""
+    """Bytes of the key and the value of one position."""
     flops_per_pair: int
-    """Operations for one token that sees one position."""
+    """Operations for one token and one position that it sees."""
     window: int | None
-    """How many positions back a token sees; None for all."""
+    """Number of positions that a token sees, itself included; None for all."""
     chunked: bool = False
-    """Whether it sees those of its chunk of `window` positions."""
+    """True if a token sees only positions of its own chunk of `window` positions."""
 
     def visible(self, context: int) -> int:
-        """Positions that the last of `context` tokens sees."""
+        """Number of positions that the last of `context` tokens sees."""
         if self.chunked:
             return context and (context - 1) % self.window + 1
         return min(context, self.window or context)
 
     def pairs(self, tokens: int) -> int:
-        """Of a token of `tokens` and a position that it sees, itself included."""
+        """Number of pairs of a token (of `tokens`) and a position that it sees, itself included."""
         if self.chunked:
             whole, rest = divmod(tokens, self.window)
             return whole * self.window * (self.window + 1) // 2 + rest * (rest + 1) // 2
@@ -45,58 +45,59 @@ class AttentionCosts(NamedTuple):
 
 
 class ExpertCosts(NamedTuple):
-    """Of the experts of one layer."""
+    """Costs of the experts of one layer."""
 
     count: int
     chosen: int
-    """By each token."""
+    """Experts that each token chooses."""
     bytes_each: int
     flops_each: int
-    """Of one token."""
+    """Operations of one expert for one token."""
     mappable_each: int
-    """Of the bytes, those that may stay in a file (`weights="mapped"`)."""
+    """Part of `bytes_each` that may stay in a file (`weights="mapped"`)."""
 
     def read_bytes(self, tokens: int) -> int:
-        """That a step of so many tokens reads, each of which chooses as if by lot."""
+        """Expected bytes that a step of `tokens` tokens reads, if each chooses its experts uniformly at random."""
         return round(self.bytes_each * self.count * self.share_chosen(tokens))
 
     def share_chosen(self, tokens: int) -> float:
-        """Of the experts, by a step of so many tokens."""
+        """Expected share of the experts that a step of `tokens` tokens chooses."""
         return 1 - (1 - self.chosen / self.count) ** tokens
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Of one model with weights in one dtype, or quantised as they are planned, and keys and values in another. All in
-    bytes, or in operations (a multiply-add is two)."""
+    """Costs of a model: weights in one dtype, or quantised as planned; keys and values in another dtype. Units are
+    bytes and operations (a multiply-add is two)."""
 
     weight_bytes: int
-    """Resident, as the kernels store them."""
+    """Resident bytes, in the layout of the kernels."""
     dense_weight_bytes: int
-    """That every step reads: all but experts, and an embedding of its own, of which single rows are read."""
+    """Bytes that every step reads: all weights except experts and an untied embedding (a step only reads single rows of
+    it)."""
     head_bytes: int
-    """Of `decode_weight_bytes`, those of the LM head's matrix."""
+    """Bytes of the LM head's matrix, a part of `decode_weight_bytes`."""
     layer_flops_per_token: int
-    """Of the matrices of the layers; of experts, those that a token chooses."""
+    """Operations of the layers' matrices per token, with only the experts that a token chooses."""
     head_flops: int
-    """Of the LM head, for one row of logits."""
+    """Operations of the LM head for one row of logits."""
     attention: tuple[AttentionCosts, ...]
-    """Of each layer that attends."""
+    """Costs of each attention layer."""
     cache: KVSpec
-    """How their keys and values are kept."""
+    """Layout of the cache of keys and values."""
     experts: tuple[ExpertCosts, ...]
-    """Of each layer that has some."""
+    """Costs of each layer that has experts."""
     code: str | None
-    """In which most of the weights that a step reads are stored (a name of `pace.ops.weight_layout.CODES`); None for
+    """Code of most of the weight bytes that a step reads (a name of `pace.ops.weight_layout.CODES`); None for
     floats."""
     layer_code: str | None
-    """In which most of what the layers multiply by is stored."""
+    """Code of most of the layers' weight bytes."""
     head_code: str | None
-    """In which most of the LM head is."""
+    """Code of most of the LM head's bytes."""
 
     @classmethod
     def of(cls, model: BaseModelForCausalLM, dtype: torch.dtype, kv_dtype: torch.dtype | None = None) -> Costs:
-        """`model` need not be loaded. `kv_dtype` of keys and values; None for `dtype`."""
+        """Computes the costs of `model`, which need not be loaded. `kv_dtype`: of keys and values; None for `dtype`."""
         parts = list(_walk(model))
         mixtures = [part for part in parts if isinstance(part, MixtureOfExperts)]
         experts = tuple(_expert_costs(mixture, dtype) for mixture in mixtures)
@@ -133,16 +134,16 @@ class Costs:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Over all layers."""
+        """Bytes of keys and values of one token, in all layers."""
         return sum(layer.kv_bytes for layer in self.attention)
 
     @property
     def kv_bytes_per_late_token(self) -> int:
-        """Of cache that a token of a long sequence takes: layers with a window give back as much as they take."""
+        """Cache bytes that one more token of a long sequence takes. Layers with a window free as much as they take."""
         return self.cache.group_bytes * [group.window for group in self.cache.groups].count(None)
 
     def cached_bytes(self, tokens: int) -> int:
-        """Of cache that a sequence of so many tokens takes at most."""
+        """Maximum cache bytes of a sequence of `tokens` tokens."""
         held = (
             tokens if group.window is None else min(tokens, BLOCK_SIZE * most_kept(group.window, STEP_TOKENS))
             for group in self.cache.groups
@@ -151,60 +152,60 @@ class Costs:
 
     @property
     def attention_flops_per_pair(self) -> int:
-        """Over all layers, for one token that sees one position."""
+        """Operations for one token and one position that it sees, in all layers."""
         return sum(layer.flops_per_pair for layer in self.attention)
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """Of each layer that attends."""
+        """Window of each attention layer."""
         return tuple(layer.window for layer in self.attention)
 
     @property
     def decode_weight_bytes(self) -> int:
-        """That a step of one token reads."""
+        """Weight bytes that a step of one token reads."""
         return self.step_weight_bytes(1)
 
     def step_weight_bytes(self, tokens: int) -> int:
-        """That a step of so many tokens reads."""
+        """Weight bytes that a step of `tokens` tokens reads."""
         return self.dense_weight_bytes + sum(layer.read_bytes(tokens) for layer in self.experts)
 
     @property
     def mappable_bytes(self) -> int:
-        """Of all experts that may stay in a file."""
+        """Bytes of all experts that may stay in a file."""
         return sum(layer.count * layer.mappable_each for layer in self.experts)
 
     def mapped_bytes(self, tokens: int) -> float:
-        """Of those, what a step of so many tokens wants."""
+        """Expected part of `mappable_bytes` that a step of `tokens` tokens uses."""
         return sum(layer.count * layer.mappable_each * layer.share_chosen(tokens) for layer in self.experts)
 
     def decode_bytes(self, batch: int, context: int) -> int:
-        """Read by a step in which `batch` sequences of `context` tokens each get one more."""
+        """Bytes read by a step in which `batch` sequences of `context` tokens get one token each."""
         return self.step_weight_bytes(batch) + batch * self.kv_bytes(context)
 
     def decode_flops(self, batch: int, context: int) -> int:
-        """Of the same step."""
+        """Operations of the step of `decode_bytes`."""
         return batch * (self.layer_flops_per_token + self.head_flops + self.decode_attention_flops(context))
 
     def prefill_flops(self, tokens: int) -> int:
-        """Of one sequence from its start; the head runs on the last row."""
+        """Operations for the prompt of one sequence; the LM head runs on the last row only."""
         return tokens * self.layer_flops_per_token + self.prefill_attention_flops(tokens) + self.head_flops
 
     def kv_bytes(self, context: int) -> int:
-        """Of the keys and values that one more token of a sequence of `context` tokens sees."""
+        """Bytes of keys and values that the last of `context` tokens sees."""
         return sum(layer.kv_bytes * layer.visible(context) for layer in self.attention)
 
     def decode_attention_flops(self, context: int) -> int:
-        """Of one more token of a sequence of `context` tokens."""
+        """Attention operations for the last of `context` tokens."""
         return sum(layer.flops_per_pair * layer.visible(context) for layer in self.attention)
 
     def prefill_attention_flops(self, tokens: int) -> int:
-        """Of one sequence from its start."""
+        """Attention operations for the prompt of one sequence."""
         return sum(layer.flops_per_pair * layer.pairs(tokens) for layer in self.attention)
 
 
 def _attention_costs(layer: Attention | LatentAttention, kv_dtype: torch.dtype) -> AttentionCosts:
     kv_bytes = KVSpec((layer.cache,), kv_dtype).position_bytes
-    if isinstance(layer, LatentAttention):  # a latent is a key and a value
+    if isinstance(layer, LatentAttention):  # the latent serves as key and value
         return AttentionCosts(kv_bytes, 2 * layer.num_heads * (layer.cache.rope_dim + 2 * layer.cache.rank), None)
     cache = layer.cache
     flops_per_pair = 2 * layer.num_heads * (cache.key_dim + cache.value_dim)
@@ -212,7 +213,7 @@ def _attention_costs(layer: Attention | LatentAttention, kv_dtype: torch.dtype) 
 
 
 def _usual_code(matrices: list[Linear], dtype: torch.dtype) -> str | None:
-    """That of most of their bytes."""
+    """Code of most of the bytes of `matrices`."""
     sizes: Counter[str | None] = Counter()
     for part in matrices:
         for name, rows in part.parts.items():

@@ -1,4 +1,5 @@
-"""The limits of this machine: read bandwidth and fp32 multiply-add peak, through pace's own kernels with all threads.
+"""Measures the limits of this machine: read bandwidth and fp32 multiply-add peak, with pace's own kernels on all
+threads.
 
     python -m pace.bench.limits [--threads N]
 
@@ -12,14 +13,14 @@ from dataclasses import asdict, dataclass, replace
 
 from pace import _C
 
-# Well beyond any last-level cache share a process gets, and small enough for a small machine.
+# Larger than any share of a last-level cache that a process gets, yet small enough for a small machine.
 BUFFER_BYTES = 512 << 20
 
 
 @dataclass(frozen=True)
 class Limits:
-    """`read_gb_s`: 1e9 bytes a second, plain loads. `fma_gflops`: 1e9 fp32 operations a second, 2 per multiply-add and
-    lane."""
+    """`read_gb_s`: plain loads, in 1e9 bytes per second. `fma_gflops`: 1e9 fp32 operations per second; a multiply-add
+    of one lane counts as 2."""
 
     isa: str
     threads: int
@@ -28,8 +29,8 @@ class Limits:
 
 
 def between(before: Limits, after: Limits) -> Limits:
-    """Of what ran between two measurements: their mean. On a virtual machine the read bandwidth may change by two times
-    from one second to the next, as its cores are moved to others that share a link to memory or do not."""
+    """Returns the mean of two measurements, as the limits of what ran between them. The read bandwidth of a virtual
+    machine may change by a factor of two within a second. Its cores are moved, and may then share a link to memory."""
     return replace(
         before,
         read_gb_s=(before.read_gb_s + after.read_gb_s) / 2,
@@ -38,7 +39,7 @@ def between(before: Limits, after: Limits) -> Limits:
 
 
 def measure(seconds: float = 1.0) -> Limits:
-    """Both limits with the instruction set and the threads in use, about `seconds` for each."""
+    """Measures both limits with the current instruction set and threads, for about `seconds` each."""
     read = _C.read_bandwidth(BUFFER_BYTES, seconds)
     return Limits(_C.isa(), _C.get_num_threads(), read / 1e9, _C.fma_peak(seconds) / 1e9)
 

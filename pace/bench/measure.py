@@ -1,4 +1,4 @@
-"""Prefill and decode of a model on this machine, timed step by step beside the machine's limits."""
+"""Times prefill and decode of a model on this machine, step by step, along with the machine's limits."""
 
 from __future__ import annotations
 
@@ -35,10 +35,9 @@ MIB = 2**20
 CACHE_SHARE = 0.8
 WARM_UP_STEPS = 2
 LIMIT_SECONDS = 0.3
-"""For each of the two limits, before every run and after it."""
+"""Time to measure each of the two limits, before and after every run."""
 DRAWN_BLOCKS = 64
-"""Blocks of random keys and values that `draw_blocks` draws, to copy them over and over: drawing takes ten times as
-long."""
+"""Number of random blocks that `draw_blocks` draws and then copies repeatedly: drawing takes ten times as long."""
 
 
 def load(
@@ -50,9 +49,11 @@ def load(
     quantization: Any = None,
     layers: int | None = None,
 ) -> Subject:
-    """A shape of `SHAPES` with random weights, or the first `layers` of its layers; or a checkpoint as
-    `model_utils.load_model` finds it. Raises what that raises, and ValueError for an unknown `kv_cache_dtype`, and for
-    layers that the shape lacks, or of a checkpoint."""
+    """Loads a checkpoint, found as in `model_utils.load_model`, or a shape of `SHAPES` with random weights. Of a shape,
+    `layers` keeps only the first layers.
+
+    Raises: what `load_model` raises; ValueError for an unknown `kv_cache_dtype`, for more layers than the shape has, or
+    for `layers` with a checkpoint."""
     kv_dtype = parse_kv_cache_dtype(kv_cache_dtype, parse_dtype(dtype))
     before, started = resident_bytes() / MIB, time.perf_counter()
     if model_or_shape in SHAPES:
@@ -81,10 +82,9 @@ def measure(
 ) -> Result:
     """Runs the model `repeats` times after a warm-up.
 
-    Prefill is timed on one prompt alone, decode on `batch` sequences of that length, over those steps in which each of
-    them gets a token. With `depth` these sequences have so many positions instead, whose keys and values are not
-    computed but drawn at random.
-    Raises ValueError where the model or its cache cannot hold them, or all of them at once."""
+    Prefill is timed on a single prompt. Decode is timed on `batch` sequences of that length, over the steps in which
+    each of them gets a token. With `depth`, these sequences have `depth` positions with random keys and values instead.
+    Raises: ValueError if the model or its cache cannot hold the sequences, or a step cannot run all of them."""
     _check(subject, prompt, generated, batch, repeats, depth)
     prefill_seconds(subject, prompt)
     measured = []
@@ -139,7 +139,7 @@ def _sequences(subject: Subject, prompt: int, generated: int, batch: int) -> lis
 
 
 def prefill_seconds(subject: Subject, prompt: int) -> float:
-    """Seconds until a prompt has its first token."""
+    """Seconds from a prompt to its first token."""
     sequences = _sequences(subject, prompt, 1, 1)
     started = time.perf_counter()
     _run(subject.engine, sequences)
@@ -147,7 +147,7 @@ def prefill_seconds(subject: Subject, prompt: int) -> float:
 
 
 def decode_seconds(subject: Subject, prompt: int, generated: int, batch: int, depth: int | None = None) -> float:
-    """Seconds of a step in which every sequence gets one token: the median, the first few left out. `depth` as in
+    """Median seconds of a step in which every sequence gets one token, without the first few steps. `depth` as in
     `measure`."""
     with _decoding(subject, prompt, generated + WARM_UP_STEPS + 1, batch, depth) as sequences:
         steps = []
@@ -162,7 +162,7 @@ def decode_seconds(subject: Subject, prompt: int, generated: int, batch: int, de
 
 @contextmanager
 def _decoding(subject: Subject, prompt: int, generated: int, batch: int, depth: int | None) -> Iterator[list[Sequence]]:
-    """Sequences in the engine that have their first token, and get one more with each step."""
+    """Yields sequences in the engine that have their first token and get one more with each step."""
     engine = subject.engine
     sequences = _sequences(subject, depth or prompt, generated, batch)
     try:
@@ -177,24 +177,28 @@ def _decoding(subject: Subject, prompt: int, generated: int, batch: int, depth: 
 
 
 def fill_cache(engine: Engine, sequences: list[Sequence]) -> None:
-    """Random keys and values in the place of computed ones, for all tokens of new sequences but the last of each.
+    """Fills the cache with random keys and values for all tokens of new sequences except the last of each.
 
-    They are standard normal, about what a normalised input makes of weights of a trained scale, so that softmax sees
-    scores of an ordinary spread. The cache must have room for all."""
+    They are standard normal, roughly what a normalised input and trained weights give, so that softmax gets scores of a
+    realistic spread. The cache must have room for all sequences."""
     cache = engine.cache
     for sequence in sequences:
         last = len(sequence.tokens) - 1
-        for end in (*range(cache.step_tokens, last, cache.step_tokens), last):  # as a prefill does, for windows
+        for end in (
+            *range(cache.step_tokens, last, cache.step_tokens),
+            last,
+        ):  # like a prefill, for windows
             has_room = cache.reserve(sequence, end + 1)
             assert has_room, f"the cache is too small for {sequence}"
             cache.commit(sequence, end)
-    tables = zip(*(sequence.block_tables for sequence in sequences))  # of each group
+    tables = zip(*(sequence.block_tables for sequence in sequences))  # regrouped by cache group
     held = [[block for table in of_group for block in table if block >= 0] for of_group in tables]
     draw_blocks(cache.spec, cache.kv, [torch.tensor(blocks) for blocks in held])
 
 
 def draw_blocks(spec: KVSpec, kv: list[LayerBlocks], blocks: list[torch.Tensor]) -> None:
-    """Random keys and values in blocks of each group, for all of its layers; what pads the values becomes zero."""
+    """Fills the blocks of each group with random keys and values, in all layers of the group. Padding of values becomes
+    zero."""
     num_drawn = min(max(map(len, blocks)), DRAWN_BLOCKS)
     drawn = {layer: _drawn(KVSpec((layer,), spec.dtype), num_drawn) for layer in spec.layers if layer}
     for layer, found in zip(spec.layers, kv):
@@ -204,7 +208,7 @@ def draw_blocks(spec: KVSpec, kv: list[LayerBlocks], blocks: list[torch.Tensor])
 
 
 def _drawn(spec: KVSpec, num_blocks: int) -> KVBlocks:
-    """Blocks of random keys and values of one layer; the same numbers at every call."""
+    """Returns blocks of random keys and values of one layer; the same numbers at every call."""
     generator = torch.Generator().manual_seed(0)
     [layer], [blocks] = spec.layers, spec.allocate(num_blocks)
     layer = layer.positions if isinstance(layer, Latent) else layer
@@ -228,7 +232,7 @@ def _run(engine: Engine, sequences: list[Sequence]) -> None:
 def _phases(
     subject: Subject, prompt: int, generated: int, batch: int, depth: int | None
 ) -> tuple[Phase | None, Phase | None]:
-    """Once more with the clock on every instruction."""
+    """Runs prefill and decode again and times every instruction."""
     runner = subject.engine.model
     if not isinstance(runner, ProgramRunner):
         return None, None
@@ -262,7 +266,8 @@ def _by_kind(
     kv_bytes: int = 0,
     experts_bytes: int = 0,
 ) -> dict[str, tuple[int, float, float]]:
-    """`kv_bytes`, `experts_bytes`: of keys and values, and of experts, that a step reads."""
+    """Sums the timings by kind of instruction, per step. `kv_bytes` and `experts_bytes`: bytes of keys and values, and
+    of experts, that a step reads."""
     num_mixtures = sum(isinstance(instruction, Experts) for instruction in instructions)
     num_layers = sum(isinstance(instruction, Attention) for instruction in instructions)
     kinds: dict[str, tuple[int, float, float]] = {}
@@ -283,7 +288,7 @@ def _by_kind(
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Keeps the garbage collector out of the times."""
+    """Turns garbage collection off, so that it does not affect timings."""
     enabled = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -295,7 +300,7 @@ def _no_collection() -> Iterator[None]:
 
 
 def _forget_peak_memory() -> None:
-    """Has the system count the peak anew: measuring the bandwidth took a large buffer."""
+    """Resets the peak memory that the system reports: measuring the bandwidth took a large buffer."""
     try:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     except OSError:

@@ -1,5 +1,5 @@
-"""What a model would need and how fast it would be here, from its config alone; of a quantised checkpoint, from its
-tensors' types and shapes."""
+"""Predicts the memory and speed of a model on this machine from its config. A quantised checkpoint also needs the types
+and shapes of its tensors."""
 
 from __future__ import annotations
 
@@ -27,13 +27,12 @@ from pace.quant import QuantizationConfig
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 FORMATS = ("int8", "int4")
-"""That are planned for where nobody asks for one."""
+"""Formats planned for by default."""
 LOADED = torch.bfloat16
-"""What a model is loaded in where nobody says: of keys and values beside quantised weights, and of matrices that stay
-floats."""
+"""Default dtype of a loaded model: of matrices that stay floats, and of keys and values if weights are quantised."""
 
 PROCESS_BYTES = 300 << 20
-"""What Python, torch and the buffers of a step take besides weights and cache."""
+"""Memory of Python, torch and the buffers of a step, in addition to weights and cache."""
 
 
 @dataclass(frozen=True)
@@ -41,36 +40,37 @@ class MappedPlan:
     """A model whose quantised experts stay in a file (`weights="mapped"`)."""
 
     expert_bytes: int
-    """In the file."""
+    """Bytes of experts in the file."""
     bytes_in_memory: int
-    """Of those, what fits into memory beside all else, with a cache for `batch` sequences of `context` tokens."""
+    """Part of `expert_bytes` that fits into memory next to everything else, with a cache for `batch` sequences of
+    `context` tokens."""
     bytes_read_per_token: int
-    """From the disk, once memory is full, where each token chooses its experts as if by lot. Where some are chosen more
-    often than others, it is less."""
+    """Bytes read from the disk per token once memory is full, if experts are chosen uniformly at random. It is less if
+    some experts are chosen more often."""
     fits: bool
-    """Whether all else fits into memory."""
+    """True if everything except the experts fits into memory."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One way of running a model. Bytes, tokens, tokens a second."""
+    """Memory and speed of a model for one dtype or format. Units: bytes, tokens, tokens per second."""
 
     dtype: str
-    """Of the weights; or a format that they are held in, or how a quantised checkpoint stores most of them."""
+    """Dtype of the weights, the format to quantise them to, or the format of most weights of a quantised checkpoint."""
     weight_bytes: int
     kv_bytes_per_token: int
-    """Of cache, of the first tokens of a sequence."""
+    """Cache bytes per token at the start of a sequence."""
     kv_bytes_per_late_token: int
-    """Of later ones, for which layers with a window give back as much as they take."""
+    """Cache bytes per token of a long sequence, in which layers with a window free as much as they take."""
     max_context: int
-    """The longest sequence, or each of `batch`, that fits into the memory available now, at most what the model was
-    made for; 0 where the weights do not fit."""
+    """Length of the longest sequence that fits into the available memory `batch` times. It is at most what the model
+    was made for, and 0 if the weights do not fit."""
     prefill_tokens_per_second: float
-    """Of a prompt of `prompt` tokens."""
+    """Speed for a prompt of `prompt` tokens."""
     decode_tokens_per_second: float
-    """Of all sequences together."""
+    """Speed of all sequences together."""
     mapped: MappedPlan | None = None
-    """None where no experts are quantised."""
+    """None if no experts are quantised."""
 
     @property
     def fits(self) -> bool:
@@ -89,14 +89,15 @@ def plan(
     checkpoint: TensorReader | None = None,
     sample: Sample | None = None,
 ) -> list[Plan]:
-    """One plan for each dtype and each of `FORMATS`, for a prompt of `prompt` tokens and decoding `batch` sequences of
-    `context` (None: as many); with `quantization`, or a `checkpoint` (of `quantized_tensors`) that holds quantised
-    matrices, the one plan for that. With a `sample`, predictions are corrected by what a few layers of it were measured
-    at. Where `limits` is a function, it measures them once all arguments are checked.
+    """Plans for a prompt of `prompt` tokens, and for decoding `batch` sequences of `context` tokens (None: `prompt`).
 
-    Raises what reading the config and planning for the checkpoint's tensors raise, NotImplementedError for a config of
-    a quantised checkpoint without its tensors, and ValueError for sequences longer than the model's positions or an
-    unknown `kv_cache_dtype`."""
+    Returns one plan for each dtype and each of `FORMATS`. With `quantization`, or a `checkpoint` (of
+    `quantized_tensors`) with quantised matrices, returns a single plan. A `sample` corrects the predictions by
+    measuring a few layers. If `limits` is a function, it is called after all arguments are checked.
+
+    Raises what reading the config and planning for the checkpoint's tensors raise. NotImplementedError: the config is
+    that of a quantised checkpoint, and its tensors are missing. ValueError: sequences longer than the model's
+    positions, or an unknown `kv_cache_dtype`."""
     model_class, config = read_config(config_json)
     if config.quantization_config and checkpoint is None:
         raise NotImplementedError(
@@ -131,7 +132,8 @@ def plan(
 def _ways(
     model: BaseModelForCausalLM, quantization: QuantizationConfig | None, checkpoint: TensorReader | None
 ) -> Iterator[tuple[str, torch.dtype]]:
-    """Name and dtype of each way of holding the weights, while the matrices of `model` are planned for it."""
+    """Yields the name and dtype of each way to store the weights. At each yield, the matrices of `model` are planned
+    for it."""
     model.quantize(quantization)
     if checkpoint is not None:
         model.plan_layout(checkpoint)
@@ -149,14 +151,14 @@ def _ways(
 
 @contextmanager
 def quantized_tensors(path: Path, config_json: dict[str, Any]) -> Iterator[TensorReader | None]:
-    """Returns the tensors of a checkpoint that may be quantised, for `plan`.
+    """Opens the tensors of a checkpoint that may be quantised, for `plan`.
 
-    None for a checkpoint of floats, whose config says all, and for one whose weights are not here. Raises what opening
-    it raises."""
+    Yields None for a checkpoint of floats, whose config suffices, and for one whose weights are not on this machine.
+    Raises what opening it raises."""
     _, config = read_config(config_json)
     reader = None
     if is_gguf(path) or config.quantization_config:
-        with suppress(FileNotFoundError):  # of a Hub id, where the config alone is downloaded
+        with suppress(FileNotFoundError):  # a Hub id: only its config is downloaded
             reader = Checkpoint(path).open_weights(config.quantization_config)
     with nullcontext() if reader is None else reader:
         yield reader
@@ -200,7 +202,7 @@ def _mapped_plan(costs: Costs, available_bytes: int, context: int, batch: int) -
 
 
 def machine_limits(num_threads: int | None = None, seconds: float = 0.5) -> Limits:
-    """Measured now, with the threads that a model would use."""
+    """Measures the limits now, with the number of threads that a model would use."""
     from pace.bench import limits
 
     before = _C.get_num_threads()

@@ -1,4 +1,4 @@
-"""Pictures: whether they can be written, asked before anything is measured."""
+"""Checks that a plot can be written, before anything is measured."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 
 def check_plot(path: Path) -> None:
-    """Raises what writing a picture would: ImportError without matplotlib, FileNotFoundError, IsADirectoryError,
-    PermissionError, ValueError for a file type that it does not write."""
+    """Raises what writing a plot would: ImportError without matplotlib, FileNotFoundError, IsADirectoryError,
+    PermissionError, or ValueError for an unsupported file type."""
     try:
         from matplotlib.backend_bases import FigureCanvasBase
     except ImportError:
@@ -20,8 +20,7 @@ def check_plot(path: Path) -> None:
 
 
 def check_writable(path: Path, option: str) -> None:
-    """Raises FileNotFoundError, IsADirectoryError or PermissionError where the file that an option names cannot be
-    written."""
+    """Raises FileNotFoundError, IsADirectoryError or PermissionError if the file of an option cannot be written."""
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{option} {path}: there is no directory {str(path.parent)!r}")
     if path.is_dir():

@@ -1,10 +1,10 @@
-"""How fast a model should be here: what it costs over the limits of this machine, times the shares of them that the
+"""Predicts speed: a model's costs divided by the limits of this machine, times the shares of these limits that the
 kernels reach.
 
-    prefill   for each step of 512 tokens  max(layer weights / read bandwidth, products / FMA peak)
-              + attention over the pairs of positions / FMA peak + the LM head, for one row
-    decode    max(weights / read bandwidth, products of the batch / FMA peak)
-              + max(keys and values / read bandwidth, attention / FMA peak)
+    prefill   `for each step of 512 tokens  max(layer weights / read bandwidth, products / FMA peak)
+              + attention over the pairs of positions / FMA peak + the LM head, for one row`
+    decode    `max(weights / read bandwidth, products of the batch / FMA peak)
+              + max(keys and values / read bandwidth, attention / FMA peak)`
 """
 
 from __future__ import annotations
@@ -18,44 +18,43 @@ from pace.bench.limits import Limits
 from pace.ops.weight_layout import SMALL_CODES
 
 STEP_TOKENS = 512
-"""Of a prompt, in one step: the `Scheduler`'s own."""
+"""Tokens of a prompt per step, as in the `Scheduler`."""
 
 
 @dataclass(frozen=True)
 class Efficiency:
-    """Shares of the limits measured in the same run. What is around products and attention (norms, heads, dispatch,
-    sampling) counts with the products. benchmarks/RESULTS.md, "Predicted and measured", has their measurements."""
+    """Shares of the limits, measured in the same run. All time outside of products and attention (norms, heads,
+    dispatch, sampling) counts as products. The measurements are in benchmarks/RESULTS.md, "Predicted and measured"."""
 
     weights: float
-    """Of the read bandwidth, by all but attention, where few rows wait for weights."""
+    """Share of the read bandwidth, outside of attention, if few rows make a step memory-bound."""
     products: float
-    """Of the fp32 FMA peak, by all but attention, where many rows share the weights."""
+    """Share of the fp32 FMA peak, outside of attention, if many rows share the weights."""
     cache: float
-    """Of the read bandwidth, by attention of a decode step, where it waits for keys and values."""
+    """Share of the read bandwidth, for attention of a decode step that is bound by reading keys and values."""
     decode_attention: float
-    """Of the fp32 FMA peak, by attention of a decode step, where many query heads share a key head."""
+    """Share of the fp32 FMA peak, for attention of a decode step in which many query heads share a key head."""
     prefill_attention: float
-    """Of the fp32 FMA peak."""
+    """Share of the fp32 FMA peak, for attention of a prefill."""
 
 
 @dataclass(frozen=True)
 class Prediction:
     prefill_seconds: float
-    """Of one prompt, to its first token."""
+    """Seconds from a prompt to its first token."""
     step_seconds: float
-    """Of a decode step of the whole batch."""
+    """Seconds of a decode step of the whole batch."""
 
 
 AVX2 = Efficiency(weights=0.90, products=0.85, cache=0.62, decode_attention=0.45, prefill_attention=0.65)
 """Medians (benchmarks/RESULTS.md)."""
 AVX512 = AVX2
-"""Not measured on its own."""
+"""Not measured separately."""
 AVX512_BF16 = replace(AVX512, products=1.60)
-"""Products of pairs of bf16 are more than the fp32 peak, of which the shares are told: a prefill of 0.5B came to 1.62
-of it (benchmarks/RESULTS.md). Attention multiplies in fp32 on every set, and its shares are those of `AVX2`."""
+"""bf16 dot products exceed the fp32 peak that these shares refer to: a prefill of 0.5B reached 1.62 times the peak
+(benchmarks/RESULTS.md). Attention is always fp32; its shares are those of `AVX2`."""
 AMX = AVX512_BF16
-"""Measured on no machine yet. Its tiles multiply bf16 many times faster than vectors, so that prefill should be
-underestimated."""
+"""Not measured yet. Tiles multiply bf16 many times faster than vectors, so prefill is probably underestimated."""
 
 
 AVX2_CODES = {
@@ -63,26 +62,29 @@ AVX2_CODES = {
     "int4": replace(AVX2, weights=0.83, products=1.63),
     "float8": replace(AVX2, weights=0.39, products=0.71),
 }
-"""Measured on models whose embedding and LM head are int8 beside int4. These and the next ones are measured
-(benchmarks/RESULTS.md); formats of the same code, whatever their groups, codebooks and minima, are told the same."""
+"""Measured on int4 models with an int8 embedding and LM head. These and the following shares are measured
+(benchmarks/RESULTS.md). Formats of the same code share one prediction, regardless of their groups, codebooks and
+minima."""
 AVX2_VNNI_CODES = AVX2_CODES | {
     "int8": replace(AVX2_CODES["int8"], products=2.40),
     "int4": replace(AVX2_CODES["int4"], products=1.93),
 }
-"""Products as `avx2_vnni_evex` had them on Zen 4; what `avx2_vnni` has on processors of its own is not known yet."""
+"""Products measured with `avx2_vnni_evex` on Zen 4; processors that only have `avx2_vnni` have not been measured."""
 VNNI_CODES = {
     "int8": replace(AVX512, weights=0.95, products=2.78),
     "int4": replace(AVX512, weights=0.93, products=2.60),
     "float8": replace(AVX512, weights=0.65, products=0.81),
 }
-"""Of all sets that have VNNI and AVX-512. Products of integers are more than the fp32 peak; `amx` multiplies those of
-many rows on tiles, measured on no machine yet, so that its prefill should be underestimated."""
+"""Shares of all instruction sets with VNNI and AVX-512. Integer products exceed the fp32 peak. `amx` multiplies many
+rows on tiles and has not been measured, so its prefill is probably underestimated."""
 
 
 def efficiency(isa: str, dtype: torch.dtype, code: str | None = None) -> Efficiency:
     """Returns the shares of the machine's limits that the kernels of an instruction set reach, for weights of a dtype
-    or in codes (`Costs.code`). `generic`, and `avx512` with codes, take those of `avx2`: neither was measured. Codes of
-    2 to 6 bits, in super-blocks or not, take those of int4."""
+    or in codes (`Costs.code`).
+
+    `generic`, and `avx512` with codes, use those of `avx2`: neither was measured. Codes of 2 to 6 bits, in super-blocks
+    or not, use those of int4."""
     if code is not None:
         code = "int4" if code in SMALL_CODES else code
         if isa in ("avx512_vnni", "avx512_bf16", "amx"):
@@ -95,7 +97,7 @@ def efficiency(isa: str, dtype: torch.dtype, code: str | None = None) -> Efficie
 
 
 def efficiencies(isa: str, dtype: torch.dtype, costs: Costs) -> tuple[Efficiency, Efficiency]:
-    """Those of the layers and of the LM head, which files often store in codes of another kind."""
+    """Returns the efficiency of the layers and of the LM head, which files often store in different codes."""
     return efficiency(isa, dtype, costs.layer_code), efficiency(isa, dtype, costs.head_code)
 
 
@@ -108,8 +110,8 @@ def predict(
     batch: int = 1,
     head: Efficiency | None = None,
 ) -> Prediction:
-    """Prefill of one prompt of `prompt` tokens; decode of `batch` sequences of `context` tokens each. `head` is what the LM
-    head reaches, where that is other than the layers."""
+    """Predicts prefill of one prompt of `prompt` tokens, and decode of `batch` sequences of `context` tokens each.
+    `head`: efficiency of the LM head; None if equal to `reached`."""
     bandwidth, peak, head = 1e9 * limits.read_gb_s, 1e9 * limits.fma_gflops, head or reached
 
     def products(reached: Efficiency, weight_bytes: int, flops: int) -> float:

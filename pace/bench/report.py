@@ -1,4 +1,4 @@
-"""A measurement for people: tables, and a picture."""
+"""Formats a measurement for people: tables, and a plot."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NO_PROFILE = "no profile: only the native backend runs a program whose instructi
 
 
 def table(result: Result) -> str:
-    """The figures beside the machine's limits."""
+    """Formats the speeds and their shares of the machine's limits."""
     subject, limits, predicted = result.subject, result.limits, result.predicted
     dtype, kv_dtype = subject.model.held_as, str(subject.model.kv_dtype).removeprefix("torch.")
     dtype += f" (cache {kv_dtype})" if kv_dtype != dtype else ""
@@ -40,7 +40,7 @@ def table(result: Result) -> str:
 
 
 def _above_limits(result: Result) -> list[str]:
-    """Why shares of the limits are above 1."""
+    """Explains shares of the limits above 1."""
     lines = []
     if result.decode_mbu > 1:
         lines.append("MBU > 1      a part of what a step reads stays in the caches, and the limit is that of memory")
@@ -50,8 +50,7 @@ def _above_limits(result: Result) -> list[str]:
 
 
 def profile(result: Result) -> str:
-    """Where the time of a prefill and of a decode step goes, instruction by instruction kind, in the order of the
-    program."""
+    """Formats the time of a prefill and of a decode step by kind of instruction, in the order of the program."""
     if result.decode is None:
         return NO_PROFILE
     return "\n\n".join(
@@ -70,8 +69,8 @@ def _profile(title: str, phase: Phase) -> str:
 
 
 def plot(result: Result, path: Path) -> None:
-    """The roofline of this machine with this model on it, and bars of where the time goes. Raises what `check_plot`
-    raises."""
+    """Plots the roofline of this machine with the model on it, and bars of the time by kind of instruction. Raises what
+    `check_plot` raises."""
     check_plot(path)
     import matplotlib
 
@@ -120,7 +119,7 @@ def _roofline(axes, result: Result) -> None:
     ):
         axes.loglog([flops / num_bytes], [flops / seconds / 1e9], marker, markersize=9, label=label)
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(lambda value, _: f"{value:,.6g}")  # 0.1, 10, 1,000 and no powers of ten
+        axis.set_major_formatter(lambda value, _: f"{value:,.6g}")  # 0.1, 10, 1,000 instead of powers of ten
     axes.set_xlabel("operations per byte read")
     axes.set_ylabel("GFLOPS")
     axes.grid(True, which="both", alpha=0.2)
@@ -143,5 +142,5 @@ def _bars(axes, result: Result) -> None:
         axes.bar([title for title, _ in phases], shares, bottom=bottoms, label=name)
         bottoms = [bottom + share for bottom, share in zip(bottoms, shares)]
     axes.set_ylabel("share of the time")
-    # As the bars are stacked: the last on top.
+    # The order of the stack: the last on top.
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize="small", reverse=True)

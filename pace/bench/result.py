@@ -1,4 +1,4 @@
-"""Results of `pace bench`: what was measured, the seconds of each run, and their shares of the machine's limits."""
+"""Results of `pace bench`: the measured subject, the seconds of each run, and their shares of the machine's limits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pace.llm.models.base_model import BaseModelForCausalLM
 
 @dataclass(frozen=True)
 class Subject:
-    """What is measured: a loaded model and an engine that runs it."""
+    """The subject of a measurement: a loaded model and an engine that runs it."""
 
     name: str
     model: BaseModelForCausalLM
@@ -24,7 +24,7 @@ class Subject:
     backend: str
     load_seconds: float
     load_peak_mib: float
-    """Peak resident memory of the process, right after loading; `rss_before_mib` of it was there before."""
+    """Peak resident memory of the process right after loading, including the `rss_before_mib` from before."""
     rss_before_mib: float
     resident_mib: float
 
@@ -35,13 +35,12 @@ class Subject:
 
 @dataclass(frozen=True)
 class Phase:
-    """Where the time of a step went: seconds per step of each kind of instruction, and what is left outside of the
-    kernels."""
+    """Time of a step: seconds per kind of instruction, and the remainder outside of the kernels."""
 
     seconds: float
     instructions: dict[str, tuple[int, float, float]]
-    """What -> (instructions of this kind in a step, seconds of them all, bytes of weights, or of keys and values
-    computed before, that they read)."""
+    """Maps a kind of instruction to its count in a step, their seconds, and the bytes that they read: weights, or
+    cached keys and values."""
 
     @property
     def outside(self) -> float:
@@ -50,19 +49,19 @@ class Phase:
 
 @dataclass(frozen=True)
 class Repeat:
-    """One run, and the machine's limits around it."""
+    """One run, and the machine's limits measured around it."""
 
     limits: limits.Limits
     first_token_seconds: float
-    """From a prompt of `prompt` tokens to its first token."""
+    """Seconds from a prompt of `prompt` tokens to its first token."""
     step_seconds: float
-    """Of a decode step of the whole batch, the median of the run."""
+    """Median seconds of a decode step of the whole batch."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """Medians over the repeats, of seconds as of shares of the limits: a shared machine's limits drift from one run to
-    the next."""
+    """Medians over the repeats, of seconds and of shares of the limits: the limits of a shared machine drift between
+    runs."""
 
     subject: Subject
     costs: Costs
@@ -70,12 +69,12 @@ class Result:
     generated: int
     batch: int
     depth: int | None
-    """Positions that the cache of each sequence held, of random numbers, when decoding began; None where that was the
-    prompt."""
+    """Number of positions with random keys and values in each sequence's cache when decoding began; None if the prompt
+    was computed instead."""
     repeats: list[Repeat]
     prefill: Phase | None
     decode: Phase | None
-    """None where the backend runs op by op: only a program times its instructions."""
+    """None if the backend runs op by op: only a program times its instructions."""
     peak_mib: float
     """Peak resident memory of the process while the model ran."""
 
@@ -106,7 +105,7 @@ class Result:
 
     @property
     def prefill_mfu(self) -> float:
-        """2 x multiply-adds / time / measured fp32 FMA peak."""
+        """Model FLOPS utilisation of prefill: 2 x multiply-adds / time / measured fp32 FMA peak."""
         flops = self.costs.prefill_flops(self.prompt)
         return statistics.median(
             flops / repeat.first_token_seconds / (1e9 * repeat.limits.fma_gflops) for repeat in self.repeats
@@ -124,7 +123,8 @@ class Result:
 
     @property
     def decode_mbu(self) -> float:
-        """Bytes of weights, keys and values that a step must read / time / measured read bandwidth."""
+        """Memory bandwidth utilisation of decode: bytes of weights, keys and values that a step must read / time /
+        measured read bandwidth."""
         num_bytes = self.costs.decode_bytes(self.batch, self.context)
         return statistics.median(
             num_bytes / repeat.step_seconds / (1e9 * repeat.limits.read_gb_s) for repeat in self.repeats
@@ -132,7 +132,7 @@ class Result:
 
     @property
     def predicted(self) -> Prediction:
-        """What `pace plan` would have said."""
+        """The prediction that `pace plan` makes."""
         return self._predict(self.limits)
 
     @property
@@ -164,7 +164,7 @@ class Result:
         return self.decode.outside / self.decode.seconds if self.decode else None
 
     def as_dict(self) -> dict[str, Any]:
-        """For machines: plain numbers, units in the names."""
+        """Returns plain numbers for JSON, with units in the names."""
         subject = self.subject
         return {
             "pace": pace.__version__,

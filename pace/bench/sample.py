@@ -1,7 +1,7 @@
-"""A few layers of a checkpoint, run here: how far from its prediction a model is on this machine.
+"""Runs a few layers of a checkpoint here, to correct the predicted speed of the whole model.
 
-The shares of `prediction.py` are those of other machines and of formats alike. Layers of the model itself, as they would
-be held, say what its own are.
+The shares of `prediction.py` come from other machines and similar formats. Running layers of the model itself, stored
+as they would be, gives its own shares.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from pace.ops import native
 from pace.quant import QuantizationConfig
 
 SAMPLE_BYTES = 256 << 20
-"""Of layers: too much for the caches of a CPU, which would make decoding faster than the whole model's."""
+"""Bytes of layers to run: more than the caches of a CPU hold, or decoding would be faster than with the whole model."""
 MAX_PROMPT = 512
 STEPS = 24
-"""Of decoding."""
+"""Decode steps."""
 MAX_RUNS, MAX_SECONDS = 5, 2.0
-"""Of the prompt: as many runs as these seconds allow."""
+"""Limits on the number of runs of the prompt and on their total seconds."""
 
 
 class Prompts(NamedTuple):
-    """What is predicted: reading a prompt of so many tokens, and decoding `batch` sequences of `context` tokens."""
+    """Load to predict: a prompt of `prompt` tokens, and decoding `batch` sequences of `context` tokens."""
 
     prompt: int
     context: int
@@ -49,7 +49,7 @@ class Prompts(NamedTuple):
 
 
 class Corrections(NamedTuple):
-    """Measured seconds over predicted ones."""
+    """Measured seconds over predicted seconds."""
 
     prefill: float
     decode: float
@@ -57,7 +57,7 @@ class Corrections(NamedTuple):
 
 @dataclass(frozen=True)
 class Sample:
-    """Layers of a checkpoint whose weights are here."""
+    """Layers of a checkpoint whose weights are on this machine."""
 
     checkpoint: Checkpoint
 
@@ -69,7 +69,7 @@ class Sample:
         limits: Limits,
         asked: Prompts,
     ) -> Corrections:
-        """For weights held in `dtype`, or quantised. Raises what loading the model raises."""
+        """Measures the corrections for weights in `dtype`, or quantised. Raises what loading the model raises."""
         model = make_model(self.checkpoint, dtype, native, kv_dtype, quantization)
         with _threads(limits.threads), _no_warnings():
             reader = self.checkpoint.open_weights(model.config.quantization_config)
@@ -87,8 +87,8 @@ class Sample:
 
 
 def choose_layers(layers: list[Layer], dtype: torch.dtype, num_bytes: int) -> list[Layer]:
-    """As many layers as have `num_bytes`, in order. They are spread evenly over the sizes, for files keep more bits of some
-    layers."""
+    """Returns layers of about `num_bytes` in total, in order, at least one for each distinct size. They are spread
+    evenly over the sizes, because files store some layers with more bits."""
     sizes = [layer.planned_nbytes(native, dtype) for layer in layers]
     by_size = sorted(range(len(layers)), key=lambda index: (sizes[index], index))
     count = min(len(layers), max(len(set(sizes)), round(num_bytes * len(layers) / sum(sizes))))
@@ -97,7 +97,7 @@ def choose_layers(layers: list[Layer], dtype: torch.dtype, num_bytes: int) -> li
 
 
 def _measure(model: BaseModelForCausalLM, asked: Prompts) -> tuple[float, float]:
-    """Seconds of a prompt, and of a step of decoding."""
+    """Returns the seconds of a prompt and of a decode step."""
     length = max(asked.prompt, asked.context) + STEPS + WARM_UP_STEPS + 2
     room = 2 * asked.batch * Costs.of(model, model.dtype, model.kv_dtype).cached_bytes(length) + (64 << 20)
     subject = Subject("sample", model, Engine.create(make_runner(model, "native"), native, room), "native", 0, 0, 0, 0)
@@ -120,7 +120,7 @@ def _threads(count: int) -> Iterator[None]:
 
 @contextmanager
 def _no_warnings() -> Iterator[None]:
-    """What planning the whole model has said already is not said again."""
+    """Silences warnings that planning the whole model has already logged."""
     logger = logging.getLogger("pace")
     before = logger.level
     logger.setLevel(logging.ERROR)

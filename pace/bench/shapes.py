@@ -1,4 +1,4 @@
-"""Known model shapes by name, and weights of random numbers in them: what a benchmark runs without a download.
+"""Known model shapes by name, and random weights for them: benchmarks run without a download.
 
 Speed does not depend on the values of the weights, so random ones of a trained scale are as good as real ones.
 """
@@ -249,8 +249,8 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def shape_config(name: str, layers: int | None = None) -> dict[str, Any]:
-    """The config.json of a shape, or of its first `layers` layers, with its embedding and head. Raises ValueError for
-    more layers than it has."""
+    """Returns the config.json of a shape, or of its first `layers` layers with its embedding and head. Raises
+    ValueError for more layers than it has."""
     config = SHAPES[name]
     if layers is None:
         return config
@@ -262,7 +262,7 @@ def shape_config(name: str, layers: int | None = None) -> dict[str, Any]:
 
 @contextmanager
 def hint_of_shape(name: str) -> Iterator[None]:
-    """Where no checkpoint of this name is found, the error also tells the shapes that may have been meant."""
+    """Adds similarly named shapes to the error if no checkpoint of this name is found."""
     try:
         yield
     except FileNotFoundError as error:
@@ -273,8 +273,7 @@ def hint_of_shape(name: str) -> Iterator[None]:
 
 
 class RandomWeights:
-    """A checkpoint (a `TensorReader`) of random numbers for every tensor that a model wants; nothing of it is kept in
-    memory."""
+    """A checkpoint (a `TensorReader`) with random numbers for every tensor of a model. Nothing is kept in memory."""
 
     PIECE_ELEMENTS = 1 << 22
 
@@ -291,8 +290,8 @@ class RandomWeights:
         return [(start, min(start + rows, count)) for start in range(0, count, rows)]
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
-        """Normal numbers with a standard deviation of 0.02 (the usual initialiser_range); ones for the weights of
-        norms."""
+        """Returns normal numbers with a standard deviation of 0.02 (the usual initialiser_range), or ones for the
+        weights of norms."""
         _, shape = self.tensors[name]
         rows = (prod(shape[:-1] or shape) if stop is None else stop) - start
         if len(shape) == 1:

@@ -87,8 +87,8 @@ def as_text(report: dict[str, Any]) -> str:
 
 
 def memory(root: Path = ROOT) -> dict[str, Any]:
-    """Returns the memory that loading a model can rely on, from files below `root`: total bytes, bytes still available
-    to this process, and the tightest limit (None: no limit) with its source."""
+    """Returns bytes, from files below `root`: the total, what this process may still take, and the
+    tightest limit with its source (None: no limit)."""
     total, _ = machine_memory_bytes(root)
     tightest = min(memory_limits(root), key=lambda limit: limit.limit_bytes, default=None)
     if tightest is not None and total is not None and tightest.limit_bytes >= total:

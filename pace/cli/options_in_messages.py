@@ -29,8 +29,8 @@ def rewrite(message: str, find: Callable[[str, bool | None], str | None]) -> str
     """Returns the message with options in place of argument names. `find(name, flag)` works like `option`.
 
     Unchanged are quoted text, parts of a path or longer name, fields of a file (`config.json: top_k`), and arguments of
-    a call (`QuantizationConfig(group=32)`). A plain word such as `context` is rewritten only in three places:
-    before `=`, alone in brackets, or at the start of a message if "must", "would", "and" or a colon follows."""
+    a call (`QuantizationConfig(group=32)`). A plain word such as `context` is rewritten only before `=` or
+    alone in brackets. At the start of a message, it is also rewritten before "must", "would", "and" or a colon."""
 
     def replaced(match: re.Match) -> str:
         name, before, after = match["name"], message[: match.start()], message[match.end() :]

@@ -1,4 +1,4 @@
-"""What a text may be: JSON of a schema, a regular expression, a context-free grammar, one of some strings."""
+"""Grammars that constrain a text: a JSON schema, a regular expression, a context-free grammar, a choice of strings."""
 
 from pace.grammar.grammar import GivenSchema, Grammar, GrammarError
 from pace.grammar.limits import GrammarLimits

@@ -1,4 +1,4 @@
-"""llguidance, which makes the masks of all grammars, and is imported where a grammar is first asked for."""
+"""llguidance, which computes the token masks of all grammars. It is imported when a grammar is first used."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def import_llguidance() -> ModuleType:
-    """llguidance. Raises ModuleNotFoundError that says how to get it."""
+    """Returns the module. Raises ModuleNotFoundError with the command that installs it."""
     try:
         import llguidance
     except ModuleNotFoundError:
@@ -22,7 +22,7 @@ def import_llguidance() -> ModuleType:
 
 @functools.cache
 def repeats_whitespace() -> bool:
-    """Whether llguidance takes a pattern of whitespace several times at one place, as it did before 1.8."""
+    """True for llguidance before 1.8, which applies a whitespace pattern several times in one place."""
     try:
         version = importlib.metadata.version("llguidance")
     except importlib.metadata.PackageNotFoundError:
@@ -31,7 +31,7 @@ def repeats_whitespace() -> bool:
 
 
 def problem_of(schema: dict[str, Any]) -> str:
-    """Why llguidance makes no grammar of a JSON schema; "" where it does, and where llguidance is missing."""
+    """Returns the reason why llguidance cannot compile a JSON schema; "" if it can, or if llguidance is missing."""
     try:
         matcher = import_llguidance().LLMatcher
     except ModuleNotFoundError:
@@ -41,7 +41,7 @@ def problem_of(schema: dict[str, Any]) -> str:
 
 
 def gbnf_to_lark(text: str) -> str:
-    """Lark of a GBNF grammar. Raises whatever the converter raises."""
+    """Converts a GBNF grammar to Lark. Raises what the converter raises."""
     import_llguidance()
     from llguidance.gbnf_to_lark import any_to_lark
 

@@ -1,4 +1,4 @@
-"""`Grammar`: a description of what a text may be, checked, and independent of any model."""
+"""`Grammar`: a validated constraint on a text, independent of any model."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from pace.grammar.whitespace import whitespace_options
 
 @dataclass(frozen=True)
 class GivenSchema:
-    """A JSON schema as somebody gave it, and what errors call it."""
+    """A JSON schema from a caller, and its name in error messages."""
 
     schema: Mapping[str, Any]
     source: str
-    """A grammar of it alone, in llguidance's form."""
+    """A grammar of this schema only, in llguidance's form."""
     title: str = "this JSON schema"
     place: str | None = None
-    """The field of a request that holds it, as `tools[3]`; None where the caller knows."""
+    """Field of the request that holds the schema, such as `tools[3]`; None if the caller knows it."""
 
 
 class GrammarError(ValueError):
-    """A grammar cannot be used. `place` is the field of a request that holds what is wrong with it, if it is known."""
+    """Raised if a grammar cannot be used. `place` is the field of the request that is wrong, if known."""
 
     def __init__(self, message: str, place: str | None = None) -> None:
         super().__init__(message)
@@ -35,21 +35,21 @@ class GrammarError(ValueError):
 
 @dataclass(frozen=True)
 class Grammar:
-    """What a text may be. Equal grammars are compiled once.
+    """A constraint on a text. Equal grammars are compiled once.
 
-    Made by one of the class methods, each of which raises TypeError or ValueError for what is no such grammar, too large
-    or nested too deeply. What only a compiler finds, such as a rule that is not there, is an error of the request that
-    asks for the grammar.
+    Use one of the class methods. Each raises TypeError or ValueError for an invalid grammar, one that is too large, or
+    one nested too deeply. Errors that only the compiler finds, such as an undefined rule, fail the request that uses
+    the grammar.
     """
 
     kind: str
-    """What it was made as: "json_schema", "regex", "lark", "gbnf", "choices"."""
+    """Name of the constructor: "json_schema", "regex", "lark", "gbnf", "choices" or "llguidance"."""
     source: str
-    """In llguidance's form: JSON with the member "grammars"."""
+    """The grammar in llguidance's form: JSON with the member "grammars"."""
     schemas: tuple[GivenSchema, ...] = field(default=(), compare=False, repr=False)
-    """The JSON schemas in it, in which errors name places."""
+    """The JSON schemas in the grammar; errors name places in them."""
     left_out: tuple[str, ...] = field(default=(), compare=False, repr=False)
-    """What of schemas that are not strict it does not hold, by its place."""
+    """Keywords of non-strict schemas that the grammar does not enforce, each with its place."""
 
     @classmethod
     def json_schema(
@@ -57,11 +57,11 @@ class Grammar:
     ) -> Grammar:
         """JSON texts of a schema: a dict, its JSON text, True, or a pydantic model.
 
-        `strict`: keywords that cannot be enforced are errors that name their place; False passes over them, and
-        `left_out` or `CompiledGrammar.warnings` names them.
-        `whitespace`: "flexible" lets nothing, one blank, or one or two line ends and up to 20 blanks stand between parts.
-        "compact" is none, "spaced" one blank after each colon and comma. A regular expression of blanks says what may
-        stand at one place in their stead.
+        `strict`: raise an error with the place of each keyword that cannot be enforced. False ignores such keywords,
+        and lists them in `left_out` or `CompiledGrammar.warnings`.
+        `whitespace`: "compact" allows none, "spaced" one space after each colon and comma. "flexible" allows nothing,
+        one space, or one or two newlines and up to 20 blanks between parts. A regular expression of blanks replaces
+        what "flexible" allows in each place.
         """
         options = whitespace_options(whitespace)
         given = read_schema(schema)
@@ -79,23 +79,23 @@ class Grammar:
 
     @classmethod
     def regex(cls, pattern: str, *, limits: GrammarLimits = DEFAULT_LIMITS) -> Grammar:
-        """Texts that a regular expression matches as a whole, in the syntax of Rust's regex: no look-around, no
+        """Texts that a regular expression matches as a whole. The syntax is that of Rust's regex: no look-around and no
         back-references."""
         _check_string(pattern, "regex")
         limits.check_text(pattern, "regex")
-        pattern = pattern.replace("\n", "\\n")  # a rule of Lark is a line
+        pattern = pattern.replace("\n", "\\n")  # a rule of Lark is one line
         return cls("regex", _source(lark_grammar=f"start: /{_escape_slashes(pattern)}/"))
 
     @classmethod
     def lark(cls, text: str, *, limits: GrammarLimits = DEFAULT_LIMITS) -> Grammar:
-        """A context-free grammar in llguidance's variant of Lark, whose first rule is `start`."""
+        """Texts of a context-free grammar in llguidance's variant of Lark; the start rule is `start`."""
         _check_string(text, "grammar")
         limits.check_text(text, "grammar")
         return cls("lark", _source(lark_grammar=text))
 
     @classmethod
     def gbnf(cls, text: str, *, limits: GrammarLimits = DEFAULT_LIMITS) -> Grammar:
-        """A context-free grammar as llama.cpp has it, whose first rule is `root`. Needs `pace-llm[grammar]`."""
+        """Texts of a context-free grammar in llama.cpp's GBNF; the start rule is `root`. Needs `pace-llm[grammar]`."""
         _check_string(text, "grammar")
         limits.check_text(text, "grammar")
         from pace.grammar.backend import gbnf_to_lark
@@ -107,7 +107,7 @@ class Grammar:
 
     @classmethod
     def choices(cls, choices: Any, *, limits: GrammarLimits = DEFAULT_LIMITS) -> Grammar:
-        """One of some strings."""
+        """Texts that equal one of some strings."""
         if isinstance(choices, str) or not isinstance(choices, (list, tuple)):
             raise TypeError(f"choices must be a list of strings, got {choices!r:.100}")
         for choice in choices:
@@ -122,7 +122,7 @@ class Grammar:
         return cls("choices", _source(lark_grammar="start: " + " | ".join(texts)))
 
     def after(self, text: str) -> Grammar:
-        """Texts of this grammar with `text` before them."""
+        """Returns the grammar of `text` followed by a text of this grammar."""
         source = json.loads(self.source)
         first, *others = source["grammars"]
         taken = {part.get("name") for part in others}
@@ -135,8 +135,8 @@ class Grammar:
 
     @classmethod
     def read(cls, text: str, *, limits: GrammarLimits = DEFAULT_LIMITS) -> Grammar:
-        """A grammar whose language shows: GBNF has rules with `::=`, Lark with `:`, and JSON with the member "grammars"
-        is llguidance's own form."""
+        """Detects the language of a grammar: `::=` means GBNF, JSON with the member "grammars" is llguidance's own
+        form, and everything else is Lark."""
         _check_string(text, "grammar")
         if text.lstrip().startswith("{"):
             return cls._of_llguidance(text, limits)
@@ -144,7 +144,7 @@ class Grammar:
 
     @classmethod
     def _of_llguidance(cls, text: str, limits: GrammarLimits) -> Grammar:
-        """Its parts are what the other languages are, and are checked like them."""
+        """Checks each part of a grammar in llguidance's form like a grammar in its own language."""
         try:
             members = json.loads(text)
             parts = members["grammars"]
@@ -178,7 +178,7 @@ def _check_string(value: Any, what: str) -> None:
 
 
 def _escape_slashes(pattern: str) -> str:
-    """The pattern with a backslash before each slash that has none."""
+    """Puts a backslash before each slash that has none."""
     escaped, is_escaped = [], False
     for letter in pattern:
         escaped.append("\\/" if letter == "/" and not is_escaped else letter)

@@ -1,7 +1,7 @@
-"""A JSON schema made ready for llguidance: checked, with exact formats, and without what changes nothing.
+"""Prepares a JSON schema for llguidance: checks it, makes formats exact, and removes keywords without effect.
 
-The draft is 2020-12. llguidance has a subset of it (its docs/json_schema.md). `pace.grammar.support` names the place of
-what is not in the subset.
+The draft is 2020-12, and llguidance supports a subset of it (its docs/json_schema.md). `pace.grammar.support` names the
+place of an unsupported keyword.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pace.grammar.patterns import replace_escapes
 
 ECMA_SPACES = {r"\s": r"[\s\uFEFF]", r"\S": r"[^\s\uFEFF]"}
 ECMA_SPACES_IN_CLASS = {r"\s": r"\s\uFEFF"}
-"""Escapes as ECMA-262 has them, where U+FEFF is a space. (A `\\S` within a class stays as it is.)"""
+"""Escapes as ECMA-262 defines them: U+FEFF is a space. (A `\\S` within a class is not changed.)"""
 MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 """Keywords whose value is an object of schemas."""
 LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
@@ -44,11 +44,12 @@ _TIME = (
     r"|23:59:60(\.[0-9]+)?([Zz]|[+-]00:00))"
 )
 _FORMATS = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}[Tt]{_TIME}$"}
-"""RFC 3339, with the days that months have; leap seconds in UTC only. llguidance's own formats allow 29 February each year."""
+"""RFC 3339 with the right number of days for each month, and leap seconds in UTC only. llguidance's own formats allow
+29 February in every year."""
 
 
 def read_schema(schema: Any) -> dict[str, Any]:
-    """The schema in any of its forms: a dict, True, its JSON text, or a pydantic model. Raises TypeError, ValueError."""
+    """Reads a schema given as a dict, True, its JSON text, or a pydantic model. Raises TypeError or ValueError."""
     if isinstance(schema, str):
         try:
             schema = json.loads(schema, parse_constant=_no_constant)
@@ -66,8 +67,8 @@ def read_schema(schema: Any) -> dict[str, Any]:
 
 
 def prepare_schema(schema: dict[str, Any], limits: GrammarLimits) -> dict[str, Any]:
-    """A copy for llguidance. Raises ValueError for a schema that is too large or too deep, that no JSON text can hold, or
-    that says nothing in the words of JSON Schema."""
+    """Returns a copy for llguidance. Raises ValueError for a schema that is too large or too deep, that is not valid
+    JSON, or that has no keyword of JSON Schema."""
     if schema and not (ASSERTIONS | _ANNOTATIONS) & schema.keys():
         raise ValueError(f"{next(iter(schema))!r:.100} is no keyword of JSON Schema, and the schema has no other")
     check_size(schema, limits)
@@ -79,7 +80,7 @@ def prepare_schema(schema: dict[str, Any], limits: GrammarLimits) -> dict[str, A
 
 
 def check_size(schema: Mapping[str, Any], limits: GrammarLimits) -> None:
-    """Raises ValueError for a schema that is too large or too deep, or that no JSON text can hold."""
+    """Raises ValueError for a schema that is too large or too deep, or that is not valid JSON."""
     num_schemas = 0
     waiting = [("#", schema, 1)]
     while waiting:
@@ -100,7 +101,7 @@ def check_size(schema: Mapping[str, Any], limits: GrammarLimits) -> None:
 
 
 def check_optional(schema: Mapping[str, Any], limits: GrammarLimits = DEFAULT_LIMITS) -> None:
-    """Raises ValueError for a schema in which too many properties may come at one place."""
+    """Raises ValueError for a schema with too many optional properties in one place."""
     known: dict[int, int] = {}
     for path, part in subschemas(schema):
         try:
@@ -115,8 +116,8 @@ def check_optional(schema: Mapping[str, Any], limits: GrammarLimits = DEFAULT_LI
 
 
 def _count_optional(part: Any, root: Mapping[str, Any], known: dict[int, int]) -> int:
-    """Properties that a schema itself or the schemas that it is made of do not require. `known` are counts by the id of
-    the schema; one that is made of itself counts once."""
+    """Counts the optional properties of a schema and of those it combines (allOf, anyOf, oneOf, `$ref`). `known` caches
+    counts by the id of the schema; a recursive schema counts once."""
     if not isinstance(part, dict):
         return 0
     if id(part) not in known:
@@ -131,7 +132,7 @@ def _count_optional(part: Any, root: Mapping[str, Any], known: dict[int, int]) -
 
 
 def _target(reference: str, root: Any) -> Any:
-    """What a pointer within a schema points at; None for nothing, and for other references."""
+    """Resolves a JSON pointer within a schema; None if it points to nothing, and for other references."""
     pointer = unquote(reference)
     if pointer != "#" and not pointer.startswith("#/"):
         return None
@@ -147,7 +148,7 @@ def _target(reference: str, root: Any) -> Any:
 
 
 def child_schemas(schema: Any) -> Iterator[tuple[str, Any]]:
-    """The schemas right within a schema, and where in it they stand."""
+    """Yields the place and value of each schema directly within a schema."""
     if not isinstance(schema, dict):
         return
     for keyword, value in schema.items():
@@ -160,7 +161,7 @@ def child_schemas(schema: Any) -> Iterator[tuple[str, Any]]:
 
 
 def subschemas(schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The objects that a schema is made of, itself first, and where they stand in it."""
+    """Yields the path and value of each object schema within a schema, itself first."""
     waiting: list[tuple[str, Any]] = [("#", schema)]
     while waiting:
         path, part = waiting.pop(0)
@@ -170,7 +171,7 @@ def subschemas(schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def simplified(schema: Any) -> Any:
-    """A copy with exact formats, and without what changes nothing."""
+    """Returns a copy with exact formats and without keywords that have no effect."""
     if not isinstance(schema, dict):
         return schema
     prepared = {keyword: value for keyword, value in schema.items() if not _says_nothing(keyword, schema)}
@@ -193,7 +194,8 @@ def simplified(schema: Any) -> Any:
 
 
 def _says_nothing(keyword: str, schema: dict[str, Any]) -> bool:
-    """Whether a keyword changes nothing where it stands; options of llguidance itself are not for schemas to set."""
+    """True if a keyword has no effect in this schema. Options for llguidance count as such: schemas must not set
+    them."""
     if keyword == "x-guidance" or (keyword == "uniqueItems" and schema[keyword] is False):
         return True
     if keyword in ("then", "else"):
@@ -204,7 +206,7 @@ def _says_nothing(keyword: str, schema: dict[str, Any]) -> bool:
 
 
 def pointer_part(name: str) -> str:
-    """A member's name in a JSON pointer. Source: RFC 6901."""
+    """Escapes a name for a JSON pointer. Source: RFC 6901."""
     return str(name).replace("~", "~0").replace("/", "~1")
 
 

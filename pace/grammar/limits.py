@@ -1,4 +1,4 @@
-"""What a grammar may cost before it is looked at: somebody else may have written it."""
+"""Limits on the cost of a grammar, checked before parsing, because a grammar may be untrusted."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class GrammarLimits:
-    """Bounds of one grammar. What llguidance bounds itself, such as the work for one mask, is not among them."""
+    """Limits of one grammar. Limits that llguidance enforces itself, such as the work for one mask, are not
+    included."""
 
     max_bytes: int = 256 * 1024
-    """Most bytes of its source."""
+    """Maximum bytes of its source."""
     max_depth: int = 64
-    """Most brackets within brackets, or schemas within schemas."""
+    """Maximum nesting of brackets or schemas."""
     max_schemas: int = 4096
-    """Schemas that one JSON schema is made of: compiling takes a fraction of a millisecond for each."""
+    """Maximum schemas within one JSON schema: each takes a fraction of a millisecond to compile."""
     max_choices: int = 16384
     max_optional: int = 1000
-    """Properties that may come, and need not, at one place of a text: the work for one token grows with their square,
-    some 0.1 s for so many."""
+    """Maximum optional properties in one place: the work for one token grows with their square, to about 0.1 s at this
+    number."""
 
     def check_text(self, text: str, what: str) -> None:
         """Raises ValueError for a text that is too long or nested too deeply."""
@@ -34,8 +35,8 @@ DEFAULT_LIMITS = GrammarLimits()
 
 
 def bracket_depth(text: str) -> int:
-    """How deep round brackets and braces stand in each other. Those after a backslash, in double quotes, and in a class
-    of characters do not count."""
+    """Returns the nesting depth of round brackets and braces. Brackets after a backslash, in double quotes, or in a
+    character class do not count."""
     depth = deepest = index = 0
     while index < len(text):
         letter = text[index]
@@ -53,7 +54,8 @@ def bracket_depth(text: str) -> int:
 
 
 def _end_of(text: str, start: int, closer: str) -> int:
-    """Where a quoted string or a class ends that begins at `start`; the end of the text where it does not."""
+    """Index of the end of a quoted string or class that begins at `start`; the length of the text, or more, if it has
+    no end."""
     index = start + 1
     while index < len(text) and text[index] != closer:
         index += 2 if text[index] == "\\" else 1

@@ -1,4 +1,4 @@
-"""Regular expressions, piece by piece."""
+"""Tools for regular expressions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _PIECE = re.compile(r"\\.|\[|\]", re.DOTALL)
 
 
 def replace_escapes(pattern: str, outside: Mapping[str, str], within: Mapping[str, str]) -> str:
-    r"""A pattern with escapes such as `\s` replaced: by `outside`, or by `within` inside of a class. Others stay."""
+    r"""Replaces escapes such as `\s`: by `within` inside of a class, by `outside` elsewhere. Other escapes are kept."""
     is_class = False
 
     def replace(match: re.Match[str]) -> str:

@@ -1,4 +1,4 @@
-"""`response_format`, as OpenAI's API and those modelled on it have it, to a grammar."""
+"""Converts `response_format`, as in OpenAI's API and similar ones, to a grammar."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _TYPES = ("text", "json_object", "json_schema", "structural_tag")
 def read_response_format(
     value: Any, limits: GrammarLimits = DEFAULT_LIMITS, whitespace: str = "flexible"
 ) -> Grammar | None:
-    """The grammar that `{"type": ...}` asks for; None for text.
+    """Returns the grammar of `{"type": ...}`; None for text.
 
-    "json_schema" has its `schema` and `strict` in the member `json_schema`, or itself (OpenAI's responses, llama.cpp);
-    without `strict`, keywords that cannot be enforced are passed over. "json_object" may have a `schema` (llama.cpp),
-    which is enforced in full. `whitespace` is that of the JSON, as `Grammar.json_schema` takes it.
+    "json_schema" has `schema` and `strict` in the member `json_schema`, or directly (OpenAI's responses, llama.cpp).
+    Without `strict`, keywords that cannot be enforced are ignored. "json_object" may have a `schema` (llama.cpp), which
+    is enforced in full. `whitespace` of the JSON is as in `Grammar.json_schema`.
     Raises TypeError, ValueError.
     """
     if not isinstance(value, Mapping):

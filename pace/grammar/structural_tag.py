@@ -1,6 +1,6 @@
-"""Structural tags: free text in which certain beginnings oblige to go on in a certain form. In both of xgrammar's forms.
+"""Structural tags: free text in which certain prefixes require a certain continuation.
 
-The old one has `structures` and `triggers`, the new one a `format` made of parts.
+Both forms of xgrammar are supported: the old one has `structures` and `triggers`, the new one a `format` made of parts.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from pace.grammar.whitespace import whitespace_options
 def read_structural_tag(
     value: Mapping[str, Any], limits: GrammarLimits = DEFAULT_LIMITS, whitespace: str = "flexible"
 ) -> Grammar:
-    """A grammar of a structural tag, raising TypeError or ValueError that names the place of what is wrong. `whitespace`
-    is that of its JSON, as `Grammar.json_schema` takes it."""
+    """Returns the grammar of a structural tag. `whitespace` of its JSON is as in `Grammar.json_schema`. Raises
+    TypeError or ValueError that names the place of an error."""
     writer = _Writer(limits, whitespace_options(whitespace))
     if "format" in value:
         start = writer.part(value["format"], "format", 1)
@@ -40,7 +40,7 @@ class _Writer:
         self._json_options = json_options
 
     def part(self, value: Any, place: str, depth: int) -> str:
-        """What stands for a part of a `format` in a rule."""
+        """Returns the Lark expression of a part of a `format`."""
         if depth > self._limits.max_depth:
             raise ValueError(f"{place[:200]} is more than {self._limits.max_depth} parts deep")
         kind = _member(value, "type", str, place)
@@ -50,7 +50,7 @@ class _Writer:
         return read(value, place, depth)
 
     def triggered(self, tags: Any, triggers: Any, place: str, may_be_none: bool, only_one: bool) -> str:
-        """Free text, in which each text that begins like a trigger is one of the tags."""
+        """Returns the expression of free text in which each trigger begins one of the tags."""
         tags = _list(tags, place)
         triggers = [_string(trigger, "triggers") for trigger in _list(triggers, "triggers")]
         options: dict[str, list[str]] = {}
@@ -117,7 +117,7 @@ class _Writer:
         return [self.part(element, f"{place}[{index}]", depth + 1) for index, element in enumerate(elements)]
 
     def _tag_rest(self, tag: Mapping, place: str, depth: int) -> list[str]:
-        """What follows the beginning of a tag: its content, then its end."""
+        """Returns the expressions of a tag's content and end."""
         end = _member(tag, "end", str, place)
         if isinstance(tag.get("content"), Mapping) and tag["content"].get("type") == "any_text" and end:
             return [self._rule("text", f"/(.|\\n)*?{_regex_literal(end)}/", lazy=True)]
@@ -137,7 +137,7 @@ class _Writer:
         return f"%json {json.dumps(prepared)}"
 
     def _rule(self, name: str, body: str, lazy: bool = False) -> str:
-        """The name of a new rule; upper case is a terminal."""
+        """Adds a rule and returns its name; an upper-case name is a terminal."""
         name = f"{name}_{len(self.rules)}"
         self.rules.append(f"{name}{'[lazy]' if lazy else ''}: {body}")
         return name
@@ -179,10 +179,10 @@ def _list(value: Any, place: str) -> list[Any]:
 
 
 def _quoted(text: str) -> str:
-    """A literal of Lark; "" for nothing."""
+    """A Lark literal; "" for an empty text."""
     return json.dumps(text, ensure_ascii=False) if text else ""
 
 
 def _regex_literal(text: str) -> str:
-    """The text in a regex of Lark, as itself."""
+    """Escapes a text for use in a Lark regex."""
     return "".join(letter if letter.isalnum() or letter in "_<>=\"'" else f"\\x{{{ord(letter):x}}}" for letter in text)

@@ -1,4 +1,5 @@
-"""What llguidance has of JSON Schema: errors with the place in the schema, and schemas without what it does not have."""
+"""llguidance's support of JSON Schema: errors with their place in the schema, and schemas without unsupported
+keywords."""
 
 from __future__ import annotations
 
@@ -14,11 +15,11 @@ from pace.grammar.json_schema import ASSERTIONS, LISTS, MAPS, SINGLE, pointer_pa
 _ALONE = ASSERTIONS.difference(
     MAPS, LISTS, SINGLE, ("$ref", "$dynamicRef", "required", "enum", "const", "dependencies", "dependentRequired")
 )
-"""Keywords that can be looked at by themselves: their value holds no schemas, names or values."""
+"""Keywords that can be checked on their own: their values hold no schemas, names or constants."""
 
 
 def explain(error: str, schema: dict[str, Any]) -> str:
-    """What llguidance said of a schema, with the place where it can be found."""
+    """Returns an error of llguidance about a schema, with the place in the schema."""
     if match := re.search(r"Unimplemented keys: (\[.*?\])", error):
         keywords = json.loads(match.group(1))
         return _at(schema, "not supported", lambda part: [name for name in keywords if name in part]) or error
@@ -44,8 +45,9 @@ def explain(error: str, schema: dict[str, Any]) -> str:
 
 
 def relaxed(schema: Any) -> tuple[Any, tuple[str, ...]]:
-    """A schema without the keywords that no grammar can be made of, not even a lenient one, such as a pattern with
-    look-around; and what was left out, by its place. Without llguidance, the schema as it is."""
+    """Removes the keywords that llguidance cannot compile even in lenient mode, such as a pattern with look-around.
+
+    Returns the schema and the removed keywords with their places. Without llguidance, the schema is unchanged."""
     return _relaxed(schema, "#", left_out := []), tuple(left_out)
 
 
@@ -59,7 +61,7 @@ def _relaxed(schema: Any, path: str, left_out: list[str]) -> Any:
             kept[keyword] = {other: child for other, child in kept[keyword].items() if other != name}
         else:
             kept.pop(keyword)
-        if keyword == "patternProperties":  # what it said of properties is forgotten, so they may be anything
+        if keyword == "patternProperties":  # its properties are then unconstrained
             kept["additionalProperties"] = True
     for keyword, value in kept.items():
         if keyword in MAPS and isinstance(value, dict):
@@ -76,7 +78,7 @@ def _relaxed(schema: Any, path: str, left_out: list[str]) -> Any:
 
 
 def _faults(schema: dict[str, Any]) -> Iterator[tuple[str, str | None, str]]:
-    """Keywords right in a schema that no grammar can be made of, the name within `patternProperties`, and why."""
+    """Yields the keywords of a schema that cannot be compiled, the name within `patternProperties`, and the reason."""
     for keyword, value in schema.items():
         if keyword in _ALONE and (problem := _problem(keyword, json.dumps(value))):
             yield keyword, None, problem
@@ -91,7 +93,7 @@ def _faults(schema: dict[str, Any]) -> Iterator[tuple[str, str | None, str]]:
 
 @functools.lru_cache(maxsize=4096)
 def _problem(keyword: str, value: str) -> str:
-    """Why no grammar can be made of a keyword with this value, in JSON; "" where one can."""
+    """Returns the reason why a keyword with this JSON value cannot be compiled; "" if it can."""
     schema = simplified({keyword: json.loads(value)})
     error = problem_of({"x-guidance": {"lenient": True}, **schema})
     lines = [line.removeprefix("error: ") for line in error.splitlines() if not line.startswith((" ", "regex parse"))]
@@ -99,7 +101,7 @@ def _problem(keyword: str, value: str) -> str:
 
 
 def _at(schema: dict[str, Any], what: str, find: Callable[[dict[str, Any]], list[str]]) -> str:
-    """`what` about each place of a schema where `find` of the schema there names keywords."""
+    """Returns `what`, preceded by the places of all keywords that `find` returns for the schemas within `schema`."""
     places = [f"{path}/{pointer_part(keyword)}" for path, part in subschemas(schema) for keyword in find(part)]
     return f"{', '.join(places[:8])}: {what}" if places else ""
 

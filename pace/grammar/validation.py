@@ -1,4 +1,4 @@
-"""Whether a value is what a JSON schema says: for values that no grammar has held to it."""
+"""Validates a value against a JSON schema, for values that were not generated with a grammar."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _TYPES = {"string": str, "boolean": bool, "array": list, "object": dict, "null":
 
 
 def is_valid(value: Any, schema: Any) -> bool:
-    """Whether `value`, as `json.loads` gives it, is of the schema: a dict, or True or False.
+    """True if `value`, as returned by `json.loads`, matches the schema: a dict, or True or False.
 
-    `format` says nothing. References are looked up in the schema; one to elsewhere, or that has no end, is of no value.
-    A keyword or a pattern that is not known says nothing.
+    `format` is ignored, and so are unknown keywords and invalid patterns. References are resolved within the schema. A
+    value never matches a reference to another document, or an endless one.
     """
     try:
         return _Schemas(schema).takes(value, schema)
-    except (RecursionError, ArithmeticError, LookupError, TypeError, ValueError):  # a schema that is none
+    except (RecursionError, ArithmeticError, LookupError, TypeError, ValueError):  # an invalid schema
         return False
 
 
@@ -51,7 +51,7 @@ class _Schemas:
         return isinstance(value, bool) or value is None or _number(value, schema)
 
     def _at(self, reference: str) -> Any:
-        """The schema that a reference means: `#/$defs/city`."""
+        """Resolves a reference such as `#/$defs/city`."""
         place, _, path = reference.partition("#")
         if place:
             raise ValueError("a reference to elsewhere")
@@ -82,7 +82,7 @@ class _Schemas:
             return False
         rest = schema.get("items", True)
         first = schema.get("prefixItems", ())
-        if isinstance(rest, list):  # as it was before 2020
+        if isinstance(rest, list):  # before draft 2020-12
             first, rest = rest, schema.get("additionalItems", True)
         if not all(self.takes(one, first[k] if k < len(first) else rest) for k, one in enumerate(value)):
             return False
@@ -123,7 +123,7 @@ def _is_type(value: Any, kinds: Any) -> bool:
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Whether two values are equal in JSON, where 1 is 1.0 and not true."""
+    """True if two values are equal in JSON, where 1 equals 1.0 but not true."""
     if isinstance(a, bool) or isinstance(b, bool):
         return a is b
     if isinstance(a, list) and isinstance(b, list):
@@ -153,8 +153,8 @@ def _text(value: str, schema: Mapping[str, Any]) -> bool:
 
 
 def _matches(text: str, pattern: str) -> bool:
-    """Whether a pattern is in a text. True for one that llguidance does not take: Python's own would, but may need
-    exponential time."""
+    """True if a pattern matches somewhere in a text, or if llguidance rejects the pattern. Python's `re` is not used,
+    because it may need exponential time."""
     matcher = _matcher(pattern)
     if matcher is None:
         return True

@@ -1,4 +1,4 @@
-"""What may stand between the parts of a JSON text, in the words of a caller and in those of llguidance."""
+"""Whitespace between the parts of a JSON text: names, regular expressions, and the resulting options of llguidance."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pace.grammar.backend import repeats_whitespace
 from pace.grammar.patterns import replace_escapes
 
 _FLEXIBLE = r" |\n{1,2}[ \t]{0,20}"
-"""As in llama.cpp (its rule `space`): models lay their JSON out as they learned it, and cannot go on with blanks for
+"""Whitespace as in llama.cpp (its rule `space`). Models lay JSON out as they learned it, but cannot generate blanks for
 ever."""
 _COMPACT = {"whitespace_flexible": False}
 _NAMES = ("flexible", "compact", "spaced")
@@ -18,15 +18,16 @@ _SEPARATORS = {"item": ",", "key": ":"}
 _MAX_CHARACTERS = 200
 _BLANK = r" |\t|\n|\r|\\[tnr]|\\x20|\\x09|\\x0[aAdD]|\\u0020|\\u0009|\\u000[aAdD]"
 _PATTERN = re.compile(rf"(?:{_BLANK}|\\s|\(\?:|[()|?*+\[\]]|\{{\d{{1,4}}(?:,\d{{0,4}})?\}})*")
-"""Regular expressions of blanks: no letter but those of escapes, and no negated class."""
+"""Matches regular expressions of blanks: they have no letters outside of escapes, and no negated class."""
 _JSON_SPACES = r" \t\n\r"
-"""What `\\s` stands for in JSON."""
+"""Meaning of `\\s` in JSON."""
 
 
 def whitespace_options(whitespace: Any) -> dict[str, Any]:
-    """llguidance's options for a name or a regular expression. Raises TypeError and ValueError for what is neither.
+    """Returns llguidance's options for a name or a regular expression. Raises TypeError or ValueError for anything
+    else.
 
-    A regular expression says what may stand at one place beside nothing; "" is "compact".
+    A regular expression gives the whitespace allowed in each place, in addition to none; "" means "compact".
     """
     if not isinstance(whitespace, str):
         raise TypeError(f"whitespace must be a string, got {whitespace!r:.100}")
@@ -45,7 +46,7 @@ def whitespace_options(whitespace: Any) -> dict[str, Any]:
 
 
 def _of_pattern(pattern: str) -> dict[str, Any]:
-    if repeats_whitespace():  # then commas and colons have it, which come once
+    if repeats_whitespace():  # then use commas and colons, which occur only once
         return _COMPACT | {f"{what}_separator": f"({pattern})?{mark}({pattern})?" for what, mark in _SEPARATORS.items()}
     return {"whitespace_pattern": f"({pattern})"}
 

@@ -1,1 +1,1 @@
-"""A load on a server that speaks as OpenAI's does, and how fast it answers: `pace bench --serve URL`."""
+"""Load test of a server with OpenAI's protocol: `pace bench --serve URL`."""

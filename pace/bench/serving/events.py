@@ -1,17 +1,18 @@
-"""Server-sent events from bytes as they come."""
+"""Incremental parser of server-sent events."""
 
 from __future__ import annotations
 
 
 class EventParser:
-    """Reads the data of events, however their bytes are cut. Names of events, comments and retries are left out."""
+    """Parses the data of events from chunks of any size. Names of events, comments and retries are ignored."""
 
     def __init__(self) -> None:
         self._rest = b""
         self._lines: list[bytes] = []
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The data of each event that `data` completes; of several lines, with newlines between."""
+        """Returns the data of each event that `data` completes. Several data lines of an event are joined with
+        newlines."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         events = []
         for line in lines:

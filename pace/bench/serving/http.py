@@ -1,6 +1,6 @@
-"""A small client of HTTP/1.1: what a server sends is handed on at once, in the callback that received it.
+"""A small HTTP/1.1 client that passes received bytes on in the same callback.
 
-Nothing wakes a task before an answer is complete, so that many streams cost little beside the server under load.
+A task only wakes once its answer is complete: many streams cost little compared with the server under load.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 HEAD_BYTES = 64 << 10
-"""The longest head of an answer that is read."""
+"""Maximum size of the head of an answer."""
 
 RECEIVED_BYTES = 16 << 10
-"""What is taken from a connection at a time. Without a buffer of its own asyncio makes one of 256 KiB for each."""
+"""Size of a connection's receive buffer. By default asyncio makes one of 256 KiB for each."""
 
 OnBody = Callable[[int, bytes], None]
-"""Takes the status of an answer, and a part of its body."""
+"""Called with the status of an answer and a part of its body."""
 
 
 class BadResponse(Exception):
-    """What came is no answer in HTTP/1.1."""
+    """Raised if an answer is not valid HTTP/1.1."""
 
 
 class ResponseParser:
-    """Reads one answer from bytes as they come, however they are cut."""
+    """Parses one answer from chunks of any size."""
 
     def __init__(self) -> None:
         self.status = 0
         self.headers: dict[str, str] = {}
-        """Names in lower case; of a header that comes twice, the last."""
+        """Names are in lower case; a repeated header keeps its last value."""
         self.has_begun = False
         self.is_done = False
         self._buffer = bytearray()
@@ -40,12 +40,12 @@ class ResponseParser:
 
     @property
     def keeps_connection(self) -> bool:
-        """Whether another request may follow on the connection."""
+        """True if the connection can be used for another request."""
         ends_by_closing = self._read == self._read_until_close
         return self.is_done and not self._buffer and not ends_by_closing and self._connection != "close"
 
     def feed(self, data: bytes | memoryview) -> bytes:
-        """The bytes of the body that `data` brings. Raises BadResponse."""
+        """Returns the bytes of the body in `data`. Raises BadResponse."""
         self.has_begun = True
         self._buffer += data
         body: list[bytes] = []
@@ -54,7 +54,7 @@ class ResponseParser:
         return b"".join(body)
 
     def close(self) -> None:
-        """Says that the connection has ended. Raises ConnectionError where the answer has not."""
+        """Handles the end of the connection. Raises ConnectionError if the answer is incomplete."""
         if self._read == self._read_until_close:
             self.is_done = True
         if not self.is_done:
@@ -64,7 +64,7 @@ class ResponseParser:
     def _connection(self) -> str:
         return self.headers.get("connection", "").lower()
 
-    # Each reads one part of an answer. False where there is not enough of it yet.
+    # Each of these reads one part of an answer. It returns False if more bytes are needed.
 
     def _read_head(self, body: list[bytes]) -> bool:
         end = self._buffer.find(b"\r\n\r\n")
@@ -82,7 +82,7 @@ class ResponseParser:
         }
         if version == "HTTP/1.0":
             self.headers.setdefault("connection", "close")
-        if self.status >= 200:  # others go before the answer
+        if self.status >= 200:  # informational answers come before the final one
             self._read_body_by(self.headers)
         return True
 
@@ -112,7 +112,7 @@ class ResponseParser:
             return False
         size = _number(self._buffer[:line_end].partition(b";")[0], 16)
         start, end = line_end + 2, line_end + 2 + size
-        if size and self._buffer[end : end + 2] == b"\r\n":  # mostly, the chunk is here as a whole
+        if size and self._buffer[end : end + 2] == b"\r\n":  # the usual case: the whole chunk has arrived
             body.append(self._take(end + 2)[start:end])
             return True
         self._take(start)
@@ -145,7 +145,7 @@ class ResponseParser:
         return bool(part)
 
     def _find_line_end(self) -> int:
-        """Where a line ends; -1 where it is not there yet."""
+        """Index of the end of the line; -1 if it has not arrived."""
         end = self._buffer.find(b"\r\n")
         if end < 0 and len(self._buffer) > HEAD_BYTES:
             raise BadResponse("a line of the answer does not end")
@@ -169,18 +169,18 @@ def _number(text: str | bytearray, base: int) -> int:
 
 @dataclass(frozen=True)
 class Address:
-    """Where a server is."""
+    """Address of a server."""
 
     scheme: str
     host: str
     port: int
     base: str
-    """What stands before every path, such as "/models/a"; mostly ""."""
+    """Prefix of every path, such as "/models/a"; usually ""."""
 
     @classmethod
     def parse(cls, url: str) -> Address:
-        """Reads `http://127.0.0.1:8000`, or the same with a path. A `/v1` at its end is that of the API, and left out.
-        Raises ValueError for what is no such URL."""
+        """Parses a URL such as `http://127.0.0.1:8000`, with or without a path. A trailing `/v1` belongs to the API and
+        is removed. Raises ValueError for anything else."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"{url!r} is no URL of a server; give one such as http://127.0.0.1:8000")
@@ -196,7 +196,7 @@ class Address:
 
 
 class Client:
-    """Requests to one server, on connections that are used again while the server keeps them."""
+    """Sends requests to one server, and reuses connections that the server keeps open."""
 
     def __init__(self, address: Address, api_key: str | None = None) -> None:
         self.address = address
@@ -210,15 +210,16 @@ class Client:
         self._headers = "".join(line + "\r\n" for line in lines)
 
     async def get(self, path: str) -> tuple[int, bytes]:
-        """Status and body."""
+        """Returns status and body."""
         body: list[bytes] = []
         status = await self._request(self._message("GET", path, b""), lambda status, data: body.append(data))
         return status, b"".join(body)
 
     async def post(self, path: str, body: bytes, on_body: OnBody) -> int:
-        """Sends JSON; the status, once the whole answer has gone to `on_body`. What that raises, this raises.
+        """Sends JSON and returns the status once the whole answer has gone to `on_body`. Exceptions of `on_body`
+        propagate.
 
-        Raises OSError where the connection fails (ConnectionError where it ends early), and BadResponse."""
+        Raises: OSError if the connection fails (ConnectionError if it ends early); BadResponse."""
         return await self._request(self._message("POST", path, body), on_body)
 
     def close(self) -> None:
@@ -237,7 +238,7 @@ class Client:
             except ConnectionError:
                 if not is_used or connection.has_answered:
                     raise
-                # The server had closed it for being idle; the request was not read.
+                # The server had closed the idle connection, so it has not read the request.
             finally:
                 if connection.is_reusable:
                     self._idle.append(connection)
@@ -245,7 +246,7 @@ class Client:
                     connection.abort()
 
     async def _connection(self) -> tuple[_Connection, bool]:
-        """A connection, and whether it was used before."""
+        """Returns a connection, and True if it was used before."""
         while self._idle:
             connection = self._idle.pop()
             if connection.is_reusable:
@@ -257,7 +258,7 @@ class Client:
 
 
 class _Connection(asyncio.BufferedProtocol):
-    """One exchange at a time."""
+    """A connection with one exchange at a time."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
@@ -268,7 +269,7 @@ class _Connection(asyncio.BufferedProtocol):
 
     @property
     def has_answered(self) -> bool:
-        """Whether any byte of an answer to the last request came."""
+        """True if any byte of an answer to the last request has arrived."""
         return self._parser.has_begun
 
     @property
@@ -287,7 +288,7 @@ class _Connection(asyncio.BufferedProtocol):
     def abort(self) -> None:
         self._transport.abort()
 
-    # -- what the loop calls ----------------------------------------------------------------------------------------
+    # -- callbacks of asyncio --------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
@@ -297,7 +298,7 @@ class _Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, num_bytes: int) -> None:
         if self._done is None or self._done.done():
-            self._transport.abort()  # it speaks without being asked
+            self._transport.abort()  # data without a request
             return
         try:
             body = self._parser.feed(self._received[:num_bytes])

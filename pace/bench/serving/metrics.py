@@ -1,4 +1,4 @@
-"""What a load says of a server, under the names that `vllm bench serve --save-result` has for it."""
+"""Metrics of a load test, named as in the files of `vllm bench serve --save-result`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ METRICS = {
     "e2el": "end-to-end latency",
 }
 GOALS = ("ttft", "tpot", "e2el")
-"""Those that a single request has."""
+"""Metrics that a single request has."""
 
 
 def summary(
@@ -29,10 +29,10 @@ def summary(
     percentiles: list[float],
     goodput: dict[str, float] | None = None,
 ) -> dict[str, Any]:
-    """Numbers of a run. `metrics`: those of METRICS that are wanted. `goodput`: the most milliseconds of each of GOALS
-    that a good request takes.
+    """Computes the numbers of a run. `metrics`: the wanted ones of METRICS. `goodput`: maximum milliseconds for each of
+    GOALS that a good request may take.
 
-    Times count from when a request was due. Rates are of requests and tokens answered in full, and of the whole
+    Times count from when a request was due. Rates count only complete answers and their tokens, over the whole
     duration. Deviations are those of the population."""
     complete = [record for record in run.records if record.is_complete]
     input_tokens, output_tokens = (
@@ -70,7 +70,8 @@ def summary(
 
 
 def details(run: Run) -> dict[str, Any]:
-    """Lists with an entry for each request, in seconds; of one that failed, what came before."""
+    """Returns lists with an entry for each request, in seconds. A failed request has the values from before it
+    failed."""
     records = run.records
     return {
         "input_lens": [record.input_tokens for record in records],
@@ -83,7 +84,7 @@ def details(run: Run) -> dict[str, Any]:
 
 
 def values_ms(complete: list[Record], metric: str) -> list[float]:
-    """Milliseconds of each request that has the metric, of "itl" those of all."""
+    """Returns the milliseconds of each request that has the metric; for "itl", those of all requests together."""
     if metric == "itl":
         return [1e3 * itl for record in complete for itl in record.itls]
     if metric == "tpot":
@@ -92,8 +93,8 @@ def values_ms(complete: list[Record], metric: str) -> list[float]:
 
 
 def _distribution(name: str, values: list[float], percentiles: list[float]) -> dict[str, float | None]:
-    """None where no request has the metric."""
-    import numpy  # which `pace bench --help` does without
+    """Returns mean, median, deviation and percentiles; None for each if no request has the metric."""
+    import numpy  # not needed by `pace bench --help`
 
     numbers = {
         f"mean_{name}_ms": numpy.mean,
@@ -104,7 +105,7 @@ def _distribution(name: str, values: list[float], percentiles: list[float]) -> d
 
 
 def most_at_once(records: list[Record]) -> int:
-    """The most requests that were under way at one time."""
+    """Maximum number of requests in flight at one time."""
     changes = sorted([(record.sent, 1) for record in records] + [(record.ended, -1) for record in records])
     most = current = 0
     for _, change in changes:

@@ -1,4 +1,4 @@
-"""One request of a load: what came for it, and when."""
+"""Records what one request of a load test received, and when."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from pace.bench.serving.events import EventParser
 from pace.bench.serving.http import BadResponse
 
 _read_json = json.JSONDecoder().decode
-"""As `json.loads`, in two thirds of its time for an event."""
+"""Like `json.loads`, but takes two thirds of its time for an event."""
 
 TEXT_FIELDS = ("content", "reasoning_content", "reasoning", "tool_calls", "refusal")
-"""Members of a chat's delta that a user waits for; its role alone is none."""
+"""Fields of a chat delta that a user waits for; the role is not one."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a request has no answer."""
+    """Reason why a request has no answer."""
 
     kind: str
-    """What is counted: "HTTP 429", "refused", "dropped", "timeout", "error event", "malformed", "no usage", "network"."""
+    """Category that is counted: "HTTP 429", "refused", "dropped", "timeout", "error event", "malformed", "no usage",
+    "network"."""
     message: str
 
     @classmethod
     def of(cls, error: Exception) -> Failure:
-        """Raises what is none of a server's or a network's failures."""
+        """Converts an exception to a Failure; raises it again if it is not a failure of the server or the network."""
         if isinstance(error, RequestFailed):
             return error.failure
         for kinds, kind in _KINDS:
@@ -46,7 +47,7 @@ _KINDS: list[tuple[type[Exception], str]] = [
 
 
 class RequestFailed(Exception):
-    """The server said that it will not answer, or what it said is no answer."""
+    """Raised if the server refuses a request or its answer is malformed."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -54,16 +55,16 @@ class RequestFailed(Exception):
 
 
 class Record:
-    """The times of one request in seconds of `time.perf_counter`, and the server's counts of its tokens."""
+    """Times of one request in seconds of `time.perf_counter`, and the server's counts of its tokens."""
 
     def __init__(self, due: float) -> None:
-        """`due`: when the request was to be sent. What it waited from then on is part of its time."""
+        """`due`: when the request was to be sent. Waiting from then on counts as part of its time."""
         self.due = due
         self.sent = due
         self.arrivals: list[float] = []
-        """When each piece of text came; pieces that came together have one time."""
+        """Time of arrival of each piece of text; pieces that arrive together count once."""
         self.last = due
-        """When the last event of a choice came: with text, or with why it ended."""
+        """Time of the last event with a choice: text, or a finish reason."""
         self.ended = due
         self.input_tokens = 0
         self.output_tokens = 0
@@ -72,10 +73,11 @@ class Record:
         self._error_body = b""
         self._has_usage = False
 
-    # -- while it is under way --------------------------------------------------------------------------------------
+    # -- while it is in flight
+    # ------------------------------------------------------------------------------------------
 
     def receive(self, status: int, data: bytes) -> None:
-        """Takes a part of the answer's body. Raises RequestFailed for an error among the events."""
+        """Processes a part of the answer's body. Raises RequestFailed for an error among the events."""
         now = time.perf_counter()
         if status != 200:
             self._error_body += data
@@ -89,7 +91,7 @@ class Record:
                 raise RequestFailed("malformed", f"no event of OpenAI's form: {event[:80]!r}") from None
 
     def finish(self, status: int) -> None:
-        """Says that the answer is complete. Raises RequestFailed where it is none."""
+        """Records that the answer is complete. Raises RequestFailed if it is not a valid answer."""
         self.ended = time.perf_counter()
         if status != 200:
             raise RequestFailed(f"HTTP {status}", error_message(self._error_body) or f"the server answered {status}")
@@ -101,7 +103,7 @@ class Record:
             )
         if self.last == self.due:
             raise RequestFailed("malformed", "the stream has no choice, only a count of tokens")
-        if not self.arrivals:  # an answer without text: its end is all there is to see
+        if not self.arrivals:  # an answer without text: its end counts as the first token
             self.arrivals.append(self.last)
 
     def fail(self, error: Exception) -> None:
@@ -109,7 +111,7 @@ class Record:
         self.failure = Failure.of(error)
 
     def _take(self, event: dict[str, Any], now: float) -> None:
-        """Notes what an event has. Its usage is that of the answer so far: the last one holds."""
+        """Records an event. Its usage is cumulative: the last one counts."""
         if event.get("error"):
             raise RequestFailed("error event", _message_of(event["error"]))
         usage = event.get("usage")
@@ -129,12 +131,12 @@ class Record:
 
     @property
     def ttft(self) -> float:
-        """Time to first token, since the request was due."""
+        """Time to first token, from when the request was due."""
         return self.arrivals[0] - self.due
 
     @property
     def e2el(self) -> float:
-        """End-to-end latency: until the answer's end, since the request was due."""
+        """End-to-end latency, from when the request was due to the end of the answer."""
         return self.last - self.due
 
     @property
@@ -156,7 +158,7 @@ def _has_text(choice: dict[str, Any]) -> bool:
 
 
 def error_message(body: bytes) -> str:
-    """What an answer that is an error says, in the forms that servers have for it."""
+    """Returns the message of an error response, in any form that servers use."""
     try:
         value = json.loads(body)
     except ValueError:

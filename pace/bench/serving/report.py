@@ -1,4 +1,4 @@
-"""A load's numbers for people: a table, and a picture."""
+"""Formats the numbers of a load test for people: a table, and a plot."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pace.bench.serving.run import Run
 from pace.bench.serving.workload import Load
 
 MOST_SEND_LAG_MS = 20.0
-"""Beyond this the machine of the client was too busy to send in time, and the times say something of it, too."""
+"""Above this send delay the client's machine was too busy, which distorts the measured times."""
 
 
 def table(numbers: dict[str, Any], run: Run, load: Load, percentiles: list[float], goodput: dict[str, float]) -> str:
-    """What was asked, what was answered, and how long it took."""
+    """Formats the requests, the answers, and their times."""
     lines = [
         f"{numbers['model_id']}, {load.endpoint}; {load.num_prompts} requests of about {load.input_len} + {load.output_len} tokens, {_arrivals(load)}",
         f"requests     {numbers['completed']:9} answered         {numbers['failed']:6} failed     {numbers['max_concurrent_requests']} at once at most, in {numbers['duration']:.2f} s",
@@ -55,7 +55,7 @@ def _arrivals(load: Load) -> str:
 
 
 def plot(run: Run, load: Load, path: Path) -> None:
-    """Shares of the requests that were as fast or faster, and the run over time. Raises what `check_plot` raises."""
+    """Plots the cumulative distribution of each metric, and the run over time. Raises what `check_plot` raises."""
     check_plot(path)
     import matplotlib
 
@@ -86,7 +86,7 @@ def _shares(axes, complete: list[Record]) -> None:
 
 
 def _over_time(axes, run: Run) -> None:
-    """Tokens a second, each request's spread evenly over its pieces of text, and requests under way."""
+    """Plots tokens per second (those of a request spread evenly over its pieces of text) and requests in flight."""
     num_bins = 60
     edges = numpy.linspace(0, run.duration, num_bins + 1)
     arrivals, weights = [], []

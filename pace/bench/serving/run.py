@@ -1,4 +1,4 @@
-"""Puts a load on a server, and keeps a record of every request."""
+"""Runs a load test, and keeps a record of every request."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from pace.bench.serving.workload import Load
 
 @dataclass(frozen=True)
 class Run:
-    """A load that has been answered."""
+    """A finished load test."""
 
     records: list[Record]
-    """In the order in which they were due."""
+    """Records of the requests, in the order in which they were due."""
     start: float
     duration: float
-    """Seconds until the last one ended."""
+    """Seconds until the last request ended."""
     cpu_seconds: float
-    """What this process took meanwhile."""
+    """CPU time of this process during the run."""
 
 
 async def find_model(client: Client) -> str:
-    """The first model that the server names. Raises ValueError where it names none, ConnectionError where there is no
-    server."""
+    """Returns the first model that the server lists. Raises ValueError if it lists none, ConnectionError if it does not
+    answer."""
     try:
         status, body = await client.get("/v1/models")
     except (OSError, BadResponse) as error:
@@ -42,7 +42,7 @@ async def find_model(client: Client) -> str:
 
 
 async def warm_up(client: Client, load: Load, bodies: list[bytes], timeout: float) -> None:
-    """Sends requests one after the other. Raises ValueError that says why one was not answered: so would be all."""
+    """Sends requests one by one. Raises ValueError with the reason if one fails, because all others would fail too."""
     for body in bodies:
         record = Record(time.perf_counter())
         await _exchange(client, load, body, record, timeout)
@@ -55,8 +55,8 @@ async def warm_up(client: Client, load: Load, bodies: list[bytes], timeout: floa
 async def run(
     client: Client, load: Load, bodies: list[bytes], timeout: float, report: Callable[[int], object] = lambda done: None
 ) -> Run:
-    """Sends each of `bodies` when the load has it due. `timeout`: seconds after which a request is given up; `report`
-    is called with 1 for each that ended."""
+    """Sends each of `bodies` when it is due. `timeout`: seconds after which a request is given up. `report` is called
+    with 1 whenever a request ends."""
     slots = asyncio.Semaphore(load.max_concurrency or len(bodies))
     arrivals = load.arrivals() if load.is_open_loop else None
     records: list[Record] = []

@@ -1,4 +1,4 @@
-"""What a load asks for, and when: made from a seed, and the same wherever it is made."""
+"""Requests of a load test and when they arrive, reproducible from a seed on any machine."""
 
 from __future__ import annotations
 
@@ -14,36 +14,37 @@ if TYPE_CHECKING:
     import numpy
 
 ENDPOINTS = {"/v1/completions": "openai", "/v1/chat/completions": "openai-chat"}
-"""Path of a kind of request: what `vllm bench serve` calls its backend."""
+"""Maps the path of a kind of request to its backend name in `vllm bench serve`."""
 
 ARRIVALS, LENGTHS, WORDS = range(3)
-"""Each has random numbers of its own: other arrivals change no prompt."""
+"""Independent random streams: other arrivals change no prompt."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """A number of requests, how long they are, and how they arrive."""
+    """A load test: the number of requests, their lengths, and how they arrive."""
 
     num_prompts: int = 100
     input_len: int = 128
-    """Words of a prompt: about as many tokens, and the server's count is what is reported."""
+    """Words of a prompt, each about one token. Reports use the server's count."""
     output_len: int = 64
-    """The most tokens of an answer."""
+    """Maximum number of tokens of an answer."""
     range_ratio: float = 0.0
     """Spread of both lengths: uniform between 1 - ratio and 1 + ratio times the length."""
     request_rate: float = math.inf
-    """Requests that arrive in a second, whatever has been answered. Infinite: all at once, or with `max_concurrency`
-    one for each that ends."""
+    """Requests that arrive per second, however many are still unanswered. Infinite: all at once, or with
+    `max_concurrency` one whenever another ends."""
     burstiness: float = 1.0
     """Shape of the gamma distribution of the times between arrivals: 1 for a Poisson process, less for bursts."""
     max_concurrency: int | None = None
-    """Requests under way at once; others wait, and with a finite `request_rate` their time runs while they do."""
+    """Maximum number of requests in flight. Others wait; with a finite `request_rate` the wait counts as part of their
+    time."""
     seed: int = 0
     endpoint: str = "/v1/completions"
     ignore_eos: bool = False
-    """Has every answer go on to `output_len`; an extension that pace, vLLM, SGLang and llama.cpp know."""
+    """Continue every answer up to `output_len`; an extension of pace, vLLM, SGLang and llama.cpp."""
     extra_body: dict[str, Any] = field(default_factory=dict)
-    """Further members of every request, which win over those made here."""
+    """Additional fields of every request, which override those made here."""
 
     def __post_init__(self) -> None:
         for name in ("num_prompts", "input_len", "output_len"):
@@ -64,11 +65,11 @@ class Load:
 
     @property
     def is_open_loop(self) -> bool:
-        """Whether requests arrive at times of their own, rather than when others end."""
+        """True if arrivals follow a schedule, and not the end of other requests."""
         return self.request_rate < math.inf or self.max_concurrency is None
 
     def arrivals(self) -> list[float]:
-        """Seconds from the start at which each request is due; the first at 0. Of an open loop."""
+        """Seconds from the start at which each request of an open loop is due; the first at 0."""
         if self.request_rate == math.inf:
             return [0.0] * self.num_prompts
         scale = 1 / (self.request_rate * self.burstiness)
@@ -76,8 +77,8 @@ class Load:
         return [0.0, *gaps.cumsum().tolist()]
 
     def bodies(self, model: str, num_warmups: int = 0) -> list[bytes]:
-        """The requests as JSON, `num_warmups` that are not counted in front. Their prompts differ from the first word
-        on, and from those of another seed."""
+        """Returns the requests as JSON, preceded by `num_warmups` that are not counted. Prompts differ from the first
+        word on, and between seeds."""
         count = num_warmups + self.num_prompts
         lengths = self._random(LENGTHS)
         inputs, outputs = (self._lengths(lengths, length, count) for length in (self.input_len, self.output_len))
@@ -100,12 +101,12 @@ class Load:
         return random.integers(max(1, math.floor(low)), math.ceil(high), size=count, endpoint=True).tolist()
 
     def _random(self, what: int) -> numpy.random.Generator:
-        import numpy  # which `pace bench --help` does without
+        import numpy  # not needed by `pace bench --help`
 
         return numpy.random.default_rng([self.seed, what])
 
 
 def common_words() -> list[str]:
-    """The words that are one token of the bundled vocabulary each: so common that most tokenizers have one for them."""
+    """Words that are one token of the bundled vocabulary: common enough to be one token in most vocabularies."""
     vocabulary = json.loads((TINY / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]
     return [token[1:] for token in vocabulary if re.fullmatch("\u0120[a-z]{2,}", token)]
