@@ -184,10 +184,7 @@ def fill_cache(engine: Engine, sequences: list[Sequence]) -> None:
     cache = engine.cache
     for sequence in sequences:
         last = len(sequence.tokens) - 1
-        for end in (
-            *range(cache.step_tokens, last, cache.step_tokens),
-            last,
-        ):  # like a prefill, for windows
+        for end in (*range(cache.step_tokens, last, cache.step_tokens), last):  # like a prefill, for windows
             has_room = cache.reserve(sequence, end + 1)
             assert has_room, f"the cache is too small for {sequence}"
             cache.commit(sequence, end)

@@ -54,8 +54,7 @@ def bracket_depth(text: str) -> int:
 
 
 def _end_of(text: str, start: int, closer: str) -> int:
-    """Index of the end of a quoted string or class that begins at `start`; the length of the text, or more, if it has
-    no end."""
+    """Index of the end of a quoted string or class that begins at `start`; at least `len(text)` if it has no end."""
     index = start + 1
     while index < len(text) and text[index] != closer:
         index += 2 if text[index] == "\\" else 1

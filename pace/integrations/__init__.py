@@ -1,1 +1,1 @@
-"""pace inside other libraries, each of which is an extra: `pip install "pace-llm[NAME]"`."""
+"""Integrations of pace into other libraries. Each is an extra: `pip install "pace-llm[NAME]"`."""

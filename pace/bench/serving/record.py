@@ -73,8 +73,7 @@ class Record:
         self._error_body = b""
         self._has_usage = False
 
-    # -- while it is in flight
-    # ------------------------------------------------------------------------------------------
+    # -- while it is in flight -----------------------------------------------------------------------------------------
 
     def receive(self, status: int, data: bytes) -> None:
         """Processes a part of the answer's body. Raises RequestFailed for an error among the events."""

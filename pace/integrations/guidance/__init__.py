@@ -1,4 +1,4 @@
-"""guidance's programs on a model of pace: `from pace.integrations.guidance import Pace` (docs/guidance.md)."""
+"""pace as a model for guidance's programs: `from pace.integrations.guidance import Pace` (docs/guidance.md)."""
 
 try:
     import guidance as _guidance

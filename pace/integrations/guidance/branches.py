@@ -1,7 +1,7 @@
-"""The branches of programs that share a model: each keeps its tokens, with their keys and values, in a session.
+"""Branches of programs that share a model. The tokens, keys and values of each branch are kept in a session.
 
-guidance's loop gives all tokens of a branch each time that it wants logits. `Branches` finds the session that has most
-of them. Many threads may ask at once, and their sessions then share the engine's steps.
+guidance passes all tokens of a branch whenever it needs logits. `Branches` finds the session with the longest common
+prefix. Several threads may call at once; their sessions then share the engine's steps.
 """
 
 from __future__ import annotations
@@ -16,39 +16,39 @@ from torch import Tensor
 from pace.llm.clients.session import Session
 
 NEAR = 8
-"""A branch that lacks this many tokens or fewer is taken without looking for a nearer one."""
+"""A branch that lacks at most this many tokens is used without searching for a closer one."""
 
 
 class Advance(NamedTuple):
-    """What came of bringing a branch to some tokens."""
+    """Result of advancing a branch to given tokens."""
 
     rows: Tensor
-    """fp32 `[rows, V]`: logits of what follows the last tokens, in the caller's hands."""
+    """fp32 `[rows, V]`: logits after each of the last tokens; the caller may modify them."""
     num_cached: int
-    """How many of the tokens needed no work."""
+    """Number of tokens that were not computed again."""
 
 
 class Branch:
-    """One session, the tokens that it has, and the logits of what follows them."""
+    """A session, its tokens, and the logits after the last of them."""
 
     def __init__(self) -> None:
         self.session: Session | None = None
         self.tokens: list[int] = []
         self.row: Tensor | None = None
-        """`[1, V]`, of the last token; None where it is not known."""
+        """`[1, V]`: logits after the last token; None if unknown."""
         self.is_busy = True
         self.used = 0
-        """Larger for a branch that was used later."""
+        """Counter value at the last use; larger is more recent."""
 
     def begins(self, ids: list[int]) -> bool:
-        """Whether all tokens of the branch are the first of `ids`."""
+        """True if the tokens of the branch are a prefix of `ids`."""
         length = len(self.tokens)
         return length <= len(ids) and self.tokens[-1:] == ids[length - 1 : length] and self.tokens == ids[:length]
 
     def num_shared(self, ids: list[int]) -> int:
-        """How many tokens the branch and `ids` begin with alike."""
+        """Length of the common prefix of the branch and `ids`."""
         least, most = 0, min(len(ids), len(self.tokens))
-        while least < most:  # halves that are compared in C
+        while least < most:  # binary search, because slices are compared in C
             middle = (least + most + 1) // 2
             if ids[least:middle] == self.tokens[least:middle]:
                 least = middle
@@ -57,7 +57,7 @@ class Branch:
         return least
 
     def fork_of(self, other: Branch, ids: list[int]) -> None:
-        """Becomes a branch with the tokens that `other` and `ids` begin with."""
+        """Turns this branch into a fork of `other` with the common prefix of `other` and `ids`."""
         self.close()
         self.session, self.tokens, self.row = other.session.fork(), list(other.tokens), None
         self.cut(self.num_shared(ids))
@@ -68,16 +68,16 @@ class Branch:
             self.session.close()
 
     def cut(self, num_tokens: int) -> None:
-        """Forgets all but the first tokens."""
+        """Drops all tokens after the first `num_tokens`."""
         if num_tokens < len(self.tokens):
             self.row = None
             self.session.truncate(num_tokens)
             del self.tokens[num_tokens:]
 
     def advance(self, ids: list[int], most_rows: int) -> Advance:
-        """Goes to the tokens `ids`, at least one, and gives the logits of what follows the new ones: of the last
-        `most_rows` at most. Before them stands the row of the last old token, where the branch only grows and there is
-        room for it."""
+        """Sets the tokens to `ids` (at least one), and returns the logits after the new ones, at most the last
+        `most_rows` rows. If tokens are only appended and there is room, they are preceded by the logits after the
+        last old token."""
         num_cached = self.num_shared(ids)
         if num_cached == len(ids) == len(self.tokens) and self.row is not None:
             return Advance(self.row.clone(), num_cached)
@@ -86,14 +86,14 @@ class Branch:
         self.row = None
         new = ids[num_cached:]
         rows = self.session.append(new, min(len(new), most_rows))
-        self.tokens, self.row = list(ids), rows[-1:].clone()  # a row that is drawn from is edited meanwhile
+        self.tokens, self.row = list(ids), rows[-1:].clone()  # a copy: drawing edits the returned row
         if before is not None and len(new) < most_rows:
             rows = torch.cat([before, rows])
         return Advance(rows, num_cached)
 
 
 class Branches:
-    """Up to `most` branches. The least recently used makes room for a new one. Safe to use from several threads."""
+    """At most `most` branches. A new one replaces the least recently used. Thread-safe."""
 
     def __init__(self, new_session: Callable[[], Session], most: int) -> None:
         self._new_session = new_session
@@ -104,8 +104,9 @@ class Branches:
         self._is_closed = False
 
     def advance(self, ids: list[int], most_rows: int) -> Advance:
-        """As `Branch.advance`, of the branch that has most of `ids`. One that would lose tokens is forked, so that
-        whoever goes on with it finds them. Waits while all branches are busy. Raises what `Session.append` does."""
+        """Advances the branch with the longest prefix of `ids`, like `Branch.advance`. A branch that would lose tokens
+        is forked instead, so that it can still be continued. Blocks while all branches are busy. Raises what
+        `Session.append` raises."""
         branch, source = self._claim(ids)
         try:
             if source is not None:
@@ -122,7 +123,7 @@ class Branches:
             self._release(source, branch)
 
     def close(self) -> None:
-        """Frees the sessions; who computes meanwhile fails. Closing twice is harmless."""
+        """Frees the sessions; running computations fail. May be called twice."""
         with self._changed:
             self._is_closed = True
             for branch in self._all:
@@ -131,7 +132,8 @@ class Branches:
             self._changed.notify_all()
 
     def _claim(self, ids: list[int]) -> tuple[Branch, Branch | None]:
-        """A branch to bring to `ids`, and the one that it is to be a fork of first; both are busy from now on."""
+        """Marks a branch to be advanced to `ids` as busy and returns it. The second result, also busy, is the branch to
+        fork it from first; None if no fork is needed."""
         with self._changed:
             while True:
                 if self._is_closed:

@@ -1,4 +1,4 @@
-"""guidance's engine on a model of pace: logits of any branch, and the next token of each."""
+"""guidance's engine on a model of pace: computes logits of any branch and picks the next token."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from pace.llm.chat import read_tools
 from pace.llm.chat.template import ChatTemplate
 
 MOST_ROWS = 256
-"""Rows of logits that one call gives. guidance asks for all of a prompt's to show probabilities, and does without those
-that are missing."""
+"""Maximum rows of logits per call. guidance asks for all rows of a prompt to show probabilities, and copes without the
+missing ones."""
 
 
 class PaceTokenizer(Tokenizer):
-    """The table of tokens that pace's own grammars have: as wide as the model's logits."""
+    """guidance's tokenizer with the token table of pace's grammars, which is as wide as the logits."""
 
     def __init__(self, table: Any, tokenizer: Any, chat_template: Any) -> None:
-        """`chat_template`: a subclass of guidance's ChatTemplate, or None for that of the tokenizer."""
-        self._orig_tokenizer = tokenizer  # guidance's name for it
+        """`chat_template`: a subclass of guidance's ChatTemplate; None for the tokenizer's own template."""
+        self._orig_tokenizer = tokenizer  # guidance reads this name
         bos = tokenizer.bos_token_id
         adds_bos = bos is not None and tokenizer("a")["input_ids"][:1] == [bos]
         super().__init__(table, None, bos if adds_bos else None)
         self._chat_template = chat_template or derive(tokenizer, tokenizer.bos_token if adds_bos else "")
 
     def recode(self, tokens: Sequence[int]) -> list[int]:
-        """The tokens of the text that `tokens` are, as far as it ends with a whole character; then the others."""
+        """Tokenizes the text of `tokens` again, up to its last complete character; the remaining tokens are kept."""
         num_whole = len(tokens)
-        while num_whole > len(tokens) - 4:  # a character has four bytes at most
+        while num_whole > len(tokens) - 4:  # a character has at most four bytes
             try:
                 text = self.decode(tokens[:num_whole]).decode()
             except UnicodeDecodeError:
@@ -50,8 +50,7 @@ class PaceTokenizer(Tokenizer):
 
 
 class PaceEngine(Engine):
-    """What branches of programs share: a model, and the sessions of the last branches. Safe to use from several
-    threads."""
+    """The state that all branches share: a model, and the sessions of recent branches. Thread-safe."""
 
     def __init__(
         self,
@@ -63,7 +62,7 @@ class PaceEngine(Engine):
     ) -> None:
         """`options` are those of guidance's Engine. Raises ValueError for a model without a tokenizer."""
         table = model.generator.guides.grammars.table
-        self.model_obj = model  # guidance's name for it
+        self.model_obj = model  # guidance reads this name
         self.hf_tokenizer = model.tokenizer
         if isinstance(chat_template, str):
             self.hf_tokenizer = copy.copy(model.tokenizer)
@@ -77,7 +76,7 @@ class PaceEngine(Engine):
         self._branches.close()
 
     def get_chat_template(self) -> guidance.chat.ChatTemplate | None:
-        """None where the tokenizer has no template, and none was given."""
+        """Returns None if the tokenizer has no template and none was given."""
         return None if self.tokenizer.chat_template is None else self.tokenizer.chat_template()
 
     def __call__(
@@ -88,15 +87,16 @@ class PaceEngine(Engine):
         sampling_params: SamplingParams | None = None,
         step_config: StepConfig | None = None,
     ) -> Generator[EngineResponse, None, TokenUsage]:
-        """As guidance's, on what the model is to read, which may be more than what is shown (`PaceState`)."""
+        """Runs guidance's engine on the text that the model reads, which may be longer than the visible text
+        (`PaceState`)."""
         reading = EngineState()
         reading.prompt = getattr(state, "read", state.prompt)
         return (yield from super().__call__(reading, grammar, ensure_bos_token, sampling_params, step_config))
 
     def get_logits(self, token_ids: list[int], include_all_uncached_tokens: bool = False) -> LogitsOutput:
-        """Logits `[rows, V]` of what follows the last tokens: one row, or those of all that were not cached, up to
-        MOST_ROWS. The row before them is there, too, where it is known. Raises ValueError for no tokens, and for more
-        than the context holds."""
+        """Returns logits `[rows, V]` after the last token, or after all tokens that were not cached, up to MOST_ROWS.
+        They are preceded by the row before them, if it is known. Raises ValueError for no tokens, or more than the
+        context holds."""
         if not token_ids:
             raise ValueError("get_logits needs at least one token")
         rows, num_cached = self._branches.advance(token_ids, MOST_ROWS if include_all_uncached_tokens else 1)
@@ -113,7 +113,8 @@ class PaceEngine(Engine):
         compute_unmasked_probs: bool,
         sampling_params: SamplingParams | None,
     ) -> GenTokenExtra:
-        """The token after `token_ids`, and the `k` likeliest. Probabilities are those without the mask."""
+        """Picks the token after `token_ids`, and returns it with the `k` likeliest tokens. Probabilities ignore the
+        mask."""
         began = time.monotonic()
         sampling = Sampling.read({"seed": self.seed, **(sampling_params or {})})
         picked = pick(logits, mask, token_ids, temperature, sampling, k if compute_unmasked_probs else None)
@@ -136,8 +137,8 @@ class PaceEngine(Engine):
     def chat_completion_streaming(
         self, messages: Sequence[Mapping[str, Any]], grammar: str, tools: Sequence[Mapping[str, Any]] | None = None
     ) -> Generator[tuple[bytes, dict[str, Any]], None, None]:
-        """Pieces of the answer to a conversation, of a Lark grammar, each with what it captured. The prompt is what the
-        tokenizer's template makes of `messages` and `tools`."""
+        """Yields pieces of the answer to a conversation, constrained by a Lark grammar, and the captures of each piece.
+        The tokenizer's template renders the prompt from `messages` and `tools`."""
         state = EngineState()
         state.prompt = ChatTemplate(self.hf_tokenizer).render(messages, read_tools(tools or ()))
         for response in self(state, grammar, sampling_params=SamplingParams()):

@@ -1,4 +1,4 @@
-"""Runs the nodes of guidance's programs: turns by the model's own chat template, and calls of tools."""
+"""Runs the nodes of guidance's programs: turns in the model's own chat template, and tool calls."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from pace.llm.chat.tools import Tool, ToolCall, ToolChoice
 
 
 class PaceState(EngineState):
-    """The text of a branch, and the turns that it is made of."""
+    """The text of a branch and its turns."""
 
     def __init__(self) -> None:
         super().__init__()
         self.messages: list[dict[str, Any]] = []
-        """The turns that are over."""
+        """The finished turns."""
         self.previous_role: str | None = None
         self.turn_from = 0
-        """Where in the text the content of the turn under way begins."""
+        """Offset in the text at which the content of the current turn begins."""
         self.turn_to = 0
-        """Where the last turn ended, its end with it."""
+        """Offset in the text after the end of the last turn."""
         self.is_conversation = True
-        """Whether all text so far stands in turns."""
+        """True if all text so far belongs to turns."""
         self.told: tuple[int, str] | None = None
-        """What the model reads in place of the first characters, as many as the number says: the same turns, and tools
-        beside them."""
+        """A number of characters at the start of the text, and what the model reads in their place: the same turns
+        rendered with tools."""
 
     @property
     def read(self) -> str:
-        """What the model reads."""
+        """The text that the model reads."""
         if self.told is None:
             return self.prompt
         num_characters, text = self.told
@@ -50,7 +50,7 @@ class PaceState(EngineState):
 
 
 class PaceInterpreter(EngineInterpreter):
-    """One branch of a program. Copies share the engine and nothing else."""
+    """One branch of a program. Copies share only the engine."""
 
     engine: PaceEngine
     state: PaceState
@@ -82,11 +82,11 @@ class PaceInterpreter(EngineInterpreter):
         yield from self._end_turn(self.get_role_end(node.role))
 
     def tool_call(self, node: ToolCallNode, **kwargs: Any) -> Iterator[OutputAttr]:
-        """The rest of the assistant's turn: text, or calls in the form that the model was trained on. The calls are
-        made, and their results stand in the turns that follow, up to the next answer of the assistant.
+        """Generates the rest of the assistant's turn: text, or calls in the form that the model was trained on. Runs
+        the calls, and writes their results as turns, up to the assistant's next answer.
 
-        From here on the model reads the conversation as its template writes it with these tools. Raises ValueError
-        outside of an assistant's turn, and NotImplementedError for tools of another kind than functions."""
+        From here on the model reads the conversation rendered with these tools. Raises ValueError outside of an
+        assistant's turn, and NotImplementedError for tools that are not functions."""
         tools, template = self._tools(node), ChatTemplate(self.engine.hf_tokenizer)
         state = self.state
         if state.active_role != "assistant" or not state.is_conversation:
@@ -110,7 +110,7 @@ class PaceInterpreter(EngineInterpreter):
     def _answer(
         self, calls: list[ToolCall], said: str, node: ToolCallNode, tools: list[Tool], template: ChatTemplate
     ) -> Iterator[OutputAttr]:
-        """Makes the calls, and writes what stands between them and the next answer."""
+        """Runs the calls, and writes the text between them and the next answer."""
         state = self.state
         made = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
@@ -127,7 +127,7 @@ class PaceInterpreter(EngineInterpreter):
             raise NotImplementedError("the chat template writes calls in another way once there are results")
         state.messages = [*called, *results]
         behind_id = re.split(r"\$[A-Z]+", template.format.tail + template.format.closing)[-1]
-        last_words = behind_id.split()[-1:] or ["}"]  # of the calls: what is behind them ends the turn
+        last_words = behind_id.split()[-1:] or ["}"]  # end of the calls; the text after it ends the turn
         _, found, end = before.rpartition(last_words[0])
         yield from self._end_turn((end if found else self.get_role_end("assistant")) + after.removeprefix(before))
         state.active_role, state.turn_from = "assistant", len(state.prompt)
@@ -152,6 +152,6 @@ class PaceInterpreter(EngineInterpreter):
 
 
 def _result(node: ToolCallNode, call: ToolCall) -> str:
-    """What a tool returns, as text."""
+    """Calls a tool and returns its result as text."""
     result = node.tools[call.name].call(**json.loads(call.arguments))
     return result if isinstance(result, str) else json.dumps(result, default=str)

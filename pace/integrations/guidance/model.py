@@ -1,4 +1,4 @@
-"""The face: a model of pace as guidance's programs take one."""
+"""`Pace`: a model of pace for guidance's programs."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from pace.llm import LLMModel
 
 
 class Pace(Model):
-    """A model that programs of guidance are added to.
+    """A model that guidance's programs are added to.
 
-    Like all of guidance's models it is immutable: each `+` gives another branch. Branches share the weights and what they
-    begin with, and may run in several threads at once.
+    Like all of guidance's models it is immutable: each `+` returns a new branch. Branches share the weights and their
+    common prefix, and may run in several threads at once.
     """
 
     def __init__(
@@ -42,16 +42,16 @@ class Pace(Model):
         max_branches: int = 32,
         **load_options: Any,
     ) -> None:
-        """`model`: a local directory, a GGUF file or a Hub id, with arguments of `LLMModel` as `load_options`; or an open
-        LLMModel, which others may use as well.
-        `echo`: probabilities of all tokens, for guidance's display.
-        `chat_template`: a Jinja template, or a ChatTemplate of guidance; else the tokenizer's own.
-        `sampling_params`: `top_p`, `top_k`, `min_p`, `repetition_penalty`, `seed`. `seed` here is for programs whose
-        own have none; without any, draws come from numpy's global generator.
-        `max_branches`: how many branches keep their keys and values, and how many threads compute at once.
+        """`model`: a local directory, a GGUF file or a Hub id, loaded with `load_options` (arguments of `LLMModel`); or
+        a loaded LLMModel, which may be shared.
+        `echo`: compute the probabilities of all tokens, for guidance's display.
+        `chat_template`: a Jinja template, or a ChatTemplate of guidance; by default the tokenizer's own.
+        `sampling_params`: `top_p`, `top_k`, `min_p`, `repetition_penalty`, `seed`.
+        `seed`: for programs whose `sampling_params` have no seed; without either, numpy's global generator is used.
+        `max_branches`: number of branches that keep their keys and values, and of threads that can compute at once.
 
-        Raises what `LLMModel` does, ValueError for a model without a tokenizer, and TypeError for options of loading
-        where the model is open.
+        Raises: what `LLMModel` raises; ValueError for a model without a tokenizer; TypeError for load options with a
+        loaded model.
         """
         self._is_ours = not isinstance(model, LLMModel)
         if not self._is_ours and load_options:
@@ -76,14 +76,14 @@ class Pace(Model):
         super().__init__(interpreter_cls(engine), sampling_params or SamplingParams(), echo)
 
     def with_sampling_params(self, sampling_params: SamplingParams) -> Pace:
-        """A branch with other sampling parameters."""
+        """Returns a branch with other sampling parameters."""
         Sampling.read(sampling_params)
         return super().with_sampling_params(sampling_params)
 
     def batch(self, programs: Iterable[Any]) -> list[Pace]:
-        """What comes of each of `programs` from here, in their order. They run at once, and share the steps of the
-        model. A program is what may be added to a model, or a function of one. The first error is raised, once all have
-        ended."""
+        """Runs `programs` from this branch at once, and returns their results in order. They share the steps of the
+        model. A program is anything that can be added to a model, or a function of one. After all have ended, the
+        first error is raised."""
         programs = list(programs)
         if not programs:
             return []
@@ -92,7 +92,8 @@ class Pace(Model):
         return [run.result() for run in runs]
 
     def close(self) -> None:
-        """Frees what all branches keep, and the model if it was loaded here. None of them can go on."""
+        """Frees the state of all branches, and the model if it was loaded here. No branch can be continued
+        afterwards."""
         self.engine.close()
         if self._is_ours:
             self.engine.model_obj.close()

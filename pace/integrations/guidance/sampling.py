@@ -1,7 +1,7 @@
-"""The next token of a program: guidance's rules, on pace's kernels.
+"""Picks the next token of a program: guidance's rules on pace's kernels.
 
-The order is guidance's: mask, repetition penalty, temperature, min_p, top_k, top_p. With a temperature of 0 the likeliest
-token is taken, after the penalty alone.
+The order is guidance's: mask, repetition penalty, temperature, min_p, top_k, top_p. At temperature 0 the likeliest
+token after mask and penalty is taken.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pace.ops import native as ops
 from pace.ops.draws import Edits
 
 GREEDY_BELOW = 1e-5
-"""The temperature below which nothing is drawn, as guidance has it."""
+"""Temperature below which sampling is greedy, as in guidance."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,13 @@ class Sampling:
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     seed: int | None = None
-    """Draws depend on it and on their place in the text. None: on numpy's global generator, as in guidance's own
-    models."""
+    """Seed of the draws, combined with the position in the text. None: use numpy's global generator, like guidance's
+    own models."""
 
     @classmethod
     def read(cls, params: Mapping[str, Any] | None) -> Sampling:
-        """Raises TypeError for a name that is none, ValueError for what a value cannot be. None is the default."""
+        """Reads sampling parameters; None means the default. Raises TypeError for an unknown name, ValueError for an
+        invalid value."""
         given = {name: value for name, value in (params or {}).items() if value is not None}
         names = [field.name for field in fields(cls)]
         if unknown := given.keys() - set(names):
@@ -61,13 +62,13 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Picked:
-    """A token, and what is known of its place among the others."""
+    """A picked token, and probabilities."""
 
     token: int
     prob: float
-    """Its probability were there no mask; NaN where that was not asked for."""
+    """Probability of the token without the mask; NaN if not requested."""
     likeliest: list[tuple[int, float]]
-    """The likeliest tokens were there no mask, and their probabilities, falling."""
+    """The likeliest tokens without the mask and their probabilities, in descending order."""
 
 
 def pick(
@@ -78,10 +79,10 @@ def pick(
     sampling: Sampling,
     num_likeliest: int | None,
 ) -> Picked:
-    """The token that follows `seen`, by its `logits [V]` (float32, not changed).
+    """Picks the token that follows `seen` from its `logits [V]` (float32, not changed).
 
-    `mask` has a byte for each token, 0 where it may not come; None allows all. `num_likeliest` other tokens are told of
-    with probabilities; None asks for no probability at all. Raises ValueError where no token is left.
+    `mask` has a byte for each token, 0 for a forbidden one; None allows all. `num_likeliest` is the number of likeliest
+    tokens to return with probabilities; None computes no probabilities at all. Raises ValueError if no token is left.
     """
     given = torch.from_numpy(logits)[None]
     free = _shaped(given, None, seen, temperature, sampling) if mask is None or num_likeliest is not None else None
@@ -103,7 +104,7 @@ def pick(
 
 
 def _shaped(given: Tensor, mask: bytes | None, seen: list[int], temperature: float, sampling: Sampling) -> Tensor:
-    """A copy of `given [1, V]` whose softmax is the distribution to draw from."""
+    """Returns a copy of `given [1, V]` whose softmax is the distribution to draw from."""
     row = given.numpy().copy()
     shaped = torch.from_numpy(row)
     if mask is not None:
@@ -114,7 +115,7 @@ def _shaped(given: Tensor, mask: bytes | None, seen: list[int], temperature: flo
         if temperature != 1.0:
             row /= temperature
         top_k = sampling.top_k
-        if sampling.min_p > 0:  # a number of the likeliest: the others may go first, as guidance has it
+        if sampling.min_p > 0:  # as a top_k: guidance applies min_p first
             num_likely = int(np.count_nonzero(row >= row.max() + math.log(sampling.min_p)))
             top_k = min(top_k, num_likely) if top_k else num_likely
         if top_k or sampling.top_p < 1:
@@ -123,8 +124,8 @@ def _shaped(given: Tensor, mask: bytes | None, seen: list[int], temperature: flo
 
 
 def _bits(mask: bytes) -> Tensor:
-    """A mask of bytes as int32 `[1, ceil(V / 32)]`."""
-    packed = np.packbits(np.frombuffer(mask, np.uint8), bitorder="little")  # all but 0 is set
+    """Packs a byte mask into bits: int32 `[1, ceil(V / 32)]`."""
+    packed = np.packbits(np.frombuffer(mask, np.uint8), bitorder="little")  # every nonzero byte sets a bit
     words = np.zeros(-(-len(mask) // 32) * 4, np.uint8)
     words[: len(packed)] = packed
     return torch.from_numpy(words.view(np.int32))[None]

@@ -1,8 +1,8 @@
-"""guidance's chat templates, derived from any template of transformers.
+"""Derives guidance's chat templates from any template of transformers.
 
-guidance writes a conversation turn by turn, as text around what a role says. A Jinja template writes it as a whole. So
-conversations of marked contents are rendered, and the text between two marks is divided into the end of one turn and the
-start of the next.
+guidance writes a conversation turn by turn, with text before and after each content; a Jinja template renders it as a
+whole. So conversations with marked contents are rendered. The text between two marks is split into the end of one turn
+and the start of the next.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from typing import Any
 from guidance.chat import ChatTemplate, UnsupportedRoleException
 
 USUALLY_AFTER = {"user": "assistant", "assistant": "user", "tool": "assistant"}
-"""The role that a role follows where nothing better is known."""
+"""The assumed previous role of a turn, if it is unknown."""
 UP_TO = {"user": ["user"], "system": ["system"]}
-"""A conversation up to a turn of each role. Other roles come after a question, those but "assistant" after its answer."""
+"""A conversation that ends with a turn of each role. Other roles come after a question; all but "assistant" come after
+its answer."""
 
 
 class DerivedTemplate(ChatTemplate):
-    """The template of one tokenizer; `derive` makes the class."""
+    """The template of one tokenizer, as a class made by `derive`."""
 
     template_str: str
     turns: Turns
@@ -31,8 +32,8 @@ class DerivedTemplate(ChatTemplate):
         return "" if role_name is None else self.turns.end(role_name)
 
     def start(self, role: str, previous: str | None) -> str:
-        """The text before what `role` says: after a turn of `previous`, or at the beginning where that is None. Raises
-        UnsupportedRoleException for a role that the template does not show."""
+        """Returns the text before the content of `role`, after a turn of `previous`, or at the beginning if that is
+        None. Raises UnsupportedRoleException for a role that the template does not support."""
         if previous is None:
             text = self.turns.opening(role)
         else:
@@ -45,7 +46,8 @@ class DerivedTemplate(ChatTemplate):
 
 
 def derive(tokenizer: Any, hidden_start: str = "") -> type[DerivedTemplate] | None:
-    """The template of a tokenizer. `hidden_start` is left out at its beginning. None for a tokenizer without one."""
+    """Makes the template of a tokenizer; None if the tokenizer has no template. `hidden_start` is removed from the
+    beginning."""
     source = getattr(tokenizer, "chat_template", None)
     if source is None:
         return None
@@ -55,7 +57,7 @@ def derive(tokenizer: Any, hidden_start: str = "") -> type[DerivedTemplate] | No
 
 
 class Turns:
-    """Text around turns, as a tokenizer's template has it. What it cannot show is None. Each is found once."""
+    """Text around turns in a tokenizer's template; None for what it cannot render. Each text is computed once."""
 
     def __init__(self, tokenizer: Any, hidden_start: str) -> None:
         self._tokenizer = tokenizer
@@ -63,17 +65,17 @@ class Turns:
         self._known: dict[tuple[str, ...], str | None] = {}
 
     def opening(self, role: str) -> str | None:
-        """What stands before the first turn, of this role."""
+        """Text before a first turn of this role."""
         return self._once(lambda: self._opening(role), "opening", role)
 
     def start(self, role: str, previous: str) -> str | None:
-        """What stands between the end of a turn of `previous` and what `role` says next."""
+        """Text between the end of a turn of `previous` and the content of `role`."""
         between = self._between(previous, role)
         return None if between is None else between[len(self.end(previous)) :]
 
     def end(self, role: str) -> str:
-        """What stands behind a turn, whatever follows; "" where that depends on what follows, which then begins with
-        it."""
+        """Text after the content of a turn, independent of the next turn. It is "" if it depends on the next turn,
+        which then includes it."""
         return self._once(lambda: self._end(role), "end", role)
 
     def _between(self, previous: str, role: str) -> str | None:
@@ -89,7 +91,7 @@ class Turns:
         return pieces and pieces[0]
 
     def _find_between(self, previous: str, role: str) -> str | None:
-        """What stands between two turns. That of an assistant is opened as its answer is to be."""
+        """Text between the contents of two turns. An assistant's turn begins with the generation prompt."""
         roles = _up_to(previous)
         if role != "assistant":
             pieces = self._pieces([*roles, role]) or self._pieces([*roles, role, "assistant"])
@@ -104,17 +106,17 @@ class Turns:
         following = {"system": ["user", "assistant"], "assistant": ["user"]}.get(role, ["assistant"])
         betweens = [text for other in following if (text := self._between(role, other)) is not None]
         pieces = self._pieces(_up_to(role))
-        tail = "" if pieces is None else pieces[-1]  # a system prompt does not stand alone everywhere
+        tail = "" if pieces is None else pieces[-1]  # some templates reject a lone system prompt
         return tail if all(text.startswith(tail) for text in betweens) else ""
 
     def _pieces(self, roles: Sequence[str], begin_answer: bool = False) -> list[str] | None:
-        """The text around the contents of a conversation of these roles, one piece more than there are roles; None
-        where the template refuses it or does not show each content once."""
+        """Renders a conversation of these roles and returns the text around the contents, one more piece than roles.
+        None if the template raises or does not show each content once."""
         marks = [f"zq{index}content" for index in range(len(roles))]
         messages = [{"role": role, "content": mark} for role, mark in zip(roles, marks)]
         try:
             text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=begin_answer)
-        except Exception:  # whatever a template may raise about a conversation that it was not made for
+        except Exception:  # a template may raise anything for an unexpected conversation
             return None
         pieces = []
         for mark in marks:

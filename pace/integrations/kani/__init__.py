@@ -1,4 +1,4 @@
-"""kani's chats on a model of pace: `from pace.integrations.kani import PaceEngine` (docs/kani.md)."""
+"""pace as an engine for kani's chats: `from pace.integrations.kani import PaceEngine` (docs/kani.md)."""
 
 try:
     from kani import __version__ as _version

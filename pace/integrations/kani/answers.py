@@ -1,4 +1,4 @@
-"""Answers on their way, as kani takes them: pieces of text, then a completion."""
+"""Running answers in kani's form: pieces of text, then a completion."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from pace.llm.chat import Event, Text, Thought
 from pace.llm.clients.chat import AnswerReader, ChatAnswer
 
 GREY, PLAIN = "\033[0;37m", "\033[0m"
-"""Around thoughts in a stream, as kani's parsers mark them on a terminal."""
+"""Escape codes around reasoning in a stream, as in kani's parsers."""
 
 
 class Source(Protocol):
-    """Where the events of an answer come from."""
+    """Source of the events of an answer."""
 
     def __aiter__(self) -> AsyncIterator[Event]: ...
 
     def outcome(self) -> tuple[str, Metrics, list[TokenLogprob] | None]:
-        """Why the answer ended, its counts and its log-probabilities; asked once it has ended."""
+        """Returns the finish reason, statistics and log-probabilities; called after the answer has ended."""
         ...
 
 
 class Steps:
-    """Events as the engine's steps bring them. Leaving the iteration ends the generation."""
+    """Yields events with each step of the engine. Leaving the iteration ends the generation."""
 
     def __init__(self, answer: ChatAnswer) -> None:
         self._answer = answer
@@ -45,10 +45,10 @@ class Steps:
 
 
 class Beams:
-    """All events at once, when a beam search has ended, which runs in a thread. Leaving the iteration ends it."""
+    """Runs a beam search in a thread, and yields all events at its end. Leaving the iteration ends the search."""
 
     def __init__(self, search: Callable[[threading.Event], GenerateOutput], reader: AnswerReader) -> None:
-        """`search` ends after the step under way once its event is set."""
+        """`search` ends after the current step once its event is set."""
         self._search = search
         self._reader = reader
         self._output: GenerateOutput | None = None
@@ -69,17 +69,17 @@ class Beams:
 
 
 class Answer:
-    """One answer. `pieces` is iterated once; `completion` is for afterwards."""
+    """One answer. Iterate `pieces` once, then call `completion`."""
 
     def __init__(self, source: Source, shows_thoughts: bool, markers: Collection[str]) -> None:
-        """`markers` stay whole: none of them is cut by the end of a piece."""
+        """`markers` are never split between two pieces."""
         self._source = source
         self._shows_thoughts = shows_thoughts
         self._markers = WholeMarkers(markers)
         self._events: list[Event] = []
 
     async def pieces(self) -> AsyncIterator[str]:
-        """The text as it comes, without calls; thoughts too, where they are to be shown."""
+        """Yields text as it is generated, without calls; with reasoning if `shows_thoughts`."""
         is_thought = False
         async with contextlib.aclosing(aiter(self._source)) as events:
             async for event in events:
@@ -96,14 +96,15 @@ class Answer:
             yield rest
 
     def completion(self) -> Completion:
-        """The message, and the number of tokens that were read and generated, end token included."""
+        """Returns the message and the numbers of prompt and generated tokens, including the end token."""
         reason, metrics, logprobs = self._source.outcome()
         message = as_message(self._events, {"pace": _statistics(reason, metrics, logprobs)})
         return Completion(message, metrics.num_prompt_tokens, metrics.num_generated_tokens)
 
 
 class WholeMarkers:
-    """Text in pieces that end with no part of a marker: parsers look for markers in one piece at a time."""
+    """Splits text into pieces that do not end within a marker, because parsers look for markers in one piece at a
+    time."""
 
     def __init__(self, markers: Collection[str]) -> None:
         self._beginnings = {marker[:length] for marker in markers for length in range(1, len(marker))}
@@ -111,7 +112,7 @@ class WholeMarkers:
         self._held = ""
 
     def push(self, text: str) -> str:
-        """What may be given out after this text."""
+        """Adds text and returns what can be passed on."""
         text, self._held = self._held + text, ""
         for length in range(min(self._longest, len(text)), 0, -1):
             if text[-length:] in self._beginnings:
@@ -120,13 +121,13 @@ class WholeMarkers:
         return text
 
     def flush(self) -> str:
-        """The rest, at the end."""
+        """Returns the remaining text at the end."""
         rest, self._held = self._held, ""
         return rest
 
 
 def _statistics(reason: str, metrics: Metrics, logprobs: list[TokenLogprob] | None) -> dict[str, Any]:
-    """What `ChatMessage.extra["pace"]` has: plain values, which kani saves with the chat."""
+    """Returns the value of `ChatMessage.extra["pace"]`: plain values, which kani saves with the chat."""
     passes = metrics.num_generated_tokens - metrics.num_accepted_tokens - metrics.num_forced_tokens
     made: dict[str, Any] = {
         "finish_reason": reason,

@@ -1,4 +1,4 @@
-"""The face: a model of pace as chats of kani take one."""
+"""`PaceEngine`: a model of pace as an engine of kani."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ logger = logging.getLogger("pace")
 
 
 class PaceEngine(BaseEngine):
-    """A model that kani chats with. Any number of chats may share one, on several event loops and in any threads: their
-    tokens are computed in the same steps, and each has the text that it has alone."""
+    """A model that kani chats with. Any number of chats may share one, on several event loops and threads. Their tokens
+    are computed in the same steps, and sharing does not change their texts."""
 
     def __init__(
         self,
@@ -56,24 +56,24 @@ class PaceEngine(BaseEngine):
         token_reserve: int = 0,
         **hyperparams: Any,
     ) -> None:
-        """`model_id`: a local directory, a GGUF file or a Hub id, loaded with `token`, and with arguments of `LLMModel` or
-        of transformers as `model_load_kwargs`. Or `model`: an open LLMModel, which others may use as well.
-        `max_context_size`: tokens of prompt and answer; None for as many as the model takes.
-        `prompt_pipeline`: makes prompts of messages and functions; else the tokenizer's chat template does, which may look
-        at `chat_template_kwargs`, and finds thoughts of messages at `chat_template_reasoning_content_key` (found in the
-        template where None).
-        `tokenizer_cls`, `tokenizer_kwargs`: with one of them prompts are made by another tokenizer of the same vocabulary,
+        """`model_id`: a local directory, a GGUF file or a Hub id, loaded with `token` and with `model_load_kwargs`,
+        arguments of `LLMModel` or of transformers. Or `model`: a loaded LLMModel, which may be shared.
+        `max_context_size`: maximum tokens of prompt and answer; None for the model's maximum.
+        `prompt_pipeline`: makes prompts of messages and functions; by default the tokenizer's chat template does. The
+        template gets `chat_template_kwargs`, and the reasoning of messages as `chat_template_reasoning_content_key`
+        (None: as the template names it).
+        `tokenizer_cls`, `tokenizer_kwargs`: make prompts with another tokenizer of the same vocabulary,
         `tokenizer_cls.from_pretrained(model_id, **tokenizer_kwargs)`.
-        `parser`: "auto" parts calls and thoughts from the text, in the format that the template shows; a name of
-        `pace.llm.chat.FORMATS` in that one. None leaves the text as the model wrote it, special tokens and all, for a
-        parser of kani's around this engine.
-        `constrain_tool_calls`: whether a call that the model begins names a function and follows its schema, by a grammar.
-        `show_reasoning_in_stream`: whether streams have the thoughts, too.
-        `max_concurrency`: answers at once; others wait. None is no limit of this engine's.
-        `hyperparams`: how to decode, in this engine's calls that do not say otherwise (docs/kani.md).
-
-        Raises what `LLMModel` does, ValueError for a model without a tokenizer, or without a chat template and
-        `prompt_pipeline`, TypeError and ValueError for arguments that cannot be.
+        `parser`: "auto" separates calls and reasoning from the text, in the format of the template; a name of
+        `pace.llm.chat.FORMATS` chooses that format. None returns the raw text with special tokens, for a parser of kani
+        around this engine.
+        `constrain_tool_calls`: constrain a call that the model begins to a known function and its schema, with a
+        grammar.
+        `show_reasoning_in_stream`: include reasoning in streams.
+        `max_concurrency`: maximum answers at once; others wait. None for no limit.
+        `hyperparams`: defaults for decoding, which calls of this engine may override (docs/kani.md).
+        Raises what `LLMModel` raises. ValueError: a model without a tokenizer, or without a chat template and
+        `prompt_pipeline`. TypeError and ValueError: invalid arguments.
         """
         if model is None and model_id is None:
             raise TypeError("give model_id, to load a model, or model, which is open")
@@ -90,7 +90,7 @@ class PaceEngine(BaseEngine):
         self._defaults = hyper.read(hyperparams)
         self.model_id = None if model_id is None else str(model_id)
         self.hyperparams = hyperparams
-        """As they were given."""
+        """Decoding options as given by the caller."""
         self.pipeline = prompt_pipeline
         self.token_reserve = token_reserve
         self._is_ours, self._is_closed = model is None, False
@@ -110,14 +110,16 @@ class PaceEngine(BaseEngine):
         self._shows_reasoning = show_reasoning_in_stream
         self._slots = Slots(max_concurrency)
 
-    # -- what kani asks for --------------------------------------------------------------------------------------------
+    # -- kani's interface ----------------------------------------------------------------------------------------------
 
     def prompt_len(
         self, messages: list[ChatMessage], functions: list[AIFunction] | None = None, **hyperparams: Any
     ) -> int:
-        """Number of tokens of the prompt that these are. Where the messages alone have more than the context holds, it is
-        theirs, without what the chat template adds: kani asks once for each message that it may leave out. Without
-        messages it is what the functions add to one."""
+        """Returns the number of tokens of the prompt.
+
+        Messages that exceed the context even without the template's text are counted without it, because kani asks
+        again for each message that it may drop. Without messages, returns the number of tokens that the functions
+        add."""
         if not messages and self._makes_own_prompts:
             return self._num_tokens_of(functions)
         if self._makes_own_prompts and (num_tokens := self._reader.are_too_long(messages, self.max_context_size)):
@@ -132,12 +134,12 @@ class PaceEngine(BaseEngine):
         decode_kwargs: Mapping[str, Any] | None = None,
         **hyperparams: Any,
     ) -> BaseCompletion:
-        """The answer to a conversation. Cancelling the task ends the generation after the step under way.
+        """Answers a conversation. Cancelling the task ends the generation after the current step.
 
-        `functions` are what the model may call; `hyperparams` beat those of the engine. `decode_kwargs`:
-        `skip_special_tokens` of an engine without a parser.
-        Raises PromptTooLong, NotImplementedError for images, audio and video, TypeError and ValueError for what cannot be
-        served, and what the chat template raises.
+        `functions` are those that the model may call; `hyperparams` override those of the engine. `decode_kwargs`:
+        `skip_special_tokens`, for an engine without a parser.
+        Raises PromptTooLong; NotImplementedError for images, audio and video; TypeError and ValueError for unsupported
+        arguments; and what the chat template raises.
         """
         async with self._slots.one():
             answer = await asyncio.to_thread(self._begin, messages, functions, decode_kwargs, hyperparams)
@@ -155,9 +157,9 @@ class PaceEngine(BaseEngine):
         decode_kwargs: Mapping[str, Any] | None = None,
         **hyperparams: Any,
     ) -> AsyncIterator[str | BaseCompletion]:
-        """Yields the text of the answer as it comes, then the completion. Leaving the iteration ends the generation after
-        the step under way. Raises what `predict` does, and TimeoutError where no text comes for `streamer_timeout`
-        seconds."""
+        """Yields the text of the answer as it is generated, then the completion. Leaving the iteration ends the
+        generation after the current step. Raises what `predict` raises, and TimeoutError if no text comes for
+        `streamer_timeout` seconds."""
         async with self._slots.one():
             answer = await asyncio.to_thread(self._begin, messages, functions, decode_kwargs, hyperparams)
             async with contextlib.aclosing(answer.pieces()) as pieces:
@@ -170,14 +172,14 @@ class PaceEngine(BaseEngine):
             yield answer.completion()
 
     async def close(self) -> None:
-        """Frees the model, if it was loaded here; answers on their way raise ValueError. Closing twice is harmless."""
+        """Frees the model if it was loaded here; running answers raise ValueError. May be called twice."""
         await asyncio.to_thread(self._close)
 
-    # -- for those who know HuggingEngine ------------------------------------------------------------------------------
+    # -- as in HuggingEngine -------------------------------------------------------------------------------------------
 
     def build_prompt(self, messages: list[ChatMessage], functions: list[AIFunction] | None = None) -> Any:
-        """The prompt of a conversation: text, token ids, a tensor of them, or a tokenizer's output. Subclasses may make
-        it otherwise."""
+        """Returns the prompt of a conversation: text, token ids, a tensor of them, or a tokenizer's output. Subclasses
+        may override it."""
         if self.pipeline is not None:
             return self.pipeline(messages, functions)
         return self._prompts(messages, functions)
@@ -188,18 +190,18 @@ class PaceEngine(BaseEngine):
 
     @property
     def tokenizer(self) -> Any:
-        """transformers' tokenizer, with which prompts and answers are read."""
+        """The tokenizer of transformers that encodes prompts and decodes answers."""
         return self._tokenizer
 
     @deprecated("Use Kani.prompt_token_len instead")
     def function_token_reserve(self, functions: list[AIFunction]) -> int:
-        """Number of tokens by which these functions make a prompt longer."""
+        """Number of tokens that these functions add to a prompt."""
         return self._num_tokens_of(functions)
 
     # ------------------------------------------------------------------------------------------------------------------
 
     def _num_tokens_of(self, functions: list[AIFunction] | None) -> int:
-        """By how many these functions make a prompt longer."""
+        """Number of tokens that these functions add to a prompt."""
         asked = [ChatMessage.user("")]
         return self.prompt_len(asked, functions) - self.prompt_len(asked) if functions else 0
 
@@ -214,8 +216,7 @@ class PaceEngine(BaseEngine):
         decode_kwargs: Mapping[str, Any] | None,
         hyperparams: Mapping[str, Any],
     ) -> Answer:
-        """The answer, ready to be started. Runs on a thread of its own: templates, tokenizers and grammars take their
-        time."""
+        """Prepares an answer. Runs on a separate thread, because templates, tokenizers and grammars take time."""
         if self._is_closed:
             raise ValueError("this engine is closed; make another")
         generator = self._model.generator
@@ -242,7 +243,7 @@ class PaceEngine(BaseEngine):
 
     @property
     def _end_tokens(self) -> list[int]:
-        """Those of the checkpoint, and the tokenizer's own."""
+        """End tokens of the checkpoint and of the tokenizer."""
         own = self._tokenizer.eos_token_id
         return [*(self._model.generator.defaults.eos_token_id or ()), *([] if own is None else [own])]
 
@@ -260,7 +261,7 @@ class PaceEngine(BaseEngine):
     def _read_template(
         self, format: ToolFormat | None, reasoning_key: str | None, variables: Mapping[str, Any]
     ) -> TemplatePrompts | None:
-        """None where the tokenizer has no template, and a pipeline stands in for it."""
+        """Returns None if the tokenizer has no template and a pipeline replaces it."""
         try:
             return TemplatePrompts(self._tokenizer, format, reasoning_key, variables)
         except ValueError as error:
@@ -282,7 +283,7 @@ class PaceEngine(BaseEngine):
 
 
 def _skips_special(decode_kwargs: Mapping[str, Any] | None) -> bool:
-    """Whether special tokens are left out of a text that is not parsed."""
+    """True if special tokens are left out of a text that is not parsed."""
     unknown = [name for name in decode_kwargs or () if name != "skip_special_tokens"]
     if unknown:
         warnings.warn(f"pace knows no decode_kwargs {', '.join(unknown)}, and goes without", stacklevel=2)

@@ -1,4 +1,4 @@
-"""Decoding hyperparameters, by the names of transformers, of OpenAI's API and of llama.cpp, as a SamplingConfig."""
+"""Converts decoding hyperparameters, named as in transformers, OpenAI's API or llama.cpp, to a SamplingConfig."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pace.llm.other_names import SAMPLING
 from pace.naming import meant
 
 ALIASES = {**SAMPLING, "repeat_penalty": "repetition_penalty"}
-"""Other names of fields; llama.cpp's, too."""
+"""Alternative names of fields, including llama.cpp's."""
 TURN = {"tool_choice", "parallel_tool_calls"}
-"""What is said of calls of tools, as OpenAI's API has it."""
+"""Options of tool calls, named as in OpenAI's API."""
 MORE = {"stop_token_ids", "top_logprobs"}
 REFUSED = {
     "num_return_sequences": "an engine of kani gives one message",
@@ -30,16 +30,16 @@ _ONE_WISH = (
     {"json_schema", "regex", "grammar", "choices", "response_format", "token_mask"},
     {"logprobs", "top_logprobs"},
 )
-"""What is given last counts of each."""
+"""Groups of options: a call that sets one discards the engine's defaults for its group."""
 _OF_DRAWS = ("temperature", "top_k", "top_p", "min_p", "typical_p")
 
 
 def read(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What of `given` is wanted, by the names of SamplingConfig, TURN and MORE. Without `do_sample`, a temperature of 0 is
-    greedy, and any other of the fields that are about draws turns sampling on.
+    """Returns the options in `given`, named as in SamplingConfig, TURN and MORE. Without `do_sample`, temperature 0
+    means greedy, and any other sampling field turns sampling on.
 
-    Unknown names are warned of. Raises TypeError and ValueError for values that cannot be, for two names of one field,
-    and for what an engine of kani cannot give.
+    Logs a warning for unknown names. Raises TypeError and ValueError for invalid values, for two names of one field,
+    and for options that an engine of kani cannot support.
     """
     wanted: dict[str, Any] = {}
     checked = SamplingConfig()
@@ -64,14 +64,14 @@ def read(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def merged(defaults: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """Both, each as `read` gives it; what is in `wanted` counts."""
+    """Merges two results of `read`; `wanted` overrides `defaults`."""
     replaced = {name for group in _ONE_WISH if group & wanted.keys() for name in group}
     return {name: value for name, value in defaults.items() if name not in replaced} | dict(wanted)
 
 
 def sampling_config(wanted: Mapping[str, Any], end_tokens: Iterable[int], max_length: int) -> SamplingConfig:
-    """The config of what is wanted, which ends at `end_tokens` as well, and at `max_length` tokens, prompt included,
-    unless a length is given."""
+    """Returns the config for the wanted options. It adds `end_tokens`, and without a given length limits prompt and
+    answer to `max_length` tokens."""
     config = SamplingConfig(**{name: value for name, value in wanted.items() if name in FIELDS})
     ends = [*end_tokens, *(config.eos_token_id or ()), *wanted.get("stop_token_ids", ())]
     config.eos_token_id = list(dict.fromkeys(ends)) or None
@@ -83,7 +83,7 @@ def sampling_config(wanted: Mapping[str, Any], end_tokens: Iterable[int], max_le
 
 
 def _translated(field: str, value: Any) -> Any:
-    """The value in the form that SamplingConfig takes."""
+    """Converts a value to the form that SamplingConfig takes."""
     if field == "top_k" and value == -1:
         return 0
     if field == "logit_bias" and isinstance(value, Mapping):

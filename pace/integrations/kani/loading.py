@@ -1,4 +1,4 @@
-"""A model, by the arguments with which kani's HuggingEngine loads one."""
+"""Loads a model with the arguments of kani's HuggingEngine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pace.llm import LLMModel
 logger = logging.getLogger("pace")
 
 NAMES = {"quantization_config": "quantization"}
-"""transformers' names of arguments of LLMModel, but for those that it takes itself."""
+"""Maps transformers' names to arguments of LLMModel, except those that LLMModel accepts itself."""
 NEEDLESS = {
     "low_cpu_mem_usage": "pace never holds a checkpoint twice",
     "use_safetensors": "pace reads what is there, and safetensors first",
@@ -25,8 +25,8 @@ def open_model(
     model_id: str | Path, token: str | bool | None, device: Any, load_kwargs: Mapping[str, Any] | None
 ) -> LLMModel:
     """Loads a directory, a GGUF file or a Hub id. `load_kwargs` are arguments of LLMModel, or of transformers'
-    `from_pretrained`. Raises ValueError for another device than the CPU, TypeError for arguments that neither has, and
-    what LLMModel raises."""
+    `from_pretrained`. Raises ValueError for a device other than the CPU, TypeError for unknown arguments, and what
+    LLMModel raises."""
     check_device(device)
     options: dict[str, Any] = {"token": token}
     for name, value in (load_kwargs or {}).items():
@@ -40,6 +40,6 @@ def open_model(
 
 
 def check_device(device: Any) -> None:
-    """Raises ValueError for another device than the CPU."""
+    """Raises ValueError for a device other than the CPU."""
     if device not in (None, "auto") and str(device) != "cpu":
         raise ValueError(f"pace computes on the CPU; got device={device!r:.60}")

@@ -1,4 +1,4 @@
-"""kani's messages and functions, as chat templates take them; and events of an answer, as a message of kani."""
+"""Converts kani's messages and functions for chat templates, and events of an answer to a message of kani."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ ROLES = {
     ChatRole.FUNCTION: "tool",
 }
 MULTIMODAL = "kani.ext.multimodal_core"
-"""Where kani's parts of images, audio and video are."""
+"""Module of kani's image, audio and video parts."""
 
 
 def as_dict(message: ChatMessage, reasoning_key: str | None) -> dict[str, Any]:
-    """A message with `role` and `content`, calls and what they returned. Thoughts stand under `reasoning_key`; None
-    leaves them out. Raises NotImplementedError for images, audio and video."""
+    """Converts a message to a dict with `role`, `content`, tool calls and their results. Reasoning goes to
+    `reasoning_key`; None leaves it out. Raises NotImplementedError for images, audio and video."""
     made: dict[str, Any] = {"role": ROLES[message.role], "content": text_of(message)}
     thoughts = [part.content for part in message.parts if isinstance(part, ReasoningPart)]
     if thoughts and reasoning_key is not None:
@@ -37,7 +37,7 @@ def as_dict(message: ChatMessage, reasoning_key: str | None) -> dict[str, Any]:
 
 
 def text_of(message: ChatMessage) -> str | None:
-    """The text of a message; other parts say by `str` what they are."""
+    """Text of a message; parts that are not text are converted by `str`."""
     for part in message.parts:
         if any(kind.__module__.startswith(MULTIMODAL) for kind in type(part).__mro__):
             raise NotImplementedError(f"pace reads text alone, and a message holds {type(part).__name__}")
@@ -45,14 +45,14 @@ def text_of(message: ChatMessage) -> str | None:
 
 
 def as_tools(functions: Sequence[AIFunction] | None) -> list[Tool]:
-    """The functions as tools. Raises ValueError for a name or a schema that a model cannot be told."""
+    """Converts functions to tools. Raises ValueError for an unsupported name or schema."""
     tools = [Tool(function.name, function.desc or "", function.json_schema) for function in functions or ()]
     read_tools([tool.for_template() for tool in tools], "functions")
     return tools
 
 
 def as_message(events: Sequence[Event], extra: dict[str, Any]) -> ChatMessage:
-    """The message that an answer is. A call that was cut off is left out."""
+    """Converts the events of an answer to a message. A call that was cut off is left out."""
     text = "".join(event.text for event in events if isinstance(event, Text)).strip()
     thought = thought_of(events)
     whole = {event.index for event in events if isinstance(event, CallEnds)}

@@ -1,4 +1,4 @@
-"""What the model reads of a conversation: text by its chat template, tokens by its tokenizer."""
+"""Prompts of conversations: text from the chat template, tokens from the tokenizer."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from pace.llm.chat.template import ChatTemplate
 from pace.llm.inputs import read_prompts
 
 MOST_TOKENS = 2**20
-"""The length of all remembered prompts together: 4 MB."""
+"""Maximum tokens of all cached prompts together: 4 MB."""
 MOST_MESSAGES = 1024
-"""Whose number of tokens is remembered."""
+"""Number of messages whose token counts are cached."""
 NUM_LAST = 32
-"""Tokens at the end of a prompt, which show whether it begins a thought."""
+"""Number of last tokens of a prompt that are decoded to see if it begins reasoning."""
 REASONING_KEYS = ("reasoning_content", "thinking")
-"""Under which chat templates look for the thoughts of a message."""
+"""Keys under which chat templates look for the reasoning of a message."""
 
 
 class TemplatePrompts:
-    """Conversations as a chat template writes them."""
+    """Renders conversations with a chat template."""
 
     def __init__(
         self, tokenizer: Any, format: ToolFormat | None, reasoning_key: str | None, variables: Mapping[str, Any]
     ) -> None:
-        """`variables` are what the template may look at. Raises ValueError for a tokenizer without a template."""
+        """`variables` are passed to the template. Raises ValueError for a tokenizer without a template."""
         self.template = ChatTemplate(tokenizer, format)
         self._reasoning_key = reasoning_key or next(filter(self._is_shown, REASONING_KEYS), None)
         self._variables = dict(variables)
 
     def __call__(self, messages: Sequence[ChatMessage], functions: Sequence[AIFunction] | None = None) -> str:
-        """The text of a conversation, up to where the answer begins."""
+        """Renders a conversation, up to the beginning of the answer."""
         dicts = [as_dict(message, self._reasoning_key) for message in messages]
         return self.template.render(dicts, as_tools(functions), variables=self._variables)
 
@@ -48,7 +48,7 @@ class TemplatePrompts:
 
 
 class PromptReader:
-    """Prompts in any form as tokens. The last ones are remembered. Safe to use from several threads."""
+    """Converts prompts in any form to tokens, and caches the last ones. Thread-safe."""
 
     def __init__(self, tokenizer: Any, vocab_size: int) -> None:
         self._tokenizer = tokenizer
@@ -57,11 +57,11 @@ class PromptReader:
         self._num_known = 0
         self._lock = threading.Lock()
         self.num_tokens = lru_cache(MOST_MESSAGES)(lambda text: len(self._encode(text)))
-        """Number of tokens of a text alone."""
-        self._encode("a")  # settles truncation, which a tokenizer's file may ask for: from then on threads may share it
+        """Number of tokens of a text on its own."""
+        self._encode("a")  # applies a truncation setting of the tokenizer's file: afterwards threads may share it
 
     def read(self, prompt: Any) -> list[int]:
-        """The tokens of a text, in which special tokens stand by their names; of a list or tensor of ids; or of a
+        """Returns the tokens of a text with the names of special tokens, of a list or tensor of ids, or of a
         tokenizer's output. Raises TypeError and ValueError for anything else."""
         if not isinstance(prompt, str):
             rows = read_prompts(prompt, None, self._vocab_size).rows
@@ -77,14 +77,14 @@ class PromptReader:
         return tokens
 
     def end_of(self, prompt: Any, tokens: list[int]) -> str:
-        """The text that a prompt ends with."""
+        """The text at the end of a prompt."""
         return prompt if isinstance(prompt, str) else self._tokenizer.decode(tokens[-NUM_LAST:])
 
     def are_too_long(self, messages: Sequence[ChatMessage], most: int) -> int:
-        """Number of tokens of what the messages say, without what a template adds, if that is more than `most`; else 0.
-        Cheap for messages that were counted before."""
+        """Number of tokens of the messages without the template's text, if that is more than `most`; else 0. Fast for
+        messages that were counted before."""
         texts = [(text_of(message) or "").strip() for message in messages]
-        if sum(map(len, texts)) <= most:  # a token of less than a character is rare, and the exact number comes next
+        if sum(map(len, texts)) <= most:  # a token rarely has less than a character, and the exact count follows
             return 0
         num_tokens = sum(map(self.num_tokens, texts))
         return num_tokens if num_tokens > most else 0

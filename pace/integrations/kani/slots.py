@@ -1,4 +1,4 @@
-"""Room for so many answers at once, whatever event loops they are awaited on."""
+"""Limits the number of concurrent answers across event loops."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from collections.abc import AsyncIterator
 
 
 class Slots:
-    """A semaphore that outlives event loops, and that several may share. It is fair."""
+    """A fair semaphore that outlives event loops and may be shared by several."""
 
     def __init__(self, number: int | None) -> None:
-        """None is no limit."""
+        """`number`: None for no limit."""
         self._num_free = float("inf") if number is None else number
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._lock = threading.Lock()
 
     @contextlib.asynccontextmanager
     async def one(self) -> AsyncIterator[None]:
-        """Waits for room, which is taken while the block lasts."""
+        """Waits for a slot, and holds it during the block."""
         await self._take()
         try:
             yield
@@ -46,14 +46,14 @@ class Slots:
             raise
 
     def _give(self) -> None:
-        """Gives room to who waits longest, if anyone does."""
+        """Passes the slot to the longest waiting task, if there is one."""
         with self._lock:
             while self._waiting:
                 turn = self._waiting.popleft()
                 try:
                     turn.get_loop().call_soon_threadsafe(_end, turn)
                     return
-                except RuntimeError:  # its loop is closed: nobody waits any more
+                except RuntimeError:  # its loop is closed
                     pass
             self._num_free += 1
 

@@ -1,4 +1,4 @@
-"""How an answer is to be read, and what it may be."""
+"""Plans turns: how to parse an answer, and its constraints."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pace.llm.chat.turn import AnswerStyle, Turn, turn_after
 
 @dataclass(frozen=True)
 class PlainManner:
-    """That of a model without a chat template."""
+    """Answer style of a model without a chat template."""
 
     tokenizer: Any
     format: ToolFormat
@@ -21,18 +21,18 @@ class PlainManner:
 
 
 class TurnPlanner:
-    """Makes turns of prompts."""
+    """Makes turns from prompts."""
 
     def __init__(self, style: AnswerStyle, is_parsed: bool, constrains: bool) -> None:
-        """`is_parsed`: whether calls and thoughts are parted from the text. `constrains`: whether calls are held to their
-        functions by a grammar."""
+        """`is_parsed`: separate calls and reasoning from the text. `constrains`: constrain calls to known functions
+        with a grammar."""
         self._style = style
         self._is_parsed = is_parsed
         self._constrains = constrains
 
     @property
     def markers(self) -> list[str]:
-        """What parsers look for in a text: added tokens, and what stands around calls and thoughts."""
+        """Strings that parsers look for in a text: added tokens, and delimiters of calls and reasoning."""
         format, reasoning = self._style.format, self._style.reasoning
         found = [format.opening, format.trigger, format.tail, format.closing]
         found += [reasoning.opening, reasoning.closing] if reasoning else []
@@ -47,8 +47,9 @@ class TurnPlanner:
         config: SamplingConfig,
         skips_special_tokens: bool,
     ) -> Turn:
-        """The turn after a prompt, whose end is enough. `wanted` says of calls what `hyperparams.TURN` names, where there
-        are tools; `config` what the text is to be. Raises ValueError for a choice that cannot be."""
+        """Plans the turn after a prompt; only the end of the prompt matters. `wanted` holds the options of
+        `hyperparams.TURN`, which apply if there are tools; `config` may constrain the text. Raises ValueError for an
+        invalid choice."""
         choice = read_choice(wanted.get("tool_choice"), tools) if tools else ToolChoice("none")
         answer = config.make_grammar()
         turn = turn_after(prompt, self._style, tools, choice, wanted.get("parallel_tool_calls", True), answer)

@@ -1,4 +1,4 @@
-"""lm-eval's command line, which knows `--model pace` here."""
+"""lm-eval's command line with the model type "pace"."""
 
 from lm_eval.__main__ import cli_evaluate
 

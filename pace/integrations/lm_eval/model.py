@@ -25,10 +25,10 @@ from pace.llm.loading import LoadOptions
 logger = logging.getLogger("pace")
 
 MAX_GEN_TOKS = 256
-"""Tokens of an answer where a task does not say, as for lm-eval's other models."""
+"""Default maximum tokens of an answer, the same as in lm-eval's other models."""
 AT_ONCE = 64
-"""Requests of a window with batch_size "auto": more than an engine takes into a step, and few enough for what they have
-in common to be in its prefix cache still."""
+"""Requests of a window with batch_size "auto": more than fit into a step, but few enough that common prefixes stay in
+the prefix cache."""
 OPTIONS = {field.name for field in fields(LoadOptions)} - {"model_name_or_path", "tokenizer_name_or_path"}
 
 Encoded = tuple[Any, list[int], list[int]]
@@ -37,7 +37,8 @@ Encoded = tuple[Any, list[int], list[int]]
 
 @register_model("pace")
 class PaceLM(TemplateLM):
-    """A checkpoint on pace. Values are those of the `hf` model within rounding, and do not depend on the batch size."""
+    """A checkpoint on pace. Values equal those of the `hf` model up to rounding, and do not depend on the batch
+    size."""
 
     def __init__(
         self,
@@ -56,16 +57,15 @@ class PaceLM(TemplateLM):
         chat_template_args: dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        """`pretrained`: a directory, a GGUF file or a Hub id, loaded with `options` as `LLMModel` takes them; or a loaded
-        model.
-        `batch_size`: requests that are handed over together; by default, and with "auto", as many as are good. The engine
-        makes its own steps of them. `max_batch_size` bounds it.
-        `device`: lm-eval's command line names one that it would like; pace runs on the CPU.
-        `max_length`: tokens of the longest text; longer ones lose their beginning.
-        `max_gen_toks`: tokens of an answer where the task does not say.
-        `add_bos_token`, `prefix_token_id`, `think_end_token`, `enable_thinking`, `chat_template_args`: as of `hf`.
-
-        Raises TypeError for options that neither knows, and what `LLMModel` raises.
+        """`pretrained`: a directory, a GGUF file or a Hub id, loaded with `options` as arguments of `LLMModel`; or a
+        loaded model.
+        `batch_size`: number of requests submitted together; None and "auto" choose a good one. The engine forms its own
+        steps. `max_batch_size` limits it.
+        `device`: accepted for lm-eval's command line; pace runs on the CPU.
+        `max_length`: maximum tokens of a text; longer ones lose their beginning.
+        `max_gen_toks`: default maximum tokens of an answer.
+        `add_bos_token`, `prefix_token_id`, `think_end_token`, `enable_thinking`, `chat_template_args`: as in `hf`.
+        Raises TypeError for unknown options, and what `LLMModel` raises.
         """
         super().__init__()
         unknown = sorted(set(options) - OPTIONS)
@@ -104,7 +104,7 @@ class PaceLM(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """What a text without a context is scored after."""
+        """Token that precedes a text without a context."""
         for token in (self._prefix_token_id, self.tokenizer.bos_token_id):
             if token is not None:
                 return token
@@ -127,7 +127,7 @@ class PaceLM(TemplateLM):
         return self.tokenizer.name_or_path.replace("/", "__")
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
-        """A text that begins with the first token's name gets no second one."""
+        """Encodes a text. No first token is added if the text already begins with its name."""
         add = self._add_bos_token if add_special_tokens is None else add_special_tokens
         if add_special_tokens is None and has_bos_prefix(string, self.tokenizer.decode(self.prefix_token_id)):
             add = False
@@ -143,7 +143,7 @@ class PaceLM(TemplateLM):
         )
 
     def get_model_info(self) -> dict[str, Any]:
-        """What lm-eval writes beside its results."""
+        """Returns what lm-eval stores with its results."""
         report = self._model.memory_report()
         return {
             "model_num_parameters": sum(report.weight_counts.values()),
@@ -156,7 +156,8 @@ class PaceLM(TemplateLM):
     def _loglikelihood_tokens(
         self, requests: list[Encoded], disable_tqdm: bool = False, **kwargs: Any
     ) -> list[tuple[float, bool]]:
-        """Each window has one request of each context first: the others then find it in the prefix cache."""
+        """Scores continuations. Each window first scores one request of each context; the others then hit the prefix
+        cache."""
         answers: list[tuple[float, bool]] = [(0.0, False)] * len(requests)
         with tqdm(total=len(requests), desc="Scoring continuations", disable=disable_tqdm) as bar:
             for window in self._windows(len(requests)):
@@ -217,7 +218,7 @@ class PaceLM(TemplateLM):
         return texts
 
     def _ask(self, context: str, arguments: dict[str, Any]) -> tuple[Any, list[str]]:
-        """A request for one answer, and the strings that end it."""
+        """Submits a request for one answer, and returns it with its stop strings."""
         wanted = dict(normalize_gen_kwargs(arguments, self.max_gen_toks))
         end = self.tokenizer.decode(self.eot_token_id, skip_special_tokens=False)
         stop = handle_stop_sequences(wanted.pop("until", None), end)
@@ -240,14 +241,14 @@ class PaceLM(TemplateLM):
 
 
 def _end_of(tokens: list[int], most: int) -> list[int]:
-    """The last of so many tokens. A text that loses its beginning is warned of."""
+    """Returns the last `most` tokens. Logs a warning if a text loses its beginning."""
     if len(tokens) > most:
         logger.warning("a text of %d tokens loses its beginning: there is room for %d", len(tokens), most)
     return tokens[-most:]
 
 
 def _read_batch_size(batch_size: int | str | None, largest: int | None) -> int:
-    """The number in "4", 4, "auto" or "auto:4", which is the same as "auto" here."""
+    """Parses "4", 4, "auto" or "auto:4", which means "auto" here."""
     if batch_size is None or str(batch_size).startswith("auto"):
         found = AT_ONCE
     elif str(batch_size).isdigit() and int(batch_size) > 0:

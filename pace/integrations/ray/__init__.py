@@ -1,6 +1,6 @@
 """pace on Ray: `serve run pace.integrations.ray:app`, and `Predictor` for `map_batches` (docs/scaling.md).
 
-Names are imported when first asked for: a replica needs no Ray Data, and the deployment that HTTP comes to no torch.
+Names are imported on first use: a replica needs no Ray Data, and the HTTP ingress needs no torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The application: `serve run pace.integrations.ray:app model=PATH num_replicas=2 num_threads=8`."""
+"""The Ray Serve application: `serve run pace.integrations.ray:app model=PATH num_replicas=2 num_threads=8`."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from pace.llm.loading import LoadOptions
 from pace.llm.models.model_utils import read_threads
 
 ONGOING = 1024
-"""Requests of a replica, and of an ingress, at once. The replica's own queue ends far before: it knows what a request
-costs, and how long one that is refused should wait."""
+"""Maximum concurrent requests of a replica and of an ingress. The replica's own queue is full far earlier: it knows the
+cost of a request, and how long a refused one should wait."""
 
 
 def app(args: dict[str, Any]) -> serve.Application:
-    """An application of Ray Serve. `args`: see `pace.integrations.ray.arguments`. Raises ValueError or TypeError that
-    names what is wrong with them."""
+    """Builds an application of Ray Serve. `args`: see `pace.integrations.ray.arguments`. Raises ValueError or TypeError
+    that names the wrong argument."""
     asked = read_arguments(args)
-    LoadOptions(**asked.load)  # raises what no model goes with
+    LoadOptions(**asked.load)  # raises for options that no model supports
     num_threads = _threads(asked)
     drain_seconds = asked.serve.limits.drain_seconds
     router = RequestRouterConfig(request_router_class=PrefixRouter, request_router_kwargs={"balance": asked.balance})
@@ -44,7 +44,7 @@ def app(args: dict[str, Any]) -> serve.Application:
 
 
 def _threads(asked: Arguments) -> int:
-    """Threads of a replica: for one, those that `pace serve` would have on this machine."""
+    """Threads of a replica; a single one gets the number that `pace serve` would use on this machine."""
     if asked.num_threads is not None:
         return read_threads(asked.num_threads)[0]
     if asked.num_replicas > 1 or asked.autoscaling:

@@ -1,5 +1,5 @@
-"""What `serve run pace.integrations.ray:app NAME=VALUE ...` understands: how many replicas there are, and the options of
-`pace serve` by their names (`max_queue=100` for `--max-queue 100`)."""
+"""Arguments of `serve run pace.integrations.ray:app NAME=VALUE ...`: the number of replicas, and the options of `pace
+serve` by name (`max_queue=100` for `--max-queue 100`)."""
 
 from __future__ import annotations
 
@@ -27,28 +27,27 @@ AUTOSCALING = ("min_replicas", "max_replicas", "initial_replicas", "target_ongoi
 AUTOSCALING += ("upscale_delay_s", "downscale_delay_s")
 
 PROXYS = "header_seconds body_seconds write_seconds max_connections host port uds tls_cert tls_key".split()
-"""Options of `pace serve` about connections, which Ray's proxy holds here."""
+"""Options of `pace serve` for connections, which Ray's proxy handles here."""
 BALANCE = 1.25
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """What is asked of an application."""
+    """Parsed arguments of an application."""
 
     serve: ServeOptions
     load: dict[str, Any]
-    """Fields of `LoadOptions`, without `num_threads`: that is Ray's `num_cpus` of a replica."""
+    """Fields of `LoadOptions` without `num_threads`, which is the `num_cpus` of a replica."""
     num_threads: int | None
     num_replicas: int
     autoscaling: dict[str, Any] | None
-    """Ray's `autoscaling_config`; None for `num_replicas`."""
+    """Ray's `autoscaling_config`; None to use `num_replicas`."""
     num_ingress_replicas: int
     balance: float
 
 
 def read_arguments(given: dict[str, Any]) -> Arguments:
-    """`given`: values as the command line has them, or as YAML does. Raises ValueError that names what is wrong with
-    them."""
+    """Parses values from the command line or from YAML. Raises ValueError that names the wrong argument."""
     parser = _parser()
     known = _names(parser)
     for name in given:
@@ -89,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _names(parser: argparse.ArgumentParser) -> list[str]:
-    """The names of the arguments that are understood."""
+    """Names of the supported arguments."""
     options = [action.option_strings[0] for action in parser._actions if action.option_strings]
     return ["model", *(option.removeprefix("--").replace("-", "_") for option in options)]
 
@@ -105,7 +104,7 @@ def _check_known(name: str, known: list[str]) -> None:
 
 
 def _words(name: str, value: Any) -> list[str]:
-    """The command line of `pace serve` for one argument."""
+    """Converts one argument to the command line of `pace serve`."""
     if name == "model":
         return [str(value)]
     option = f"--{_dashed(name)}"

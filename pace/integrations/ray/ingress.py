@@ -1,4 +1,4 @@
-"""Where HTTP comes in: who may ask, which replica answers, and what a client hears when that replica dies.
+"""The HTTP ingress: checks a request, chooses a replica, and reports an error to the client if that replica dies.
 
 It has no model, and needs no torch."""
 
@@ -26,9 +26,10 @@ from pace.server.options import ServeOptions
 from pace.server.wire.form import data_event, named_event
 
 TAKE_SECONDS, LOOK_SECONDS = 60.0, 10.0
-"""Until a replica has taken a request, and one that it answers without its engine: all may be starting."""
+"""Time limits for a replica to accept a request, and for one that does not need the engine: all replicas may be
+starting."""
 PASSED_ON = ("type", "http_version", "method", "path", "query_string", "headers", "scheme", "pace")
-"""What replicas need of a scope."""
+"""Keys of an ASGI scope that replicas need."""
 EVENTS = "text/event-stream"
 
 
@@ -43,7 +44,7 @@ class Ingress:
 
 
 class _Answer(Response):
-    """What an ASGI application answers. Below a `route_prefix`, paths are those after it."""
+    """The response of an ASGI application. Its paths do not include `route_prefix`."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
@@ -55,7 +56,8 @@ class _Answer(Response):
 
 
 class Forward:
-    """ASGI application that has one of the replicas answer. Behind `Gate`, which answers what it raises."""
+    """ASGI application that forwards requests to a replica. It runs behind `Gate`, which turns its exceptions into
+    responses."""
 
     def __init__(self, replicas: DeploymentHandle, limits: Limits) -> None:
         self._replicas = replicas
@@ -75,7 +77,7 @@ class Forward:
             pass  # the replica counts it
 
     async def _pass_on(self, scope: http.Scope, body: bytes, key: str, seconds: float, send: http.Send) -> None:
-        """Raises ApiError where no replica takes the request within `seconds`, and where one dies before it answers."""
+        """Raises ApiError if no replica accepts the request within `seconds`, or if one dies before it answers."""
         passed = {name: scope[name] for name in PASSED_ON if name in scope}
         answer = self._replicas.options(stream=True, session_id=key).answer.remote(passed, body)
         begun = is_stream = False
@@ -91,14 +93,14 @@ class Forward:
             if not begun:
                 raise lost from error
             if not is_stream:
-                raise  # the length that was promised tells that this is not all
+                raise  # the answer is shorter than its content-length, so the client notices
             await send({"type": "http.response.body", "body": _error_event(lost, scope["path"])})
         except BaseException:
             answer.cancel()
             raise
 
     async def _send_metrics(self, send: http.Send) -> None:
-        """The counts of all replicas that answer."""
+        """Sends the metrics of all replicas that answer."""
         try:
             pages = await self._replicas.broadcast("metrics").results_async(
                 timeout_s=LOOK_SECONDS, return_exceptions=True
@@ -119,7 +121,7 @@ async def _taken(answer: AsyncIterator[Any], seconds: float) -> None:
 
 
 def _error_event(error: ApiError, path: str) -> bytes:
-    """The last event of a stream that ends too early. What whole streams end with does not follow it."""
+    """Returns the last event of a stream that ends too early. The usual end marker does not follow it."""
     if is_anthropic(path):
         return named_event("error", error.anthropic())
     if path.endswith("/responses"):

@@ -1,4 +1,4 @@
-"""The metrics of several replicas on one page, each with the replica's name as a label."""
+"""Merges the metrics of several replicas into one page, with the replica's name as a label."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 
 def joined(pages: Mapping[str, str]) -> bytes:
-    """`pages`: of each replica, by its name, what it shows Prometheus."""
+    """`pages`: the Prometheus page of each replica, by name."""
     families: dict[str, Metric] = {}
     for replica, page in pages.items():
         for family in text_string_to_metric_families(page):
@@ -20,7 +20,7 @@ def joined(pages: Mapping[str, str]) -> bytes:
 
 
 class _Collected:
-    """What stands for a registry."""
+    """A minimal Prometheus registry."""
 
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families = families

@@ -1,4 +1,4 @@
-"""Batches of Ray Data through an engine: `ds.map_batches(Predictor, ...)`."""
+"""Batch inference on Ray Data: `ds.map_batches(Predictor, ...)`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pace.integrations.ray.threads import assigned_threads
 from pace.llm import LLMModel, SamplingConfig
 
 AT_ONCE = 128
-"""Rows in the engine: twice those of a step, so that it never waits for one."""
+"""Rows in the engine: twice those of a step, so that the engine never waits for rows."""
 
 
 class Predictor:
-    """Continues the prompts, or answers the conversations, of a column. One engine an actor, with as many threads as the
-    actor has CPUs:
+    """Continues prompts or answers conversations of a column. Each actor has one engine, with one thread per CPU of the
+    actor:
 
         ds.map_batches(
             Predictor,
@@ -38,13 +38,11 @@ class Predictor:
         sampling: dict[str, Any] | SamplingConfig | None = None,
         **load_options: Any,
     ) -> None:
-        """`prompts`: the column of prompts, texts or token ids, or `messages`: that of conversations, lists of dicts with
-        `role` and `content`.
-        `texts`, `finish_reasons`, `errors`: columns to write, besides all that came. With `errors`, a row that cannot be
-        answered has its reason there, "" as its text and "error" as its finish reason, and others have ""; without,
-        the first one fails the batch.
-        `sampling`: a SamplingConfig or its fields. `load_options`: arguments of LLMModel but for `num_threads`.
-
+        """`prompts`: the column of prompts, texts or token ids. Or `messages`: the column of conversations, lists of
+        dicts with `role` and `content`.
+        `texts`, `finish_reasons`, `errors`: columns to add. With `errors`, a row that fails has its reason there, "" as
+        its text and "error" as its finish reason; other rows have "". Without it, the first failure fails the batch.
+        `sampling`: a SamplingConfig or its fields. `load_options`: arguments of LLMModel except `num_threads`.
         Raises ValueError or TypeError for columns that collide, and what LLMModel raises.
         """
         if (prompts is None) == (messages is None):
@@ -64,8 +62,8 @@ class Predictor:
         self._workers = ThreadPoolExecutor(AT_ONCE, "pace-rows")
 
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The batch with the columns that were asked for. Its rows share the steps of the engine. Raises KeyError for a
-        batch without the column, and ValueError for one that has a column of these names already."""
+        """Returns the batch with the added columns. Its rows share the steps of the engine. Raises KeyError if the
+        input column is missing, and ValueError if an added column already exists."""
         if self._column not in batch:
             raise KeyError(f"there is no column {self._column!r}; there are {', '.join(batch)}")
         if taken := [name for name in self._outputs if name in batch]:
@@ -76,7 +74,7 @@ class Predictor:
         return {**batch, **{name: np.array(values, dtype=object) for name, values in written.items()}}
 
     def _answer(self, value: Any) -> tuple[str, str, str]:
-        """Text, finish reason and error of a row."""
+        """Returns text, finish reason and error of a row."""
         try:
             if self._is_chat:
                 answer = self._model.chat([_plain(message) for message in value], self._sampling)
@@ -90,7 +88,8 @@ class Predictor:
 
 
 def _plain(value: Any) -> Any:
-    """A value of a column as Python has it: arrays as lists, and members that Arrow filled up with None left out."""
+    """Converts a value of a column to plain Python: arrays become lists, and members that Arrow filled with None are
+    removed."""
     if isinstance(value, np.ndarray):
         return [_plain(item) for item in value.tolist()]
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""A replica: one engine behind the application of `pace serve`, in an actor."""
+"""A replica: one engine with the application of `pace serve`, in an actor."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from pace.server.options import ServeOptions
 from pace.server.service import Service
 
 GONE_SECONDS = 5.0
-"""Time that an answer has to end once its client is gone."""
+"""Time for an answer to end after its client disconnects."""
 
 Message = dict[str, Any]
-"""A message of ASGI."""
+"""An ASGI message."""
 
 
 class Replica:
-    """Loads a model with as many threads as Ray has set aside CPUs for it, and answers requests that `Gate` has let
-    through."""
+    """Loads a model with one thread per CPU that Ray reserved for it, and answers requests that passed `Gate`."""
 
     def __init__(self, options: ServeOptions, load: dict[str, Any]) -> None:
-        """`load`: fields of LoadOptions. Raises what is wrong with the model."""
+        """`load`: fields of LoadOptions. Raises if the model cannot be loaded."""
         sys.setswitchinterval(SWITCH_SECONDS)
         self._service = Service(options, LoadOptions(**load, num_threads=assigned_threads(), progress=False))
         self._service.load()
         self._app = make_app(self._service)
-        gc.freeze()  # what is loaded stays: collections need not look at it
+        gc.freeze()  # collections skip the loaded objects
 
     async def answer(self, scope: Scope, body: bytes) -> AsyncIterator[Message | None]:
-        """None once the request has arrived, then the messages of its answer. Each is made when the last one has been
-        taken, so that a slow reader gets fewer and larger ones. Closing it cancels the request."""
+        """Yields None once the request has arrived, then the messages of its answer. A message is made when the
+        previous one has been taken, so that a slow reader gets fewer and larger ones. Closing the iterator cancels
+        the request."""
         yield None
         messages: asyncio.Queue[Message | None] = asyncio.Queue()
         gone = asyncio.Event()
@@ -66,16 +66,16 @@ class Replica:
             messages.put_nowait(None)
 
     async def metrics(self) -> tuple[str, str]:
-        """The name of this replica, and its page for Prometheus."""
+        """Returns the name of this replica and its Prometheus page."""
         return serve.get_replica_context().replica_id.unique_id, self._service.metrics.render().decode()
 
     def check_health(self) -> None:
-        """Raises RuntimeError where nothing can be answered any more: Ray then starts another replica."""
+        """Raises RuntimeError if the engine has failed: Ray then starts another replica."""
         if (why := self._service.why_unwell) is not None:
             raise RuntimeError(why)
 
     def __del__(self) -> None:
-        """Called by Ray, once what was under way has been answered or has had its time."""
+        """Called by Ray after running requests have ended or timed out."""
         if service := getattr(self, "_service", None):
             service.close()
 

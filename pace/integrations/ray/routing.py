@@ -1,8 +1,8 @@
-"""Which replica answers: requests that begin alike go to the same one, whose prefix cache knows their beginning.
+"""Chooses replicas: requests with a common prefix go to the same one, which has it in its prefix cache.
 
-Rendezvous hashing: each replica has a score for each beginning, and the highest one gets it. So every process comes to
-the same choice without a word to the others, and a replica that comes or goes moves its own share alone. A replica whose
-load is far above the average is passed by for the next in the ranking (consistent hashing with bounded loads, Mirrokni,
+Rendezvous hashing: each replica has a score for each prefix, and the highest one gets the request. All processes make
+the same choice without communication, and adding or removing a replica only moves its own share. A replica with a load
+far above the average is skipped for the next in the ranking. Source: consistent hashing with bounded loads (Mirrokni,
 Thorup and Zadimoghaddam, 2016).
 """
 
@@ -20,26 +20,26 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, R
 from pace.integrations.ray.arguments import BALANCE
 
 START_CHARACTERS = 1024
-"""What counts of a prompt without turns: with more, a text that goes on growing would change its key."""
+"""Part of a plain prompt that the key depends on; with more, the key of a growing text would change."""
 START_TOKENS = 256
 FEW = 8
-"""Requests that a replica always takes: steps of so few sequences are bound by reading the weights, and take little
-longer than those of one. A prompt that is read once more takes longer."""
+"""Requests that a replica always accepts: such small steps are bound by reading the weights, and take little longer
+than for one sequence. Prefilling a prompt again takes longer."""
 
 T = TypeVar("T")
 
 
 def prefix_key(body: bytes, salt: str | None) -> str:
-    """A name for how a request begins, of printable ASCII; "" where it cannot be told.
+    """Returns a printable ASCII key for the prefix of a request; "" if it has none.
 
-    In a conversation that is everything up to its first question, which stays as turns are added; of a prompt its first
-    START_CHARACTERS. `prompt_cache_key` of OpenAI's API stands for it where it is given. `salt` is the client's: prefix
-    caches are not shared across salts.
+    The prefix of a conversation is everything up to its first question, which stays the same as turns are added. That
+    of a prompt is its first START_CHARACTERS. A `prompt_cache_key` of OpenAI's API replaces it. `salt` belongs to the
+    client: prefix caches are not shared across salts.
     """
     try:
         request = json.loads(body)
         start = _start(request) if isinstance(request, dict) else None
-    except (ValueError, RecursionError):  # the replica says what is wrong with it
+    except (ValueError, RecursionError):  # the replica reports the error
         return ""
     if start is None:
         return ""
@@ -52,7 +52,7 @@ def _start(request: dict[str, Any]) -> Any:
         return key
     if "prompt" in request:
         return _start_of_text(request["prompt"])
-    before = [request.get("system"), request.get("instructions")]  # Anthropic's, and that of responses
+    before = [request.get("system"), request.get("instructions")]  # of Anthropic's API, and of OpenAI's responses
     turns = request.get("messages", request.get("input"))
     if isinstance(turns, str):
         return [*before, turns]
@@ -63,7 +63,7 @@ def _start(request: dict[str, Any]) -> Any:
 
 
 def _start_of_text(prompt: Any) -> Any:
-    """The first of several prompts stands for all."""
+    """Prefix of a prompt; of several prompts, that of the first."""
     if isinstance(prompt, str):
         return prompt[:START_CHARACTERS]
     if isinstance(prompt, list) and prompt:
@@ -72,8 +72,8 @@ def _start_of_text(prompt: Any) -> Any:
 
 
 def ranking(key: str, replicas: Sequence[T], names: Sequence[str], loads: Sequence[int], balance: float) -> list[T]:
-    """The replicas in the order in which they should be asked for `key`: by score, but for those that have `balance`
-    times the average of `loads` already, and not just FEW, which come last."""
+    """Returns the replicas in the order in which to try them for `key`: by score, with overloaded ones last. Overloaded
+    means at least `balance` times the average of `loads`, and at least FEW."""
     most = max(FEW, math.ceil(balance * (sum(loads) + 1) / len(replicas)))
     scores = [hashlib.blake2b(f"{key}/{name}".encode(), digest_size=8).digest() for name in names]
     order = sorted(range(len(replicas)), key=lambda i: (loads[i] < most, scores[i]), reverse=True)
@@ -81,8 +81,8 @@ def ranking(key: str, replicas: Sequence[T], names: Sequence[str], loads: Sequen
 
 
 class PrefixRouter(RequestRouter):
-    """Ray's part of it. The key travels as the `session_id` of a call; calls without one go to the replica with the
-    least load. `balance` as in `ranking`."""
+    """Ray's router for prefixes. The key travels as the `session_id` of a call; calls without one go to the replica
+    with the least load. `balance` as in `ranking`."""
 
     def initialize_state(self, balance: float = BALANCE) -> None:
         self._balance = balance
@@ -99,7 +99,8 @@ class PrefixRouter(RequestRouter):
             del self._sent[replica_id]
 
     def _load(self, replica_id: ReplicaID) -> int:
-        """Requests under way: what the replica has said last, of every ingress, or what this one has sent since."""
+        """Requests in flight: the replica's last report (of all ingresses), or those that this ingress has sent, if
+        more."""
         return max(self.replica_queue_len_cache.get(replica_id) or 0, self._sent[replica_id])
 
     async def choose_replicas(
@@ -107,7 +108,7 @@ class PrefixRouter(RequestRouter):
     ) -> list[list[RunningReplica]]:
         if pending_request is None or not candidate_replicas:
             return [candidate_replicas]
-        pending_request.routing_context.should_backoff = True  # rather than ask full replicas without a pause
+        pending_request.routing_context.should_backoff = True  # do not ask full replicas in a tight loop
         key = pending_request.metadata.session_id
         if not key:
             return [candidate_replicas]

@@ -1,4 +1,4 @@
-"""How many threads an engine has in an actor: as many as Ray has set aside CPUs for it."""
+"""Number of threads of an engine in an actor."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ray
 
 
 def assigned_threads() -> int:
-    """The `num_cpus` of the actor that calls. Raises ValueError where that is not a whole number, at least 1."""
+    """Returns the `num_cpus` of the calling actor. Raises ValueError if it is not a whole number of at least 1."""
     cpus = ray.get_runtime_context().get_assigned_resources().get("CPU", 0.0)
     if cpus < 1 or cpus != int(cpus):
         raise ValueError(

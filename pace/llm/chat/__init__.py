@@ -1,4 +1,4 @@
-"""Turns of a conversation: how a model writes calls of tools and thoughts, as a grammar and as a parser.
+"""Turns of a conversation: grammars and parsers for the tool calls and reasoning that a model writes.
 
 Data and pure functions: nothing here runs a model.
 """

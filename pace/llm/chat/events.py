@@ -1,4 +1,4 @@
-"""What a turn of the assistant consists of, piece by piece."""
+"""Events of an assistant's turn."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class Text:
 
 @dataclass(frozen=True)
 class Thought:
-    """A piece of what the model thinks before it answers."""
+    """A piece of the model's reasoning before the answer."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class CallBegins:
-    """A call of the tool `name`. `index` counts the calls of a turn."""
+    """The beginning of a call of the tool `name`. `index` counts the calls of a turn."""
 
     index: int
     id: str
@@ -33,7 +33,7 @@ class CallBegins:
 
 @dataclass(frozen=True)
 class ArgumentsPiece:
-    """A piece of the arguments of call `index`: together they are JSON text."""
+    """A piece of the arguments of call `index`; all pieces together are JSON text."""
 
     index: int
     text: str
@@ -41,7 +41,7 @@ class ArgumentsPiece:
 
 @dataclass(frozen=True)
 class CallEnds:
-    """Call `index` is whole."""
+    """The end of call `index`, which is complete."""
 
     index: int
 
@@ -50,12 +50,12 @@ Event = Text | Thought | CallBegins | ArgumentsPiece | CallEnds
 
 
 def thought_of(events: Iterable[Event]) -> str:
-    """The thoughts among the events."""
+    """Joins the reasoning in the events."""
     return "".join(event.text for event in events if isinstance(event, Thought))
 
 
 def calls_of(events: Iterable[Event]) -> list[ToolCall]:
-    """The calls among the events; the arguments of one that was cut off are cut."""
+    """Collects the calls in the events. A call that was cut off has incomplete arguments."""
     names: dict[int, tuple[str, str]] = {}
     arguments: dict[int, str] = {}
     for event in events:

@@ -1,4 +1,4 @@
-"""One description of how a family of models writes calls of tools. A grammar and a parser are made from it."""
+"""Description of the tool calls of a model family, from which a grammar and a parser are made."""
 
 from __future__ import annotations
 
@@ -15,42 +15,43 @@ from pace.llm.chat.tools import Tool, ToolCall
 
 @dataclass(frozen=True)
 class ToolFormat:
-    """How calls are written: `opening call (between call)* closing`.
+    """Format of calls: `opening call (between call)* closing`.
 
-    All of it is text in which special tokens stand by their names (`literals.py`). Whether a tokenizer has a token of
-    such a name is asked when a grammar is made.
+    All parts are text that contains special tokens by name (`literals.py`). When a grammar is made, these names are
+    looked up in the tokenizer.
     """
 
     name: str
     call: str
-    """One call, with the holes `$NAME` and `$ARGS`; an id that the model writes is `$ID` or `$INDEX`."""
+    """One call, with the holes `$NAME` and `$ARGS`, and `$ID` or `$INDEX` for an id that the model writes."""
     trigger: str
-    """Beginning of `opening + call` that makes a call of what follows. It is a special token, or text that the answer
-    had better not hold."""
+    """Beginning of `opening + call` after which text counts as a call. It is a special token, or text that an answer
+    should not contain."""
     signs: tuple[str, ...] = ()
-    """Fragments by which a chat template of this format is known: it has all of them."""
+    """Fragments that identify a chat template of this format; it contains all of them."""
     opening: str = ""
     between: str | None = "\n"
-    """None where a turn has one call at most."""
+    """Text between calls; None if a turn has at most one call."""
     closing: str = ""
     anywhere: bool = True
-    """Whether text may come before and after calls. Otherwise a turn is one or the other, from its first character."""
+    """True if text may come before and after calls. Otherwise a turn is either text or calls, from its first
+    character."""
     reply: tuple[str, str] = ("", "")
-    """What stands around the text of an answer, where a format marks it, too. Of a mark that is whitespace, any is
+    """Marks around the text of an answer, if the format has them. If a mark is whitespace, any whitespace there is
     dropped."""
     preamble: tuple[str, str] = ("", "")
-    """What stands around text that comes before calls or the answer, where a format marks it."""
+    """Marks around text before calls or the answer, if the format has them."""
     arguments: Arguments = field(default_factory=JsonArguments)
     make_id: IdRule = call_id
 
     @cached_property
     def head(self) -> str:
-        """A call up to its arguments."""
+        """The part of a call before its arguments."""
         return self.call.partition("$ARGS")[0]
 
     @cached_property
     def tail(self) -> str:
-        """A call from its arguments on."""
+        """The part of a call after its arguments."""
         return self.call.partition("$ARGS")[2]
 
     @property
@@ -60,8 +61,8 @@ class ToolFormat:
     def write(
         self, calls: Sequence[ToolCall], tools: Mapping[str, Tool], arguments: Sequence[Mapping[str, Any]]
     ) -> str:
-        """The text of these calls, as the model would write it; each on a line where it writes one only. `arguments` are
-        those of the calls, parsed."""
+        """Returns the text of these calls as the model would write it, one per line if the format has one call per
+        turn. `arguments` are the parsed arguments of the calls."""
         texts = [
             write(self.head, NAME=call.name, ID=call.id, INDEX=str(index))
             + self.arguments.write(values, tools[call.name])

@@ -1,4 +1,4 @@
-"""A grammar of one turn of the assistant, in llguidance's Lark, from the description that also parses it."""
+"""Grammar of one assistant turn in llguidance's Lark, made from the same description as its parser."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pace.llm.chat.reasoning import Reasoning
 from pace.llm.chat.tools import Tool, ToolChoice
 
 ANSWER = "@answer"
-"""Stands in a grammar of a turn for the grammar of its text."""
+"""Placeholder for the grammar of the answer in a grammar of a turn."""
 _JSON_PARTS = re.compile(r'"[^"]*"|[^"]')
-"""The terminals of JSON in a literal: strings, signs, and blanks."""
+"""JSON terminals in a literal: strings, punctuation, and blanks."""
 FEW_BLANKS = r"/[ \t\r\n]{0,4}/"
-"""Blank space where a turn must not consist of it."""
+"""Limited whitespace, so that a turn cannot consist of it."""
 
 
 def turn_grammar(
@@ -29,15 +29,14 @@ def turn_grammar(
     special: Mapping[str, int] | None = None,
     has_answer: bool = False,
 ) -> str:
-    """What a turn may be.
+    """Returns the grammar of a turn.
 
-    With "auto" it is free text in which a call, once its trigger is there, is valid. With "required" it is calls and
-    nothing else, with "named" one call. A thought may come first, and must end where the prompt began it; a trigger
-    inside it is text. Without `parallel` there is one call at most. A little blank space may follow the last call.
-    `special` are the ids of the tokenizer's special tokens by name. With `has_answer` a turn of "auto" is calls or
-    `@answer`, another grammar, in place of free text.
-
-    Raises ValueError where no tool may be called: such a turn is free text, and needs no grammar.
+    With "auto" it is free text; a call must be valid once its trigger has been generated. With "required" it is only
+    calls, with "named" one call. Reasoning may come first, and must end if the prompt began it; a trigger in reasoning
+    is text. Without `parallel` there is at most one call. Some whitespace may follow the last call.
+    `special` maps the tokenizer's special tokens to their ids. With `has_answer` a turn of "auto" is calls or
+    `@answer`, another grammar, instead of free text.
+    Raises ValueError if no tool may be called: such a turn is free text and needs no grammar.
     """
     chosen = choice.among(tools)
     if not chosen:
@@ -60,8 +59,9 @@ def turn_grammar(
 
 
 def answer_grammar(format: ToolFormat, reasoning: Reasoning | None, special: Mapping[str, int]) -> str:
-    """A turn without calls, whose text is `@answer`: behind thoughts, and between the marks that the format has for an
-    answer. All of these may be left out, but for the end of a thought that the prompt began."""
+    """Returns the grammar of a turn without calls, whose text is `@answer`. Reasoning may come before it, and the marks
+    that the format has for an answer around it. All of these are optional, except for the end of reasoning that the
+    prompt began."""
     rules = Rules(special)
     rules.add("body", f"{FEW_BLANKS} {_answer(format, rules)}")
     return _after_thoughts(format, reasoning, rules, r"[ \t\r\n]{0,2}")
@@ -75,8 +75,8 @@ def _answer(format: ToolFormat, rules: Rules) -> str:
 def _after_thoughts(
     format: ToolFormat | None, reasoning: Reasoning | None, rules: Rules, blank: str, behind: str = ""
 ) -> str:
-    """The grammar of a turn whose rule `body` comes after thoughts, and after what `format` has for a preamble. `blank`
-    is what may stand before these, and `behind` what may stand behind them."""
+    """Returns the grammar of a turn whose rule `body` follows reasoning and the preamble of `format`. `blank` is the
+    whitespace allowed before these, and `behind` the whitespace after them."""
     before = []
     if reasoning is not None:
         thought = rules.until("thought", reasoning.closing)
@@ -96,7 +96,7 @@ def _after_thoughts(
 
 
 class _Turn:
-    """The rules of one turn, while they are made. Expressions that are returned are Lark."""
+    """Builds the rules of one turn. Methods return Lark expressions."""
 
     def __init__(self, format: ToolFormat, tools: Sequence[Tool], parallel: bool, rules: Rules) -> None:
         self._format = format
@@ -110,11 +110,11 @@ class _Turn:
         ]
 
     def opening(self) -> str:
-        """All that stands before the name of the first call."""
+        """Everything before the name of the first call."""
         return terminals(self._format.opening + self._before, self.rules.special)
 
     def section(self, opening: str) -> str:
-        """One call or several, after `opening`, which stands before the name of the first."""
+        """One or more calls after `opening`, the text before the name of the first call."""
         calls = f"{opening} {self._named()}"
         if self._parallel:
             between = terminals(self._format.between + self._before, self.rules.special)
@@ -122,8 +122,8 @@ class _Turn:
         return f"{calls} {self._closing()}"
 
     def json_calls(self) -> str:
-        """Calls that are JSON objects, where an answer may be one, too: each terminal ends where one of JSON does, since
-        the lexer takes the longest and does not go back."""
+        """Calls as JSON objects, for turns in which an answer may also be JSON. Each terminal ends where a JSON
+        terminal does, because the lexer takes the longest match and does not backtrack."""
         calls = []
         for index, tool in enumerate(self._tools):
             head = self._format.head.replace("$NAME", tool.name)
@@ -135,7 +135,7 @@ class _Turn:
         return f"{call} ({terminals(self._format.between, self.rules.special)} {call})*"
 
     def free(self) -> str:
-        """Text, and calls after their trigger."""
+        """Text, with calls after their trigger."""
         if self._format.answers_are_marked:
             section = self.section(self.rules.add("opening", self.opening()))
             return f"{section} {FEW_BLANKS} | {self._marked_answer()}"
@@ -154,7 +154,7 @@ class _Turn:
         return f"({self.rules.add('section', section)})* {ANY_TEXT}"
 
     def _at_the_start(self) -> str:
-        """Calls of a turn that begins with the trigger, which may reach beyond the name."""
+        """Calls of a turn that begins with the trigger, which may extend beyond the name."""
         trigger, head = self._format.trigger, self._format.opening + self._format.head
         assert head.startswith(trigger), "a trigger begins a call"
         first = []
@@ -169,7 +169,7 @@ class _Turn:
         return f"{calls} {self._closing()} {FEW_BLANKS}"
 
     def _named(self) -> str:
-        """A call from its name on."""
+        """A call from its name onwards."""
         alternatives = []
         for index, tool in enumerate(self._tools):
             head = terminals("$NAME" + self._after, self.rules.special, tool.name)
@@ -186,8 +186,8 @@ class _Turn:
 
 
 def _trigger(literal: str, name: str) -> str:
-    """A literal of plain text at the beginning of a turn, as one regular expression: with all whitespace that the
-    parser takes, so that nothing is a call for it and text for the grammar."""
+    """Returns a regular expression for plain text at the beginning of a turn. It allows all whitespace that the parser
+    accepts, so that the grammar and the parser agree on what is a call."""
     found = ANY_BLANK
     for part in parts(literal):
         found += ANY_BLANK if part.optional else pattern(name if part.kind == "NAME" else part.text)

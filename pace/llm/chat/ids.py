@@ -1,4 +1,4 @@
-"""Ids of tool calls, by the rules of the formats. Each takes the tool's name and the index of the call in its turn."""
+"""Ids of tool calls in the formats. Each function takes the name of the tool and the index of the call in its turn."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ _LETTERS = string.ascii_letters + string.digits
 
 
 def call_id(name: str, index: int) -> str:
-    """`call_` and 24 letters and digits: what clients know."""
+    """`call_` and 24 letters and digits, as clients expect."""
     return "call_" + _random(24)
 
 
 def nine_characters(name: str, index: int) -> str:
-    """Nine letters and digits: all that Mistral's templates take."""
+    """Nine letters and digits, the only form that Mistral's templates accept."""
     return _random(9)
 
 
 def numbered(name: str, index: int) -> str:
-    """`functions.NAME:INDEX`, as Kimi writes them itself."""
+    """`functions.NAME:INDEX`, as Kimi writes it."""
     return f"functions.{name}:{index}"
 
 

@@ -1,8 +1,9 @@
-"""Fixed text of a format, with holes: written, matched while it comes, and turned into terminals of a grammar.
+"""Literals: fixed text of a format with holes. They are written, matched incrementally, and converted to terminals of a
+grammar.
 
-Whitespace in a literal is optional, unless it parts two words; a hole counts as a word, and so does an end of the
-literal. Models leave a newline out or add one, and templates of one format differ in nothing else. A grammar has
-optional whitespace as it stands or not at all, a match takes any. A hole is `$NAME`, `$ID` or `$INDEX`.
+Whitespace in a literal is optional, unless it separates two words; holes and the ends of the literal count as words.
+Models omit or add newlines, and templates of one format often differ only in whitespace. For optional whitespace a
+grammar allows the literal's own or none; a match allows any. A hole is `$NAME`, `$ID` or `$INDEX`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from functools import lru_cache
 
 _HOLE = re.compile(r"\$(NAME|ID|INDEX)")
 ANY_BLANK = r"[ \t\r\n]*"
-"""Whitespace that a match takes where it is optional, as a regular expression."""
+"""Optional whitespace in a match, as a regular expression."""
 _SPACE = re.compile(r"[ \t\r\n]+")
 _WORD = re.compile(r"\w")
 _NAME = re.compile(r"[a-zA-Z0-9_.-]*")
@@ -23,13 +24,13 @@ _HOLE_TEXT = {"ID": re.compile(r"[A-Za-z0-9]*"), "INDEX": re.compile(r"[0-9]*")}
 _HOLE_TERMINAL = {"ID": "[A-Za-z0-9]{9}", "INDEX": "[0-9]{1,3}"}
 
 MORE = -1
-"""The text so far may become a match."""
+"""The text may become a match with more characters."""
 NO = -2
 
 
 @dataclass(frozen=True)
 class Part:
-    """A word of fixed text, whitespace, or a hole."""
+    """Fixed text without whitespace, whitespace, or a hole."""
 
     kind: str
     text: str
@@ -38,7 +39,7 @@ class Part:
 
 @dataclass
 class Match:
-    """Where a literal ended in a text, or MORE, or NO; and what stood in its holes."""
+    """The end of a literal in a text, or MORE or NO; and the contents of its holes."""
 
     end: int
     holes: dict[str, str]
@@ -46,7 +47,7 @@ class Match:
 
 @lru_cache(maxsize=1024)
 def parts(literal: str) -> tuple[Part, ...]:
-    """A literal taken apart."""
+    """Splits a literal into parts."""
     found: list[Part] = []
     for index, piece in enumerate(_HOLE.split(literal)):
         if index % 2:
@@ -76,8 +77,8 @@ def _wordlike(part: Part | None, at: int) -> bool:
 
 
 def match(literal: str, text: str, start: int, names: Collection[str] = ()) -> Match:
-    """Matches a literal from `start` on. `$NAME` is one of `names`, and no part of a longer word. Optional whitespace at
-    the end takes what is there and does not wait for more."""
+    """Matches a literal from `start` on. `$NAME` is one of `names`, as a whole word. Optional whitespace at the end
+    matches what has arrived, without waiting for more."""
     return _match(parts(literal), text, start, names)
 
 
@@ -115,18 +116,18 @@ def _match_name(todo: tuple[Part, ...], text: str, at: int, names: Collection[st
 
 
 def blank(text: str, start: int = 0) -> int:
-    """Position behind the whitespace from `start` on."""
+    """Position after the whitespace at `start`."""
     found = _SPACE.match(text, start)
     return found.end() if found else start
 
 
 def write(literal: str, **holes: str) -> str:
-    """The literal with its holes filled."""
+    """Fills the holes of a literal."""
     return _HOLE.sub(lambda hole: holes[hole.group(1)], literal)
 
 
 def terminals(literal: str, special: Mapping[str, int], name: str = "") -> str:
-    """A literal as an expression in Lark; names of special tokens in it become these tokens. "" for an empty literal."""
+    """Converts a literal to a Lark expression, with names of special tokens as tokens; "" for an empty literal."""
     pieces: list[str] = []
     run = ""
     for part in parts(literal):
@@ -157,7 +158,7 @@ def _at_specials(text: str, special: Mapping[str, int]) -> list[str]:
 
 
 def pattern(text: str) -> str:
-    """A regular expression that matches this text alone, as it stands between slashes in Lark."""
+    """Escapes a text for a Lark regular expression between slashes."""
     return "".join(_character(character) for character in text)
 
 

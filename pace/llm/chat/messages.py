@@ -1,4 +1,4 @@
-"""Messages as clients write them, read; and how they are told apart for templates that take them in another way."""
+"""Parses messages of clients, and restructures them for templates that need another form."""
 
 from __future__ import annotations
 
@@ -16,27 +16,29 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Said:
-    """One message: a client's own, or a part of one that stands as a turn of its own."""
+    """A message of a client, or a part of one that becomes a separate turn."""
 
     place: str
-    """The client's message, as `messages[3]`."""
+    """Name of the client's message, such as `messages[3]`."""
     role: str
     text: str = ""
     calls: tuple[ToolCall, ...] = ()
     others: Mapping[str, Any] | None = None
-    """What else a message says: `name`, `tool_call_id`, thoughts."""
+    """Other fields of the message: `name`, `tool_call_id`, reasoning."""
     is_made: bool = False
-    """Whether pace made this turn of a message with another role."""
+    """True if pace made this turn from a message with another role."""
 
     @property
     def call_id(self) -> Any:
-        """The call whose result this is."""
+        """The id of the call whose result this is."""
         return (self.others or {}).get("tool_call_id")
 
 
 def read_messages(messages: Any) -> list[Said]:
-    """Raises TypeError for what is no list of dicts; ValueError for an empty list, for a message without a role, content that is no text,
-    and calls without a name or with arguments that are no JSON object."""
+    """Parses messages.
+
+    Raises TypeError if they are not a list of dicts. Raises ValueError for an empty list, a message without a role, or
+    content that is not text. The same for a call without a name, or with arguments that are not a JSON object."""
     if not isinstance(messages, Sequence) or isinstance(messages, str):
         raise TypeError(f"messages must be a list of dicts with role and content; got {messages!r:.60}")
     if not messages:
@@ -56,7 +58,7 @@ def _read(message: Any, place: str) -> Said:
 
 
 def _text(content: Any, place: str) -> str:
-    """A message's content as one string."""
+    """Joins the content of a message to one string."""
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, Sequence):
@@ -74,7 +76,7 @@ def _text(content: Any, place: str) -> str:
 
 
 def _calls(items: Any, place: str) -> tuple[ToolCall, ...]:
-    """The calls of a message of the assistant."""
+    """Parses the calls of an assistant's message."""
     if not isinstance(items, Sequence):
         raise ValueError(f"{place} must be a list of calls")
     calls = []
@@ -97,7 +99,7 @@ def _calls(items: Any, place: str) -> tuple[ToolCall, ...]:
 
 
 def text_apart(turns: Iterable[Said]) -> Iterable[Said]:
-    """The text beside calls as a turn before them."""
+    """Moves text next to calls into a turn before them."""
     for turn in turns:
         if turn.calls and turn.text:
             yield replace(turn, calls=(), others=None)
@@ -106,7 +108,8 @@ def text_apart(turns: Iterable[Said]) -> Iterable[Said]:
 
 
 def calls_apart(turns: Sequence[Said]) -> Iterable[Said]:
-    """Each call as a turn of its own, and its results behind it. Results that name no call follow their order."""
+    """Makes each call a separate turn, followed by its results. Results without a known call id are matched by
+    order."""
     at = 0
     while at < len(turns):
         turn, at = turns[at], at + 1
@@ -128,13 +131,14 @@ def calls_apart(turns: Sequence[Said]) -> Iterable[Said]:
 
 
 def results_as_users(turns: Iterable[Said]) -> Iterator[Said]:
-    """Results of tools as turns of the user."""
+    """Turns results of tools into turns of the user."""
     return _joined(_as_user(turn) if turn.role == "tool" else turn for turn in turns)
 
 
 def instruction_forms(turns: list[Said]) -> Iterator[list[Said]]:
-    """A conversation as it is, then in the forms that other templates take: a developer's instructions as those of the
-    system; one system turn, at the beginning; none, with all instructions in turns of the user."""
+    """Yields a conversation unchanged, then in other forms for templates that need them. The first has developer turns
+    as system turns, the next a single system turn at the beginning. The last has no system turn: all instructions
+    are in turns of the user."""
     systems = [replace(turn, role="system") if turn.role == "developer" else turn for turn in turns]
     known: list[list[Said]] = []
     for form in (turns, systems, _systems_as_users(systems, True), _systems_as_users(systems, False)):
@@ -144,12 +148,12 @@ def instruction_forms(turns: list[Said]) -> Iterator[list[Said]]:
 
 
 def num_instructions(turns: Iterable[Said]) -> int:
-    """Turns of the system and of developers."""
+    """Number of system and developer turns."""
     return sum(turn.role in ("system", "developer") for turn in turns)
 
 
 def _systems_as_users(turns: list[Said], keeps_first: bool) -> list[Said]:
-    """System turns as turns of the user. With `keeps_first`, those that begin the conversation are one system turn."""
+    """Turns system turns into turns of the user. With `keeps_first`, those at the beginning become one system turn."""
     first = list(itertools.takewhile(lambda turn: turn.role == "system", turns)) if keeps_first else []
     together = [replace(first[0], text=_text_of(first, "\n\n"))] if first else []
     return [*together, *_joined(_as_user(turn) if turn.role == "system" else turn for turn in turns[len(first) :])]
@@ -160,7 +164,8 @@ def _as_user(turn: Said) -> Said:
 
 
 def _joined(turns: Iterable[Said]) -> Iterator[Said]:
-    """Turns of the user that pace made are one with their neighbours: many templates want roles to alternate."""
+    """Merges turns of the user that pace made with their neighbours, because many templates require alternating
+    roles."""
     last: Said | None = None
     for turn in turns:
         if last is not None and last.role == turn.role == "user" and (last.is_made or turn.is_made):

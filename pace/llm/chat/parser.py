@@ -1,4 +1,4 @@
-"""Reads a turn of the assistant while it is generated: its thought, its text, and its calls."""
+"""Parses an assistant's turn while it is generated, into reasoning, text, and calls."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ BLANKS = " \t\r\n"
 
 
 class Place(Enum):
-    """Where in a turn the parser is."""
+    """Position of the parser within a turn."""
 
     START = "start"
     THOUGHT = "thought"
     PREAMBLE = "preamble"
-    """In text whose end is marked, and which more follows."""
+    """Within text whose end is marked, and which is not the end of the turn."""
     BODY = "body"
-    """Where the answer begins: after thoughts and preambles, if any."""
+    """At the beginning of the answer, after any reasoning and preambles."""
     TEXT = "text"
     MARKED_TEXT = "marked text"
-    """In an answer whose end is marked."""
+    """Within an answer whose end is marked."""
     ARGUMENTS = "arguments"
     TAIL = "tail"
     AFTER_CALL = "after a call"
 
 
 class TurnParser:
-    """Makes events of generated text, in which special tokens stand by their names.
+    """Converts generated text, which contains special tokens by name, to events.
 
-    The events joined are the same whatever the cuts between two `push`. Text that only looks like a call comes back as
-    text. A call that goes wrong behind its name does not end, and what follows is text. No call is looked for without
-    `tools`. Whitespace around a thought's markers is dropped, and so is whitespace
-    between the last call and the end.
+    The joined events do not depend on how the text is split between calls of `push`. Text that only resembles a call is
+    returned as text. A call that becomes invalid after its name gets no end event, and the rest is text. Without
+    `tools` no calls are parsed. Whitespace around the markers of reasoning is dropped, and so is whitespace between the
+    last call and the end.
     """
 
     def __init__(
@@ -53,8 +53,8 @@ class TurnParser:
         make_id: IdRule | None = None,
         max_untagged: int | None = None,
     ) -> None:
-        """`make_id` gives ids to calls in place of the format's rule. `max_untagged` is the number of calls up to which
-        those without the marks of the format are taken (`untagged.py`); None for any number."""
+        """`make_id` replaces the format's rule for call ids. `max_untagged`: number of calls up to which calls without
+        the marks of the format are accepted (`untagged.py`); None for no limit."""
         self._format = format
         self._tools = {tool.name: tool for tool in tools}
         self._reasoning = reasoning
@@ -62,17 +62,18 @@ class TurnParser:
         self._first = format.opening + format.head
         self._next = None if format.between is None else format.between + format.head
         self._held = ""
-        """What came and is not told yet."""
+        """Text that has arrived but is in no event yet."""
         self._skip_blank = False
         self._max_untagged = 0 if format.answers_are_marked else math.inf if max_untagged is None else max_untagged
         self._between_calls: str | None = None
-        """Characters that are no text where another call or the end follows them: behind a call. None elsewhere."""
+        """Characters that are dropped between a call and another call or the end; None if the last event was not a
+        call."""
         self._is_line_start = True
-        """Whether nothing but whitespace came since the last line began."""
+        """True if only whitespace has come since the beginning of the line."""
         self._scans: Scans = {}
-        """Of values in what is held."""
+        """Scanned values in the held text."""
         self._is_in_block = False
-        """Whether text is in a block of code, where a call without marks is an example."""
+        """True within a code block, where a call without marks is only an example."""
         self._final = False
         self._calls = 0
         self._reader: Reader | None = None
@@ -95,23 +96,23 @@ class TurnParser:
 
     @property
     def is_thinking(self) -> bool:
-        """Whether what comes now is part of a thought."""
+        """True if the next text belongs to reasoning."""
         return self._place is Place.THOUGHT
 
     def push(self, text: str) -> list[Event]:
-        """The events of the text that came."""
+        """Adds text and returns its events."""
         self._held += text
         return list(_joined(self._events()))
 
     def close(self) -> list[Event]:
-        """What was held back, at the end of the turn. Nothing may be pushed afterwards."""
+        """Ends the turn and returns the remaining events. Nothing may be pushed afterwards."""
         self._final = True
         events = list(_joined(self._events()))
         self._held = ""
         return events
 
     def _events(self) -> Iterable[Event]:
-        """Steps from place to place until one has to wait for more text."""
+        """Runs the parser until it needs more text."""
         while True:
             if self._skip_blank:
                 self._held = self._held[blank(self._held) :]
@@ -130,18 +131,18 @@ class TurnParser:
         return taken
 
     def _begin(self, place: Place) -> None:
-        """Goes to a place where whitespace at the beginning does not count."""
+        """Moves to a place where leading whitespace is dropped."""
         self._place, self._skip_blank = place, True
 
     def _match(self, literal: str, start: int = 0, names: Collection[str] = ()) -> Match:
-        """As `match`, but at the end of the turn nothing more can come."""
+        """Calls `match`; at the end of the turn MORE becomes NO."""
         found = match(literal, self._held, start, names)
         if found.end == MORE and self._final:
             found.end = NO
         return found
 
     def _start(self) -> Iterable[Event]:
-        """What may come before the answer, if it does."""
+        """Parses the optional parts before the answer."""
         waits = False
         for marker, place in self._before:
             found = self._match(marker, blank(self._held))
@@ -167,7 +168,7 @@ class TurnParser:
             self._begin(Place.START)
 
     def _up_to(self, marker: str) -> tuple[str, bool]:
-        """Takes what stands before a marker, and the marker where it has come."""
+        """Takes the text before a marker, and the marker if it has arrived."""
         end = self._held.find(marker)
         if end >= 0:
             text = self._take(end)
@@ -176,7 +177,7 @@ class TurnParser:
         return self._take(len(self._held) - (0 if self._final else held_back(self._held, marker))), False
 
     def _body(self) -> Iterable[Event]:
-        """The first characters of an answer: they decide where calls do not stand amid text."""
+        """Parses the beginning of an answer, which decides between calls and text if the format does not mix them."""
         if self._format.anywhere and not self._format.answers_are_marked:
             self._place = Place.TEXT
             return
@@ -194,7 +195,7 @@ class TurnParser:
             self._place, self._skip_blank = Place.TEXT, self._format.answers_are_marked and not mark
 
     def _text(self) -> Iterable[Event]:
-        """Text, up to where a call may begin."""
+        """Parses text up to a possible call."""
         if self._between_calls is not None and not self._held.strip(self._between_calls):
             if self._final:
                 self._take(len(self._held))
@@ -234,13 +235,13 @@ class TurnParser:
         return (at for at, character in enumerate(self._held) if character in first)
 
     def _begins_line(self, start: int) -> bool:
-        """Whether nothing but blank space, or a call, stands before `start` in its line."""
+        """True if only whitespace, or a call, precedes `start` in its line."""
         line = self._held.rfind("\n", 0, start) + 1
         blanks = BLANKS if line or self._between_calls is None else self._between_calls
         return (self._is_line_start or line > 0) and not self._held[line:start].strip(blanks)
 
     def _untagged(self, start: int) -> Untagged:
-        """Calls without marks, up to the number that is taken."""
+        """Finds calls without marks, up to the accepted number."""
         if self._held[start] not in SIGNS or self._calls >= self._max_untagged:
             return Untagged(NO)
         if self._is_in_block:
@@ -259,7 +260,8 @@ class TurnParser:
         self._between_calls, self._is_line_start = BLANKS + ",", True
 
     def _said(self, length: int, call_end: int = NO) -> Text:
-        """Takes a piece of text, before a call that has ended or may begin. What stands between two calls is none."""
+        """Takes `length` characters of text. `call_end`: end of a call that follows, MORE if one may follow, NO if none
+        does. Separators between two calls are not text."""
         if call_end != NO and self._between_calls is not None and not self._held[:length].strip(self._between_calls):
             self._take(length if call_end >= 0 else 0)
             return Text("")
@@ -277,7 +279,7 @@ class TurnParser:
             self._begin(Place.TEXT)
 
     def _call(self, found: Match) -> Iterable[Event]:
-        """A call begins: all before its arguments was found."""
+        """Starts a call, after matching everything before its arguments."""
         self._take(found.end)
         name, index = found.holes["NAME"], self._calls
         self._calls += 1
@@ -304,7 +306,7 @@ class TurnParser:
             self._place = Place.TEXT
 
     def _after_call(self) -> Iterable[Event]:
-        """Another call of the same run, or its closing, or text."""
+        """Parses another call, the end of the calls, or text."""
         following = self._match(self._next, 0, self._tools) if self._next is not None else None
         if following is not None and following.end >= 0:
             yield from self._call(following)
@@ -317,7 +319,7 @@ class TurnParser:
 
 
 def _joined(events: Iterable[Event]) -> Iterable[Event]:
-    """Events without empty pieces, neighbours of one kind as one."""
+    """Merges adjacent events of the same kind, and drops empty pieces."""
     last: Event | None = None
     for event in events:
         if isinstance(event, (Text, Thought, ArgumentsPiece)) and not event.text:

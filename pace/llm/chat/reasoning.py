@@ -1,4 +1,4 @@
-"""What a model thinks before it answers: how it is marked, and whether a prompt has begun it."""
+"""Reasoning before an answer: its markers, and detecting if a prompt has begun it."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Reasoning:
-    """Markers around a thought. Both are text without whitespace at its ends, in which special tokens stand by name."""
+    """Markers around reasoning. Both are text without whitespace at their ends, and contain special tokens by name."""
 
     opening: str
     closing: str
     begun: bool = False
-    """Whether the prompt ends inside a thought, so that the turn begins in it."""
+    """True if the prompt ends within reasoning, so that the turn begins in it."""
     repeats: bool = False
-    """Whether thoughts may follow one another. The closing is then what begins any message of the assistant, and at the
-    end of a prompt it says nothing."""
+    """True if several pieces of reasoning may follow each other. The closing marker is then also the beginning of any
+    message of the assistant, so it means nothing at the end of a prompt."""
 
     def after(self, prompt: str) -> Reasoning | None:
-        """The same for a turn that follows `prompt`: begun where it ends with the opening, None where the thought is
-        over."""
+        """Returns the markers for a turn after `prompt`, with `begun` set if it ends with the opening marker. None if
+        it ends with the closing marker, so that reasoning is over."""
         prompt = prompt.rstrip()
         if prompt.endswith(self.closing) and not self.repeats:
             return None
@@ -43,5 +43,5 @@ _BY_FRAGMENT = {
 
 
 def detect_reasoning(template: str) -> Reasoning | None:
-    """The reasoning of models with this chat template, from its text; None where it has none."""
+    """Returns the reasoning markers of models with this chat template; None if it has none."""
     return next((found for fragment, found in _BY_FRAGMENT.items() if fragment in template), None)

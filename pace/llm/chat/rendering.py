@@ -1,4 +1,4 @@
-"""A tokenizer's chat template as a function of messages: their text, or why there is none."""
+"""Applies a tokenizer's chat template to messages, and reports why it fails."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ logger = logging.getLogger("pace")
 
 
 class TemplateRefusal(ValueError):
-    """A chat template that does not take a conversation, leaves a part of it out, or is none that can be read; names its
+    """Raised if a chat template rejects a conversation, leaves a part of it out, or is invalid. The message names its
     file."""
 
     def __init__(self, file: str, reason: str) -> None:
         self.reason = reason
-        """Without the file, for those who are not to know it."""
+        """The message without the file, for recipients who should not see the path."""
         super().__init__(f"{file}: {reason}")
 
 
 class Rendering:
-    """Renders messages that are already in the template's terms."""
+    """Renders messages that are already in the template's form."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
 
     def text(self, messages: list[dict[str, Any]], tools: Sequence[Tool], options: Mapping[str, Any]) -> str:
-        """Raises TemplateRefusal."""
+        """Renders messages. Raises TemplateRefusal."""
         given = {"tools": [tool.for_template() for tool in tools]} if tools else self._no_tools
         return self._apply(messages, given | dict(options))
 
     def attempt(self, messages: list[dict[str, Any]], tools: Sequence[Tool] = ()) -> str:
-        """The text, "" where the template refuses."""
+        """Renders messages; "" if the template rejects them."""
         try:
             return self.text(messages, tools, {"add_generation_prompt": True})
         except TemplateRefusal:
@@ -44,7 +44,7 @@ class Rendering:
 
     @property
     def file(self) -> str:
-        """Where the template stands."""
+        """Path of the template."""
         path = Path(getattr(self._tokenizer, "name_or_path", None) or "")
         names = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
         found = [path / name for name in names if (path / name).is_file()]
@@ -52,7 +52,7 @@ class Rendering:
 
     @cached_property
     def _no_tools(self) -> dict[str, Any]:
-        """What stands for no tools: templates that were made for tools iterate over them whether or not there are any."""
+        """Options for a conversation without tools. Some templates iterate over the tools even if there are none."""
         for options in ({}, {"tools": []}):
             for in_parts in (False, True):
                 with contextlib.suppress(TemplateRefusal):
@@ -63,18 +63,18 @@ class Rendering:
     def _apply(self, messages: list[dict[str, Any]], options: Mapping[str, Any]) -> str:
         try:
             return self._tokenizer.apply_chat_template(messages, tokenize=False, **options)
-        except Exception as error:  # whatever a template may come to
+        except Exception as error:  # a template may raise anything
             raise TemplateRefusal(self.file, _reason(error)) from error
 
 
 def plain_message(role: str, text: str, in_parts: bool) -> dict[str, Any]:
-    """A message with its text as a string, or as one part."""
+    """Returns a message with its text as a string, or as a list of one part."""
     return {"role": role, "content": [{"type": "text", "text": text}] if in_parts else text}
 
 
 @lru_cache(maxsize=64)
 def log_moved_instructions(file: str, template: str) -> None:
-    """Logs once for a template that instructions do not stay where a client put them."""
+    """Warns, once per template, that instructions do not stay where a client put them."""
     logger.warning(
         "%s: the chat template does not take all system messages as they stand: they are joined at the beginning of the "
         "conversation, or put into turns of the user",
@@ -87,5 +87,7 @@ def _reason(error: Exception) -> str:
 
     if isinstance(error, TemplateSyntaxError):
         return f"line {error.lineno} of the chat template is not Jinja: {error.message}"
-    kind = "" if type(error) is TemplateError else f"{type(error).__name__}: "  # that one has the template's own words
+    kind = (
+        "" if type(error) is TemplateError else f"{type(error).__name__}: "
+    )  # the template itself raises TemplateError
     return f"the chat template refuses these messages: {kind}{error}"

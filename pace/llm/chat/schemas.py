@@ -1,4 +1,4 @@
-"""JSON schemas of tools, as a grammar takes them."""
+"""Converts JSON schemas of tools for grammars."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from pace.llm.chat.tools import Tool
 
 _OPENING = frozenset({"additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames", "$ref",
                       "$dynamicRef", "allOf", "anyOf", "oneOf", "if", "dependentSchemas", "minProperties"})  # fmt: skip
-"""Keywords beside which a missing `additionalProperties` must stay missing."""
+"""Keywords that allow unnamed properties: with one of them, a missing `additionalProperties` must stay missing."""
 _TYPES = {"string": (str,), "boolean": (bool,), "integer": (int, float), "number": (int, float), "array": (list,),
           "object": (dict,), "null": (type(None),)}  # fmt: skip
-"""Types of Python that values of JSON schema's types may have."""
+"""Python types of values of each JSON schema type."""
 _PLAIN = frozenset({"type", "title", "description", "default", "examples", "deprecated", "$comment"})
-"""Keywords that say nothing about which strings are allowed."""
+"""Keywords that do not constrain a string."""
 
 
 def json_expression(schema: Mapping[str, Any] | bool, strict: bool) -> str:
-    """`%json {...}` for Lark."""
+    """Returns `%json {...}` for Lark."""
     return "%json " + json.dumps(for_grammar(schema, strict))
 
 
 def for_grammar(schema: Mapping[str, Any] | bool, strict: bool) -> dict[str, Any]:
-    """A schema as llguidance takes it: without the settings of a client, and with flexible whitespace."""
+    """Returns a schema for llguidance: without options that a client set for it, and with flexible whitespace."""
     own = whitespace_options("flexible")
     if not strict:
         own["lenient"] = True
@@ -37,7 +37,7 @@ def for_grammar(schema: Mapping[str, Any] | bool, strict: bool) -> dict[str, Any
 
 
 def closed(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema of a tool's arguments without arguments that it does not name, unless it says something of them."""
+    """Returns the schema of a tool's arguments with unnamed arguments forbidden, unless it has a keyword about them."""
     named = set(parameters.get("required", ())) <= set(parameters.get("properties", ()))
     if not named or _OPENING & set(parameters):
         return dict(parameters)
@@ -45,10 +45,10 @@ def closed(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def properties(tool: Tool) -> dict[str, tuple[dict[str, Any], bool]]:
-    """The schema of each argument by its name, and whether it is required: for forms that write arguments singly.
+    """Maps each argument to its schema and True if it is required, for notations that write arguments separately.
 
-    A schema has the definitions that it may refer to. Nothing that a schema says of several arguments together is in it.
-    An argument that need not be there and cannot be, since no value is allowed, is left out.
+    Each schema includes the definitions that it may refer to, but no constraint on several arguments together. An
+    optional argument that allows no value is left out.
     """
     schema = tool.parameters
     shared = {key: schema[key] for key in ("$defs", "definitions", "$schema") if key in schema}
@@ -70,7 +70,7 @@ def properties(tool: Tool) -> dict[str, tuple[dict[str, Any], bool]]:
 
 
 def _references(part: Any) -> Iterator[str]:
-    """All references in a schema."""
+    """Yields all references in a schema."""
     if isinstance(part, Mapping) and isinstance(part.get("$ref"), str):
         yield part["$ref"]
     children = part.values() if isinstance(part, Mapping) else part if isinstance(part, list) else ()
@@ -79,12 +79,12 @@ def _references(part: Any) -> Iterator[str]:
 
 
 def _is_elsewhere(reference: str) -> bool:
-    """Whether a reference is to another place of the schema than its definitions."""
+    """True if a reference points into the schema outside of its definitions."""
     return reference == "#" or (reference.startswith("#/") and not reference.startswith(("#/$defs/", "#/definitions/")))
 
 
 def _redirected(part: Any, whole: str) -> Any:
-    """A copy whose references to other places go by way of a definition of the whole schema."""
+    """Returns a copy in which references outside of the definitions go through a definition of the whole schema."""
     if isinstance(part, list):
         return [_redirected(child, whole) for child in part]
     if not isinstance(part, Mapping):
@@ -97,7 +97,7 @@ def _redirected(part: Any, whole: str) -> Any:
 
 
 def _possible(schema: Mapping[str, Any] | bool) -> bool:
-    """False for a schema that allows nothing: `false`, or values that are all of other types than it says."""
+    """False if a schema allows no value: `false`, or only values of the wrong type."""
     if isinstance(schema, bool):
         return schema
     kind, values = schema.get("type"), schema.get("enum")
@@ -106,12 +106,12 @@ def _possible(schema: Mapping[str, Any] | bool) -> bool:
 
 
 def is_plain_string(schema: Mapping[str, Any]) -> bool:
-    """Whether every string and nothing else is allowed."""
+    """True if the schema allows every string and nothing else."""
     return schema.get("type") == "string" and set(schema) <= _PLAIN | {"$defs", "definitions", "$schema"}
 
 
 def string_choices(schema: Mapping[str, Any]) -> list[str] | None:
-    """The strings that are allowed, where a schema lists them and nothing else."""
+    """Returns the allowed strings if a schema lists them and has no other constraint; else None."""
     if schema.get("type", "string") != "string" or not set(schema) <= _PLAIN | {"enum", "$defs", "definitions"}:
         return None
     listed = schema.get("enum")
@@ -121,5 +121,5 @@ def string_choices(schema: Mapping[str, Any]) -> list[str] | None:
 
 
 def is_string(schema: Mapping[str, Any]) -> bool:
-    """Whether nothing but strings is allowed."""
+    """True if the schema allows only strings."""
     return schema.get("type") == "string" or string_choices(schema) is not None

@@ -1,4 +1,4 @@
-"""A tokenizer's chat template: messages and tools as the text that the model was trained on."""
+"""Renders messages and tools with a tokenizer's chat template, to text that the model was trained on."""
 
 from __future__ import annotations
 
@@ -32,43 +32,43 @@ from pace.llm.chat.tools import Tool, ToolCall
 _PROBE = Tool("zq_probe", "", {"type": "object", "properties": {"zq_key": {"type": "string"}}})
 _LETTERS = string.ascii_letters + string.digits
 NEVER_ASSISTANT = ("system", "developer", "tool")
-"""Roles that some templates take for the assistant's, as all that are not the user's."""
+"""Roles that some templates show as the assistant's, because they treat every role except the user's alike."""
 _THOUGHT = "reasoning_content"
 _OTHER_THOUGHT = re.compile(r"\.thinking\b|['\"]thinking['\"]")
-"""How templates look for thoughts under the other name that they have."""
+"""Matches a template that looks for reasoning under its alternative name."""
 
 
 @dataclass(frozen=True)
 class Manner:
-    """How a template takes calls in messages, and what they return."""
+    """The form in which a template accepts calls in messages, and their results."""
 
     calls: Literal["together", "apart", "text"] = "together"
-    """Calls of one message stay together, stand in turns of their own, or are written into the content."""
+    """Calls of one message stay together, become separate turns, or are written into the content."""
     results: Literal["tool", "user"] = "tool"
-    """Role of what a tool returned."""
+    """Role of a tool's result."""
     result_in_parts: bool = False
     text_apart: bool = False
-    """Whether text beside calls is a turn of its own."""
+    """True if text next to calls becomes a separate turn."""
     arguments_as_text: bool = False
     empty_content: str | None = None
-    """What stands for no content beside calls."""
+    """Content of a message that has only calls."""
 
 
 class _Way(NamedTuple):
-    """A conversation as a template may take it."""
+    """A conversation in a form that a template may accept."""
 
     turns: list[Said]
     tools: Sequence[Tool]
-    """Those that the template itself tells of."""
+    """Tools passed to the template."""
     manner: Manner
 
 
 class ChatTemplate:
     """Renders messages as clients write them: content is a string, None or parts of type text, and the arguments of
-    calls are JSON text. What a template wants otherwise is found by trying."""
+    calls are JSON text. The forms that a template needs instead are found by trying."""
 
     def __init__(self, tokenizer: Any, format: ToolFormat | None = None) -> None:
-        """`format` stands in for the one that is detected. Raises ValueError where the tokenizer has no template."""
+        """`format` overrides the detected format. Raises ValueError if the tokenizer has no template."""
         if getattr(tokenizer, "chat_template", None) is None:
             raise ValueError(
                 "this model has no chat template: it was not made for conversations; give it plain text (`pace generate`, "
@@ -78,11 +78,11 @@ class ChatTemplate:
         self._format = format
         self._rendering = Rendering(tokenizer)
         self._in_parts: dict[str, bool] = {}
-        """Whether a message of a role has its content in parts."""
+        """True for roles whose content must be a list of parts."""
 
     @cached_property
     def source(self) -> str:
-        """The template's text; that for tools where it has several."""
+        """The text of the template; the one for tools if there are several."""
         template = self.tokenizer.chat_template
         if isinstance(template, Mapping):
             return template.get("tool_use") or template.get("default") or ""
@@ -90,12 +90,12 @@ class ChatTemplate:
 
     @cached_property
     def format(self) -> ToolFormat:
-        """How the model writes calls."""
+        """The format of the model's calls."""
         return self._format or detect_format(self.source)
 
     @cached_property
     def reasoning(self) -> Reasoning | None:
-        """How the model marks its thoughts."""
+        """The markers of the model's reasoning; None if it has none."""
         return detect_reasoning(self.source)
 
     def render(
@@ -106,16 +106,15 @@ class ChatTemplate:
         continue_answer: bool = False,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The text of a conversation, up to where the answer begins.
+        """Renders a conversation, up to the beginning of the answer.
 
-        With `continue_answer` the last message goes on. `variables` are what the template may look at. A template that
-        knows no tools is told of them in the first message. Calls, results and instructions that it would leave out,
-        refuse, or give to the assistant are given to it in another way: in turns of their own, as text, or in turns of
-        the user.
-
-        Raises TypeError for messages that are no dicts, ValueError for one without a role, content that is no text and
-        arguments that are no JSON object, TemplateRefusal for what the template itself raises (roles that must alternate,
-        say) and for a message that it would leave out.
+        With `continue_answer` the last message is continued. `variables` are passed to the template. For a template
+        without support for tools, they are described in the first message. A template may omit or reject calls, results
+        or instructions, or show them as the assistant's. These are then passed as separate turns, as text, or as turns
+        of the user.
+        Raises TypeError for messages that are not dicts. Raises ValueError for a message without a role, content that
+        is not text, and arguments that are not a JSON object. Raises TemplateRefusal for an error of the template, such
+        as roles that must alternate, and for a message that it would omit.
         """
         options = {"add_generation_prompt": begin_answer, **(variables or {})}
         given = read_messages(messages)
@@ -133,16 +132,18 @@ class ChatTemplate:
         return text
 
     def encode(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
-        """The token ids of a conversation, up to where the answer begins."""
+        """Returns the token ids of a conversation, up to the beginning of the answer."""
         return list(self.tokenizer(self.render(messages, tools), add_special_tokens=False)["input_ids"])
 
-    # -- what the template takes ---------------------------------------------------------------------------------------
+    # -- forms that the template accepts -------------------------------------------------------------------------------
 
     def _choose_way(
         self, said: list[Said], tools: Sequence[Tool], options: Mapping[str, Any], continue_answer: bool
     ) -> tuple[_Way, str | None]:
-        """The first way in which the template shows all of a conversation, and None. Where there is none: the first of
-        all, and the place that is left out in a way that the template takes, or "" where it refuses all ways."""
+        """Returns the first form in which the template shows the whole conversation, and None.
+
+        If there is none, returns the first form, and the place that the first accepted form omits; "" if the template
+        rejects all forms."""
         if continue_answer:
             options = {**options, "add_generation_prompt": False}
         first: _Way | None = None
@@ -159,7 +160,7 @@ class ChatTemplate:
         return first, left_out
 
     def _ways(self, said: list[Said], tools: Sequence[Tool]) -> Iterator[_Way]:
-        """Ways to give the template a conversation, the best first."""
+        """Yields forms of a conversation to try with the template, the best first."""
         has_calls = any(turn.calls or turn.role == "tool" for turn in said)
         for told in (False, True) if tools and self._knows_tools else (bool(tools),):
             turns, given = (self._told(said, tools), ()) if told else (said, tools)
@@ -167,7 +168,7 @@ class ChatTemplate:
                 yield _Way(self._turns(turns, tools, manner), given, manner)
 
     def _turns(self, said: list[Said], tools: Sequence[Tool], manner: Manner) -> list[Said]:
-        """The turns that a conversation has in this manner."""
+        """Returns the turns of a conversation in this form."""
         turns = list(text_apart(said)) if manner.text_apart else said
         if manner.calls == "apart":
             turns = list(calls_apart(turns))
@@ -177,8 +178,8 @@ class ChatTemplate:
         return list(results_as_users(turns)) if manner.results == "user" else turns
 
     def _lost(self, way: _Way, options: Mapping[str, Any]) -> str | None:
-        """What the template leaves out of a conversation: its place, None for nothing. Found with words in place of all
-        texts, as templates may escape or trim these. Raises TemplateRefusal."""
+        """Returns the place of a part of the conversation that the template omits; None if it omits nothing. All texts
+        are replaced by marker words, because templates may escape or trim texts. Raises TemplateRefusal."""
         words: dict[str, str] = {}
         marked = []
         for number, turn in enumerate(way.turns):
@@ -206,8 +207,8 @@ class ChatTemplate:
     def _mistaken(
         self, messages: list[dict[str, Any]], tools: Sequence[Tool], options: Mapping[str, Any], shown: str
     ) -> int | None:
-        """A message that is not the assistant's and is shown as if it were; None where there is none such. Messages of
-        one role are tried together, but for the first of all, which templates look at by itself."""
+        """Index of a message that is not the assistant's but is shown as such; None if there is none. Messages of one
+        role are tried together, except for the very first message, which templates may treat differently."""
         groups: dict[tuple[str, bool], list[int]] = {}
         for index, message in enumerate(messages):
             if message["role"] in NEVER_ASSISTANT:
@@ -227,8 +228,8 @@ class ChatTemplate:
 
     @cached_property
     def _manners(self) -> list[Manner]:
-        """Manners of calls to be tried, the best first: those in which a call and its result are shown as they are, and
-        at last the calls as text."""
+        """Forms of calls to try, the best first: those that show a call and its result as they are, then calls as
+        text."""
         found = []
         if (best := self._best_manner) is not None:
             found = [
@@ -245,7 +246,7 @@ class ChatTemplate:
 
     @cached_property
     def _best_manner(self) -> Manner | None:
-        """The first manner in which the template shows a call and its result; None where it shows none."""
+        """The first form in which the template shows a call and its result; None if there is none."""
         tools = [_PROBE] if self._knows_tools else []
         asked = self._content("user", "zq_question")
         usual = self._rendering.attempt([asked], tools).count("None")
@@ -274,13 +275,13 @@ class ChatTemplate:
         return _PROBE.name in self._rendering.attempt([self._content("user", "zq_question")], [_PROBE])
 
     def _takes_parts(self, role: str) -> bool:
-        """Whether the template shows a message of this role in parts only."""
+        """True if the template shows a message of this role only if its content is a list of parts."""
         if role not in self._in_parts:
             self._in_parts[role] = not self._shows(role, False) and self._shows(role, True)
         return self._in_parts[role]
 
     def _shows(self, role: str, in_parts: bool) -> bool:
-        """Whether the template shows a message of this role."""
+        """True if the template shows a message of this role."""
         probe = plain_message(role, "zq_text", in_parts)
         question = probe if role == "user" else self._content("user", "zq_question")
         talks = (
@@ -292,13 +293,13 @@ class ChatTemplate:
         )
         return any(re.search(r"(?<!['\"]text['\"]: ['\"])zq_text", self._rendering.attempt(talk)) for talk in talks)
 
-    # -- messages in its terms -----------------------------------------------------------------------------------------
+    # -- messages in the template's form -------------------------------------------------------------------------------
 
     def _content(self, role: str, text: str) -> dict[str, Any]:
         return plain_message(role, text, self._takes_parts(role))
 
     def _prepared(self, turn: Said, manner: Manner) -> dict[str, Any]:
-        """A turn as the template takes it."""
+        """Returns a turn as a message for the template."""
         if turn.role == "tool":
             made = plain_message("tool", turn.text, manner.result_in_parts)
         else:
@@ -315,7 +316,7 @@ class ChatTemplate:
 
     @cached_property
     def _calls_them_thinking(self) -> bool:
-        """Whether thoughts in a message have the name that gpt-oss has for them."""
+        """True if the template expects reasoning under gpt-oss's name for it."""
         return _THOUGHT not in self.source and _OTHER_THOUGHT.search(self.source) is not None
 
     def _shown(self, call: ToolCall, arguments_as_text: bool) -> dict[str, Any]:
@@ -324,7 +325,7 @@ class ChatTemplate:
         return {"id": self._id(call.id), "type": "function", "function": function}
 
     def _with_calls_as_text(self, turn: Said, tools: Mapping[str, Tool]) -> Said:
-        """Calls in the content, as the model would write them."""
+        """Moves calls into the content, as the model would write them."""
         if not turn.calls:
             return turn
         known = {call.name: tools.get(call.name, Tool(call.name)) for call in turn.calls}
@@ -332,14 +333,14 @@ class ChatTemplate:
         return replace(turn, text="\n".join(filter(None, [turn.text, text])), calls=())
 
     def _id(self, given: str) -> str:
-        """The id of a call, in the form that the format has: other ids are mapped, always to the same."""
+        """Returns the id of a call in the format's form; other ids are mapped deterministically."""
         if self.format.make_id is not nine_characters or (len(given) == 9 and given.isalnum() and given.isascii()):
             return given
         digest = hashlib.sha256(given.encode()).digest()
         return "".join(_LETTERS[byte % len(_LETTERS)] for byte in digest[:9])
 
     def _told(self, said: list[Said], tools: Sequence[Tool]) -> list[Said]:
-        """The messages, with a description of the tools and of the form of a call in the first."""
+        """Returns the messages with a description of the tools and of the call format in the first one."""
         listed = "\n".join(json.dumps(tool.for_template()["function"], ensure_ascii=False) for tool in tools)
         form = self.format.opening + self.format.call + self.format.closing
         form = form.replace("$NAME", "NAME").replace("$ARGS", "ARGUMENTS").replace("$ID", "ID").replace("$INDEX", "0")
@@ -352,7 +353,7 @@ class ChatTemplate:
 
 
 def special_tokens(tokenizer: Any) -> dict[str, int]:
-    """The ids of a tokenizer's special tokens by their names, as grammars may name them (`turn_grammar`)."""
+    """Maps a tokenizer's special tokens to their ids, for grammars (`turn_grammar`)."""
     return {
         token.content: number
         for number, token in tokenizer.added_tokens_decoder.items()

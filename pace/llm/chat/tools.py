@@ -1,4 +1,4 @@
-"""Tools that a model may call, the calls it makes, and what a client may ask about them."""
+"""Tools that a model may call, its calls, and a client's options for them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _CHOICES = '"none", "auto", "required", a function, or allowed_tools'
 
 
 class ToolError(ValueError):
-    """What a client wrote about tools cannot be used. `place` names the field, as `tools[3].function.name`."""
+    """Raised for an invalid description of tools. `place` names the field, such as `tools[3].function.name`."""
 
     def __init__(self, place: str, message: str) -> None:
         super().__init__(f"{place} {message}")
@@ -26,19 +26,19 @@ class Tool:
     name: str
     description: str = ""
     parameters: Mapping[str, Any] = field(default_factory=lambda: {"type": "object", "properties": {}})
-    """JSON schema of an object: the arguments, in the order in which they are to be written."""
+    """JSON schema of an object: the arguments, in the order in which they are written."""
     strict: bool = False
-    """Whether a schema that a grammar cannot hold wholly is refused, in place of being held as far as it can be."""
+    """True to reject a schema that a grammar cannot enforce completely, False to enforce what it can."""
 
     def for_template(self) -> dict[str, Any]:
-        """The tool as chat templates take it."""
+        """The tool in the form of chat templates."""
         function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
         return {"type": "function", "function": function}
 
 
 @dataclass(frozen=True)
 class ToolCall:
-    """One call of a tool. `arguments` is JSON text, as the model wrote it: it may be cut."""
+    """One call of a tool. `arguments` is JSON text as the model wrote it, and may be cut off."""
 
     id: str
     name: str
@@ -47,27 +47,27 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class ToolChoice:
-    """Whether the model calls: never, as it likes, at least one tool, or the one in `names`.
+    """Mode of calling: never, as the model likes, at least one tool, or the one in `names`.
 
-    `names` are the tools it may call; None means all.
+    `names` are the tools that may be called; None means all.
     """
 
     mode: Literal["none", "auto", "required", "named"] = "auto"
     names: tuple[str, ...] | None = None
 
     def among(self, tools: Sequence[Tool]) -> list[Tool]:
-        """Those of `tools` that may be called, in their order."""
+        """Returns the tools that may be called, in order."""
         if self.mode == "none":
             return []
         return [tool for tool in tools if self.names is None or tool.name in self.names]
 
 
 def read_tools(items: Any, place: str = "tools") -> list[Tool]:
-    """The tools of a request, in the nested form (`function: {name, ...}`) or the flat one (`name` beside `type`, and
-    maybe `input_schema` for `parameters`).
+    """Parses the tools of a request, in the nested form (`function: {name, ...}`) or the flat one (`name` next to
+    `type`, optionally `input_schema` for `parameters`).
 
-    Raises ToolError for what is no list of tools, a name outside `[a-zA-Z0-9_.-]{1,64}` or given twice, and parameters
-    that are no schema of an object.
+    Raises ToolError if they are not a list of tools, or if parameters are not a schema of an object. The same for a
+    name that is outside `[a-zA-Z0-9_.-]{1,64}` or given twice.
     """
     if not isinstance(items, (list, tuple)):
         raise ToolError(place, f"must be a list of tools, got {_shown(items)}")
@@ -84,9 +84,10 @@ def read_tools(items: Any, place: str = "tools") -> list[Tool]:
 
 
 def read_choice(item: Any, tools: Sequence[Tool], place: str = "tool_choice") -> ToolChoice:
-    """What a request says about calls; None means "auto" where there are tools. Both forms are read, as in `read_tools`.
+    """Parses a request's choice of tools; None means "auto" if there are tools. Both forms are accepted, as in
+    `read_tools`.
 
-    Raises ToolError for another kind of choice, a tool that is not among `tools`, and calls asked for without tools.
+    Raises ToolError for an unknown kind of choice, a tool that is not in `tools`, or required calls without tools.
     """
     if item is None:
         return ToolChoice("auto" if tools else "none")
@@ -122,7 +123,7 @@ def _chosen(item: Any, tools: Sequence[Tool], place: str) -> str:
 
 
 def _function(item: Any, place: str) -> tuple[Mapping[str, Any], str]:
-    """The description of a function and its place, from either form."""
+    """Returns the description of a function and its place, from either form."""
     if not isinstance(item, Mapping):
         raise ToolError(place, f"must be an object, got {_shown(item)}")
     if item.get("type", "function") != "function":

@@ -1,4 +1,4 @@
-"""One answer to come: what the model reads, what it may write, and how that is understood."""
+"""Plans one answer: its prompt, its grammar, and its parser."""
 
 from __future__ import annotations
 
@@ -22,59 +22,59 @@ from pace.llm.chat.tools import Tool, ToolChoice
 
 @dataclass(frozen=True)
 class Turn:
-    """What is known of an answer before it is generated."""
+    """Plan of an answer, made before it is generated."""
 
     prompt: str
-    """The conversation as the model reads it, up to where the answer begins."""
+    """The text of the conversation up to the beginning of the answer."""
     grammar: Grammar | None
-    """What the answer may be; None for free text."""
+    """Constraint on the answer; None for free text."""
     format: ToolFormat
     tools: tuple[Tool, ...]
-    """Those that may be called."""
+    """Tools that may be called."""
     choice: ToolChoice
     reasoning: Reasoning | None
-    """How thoughts are marked; None where the answer has none."""
+    """Markers of reasoning; None if the answer has none."""
     hidden: frozenset[int]
-    """Special tokens that are no text: all but those whose names the parser looks for."""
+    """Special tokens that are not part of the text: all except those that the parser looks for."""
     continues: bool = False
-    """Whether the answer goes on with a text that the prompt ends with."""
+    """True if the answer continues text at the end of the prompt."""
     max_untagged: int | None = None
-    """As of `TurnParser`: where the model need not call, and no grammar says what its text is."""
+    """`max_untagged` of `TurnParser`: 0 unless the choice is "auto" and no grammar constrains the text."""
 
     @property
     def is_plain(self) -> bool:
-        """Whether the answer is text and nothing else, and needs no parser."""
+        """True if the answer is only text and needs no parser."""
         return not self.tools and self.reasoning is None and not self.format.answers_are_marked
 
     def parser(self) -> TurnParser:
-        """A parser at the beginning of the answer."""
+        """Returns a new parser of the answer."""
         return TurnParser(self.format, self.tools, self.reasoning, max_untagged=self.max_untagged)
 
 
 class TurnReader:
-    """Follows an answer, token by token, by the text that each makes certain."""
+    """Parses an answer token by token, from the text that each token adds."""
 
     def __init__(self, turn: Turn) -> None:
         self.num_thought = 0
-        """Tokens of thoughts."""
+        """Number of reasoning tokens."""
         self.has_called = False
-        """Whether a call is whole that the model chose to make."""
+        """True once a call is complete that the model chose to make."""
         self._turn = turn
         self._parser = turn.parser()
         self._events: list[Event] = []
         self._is_after_call = False
 
     def push(self, text: str) -> None:
-        """Takes the text of a token, "" for one whose text is not certain yet, and for one that has none."""
+        """Adds the text of a token; "" if its text is not certain yet, or if it has none."""
         self.num_thought += self._parser.is_thinking
         self._take(self._parser.push(text) if text else [])
 
     def told(self, is_ended: bool) -> tuple[str, list[Event]]:
-        """What came since the last call: the text of the answer, and all events, this text among them."""
+        """Returns the text of the answer and all events (including this text) since the last call."""
         if is_ended:
             self._take(self._parser.close())
         events, self._events = self._events, []
-        if self._turn.choice.mode in ("required", "named"):  # a call that was cut before its name is no text
+        if self._turn.choice.mode in ("required", "named"):  # a call cut before its name is not text
             events = [event for event in events if not isinstance(event, Text)]
         return "".join(event.text for event in events if isinstance(event, Text)), events
 
@@ -83,7 +83,7 @@ class TurnReader:
         self._events += [event for event in map(self._without_blank, events) if event is not None]
 
     def _without_blank(self, event: Event) -> Event | None:
-        """The event; of text behind a call, without the whitespace that it begins with."""
+        """Returns the event, without leading whitespace if it is text after a call; None if nothing remains."""
         if isinstance(event, Text) and self._is_after_call:
             event = Text(event.text.lstrip()) if not event.text.isspace() else None
         if event is not None:
@@ -102,9 +102,11 @@ def plan_turn(
     continue_answer: bool = False,
     variables: Mapping[str, Any] | None = None,
 ) -> Turn:
-    """The turn that follows `messages`. `choice` None lets the model call as it likes. `answer` is what its text must be
-    where it calls nothing; a turn that must be calls has no text. `begin_answer`, `continue_answer` and `variables` are
-    for the template. Raises what `ChatTemplate.render` does.
+    """Plans the turn after `messages`.
+
+    `choice` None lets the model call as it likes. `answer` constrains the text of a turn without calls; a turn that
+    must be calls has no text. `begin_answer`, `continue_answer` and `variables` are passed to the template. Raises what
+    `ChatTemplate.render` raises.
     """
     choice = choice or ToolChoice("auto" if tools else "none")
     told = tools if choice.mode != "none" else ()
@@ -114,7 +116,7 @@ def plan_turn(
 
 
 class AnswerStyle(Protocol):
-    """How a model writes answers. A `ChatTemplate` is one."""
+    """The way in which a model writes answers. A `ChatTemplate` is one."""
 
     tokenizer: Any
     format: ToolFormat
@@ -129,7 +131,7 @@ def turn_after(
     parallel: bool = True,
     answer: Grammar | None = None,
 ) -> Turn:
-    """As `plan_turn`, for a prompt that no template made. Only its end is looked at."""
+    """Plans a turn like `plan_turn`, for a prompt made without a template. Only the end of the prompt matters."""
     choice = choice or ToolChoice("auto" if tools else "none")
     chosen = {tool.name for tool in choice.among(tools)}
     held = [_held(tool, f"tools[{index}]") for index, tool in enumerate(tools) if tool.name in chosen]
@@ -167,7 +169,7 @@ def turn_after(
 
 @dataclass(frozen=True)
 class _Held:
-    """A tool whose schema a grammar can hold, and what errors and warnings say of it."""
+    """A tool with a schema that a grammar can enforce, and what errors and warnings report about it."""
 
     tool: Tool
     given: GivenSchema
@@ -175,7 +177,7 @@ class _Held:
 
 
 def _held(tool: Tool, place: str) -> _Held:
-    """A tool that is not strict loses the keywords that no grammar can be made of."""
+    """Removes the keywords that no grammar can enforce from a tool that is not strict."""
     title = f"the {'strict ' if tool.strict else ''}tool {tool.name!r}"
     try:
         check_optional(tool.parameters)
@@ -191,11 +193,11 @@ def _held(tool: Tool, place: str) -> _Held:
 
 
 ANSWER = "@answer"
-"""What stands in a grammar of a turn for the grammar of its text."""
+"""Placeholder for the grammar of the answer in a grammar of a turn."""
 
 
 def _grammar(lark: str, answer: Grammar | None, held: Sequence[_Held] = ()) -> Grammar:
-    """A grammar of a turn in which `@answer` is another one."""
+    """Combines the grammar of a turn with that of `@answer`."""
     parts: list[dict[str, Any]] = [{"name": "turn", "lark_grammar": lark}]
     if answer is not None:
         first, *others = json.loads(answer.source)["grammars"]

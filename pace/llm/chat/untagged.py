@@ -1,10 +1,10 @@
-"""Calls that a model writes without the marks of its format: JSON as it is, in a block of code, or in another tag.
+"""Calls without the marks of the model's format: plain JSON, JSON in a code block, or JSON in another tag.
 
     {"name": "f", "arguments": {"n": 1}}
 
-One object or several, or a list of them. They are calls where each names a tool and has arguments that its schema takes;
-anything else is text. The braces of a call may be doubled, as the template of Qwen2.5-Coder shows them, or only the
-first, as the model then writes.
+Accepts one object, several, or a list. They are calls if each names a tool and has arguments that match its schema;
+anything else is text. The braces of a call may be doubled, as in the template of Qwen2.5-Coder. Or only the first brace
+is, as that model then writes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pace.llm.chat.tools import Tool
 
 FENCE = "```"
 LANGUAGES = ("", "json", "JSON", "jsonc", "json5", "xml", "tool_call", "tool_calls", "tool_code", "tools")
-"""What stands behind the fence of a block that may hold calls."""
+"""Languages of a code block that may hold calls."""
 TAGS = ("tool_call", "tool_calls", "tools", "tool", "function_call", "json")
 SIGNS = "`<[{"
 """Characters with which calls begin."""
@@ -31,28 +31,28 @@ _MEMBERS = ("name", "arguments", "parameters", "type", "id")
 
 @dataclass(frozen=True)
 class Untagged:
-    """Calls found in a text: where they end, or MORE or NO, and their names and arguments."""
+    """Calls found in a text: the end of them, or MORE or NO, and their names and arguments."""
 
     end: int
     calls: tuple[tuple[str, str], ...] = ()
 
 
 class _Stop(Exception):
-    """The text so far holds no calls; `end` says whether it may."""
+    """Raised if the text holds no calls so far; `end` is MORE if it still may, else NO."""
 
     def __init__(self, end: int) -> None:
         self.end = end
 
 
 Scans = dict[int, tuple[JsonScanner, int, State]]
-"""Scanned values by their place in the text: the scanner, how far it came, and its state."""
+"""Scanned values by their position in the text: the scanner, how far it came, and its state."""
 
 
 def find_untagged(
     text: str, start: int, tools: Mapping[str, Tool], is_final: bool, scans: Scans | None = None
 ) -> Untagged:
-    """The calls that begin at `start`, and what stands around them. With `is_final` nothing follows the text, and a block
-    of code or a tag need not be closed. `scans` holds values that an earlier call scanned in the same text; it is
+    """Finds the calls that begin at `start`, with the text around them. With `is_final` the text is complete, and a
+    code block or tag need not be closed. `scans` holds values that an earlier call scanned in the same text, and is
     updated."""
     reader = _Reader(text, start, tools, is_final, {} if scans is None else scans)
     try:
@@ -74,7 +74,7 @@ class _Reader:
         self._is_final = is_final
 
     def block(self) -> None:
-        """Calls, maybe within a fence, a tag, or both."""
+        """Reads calls, with an optional code block, tag, or both around them."""
         closings = []
         if self._takes(FENCE):
             self._one_of(
@@ -99,13 +99,13 @@ class _Reader:
                 raise _Stop(NO)
 
     def _has_more(self) -> bool:
-        """Whether another call follows, maybe behind a comma."""
+        """True if another call follows, with or without a comma before it."""
         if self._next() == ",":
             self.at += 1
         return self._next() == "{"
 
     def _call(self) -> None:
-        """One call, into `calls`."""
+        """Reads one call and appends it to `calls`."""
         if not self._takes("{"):
             raise _Stop(NO)
         is_doubled = self._next() == "{"
@@ -144,7 +144,7 @@ class _Reader:
         return value
 
     def _arguments(self, found: Mapping[str, str]) -> str:
-        """The arguments of a call as JSON text: an object, or a string that holds one."""
+        """Returns the arguments of a call as JSON text, from an object or a string that holds one."""
         if "name" not in found or "arguments" not in found:
             raise _Stop(NO)
         text = found["arguments"]
@@ -163,14 +163,14 @@ class _Reader:
     # -- characters ----------------------------------------------------------------------------------------------------
 
     def _next(self) -> str:
-        """The next character that is not blank; "" at the end of the text, where nothing more follows."""
+        """The next character that is not whitespace; "" at the end of a complete text."""
         self.at = blank(self._text, self.at)
         if self.at == len(self._text) and not self._is_final:
             raise _Stop(MORE)
         return self._text[self.at : self.at + 1]
 
     def _takes(self, literal: str) -> bool:
-        """Whether the text goes on with this, behind blank space; then it is taken."""
+        """True if `literal` comes next, after optional whitespace; it is consumed."""
         self._next()
         rest = self._text[self.at : self.at + len(literal)]
         if rest != literal:
@@ -181,7 +181,8 @@ class _Reader:
         return True
 
     def _one_of(self, literals: list[str], kept: str = "") -> str:
-        """Takes the literal that comes next and returns it. Characters of `kept` at its end are not taken."""
+        """Reads the one of `literals` that comes next, and returns it. Characters of `kept` at its end are not
+        consumed."""
         if not kept:
             self._next()
         for literal in literals:

@@ -1,4 +1,5 @@
-"""How the arguments of a call are written. Each way writes them, has a grammar of them, and reads them as JSON text."""
+"""Notations for the arguments of a call. Each can write arguments, make a grammar of them, and parse them to JSON
+text."""
 
 from pace.llm.chat.arguments.base import Arguments, Reader, Reading, Rules, State
 from pace.llm.chat.arguments.json_arguments import JsonArguments

@@ -1,4 +1,4 @@
-"""The contracts of arguments, and rules of a grammar while it is made."""
+"""Protocols for the arguments of a call, and a builder of grammar rules."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ ANY_TEXT = f"/{ANYTHING}/"
 
 @dataclass
 class Rules:
-    """Rules of a grammar in Lark, by name. `special` are the ids of the tokenizer's special tokens."""
+    """Rules of a Lark grammar, by name. `special` maps the tokenizer's special tokens to their ids."""
 
     special: Mapping[str, int]
     lines: dict[str, str] = field(default_factory=dict)
 
     def add(self, name: str, expression: str, lazy: bool = False) -> str:
-        """Adds `name: expression` and returns the name. A lazy rule is one terminal, and ends as soon as it can."""
+        """Adds `name: expression` and returns the name. A lazy rule is one terminal, and ends as soon as possible."""
         self.lines[f"{name}[lazy]" if lazy else name] = expression or '""'
         return name
 
     def until(self, name: str, marker: str, before: str = ANYTHING) -> str:
-        """Text up to and with the first `marker`, which has no whitespace at its ends.
+        """Adds a rule for text that ends with the first `marker`, which has no whitespace at its ends.
 
-        A marker of special tokens may be spelled in plain characters, too: a reader of text sees no difference. One of
-        several that is all that may come, but for `before`, may not: once its beginning is spelled, llguidance would
-        take the rest of it for tokens.
+        A marker of special tokens may also be spelled in plain characters: a parser of text sees no difference. The
+        exception is a marker of several special tokens after anything but free text (`before`). Once its beginning is
+        spelled, llguidance would read the rest as tokens.
         """
         tokens = terminals(marker, self.special)
         free = f"/{before}/ " if before else ""
@@ -44,7 +44,7 @@ class Rules:
         return self.add(name, f"{free}{tokens} | {spelled}")
 
     def text(self) -> str:
-        """The grammar."""
+        """The text of the grammar."""
         return "".join(f"{name}: {expression}\n" for name, expression in {"%llguidance {}": None, **self.lines}.items()
                        if expression is not None)  # fmt: skip
 
@@ -57,7 +57,7 @@ class State(Enum):
 
 @dataclass(frozen=True)
 class Reading:
-    """What a reader made of a text: a piece of JSON text, how many characters it took, and how it goes on."""
+    """Result of a read: a piece of JSON text, the number of characters consumed, and the state of the reader."""
 
     piece: str
     used: int
@@ -65,22 +65,23 @@ class Reading:
 
 
 class Reader(Protocol):
-    """Reads the arguments of one call, as they come."""
+    """Incremental parser of the arguments of one call."""
 
     def read(self, text: str) -> Reading:
-        """Takes what it can of `text`, which begins with what it did not take before.
+        """Consumes as much of `text` as possible. `text` begins with the characters that the last call did not consume.
 
-        DONE ends the arguments, BROKEN says that these are none; what was not taken belongs to others.
+        The state DONE ends the arguments, and BROKEN means that they are invalid; the reader does not own the remaining
+        text.
         """
 
 
 class Arguments(Protocol):
-    """A way to write the arguments of a call."""
+    """A notation for the arguments of a call."""
 
     def write(self, values: Mapping[str, Any], tool: Tool) -> str:
-        """The text of these values."""
+        """Returns the text of these values."""
 
     def grammar(self, tool: Tool, rules: Rules, name: str) -> str:
-        """An expression in Lark that matches the arguments of `tool`; its rules have names that begin with `name`."""
+        """Returns a Lark expression for the arguments of `tool`. The names of its rules begin with `name`."""
 
     def reader(self, tool: Tool) -> Reader: ...

@@ -1,4 +1,4 @@
-"""Arguments as one JSON object: what most formats have."""
+"""Arguments as one JSON object, as in most formats."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pace.llm.chat.schemas import closed, json_expression
 from pace.llm.chat.tools import Tool
 
 _OUTSIDE = re.compile(r'["{}\[\]<]')
-"""What matters outside of strings; `<` begins a tag, and JSON has none there."""
+"""Relevant characters outside of strings. `<` begins a tag; JSON has none there."""
 _INSIDE = re.compile(r'["\\]')
 
 
@@ -29,7 +29,7 @@ class JsonArguments:
 
 
 class _ObjectReader:
-    """Passes an object on as it stands."""
+    """Passes an object through unchanged."""
 
     def __init__(self) -> None:
         self._scanner = JsonScanner()
@@ -47,7 +47,7 @@ class _ObjectReader:
 
 
 class JsonScanner:
-    """Finds the end of an object, a list or a string of JSON, by its brackets and quotes."""
+    """Finds the end of a JSON object, list or string by its brackets and quotes."""
 
     def __init__(self) -> None:
         self._open: list[str] = []
@@ -56,7 +56,7 @@ class JsonScanner:
         self.begun = False
 
     def scan(self, text: str, start: int) -> tuple[int, State]:
-        """Goes on at `start`. Returns the position behind what was scanned, and whether the value ended there."""
+        """Continues at `start`. Returns the position after the scanned text, and DONE if the value ends there."""
         self.begun = True
         at = start
         while at < len(text):

@@ -1,4 +1,4 @@
-"""Arguments as Python writes them in a call: `city="Rome", days=3`."""
+"""Arguments as in a Python call: `city="Rome", days=3`."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from pace.llm.chat.tools import Tool
 _NAME = re.compile(r"[^\W\d]\w*")
 _EQUALS = re.compile(r"\s*=")
 _QUOTED = r"'([^'\\\x00-\x1f\x7f]|\\(['\\bfnrt]|u00[0-1][0-9a-f]))*'"
-"""A string of Python between single quotes, in Lark."""
+"""A Python string in single quotes, in Lark."""
 
 
 class PythonArguments:
-    """A value stands as in JSON, which Python mostly reads alike; booleans and strings of which a schema says nothing
-    else may stand as in Python. The reader takes both languages, at any depth."""
+    """Values are written as JSON, which Python mostly reads alike. Booleans and strings without further constraints in
+    the schema may be written as in Python. The reader accepts both notations at any depth."""
 
     def write(self, values: Mapping[str, Any], tool: Tool) -> str:
         known = properties(tool)
@@ -50,9 +50,9 @@ class PythonArguments:
 
 
 def _some(rules: Rules, name: str, required: list[bool], start: int, stop: int) -> str:
-    """A rule for the arguments from `start` to `stop`, in order and at least one of them.
+    """Adds a rule for one or more of the arguments from `start` to `stop`, in order, and returns its name.
 
-    It is made of those of its halves: rules that refer to one another in a row overflow llguidance's stack.
+    It is built from two halves, because a chain of rules overflows llguidance's stack.
     """
     if stop - start == 1:
         return f"{name}_{start}"
@@ -74,12 +74,12 @@ def _written(value: Any, schema: Mapping[str, Any]) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A string of Python between single quotes."""
+    """Quotes a text as a Python string in single quotes."""
     return "'" + json.dumps(text, ensure_ascii=False)[1:-1].replace('\\"', '"').replace("'", "\\'") + "'"
 
 
 class _KeywordReader:
-    """Reads `key=value, ...` up to the closing bracket, which it leaves."""
+    """Reads `key=value, ...` up to the closing bracket, which it does not consume."""
 
     def __init__(self, names: list[str]) -> None:
         self._names = names
@@ -103,7 +103,8 @@ class _KeywordReader:
             self._value = None
 
     def _key(self, text: str, start: int) -> tuple[str, int, State]:
-        """Takes `key=` or `, key=` whole, and has a reader of its value, or nothing; DONE at the closing bracket."""
+        """Reads a complete `key=` or `, key=` and creates the reader of its value. Consumes nothing if it is
+        incomplete; DONE at the closing bracket."""
         at = blank(text, start)
         if text[at : at + 1] == ")":
             return "}" if self._begun else "{}", at, State.DONE
@@ -123,12 +124,13 @@ class _KeywordReader:
         return f"{opening}{json.dumps(name, ensure_ascii=False)}: ", equals.end(), State.MORE
 
     def _name(self, text: str, at: int) -> str:
-        """The name that is followed by `=`: one of the tool's, whatever is in it, or what looks like one of Python's."""
+        """Returns the name before `=`: one of the tool's, which may have any characters, or else a Python
+        identifier."""
         known = (n for n in self._names if text.startswith(n, at) and _EQUALS.match(text, at + len(n)))
         found = _NAME.match(text, at)
         return next(known, found.group() if found else "")
 
 
 def _may_grow(text: str, name: str, names: list[str]) -> bool:
-    """Whether more text may make `name =` of this text."""
+    """True if more text may complete `name =`."""
     return any(n.startswith(text) or text.rstrip() == n for n in names) or (name != "" and text.rstrip() == name)

@@ -1,4 +1,4 @@
-"""One literal of Python or JSON, turned into JSON text while it comes."""
+"""Converts one literal of Python or JSON to JSON text, incrementally."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HEX_DIGITS = {"u": 4, "x": 2}
 
 
 class LiteralReader:
-    """Reads a literal up to a comma or bracket that is not its own, which it leaves."""
+    """Reads a literal up to a comma or bracket that does not belong to it, which it does not consume."""
 
     def __init__(self) -> None:
         self._open: list[str] = []
@@ -39,7 +39,7 @@ class LiteralReader:
         return Reading("".join(pieces), at, State.MORE)
 
     def _outside(self, text: str, at: int) -> tuple[str, int, State]:
-        """One token outside of strings; nothing used where its end has not come."""
+        """Reads one token outside of strings. Consumes nothing if its end has not arrived."""
         character = text[at]
         word = _WORD.match(text, at)
         if word:
@@ -64,7 +64,7 @@ class LiteralReader:
         return "", 0, State.BROKEN
 
     def _inside(self, text: str, at: int) -> tuple[str, int, State]:
-        """One character of a string, an escape counted as one."""
+        """Reads one character or escape of a string."""
         character = text[at]
         if character == self._quote:
             self._quote = ""

@@ -1,4 +1,4 @@
-"""Arguments one by one between tags: `<parameter=city>\\nRome\\n</parameter>`."""
+"""Arguments between separate tags: `<parameter=city>\\nRome\\n</parameter>`."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _PYTHON = {"True": "true", "False": "false", "None": "null"}
 class TaggedArguments:
     """`before name after value end`, for each argument.
 
-    A string stands as it is; it cannot hold `end`. Other values are JSON. So is a string of which the schema says more
-    than its type or a list of strings: it has quotes.
+    A string is written without quotes, and cannot contain `end`. Other values are JSON. So is a string whose schema has
+    more than its type or a list of strings: it has quotes.
     """
 
     before: str
     after: str
-    """Without whitespace at its ends."""
+    """Has no whitespace at its ends."""
     end: str
     """A tag without whitespace."""
     padding: str = ""
-    """Stands around a value and does not belong to it."""
+    """Text around a value that does not belong to it."""
     between: str = "\n"
 
     def write(self, values: Mapping[str, Any], tool: Tool) -> str:
@@ -53,7 +53,7 @@ class TaggedArguments:
         return rules.add(name, " ".join(found))
 
     def _value(self, schema: Mapping[str, Any], strict: bool, rules: Rules, name: str) -> str:
-        """A value and its end tag."""
+        """Returns the expression of a value and its end tag."""
         if is_plain_string(schema):
             return rules.until(name, self.end)
         end = terminals(self.padding + self.end, rules.special)
@@ -63,8 +63,8 @@ class TaggedArguments:
         return f"{json_expression(schema, strict)} {end}"
 
     def is_bare(self, schema: Mapping[str, Any]) -> bool:
-        """Whether a value of this schema stands without quotes: a string that is any, or one of some without tags and
-        blank ends."""
+        """True if a value of this schema is written without quotes: any string, or one of several without tags or
+        whitespace at their ends."""
         choices = string_choices(schema)
         if choices is None:
             return is_plain_string(schema)
@@ -75,16 +75,16 @@ class TaggedArguments:
 
 
 class _TaggedReader:
-    """Reads arguments as long as one follows. Strings come through piece by piece, other values whole."""
+    """Reads arguments while another one follows. Strings are passed on piece by piece, other values as a whole."""
 
     def __init__(self, tags: TaggedArguments, schemas: Mapping[str, Mapping[str, Any]]) -> None:
         self._tags = tags
         self._schemas = schemas
         self._names = sorted(schemas, key=len, reverse=True)
         self._schema: Mapping[str, Any] | None = None
-        """That of the value that is being read."""
+        """Schema of the current value; None between values."""
         self._padded = False
-        """Whether the padding before the value was seen to."""
+        """True if the padding before the value has been handled."""
         self._begun = False
         self._scan = _Scan()
 
@@ -100,7 +100,7 @@ class _TaggedReader:
                 return Reading("".join(pieces), at, reading.state)
 
     def _tag(self, text: str) -> Reading:
-        """Takes `before name after` whole; DONE where none begins."""
+        """Reads a complete `before name after`; DONE if none begins."""
         start = blank(text)
         begins = match(self._tags.before, text, start)
         if begins.end == MORE:
@@ -116,7 +116,8 @@ class _TaggedReader:
         return Reading(f"{opening}{json.dumps(name, ensure_ascii=False)}: {quote}", end, State.MORE)
 
     def _name(self, text: str, start: int) -> tuple[str, int]:
-        """The name and the end of `after`: one of the schema's, whatever is in it, or any up to `after`."""
+        """Returns the name and the end of `after`. The name is one of the schema's, which may have any characters, or
+        else the text up to `after`."""
         for name in self._names:
             if text.startswith(name, start):
                 end = match(self._tags.after, text, start + len(name)).end
@@ -145,7 +146,7 @@ class _TaggedReader:
         return Reading(piece, end + len(tag), State.MORE)
 
     def _string(self, text: str, start: int) -> Reading:
-        """What is certain of a bare string, and its end tag where it has come."""
+        """Reads the certain part of an unquoted string, and its end tag if it has arrived."""
         closing = self._tags.padding + self._tags.end
         end = text.find(self._tags.end, start)
         if end >= 0:
@@ -157,7 +158,7 @@ class _TaggedReader:
 
 
 class _Scan:
-    """Looks for the end tag of a value that grows: not in what was looked at, and not inside a string of JSON."""
+    """Searches for the end tag of a growing value, but not in text seen before or inside of a JSON string."""
 
     def __init__(self) -> None:
         self._scanner = JsonScanner()
@@ -165,7 +166,8 @@ class _Scan:
         self._at = 0
 
     def end_tag(self, text: str, start: int, tag: str) -> int:
-        """Position of the tag, -1 where it has not come. `text` and `start` are those of the last call, or longer."""
+        """Position of the tag; negative if it has not arrived. `text` and `start` are those of the last call, or
+        longer."""
         value = blank(text, start)
         if text[value : value + 1] in ("{", "[", '"') and self._state is State.MORE:
             self._at, self._state = self._scanner.scan(text, max(self._at, value))
@@ -179,7 +181,7 @@ class _Scan:
 
 
 def held_back(text: str, *markers: str) -> int:
-    """How many characters at the end of `text` may begin one of `markers`."""
+    """Number of characters at the end of `text` that may begin one of `markers`."""
     longest = min(len(text), max(map(len, markers)) - 1)
     for length in range(longest, 0, -1):
         end = text[-length:]
@@ -193,7 +195,8 @@ def _escaped(text: str) -> str:
 
 
 def _as_json(text: str, schema: Mapping[str, Any]) -> str:
-    """A value as JSON text: as it stands where it is JSON, else a constant of Python, else a string."""
+    """Converts a value to JSON text: JSON is kept, a Python constant is translated, and anything else becomes a
+    string."""
     try:
         value = json.loads(text, parse_constant=_refuse)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The formats of tool calls that pace knows, and which of them a chat template has."""
+"""The supported formats of tool calls, and how to detect the format of a chat template."""
 
 from pace.llm.chat.format import ToolFormat
 from pace.llm.chat.formats import (
@@ -21,19 +21,18 @@ _FAMILIES = (harmony, kimi, deepseek, command, mistral, glm, qwen_coder, functio
 FORMATS: dict[str, ToolFormat] = {found.name: found for family in _FAMILIES for found in family.FORMATS} | {
     GENERIC.name: GENERIC
 }
-"""By name, those with the most telling signs first."""
+"""Formats by name; those with the most specific signs come first."""
 
 
 def detect_format(template: str) -> ToolFormat:
-    """The format of models with this chat template, from its text: the first of which all signs are there, else
-    `generic`."""
+    """Returns the first format whose signs are all in this chat template, else `generic`."""
     return next(
         (found for found in FORMATS.values() if found.signs and all(s in template for s in found.signs)), GENERIC
     )
 
 
 def format_named(name: str) -> ToolFormat:
-    """Raises ValueError for a name that is not in FORMATS."""
+    """Returns a format by name. Raises ValueError for a name that is not in FORMATS."""
     if name not in FORMATS:
         raise ValueError(f"no format of tool calls is called {name!r}; there are {', '.join(FORMATS)}")
     return FORMATS[name]

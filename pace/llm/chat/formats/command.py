@@ -1,4 +1,4 @@
-"""Command R7B and later: an answer and a list of calls are both marked."""
+"""Command R7B and later: both an answer and a list of calls are marked."""
 
 from pace.llm.chat.format import ToolFormat
 

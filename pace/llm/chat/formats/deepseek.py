@@ -1,4 +1,4 @@
-"""DeepSeek V3 and R1, whose arguments stand in a block of code, and V3.1, without it."""
+"""DeepSeek V3 and R1, with arguments in a code block, and V3.1, without one."""
 
 from pace.llm.chat.format import ToolFormat
 

@@ -1,4 +1,4 @@
-"""For models that were taught no format of ours: a turn is JSON objects, one a call, or text."""
+"""Fallback for models trained on no known format: a turn is either JSON objects, one for each call, or text."""
 
 from pace.llm.chat.format import ToolFormat
 

@@ -1,5 +1,5 @@
-"""GLM-4.5 and later, which write each argument between tags, and glm-4-9b and ChatGLM3, of which a turn is one call or
-text. ChatGLM3 begins each turn with a line, which is empty where it calls nothing."""
+"""GLM-4.5 and later, with each argument between tags; glm-4-9b and ChatGLM3, whose turns are one call or text. A turn
+of ChatGLM3 begins with a line, which is empty if it is not a call."""
 
 from pace.llm.chat.arguments import PythonArguments, TaggedArguments
 from pace.llm.chat.format import ToolFormat

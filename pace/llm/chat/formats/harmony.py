@@ -1,4 +1,4 @@
-"""gpt-oss: every message names its channel. A turn is thoughts and remarks, then its one call or its answer."""
+"""gpt-oss: each message names its channel. A turn is reasoning and remarks, followed by one call or the answer."""
 
 from pace.llm.chat.format import ToolFormat
 

@@ -1,4 +1,4 @@
-"""Hermes and Qwen: one JSON object a call, between tags."""
+"""Hermes and Qwen: one JSON object per call, between tags."""
 
 from pace.llm.chat.format import ToolFormat
 

@@ -1,4 +1,4 @@
-"""Kimi K2: a section of calls, whose ids number them."""
+"""Kimi K2: a section of calls with numbered ids."""
 
 from pace.llm.chat.format import ToolFormat
 from pace.llm.chat.ids import numbered

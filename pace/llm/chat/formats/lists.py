@@ -1,4 +1,4 @@
-"""A list of JSON objects behind a mark: Phi-4-mini, Granite 3, Firefunction, Nemotron, Apriel."""
+"""A list of JSON objects after a mark: Phi-4-mini, Granite 3, Firefunction, Nemotron, Apriel."""
 
 from pace.llm.chat.format import ToolFormat
 

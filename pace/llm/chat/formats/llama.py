@@ -1,4 +1,4 @@
-"""Llama 3.1 to 3.3: a turn is one JSON object, or text."""
+"""Llama 3.1 to 3.3: a turn is either one JSON object or text."""
 
 from pace.llm.chat.format import ToolFormat
 

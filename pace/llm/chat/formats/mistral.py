@@ -1,4 +1,4 @@
-"""Mistral: a list of JSON objects, then from tokenizer version 11 on the name and the arguments behind tokens."""
+"""Mistral: a list of JSON objects; since tokenizer version 11, the name and the arguments after special tokens."""
 
 from pace.llm.chat.format import ToolFormat
 from pace.llm.chat.ids import nine_characters

@@ -1,4 +1,4 @@
-"""A list of calls in Python, bare or between tokens."""
+"""A list of Python calls, bare or between special tokens."""
 
 from pace.llm.chat.arguments import PythonArguments
 from pace.llm.chat.format import ToolFormat

@@ -1,4 +1,4 @@
-"""Qwen3-Coder, and others that write each argument between tags of its own."""
+"""Qwen3-Coder and others that write each argument between separate tags."""
 
 from pace.llm.chat.arguments import TaggedArguments
 from pace.llm.chat.format import ToolFormat
