@@ -87,7 +87,5 @@ def _reason(error: Exception) -> str:
 
     if isinstance(error, TemplateSyntaxError):
         return f"line {error.lineno} of the chat template is not Jinja: {error.message}"
-    kind = (
-        "" if type(error) is TemplateError else f"{type(error).__name__}: "
-    )  # the template itself raises TemplateError
+    kind = "" if type(error) is TemplateError else f"{type(error).__name__}: "  # the template's own error
     return f"the chat template refuses these messages: {kind}{error}"
