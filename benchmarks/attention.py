@@ -1,13 +1,14 @@
-"""Attention of a decode step: its share of the step, and how fast it reads keys and values beside the read bandwidth.
+"""Measures attention of a decode step: its share of the step, and how fast it reads keys and values compared with the
+read bandwidth.
 
     python benchmarks/attention.py --into benchmarks/RESULTS.md        # about 5 minutes on two cores, 3 GB of memory
     PACE_ISA=avx2 python benchmarks/attention.py --shape qwen2.5-0.5b --context 512 --kv-dtype bfloat16
 
-Steps of one sequence, whose cache holds `--context` positions of random keys and values; weights are random, and int8
-unless `--weights` says otherwise. The clock is on every instruction of a step: `share` is attention, with what is done
-to heads before it, over the whole step; `GB/s` are the bytes of all keys and values over that time; `of the bandwidth`
-is this over the read bandwidth, measured beside it. The bandwidth of a shared machine drifts: all contexts and caches
-take turns, and each number is the median over the rounds.
+Each step decodes one sequence whose cache holds `--context` positions of random keys and values. Weights are random,
+and int8 by default (`--weights`). Every instruction of a step is timed. `share` is the time of attention, including the
+work on heads before it, over the whole step. `GB/s` is the bytes of all keys and values over that time. `of the
+bandwidth` is this over the read bandwidth, measured in the same run. The bandwidth of a shared machine drifts: all
+contexts and caches take turns, and each number is the median over the rounds.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from pace.bench.shapes import SHAPES
 
 SCRIPT = "benchmarks/attention.py"
 PROMPT = 16
-"""Tokens of the prompts that `measure` times and nobody here looks at."""
+"""Tokens of the prompts, whose times are not used here."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Row:
     """One run, or the medians of several."""
 
     milliseconds: float
-    """Time of attention in a step, all layers together."""
+    """Time of attention in a step, over all layers."""
     share: float
     gb_s: float
     of_bandwidth: float

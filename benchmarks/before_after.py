@@ -1,13 +1,15 @@
-"""`pace bench` of two trees in turn: that nothing became slower unnoticed.
+"""Runs `pace bench` on two source trees in turn, to find regressions of speed.
 
     git worktree add ../before COMMIT && (cd ../before && python setup.py build_ext --inplace)
     python benchmarks/before_after.py ../before [--into benchmarks/RESULTS.md]
 
-Each tree runs in a process of its own, which keeps its model; the two take turns run by run, in the order A B B A, so
-that a drift of the machine meets both. A figure is the median of the runs, a ratio the median over the pairs of
-neighbours. --best is for machines whose cores others take now and then: a figure is the best of the runs, a ratio that
-of the best. How fast weights are read depends on where the system put them, which differs by process; --loads starts new
-ones. A run of some models, weights or instructions alone leaves the other rows of a page as they are.
+Each tree runs in a separate process, which keeps its model. The processes take turns in the order A B B A, so that a
+drift of the machine affects both. A figure is the median of the runs; a ratio is the median over the pairs of
+neighbouring runs.
+
+--best is for machines whose cores are sometimes used by others. A figure is then the best of the runs, and a ratio that
+of the best. The speed of reading weights depends on where the system placed them, which differs by process; --loads
+starts new processes. A run of only some models, weights or instruction sets leaves the other rows of a page unchanged.
 """
 
 from __future__ import annotations
@@ -33,9 +35,9 @@ BUNDLED = "bundled"
 MODELS = (BUNDLED, "qwen2.5-0.5b", "llama-3.2-1b")
 FORMATS = ("bf16", "int8", "int4")
 KEYS = 4
-"""Columns that say what a row is of."""
+"""Number of columns that identify a row."""
 LEAST = 0.98
-"""A ratio below this is worth a look."""
+"""A ratio below this makes the exit code 1."""
 
 WORKER = """
 import json, sys
@@ -49,13 +51,13 @@ for line in sys.stdin:
     result = measure.measure(subject, *json.loads(line), 1)
     print(json.dumps([result.prefill_tokens_per_second, result.decode_tokens_per_second]), flush=True)
 """
-"""Loads one model, then answers each line of [prompt, generated, batch] with tokens a second of prefill and decode. Its
-`pace` is that of its tree: it has to run on the older one too."""
+"""Loads one model, then answers each line [prompt, generated, batch] with tokens per second of prefill and decode. It
+uses the `pace` of its tree, so it must also run with the older one."""
 
 
 @dataclass
 class Case:
-    """One row: the tokens a second of both trees, pair by pair."""
+    """One row: tokens per second of both trees, pair by pair."""
 
     model: str
     format: str
@@ -63,7 +65,7 @@ class Case:
     isa: str
     of_best: bool
     before: list[list[float]]
-    """Of each run, [prefill, decode]."""
+    """[prefill, decode] of each run."""
     after: list[list[float]]
 
     def row(self) -> str:
@@ -81,7 +83,7 @@ class Case:
 
 
 class Tree:
-    """A model of one tree, in a process of its own."""
+    """A model of one tree, in a separate process."""
 
     def __init__(self, folder: Path, model: str, format: str, threads: int | None) -> None:
         arguments = json.dumps([model, None if format == "bf16" else format, threads])
@@ -95,7 +97,7 @@ class Tree:
         )
 
     def run(self, prompt: int, generated: int, batch: int) -> list[float]:
-        """Tokens a second of prefill and of decode."""
+        """Returns tokens per second of prefill and of decode."""
         self.process.stdin.write(json.dumps([prompt, generated, batch]) + "\n")
         self.process.stdin.flush()
         if not (line := self.process.stdout.readline()):
@@ -151,9 +153,9 @@ def parse() -> argparse.Namespace:
 
 
 def alternate(before: Tree, after: Tree, case: Case, options: argparse.Namespace) -> None:
-    """Adds the runs of these processes to the case."""
+    """Runs both processes in turn and adds the results to the case."""
     sizes = options.prompt, options.generate, case.batch
-    for tree in (before, after):  # both have loaded, and are warm
+    for tree in (before, after):  # warm up: the model is already loaded
         tree.run(*sizes)
     for number in range(options.rounds):
         pair = [(before, case.before), (after, case.after)]

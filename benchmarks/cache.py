@@ -1,24 +1,21 @@
-"""The cache strategies beside each other in time and memory, and the prefix cache on and off, as Markdown and a line of
-JSON.
+"""Compares the cache strategies in time and memory, and the prefix cache on and off, as Markdown and a line of JSON.
 
     python benchmarks/cache.py --into benchmarks/RESULTS.md                      # about 10 minutes on two cores, 4 GB of memory
     python benchmarks/cache.py --shape llama-3.2-1b --context 4096 --generate 256 --batch 1
 
-Policies: `--batch` sequences of `--context` positions each, random keys and values, get `--generate` tokens more; one
-strategy after the other, over and over, each with a cache of its own that nothing has touched. Times are medians of the
-repeats, over all steps, those in which a run moves among them. `copying` is the part of the time in which blocks are
-copied; `held` and `resident` are the most blocks held at once, spare rows and a second run while it is copied among
-them, and what the system has given memory of the pool, both in units of what the texts fill at the end.
+Policies: `--batch` sequences of `--context` positions each, with random keys and values, get `--generate` more tokens.
+The strategies take turns repeatedly, each with a separate, fresh cache. Times are medians of the repeats over all
+steps, including those in which a run of blocks moves. `copying` is the share of the time spent on copying blocks.
+`held` is the maximum of blocks held at once, including spare rows and a second run during a copy. `resident` is the
+memory of the pool that the system has allocated. Both are in units of the final size of the texts.
 
-COPY_COST of pace/llm/cache/allocators.py is the time to copy a byte over the time in which decode attention reads one; the
-line below the table says what was measured. Where that disagrees with the constant for long, the constant is to be
-changed.
+COPY_COST of pace/llm/cache/allocators.py is the time to copy a byte over the time in which decode attention reads one.
+The line below the table shows the measured ratio. If it keeps disagreeing with the constant, change the constant.
+Prefix cache: a prompt of `--context` tokens, then prompts that share all but their last 32 tokens with it; seconds to
+their first token.
 
-Prefix cache: a prompt of `--context` tokens, then prompts that share all but their last 32 with it; seconds to their
-first token.
-
-Tables go to stdout, or into a FILE between its two lines that name this script; the JSON line is the last one of
-stdout, and progress goes to stderr.
+Tables are printed on stdout, or written into FILE between its two lines that name this script. The JSON line is the
+last one of stdout; progress is printed on stderr.
 """
 
 from __future__ import annotations
@@ -53,21 +50,21 @@ from pace.memory import available_memory_bytes, format_bytes
 
 SCRIPT = "benchmarks/cache.py"
 NEW_TOKENS = 32
-"""Of a prompt whose beginning is known."""
+"""Tokens of a prompt that do not belong to the known prefix."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One strategy, once."""
+    """One run of a strategy."""
 
     seconds: float
-    """Of all decode steps."""
+    """Time of all decode steps."""
     copy_seconds: float
     copied_bytes: int
     held_bytes: int
-    """Of the blocks held by sequences, at most."""
+    """Maximum bytes of the blocks held by sequences."""
     resident_bytes: int
-    """Of the cache, at the end; pages are not given back."""
+    """Resident bytes of the cache at the end; pages are never freed."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +74,7 @@ class Row:
     strategy: str
     tokens_per_s: float
     speed_of_paged: float
-    """Median over the repeats of this strategy's speed by that of paged in the same repeat."""
+    """Median over the repeats of this strategy's speed over that of paged in the same repeat."""
     copying_share: float
     copied_mib: float
     held_of_text: float
@@ -86,7 +83,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Prefix:
-    """A prompt whose beginning another prompt had."""
+    """Results of prompts that share a prefix with an earlier one."""
 
     tokens: int
     reused_tokens: int
@@ -94,7 +91,7 @@ class Prefix:
 
 
 def strategies(rows: list[int]) -> dict[str, dict]:
-    """Name in the table -> options of the cache."""
+    """Maps a name in the table to options of the cache."""
     return {
         "paged": {},
         "paged, prefix cache": {"prefix_cache_bytes": None},
@@ -105,7 +102,7 @@ def strategies(rows: list[int]) -> dict[str, dict]:
 
 
 def engine_for(subject: Subject, options: dict) -> Engine:
-    """With a cache of half the memory there is, so that a run finds room to move to."""
+    """Returns an engine whose cache may take half of the available memory, so that a run of blocks has room to move."""
     return Engine.create(subject.engine.model, subject.engine.ops, available_memory_bytes() // 2, cache_options=options)
 
 
@@ -127,7 +124,7 @@ def finish(engine: Engine, running: list[Sequence], after_step: Callable[[], Non
 
 
 def decode(subject: Subject, options: dict, context: int, generated: int, batch: int) -> Run:
-    """Raises ValueError where memory does not hold the texts twice."""
+    """Raises ValueError if memory cannot hold the texts twice."""
     engine = engine_for(subject, options)
     cache = engine.cache
     wanted = 2 * batch * cache.bytes_for(context + generated)
@@ -154,7 +151,7 @@ def decode(subject: Subject, options: dict, context: int, generated: int, batch:
     measure.fill_cache(engine, running)
     cache.pool.copy = timed_copy
     take = cache.pool.take_these
-    cache.pool.take_these = lambda blocks: (take(blocks), look())  # between the new run and the end of the old
+    cache.pool.take_these = lambda blocks: (take(blocks), look())  # while the new and the old run are both held
     gc.collect()
     started = time.perf_counter()
     finish(engine, running, look)
@@ -164,8 +161,7 @@ def decode(subject: Subject, options: dict, context: int, generated: int, batch:
 
 
 def resident_bytes(cache: CacheManager) -> int:
-    """Of the pool: what of its address space the system has given memory. Block 0 of the first layer's keys begins
-    it."""
+    """Resident bytes of the pool's address space, which begins with block 0 of the first layer's keys."""
     page, libc = mmap.PAGESIZE, ctypes.CDLL(None, use_errno=True)
     is_resident = np.zeros(-(-cache.budget_bytes // page), np.uint8)
     address = ctypes.c_void_p(cache.kv[0].k.data_ptr())
@@ -177,7 +173,7 @@ def resident_bytes(cache: CacheManager) -> int:
 def compare(
     subject: Subject, names: dict[str, dict], context: int, generated: int, batch: int, repeats: int
 ) -> tuple[list[Row], float | None]:
-    """A row per strategy, and the bytes copied per second of copying; None where nothing was."""
+    """Returns a row for each strategy, and the bytes copied per second of copying; None if nothing was copied."""
     runs: dict[str, list[Run]] = {name: [] for name in names}
     decode(subject, {}, context, min(generated, 4), batch)
     for repeat in range(repeats):
@@ -208,14 +204,14 @@ def compare(
 
 
 def attention_bytes_per_second(subject: Subject, context: int, batch: int) -> float:
-    """Of keys and values that decode attention reads, at this length."""
+    """Bytes of keys and values that decode attention reads per second at this length."""
     result = measure.measure(subject, prompt=16, generated=8, batch=batch, repeats=1, depth=context)
     _, seconds, num_bytes = result.decode.instructions["attention"]
     return num_bytes / seconds
 
 
 def ask_again(subject: Subject, options: dict, context: int, repeats: int) -> Prefix:
-    """Medians of prompts that begin like the first."""
+    """Returns the medians for prompts that share a prefix with the first."""
     engine = engine_for(subject, options)
     (first,) = sequences(subject, 1, context, 1)
     finish(engine, [first])

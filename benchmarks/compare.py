@@ -1,26 +1,32 @@
-"""pace beside other runtimes that are installed, on the same checkpoint: prefill, decode, batches, memory;
-docs/benchmarks.md, its pictures, and that of the README.
+"""Compares pace with other installed runtimes on the same checkpoint: prefill, decode, batches, memory. Writes
+docs/benchmarks.md, its pictures, and the picture of the README.
 
-    python benchmarks/compare.py                     qwen2.5-0.5b and llama-3.2-1b, all peers and kinds of weights
-    python benchmarks/compare.py --quick             two rounds of short runs: that everything works, no figures to keep
-    python benchmarks/compare.py --isa avx2          pace as on a CPU without AVX-512; the peers use what they like
-    python benchmarks/compare.py --isa avx2 --peers-isa avx2      and those peers that can be told so
-    python benchmarks/compare.py --llama-bench PATH  ik_llama.cpp too, by the llama-bench that it builds
-    python benchmarks/compare.py qwen3-4b-4-layers   the first four layers of a shape, with its embedding
-    python benchmarks/compare.py deepseek-v2-lite-8-experts     so many experts a layer: what a token reads is the same
-    python benchmarks/compare.py --prepare           checkpoints and conversions only, which needs no quiet machine
-    python benchmarks/compare.py --render            docs/benchmarks.md again, from all files in benchmarks/results/
+    python benchmarks/compare.py                     qwen2.5-0.5b and llama-3.2-1b, all peers and kinds of weights.
+    python benchmarks/compare.py --quick             Two rounds of short runs: a test, with no figures to keep.
+    python benchmarks/compare.py --isa avx2          pace as on a CPU without AVX-512; peers choose for themselves.
+    python benchmarks/compare.py --isa avx2 --peers-isa avx2      Limits those peers that support it, too.
+    python benchmarks/compare.py --llama-bench PATH  ik_llama.cpp too, through its own llama-bench.
+    python benchmarks/compare.py qwen3-4b-4-layers   The first four layers of a shape, with its embedding.
+    python benchmarks/compare.py deepseek-v2-lite-8-experts     Eight experts a layer: a token reads the same bytes.
+    python benchmarks/compare.py --prepare           Checkpoints and conversions only, which needs no quiet machine.
+    python benchmarks/compare.py --render            Writes docs/benchmarks.md again, from benchmarks/results/.
 
-Random weights in a known shape (`pace bench --list`), written once as a checkpoint and converted for each peer (GGUF,
-OpenVINO, ONNX, CTranslate2) below `--folder`. Every runtime lives in a process of its own. Rounds go A B C A B C
-through all those that fit in memory together, each run has a new prompt, and the machine's limits are measured before
-and after each run; a round in which they change by more than 15 % is measured again. Figures are medians; a ratio is
-the median over the pairs of runs of a round. A peer that is not installed is reported as such. None is a dependency
-of pace:
+Random weights in a known shape (`pace bench --list`) are written once as a checkpoint, and converted for each peer
+(GGUF, OpenVINO, ONNX, CTranslate2) below `--folder`. Every runtime runs in a separate process. Rounds go A B C A B C
+through all runtimes that fit in memory together, and each run has a new prompt. The machine's limits are measured
+before and after each run; a round in which they change by more than 15 % is measured again. Figures are medians; a
+ratio is the median over the pairs of runs of a round. A peer that is not installed is reported as missing. None is a
+dependency of pace:
 
     pip install llama-cpp-python gguf ctranslate2 onnxruntime-genai onnx onnx-ir
-    cmake -B build -DGGML_NATIVE=ON && cmake --build build --target llama-bench       # in a checkout of ik_llama.cpp
-    pip install openvino-genai optimum-intel nncf    # wants another transformers: in an environment of its own, --python openvino-genai=PATH
+
+In a checkout of ik_llama.cpp:
+
+    cmake -B build -DGGML_NATIVE=ON && cmake --build build --target llama-bench
+
+OpenVINO needs another version of transformers, so use a separate environment and --python openvino-genai=PATH:
+
+    pip install openvino-genai optimum-intel nncf
 """
 
 from __future__ import annotations
@@ -45,7 +51,7 @@ from benchmarks.comparison.runtimes.base import GGUF_FILES  # noqa: E402
 PAGE = ROOT / "docs" / "benchmarks.md"
 RESULTS = ROOT / "benchmarks" / "results"
 FRONT_PAGE = ("zen4-2-cores-avx2-0.5b", "zen4-2-cores-avx2-0.5b-quantised")
-"""Results that the picture of the README shows below each other."""
+"""Results shown one below the other in the picture of the README."""
 DTYPES = ("bf16", "fp16", "fp32", "int8", "int4", *GGUF_FILES)
 BATCH_PROMPT, BATCH_STEPS, LONG_STEPS = 128, 32, 32
 
@@ -182,7 +188,7 @@ def measure(options: argparse.Namespace) -> Results:
 
 
 def write_page(every: list[Results]) -> None:
-    """The page, one picture for each result, and that of the front page."""
+    """Writes the page, one picture for each result, and the picture of the front page."""
     try:
         from benchmarks.comparison import plot
 
@@ -197,7 +203,7 @@ def write_page(every: list[Results]) -> None:
 
 
 def pictures(every: list[Results]) -> dict[str, list[str]]:
-    """Of each result's name, its pictures beside the page."""
+    """Maps the name of each result to its pictures, next to the page."""
     names = {results.name: f"benchmarks-{results.name}.png" for results in every}
     return {name: [picture] for name, picture in names.items() if (PAGE.parent / picture).exists()}
 

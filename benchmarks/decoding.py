@@ -1,13 +1,14 @@
-"""Many requests at once, and drafts: what batching and speculation bring, as Markdown and one line of JSON.
+"""Measures the gain of batching and of speculation, as Markdown and one line of JSON.
 
-    python benchmarks/decoding.py                                          # about 8 minutes on two cores
-    python benchmarks/decoding.py --into benchmarks/RESULTS.md          # the tables go between the two lines there that name this script
+    python benchmarks/decoding.py                                       # About 8 minutes on two cores.
+    python benchmarks/decoding.py --into benchmarks/RESULTS.md          # Tables go between its two lines that name this script.
     python benchmarks/decoding.py --requests 1 8 --new-tokens 16 --repeats 1 --peer-dtypes float32
 
-Requests: prompts of different lengths, each continued by as many tokens; all in one `generate`, one after the other,
-and in transformers' batched `generate` (padded on the left). Drafts: the same prompts with and without, greedy or
-sampled, of which the texts must be equal. Ways take turns, each figure is the median of `--repeats` runs after one to
-warm up, and a ratio is the median of the ratios of runs that followed each other.
+Requests: prompts of different lengths, each continued by the same number of tokens. They run in one `generate`, one by
+one, and in transformers' batched `generate` (padded on the left).
+
+Drafts: the same prompts with and without drafts, greedy or sampled; the texts must be equal. Ways take turns. Each
+figure is the median of `--repeats` runs after a warm-up; a ratio is the median of the ratios of neighbouring runs.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from pace.llm.outputs import Metrics
 
 SCRIPT = "benchmarks/decoding.py"
 LEAST_LOOKUP, LEAST_ADAPTIVE = 2.0, 0.95
-"""The targets: of prompt lookup where the text copies, and of adaptive drafts anywhere."""
+"""Target ratios: for prompt lookup on text that copies, and for adaptive drafts on any text."""
 
 WORDS = "river lantern copper Marisol window silver harbour Quentin basket thunder velvet crates Ludwig cactus piano garden".split()
 
@@ -47,7 +48,7 @@ def chat(model: LLMModel, question: str) -> list[int]:
 
 
 def requests(model: LLMModel, count: int) -> list[list[int]]:
-    """Prompts of 12 to 60 tokens, each another."""
+    """Returns different prompts of 12 to 60 tokens."""
     asked = [f"Tell me a story about a {word} and a {other}." for word in WORDS for other in WORDS if word != other]
     asked[::3] = [f"{question} {question}" for question in asked[::3]]
     return [chat(model, asked[index % len(asked)]) for index in range(count)]
@@ -60,19 +61,18 @@ def sentences(words_each: int, count: int) -> list[str]:
     ]
 
 
-# -- measuring
-# ------------------------------------------------------------------------------------------------------------
+# -- measuring ---------------------------------------------------------------------------------------------------------
 
 
 Way = Callable[[Any], tuple[int, float]]
-"""Does a piece of the work; returns tokens and the seconds that they took."""
+"""Does a part of the work; returns the number of tokens and their seconds."""
 
 
 def take_turns(ways: dict[str, Way], pieces: list[Any], repeats: int) -> dict[str, list[float]]:
-    """Tokens a second of each round of each way over all pieces; the first round does not count.
+    """Returns the tokens per second of each way over all pieces, for each round except the first.
 
-    The ways take turns piece by piece, so that a slower moment of the machine meets them all, and every other time
-    backwards: what comes after another may be the slower for it."""
+    The ways take turns piece by piece, so that a slower moment of the machine affects them all. The order is reversed
+    each time, because a way may be slower after another one."""
     speeds: dict[str, list[float]] = {name: [] for name in ways}
     names = list(ways)
     for turn in range(repeats + 1):
@@ -99,8 +99,7 @@ def timed(run: Callable[[], int]) -> tuple[int, float]:
     return num_tokens, time.perf_counter() - start
 
 
-# -- requests
-# -------------------------------------------------------------------------------------------------------------
+# -- requests ----------------------------------------------------------------------------------------------------------
 
 
 def transformers_way(path: str, dtype: str, rows: list[list[int]], new_tokens: int) -> Way:
@@ -123,7 +122,7 @@ def transformers_way(path: str, dtype: str, rows: list[list[int]], new_tokens: i
 def race_of_requests(
     path: str, counts: list[int], new_tokens: int, repeats: int, peer_dtypes: list[str]
 ) -> list[dict[str, Any]]:
-    """For each number of requests the tokens a second of each way, and the ratios."""
+    """Returns tokens per second of each way, and ratios, for each number of requests."""
     model = LLMModel(path)
     config = SamplingConfig(max_new_tokens=new_tokens, do_sample=False, ignore_eos=True)
     results = []
@@ -152,24 +151,23 @@ def race_of_requests(
     return results
 
 
-# -- drafts
-# ---------------------------------------------------------------------------------------------------------------
+# -- drafts ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Case:
-    """Prompts that are answered with and without drafts, one after the other."""
+    """Prompts that are answered with and without drafts, one by one."""
 
     name: str
     drafts: str
     prompts: Callable[[LLMModel], list[Any]]
     config: SamplingConfig
     least: float | None = None
-    """The ratio that is asked for."""
+    """The target ratio."""
 
 
 def copying(model: LLMModel) -> list[Any]:
-    """Questions that are answered with what they say, and texts that repeat themselves."""
+    """Questions whose answers copy them, and texts that repeat themselves."""
     entries = json.loads((TINY / "prompts.json").read_text(encoding="utf-8"))
     asked = [entry["messages"][-1]["content"] for entry in entries if entry["category"] == "copying"]
     asked += [f"Copy this sentence: {text}" for text in sentences(16, 6)]
@@ -212,7 +210,7 @@ def cases(new_tokens: int) -> list[Case]:
 
 
 def race_of_drafts(path: str, draft: str, new_tokens: int, repeats: int) -> list[dict[str, Any]]:
-    """For each case the decode speeds with and without drafts. Raises RuntimeError where the texts differ."""
+    """Returns the decode speeds with and without drafts for each case. Raises RuntimeError if the texts differ."""
     configs = {
         "lookup": PromptLookupConfig(),
         "draft": DraftModelConfig(draft),
@@ -229,8 +227,8 @@ def race_of_drafts(path: str, draft: str, new_tokens: int, repeats: int) -> list
         texts: dict[str, dict[int, list[int]]] = {"plain": {}, "drafts": {}}
 
         def decode(name: str, drafter: Drafter, index: int) -> tuple[int, float]:
-            """Tokens after the first of a text, and their seconds. The weights are the same ones: where in memory a
-            model happens to lie makes a few percent."""
+            """Returns the tokens after the first of a text, and their seconds. All ways share the weights, because
+            their place in memory changes speed by a few percent."""
             model.generator.driver.call(lambda engine: setattr(engine, "drafter", drafter)).result()
             out = model.generate(prompts[index], case.config)
             texts[name][index] = out.generated_token_ids[0]
@@ -261,8 +259,7 @@ def race_of_drafts(path: str, draft: str, new_tokens: int, repeats: int) -> list
     return results
 
 
-# -- reporting
-# ------------------------------------------------------------------------------------------------------------
+# -- reporting ---------------------------------------------------------------------------------------------------------
 
 
 def table_of_requests(results: list[dict[str, Any]]) -> str:

@@ -1,9 +1,10 @@
-"""`pace eval` and `LLMModel.score` on many short texts: one by one, and all together, so that they share steps.
+"""Measures `pace eval` and `LLMModel.score` on many short texts: one by one, and all together in shared steps.
 
     python benchmarks/evaluation.py [--model PATH | --shape qwen2.5-0.5b] [--texts 200] [--tokens 40] [--rounds 3]
 
-Texts are of random tokens, half as many to half more than `--tokens`. The two ways take turns; a figure is the median of
-the rounds after the first, in predicted tokens a second. A shape (`pace bench --list`) gets random weights in bf16.
+Texts are random tokens, from half to one and a half times `--tokens`. The two ways take turns. A figure is the median
+of the rounds after the first, in predicted tokens per second. A shape (`pace bench --list`) gets random weights in
+bf16.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def draw_texts(num_texts: int, num_tokens: int, vocab_size: int) -> list[list[in
 
 
 def measure(model: LLMModel, texts: list[list[int]], rounds: int) -> dict[str, float]:
-    """Predicted tokens a second of each way, by its name."""
+    """Returns the predicted tokens per second of each way, by name."""
 
     def one_by_one(call: Callable[[list[list[int]]], object]) -> None:
         for text in texts:
@@ -63,7 +64,7 @@ def measure(model: LLMModel, texts: list[list[int]], rounds: int) -> dict[str, f
     }
     num_predicted = sum(len(text) - 1 for text in texts)
     rates: dict[str, list[float]] = {name: [] for name in ways}
-    for turn in range(rounds + 1):  # the first one warms up
+    for turn in range(rounds + 1):  # the first round warms up
         for name, way in ways.items():
             began = time.perf_counter()
             way()

@@ -1,11 +1,13 @@
-"""What experts cost: decode of a mixture against the read bandwidth, counting the experts that a token chooses, and the
-products of experts over a prompt against those of a dense model in the same kind of weights.
+"""Measures the cost of experts in decode and prefill of a mixture.
+
+Decode is compared with the read bandwidth, counting only chosen experts. The products of experts over a prompt are
+compared with those of a dense model in the same kind of weights.
 
     python benchmarks/experts.py [--into benchmarks/RESULTS.md] [--shape qwen3-30b-a3b gpt-oss-20b]
 
-Each shape is a slice of a few layers with random weights. The dense model is two layers of DENSE. Its prompts and the
-mixture's take turns, with the clock on every instruction; a ratio is the median over the pairs. A run of some shapes or
-weights alone leaves the other rows of a page as they are.
+Each shape is a slice of a few layers with random weights. The dense model is two layers of DENSE. Prompts of the two
+models take turns, with every instruction timed; a ratio is the median over the pairs. A run of only some shapes or
+weights leaves the other rows of a page unchanged.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ HEADER = [
     "ratio",
 ]
 KEYS = 4
-"""Columns that say what a row is of."""
+"""Number of columns that identify a row."""
 
 
 def main() -> int:

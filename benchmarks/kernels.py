@@ -1,26 +1,33 @@
-"""Every kernel beside the limits of this machine: GB/s and GFLOPS, and their shares of the read bandwidth (MBU) and the
-fp32 FMA peak (MFU).
+"""Measures every kernel against the limits of this machine, in GB/s and GFLOPS.
+
+Shares are of the read bandwidth (MBU) and of the fp32 FMA peak (MFU).
 
     python benchmarks/kernels.py [--only linear attention norms rope sampling] [--shape qwen2.5-0.5b llama-3.2-1b]
-    [--dtype bfloat16] [--kv-dtype bfloat16 int8] [--threads N] [--output FILE.md] PACE_ISA=avx2 python
-    benchmarks/kernels.py --only linear --rows 1 4
+        [--dtype bfloat16] [--kv-dtype bfloat16 int8] [--threads N] [--output FILE.md]
+
+    PACE_ISA=avx2 python benchmarks/kernels.py --only linear --rows 1 4
+
     python benchmarks/kernels.py --only linear --shape qwen2.5-0.5b --dtype bfloat16 int8 int4:32 int4:128 float8:128 --rows 1 8 64 512    # about 3 minutes
+
     python benchmarks/kernels.py --only attention --kv-dtype bfloat16 int8
 
-linear      the products of one layer and the LM head of each shape, for each number of rows; weights are read from memory, not from a cache.
-            Several `--dtype` take turns at each point, and are named in the rows; codes are random, in groups of as
-            many as stand behind the colon. q4_k and the other types of GGUF files are quantised from random weights
-attention   decode over a context (bytes of keys and values, each counted once, read from memory) and prefill of a prompt (4 D operations for each
-            query and each position that it sees), with the heads of each shape; `decode` and `prefill` are one of the
-            two. Several `--kv-dtype` take turns at each point, and are named in the rows
-norms       of one row and of the most rows: RMS norm, layer norm, and the norm of single heads; bytes read and written, mostly in a cache
-rope        likewise: the rotation of all query heads
-sampling    argmax, softmax, and top-k / top-p of one row over the shape's vocabulary; bytes read and written
+linear      The products of one layer and the LM head of each shape, for each number of rows.
+            Weights are read from memory, not from a cache. Several `--dtype` take turns at each point, and are named
+            in the rows. Codes are random, in groups of the size after the colon. Types of GGUF files such as q4_k are
+            quantised from random weights.
+attention   Decode over a context and prefill of a prompt, with the heads of each shape.
+            `decode` and `prefill` select one of the two. Decode counts bytes of keys and values, each once, read from
+            memory. Prefill counts 4 D operations for each query and each position that it sees. Several `--kv-dtype`
+            take turns at each point, and are named in the rows.
+norms       RMS norm, layer norm, and the norm of single heads, for the fewest and the most rows.
+            Bytes are read and written, mostly in a cache.
+rope        The rotation of all query heads, for the same rows.
+sampling    Argmax, softmax, and top-k / top-p of one row over the shape's vocabulary; bytes read and written.
 
 The limits are measured again before every single measurement, and shares are medians of the ratios, because machines
-are shared and drift. Operations are 2 for a multiply-add of whatever numbers, against the peak of fp32: products of
+are shared and drift. A multiply-add counts as 2 operations in any number type, against the peak of fp32: products of
 integers and of bf16 pairs can exceed it. Everything takes about five minutes on two cores and 4 GB of memory. The last
-line is one JSON object; --output writes a file, by its ending as JSON or Markdown.
+line is one JSON object. --output writes JSON or Markdown, depending on the suffix of the file.
 """
 
 from __future__ import annotations
@@ -49,7 +56,7 @@ from pace.quant.format import Format
 from pace.quant.registry import FORMATS
 
 COLD_BYTES = 256 << 20
-"""More than the caches that a kernel must not profit from."""
+"""Larger than the caches that a kernel must not profit from."""
 ROWS = (1, 2, 4, 8, 16, 32, 128, 512)
 DECODE_CONTEXTS = (128, 512, 2048, 8192, 16384, 32768)
 PREFILL_TOKENS = (512, 2048, 8192)
@@ -62,15 +69,15 @@ KERNELS = {
     "rope": ("rope",),
     "sampling": ("sampling",),
 }
-"""What `--only` may name -> what is then measured."""
+"""Maps a value of `--only` to the kernels it measures."""
 STORED = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16")} | {
     "int8": WeightLayout("int8", None),
     **{f"{code}:{group}": WeightLayout(code, group) for code in ("int8", "int4", "float8") for group in (32, 64, 128)},
 }
-"""What `--dtype` may name -> how weights are stored."""
+"""Maps a value of `--dtype` to the layout of weights."""
 STORED |= {name: make() for name, make in FORMATS.items() if name.startswith(("q", "mx"))}
 LONG_SECONDS, FEW_REPEATS = 2.0, 3
-"""A kernel that has taken so long is measured no more often than this."""
+"""Once a kernel has taken LONG_SECONDS, it is measured at most FEW_REPEATS times."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +95,8 @@ class Clock:
     repeats: int
 
     def measure(self, kernel: str, step: Callable[[], None], num_bytes: int = 0, operations: int = 0) -> Row:
-        """The median time of `step`, and of its shares of limits that are measured in turn with it."""
+        """Returns the median time of `step`, and the medians of its shares of limits that are measured in turn with
+        it."""
         step()
         seconds, mbu, mfu = [], [], []
         started = time.perf_counter()
@@ -141,7 +149,7 @@ def linear(shape: str, dtypes: list[str], rows: tuple[int, ...], clock: Clock) -
         weights = {dtype: _cold_weights(n, k, STORED[dtype], glu) for dtype in dtypes}
         for m in rows:
             if name == "head" and m > 32:
-                continue  # logits of a whole prompt are rarely wanted
+                continue  # logits of a whole prompt are rarely needed
             x = torch.randn(m, k)
             for dtype in dtypes:
                 named = f", {dtype}" if len(dtypes) > 1 else ""
@@ -154,7 +162,7 @@ def linear(shape: str, dtypes: list[str], rows: tuple[int, ...], clock: Clock) -
 
 
 def _product(x: torch.Tensor, weights: list[native.PackedWeight]) -> Callable[[], None]:
-    """A step that multiplies by each weight in turn."""
+    """Returns a step that multiplies by one of the weights, in turn."""
     turns = itertools.cycle(weights)
 
     def step() -> None:
@@ -171,13 +179,13 @@ Stored = torch.dtype | WeightLayout | Format
 
 
 def _cold_weights(n: int, k: int, stored: Stored, glu: bool) -> list[native.PackedWeight]:
-    """So many weights of a shape that reading them in turn reads memory."""
+    """Returns enough weights of a shape that reading them in turn reads memory."""
     first = random_weight(n, k, stored, glu)
     return [first, *(random_weight(n, k, stored, glu) for _ in range(max(1, -(-COLD_BYTES // first.nbytes) - 1)))]
 
 
 def random_weight(n: int, k: int, stored: Stored, glu: bool) -> native.PackedWeight:
-    """A packed weight `[n, k]` that holds the same 256 rows again and again."""
+    """Returns a packed weight `[n, k]` that repeats the same 256 rows."""
     rows = _random_rows(min(256, n), k, stored)
     weight = native.empty_weight(n, k, rows.layout if isinstance(rows, QuantizedRows) else stored, glu)
     pack = native.pack_quantized_ if isinstance(rows, QuantizedRows) else native.pack_rows_
@@ -188,7 +196,7 @@ def random_weight(n: int, k: int, stored: Stored, glu: bool) -> native.PackedWei
 
 @functools.cache
 def _random_rows(n: int, k: int, stored: Stored) -> torch.Tensor | QuantizedRows:
-    """The same for every call of a shape; weights of about 0.02."""
+    """Returns the same rows at every call of a shape; weights of about 0.02."""
     generator = torch.Generator().manual_seed(0)
     if isinstance(stored, Format):
         return stored.for_width(k).quantize(torch.randn(n, k, generator=generator) * 0.02)
@@ -238,7 +246,7 @@ def prefill(shape: str, kv_dtypes: list[torch.dtype], clock: Clock) -> Iterator[
 
 
 def _points(lengths: tuple[int, ...], shape: str, kv_dtypes: list[torch.dtype]) -> Iterator[tuple[int, KVSpec]]:
-    """Every length with one layer's cache in every dtype."""
+    """Yields every length with one layer's cache in every dtype."""
     _, config = read_config(SHAPES[shape])
     for length in lengths:
         for kv_dtype in kv_dtypes:
@@ -312,7 +320,7 @@ def _fewest_and_most(rows: tuple[int, ...]) -> list[int]:
 def measure(
     kernel: str, shape: str, dtypes: list[str], kv_dtypes: list[torch.dtype], rows: tuple[int, ...], clock: Clock
 ) -> Iterator[Row]:
-    """The rows of one kernel, by its name in the values of `KERNELS`: of weights in each of `dtypes`, of keys and
+    """Yields the rows of one kernel, named as in the values of `KERNELS`. Weights are in each of `dtypes`, keys and
     values in each of `kv_dtypes`."""
     match kernel:
         case "linear":
@@ -330,7 +338,8 @@ def measure(
 
 
 def markdown(rows: list[Row], title: str) -> str:
-    """A table; GB/s with their share of the read bandwidth (MBU), GFLOPS with theirs of the fp32 FMA peak (MFU)."""
+    """Formats a table with GB/s and their share of the read bandwidth (MBU), and GFLOPS and their share of the fp32 FMA
+    peak (MFU)."""
 
     def cell(value: float | None, form: str) -> str:
         return "" if value is None else format(value, form)

@@ -1,12 +1,12 @@
-"""Loading time and peak memory of a random checkpoint of Qwen2.5-0.5B's shape, for every combination asked for.
+"""Measures loading time and peak memory of a random checkpoint of Qwen2.5-0.5B's shape, for each requested combination.
 
     python benchmarks/load.py [--stored bfloat16 float16 float32] [--dtype bfloat16 int4] [--kinds safetensors]
     [--layers 24] [--model DIR]
 
-Each load runs in a process of its own. Printed are a table and, as the last line, one JSON object. `bound` is the
-promise: 1.1 times the resident weights + 300 MB; `above start` is peak resident memory less what the process had after
-its imports. The files are in the page cache, so GB/s (of the checkpoint's bytes) is what packing costs, not the disk;
-`CPU s` sums the threads.
+Each load runs in a separate process. The output is a table and, as the last line, one JSON object. `bound` is the
+promise: 1.1 times the resident weights + 300 MB. `above start` is peak resident memory minus the memory after the
+imports. The files are in the page cache, so GB/s (of the checkpoint's bytes) measures packing, not the disk. `CPU s` is
+the sum over the threads.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ QWEN = {
 
 
 def write_checkpoint(folder: Path, stored: torch.dtype, kind: str, **changes: int) -> None:
-    """A checkpoint of random weights: config.json and one or two files of weights."""
+    """Writes a checkpoint of random weights: config.json and one or two files of weights."""
     from pace.llm.models.model_list import read_config
     from pace.ops import reference
 
@@ -54,7 +54,7 @@ def write_checkpoint(folder: Path, stored: torch.dtype, kind: str, **changes: in
     state = {name: torch.randn(shape, generator=generator).mul_(0.02).to(stored) for name, shape in shapes.items()}
     if kind.startswith("bin"):
         if parsed.tie_word_embeddings:
-            state["lm_head.weight"] = state["model.embed_tokens.weight"]  # as a model's state_dict has it
+            state["lm_head.weight"] = state["model.embed_tokens.weight"]  # as in a model's state_dict
         torch.save(state, folder / "pytorch_model.bin", _use_new_zipfile_serialization=kind == "bin")
     elif kind == "safetensors":
         save_file(state, folder / "model.safetensors")
@@ -68,7 +68,7 @@ def write_checkpoint(folder: Path, stored: torch.dtype, kind: str, **changes: in
 
 
 def measure(folder: Path, dtype: str, num_threads: int | None = None) -> dict:
-    """Loads in a new process, in a dtype or a format of `quantization=`; bytes and seconds."""
+    """Loads in a new process, in a dtype or a format of `quantization=`; returns bytes and seconds."""
     command = [sys.executable, __file__, "--load", str(folder), "--dtype", dtype]
     if num_threads:
         command += ["--threads", str(num_threads)]

@@ -1,10 +1,10 @@
-"""How long a short command takes as a whole: opening a model and writing 60 tokens, next to llama.cpp.
+"""Measures a short command as a whole: opening a model and generating 60 tokens, compared with llama.cpp.
 
     python benchmarks/opening.py MODEL.gguf ... [--runs 5] [--llama-python PYTHON_WITH_LLAMA_CPP]
 
-"first" packs the weights and keeps a copy, "later" maps the copy. Runs follow each other in turn. Times are medians of
-whole processes, from start to exit, with the files in the page cache; memory is the largest resident set. "reading" is
-the file read by two threads, for comparison.
+"first" packs the weights and keeps a copy, "later" maps the copy. Runs take turns. Times are medians of whole
+processes, from start to exit, with the files in the page cache; memory is the peak resident set. "reading" is the time
+in which two threads read the file, for comparison.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main() -> int:
 
 
 def measure(path: Path, cache: Path, runs: int, llama_python: str | None) -> str:
-    """A line of the table."""
+    """Returns a line of the table."""
     words = [str(path), PROMPT, str(NUM_TOKENS)]
     read(path)
     found: dict[str, list[tuple[float, int]]] = {}
@@ -67,7 +67,7 @@ def measure(path: Path, cache: Path, runs: int, llama_python: str | None) -> str
 
 
 def generate(path: Path) -> list[str]:
-    """The command that is measured."""
+    """Returns the measured command."""
     return [sys.executable, "-m", "pace", "generate", str(path), PROMPT, "--max-new-tokens", str(NUM_TOKENS)]
 
 
@@ -79,12 +79,13 @@ seconds = time.perf_counter() - began
 peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
 print(json.dumps([seconds, peak, done.returncode, done.stdout.decode(errors="replace")[-2000:]]))
 """
-"""A small process between: what a large one starts counts that one's memory as its own peak."""
+"""A small process in between: a child of a large process counts that one's memory as its own peak."""
 
 
 def run(command: list[str], cache: Path | None = None) -> tuple[float, int]:
-    """Seconds and peak resident bytes of a process. `cache`: the folder of packed copies, where it may have one."""
-    # Bytecode is kept, as it is where nobody forbids it: else each process compiles pace anew.
+    """Returns the seconds and peak resident bytes of a process. `cache`: the folder of packed copies; None for no
+    copies."""
+    # Bytecode is kept, as in a normal environment; otherwise each process would compile pace again.
     copies = {"PYTHONDONTWRITEBYTECODE": ""} | (
         {"PACE_CACHE": str(cache), "PACE_CACHE_SIZE": "20GiB"} if cache else {"PACE_CACHE_SIZE": "0"}
     )

@@ -1,4 +1,4 @@
-"""Pages with a part that a benchmark writes: what stands between two lines that name it."""
+"""Pages with a part that a benchmark writes, between two lines that name the benchmark."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ def add_into_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def check_page(into: Path | None, script: str) -> None:
-    """Raises what `write_into` would, before the wait; the page stays as it is until there is something to write."""
+    """Raises what `write_into` would, before the measurement; the page is not changed."""
     if into:
         _around(into, script)
 
 
 def publish(into: Path | None, script: str, text: str, report: dict[str, Any] | None = None) -> None:
-    """Writes the tables into a page, or prints them; the last line of stdout is the report as one JSON object, if there
-    is one."""
+    """Writes the tables into a page, or prints them. If there is a report, it is the last line of stdout, as one JSON
+    object."""
     if into:
         write_into(into, script, text)
     else:
@@ -32,18 +32,18 @@ def publish(into: Path | None, script: str, text: str, report: dict[str, Any] | 
 
 
 def command(script: str) -> str:
-    """With which this process was started."""
+    """The command that started this process."""
     return " ".join(["python", script, *without_paths(sys.argv[1:])])
 
 
 def without_paths(arguments: list[str]) -> list[str]:
-    """Absolute paths of this machine say nothing to a reader."""
+    """Removes absolute paths of this machine, which mean nothing to a reader."""
     return [re.sub(r"(^|=)/\S*", r"\1PATH", argument) for argument in arguments]
 
 
 def earlier_rows(path: Path | None, script: str, num_keys: int) -> dict[tuple[str, ...], str]:
-    """Rows of the one table that stands between the script's two lines, by their first `num_keys` cells, so that a run of
-    some keeps the others. Empty without a page."""
+    """Returns the rows of the one table between the script's two lines, by their first `num_keys` cells. A run of only
+    some rows can then keep the others. Empty without a page."""
     if path is None:
         return {}
     begin, end = markers(script)
@@ -58,8 +58,8 @@ def markers(script: str) -> tuple[str, str]:
 
 
 def write_into(path: Path, script: str, text: str) -> None:
-    """Replaces what stands between the script's two lines. Raises ValueError where the file has not both of them, in
-    this order."""
+    """Replaces the text between the script's two lines. Raises ValueError if the file does not have both, in this
+    order."""
     before, after = _around(path, script)
     begin, end = markers(script)
     path.write_text(f"{before}{begin}\n{text}{end}{after}", encoding="utf-8")

@@ -1,12 +1,13 @@
-"""What every format of quantised weights loses: bits, bytes, perplexity, KL divergence to bf16 and top-1 agreement, as
-Markdown and one line of JSON.
+"""Measures the loss of every format of quantised weights, as Markdown and one line of JSON.
 
-    python benchmarks/quality.py                                    # the bundled model over its held-out text, some minutes on two cores
-    python benchmarks/quality.py --into docs/quantization.md        # the table goes between the two lines there that name this script
+The table has bits, bytes, perplexity, KL divergence to bf16 and top-1 agreement.
+
+    python benchmarks/quality.py                                    # The bundled model over its held-out text: some minutes on two cores.
+    python benchmarks/quality.py --into docs/quantization.md        # The table goes between its two lines that name this script.
     python benchmarks/quality.py --model PATH --text text.jsonl --calibrate other.jsonl --formats int4
 
-Formats are those of `LLMModel(quantization=...)`; the rows with a method are checkpoints that `pace quantize` writes
-for this, calibrated on another text.
+Formats are those of `LLMModel(quantization=...)`. Rows with a method are checkpoints that `pace quantize` writes here,
+calibrated on another text.
 """
 
 from __future__ import annotations
@@ -41,16 +42,16 @@ FORMATS: dict[str, list[dict[str, Any]]] = {
     "mxfp4": [{}],
     **{f"q{bits}_k": [{}] for bits in (2, 3, 4, 5, 6)},
 }
-"""Format -> the options that are compared."""
+"""Maps a format to the options to compare."""
 METHODS = {"int8": ["smoothquant", "smoothquant+gptq"], "int4": ["awq", "gptq", "awq+gptq"]}
-"""Of `pace quantize`, with the format's default options; `rtn` gives the bits of the format at load."""
+"""Methods of `pace quantize`, with the format's default options; `rtn` would give the bits of the format at load."""
 
 
 @dataclass
 class Row:
     format: str
     bits: float
-    """Of memory for each weight of the model, all matrices and vectors together, padding included."""
+    """Bits of memory per weight of the model, over all matrices and vectors, including padding."""
     weight_bytes: int
     quality: Evaluation
 

@@ -1,14 +1,14 @@
-"""Every format of quantised weights beside bf16 and llama.cpp's nearest type: memory and speed, as Markdown and one
-line of JSON.
+"""Compares every format of quantised weights with bf16 and llama.cpp's nearest type: memory and speed, as Markdown and
+one line of JSON.
 
-    python benchmarks/quantization.py                                    # qwen2.5-0.5b, about 20 minutes on two cores
-    python benchmarks/quantization.py --into benchmarks/RESULTS.md        # the table goes between the two lines there that name this script
+    python benchmarks/quantization.py                                     # qwen2.5-0.5b, about 20 minutes on two cores.
+    python benchmarks/quantization.py --into benchmarks/RESULTS.md        # The table goes between its two lines that name this script.
     python benchmarks/quantization.py smollm2-135m --formats int4 --prompt 64 --generate 8 --rounds 1
 
-Random weights in a known shape, each runtime in a process of its own, as in `benchmarks/compare.py`, whose conversions
-in `--folder` are used. For each format three of them take turns, every other round backwards: pace in bf16, pace in the
-format, llama.cpp in its nearest type. Speeds are medians over the rounds, ratios medians of the ratios within a round.
-Without llama-cpp-python its columns stay empty.
+Weights are random in a known shape, and each runtime has a separate process. Conversions in `--folder` are shared with
+`benchmarks/compare.py`. For each format three runtimes take turns, in reverse order every other round: pace in bf16,
+pace in the format, llama.cpp in its nearest type. Speeds are medians over the rounds, ratios medians of the ratios
+within a round. Without llama-cpp-python its columns stay empty.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ NEAREST = {
     **{name: name for name in ("q2_k", "q6_k", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0")},
     **{name: f"{name}_s" for name in ("q3_k", "q4_k", "q5_k")},
 }
-"""Format -> llama.cpp's type of as many bits; of 4 bits, evenly spaced ones and others."""
+"""Maps a format to llama.cpp's type with the same bits; for 4 bits, one evenly spaced and one not."""
 FLOATS, PEER = "bf16", "peer"
 
 
 @dataclass
 class Row:
-    """One format. Speeds in tokens a second; ratios of pace in this format over the other; None where the other is
-    missing."""
+    """One format. Speeds are in tokens per second. Ratios are of pace in this format over the other; None if the other
+    is missing."""
 
     format: str
     bits: float
-    """Of memory for each weight of the model, all matrices together."""
+    """Bits of memory per weight of the model, over all matrices."""
     peak_mib: float
     prefill: float
     decode: float
@@ -70,7 +70,7 @@ class Row:
 
 
 class Race:
-    """The runtimes of one format, loaded."""
+    """The loaded runtimes of one format."""
 
     def __init__(self, options: argparse.Namespace, format: str, stack: ExitStack) -> None:
         self.options = options
@@ -96,7 +96,8 @@ class Race:
             self.workers[name], self.weight_bytes[name] = worker, loaded["step_weight_bytes"]
 
     def run(self, machine: Worker, vocab_size: int) -> dict[str, list[dict[str, Any]]]:
-        """Of each runtime: prefill and decode rates of every round, with the limits measured around it."""
+        """Returns the prefill and decode rates of each runtime for every round, with the limits measured around
+        them."""
         prompt, steps = self.options.prompt, self.options.generate
         told: dict[str, list[dict[str, Any]]] = {name: [] for name in self.workers}
         for index in range(self.options.rounds + 1):

@@ -1,10 +1,10 @@
-"""Milliseconds that choosing a token takes beside the model, for many sequences of a large vocabulary.
+"""Measures the milliseconds that choosing a token takes, without the model, for many sequences of a large vocabulary.
 
     python benchmarks/sampling.py [--into benchmarks/RESULTS.md]
 
-Logits are random numbers of a normal distribution, which is the hard case: their nucleus holds a good part of the
-vocabulary. "Peaked" logits have a few likely tokens, as those of a trained model. The rate of two threads is over that of
-one. What there is in any case (a look for NaN, and for the largest) is the row "greedy".
+Logits are normally distributed random numbers, which is the hard case: their nucleus holds a good part of the
+vocabulary. "Peaked" logits have a few likely tokens, like those of a trained model. The rate of two threads is relative
+to that of one. The row "greedy" is the work needed in any case (searching for NaN and for the maximum).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ CONFIGS = {
     "top_k 50, logit_bias of 100 tokens": dict(top_k=50, logit_bias={token: 1.0 for token in range(100)}),
 }
 LENGTH = 500
-"""Tokens of each sequence, which penalties look at."""
+"""Tokens of each sequence that penalties look at."""
 
 
 def main() -> int:
@@ -106,7 +106,7 @@ def measure(logits: torch.Tensor, fields: dict, num_threads: int, repeats: int) 
 
 
 def make_masks(share: float, num_rows: int, vocab_size: int) -> PendingMasks:
-    """Masks that are filled, each of other tokens."""
+    """Returns filled masks, each of different tokens."""
     bits = torch.empty(num_rows, -(-vocab_size // 32), dtype=torch.int32)
     for seed, row in enumerate(bits):
         is_allowed = torch.rand(vocab_size, generator=torch.Generator().manual_seed(seed)) < share

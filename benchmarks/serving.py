@@ -1,13 +1,15 @@
-"""What HTTP costs: `pace serve` beside `generate` of the same engine, what the server does under a load, and
-llama-cpp-python's server beside it.
+"""Measures the cost of HTTP: `pace serve` compared with `generate` of the same engine, the server under load, and
+llama-cpp-python's server.
 
     python benchmarks/serving.py [MODEL] [--tokenizer PATH] [--into benchmarks/RESULTS.md]
+
     python benchmarks/serving.py --shape qwen2.5-0.5b --parts ratios delays --generate 32
+
     python benchmarks/serving.py --shape qwen2.5-0.5b --parts llama.cpp --llama-python PATH --generate 16
 
-`generate` and the servers are processes that keep their models and take turns. The load comes from another one, on the
-same cores. A shape (`pace bench --list`) gets random weights in q8_0, in a GGUF file that both servers read. For the
-other server: pip install "llama-cpp-python[server]", in any environment.
+`generate` and the servers are processes that keep their models and take turns. The load comes from another process on
+the same cores. A shape (`pace bench --list`) gets random weights in q8_0, in a GGUF file that both servers read. For
+the other server: pip install "llama-cpp-python[server]", in any environment.
 """
 
 from __future__ import annotations
@@ -37,21 +39,21 @@ from pace.assets import TINY  # noqa: E402
 
 SCRIPT = "benchmarks/serving.py"
 CLIENTS = (1, 8, 32)
-"""Both servers, side by side."""
+"""Numbers of clients for the comparison of both servers."""
 FIRST_TOKENS = 40
-"""Are asked for while others decode."""
+"""Prompts sent while others decode."""
 
 Rows = list[tuple[str, str]]
-"""What was measured, and its value."""
+"""Names of the measurements, and their values."""
 
 
 def ratios(server: PaceServer, options: argparse.Namespace) -> Rows:
-    """Tokens a second and the first token of `generate` and of the server, which take turns."""
+    """Measures tokens per second and the first token of `generate` and of the server in turn."""
     generate = Generate(options.model, options.tokenizer, options.quantization, options.streams, options.generate)
     both: dict[int, list[tuple[float, float]]] = {number: [] for number in (1, 8, options.streams)}
     first: list[float] = []
     try:
-        for round in range(options.rounds + 1):  # the first one warms up
+        for round in range(options.rounds + 1):  # the first round warms up
             for number, pairs in both.items():
                 rate, seconds = generate(number)
                 load = server.load(max(number, 4), options.generate, "--max-concurrency", str(number))
@@ -72,7 +74,7 @@ def ratios(server: PaceServer, options: argparse.Namespace) -> Rows:
 
 
 def delays(server: PaceServer, options: argparse.Namespace) -> Rows:
-    """What a client and the event loop wait for while all streams decode."""
+    """Measures the delays of a client and of the event loop while all streams decode."""
     streams, generated = options.streams, options.generate
 
     def load(times: int) -> dict[str, float]:
@@ -117,7 +119,7 @@ def connections(server: PaceServer, options: argparse.Namespace) -> Rows:
 
 
 def overload(server: PaceServer, options: argparse.Namespace) -> Rows:
-    """Requests answered in time, at the rate that the server can do and at three times that."""
+    """Counts requests answered in time, at the rate that the server can sustain and at three times that."""
     streams, generated = options.streams, options.generate
     rate = server.load(3 * streams, generated, "--max-concurrency", str(streams))["request_throughput"]
     good = {}
@@ -135,12 +137,12 @@ def overload(server: PaceServer, options: argparse.Namespace) -> Rows:
 
 
 def beside_llama(server: PaceServer, options: argparse.Namespace) -> Rows:
-    """Tokens a second and the first token of both servers, which take turns. The other one answers one request at a
+    """Measures tokens per second and the first token of both servers in turn. The other one answers one request at a
     time."""
     other = LlamaServer(options.llama_python, Path(options.model), _C.cpu_info()["default_threads"])
     measured: dict[tuple[int, str], list[tuple[float, float]]] = {}
     try:
-        for round in range(options.rounds + 1):  # the first one warms up
+        for round in range(options.rounds + 1):  # the first round warms up
             for clients in CLIENTS if round else CLIENTS[:1]:
                 for name, asked in (("pace", server), ("llama", other)):
                     found = stream_at_once(asked, clients, options.generate, f"{round} {clients}")
@@ -171,7 +173,7 @@ PARTS: dict[str, Callable[[PaceServer, argparse.Namespace], Rows]] = {
 
 
 def measure(options: argparse.Namespace) -> Rows:
-    """The parts asked for, one after the other, of one server."""
+    """Runs the requested parts one by one, on one server."""
     arguments = [options.model, "--max-wait", str(options.max_wait)]
     arguments += ["--tokenizer", options.tokenizer] if options.tokenizer else []
     arguments += ["--quantization", options.quantization] if options.quantization else []

@@ -1,11 +1,11 @@
-"""What grammars cost: sequences of a JSON schema beside free ones of the same length, in turns.
+"""Measures the cost of grammars: sequences of a JSON schema compared with free ones of the same length, in turn.
 
     python benchmarks/structured.py [--shape qwen2.5-0.5b] [--threads 1] [--into benchmarks/RESULTS.md]
 
 Weights are random, and the tokenizer is a byte-level BPE of the shape's vocabulary, trained on Python's library.
-`records` is a list of small objects, of which the grammar forces most tokens, `skeleton` one of objects with a single
-text, of which it forces about half. `strings` is a list of strings, in which it forces next to nothing, so that the masks
-alone are seen.
+`records` is a list of small objects, with most tokens forced by the grammar. `skeleton` is a list of objects with a
+single text, with about half of the tokens forced. `strings` is a list of strings with almost no forced tokens, which
+shows the cost of the masks on their own.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ SCRIPT = "benchmarks/structured.py"
 
 @dataclass
 class Run:
-    """One batch."""
+    """Result of one batch."""
 
     seconds: float
     num_tokens: int
     num_forced: int
     fill_seconds: float
-    """Seconds that the masks took, of all threads."""
+    """Seconds spent on masks, over all threads."""
     wait_seconds: float
-    """For which the engine waited for them, or filled them itself."""
+    """Seconds for which the engine waited for masks, or filled them itself."""
 
     @property
     def rate(self) -> float:
@@ -53,7 +53,7 @@ class Run:
 
 
 def train_tokenizer(vocab_size: int) -> Any:
-    """A byte-level BPE of about `vocab_size` tokens."""
+    """Trains a byte-level BPE of about `vocab_size` tokens."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -70,7 +70,7 @@ def train_tokenizer(vocab_size: int) -> Any:
 
 @contextmanager
 def watched() -> Iterator[dict[str, float]]:
-    """Seconds that masks took, and that the engine waited for them."""
+    """Yields the seconds spent on masks, and for which the engine waited for them."""
     seconds = {"fill": 0.0, "wait": 0.0}
 
     def timed(function: Any, part: str) -> Any:
@@ -140,7 +140,7 @@ def main() -> int:
 
 
 def first_tokens(generator: Generator) -> dict[str, float]:
-    """Seconds to the first token of a prompt, free and with a grammar that is compiled already; medians, in turns."""
+    """Median seconds to the first token of a prompt, without and with a compiled grammar, in turn."""
     taken: dict[str, list[float]] = {"free": [], "records": []}
     for _ in range(9):
         for name, seconds in taken.items():

@@ -1,4 +1,4 @@
-"""What texts are held to where grammars are measured."""
+"""Schemas that constrain texts in the measurements of grammars."""
 
 from __future__ import annotations
 

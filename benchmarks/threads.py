@@ -1,13 +1,15 @@
-"""Decode beside other work: a second pace process on the same CPUs, and torch's own threads in the same process.
+"""Measures decode while other work runs: a second pace process on the same CPUs, and torch's own threads in the same
+process.
 
     python benchmarks/threads.py [--model DIR] [--seconds 5] [--rounds 3] [--dtype bfloat16]
 
-Every row alternates with what it is compared to, and the median of the rounds is printed: `two processes` is the
-tokens/s of both together over that of one alone, which shared CPUs cannot bring above 1 by much; `pinned` is the same
-with PACE_PIN_THREADS=1 in both, which puts their threads on the same CPUs, and `pinned apart` with half of the CPUs for
-each. `a step after torch` is the time of a step right after a product that torch shares among its threads, over that of
-a step after the same product on one of them, which leaves the caches as cold and pace's threads as long asleep. The
-last line is one JSON object.
+Every row alternates with its baseline, and the median of the rounds is printed. `two processes` is the tokens/s of both
+together over that of one alone; on shared CPUs this cannot be much above 1. `pinned` is the same with
+PACE_PIN_THREADS=1 in both, which puts their threads on the same CPUs. In `pinned apart` each has half of the CPUs.
+
+`a step after torch` is the time of a step right after a product on all of torch's threads. It is relative to a step
+after the same product on a single thread, which leaves the caches just as cold and pace's threads asleep for just as
+long. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -23,11 +25,11 @@ import time
 from pace.assets import TINY
 
 CONTEXT = 128
-"""Tokens at which decode steps are taken; the session is cut back to it."""
+"""Length at which decode steps are measured; the session is truncated back to it."""
 
 
 class Worker:
-    """A process with a model, on `cpus`; it does what it is told and waits."""
+    """A process with a model on `cpus` that waits for tasks."""
 
     def __init__(self, model: str, dtype: str, cpus: list[int], **environment: str):
         command = [sys.executable, __file__, "--worker", "--model", model, "--dtype", dtype]
@@ -52,7 +54,7 @@ class Worker:
 
 
 def together(workers: list[Worker], seconds: float) -> float:
-    """Tokens/s of all workers, which decode at the same time."""
+    """Tokens/s of all workers together, which decode at the same time."""
     for worker in workers:
         worker.begin("decode", seconds)
     results = [worker.result() for worker in workers]
@@ -62,14 +64,14 @@ def together(workers: list[Worker], seconds: float) -> float:
 def two_to_one(
     model: str, dtype: str, seconds: float, rounds: int, masks: list[list[int]], **environment: str
 ) -> list[float]:
-    """Tokens/s of two processes over that of one on all CPUs, round by round."""
+    """Tokens/s of two processes over that of one on all CPUs, for each round."""
     every = sorted(os.sched_getaffinity(0))
     with (
         Worker(model, dtype, every) as alone,
         Worker(model, dtype, masks[0], **environment) as one,
         Worker(model, dtype, masks[1], **environment) as other,
     ):
-        for worker in (alone, one, other):  # they have loaded the model
+        for worker in (alone, one, other):  # warm up: the model is already loaded
             together([worker], 0.1)
         ratios = []
         for _ in range(rounds):

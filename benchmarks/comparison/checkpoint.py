@@ -1,4 +1,4 @@
-"""A known shape as a checkpoint on disk, with random weights: `config.json`, `model.safetensors` in bf16 and a
+"""Writes a known shape as a checkpoint with random weights: `config.json`, `model.safetensors` in bf16 and a
 tokenizer."""
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from pace.llm.models.model_list import read_config
 from pace.ops import reference
 
 NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""The field's names."""
+"""Names of the config field in different families."""
 STD = 0.02
 QUERY_KEY_STD = 0.04
-"""Scores then have a standard deviation of about one, so that a wrong rotation or order of heads changes the logits of
-the whole model."""
+"""Gives scores a standard deviation of about one, so that a wrong rotation or order of heads changes the logits of the
+whole model."""
 
 
 def ensure_checkpoint(shape: str, folder: Path) -> Path:
-    """The directory of `shape`'s checkpoint below `folder`, written the first time."""
+    """Returns the directory of `shape`'s checkpoint below `folder`, and writes it the first time."""
     config = shape_config(shape)
     target = folder / "checkpoint"
     if not target.exists():
@@ -37,8 +37,8 @@ def ensure_checkpoint(shape: str, folder: Path) -> Path:
 
 
 def shape_config(shape: str) -> dict[str, Any]:
-    """The config of a shape of `pace bench --list`, or with the name `SHAPE-4-layers` of its first 4 layers, and with
-    `SHAPE-8-experts` of the first 8 experts of each layer (after the layers, where both are said). Raises ValueError for
+    """Returns the config of a shape of `pace bench --list`. The name `SHAPE-4-layers` keeps only its first 4 layers,
+    `SHAPE-8-experts` the first 8 experts of each layer; layers come first in a name with both. Raises ValueError for
     another name, and for fewer experts than a token chooses."""
     name, layers, experts = re.fullmatch(r"(.+?)(?:-(\d+)-layers?)?(?:-(\d+)-experts)?", shape).groups()
     if name not in SHAPES:
@@ -56,7 +56,8 @@ def shape_config(shape: str) -> dict[str, Any]:
 def write_checkpoint(config: dict, folder: Path) -> None:
     """Writes `config` with random weights to `folder`, the same ones each time.
 
-    No token ends a text (`eos_token_id` is null), so that every runtime generates as many tokens as it is asked for."""
+    No token ends a text (`eos_token_id` is null), so that every runtime generates exactly the requested number of
+    tokens."""
     config = config | {"bos_token_id": 0, "eos_token_id": None, "torch_dtype": "bfloat16"}
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     model_class, parsed = read_config(config)
@@ -79,7 +80,7 @@ def _random(name: str, shape: tuple[int, ...], generator: torch.Generator) -> to
 
 
 def _write_tokenizer(vocab_size: int, folder: Path) -> None:
-    """Token i is the word "ti": converters want a tokenizer, the measurement never does."""
+    """Writes a tokenizer in which token i is the word "ti". Converters need one, measurements do not."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     tokenizer = Tokenizer(models.WordLevel({f"t{i}": i for i in range(vocab_size)}, unk_token="t0"))

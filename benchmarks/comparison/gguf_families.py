@@ -1,10 +1,12 @@
-"""What GGUF files of a family hold, as llama.cpp's converter writes them: which tensors, made of which of a checkpoint's,
-and the keys of its config.
+"""Contents of GGUF files for each family, as in llama.cpp's converter: the tensors, their sources in a checkpoint, and
+the config keys.
 
-llama.cpp rotates the pairs (2i, 2i + 1) of a Llama head where checkpoints on the Hub have them at (i, i + D/2): the
-rows of queries and keys are permuted. Experts are one tensor `[E, N, K]`. Gemma's norms have their 1 added. DeepSeek's
-`kv_b_proj` is cut into what makes keys, turned, and what makes values. Names: the gguf package's own table; keys: the
-GGUF specification (ggml/docs/gguf.md) and llama.cpp's src/llama-arch.cpp.
+llama.cpp rotates the pairs (2i, 2i + 1) of a Llama head; checkpoints on the Hub have them at (i, i + D/2). So the rows
+of queries and keys are permuted. Experts are one tensor `[E, N, K]`. Gemma's norms include their added 1. DeepSeek's
+`kv_b_proj` is split into a part that makes keys, transposed, and one that makes values.
+
+Source of names: the gguf package's table. Source of keys: the GGUF specification (ggml/docs/gguf.md) and llama.cpp's
+src/llama-arch.cpp.
 """
 
 from __future__ import annotations
@@ -31,32 +33,32 @@ PERMUTED = {"llama"}
 
 
 class FileTensor(NamedTuple):
-    """A tensor of a file."""
+    """A tensor of a GGUF file."""
 
     name: str
     sources: tuple[str, ...]
-    """The checkpoint's tensors that it is made of."""
+    """Names of the checkpoint's tensors that it is made from."""
     arrange: Callable[..., Tensor]
-    """Makes it of them; of meta tensors, its shape."""
+    """Makes the tensor from its sources; with meta tensors, only its shape."""
 
     def shape(self, shapes: dict[str, tuple[int, ...]]) -> tuple[int, ...]:
-        """`shapes`: of the checkpoint's tensors."""
+        """`shapes`: those of the checkpoint's tensors."""
         return tuple(self.arrange(*(torch.empty(shapes[name], device="meta") for name in self.sources)).shape)
 
 
 def file_tensors(config: dict[str, Any], names: list[str]) -> list[FileTensor]:
-    """All tensors of the file, for a checkpoint of `config` with tensors of these `names`. Raises NotImplementedError
-    for another architecture, ImportError without the `gguf` package."""
+    """Returns all tensors of the file, for a checkpoint of `config` with tensors of these `names`. Raises
+    NotImplementedError for an unsupported architecture, ImportError without the `gguf` package."""
     found: dict[str, FileTensor] = {}
     for name in names:
         for tensor in _of_tensor(config, name):
-            before = found.get(tensor.name)  # another expert of the same stack
+            before = found.get(tensor.name)  # an expert of the same stack
             found[tensor.name] = tensor if before is None else before._replace(sources=before.sources + tensor.sources)
     return list(found.values())
 
 
 def _of_tensor(config: dict[str, Any], name: str) -> Iterator[FileTensor]:
-    """The tensors of the file that a checkpoint's is a part of. Experts come in ascending order."""
+    """Yields the file's tensors that a tensor of the checkpoint belongs to. Experts come in ascending order."""
     architecture = architecture_of(config)
     layer, _, part = name.removeprefix("model.layers.").partition(".")
     block = f"blk.{layer}"
@@ -81,7 +83,7 @@ def _of_tensor(config: dict[str, Any], name: str) -> Iterator[FileTensor]:
 
 
 def _every_second(first: int, is_matrix: bool) -> Callable[[Tensor], Tensor]:
-    """Gate or up of a stack `[E, K, 2 N]`, or its biases `[E, 2 N]`, in which they take turns."""
+    """Extracts gate or up from a stack `[E, K, 2 N]` or its biases `[E, 2 N]`, in which they alternate."""
     return lambda stack: (stack.transpose(1, 2) if is_matrix else stack)[:, first::2]
 
 
@@ -96,7 +98,7 @@ def _whole(config: dict[str, Any], architecture: str, part: str) -> Callable[[Te
 
 
 def architecture_of(config: dict[str, Any]) -> str:
-    """GGUF's. Raises NotImplementedError for one that is not written here."""
+    """GGUF's name of the architecture. Raises NotImplementedError for an unsupported one."""
     name = config["architectures"][0]
     if name not in ARCHITECTURES:
         raise NotImplementedError(f"the GGUF writer knows {', '.join(ARCHITECTURES)}; got {name}")
@@ -104,7 +106,7 @@ def architecture_of(config: dict[str, Any]) -> str:
 
 
 def tensor_name(config: dict[str, Any], name: str) -> str:
-    """GGUF's name of a checkpoint's tensor that is one of the file, too."""
+    """GGUF's name of a checkpoint's tensor that is also a single tensor of the file."""
     import gguf
 
     architecture = architecture_of(config)
@@ -117,7 +119,7 @@ def tensor_name(config: dict[str, Any], name: str) -> str:
 
 
 def permute(rows: Tensor, heads: int) -> Tensor:
-    """Rows `[heads * D, ...]`: of each head, row i and row i + D/2 become rows 2i and 2i + 1."""
+    """Permutes rows `[heads * D, ...]`: in each head, rows i and i + D/2 become rows 2i and 2i + 1."""
     return rows.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
 
 
@@ -125,7 +127,7 @@ def permute(rows: Tensor, heads: int) -> Tensor:
 
 
 def add_config(writer: Any, config: dict[str, Any]) -> None:
-    """All keys of the config but those of the vocabulary."""
+    """Writes all keys of the config except those of the vocabulary."""
     writer.add_name("random weights")
     writer.add_vocab_size(config["vocab_size"])
     writer.add_context_length(config["max_position_embeddings"])
@@ -167,7 +169,7 @@ def _add_latents(writer: Any, config: dict[str, Any]) -> None:
 
 
 def _add_experts(writer: Any, config: dict[str, Any]) -> None:
-    """Each field that a mixture has, under the names that families give it."""
+    """Writes each field of a mixture, from the names that families give it."""
     import gguf
 
     for fields, add in (
@@ -188,7 +190,8 @@ def _add_experts(writer: Any, config: dict[str, Any]) -> None:
 
 
 def _add_rope_scaling(writer: Any, scaling: dict[str, Any]) -> None:
-    """Llama 3's is a tensor: `rope_factors`. Raises NotImplementedError for a kind that is not written here."""
+    """Writes the scaling, except that of Llama 3, which is a tensor: `rope_factors`. Raises NotImplementedError for an
+    unsupported kind."""
     import gguf
 
     kind = scaling.get("rope_type", "llama3")
@@ -203,10 +206,10 @@ def _add_rope_scaling(writer: Any, scaling: dict[str, Any]) -> None:
 
 
 def rope_factors(config: dict[str, Any]) -> np.ndarray | None:
-    """`[D/2]`: by how much llama.cpp must divide each angle for Llama 3's scaling; None for no such scaling.
+    """`[D/2]`: divisors of llama.cpp's angles for Llama 3's scaling; None without such a scaling.
 
-    Source: transformers, `_compute_llama3_parameters`: wavelengths below `original / high` stay, those above
-    `original / low` are stretched by `factor`, with a smooth passage between."""
+    Source: transformers, `_compute_llama3_parameters`. Wavelengths below `original / high` are kept, those above
+    `original / low` are stretched by `factor`, with a smooth transition between."""
     scaling = config.get("rope_scaling") or {}
     if scaling.get("rope_type") != "llama3":
         return None

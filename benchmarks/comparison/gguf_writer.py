@@ -1,5 +1,5 @@
-"""A checkpoint as a GGUF file for llama.cpp, in bf16, fp16, fp32 or q8_0, tensor by tensor; `gguf_families` says what is
-in it. Norms, biases and routers are fp32."""
+"""Writes a checkpoint as a GGUF file for llama.cpp in bf16, fp16, fp32 or q8_0, tensor by tensor. Its contents are
+defined in `gguf_families`. Norms, biases and routers are fp32."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from benchmarks.comparison import gguf_families
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 KINDS = {"bf16": "BF16", "fp16": "F16", "fp32": "F32", "q8_0": "Q8_0"}
-"""ggml's names of the types of tensors."""
+"""ggml's names of tensor types."""
 FILE_TYPES = {"bf16": "MOSTLY_BF16", "fp16": "MOSTLY_F16", "fp32": "ALL_F32", "q8_0": "MOSTLY_Q8_0"}
 Q8_0_BYTES, Q8_0_ELEMENTS = 34, 32
 
 
 def write_gguf(checkpoint: Path, path: Path, dtype: str, tokenizer: Path | None = None) -> None:
-    """Writes `checkpoint` (a directory with one model.safetensors) to `path`, tensor by tensor, with the byte-level
-    `tokenizer` of a directory, or without one (`no_vocab`). `dtype`: one of DTYPES, or "q8_0". Raises
-    NotImplementedError for another architecture or another scaling of the rotary embedding, ImportError without the
-    `gguf` package."""
+    """Writes `checkpoint` (a directory with one model.safetensors) to `path`, tensor by tensor. `tokenizer`: directory
+    of a byte-level tokenizer; None for a file without one (`no_vocab`). `dtype`: one of DTYPES, or "q8_0".
+
+    Raises NotImplementedError for an unsupported architecture or scaling of the rotary embedding, ImportError without
+    the `gguf` package."""
     import gguf
 
     config = json.loads((checkpoint / "config.json").read_text())
@@ -45,7 +46,7 @@ def write_gguf(checkpoint: Path, path: Path, dtype: str, tokenizer: Path | None 
             for tensor in gguf_families.file_tensors(config, names)
         ]
         for tensor, shape, held in tensors:
-            stored = np.dtype("float32" if held == "fp32" else "float16")  # of another kind it says nothing
+            stored = np.dtype("float32" if held == "fp32" else "float16")  # a placeholder for other types
             kind = gguf.GGMLQuantizationType[KINDS[held]]
             num_bytes = _num_bytes(math.prod(shape), held)
             writer.add_tensor_info(tensor.name, shape, stored, num_bytes, raw_dtype=kind)
@@ -62,12 +63,12 @@ def write_gguf(checkpoint: Path, path: Path, dtype: str, tokenizer: Path | None 
 
 
 def is_matrix(name: str) -> bool:
-    """Whether a tensor of a file is in the file's own type, and not in fp32."""
+    """True if a tensor has the type of the file, and not fp32."""
     return not name.endswith((".bias", "norm.weight", "ffn_gate_inp.weight", "attn_sinks.weight"))
 
 
 def _by_number(name: str) -> list[tuple[int, str]]:
-    """Sorts expert 10 behind expert 9."""
+    """Sort key that puts expert 10 after expert 9."""
     return [(int(part) if part.isdecimal() else -1, part) for part in name.split(".")]
 
 
@@ -87,8 +88,8 @@ def _encode(tensor: torch.Tensor, dtype: str) -> np.ndarray:
 
 
 def _add_tokenizer(writer: Any, folder: Path, vocab_size: int) -> None:
-    """The tokens and merges of a byte-level tokenizer.json. The ids after them are words that no text is cut into, and
-    the last one is the end: models of random weights hardly ever pick it."""
+    """Writes the tokens and merges of a byte-level tokenizer.json. The remaining ids are words that never occur in a
+    text. The last one is the end token, which random weights hardly ever choose."""
     import gguf
 
     state = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))

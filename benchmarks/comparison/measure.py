@@ -1,5 +1,5 @@
-"""Who runs when: every runtime in its own process, those that fit in memory together in turn, limits of the machine
-around every run."""
+"""Schedules the runs. Each runtime has a separate process, and those that fit in memory together take turns. The limits
+of the machine are measured around every run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from pace.ops import reference
 
 SubjectKey = tuple[str, str, str]
 AGREEMENT_TOKENS = 64
-"""Of the prompt after which the logits of all runtimes are compared."""
+"""Tokens of the prompt after which the logits of all runtimes are compared."""
 NOMINAL_BITS = {
     "bf16": 16,
     "fp16": 16,
@@ -42,15 +42,15 @@ NOMINAL_BITS = {
     "q4_k_m": 6,
     "mxfp4": 5,
 }
-"""Of a weight, to plan memory with."""
+"""Bits of a weight, for planning memory."""
 RESIDENT_FACTOR, RESIDENT_BYTES = 1.4, 600 << 20
-"""What a process holds: its weights this many times (repacked, or in a file cache), and that much beside."""
+"""Memory of a process: its weights times the factor (repacked, or in a file cache), plus the bytes."""
 MEMORY_SHARE = 0.85
 STEADY, MORE_TRIES = 0.15, 2
-"""A round in which the machine's limits change by more than this share is measured again, so many times at most."""
+"""A round in which the machine's limits change by more than STEADY is measured again, at most MORE_TRIES times."""
 SETTLE_SECONDS = 0.3
-"""After a run. Threads that spin before they sleep (OpenMP's, ONNX Runtime's: a tenth of a second) must not meet the
-limits or the next run."""
+"""Pause after a run. Threads of OpenMP and ONNX Runtime spin for a tenth of a second before they sleep, and must not
+disturb the limits or the next run."""
 
 PEER_ISA = {
     "avx2": {
@@ -60,45 +60,46 @@ PEER_ISA = {
         "CT2_FORCE_CPU_ISA": "AVX2",
     }
 }
-"""Variables that torch, oneDNN (also OpenVINO's), MKL and CTranslate2 look at. ONNX Runtime has none; llama.cpp uses
-what it was built for."""
+"""Environment variables of torch, oneDNN (also OpenVINO's), MKL and CTranslate2. ONNX Runtime has none; llama.cpp's
+instruction set is chosen at build time."""
 
 
 class LimitsError(RuntimeError):
-    """Without limits there is nothing to compare with, and no runtime is to blame."""
+    """Raised if the limits cannot be measured. It ends the comparison, because no runtime is at fault."""
 
 
 @dataclass
 class Plan:
-    """What to measure."""
+    """Plan of a comparison."""
 
     shapes: list[str]
     runtimes: list[str]
     dtypes: list[str]
     scenarios: list[Scenario]
-    """The first is the main one, whose runs also tell how long the others would take."""
+    """The first is the main one; its runs predict how long the others would take."""
     other_dtypes: list[str]
-    """Whose groups run the other scenarios too."""
+    """Kinds of weights that also run the other scenarios."""
     repeats: int
     other_repeats: int
     threads: int | None
     isa: str | None
-    """pace's; None: its own choice."""
+    """Instruction set of pace; None for its own choice."""
     peers_isa: str | None
-    """One of `PEER_ISA`; None: what each of them likes."""
+    """A key of `PEER_ISA`; None lets each peer choose."""
     folder: Path
-    """Keeps checkpoints and what they are converted to."""
+    """Directory of checkpoints and their conversions."""
     patience_s: float
-    """A run that would take longer is left out, and said to be."""
+    """A run that would take longer is skipped and reported."""
     pythons: dict[str, str] = field(default_factory=dict)
-    """Interpreters for runtimes that need one of their own."""
+    """Interpreters of runtimes that need a separate environment."""
     prepare_only: bool = False
-    """Write checkpoints and conversions, measure nothing."""
+    """Only write checkpoints and conversions."""
     say: Callable[[str], None] = print
 
 
 class Comparison:
-    """Fills `results`, in the order of the plan; what fails on the way is a `missing` of its subject, and goes on."""
+    """Fills `results` in the order of the plan. A failure is recorded as `missing` of its subject, and the others
+    continue."""
 
     def __init__(self, plan: Plan, results: Results) -> None:
         self.plan, self.results, self.group = plan, results, 0
@@ -117,7 +118,7 @@ class Comparison:
                     self._shape(shape, sources)
 
     def _describe(self, runtime: str) -> dict:
-        """What a runtime says of itself, or why it cannot."""
+        """Returns the worker's description of a runtime, or why it cannot run."""
         try:
             with self._worker(runtime) as worker:
                 answer = worker.ask("describe")
@@ -128,7 +129,7 @@ class Comparison:
         return answer
 
     def _prepare(self, shape: str, available: dict[str, dict]) -> dict[SubjectKey, Path]:
-        """What each subject of a shape loads; those that are missing have nothing."""
+        """Returns the path that each subject of a shape loads; missing subjects have none."""
         folder = self.plan.folder / shape
         self.plan.say(f"\n{shape}: checkpoint and conversions in {folder}")
         checkpoint = ensure_checkpoint(shape, folder)
@@ -158,17 +159,17 @@ class Comparison:
         self._compare_logits(subjects)
 
     def _source(self, subject: Subject, checkpoint: Path, folder: Path) -> Path:
-        """What the runtime loads: written by its converter the first time."""
+        """Returns the path that the runtime loads; its converter writes it the first time."""
         source = RUNTIMES[subject.runtime].conversion(subject.variant)
         return (
             ensure_conversion(*source, checkpoint, folder, self.plan.pythons, self.plan.say) if source else checkpoint
         )
 
     def _groups(self, subjects: list[Subject]) -> Iterator[tuple[str, list[Subject]]]:
-        """A kind of weights, and subjects that are loaded together: pace, and peers of the same kind of weights, as
-        many as memory holds.
+        """Yields a kind of weights and subjects to load together: pace and peers of this kind, up to the available
+        memory.
 
-        Where pace has no weights of a kind, its widest 16-bit ones keep the peers company."""
+        If pace has no weights of a kind, its bf16 ones run with the peers."""
         budget = MEMORY_SHARE * available_memory_bytes()
         for dtype in dict.fromkeys(subject.dtype for subject in subjects):
             of_pace = [subject for subject in subjects if subject.runtime == "pace"]
@@ -225,7 +226,7 @@ class Comparison:
                         subject.settings = workers[id(subject)].ask("status")["settings"]
 
     def _round(self, subjects: list[Subject], workers: dict[int, Worker], scenario: Scenario, index: int) -> None:
-        """A run of each subject in turn: of several tries, the one in which the limits changed least."""
+        """Runs each subject in turn. Of several tries, keeps the one in which the limits changed least."""
         tries: list[tuple[float, list[Run]]] = []
         while not tries or (tries[-1][0] > STEADY and len(tries) <= MORE_TRIES):
             limits: list[Limits] = []
@@ -253,7 +254,7 @@ class Comparison:
         index: int,
         seen: list[Limits],
     ) -> Run:
-        """One run. The limits before and after it are added to `seen`."""
+        """Runs a subject once. The limits before and after it are added to `seen`."""
         before = self._limits()
         worker = workers[id(subject)]
         busy, own, began = _busy_seconds(), worker.cpu_seconds(), time.perf_counter()
@@ -281,7 +282,7 @@ class Comparison:
             raise LimitsError(f"the limits of the machine cannot be measured: {error}") from error
 
     def _work(self, subject: Subject, scenario: Scenario) -> tuple[int, int, int | None]:
-        """Operations of the prompts and of a step, bytes of a step: what the model needs, whatever the runtime does."""
+        """Returns the operations of the prompts and of a step, and the bytes of a step, as the model requires them."""
         costs, context = self.costs, scenario.prompt + scenario.generate // 2
         num_bytes = None
         if subject.weight_bytes:
@@ -319,7 +320,7 @@ class Comparison:
         return seconds <= self.plan.patience_s
 
     def _compare_logits(self, subjects: list[Subject]) -> None:
-        """Tells each subject how far its logits are from exact ones."""
+        """Sets each subject's error of the logits against exact ones."""
         found = [subject for subject in subjects if self._logits(subject).exists()]
         for subject in found:
             if exact := _exact_beside(subject, found):
@@ -331,7 +332,7 @@ class Comparison:
             self._logits(subject).unlink()
 
     def _prompts(self, scenario: Scenario, seed: int) -> list[list[int]]:
-        """Others in each round, so that no runtime finds a prompt in a cache."""
+        """Returns prompts that differ between rounds, so that no runtime finds one in a cache."""
         return np.random.default_rng(seed).integers(self.vocab_size, size=(scenario.batch, scenario.prompt)).tolist()
 
     def _logits(self, subject: Subject) -> Path:
@@ -352,7 +353,7 @@ class Comparison:
 
 
 class _NotingFailure:
-    """A failure of one runtime is written down, and the others go on."""
+    """Records a failure of one runtime, and lets the others continue."""
 
     def __init__(self, subject: Subject, say: Callable[[str], None]) -> None:
         self.subject, self.say = subject, say
@@ -369,14 +370,14 @@ class _NotingFailure:
 
 
 def change_of(limits: list[Limits]) -> float:
-    """By which share the largest of each limit exceeds the least; the larger of the two shares."""
+    """Relative excess of the largest over the smallest value of each limit; the larger of the two."""
     pairs = [(limit.read_gb_s, limit.fma_gflops) for limit in limits]
     return max((max(values) / min(values) - 1 for values in zip(*pairs)), default=0.0)
 
 
 def _exact_beside(subject: Subject, found: list[Subject]) -> Subject | None:
-    """Returns whose logits a subject's are compared with: transformers' in fp32, or else pace's; of a quantised GGUF
-    file llama.cpp's, for such a file holds other weights than its source."""
+    """Returns the subject whose logits another one is compared with: transformers in fp32, or else pace in fp32. A
+    quantised GGUF file is compared with llama.cpp, because its weights differ from their source."""
     if subject.dtype in GGUF_FILES:
         return next((s for s in found if s.runtime == "llama.cpp" and s.dtype == subject.dtype), None)
     exact = [s for s in found if s.dtype == "fp32"]
@@ -403,7 +404,7 @@ def _machine() -> dict:
 
 
 def _busy_seconds() -> float:
-    """Of all processors, since the machine began."""
+    """Busy seconds of all processors since the machine started."""
     user, nice, system, _, _, irq, soft_irq, *_ = map(int, Path("/proc/stat").read_text().splitlines()[0].split()[1:])
     return (user + nice + system + irq + soft_irq) / os.sysconf("SC_CLK_TCK")
 
@@ -416,8 +417,8 @@ def ensure_conversion(
     pythons: dict[str, str],
     say: Callable[[str], None] = lambda text: None,
 ) -> Path:
-    """The checkpoint as `runtime` wants it in `folder`, converted by a process of its own if it is not there;
-    WorkerError where that fails."""
+    """Returns `runtime`'s conversion of the checkpoint in `folder`; a separate process writes it if it is missing.
+    Raises WorkerError if that fails."""
     target = folder / f"{runtime}-{variant}"
     if not target.exists():
         say(f"  converting to {target.name}")

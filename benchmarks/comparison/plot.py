@@ -1,5 +1,5 @@
-"""Pictures of results: bars of prefill and decode. Those of one result show the limit of the machine for as many bytes
-or operations; the one of the front page puts several results below each other."""
+"""Draws results as bars of prefill and decode. The picture of one result also shows the machine's limit for the same
+bytes or operations. The front page's picture shows several results, one below the other."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ COLORS = {
 
 
 def draw(results: Results, path: Path) -> None:
-    """Writes one PNG: a row for each shape, prefill left and decode right. Raises ImportError without matplotlib."""
+    """Writes one PNG: a row for each shape, with prefill left and decode right. Raises ImportError without
+    matplotlib."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -68,8 +69,8 @@ def _bars(axes, results: Results, shape: str, title: str, value, limit) -> None:
 
 
 def draw_front_page(every: list[Results], path: Path) -> None:
-    """Writes one PNG: prefill left and decode right, a group of bars for each kind of weights in `every`, which share a
-    machine and a shape. Raises ImportError without matplotlib."""
+    """Writes one PNG with prefill left and decode right, and a group of bars for each kind of weights in `every`. All
+    results must have the same machine and shape. Raises ImportError without matplotlib."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,5 +1,5 @@
-"""Results for people: tables on the terminal, and `docs/benchmarks.md`, whose part between two markers is made of all
-results there are."""
+"""Formats results: tables for the terminal, and `docs/benchmarks.md`, in which the part between two markers is
+generated from all results."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from benchmarks.comparison.runtimes.base import GGUF_FILES
 BEGIN = "<!-- made by benchmarks/compare.py --render; what is between the markers is written anew each time -->"
 END = "<!-- end of what benchmarks/compare.py makes -->"
 TOLERANCES = {"fp32": 0.02, "fp16": 0.02, "bf16": 0.2, "int8": 0.3, "int4": 0.6}
-TOLERANCES |= dict.fromkeys(GGUF_FILES, 0.5)  # beside llama.cpp's of the same file
-"""Relative error of the logits up to which a runtime is believed to run the same model: one with a wrong rotation or
-order of heads is beyond 1. An approximation of the rotary scaling (CTranslate2: 0.008 in fp32) and the rounding of
-weights are within; of a file, that two runtimes round the inputs of its products differently: random weights make 0.33
-of it in 16 layers, where both are as far from fp32."""
+TOLERANCES |= dict.fromkeys(GGUF_FILES, 0.5)  # compared with llama.cpp on the same file
+"""Maximum relative error of the logits for a runtime to count as running the same model. With a wrong rotation or order
+of heads it is above 1.
+
+The bound includes approximations of the rotary scaling (CTranslate2: 0.008 in fp32) and the rounding of weights. For a
+file, two runtimes round the inputs of products differently. With random weights this gives 0.33 in 16 layers, with both
+equally far from fp32."""
 
 Table = tuple[list[str], list[list[str]]]
 
 
 def text(results: Results) -> str:
-    """All of one result, for a terminal."""
+    """Formats one result for a terminal."""
     parts = [f"{results.name}: {machine_line(results)}"]
     for shape in results.shapes:
         parts += [f"{shape}, {scenario_line(results.scenarios[0])}", _plain(main_table(results, shape))]
@@ -34,10 +36,10 @@ def text(results: Results) -> str:
 
 
 def render(page: str, every: list[Results], pictures: dict[str, list[str]]) -> str:
-    """`page` with its part between the markers made anew; `pictures`: of each result's name, paths relative to the
-    page.
+    """Returns `page` with the part between the markers generated anew. `pictures`: paths for the name of each result,
+    relative to the page.
 
-    Raises ValueError where the markers are not there once each, in order."""
+    Raises ValueError unless each marker occurs once, in order."""
     if page.count(BEGIN) != 1 or page.count(END) != 1 or page.index(BEGIN) > page.index(END):
         raise ValueError(f"the page must have these two lines once each, in this order:\n{BEGIN}\n{END}")
     before, rest = page.split(BEGIN)
@@ -46,7 +48,7 @@ def render(page: str, every: list[Results], pictures: dict[str, list[str]]) -> s
 
 
 def disagreements(results: Results) -> list[str]:
-    """Subjects whose logits are not those of the same model."""
+    """Lists subjects whose logits differ too much to be from the same model."""
     return [
         f"{s.shape}, {s.label}: logits are {s.error:.2g} standard deviations off"
         for s in results.subjects
@@ -69,8 +71,8 @@ def scenario_line(scenario: Scenario) -> str:
 
 
 def main_table(results: Results, shape: str) -> Table:
-    """One row for each runtime and kind of weights; `pace / it` is of pace with the same kind of weights, from runs in
-    turn."""
+    """One row for each runtime and kind of weights. `pace / it` compares with pace in the same kind of weights, from
+    runs in turn."""
     header = [
         "runtime",
         "weights",
@@ -147,7 +149,7 @@ def target_line(results: Results) -> str:
 
 
 def notes(results: Results) -> Iterator[str]:
-    """What a reader must know beside the tables."""
+    """Yields remarks that the tables need."""
     missing, began = {}, {run.key for run in results.runs}
     for subject in results.subjects:
         if subject.missing:
@@ -231,7 +233,7 @@ def _section(results: Results, pictures: list[str]) -> str:
 
 
 def _other_scenarios(results: Results, shape: str) -> list[Scenario]:
-    """Those after the first in which something was measured; what was left out stands among the notes."""
+    """Scenarios after the first with measurements; skipped ones are listed in the notes."""
     return [scenario for scenario in results.scenarios[1:] if measured(results, shape, scenario)]
 
 
@@ -247,7 +249,7 @@ def _settings(results: Results) -> Iterator[str]:
 
 
 def measured(results: Results, shape: str, scenario: Scenario) -> list[Subject]:
-    """In the order of widths, pace first of each."""
+    """Measured subjects in the order of the kinds of weights, with pace first in each."""
     dtypes = list(TOLERANCES)
     found = [s for s in results.subjects if s.shape == shape and results.runs_of(s, scenario)]
     return sorted(found, key=lambda s: (dtypes.index(s.dtype), s.runtime != "pace"))
@@ -287,5 +289,5 @@ def _markdown(table: Table) -> str:
 
 
 def read_all(folder: Path) -> list[Results]:
-    """Every result in `folder`, by name."""
+    """Reads every result in `folder`, by name."""
     return [Results.load(path) for path in sorted(folder.glob("*.json"))]

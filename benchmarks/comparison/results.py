@@ -1,5 +1,4 @@
-"""What was measured, as plain data that is written to one JSON file, and what follows from it: medians, shares of the
-limits, ratios."""
+"""Measurements as plain data in one JSON file, and the medians, shares of the limits and ratios computed from them."""
 
 from __future__ import annotations
 
@@ -35,19 +34,19 @@ class Subject:
     runtime: str
     variant: str
     dtype: str
-    """bf16, fp16, fp32, int8 or int4: what it is compared with."""
+    """Kind of weights, which subjects are compared by: bf16, fp16, fp32, int8, int4 or a type of GGUF file."""
     missing: str | None = None
-    """Why it was not measured."""
+    """Reason why it was not measured; None if it was."""
     import_s: float | None = None
     load_s: float | None = None
     peak_mib: float | None = None
-    """Of the whole process, after the runs of the first scenario."""
+    """Peak memory of the whole process, after the runs of the first scenario."""
     weight_bytes: int | None = None
-    """That a decode step reads; None where nobody knows."""
+    """Weight bytes that a decode step reads; None if unknown."""
     settings: dict[str, str] = field(default_factory=dict)
     error: float | None = None
-    """Of the logits after a prompt, against fp32: the root of the mean square difference, relative to the standard
-    deviation."""
+    """Error of the logits after a prompt, against fp32: the root of the mean square difference, relative to the
+    standard deviation."""
     same_argmax: bool | None = None
 
     @property
@@ -61,7 +60,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Run:
-    """One subject, once. Runs of equal shape, group, round and scenario followed each other in turn."""
+    """One run of a subject. Runs of equal shape, group, round and scenario followed each other in turn."""
 
     shape: str
     runtime: str
@@ -78,7 +77,7 @@ class Run:
     read_gb_s: float
     fma_gflops: float
     others_cpu: float
-    """What everything else on the machine used while this ran, in cores."""
+    """CPU use of all other processes during the run, in cores."""
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -111,7 +110,7 @@ class Run:
 
 @dataclass
 class Results:
-    """One machine, one instruction set of pace's."""
+    """Results on one machine, with one instruction set of pace."""
 
     name: str
     date: str
@@ -120,16 +119,16 @@ class Results:
     versions: dict[str, str]
     scenarios: list[Scenario]
     parameters: dict[str, int]
-    """Of each shape."""
+    """Number of parameters of each shape."""
     subjects: list[Subject] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
-    """Runs that were left out, and why."""
+    """Runs that were skipped, and why."""
     rounds: int = 0
     rounds_again: int = 0
-    """Measured once more, as the limits of the machine changed too much in them."""
+    """Number of rounds measured again, because the limits of the machine changed too much."""
     unsteady_rounds: int = 0
-    """In which they still did at the last try."""
+    """Number of rounds whose limits still changed too much in the last try."""
 
     @property
     def shapes(self) -> list[str]:
@@ -141,7 +140,7 @@ class Results:
 
     @classmethod
     def load(cls, path: Path) -> Results:
-        """Raises ValueError for a file of another format."""
+        """Reads a file. Raises ValueError for a file of another format."""
         data = json.loads(path.read_text())
         if data.pop("format", None) != FORMAT:
             raise ValueError(f"{path} is not a result of this version of compare.py: measure again, or delete it")
@@ -154,12 +153,12 @@ class Results:
         return [run for run in self.runs if run.key == subject.key and run.scenario == scenario]
 
     def median(self, subject: Subject, scenario: Scenario, value: Callable[[Run], float | None]) -> float | None:
-        """None where there are no runs, or no value."""
+        """Median of a value over the runs; None without runs or values."""
         values = [value(run) for run in self.runs_of(subject, scenario)]
         return statistics.median(values) if values and None not in values else None
 
     def ratio(self, ours: Subject, peer: Subject, scenario: Scenario, value: Callable[[Run], float]) -> float | None:
-        """How many times the peer's value ours is: the median of `ratios`. None where they never ran in turn."""
+        """Median of `ratios`; None if the subjects never ran in turn."""
         ratios = self.ratios(ours, peer, scenario, value)
         return statistics.median(ratios) if ratios else None
 

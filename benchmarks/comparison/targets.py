@@ -1,4 +1,4 @@
-"""What was to be reached, and whether it was: computed from results, never written by hand."""
+"""The targets, and if they were met, computed from results."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from benchmarks.comparison.results import Results, Run, Scenario, Subject
 
 LOAD_FACTOR, LOAD_BYTES = 1.1, 300_000_000
-"""Peak resident memory is to stay below the resident weights this many times, and that much."""
+"""Limit of peak resident memory: the resident weights times the factor, plus the bytes."""
 PACE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "int8": 1, "int4": 4.5 / 8}
-"""Of a weight as pace keeps it; at least, for the embedding of int4 is in int8."""
+"""Bytes of a weight in pace; a lower bound for int4, whose embedding is int8."""
 LONG_CONTEXT = 4096
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One target on one shape. `measured` is None where nothing was run that tells."""
+    """One target on one shape. `measured` is None if there was no suitable run."""
 
     shape: str
     what: str
@@ -33,7 +33,7 @@ class Finding:
 
     @property
     def verdict(self) -> str:
-        """`met`, by how much of the target it was missed, or `not measured`."""
+        """`met`, the relative distance by which it was missed, or `not measured`."""
         if self.met is None:
             return "not measured"
         return "met" if self.met else f"missed by {abs(self.measured / self.target - 1):.1%}"
@@ -72,12 +72,12 @@ BATCHED_MFU = {32: 0.75}
 BATCHED_SPEEDUP = {8: 4.5, 32: 5.5}
 LONG_CONTEXT_MBU = 0.85
 SMALLEST_PARAMETERS = 4e8
-"""Targets are for 0.5B and larger shapes."""
+"""Targets apply to shapes of 0.5B and larger."""
 
 
 def findings(results: Results) -> Iterator[Finding]:
-    """All targets on all shapes that they are for. Where a peer has several kinds of weights of as many bits, its
-    fastest counts."""
+    """Yields all targets on all shapes that they apply to. If a peer has several variants of the same kind, its fastest
+    counts."""
     for shape in results.shapes:
         if results.parameters[shape] >= SMALLEST_PARAMETERS:
             yield from _of_shape(results, shape)
@@ -115,7 +115,7 @@ def _of_shape(results: Results, shape: str) -> Iterator[Finding]:
         if subject.peak_mib and dtype in PACE_BYTES:
             weights = max(
                 results.parameters[shape] * PACE_BYTES[dtype], subject.weight_bytes or 0
-            )  # beside int4 the embedding is int8
+            )  # the embedding of int4 is int8
             bound = (LOAD_FACTOR * weights + LOAD_BYTES) / 2**20
             yield Finding(
                 shape,
@@ -149,7 +149,7 @@ def _median(results: Results, subject: Subject | None, scenario: Scenario, value
 def _least_ratio(
     results: Results, ours: Subject | None, peers: list[Subject], scenario: Scenario, value
 ) -> float | None:
-    """Against the fastest of `peers` that have weights of as many bits."""
+    """Ratio to the fastest of `peers` with the same kind of weights."""
     if ours is None:
         return None
     ratios = [results.ratio(ours, peer, scenario, value) for peer in peers if peer.dtype == ours.dtype]

@@ -1,8 +1,8 @@
-"""One runtime in a process of its own, driven by JSON lines: `python -m benchmarks.comparison.worker RUNTIME`, and its
+"""One runtime in a separate process, driven by JSON lines: `python -m benchmarks.comparison.worker RUNTIME`, and its
 other end, `Worker`.
 
-A process each, because runtimes bring their own OpenMP, because peak memory is told by process, and because memory
-comes back when one ends. What libraries print goes to a log: the pipe is the worker's alone.
+Separate processes are used because runtimes bring their own OpenMP, peak memory is measured by process, and memory is
+freed when a process ends. Output of libraries goes to a log; only the worker writes to the pipe.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
 MACHINE = "machine"
-"""The name of the worker that runs nothing, and measures the limits."""
+"""Name of the worker that runs no model, and measures the limits."""
 LIMIT_SECONDS = 0.3
-"""For each of the two limits, before every run and after it."""
+"""Time to measure each of the two limits, before and after every run."""
 QUIET = {
     "TRANSFORMERS_VERBOSITY": "error",
     "HF_HUB_OFFLINE": "1",
@@ -33,7 +33,7 @@ QUIET = {
 
 
 class WorkerError(RuntimeError):
-    """What went wrong in the other process, in its words."""
+    """Error of the other process, with its message."""
 
 
 class Worker:
@@ -56,7 +56,7 @@ class Worker:
             )
 
     def ask(self, operation: str, **arguments: Any) -> dict[str, Any]:
-        """The answer to one request. Raises WorkerError where the other side raised, or ended."""
+        """Sends a request and returns its answer. Raises WorkerError if the other side raised or ended."""
         try:
             self.process.stdin.write(json.dumps({"do": operation, **arguments}) + "\n")
             self.process.stdin.flush()
@@ -74,12 +74,12 @@ class Worker:
         return answer
 
     def cpu_seconds(self) -> float:
-        """Of all its threads and of the programs that it ran to their end, since it began."""
+        """CPU seconds of all its threads and finished child programs since its start."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
     def close(self) -> None:
-        """Ends the process, where it has not ended by itself."""
+        """Ends the process if it still runs."""
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()
         self.process.wait()
@@ -93,7 +93,7 @@ class Worker:
 
 
 class Server:
-    """The worker's end: methods are the operations."""
+    """The worker's end: its methods are the operations."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -151,13 +151,13 @@ class Server:
 
 
 def serve(requests: TextIO, answers: TextIO, server: Server) -> None:
-    """Answers one line with one line until there are no more."""
+    """Answers one line with one line until the input ends."""
     for line in requests:
         request = json.loads(line)
         operation = request.pop("do")
         try:
             answer = getattr(server, operation)(**request)
-        except BaseException as error:  # a panic or an exit in a library is an answer too
+        except BaseException as error:  # a panic or an exit in a library is an answer, too
             answer = {"error": f"{type(error).__name__}: {error}"}
             import traceback
 

@@ -1,1 +1,1 @@
-"""What benchmarks/serving.py is made of."""
+"""The parts of benchmarks/serving.py."""

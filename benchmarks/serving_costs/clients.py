@@ -1,4 +1,4 @@
-"""Clients: of `generate` in a process of its own, and of a server."""
+"""Clients of `generate` in a separate process, and of a server."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ for line in sys.stdin:
     seconds = time.perf_counter() - begin
     print(json.dumps([len(asked) * generated / seconds, output.metrics.seconds_to_first_token]), flush=True)
 """
-"""Answers each line, a number of prompts, with tokens a second and the seconds to the first one."""
+"""Answers each line, a number of prompts, with tokens per second and the seconds to the first token."""
 
 
 class Generate:
-    """`generate` of a model, in a process that keeps it. Calls take a number of prompts, which are those of a load but
-    for the first, and return tokens a second, and seconds to the first one."""
+    """`generate` in a process that keeps its model. A call takes a number of prompts, and returns tokens per second and
+    the seconds to the first token. All prompts except the first are those of a load."""
 
     def __init__(self, model: str, tokenizer: str | None, quantization: str | None, streams: int, generated: int):
         prompts = [json.loads(body)["prompt"] for body in Load(streams, INPUT).bodies("")]
@@ -56,7 +56,7 @@ class Generate:
 
 
 def send(server: Server, connection: Any, body: dict[str, Any]) -> None:
-    """One request to complete a prompt, on a connection that is open."""
+    """Sends a request to complete a prompt, on an open connection."""
     data = json.dumps(body).encode()
     lines = ["POST /v1/completions HTTP/1.1", "Host: 127.0.0.1", "Content-Type: application/json"]
     lines.append(f"Content-Length: {len(data)}")
@@ -64,7 +64,7 @@ def send(server: Server, connection: Any, body: dict[str, Any]) -> None:
 
 
 def seconds_to_first_token(server: Server) -> float:
-    """One client, on a connection that is open."""
+    """Returns the time to first token of a client with an open connection."""
     with server.connect() as connection:
         begin = time.perf_counter()
         send(server, connection, {"prompt": PROMPT, "max_tokens": 8, "stream": True, "temperature": 0})
@@ -73,7 +73,7 @@ def seconds_to_first_token(server: Server) -> float:
 
 
 def seconds_to_let_go(server: Server) -> float:
-    """From the close of a connection whose answer is under way until the engine has no sequence."""
+    """Returns the seconds from closing a connection with a running answer until the engine has no sequence."""
     with server.connect() as connection:
         send(server, connection, {"prompt": PROMPT, "max_tokens": 900, "ignore_eos": True, "stream": True})
         connection.recv(4096)
@@ -84,7 +84,7 @@ def seconds_to_let_go(server: Server) -> float:
 
 
 def bytes_of_a_connection(server: Server, count: int = 500) -> float:
-    """A client that has asked once and keeps its connection."""
+    """Returns the memory per client that has sent a request and keeps its connection open."""
     before, connections = server.resident_bytes, []
     for _ in range(count):
         connections.append(server.connect())
@@ -98,7 +98,7 @@ def bytes_of_a_connection(server: Server, count: int = 500) -> float:
 
 @contextmanager
 def times_of(ask: Any, pause: float) -> Iterator[list[float]]:
-    """Seconds that `ask()` took or returned, called again and again within the block."""
+    """Calls `ask()` repeatedly within the block; yields a list of the seconds that it took, or returned."""
     times: list[float] = []
     done = threading.Event()
 
@@ -122,8 +122,8 @@ def percentile(values: list[float], share: float) -> float:
 
 
 def stream_at_once(server: Server, clients: int, generated: int, word: str) -> tuple[float, float]:
-    """Tokens a second of `clients` that ask at the same time, and the median of their seconds to the first one. Prompts
-    begin with `word`, so that no cache has them."""
+    """Returns the tokens per second of `clients` concurrent clients, and the median of their times to first token.
+    Prompts begin with `word`, so that no cache holds them."""
 
     def ask(index: int) -> float:
         body = {"prompt": f"{word} {index}: {PROMPT}", "max_tokens": generated, "stream": True, "temperature": 0}

@@ -1,4 +1,4 @@
-"""Servers in processes of their own: `pace serve`, and llama-cpp-python's."""
+"""Servers in separate processes: `pace serve`, and llama-cpp-python's."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Server:
             return answer.read()
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
-        """The answer, to be read piece by piece."""
+        """Sends a request and returns the answer, to be read piece by piece."""
         return urlopen(
             Request(self.url + path, json.dumps(body).encode(), {"content-type": "application/json"}), timeout=600
         )
@@ -50,7 +50,7 @@ class Server:
 
     @property
     def cpu_seconds(self) -> float:
-        """CPU seconds of all its threads, since it started."""
+        """CPU seconds of all its threads since it started."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")  # utime, stime
 
@@ -60,7 +60,7 @@ class Server:
 
 
 class PaceServer(Server):
-    """`pace serve`, with a watcher of its event loop."""
+    """`pace serve` with a monitor of its event loop."""
 
     def __init__(self, arguments: list[str]) -> None:
         port = _free_port()
@@ -81,7 +81,7 @@ class PaceServer(Server):
 
     @contextmanager
     def lags(self) -> Iterator[list[float]]:
-        """Seconds by which ticks of its loop were late within the block; there after it."""
+        """Yields a list that after the block holds the delay in seconds of each tick of its event loop."""
         lags: list[float] = []
         self.process.send_signal(signal.SIGUSR1)
         yield lags
@@ -89,7 +89,7 @@ class PaceServer(Server):
         lags += json.loads(self._wait_for("lag: (.*)"))
 
     def load(self, streams: int, generated: int, *more: str) -> dict[str, Any]:
-        """What `pace bench --serve` measured."""
+        """Runs `pace bench --serve` and returns its results."""
         command = [sys.executable, "-m", "pace", "bench", "--serve", self.url, "--json", "--input-len", str(INPUT)]
         command += ["--output-len", str(generated), "--num-prompts", str(streams), "--ignore-eos", *more]
         output = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
@@ -97,14 +97,14 @@ class PaceServer(Server):
 
 
 class LlamaServer(Server):
-    """`python -m llama_cpp.server`, with as many threads as pace takes."""
+    """`python -m llama_cpp.server` with pace's number of threads."""
 
     def __init__(self, python: str, gguf: Path, threads: int) -> None:
         port = _free_port()
         self.url = f"http://127.0.0.1:{port}"
         command = [python, "-m", "llama_cpp.server", "--model", str(gguf), "--port", str(port)]
         command += ["--n_threads", str(threads), "--n_threads_batch", str(threads), "--n_ctx", "2048"]
-        command += ["--interrupt_requests", "false"]  # else a request ends the one before
+        command += ["--interrupt_requests", "false"]  # otherwise a request ends the previous one
         quiet = subprocess.DEVNULL
         self.process = subprocess.Popen(command, stdout=quiet, stderr=quiet, text=True)
         _wait_for_answer(self, "/v1/models")
@@ -116,7 +116,7 @@ def _free_port() -> int:
 
 
 def _wait_for_answer(server: Server, path: str) -> None:
-    """Raises RuntimeError where the process ends, or does not answer in START_SECONDS."""
+    """Raises RuntimeError if the process ends or does not answer within START_SECONDS."""
     end = time.monotonic() + START_SECONDS
     while server.process.poll() is None and time.monotonic() < end:
         try:

@@ -1,4 +1,4 @@
-"""A known shape as a GGUF file that both servers read: random weights, and the tokenizer of the bundled model."""
+"""A known shape as a GGUF file that both servers read, with random weights and the tokenizer of the bundled model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pace.assets import TINY
 
 
 def ensure_gguf(shape: str, folder: Path) -> Path:
-    """The file of `shape` in q8_0 below `folder`, written the first time."""
+    """Returns the file of `shape` in q8_0 below `folder`, and writes it the first time."""
     target = folder / shape / f"{shape}-q8_0.gguf"
     if not target.exists():
         partial = target.with_suffix(".partial")

@@ -1,6 +1,6 @@
-"""`python -m benchmarks.serving_costs.watched serve ...`: the command `pace` with a watcher of its event loop.
+"""`python -m benchmarks.serving_costs.watched serve ...`: the command `pace` with a monitor of its event loop.
 
-SIGUSR1 begins a watch, SIGUSR2 ends it and writes `lag: [...]` to stderr: by how many seconds each tick was late.
+SIGUSR1 starts the monitor. SIGUSR2 ends it and writes `lag: [...]` to stderr, the delay of each tick in seconds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The runtimes by name, pace first. A new one is one file and one line here."""
+"""The runtimes by name, pace first. To add one, write one file and one line here."""
 
 from __future__ import annotations
 

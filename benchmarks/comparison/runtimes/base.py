@@ -1,4 +1,4 @@
-"""What `compare` asks of a runtime."""
+"""The interface of a runtime for `compare`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import numpy as np
 
 Prompts = list[list[int]]
 GGUF_FILES = ("q8_0", "q6_k", "q5_k_m", "q4_k_m", "mxfp4")
-"""Types of files that llama.cpp quantises, as kinds of weights."""
+"""Types of files quantised by llama.cpp, as kinds of weights."""
 WARM_UP_STEPS = 2
 """Steps after a prompt that are not counted."""
 WARM_UP_TOKENS = 64
-"""Of each prompt, before the first run of its kind."""
+"""Tokens of each prompt to warm up with, before the first run of its kind."""
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,14 @@ class Variant:
     """A runtime with weights of one kind."""
 
     name: str
-    """As the runtime calls it."""
+    """Name of the kind in the runtime."""
     dtype: str
-    """What it is compared with: bf16, fp16, fp32, int8 or int4, or a GGUF file of a type, which all that read such
-    files read: q8_0, q6_k, q5_k_m, q4_k_m, mxfp4 (of experts; the rest is q8_0)."""
+    """Kind of weights, which variants are compared by: bf16, fp16, fp32, int8, int4, or a type of GGUF file. The file
+    types are q8_0, q6_k, q5_k_m, q4_k_m and mxfp4 (experts in mxfp4, the rest in q8_0). All runtimes that read such
+    files share the file."""
     weight_bits: float | None
-    """Per weight, scales included; None: not the same for all matrices, `step_weight_bytes` tells or nobody knows."""
+    """Bits per weight, including scales. None if matrices differ; then `step_weight_bytes` returns the bytes, if they
+    are known."""
     kv_bits: int = 16
 
 
@@ -41,28 +43,30 @@ class Timing:
     """Seconds of one run."""
 
     prefill_s: float
-    """From the prompts to the first token of each of them."""
+    """Seconds from the prompts to the first token of each."""
     step_s: float
-    """Of a decode step in which every sequence gets a token: the median of the run."""
+    """Median seconds of a decode step in which every sequence gets a token."""
 
 
 class Runtime(ABC):
-    """One runtime, loaded, in a process of its own. Classes are asked before anything is loaded, objects run.
+    """A loaded runtime, in a separate process. Class methods are called before anything is loaded.
 
-    All prompts of a run have the same length, and each token is the most likely one."""
+    All prompts of a run have the same length, and decoding is greedy."""
 
     name: ClassVar[str]
     packages: ClassVar[tuple[str, ...]]
-    """Python distributions, the first of which is the runtime itself."""
+    """Python distributions; the first is the runtime itself."""
     modules: ClassVar[tuple[str, ...]]
-    """Imported by `import_modules`, so that importing is not counted as loading."""
+    """Modules imported by `import_modules`, so that importing does not count as loading."""
     variants: ClassVar[tuple[Variant, ...]]
     is_program: ClassVar[bool] = False
-    """True of a program that loads at every run: it takes one prompt, tells no time of loading and shows no logits."""
+    """True for a program that loads the model in every run. It takes one prompt, and reports neither loading time nor
+    logits."""
 
     @classmethod
     def import_modules(cls) -> None:
-        """Raises ImportError where the runtime is missing, or what else its library raises where it cannot run here."""
+        """Imports the runtime. Raises ImportError if it is missing, or what its library raises if it cannot run
+        here."""
         for name in cls.modules:
             importlib.import_module(name)
 
@@ -72,60 +76,62 @@ class Runtime(ABC):
 
     @classmethod
     def refusal(cls, variant: str) -> str | None:
-        """Why this machine or build has not got `variant`; None where it has. Called after `import_modules`."""
+        """Returns why this machine or build does not support `variant`; None if it does. Called after
+        `import_modules`."""
         return None
 
     @classmethod
     def conversion(cls, variant: str) -> tuple[str, str] | None:
-        """The runtime, and the variant of it, whose conversion this one runs from; None for the checkpoint as it is."""
+        """Returns the runtime and variant whose conversion this one loads; None for the original checkpoint."""
         return cls.name, variant
 
     @classmethod
     def convert(cls, checkpoint: Path, variant: str, target: Path) -> None:
-        """Writes the checkpoint in the runtime's own format: the file or directory `target`."""
+        """Converts the checkpoint to the runtime's format, as the file or directory `target`."""
 
     @abstractmethod
     def __init__(self, source: Path, variant: str, threads: int) -> None:
-        """Loads what `convert` wrote (or the checkpoint)."""
+        """Loads the output of `convert`, or the checkpoint."""
 
     @abstractmethod
     def run(self, prompts: Prompts, generated: int) -> Timing:
-        """Computes `prompts` from an empty cache, and `generated` tokens after the first of each."""
+        """Processes `prompts` from an empty cache, and generates `generated` tokens after the first of each."""
 
     @abstractmethod
     def logits(self, prompt: list[int]) -> np.ndarray:
-        """`[V]`, fp32: after the last token of one prompt."""
+        """Returns the logits after the last token of one prompt: `[V]`, fp32."""
 
     def settings(self) -> dict[str, str]:
-        """What was chosen for this runtime where it leaves a choice."""
+        """Settings chosen for this runtime."""
         return {}
 
     def step_weight_bytes(self) -> int | None:
-        """Bytes of weights that a decode step reads, where the runtime tells and `Variant.weight_bits` does not."""
+        """Weight bytes that a decode step reads, if the runtime reports them and `Variant.weight_bits` is not
+        enough."""
         return None
 
     def peak_mib(self) -> float:
-        """Peak resident memory of what has run."""
+        """Peak resident memory of the runs."""
         return memory_mib("VmHWM")
 
     def tune(self, prompts: Prompts) -> None:
-        """Chooses the fastest settings for runs like `prompts`; also the warm-up."""
+        """Chooses the fastest settings for runs like `prompts`; also warms up."""
         self.run([ids[:WARM_UP_TOKENS] for ids in prompts], WARM_UP_STEPS)
 
 
 class SteppedRuntime(Runtime):
-    """A runtime that can be asked for one step at a time."""
+    """A runtime that computes one step at a time."""
 
     def reserve(self, batch: int, length: int) -> None:
-        """Called before a run of `batch` sequences of at most `length` tokens, outside of the clock."""
+        """Prepares a run of `batch` sequences of at most `length` tokens; not timed."""
 
     @abstractmethod
     def start(self, prompts: Prompts) -> None:
-        """Forgets what was, computes `prompts` and chooses the first token of each."""
+        """Clears the cache, processes `prompts` and chooses the first token of each."""
 
     @abstractmethod
     def step(self) -> None:
-        """Computes the token chosen last of each sequence, and chooses the next."""
+        """Processes the last chosen token of each sequence, and chooses the next."""
 
     def run(self, prompts: Prompts, generated: int) -> Timing:
         self.reserve(len(prompts), len(prompts[0]) + generated + 1)
@@ -141,11 +147,11 @@ class SteppedRuntime(Runtime):
 
 
 def memory_mib(field: str) -> float:
-    """A field of this process's status, such as VmRSS."""
+    """A field of this process's status, such as VmRSS, in MiB."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(field + ":"))
 
 
 def median_step(steps: list[float]) -> float:
-    """Without the first few, which find cold caches."""
+    """Median without the first few steps, which find cold caches."""
     return statistics.median(steps[WARM_UP_STEPS:] or steps)

@@ -1,4 +1,4 @@
-"""CTranslate2: its own converter and `Generator.generate_batch`, whose callback tells when each token is there."""
+"""CTranslate2: its own converter and `Generator.generate_batch`, which calls back for each token."""
 
 from __future__ import annotations
 
@@ -63,5 +63,5 @@ class CTranslate2(Runtime):
 
 
 def _words(prompts: Prompts) -> list[list[str]]:
-    """CTranslate2 takes tokens as text: see `checkpoint._write_tokenizer`."""
+    """Converts token ids to text, as CTranslate2 requires: see `checkpoint._write_tokenizer`."""
     return [[f"t{token}" for token in ids] for ids in prompts]

@@ -1,7 +1,7 @@
 """ik_llama.cpp through its own `llama-bench`, a program that loads a file, times it and ends.
 
-It reads the files that llama.cpp's quantiser writes. `-rtr 1` repacks them at load into its interleaved types, which
-are its fastest. Of the decode steps it tells the mean, where the other runtimes give the median."""
+It reads the files of llama.cpp's quantiser. `-rtr 1` repacks them at load into its interleaved types, its fastest. It
+reports the mean of the decode steps; for other runtimes it is the median."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ import numpy as np
 from benchmarks.comparison.runtimes.base import GGUF_FILES, Prompts, Runtime, Timing, Variant
 
 PROGRAM_VARIABLE = "LLAMA_BENCH"
-"""Environment variable that holds the program's path."""
+"""Environment variable with the path of the program."""
 SETTINGS = {"-rtr": "repack", "-fa": "flash attention"}
-"""Flags of 0 or 1, all of whose values are tried."""
+"""Flags of 0 or 1; all combinations are tried."""
 
 
 class IkLlamaCpp(Runtime):
@@ -61,7 +61,7 @@ class IkLlamaCpp(Runtime):
         return self._bench(len(prompts[0]), generated, self.chosen)
 
     def tune(self, prompts: Prompts) -> None:
-        """Repacked or not, flash attention or not: the shortest time for the prompt and 64 steps decides."""
+        """Chooses repacking and flash attention by the shortest time for the prompt and 64 steps."""
         seconds = {}
         for values in itertools.product((0, 1), repeat=len(SETTINGS)):
             timing = self._bench(len(prompts[0]), 8, dict(zip(SETTINGS, values)))
@@ -83,7 +83,8 @@ class IkLlamaCpp(Runtime):
         raise NotImplementedError("llama-bench shows no logits")
 
     def _bench(self, prompt: int, generated: int, flags: dict[str, int]) -> Timing:
-        """One prompt of random tokens, and steps after it; each is a test of llama-bench's own, after a warm-up."""
+        """Times one prompt of random tokens, and steps after it. Each is a separate test of llama-bench, after a
+        warm-up."""
         command = [os.environ[PROGRAM_VARIABLE], "-m", str(self.source), "-o", "json", "-r", "1"]
         command += ["-t", str(self.threads), "-p", str(prompt), "-n", "0", "-gp", f"{prompt},{generated}"]
         command += [word for flag, value in flags.items() for word in (flag, str(value))]

@@ -1,6 +1,6 @@
-"""llama.cpp through the C functions of llama-cpp-python: `llama_decode` on batches of token ids, nothing around it.
+"""llama.cpp through the C functions of llama-cpp-python: only `llama_decode` on batches of token ids.
 
-The GGUF file comes from `gguf_writer`; the quantised ones are made from the fp16 one by llama.cpp's own
+The GGUF file is written by `gguf_writer`; quantised ones are made from the fp16 file by llama.cpp's
 `llama_model_quantize`."""
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import numpy as np
 from benchmarks.comparison.runtimes.base import GGUF_FILES, Prompts, SteppedRuntime, Variant
 
 MICRO_BATCH = 512
-"""llama.cpp's default: tokens of a prompt that are computed at once."""
+"""llama.cpp's default: tokens of a prompt that are processed at once."""
 FLASH_ATTENTION = {"off": 0, "on": 1}
 """LLAMA_FLASH_ATTN_TYPE_DISABLED and _ENABLED."""
 FILE_TYPES = {"q4_0": 2, "q4_1": 3, "q8_0": 7, "q5_0": 8, "q5_1": 9, "q2_k": 10, "q3_k_s": 11, "q4_k_s": 14}
 FILE_TYPES |= {"q4_k_m": 15, "q5_k_s": 16, "q5_k_m": 17, "q6_k": 18, "iq4_nl": 25, "mxfp4": 38}
 """LLAMA_FTYPE_MOSTLY_*; 38 is MXFP4_MOE."""
 LITE_LAYERS = (26, 27)
-"""By which llama.cpp knows the DeepSeek-V2 whose queries are of full rank."""
+"""Numbers of layers by which llama.cpp recognises the DeepSeek-V2 with full-rank queries."""
 
 
 def check_convertible(config: dict[str, Any]) -> None:
-    """Raises NotImplementedError for the config of a slice that llama.cpp would not load."""
+    """Raises NotImplementedError for the config of a slice that llama.cpp cannot load."""
     if (
         config["model_type"] == "deepseek_v2"
         and not config.get("q_lora_rank")
@@ -70,7 +70,7 @@ class LlamaCpp(SteppedRuntime):
         check_convertible(json.loads((checkpoint / "config.json").read_text()))
         import llama_cpp
 
-        from benchmarks.comparison.gguf_writer import DTYPES, write_gguf  # it needs torch, running does not
+        from benchmarks.comparison.gguf_writer import DTYPES, write_gguf  # needs torch; running does not
 
         dtype = {"f16": "fp16", "f32": "fp32"}.get(variant, variant)
         if dtype in DTYPES:
@@ -96,8 +96,7 @@ class LlamaCpp(SteppedRuntime):
         self.source, self.threads, self.context, self.flash = source, threads, None, {}
 
     def reserve(self, batch: int, length: int) -> None:
-        """A new context: its cache has a part of `length` tokens for each of the sequences, and flash attention is on
-        or off."""
+        """Makes a new context: its cache has `length` tokens for each sequence, and flash attention is on or off."""
         if self.context:
             self.llama.llama_free(self.context)
         options = self.llama.llama_context_default_params()
@@ -111,8 +110,7 @@ class LlamaCpp(SteppedRuntime):
             raise RuntimeError(f"llama.cpp makes no context for {batch} x {length} tokens")
 
     def tune(self, prompts: Prompts) -> None:
-        """Flash attention on or off: the shorter time for the prompts and 64 steps decides, for each number of
-        sequences."""
+        """Chooses flash attention on or off for each batch size, by the shorter time for the prompts and 64 steps."""
         seconds = {}
         for flash in FLASH_ATTENTION:
             self.flash[len(prompts)] = flash
@@ -159,7 +157,7 @@ class LlamaCpp(SteppedRuntime):
         return self._row(-1).copy()
 
     def _decode(self, tokens: list[tuple[int, int, int]], wanted) -> None:
-        """`tokens`: (id, position, sequence); `wanted`: those whose logits are computed."""
+        """Processes `tokens` (id, position, sequence), and computes the logits of those in `wanted`."""
         batch = self.llama.llama_batch_init(len(tokens), 0, 1)
         try:
             batch.n_tokens = len(tokens)
@@ -184,8 +182,8 @@ class LlamaCpp(SteppedRuntime):
 
 
 def gguf_step_bytes(path: Path) -> int:
-    """Bytes of the tensors that a decode step reads: all but an embedding with an output beside it, and of experts those
-    that a token chooses."""
+    """Bytes of the tensors that a decode step reads. They exclude an embedding if there is a separate output, and
+    experts that a token does not choose."""
     import gguf
 
     reader = gguf.GGUFReader(path)

@@ -45,7 +45,7 @@ class OnnxRuntime(SteppedRuntime):
         self.genai, self.model = onnxruntime_genai, onnxruntime_genai.Model(str(source))
 
     def reserve(self, batch: int, length: int) -> None:
-        self.generator = None  # the cache of the run before goes first
+        self.generator = None  # frees the previous run's cache first
         params = self.genai.GeneratorParams(self.model)
         params.set_search_options(max_length=length, min_length=length, batch_size=batch, do_sample=False)
         self.generator = self.genai.Generator(self.model, params)

@@ -1,5 +1,5 @@
-"""OpenVINO GenAI: `LLMPipeline` on a model that optimum-intel exports, given token ids; its own metrics tell the time
-of each token."""
+"""OpenVINO GenAI: `LLMPipeline` on a model exported by optimum-intel, given token ids. Its own metrics have the time of
+each token."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ from benchmarks.comparison.runtimes.base import Prompts, Runtime, Timing, Varian
 QUANTIZATION = {"int8": {"bits": 8, "sym": False}, "int4": {"bits": 4, "sym": True, "group_size": 32}}
 
 BATCHED_TOKENS = 4096
-"""Tokens of prompts that are computed at once: all of a scenario's, where the default of 256 would cut a prompt in
-two."""
+"""Tokens of prompts processed at once: all of a scenario's. The default of 256 would split a prompt."""
 
 
 def device_settings(threads: int, precision: str) -> dict[str, object]:
-    """The CPU plugin quantises activations where it sees VNNI, whatever oneDNN is told to use, and oneDNN that is held
-    to AVX2 then has no product for it: there they stay floats, as on a CPU without VNNI."""
+    """The CPU plugin quantises activations if it detects VNNI, regardless of oneDNN's limit. But oneDNN limited to AVX2
+    has no product for them. So activations stay floats then, as on a CPU without VNNI."""
     settings: dict[str, object] = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": precision}
     if os.environ.get("ONEDNN_MAX_CPU_ISA") == "AVX2":
         settings["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = 0
@@ -49,7 +48,7 @@ class OpenVINO(Runtime):
 
     @classmethod
     def conversion(cls, variant: str) -> tuple[str, str]:
-        return cls.name, "fp16" if variant == "bf16" else variant  # its CPU plugin rounds to bf16 when it compiles
+        return cls.name, "fp16" if variant == "bf16" else variant  # the CPU plugin rounds to bf16 when it compiles
 
     @classmethod
     def convert(cls, checkpoint: Path, variant: str, target: Path) -> None:
@@ -100,7 +99,7 @@ class OpenVINO(Runtime):
         inputs = openvino_genai.TokenizedInputs(openvino.Tensor(ids), openvino.Tensor(np.ones_like(ids)))
         config = openvino_genai.GenerationConfig()
         config.max_new_tokens, config.do_sample = generated + 1, False
-        config.ignore_eos, config.eos_token_id = True, 0  # where there is none it takes -1, and refuses it
+        config.ignore_eos, config.eos_token_id = True, 0  # without an end token it uses -1, which it rejects
         began = time.perf_counter()
         result = self.pipeline.generate(inputs, config)
         elapsed = time.perf_counter() - began
@@ -109,7 +108,7 @@ class OpenVINO(Runtime):
             raise RuntimeError(f"OpenVINO GenAI was asked for {generated + 1} tokens and made {sorted(lengths)}")
         metrics = result.perf_metrics.raw_metrics
         prefill = metrics.m_times_to_first_token[0] / 1e6
-        times = [time / 1e3 for time in metrics.m_new_token_times]  # milliseconds, whatever the documentation says
+        times = [time / 1e3 for time in metrics.m_new_token_times]  # milliseconds, contrary to the documentation
         if not 0.8 * elapsed < prefill + times[-1] - times[0] < 1.05 * elapsed:
             raise RuntimeError(
                 f"OpenVINO GenAI's clock tells {prefill:.3f} + {times[-1] - times[0]:.3f} s of {elapsed:.3f} s"
@@ -117,7 +116,7 @@ class OpenVINO(Runtime):
         return Timing(prefill, median_step([after - before for before, after in zip(times, times[1:])]))
 
     def logits(self, prompt: list[int]) -> np.ndarray:
-        """The pipeline shows none: the exported model is run without it."""
+        """Runs the exported model without the pipeline, which returns no logits."""
         import openvino
 
         model = openvino.Core().compile_model(

@@ -1,4 +1,4 @@
-"""pace: its engine, greedy, as `pace bench` runs it."""
+"""pace: its engine with greedy decoding, as in `pace bench`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.comparison.runtimes.base import GGUF_FILES, Prompts, SteppedRunt
 CACHE_BYTES = 2 << 30
 FLOATS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 QUANTIZATION = {"int4": {"format": "int4", "group": 32}}
-"""What is not the format's own default: the group that peers' 4 bits have."""
+"""Options that differ from the defaults of a format: the group size of the peers' 4 bits."""
 
 
 class Pace(SteppedRuntime):
@@ -86,5 +86,5 @@ class Pace(SteppedRuntime):
         driver = EngineDriver(self.engine)
         try:
             return Session(driver).append(prompt)[-1].float().numpy()
-        finally:  # from here on it is stepped by hand again
+        finally:  # the engine is stepped by hand again
             driver.close()
