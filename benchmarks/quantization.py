@@ -45,7 +45,7 @@ NEAREST = {
     **{name: name for name in ("q2_k", "q6_k", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0")},
     **{name: f"{name}_s" for name in ("q3_k", "q4_k", "q5_k")},
 }
-"""Maps a format to llama.cpp's type with the same bits; for 4 bits, one evenly spaced and one not."""
+"""Maps a format to llama.cpp's type with the same number of bits. 4-bit codes are evenly spaced in q4_0, and not in iq4_nl."""
 FLOATS, PEER = "bf16", "peer"
 
 

@@ -41,7 +41,7 @@ SCRIPT = "benchmarks/serving.py"
 CLIENTS = (1, 8, 32)
 """Numbers of clients for the comparison of both servers."""
 FIRST_TOKENS = 40
-"""Prompts sent while others decode."""
+"""Number of prompts sent while others decode."""
 
 Rows = list[tuple[str, str]]
 """Names of the measurements, and their values."""

@@ -8,7 +8,7 @@ together over that of one alone; on shared CPUs this cannot be much above 1. `pi
 PACE_PIN_THREADS=1 in both, which puts their threads on the same CPUs. In `pinned apart` each has half of the CPUs.
 
 `a step after torch` is the time of a step right after a product on all of torch's threads. It is relative to a step
-after the same product on a single thread, which leaves the caches just as cold and pace's threads asleep for just as
+after the same product on a single thread. That leaves the caches just as cold, and pace's threads asleep for just as
 long. The last line is one JSON object.
 """
 

@@ -49,8 +49,8 @@ MEMORY_SHARE = 0.85
 STEADY, MORE_TRIES = 0.15, 2
 """A round in which the machine's limits change by more than STEADY is measured again, at most MORE_TRIES times."""
 SETTLE_SECONDS = 0.3
-"""Pause after a run. Threads of OpenMP and ONNX Runtime spin for a tenth of a second before they sleep, and must not
-disturb the limits or the next run."""
+"""Pause after a run. Threads of OpenMP and ONNX Runtime spin for a tenth of a second before they sleep. Without the
+pause they would disturb the limits or the next run."""
 
 PEER_ISA = {
     "avx2": {

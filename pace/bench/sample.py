@@ -87,8 +87,8 @@ class Sample:
 
 
 def choose_layers(layers: list[Layer], dtype: torch.dtype, num_bytes: int) -> list[Layer]:
-    """Returns layers of about `num_bytes` in total, in order, at least one for each distinct size. They are spread
-    evenly over the sizes, because files store some layers with more bits."""
+    """Returns layers of about `num_bytes` in total, in order, and not fewer than there are distinct sizes. They are
+    spread evenly over the sizes, because files store some layers with more bits."""
     sizes = [layer.planned_nbytes(native, dtype) for layer in layers]
     by_size = sorted(range(len(layers)), key=lambda index: (sizes[index], index))
     count = min(len(layers), max(len(set(sizes)), round(num_bytes * len(layers) / sum(sizes))))

@@ -1,4 +1,4 @@
-"""`pace quantize`: quantises a checkpoint of floats, calibrated on a text, and reports the loss of quality."""
+"""`pace quantize`: quantises a checkpoint of floats, optionally calibrated on a text, and reports the loss of quality."""
 
 from __future__ import annotations
 

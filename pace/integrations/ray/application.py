@@ -44,7 +44,7 @@ def app(args: dict[str, Any]) -> serve.Application:
 
 
 def _threads(asked: Arguments) -> int:
-    """Threads of a replica; a single one gets the number that `pace serve` would use on this machine."""
+    """Threads of a replica. A single one gets the number that `pace serve` would use; several must name theirs."""
     if asked.num_threads is not None:
         return read_threads(asked.num_threads)[0]
     if asked.num_replicas > 1 or asked.autoscaling:
