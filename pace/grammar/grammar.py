@@ -43,7 +43,7 @@ class Grammar:
     """
 
     kind: str
-    """Name of the constructor: "json_schema", "regex", "lark", "gbnf", "choices" or "llguidance"."""
+    """Origin: "json_schema", "regex", "lark", "gbnf", "choices", "llguidance", or "turn" (`pace/llm/chat/turn.py`)."""
     source: str
     """The grammar in llguidance's form: JSON with the member "grammars"."""
     schemas: tuple[GivenSchema, ...] = field(default=(), compare=False, repr=False)

@@ -104,7 +104,7 @@ class Branches:
         self._is_closed = False
 
     def advance(self, ids: list[int], most_rows: int) -> Advance:
-        """Advances the branch with the longest prefix of `ids`, like `Branch.advance`. A branch that would lose tokens
+        """Advances the branch that shares the longest prefix with `ids`, like `Branch.advance`. A branch that would lose tokens
         is forked instead, so that it can still be continued. Blocks while all branches are busy. Raises what
         `Session.append` raises."""
         branch, source = self._claim(ids)
