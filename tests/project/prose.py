@@ -109,7 +109,9 @@ def blocks(text: str) -> Iterator[tuple[int, str]]:
         if not line.strip() or starts or line.startswith(("#", "|", ">", "    ")):
             if words:
                 yield begin, " ".join(words)
-            begin, words = offset, []
+            words = []
+        if not words:
+            begin = offset
         if line.strip() and not line.startswith(("#", "|", ">", "    ")):
             words += re.sub(r"^\s*([-*]|\d+\.) ", "", line).split()
 
