@@ -1,4 +1,4 @@
-"""The bundled model in float32, alone and with drafts of both kinds, open once for all tests that ask for it."""
+"""The bundled model in float32, without drafts and with both kinds of drafts. Loaded once for all tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ KINDS = ["plain", "lookup", "draft"]
 
 
 def bundled(kind: str = "plain") -> LLMModel:
-    """The texts of all kinds are the same."""
+    """Returns the model with the `kind` of drafts, one of `KINDS`. All kinds generate the same texts."""
     return _opened(kind)
 
 

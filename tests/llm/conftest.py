@@ -1,4 +1,4 @@
-"""Checkpoints on disk with tokenizers, made once per session by transformers."""
+"""Checkpoints with tokenizers on disk, made by transformers once per session."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.llm.models.variants import save_tiny
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory):
-    """`checkpoint(model_type, tokenizer kind) -> (folder, transformers' model in float32, tokenizer)`."""
+    """Returns `checkpoint(model_type, kind of tokenizer) -> (folder, transformers' model in float32, tokenizer)`."""
 
     @functools.cache
     def make(model_type: str, kind: str = "byte_level"):

@@ -1,7 +1,7 @@
 """A model without weights whose logits depend on every token of the sequence, as read back from the cache.
 
-What it stores as a key is the token and its position, so that a wrong slot, a block lost, shared or overwritten, and a
-position computed twice or never all change the logits, or raise at once. Of a layer with a window it reads that.
+It stores the token and its position as the key. So a wrong slot, a lost, shared or overwritten block, and a position
+computed twice or never change the logits or raise at once. From a layer with a window it reads only the window.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from tests.support import backend, backends
 
 OPS = backend(backends()[-1])
 LAYER = 2**16
-"""What a layer adds to the positions that it stores: what another has stored there shows."""
+"""Layer i adds i times this to the positions it stores, so that a key written by another layer is noticed."""
 
 
 class FakeModel:
-    """`forward` as the engine knows it. `hook`, where set, is called with each batch before anything else."""
+    """Has the `forward` that the engine calls. `hook` is called with each batch before anything else."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class FakeModel:
         eos_bias: float = 0.0,
         windows: tuple[int | None, ...] = (None, None),
     ) -> None:
-        """`windows` of the layers, None for none."""
+        """`windows`: one per layer, None for a layer without one."""
         self.vocab_size = vocab_size
         self.max_position_embeddings = max_position_embeddings
         self.recompute_length: int | None = None
@@ -40,14 +40,14 @@ class FakeModel:
         self.sharpness = 3.0
         self.kv_spec = KVSpec(tuple(Positions(1, 2, 2, window) for window in windows), torch.float32)
         self.seen = max_position_embeddings if None in windows else max(windows)
-        """Tokens, the last ones, that logits depend on."""
+        """Number of last tokens that the logits depend on."""
         self.hook = lambda batch: None
         self.num_calls = 0
         self._positions = np.arange(max_position_embeddings + 1)
         self._busy = threading.Lock()
 
     def logits_of(self, tokens: list[int]) -> torch.Tensor:
-        """fp32 `[V]`: what follows these tokens. A different sequence gives unrelated numbers."""
+        """Returns the logits after these tokens, fp32 `[V]`. A different sequence gives unrelated numbers."""
         unseen = max(0, len(tokens) - self.seen)
         seen = (*[0] * unseen, *tokens[unseen:]) if unseen else tuple(tokens)
         logits = _numbers(seen, self.vocab_size) * np.float32(self.sharpness)
@@ -93,8 +93,8 @@ class FakeModel:
     def _read_back(
         self, layers: list[tuple[np.ndarray, np.ndarray, int | None]], index: int, first: int, length: int
     ) -> list[int]:
-        """The tokens of a span's sequence, as far as a layer sees them from position `first` on; else 0. `layers`: the
-        keys `[blocks, 2, BLOCK_SIZE]` of each, its block tables, and its window."""
+        """Returns the tokens of a span's sequence, with 0 for those that no layer sees from position `first` on.
+        `layers` holds the keys `[blocks, 2, BLOCK_SIZE]`, the block tables and the window of each layer."""
         tokens = np.zeros(length, int)
         for number, (keys, tables, window) in enumerate(layers):
             oldest = 0 if window is None else max(0, first - window + 1)
@@ -110,8 +110,8 @@ class FakeModel:
 
 @functools.lru_cache(maxsize=1 << 14)
 def _numbers(tokens: tuple[int, ...], vocab_size: int) -> np.ndarray:
-    """Standard normal. Kept, for most sequences are asked for by the model and by the definition, with drafts and
-    without."""
+    """Returns standard normal numbers `[V]`. Cached, because the model and the reference `greedy` need most sequences
+    several times."""
     seed = np.array([len(tokens), *tokens], np.uint32)
     return np.random.default_rng(seed).standard_normal(vocab_size).astype(np.float32)
 
@@ -138,7 +138,7 @@ class FakeTokenizer:
 
 
 def greedy(model: FakeModel, prompt: list[int], num_tokens: int, end_tokens: tuple[int, ...] = ()) -> list[int]:
-    """The generated tokens by the definition: no cache, no batch."""
+    """Returns the greedy tokens by definition: without a cache or a batch."""
     tokens = list(prompt)
     for _ in range(num_tokens):
         tokens.append(int(model.logits_of(tokens).argmax()))
@@ -148,6 +148,6 @@ def greedy(model: FakeModel, prompt: list[int], num_tokens: int, end_tokens: tup
 
 
 def make_engine(num_blocks: int = 1000, windows: tuple[int | None, ...] = (None, None), **limits: int) -> Engine:
-    """An engine on a fake model that does not end by itself."""
+    """Returns an engine on a fake model that never picks the end token."""
     model = FakeModel(eos_bias=-50.0, windows=windows)
     return Engine.create(model, OPS, num_blocks * model.kv_spec.block_bytes, **limits)

@@ -1,5 +1,6 @@
-"""Programs in processes of their own that begin where the libraries are imported: one process imports them, which takes
-seconds of processor time, has run nothing, and forks for each program."""
+"""Runs programs in separate processes with the libraries already imported.
+
+Importing takes seconds of processor time, so one process does it, runs nothing else, and forks for each program."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from typing import NamedTuple
 import pace
 
 SECONDS = 60
-"""That a program may take before it is killed."""
+"""Time limit of a program before it is killed."""
 
 FORKS = f"""
 import gc, json, os, signal, sys, tempfile
@@ -49,7 +50,7 @@ class Ended(NamedTuple):
 
 
 def run_each(programs: list[str]) -> list[Ended]:
-    """Runs programs one after the other; code -SIGALRM for one that hangs."""
+    """Runs the programs in turn. The code of one that hangs is -SIGALRM."""
     environment = {**os.environ, "PYTHONPATH": str(Path(pace.__file__).parents[1])}
     command, seconds = [sys.executable, "-c", FORKS], 60 + SECONDS * len(programs)
     done = subprocess.run(

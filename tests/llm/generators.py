@@ -1,4 +1,4 @@
-"""Generators on fake models, and what is asked of them by tests of requests, orders, cancelling and outputs."""
+"""Generators on fake models, with the prompts and configs used by tests of requests, orders, cancelling and outputs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def random_prompts(seed: int, count: int, longest: int = 70) -> list[list[int]]:
 
 
 class Odd(LogitsProcessor):
-    """Follows the tokens: favours odd tokens after an odd number of generated ones, and refuses to lose count."""
+    """Favours odd tokens after an odd number of generated ones, and asserts that it was given every token and rollback."""
 
     def __init__(self) -> None:
         self.total = 0
@@ -64,7 +64,7 @@ CONFIGS = [
 
 
 def what_matters(out) -> tuple:
-    """All that a GenerateOutput says of its texts."""
+    """Returns all fields of a GenerateOutput that describe its texts."""
     logprobs = out.logprobs, out.prompt_logprobs, out.sequence_scores
     return out.generated_token_ids, out.finish_reasons, out.texts, logprobs, out.output_token_ids.tolist()
 
@@ -76,21 +76,21 @@ def with_length(config: SamplingConfig, num_tokens: int) -> SamplingConfig:
 
 
 class ByHand:
-    """The engine of a driver whose thread is held between two steps: the test steps it instead."""
+    """The engine of a driver whose thread is paused between two steps, so that the test can step it."""
 
     def __init__(self, driver: EngineDriver) -> None:
         self.driver = driver
         self.engine = driver.engine
 
     def step(self) -> bool:
-        """Does what was posted, and one step."""
+        """Runs the posted calls, then one step."""
         self.driver._do_posted()
         return self.engine.step()
 
 
 @contextmanager
 def by_hand(generator: Generator | LLMModel) -> Iterator[ByHand]:
-    """Holds the engine's thread while the block runs. Nothing in it may wait for the engine: it would wait for ever."""
+    """Pauses the engine's thread while the block runs. Waiting for the engine inside the block deadlocks."""
     driver = driver_of(generator)
     is_held, let_go = threading.Event(), threading.Event()
     done = driver.call(lambda engine: (is_held.set(), let_go.wait()))
@@ -109,7 +109,7 @@ def driver_of(generator: Generator | LLMModel | EngineDriver) -> EngineDriver:
 
 
 def check_idle(generator: Generator | LLMModel | EngineDriver, used_bytes: int | None = 0) -> None:
-    """Raises AssertionError unless nothing is in flight, and `used_bytes` of the cache are held (None: any number)."""
+    """Raises AssertionError if anything is in flight, or if the cache does not hold `used_bytes` (None: any number)."""
     driver = driver_of(generator)
 
     def check(engine: Engine) -> None:
@@ -118,7 +118,7 @@ def check_idle(generator: Generator | LLMModel | EngineDriver, used_bytes: int |
 
     try:
         driver.call(check).result(60)
-    except AssertionError:  # an exception that a test has caught may hold on to a request, until a collection
+    except AssertionError:  # an exception that a test caught may keep a request alive until a garbage collection
         gc.collect()
         driver.call(check).result(60)
 
@@ -129,7 +129,7 @@ def ids(seed: int, length: int) -> list[int]:
 
 
 def generate(generator: Generator, prompts: list[list[int]], num_tokens: int = 8):
-    """Checks the tokens by the definition; returns the output and the number of tokens that were computed."""
+    """Generates, checks the tokens against `greedy`, and returns the output and the number of computed tokens."""
     computed, model = [], generator.engine.model
     model.hook = lambda batch: computed.append(len(batch.tokens))
     out = generator.generate(prompts, SamplingConfig(max_new_tokens=num_tokens))

@@ -1,5 +1,5 @@
-"""Random cases by the hundred, by hand: the command line and the loop of `tests.llm.clients.beam_oracle` and
-`tests.llm.quantization_sweep`."""
+"""Command line and loop for hundreds of random cases, run by hand: `tests.llm.clients.beam_oracle` and
+`tests.llm.quantization_sweep` use it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import torch
 
 
 def main(description: str, check_case: Callable[[int], str | None], num_cases: int) -> NoReturn:
-    """Prints what `check_case(seed)` says is wrong (None: nothing) for each of `num_cases` seeds, or of as many as the
-    command line asks for; leaves with 1 if anything was."""
+    """Runs `check_case(seed)`, which returns an error message or None, for each seed and prints the messages.
+
+    The number of seeds is `num_cases`, or `--cases` of the command line. Exits with 1 if any case is wrong."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--cases", type=int, default=num_cases)
     parser.add_argument("--first-seed", type=int, default=0)

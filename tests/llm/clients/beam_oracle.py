@@ -1,7 +1,7 @@
-"""What transformers' beam search returns, on its own models or on one that has a `FakeModel`'s logits; and random cases
-to compare.
+"""The beam search of transformers, on its own models or on one with the logits of a `FakeModel`, and random cases to
+compare.
 
-    python -m tests.llm.clients.beam_oracle --cases 2000 --first-seed 0      # the sweep, by hand: minutes
+    python -m tests.llm.clients.beam_oracle --cases 2000 --first-seed 0      # run the sweep by hand; takes minutes
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from tests.llm.generators import check_idle
 from tests.llm.models.variants import IN_TRANSFORMERS, save_tiny
 
 VOCAB_SIZE = 120
-"""Of `tiny_model`."""
+"""Vocabulary size of `tiny_model`."""
 
 TIE = 1e-5
-"""Scores this close are the same number, rounded in two ways: which of the two texts comes first, or goes on, is then
+"""Scores this close are one number rounded in two ways. Which of the two texts ranks first, or survives, is then
 chance."""
 
 Rows = list[list[int]]
 
 
 class FakeTransformer(LlamaForCausalLM):
-    """A model of transformers whose logits are those of a `FakeModel`."""
+    """A transformers model with the logits of a `FakeModel`."""
 
     def __init__(self, fake: FakeModel) -> None:
         sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
@@ -54,8 +54,8 @@ class FakeTransformer(LlamaForCausalLM):
 def theirs(
     model: Any, prompt: list[int], fields: dict[str, Any], tokenizer: Any = None, copies: int = 1
 ) -> tuple[Rows, list[float]]:
-    """Generated tokens without padding, and the scores, of `fields` of GenerationConfig, best first; of a batch of
-    `copies`."""
+    """Runs transformers' search with these `fields` of GenerationConfig, on a batch of `copies` of the prompt. Returns
+    the generated tokens without padding and the scores, best first."""
     ids = torch.tensor([prompt] * copies)
     asked = {"do_sample": False, "pad_token_id": 0, "return_dict_in_generate": True, "output_scores": True} | fields
     asked |= {"tokenizer": tokenizer} if tokenizer else {}
@@ -68,13 +68,14 @@ def theirs(
 
 
 def ours(generator: Any, prompts: Rows, fields: dict[str, Any]) -> Any:
-    """The output of a Generator or an LLMModel for the same fields, without end tokens where none are named."""
+    """Returns the output of a Generator or an LLMModel for the same fields. Without `eos_token_id` no token ends a
+    text."""
     return generator.generate(prompts, SamplingConfig(ignore_eos="eos_token_id" not in fields, **fields))
 
 
 def refusal(error: ValueError, their_scores: list[float]) -> str | None:
-    """None where a search that found too few texts was right to say so: transformers has filled up with texts that it
-    was not allowed."""
+    """Returns None if our search was right to raise that it found too few texts, else a message. It was right if
+    transformers filled its result with forbidden texts, whose scores are at most -1e7."""
     is_right = "no more are possible" in str(error) and not min(their_scores) > -1e7
     return None if is_right else f"refused: {error}, but there were {their_scores}"
 
@@ -82,7 +83,7 @@ def refusal(error: ValueError, their_scores: list[float]) -> str | None:
 def difference(
     rows: Rows, scores: list[float], their_rows: Rows, their_scores: list[float], tolerance: float = 1e-4
 ) -> str | None:
-    """None where rows and scores agree, or the rows are ties; else what is wrong."""
+    """Returns None if rows and scores agree or the rows are ties, else a message."""
     apart = max(abs(a - b) / max(1.0, abs(b)) for a, b in zip(scores, their_scores, strict=True))
     if apart > tolerance:
         return f"scores are {apart:g} apart: {scores} {their_scores}; {rows} {their_rows}"
@@ -92,7 +93,7 @@ def difference(
 
 
 def random_fields(chance: random.Random, vocab_size: int, banned: list[list[int]]) -> dict[str, Any]:
-    """A search of up to 6 beams, with whatever else may be asked of one."""
+    """Returns fields of a search with 2 to 6 beams and random values of the other options."""
     num_beams, num_new = chance.randint(2, 6), chance.randint(1, 14)
     fields: dict[str, Any] = {
         "num_beams": num_beams,
@@ -119,7 +120,7 @@ make_tokenizer = functools.cache(byte_level)
 
 
 def check_fake_case(seed: int) -> str | None:
-    """A random search on random logits, many of whose tokens end it; every third one with stop strings."""
+    """Compares a random search on random logits, with up to four end tokens. Every third case has stop strings."""
     chance = random.Random(seed)
     tokenizer = make_tokenizer() if seed % 3 == 0 else None
     fake = FakeModel(len(tokenizer) if tokenizer else chance.choice([14, 30, 50]))
@@ -128,7 +129,7 @@ def check_fake_case(seed: int) -> str | None:
     fields = random_fields(chance, fake.vocab_size, banned)
     prompt = [chance.randrange(fake.vocab_size) for _ in range(chance.randint(1, 20))]
     if tokenizer:
-        # A prompt that ends in what begins no stop string: transformers would find one that begins in the prompt.
+        # The prompt must not end with the start of a stop string: transformers also finds those that begin in it.
         prompt[-1] = tokenizer("!")["input_ids"][0]
         num_stops = chance.randint(1, 6)
         fields["stop_strings"] = ["".join(chance.choices("otriush ", k=chance.randint(1, 2))) for _ in range(num_stops)]
@@ -145,7 +146,7 @@ def check_fake_case(seed: int) -> str | None:
 
 
 def check_real_case(seed: int, model: Any, oracle: Any, vocab_size: int) -> str | None:
-    """A random search of a batch of prompts, on a tiny model of one of the architectures."""
+    """Compares a random search on a batch of prompts, with a tiny model of one architecture."""
     chance = random.Random(seed)
     fields = random_fields(chance, vocab_size, [])
     lengths = [chance.randint(1, 40) for _ in range(chance.randint(1, 3))]
@@ -163,7 +164,7 @@ def check_real_case(seed: int, model: Any, oracle: Any, vocab_size: int) -> str 
 
 @functools.cache
 def tiny_model(family: str) -> tuple[Any, Any]:
-    """Ours and transformers', of the same random weights and `VOCAB_SIZE` tokens."""
+    """Returns our model and transformers' with the same random weights and `VOCAB_SIZE` tokens."""
     from pace.llm import LLMModel
 
     fields = {"vocab_size": VOCAB_SIZE, "max_position_embeddings": 128}
@@ -174,7 +175,7 @@ def tiny_model(family: str) -> tuple[Any, Any]:
 
 
 def check_case(seed: int) -> str | None:
-    """Half on random logits, half on the architectures in turn."""
+    """Compares one case: odd seeds use random logits, even ones the architectures in turn."""
     if seed % 2:
         return check_fake_case(seed // 2)
     family = IN_TRANSFORMERS[seed // 2 % len(IN_TRANSFORMERS)]

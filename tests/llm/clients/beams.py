@@ -1,4 +1,4 @@
-"""Beam searches on fake models and on checkpoints, and the rows that they find."""
+"""Beam searches on fake models, and the rows they find."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps that fail at any line of what they are made of, and what must be right afterwards."""
+"""Steps that fail at any line of their code, and checks of the state afterwards."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from tests.support import raises_before_line
 
 
 class WatchedEngine(Engine):
-    """Stepped by hand; notes what a failed step worked on."""
+    """An engine stepped by hand that records which sequences a failed step worked on."""
 
     error: BaseException | None = None
     worked_on: tuple[Sequence, ...] = ()
-    """By the failed step, those left out that it had finished before it failed."""
+    """Sequences of the failed step, without those that it finished before it failed."""
 
     def finish(self) -> None:
-        """Steps until nothing is left to do."""
+        """Steps until no work is left."""
         self.cache.check_integrity(self.scheduler.sequences())
         while self.step():
             self.cache.check_integrity(self.scheduler.sequences())
 
     def check_outcomes(self, sequences: list[Sequence]) -> list[Sequence]:
-        """Raises AssertionError unless `sequences`, of prompts that end with token 0, failed where the failed step
-        worked on them, and otherwise are right, and nothing is leaked. Returns those that failed."""
+        """Checks the `sequences`, which end with token 0, and returns those that failed. Raises AssertionError unless
+        exactly those of the failed step failed, the others are right, and nothing is leaked."""
         failed = [sequence for sequence in sequences if sequence.finish_reason == "error"]
         assert failed == [sequence for sequence in sequences if sequence in self.worked_on]
         for sequence in sequences:
@@ -51,8 +51,8 @@ class WatchedEngine(Engine):
 
 
 def fails_before_line(number: int, engine: WatchedEngine, within: Callable[[CodeType], bool]) -> bool:
-    """Steps `engine` to its end, or to an error before the number-th line that it comes to in functions that `within`
-    takes. False where it comes to fewer."""
+    """Steps `engine` until it is done, and raises an error before the number-th executed line of functions that
+    `within` accepts. False if fewer lines were executed."""
 
     def step_to_the_end() -> None:
         while engine.step():
@@ -62,5 +62,5 @@ def fails_before_line(number: int, engine: WatchedEngine, within: Callable[[Code
 
 
 def in_files(*names: str) -> Callable[[CodeType], bool]:
-    """The code of which functions lies in files of these names."""
+    """Returns a predicate: True for code of functions that are defined in files of these names."""
     return lambda code: code.co_filename.endswith(tuple(f"/{name}" for name in names))

@@ -1,4 +1,4 @@
-"""Every architecture and config variant that must be right: one tuple each, turned into a tiny random checkpoint."""
+"""Every architecture and config variant that is tested: one tuple each, made into a tiny random checkpoint."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.llm.models.families.mixture_variants import MIXTURE_BASE, MIXTURES
 
 MAX_POSITIONS = 80
 PROMPT = 45
-"""Tokens of the prompt: beyond the windows and the original lengths of the variants that have them, and not a block
-multiple."""
+"""Number of prompt tokens. More than the windows and the original lengths of most variants, and no multiple of a
+block."""
 
 
 def mrope(sections: list[int], **parameters: Any) -> dict[str, Any]:
-    """The rotation of Qwen's models that see: pairs of a head by time, height and width."""
+    """Returns the rotation of Qwen's vision models. `sections`: pairs of a head for time, height and width."""
     return {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": sections, **parameters}}
 
 
@@ -82,7 +82,7 @@ BASE = {
     "qwen2_5_vl": {"num_key_value_heads": 2, "bos_token_id": 1, "eos_token_id": 2, **mrope([1, 1, 2])},
     "qwen3_vl": {"num_key_value_heads": 2, "head_dim": 12, **mrope([2, 2, 2])},
 }
-"""What differs from `SIZES`, by model_type."""
+"""Config fields that differ from `SIZES`, by model_type."""
 
 ROUTED = MIXTURE_BASE.keys() | LATENT_BASE.keys() - {"minicpm3"}
 """The model_types with experts."""
@@ -110,7 +110,7 @@ VISION = {
         "num_position_embeddings": 16, "deepstack_visual_indexes": [0],
     },
 }  # fmt: skip
-"""The `vision_config` of those whose checkpoints see images, too, and have a `text_config`; by model_type."""
+"""The `vision_config` of models that also take images and have a `text_config`, by model_type."""
 
 SIZES = {
     "vocab_size": 99,
@@ -130,7 +130,7 @@ LLAMA3 = {
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 YARN_WIDE = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
-"""With 16 pairs a head, the ramp between kept and stretched frequencies lies inside."""
+"""With 16 pairs per head, the ramp between kept and stretched frequencies lies inside the head."""
 YARN_PUBLISHED = {
     "rope_type": "yarn",
     "factor": 8.0,
@@ -139,7 +139,7 @@ YARN_PUBLISHED = {
     "beta_fast": 32.0,
     "beta_slow": 1.0,
 }
-"""As OLMo 3 has it: the attention factor is what follows from the factor."""
+"""The parameters of OLMo 3. Its attention factor is the one that follows from the factor."""
 
 
 def longrope(pairs: int, **more: Any) -> dict[str, Any]:
@@ -152,7 +152,7 @@ def rope(parameters: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 def by_kind(full: dict[str, Any], sliding: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """Rotations that differ by the kind of layer."""
+    """Returns rotations that differ by the kind of layer."""
     kinds = {"full_attention": full, "sliding_attention": sliding}
     return {"rope_parameters": {kind: {"rope_type": "default", **values} for kind, values in kinds.items()}, **more}
 
@@ -280,7 +280,7 @@ VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
     ("olmo3", "yarn", by_kind({**YARN, "rope_theta": 5e5}, {"rope_theta": 5e5})),
     (
         "olmo3",
-        "published-yarn",  # the factors of the 7B; with 8 pairs a head, the ramp lies inside
+        "published-yarn",  # the factors of the 7B; with 8 pairs per head, the ramp lies inside the head
         by_kind({**YARN_PUBLISHED, "rope_theta": 5e5}, {"rope_theta": 5e5}, hidden_size=64),
     ),
     ("olmo3", "theta", by_kind({"rope_theta": 300.0}, {"rope_theta": 40.0})),
@@ -361,13 +361,13 @@ IDS = [f"{model_type}-{special}" for model_type, special, _ in VARIANTS]
 
 
 def config_fields(model_type: str, fields: dict[str, Any]) -> dict[str, Any]:
-    """Fields of a config.json for the texts of a variant whose special `fields` are given."""
+    """Returns the text fields of the config.json of a variant with these special `fields`."""
     without = {"intermediate_size"} if model_type in ("opt", "gptj", "gpt2") else set()
     return {name: size for name, size in SIZES.items() if name not in without} | BASE[model_type] | fields
 
 
 def make_oracle(model_type: str, fields: dict[str, Any]) -> torch.nn.Module:
-    """transformers' model in float32; of families that it does not have, the one in `references`."""
+    """Returns transformers' model in float32, or the one in `references` for families that transformers lacks."""
     if model_type in references.MODELS:
         return references.MODELS[model_type](fields)
     from transformers import AutoConfig
@@ -384,7 +384,7 @@ def make_oracle(model_type: str, fields: dict[str, Any]) -> torch.nn.Module:
 
 
 def load_oracle(folder: Path, dtype: torch.dtype) -> torch.nn.Module:
-    """The model that `save_tiny` saved."""
+    """Loads the model that `save_tiny` saved."""
     model_type = json.loads((folder / "config.json").read_text())["model_type"]
     if model_type in references.MODELS:
         return references.MODELS[model_type].from_pretrained(folder).to(dtype).eval()
@@ -392,16 +392,17 @@ def load_oracle(folder: Path, dtype: torch.dtype) -> torch.nn.Module:
 
 
 def text_part(model: torch.nn.Module) -> torch.nn.Module:
-    """The model whose forward gives logits of texts. transformers 5.24 asks the text of Llama 4 for the output of its images,
-    and fails where there are none."""
+    """Returns the model whose forward gives logits of texts. It differs for Llama 4: transformers 5.24 expects an image
+    output there, and fails without images."""
     return model.language_model if model.config.model_type == "llama4" else model
 
 
 def as_published(model: torch.nn.Module) -> torch.nn.Module:
-    """transformers 5.24 finds out the frequencies of long sequences for Phi-3.5-MoE, and then takes those of short ones."""
+    """Makes Phi-3.5-MoE behave as published: transformers 5.24 detects a long sequence but then uses the frequencies for
+    short ones."""
     if model.config.model_type == "phimoe":
         rotary = model.model.rotary_emb
-        # a method of its own, so that a copy of the model asks the copy
+        # bound to this instance, so that a deep copy of the model uses the copy
         rotary.rope_init_fn = types.MethodType(lambda self, config: (self.inv_freq, self.attention_scaling), rotary)
     return model
 
@@ -415,8 +416,8 @@ def auto_class(model_type: str) -> Any:
 def save_tiny(folder: Path, model_type: str, fields: dict[str, Any]) -> torch.nn.Module:
     """Makes the tiny model with `make_oracle`, saves it in float32, and returns it.
 
-    All weights are random, those of norms and biases too: a model that forgets one is found out. The numbers fit in
-    bfloat16, so that the same checkpoint serves both dtypes."""
+    All weights are random, also those of norms and biases, so that a model that forgets one fails. The numbers are exact
+    in bfloat16, so that the same checkpoint serves both dtypes."""
     torch.manual_seed(sum(map(ord, model_type)))
     model = make_oracle(model_type, config_fields(model_type, fields)).eval()
     with torch.no_grad():
@@ -427,7 +428,7 @@ def save_tiny(folder: Path, model_type: str, fields: dict[str, Any]) -> torch.nn
                 spread = 1.0 if is_embedding else 1.5 / inputs**0.5
                 parameter.normal_(0.0, spread)
             else:
-                is_around_one = ("norm" in name or "ln_" in name) and "gemma" not in model_type  # which adds 1
+                is_around_one = ("norm" in name or "ln_" in name) and "gemma" not in model_type  # Gemma adds 1
                 parameter.normal_(1.0 if is_around_one else 0.0, 0.3)
             parameter.copy_(parameter.bfloat16())
         for name, buffer in model.named_buffers():
@@ -440,6 +441,6 @@ def save_tiny(folder: Path, model_type: str, fields: dict[str, Any]) -> torch.nn
 
 
 def save_pretrained(model: torch.nn.Module, folder: Path) -> None:
-    """Without a bar of progress, and the thread that watches it."""
+    """Saves the model without a progress bar and its monitor thread."""
     with mock.patch("transformers.modeling_utils.logging.tqdm", lambda items, **options: items):
         model.save_pretrained(folder)

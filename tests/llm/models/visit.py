@@ -1,8 +1,8 @@
-"""A visit of one variant: its checkpoint is made once and loaded once per dtype and backend, and all cheap properties
-are looked at. `check_all` reports each by its name.
+"""Checks of one variant. Its checkpoint is made once and loaded once per dtype and backend. `check_all` runs all cheap
+checks and reports each by name.
 
-The reference backend sums in whatever order torch likes, so there equality is approximate; the kernels owe
-`torch.equal`.
+The kernels must agree bit for bit. The reference backend sums in the order that torch chooses, so it is compared with
+a tolerance.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from tests.llm.models.variants import IDS, PROMPT, ROUTED, VARIANTS, load_oracle
 from tests.plugins.tiers import quarter, quarter_of
 from tests.support import Runner, TensorDict, backend, backends, isas_of_floats, load_model, prefill
 
-# Two implementations in float32 of ~2 layers x 8 sums of <= 64 terms: rounding walks to about sqrt(1000) eps = 4e-6 of
-# the largest logit; measured up to 3e-6.
+# Two float32 implementations of about 2 layers x 8 sums of at most 64 terms differ by about sqrt(1000) eps = 4e-6 of
+# the largest logit, a random walk of rounding errors. Measured: up to 3e-6.
 TOLERANCE = 2e-5
 
 START = 12
-"""Tokens of the prompt after which others are generated."""
+"""Number of prompt tokens before the generated ones."""
 
 STEPS = [
     {1: slice(0, 20)},
@@ -50,17 +50,17 @@ STEPS = [
     {0: slice(8, 9)},
     {0: slice(9, 13), 2: slice(6, 7)},
 ]
-"""Sequences and the parts of the prompt they get: chunks, ragged batches, single tokens (twice the same shape), a few
-rows."""
+"""For each step, the part of the prompt that each sequence gets. Covers chunks, ragged batches, a few rows, and single
+tokens (the same shape twice)."""
 
 
 def relative_error(ours: Tensor, theirs: Tensor) -> float:
     assert ours.shape == theirs.shape and torch.isfinite(theirs).all()
-    return float((ours - theirs).abs().max() / theirs.abs().max())  # NaN in ours gives NaN, which is below nothing
+    return float((ours - theirs).abs().max() / theirs.abs().max())  # NaN in ours gives NaN, which fails any `<`
 
 
 def agree(ops: str, a: Tensor, b: Tensor) -> bool:
-    """Bit for bit on the kernels, to rounding on the reference."""
+    """True if a and b are equal: bit for bit on the kernels, up to rounding on the reference."""
     return torch.equal(a, b) if ops == "native" else relative_error(a, b) < TOLERANCE
 
 
@@ -71,8 +71,8 @@ def oracle(model: torch.nn.Module, ids: Tensor) -> Tensor:
 
 class Visit:
     def __init__(self, name: str, folder: Path, in_full: bool):
-        """`in_full`: all variants are looked at as those with parts that none before has. Of the others, each commit
-        sees a quarter whole."""
+        """`in_full` runs all checks of a representative variant on every variant. Otherwise variants that are not
+        representative get most checks only in one of four commits."""
         self.index, self.name, self.folder = IDS.index(name), name, folder
         self.model_type, _, self.fields = VARIANTS[self.index]
         self.routed = self.model_type in ROUTED
@@ -87,7 +87,8 @@ class Visit:
         _C.set_num_threads(1)
 
     def model(self, ops: str, dtype: torch.dtype) -> BaseModelForCausalLM:
-        """Loaded once; its cache is in `dtype` again, whatever a check before has set."""
+        """Returns the model, which is loaded once. Sets its cache back to `dtype`, which an earlier check may have
+        changed."""
         if (ops, dtype) not in self.loaded:
             self.loaded[ops, dtype] = load_model(self.folder, dtype, backend(ops))
         self.loaded[ops, dtype].kv_dtype = dtype
@@ -123,7 +124,7 @@ class Visit:
     def check_float32(self, ops: str) -> None:
         logits = prefill(self.model(ops, torch.float32), self.ids)
         assert logits.dtype == torch.float32
-        assert self.expected.std() > 0.1  # the oracle says something
+        assert self.expected.std() > 0.1  # the oracle's logits are not trivial
         assert relative_error(logits, self.expected) < TOLERANCE
 
     def check_bfloat16(self, ops: str) -> None:
@@ -136,20 +137,20 @@ class Visit:
     def rounding(self) -> tuple[list[Tensor], list[Tensor], Tensor]:
         """Prompts, their logits in float32, and the errors of transformers in bfloat16."""
         half = load_oracle(self.folder, torch.bfloat16)
-        # bf16 turns near ties of a router: a few rows go to another expert, here and there, in both, and spoil some of
-        # the rows that see them. So it is the usual row of the usual prompt that counts.
+        # bf16 flips near ties of a router. In both models a few rows go to another expert, which spoils some of the
+        # rows that attend to them. So the median row of the median prompt counts.
         others = torch.randint(2, 99, (4, PROMPT), generator=torch.Generator().manual_seed(0))
         prompts = [self.ids, *others] if self.routed else [self.ids]
         exact = [oracle(self.theirs, prompt) for prompt in prompts]
         return prompts, exact, self.errors([oracle(half, prompt) for prompt in prompts], exact)
 
     def errors(self, found: list[Tensor], exact: list[Tensor]) -> Tensor:
-        """Of the logits of each prompt: of all rows, or of the usual one where tokens go to experts."""
+        """Returns the RMS error of the logits of each prompt: over all rows, or of the median row for a mixture."""
         squares = [(logits - right).square().mean(-1) for logits, right in zip(found, exact, strict=True)]
         return torch.stack([(row.median() if self.routed else row.mean()).sqrt() for row in squares])
 
     def check_ragged_batches(self, ops: str) -> None:
-        """Neither chunks nor company change anything."""
+        """Logits depend neither on chunks nor on the other sequences of the batch."""
         model, ids = self.model(ops, torch.float32), self.ids
         whole = prefill(model, ids)
         assert agree(ops, prefill(model, ids, 19), whole)
@@ -158,7 +159,7 @@ class Visit:
         alone = {s: prefill(model, prompt) for s, prompt in prompts.items()}
         runner = Runner(model, len(prompts), PROMPT)
         lengths = {s: len(prompt) for s, prompt in prompts.items()}
-        # prompt 1 is prefilled in two chunks, the second in the company of the others, in another order
+        # prompt 1 is prefilled in two chunks, the second in one batch with the others, in another order
         first = runner.step({1: ids[:20]}, lengths)[1]
         rest = runner.step({3: prompts[3], 1: ids[20:], 0: prompts[0], 2: prompts[2]}, lengths)
         assert agree(ops, torch.cat([first, rest[1]]), alone[1])
@@ -169,12 +170,13 @@ class Visit:
 
     @property
     def frequencies_change(self) -> bool:
-        """Whether the rotation depends on the length of a sequence."""
+        """True if the rotation depends on the length of a sequence."""
         return any(kind in json.dumps(self.config_json) for kind in ('"dynamic"', '"longrope"'))
 
     def check_tokens(self, ops: str) -> None:
-        """Token by token, a text has the logits that it has in one piece, and greedy tokens are those of transformers.
-        The reference generates none: it has a few single tokens."""
+        """A text has the same logits token by token as in one piece, and greedy tokens equal those of transformers.
+
+        The reference backend generates only with `in_full`. Otherwise it just processes a few single tokens."""
         model = self.model(ops, torch.float32)
         if generates := ops == "native" or self.in_full:
             is_long = self.is_first or self.in_full or self.frequencies_change
@@ -189,7 +191,8 @@ class Visit:
             assert agree(ops, torch.cat(rows), prefill(model, self.ids))
 
     def generate(self, model: BaseModelForCausalLM, count: int) -> tuple[Tensor, Tensor]:
-        """The first tokens of the prompt and `count` greedy ones `[T]`, and the logits after each of them `[T, V]`."""
+        """Returns the first `START` tokens of the prompt and `count` greedy ones `[T]`, and the logits after each of them
+        `[T, V]`."""
         runner, text, logits = Runner(model, 1, START + count), [*self.ids[:START]], []
         for position in range(START + count):
             logits.append(runner.step({0: text[position][None]}, {0: START})[0][-1])
@@ -199,7 +202,8 @@ class Visit:
 
     @torch.no_grad()
     def check_greedy(self, text: Tensor, logits: Tensor) -> None:
-        """Across the lengths where dynamic and longrope change their frequencies, with the cache of transformers."""
+        """Compares logits and greedy tokens with transformers. Runs its cache where the frequencies depend on the length
+        (dynamic, longrope)."""
         if self.frequencies_change:
             theirs = copy.deepcopy(self.theirs)  # dynamic rotations remember the longest sequence
             out = theirs(text[None, :START], use_cache=True)
@@ -218,7 +222,7 @@ class Visit:
     # -- programs
 
     def check_programs(self) -> None:
-        """A program gives the bits of the same model run op by op, fused or not: logits and cache. Representative
+        """A program, fused or not, has the same bits of logits and cache as the model run op by op. Representative
         variants run each dtype with one thread and with two. Others run it with one of the two, in turn."""
         dtypes = [(torch.float32, None), (torch.bfloat16, None), (torch.bfloat16, torch.int8)]
         for number, (dtype, kv_dtype) in enumerate(dtypes):
@@ -228,12 +232,12 @@ class Visit:
     # -- caches and costs
 
     def check_int8_cache(self) -> None:
-        """The logits are near those of a float cache.
+        """The logits are close to those of a float cache.
 
-        An element of int8 is off by max / (127 sqrt 12) of its head on average, one of bfloat16 by about 2^-10 of
-        itself. That is 4 to 5 times as much where the largest of a head is twice an ordinary one. Measured on logits:
-        1.5 to 3.6 times. Of a mixture the quarter of the rows that is least off counts: in the others a token chose
-        another expert, and its neighbours see it."""
+        The average error of an int8 element is max / (127 sqrt 12), with the maximum of its head; of a bfloat16 element
+        it is about 2^-10 of the element. The first is 4 to 5 times larger if the maximum is twice a typical element.
+        Measured on logits: 1.5 to 3.6 times. For a mixture the lowest quartile of the rows' errors counts. In other
+        rows a token may go to another expert, which later rows see."""
         model = self.model("native", torch.float32)
 
         def logits(kv_dtype: torch.dtype, chunk: int | None = None) -> Tensor:
@@ -250,7 +254,7 @@ class Visit:
         assert torch.equal(logits(torch.int8, chunk=7), int8)
 
     def check_costs(self) -> None:
-        """The costs that follow from a config are the bytes of the loaded model."""
+        """The costs derived from the config equal the bytes of the loaded model."""
         for dtype in (torch.float32, torch.bfloat16):
             model = self.model("native", dtype)
             costs, position_bytes = Costs.of(model, dtype), model.kv_spec.position_bytes
@@ -263,7 +267,7 @@ class Visit:
     # -- other weights
 
     def check_quantised(self) -> None:
-        """Weights in int4 or int8 have the logits of floats that have gone through the format."""
+        """Weights in int4 or int8 give the same logits as floats that were quantised and dequantised."""
         state, plain = load_file(self.folder / "model.safetensors"), self.model("reference", torch.float32)
         model_class, config = read_config(self.config_json)
         formats = [QuantizationConfig("int4", group=16), QuantizationConfig("int8")]
@@ -287,7 +291,7 @@ class Visit:
                     assert ours.weight.layout in (Int4(16).layout, Int8().layout), ours.parts
 
     def check_migrations(self) -> None:
-        """Scales that migrate leave the float model what it is. The last check: it changes the model's weights."""
+        """Migrating scales does not change the float model. This check is the last because it changes the weights."""
         model = self.model("reference", torch.float32)
         before = prefill(model, self.ids)
         generator, found = torch.Generator().manual_seed(1), 0
@@ -299,14 +303,13 @@ class Visit:
         assert found == sum(num_places(self.name, layer) for layer in model.layers)
         after = prefill(model, self.ids)
         assert not torch.equal(after, before), "something was scaled"
-        # Sums of 56 products at most, in float32 and with terms that differ in size: far below what a forgotten scale
-        # would do.
+        # Rounding of float32 sums of at most 56 products of unequal size: far below the effect of a forgotten scale.
         assert (after - before).abs().max() < 2e-5 * before.abs().max()
 
     # -- operators
 
     def check_operators(self) -> None:
-        """Each operator alone on torch gives the same numbers, with a prompt in two chunks, then one token."""
+        """Running any one operator on torch gives the same logits, for a prompt in two chunks and then one token."""
         model = self.model("native", torch.float32)
         expected = logits_of(ProgramRunner(model), self.ids)
         for operator in OPERATORS:
@@ -316,11 +319,11 @@ class Visit:
     # -- kernels of every kind
 
     def check_instruction_sets(self) -> None:
-        """Every instruction set in one dtype, which differs from family to family; in all dtypes with `in_full`."""
+        """Runs every instruction set in one dtype, which differs by family, or in all dtypes with `in_full`."""
         dtypes = [torch.float32, torch.bfloat16, torch.float16]
         for dtype in dtypes if self.in_full else [dtypes[FIRST_OF_EACH.index(self.name) % 3]]:
-            # the weights fit in bfloat16 and, within their range, in float16; what is left is the rounding of keys and
-            # values, and on avx512_bf16 and amx of the products' inputs, by half a unit of 2^-8
+            # The weights are exact in bfloat16 and, within its range, in float16. What remains is the rounding of keys
+            # and values, and on avx512_bf16 and amx that of the products' inputs, by half a unit of 2^-8.
             tolerance = TOLERANCE if dtype == torch.float32 else 0.03
             for isa in isas_of_floats():
                 _C.select_isa(isa)
@@ -332,7 +335,7 @@ class Visit:
                     assert relative_error(logits, self.expected) < tolerance, (dtype, isa)
 
     def check_threads(self) -> None:
-        """The number of threads changes nothing."""
+        """The logits do not depend on the number of threads."""
         model, results = self.model("native", torch.bfloat16), []
         for threads in (1, 2, 3):
             _C.set_num_threads(threads)
@@ -342,10 +345,10 @@ class Visit:
     # -- the config
 
     def check_spellings(self) -> None:
-        """Both spellings of the config are one."""
+        """The config spellings of transformers 4 and 5 are read alike."""
         five = self.config_json
         if self.name == "olmo3-theta":
-            return  # transformers 4 has one theta for all layers
+            return  # transformers 4 has a single theta for all layers
         four = as_transformers_4(five)
         assert read_config(four) == read_config(five)
 
@@ -357,7 +360,7 @@ class Visit:
 
 
 def logits_of(runnable: ModelRunner, ids: Tensor) -> Tensor:
-    """Of `ids [45]`: 30 tokens, 14 after them, then one."""
+    """Returns the logits of `ids [45]`, fed as 30 tokens, then 14, then one."""
     runner = Runner(runnable, 1, PROMPT)
     return torch.cat([runner.step({0: part})[0] for part in ids.split([30, 14, 1])])
 
@@ -368,8 +371,8 @@ def assert_same_program(
     kv_dtype: torch.dtype | None = None,
     threads: Sequence[int | None] = (None,),
 ) -> None:
-    """A recorded model, fused or not, gives the bits of the same model run op by op: logits and cache. It is recorded
-    once, and runs with each number of `threads`, None for the present one."""
+    """Checks that a recorded model, fused or not, has the same bits of logits and cache as the model run op by op. It is
+    recorded once and runs with each number of `threads`; None leaves the number as it is."""
     model.kv_dtype = kv_dtype or model.dtype
     programs = ProgramRunner(model), ProgramRunner(model, optimise=False)
     eager, expected = Runner(model, 4, PROMPT), []
@@ -398,7 +401,7 @@ def assert_same_cache(ours, expected) -> None:
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """torch.equal, where the NaN of a cache position never written equals itself."""
+    """True if shapes and bits are equal. Unlike in torch.equal, a NaN (in a position never written) equals itself."""
     integer = {4: torch.int32, 2: torch.int16, 1: torch.int8}[a.element_size()]
     return a.shape == b.shape and torch.equal(a.view(integer), b.view(integer))
 

@@ -1,4 +1,4 @@
-"""Engines on a fake model with drafts from sources that are right always, sometimes, or never."""
+"""Engines on a fake model, with draft sources that are always, sometimes or never right."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from pace.llm.speculation.prompt_lookup import PromptLookup
 from tests.llm.fake_model import OPS, FakeModel, FakeTokenizer
 
 MASK = 49
-"""The mask token of the parallel draft models here."""
+"""Mask token of the parallel draft models below."""
 
 
 class HalfRight(FakeModel):
-    """Gives the logits of a `FakeModel` after some texts, and others after others."""
+    """Returns the logits of a `FakeModel` after two thirds of the texts, and reversed ones after the rest."""
 
     def logits_of(self, tokens: list[int]) -> torch.Tensor:
         logits = super().logits_of(tokens)
@@ -29,7 +29,7 @@ class HalfRight(FakeModel):
 
 
 class NeverRight(FakeModel):
-    """Its most likely token is never that of a `FakeModel`, nor is any other likely."""
+    """Gives nearly all probability to the token that a `FakeModel` finds least likely."""
 
     def logits_of(self, tokens: list[int]) -> torch.Tensor:
         logits = super().logits_of(tokens)
@@ -39,7 +39,7 @@ class NeverRight(FakeModel):
 
 
 def parallel(base: type[FakeModel]) -> type[FakeModel]:
-    """A model that reads m mask tokens at the end as the m tokens that it would have written there."""
+    """Returns a subclass that reads m mask tokens at the end as the m tokens it would have generated there."""
 
     class Parallel(base):
         def logits_of(self, tokens: list[int]) -> torch.Tensor:
@@ -54,7 +54,7 @@ def parallel(base: type[FakeModel]) -> type[FakeModel]:
 
 
 class RandomDrafts(PromptLookup):
-    """Proposes anything."""
+    """Proposes random tokens."""
 
     def __init__(self, seed: int = 1) -> None:
         super().__init__(1, 1)
@@ -90,7 +90,7 @@ def make_engine(
     kind: type[Engine] = Engine,
     **limits,
 ) -> Engine:
-    """Without a source, one that does not draft."""
+    """Returns an engine on a fake model. Without a `source` it does not draft."""
     model = model or FakeModel()
     drafter = None
     if source is not None:
@@ -100,12 +100,12 @@ def make_engine(
 
 
 def make_generator(*arguments, **options) -> Generator:
-    """On an engine of `make_engine`."""
+    """Returns a generator on an engine of `make_engine`."""
     return Generator(make_engine(*arguments, **options), FakeTokenizer(), SamplingConfig(eos_token_id=0))
 
 
 def repetitive_prompts(seed: int, count: int, longest: int = 40) -> list[list[int]]:
-    """Token ids in which runs come again."""
+    """Returns token ids in which a short part repeats."""
     chance = random.Random(seed)
     prompts = []
     for _ in range(count):

@@ -1,13 +1,13 @@
-"""Random stress: several threads do random things to one engine with a small pool, and every token is checked.
+"""Random stress test: several threads do random things to one engine with a small pool, and every token is checked.
 
     python -m tests.llm.engine.stress --seconds 600 [--world fake] [--seed 1]
 
-What a request gives is compared with what it gives alone, in an engine of its own with a pool that holds everything; a
-session's logits with those of its tokens in one piece. At the end nothing may be left in the engine: no sequence, no
-block.
+The output of a request is compared with its output from a second engine, where it runs alone with a pool that holds
+everything. A session's logits are compared with those of its tokens in one piece. At the end no sequence and no block
+may be left in the engine.
 
-To stress something new, add a line to a table: `WORLDS` (how the engine is made), `CONFIGS` (what is asked of it) or
-`ACTIONS` (what threads do).
+To stress something new, add a line to a table. `WORLDS` makes the engines, `CONFIGS` holds the sampling settings, and
+`ACTIONS` what threads do.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from tests.llm.generators import check_idle
 
 NUM_THREADS = 6
 PATIENCE = 120.0
-"""Seconds for what the caller still wants to see at the end, and then for what is under way."""
+"""Longest extra time in seconds until `enough` holds, and then until the threads end."""
 
 
 def run(
     name: str, seconds: float, seed: int, enough: Callable[[World], bool] = lambda world: True, num_prompts: int = 40
 ) -> World:
-    """Stresses the world of that name for so long, and on a busy machine longer, until there is `enough`. Returns it with
-    its counts. Raises AssertionError for anything wrong."""
+    """Stresses the named world for `seconds`, or on a busy machine longer, until `enough(world)` is true. Returns the
+    world with its counts. Raises AssertionError if anything is wrong."""
     world, ended = World(*WORLDS[name](), num_prompts), threading.Event()
     shares = [list(ACTIONS)[index::NUM_THREADS] for index in range(NUM_THREADS)]
     threads = [
@@ -59,7 +59,7 @@ def run(
 
 
 def _work(world: World, chance: random.Random, first: list[Callable], ended: threading.Event) -> None:
-    """Does the `first` actions, so that all are done by someone, and then random ones until it has `ended`."""
+    """Does the `first` actions, so that each action is done by some thread, then random ones until `ended` is set."""
     while (first or not ended.is_set()) and not world.errors:
         action = first.pop() if first else chance.choices(list(ACTIONS), ACTIONS.values())[0]
         try:

@@ -20,7 +20,7 @@ from tests.llm.engine.stress.world import BEAMS, CONFIGS, LONGEST_OUTPUT, LONGES
 
 
 def draw(world: World, chance: random.Random, one_row: bool = False) -> tuple[int, int, int]:
-    """A prompt, a config, and how many tokens to ask for."""
+    """Returns the index of a prompt, the index of a config, and a number of tokens to generate."""
     configs = [
         index
         for index, config in enumerate(CONFIGS)
@@ -30,7 +30,7 @@ def draw(world: World, chance: random.Random, one_row: bool = False) -> tuple[in
 
 
 def generate(world: World, chance: random.Random) -> None:
-    """A batch of any size."""
+    """Generates for a batch of 1 to 12 prompts."""
     _, config, num_tokens = draw(world, chance)
     prompts = [chance.randrange(len(world.prompts)) for _ in range(chance.choice([1, 2, 5, 12]))]
     out = world.generator.generate(
@@ -40,7 +40,7 @@ def generate(world: World, chance: random.Random) -> None:
 
 
 def generate_and_cancel(world: World, chance: random.Random) -> None:
-    """Some rows end by their streamer, then all by the event."""
+    """Lets the streamer end some rows, and later the cancel event end all of them."""
     _, config, num_tokens = draw(world, chance)
     prompts = [chance.randrange(len(world.prompts)) for _ in range(chance.randint(1, 4))]
     cancel, count, last = threading.Event(), Counter(), chance.randint(1, 60)
@@ -64,7 +64,7 @@ def generate_and_cancel(world: World, chance: random.Random) -> None:
 
 
 def search(world: World, chance: random.Random) -> None:
-    """Beams, some of them cancelled on their way."""
+    """Runs beam searches and cancels some of them midway."""
     config = chance.randrange(len(BEAMS))
     prompts = [chance.randrange(len(world.prompts)) for _ in range(chance.randint(1, 3))]
     cancel = threading.Event()
@@ -105,7 +105,7 @@ def add_several_and_cancel_some(world: World, chance: random.Random) -> None:
 
 
 def add_and_drop(world: World, chance: random.Random) -> None:
-    """Requests that go with the last reference to them, some in a cycle that the collector finds."""
+    """Drops the last reference to a request, sometimes in a cycle that only the garbage collector frees."""
     prompt, config, num_tokens = draw(world, chance, one_row=True)
     request = world.generator.add_request(world.prompts[prompt], with_length(CONFIGS[config], num_tokens))
     time.sleep(chance.choice([0.0, 0.001, 0.01]))
@@ -116,7 +116,7 @@ def add_and_drop(world: World, chance: random.Random) -> None:
 
 
 def stream(world: World, chance: random.Random) -> None:
-    """To its end, or left before it."""
+    """Reads a stream to its end, or leaves it before."""
     prompt, config, num_tokens = draw(world, chance, one_row=True)
     pieces = world.generator.stream(world.prompts[prompt], with_length(CONFIGS[config], num_tokens))
     if chance.random() < 0.5:
@@ -132,8 +132,8 @@ def stream(world: World, chance: random.Random) -> None:
 
 
 def session(world: World, chance: random.Random) -> None:
-    """Append, truncate and fork, with other things going on between; the caches of idle ones may be dropped at any
-    time."""
+    """Appends to, truncates and forks sessions, with requests in between. The engine may drop the cache of an idle
+    session at any time."""
     with contextlib.ExitStack() as stack:
         sessions = [stack.enter_context(Session(world.generator.driver))]
         for _ in range(chance.randint(2, 8)):
@@ -171,7 +171,7 @@ def score_alone(world: World, tokens: tuple[int, ...]) -> torch.Tensor:
 
 
 def preempt(world: World, chance: random.Random) -> None:
-    """Sends any running sequence back to the queue, with its blocks or without."""
+    """Sends a random running sequence back to the queue, with or without its blocks."""
 
     def give_way(engine: Engine) -> None:
         scheduler = engine.scheduler
@@ -197,4 +197,4 @@ ACTIONS: dict[Callable[[World, random.Random], None], int] = {
     generate: 10, generate_and_cancel: 10, search: 8, add_and_wait: 10, add_several_and_cancel_some: 10,
     add_and_drop: 4, stream: 6, session: 8, score_texts: 3, preempt: 12, fail_a_step: 1, collect: 1,
 }  # fmt: skip
-"""What a thread does next, by weight."""
+"""The actions of threads, with their weights."""

@@ -1,4 +1,4 @@
-"""The engines that are stressed: of several models, drafts and caches."""
+"""The engines under stress, with several models, draft sources and caches."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def true_drafts() -> Drafter:
 
 
 def draft_model() -> Drafter:
-    """One that is right half of the time, with a cache of its own that is too small for all."""
+    """Returns a drafter that is right part of the time, with a draft cache too small for all sequences."""
     source = make_source("half", num_blocks=12)
     return SpeculativeDrafter(source, FixedLength(4), 4)
 
@@ -59,7 +59,7 @@ def prompt_lookup() -> Drafter:
 def fake(
     num_blocks: int = 14, drafter: Drafter | None = None, windows: tuple[int | None, ...] = (None, None), **options: Any
 ) -> tuple[Generator, Generator]:
-    """Engines on models whose logits show every mistake in the cache."""
+    """Returns engines on fake models, whose logits show every mistake in the cache."""
 
     def make(blocks: int, drafter: Drafter | None = None, **options: Any) -> Generator:
         model = FakeModel(eos_bias=-2.0, windows=windows)
@@ -81,7 +81,7 @@ def tiny_model(kv_cache_dtype: str):
 
 
 def tiny(num_blocks: int = 16, kv_cache_dtype: str = "auto", **options: Any) -> tuple[Generator, Generator]:
-    """Engines on the bundled model and the native kernels, both with keys and values in the same dtype."""
+    """Returns engines on the bundled model and the native kernels, with the same dtype of keys and values."""
     model, other = tiny_model(kv_cache_dtype)
     engine = Engine.create(
         model._engine.model, model._engine.ops, num_blocks * model._engine.cache.spec.block_bytes, **options
@@ -91,7 +91,7 @@ def tiny(num_blocks: int = 16, kv_cache_dtype: str = "auto", **options: Any) -> 
 
 SMALL_STEPS = {"max_tokens_per_step": 40, "max_sequences_per_step": 5}
 WITH_PREFIXES = {"cache_options": {"prefix_cache_bytes": None}}
-"""What is asked of the engine: steps that hold few tokens, and a cache that keeps prefixes."""
+"""Engine options: small steps, and a cache that keeps prefixes."""
 
 WORLDS: dict[str, Callable[[], tuple[Generator, Generator]]] = {
     "fake": lambda: fake(max_tokens_per_step=48, max_sequences_per_step=6),

@@ -1,4 +1,4 @@
-"""An engine under stress, what is asked of it, and what it must give."""
+"""An engine under stress, the configs of its requests, and their expected outputs."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from pace.llm.outputs import GenerateOutput
 
 LONGEST_PROMPT, LONGEST_OUTPUT = 70, 40
 VOCAB = 50
-"""Prompts hold tokens below."""
+"""Prompts hold tokens below this."""
 
 
 class Planted(Exception):
-    """What the stress raises within steps: whoever's work it was gets it, and everything else must go on."""
+    """Raised by the stress test within steps. The requests of that step get it, and all others must go on."""
 
 
 class Parity(LogitsProcessor):
-    """A processor with a state that must be followed exactly: the parity of the sum of all tokens."""
+    """A processor whose state must be kept exactly: the parity of the sum of all tokens."""
 
     def __init__(self) -> None:
         self.odd = 0
@@ -79,19 +79,19 @@ BEAMS: list[SamplingConfig] = [
 
 @dataclass
 class World:
-    """An engine under stress, and one like it where each request is alone."""
+    """An engine under stress, and a similar one (`alone`) where each request runs alone."""
 
     generator: Generator
     alone: Generator
     num_prompts: int = 40
     num_done: Counter[str] = field(default_factory=Counter)
-    """Of each action."""
+    """Number of times each action was done."""
     happened: Counter[str] = field(default_factory=Counter)
-    """Counts of the metrics of all outputs."""
+    """Sums of the metrics of all outputs."""
     num_tokens: int = 0
     errors: list[str] = field(default_factory=list)
     fail_next: bool = False
-    """Has a step fail; never two in a row, of which the third would end the engine."""
+    """Makes the next step fail. Never two in a row, because the third failure in a row would end the engine."""
 
     def __post_init__(self) -> None:
         chance = random.Random(0)
@@ -123,7 +123,7 @@ class World:
         return self.generator.engine
 
     def expected(self, prompt: int, config: int) -> GenerateOutput:
-        """What prompt and config of these indices give alone."""
+        """Returns the output for the prompt and config of these indices, run alone."""
         with self._lock:
             if (prompt, config) not in self._known:
                 self._known[prompt, config] = self.alone.generate(
@@ -132,14 +132,14 @@ class World:
             return self._known[prompt, config]
 
     def expected_beams(self, prompt: int, config: int) -> list[tuple]:
-        """The rows that a search gives alone."""
+        """Returns the rows of a search that runs alone."""
         with self._lock:
             if (prompt, config) not in self._known_beams:
                 self._known_beams[prompt, config] = beam_rows(self.alone.generate(self.prompts[prompt], BEAMS[config]))
             return self._known_beams[prompt, config]
 
     def expected_logits(self, tokens: list[int]) -> torch.Tensor:
-        """`[V]`: what follows these tokens."""
+        """Returns the logits after these tokens, `[V]`."""
         with self._lock:
             if tuple(tokens) not in self._known_logits:
                 with Session(self.alone.driver) as session:
@@ -149,7 +149,7 @@ class World:
     def check_row(
         self, tokens: list[int], reason: str, prompt: int, config: int, row: int = 0, num_tokens: int = LONGEST_OUTPUT
     ) -> None:
-        """A row that was to have at most `num_tokens`, or had fewer because it was cancelled."""
+        """Checks a row of at most `num_tokens` tokens, which has fewer if it was cancelled."""
         whole = self.expected(prompt, config)
         expected, ending = whole.generated_token_ids[row][:num_tokens], whole.finish_reasons[row]
         if len(whole.generated_token_ids[row]) > num_tokens:
