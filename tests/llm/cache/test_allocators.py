@@ -1,4 +1,4 @@
-"""Cache allocators differ in what they copy and how much room is spare, and in no token and no logit."""
+"""Cache allocators differ in what they copy and how much spare room they keep, but give the same tokens and logits."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def sequence_of(length: int, most: int = 4096) -> Sequence:
 
 
 def write(cache: CacheManager, sequence: Sequence, end: int, mark: float = 0.0) -> None:
-    """Computes positions up to `end`: each gets its number plus `mark`."""
+    """Computes positions up to `end`, and stores position + `mark` at each."""
     assert cache.reserve(sequence, end)
     for position in range(sequence.num_computed, end):
         cache.kv[1].v[sequence.block_table[position // BLOCK_SIZE], 0, position % BLOCK_SIZE, 0] = position + mark
@@ -110,7 +110,7 @@ def test_a_run_that_cannot_move_widens_and_slides() -> None:
 
 @pytest.mark.parametrize("name", CONTIGUOUS)
 def test_who_is_alone_can_have_all(name: str) -> None:
-    """However the pool was used before, and wherever the run lies."""
+    """A single sequence can use the whole pool, wherever its run lies and however the pool was used before."""
     for seed in range(5):
         one_has_all_of_a_used_pool(name, random.Random(seed))
 
@@ -153,7 +153,7 @@ def test_a_fork_moves_when_it_writes(name: str) -> None:
 
 
 def test_a_shared_run_neither_widens_nor_slides() -> None:
-    """There is room next to it, and none to move to."""
+    """There is free room next to the run, but not enough to copy it elsewhere."""
     cache, source, target = make_cache(6, kv_cache_type="dynamic"), sequence_of(500), sequence_of(500)
     write(cache, source, 40)
     cache.fork(source, target, 40)
@@ -185,7 +185,7 @@ def test_check_integrity_sees_a_run_that_is_none() -> None:
 
 
 def test_the_balanced_rows_are_where_the_cost_is_least() -> None:
-    """Copying c / r of attention's time, and r / 2n of the text's memory."""
+    """The cost for rows r and length n: copying takes c / r of attention's time, spare rows r / 2n of the memory."""
     for length in (100, 1000, 30_000):
         best = min(range(16, 4096, 16), key=lambda rows: COPY_COST / rows + rows / (2 * length))
         assert best - 16 <= balanced_rows(length) <= best + 16

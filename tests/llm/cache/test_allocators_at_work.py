@@ -1,4 +1,4 @@
-"""Requests and sessions on cache allocators of every kind: the same tokens and logits, whatever happens at once."""
+"""Requests and sessions give the same tokens and logits on every cache allocator, also when much happens at once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.plugins.tiers import sample
 
 
 class GenerationDrafter(ScriptedDrafter):
-    """For what generates; a session has no use for drafts."""
+    """Drafts for sequences that generate. Sessions do not use drafts."""
 
     def extend(self, spans, cache) -> None:
         super().extend([span for span in spans if isinstance(span.sequence.strategy, Greedy)], cache)
@@ -60,7 +60,7 @@ def test_samples_of_one_prompt(name: str, num_blocks: int) -> None:
 
 
 class CheckedEngine(Engine):
-    """Where the books of its cache are wrong, no step succeeds any more: its driver gives up, and everyone hears why."""
+    """Fails each step once the cache's bookkeeping is wrong, so that the driver gives up and reports why."""
 
     def step(self) -> bool:
         self.cache.check_integrity(self.scheduler.sequences())
@@ -74,7 +74,8 @@ def test_everything_at_once_leaks_nothing_and_changes_no_token(name: str, seed: 
 
 
 def everything_at_once(model: FakeModel, cache_bytes: int, cache_options: dict, seed: int) -> None:
-    """Arrivals, aborts, drafts, sessions that grow, are cut, forked and closed, all in a cache that is too small."""
+    """Mixes arrivals, aborts, drafts, and sessions that grow and are cut, forked and closed, in a cache that is too
+    small."""
     chance = random.Random(seed)
     limits = {
         "max_tokens_per_step": chance.choice([1, 7, 64]),
@@ -117,7 +118,7 @@ def everything_at_once(model: FakeModel, cache_bytes: int, cache_options: dict, 
 
 
 def wait_for_steps(generator: Generator, count: int) -> None:
-    """Lets the engine go on by so many steps, if it has so much to do."""
+    """Runs `count` steps of the engine, or fewer if it runs out of work."""
     generator.driver.call(lambda engine: [engine.step() for _ in range(count)]).result(60)
 
 
@@ -171,7 +172,7 @@ CONFIGS = [
 
 
 def walk_of_a_session(model: LLMModel, ids: list[int]) -> list[torch.Tensor]:
-    """Logits of pieces, of what comes after a cut, and of a fork."""
+    """Returns the logits of pieces of a text, of tokens after a cut, and of a fork."""
     with model.session() as session:
         rows, begin = [], 0
         for length in (17, 3, 20, 1):

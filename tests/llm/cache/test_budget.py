@@ -1,4 +1,4 @@
-"""`kv_cache_bytes`: what keys and values may take is a bound, told in time, and changes no token."""
+"""`kv_cache_bytes` bounds the memory of keys and values. It is checked early and changes no token."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def bounded(num_blocks: int, **arguments) -> LLMModel:
 
 
 def steps_of(model: LLMModel, monkeypatch) -> list[int]:
-    """The numbers of tokens of each step from now on."""
+    """Returns a list that collects the number of tokens of each later step."""
     steps, runner = [], model._engine.model
     forward = runner.forward
     monkeypatch.setattr(runner, "forward", lambda batch: steps.append(len(batch.tokens)) or forward(batch))
@@ -66,7 +66,7 @@ def test_sequences_that_compete_for_a_small_cache_get_the_same_tokens(case: tupl
     expected = unbounded().generate(rows, config)
     with bounded(num_blocks) as model:
         steps = steps_of(model, monkeypatch)
-        session = model.session()  # an idle one gives way, and comes back
+        session = model.session()  # an idle session gives up its blocks and is recomputed later
         before = session.append(rows[0])
         out = model.generate(rows, config)
         assert out.generated_token_ids == expected.generated_token_ids and out.finish_reasons == expected.finish_reasons
@@ -113,7 +113,7 @@ def test_what_can_never_fit_is_refused_before_anything_runs(monkeypatch) -> None
             ):
                 session.append(long)
         assert steps == [20]
-    with bounded(9) as model:  # what the error advised
+    with bounded(9) as model:  # the size that the error message advises
         assert model.generate(long, SamplingConfig(max_new_tokens=2, ignore_eos=True)).output_token_ids.shape == (
             1,
             130,

@@ -1,4 +1,4 @@
-"""A cache described layer by layer: what each keeps lies where the others' does not, in bytes that are counted right."""
+"""A cache described layer by layer: the tensors of layers do not overlap, and their bytes are counted right."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int8]
 
 def test_bytes_by_hand() -> None:
     spec = KVSpec(LAYERS, torch.bfloat16)
-    # a value's row is rounded up to 16 elements: 5 to 16, 33 to 48
+    # rows of values are rounded up to 16 elements: 5 to 16, 33 to 48
     assert spec.position_bytes == 2 * (2 * 3 * (5 + 16) + (20 + 48) + (6 + 48))
     narrow = KVSpec(LAYERS, torch.int8)
-    scales = 2 * 3 * 2 + 2 + 2  # a key's and a value's of each head; the latent's and the rotated key's
+    scales = 2 * 3 * 2 + 2 + 2  # one per key and per value of each head; one for the latent, one for the rotated key
     assert narrow.position_bytes == spec.position_bytes // 2 + 4 * scales
     assert KVSpec((None, Positions(2, 8, 8)), torch.float32) != KVSpec((Positions(2, 8, 8), None), torch.float32)
 

@@ -1,5 +1,5 @@
-"""Any order of the verbs, on every kind of cache: the books stay right, and a sequence has what its next positions
-see, whoever shares its blocks."""
+"""Operations in any order on every kind of cache. The bookkeeping stays right, and each sequence keeps the positions that
+its next tokens attend to, also if blocks are shared."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.plugins.tiers import commit
 STEP_TOKENS = 30
 LONGEST = 160
 MOST_SEQUENCES = 7
-"""Bounds of what a run may build. Their product bounds its time: each step looks at all positions of all sequences."""
+"""Bounds of one walk. Their product bounds its time, because each step checks all positions of all sequences."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,9 @@ KINDS = {
 
 
 class Machine:
-    """What a block holds stays what its sequence has stored there. With a prefix cache that depends on all tokens so
-    far, as in a model; without one each value is stored once."""
+    """Does random operations on a cache and checks that blocks keep the values stored in them.
+
+    With a prefix cache a value depends on all tokens so far, as in a model. Without one each value is unique."""
 
     def __init__(self, kind: Kind, chance: random.Random) -> None:
         self.kind = kind
@@ -68,11 +69,11 @@ class Machine:
         ]
         self.sequences: list[Sequence] = []
         self.stored: dict[int, np.ndarray] = {}
-        """What each sequence has stored at its computed positions."""
+        """Values that each sequence has stored at its computed positions, by sequence id."""
         self.num_stored = 0
 
     def step(self) -> str:
-        """Does something; returns what."""
+        """Does a random operation and returns its name."""
         may_begin = len(self.sequences) < MOST_SEQUENCES
         verbs = {"begin": 3 * may_begin}
         if self.sequences:
@@ -84,7 +85,7 @@ class Machine:
     # -- the verbs -----------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Two stems, each left at some place."""
+        """Adds a sequence that begins with token 0 or 1 and counts up by one at a random position."""
         stem, length, split = self.chance.randint(0, 1), self.chance.randint(1, 120), self.chance.randint(0, 120)
         self.add(Sequence([stem + (position >= split) for position in range(length)], None, None, 4096), [])
 
@@ -144,7 +145,7 @@ class Machine:
         self.stored = {sequence.id: np.empty(0) for sequence in self.sequences}
 
     def cut(self) -> int:
-        """Positions from the end at which a sequence is cut or forked: most lie in its last blocks."""
+        """Returns a distance from the end at which a sequence is cut or forked, mostly within its last blocks."""
         return self.chance.randint(0, self.chance.choice([2 * BLOCK_SIZE, LONGEST]))
 
     def lengthen(self, sequence: Sequence) -> None:
@@ -158,7 +159,7 @@ class Machine:
         self.stored[sequence.id] = np.array(stored)
 
     def values(self, sequence: Sequence, begin: int, end: int) -> np.ndarray:
-        """For positions from `begin` on: here, exactly representable in float32."""
+        """Returns the values to store at positions `begin` to `end`. They are exact in float32."""
         if self.kind.prefix_blocks:
             chain = itertools.accumulate(sequence.tokens[:end], lambda *pair: hash(pair) % 2**20, initial=0)
             return np.array(list(chain)[begin + 1 :])
@@ -166,7 +167,7 @@ class Machine:
         return np.arange(self.num_stored - (end - begin), self.num_stored)
 
     def check(self, sequence: Sequence) -> None:
-        """All that the next position sees is there."""
+        """Asserts that the cache holds all positions that the next one attends to."""
         end, stored = sequence.num_computed, self.stored[sequence.id]
         assert len(stored) == end
         for number, (keys, group, window) in enumerate(self.layers):
@@ -187,7 +188,7 @@ class Machine:
 @pytest.mark.parametrize("num_walks", [25, pytest.param(2000, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("name", KINDS)
 def test_any_order_of_verbs(name: str, num_walks: int) -> None:
-    """Other walks in each commit."""
+    """Each commit runs other walks."""
     for number in range(num_walks * commit()[1], num_walks * (commit()[1] + 1)):
         machine, done = Machine(KINDS[name], random.Random(f"{name} {number}")), []
         try:

@@ -1,4 +1,4 @@
-"""Blocks: reserved or not at all, shared and copied on write, given back exactly once."""
+"""Blocks are reserved all or none, shared and copied on write, and freed exactly once."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_memory_is_touched_only_as_used() -> None:
         for block in sequence.block_table:
             layer.k[block] = 1.0
     growth = resident_bytes() - before
-    # Written are 1.8 of 2048 MiB, in pages of 2 MiB. The rest of the bound is for what allocators keep meanwhile.
+    # 1.8 of 2048 MiB are written, in pages of 2 MiB. The rest of the bound is for memory that allocators keep.
     assert growth < 64 << 20, f"resident memory grew by {growth / 2**20:.1f} MiB"
     assert cache.touched_bytes == cache.used_bytes == 7 * spec.block_bytes
 
@@ -51,8 +51,8 @@ def test_memory_is_touched_only_as_used() -> None:
      KVSpec((Positions(2, 5, 5),) * 3, torch.int8), KVSpec((Positions(1, 64, 64),) * 1, torch.int8)],
 )  # fmt: skip
 def test_layers_lie_side_by_side_in_a_block(spec: KVSpec) -> None:
-    """Keys and values of all layers of a block are its bytes, each once; blocks a multiple of 64 KB apart are
-    padded."""
+    """The keys and values of all layers fill a block without gaps or overlaps. Blocks whose size is a multiple of 64 KB
+    are padded."""
     layers = spec.allocate(3)
     tensors = [tensor for layer in layers for tensor in layer.tensors]
     starts = {head.data_ptr(): head.nbytes for tensor in tensors for head in tensor[1]}
@@ -68,7 +68,7 @@ def test_layers_lie_side_by_side_in_a_block(spec: KVSpec) -> None:
 
 @pytest.mark.parametrize("head_dim", [64, 96, 128])
 def test_int8_takes_little_more_than_half_of_bfloat16(head_dim: int) -> None:
-    """One byte for two, and 4 for each head's scale: 1/2 + 2/D."""
+    """One byte instead of two, and 4 bytes for the scale of each head: 1/2 + 2/D."""
     wide, narrow = (KVSpec((Positions(2, head_dim, head_dim),) * 24, dtype) for dtype in (torch.bfloat16, torch.int8))
     assert narrow.position_bytes == wide.position_bytes // 2 + 24 * 2 * 2 * 4
     assert narrow.block_bytes < 0.54 * wide.block_bytes
@@ -174,8 +174,8 @@ def test_reset_frees_everything_from_any_state() -> None:
 
 
 def test_a_process_with_a_cache_beyond_its_memory_can_fork():
-    """The pool reserves addresses, not memory: with more than any machine has, fork still works (plain memory refuses
-    it)."""
+    """The pool reserves addresses, not memory, so fork works even if the pool exceeds the machine's memory. With plain
+    memory fork fails."""
     cache = CacheManager(KVSpec((Positions(1, 64, 64),) * 1, torch.float32), 2**40)
     assert cache.kv[0].k.nbytes + cache.kv[0].v.nbytes > 2**38
     assert exit_code_in_fork(lambda: True) == 0

@@ -1,5 +1,5 @@
-"""Beginnings of texts are computed once: what is reused are the bits that would have been computed, and never too much
-of them."""
+"""Prefixes of texts are computed once. Reused positions have the same bits as computed ones, and never too many are
+reused."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from tests.support import backend, backends, load_model
 
 SPEC = KVSpec((Positions(1, 2, 2),) * 2, torch.float32)
 ON = {"prefix_cache_bytes": None}
-"""A quarter of the cache."""
+"""Options for a prefix cache of the default size, a quarter of the cache."""
 
 
 def prefix_generator(num_blocks: int = 1000, kept: int | None = None, **limits: int) -> Generator:
-    """With a prefix cache of `kept` blocks, a quarter of all by default."""
+    """Returns a generator with a prefix cache of `kept` blocks, by default a quarter of all."""
     options = {"prefix_cache_bytes": kept and kept * SPEC.block_bytes}
     return Generator(make_engine(num_blocks, cache_options=options, **limits))
 
@@ -53,7 +53,7 @@ def test_a_prompt_that_was_there_is_computed_from_its_last_block_on(length: int,
 
 
 def test_what_was_generated_is_known_too() -> None:
-    """The second turn of a conversation."""
+    """The second turn of a conversation reuses the generated tokens of the first."""
     generator = prefix_generator()
     first, _ = generate(generator, [ids(1, 30)], num_tokens=40)
     turn = ids(1, 30) + first.generated_token_ids[0] + ids(2, 20)
@@ -80,7 +80,7 @@ def test_what_two_texts_computed_at_once_is_held_once() -> None:
     sessions = [Session(generator.driver) for _ in range(2)]
     sequences = [session._sequence for session in sessions]
     with by_hand(generator) as hand:
-        for sequence in sequences:  # as `append` does, up to the step
+        for sequence in sequences:  # the same as `append` does before the step
             sequence.tokens, sequence.num_prompt_tokens = list(prompt), 40
             sequence.strategy = CollectLogits(39, 1, hand.engine.model.vocab_size)
             hand.engine.scheduler.add(sequence)
@@ -102,7 +102,7 @@ PRESSURES = list(itertools.product([None, 1, 5, 14], range(4)))
 
 @pytest.mark.parametrize("case", sample(PRESSURES, lambda case: case in PRESSURES[::5]), ids=str)
 def test_reuse_under_pressure_changes_no_token(case: tuple[int | None, int]) -> None:
-    """Prompts that begin alike, in a cache that holds a few of them: blocks are taken from the prefix cache all the
+    """Prompts share prefixes, and the cache holds only a few of them, so blocks are taken from the prefix cache all the
     time."""
     kept, seed = case
     chance = random.Random(seed)
@@ -131,7 +131,7 @@ def test_who_was_preempted_finds_what_it_had_computed() -> None:
 
 
 def test_the_room_of_texts_at_work_is_not_the_prefix_caches() -> None:
-    """Four blocks of an old text are idle; a new one that needs all gets all."""
+    """Four blocks of an old text are idle. A new text that needs all blocks gets all of them."""
     generator = prefix_generator(8, kept=4)
     generate(generator, [ids(1, 70)], num_tokens=2)
     cache = generator.engine.cache
@@ -144,16 +144,16 @@ def test_what_was_used_least_lately_goes_first_and_ends_before_beginnings() -> N
     old, new = ids(1, 65), ids(2, 65)
     generate(generator, [old], 1)
     generate(generator, [new], 1)
-    generate(generator, [ids(3, 81)], 1)  # 6 blocks, of which 4 were free
+    generate(generator, [ids(3, 81)], 1)  # 6 blocks; 4 were free
     assert len(generator.engine.cache.pool.idle_blocks) == 11
     assert reusable(generator, old) == 32 and reusable(generator, new) == 64
-    generate(generator, [old[:33]], 1)  # now the other is the older one
-    generate(generator, [ids(4, 100)], 1)  # 7 blocks: 1 is free
+    generate(generator, [old[:33]], 1)  # now the blocks of `new` are the oldest
+    generate(generator, [ids(4, 100)], 1)  # 7 blocks; 1 is free
     assert reusable(generator, old) == 32 and reusable(generator, new) == 0
 
 
 def reusable(generator: Generator, tokens: list[int]) -> int:
-    """Tokens that a text would find; what it takes is given back, and the order of what was used put back."""
+    """Returns the number of tokens that a text would reuse. Frees them again and restores the order of idle blocks."""
 
     def look(engine: Engine) -> int:
         sequence, before = Sequence(tokens, None, None, 4096), engine.cache.pool.idle_blocks
@@ -174,7 +174,8 @@ def test_the_budget_keeps_beginnings() -> None:
 
 
 def test_a_hash_alone_finds_nothing() -> None:
-    """Python's hash of an int is its rest by 2**61 - 1: texts of equal hashes, block by block, are still told apart."""
+    """Python's hash of an int is its remainder modulo 2**61 - 1. Texts with equal hashes in every block are still
+    distinguished."""
     cache = CacheManager(SPEC, 100 * SPEC.block_bytes, prefix_cache_bytes=50 * SPEC.block_bytes)
     tokens = ids(1, 60)
     texts = [
@@ -283,12 +284,12 @@ def test_texts_of_different_regimes_share_nothing() -> None:
 
 
 def engine_by_hand(num_blocks: int = 1000, kept: int | None = None) -> Engine:
-    """As `prefix_generator`, for a test that steps it."""
+    """Returns an engine like that of `prefix_generator`, for tests that step it themselves."""
     return make_engine(num_blocks, cache_options={"prefix_cache_bytes": kept and kept * SPEC.block_bytes})
 
 
 def salted(engine: Engine, prompt: list[int], salt: str | None = None, adapter: str | None = None) -> int:
-    """Tokens of the prompt that were known where it is computed under a salt and an adapter."""
+    """Runs the prompt under a salt and an adapter, and returns the number of its tokens that were reused."""
     sequence = Sequence(prompt, Greedy(), StoppingCriteria(len(prompt) + 1, []), len(prompt) + 1)
     sequence.cache_salt, sequence.adapter = salt, adapter
     engine.submit([sequence])
@@ -322,7 +323,7 @@ def test_two_adapters_never_share_a_block() -> None:
 
 
 def test_a_fork_has_the_salt_of_its_source() -> None:
-    """So that it finds its own text again after it was preempted, and nobody else finds it."""
+    """A preempted fork finds its own text again, and texts with another salt do not find it."""
     generator, prompt = prefix_generator(), ids(1, 50)
     with Session(generator.driver) as session:
         session._sequence.cache_salt = "a"
@@ -345,8 +346,8 @@ def test_a_salt_is_forgotten_with_its_last_block() -> None:
 )  # fmt: skip
 @pytest.mark.skipif("native" not in backends(), reason="bits are promised for the kernels")
 def test_logits_and_text_are_the_same_bits_with_and_without(tmp_path, model_type: str, special: str) -> None:
-    """Prompts that begin alike, shorter and longer than where the angles change (16, or 64 for dynamic-within), and
-    texts that grow past it."""
+    """Prompts share prefixes. They are shorter and longer than the length at which the angles change (16, or 64 for
+    dynamic-within), and some texts grow past it."""
     save_tiny(
         tmp_path, model_type, next(fields for name, what, fields in VARIANTS if (name, what) == (model_type, special))
     )

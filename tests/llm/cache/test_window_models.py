@@ -1,5 +1,5 @@
-"""Models with windows on the kernels: what is given back changes no bit of a logit or a text, compared with a cache that
-keeps every position."""
+"""Models with windows on the kernels. Freeing positions outside the window changes no bit of logits or texts, compared
+with a cache that keeps every position."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ KEPT = {"kv_cache_type": "bmc"}
 """A policy that keeps all positions in one group."""
 
 ALWAYS = ("gpt_oss", "mistral", "llama4_text")
-"""Some layers have windows, all have, or chunks. Windows of the others' lengths are in test_windows.py."""
+"""Models where some layers have windows, all have, or some have chunks. test_windows.py has other lengths."""
 MODELS = {
     "gpt_oss": {"sliding_window": 19, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
     "gemma3_text": {"sliding_window": 7},
@@ -49,7 +49,7 @@ def checkpoint(request, tmp_path_factory):
 
 
 def generator(folder, kv_dtype=torch.float32, backend="native", blocks=None, drafter=None, **options) -> Generator:
-    """An engine whose pool has `blocks` of the groups, or plenty."""
+    """Returns a generator whose pool has `blocks` blocks of the layer groups, by default plenty."""
     model = load_model(folder, torch.float32, native)
     model.kv_dtype = kv_dtype
     cache_bytes = 1 << 24 if blocks is None else blocks * by_lifetime(model.kv_spec).block_bytes
@@ -64,7 +64,7 @@ def text(length: int, seed: int = 1) -> list[int]:
 
 
 def most_needed(folder, length: int) -> int:
-    """Blocks for a sequence alone."""
+    """Returns the largest number of blocks that one sequence of this length needs."""
     spec = by_lifetime(load_model(folder, torch.float32, native).kv_spec)
     whole = -(-length // 16)
     return sum(whole if group.window is None else min(whole, most_kept(group.window, STEP)) for group in spec.groups)
@@ -72,7 +72,7 @@ def most_needed(folder, length: int) -> int:
 
 @pytest.mark.parametrize("kv_dtype", [torch.float32, torch.bfloat16, torch.int8])
 def test_logits_of_sessions_that_grow_are_cut_back_and_forked(checkpoint, kv_dtype) -> None:
-    """Chunks of a prefill, tokens one by one, drafts' worth and far more taken back; with a prefix cache, too."""
+    """Prefills in chunks, adds single tokens, and truncates by a few tokens and by many. Also with a prefix cache."""
     generators = [generator(checkpoint, kv_dtype, **options) for options in (KEPT, {"prefix_cache_bytes": None}, {})]
     sessions = [Session(each.driver) for each in generators]
 
@@ -96,8 +96,8 @@ def test_logits_of_sessions_that_grow_are_cut_back_and_forked(checkpoint, kv_dty
 
 
 def test_texts_that_compete_for_a_small_pool(checkpoint) -> None:
-    """Greedy, drawn and searched for by beams; preempted, drafted for, and found again. One of the small pools runs op by
-    op, which gives the bits of the program."""
+    """Greedy, sampled and beam search texts are preempted, drafted for and reused. One of the small pools runs op by op,
+    with the same bits as the program."""
     prompts = [text(length, length) for length in (150, 90, 170, 17)] + [text(150, 150)[:120] + text(9)]
     configs = [
         SamplingConfig(max_new_tokens=30, ignore_eos=True, logprobs=1),
@@ -152,7 +152,7 @@ def test_a_batch_without_the_tables_of_a_group_is_refused(tmp_path) -> None:
 
 
 def test_a_block_that_is_still_seen_must_be_there(tmp_path) -> None:
-    """A table that has lost a block within the window is refused; one before it is not looked at."""
+    """A block table without a block of the window is refused. Blocks before the window are ignored."""
     save_tiny(tmp_path, "mistral", {"sliding_window": 19, "max_position_embeddings": POSITIONS})
     each = generator(tmp_path)
     forward, lost = each.engine.model.forward, []
@@ -164,7 +164,7 @@ def test_a_block_that_is_still_seen_must_be_there(tmp_path) -> None:
 
     with Session(each.driver) as session:
         session.append(text(48))
-        expected = session.append([5])  # at position 48: it sees 30 .. 48
+        expected = session.append([5])  # position 48 attends to 30 .. 48
         session.truncate(48)
         each.engine.model.forward, lost[:] = lose, [1]
         assert torch.equal(session.append([5]), expected)

@@ -1,5 +1,5 @@
-"""Layers with a window give back what no later position sees: the same bits, in less memory, whatever happens to a
-sequence meanwhile."""
+"""Layers with a window free blocks that no later position attends to. The bits stay the same in less memory, also when
+sequences are cut, forked or preempted."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ WINDOWS = {
     "half": (None, 20, None, 20), "most": (None, 20, 20, 20), "short": (None, 5, 5), "two windows": (None, 7, 40, 40),
     "blocks": (None, 32, 32), "all": (20, 20), "all short": (3, 3), "all, two windows": (33, 9),
 }  # fmt: skip
-"""Of the layers of a model."""
+"""Windows of the layers of a model, by name."""
 
 
 def groups_of(*windows: int | None, layer: Positions | None = None) -> list[tuple[int, int | None]]:
-    """How many layers are in a group, and its window."""
+    """Returns the number of layers and the window of each group."""
     layer = layer or Positions(2, 8, 8)
     layers = tuple(Positions(layer.kv_heads, layer.key_dim, layer.value_dim, window) for window in windows)
     return [(len(group.layers), group.window) for group in by_lifetime(KVSpec(layers, torch.float32)).groups]
@@ -88,7 +88,7 @@ def test_capacity_is_what_fits() -> None:
 
 
 def test_blocks_that_another_holds_too_are_room_for_neither() -> None:
-    """A fork gives back the window that it shares, and has no room by that: what is admitted still finds all it needs."""
+    """A fork that frees blocks it shares gains no room. An admitted sequence still gets all blocks it needs."""
     spec = FakeModel(windows=(40, 40)).kv_spec
     outcomes = []
     for num_blocks in range(6, 16):
@@ -122,7 +122,7 @@ def test_everything_at_once_leaks_nothing_and_changes_no_token(case: tuple[str, 
 
 
 def make_generator(name: str, num_blocks: int = 1000, prefix: int | None = 0, **limits: int) -> Generator:
-    """`num_blocks` of the groups."""
+    """Returns a generator with `num_blocks` blocks of the layer groups."""
     model = FakeModel(eos_bias=-50.0, windows=WINDOWS[name])
     num_bytes = num_blocks * by_lifetime(model.kv_spec).block_bytes
     return Generator(Engine.create(model, OPS, num_bytes, cache_options={"prefix_cache_bytes": prefix}, **limits))
@@ -186,7 +186,7 @@ def test_a_session_that_goes_back_beyond_a_window_computes_again(name: str) -> N
 def test_a_session_as_long_as_the_pool_may_be_cut_back_and_go_on(
     windows: tuple[int | None, ...], prefix: int | None
 ) -> None:
-    """Into blocks that the prefix cache knows: nothing is free for a copy of them."""
+    """The session is cut back into blocks that the prefix cache also holds, with no free block for a copy."""
     model = FakeModel(eos_bias=-50.0, windows=windows)
     num_bytes = 24 * by_lifetime(model.kv_spec).block_bytes
     engine = Engine.create(model, OPS, num_bytes, cache_options={"prefix_cache_bytes": prefix}, max_tokens_per_step=16)
@@ -227,7 +227,7 @@ def test_a_lost_block_of_a_window_leaves_what_stands_behind_it() -> None:
 
     def lose(engine: Engine) -> None:
         pool, block = engine.cache.pool, node.blocks[1]
-        pool._idle = {block: None} | pool._idle  # as if it had been idle for longest
+        pool._idle = {block: None} | pool._idle  # as if it had been idle the longest
         pool._drop_idle()
 
     generator.driver.call(lose).result(60)

@@ -1,7 +1,7 @@
-"""Random walks through grammars of the tools in BFCL's data: `python -m tests.llm.chat.bfcl`.
+"""Random walks through grammars of the tools in the BFCL data: `python -m tests.llm.chat.bfcl`.
 
-Every tool is called with `tool_choice` auto (from where the call has begun), required and named, in one format after the
-other. The data come from the wheel of bfcl-eval, which pip downloads once.
+Every tool is called with `tool_choice` auto (starting within a call), required and named. The formats take turns. The
+data come from the wheel of bfcl-eval, which pip downloads once.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from tests.llm.chat.turns import parse
 
 TYPES = {"dict": "object", "float": "number", "double": "number", "long": "integer", "tuple": "array", "list": "array",
          "ArrayList": "array", "Array": "array", "HashMap": "object", "String": "string", "char": "string"}  # fmt: skip
-"""The data's own names of types, in JSON schema's words. Others that JSON schema does not know may be anything."""
+"""The data's type names and their JSON schema names. Other types unknown to JSON schema allow any value."""
 KNOWN = {"object", "number", "integer", "array", "string", "boolean", "null"}
 COLUMNS = ("walks", "finished", "cut", "refused", "wrong")
 
 
 def data(cache: Path) -> Path:
-    """The wheel with the data, downloaded where it is not there."""
+    """Returns the path of the wheel with the data, and downloads it if necessary."""
     if not list(cache.glob("bfcl_eval-*.whl")):
         command = [sys.executable, "-m", "pip", "download", "bfcl-eval", "--no-deps", "-q", "-d", str(cache)]
         subprocess.run(command, check=True)
@@ -40,7 +40,7 @@ def data(cache: Path) -> Path:
 
 
 def descriptions(wheel: Path) -> Iterator[dict[str, Any]]:
-    """Every description of a function, once."""
+    """Yields every description of a function once."""
     seen = set()
     with zipfile.ZipFile(wheel) as files:
         names = [name for name in files.namelist() if name.startswith("bfcl_eval/data/") and name.endswith(".json")]
@@ -57,7 +57,7 @@ def descriptions(wheel: Path) -> Iterator[dict[str, Any]]:
 
 
 def in_json_schema(schema: Any) -> Any:
-    """The same schema with the types of JSON schema, and without the data's other keywords."""
+    """Returns the schema with JSON schema types, and without keywords that only the data use."""
     if not isinstance(schema, dict):
         return {}
     kept = {key: schema[key] for key in ("enum", "required", "description", "minimum", "maximum") if key in schema}
@@ -71,7 +71,7 @@ def in_json_schema(schema: Any) -> Any:
 
 
 def run_one(tool: Tool, other: Tool, mode: str, number: int, most: int) -> str:
-    """What came of one walk: a word of COLUMNS, and a reason where there is one."""
+    """Does one walk and returns its outcome: a word of COLUMNS, and sometimes a reason."""
     format = list(FORMATS.values())[number % len(FORMATS)]
     words = vocabulary(tuple(special_names(format)))
     choice = ToolChoice(mode, (tool.name,) if mode == "named" else None)

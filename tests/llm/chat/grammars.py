@@ -1,4 +1,4 @@
-"""What tests of grammars share: a tokenizer, random calls, and random walks."""
+"""Helpers for tests of grammars: a tokenizer, random calls, and random walks."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from pace.llm.chat.literals import parts
 TINY = Path(__file__).parents[3] / "pace" / "assets" / "tiny" / "tokenizer.json"
 END = "<|end|>"
 PLAIN = "\ue000"
-"""Stands in random values, so that they are not taken for special tokens. It is no part of them."""
+"""Marker put into random values so that they are not read as special tokens. It is removed before comparisons."""
 _SPECIAL = re.compile(r"<[|｜/]?[\w|｜▁:/]+[|｜]?>|\[/?[A-Z_]+\]")
 
 
 def special_names(format: ToolFormat) -> list[str]:
-    """The marks of a format that models have as special tokens."""
+    """Returns the marks of a format that are special tokens of models."""
     literals = [format.opening, format.call, format.between or "", format.closing, *format.reply, *format.preamble]
     literals += [getattr(format.arguments, name, "") for name in ("before", "after", "end")]
     return sorted({found for literal in literals for part in parts(literal) for found in _SPECIAL.findall(part.text)})
@@ -40,15 +40,15 @@ class Vocabulary:
     tokens: Tokenizer
     llt: LLTokenizer
     special: dict[str, int]
-    """Those that grammars may name."""
+    """Special tokens that grammars may name, with their ids."""
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text; a name of a special token with a PLAIN in it is plain text."""
+        """Returns the tokens of a text. The name of a special token with PLAIN inside is plain text."""
         pieces = text.split(PLAIN)
         return [token for piece in pieces for token in self.tokens.encode(piece, add_special_tokens=False).ids]
 
     def spell(self, text: str) -> list[int]:
-        """The text in tokens of single characters: none of them special."""
+        """Returns the text as tokens of single characters, so that none is special."""
         return [token for character in text for token in self.encode(character)]
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -57,7 +57,7 @@ class Vocabulary:
 
 @functools.cache
 def vocabulary(names: tuple[str, ...] = (), end: str = END) -> Vocabulary:
-    """With these special tokens more; `end` is the one that ends a turn."""
+    """Returns the vocabulary with these additional special tokens. The token `end` ends a turn."""
     settings = json.loads(TINY.read_text())
     known = {token["content"]: token["id"] for token in settings["added_tokens"]}
     size = max([*settings["model"]["vocab"].values(), *known.values()]) + 1
@@ -84,15 +84,15 @@ def matcher(grammar: str, words: Vocabulary) -> LLMatcher:
 
 
 def accepts(grammar: str, words: Vocabulary, tokens: Sequence[int]) -> bool:
-    """Whether the tokens are a whole turn."""
+    """True if the tokens are a whole turn."""
     found = matcher(grammar, words)
     return all(found.consume_token(token) for token in tokens) and found.is_accepting()
 
 
 def walk(grammar: str, words: Vocabulary, rng: random.Random, most: int, begin: str = "") -> tuple[str, bool]:
-    """Random tokens that the grammar allows, after `begin`, and whether the turn ended before `most` of them.
+    """Returns `begin` with random tokens that the grammar allows, and True if the turn ended within `most` tokens.
 
-    Every other token is one that brings an end nearer, where there is one, so that strings do not last for ever.
+    About half of the tokens are closing ones if any is allowed, so that strings end.
     """
     found = matcher(grammar, words)
     tokens = words.encode(begin)
@@ -121,7 +121,7 @@ def _bit(mask: np.ndarray, token: int) -> bool:
 
 @functools.lru_cache(maxsize=1)
 def _closing(words: Vocabulary) -> list[int]:
-    """Tokens that bring an end nearer."""
+    """Returns the tokens that close a string, a value, a tag or the turn."""
     ids = [words.tokens.token_to_id(text) for text in ('"', "'", "}", "]", ")", "</", "Ċ", END)]
     return [token for token in ids if token is not None]
 

@@ -1,4 +1,4 @@
-"""Every format: its own writer, its grammar and its parser agree."""
+"""The writer, the grammar and the parser of every format agree."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SEEDS = range(6)
 
 
 def random_calls(format, tools, rng):
-    """Calls, and their arguments parsed."""
+    """Returns random calls, and their arguments as objects."""
     count = 1 if format.between is None else rng.randrange(1, 4)
     chosen = [rng.choice(tools) for _ in range(count)]
     values = [random_object(tool.parameters, rng) for tool in chosen]
@@ -37,7 +37,7 @@ def written(format, seed):
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_what_the_grammar_admits_is_parsed(name):
-    """With special tokens and with plain text in their place; each with either choice in turn."""
+    """Runs with special tokens and with plain text instead. Each takes the choices required and auto in turn."""
     format = FORMATS[name]
     for seed in SEEDS:
         tools, calls, values, text, rng = written(format, seed)
@@ -72,7 +72,7 @@ def test_names_and_choices_of_any_characters(name):
             grammar = turn_grammar(format, tools, ToolChoice("required"), special=words.special)
             for value in enum:
                 text = format.write([ToolCall("123456789", "f", "")], {"f": tools[0]}, [{key: value, "n": 1}])
-                if not value.startswith("</"):  # which would be encoded as a token
+                if not value.startswith("</"):  # it would be encoded as a special token
                     assert accepts(grammar, words, words.encode(text)), text
                 calls = parse(TurnParser(format, tools), text).calls
                 assert [json.loads(arguments) for _, arguments in calls] == [{key: value, "n": 1}], text
@@ -80,7 +80,7 @@ def test_names_and_choices_of_any_characters(name):
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_cuts_change_nothing(name):
-    """One cut anywhere, all cuts at once, and random ones; with text around where the format has any."""
+    """Tries one cut at each position, all cuts at once, and random ones. Adds text around if the format allows it."""
     format = FORMATS[name]
     for seed in SEEDS[:3]:
         tools, calls, _, text, rng = written(format, seed)
@@ -97,7 +97,7 @@ def test_cuts_change_nothing(name):
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_cut_turn_has_no_false_end(name):
-    """Every beginning of a turn: the calls that have ended are those that are written whole, and others a beginning."""
+    """For every prefix of a turn, exactly the completely written calls have ended. The others are prefixes of calls."""
     format = FORMATS[name]
     tools, calls, values, text, _ = written(format, 1)
     by_name = {tool.name: tool for tool in tools}
@@ -135,7 +135,7 @@ def test_one_call_without_parallel_calls(name):
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_blank_space_before_the_end(name):
-    """Models write a line end behind their last call: a turn may end there, and the blank is no text."""
+    """Models write a line end after their last call. A turn may end there, and the whitespace is not text."""
     format = FORMATS[name]
     for seed, blank in enumerate(("\n", " \n\n", "\r\n")):
         tools, calls, _, text, _ = written(format, seed)
@@ -171,7 +171,7 @@ ANSWERS = {
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_an_answer_of_json_beside_calls(name):
-    """Whatever a call begins with, an answer may begin in the same way."""
+    """An answer may begin with the same characters as a call."""
     format = FORMATS[name]
     tools = [
         Tool(tool, "", {"properties": {"a": {"type": "integer"}}, "required": ["a"]}) for tool in ("clock", "clock_two")
@@ -222,7 +222,7 @@ def test_only_the_tools_that_are_chosen(name):
         for mode in ("required", "named", "auto"):
             grammar = turn_grammar(format, tools, ToolChoice(mode, names), special=words.special)
             if not admitted and mode == "auto" and not format.anywhere and not format.answers_are_marked:
-                continue  # a turn that begins otherwise than a call is text
+                continue  # a turn that does not begin like a call is text
             assert accepts(grammar, words, tokens) == admitted
             if mode != "auto":
                 assert not accepts(grammar, words, words.encode("Hello"))
@@ -231,7 +231,7 @@ def test_only_the_tools_that_are_chosen(name):
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_rules_do_not_nest_deeply(name):
-    """However many arguments a tool has: llguidance's stack overflows where thousands of rules refer to one another."""
+    """The depth does not grow with a tool's arguments. llguidance's stack overflows if thousands of rules are nested."""
     keys = {f"p{index}": {"type": "string"} for index in range(500)}
     grammar = turn_grammar(FORMATS[name], [Tool("f", parameters={"properties": keys})], ToolChoice("required"))
     rules = dict(line.split(": ", 1) for line in grammar.splitlines()[1:])

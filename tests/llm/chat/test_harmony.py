@@ -1,5 +1,5 @@
-"""A model of channels (gpt-oss): thoughts, remarks, calls and the answer are told apart, and a grammar leaves room for
-all of them."""
+"""Models with channels (gpt-oss): thoughts, remarks, calls and the answer are distinguished, and a grammar allows all of
+them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def template():
 
 
 def read(turn, text):
-    """Thought, text and calls of an answer, and the number of its thought's tokens."""
+    """Returns the thought, the text and the calls of an answer, and the number of tokens of its thought."""
     reader = TurnReader(turn)
     for token in WORDS.encode(text):
         reader.push("" if token in turn.hidden else WORDS.decode([token]))
@@ -89,7 +89,7 @@ BEFORE = ["", THINKS, THINKS + THINKS, THINKS + REMARKS, REMARKS + THINKS + REMA
 
 @pytest.mark.parametrize("before", BEFORE)
 def test_channels_stay_possible(template, before):
-    """With a schema, with tools, and with both: what a model says before its answer may come."""
+    """A schema, tools, or both still allow the thoughts and remarks before an answer."""
     only_json = plan_turn(template, ASKED, answer=JSON)
     assert allows(only_json, before + SAYS_JSON) and not allows(only_json, before + SAYS)
     assert read(only_json, before + SAYS_JSON)[1].endswith('{"n":1}')
@@ -112,7 +112,8 @@ def test_a_schema_without_marks(template):
 
 
 def test_a_thought_that_the_prompt_began(template):
-    """Where a prompt ends inside of the analysis channel, more of them may come, and then the answer."""
+    """If a prompt ends inside the analysis channel, the thought goes on, more thoughts may follow, and then the
+    answer."""
     prompt = "<|start|>assistant<|channel|>analysis<|message|>"
     for before in ("", THINKS, REMARKS + THINKS):
         turn = turn_after(prompt, template, answer=JSON)
@@ -128,7 +129,7 @@ def test_whether_a_prompt_has_ended_the_thought():
 
 
 def test_marks_of_an_answer_with_a_schema_in_other_formats():
-    """A list of calls or a marked answer: Command R7B."""
+    """Command R7B writes either a list of calls or a marked answer."""
     names = ("<|START_THINKING|>", "<|END_THINKING|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_ACTION|>")
     words = vocabulary(names)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words.tokens, eos_token=END)

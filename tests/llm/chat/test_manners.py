@@ -1,4 +1,5 @@
-"""Conversations through templates as models have them: whatever a template takes, all of a conversation is in the text.
+"""Conversations rendered by templates like those of models. The text contains the whole conversation, even if the
+template does not support all kinds of messages.
 
 The templates have the structure of the named ones, in a few lines.
 """
@@ -132,7 +133,7 @@ def test_a_clients_own_turns_are_not_merged(render):
 
 
 def shows(calls, results=True, content="m.content or ''"):
-    """A template that shows calls in this way."""
+    """Returns a template that renders calls with the expression `calls`."""
     tool = "" if results else "{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
     return KNOWS + "{% for m in messages %}" + tool + "<{{ m.role }}>{% if m.tool_calls %}" + calls \
         + "{% else %}{{ " + content + " }}{% endif %}\n{% endfor %}"  # fmt: skip
@@ -181,7 +182,7 @@ def test_calls_apart_have_their_results_behind_them(render, kind):
 
 
 def test_one_manner_for_calls_that_a_template_takes(render):
-    """What was shown as it is stays as it is."""
+    """A template that can render all of the calls is used unchanged."""
     text = render(CALLS["all"], [say("user", "Well?"), asks(2), *results(2)], TOOLS)
     calls = '<assistant>weather({"city": "city0"})time({"city": "city1"})<tool>result0<tool>result1'
     assert text.endswith(calls)
@@ -217,7 +218,7 @@ MISTRAL = "{% set turn = namespace(n=0) %}{% for m in messages %}{% if m.role ==
 
 
 def test_a_template_that_counts_turns_without_calls(render):
-    """Mistral's. Text beside calls would be left out."""
+    """Mistral's template, which would leave out text next to calls."""
     talk = [say("user", "Well?"), asks(2), *results(2), say("assistant", "Fine."), say("user", "More!")]
     text = render(MISTRAL, talk, TOOLS)
     in_order(
@@ -280,7 +281,7 @@ def test_a_system_prompt_that_is_left_out_is_not_where_tools_are_told(render):
 
 ELSE = "{% for m in messages %}{% if m.role == 'system' and loop.first %}{{ m.content }} {% elif m.role == 'user' %}USER: {{ m.content }} " \
     "{% else %}ASSISTANT: {{ m.content or '' }}SHOWN</s>{% endif %}{% endfor %}"  # fmt: skip
-"""As Vicuna's and Alpaca's: whoever is not the user is the assistant."""
+"""Like the templates of Vicuna and Alpaca: every role but the user's is rendered as the assistant."""
 
 
 @pytest.mark.parametrize("shown", ["", "{{ m.tool_calls | tojson if m.tool_calls }}"])

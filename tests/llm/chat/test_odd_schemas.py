@@ -1,4 +1,4 @@
-"""A tool whose schema no grammar can hold: relaxed where it is not strict, else an error that names the tool."""
+"""Tools whose schema no grammar can enforce. The schema is relaxed, or if the tool is strict an error names the tool."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PLAIN = {"type": "object", "properties": {"city": {"type": "string"}}, "required
 
 
 def tools(pattern: str, **more) -> list[dict]:
-    """A tool with a pattern, between two others."""
+    """Returns a tool with a pattern, between two other tools."""
     parts = {"to": {"type": "string", "pattern": pattern, "maxLength": 8}, "copies": {"type": "integer"}}
     mail = {"type": "object", "properties": parts, "required": list(parts)}
     return [
@@ -58,7 +58,7 @@ def test_a_pattern_of_a_tool_that_is_not_strict_is_passed_over(guides, pattern: 
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_in_each_format_the_parser_reads_what_the_grammar_allows(guides, format: str) -> None:
-    """Where strings stand bare, one without its pattern does, too."""
+    """Formats that write strings without quotes also do so for a string whose pattern was dropped."""
     planned = turn(tools(PATTERNS[0])[1:2], format=format)
     values = {"to": "a.b", "copies": 2}
     call = ToolCall(planned.format.make_id("send", 0), "send", "")
@@ -123,7 +123,7 @@ REFERRING = {
     "additionalProperties": False,
     "$defs": {"place": {"type": "string", "enum": ["Rome", "Oslo"]}, "@whole": {"type": "null"}},
 }
-"""As Zod writes schemas: a type that comes again is a reference to where it came first."""
+"""A schema like those that Zod writes: a repeated type is a reference to its first use."""
 TRIPS = [
     ({"from": "Rome", "to": "Oslo"}, True),
     ({"from": "Rome", "to": "Oslo", "stops": ["Oslo", "Rome"], "then": {"from": "Oslo", "to": "Rome"}}, True),

@@ -1,4 +1,4 @@
-"""Turns written by hand: thoughts, text that looks like calls, calls that go wrong, and other spellings of values."""
+"""Handwritten turns: thoughts, text that looks like calls, malformed calls, and other spellings of values."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CALL = '<tool_call>\n{"name": "f", "arguments": {"n": 1}}\n</tool_call>'
 
 
 def turn(name, text, reasoning=None, tools=TOOLS):
-    """The turn of this text, whatever the cuts."""
+    """Parses the text, checks that cuts do not change the result, and returns the turn."""
     whole = parse(TurnParser(FORMATS[name], tools, reasoning, "{}{}".format), text)
     for cut in range(len(text)):
         assert parse(TurnParser(FORMATS[name], tools, reasoning, "{}{}".format), text, [cut]) == whole, f"cut at {cut}"

@@ -1,4 +1,4 @@
-"""Instructions of the roles system and developer, through templates that take them otherwise than they are given."""
+"""Instructions of the roles system and developer, with templates that expect them in another role or place."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ LOOP = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 FIRST_ONLY = (
     "{{ raise_exception('system first') if messages[1:] | selectattr('role', 'equalto', 'system') | list }}" + LOOP
 )
-"""As Qwen3.5 and Ministral."""
+"""Like Qwen3.5 and Ministral."""
 LATER_IGNORED = "{% for m in messages %}{% if m.role != 'system' or loop.first %}<{{ m.role }}>{{ m.content }}{% endif %}{% endfor %}"
-"""As Granite 3, Bielik, MiniMax."""
+"""Like Granite 3, Bielik and MiniMax."""
 LAST_TAKEN = "{% set s = namespace(x='') %}{% for m in messages if m.role == 'system' %}{% set s.x = m.content %}{% endfor %}" \
     "{{ s.x }}{% for m in messages if m.role != 'system' %}<{{ m.role }}>{{ m.content }}{% endfor %}"  # fmt: skip
-"""As DeepSeek-R1's distillations."""
+"""Like the distillations of DeepSeek-R1."""
 OWN = "<system>You are a reasoner.{% for m in messages %}{% if m.role in ('user', 'assistant') %}<{{ m.role }}>{{ m.content }}{% endif %}{% endfor %}"
-"""As Phi-4-reasoning, with instructions of its own."""
+"""Like Phi-4-reasoning, which has its own instructions."""
 SYSTEM, USER, ANSWER, MORE = (
     say("system", "Be kind."),
     say("user", "Well?"),
@@ -52,7 +52,7 @@ def test_instructions_that_are_not_taken_begin_the_users_turn(render, template, 
     assert render(template, [say(role, ""), USER]).strip().endswith("<user>Well?")
     in_order(render(template, [SYSTEM, say(role, "Be brief."), USER]), "<user>Be kind.", "Be brief.", "Well?")
     in_order(render(template, [USER, ANSWER, say(role, "Be kind."), MORE]), "Well?", "Fine.", "<user>Be kind.\nAnd?")
-    if template != GEMMA:  # which shows any role in the place of an answer
+    if template != GEMMA:  # GEMMA renders any role in the place of an answer
         in_order(render(template, [USER, say(role, "Be kind.")]), "<user>Well?\nBe kind.")
     goes_on = render(template, [say(role, "Be kind."), USER, ANSWER], begin_answer=False, continue_answer=True)
     in_order(goes_on, "<user>Be kind.\nWell?", "Fine.")
@@ -117,7 +117,7 @@ def test_what_is_still_refused_is_told(render, template, talk, reason):  # noqa:
 
 
 def test_templates_that_iterate_over_tools_that_are_not_given(render):  # noqa: F811
-    """As Hermes 2 Pro's for tools, and Command R+'s."""
+    """Like the tool template of Hermes 2 Pro, and that of Command R+."""
     template = "Tools:{% for tool in tools %}{{ tool.function.name }};{% endfor %}" + LOOP
     assert render(template, [USER]) == "Tools:<user>Well?"
     assert render(template, [USER], TOOLS) == "Tools:weather;time;<user>Well?"

@@ -1,4 +1,4 @@
-"""Chat templates of several manners, each a few lines of its own."""
+"""Chat templates with several conventions, each in a few lines."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_template_that_refuses_names_its_file(tokenizer, tmp_path, body, reaso
     assert refusal(mine, body).startswith(f"the tokenizer's chat_template: {reason}")
     (tmp_path / "tokenizer_config.json").touch()
     assert refusal(mine, body).startswith(f"{tmp_path}/tokenizer_config.json: {reason}")
-    mine.name_or_path = str(tmp_path / "tokenizer_config.json")  # as that of a GGUF file is the file
+    mine.name_or_path = str(tmp_path / "tokenizer_config.json")  # like a GGUF file, where this is the file
     assert refusal(mine, body).startswith(f"{tmp_path}/tokenizer_config.json: {reason}")
 
 
@@ -123,14 +123,14 @@ def test_a_template_gets_what_it_wants(tokenizer, body, shown):
 
 
 def test_a_template_that_leaves_calls_out(tokenizer):
-    """They are written into the content, in the model's form."""
+    """Calls are written into the content, in the model's format."""
     text = rendered(tokenizer, '{{ m.content }}{# <tool_call> "arguments" #}')
     assert 'assistant: <tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>' in text
     assert "tool: sunny" in text
 
 
 def test_a_template_that_knows_no_tools(tokenizer):
-    """It is told of them in the first message; results are messages of the user where it has no role for them."""
+    """The first message describes the tools. Results are user messages if the template has no role for them."""
     body = "{{ raise_exception('no') if m.role not in ['user', 'assistant'] }}{{ m.content }}"
     text = rendered(tokenizer, body, knows=False)
     assert text.startswith('user: You may call these tools:\n{"name": "get_weather"') and "user: sunny" in text

@@ -1,4 +1,4 @@
-"""Tools and choices as clients write them."""
+"""Reading tools and tool choices in the forms that clients send."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that a model writes without the marks of its format, as Qwen2.5-Coder does: in a block of code, or bare."""
+"""Calls that a model writes without the marks of its format, in a code block or bare, as Qwen2.5-Coder does."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ WRAPPED = {
 
 
 def turn(name, text, every_cut=True, **options):
-    """The turn of this text, whatever the cuts."""
+    """Parses the text, checks that cuts do not change the result, and returns the turn."""
 
     def parser():
         return TurnParser(FORMATS[name], TOOLS, None, "{}{}".format, **options)
@@ -65,7 +65,7 @@ def test_one_call(name, wrapped):
     for call in (ROME, OSLO, NOW) if name == "hermes" else (OSLO,):
         text = WRAPPED[wrapped].replace("{}", call, 1)
         if wrapped == "bare" and text.startswith(FORMATS[name].trigger):
-            continue  # as the format has it
+            continue  # this is a proper call of the format
         if wrapped == "xml" and FORMATS[name].trigger == "<tool_call>" and call != OSLO:
             continue
         found = turn(name, text, every_cut=name == "hermes")
@@ -195,7 +195,7 @@ def test_no_more_calls_than_are_taken():
 
 
 def test_where_turns_take_them():
-    """Where a model may call and need not, and its text is free."""
+    """Untagged calls are read if calls are optional and the text is free."""
     pytest.importorskip("llguidance")
     from pace.grammar import Grammar
 

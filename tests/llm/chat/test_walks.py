@@ -1,4 +1,4 @@
-"""Random tokens that a grammar allows make a turn that is parsed, with valid calls of the tools that were given."""
+"""Random tokens that a grammar allows are parsed into a turn with valid calls of the given tools."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ THINK = Reasoning("<think>", "</think>")
 
 
 def check(turn, tools, ended, text):
-    """Every call is of a tool, and valid where it is whole; none is left open in a turn that ended."""
+    """Asserts that calls name given tools, that complete ones are valid, and that an ended turn has no open call."""
     by_name = {tool.name: tool for tool in tools}
     for index, (name, arguments) in enumerate(turn.calls):
         assert name in by_name, text
@@ -33,8 +33,8 @@ def check(turn, tools, ended, text):
 
 
 def beginning(format, tool, spelled):
-    """A turn up to where a call of `tool` is certain; `spelled` in another way: without a special token, or with more
-    whitespace."""
+    """Returns the shortest turn that is certainly a call of `tool`. With `spelled` it is written in another way: without a
+    special token, or with more whitespace."""
     trigger = format.trigger.replace("$NAME", tool.name)
     if not spelled or format.answers_are_marked:
         return trigger
@@ -68,7 +68,7 @@ def test_walks(name, specials):
 
 @pytest.mark.parametrize("name", ["hermes", "llama3", "mistral", "harmony", "pythonic"])
 def test_walks_through_free_text(name):
-    """A turn of text that happens to be random: whatever comes of it is no invalid call."""
+    """Turns of random text contain no invalid call."""
     format = FORMATS[name]
     words = vocabulary(tuple(special_names(format)))
     for seed in range(5):
@@ -83,7 +83,7 @@ def test_walks_through_free_text(name):
 @pytest.mark.parametrize("begun", [True, False])
 @pytest.mark.parametrize("name", ["hermes", "generic", "qwen_coder"])
 def test_walks_after_a_thought(name, begun):
-    """A thought holds a trigger, and a call follows it."""
+    """A thought contains a trigger, and a call follows the thought."""
     format = FORMATS[name]
     reasoning = Reasoning(THINK.opening, THINK.closing, begun)
     words = vocabulary((*special_names(format), "<think>", "</think>"))
@@ -100,7 +100,7 @@ def test_walks_after_a_thought(name, begun):
 
 
 def damaged(text, rng):
-    """The text with pieces left out, doubled, or other whitespace in between."""
+    """Returns the text with pieces left out or doubled, or with whitespace or PLAIN added."""
     pieces = re.findall(r"\w+|\s+|[^\w\s]", text)
     for _ in range(rng.randrange(1, 4)):
         at = rng.randrange(len(pieces))
@@ -113,7 +113,7 @@ def damaged(text, rng):
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_damaged_calls(name):
-    """Whatever a call is turned into: what the grammar still admits has no invalid call for the parser."""
+    """If the grammar accepts a damaged call, the parser finds no invalid call in it."""
     format = FORMATS[name]
     words = vocabulary(tuple(special_names(format)))
     rng = random.Random(name)

@@ -1,4 +1,4 @@
-"""What the events of a turn say together."""
+"""Joins the events of a turn."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pace.llm.chat import ArgumentsPiece, CallBegins, CallEnds, Event, Text, Tho
 
 @dataclass
 class Turn:
-    """What the events of a turn say together."""
+    """The joined events of a turn."""
 
     text: str = ""
     thought: str = ""
     calls: list[list[str]] = field(default_factory=list)
-    """Name and arguments."""
+    """Name and arguments of each call."""
     ids: list[str] = field(default_factory=list)
     ended: list[int] = field(default_factory=list)
 
@@ -40,7 +40,7 @@ def together(events: Iterable[Event]) -> Turn:
 
 
 def parse(parser: TurnParser, text: str, cuts: Iterable[int] = ()) -> Turn:
-    """The turn, pushed in pieces that end at `cuts`."""
+    """Parses the text in pieces that end at `cuts`, and returns the turn."""
     events, start = [], 0
     for cut in [*cuts, len(text)]:
         events += parser.push(text[start:cut])

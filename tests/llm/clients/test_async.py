@@ -1,4 +1,4 @@
-"""Tasks of event loops that read what is generated: the same as threads read, while the loop goes on."""
+"""Asyncio tasks that read generated text. They read the same as threads do, and the event loop is not blocked."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def text_of(pieces) -> str:
 
 
 def slow(seconds: float = 0.02) -> SamplingConfig:
-    """As many tokens as there can be, each of which takes a while."""
+    """Returns a config for 900 tokens, each of which takes `seconds`."""
 
     def wait(ids, logits):
         time.sleep(seconds)
@@ -122,7 +122,7 @@ def test_what_cannot_be_served_is_told_with_the_first_piece(model):
 
 def test_what_goes_wrong_with_a_request_is_raised(model):
     def fail(ids, logits):
-        time.sleep(0.03)  # the tokens before are read by then
+        time.sleep(0.03)  # earlier tokens have been read by then
         if ids.shape[1] > 8:
             raise ArithmeticError("too long for me")
         return logits
@@ -252,7 +252,7 @@ def test_the_loop_has_turns_while_a_long_text_is_read(model):
 
 @pytest.mark.alone
 def test_one_wake_is_for_all_requests(model):
-    """Many requests of a hundred steps wake the loop for their first tokens, their ends, and now and then between."""
+    """Several requests of a hundred steps wake the loop for their first tokens, their ends, and sometimes in between."""
     config, num_requests = SamplingConfig(max_new_tokens=100, ignore_eos=True), 8
 
     async def read():
@@ -268,7 +268,7 @@ def test_one_wake_is_for_all_requests(model):
 
     numbers, num_wakes = run(read())
     assert numbers == [101] * num_requests
-    # One wake may be enough: on a busy machine the engine can be done before the loop has its turn.
+    # A single wake is possible: on a busy machine the engine may finish before the loop runs.
     assert 1 <= num_wakes <= 100 + 2 * num_requests, f"{num_wakes} wakes for a hundred steps"
 
 
@@ -277,7 +277,7 @@ def test_loops_that_are_gone_are_forgotten(model):
     before = len(wakeups._of_loops)
     for _ in range(3):
         asyncio.run(text_of(model.astream(STORY, SHORT)))
-    deadline = time.monotonic() + 10  # the engine's thread may still be about to leave what wakes the last loop
+    deadline = time.monotonic() + 10  # the engine's thread may still hold the wakeup of the last loop
     while gc.collect() is not None and len(wakeups._of_loops) > before and time.monotonic() < deadline:
         time.sleep(0.01)
     assert len(wakeups._of_loops) <= before

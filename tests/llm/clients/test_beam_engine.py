@@ -1,5 +1,4 @@
-"""Beams in the engine: the same texts whatever the batch, the cache and the interruptions, and blocks that they
-share."""
+"""Beams in the engine. Their texts do not depend on the batch, the cache or interruptions, and beams share blocks."""
 
 from __future__ import annotations
 
@@ -81,14 +80,14 @@ def test_a_cache_of_any_kind_too_small_for_all_changes_nothing(case: tuple[int, 
 
 @pytest.fixture
 def copies(monkeypatch) -> list[tuple]:
-    """Blocks that were copied."""
+    """Returns a list that collects the copied blocks."""
     found, copy = [], BlockPool.copy
     monkeypatch.setattr(BlockPool, "copy", lambda self, *blocks: found.append(blocks) or copy(self, *blocks))
     return found
 
 
 def test_beams_share_blocks(copies) -> None:
-    """Ten beams of a prompt of 10 blocks hold those once; what is copied is a block that several would write."""
+    """Ten beams of a prompt of 10 blocks hold these once. Only blocks that several beams would write are copied."""
     generator, used = make_generator(model=FakeModel(eos_bias=-50.0)), []
     cache, model = generator.engine.cache, generator.engine.model
     model.hook = lambda batch: used.append(cache.num_blocks - cache.num_free_blocks)
@@ -205,7 +204,7 @@ def test_an_error_at_any_line_of_moving_beams_ends_one_search_and_leaves_the_oth
 
 
 def run(hand: ByHand, searches: list[BeamSearch]) -> None:
-    """Starts what has not started, and steps until all are over."""
+    """Starts the searches that have not started, and steps until all are over."""
     for search in searches:
         if search.advance not in hand.engine.between_steps:
             search.start(hand.engine)
@@ -214,7 +213,7 @@ def run(hand: ByHand, searches: list[BeamSearch]) -> None:
 
 
 def in_functions(*names: str) -> Callable[[CodeType], bool]:
-    """The code of functions of these names."""
+    """Returns a predicate: True for code of functions with these names."""
     return lambda code: code.co_name in names
 
 
@@ -296,7 +295,7 @@ def test_an_error_of_one_search_is_told_and_ends_it_alone() -> None:
 
 
 def test_bans_may_leave_less_texts_than_beams() -> None:
-    """Only tokens 4 and 5 are left, for two tokens: four texts."""
+    """Only tokens 4 and 5 are allowed, so there are four texts of two tokens."""
     bans = {token: -np.inf for token in range(50) if token not in (4, 5)}
     config = dict(num_beams=6, max_new_tokens=2, logit_bias=bans, ignore_eos=True)
     out = make_generator().generate([[7]], SamplingConfig(num_return_sequences=4, **config))

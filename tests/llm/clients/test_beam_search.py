@@ -1,4 +1,4 @@
-"""Beam search: the texts and scores of transformers, and what comes back of what is asked for."""
+"""Beam search: its texts and scores equal those of transformers, and outputs contain what the config requests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.plugins.tiers import sample
 
 
 def test_random_searches_are_those_of_transformers() -> None:
-    """All fields at random, on random logits that many tokens end. (The sweep of beam_oracle.py goes on from here.)"""
+    """Random fields, on random logits with up to four end tokens. The sweep of beam_oracle.py runs more cases."""
     for seed in range(60):
         wrong = oracle.check_fake_case(seed)
         assert wrong is None, f"seed {seed}: {wrong}"
@@ -36,8 +36,8 @@ def test_random_searches_are_those_of_transformers() -> None:
 @pytest.mark.parametrize("early_stopping", [False, True, "never"])
 @pytest.mark.parametrize("length_penalty", [-2.0, -0.5, 0.0, 1.0, 3.0])
 def test_when_most_tokens_end_a_text(early_stopping: bool | str, length_penalty: float) -> None:
-    """The search ends by its rule, after as many steps as that of transformers, and most candidates are finished
-    texts."""
+    """Most candidates are finished texts. The search ends by its own rule, after the same number of steps as that of
+    transformers."""
     fake = FakeModel(vocab_size=14)
     fake.sharpness = 1.0
     transformer = oracle.FakeTransformer(fake)
@@ -71,12 +71,12 @@ PROMPTS = [
 
 
 DISTINCT = ("llama", "phi3", "gemma2", "deepseek_v3", "gpt_oss", "llama4_text", "qwen3_vl")
-"""Caches of all kinds: plain, rotated again when a text grows, with windows, latent, with sinks, in chunks, of images."""
+"""Models with each kind of cache: plain, rotated anew when a text grows, windows, latent, sinks, chunks, vision."""
 
 
 @pytest.mark.parametrize("family", sample(IN_TRANSFORMERS, lambda family: family in DISTINCT))
 def test_a_search_on_every_architecture(checkpoint, family: str) -> None:
-    """One search for each, and one prompt."""
+    """Each architecture runs one search on one prompt."""
     number = IN_TRANSFORMERS.index(family)
     assert_found(checkpoint, family, BACKENDS[-1], SEARCHES[number % 4], PROMPTS[2 + number % 2 :][:1])
 
@@ -90,7 +90,7 @@ def test_every_search(checkpoint, family: str) -> None:
 
 
 def assert_found(checkpoint, family: str, backends: str | list[str], fields: dict, prompts: list[list[int]]) -> None:
-    """Raises AssertionError unless each backend finds what transformers does."""
+    """Raises AssertionError unless each backend finds the same rows and scores as transformers."""
     folder, theirs, tokenizer = checkpoint(family)
     expected = [oracle.theirs(theirs, prompt, fields) for prompt in prompts]
     num_rows = fields.get("num_return_sequences", 1)
@@ -106,7 +106,7 @@ def assert_found(checkpoint, family: str, backends: str | list[str], fields: dic
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_text_that_grows_to_where_the_angles_change(tmp_path, backend: str) -> None:
-    """Phi-3 with longrope computes all tokens again from there on, in transformers too."""
+    """Phi-3 with longrope recomputes all tokens at that length, also in transformers."""
     from tests.llm.models.variants import longrope, rope, save_tiny
 
     model = save_tiny(tmp_path, "phi3", rope(longrope(4), original_max_position_embeddings=16))
@@ -139,8 +139,8 @@ def test_stop_strings_cut_the_text(checkpoint) -> None:
 
 
 def chi_square_is_plausible(ours: Counter, theirs: Counter) -> bool:
-    """Two samples of the same size, of one distribution? Outcomes seen less than 20 times are counted together; the
-    bound is five standard deviations of the statistic above its mean."""
+    """True if two samples of equal size may come from one distribution. Outcomes seen less than 20 times are counted
+    together. The bound is five standard deviations of the statistic above its mean."""
     common = [outcome for outcome, count in (ours + theirs).items() if count >= 20]
     rows = [[seen[outcome] for outcome in common] for seen in (ours, theirs)]
     counts = np.array([[*row, seen.total() - sum(row)] for row, seen in zip(rows, (ours, theirs))], dtype=float)
@@ -172,7 +172,7 @@ def test_drawn_beams_are_distributed_as_in_transformers(name: str, num_draws: in
     fake.logits_of = lambda tokens: known(tuple(tokens))
     num_rows = fields.get("num_return_sequences", 1)
     generator = Generator(Engine.create(fake, OPS, 1 << 22), None)
-    # Without a seed every prompt of a batch draws from a stream of its own; in transformers too.
+    # Without a seed every prompt of a batch draws from a separate stream, also in transformers.
     torch.manual_seed(5)
     fields = dict(fields, do_sample=True)
     mine = oracle.ours(generator, [[1, 4]] * num_draws, fields).generated_token_ids
@@ -231,7 +231,7 @@ def test_the_context_ends_a_search(checkpoint) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_log_probabilities_are_those_of_the_text(checkpoint, backend: str) -> None:
-    """Along the beam that the text came by: what `score` says of it, and what its score is made of."""
+    """They equal those of `score`, and the score of the row is computed from them."""
     model = load(checkpoint("llama")[0], backend)
 
     def scored(prompt: list[int], tokens: list[int], logprobs: list) -> torch.Tensor:

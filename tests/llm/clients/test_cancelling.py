@@ -1,4 +1,4 @@
-"""What ends before its time: by another thread, by a callback, by a streamer."""
+"""Generation cancelled by another thread, by a callback or by a streamer."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_call_cancelled_before_it_starts_does_nothing() -> None:
 @pytest.mark.parametrize("length", [0, 6])
 @pytest.mark.parametrize("stop_at", [1, 2, 7])
 def test_a_callback_ends_its_row_with_the_token_it_was_told(length: int, stop_at: int) -> None:
-    """Also where a step brings several tokens, as drafts do."""
+    """Also if a step yields several tokens, as with drafts."""
     model = FakeModel(eos_bias=-50.0)
     engine = Engine.create(model, OPS, 1 << 20, drafter=ScriptedDrafter(model, random.Random(1), length))
     generator = Generator(engine, FakeTokenizer(), SamplingConfig(eos_token_id=0))

@@ -1,4 +1,4 @@
-"""`LLMModel.chat`: answers in text, calls and thoughts, streamed or whole."""
+"""`LLMModel.chat`: answers with text, calls and thoughts, streamed or whole."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_closing_a_stream_ends_it(model) -> None:
     answer.close()
     assert all(isinstance(piece, Text) for piece in pieces) and list(answer) == []
     assert answer.output.finish_reason == "cancelled" and answer.output.text.startswith(pieces[0].text)
-    model.chat("Tell me a story about a fox.", stream=True).close()  # before it began
+    model.chat("Tell me a story about a fox.", stream=True).close()  # closed before it began
 
 
 def test_logprobs_and_stop_strings(model) -> None:

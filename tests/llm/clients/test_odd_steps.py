@@ -1,5 +1,5 @@
-"""Step callbacks in odd places: within characters, across step points, when cut or cancelled, in sentencepiece and
-longrope."""
+"""Step callbacks in unusual situations: within characters, across step points, when cut or cancelled, with
+sentencepiece and longrope."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support import exit_code_in_fork, load_model
 
 
 class Says(TokenMask):
-    """Forces tokens, and allows all that come after them."""
+    """Forces the given tokens, then allows all tokens."""
 
     def __init__(self, tokens: list[int]) -> None:
         self._tokens, self._count = tokens, 0
@@ -55,7 +55,7 @@ class Says(TokenMask):
 
 
 def saying(text: str, **fields) -> SamplingConfig:
-    """A config of a model that says `text` first."""
+    """Returns a config that makes the bundled model generate `text`."""
     tokens = bundled().tokenizer(text, add_special_tokens=False)["input_ids"]
     return SamplingConfig(token_mask=Says(tokens), max_new_tokens=len(tokens), **fields)
 
@@ -139,7 +139,7 @@ def test_what_is_put_in_goes_on_without_a_blank() -> None:
 
 @pytest.mark.parametrize("every", [1, 2, 4, 6])
 def test_angles_that_change_with_the_length(tmp_path, every: int) -> None:
-    """What is put in may bring a text to where longrope computes all of it again."""
+    """Inserted text may bring a sequence to the length at which longrope recomputes all of it."""
     (fields,) = [fields for name, what, fields in VARIANTS if (name, what) == ("phi3", "longrope-long")]
     save_tiny(tmp_path, "phi3", fields)
     model, prompt = load_model(tmp_path, torch.float32, reference), [5, 17, 33, 2, 71, 9, 28, 60, 11, 3]

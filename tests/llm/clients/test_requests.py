@@ -1,4 +1,4 @@
-"""Requests that come, join, wait and leave: whatever happens around one, its tokens are those it has alone."""
+"""Requests arrive, join a batch, wait and leave. The tokens of a request do not depend on the other requests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.plugins.tiers import sample
 
 
 def assert_as_alone(request: Request, prompt: list[int], config: SamplingConfig, eos_bias: float = 0.0) -> None:
-    """The request's tokens and what belongs to them, or as many as a cancelled one has."""
+    """Asserts that the request has the output of one that runs alone, or if it was cancelled, the first of its tokens."""
     alone = make_generator(FakeModel(eos_bias=eos_bias)).generate(prompt, config)
     if request.finish_reason == "cancelled":
         assert request.tokens == alone.generated_token_ids[0][: len(request.tokens)]
@@ -27,12 +27,12 @@ def assert_as_alone(request: Request, prompt: list[int], config: SamplingConfig,
     assert what_matters(request.result()) == what_matters(alone)
 
 
-# -- whatever happens around it ----------------------------------------------------------------------------------------
+# -- other requests at the same time -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", sample(range(12), lambda seed: seed < 4))
 def test_tokens_do_not_depend_on_what_happens_around(seed: int) -> None:
-    """Random limits, pool, order of arrival, priorities, joining at any step, and cancelling in the middle."""
+    """Random limits, pools, orders of arrival and priorities. Requests join at any step and may be cancelled midway."""
     chance = random.Random(seed)
     model = FakeModel(eos_bias=chance.choice([-50.0, 0.0, 1.0]))
     limits = {"max_tokens_per_step": chance.choice([1, 5, 16, 512])}
@@ -142,7 +142,7 @@ def test_a_request_that_takes_too_long_goes_on() -> None:
 
 
 def refusing(length: int):
-    """A processor that fails for a text of more tokens."""
+    """Returns a processor that fails for texts of more than `length` tokens."""
 
     def refuse(ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         if ids.shape[1] > length:

@@ -1,4 +1,4 @@
-"""Scores of tokens that are there: from any place on, with what is known of their beginning, in any company."""
+"""Scores of given tokens: from any position on, with a reused prefix, and in any batch."""
 
 from __future__ import annotations
 

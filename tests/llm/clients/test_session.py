@@ -1,4 +1,4 @@
-"""Sessions and scores: whatever the order of appending, cutting and branching, the logits are those of the tokens."""
+"""Sessions and scores: the logits depend only on the tokens, not on the order of appends, truncations and forks."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_fork_computes_only_what_is_new() -> None:
 
 
 def test_appends_of_several_sessions_share_steps() -> None:
-    """With the logits of each by itself; where one fails, all are as they were."""
+    """The logits equal those of separate appends. If one append fails, all sessions stay unchanged."""
     driver = EngineDriver(make_engine())
     engine, sessions = driver.engine, [Session(driver) for _ in range(4)]
     rows = [[5], [7, 8, 9], [3] * 20, [6, 2]]

@@ -1,4 +1,4 @@
-"""Step callbacks: asked at the right places, and what they say is done: tokens are those of the definition."""
+"""Step callbacks are called at the right places and their feedback is applied. Tokens equal those of a simple reference."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NUM_TOKENS = 32
 
 @dataclass
 class Plan:
-    """What a callback says at its calls, by row and number of the call alone."""
+    """A callback whose feedback depends only on the row and the number of the call."""
 
     seed: int
     calls: dict[int, list[StepContext]] = field(default_factory=dict)
@@ -55,7 +55,8 @@ class Plan:
 def by_definition(
     model: FakeModel, prompt: list[int], config: SamplingConfig, row: int
 ) -> tuple[list[int], str, list[tuple[list[int], str | None]]]:
-    """Tokens, finish reason, and the tokens and string of each call: without cache, batch or anything kept."""
+    """Reference without cache, batch or kept state. Returns the tokens, the finish reason, and the tokens and string of
+    each call."""
     tokenizer, tokens, calls, last = FakeTokenizer(), [], [], 0
     plan, every, strings = config.step_callback, config.step_every, config.step_strings or []
 
@@ -93,7 +94,7 @@ def by_definition(
 
 @pytest.mark.parametrize("seed", sample(range(10), lambda seed: seed < 3))
 def test_tokens_are_those_of_the_definition(seed: int) -> None:
-    """Random step points, revisions, limits, pool and company."""
+    """Random step points, revisions, limits, pools and batches."""
     chance = random.Random(seed)
     model = FakeModel(eos_bias=chance.choice([-50.0, 0.0]))
     limits = {"num_blocks": (12, 20, 200), "max_tokens_per_step": (5, 16, 512), "max_sequences_per_step": (1, 3, 64)}
@@ -122,7 +123,7 @@ def test_tokens_are_those_of_the_definition(seed: int) -> None:
 
 
 def no_more_than(count: int, feedback):
-    """A callback that says `feedback(context)` at its first calls."""
+    """Returns a callback that returns `feedback(context)` at its first `count` calls, then None."""
     calls = []
 
     def callback(context: StepContext) -> StepFeedback | None:
@@ -192,7 +193,7 @@ def test_streams_hear_of_it() -> None:
     written = io.StringIO()
     model.generate(prompt, with_callback(), streamer=TextStreamer(model.tokenizer, skip_prompt=True, file=written))
     assert written.getvalue().split("\n")[-2] == text
-    assert len(written.getvalue().split("\n")) == 4  # begun anew twice
+    assert len(written.getvalue().split("\n")) == 4  # started on a new line twice
 
     class Puts:
         def put(self, value):
@@ -242,7 +243,7 @@ def test_what_is_put_in_is_of_the_grammar() -> None:
 
 
 class Thinks:
-    """A callback that is asked, and answers when it may go on."""
+    """A callback that blocks until the test lets it return."""
 
     def __init__(self) -> None:
         self.is_asked, self.may_go_on = threading.Event(), threading.Event()
@@ -253,7 +254,7 @@ class Thinks:
         assert self.may_go_on.wait(30)
 
     def begin(self, model: LLMModel):
-        """A request whose callback has been asked."""
+        """Returns a request whose callback has been called."""
         request = model.add_request("Once upon a time", self.config)
         assert self.is_asked.wait(30)
         return request
@@ -352,7 +353,7 @@ def test_what_cannot_be_asked_is_refused() -> None:
 
 
 def test_a_step_that_fails_at_its_step_point(monkeypatch) -> None:
-    """The sequence fails, and its callback is not asked."""
+    """The sequence fails, and its callback is not called."""
     generator, asked = make_generator(FakeModel(eos_bias=-50.0)), []
     config = SamplingConfig(max_new_tokens=8, step_every=2, step_callback=asked.append)
     with by_hand(generator) as hand:

@@ -1,4 +1,4 @@
-"""Who waits is woken: at once for the first and the last of what comes, by the handful in between."""
+"""Waiting threads are woken at once for the first and the last item, and in batches for those between."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pace.llm.clients.waiting import Waiters
 
 
 class Belt:
-    """Things that one thread puts down and another takes, with how often it was woken for them."""
+    """Passes items from one thread to another, and records how many it takes at each wake."""
 
     def __init__(self, num_things: int) -> None:
         self.waiters = Waiters()
@@ -53,7 +53,7 @@ def test_what_comes_fast_is_taken_by_the_handful(monkeypatch) -> None:
         belt.put()
         time.sleep(0.001)
     belt.taker.join(30)
-    # 50 things in a tenth of a second, and a rest of two tenths between handfuls: two or three.
+    # 50 items in 0.1 s, with a rest of 0.2 s between batches: two or three batches.
     assert sum(belt.handfuls) == 50 and len(belt.handfuls) < 10, f"handfuls of {belt.handfuls}"
 
 
@@ -72,7 +72,7 @@ def test_the_first_and_the_last_wait_for_no_rest(monkeypatch) -> None:
     belt = Belt(3)
     belt.put()
     wait_until(lambda: belt.handfuls == [1])
-    belt.put()  # the taker rests, and hears nothing of it
+    belt.put()  # the taker rests and is not woken
     time.sleep(0.05)
     assert belt.handfuls == [1]
     belt.put()

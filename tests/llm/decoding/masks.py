@@ -1,5 +1,5 @@
-"""Token masks for tests: a small automaton, a mask that is a function of the tokens, and models with that mask built
-in."""
+"""Token masks for tests: a small automaton, a mask computed by a function of the tokens, and models with that mask
+built in."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tests.llm.fake_model import FakeModel
 
 VOCAB = 50
 Allowed = Callable[[tuple[int, ...]], frozenset[int]]
-"""The tokens that may follow the generated ones; none where the text is complete."""
+"""Function from the generated tokens to those that may follow; none if the text is complete."""
 
 
 class FunctionMask(TokenMask):
-    """Allows what a function of the generated tokens says, and keeps these to know."""
+    """Allows the tokens that a function of the generated tokens returns."""
 
     def __init__(self, allowed: Allowed, forces: bool = True, releases_gil: bool = False) -> None:
         self.allowed = allowed
@@ -61,7 +61,7 @@ class FunctionMask(TokenMask):
 
 
 def random_allowed(seed: int, vocab_size: int = VOCAB, share_forced: float = 0.5) -> Allowed:
-    """After some tokens one is allowed, after others many."""
+    """Returns a random function: a share `share_forced` of texts allows a single token, the others at least two."""
 
     @functools.cache
     def allowed(tokens: tuple[int, ...]) -> frozenset[int]:
@@ -73,8 +73,8 @@ def random_allowed(seed: int, vocab_size: int = VOCAB, share_forced: float = 0.5
 
 
 class Automaton(TokenMask):
-    """A deterministic automaton over tokens: `table[state][token]` is the next state. It is finished in a state that
-    nothing leaves."""
+    """A deterministic automaton over tokens: `table[state][token]` is the next state. A state without an entry ends
+    it."""
 
     def __init__(self, table: dict[int, dict[int, int]]) -> None:
         self.table = table
@@ -114,8 +114,8 @@ class Automaton(TokenMask):
 
 
 class MaskedModel(FakeModel):
-    """A `FakeModel` whose own logits are -inf where the mask does not allow a token, for one length of prompt: what
-    generates with the mask must generate the same as this without."""
+    """A `FakeModel` that sets the logits of tokens its mask does not allow to -inf, for one length of prompt. A plain
+    model with the mask must generate the same tokens."""
 
     def __init__(self, allowed: Allowed, num_prompt_tokens: int, **fields) -> None:
         super().__init__(**fields)

@@ -1,4 +1,4 @@
-"""Captures: what the grammar names, where it is, and how likely it was."""
+"""Captures: the texts that a grammar names, their positions and their log-probabilities."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def model() -> LLMModel:
 
 
 def read(model: LLMModel, grammar: str, text: str) -> dict[str, list[tuple[str, range, float]]]:
-    """The captures of a given text, whose i-th token has the log-probability -2 ** i."""
+    """Returns the captures of a text whose i-th token has the log-probability -2 ** i."""
     tokenizer = model.tokenizer
     table = make_table(tokenizer, model.config.vocab_size)
     matcher = llguidance.LLMatcher(table, llguidance.grammar_from("lark", grammar))
@@ -52,7 +52,7 @@ def test_where_they_are(model: LLMModel) -> None:
     found = read(model, PERSON, "Name: Ben, age 23,ab,cd.")
     assert [part for part, _ in found["name"]] == ["Ben"] and [part for part, _ in found["years"]] == ["23"]
     assert [part for part, _ in found["item"]] == ["ab", "cd"]
-    # a text that comes twice: the capture is the first of them
+    # a repeated text: the capture is the first occurrence
     found = read(model, 'start: name " " /[a-z]+/\nname[capture]: /[a-z]+/', "foo foo")
     assert found["name"] == [("foo", range(found["name"][0][1].stop))] and found["name"][0][1].stop == 2
     # an equal text just before it
@@ -62,14 +62,14 @@ def test_where_they_are(model: LLMModel) -> None:
         ('start: "aba" n\nn[capture]: /[a-z]{2}/', "ababa"),
     ]:
         assert read(model, grammar, text)["n"][0][1].stop >= num_tokens(model, text.rstrip(",")), text
-    # one that is known at the end of the text alone, and one within another
+    # a capture that is only known at the end of the text, and one within another
     found = read(model, 'start: all\nall[capture]: "a " word\nword[capture]: /[a-z]+/', "a fox")
     assert found["all"][0] == ("a fox", range(len(model.tokenizer("a fox", add_special_tokens=False)["input_ids"])))
     assert found["word"][0][0] == "fox"
-    # one that ends at a text that is no part of it
+    # a capture that ends at a suffix, which is not part of it
     found = read(model, 'start: word "!"\nword[capture, suffix=". . ."]: /.*/', "hello there. . .!")
     assert found["word"][0][0].startswith("hello there") and found["word"][0][1].start == 0
-    # nothing is captured that is not whole
+    # incomplete parts are not captured
     assert "item" not in read(model, PERSON, "Name: Ben, age 23,ab")
 
 

@@ -1,4 +1,4 @@
-"""Text in pieces is the text at once, whole characters only, and nothing of a stop string."""
+"""Pieces of text add up to the whole text. They hold only whole characters, and no part of a stop string."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_real_text_comes_in_whole_characters(kind: str, text: str) -> None:
 @given(st.data())
 @settings(max_examples=150, deadline=None)
 def test_any_tokens_in_pieces_are_the_tokens_at_once(kind: str, data: st.DataObject) -> None:
-    """Broken characters, special tokens, lone spaces: whatever a model may say."""
+    """Random tokens: broken characters, special tokens, lone spaces."""
     tokenizer = ZOO[kind]()
     tokens = data.draw(st.lists(st.integers(0, len(tokenizer) - 1), max_size=25))
     follower = Detokenizer(tokenizer)
@@ -127,7 +127,8 @@ def test_random_stops_never_leak() -> None:
 def check_continuation(
     tokenizer, prompt: list[int], generated: list[int], hidden: frozenset[int] | None = None
 ) -> bool:
-    """Whether the text of all begins with the prompt's. The text given out is then the rest, whole or in pieces."""
+    """True if the whole text begins with the prompt's text. Asserts that the detokenized text is then the rest, at once
+    and in pieces."""
     rules = TextRules(context_of(prompt, tokenizer), hidden=hidden)
     assert len(rules.context) <= 5 or "\ufffd" in decode(tokenizer, list(rules.context)), "bounded for real text"
     follower = Detokenizer(tokenizer, rules)

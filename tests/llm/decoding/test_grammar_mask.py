@@ -1,4 +1,4 @@
-"""A grammar's mask says the same in each of its methods, and leads to texts of the grammar."""
+"""The methods of a grammar's mask agree with each other, and texts under the mask match the grammar."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from pace.memory import allocated_bytes
 from tests.llm.decoding.tokenizer_zoo import metaspace
 
 VOCAB = 2064
-"""Wider than the tokenizer, as models often are."""
+"""Larger than the tokenizer's vocabulary, as in many models."""
 END, OTHER_END = 7, 6
-"""The tokenizer's end token, and a special one that ends a sequence, too."""
+"""The tokenizer's end token, and another special token that also ends a sequence."""
 
 PERSON = {
     "type": "object",
@@ -81,7 +81,7 @@ def allowed_by(mask: GrammarMask) -> list[int]:
 
 
 def walk(mask: GrammarMask, chance: random.Random, most: int = 60) -> list[int]:
-    """Random tokens that the mask allows, up to an end."""
+    """Returns random tokens that the mask allows, until it is finished or `most` tokens are drawn."""
     tokens: list[int] = []
     while not mask.is_finished and len(tokens) < most:
         tokens.append(chance.choice(allowed_by(mask)))
@@ -103,7 +103,7 @@ def test_whatever_is_allowed_leads_to_a_text_of_the_grammar(name: str) -> None:
 
 @pytest.mark.parametrize("name", GRAMMARS)
 def test_the_methods_agree(name: str) -> None:
-    """`fill`, `accept`, `count_allowed`, `forced`, `rollback` and `fork` are about the same tokens."""
+    """`fill`, `accept`, `count_allowed`, `forced`, `rollback` and `fork` agree on the allowed tokens."""
     chance = random.Random(name)
     mask = mask_of(name, (END, OTHER_END))
     tokens: list[int] = []
@@ -119,7 +119,7 @@ def test_the_methods_agree(name: str) -> None:
             if token in allowed:
                 twin.accept(token)
                 twin.rollback(1)
-            elif not forced:  # where text is forced, there are other tokens that begin it
+            elif not forced:  # other tokens may begin a forced text
                 with pytest.raises(ValueError, match="does not allow"):
                     twin.accept(token)
             assert allowed_by(twin) == allowed
@@ -156,7 +156,7 @@ def test_a_grammar_that_is_complete_ends_by_itself() -> None:
 
 
 def test_work_for_a_token_is_bounded(monkeypatch) -> None:
-    """The request that asks for too much fails, and says why."""
+    """A mask that needs too much work for a token raises an error with the reason."""
     monkeypatch.setitem(grammars._WORK, "step_lexer_fuel", 500)
     grammar = Grammar.lark("start: /(.|\\n)*a(.|\\n){60}b(.|\\n)*/")
     mask = GrammarCompiler(load_tokenizer(TINY), VOCAB).mask(grammar, [END]).fork()
@@ -240,7 +240,7 @@ def test_a_model_without_a_tokenizer_or_with_too_few_tokens() -> None:
 
 
 class PlainTokenizer:
-    """A tokenizer without a Rust part: tokens are bytes, and some words."""
+    """A tokenizer without a Rust part, whose tokens are bytes and some words."""
 
     eos_token_id, bos_token_id, all_special_ids = 256, None, [256]
     added_tokens_decoder = {256: "<end>"}
@@ -266,7 +266,7 @@ def test_a_tokenizer_written_in_python() -> None:
 @pytest.mark.parametrize("is_bare", [True, False], ids=["bare", "sequence"])
 @pytest.mark.parametrize(("prepend", "blank"), [("always", "▁"), ("first", "▁"), ("never", "_")])
 def test_a_tokenizer_whose_decoder_knows_blanks_alone(prepend: str, blank: str, is_bare: bool) -> None:
-    """llguidance does not read it."""
+    """llguidance itself cannot read such a tokenizer."""
     tokenizer = metaspace(prepend, blank, is_bare)
     end, size = tokenizer.eos_token_id, len(tokenizer) + 5
     mine = GrammarCompiler(tokenizer, size)
@@ -324,7 +324,7 @@ LARGE = {
 def test_a_schema_with_many_optional_properties_goes_on_after_its_first_token(name: str) -> None:
     mask = compiler().mask(Grammar.json_schema(LARGE[name]), [END]).fork()
     tokenizer, taken = load_tokenizer(TINY), ""
-    for text in ("[", "{", '"a"', ":", "{", '"', "}", "}", "]"):  # as far as they are allowed
+    for text in ("[", "{", '"a"', ":", "{", '"', "}", "}", "]"):  # those that are allowed
         tokens = tokenizer.encode(text, add_special_tokens=False)
         if not mask.is_finished and mask.count_allowed(tokens) == len(tokens):
             for token in tokens:
@@ -382,7 +382,7 @@ KEPT = {
 @pytest.mark.alone
 @pytest.mark.parametrize("kind", KEPT)
 def test_a_grammar_takes_what_it_is_estimated_to(kind: str) -> None:
-    """Four of a kind, so that what is shared or left over counts little."""
+    """Four grammars of a kind, so that shared and leftover memory counts little."""
     if not allocated_bytes():
         pytest.skip("malloc does not say what it has given")
     mine = GrammarCompiler(load_tokenizer(TINY), VOCAB, cache_bytes=2**40)
@@ -405,7 +405,7 @@ def test_use_adds_to_the_estimate() -> None:
 
 
 def test_a_grammar_whose_lexer_is_full_is_compiled_anew(monkeypatch) -> None:
-    """Masks of one grammar share its lexer: one that failed as it was full would fail all that follow."""
+    """Masks of one grammar share its lexer. Once the lexer is full, it would fail all later masks too."""
     monkeypatch.setitem(grammars._WORK, "max_lexer_states", 1200)
     grammar = Grammar.json_schema({"type": "string", "maxLength": 5000})
     mine = GrammarCompiler(load_tokenizer(TINY), VOCAB)

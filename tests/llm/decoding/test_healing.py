@@ -1,4 +1,4 @@
-"""Token healing: what is taken from a prompt's end, which tokens may say it again, and what comes out."""
+"""Token healing: tokens removed from a prompt's end, tokens that may replace them, and the generated text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NUM_TOKENS = 10
 
 
 def vocabulary(tokenizer) -> dict[int, bytes]:
-    """The bytes of each token but special ones."""
+    """Returns the bytes of each token except special ones."""
     table = TokenBytes.of(tokenizer)
     tokens = {token: table[token] for token in range(len(tokenizer)) if token not in tokenizer.all_special_ids}
     return {token: text for token, text in tokens.items() if text}
@@ -54,7 +54,7 @@ def test_what_is_taken_is_what_one_longer_token_may_begin_with(kind: str) -> Non
         num_healed += bool(taken)
         if taken:
             assert any(word.startswith(said) and len(word) > len(said) for word in words.values())
-        for count in range(len(taken) + 1, min(len(tokens), 4)):  # and no more could have been taken
+        for count in range(len(taken) + 1, min(len(tokens), 4)):  # and no more tokens could have been removed
             more = b"".join(words.get(token, b"\xff\xff") for token in tokens[-count:])
             is_text = more.decode(errors="replace").encode() == more
             assert not is_text or not any(word.startswith(more) and word != more for word in words.values())
@@ -86,7 +86,7 @@ def test_the_mask_allows_what_agrees_with_the_end(kind: str) -> None:
 
 
 def by_hand(prompt: str) -> tuple[list[int], list[int]]:
-    """The prompt's tokens without its end, and greedy ones after it among those that agree with the end."""
+    """Returns the prompt's tokens without its end, and the greedy tokens after them that agree with the end."""
     model = bundled()
     words = vocabulary(model.tokenizer)
     given = model.tokenizer(prompt)["input_ids"]
@@ -130,7 +130,7 @@ def test_a_word_is_finished() -> None:
 
 
 def test_streams_give_the_same_text_and_stop_strings_begin_after_the_prompt() -> None:
-    """Every stop string on every prompt in a batch, and alone on every other one."""
+    """Every set of stop strings runs on all prompts in one batch, and on every other prompt alone."""
     model = bundled()
     for number, stops in enumerate((None, ["i"], ["ti", "tim"], ["time,"], ["ra"], [","])):
         config = SamplingConfig(token_healing=True, max_new_tokens=NUM_TOKENS, stop_strings=stops)

@@ -1,4 +1,4 @@
-"""Every processor and filter against the class of transformers that it follows, on random logits."""
+"""Compares every processor and filter with its transformers counterpart, on random logits."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_a_callable_that_returns_no_logits_is_told(returned) -> None:
 
 
 class Counting(LogitsProcessor):
-    """A grammar in small: allows the number of tokens seen, and nothing else."""
+    """A tiny grammar: the only allowed token is the number of tokens seen."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -221,7 +221,7 @@ def test_logits_that_apply_returns_would_be_lost() -> None:
 
 
 class Stacking(LogitsProcessor):
-    """Keeps state in every container that a fork has to copy, and one level of it below."""
+    """Keeps state in every container that a fork has to copy, also one level deeper."""
 
     def __init__(self) -> None:
         self.stack: list[int] = []
@@ -264,7 +264,7 @@ def test_forks_go_their_own_ways(make) -> None:
 
 
 class Telling(LogitsProcessor):
-    """Writes down what it is told."""
+    """Records the calls of its methods."""
 
     def __init__(self) -> None:
         self.told: list[object] = []

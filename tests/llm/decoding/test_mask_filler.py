@@ -1,4 +1,4 @@
-"""When the masks of a step are filled: beside a model that leaves a CPU free, and before one that takes them all."""
+"""Masks of a step are filled while the model runs if it leaves a CPU free, and before it runs if it uses all CPUs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.llm.speculation.drafters import make_generator
 
 
 class Waiting(AllowedTokens):
-    """Is filled only once the model runs."""
+    """A mask whose `fill` waits until the model runs."""
 
     runs = threading.Event()
     count = 0
@@ -67,7 +67,7 @@ def test_a_step_masks_all_rows_at_once_and_picks_by_one_call(config: SamplingCon
 
 
 def test_masks_are_filled_on_all_cpus_before_a_model_that_takes_them_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread is woken for two of them or more."""
+    """Each woken thread gets at least two masks."""
     monkeypatch.setattr(mask_filler, "num_spare_cpus", lambda: 0)
     monkeypatch.setattr(_C, "get_num_threads", lambda: 3)
     told: list[str] = []
@@ -97,7 +97,7 @@ def test_masks_are_filled_on_all_cpus_before_a_model_that_takes_them_all(monkeyp
 
 
 def test_an_error_of_the_model_waits_for_the_masks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mask left to a thread would be asked by the next step at the same time."""
+    """Otherwise the next step could use a mask that a thread is still filling."""
     monkeypatch.setattr(mask_filler, "num_spare_cpus", lambda: 1)
     generator, started, busy = make_generator(), threading.Event(), []
 

@@ -1,4 +1,4 @@
-"""A mask beside the model gives what a model gives that has the mask built in: tokens, ends and log-probabilities."""
+"""A model with a mask gives the same tokens, ends and log-probabilities as a model with the mask built in."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def built_in(name: str, seed: int, prompt: tuple[int, ...]):
 @pytest.mark.parametrize("num_prompts", [1, pytest.param(4, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_random_masks(name: str, num_prompts: int) -> None:
-    """With every source of drafts, forcing tokens or not, on one prompt of four, in turn; or all of it."""
+    """Runs every draft source with one of four prompts, with or without forced tokens, in turn; or all combinations."""
     prompts, first = list(enumerate(repetitive_prompts(7, 4))), list(CONFIGS).index(name) + quarter()
     pairs = list(itertools.product(SOURCES, [False, True]))
     if num_prompts == 1:
@@ -80,7 +80,7 @@ MIXED = list(itertools.product(SOURCES, [(9, 3), (400, 3), (400, 0)], [False, Tr
 
 @pytest.mark.parametrize("case", sample(MIXED, lambda case: case in MIXED[::7]), ids=str)
 def test_masked_and_unmasked_rows_in_one_batch(case: tuple, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the cache is too small for all, so that sequences give way and are computed again."""
+    """Also if the cache is too small for all, so that sequences are preempted and recomputed."""
     source, (num_blocks, num_spare), releases_gil = case
     monkeypatch.setattr(mask_filler, "num_spare_cpus", lambda: num_spare)
     generator = make_generator(
@@ -122,7 +122,7 @@ def test_drafts_that_are_not_allowed_never_reach_the_model() -> None:
 
 @pytest.mark.parametrize("sampled", [False, True])
 def test_forced_tokens_take_one_step_together_and_no_logits(sampled: bool) -> None:
-    """A skeleton with two places to choose at: three steps, of which the first reads the prompt."""
+    """A skeleton with two places to choose at takes three steps. The first step reads the prompt."""
     table = {state: {token: state + 1} for state, token in enumerate([5, 6, 7, 0, 8, 9, 0, 10, 11, 12])}
     table[3], table[6] = {20: 4, 21: 4, 22: 4}, {30: 7, 31: 7}
     model = FakeModel()
@@ -218,7 +218,7 @@ def test_a_finished_mask_ends_its_sequence() -> None:
 
 
 class Failing(AllowedTokens):
-    """Raises at one method, after some tokens."""
+    """Raises in one method, after some tokens."""
 
     def __init__(self, where: str) -> None:
         super().__init__(range(3, 40))
@@ -276,7 +276,7 @@ def test_a_mask_that_raises_fails_its_sequence_alone(source: str | None, where: 
 
 
 class Nothing(AllowedTokens):
-    """Allows nothing after two tokens, or what does not exist."""
+    """After two tokens allows no token, or fills the row with the given words."""
 
     def __init__(self, words: list[int]) -> None:
         super().__init__([5, 6])
@@ -316,7 +316,7 @@ def test_a_model_that_rules_out_what_the_mask_allows() -> None:
 
 
 def test_drafts_beyond_a_row_that_fails_are_dropped() -> None:
-    """A mask that cannot be filled after drafts which do not come true fails nothing."""
+    """An error while filling a mask after rejected drafts does not fail the request."""
 
     class Picky(FunctionMask):
         def fill(self, row: torch.Tensor) -> None:
@@ -340,7 +340,7 @@ native = pytest.importorskip("pace.ops.native", reason="the kernels are not buil
 
 
 def row_by_row(model: LLMModel, prompt: list[int], config: SamplingConfig, allowed, num_tokens: int):
-    """Tokens and log-probabilities, a row at a time."""
+    """Returns tokens and log-probabilities, computed one row at a time."""
     config = config.copy().merge_from(SamplingConfig())
     processors = Processors(build_processors(config, len(prompt), []))
     strategy = Sampling(processors, Rules.of(config), config.seed or 0, config.logprobs)
@@ -373,7 +373,7 @@ def test_the_bundled_model(name: str) -> None:
 
 @pytest.mark.parametrize("kind", sample(["plain", "lookup", "draft"], lambda kind: kind == "draft"))
 def test_the_bundled_model_with_few_and_many_tokens(kind: str) -> None:
-    """Masked beside unmasked rows, several samples of each."""
+    """Masked and unmasked rows in one batch, several samples of each."""
     plain = bundled("plain")
     prompts = ["Once upon a time", "1, 2, 3, 1, 2, 3,", "The capital of France is"]
     free = SamplingConfig(

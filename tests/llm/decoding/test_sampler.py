@@ -1,4 +1,4 @@
-"""Drawing: the right distribution, the seed alone, and errors instead of silent tokens."""
+"""Sampling draws from the right distribution, depends only on the seed, and raises errors instead of wrong tokens."""
 
 from __future__ import annotations
 
@@ -177,8 +177,8 @@ SPARSE = {
 @pytest.mark.parametrize("sampled", [{}, {"do_sample": True, "top_k": 8, "temperature": 1.5}, {"do_sample": True}])
 @pytest.mark.parametrize("name", SPARSE)
 def test_edits_of_a_step_are_the_processors_one_by_one(name: str, sampled: dict, num_logprobs: int | None) -> None:
-    """Step by step, with drafts that come true or do not: as the strategy alone would choose, with each processor
-    called on a row of its own."""
+    """At each step, with accepted and rejected drafts, the sampler chooses the same tokens as the strategy itself, which
+    calls each processor on a single row."""
     config = SamplingConfig(**SPARSE[name], **sampled).merge_from(SamplingConfig())
     generator = torch.Generator().manual_seed(len(name))
 
@@ -235,8 +235,8 @@ def test_token_logprobs() -> None:
 
 
 class LargeOperations(TorchDispatchMode):
-    """Names of torch's operations that look at more numbers than one of its threads is given (32,768), views and
-    lookups aside."""
+    """Records the names of torch operations on more numbers than torch gives one thread (32,768), except views and
+    lookups."""
 
     LOOKUPS = {
         "index", "index_put_", "index_select", "gather", "scatter_", "select", "slice", "unsqueeze", "view", "alias",

@@ -1,4 +1,4 @@
-"""Stop strings that name special tokens, which are no text."""
+"""Stop strings that name special tokens, which do not appear in the text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TEMPLATE = "{% for message in messages %}{{ message['content'] + '\n' }}{% endfo
 
 @functools.cache
 def with_special_tokens(kind: str) -> PreTrainedTokenizerFast:
-    """One of the zoo with NAMES, which are special, and <tool>, which is text. None of them is named in its settings."""
+    """Returns a tokenizer of the zoo with NAMES as special tokens and <tool> as text. Its settings name none of them."""
     tokenizer = ZOO[kind]()
     backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     backend.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in NAMES])
@@ -40,7 +40,7 @@ def generator(request):
 
 
 def parts(tokenizer, *texts: str) -> list[int]:
-    """The tokens of texts, of which each goes on after the one before."""
+    """Returns the tokens of the texts, where each text continues the one before."""
     tokens: list[int] = []
     for text in texts:
         start = [] if text in NAMES else tokenizer("a", add_special_tokens=False)["input_ids"]
@@ -53,7 +53,7 @@ def parts(tokenizer, *texts: str) -> list[int]:
 WORDS = [" fox", "<|im_end|>", "\n", "<|im_start|>", " who", "</turn>", " end", "<tool>", " x"]
 TEXT = " fox\n who end<tool> x"
 CASES = [
-    # stop strings, the text before, the last word of those generated
+    # stop strings, text before the stop, number of generated tokens (None: no stop)
     (["<|im_end|>"], " fox", 1),
     (["never", "</turn>", " end"], " fox\n who", 5),
     (["x<|im_end|>"], " fo", 1),
@@ -64,9 +64,9 @@ CASES = [
     (["</turn> en"], " fox\n who", 6),
     (["</turn> end<tool>"], " fox\n who", 7),
     (["<tool>"], " fox\n who end", 7),
-    (["fox\n"], " ", 2),  # as it is shown
+    (["fox\n"], " ", 2),  # as shown in the text
     (["who end"], " fox\n ", 6),
-    (["[END]", "</s>", "<end>"], TEXT, None),  # which never come
+    (["[END]", "</s>", "<end>"], TEXT, None),  # never generated
     (["<|im_end|><|im_start|>", "<|im_start|>\n", "o<|im_end|>", "<|im_start|><|im_end|>"], TEXT, None),
     (["im_end", "<|im", "|>\n", "<|", "</", "urn"], TEXT, None),  # a name is one token or nothing
     (["<|im_end|>", "fox"], " ", 0),
@@ -117,7 +117,7 @@ def test_a_character_on_its_way_comes_before_the_token(generator) -> None:
 @pytest.mark.parametrize("kind", ZOO)
 @pytest.mark.parametrize("hides", [True, False])
 def test_pieces_are_cut_where_the_engine_stops(kind: str, hides: bool) -> None:
-    """Random tokens, and stop strings that are parts of what they say."""
+    """Random tokens, with stop strings that are parts of their text."""
     tokenizer, chance = with_special_tokens(kind), random.Random(5)
     rules = PLAIN_TEXT if hides else TextRules(hidden=frozenset())
     some = [*map(tokenizer.convert_tokens_to_ids, NAMES), *parts(tokenizer, " fox\n who <tool>")]

@@ -1,4 +1,4 @@
-"""Why a sequence ends, and where its text does."""
+"""The finish reason of a sequence, and the place where its text ends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.llm.speculation import drafters
 
 
 def run(stopping: StoppingCriteria, prompt: list[int], generated: list[int]) -> tuple[str | None, list[int]]:
-    """The reason and the tokens up to it."""
+    """Returns the finish reason and the tokens generated up to there."""
     sequence = Sequence(prompt, None, stopping, stopping.max_length)
     for token in generated:
         sequence.append(token)
@@ -33,9 +33,9 @@ def run(stopping: StoppingCriteria, prompt: list[int], generated: list[int]) -> 
         (10, [7], [5, 7, 5], "stop", 2),
         (10, [7, 8], [5, 8, 7], "stop", 2),
         (4, [7], [5, 5, 5], "length", 2),
-        (4, [7], [5, 7, 5], "stop", 2),  # an end token at the last place is a stop
+        (4, [7], [5, 7, 5], "stop", 2),  # an end token in the last place is a stop
         (10, [], [7, 7], None, 2),
-        (10, [1], [5, 5], None, 2),  # in the prompt
+        (10, [1], [5, 5], None, 2),  # stop tokens in the prompt do not count
     ],
 )
 def test_end_tokens_and_length(
@@ -84,7 +84,7 @@ def test_a_stop_string_in_the_text_of_an_end_token_is_cut(kind: str, ends: bool)
 
 
 def test_generate_and_stream_agree_about_the_text_of_an_end_token() -> None:
-    """The end token is a letter here, which is a stop string, too."""
+    """The end token here is a letter that is also a stop string."""
     generator = make_generator()
     tokens = generator.generate([2, 2], SamplingConfig(max_new_tokens=12, ignore_eos=True)).generated_token_ids[0]
     end, letter = tokens[5], chr(97 + tokens[5] % 26)
@@ -116,7 +116,7 @@ def test_tokens_that_are_dropped_do_not_cut_the_text(kind: str) -> None:
 
 
 class Struck:
-    """A tokenizer that is broken off at its n-th call, by Ctrl-C or an error of its own."""
+    """A tokenizer interrupted at its n-th call."""
 
     def __init__(self, tokenizer, strike_at: int) -> None:
         self.tokenizer, self.calls_left = tokenizer, strike_at
@@ -137,7 +137,7 @@ class Struck:
 
 @pytest.mark.parametrize("kind", ZOO)
 def test_broken_off_at_any_call_and_asked_again(kind: str) -> None:
-    """No token is followed twice, and none passed over."""
+    """No token is processed twice, and none is skipped."""
     tokenizer = ZOO[kind]()
     tokens = tokenizer("Once upon a naïve 🦊 time there was", add_special_tokens=False)["input_ids"]
     strike_at, was_struck = 0, True
@@ -170,13 +170,13 @@ def test_a_push_that_is_broken_off_has_not_been(kind: str) -> None:
                 pieces.append(follower.push(token))
             except KeyboardInterrupt:
                 pieces.append(follower.push(token))
-        struck.calls_left = -1  # no more of it
+        struck.calls_left = -1  # no further interruptions
         assert "".join(pieces) + follower.flush() == decode(tokenizer, tokens), f"call {strike_at}"
 
 
 @pytest.mark.parametrize("source", [None, "perfect"])
 def test_a_callback_that_has_enough_sees_its_text_whole(source: str | None) -> None:
-    """What comes after the token that it ends with may complete a stop string, in the same step or before it is heard."""
+    """Later tokens may complete a stop string, in the same step or before the callback's answer takes effect."""
     plain = drafters.make_generator().generate([2, 2], SamplingConfig(max_new_tokens=12, ignore_eos=True))
     tokens, tokenizer = plain.generated_token_ids[0], FakeTokenizer()
     stop = tokenizer.decode(tokens[4:6])

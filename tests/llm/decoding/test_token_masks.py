@@ -1,4 +1,4 @@
-"""Masks themselves: their bits, forks, and what is no mask."""
+"""Token masks: their bits, their forks, and values that are refused as masks."""
 
 from __future__ import annotations
 

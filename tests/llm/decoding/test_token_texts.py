@@ -1,4 +1,4 @@
-"""Which token brought which part of a text, on random texts and cuts."""
+"""The part of a text that each token adds, on random texts and cuts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def tokenizer():
 
 
 def follow(tokenizer, tokens, stop_strings, generator):
-    """The text and the tokens that a reader gets who looks after random numbers of tokens."""
+    """Returns the text and the tokens that a reader gets who reads after random numbers of tokens."""
     pieces, texts = TextPieces(tokenizer, stop_strings), TokenTexts(tokenizer)
     shown, given, unread = "", [], 0
     for token in tokens:

@@ -1,4 +1,4 @@
-"""Small tokenizers of the kinds that checkpoints bring, trained on the spot."""
+"""Small tokenizers of the kinds found in checkpoints, trained when needed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CORPUS = [
 
 @functools.cache
 def byte_level(vocab_size: int = 300) -> PreTrainedTokenizerFast:
-    """As GPT-2, Llama 3, Qwen2: bytes, merged."""
+    """Returns a tokenizer of merged bytes, like those of GPT-2, Llama 3 and Qwen2."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -29,7 +29,7 @@ def byte_level(vocab_size: int = 300) -> PreTrainedTokenizerFast:
 
 @functools.cache
 def sentencepiece(vocab_size: int = 360) -> PreTrainedTokenizerFast:
-    """As Llama 2, Mistral: words that begin with ▁, and a token for each byte that is in no word."""
+    """Returns a tokenizer like those of Llama 2 and Mistral: words begin with ▁, and other bytes have one token each."""
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     tokenizer.decoder = decoders.Sequence(
@@ -48,8 +48,8 @@ def sentencepiece(vocab_size: int = 360) -> PreTrainedTokenizerFast:
 
 
 def _with_ordinary_bytes(fast: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
-    """The trainer knows byte tokens only as special ones, which decoding would skip: declare just the three others
-    special."""
+    """Declares only the first three tokens special. The trainer also makes byte tokens special, and decoding would skip
+    these."""
     import json
 
     state = json.loads(fast.backend_tokenizer.to_str())
@@ -60,7 +60,7 @@ def _with_ordinary_bytes(fast: PreTrainedTokenizerFast) -> PreTrainedTokenizerFa
 
 
 def with_decoder(fast: PreTrainedTokenizerFast, decoder: decoders.Decoder) -> PreTrainedTokenizerFast:
-    """The same vocabulary, put together in another way."""
+    """Returns a tokenizer with the same vocabulary and another decoder."""
     backend = Tokenizer.from_str(fast.backend_tokenizer.to_str())
     backend.decoder = decoder
     return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>", bos_token="<s>", unk_token="<unk>")
@@ -68,13 +68,13 @@ def with_decoder(fast: PreTrainedTokenizerFast, decoder: decoders.Decoder) -> Pr
 
 @functools.cache
 def metaspace_of_bytes() -> PreTrainedTokenizerFast:
-    """As T5 and XGLM: the decoder itself leaves out the first blank."""
+    """Returns a tokenizer like those of T5 and XGLM, whose decoder leaves out the first blank."""
     return with_decoder(sentencepiece(), decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()]))
 
 
 @functools.cache
 def with_first_blank() -> PreTrainedTokenizerFast:
-    """As Gemma: no blank is left out."""
+    """Returns a tokenizer like that of Gemma, which leaves out no blank."""
     parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     return with_decoder(sentencepiece(), decoders.Sequence(parts))
 
@@ -83,7 +83,8 @@ def with_first_blank() -> PreTrainedTokenizerFast:
 def metaspace(
     prepend: str = "always", blank: str = "▁", is_bare: bool = True, vocab_size: int = 360
 ) -> PreTrainedTokenizerFast:
-    """As T5, XLNet, early Llama conversions: words that begin with `blank`, and nothing for what is in no word."""
+    """Returns a tokenizer like those of T5, XLNet and early Llama conversions: words begin with `blank`, and text in no
+    word is unknown."""
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement=blank, prepend_scheme=prepend)
     tokenizer.decoder = decoders.Metaspace(replacement=blank, prepend_scheme=prepend)
@@ -103,4 +104,4 @@ def metaspace(
 
 ZOO = {"byte_level": byte_level, "sentencepiece": sentencepiece}
 DECODERS = {**ZOO, "metaspace": metaspace_of_bytes, "with_first_blank": with_first_blank}
-"""More, for what is about decoding only."""
+"""The zoo and more tokenizers, for tests of decoding only."""
