@@ -1,7 +1,7 @@
-"""Random models in random formats, against transformers on the dequantised weights, and against themselves in other
-company.
+"""Random models in random formats, compared with transformers on the dequantised weights, and with themselves in other
+batches. Run it by hand after a change in kernels, formats or packing.
 
-    python -m tests.llm.quantization_sweep --cases 300 --first-seed 0      # by hand, after a change in kernels, formats or packing: minutes
+    python -m tests.llm.quantization_sweep --cases 300 --first-seed 0      # takes minutes
 """
 
 from __future__ import annotations
@@ -30,13 +30,12 @@ GROUPS = {
     "fp8": [16, 32, 128],
 }
 NOISE = 0.08
-"""Of the kernels' logits, relative: 9 products, one after the other, of inputs that are rounded to max / 127 (0.5 to 1
-% each), and keys and values in int8."""
+"""Bound of the relative error of the kernels' logits. 9 successive products round their inputs to max / 127 (0.5 to 1 %
+each), and keys and values may be in int8."""
 
 
 def random_fields(choose: random.Random, family: str) -> dict[str, Any]:
-    """Sizes that are no multiples of groups, panels or vectors, heads in groups, biases, one matrix for embedding and
-    head."""
+    """Returns sizes that are no multiples of groups, panels or vectors, with grouped heads, biases, or a tied head."""
     heads, head_dim, inner = (
         choose.choice([2, 4, 6]),
         choose.choice([8, 16, 20, 40, 80]),
@@ -96,7 +95,7 @@ def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def check_case(seed: int) -> str | None:
-    """What is wrong with a random model in a random format; None: nothing."""
+    """Returns an error message for a random model in a random format, or None."""
     choose = random.Random(seed)
     family = FAMILIES[seed % len(FAMILIES)]
     fields, config, kv = random_fields(choose, family), random_config(choose), choose.choice(["auto", "int8"])
@@ -151,7 +150,7 @@ def _check_model(
 
 
 if __name__ == "__main__":
-    logging.getLogger("pace").setLevel(logging.ERROR)  # parts that become floats are told
+    logging.getLogger("pace").setLevel(logging.ERROR)  # hides warnings about parts that become floats
     sweep.main(
         "Compare random models in random formats with transformers on the dequantised weights.",
         check_case,

@@ -1,5 +1,5 @@
-"""A model that goes gives its memory back at once, not when the garbage collector happens to run; and an interpreter that
-goes waits for no work in flight."""
+"""A closed or dropped model frees its memory at once, without waiting for the garbage collector. An interpreter that
+exits does not wait for running requests."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ os._exit(0)
 
 WAYS = ["close", "with", "rebind", "close unused"]
 ARGUMENTS = [
-    "dict(backend='torch')",  # whose weights are the C library's to give back
+    "dict(backend='torch')",  # the C library frees its weights
     "dict(backend='native-eager', quantization='int4')",
     "dict(backend='attention=torch')",
     "dict(spec_config=DraftModelConfig(str(TINY_DRAFT)))",
@@ -96,7 +96,7 @@ ENDINGS = [
     "",
     "raise SystemExit(0)",
     "model.close()",
-    "import os, warnings; warnings.simplefilter('ignore')\n"  # of Python 3.12: a child of a process with threads may hang
+    "import os, warnings; warnings.simplefilter('ignore')\n"  # Python 3.12 warns that a child of a process with threads may hang
     "pid = os.fork(); os._exit(0) if pid == 0 else os.waitpid(pid, 0)",
     "model = None",
     "threading.Thread(target=model.generate, args=('Once', endless), daemon=True).start(); time.sleep(0.1)",
@@ -124,13 +124,13 @@ def test_a_model_that_went_holds_no_memory(subtests) -> None:
 
 @pytest.fixture(scope="module")
 def runs() -> list[Ended]:
-    """Of the programs of the two tests below, in their order."""
+    """Returns the results of the programs of the two tests below, in order."""
     programs = [closing("close", arguments) for arguments in ARGUMENTS]
     return run_each(programs + [WITH_WORK_IN_FLIGHT + ending for ending in ENDINGS])
 
 
 def test_no_part_of_a_model_that_went_is_left(runs, subtests) -> None:
-    """Its weights, too, are given back, but the C library may keep their memory."""
+    """The weights are freed too, but the C library may keep their memory."""
     for arguments, done in zip(ARGUMENTS, runs[: len(ARGUMENTS)], strict=True):
         with subtests.test(arguments=arguments):
             assert found(done)["alive"] == []

@@ -1,4 +1,4 @@
-"""SamplingConfig: every field checked, unknown fields named, and who beats whom."""
+"""SamplingConfig: every field is checked, unknown fields are named, and configs take precedence in order."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def test_from_pretrained(tmp_path, caplog) -> None:
 
 
 def test_a_file_may_say_none_with_minus_one() -> None:
-    """Conversions of the first Llama wrote it for tokens that there are none of; a caller says ignore_eos."""
+    """Conversions of the first Llama wrote -1 for missing tokens. Callers use ignore_eos instead."""
     assert SamplingConfig.from_dict({"eos_token_id": -1, "pad_token_id": -1}).explicit_fields == set()
     with pytest.raises(ValueError, match="eos_token_id"):
         SamplingConfig.from_dict({"eos_token_id": -2})
@@ -273,7 +273,7 @@ def test_what_has_no_effect_is_told(fields: dict, warned: bool, caplog) -> None:
 
 
 def test_every_field_is_explained() -> None:
-    """Also for the command line, whose help is made of these texts."""
+    """The help of the command line also uses these texts."""
     explained = field_explanations(SamplingConfig)
     assert [field.name for field in fields(SamplingConfig) if field.name not in explained] == []
 

@@ -1,5 +1,5 @@
-"""A text's bits are its own: alone or among others, in any chunks, on any number of threads, after preemption, from kept
-keys and values, and with drafts. One model of each kind, in every kind of weight."""
+"""The bits of a text depend only on the text. They do not depend on the batch, chunks, the number of threads, preemption,
+kept keys and values, or drafts. Tests one model of each kind with every kind of weight."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def prompts():
     shared = torch.randint(2, 99, (37,), generator=generator).tolist()
     lengths = (1, 5, 64, 17, 90)
     own = [torch.randint(2, 99, (length,), generator=generator).tolist() for length in lengths]
-    repeated = (own[1] * 9)[:41]  # what prompt lookup finds drafts in
+    repeated = (own[1] * 9)[:41]  # prompt lookup finds drafts here
     return [*own, repeated, shared + own[0], shared + own[3]]
 
 
@@ -52,7 +52,7 @@ def singly(model, rows):
 
 
 def read(output):
-    """The generated ids of each row, and their log-probabilities, which show the bits of logits."""
+    """Returns the generated ids of each row and their log-probabilities, which reveal the bits of the logits."""
     return [
         (ids, [token.logprob for token in told])
         for ids, told in zip(output.generated_token_ids, output.logprobs, strict=True)
@@ -111,7 +111,7 @@ def on_any_number_of_threads(model, alone):
 
 def after_preemption(model, alone, load):
     undisturbed = answers(model, prompts(), LONGER)
-    room = model.generator.engine.cache.bytes_for(90 + LONGER.max_new_tokens)  # for the longest, and few others
+    room = model.generator.engine.cache.bytes_for(90 + LONGER.max_new_tokens)  # room for the longest text and a few others
     begin = GREEDY.max_new_tokens
     assert [(ids[:begin], logprobs[:begin]) for ids, logprobs in undisturbed] == alone
     with load(kv_cache_bytes=room, prefix_cache_bytes=0) as model:

@@ -1,4 +1,5 @@
-"""Loading in two steps: `LoadOptions` refuses what no checkpoint goes with, `open` the rest, before weights are read."""
+"""Loading checks its options in two steps. `LoadOptions` refuses values that are wrong for every checkpoint. `open`
+refuses the rest before weights are read."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ GOOD = {
     "bmc_rows": (32, lambda model: model._engine.cache.allocator.spare_rows(100) == 32),
 }
 HUB = {"revision": "v1", "token": "secret", "cache_dir": "/nowhere", "local_files_only": True, "progress": False}
-"""A value of each option, not its default where one can be seen, and what shows that it reached the model."""
+"""Values of the options for the hub."""
 
 WRONG = {
     "model_name_or_path": [(5, TypeError), (None, TypeError), ("no/such/model/here", FileNotFoundError)],
@@ -85,7 +86,7 @@ def names() -> list[str]:
 
 
 def both(**options):
-    """The model by either way."""
+    """Yields the model made in each of the two ways."""
     yield LLMModel(**options)
     parts = loading.open(LoadOptions(**options))
     model = LLMModel.__new__(LLMModel)
@@ -105,7 +106,7 @@ def test_the_face_and_the_options_have_the_same_names_order_and_defaults() -> No
 
 
 def test_every_option_is_tried() -> None:
-    elsewhere = {"pin_threads", "weights", "weights_cache"}  # below, and tests/llm/models/memory/test_mapped_experts.py
+    elsewhere = {"pin_threads", "weights", "weights_cache"}  # tested below and in tests/llm/models/memory/test_mapped_experts.py
     assert {*GOOD, *HUB, *elsewhere, "model_name_or_path"} == {*WRONG} == {*names()}
 
 
@@ -142,7 +143,7 @@ def test_options_of_the_hub_reach_every_search_for_a_checkpoint(monkeypatch) -> 
 )
 @pytest.mark.parametrize("kind", [DraftModelConfig, PardConfig, None])
 def test_a_draft_model_or_tokenizer_that_is_not_there_is_told_first(monkeypatch, path, kind) -> None:
-    """Before the model is looked for, downloaded or read."""
+    """The error comes before the model is searched for, downloaded or read."""
     searches, find = [], loading.find_checkpoint
     monkeypatch.setattr(loading, "find_checkpoint", lambda name, **more: searches.append(name) or find(name, **more))
     options = {"tokenizer_name_or_path": path} if kind is None else {"spec_config": kind(path)}

@@ -1,4 +1,4 @@
-"""Names of other tools: what is the same is accepted, and the rest is told in our words."""
+"""Names from other tools are accepted if they mean the same. Otherwise the error gives pace's name."""
 
 from __future__ import annotations
 

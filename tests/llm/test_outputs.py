@@ -1,5 +1,5 @@
-"""What comes back beside the tokens: log-probabilities of prompt and text, and metrics; with processors and drafts as
-without."""
+"""Outputs other than tokens: log-probabilities of the prompt and the text, and metrics, with and without processors and
+drafts."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_prompt_logprobs_are_those_of_the_model(limits: dict[str, int], num_bloc
 
 
 class CoarseModel(FakeModel):
-    """Many tokens are exactly as likely as others."""
+    """A model with many exact ties between tokens."""
 
     def logits_of(self, tokens: list[int]) -> torch.Tensor:
         return super().logits_of(tokens).round()
@@ -72,7 +72,7 @@ def test_prompt_logprobs_are_scores_and_those_of_transformers(checkpoint) -> Non
             theirs = oracle(prompt[None]).logits[0].log_softmax(-1)
         torch.testing.assert_close(
             told, theirs[:-1].gather(1, prompt[1:, None])[:, 0], rtol=1e-3, atol=1e-4
-        )  # what logits agree to
+        )  # the tolerance of logits
 
 
 def test_more_prompt_logprobs_than_words_are_told() -> None:
@@ -103,7 +103,7 @@ def test_each_row_has_metrics_of_its_own() -> None:
     whole = out.metrics
     after_the_firsts = whole.decode_tokens_per_second * (whole.total_seconds - whole.seconds_to_first_token)
     assert after_the_firsts == pytest.approx(3 * 4)
-    with by_hand(generator):  # until all are there
+    with by_hand(generator):  # paused until all requests are added
         requests = [generator.add_request([token], SamplingConfig(max_new_tokens=5)) for token in (1, 2, 3)]
     waits = [request.result(60).metrics.seconds_waiting for request in requests]
     assert waits[2] > 4 * 0.002 + min(waits[:2]), f"two at a time, the third waits for five steps of theirs: {waits}"
@@ -133,7 +133,7 @@ def test_processors_of_every_kind_compose_with_drafts(case: tuple[int, int]) -> 
 
 
 class PlainContinuation(NoDraft):
-    """Proposes what the same config gives without drafts, with a wrong token at random places."""
+    """Proposes the continuation that the same config gives without drafts, with wrong tokens at random places."""
 
     def __init__(self, chance: random.Random, length: int, config: SamplingConfig) -> None:
         self.chance, self.length, self.config = chance, length, config

@@ -1,5 +1,5 @@
-"""Models held in fewer bits: the weights are those that the format gives, and all that is promised of bits holds. A
-visit of each variant has every architecture (tests/llm/models/visit.py)."""
+"""Quantised models: their weights are those of the format, and the promises about equal bits hold.
+tests/llm/models/visit.py checks every architecture."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FORMATS_AND_MORE = [*FORMATS, {"format": "int4", "symmetric": False}, {"format":
 
 
 def make(config_json: dict, ops=reference, dtype=torch.float32, quantization=None):
-    """A model without weights."""
+    """Returns a model without weights."""
     model_class, config = read_config(config_json)
     model = model_class(config, dtype, ops)
     model.quantize(quantization)
@@ -37,7 +37,7 @@ def make(config_json: dict, ops=reference, dtype=torch.float32, quantization=Non
 
 
 def read(num_layers: int = 5) -> tuple[dict, dict[str, torch.Tensor]]:
-    """The config and the tensors of the bundled model's first layers."""
+    """Returns the config and the tensors of the bundled model's first layers."""
     config_json = json.loads((TINY / "config.json").read_text()) | {"num_hidden_layers": num_layers}
     state = load_file(TINY / "model.safetensors")
     absent = tuple(f"model.layers.{layer}." for layer in range(num_layers, 5))
@@ -45,7 +45,7 @@ def read(num_layers: int = 5) -> tuple[dict, dict[str, torch.Tensor]]:
 
 
 def read_small(num_layers: int) -> tuple[dict, dict[str, torch.Tensor]]:
-    """With the first 256 tokens, and half of each MLP: 320 columns, which are no whole number of super-blocks."""
+    """Returns the same with the first 256 tokens and half of each MLP: 320 columns, not a multiple of a super-block."""
     config_json, state = read(num_layers)
     for name, tensor in state.items():
         if name.endswith("embed_tokens.weight"):
@@ -64,7 +64,7 @@ def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def dequantized(config_json: dict, state: dict[str, torch.Tensor], config: QuantizationConfig):
-    """The checkpoint whose matrices have gone through their formats, tensor by tensor as it is stored."""
+    """Returns the checkpoint with each stored matrix quantised in its format and dequantised."""
     model = make(config_json)
     kinds = {
         part: "embedding" if isinstance(matrix, Embedding) else "lm_head" if part == "lm_head" else "format"
@@ -111,11 +111,11 @@ IDS = torch.tensor(prompts(50, vocab_size=256)[0])
     "quantization", sample(FORMATS_AND_MORE, lambda format: format not in ("q2_k", "q5_k", "q6_k")), ids=str
 )
 def test_logits_are_those_of_the_dequantised_weights(quantization) -> None:
-    """On torch the same bits as a float32 model that holds them; on the kernels as near as quantised inputs allow.
+    """On torch the bits equal those of a float32 model with these weights. On the kernels quantised inputs add an error.
 
-    Each product of integers rounds its input to max / 127 of a group, a relative error of peak / (127 sqrt 12) with
-    peaks of 2 to 4 times the mean; errors of the products before the logits add up as independent ones. What float8
-    multiplies is not rounded."""
+    An integer product rounds its input to max / 127 of a group. The relative error is peak / (127 sqrt 12), with peaks
+    of 2 to 4 times the mean. The errors of successive products add up like independent ones. float8 does not round its
+    inputs."""
     config, (config_json, state) = config_of(quantization), read_small(1)
     expected = prefill(load(config_json, dequantized(config_json, state, config)), IDS)
     found = prefill(load(config_json, state, dtype=torch.bfloat16, quantization=config), IDS)
@@ -130,7 +130,7 @@ def test_logits_are_those_of_the_dequantised_weights(quantization) -> None:
 
 @pytest.mark.parametrize("seed", sample(range(8), lambda seed: seed < 3))
 def test_random_models_in_random_formats(seed) -> None:
-    """One of each architecture. (The sweep of quantization_sweep.py goes on from here.)"""
+    """Checks one model of each architecture. The sweep of quantization_sweep.py runs more cases."""
     pytest.importorskip("transformers")
     from tests.llm import quantization_sweep
 
@@ -138,7 +138,7 @@ def test_random_models_in_random_formats(seed) -> None:
 
 
 def layouts(model) -> dict[str, WeightLayout | torch.dtype]:
-    """By the names of modules; each must be what its rows of the weight are stored as."""
+    """Returns the layout or dtype in which the rows of each module's weight are stored, by module name."""
     found = {}
     for matrix in model.matrices():
         row = 0
@@ -186,7 +186,7 @@ def test_parts_of_a_matrix_keep_their_formats(ops, caplog) -> None:
 
 
 class QuantizedReader(TensorDict):
-    """A checkpoint some of whose matrices are quantised, as readers of such checkpoints present them."""
+    """A checkpoint with some quantised matrices, in the form that readers of such checkpoints give."""
 
     def __init__(self, state: dict[str, torch.Tensor | QuantizedRows]):
         self.state = state
@@ -206,7 +206,7 @@ class QuantizedReader(TensorDict):
 
 
 def quantized_checkpoint() -> tuple[dict, dict[str, torch.Tensor | QuantizedRows]]:
-    """The bundled model with a format for each kind of projection, its head apart, and floats."""
+    """Returns the bundled model with a format for each kind of projection, an untied head, and the rest in floats."""
     config_json, state = read()
     state["lm_head.weight"] = state["model.embed_tokens.weight"] * 1.5
     formats = {"q_proj": "int4", "v_proj": "int8", "o_proj": "nf4", "gate_proj": "mxfp4", "up_proj": "mxfp4"}
@@ -227,7 +227,7 @@ def permuted(rows: QuantizedRows, order: torch.Tensor) -> QuantizedRows:
 def test_what_comes_quantised_stays_as_it_is() -> None:
     config_json, state = quantized_checkpoint()
     order = torch.randperm(256, generator=torch.Generator().manual_seed(1))
-    for name in ("q_proj", "k_proj", "v_proj"):  # one order for the three, in layer 1; different ones in layer 2
+    for name in ("q_proj", "k_proj", "v_proj"):  # one order for all three in layer 1, different orders in layer 2
         first, second = f"model.layers.1.self_attn.{name}.weight", f"model.layers.2.self_attn.{name}.weight"
         state[first] = permuted(state[first], order)
         state[second] = permuted(state[second], order.roll(ord(name[0])))
@@ -250,7 +250,7 @@ def test_what_comes_quantised_stays_as_it_is() -> None:
 
 
 def test_what_is_quantised_already_is_not_quantised_again(caplog) -> None:
-    """A config has what is left in floats; where nothing is, it cannot be meant."""
+    """The config applies to tensors that are still floats. If there are none, it is an error."""
     config_json, state = quantized_checkpoint()
     model = make(config_json, quantization=QuantizationConfig("int4"))
     with caplog.at_level(logging.WARNING, logger="pace"):
@@ -316,7 +316,7 @@ def test_programs_eager_kernels_and_threads_have_the_same_bits(quantization) -> 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4", "nf4", "mxfp8"])
 def test_any_operator_runs_on_torch(quantization) -> None:
-    """On unpacked weights: those of the kernels, whose nf4 levels are rounded to integers."""
+    """Torch uses the kernels' weights unpacked, so nf4 levels are rounded to integers."""
     rows, backend = prompts(30), "embedding=torch,projection=torch,mlp=torch,lm_head=torch"
     with LLMModel(TINY, quantization=quantization, progress=False, backend=backend) as mixed:
         scores = mixed.score(rows)[0]

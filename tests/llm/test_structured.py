@@ -1,4 +1,4 @@
-"""Constrained text is what a plain loop of forward, mask and pick gives, token by token."""
+"""Constrained text equals, token by token, the text of a plain loop of forward, mask and pick."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def llguidance_tokenizer(end: int):
 
 @functools.cache
 def plain_loop(prompt: str, name: str, rules: str) -> tuple[list[int], list]:
-    """Tokens and log-probabilities: a row of the model, llguidance's own mask, and a pick."""
+    """Returns tokens and log-probabilities, from a row of the model, llguidance's own mask and a pick at each step."""
     model = bundled("plain")
     tokenizer, config = model.tokenizer, RULES[rules].copy()
     ends = model.generator.defaults.eos_token_id
@@ -78,7 +78,7 @@ def plain_loop(prompt: str, name: str, rules: str) -> tuple[list[int], list]:
 @pytest.mark.parametrize("num_prompts", [1, pytest.param(4, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("rules", RULES)
 def test_each_grammar_as_in_a_plain_loop(rules: str, num_prompts: int) -> None:
-    """On one prompt of four in turn and one kind of model in turn, or on all."""
+    """Runs on one of four prompts and one kind of model, in turn, or on all."""
     for number, name in enumerate(GRAMMARS, list(RULES).index(rules)):
         prompts = (PROMPTS * 2)[number % 4 :][:num_prompts]
         expected = [plain_loop(prompt, name, rules) for prompt in prompts]

@@ -37,7 +37,7 @@ async def text_of(pieces) -> str:
 
 
 def slow(seconds: float = 0.02) -> SamplingConfig:
-    """Returns a config for 900 tokens, each of which takes `seconds`."""
+    """Returns a config for 900 tokens that take `seconds` each."""
 
     def wait(ids, logits):
         time.sleep(seconds)

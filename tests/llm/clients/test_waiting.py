@@ -12,7 +12,7 @@ from pace.llm.clients.waiting import Waiters
 
 
 class Belt:
-    """Passes items from one thread to another, and records how many it takes at each wake."""
+    """Passes items from one thread to another, and records how many are taken at each wake."""
 
     def __init__(self, num_things: int) -> None:
         self.waiters = Waiters()

@@ -276,7 +276,7 @@ def test_a_mask_that_raises_fails_its_sequence_alone(source: str | None, where: 
 
 
 class Nothing(AllowedTokens):
-    """After two tokens allows no token, or fills the row with the given words."""
+    """After two tokens allows no token, or tokens that do not exist. `words`: the mask's int32 words."""
 
     def __init__(self, words: list[int]) -> None:
         super().__init__([5, 6])

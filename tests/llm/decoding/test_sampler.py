@@ -177,8 +177,8 @@ SPARSE = {
 @pytest.mark.parametrize("sampled", [{}, {"do_sample": True, "top_k": 8, "temperature": 1.5}, {"do_sample": True}])
 @pytest.mark.parametrize("name", SPARSE)
 def test_edits_of_a_step_are_the_processors_one_by_one(name: str, sampled: dict, num_logprobs: int | None) -> None:
-    """At each step, with accepted and rejected drafts, the sampler chooses the same tokens as the strategy itself, which
-    calls each processor on a single row."""
+    """At each step, with accepted and rejected drafts, the sampler chooses the same tokens as the strategy itself. The
+    strategy calls each processor on a single row."""
     config = SamplingConfig(**SPARSE[name], **sampled).merge_from(SamplingConfig())
     generator = torch.Generator().manual_seed(len(name))
 

@@ -53,7 +53,7 @@ def parts(tokenizer, *texts: str) -> list[int]:
 WORDS = [" fox", "<|im_end|>", "\n", "<|im_start|>", " who", "</turn>", " end", "<tool>", " x"]
 TEXT = " fox\n who end<tool> x"
 CASES = [
-    # stop strings, text before the stop, number of generated tokens (None: no stop)
+    # stop strings, text before the stop, index of the last generated word (None: no stop)
     (["<|im_end|>"], " fox", 1),
     (["never", "</turn>", " end"], " fox\n who", 5),
     (["x<|im_end|>"], " fo", 1),

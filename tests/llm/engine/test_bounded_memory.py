@@ -1,4 +1,4 @@
-"""A long text takes the memory of its keys and values: activations and logits do not grow with it."""
+"""A long text needs memory only for its keys and values. Activations and logits do not grow with its length."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ pytestmark = pytest.mark.alone
 
 VOCAB, HIDDEN, INNER, LAYERS, HEADS, HEAD_DIM = 32000, 64, 4096, 2, 4, 16
 STEP_TOKENS, STEP_ROWS = 512, 128
-"""The scheduler's limits."""
+"""Limits of the scheduler: tokens and logit rows per step."""
 
 ALLOCATOR_BYTES = 24 << 20
-"""Token lists, block tables, what Python, threads and the allocator keep; far less than activations of the long text
-would take."""
+"""Allowance for token lists, block tables, and memory kept by Python, threads and the allocator. Activations of the long
+text would take far more."""
 
 
 @functools.cache
@@ -72,7 +72,7 @@ def text(length: int) -> list[int]:
 
 @contextmanager
 def driving() -> Iterator[EngineDriver]:
-    """Has a thread own the engine for a while, which the tests step by hand otherwise."""
+    """Lets a thread own the engine for a while. Elsewhere the tests step it by hand."""
     driver = EngineDriver(engine())
     try:
         yield driver
@@ -88,9 +88,9 @@ def generate(length: int) -> None:
 
 
 def peak_growth(run: Callable[[], object]) -> int:
-    """Bytes by which resident memory was at most larger during `run` than before it."""
+    """Returns the peak growth of resident memory during `run`, in bytes."""
     gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)  # what earlier tests gave back is not to serve this one
+    ctypes.CDLL(None).malloc_trim(0)  # memory freed by earlier tests must not be reused here
     try:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     except OSError:
@@ -103,9 +103,9 @@ def peak_growth(run: Callable[[], object]) -> int:
 
 
 def activation_bytes(tokens: int) -> int:
-    """Of a step: what a layer has in flight at most. The residual and what is added to it, queries, keys, values and
-    attention's output, and the MLP's intermediate, all fp32; bf16 copies of the inputs of products where the
-    instruction set wants them."""
+    """Returns the largest size of a layer's activations in a step. These are the residual and the term added to it,
+    queries, keys, values, attention's output, and the MLP's intermediate, all in fp32. Instruction sets with bf16
+    products also need bf16 copies of their inputs."""
     return tokens * 6 * (4 * HIDDEN + 4 * HEADS * HEAD_DIM + INNER)
 
 
@@ -121,7 +121,7 @@ def test_a_prompt_of_16k_tokens_grows_by_its_keys_and_values() -> None:
 
 
 def test_scores_and_all_logits_of_a_long_text_need_few_rows_at_once() -> None:
-    generate(STEP_TOKENS)  # buffers and threads are there from now on
+    generate(STEP_TOKENS)  # creates buffers and threads
     length, row_bytes = 4000, 4 * VOCAB
     bound = STEP_ROWS * row_bytes + engine().cache.bytes_for(length) + activation_bytes(STEP_TOKENS) + ALLOCATOR_BYTES
     with driving() as driver:

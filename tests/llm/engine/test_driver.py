@@ -1,5 +1,5 @@
-"""One thread owns the engine: posting waits for no step, failures reach those whose work it was, and every way out
-ends it."""
+"""One thread owns the engine. Posting does not wait for a step, failures reach the callers whose work failed, and every
+way of closing ends the thread."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ENDLESS = SamplingConfig(max_new_tokens=4000, ignore_eos=True)
 
 
 class Gate:
-    """A hook of the fake model that holds the step under way until it is opened."""
+    """A hook of the fake model that blocks the current step until the gate is opened."""
 
     def __init__(self) -> None:
         self.is_inside, self.is_open = threading.Event(), threading.Event()
@@ -35,7 +35,7 @@ class Gate:
 
 
 def slow_generator(seconds: float = 0.002, **limits):
-    """Of a model that takes its time, and does not end by itself."""
+    """Returns a generator whose model sleeps `seconds` per step and never picks the end token."""
     generator = make_generator(FakeModel(eos_bias=-50.0), **limits)
     generator.engine.model.hook = lambda batch: time.sleep(seconds)
     return generator
@@ -48,7 +48,7 @@ def test_posting_waits_for_no_step() -> None:
     generator, gate = make_generator(FakeModel(eos_bias=-50.0)), Gate()
     generator.engine.model.hook = gate
     request = generator.add_request([1], SamplingConfig(max_new_tokens=3))
-    assert gate.is_inside.wait(60)  # and the step does not end
+    assert gate.is_inside.wait(60)  # and the step stays blocked
     others = [generator.add_request([2], SamplingConfig(max_new_tokens=3)) for _ in range(3)]
     others[0].cancel()
     answer = driver_of(generator).call(lambda engine: len(engine.scheduler.waiting))
@@ -107,7 +107,7 @@ def test_a_model_called_by_its_own_processor_says_so() -> None:
 
 
 def test_work_dropped_in_a_cycle_is_ended_by_the_collector_wherever_it_strikes() -> None:
-    """Also within a step, on the engine's own thread."""
+    """Also if the collector runs within a step, on the engine's own thread."""
     model = FakeModel(eos_bias=-50.0)
     generator = make_generator(model)
     config = SamplingConfig(max_new_tokens=8)
@@ -197,7 +197,7 @@ def test_ctrl_c_ends_the_call_it_strikes_and_no_other() -> None:
     generator, armed = slow_generator(), threading.Event()
 
     def hook(batch) -> None:
-        """Strikes once what the armed call asks for is at work."""
+        """Sends SIGINT once the armed call's sequences are running."""
         time.sleep(0.002)
         if armed.is_set() and len(batch.spans.kv_len) > 1:
             armed.clear()
@@ -297,7 +297,7 @@ def test_a_child_forked_during_a_step_can_generate() -> None:
 
     def generates() -> bool:
         model.hook = lambda batch: None
-        model._busy = threading.Lock()  # whose holder stayed behind
+        model._busy = threading.Lock()  # the thread that held it does not exist in the child
         if generator.generate([1, 2]).generated_token_ids != expected:
             return False
         check_idle(generator)

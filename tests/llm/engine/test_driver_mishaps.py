@@ -1,4 +1,4 @@
-"""What goes wrong around the engine's thread reaches those whose work it was, and nobody else."""
+"""Errors around the engine's thread reach only the callers whose work failed."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ LONG = SamplingConfig(max_new_tokens=300, ignore_eos=True)
 
 
 class Panic(BaseException):
-    """What a library written in Rust raises where it gives up: no Exception."""
+    """Like the error of a Rust library that panics, which is not an Exception."""
 
 
 class AnyToken(TokenMask):
-    """Allows all; its methods are there to be overridden."""
+    """A mask that allows all tokens; subclasses override its methods."""
 
     def __init__(self) -> None:
         self.num_accepted = 0
@@ -98,7 +98,7 @@ def test_a_panic_of_a_processor_fails_its_sequence_alone(caplog) -> None:
 
 
 def test_masks_are_filled_where_executors_are_closed(monkeypatch) -> None:
-    """A thread that generates while the interpreter ends."""
+    """A thread may still generate while the interpreter ends."""
 
     class Closed:
         def __init__(self, *arguments, **named) -> None:
@@ -178,7 +178,7 @@ def test_ctrl_c_while_a_session_is_made_leaves_nothing(monkeypatch) -> None:
 
 def test_a_cancel_that_raises_ends_its_call_alone() -> None:
     class Gone:
-        """An event of a manager whose process has died."""
+        """An event of a multiprocessing manager whose process has died."""
 
         def is_set(self) -> bool:
             if threading.current_thread().name == "pace-engine":
@@ -195,7 +195,7 @@ def test_a_cancel_that_raises_ends_its_call_alone() -> None:
 
 
 def test_a_row_that_has_enough_does_not_fail_afterwards() -> None:
-    """The engine is ahead of the streamer that ends the row."""
+    """The engine is ahead of the streamer, which ends the row at an earlier token."""
     is_told = threading.Event()
 
     def fails(ids, logits):
@@ -281,7 +281,7 @@ def test_what_was_posted_before_a_fork_is_the_parents(where: str, monkeypatch) -
 
 
 def test_a_child_that_comes_back_into_generate_ends_it() -> None:
-    """From a streamer that forks, it returns into the loop that waits for tokens."""
+    """A child forked in a streamer returns into the loop that waits for tokens."""
     children = []
 
     def forks(event) -> bool:

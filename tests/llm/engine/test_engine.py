@@ -1,4 +1,4 @@
-"""Properties of the engine, exact, on a model whose logits show every mistake in the cache."""
+"""Exact properties of the engine, on a model whose logits show every mistake in the cache."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_a_short_call_returns_while_a_long_one_goes_on() -> None:
 
 
 class ScriptedDrafter(NoDraft):
-    """Proposes the true continuation, with a wrong token at random places."""
+    """Proposes the correct continuation, with wrong tokens at random places."""
 
     def __init__(self, model: FakeModel, chance: random.Random, length: int) -> None:
         self.model, self.chance, self.length = model, chance, length
@@ -200,7 +200,7 @@ def test_a_step_that_fails_ends_what_it_worked_on_and_nothing_else(step: int, er
 
 
 def test_samples_go_on_when_the_step_of_the_first_one_fails() -> None:
-    """They wait for its prompt, and read their own where it fails."""
+    """The other samples wait for its prompt. If it fails, they compute the prompt themselves."""
     model = FakeModel(eos_bias=-50.0)
     engine = Engine.create(model, OPS, PLENTY, max_tokens_per_step=8)
     first, *sharers = (make_sequence(model, [3] * 40, 5) for _ in range(3))
@@ -228,7 +228,7 @@ def raising(error: BaseException):
 
 
 class Listener:
-    """A sink that writes down what it hears, and what it could see then."""
+    """A sink that records its calls, and the state of the sequence at each call."""
 
     def __init__(self) -> None:
         self.heard: list[tuple] = []
@@ -293,7 +293,7 @@ def test_rows_that_stopped_cost_nothing() -> None:
 
 
 def test_the_same_shape_does_not_hide_new_content() -> None:
-    """Two calls of equal shapes use the same buffers."""
+    """Calls of equal shapes use the same buffers."""
     generator = make_generator(FakeModel(eos_bias=-50.0))
     for token in (3, 4, 5):
         out = generator.generate([token], SamplingConfig(max_new_tokens=5))

@@ -1,4 +1,4 @@
-"""Who is served when: the order of arrival, priorities, and batches of any size, which stand in nobody's way."""
+"""The order of service: by arrival and priority. Large batches do not block other requests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.llm.generators import by_hand, check_idle, driver_of, make_generator,
 @pytest.mark.parametrize("num_at_once", [1, 3])
 @pytest.mark.parametrize("low, high", [(0, 1), (0, 2), (-1, 1), (0, 0), (1, 0)])
 def test_a_stream_of_higher_priority_starves_no_one(num_at_once: int, low: int, high: int) -> None:
-    """There are always more of the high ones waiting than can run, and they never stop coming."""
+    """More requests of high priority arrive all the time, and more of them wait than can run."""
     generator = make_generator(FakeModel(eos_bias=-50.0), max_sequences_per_step=num_at_once)
     config = SamplingConfig(max_new_tokens=2)
     others: list[Request] = []
@@ -40,7 +40,7 @@ def test_a_stream_of_higher_priority_starves_no_one(num_at_once: int, low: int, 
                 break
             engine.step()
         num_before = sum(bool(other.tokens) for other in others)
-    most = max(0, HEAD_START * (high - low) - 1)  # those that arrive later and come first
+    most = max(0, HEAD_START * (high - low) - 1)  # requests that arrive later but are served first
     assert most <= num_before <= most + num_at_once - 1, "and those beside it in the same step"
 
 
@@ -114,7 +114,7 @@ def test_no_one_is_preempted_for_one_that_would_not_fit_even_so() -> None:
 
 
 class Remembering(LogitsProcessor):
-    """Has a state worth counting."""
+    """A processor that counts its living copies."""
 
     alive: weakref.WeakSet[Remembering] = weakref.WeakSet()
     most_alive = 0
@@ -132,7 +132,7 @@ class Remembering(LogitsProcessor):
 @pytest.mark.alone
 @pytest.mark.parametrize("end_seconds, num_prompts", [(0.0, 1000), (0.001, 200)], ids=["1000", "ends-one-by-one"])
 def test_many_prompts_run_in_bounded_memory(end_seconds: float, num_prompts: int, monkeypatch) -> None:
-    """Also where the caller hears of each end long before the engine tells of the step's next one."""
+    """Also if `end_seconds` pass after each end that the engine reports, before it reports the next one of the step."""
     model = FakeModel(eos_bias=-50.0)
     generator = make_generator(model, num_blocks=60, max_sequences_per_step=16)
     scheduler = generator.engine.scheduler

@@ -1,5 +1,5 @@
-"""A text that grows to where Phi-3 changes its angles is computed again from its start, once, as transformers does
-it."""
+"""A text that grows to the length at which Phi-3 changes its angles is recomputed once from its start, as in
+transformers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ LENGTH = 20
 
 
 def spans_of(prompt_length, num_tokens, chunk=512, blocks=64):
-    """(first position, tokens, least rope length) of every span of one generation, and what was generated."""
+    """Returns (first position, number of tokens, rope length) of every span of one generation, and the generated
+    tokens."""
     model = FakeModel()
     model.recompute_length = LENGTH
     seen = []

@@ -1,4 +1,4 @@
-"""Who gets what in a step: budgets kept, first come first served, decoding beside prefill."""
+"""Sharing a step: within its budgets, first come first served, decoding together with prefill."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def make_sequence(length: int) -> Sequence:
 
 
 def run_step(scheduler, spans) -> None:
-    """What the engine would do, with a token for each span that reaches the end."""
+    """Does the engine's part of a step, and appends a token for each span that has logit rows."""
     for span in spans:
         scheduler.cache.commit(span.sequence, span.end)
         if span.num_rows:
@@ -148,7 +148,7 @@ def test_a_prompt_of_higher_priority_is_read_before_one_that_is_being_read() -> 
 
 
 def test_a_session_arrives_anew_with_every_append() -> None:
-    """Or one that is as old as the engine would pass everyone."""
+    """Otherwise a session as old as the engine would overtake all requests."""
     scheduler = make_engine(max_sequences_per_step=1).scheduler
     session, running, waiting = make_sequence(5), make_sequence(5), make_sequence(5)
     session.wanted_from = 4

@@ -1,4 +1,4 @@
-"""A model on each backend."""
+"""Fixture: a model on each backend."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ def backend(request) -> str:
 
 @pytest.fixture
 def model(checkpoint, backend) -> LLMModel:
-    """A Llama with a byte-level tokenizer."""
+    """Returns a Llama with a byte-level tokenizer."""
     return load(checkpoint("llama")[0], backend)

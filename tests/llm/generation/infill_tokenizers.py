@@ -1,4 +1,4 @@
-"""The bundled tokenizer with tokens for gaps: some of its words under other names."""
+"""The bundled tokenizer with infill tokens, which replace some of its words."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEEPSEEK = {"<｜fim▁begin｜>": False, "<｜fim▁hole｜>": False, "<｜fim�
 
 
 def with_tokens(names: dict[str, bool]) -> PreTrainedTokenizerFast:
-    """Its last words are the tokens `names`, special where that is True."""
+    """Returns the tokenizer with its last words replaced by the tokens `names`. The values are True for special ones."""
     plain = AutoTokenizer.from_pretrained(str(TINY))
     state = json.loads(plain.backend_tokenizer.to_str())
     words = sorted(state["model"]["vocab"], key=state["model"]["vocab"].get)[-len(names) :]

@@ -1,4 +1,4 @@
-"""Models of checkpoints on disk, loaded once for all tests of a process."""
+"""Models of checkpoints on disk, loaded once per process."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ GREEDY = SamplingConfig(max_new_tokens=20, ignore_eos=True)
 
 @functools.cache
 def load(folder: Path, backend: str) -> LLMModel:
-    """The model in float32."""
+    """Returns the model in float32."""
     return LLMModel(folder, dtype=torch.float32, backend=backend, progress=False)

@@ -1,4 +1,4 @@
-"""A model that says what it is told to, for any tokenizer."""
+"""A model that generates a given script, for any tokenizer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LIKELY = 100.0
 
 
 class ScriptedModel(FakeModel):
-    """Says `script` after a prompt of `num_prompt_tokens`, then its end token for ever."""
+    """Generates `script` after a prompt of `num_prompt_tokens`, then only its end token."""
 
     def __init__(self, vocab_size: int, end: int) -> None:
         super().__init__(vocab_size)
@@ -38,5 +38,5 @@ def scripted(tokenizer: Any, **limits: Any) -> Generator:
 
 
 def say(generator: Generator, prompt: list[int], script: list[int]) -> None:
-    """Sets what comes after a prompt from now on; other prompts of its length get the same."""
+    """Sets the tokens that follow this prompt from now on. They also follow other prompts of the same length."""
     generator.engine.model.num_prompt_tokens, generator.engine.model.script = len(prompt), script

@@ -1,4 +1,4 @@
-"""A prompt that begins with the BOS token's text, where the tokenizer adds that token."""
+"""Prompts that begin with the text of the BOS token, with a tokenizer that also adds that token."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_the_server_tells_of_it_too(caplog) -> None:
         caplog.clear()
         tokenizer = with_bos("sentencepiece", template="<s>{{ messages[0]['content'] }}")
         with caplog.at_level(logging.WARNING, "pace"), Serving(scripted(tokenizer)) as serving:
-            serving.chat(max_tokens=1)  # the template's own is the only one
+            serving.chat(max_tokens=1)  # only the template adds a BOS token
             assert "begins with" not in caplog.text
             for _ in range(4):
                 assert ask(serving).status == 200

@@ -1,4 +1,4 @@
-"""The blank between a prompt and its continuation, wherever a text comes out."""
+"""The blank between a prompt and its continuation, in every API that returns text."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def ids(generator, text: str) -> list[int]:
 
 @pytest.fixture
 def prompt(generator) -> list[int]:
-    """The tokens of PROMPT, after which comes TEXT."""
+    """Returns the tokens of PROMPT, and makes the model generate TEXT after them."""
     tokens, prompt = ids(generator, PROMPT + TEXT), ids(generator, PROMPT)
     assert tokens[: len(prompt)] == prompt
     say(generator, prompt, tokens[len(prompt) :])

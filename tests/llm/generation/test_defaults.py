@@ -1,4 +1,4 @@
-"""How tokens are picked where nobody says: the same for Python, the command line and the server."""
+"""Default sampling settings are the same for Python, the command line and the server."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CHATS = (
 
 
 def drawn(config: SamplingConfig):
-    """Temperature, top_p and top_k of a draw, or GREEDY."""
+    """Returns temperature, top_p and top_k if the config samples, else GREEDY."""
     return (config.temperature, config.top_p, config.top_k) if config.do_sample else GREEDY
 
 
@@ -74,7 +74,7 @@ def test_what_the_caller_says_beats_it(asked, draws, checkpoint, caplog):
 
 @pytest.mark.parametrize("checkpoint", [{}, {"do_sample": False}])
 def test_other_words_are_neither(checkpoint):
-    """A filter that is off, a penalty or a length asks for no samples."""
+    """A disabled filter, a penalty or a length does not turn on sampling."""
     of_file = SamplingConfig.from_dict(checkpoint)
     for fields in ({"top_k": 0}, {"top_p": 1.0}, {"min_p": 0.0}, {"max_new_tokens": 3, "presence_penalty": 0.5}):
         assert drawn(with_defaults(SamplingConfig(**fields), of_file)) == GREEDY
@@ -82,7 +82,7 @@ def test_other_words_are_neither(checkpoint):
 
 @pytest.fixture(scope="module")
 def silent(tmp_path_factory) -> LLMModel:
-    """The bundled model without a word about samples in its generation_config.json."""
+    """Returns the bundled model without `do_sample` in its generation_config.json."""
     home = tmp_path_factory.mktemp("silent") / "model"
     shutil.copytree(TINY, home)
     fields = json.loads((home / "generation_config.json").read_text())

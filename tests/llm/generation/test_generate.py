@@ -1,4 +1,4 @@
-"""LLMModel on real files: the text of transformers, every kind of input, lengths and stops."""
+"""LLMModel on checkpoint files: the same text as transformers, every kind of input, lengths and stops."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def random_ids(seed: int, *shape: int) -> torch.Tensor:
 
 
 def likeliest(model, ids: list[int], tokens: list[int]) -> list[int]:
-    """What transformers would write in place of each of `tokens`: all the same where the text is its greedy one."""
+    """Returns transformers' greedy token in place of each of `tokens`. They are equal if `tokens` is its greedy text."""
     with torch.no_grad():
         rows = model(torch.tensor([ids + tokens[:-1]])).logits[0, len(ids) - 1 :]
     return rows.argmax(-1).tolist()
 
 
 def text_after(tokenizer, prompt: list[int], tokens: list[int]) -> str:
-    """What the text of all says beyond that of the prompt, which may break off a character."""
+    """Returns the part of the whole text after the prompt's text. The prompt may end within a character."""
     before, whole = (tokenizer.decode(ids, skip_special_tokens=True) for ids in (prompt, prompt + tokens))
     return whole[len(commonprefix([before, whole])) :]
 
@@ -41,7 +41,7 @@ def text_after(tokenizer, prompt: list[int], tokens: list[int]) -> str:
 
 OTHERS = [family for family in IN_TRANSFORMERS if family != "llama"]
 DISTINCT = ("llama", "gemma2", "deepseek_v3", "gpt_oss", "llama4_text", "qwen3_moe", "chatglm")
-"""Layers of all kinds: dense, with windows, latent, with sinks, in chunks, of experts, with a code of their own."""
+"""Models with each kind of layer: dense, windows, latent, sinks, chunks, experts, and code outside transformers."""
 
 
 @pytest.mark.parametrize("family", sample(FAMILIES, lambda family: family in DISTINCT))
@@ -59,8 +59,7 @@ def test_64_greedy_tokens_are_those_of_transformers(checkpoint, family: str) -> 
 
 @pytest.mark.parametrize("family", ["llama", *(pytest.param(name, marks=pytest.mark.thorough) for name in OTHERS)])
 def test_sampled_text_is_that_of_transformers_drawing_with_our_numbers(checkpoint, family: str, monkeypatch) -> None:
-    """Processors and filters by themselves are compared in test_logits.py; here with each model's logits, and in their
-    order."""
+    """test_logits.py compares single processors and filters. This test applies them in order to each model's logits."""
     folder, oracle, _ = checkpoint(family)
     everything = {"repetition_penalty": 1.2, "no_repeat_ngram_size": 3, "bad_words_ids": [[7], [9, 11]]}
     everything |= {"min_new_tokens": 6, "eos_token_id": list(range(90))}
@@ -94,7 +93,7 @@ def test_ragged_batches_are_the_singles(model: LLMModel, backend: str, count: in
         together = model.generate(prompts, config)
         singles = [model.generate(prompt, config) for prompt in prompts]
         assert together.generated_token_ids == [single.generated_token_ids[0] for single in singles]
-        # Plain torch sums in an order that depends on the batch.
+        # Torch sums in an order that depends on the batch.
         if config is not greedy and backend == "native":
             assert together.logprobs == [single.logprobs[0] for single in singles], "bit by bit"
 
@@ -198,7 +197,7 @@ def test_bad_inputs_are_told(checkpoint) -> None:
 
 
 def test_bad_configs_are_told(checkpoint) -> None:
-    """Tokens beyond the vocabulary, and what is no config."""
+    """Configs with tokens beyond the vocabulary, and a dict instead of a config."""
     model = load(checkpoint("llama")[0], "torch")
     for fields, message in [
         ({"logit_bias": {900: 1.0}}, "logit_bias"),
@@ -290,5 +289,5 @@ def test_the_tokenizers_end_token_ends_a_text_whatever_the_files_name(
         is_end = token in expected
         assert out.finish_reasons == ["stop" if is_end else "length"], token
         assert out.generated_token_ids == [[token] * (1 if is_end else 3)]
-    # the caller's own stand alone
+    # end tokens of the caller replace those of the file
     assert model.generate([5], logit_bias={1: 100.0}, max_new_tokens=3, eos_token_id=50).finish_reasons == ["length"]

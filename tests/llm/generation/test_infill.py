@@ -1,4 +1,4 @@
-"""Prompts with a gap, and where a filling ends."""
+"""Infill prompts, and the end of the generated middle."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BEFORE, AFTER = "def f(x):\n    ", "\n    return y\n"
 
 
 def generator_of(family: str) -> tuple[Generator, object]:
-    """The bundled model with a tokenizer that has marks; both to be used, and not closed."""
+    """Returns the bundled model with a tokenizer that has infill marks, and this tokenizer. Do not close the model."""
     tokenizer = with_tokens(FAMILIES[family])
     given = bundled().generator
     generator = Generator.__new__(Generator)
@@ -50,8 +50,7 @@ def test_a_prompt_is_the_text_around_the_gap(family):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_filling_ends_where_the_next_file_would_begin(family):
-    """Each end token ends it, the marks among them, and none is in its text, whether or not the tokenizer calls it
-    special."""
+    """Every end token, including the marks, ends the infill. None is in its text, special or not."""
     generator, tokenizer = generator_of(family)
     for name in FAMILIES[family]:
         token = tokenizer.convert_tokens_to_ids(name)
@@ -67,7 +66,7 @@ def test_a_filling_ends_where_the_next_file_would_begin(family):
 
 
 def test_a_tokenizer_that_puts_a_blank_before_texts():
-    """CodeLlama's: no blank that nobody wrote comes into the text around the gap."""
+    """With CodeLlama's tokenizer no extra blank is added to the text around the gap."""
     tokenizer = tokenizer_zoo.sentencepiece()
     tokenizer = type(tokenizer)(
         tokenizer_object=type(tokenizer.backend_tokenizer).from_str(tokenizer.backend_tokenizer.to_str()),
@@ -83,7 +82,7 @@ def test_a_tokenizer_that_puts_a_blank_before_texts():
 
 
 def test_marks_that_are_not_implemented_are_said():
-    """Codestral was trained to fill gaps: it is not told that it was not."""
+    """Codestral supports infilling, so the error must not claim that the model was not trained for it."""
     tokenizer = copy.copy(bundled().tokenizer)
     tokenizer.add_special_tokens({"additional_special_tokens": ["[PREFIX]", "[MIDDLE]", "[SUFFIX]"]})
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""`LLMModel` itself: what it refuses to load, its lengths, a model without a tokenizer, and its end."""
+"""`LLMModel`: arguments that it refuses, its lengths, a model without a tokenizer, and closing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streamers of a generation: ours, those of transformers, callbacks, and streams that are left early."""
+"""Streamers: ours, those of transformers, callbacks, and streams that are left early."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators on torch one at a time: the same numbers, a wrong kernel found, and a report of what ran."""
+"""Single operators on torch give the same numbers, reveal a wrong kernel, and appear in the report."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ VARIANTS = [
     ("gptj", {}),
     ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 20}),
 ]
-"""Tied and own heads, one product for gate and up and a plain MLP, head norms, a head with a bias, parallel blocks,
-projections of OPT."""
+"""Models with tied and untied heads, one product for gate and up, a plain MLP, head norms, a head with a bias, parallel
+blocks, and OPT's projections."""
 MISSING = {"opt": {"rotary"}}
-"""Operators that an architecture has none of."""
+"""Operators that an architecture lacks."""
 TOLERANCE = 2e-5
-"""Of the largest logit, as in docs/numerics.md: what fp32 sums in another order may differ by after a few layers."""
+"""Bound relative to the largest logit, as in docs/numerics.md, for fp32 sums in another order over a few layers."""
 
 
 @pytest.fixture(params=VARIANTS, ids=lambda variant: variant[0])
 def loaded(request, tmp_path):
-    """A model in fp32, and its architecture."""
+    """Returns a model in fp32 and its architecture."""
     model_type, fields = request.param
     save_tiny(tmp_path, model_type, fields)
     return load_model(tmp_path, torch.float32, native), model_type
 
 
 def logits_of(runnable):
-    """A prompt in two chunks, then one token."""
+    """Returns the logits of a prompt in two chunks, then of one token."""
     runner, ids = Runner(runnable, 1, PROMPT), torch.arange(3, 3 + PROMPT) % 97
     return torch.cat([runner.step({0: ids[part]})[0] for part in (slice(0, 30), slice(30, 44), slice(44, 45))])
 
@@ -66,7 +66,7 @@ def test_each_operator_alone_on_torch(operator, loaded):
 
 
 KINDS = ("llama", "gptj", "gemma2", "deepseek_v2", "qwen3_moe")
-"""Families of plain, parallel, windowed, latent and routed layers. A visit of each family compares the logits."""
+"""Families with plain, parallel, windowed, latent and routed layers. tests/llm/models/visit.py compares the logits."""
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_greedy_text_of_every_architecture_is_that_of_the_kernels(checkpoint, fa
 
 
 def test_weights_in_bf16_are_the_same_numbers_on_both_sides(tmp_path):
-    """Only `avx512_bf16` and `amx` round the inputs of products; the twin does not."""
+    """Only the kernels of `avx512_bf16` and `amx` round the inputs of products; torch does not."""
     save_tiny(tmp_path, "llama", {})
     model = load_model(tmp_path, torch.bfloat16, native)
     mixed = EagerRunner(model, OperatorConfig(embedding="torch", mlp="torch", lm_head="torch", projection="torch"))
@@ -98,7 +98,7 @@ WRONG = {
     "mlp": ("linear", lambda weight: weight.k == 56),
     "lm_head": ("linear", lambda weight: weight.n == 99),
 }
-"""Operator -> a native operation that is made wrong, where it has a weight of these sizes."""
+"""Operator -> a native operation that is made wrong, and a condition on its weight (None: always)."""
 
 
 @pytest.mark.parametrize("guilty", OPERATORS)
@@ -138,7 +138,7 @@ def test_the_report_counts_what_ran(config, loaded, monkeypatch):
 
         @functools.wraps(honest)
         def counting(*arguments, **more):
-            counted[implementation, operation] += not inside  # some of the specification's functions call others of it
+            counted[implementation, operation] += not inside  # some reference functions call others
             inside.append(operation)
             try:
                 return honest(*arguments, **more)
@@ -171,7 +171,7 @@ def test_a_program_reports_the_calls_that_it_saved(loaded):
     for runnable in (compiled, eager):
         logits_of(runnable)
     calls = [{run.operator: run.calls for run in runnable.operator_report().runs} for runnable in (compiled, eager)]
-    if model_type == "gptj":  # the norm of a parallel block is computed by each of its two readers
+    if model_type == "gptj":  # each of the two readers of a parallel block computes its norm
         calls[1]["norm"] += 3 * model.config.num_hidden_layers
     assert calls[0] == calls[1]
     assert {run.implementation for run in compiled.operator_report().runs} == {"native"}

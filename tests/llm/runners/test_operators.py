@@ -1,4 +1,4 @@
-"""What runs each operator: said in two ways, refused where it makes no sense, and shown."""
+"""Choosing the implementation of each operator: two ways to set it, refused combinations, and the report."""
 
 from __future__ import annotations
 

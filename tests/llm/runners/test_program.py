@@ -1,5 +1,5 @@
-"""A recorded model, fused or not, gives the bits of the same model run op by op: logits and cache. A visit of each
-variant has every architecture (tests/llm/models/visit.py)."""
+"""A recorded model, fused or not, has the same bits of logits and cache as the model run op by op.
+tests/llm/models/visit.py checks this for every architecture."""
 
 from __future__ import annotations
 
@@ -37,8 +37,10 @@ def test_the_same_bits_on_every_table(isa, model_type, fields, tmp_path):
 @pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.int8])
 @pytest.mark.parametrize("threads", [1, 2, 5, 16])
 def test_long_spans_short_spans_and_partitions_of_both(tmp_path, threads, kv_dtype):
-    """Heads are prepared before attention for a span of many rows, or where its rows are cut over threads; by its own
-    tasks for one of few, be they whole or partitions of 1024 positions, or the span across two of them."""
+    """Heads are prepared before attention if a span has many rows, or if its rows are split over threads.
+
+    With few rows the tasks of attention prepare them. A task covers a whole span or a partition of 1024 positions, and a
+    span may cross two partitions."""
     save_tiny(tmp_path, "qwen3", {"max_position_embeddings": 4096})
     model = load_model(tmp_path, torch.bfloat16, native)
     model.kv_dtype = kv_dtype

@@ -1,4 +1,4 @@
-"""The bundled model with its draft model, native kernels: the same text, and the counts of what was drafted."""
+"""The bundled model with its draft model on the native kernels: the same text, and the counts of drafts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def encoded(model, entries: list[dict]) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def without_drafts(plain):
-    """`without_drafts(name) -> what matters` of all rows together, and of every fourth by itself."""
+    """Returns `without_drafts(name) -> outputs` of all rows in one batch, and of every fourth row alone."""
     rows = encoded(plain, ENTRIES[::6])
     return functools.cache(
         lambda name: [what_matters(plain.generate(asked, CONFIGS[name])) for asked in (rows, *rows[::4])]
@@ -60,7 +60,7 @@ def test_the_same_text(plain, drafted, without_drafts, name: str) -> None:
 
 
 def test_copying_by_looking_up(plain) -> None:
-    """Most of what is copied is found: far fewer steps than tokens."""
+    """Prompt lookup finds most of the copied text, so that there are far fewer steps than tokens."""
     model = LLMModel(TINY, spec_config=PromptLookupConfig(adaptive=False))
     rows = encoded(plain, [entry for entry in ENTRIES if entry["category"] == "copying"])
     metrics = model.generate(rows, SamplingConfig(max_new_tokens=80)).metrics

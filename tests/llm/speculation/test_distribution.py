@@ -1,5 +1,4 @@
-"""Sampling with drafts, against probabilities worked out by hand: chi-square, and what the test sees of a planted
-bias."""
+"""Chi-square test of sampling with drafts against exact probabilities, and a check that it detects a planted bias."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ CONFIG.num_return_sequences = SAMPLES // CALLS
 
 
 def exact(model: FakeModel) -> dict[tuple[int, ...], float]:
-    """The probability of every continuation of `NUM_TOKENS` tokens."""
+    """Returns the probability of every continuation of `NUM_TOKENS` tokens."""
 
     def next_token(tokens: list[int]) -> torch.Tensor:
         logits = model.logits_of(tokens).double() / 1.7
@@ -40,7 +39,7 @@ def exact(model: FakeModel) -> dict[tuple[int, ...], float]:
 
 
 def chi_square(counts: Counter, expected: dict[tuple[int, ...], float]) -> tuple[float, int]:
-    """The statistic and its degrees of freedom; outcomes expected less than 8 times count as one."""
+    """Returns the statistic and its degrees of freedom. Outcomes expected less than 8 times are counted together."""
     assert sum(counts.values()) == SAMPLES and not [tokens for tokens in counts if expected[tokens] == 0]
     cells = [(counts[tokens], SAMPLES * p) for tokens, p in expected.items() if SAMPLES * p >= 8]
     rest = SAMPLES - sum(seen for seen, _ in cells), SAMPLES - sum(wanted for _, wanted in cells)
@@ -73,7 +72,7 @@ def sampled(name: str) -> tuple[Counter, float]:
 @pytest.mark.parametrize("name", ["half", pytest.param("perfect", marks=pytest.mark.thorough)])
 def test_sampled_texts_have_the_probabilities_of_the_model(name: str) -> None:
     """Under the hypothesis the statistic exceeds its mean (the degrees of freedom) by 4 standard deviations once in
-    10,000 times; the seed is fixed."""
+    10,000 runs. The seed is fixed."""
     counts, acceptance = sampled(name)
     statistic, freedom = chi_square(counts, exact(FakeModel(VOCAB)))
     assert freedom > 20 and statistic < freedom + 4 * (2 * freedom) ** 0.5
@@ -82,7 +81,7 @@ def test_sampled_texts_have_the_probabilities_of_the_model(name: str) -> None:
 
 @pytest.mark.thorough
 def test_a_bias_is_noticed(monkeypatch) -> None:
-    """A verification that takes the draft wherever the model gives it some probability."""
+    """The planted verification never picks the last token of the vocabulary after the first generated ones."""
     honest = sampler.accept_drafts
 
     def biased(own, span):
@@ -93,6 +92,6 @@ def test_a_bias_is_noticed(monkeypatch) -> None:
     monkeypatch.setattr(sampler, "accept_drafts", biased)
     counts, _ = sampled("half")
     expected = exact(FakeModel(VOCAB))
-    if all(expected[tokens] for tokens in counts):  # else texts came that cannot come
+    if all(expected[tokens] for tokens in counts):  # otherwise impossible texts were generated
         statistic, freedom = chi_square(counts, expected)
         assert statistic > freedom + 8 * (2 * freedom) ** 0.5

@@ -1,4 +1,4 @@
-"""How many drafts are worth a step, on machines and texts made of numbers."""
+"""The number of drafts per step, on simulated machines and texts."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def free(lengths: list[int]) -> float:
 
 @dataclass
 class Machine:
-    """Decodes sequences whose drafts are right with probability `rate`, in steps of `base + slope * tokens` seconds,
-    and counts. A step that is not at rest takes `asking` more."""
+    """Simulates decoding with drafts that are right with probability `rate`, and counts tokens and seconds. A step takes
+    `base + slope * tokens` seconds, and `asking` more unless drafting rests."""
 
     lengths: FixedLength | AdaptiveLength
     rate: float
@@ -37,7 +37,7 @@ class Machine:
         self.resting, self.rest_seconds = 0, []
 
     def run(self, num_steps: int) -> float:
-        """Tokens a second by those of plain steps, of these steps alone."""
+        """Runs steps and returns their tokens per second, relative to steps without drafts."""
         seconds, num_tokens = self.seconds, self.num_tokens
         for _ in range(num_steps):
             self.step()
@@ -115,7 +115,7 @@ def test_drafts_that_win_less_than_asking_costs_are_given_up() -> None:
 )
 def test_nearly_as_fast_as_the_best_fixed_length(rate: float, slope: float, draft: float, num_sequences: int) -> None:
     def speed(length: int) -> float:
-        """That a fixed length comes to: expected tokens by seconds, by those of plain steps."""
+        """Returns the expected tokens per second with a fixed length, relative to steps without drafts."""
         seconds = 1.0 + slope * num_sequences * (1 + length) + draft * length
         return sum(rate**depth for depth in range(length + 1)) * (1.0 + slope * num_sequences) / seconds
 
@@ -204,7 +204,7 @@ def test_drafting_rests_now_and_then_to_see_what_a_plain_step_takes() -> None:
 
 
 def test_losses_end_it_whatever_the_estimates_say() -> None:
-    """Someone tells of high acceptance each time, and none is accepted."""
+    """The estimated acceptance is always high, but no draft is accepted."""
     lengths = AdaptiveLength(4)
     lengths.observe_rest(1, 1, 1.0)
     lost, rest, resting = 0.0, 0, 0

@@ -1,5 +1,5 @@
-"""What draft models propose, against transformers on the same checkpoints, and what `LLMModel` makes of a
-spec_config."""
+"""Proposals of draft models, compared with transformers on the same checkpoints, and the use of spec_config by
+`LLMModel`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MASK = 97
 
 @pytest.fixture(scope="module")
 def drafter(tmp_path_factory):
-    """A folder with a tiny random llama whose config.json names the mask token, and transformers' model of it."""
+    """Returns a folder with a tiny random llama whose config.json names the mask token, and its transformers model."""
     folder = tmp_path_factory.mktemp("pard")
     theirs = save_tiny(folder, "llama", {"pard_token": MASK, "spd_type": "pard", "max_position_embeddings": 256})
     assert json.loads((folder / "config.json").read_text())["pard_token"] == MASK
@@ -65,14 +65,14 @@ def one_by_one(model, tokens: list[int], length: int, pick=likeliest) -> list[in
 
 
 def at_once(model, tokens: list[int], length: int, pick=likeliest) -> list[int]:
-    """PARD as published: the text, length - 1 masks, and the predictions of the last `length` rows."""
+    """PARD as published: feeds the text and length - 1 masks, and returns the predictions of the last `length` rows."""
     rows = logits(model, tokens + [MASK] * (length - 1))[-length:]
     return [pick(row, depth) for depth, row in enumerate(rows)]
 
 
 @pytest.mark.parametrize("parallel", [False, True])
 def test_proposals_are_those_of_transformers(drafter, parallel: bool) -> None:
-    """Over several steps in which some, all or none of the drafts come true, of three texts of different lengths."""
+    """Runs several steps that accept some, all or none of the drafts, on three texts of different lengths."""
     folder, theirs = drafter
     source, chance = make_source(folder, parallel), torch.Generator().manual_seed(3)
     reference_drafts = at_once if parallel else one_by_one
@@ -167,7 +167,7 @@ def test_a_smaller_vocabulary_and_a_larger_one(drafter) -> None:
 
 @pytest.fixture(scope="module")
 def pair(checkpoint, tmp_path_factory):
-    """A target, and a draft model that is the same but for one layer: often right."""
+    """Returns the folders of a target and of a draft model that lacks one of its layers, so that it is often right."""
     folder, model, tokenizer = checkpoint("llama")
     other = tmp_path_factory.mktemp("draft")
     config = copy.deepcopy(model.config)
@@ -199,7 +199,7 @@ def test_the_whole_model(pair, case: tuple[str, str, bool]) -> None:
         assert ours.generated_token_ids == theirs.generated_token_ids
         assert ours.metrics.draft_speedup is None
         metrics = theirs.metrics
-        if not adaptive and kind == "lookup":  # text of random weights repeats nothing
+        if not adaptive and kind == "lookup":  # random weights generate no repetitions
             assert metrics.num_drafted_tokens > 0
         elif not adaptive:
             assert 0 < metrics.num_accepted_tokens < metrics.num_drafted_tokens

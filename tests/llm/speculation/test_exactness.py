@@ -1,4 +1,4 @@
-"""Drafts change how fast a text comes, and never what it is."""
+"""Drafts change the speed of generation, but never the text."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.plugins.tiers import sample
 
 
 class Grammar(LogitsProcessor):
-    """Allows tokens only whose sum with the one before is even, and keeps state to know that one."""
+    """Allows only tokens whose sum with the previous token is even. Keeps the tokens as its state."""
 
     def __init__(self) -> None:
         self.stack: list[int] = []
@@ -72,7 +72,8 @@ LENGTHS = [1, 2, 5, 16]
 @pytest.mark.parametrize("is_product", [False, pytest.param(True, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("name", SOURCES)
 def test_drafts_on_or_off(name: str, is_product: bool) -> None:
-    """Every config; lengths so that each meets every source and every config, or all of them."""
+    """Runs every config, with one draft length in turn or with all of them. Over all sources each length meets every
+    config."""
     for number, config in enumerate(CONFIGS, SOURCES.index(name)):
         for length in LENGTHS if is_product else [LENGTHS[number % len(LENGTHS)]]:
             drafted = make_generator(make_source(name), length)
@@ -83,7 +84,7 @@ def test_drafts_on_or_off(name: str, is_product: bool) -> None:
 
 
 def plain_tokens(prompts: list[list[int]], config: SamplingConfig) -> list[list[int]]:
-    """What is generated without drafts."""
+    """Returns the tokens generated without drafts."""
     return make_generator().generate(prompts, config).generated_token_ids
 
 
@@ -167,7 +168,7 @@ def test_drafts_that_are_wrong_are_all_dropped() -> None:
 
 
 def test_what_is_kept_is_what_agrees() -> None:
-    """Counts of drafted and accepted tokens, against the text itself."""
+    """Compares the counts of drafted and accepted tokens with the text."""
     source = RandomDrafts()
     told: list[tuple[int, list[int]]] = []
     propose = source.propose
@@ -197,7 +198,7 @@ def test_what_is_kept_is_what_agrees() -> None:
 
 
 class EndsAfterFive(LogitsProcessor):
-    """A grammar of five tokens and the end, after which it allows nothing."""
+    """Allows five tokens, then only the end, then nothing."""
 
     def __init__(self) -> None:
         self.length = 0
@@ -229,7 +230,7 @@ def test_drafts_beyond_the_end_fail_nothing(sampled: bool) -> None:
     "config", [SamplingConfig(), SamplingConfig(do_sample=True, seed=1), SamplingConfig(logprobs=1)]
 )
 def test_rows_of_wrong_drafts_may_hold_anything(config: SamplingConfig) -> None:
-    """Token 48 makes the model's logits NaN; the text has none, and all drafts do."""
+    """Token 48 makes the model's logits NaN. The text never contains it, but all drafts do."""
     model = FakeModel(eos_bias=-50.0)
     honest = model.logits_of
 
@@ -269,7 +270,7 @@ def test_adaptive_lengths(name: str) -> None:
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_a_text_computed_again_where_angles_change(name: str) -> None:
-    """No row is computed with the angles from before in a step that begins before."""
+    """No row past the change uses the old angles, even in a step that begins before the change."""
     for prompt_length in (1, 17, 19, 20, 25):
         check_computed_again(name, prompt_length)
 
@@ -306,7 +307,7 @@ def test_sessions_and_scores_get_no_drafts(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["half", "pard-half"])
 def test_whoever_hears_of_the_end_finds_nothing_left_and_all_times_noted(name: str) -> None:
-    """What the last step took, and the draft model's shadow of the text."""
+    """At the end the time of the last step is noted, and the caches of the model and the draft model are free."""
     engine = drafters.make_engine(make_source(name), 4, model=FakeModel(eos_bias=-50.0))
     sequence = make_sequence(engine.model, [5, 6, 7], 6)
     seen = []
@@ -346,7 +347,7 @@ def test_streams_dropped_half_way_leave_nothing(name: str) -> None:
 
 
 def failing_engine(name: str, adaptive: bool, num_tokens: int) -> tuple[WatchedEngine, list[Sequence]]:
-    """Two of three sequences run at a time."""
+    """Returns an engine that runs two of three sequences at a time, and the sequences."""
     source = make_source(name, num_blocks=8)
     engine = drafters.make_engine(source, 4, adaptive, kind=WatchedEngine, max_sequences_per_step=2)
     sequences = [make_sequence(engine.model, prompt, num_tokens) for prompt in repetitive_prompts(6, 3)]

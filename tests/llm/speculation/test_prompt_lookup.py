@@ -1,4 +1,4 @@
-"""The index of n-grams against its definition."""
+"""Compares the index of n-grams with a simple reference."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from pace.llm.speculation.prompt_lookup import NgramIndex, PromptLookup
 
 
 def by_definition(tokens: list[int], min_ngram: int, max_ngram: int, num_tokens: int) -> tuple[int | None, list[int]]:
-    """The longest match of the last tokens, in its last place, and what follows it in the text repeated from there."""
+    """Returns the length of the longest match of the last tokens, and the tokens that follow its last occurrence. The
+    continuation repeats when it reaches the end of the text."""
     for size in range(min(max_ngram, len(tokens) - 1), min_ngram - 1, -1):
         for end in range(len(tokens) - 1, size - 1, -1):
             if tokens[end - size : end] == tokens[-size:]:
