@@ -111,7 +111,7 @@ def on_any_number_of_threads(model, alone):
 
 def after_preemption(model, alone, load):
     undisturbed = answers(model, prompts(), LONGER)
-    room = model.generator.engine.cache.bytes_for(90 + LONGER.max_new_tokens)  # room for the longest text and a few others
+    room = model.generator.engine.cache.bytes_for(90 + LONGER.max_new_tokens)  # for the longest text and a few more
     begin = GREEDY.max_new_tokens
     assert [(ids[:begin], logprobs[:begin]) for ids, logprobs in undisturbed] == alone
     with load(kv_cache_bytes=room, prefix_cache_bytes=0) as model:

@@ -47,7 +47,7 @@ GOOD = {
     "bmc_rows": (32, lambda model: model._engine.cache.allocator.spare_rows(100) == 32),
 }
 HUB = {"revision": "v1", "token": "secret", "cache_dir": "/nowhere", "local_files_only": True, "progress": False}
-"""Values of the options for the hub."""
+"""Options for the Hub. `GOOD` has the others: a value, mostly not the default, and a check that it reached the model."""
 
 WRONG = {
     "model_name_or_path": [(5, TypeError), (None, TypeError), ("no/such/model/here", FileNotFoundError)],
@@ -106,7 +106,7 @@ def test_the_face_and_the_options_have_the_same_names_order_and_defaults() -> No
 
 
 def test_every_option_is_tried() -> None:
-    elsewhere = {"pin_threads", "weights", "weights_cache"}  # tested below and in tests/llm/models/memory/test_mapped_experts.py
+    elsewhere = {"pin_threads", "weights", "weights_cache"}  # below, and models/memory/test_mapped_experts.py
     assert {*GOOD, *HUB, *elsewhere, "model_name_or_path"} == {*WRONG} == {*names()}
 
 

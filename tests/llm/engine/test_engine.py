@@ -228,7 +228,7 @@ def raising(error: BaseException):
 
 
 class Listener:
-    """A sink that records its calls, and the state of the sequence at each call."""
+    """A sink that records its calls, and checks the sequence at each call."""
 
     def __init__(self) -> None:
         self.heard: list[tuple] = []

@@ -1,4 +1,4 @@
-"""A Hub that runs in this process."""
+"""Fixture: a fake Hub in this process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ REPOS = {
 
 @pytest.fixture
 def hub(monkeypatch, tmp_path_factory):
-    """A FakeHub of `REPOS`, which huggingface_hub takes for the Hub; tests may give it more."""
+    """Yields a FakeHub of `REPOS` that huggingface_hub uses as the Hub. Tests may add repositories."""
     constants = pytest.importorskip("huggingface_hub").constants
 
     hub = FakeHub(dict(REPOS))

@@ -1,4 +1,4 @@
-"""The parts that the variants are made of, and the few variants that have them all."""
+"""The parts of the variants, and a few representative variants that together have all parts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FIRST_OF_EACH = [next(name for name in IDS if name.startswith(f"{model_type}-"))
 
 @functools.cache
 def parts_of(index: int) -> set[Any]:
-    """Mixers, feed-forwards, what blocks make of them, embeddings, norms and heads of a variant, without their sizes."""
+    """Returns the mixers, feed-forwards, block structures, embeddings, norms and heads of a variant, without sizes."""
     model_type, _, fields = VARIANTS[index]
     model_class, config = read_config({"model_type": model_type, **config_fields(model_type, fields)})
     model = model_class(config, torch.float32, reference)
@@ -31,7 +31,8 @@ def parts_of(index: int) -> set[Any]:
 
 
 def form(value: Any) -> Any:
-    """Kinds of a layer and of all it holds (biases, tied matrices, factors of 1), without sizes, windows and names."""
+    """Returns the kind of a layer and of all its members, such as biases, tied matrices and factors of 1. Leaves out
+    sizes, windows and names."""
     if isinstance(value, Layer):
         return type(value).__name__, *map(form, vars(value).values())
     if isinstance(value, (list, tuple)):
@@ -45,7 +46,7 @@ def form(value: Any) -> Any:
 
 @functools.cache
 def representative() -> frozenset[str]:
-    """The first variant of each family, and of the others whichever have a part that none before them has."""
+    """Returns the first variant of each family, and every other variant with a part that no earlier one has."""
     found = dict.fromkeys(FIRST_OF_EACH)
     seen = set().union(*(parts_of(IDS.index(name)) for name in found))
     for index, name in enumerate(IDS):

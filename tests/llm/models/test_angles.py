@@ -1,4 +1,4 @@
-"""The cosines and sines of a step: rounded once, and the same for a position wherever it stands."""
+"""The cosines and sines of a step are rounded once, and depend on the position but not on its place in the batch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CONFIGS = [
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.kind)
 def test_angles_are_the_true_values_rounded_once(config: RopeConfig) -> None:
-    """Of the angle in float32, by the definition; a cosine in float32 would be off by a bit in one case of twenty."""
+    """The true values are those of the float32 angle. A float32 cosine would be off by a bit in one of twenty cases."""
     rotary = Rotary(config)
     positions = torch.tensor([0, 1, 2, 99, 100, 101, 1000, 3001])
     lengths = positions + 1

@@ -1,4 +1,4 @@
-"""Loading: what a checkpoint may be called, and what is said of one that does not fit."""
+"""Loading: accepted tensor names, and the errors for checkpoints that do not fit."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_known_extras_are_ignored_and_only_those():
         logits(state)
 
     del state["model.layers.0.self_attn.inv_freq"]
-    for name in ("model.layers.0.self_attn.q_proj.bias", "model.norm.bias"):  # some checkpoints say that there is none
+    for name in ("model.layers.0.self_attn.q_proj.bias", "model.norm.bias"):  # some checkpoints store zero biases
         state[name] = torch.zeros(16)
         assert torch.equal(logits(state), expected)
         state[name][3] = 1
@@ -131,7 +131,7 @@ def test_tied_weights_as_transformers_reads_them(caplog):
 
 
 def test_a_head_and_an_embedding_are_compared_in_pieces():
-    """Either can be most of the checkpoint; mapped as a whole, both would count as resident memory."""
+    """Either can be most of the checkpoint. If mapped as a whole, both would count as resident memory."""
     state = random_state(make(tie_word_embeddings=True))
     held: set[tuple[str, int]] = set()
 
@@ -186,7 +186,7 @@ def test_reading_is_parallel_reports_progress_and_releases():
         def read(self, name, start, stop):
             threads.add(threading.get_ident())
             if (name, start) in pieces[:2]:
-                meeting.wait()  # both workers are here at once, or this fails
+                meeting.wait()  # fails unless both workers are here at once
             return super().read(name, start, stop)
 
         def release(self, name, start, stop):

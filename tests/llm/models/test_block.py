@@ -1,4 +1,4 @@
-"""A block against its definition, written out: every combination of norms, order and scale."""
+"""Compares a block with its written-out definition, for every combination of norms, order and scale."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FIRST, SECOND = torch.randn(2, 8, 8, generator=torch.Generator().manual_seed(1),
 
 
 class Product(Layer):
-    """A mixer and a feed-forward alike."""
+    """A stand-in for both the mixer and the feed-forward."""
 
     cache = None
     readers = ()
@@ -29,7 +29,7 @@ class Product(Layer):
 
 
 class Shift(Layer):
-    """In place of a norm: each is told from the others."""
+    """A stand-in for a norm, different for each `number`."""
 
     def __init__(self, number):
         self.number = number
@@ -83,7 +83,7 @@ def test_what_does_not_go_together_is_refused() -> None:
 
 
 def test_norms_and_who_reads_them() -> None:
-    """What a migration of channels may scale (pace/calibrate)."""
+    """Norms and their readers, which a migration of channels may scale (pace/calibrate)."""
     mixer, mlp = Product(FIRST), Product(SECOND)
     mixer.readers, mlp.readers = ["qkv"], ["gate", "router"]
     first, second = Shift(1.0), Shift(2.0)

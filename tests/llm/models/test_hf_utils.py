@@ -1,4 +1,4 @@
-"""Finding checkpoints that are here; configs and tokenizers. tests/llm/models/hub has those of the Hub."""
+"""Finding local checkpoints, their configs and tokenizers. tests/llm/models/hub tests those of the Hub."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_what_is_not_a_directory(tmp_path):
 
 
 def test_a_directory_that_may_not_be_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(hf_utils.os, "access", lambda path, mode: path != tmp_path)  # root may read what chmod forbids
+    monkeypatch.setattr(hf_utils.os, "access", lambda path, mode: path != tmp_path)  # root may read it despite chmod
     with pytest.raises(PermissionError, match="may not be read by this user"):
         find_checkpoint(tmp_path)
 
@@ -156,8 +156,8 @@ NAMED = list(itertools.product(ZOO, MODEL_TYPES, CLASSES))
 
 @pytest.mark.parametrize("named", sample(NAMED, lambda named: named in NAMED[::7]), ids=str)
 def test_the_tokenizer_is_the_one_that_transformers_finds_by_itself(tmp_path, tokenizers, named):
-    """The tokenizer has the class, ids, texts and special tokens of transformers', whatever class the checkpoint names.
-    Each commit has every kind, model_type and class."""
+    """The tokenizer has the same class, ids, texts and special tokens as that of transformers, for each class that a
+    checkpoint may name. Each commit tests every kind, model_type and class."""
     from transformers import AutoTokenizer
 
     kind, model_type, name = named
@@ -182,7 +182,7 @@ def test_the_tokenizer_is_the_one_that_transformers_finds_by_itself(tmp_path, to
 
 @pytest.fixture(scope="module")
 def tokenizers(tmp_path_factory):
-    """A folder of each kind in the zoo."""
+    """Returns a folder with a tokenizer for each kind in the zoo."""
     folders = {kind: tmp_path_factory.mktemp(kind) for kind in ZOO}
     for kind, folder in folders.items():
         ZOO[kind]().save_pretrained(folder)
@@ -190,7 +190,7 @@ def tokenizers(tmp_path_factory):
 
 
 def test_loading_a_tokenizer_imports_no_compiler():
-    """torch._dynamo and torch.distributed take a second, which transformers spends where it imports a model's config
+    """Importing torch._dynamo and torch.distributed takes a second. transformers imports them with a model's config
     class."""
     program = "import sys; from pace.llm.models.hf_utils import load_tokenizer; load_tokenizer(sys.argv[1]); print('torch._dynamo' in sys.modules)"
     command = [sys.executable, "-c", program, TINY]

@@ -1,4 +1,4 @@
-"""The config reader: published configs, defaults as transformers has them, and refusals that name the field."""
+"""The config reader: published configs, the defaults of transformers, and errors that name the field."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def config_of(architecture, **fields):
 
 
 def each_of(table):
-    """The cases of a table by architecture, each with its architecture."""
+    """Returns the cases of a table by architecture, each with its architecture."""
     return [(architecture, *case) for architecture, cases in table.items() for case in cases]
 
 
@@ -29,8 +29,8 @@ def llama(**fields):
 
 
 def test_defaults_of_chatglm_are_those_of_its_code():
-    """`configuration_chatglm.py`, as ChatGLM3 and GLM-4-9B bring it along. Without `multi_query_attention` there is no
-    such checkpoint."""
+    """The defaults of `configuration_chatglm.py` from ChatGLM3 and GLM-4-9B. All these checkpoints set
+    `multi_query_attention`."""
     config = config_of("ChatGLMModel", multi_query_attention=True, multi_query_group_num=2)
     assert (config.vocab_size, config.hidden_size, config.intermediate_size) == (65024, 4096, 13696)
     assert (config.num_hidden_layers, config.num_attention_heads, config.head_dim) == (28, 32, 128)
@@ -75,7 +75,7 @@ QWEN2_5_VL = {
     "vision_config": {"depth": 32, "hidden_act": "silu", "hidden_size": 1280}, "vocab_size": 151936,
     "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
 }  # fmt: skip
-"""The fields of Qwen2.5-VL-3B-Instruct's config.json, as it was published: without a text_config."""
+"""The fields of the published config.json of Qwen2.5-VL-3B-Instruct, which has no text_config."""
 
 
 def test_the_text_part_of_qwens_that_see(caplog):
@@ -172,7 +172,7 @@ def test_phi_3_mini_128k_and_its_old_names():
         assert config.rope.kind == "longrope" and config.rope.original_max_positions == 4096
         assert config.rope.attention_factor == pytest.approx(expected_factor)
         assert config.window(0) == 262144
-    # the length before extension is 4096 where nobody says so, whatever the scaling says
+    # the length before extension defaults to 4096, even if the scaling has another
     del base["original_max_position_embeddings"]
     scaling = {"type": "su", "original_max_position_embeddings": 99, **factors}
     assert config_of("Phi3ForCausalLM", **base, rope_scaling=scaling).rope.original_max_positions == 4096
@@ -213,7 +213,7 @@ def test_length_before_extension():
         (
             {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096},
             16384,
-        ),  # as Qwen2.5 tells its users to write
+        ),  # recommended by Qwen2.5
         ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}, 4096),
         ({"type": "linear", "factor": 1e6}, 2**31 - 1),
         ({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}, 4096),
@@ -246,7 +246,7 @@ def test_unknown_fields_are_named_in_one_warning(caplog):
             strange=1,
             stranger=[2],
             use_cache=True,
-            pretraining_tp=8,  # how the products were split in training; the sums are the same
+            pretraining_tp=8,  # splits products in training; the sums are the same
             _name_or_path="x",
             attention_dropout=0.1,
             rope_scaling={"type": "linear", "factor": 2.0, "odd": 1},
@@ -381,7 +381,7 @@ def test_the_class_is_found_by_its_usual_names():
 
 
 def test_architecture_and_model_type_must_agree():
-    """transformers goes by model_type, so one of the two readings would be another model."""
+    """transformers uses model_type, so one of the two readings would be another model."""
     with pytest.raises(ValueError, match="LlamaForCausalLM.*qwen2"):
         read_config({"architectures": ["LlamaForCausalLM"], "model_type": "qwen2"})
     assert read_config({"architectures": ["LlamaForCausalLM"], "model_type": "Yi"})[0].__name__ == "LlamaForCausalLM"

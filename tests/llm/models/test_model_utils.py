@@ -1,4 +1,4 @@
-"""load_model: from a directory to a model that computes what transformers computes, or one clear error."""
+"""`load_model` turns a directory into a model with the logits of transformers, or raises one clear error."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ IDS = torch.arange(3, 40)
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
-    """A tiny Llama as transformers saves it, in float32; its weights fit in bfloat16."""
+    """Returns the folder and logits of a tiny float32 Llama saved by transformers. Its weights are exact in bfloat16."""
     folder = tmp_path_factory.mktemp("tiny")
     model = save_tiny(folder, "llama", {})
     with torch.no_grad():
@@ -30,7 +30,7 @@ def tiny(tmp_path_factory):
 
 
 def copy_as(tiny, folder, kind="safetensors", dtype=torch.float32, change=lambda state: state, **config):
-    """The tiny checkpoint stored otherwise."""
+    """Stores the tiny checkpoint in another form, and returns the folder."""
     source, _ = tiny
     state = {name: tensor.to(dtype) for name, tensor in load_file(source / "model.safetensors").items()}
     for name, data in checkpoints.weight_files(kind, change(state)).items():
@@ -134,7 +134,7 @@ def test_one_error_lists_all_tensors_that_do_not_fit(tiny, tmp_path):
 
 
 def test_an_embedding_and_a_tied_head_in_different_shards(tiny, tmp_path):
-    """Equal matrices are tied although they lie in two files."""
+    """Equal matrices are tied even if they are in two files."""
 
     def tie(state):
         head = state.pop("lm_head.weight")
@@ -228,13 +228,13 @@ def test_a_bar_where_someone_watches(tiny, monkeypatch, capfd):
     load_model(tiny[0])
     assert "Loading" in terminal.getvalue()
     monkeypatch.setattr(sys, "stderr", notebook)
-    monkeypatch.setitem(sys.modules, "ipykernel", None)  # where notebooks run; whether ipywidgets is there or not
+    monkeypatch.setitem(sys.modules, "ipykernel", None)  # as in a notebook, with or without ipywidgets
     load_model(tiny[0])
     assert "Loading" in notebook.getvalue()
 
 
 def test_threads_fill_disjoint_pieces(tiny, tmp_path, monkeypatch):
-    """Many pieces a tensor and more threads than cores: the same bits."""
+    """Many pieces per tensor and more threads than cores give the same bits."""
     from pace.checkpoints.reader import CheckpointReader
 
     expected = matrices(load_model(tiny[0], num_threads=1))

@@ -1,5 +1,5 @@
-"""Every architecture and variant without experts against transformers, and against itself: cached, ragged, chunked,
-recorded. test_oracle_of_experts.py has those with experts."""
+"""Compares every architecture and variant without experts with transformers and with itself: cached, ragged, chunked and
+recorded. test_oracle_of_experts.py tests those with experts."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def test_variant(name, tmp_path, subtests, pytestconfig, restore_isa_and_threads
 def test_fields_that_are_left_out_have_the_defaults_of_transformers(model_type):
     from transformers import AutoConfig
 
-    needed = {"num_experts_per_tok": 2} if model_type == "deepseek_v2" else {}  # whose default does not run
+    needed = {"num_experts_per_tok": 2} if model_type == "deepseek_v2" else {}  # its default does not run
     whole = AutoConfig.for_model(model_type, **needed).to_dict()
     least = {"model_type": model_type, **needed} | ({"text_config": {}} if model_type in VISION else {})
     ours, theirs = read_config(least)[1], read_config(whole)[1]
-    if hasattr(ours, "layer_types"):  # may say the same in other fields
+    if hasattr(ours, "layer_types"):  # the same may be in other fields
         layers = range(ours.num_hidden_layers)
         assert [ours.window(layer) for layer in layers] == [theirs.window(layer) for layer in layers]
         windows = {name: getattr(theirs, name) for name in ("layer_types", "sliding_window") if hasattr(theirs, name)}

@@ -1,5 +1,5 @@
-"""Every architecture and variant with experts against transformers, and against itself, as test_oracle.py has those
-without."""
+"""Compares every architecture and variant with experts with transformers and with itself. test_oracle.py tests those
+without experts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors that are stacked, transposed or interleaved: their rows get where they belong, piece by piece."""
+"""Rows of stacked, transposed or interleaved tensors are loaded into the right places, piece by piece."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ K, HEADS, D, EXPERTS, INNER = 32, 3, 10, 4, 20
 
 
 class Parts(Layer):
-    """What becomes of each tensor of `STATE`."""
+    """Weights and biases filled from the tensors of `STATE`."""
 
     cache = None
 
@@ -88,7 +88,7 @@ class Model(BaseModelForCausalLM):
 
 
 def expected(state):
-    """Weights and biases, written out."""
+    """Returns the expected weights and biases, computed directly."""
     qkv = state["neox.weight"].view(HEADS, 3, D, K)
     found = {"neox": qkv.transpose(0, 1).reshape(-1, K), "conv": state["conv.weight"].t()}
     for e in range(EXPERTS):
@@ -133,7 +133,7 @@ def test_floats_are_quantised_by_rows_wherever_they_lie() -> None:
 
 
 class Quantised(TensorDict):
-    """Some of the tensors as codes."""
+    """A checkpoint that holds some tensors as quantised codes."""
 
     def __init__(self, state, names):
         super().__init__(state)
@@ -186,8 +186,8 @@ def test_what_is_missing_or_of_another_shape_is_named(name) -> None:
 
 
 def test_pieces_of_a_file_are_bounded_and_released(tmp_path, monkeypatch) -> None:
-    """At most a piece is held at a time, and of a turned matrix a band; each byte of the file is read, and the bytes
-    reported are those of the file."""
+    """At most one piece is held at a time, or one band of a transposed matrix. Each byte of the file is read, and the
+    reported bytes are those of the file."""
     limit = 16 * K * 4
     monkeypatch.setattr(filling, "PIECE_BYTES", limit)
     monkeypatch.setattr(filling, "LEAST_BAND_BYTES", 16)

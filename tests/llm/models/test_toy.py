@@ -1,4 +1,4 @@
-"""A model whose layers keep different things: its backends agree, and its cache is what it should be."""
+"""A model whose layers have different caches: its backends agree, and its cache has the right contents."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def test_program_and_op_by_op_are_the_same_bits_and_torch_agrees(isa, kv_dtype) 
     torch_model = load_toy(torch.float32, reference)
     torch_model.kv_dtype = kv_dtype
     expected = prefill(torch_model, IDS)
-    # In floats the two round sums of some hundred terms apart, through five layers. In a narrow cache a number that
-    # lies between two of its values may become either: half a unit of 2^-8 of the largest, where that happens.
+    # With float caches the two differ by rounding sums of some hundred terms, through five layers. A narrow cache may
+    # round a number between two of its values to either. The difference is half a unit of 2^-8 of the largest.
     tolerance = 2e-5 if kv_dtype == torch.float32 else 2e-2
     assert (logits - expected).abs().max() < tolerance * expected.abs().max()
 
@@ -91,7 +91,7 @@ def test_reused_prefixes_and_forks_are_the_bits_of_fresh_texts(kv_dtype) -> None
 
 
 def test_the_layers_are_what_makes_the_logits() -> None:
-    """Each choice of the toy shows: without it, other logits come out."""
+    """Each option of the toy matters: without it the logits change."""
     expected = prefill(make(EagerRunner), IDS)
 
     def changed(change) -> bool:

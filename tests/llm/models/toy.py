@@ -1,4 +1,4 @@
-"""A model whose layers differ in all that layers may differ in, and random weights for it."""
+"""A model whose layers differ in all properties in which layers may differ, and random weights for it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CONFIG = ModelConfig(vocab_size=50, max_position_embeddings=256)
 
 
 class TokenMixer(Layer):
-    """Looks at its own position alone, and keeps nothing."""
+    """A mixer that reads only its own position, and has no cache."""
 
     cache = None
 
@@ -59,7 +59,7 @@ class TokenMixer(Layer):
 
 
 class ToyForCausalLM(BaseModelForCausalLM):
-    """Five layers: other heads, key and value widths, windows and scales in each, and one layer without a cache."""
+    """Five layers with different heads, key and value widths, windows and scales. One layer has no cache."""
 
     def __init__(self, dtype: torch.dtype, ops: ModuleType):
         super().__init__(CONFIG, dtype, ops)
@@ -111,7 +111,7 @@ class ToyForCausalLM(BaseModelForCausalLM):
 
 
 def random_state(model: BaseModelForCausalLM) -> dict[str, Tensor]:
-    """Numbers that fit in bfloat16 for every tensor that the model wants."""
+    """Returns random numbers, exact in bfloat16, for every tensor of the model."""
     generator = torch.Generator().manual_seed(0)
     state = {}
     for name, [slot, *_] in model.slots().items():

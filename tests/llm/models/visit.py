@@ -36,8 +36,8 @@ from tests.llm.models.variants import IDS, PROMPT, ROUTED, VARIANTS, load_oracle
 from tests.plugins.tiers import quarter, quarter_of
 from tests.support import Runner, TensorDict, backend, backends, isas_of_floats, load_model, prefill
 
-# Two float32 implementations of about 2 layers x 8 sums of at most 64 terms differ by about sqrt(1000) eps = 4e-6 of
-# the largest logit, a random walk of rounding errors. Measured: up to 3e-6.
+# Rounding errors of about 2 layers x 8 sums of at most 64 terms in float32 add up like a random walk. Two
+# implementations differ by about sqrt(1000) eps = 4e-6 of the largest logit. Measured: up to 3e-6.
 TOLERANCE = 2e-5
 
 START = 12
@@ -234,8 +234,8 @@ class Visit:
     def check_int8_cache(self) -> None:
         """The logits are close to those of a float cache.
 
-        The average error of an int8 element is max / (127 sqrt 12), with the maximum of its head; of a bfloat16 element
-        it is about 2^-10 of the element. The first is 4 to 5 times larger if the maximum is twice a typical element.
+        The average error of an int8 element is max / (127 sqrt 12), with the maximum of its head. That of a bfloat16
+        element is about 2^-10 of it. The first is 4 to 5 times larger if the maximum is twice a typical element.
         Measured on logits: 1.5 to 3.6 times. For a mixture the lowest quartile of the rows' errors counts. In other
         rows a token may go to another expert, which later rows see."""
         model = self.model("native", torch.float32)

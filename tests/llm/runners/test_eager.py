@@ -28,8 +28,8 @@ VARIANTS = [
     ("gptj", {}),
     ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 20}),
 ]
-"""Models with tied and untied heads, one product for gate and up, a plain MLP, head norms, a head with a bias, parallel
-blocks, and OPT's projections."""
+"""Models with tied and untied heads, one product for gate and up, a plain MLP, head norms, and a head with a bias. Also
+parallel blocks and OPT's projections."""
 MISSING = {"opt": {"rotary"}}
 """Operators that an architecture lacks."""
 TOLERANCE = 2e-5

@@ -81,7 +81,7 @@ def test_sampled_texts_have_the_probabilities_of_the_model(name: str) -> None:
 
 @pytest.mark.thorough
 def test_a_bias_is_noticed(monkeypatch) -> None:
-    """The planted verification never picks the last token of the vocabulary after the first generated ones."""
+    """The planted bias replaces the last token of the vocabulary by the one before it, after the first few tokens."""
     honest = sampler.accept_drafts
 
     def biased(own, span):

@@ -1,4 +1,4 @@
-"""Families with latent attention, as `variants.py` has them."""
+"""Families with latent attention, in the form of `variants.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mixtures of experts, as `variants.py` has them."""
+"""Mixtures of experts, in the form of `variants.py`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ LLAMA3_STEP = {
     "high_freq_factor": 1.0,
     "original_max_position_embeddings": 16,
 }
-"""As Llama 4 Scout has it: no frequencies between those that are stretched and those that are not."""
+"""Parameters like those of Llama 4 Scout, where each frequency is either stretched or kept."""
 
 
 def phi_rope(original: int, **more: Any) -> dict[str, Any]:
-    """Long rotation of four pairs, with scales of its own."""
+    """Returns a longrope rotation of four pairs with explicit scales."""
     factors = {"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [2.0, 3.0, 4.0, 5.0]}
     scales = {"short_mscale": 1.2, "long_mscale": 1.4, "original_max_position_embeddings": original}
     return {"rope_parameters": {"rope_type": "longrope", "rope_theta": 10000.0, **factors, **scales}, **more}

@@ -1,18 +1,18 @@
-"""config.json of checkpoints with the fields that their publishers wrote, by the name of the checkpoint: also those that
-`transformers` does not read. Long lists of numbers are made up, and vision parts cut short."""
+"""Published config.json of checkpoints by name, including fields that `transformers` does not read. Long lists of numbers
+are made up, and vision parts are shortened."""
 
 from __future__ import annotations
 
 from typing import Any
 
 LINEAR = {"attention_dropout": 0.0, "initializer_range": 0.02, "use_cache": True, "torch_dtype": "bfloat16"}
-"""Fields that nearly all have."""
+"""Fields of nearly all configs."""
 
 FP8_BLOCKS = {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [128, 128]}
 
 
 def deepseek(model_type: str, **fields: Any) -> dict[str, Any]:
-    """What checkpoints of DeepSeek's kind have in common, under the names of their own code."""
+    """Returns the common fields of DeepSeek checkpoints, named as in their own code, and `fields`."""
     stem = "DeepseekV2" if model_type == "deepseek_v2" else "DeepseekV3"
     common = {
         "architectures": [f"{stem}ForCausalLM"], "model_type": model_type, "attention_bias": False,

@@ -1,5 +1,4 @@
-"""config.json of more dense checkpoints, as their publishers wrote it; long lists of numbers are made up, and vision parts
-cut short."""
+"""Published config.json of more dense checkpoints. Long lists of numbers are made up, and vision parts are shortened."""
 
 from __future__ import annotations
 

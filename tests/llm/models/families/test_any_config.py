@@ -1,4 +1,4 @@
-"""Random configs: whatever config.json holds, it is a model or a documented error."""
+"""Random contents of config.json give a model or a documented error."""
 
 from __future__ import annotations
 

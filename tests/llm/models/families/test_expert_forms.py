@@ -1,4 +1,4 @@
-"""The ways in which checkpoints hold experts: each is the same model, bit for bit."""
+"""All forms in which checkpoints store experts give the same model, bit for bit."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def rewrite(folder, change):
 
 
 def stack(state, names):
-    """Takes tensors out of `state` and stacks them."""
+    """Removes tensors from `state` and returns them stacked."""
     return torch.stack([state.pop(name) for name in names])
 
 
@@ -78,7 +78,7 @@ def test_stacked_experts_are_those_of_a_tensor_each(qwen, change, options):
 
 
 def test_stacks_of_float8_are_those_of_a_tensor_each(tmp_path):
-    """With a scale for each block: gate and up of an expert come one behind the other, and so do their scales."""
+    """Weights have a scale per block. The rows of an expert's gate are followed by those of up, also in the scales."""
     folder = save_quantized(tmp_path, "fp8", "qwen3_moe", num_experts=3)
 
     def fuse_float8(state):
@@ -148,7 +148,7 @@ def test_phi_as_it_was_published_and_as_transformers_5_calls_it(tmp_path):
 
 @pytest.mark.parametrize("model_type", sorted(ROUTED))
 def test_every_mixture_as_transformers_5_holds_it(tmp_path, model_type):
-    """Stacks and routers under its own names, which it writes where it is not asked for the published ones."""
+    """transformers 5 has its own names of stacks and routers, and writes them if `save_original_format` is False."""
     theirs = save_tiny(tmp_path / "published", model_type, {})
     theirs.save_pretrained(tmp_path / "own", save_original_format=False)
     assert torch.equal(logits(tmp_path / "own"), logits(tmp_path / "published"))
@@ -169,7 +169,8 @@ def test_a_pattern_finds_the_experts_of_every_mixture(tmp_path, model_type):
 
 @pytest.mark.parametrize("options", [{}, {"dtype": "bfloat16"}, {"quantization": "int4"}], ids=str)
 def test_llama_4_with_a_tensor_for_each_expert(tmp_path, options):
-    """As published, transposed and in one; and as those have it who quantise experts one by one."""
+    """Compares the published form (transposed, one tensor for all experts) with one tensor per expert, as in checkpoints
+    whose experts are quantised one by one."""
     save_tiny(tmp_path, "llama4_text", {"num_hidden_layers": 2})
     expected = logits(tmp_path, **options)
 
@@ -209,7 +210,7 @@ def gpt_oss(tmp_path):
 
 
 def in_mxfp4(folder):
-    """Makes experts MXFP4 of random codes; returns what they stand for, as floats of the same names."""
+    """Replaces the experts by random MXFP4 codes. Returns their values as floats under the same names."""
     floats = {}
 
     def change(state):
@@ -247,7 +248,7 @@ def test_mxfp4_stacks_stay_as_they_are_beside_what_is_quantised_now(gpt_oss):
     model = load_model(gpt_oss, "bfloat16", "native", progress=False)
     experts = model.layers[0].mlp.gate_up
     assert str(experts.storage(torch.bfloat16)).startswith("mxfp4")
-    assert len({str(expert.plan.layouts) for expert in experts.experts}) == 6  # each its own part, one layout
+    assert len({str(expert.plan.layouts) for expert in experts.experts}) == 6  # different parts, one layout
     with LLMModel(gpt_oss, quantization=QuantizationConfig("int8"), progress=False) as quantised:
         with quantised.session() as session:
             assert session.append(IDS, logits="all").isfinite().all()

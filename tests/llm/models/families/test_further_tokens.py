@@ -1,4 +1,4 @@
-"""Layers behind the last, which predict further tokens: they are left out, by name and by nothing else."""
+"""Extra layers after the last one, which predict further tokens, are left out. They are recognised only by name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def logits(path):
 
 
 def with_further_layer(state, last=LAST):
-    """A third layer of random numbers, with the tensors that DeepSeek-V3 and GLM-4.5 have in theirs."""
+    """Returns `state` with a third layer of constants, which has the tensors of the extra layer of DeepSeek-V3 and
+    GLM-4.5."""
     own = {name: tensor for name, tensor in state.items() if name.startswith("model.layers.1.")}
     further = {name.replace("model.layers.1.", last): tensor.clone().fill_(3) for name, tensor in own.items()}
     hidden = state["model.norm.weight"].numel()
@@ -54,7 +55,7 @@ def test_of_checkpoints(tmp_path, model_type):
 
 
 def test_of_a_quantised_checkpoint(tmp_path):
-    """As DeepSeek-V3 is published: this layer, too, is float8 in blocks."""
+    """In DeepSeek-V3 as published this layer also is float8 in blocks."""
     folder = save_quantized(tmp_path, "fp8", "deepseek_v3", **FIELDS["deepseek_v3"])
     expected = logits(folder)
     rewrite(folder, with_further_layer, num_nextn_predict_layers=1)
@@ -64,7 +65,7 @@ def test_of_a_quantised_checkpoint(tmp_path):
 
 @pytest.mark.parametrize("model_type", ["glm4_moe", "deepseek_v3"])
 def test_of_files(tmp_path, model_type):
-    """llama.cpp counts it as a layer, and says beside that how many of these there are."""
+    """llama.cpp counts it as a layer, and stores the number of extra layers separately."""
     pytest.importorskip("gguf", reason="the gguf package is not installed")
     from tests.checkpoints.gguf.files import write_gguf
 

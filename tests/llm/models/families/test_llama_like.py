@@ -1,4 +1,4 @@
-"""Configs of families that are nearly Llamas: as published, and what they must not say."""
+"""Configs of families that are similar to Llama: published configs, and refused fields."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GEMMA3_4B = {
     },
     "vision_config": {"hidden_size": 1152, "model_type": "siglip_vision_model", "num_hidden_layers": 27},
 }  # fmt: skip
-"""The fields of gemma-3-4b-it's config.json, which leaves out what has a default."""
+"""The fields of gemma-3-4b-it's config.json, which leaves out fields with default values."""
 
 
 def test_gemma_3_with_its_defaults_left_out(caplog):
@@ -80,7 +80,7 @@ def test_what_transformers_ignores_is_ignored_with_a_warning(caplog, architectur
     plain = config_of(architectures=[architecture])
     if architecture == "Qwen3VLForConditionalGeneration":
         assert found.window(0) is found.window(35) is None
-    elif architecture != "Olmo3ForCausalLM":  # whose other layers have the theta
+    elif architecture != "Olmo3ForCausalLM":  # its other layers have the theta
         assert found == plain
 
 
@@ -141,7 +141,7 @@ SIZES = {
 
 
 def rotations_of(architecture, **fields):
-    """The table of each layer's rotation; None where it has none."""
+    """Returns the table of each layer's rotation, or None for a layer without one."""
     model_class, config = read_config({"architectures": [architecture], **SIZES, **fields})
     model = model_class(config, torch.float32, reference)
     rotaries = [layer.mixer.rotary for layer in model.layers]
@@ -170,7 +170,7 @@ def test_llama_4_as_early_checkpoints_say_it(caplog):
 
 
 def test_regimes_of_two_rotations_are_told_apart():
-    """Prompts share keys and values where both rotations see no difference."""
+    """Prompts share keys and values only if both rotations are the same."""
     dynamic = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
     kinds = {FULL: dynamic, SLIDING: {"rope_type": "default"}}
     model_class, config = read_config(

@@ -1,4 +1,4 @@
-"""Configs as they were published: none is refused for a field that its publisher wrote, and they are read right."""
+"""Published configs are read correctly, and none is refused for a field of its publisher."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ WINDOWS = {
     "Mixtral-8x7B-Instruct-v0.1": [None] * 6, "Llama-4-Scout-17B-16E-Instruct": [8192, 8192, 8192, None, 8192, 8192],
     "Phi-3.5-MoE-instruct": [131072] * 6,
 }  # fmt: skip
-"""Of the first six layers."""
+"""Windows of the first six layers, by checkpoint."""
 
 IGNORED = {
     "Falcon3-7B-Instruct": ["activation"],
@@ -60,7 +60,7 @@ IGNORED = {
 
 
 LIKE_DEEPSEEK_V3 = ("DeepSeek-V3.1", "Kimi-K2-Thinking")
-"""Large, and read by what reads DeepSeek-V3 and Kimi-K2-Instruct."""
+"""Large models that use the same code as DeepSeek-V3 and Kimi-K2-Instruct."""
 
 
 @pytest.mark.parametrize("name", sample(list(PUBLISHED | DENSE), lambda name: name not in LIKE_DEEPSEEK_V3))
@@ -83,7 +83,7 @@ def test_which_layers_have_windows(name):
 
 
 def test_yarn_of_deepseek_scales_the_scores():
-    """By the square of 0.1 mscale log(factor) + 1; Kimi's two betas are one number."""
+    """The scale is the square of 0.1 mscale log(factor) + 1. Kimi has the same number for both betas."""
     config = read_config(PUBLISHED["DeepSeek-V3"])[1]
     assert config.attention_scale == pytest.approx(192**-0.5 * 1.3689**2, rel=1e-4)
     assert config.rope.attention_factor == 1.0

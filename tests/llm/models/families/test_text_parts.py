@@ -1,4 +1,4 @@
-"""The text part of a checkpoint that takes images, too: its config, the names of its tensors, and what is left out."""
+"""The text part of a checkpoint that also takes images: its config, its tensor names, and the tensors left out."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def make(state, **more):
 
 
 def weights(**more):
-    """By the names of a checkpoint of text alone."""
+    """Returns random weights with the names of a text-only checkpoint."""
     model = Seeing(flat(**more), torch.float32, reference)
     random = torch.Generator().manual_seed(1)
     return {name: torch.randn(slots[0].shape, generator=random) for name, slots in model.slots().items()}
@@ -109,6 +109,6 @@ def test_names(names, tied, caplog):
 def test_other_tensors_are_unexpected_still():
     with pytest.raises(ValueError, match=r"unexpected \(1\): model\.audio_tower\.x"):
         make(weights() | {"model.audio_tower.x": torch.ones(3)})
-    with pytest.raises(ValueError, match=r"unexpected \(2\)"):  # where none are left out
+    with pytest.raises(ValueError, match=r"unexpected \(2\)"):  # a model that leaves none out
         model = LlamaForCausalLM(LlamaConfig.from_dict(SIZES), torch.float32, reference)
         model.load_weights(TensorDict(weights() | VISION))

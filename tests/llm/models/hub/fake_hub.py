@@ -1,4 +1,4 @@
-"""A Hugging Face Hub of a few files on a local port: enough of its protocol for huggingface_hub itself to talk to."""
+"""A Hugging Face Hub with a few files on a local port. Implements the part of the protocol that huggingface_hub uses."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ WEIGHTS = (".safetensors", ".bin", ".gguf")
 
 
 class FakeHub:
-    """`repos`: id -> {file: bytes}. What was asked is recorded; how it answers may be spoilt."""
+    """Serves `repos`: id -> {file: bytes}. Records requests, and can send faulty answers."""
 
     def __init__(self, repos: dict[str, dict[str, bytes]]):
         self.repos = repos
         self.gated: set[str] = set()
         self.token_of: dict[str, str] = {}
-        """The token that a repository asks for."""
+        """The token that each repository requires."""
         self.cuts: dict[str, list[int]] = {}
-        """Of a file, bytes of each answer after which the connection ends; answers beyond the list are whole."""
+        """For each file, numbers of bytes after which the connection of an answer ends. Later answers are whole."""
         self.cut_for_good: dict[str, int] = {}
-        """Of a file, bytes of its content that ever come."""
+        """For each file, the number of bytes of its content that are ever sent."""
         self.resets: set[str] = set()
         """Files whose connection ends with a reset."""
         self.sent_instead: dict[str, bytes] = {}
-        """What comes in place of a file's content, of which its size and digest are told."""
+        """Bytes sent instead of a file's content. The headers still give the content's size and digest."""
         self.ignores_ranges = False
         self.status: int | None = None
-        """Of all answers."""
+        """The HTTP status of all answers, if set."""
         self.downloads: list[str] = []
         self.sent: Counter[str] = Counter()
-        """Bytes of each file."""
+        """Number of bytes sent of each file."""
         self.ranges: list[str] = []
-        """The ranges that were asked for."""
+        """The requested ranges."""
         self.requests = 0
         self.asked: list[str] = []
         """Paths and headers of all requests."""

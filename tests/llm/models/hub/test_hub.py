@@ -1,4 +1,4 @@
-"""Finding checkpoints on a Hub that runs in this process."""
+"""Finding checkpoints on a fake Hub in this process."""
 
 from __future__ import annotations
 
@@ -143,12 +143,12 @@ def test_names_with_wildcards_are_taken_literally():
 # -- downloads that break ----------------------------------------------------------------------------------------------
 
 LARGE = bytes(range(256)) * 4096
-"""1 MiB, which comes in pieces."""
+"""1 MiB, sent in pieces."""
 
 
 @pytest.fixture
 def large(hub, tmp_path, monkeypatch):
-    """A repository with a large file of weights; opens it."""
+    """Adds a repository with a large weight file, and returns a function that finds it."""
     hub.repos["org/large"] = {**COMMON, "model.safetensors": LARGE}
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     return lambda **options: find_checkpoint("org/large", cache_dir=tmp_path, **options)
@@ -222,7 +222,7 @@ def test_a_listing_of_another_length_than_the_file(hub, large, monkeypatch, tmp_
     "name", ["../../../../victim.safetensors", "a/../../../../../victim.gguf", "/victim.safetensors"]
 )
 def test_names_that_reach_out_of_the_cache(name, hub, large, tmp_path):
-    """Nothing there is written, and nothing thrown away for being of another size."""
+    """Files outside the cache are neither written nor removed for having another size."""
     victim = tmp_path / "victim.safetensors"
     victim.write_bytes(b"mine")
     hub.repos["org/large"] |= {name: b"another"}
@@ -232,7 +232,7 @@ def test_names_that_reach_out_of_the_cache(name, hub, large, tmp_path):
 
 
 def test_a_file_that_a_user_linked_into_the_cache_stays(hub, large, tmp_path):
-    """One of another size than the Hub's is not used. Only what the cache itself holds is thrown away."""
+    """A linked file whose size differs from the Hub's is not used. Only files of the cache itself are removed."""
     link = large() / "model.safetensors"
     own = tmp_path / "own.safetensors"
     own.write_bytes(b"mine")

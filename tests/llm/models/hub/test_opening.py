@@ -1,4 +1,4 @@
-"""Models of a Hub that runs in this process: opened by name, refused before their weights are downloaded."""
+"""Models of a fake Hub in this process are opened by name, or refused before their weights are downloaded."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
-    """The bundled model as files of GGUF: one, and two shards."""
+    """Returns the bundled model as GGUF files: one whole file, and one in shards."""
     folder = tmp_path_factory.mktemp("tiny")
     for kind, shard in (("F16", 0), ("Q8_0", 40)):
         add = lambda writer: add_tokenizer(writer, load_tokenizer(TINY), "gpt-2")
@@ -126,7 +126,7 @@ def test_a_draft_model_is_checked_before_its_weights_come(repos, hub):
 
 
 def spoilt(content: bytes, what: str) -> bytes:
-    """A GGUF file of another architecture, or with a tensor of an unknown type."""
+    """Returns a GGUF file of an unknown architecture, or with a tensor of an unknown type."""
     if what == "architecture":
         return content.replace(b"llama", b"lhama")
     name = next(name for name in (b"blk.0.ffn_up.weight", b"blk.0.attn_q.weight") if name in content)

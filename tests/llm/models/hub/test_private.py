@@ -1,5 +1,4 @@
-"""What is on this machine is told to nobody: a Hub that records every request hears nothing while local files are
-opened."""
+"""Opening local files sends nothing to the network: a Hub that records every request receives none."""
 
 from __future__ import annotations
 
@@ -24,11 +23,12 @@ from tests.llm.decoding.tokenizer_zoo import sentencepiece  # noqa: E402
 from tests.llm.models.variants import save_tiny  # noqa: E402
 
 MORE = 100_100
-"""transformers asks the Hub about tokenizers of more than 100,000 tokens, as it mends some of Mistral's."""
+"""Number of extra tokens. transformers asks the Hub about tokenizers of more than 100,000 tokens, to fix some of
+Mistral's."""
 
 
 def with_many_tokens(folder: Path, tokenizer, **config: object) -> Path:
-    """A folder with a tokenizer, and thousands of tokens more than it needs."""
+    """Saves the tokenizer with `MORE` unused tokens, and returns the folder."""
     tokenizer.save_pretrained(folder)
     state = json.loads((folder / "tokenizer.json").read_text())
     taken = len(tokenizer)
@@ -56,12 +56,12 @@ FORMS = {
     "org/mistral": ("mistral", {"tokenizer_class": "LlamaTokenizerFast"}),
     "unnamed": (None, {"tokenizer_class": None}),
 }
-"""What is opened. Files: how they cut texts; directories: the model, and settings of the tokenizer."""
+"""The checkpoints to open. GGUF files: the kind of pre-tokenizer. Directories: the model_type and tokenizer settings."""
 
 
 @pytest.fixture(scope="module")
 def forms(tmp_path_factory):
-    """A folder with all forms. Their paths from there look like ids of repositories."""
+    """Returns a folder with all forms. Their relative paths look like repository ids."""
     folder = tmp_path_factory.mktemp("forms")
     by_bytes = with_many_tokens(folder / "by_bytes", load_tokenizer(TINY))
     as_gguf(folder / "bytes.gguf", load_tokenizer(by_bytes), FORMS["bytes.gguf"][0])
@@ -79,7 +79,8 @@ def forms(tmp_path_factory):
 
 @pytest.fixture
 def silence(request, hub, monkeypatch):
-    """Whether HF_HUB_OFFLINE is set. Fails where this process looked a host up or connected to one; nor may the Hub have heard of anything."""
+    """Yields True if HF_HUB_OFFLINE is set. Fails if this process looked up a host or connected to one, or if the Hub
+    received a request."""
     from huggingface_hub import constants
 
     is_offline = getattr(request, "param", False)
@@ -96,7 +97,7 @@ def silence(request, hub, monkeypatch):
 )
 def test_the_hub_hears_nothing_of_a_tokenizer(name, forms, silence, monkeypatch):
     monkeypatch.chdir(forms)
-    path = str(forms / name) if silence else name  # what is no id is refused offline; an id is asked about online
+    path = str(forms / name) if silence else name  # offline a path that is no id, online one that looks like an id
     tokenizer = load_tokenizer(find_checkpoint(path))
     assert len(tokenizer) > MORE and tokenizer.name_or_path == path
     copied = pickle.loads(pickle.dumps(tokenizer))

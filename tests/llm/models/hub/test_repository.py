@@ -1,4 +1,4 @@
-"""Which files of a repository make a checkpoint."""
+"""The files of a repository that make a checkpoint."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def files(names):
 
 @pytest.fixture
 def found(hub, tmp_path):
-    """`found(path_or_id, ...)`: the path in the repository, and what was downloaded for it."""
+    """Returns `found(path_or_id, ...)`, which returns the path in the repository and the downloaded files."""
     hub.repos |= {
         "org/plain-GGUF": files([*PLAIN, "config.json"]), "org/folders": files(IN_FOLDERS), "org/one": files(ONE),
         "org/mixed": files([*PLAIN, "config.json", "model.safetensors", "tokenizer.json"]), "org/several": files(SNAKE),

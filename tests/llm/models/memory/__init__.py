@@ -1,1 +1,1 @@
-"""Memory that opening a model takes."""
+"""Tests of the memory needed to open a model."""

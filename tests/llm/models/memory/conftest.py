@@ -1,4 +1,4 @@
-"""What tests of memory and files share."""
+"""Fixture for tests of memory and files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pace.checkpoints import reader
 
 @pytest.fixture
 def reads(monkeypatch):
-    """The names of tensors, as they are read."""
+    """Returns a list that collects the names of tensors when they are read."""
     names = []
     read = reader.CheckpointReader.read
     monkeypatch.setattr(

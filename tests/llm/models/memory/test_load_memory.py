@@ -1,4 +1,4 @@
-"""Peak memory of loading, measured in processes of their own."""
+"""Peak memory of loading, measured in separate processes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import torch
 from benchmarks.load import measure, write_checkpoint
 from tests.plugins.tiers import sample
 
-# 27 million parameters, of which 22 in the embedding: the largest matrix of a small model, stored in float32, is what a
-# loader that maps whole tensors stumbles over.
+# 27 million parameters, 22 million of them in the embedding. A loader that maps whole tensors fails on such a large
+# float32 matrix in a small model.
 SIZES = {
     "vocab_size": 50000,
     "hidden_size": 448,
@@ -18,7 +18,7 @@ SIZES = {
     "num_attention_heads": 7,
     "num_key_value_heads": 1,
 }
-# Besides the weights: a piece of 4 MB for each of the two threads, and what the first use of the kernels allocates.
+# In addition to the weights: a piece of 4 MB for each of two threads, and allocations at the first use of the kernels.
 OVERHEAD_BYTES = 48 << 20
 
 
@@ -33,7 +33,7 @@ CASES = [
     ("safetensors", torch.bfloat16, "int8"),
     ("safetensors", torch.float32, "int4"),
 ]
-"""Kinds of files, what they store, and what is loaded. The first four have each kind, floats and codes."""
+"""Kind of files, stored dtype, and loaded format. The first four cover each kind of file, floats and codes."""
 
 
 @pytest.mark.parametrize("case", sample(CASES, always=CASES[:4].__contains__), ids=str)
@@ -52,7 +52,7 @@ def test_peak_memory_of_gguf_files(kind, tmp_path):
     (tmp_path / "file").mkdir()
     write_gguf(
         tmp_path / "model", tmp_path / "file" / "model.gguf", lambda name: "F16" if "down_proj" in name else kind
-    )  # rows of 1200 are no whole blocks
+    )  # 1200 is not a multiple of a block
     check_peak(tmp_path / "file", "bfloat16")
 
 

@@ -1,5 +1,5 @@
-"""Experts in a file: the same bits, from a file that is made once and never used for anything else; and a mixture that
-is larger than a limit of memory."""
+"""Experts in a file give the same bits. The file is made once and used only for the same weights. A mixture can be larger
+than a memory limit."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def qwen(tmp_path):
 
 @pytest.fixture
 def gpt_oss(tmp_path):
-    """With biases, and experts that come as MXFP4."""
+    """Returns the folder of a tiny gpt-oss, with biases and MXFP4 experts."""
     folder = tmp_path / "gpt_oss"
     save_tiny(folder, "gpt_oss", {"hidden_size": 64, "intermediate_size": 96})
     in_mxfp4(folder)
@@ -73,7 +73,7 @@ def test_experts_of_a_gguf_file_are_mapped(tmp_path, kind):
     path = tmp_path / "model.gguf"
     write_gguf(tmp_path / "hub", path, lambda name: kind if "_exps" in name else "F16")
     expected = logits(path)
-    for _ in range(2):  # which packs, and which does not
+    for _ in range(2):  # the first run packs, the second does not
         assert torch.equal(logits(path, **MAPPED), expected)
     assert len(caches(tmp_path)) == 1
 
@@ -135,7 +135,7 @@ def test_a_changed_checkpoint_gets_a_new_file(qwen, reads):
 
 
 def damage_header(path, offset):
-    """Makes kernels believe that the second expert has other sizes."""
+    """Changes the sizes in the header of the second expert."""
     with open(path, "r+b") as file:
         file.seek(offset)
         assert file.read(4) == b"PACE"
@@ -230,7 +230,7 @@ except MemoryError as error:
     sys.exit(3)
 """
 ROOM = 32 << 20
-"""Besides what Python and the libraries take. The experts are 48 MiB, the checkpoint is 97 MiB."""
+"""Memory in addition to that of Python and the libraries. The experts are 48 MiB, the checkpoint is 97 MiB."""
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,5 @@
-"""Packed copies of weights: the same bits, from a file that is made once and never used for anything else; a folder that
-stays within its bounds; and no copy where none can be."""
+"""Packed copies of weights give the same bits. A copy is made once and used only for the same weights. The folder stays
+within its bounds, and without a usable folder no copy is made."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ INT4 = {"quantization": "int4"}
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Of the copies; models of any size get one."""
+    """Returns the folder of the copies. Models of any size get a copy."""
     monkeypatch.setenv("PACE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PACE_CACHE_SIZE", "64MiB")
     monkeypatch.setattr(weights_cache, "MIN_BYTES", 1)
@@ -90,7 +90,7 @@ def test_bits_of_gguf_files(kind, tmp_path, folder):
     path = tmp_path / "model.gguf"
     write_gguf(tmp_path / "hub", path, lambda name: kind if name.endswith("weight") and "norm" not in name else "F32")
     expected = logits(path, weights_cache=False)
-    for _ in range(2):  # which packs, and which does not
+    for _ in range(2):  # the first run packs, the second does not
         assert torch.equal(logits(path), expected)
     assert len(copies(folder)) == 1
 
@@ -150,7 +150,7 @@ def test_a_damaged_copy_is_written_anew(llama, folder, caplog):
     [path] = copies(folder)
     data = bytearray(path.read_bytes())
     start = data.index(b"PACE", 4096)
-    data[start + 16 : start + 24] = (1 << 20).to_bytes(8, "little")  # kernels would believe in another size
+    data[start + 16 : start + 24] = (1 << 20).to_bytes(8, "little")  # a wrong size for the kernels
     path.write_bytes(data)
     assert torch.equal(logits(llama), expected) and "is damaged" in caplog.text
     assert torch.equal(logits(llama), expected)
@@ -210,7 +210,7 @@ def test_impossible_settings_are_refused(llama, monkeypatch):
 
 
 def test_keys_and_values_leave_the_pages_of_a_copy_alone(llama, folder, monkeypatch):
-    """Which the system counts as available."""
+    """The system counts these pages as available."""
     monkeypatch.setattr(loading, "available_memory_bytes", lambda kept=0: (1 << 26) - kept)
     budgets, in_file = [], []
     for cache in (None, None, False):
@@ -234,7 +234,7 @@ def test_those_not_used_for_longest_go_first_and_those_without_a_model_before(tm
     names = lambda: [path.name.partition(".")[0] for path in copies(folder)]
     logits(models[3])
     assert names() == ["a", "b", "d"]
-    logits(models[0])  # which is used now
+    logits(models[0])  # now the most recently used
     logits(save_model(tmp_path / "e"))
     assert names() == ["a", "d", "e"]
     assert caplog.text.count("to make room for another copy") == 2

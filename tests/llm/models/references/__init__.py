@@ -1,7 +1,7 @@
-"""Families that transformers has no class for, written out from their published description: the oracle of their tests.
+"""Reference models of families without a class in transformers, written from their published code or description.
 
-A reference is called as transformers' models are, and is saved and loaded like them. It keeps the tokens of a sequence
-for its cache, and computes all of it again."""
+A reference is called, saved and loaded like the models of transformers. Its cache is the tokens of the sequence, and each
+call computes all of them again."""
 
 from __future__ import annotations
 
@@ -17,35 +17,36 @@ from torch.nn import functional
 
 
 class Reference(nn.Module):
-    """A model made of the fields of a config.json."""
+    """A model made from the fields of a config.json."""
 
     def __init__(self, fields: dict[str, Any]):
         super().__init__()
         self.config = SimpleNamespace(**fields)
 
     def logits(self, ids: Tensor) -> Tensor:
-        """`[T, V]` of `ids [T]`."""
+        """Returns the logits `[T, V]` of `ids [T]`."""
         raise NotImplementedError
 
     @torch.no_grad()
     def forward(
         self, ids: Tensor, past_key_values: list[Tensor] | None = None, use_cache: bool = False
     ) -> SimpleNamespace:
-        """Logits `[1, T, V]` of `ids [1, T]`, which follow those of `past_key_values` and are added to them."""
+        """Returns the logits `[1, T, V]` of `ids [1, T]`, which continue the tokens of `past_key_values`. Appends them to
+        that list."""
         past = [] if past_key_values is None else past_key_values
         past.append(ids[0])
         return SimpleNamespace(logits=self.logits(torch.cat(past))[None, -ids.shape[1] :], past_key_values=past)
 
     @torch.no_grad()
     def generate(self, ids: Tensor, max_new_tokens: int, do_sample: bool, **others: Any) -> Tensor:
-        """`ids [1, T]` and the most likely tokens after them. `others` are of no effect on one row."""
+        """Returns `ids [1, T]` and the greedy tokens after them. `others` have no effect on a single row."""
         assert not do_sample and others.keys() <= {"attention_mask", "pad_token_id"}
         for _ in range(max_new_tokens):
             ids = torch.cat([ids, self.logits(ids[0])[-1:].argmax(-1)[None]], dim=1)
         return ids
 
     def tie_weights(self) -> None:
-        """Nothing: no reference has a tied head."""
+        """Does nothing, because no reference has a tied head."""
 
     def save_pretrained(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -60,7 +61,7 @@ class Reference(nn.Module):
 
 
 class ChatGLM(Reference):
-    """ChatGLM2 and 3 and GLM-4-9B, as their `modeling_chatglm.py` computes; angles in float32."""
+    """ChatGLM2, ChatGLM3 and GLM-4-9B, following their `modeling_chatglm.py`, with angles in float32."""
 
     NAMES: ClassVar[dict[str, str]] = {
         "vocab_size": "padded_vocab_size",
@@ -68,7 +69,7 @@ class ChatGLM(Reference):
         "intermediate_size": "ffn_hidden_size",
         "max_position_embeddings": "seq_length",
     }
-    """Other families' names of its fields."""
+    """Maps the field names of other families to ChatGLM's."""
 
     def __init__(self, fields: dict[str, Any]):
         given = {self.NAMES.get(name, name): value for name, value in fields.items()}
@@ -122,7 +123,8 @@ class ChatGLM(Reference):
         return layer.dense(context.transpose(0, 1).flatten(1))
 
     def _rotated(self, x: Tensor) -> Tensor:
-        """The first half of each head, in pairs of neighbours; without `original_rope` in pairs of halves."""
+        """Rotates the first half of each head. Pairs are neighbours, or without `original_rope` elements of its two
+        halves."""
         rotated, rest = x.chunk(2, dim=-1)
         num = rotated.shape[-1]
         frequencies = 1.0 / (10000 * self.config.rope_ratio) ** (torch.arange(0, num, 2) / num)
@@ -136,7 +138,7 @@ class ChatGLM(Reference):
 
 
 class MiniCPM(Reference):
-    """MiniCPM 1 and 2, as their `modeling_minicpm.py` computes; angles in float32."""
+    """MiniCPM 1 and 2, following their `modeling_minicpm.py`, with angles in float32."""
 
     def __init__(self, fields: dict[str, Any]):
         super().__init__(
@@ -204,4 +206,4 @@ class MiniCPM(Reference):
 
 
 MODELS: dict[str, type[Reference]] = {"chatglm": ChatGLM, "minicpm": MiniCPM}
-"""By model_type."""
+"""Reference classes by model_type."""
