@@ -1,4 +1,4 @@
-"""Names from other tools are accepted if they mean the same. Otherwise the error gives pace's name."""
+"""Names from other tools are accepted if they mean the same. Otherwise the error names pace's option."""
 
 from __future__ import annotations
 

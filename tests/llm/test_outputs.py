@@ -161,7 +161,7 @@ def test_no_logprob_is_told_of_a_draft_beyond_the_end() -> None:
     assert [[entry.token for entry in row] for row in out.logprobs] == out.generated_token_ids
 
 
-# -- how outputs look --------------------------------------------------------------------------------------------------
+# -- repr of outputs ---------------------------------------------------------------------------------------------------
 
 
 def test_tokens_have_their_texts_beside_log_probabilities() -> None:

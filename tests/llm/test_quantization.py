@@ -405,7 +405,7 @@ def test_the_report_tells_bytes_by_part_and_how_many_times_smaller_they_are() ->
     assert lines["all weights"][-2] == f"{report.compression(bits=32):.2f}"
 
 
-# -- what users type -----------------------------------------------------------------------------------------------------
+# -- user input ----------------------------------------------------------------------------------------------------------
 
 
 def test_synonyms_and_mistakes() -> None:

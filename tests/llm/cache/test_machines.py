@@ -82,7 +82,7 @@ class Machine:
         getattr(self, verb)(*([] if verb in ("begin", "drop") else [self.chance.choice(self.sequences)]))
         return verb
 
-    # -- the verbs -----------------------------------------------------------------------------------------------------
+    # -- operations ----------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Adds a sequence that begins with token 0 or 1 and counts up by one at a random position."""
@@ -152,7 +152,7 @@ class Machine:
         count = min(self.chance.randint(1, 40), LONGEST - len(sequence.tokens))
         sequence.tokens += [self.chance.randint(0, 1)] * count
 
-    # -- what must hold ------------------------------------------------------------------------------------------------
+    # -- invariants ----------------------------------------------------------------------------------------------------
 
     def add(self, sequence: Sequence, stored: object) -> None:
         self.sequences.append(sequence)

@@ -272,7 +272,7 @@ def test_check_integrity_sees(damage: str) -> None:
         check_idle(generator, used_bytes=None)
 
 
-# -- models whose angles depend on the length of the text --------------------------------------------------------------
+# -- models with angles that depend on the length ----------------------------------------------------------------------
 
 
 def test_texts_of_different_regimes_share_nothing() -> None:

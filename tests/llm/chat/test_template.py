@@ -56,7 +56,7 @@ def test_a_template_that_refuses_names_its_file(tokenizer, tmp_path, body, reaso
     assert refusal(mine, body).startswith(f"the tokenizer's chat_template: {reason}")
     (tmp_path / "tokenizer_config.json").touch()
     assert refusal(mine, body).startswith(f"{tmp_path}/tokenizer_config.json: {reason}")
-    mine.name_or_path = str(tmp_path / "tokenizer_config.json")  # like a GGUF file, where this is the file
+    mine.name_or_path = str(tmp_path / "tokenizer_config.json")  # as for a GGUF file, which is itself the path
     assert refusal(mine, body).startswith(f"{tmp_path}/tokenizer_config.json: {reason}")
 
 

@@ -55,7 +55,7 @@ async def until_idle(model: LLMModel) -> None:
         await asyncio.sleep(0.005)
 
 
-# -- the same as threads read ------------------------------------------------------------------------------------------
+# -- same output as in threads -----------------------------------------------------------------------------------------
 
 
 def test_pieces_are_those_of_a_stream(model):
@@ -110,7 +110,7 @@ def test_a_chat_gives_its_events_to_tasks_once(model):
     assert events == list(model.chat(question, stream=True)) and "".join(event.text for event in events) == output.text
 
 
-# -- what goes wrong ---------------------------------------------------------------------------------------------------
+# -- errors ------------------------------------------------------------------------------------------------------------
 
 
 def test_what_cannot_be_served_is_told_with_the_first_piece(model):
@@ -137,7 +137,7 @@ def test_what_goes_wrong_with_a_request_is_raised(model):
     assert run(read())
 
 
-# -- an end before its time --------------------------------------------------------------------------------------------
+# -- early ends --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.alone
@@ -210,7 +210,7 @@ def test_a_loop_that_ends_amid_a_generation_ends_it():
     check_idle(generator)
 
 
-# -- the loop goes on --------------------------------------------------------------------------------------------------
+# -- the loop is not blocked -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.alone

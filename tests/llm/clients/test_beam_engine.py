@@ -24,7 +24,7 @@ from tests.llm.generators import ByHand, by_hand, check_idle, random_prompts
 from tests.plugins.tiers import sample
 from tests.support import raises_before_line
 
-# -- the engine around it ----------------------------------------------------------------------------------------------
+# -- effects of the engine ---------------------------------------------------------------------------------------------
 
 
 def test_a_ragged_batch_gives_what_each_prompt_gives_alone() -> None:
@@ -157,7 +157,7 @@ def test_many_prompts_in_few_sequences() -> None:
     assert rows_of(out)[41:43] == [row for rows in alone for row in rows]
 
 
-# -- what goes wrong ---------------------------------------------------------------------------------------------------
+# -- errors ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("fail_at", [1, 2, 5, 11])

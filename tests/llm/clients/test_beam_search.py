@@ -23,7 +23,7 @@ from tests.llm.generators import random_prompts
 from tests.llm.models.variants import IN_TRANSFORMERS
 from tests.plugins.tiers import sample
 
-# -- against transformers ----------------------------------------------------------------------------------------------
+# -- comparison with transformers --------------------------------------------------------------------------------------
 
 
 def test_random_searches_are_those_of_transformers() -> None:
@@ -135,7 +135,7 @@ def test_stop_strings_cut_the_text(checkpoint) -> None:
     assert all(stop in tokenizer.decode(row) for row in stopped)
 
 
-# -- drawn beams -------------------------------------------------------------------------------------------------------
+# -- sampled beams -----------------------------------------------------------------------------------------------------
 
 
 def chi_square_is_plausible(ours: Counter, theirs: Counter) -> bool:
@@ -200,7 +200,7 @@ def test_draws_depend_on_the_seed_alone() -> None:
     assert rows_of(generator.generate(prompts, config)) != together
 
 
-# -- what is asked for -------------------------------------------------------------------------------------------------
+# -- requested outputs -------------------------------------------------------------------------------------------------
 
 
 def test_streams_are_refused_as_in_transformers(checkpoint) -> None:
@@ -231,7 +231,7 @@ def test_the_context_ends_a_search(checkpoint) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_log_probabilities_are_those_of_the_text(checkpoint, backend: str) -> None:
-    """They equal those of `score`, and the score of the row is computed from them."""
+    """They equal the log-probabilities of `score`, and the score of a row is their normalised sum."""
     model = load(checkpoint("llama")[0], backend)
 
     def scored(prompt: list[int], tokens: list[int], logprobs: list) -> torch.Tensor:

@@ -19,7 +19,7 @@ from tests.plugins.tiers import sample
 
 
 def assert_as_alone(request: Request, prompt: list[int], config: SamplingConfig, eos_bias: float = 0.0) -> None:
-    """Asserts that the request has the output of one that runs alone, or if it was cancelled, the first of its tokens."""
+    """Asserts that the output equals that of the request run alone. A cancelled request has a prefix of those tokens."""
     alone = make_generator(FakeModel(eos_bias=eos_bias)).generate(prompt, config)
     if request.finish_reason == "cancelled":
         assert request.tokens == alone.generated_token_ids[0][: len(request.tokens)]
@@ -243,7 +243,7 @@ def test_cancelling_ends_all_continuations() -> None:
     check_idle(generator)
 
 
-# -- what is refused ---------------------------------------------------------------------------------------------------
+# -- refused arguments -------------------------------------------------------------------------------------------------
 
 
 def test_a_warning_comes_once_for_a_call(caplog) -> None:

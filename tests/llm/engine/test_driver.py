@@ -222,7 +222,7 @@ def test_ctrl_c_ends_the_call_it_strikes_and_no_other() -> None:
     check_idle(generator)
 
 
-# -- ends --------------------------------------------------------------------------------------------------------------
+# -- closing -----------------------------------------------------------------------------------------------------------
 
 
 def test_close_from_another_thread_ends_what_is_in_flight() -> None:

@@ -21,7 +21,7 @@ from pace.llm.generator import Generator
 from tests.llm.fake_model import FakeModel
 from tests.llm.generators import by_hand, check_idle, driver_of, make_generator, random_prompts
 
-# -- the order ---------------------------------------------------------------------------------------------------------
+# -- order of service --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("num_at_once", [1, 3])

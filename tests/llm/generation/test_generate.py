@@ -36,7 +36,7 @@ def text_after(tokenizer, prompt: list[int], tokens: list[int]) -> str:
     return whole[len(commonprefix([before, whole])) :]
 
 
-# -- against transformers ----------------------------------------------------------------------------------------------
+# -- comparison with transformers --------------------------------------------------------------------------------------
 
 
 OTHERS = [family for family in IN_TRANSFORMERS if family != "llama"]
@@ -289,5 +289,5 @@ def test_the_tokenizers_end_token_ends_a_text_whatever_the_files_name(
         is_end = token in expected
         assert out.finish_reasons == ["stop" if is_end else "length"], token
         assert out.generated_token_ids == [[token] * (1 if is_end else 3)]
-    # end tokens of the caller replace those of the file
+    # the caller's end tokens replace those of the file
     assert model.generate([5], logit_bias={1: 100.0}, max_new_tokens=3, eos_token_id=50).finish_reasons == ["length"]

@@ -88,7 +88,7 @@ def test_a_gguf_file_that_is_not_there_is_not_asked_for(text, hub, tmp_path, mon
     assert hub.requests == 0
 
 
-# -- its files ---------------------------------------------------------------------------------------------------------
+# -- files of a checkpoint ---------------------------------------------------------------------------------------------
 
 
 def test_a_directory_without_config(tmp_path):

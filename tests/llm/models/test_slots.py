@@ -24,7 +24,7 @@ K, HEADS, D, EXPERTS, INNER = 32, 3, 10, 4, 20
 
 
 class Parts(Layer):
-    """Weights and biases filled from the tensors of `STATE`."""
+    """Weights and biases filled from the tensors of `SHAPES`."""
 
     cache = None
 

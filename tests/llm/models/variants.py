@@ -158,7 +158,7 @@ def by_kind(full: dict[str, Any], sliding: dict[str, Any], **more: Any) -> dict[
 
 
 VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
-    # (model_type, what is special, config fields)
+    # (model_type, name of the variant, config fields)
     ("llama", "gqa", {}),
     ("llama", "mha", {"num_key_value_heads": None}),
     ("llama", "mqa", {"num_key_value_heads": 1}),

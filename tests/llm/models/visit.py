@@ -202,8 +202,8 @@ class Visit:
 
     @torch.no_grad()
     def check_greedy(self, text: Tensor, logits: Tensor) -> None:
-        """Compares logits and greedy tokens with transformers. Runs its cache where the frequencies depend on the length
-        (dynamic, longrope)."""
+        """Compares logits and greedy tokens with transformers. Uses the cache of transformers if the frequencies depend on
+        the length (dynamic, longrope), and crosses the lengths at which they change."""
         if self.frequencies_change:
             theirs = copy.deepcopy(self.theirs)  # dynamic rotations remember the longest sequence
             out = theirs(text[None, :START], use_cache=True)

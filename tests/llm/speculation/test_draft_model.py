@@ -30,7 +30,7 @@ MASK = 97
 
 @pytest.fixture(scope="module")
 def drafter(tmp_path_factory):
-    """Returns a folder with a tiny random llama whose config.json names the mask token, and its transformers model."""
+    """Returns a folder with a tiny random llama whose config.json names the mask token, and transformers' model."""
     folder = tmp_path_factory.mktemp("pard")
     theirs = save_tiny(folder, "llama", {"pard_token": MASK, "spd_type": "pard", "max_position_embeddings": 256})
     assert json.loads((folder / "config.json").read_text())["pard_token"] == MASK

@@ -7,7 +7,7 @@ everything. A session's logits are compared with those of its tokens in one piec
 may be left in the engine.
 
 To stress something new, add a line to a table. `WORLDS` makes the engines, `CONFIGS` holds the sampling settings, and
-`ACTIONS` what threads do.
+`ACTIONS` lists the actions of threads.
 """
 
 from __future__ import annotations

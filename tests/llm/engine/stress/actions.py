@@ -1,4 +1,4 @@
-"""What threads do to an engine under stress."""
+"""Actions of threads on an engine under stress."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def test_stacked_experts_are_those_of_a_tensor_each(qwen, change, options):
 
 
 def test_stacks_of_float8_are_those_of_a_tensor_each(tmp_path):
-    """Weights have a scale per block. The rows of an expert's gate are followed by those of up, also in the scales."""
+    """Weights have a scale per block. An expert stores gate first, then up; its scales have the same order."""
     folder = save_quantized(tmp_path, "fp8", "qwen3_moe", num_experts=3)
 
     def fuse_float8(state):
@@ -200,7 +200,7 @@ def test_stacks_of_another_size_are_refused(qwen):
         logits(qwen)
 
 
-# -- gpt-oss: transposed with gate and up in turns, or MXFP4
+# -- gpt-oss: transposed with interleaved gate and up, or MXFP4
 
 
 @pytest.fixture
@@ -254,7 +254,7 @@ def test_mxfp4_stacks_stay_as_they_are_beside_what_is_quantised_now(gpt_oss):
             assert session.append(IDS, logits="all").isfinite().all()
 
 
-# -- what QuantizationConfig does
+# -- effect of QuantizationConfig
 
 
 def test_routers_are_never_quantised(qwen):

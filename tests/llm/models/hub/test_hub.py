@@ -292,7 +292,7 @@ def test_no_room_on_the_disk(hub, large, monkeypatch):
     monkeypatch.undo()
 
 
-# -- revisions, tokens, bars -------------------------------------------------------------------------------------------
+# -- revisions, tokens, progress bars ----------------------------------------------------------------------------------
 
 
 def test_revisions_have_their_own_snapshots_in_the_cache(hub, tmp_path):

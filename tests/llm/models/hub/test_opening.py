@@ -82,7 +82,7 @@ def test_the_command_line_takes_names_and_quants(repos, hub, capsys):
     assert capsys.readouterr().out.strip() and set(hub.downloads) == {*repos["org/tiny-GGUF"]}
 
 
-# -- refused before gigabytes come -------------------------------------------------------------------------------------
+# -- refused before the download ---------------------------------------------------------------------------------------
 
 
 def assert_no_weights(hub) -> None:

@@ -188,7 +188,7 @@ def test_a_folder_that_cannot_be_written_is_told(qwen):
         logits(qwen, weights_cache=qwen / "config.json", **INT4, **MAPPED)
 
 
-# -- what cannot be mapped
+# -- experts that cannot be mapped
 
 
 def test_what_has_no_such_experts_is_refused_by_name(qwen):

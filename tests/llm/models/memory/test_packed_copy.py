@@ -1,5 +1,5 @@
 """Packed copies of weights give the same bits. A copy is made once and used only for the same weights. The folder stays
-within its bounds, and without a usable folder no copy is made."""
+within its bounds. No copy is made if it is unwanted, useless or impossible."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_a_draft_model_has_a_copy_too(llama, tmp_path, folder):
         assert [path.name.partition(".")[0] for path in copies(folder)] == ["draft", "llama"]
 
 
-# -- a copy of something else
+# -- stale or damaged copies
 
 
 def test_a_copy_of_another_checkpoint_is_written_anew(llama, folder, reads):
@@ -206,7 +206,7 @@ def test_impossible_settings_are_refused(llama, monkeypatch):
             LLMModel(llama, progress=False)
 
 
-# -- room
+# -- disk space and memory
 
 
 def test_keys_and_values_leave_the_pages_of_a_copy_alone(llama, folder, monkeypatch):
