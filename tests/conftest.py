@@ -1,6 +1,7 @@
-"""One thread of torch in every process of the tests. Their tensors are tiny: a second thread costs more than it brings,
-and several times as much where two processes share two cores, for torch's threads spin while they wait (a calibration:
-79 s of processor time, 11 s with one)."""
+"""pytest settings for all tests, with one torch thread in every process.
+
+The tensors are tiny, so a second thread costs more than it gains. If two processes share two cores it costs several
+times as much, because torch's threads spin while they wait: a calibration took 79 s of processor time, 11 s with one."""
 
 from __future__ import annotations
 
@@ -12,27 +13,27 @@ import sys
 import threading
 from collections.abc import Iterator
 
-os.environ["OMP_NUM_THREADS"] = "1"  # of what tests start, and of torch here, which reads it when it is imported
+os.environ["OMP_NUM_THREADS"] = "1"  # for processes that tests start, and for torch here, which reads it on import
 
-os.environ["PACE_CACHE_SIZE"] = "0"  # no test finds what another, or a user, has left in ~/.cache/pace
+os.environ["PACE_CACHE_SIZE"] = "0"  # no test reads what another test or a user left in ~/.cache/pace
 
 import pytest
 
 pytest_plugins = ["tests.plugins.tiers", "tests.plugins.alone", "tests.plugins.durations"]
 
-# Bytecode is kept, of tests and of what they start. Where the environment forbids it, each process compiles pace anew, and
-# pytest rewrites the asserts of all tests.
+# Bytecode is cached, for the tests and the processes that they start. If the environment disables that, each process
+# compiles pace again, and pytest rewrites the asserts of all tests.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-# What a shell starts in the background ignores Ctrl-C, and so would the processes that tests start and interrupt.
+# A process that a shell starts in the background ignores Ctrl-C, and so would the processes that tests interrupt.
 if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[object]:
-    """What collecting makes stays. The collector of garbage does not look at it, neither meanwhile nor later."""
+    """Keeps the objects that test collection creates out of garbage collection, during collection and afterwards."""
     gc.disable()
     try:
         return (yield)
@@ -44,7 +45,7 @@ def pytest_collection() -> Iterator[object]:
 
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
-    """Whatever a test before has set."""
+    """Resets torch to one thread before each test."""
     import torch
 
     torch.set_num_threads(1)
@@ -52,7 +53,7 @@ def one_thread() -> None:
 
 @pytest.fixture(autouse=True)
 def log_as_before() -> Iterator[None]:
-    """`pace.cli.main` sends the log to the stderr that it finds, which pytest closes when the test ends."""
+    """Restores the log handlers: `pace.cli.main` logs to the current stderr, which pytest closes when the test ends."""
     logger = logging.getLogger("pace")
     handlers, level = list(logger.handlers), logger.level
     yield
@@ -62,7 +63,7 @@ def log_as_before() -> Iterator[None]:
 
 @pytest.fixture
 def quick_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine's limits are measured for a moment: `pace plan` takes a second for them."""
+    """Measures the machine's limits only briefly: `pace plan` takes a second for them."""
     from pace.bench import limits
 
     measure = limits.measure
@@ -71,7 +72,7 @@ def quick_limits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def restore_isa_and_threads() -> Iterator[None]:
-    """The kernels' instruction set and threads as they were."""
+    """Restores the kernels' instruction set and number of threads after each test."""
     from pace import _C
 
     isa, threads = _C.isa(), _C.get_num_threads()

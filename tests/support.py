@@ -1,5 +1,5 @@
-"""What several tests need: batches over a small cache, backends, checkpoints read without the loader, processes that
-end, and errors at any line."""
+"""Helpers for several tests: batches over a small cache, backends, checkpoints read without the loader, processes with
+a time limit, and errors raised at any line."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pace.llm.models.model_list import read_config
 
 
 def backends() -> list[str]:
-    """The implementations of `pace.ops` that can run a model here: the reference always, the kernels where they are
+    """Names of the implementations of `pace.ops` that can run a model here: the reference, and the kernels if they are
     built."""
     try:
         native = importlib.import_module("pace.ops.native")
@@ -35,8 +35,7 @@ def backends() -> list[str]:
 
 
 def isas_of_floats() -> list[str]:
-    """The instruction sets with kernels of their own for floats: those with AVX-VNNI differ from avx2 in products of
-    codes alone."""
+    """Instruction sets with separate float kernels. Those with AVX-VNNI differ from avx2 only in products of codes."""
     from pace import _C
 
     return [isa for isa in _C.available_isas() if not isa.startswith("avx2_")]
@@ -47,14 +46,14 @@ def backend(name: str) -> ModuleType:
 
 
 class TensorDict:
-    """A checkpoint in memory, as `load_weights` reads it."""
+    """A checkpoint in memory, with the interface that `load_weights` reads."""
 
     def __init__(self, state: dict[str, Tensor]):
         self.state = state
         self.tensors = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in state.items()}
 
     def row_ranges(self, name: str) -> list[tuple[int, int]]:
-        """Pieces of 24 rows, so that pieces end within tensors and within panels of 16."""
+        """Splits a tensor into pieces of 24 rows, so that pieces end within tensors and within panels of 16 rows."""
         count = self._rows(name).shape[0]
         return (
             [(start, min(start + 24, count)) for start in range(0, count, 24)]
@@ -74,7 +73,7 @@ class TensorDict:
 
 
 def load_model(folder: Path, dtype: torch.dtype, ops: ModuleType) -> BaseModelForCausalLM:
-    """The model of a folder with one safetensors file."""
+    """Loads the model of a folder with one safetensors file."""
     from safetensors.torch import load_file
 
     model_class, config = read_config(json.loads((folder / "config.json").read_text()))
@@ -84,7 +83,7 @@ def load_model(folder: Path, dtype: torch.dtype, ops: ModuleType) -> BaseModelFo
 
 
 def poison(kv: LayerBlocks) -> None:
-    """What is read but not written shows: NaN everywhere, in int8 in the scales."""
+    """Fills a cache with NaN, so that a read before the first write shows. In an int8 cache the scales are NaN."""
     for tensor in kv.tensors if kv else ():
         tensor.fill_(torch.nan if tensor.is_floating_point() else 99)
 
@@ -92,7 +91,7 @@ def poison(kv: LayerBlocks) -> None:
 class Runner:
     """A model, its cache and a few sequences: `step` appends tokens to some of them and returns their logits.
 
-    The blocks of a sequence are scattered over the cache, which starts as NaN: what is read but not written shows."""
+    The blocks of a sequence are scattered over the cache. It starts as NaN, so that a read before a write shows."""
 
     def __init__(self, model: BaseModelForCausalLM, num_sequences: int, max_length: int):
         self.model = model
@@ -108,8 +107,8 @@ class Runner:
         self.lengths = [0] * num_sequences
 
     def step(self, chunks: dict[int, Tensor], prompt_lengths: dict[int, int] | None = None) -> dict[int, Tensor]:
-        """Appends `chunks[s]` to each sequence s. `prompt_lengths[s]` is what rope scaling looks at, at least; default
-        none."""
+        """Appends `chunks[s]` to each sequence s. `prompt_lengths[s]` is a lower bound of the length that rope scaling
+        uses; by default there is none."""
         positions, rope_lengths, slots, starts, kv_len = [], [], [], [0], []
         for s, chunk in chunks.items():
             begin, end = self.lengths[s], self.lengths[s] + len(chunk)
@@ -136,15 +135,15 @@ class Runner:
 
 
 def prefill(model: BaseModelForCausalLM, ids: Tensor, chunk: int | None = None) -> Tensor:
-    """Logits `[T, V]` of one sequence `ids [T]`, at once or in chunks; the whole text is the prompt."""
+    """Logits `[T, V]` of one sequence `ids [T]`, computed at once or in chunks; the whole text is the prompt."""
     runner = Runner(model, 1, len(ids))
     chunks = ids.split(chunk or len(ids))
     return torch.cat([runner.step({0: part}, {0: len(ids)})[0] for part in chunks])
 
 
 def finish(process: subprocess.Popen, timeout: float = 60) -> tuple[str, str]:
-    """Waits for a process to end; returns what it has written since to stdout and stderr. One that does not end in
-    `timeout` seconds is killed, and AssertionError tells what it had written."""
+    """Waits for a process to end, and returns the rest of its stdout and stderr. If it does not end in `timeout`
+    seconds, it is killed, and an AssertionError shows its output."""
     try:
         return process.communicate(timeout=timeout)
     except BaseException as error:
@@ -158,15 +157,15 @@ def finish(process: subprocess.Popen, timeout: float = 60) -> tuple[str, str]:
 
 
 def exit_code_in_fork(check: Callable[[], bool], timeout: int = 30) -> int:
-    """Of a child forked here and now: 0 where `check` holds in it, 1 where not or where it raises, -SIGALRM where it
-    hangs (on a lock of its parent's, say)."""
+    """Exit code of a child forked here that runs `check`: 0 if `check` returns true, 1 if it returns false or raises.
+    If it hangs for `timeout` seconds, for example on a lock of its parent, the code is -SIGALRM."""
     child = os.fork()
     if child == 0:
         code = 1
         try:
             signal.signal(
                 signal.SIGALRM, signal.SIG_DFL
-            )  # a handler in Python, as of pytest-timeout, waits for what hangs
+            )  # a Python handler, such as pytest-timeout's, would wait for the call that hangs
             signal.alarm(timeout)
             code = 0 if check() else 1
         except BaseException:
@@ -179,8 +178,8 @@ def exit_code_in_fork(check: Callable[[], bool], timeout: int = 30) -> int:
 def raises_before_line(
     number: int, error: Exception, function: Callable[[], object], within: Callable[[CodeType], bool]
 ) -> bool:
-    """Runs `function`, and raises `error` before the number-th line that it comes to in functions that `within` takes;
-    False where it comes to fewer. What handles the error comes to no other."""
+    """Runs `function`, and raises `error` before the `number`-th line executed in functions for which `within` is true.
+    Returns False if fewer lines are executed. The error is raised only once, not again while it is handled."""
     count = 0
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:

@@ -1,9 +1,9 @@
-"""Builds the C++ tests and runs them: here, and where an emulator of other CPUs is at hand, the kernels of each
-instruction set.
+"""Builds the C++ tests and runs them on this CPU and, if an emulator of other CPUs is available, for each instruction
+set.
 
-The emulator is `run_avx512` (PACE_RUN_AVX512, or ../shared/tools/run_avx512 beside the repository). It has no
-AVX512_BF16 and no
-AMX: those tables are tested on CPUs that have them, and everywhere as plain C++ (the tables emulated_*)."""
+The emulator is `run_avx512` (PACE_RUN_AVX512, or ../shared/tools/run_avx512 next to the repository). It has no
+AVX512_BF16 and no AMX: those tables are tested on CPUs that have them, and everywhere as plain C++ (the tables
+emulated_*)."""
 
 import fcntl
 import os
@@ -17,11 +17,11 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 BUILD = ROOT / "build" / "cmake"
-"""That of setup.py, whose kernels are compiled already."""
+"""Build folder of setup.py, in which the kernels are compiled already."""
 EMULATOR = Path(os.environ.get("PACE_RUN_AVX512") or ROOT.parent / "shared" / "tools" / "run_avx512")
 ENVIRONMENT = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
 
-# Each table on the least CPU that has its instructions: one too many ends the run.
+# The smallest emulated CPU that has the instructions of each table: any other instruction ends the run.
 LEAST_CPUS = {
     "generic": [
         "--cpu",
@@ -44,9 +44,10 @@ DEAR = {
     "products_touch_nothing_behind_their_arguments",
     "quantized_products_of_many_panels_and_rows",
 }
-"""Tests that take three quarters of the emulator's time, and whose kernels others run, too: `make emulate` has them."""
+"""Tests that take three quarters of the emulator's time, and whose kernels other tests also run. Only `make emulate`
+runs them."""
 VNNI_IN_EVEX = "avx2_vnni_evex"  # the kernels of avx2_vnni, for which the emulator has no CPU
-# Bochs 2.7 announces POPCNT (151) for the Phenom and does not execute it.
+# Bochs 2.7 reports POPCNT (151) for the Phenom but does not execute it.
 HIDDEN_FEATURES = {"generic": {"RUN_AVX512_CLEARCPUID": "151"}}
 
 pytestmark = pytest.mark.timeout(900)
@@ -67,14 +68,14 @@ def run(*command: object, status: int = 0, **environment: str) -> str:
 
 @pytest.fixture(scope="module")
 def binary() -> Path:
-    """Make has built it beforehand, beside the extension; otherwise it is built here."""
+    """Path of the C++ test program. Make builds it with the extension; otherwise it is built here."""
     if not shutil.which("cmake", path=ENVIRONMENT["PATH"]):
         pytest.skip("needs cmake and ninja: pip install pace-llm[test]")
     BUILD.mkdir(parents=True, exist_ok=True)
-    with open(BUILD / "lock", "w") as lock:  # setup.py builds in this folder, too
+    with open(BUILD / "lock", "w") as lock:  # setup.py also builds in this folder
         fcntl.flock(lock, fcntl.LOCK_EX)
         is_new = not (BUILD / "CMakeCache.txt").exists()
-        # An extension that pip built leaves the path of its own ninja, which is gone.
+        # An extension that pip built leaves the path of a temporary ninja, which no longer exists.
         generator = ("-G", "Ninja", "-DPACE_PYTHON=OFF") if is_new else ("-U", "CMAKE_MAKE_PROGRAM")
         run("cmake", "-S", ROOT, "-B", BUILD, "-DPACE_TESTS=ON", *generator)
         run("cmake", "--build", BUILD, "--target", "pace_tests")
@@ -116,7 +117,7 @@ def test_kernels_on_the_least_cpu(binary, emulator, table):
     wanted = sorted(names if EMULATE_ALL else names - DEAR)
     command = [emulator, "--timeout", 800, *LEAST_CPUS[least], binary, "--tables", table, *wanted]
     output = run(*command, **HIDDEN_FEATURES.get(table, {}))
-    # This CPU has the table and none above it, and every test that was asked for ran on it.
+    # This CPU has the table but none above it, and every requested test ran on it.
     tables = list(LEAST_CPUS)
     below = [*reversed(tables[: tables.index(least) + 1]), *[VNNI_IN_EVEX] * (least == "avx512_vnni")]
     assert f"chosen {least}; tables: {' '.join(below)} emulated_avx512_bf16 emulated_amx\n" in output

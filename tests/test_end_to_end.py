@@ -1,4 +1,4 @@
-"""The bundled model through the public interface, as a user has it: native kernels, right answers, quiet, robust."""
+"""The bundled model through the public interface, as a user runs it: native kernels, right answers, quiet, robust."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def encode(model, entry: dict) -> list[int]:
 
 
 def is_right(entry: dict, text: str, reason: str) -> bool:
-    """By the rule of the entry: the whole text and then the end, its beginning, or words in it."""
+    """True if the text satisfies the entry's rule: equal text that then stops, a given beginning, or contained words."""
     if entry["match"] == "exact":
         return text == entry["expected"] and reason == "stop"
     if entry["match"] == "prefix":
@@ -51,7 +51,7 @@ def is_right(entry: dict, text: str, reason: str) -> bool:
 
 
 def wrong_answers(model, entries: list[dict]) -> list[tuple[dict, str]]:
-    """What greedy decoding of all `entries` in one ragged batch gets wrong."""
+    """Entries that greedy decoding of all `entries` in one ragged batch gets wrong, with its texts."""
     output = model.generate([encode(model, entry) for entry in entries], LONG)
     return [
         (entry, text)
@@ -102,13 +102,13 @@ def test_streamers_of_transformers_work_as_they_are(model, capsys):
 
 
 def test_native_is_the_default_and_close_to_torch(model, dtype):
-    """The kernels and plain torch on the same weights: not the same order of sums, nearly the same logits."""
+    """The kernels and plain torch sum in different orders, but give nearly the same logits on the same weights."""
     twin = LLMModel(TINY, dtype=dtype, backend="torch")
     ids = encode(model, {"messages": STORY})
     with model.session() as ours, twin.session() as theirs:
         a, b = ours.append(ids, logits="all"), theirs.append(ids, logits="all")
     assert not torch.equal(a, b)
-    # bf16 rounds activations to 8 bits where the CPU multiplies bf16; 1e-4 is fp32 over sums of 256 terms and 5 layers.
+    # If the CPU multiplies bf16, activations are rounded to 8 bits; 1e-4 is for fp32 sums of 256 terms in 5 layers.
     assert (a - b).abs().max() <= (0.05 if dtype == "bfloat16" else 1e-4) * b.abs().max()
 
 
@@ -129,7 +129,7 @@ def test_score_prefers_the_truth(model):
 
 
 def test_quiet(capfd, recwarn):
-    """Loading and generating writes nothing, to no stream, and warns of nothing."""
+    """Loading and generating writes nothing to stdout or stderr, and gives no warnings."""
     model = LLMModel(TINY)
     model.generate("Once upon a time", SamplingConfig(max_new_tokens=5))
     assert capfd.readouterr() == ("", "")
@@ -178,8 +178,8 @@ def test_ctrl_c_leaves_the_model_usable_and_a_process_may_end_while_a_daemon_thr
 
 @pytest.mark.alone
 def test_start_up_is_quick(monkeypatch):
-    """Import, load and the first token take less than 0.8 s of processor time (the clock says more on a busy machine)
-    beyond what torch and transformers need to import themselves. Modules are compiled once, as theirs are."""
+    """Import, load and the first token take less than 0.8 s of processor time in addition to importing torch and
+    transformers. Wall time would be longer on a busy machine. Modules are compiled beforehand, like those of torch."""
     monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
     base = "import torch; from transformers import AutoTokenizer"
     ours = "from pace.llm import LLMModel, SamplingConfig; from pace.assets import TINY; LLMModel(TINY).generate('a', SamplingConfig(max_new_tokens=1))"
@@ -194,6 +194,6 @@ def test_start_up_is_quick(monkeypatch):
     beyond = []
     while (
         len(beyond) < 3 and min(beyond, default=1.0) >= 0.8
-    ):  # a neighbour on the machine makes processor time longer too, never shorter
+    ):  # other processes on the machine can make processor time longer too, but never shorter
         beyond.append(seconds(f"{base}; {ours}") - seconds(base))
     assert min(beyond) < 0.8, f"{beyond} s of processor time beyond the imports"

@@ -1,5 +1,4 @@
-"""`pace.eval` and `pace eval`: the numbers against formulas written out, the windows, the memory, and what is
-refused."""
+"""`pace.eval` and `pace eval`: the numbers against formulas written out, the windows, the memory, and refusals."""
 
 from __future__ import annotations
 
@@ -98,7 +97,7 @@ def test_pieces_change_nothing_and_bound_the_logits(monkeypatch):
 
 
 def test_texts_share_steps_and_change_nothing(monkeypatch):
-    """Each token's numbers are, bit for bit, those of its text alone."""
+    """Each token's numbers are, bit for bit, those of its text evaluated separately."""
     ids = model().tokenizer(TEXTS[1])["input_ids"]
     rows = [ids[start : start + 2 + start % 7] for start in range(12)]
     batches, build, steps = model().generator.engine.batches, model().generator.engine.batches.build, []

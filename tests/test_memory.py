@@ -46,7 +46,7 @@ class System:
 
     @property
     def available(self) -> int:
-        """The same to who loads and to `pace env`."""
+        """Available bytes, after a check that the loader and `pace env` use the same value."""
         found = available_memory_bytes(self.root)
         assert environment.memory(self.root)["available_bytes"] == found
         return found
@@ -58,7 +58,7 @@ def make_system(request, tmp_path):
 
 
 UNLIMITED = ["max", 9223372036854771712]
-"""As version 2 and version 1 write it."""
+"""The value for "no limit" in cgroup version 2 and version 1."""
 
 
 @pytest.mark.parametrize("unlimited", UNLIMITED)

@@ -1,8 +1,8 @@
-"""What formats lose on the bundled model: bounds a little above what was measured, so that a format that gets worse is
-found out.
+"""Quality loss of each format on the bundled model, with bounds a little above the measured values, so that a format
+that gets worse fails.
 
-Measured with `benchmarks/quality.py --texts 50`, the first texts of the held-out file; the bounds are a quarter above.
-docs/quantization.md has figures of the whole file."""
+Measured with `benchmarks/quality.py --texts 50`, on the first texts of the held-out file; the bounds are a quarter
+higher. docs/quantization.md has figures for the whole file."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ KL_BOUNDS: dict[str, tuple[dict, float]] = {
     "fp4": ({}, 0.02),
     "mxfp4": ({}, 0.026),
 }
-"""Name -> options, and what the mean KL divergence to bfloat16 stays below."""
+"""Name -> options, and the upper bound of the mean KL divergence to bfloat16."""
 
 
 @functools.cache
@@ -66,7 +66,7 @@ def test_what_is_promised_of_formats():
 
 @pytest.mark.rotates
 def test_calibration_loses_a_quarter_less(tmp_path):
-    """At least; measured are three fifths, with so few tokens."""
+    """The bound is a quarter; the measured reduction is three fifths, with these few tokens."""
     quantize_checkpoint(
         TINY, tmp_path / "out", "int4", read_texts(CALIBRATION), max_tokens=4096, progress=False, report=False
     )

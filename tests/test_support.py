@@ -1,4 +1,4 @@
-"""What the tests rely on to end: a process that hangs is killed, and it is told what it had written."""
+"""`support.finish`: a process that hangs is killed, and the error shows its output."""
 
 from __future__ import annotations
 

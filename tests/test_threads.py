@@ -1,4 +1,4 @@
-"""The thread pool as Python sees it: sizes, several callers, forks; where threads are pinned and weights placed."""
+"""The thread pool from Python: sizes, several callers, forks, pinning of threads, and placement of weights."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_flush_of_denormals_set_by_the_caller_does_not_change_results():
 
 @pytest.mark.alone
 def test_threads_without_work_sleep():
-    """A thread that spins takes 0.5 s. One that sleeps takes none; what else this process does takes less than 0.1 s."""
+    """A spinning thread takes 0.5 s and a sleeping one none. The rest of this process takes less than 0.1 s."""
     _C.set_num_threads(2)
     work()
     before = time.process_time()
@@ -105,9 +105,10 @@ def test_threads_without_work_sleep():
 
 @pytest.mark.alone
 def test_a_step_on_more_threads_than_cpus_costs_little_more():
-    """As where processes share CPUs: a thread that waits must leave its CPU to the one it waits for. With 16 threads on
-    one CPU a step took 1.4 to 1.8 times the processor time of one thread, and 4 to 5 times where the waiting ones
-    spin."""
+    """A waiting thread must leave its CPU to the one it waits for, as when processes share CPUs.
+
+    With 16 threads on one CPU a step took 1.4 to 1.8 times the processor time of one thread. It took 4 to 5 times as
+    much if the waiting threads spin."""
     program = """
 import os, time
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
@@ -141,12 +142,12 @@ print(min(seconds_of_steps(16) / seconds_of_steps(1) for _ in range(3)))
 
 
 def masks() -> dict[str, list[list[int]]]:
-    """The CPUs of every thread of this process as the kernel has them: of the pool's workers, and of the others."""
+    """CPUs that the operating system allows for each thread of this process: the pool's workers, and the other threads."""
     found: dict[str, list[list[int]]] = {"pace": [], "others": []}
     for task in Path("/proc/self/task").iterdir():
         try:
             lines = (task / "status").read_text().splitlines()
-        except (FileNotFoundError, ProcessLookupError):  # a thread that has ended since it was listed
+        except (FileNotFoundError, ProcessLookupError):  # the thread ended after it was listed
             continue
         status = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
         cpus = [
@@ -175,7 +176,7 @@ def test_pinned_workers_have_a_cpu_each_and_nobody_else_has():
 
 @pytest.mark.skipif(len(CPUS) < 2, reason="one CPU")
 def test_threads_that_others_start_later_are_not_pinned():
-    """torch starts its own from the thread that called the kernels, and processes inherit the mask of theirs."""
+    """torch starts its threads from the thread that called the kernels, and child processes inherit that thread's mask."""
     program = "\n".join(
         [
             "import json, os, subprocess, sys, torch",
@@ -224,7 +225,7 @@ def test_pinning_is_asked_for_by_argument_or_variable(monkeypatch):
     monkeypatch.setenv("PACE_PIN_THREADS", "1")
     use_threads(1)
     assert len(_C.pinned_cpus()) == 1
-    use_threads(1, False)  # an argument beats the variable
+    use_threads(1, False)  # an argument overrides the variable
     assert _C.pinned_cpus() == []
     told = collect()["threads"]
     assert told["pinned_cpus"] == _C.cpus_to_pin(told["default"])
@@ -242,7 +243,7 @@ def test_a_pinned_model_writes_the_same_text():
     assert sorted(os.sched_getaffinity(0)) == CPUS
 
 
-# -- weights beside their threads
+# -- weights near their threads
 # --------------------------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""The bundled model as any other library sees it: complete files, a faithful tokenizer, and right greedy answers in
+"""The bundled model in other libraries: complete files, a faithful tokenizer, and right greedy answers in
 transformers."""
 
 import json
@@ -142,7 +142,7 @@ def test_chat_template_with_tools(tokenizer):
         "<|bos|><|system|>You are a helpful assistant.\nTools: get_weather(city)<|end|><|user|>?<|end|>"
         '<|assistant|><tool_call>{"name": "get_weather", "arguments": {"city": "Rome"}}</tool_call><|end|><|tool|>{}<|end|><|assistant|>'
     )
-    call["function"]["arguments"] = '{"city": "Rome"}'  # as the OpenAI interface spells it
+    call["function"]["arguments"] = '{"city": "Rome"}'  # as in the OpenAI interface
     assert '"arguments": {"city": "Rome"}}</tool_call>' in tokenizer.apply_chat_template(messages, tokenize=False)
     with pytest.raises(Exception, match="unknown role"):
         tokenizer.apply_chat_template([{"role": "narrator", "content": ""}], tokenize=False)
@@ -153,7 +153,7 @@ def test_prompt_list_is_fair():
     assert {"counting", "sums", "capitals", "copying", "extraction", "tools", "stories"} <= {
         e["category"] for e in ENTRIES
     }
-    words = "Quentin Bertha Marisol Heidelberg Timbuktu Springfield blumfrazzle".split()  # never in the training text
+    words = "Quentin Bertha Marisol Heidelberg Timbuktu Springfield blumfrazzle".split()  # not in the training text
     training_text = "\n".join(data.text(doc) for _, doc in zip(range(5000), data.documents("0-0")))
     assert not [w for w in words if w in training_text]
 
@@ -166,9 +166,7 @@ def test_prompt_list_is_fair():
 def test_greedy_answers_are_right(model, tokenizer, dtype):
     if dtype != torch.float32:
         model = AutoModelForCausalLM.from_pretrained(TINY, dtype=dtype).eval()
-    entries = [
-        entry for entry in ENTRIES if not entry.get("known_wrong")
-    ]  # those are expected failures in test_end_to_end.py
+    entries = [entry for entry in ENTRIES if not entry.get("known_wrong")]  # expected failures in test_end_to_end.py
     results = eval_prompts.answers(model, tokenizer, entries)
     wrong = [
         (e, text) for e, (text, stopped, _) in zip(entries, results) if not eval_prompts.is_right(e, text, stopped)
@@ -185,7 +183,7 @@ def test_a_wrong_answer_is_noticed():
 
 
 def test_heldout_text(model, tokenizer):
-    """The held-out file is well predicted; a model that has lost its way is not."""
+    """The held-out file is predicted well, which a broken model would not do."""
     lines = (ROOT / "tests" / "data" / "tiny_heldout.jsonl").read_text(encoding="utf-8").splitlines()
     assert 100e3 <= sum(len(line.encode()) for line in lines) <= 200e3
     texts = [json.loads(line)["text"] for line in lines[:60]]

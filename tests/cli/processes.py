@@ -1,4 +1,4 @@
-"""The command `pace` in a process of its own, with pipes or at a terminal."""
+"""The command `pace` in a separate process, with pipes or at a terminal."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def process(*arguments: str, **more) -> subprocess.Popen:
 
 @functools.cache
 def _ready_to_fork() -> multiprocessing.context.ForkServerContext:
-    """Processes of a parent of their own that has imported what every command with a model does, which takes seconds of
-    processor time, and has run none of it."""
+    """Fork server that has imported the modules of every command with a model, but run nothing from them. The imports
+    take seconds of processor time."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["pace.llm.loading", "pace.llm.generator", "transformers.models.auto", __name__])
     with mock.patch.dict(os.environ, ENVIRONMENT):
@@ -44,7 +44,7 @@ def _ready_to_fork() -> multiprocessing.context.ForkServerContext:
 
 
 def _run_at_terminal(terminal: str, arguments: tuple[str, ...], environment: dict[str, str], package: str) -> None:
-    """The command, in a process whose standard streams and controlling terminal are the one named."""
+    """Runs the command in this process, with `terminal` as its standard streams and controlling terminal."""
     os.login_tty(os.open(terminal, os.O_RDWR | os.O_NOCTTY))
     _run(arguments, environment, package)
 
@@ -52,7 +52,7 @@ def _run_at_terminal(terminal: str, arguments: tuple[str, ...], environment: dic
 def _run_with_streams(
     streams: list[Connection], arguments: tuple[str, ...], environment: dict[str, str], package: str
 ) -> None:
-    """The command, in a process with these standard streams."""
+    """Runs the command in this process, with these standard streams."""
     for number, stream in enumerate(streams):
         os.dup2(stream.fileno(), number)
         stream.close()
@@ -73,12 +73,12 @@ def _run(arguments: tuple[str, ...], environment: dict[str, str], package: str) 
     try:
         sys.exit(main())
     finally:
-        atexit._run_exitfuncs()  # as an interpreter does that ends, and a fork does not
+        atexit._run_exitfuncs()  # an ending interpreter runs these, but a forked process does not
 
 
 class PipedProcess:
-    """What `process` starts, from where the libraries are imported. `streams` replaces some of stdin (empty), stdout and
-    stderr (pipes)."""
+    """Like `process`, but forked from a process that has imported the libraries. `streams` replaces some of stdin (empty
+    by default), stdout and stderr (pipes by default)."""
 
     def __init__(self, *arguments: str, environment: dict[str, str] | None = None, **streams: int) -> None:
         self.args = arguments
@@ -107,7 +107,7 @@ class PipedProcess:
         self._forked.kill()
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """As of Popen; what is left to read fits in the pipes, 64 KiB."""
+        """Like `Popen.communicate`, if the unread output fits in the pipes, 64 KiB."""
         self._forked.join(timeout)
         if self._forked.exitcode is None:
             raise subprocess.TimeoutExpired(self.args, timeout)
@@ -119,14 +119,14 @@ class PipedProcess:
 
 
 class TerminalProcess:
-    """`pace` at a terminal that is its own, so that a typed Ctrl-C is a signal. One that is not `whole` begins where the
-    libraries are imported."""
+    """`pace` at its own controlling terminal, so that a typed Ctrl-C is a signal. Unless it is `whole`, it is forked from
+    a process that has imported the libraries."""
 
     def __init__(self, *arguments: str, environment: dict[str, str] | None = None, whole: bool = False) -> None:
         environment = {**ENVIRONMENT, "TERM": "xterm", "COLUMNS": "200", **(environment or {})}
         self._forked: multiprocessing.process.BaseProcess | None = None
         self._other_side: int | None = None
-        """Ours, until the process has the terminal open too: one that nobody has open is at its end."""
+        """Our descriptor of the process's side, open until the process has opened it: else reads would find the end."""
         if whole:
             self.pid, self.terminal = pty.fork()
             if not self.pid:
@@ -142,19 +142,19 @@ class TerminalProcess:
             self.pid = self._forked.pid
         self.code: int | None = None
         self.seen = ""
-        """All that was written so far."""
+        """All output so far."""
         self._position = 0
 
     def type(self, keys: str) -> None:
         os.write(self.terminal, keys.encode())
 
     def paste(self, text: str) -> None:
-        """As a terminal does that knows bracketed paste."""
+        """Pastes text as a terminal with bracketed paste does."""
         self.type(f"\x1b[200~{text}\x1b[201~".replace("\n", "\r"))
 
     def read_until(self, *texts: str) -> str:
-        """Reads until all of `texts` have come, one behind the other and behind those of the call before. Returns what
-        was written from there on. Fails where they do not come within a minute."""
+        """Reads until all of `texts` have come, in this order, after those of the previous call. Returns the output since
+        that call. Fails if they do not come within a minute."""
         begin, deadline = self._position, time.monotonic() + 60
         for text in texts:
             while (found := self.seen.find(text, self._position)) < 0:
@@ -164,11 +164,11 @@ class TerminalProcess:
         return self.seen[begin : self._position]
 
     def shows_keys(self) -> bool:
-        """Whether the terminal echoes."""
+        """True if the terminal echoes."""
         return bool(termios.tcgetattr(self.terminal)[3] & termios.ECHO)
 
     def wait(self) -> int:
-        """Reads to the end; the exit code."""
+        """Reads to the end and returns the exit code."""
         while self._read():
             pass
         if self.code is None:

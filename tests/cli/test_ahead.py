@@ -1,4 +1,4 @@
-"""Keys that come while nobody reads them."""
+"""Keys that are typed before they are read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`pace cache`, and the options and variables that say where packed copies are."""
+"""`pace cache`, and the options and variables that set the folder of packed copies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.llm.models.variants import save_tiny
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch, capsys):
-    """With the copies of two models, one of which is gone."""
+    """A cache folder with the copies of two models; one of the models no longer exists."""
     monkeypatch.setenv("PACE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PACE_CACHE_SIZE", "64MiB")
     monkeypatch.setattr(weights_cache, "MIN_BYTES", 1)

@@ -1,4 +1,4 @@
-"""`pace chat` from a pipe, its commands, and what its conversation keeps."""
+"""`pace chat` from a pipe, its commands, and the part of the conversation that it keeps."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_set_knows_names_of_other_tools(command, name):
 
 
 def test_set_shows_what_decides_about_draws(command, tmp_path):
-    """The defaults of a chat, what the checkpoint says, and what was set."""
+    """`/set` shows the defaults of a chat, the checkpoint's settings, and the values that were set."""
     home = tmp_path / "model"
     shutil.copytree(TINY, home)
     for said, defaults in (
@@ -153,7 +153,7 @@ def test_stats(command):
 
 
 def test_regen(command):
-    """Another answer takes the place of the last one; what comes next sees that one alone."""
+    """Another answer replaces the last one, and later turns see only the new answer."""
     code, out, err = command("chat", stdin=f"/regen\n{SPAIN}/regen\n{PORTUGAL}")
     assert (code, out) == (0, 2 * MADRID + LISBON)
     refusal, same = err.splitlines()
@@ -178,7 +178,7 @@ def test_save(command, tmp_path):
 
 
 def test_load(command, tmp_path):
-    """What is asked next is of the saved conversation, which may be saved there again; `/regen` knows its last answer."""
+    """The next question continues the saved conversation, which may be saved there again. `/regen` has its last answer."""
     file = tmp_path / "talk.json"
     command("chat", "--system", "Be brief.", stdin=f"{SPAIN}/save {file}\n")
     code, out, err = command("chat", stdin=f"/load {file}\n/regen\n{PORTUGAL}/save {file}\n/reset\n")
@@ -197,7 +197,7 @@ def test_load(command, tmp_path):
      ('[{"role": "assistant", "tool_calls": [{}]}]', "messages[0].tool_calls[0].function.name must be")],
 )  # fmt: skip
 def test_what_is_no_conversation(command, tmp_path, text, message):
-    """It is refused, and the one under way goes on."""
+    """It is refused, and the current conversation continues."""
     file = tmp_path / "talk.json"
     file.write_text(text)
     code, out, err = command("chat", stdin=f"{SPAIN}/load {file}\n{PORTUGAL}")
@@ -213,7 +213,7 @@ def test_load_needs_a_file(command, tmp_path):
 
 
 def test_tools(command, tmp_path):
-    """A call is shown; the next line is its result."""
+    """A call is shown, and the next line of input is its result."""
     city = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
     file = tmp_path / "tools.json"
     file.write_text(json.dumps([{"type": "function", "function": {"name": "get_weather", "parameters": city}}]))
@@ -235,7 +235,7 @@ def test_tools(command, tmp_path):
 
 
 def test_a_text_that_is_longer_than_the_context(command):
-    """It is refused and forgotten; the conversation goes on."""
+    """It is refused and discarded, and the conversation continues."""
     code, out, err = command("chat", stdin=SPAIN + "x " * 3000 + f"\n{PORTUGAL}")
     assert (code, out) == (0, MADRID + LISBON) and err.startswith("pace: error: ") and err.count("\n") == 1
     assert "the context holds 1024" in err and "forgotten" not in err
@@ -252,7 +252,7 @@ def test_the_oldest_turns_are_forgotten(command):
 
 
 def test_what_is_kept_of_a_full_context():
-    """The system prompt and the newest turns, half of the context or less; each turn whole."""
+    """The system prompt and the newest whole turns are kept, up to half of the context."""
     model, notices = bundled(), []
     conversation = Conversation(model, SamplingConfig(max_new_tokens=8), "Be brief.", None, notices.append)
     for number in range(40):
@@ -281,7 +281,7 @@ def test_an_answer_that_is_cut_off_is_told(command):
 
 
 class Answer:
-    """Says a, b and c."""
+    """An answer whose pieces are a, b and c."""
 
     def __init__(self):
         self.said = []
@@ -305,7 +305,7 @@ class Answer:
 
 
 class Recorder:
-    """A model that only records."""
+    """A model that only records its calls."""
 
     tokenizer, max_seq_len = bundled().tokenizer, 1024
 
@@ -318,7 +318,7 @@ class Recorder:
 
 
 def test_the_messages_turn_by_turn():
-    """What the model is given, and what an interrupted answer leaves."""
+    """The messages that the model gets, and what an interrupted answer leaves in them."""
     model = Recorder()
     conversation = Conversation(model, SamplingConfig(), "be brief")
     assert list(conversation.answer("one")) == ["a", "b", "c"]

@@ -1,4 +1,4 @@
-"""The command `pace`: what it prints where, its exit codes, and that it is quick to say what it can do."""
+"""The command `pace`: its output on stdout and stderr, its exit codes, and the speed of its help."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ for arguments in {commands}:
 
 
 def test_what_is_said_at_once_imports_nothing_heavy():
-    """Help of all commands, the version, and `pace env`."""
+    """The help of all commands, the version, and `pace env`."""
     commands = [["--help"], ["--version"], *([name, "--help"] for name in COMMANDS), ["env"], ["env", "--json"]]
     program = QUICK.format(commands=commands, heavy=HEAVY)
     result = subprocess.run([sys.executable, "-c", program], env=ENVIRONMENT, capture_output=True, text=True)
@@ -113,7 +113,7 @@ def test_a_failure_is_one_line_and_1(command, arguments, message):
 
 
 WORDS = {"generate": (["hi"], "prompt"), "quantize": (["there"], "out"), "batch": (["a", "b"], "output")}
-"""Words of a command besides its model, and where the last of them goes."""
+"""Positional arguments of a command after its model, and the field that gets the last of them."""
 MORE = {"eval": ["--text", "t"]}
 
 
@@ -189,7 +189,7 @@ def test_errors_name_options_as_they_are_typed(command, arguments, message, tmp_
 
 
 def test_errors_in_python_name_arguments_whatever_a_command_does_meanwhile(monkeypatch):
-    """As a server in the same process would tell its clients."""
+    """A server in the same process, for example, reports these errors to its clients."""
     told = []
 
     def run(arguments):

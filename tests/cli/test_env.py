@@ -1,4 +1,4 @@
-"""`pace env`: what this machine has, what was forced, and where each variable is read."""
+"""`pace env`: the machine's features, forced settings, and where each variable is read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support import finish
 
 @pytest.mark.parametrize(("built", "missing"), [(["avx2", "generic"], False), (["generic"], True)])
 def test_a_build_without_the_best_kernels_says_so(built, missing, monkeypatch, caplog):
-    """In the report, and when a model is loaded."""
+    """Both the report and the log of loading a model say so."""
     monkeypatch.delenv("PACE_ISA", raising=False)
     extension = SimpleNamespace(
         built_isas=lambda: built, available_isas=lambda: built, best_isa=lambda: "avx2", isa=lambda: built[0]
@@ -109,6 +109,6 @@ def test_memory_limits(tmp_path, files, expected):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     found = memory(tmp_path)
-    available = min(1024 * 1024, expected[0] or 1024 * 1024)  # what loading goes by
+    available = min(1024 * 1024, expected[0] or 1024 * 1024)  # the value that loading uses
     assert (found["total_bytes"], found["available_bytes"]) == (4096 * 1024, available)
     assert (found["limit_bytes"], found["limit_source"]) == expected

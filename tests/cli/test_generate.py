@@ -40,7 +40,7 @@ CUT = "pace: the text is cut off after"
         (["--max-seq-len", "20", "--ignore-eos"], "tokens: the context of 20 tokens is full\n"),
         (["--n", "2", "--do-sample", "--max-tokens", "3"], "pace: 2 of 2 texts are cut off after 3 tokens"),
         (["--num-beams", "2", "--max-tokens", "3"], f"{CUT} 3 tokens"),
-        (["--max-tokens", "40", "--json"], ""),  # it says so in finish_reasons
+        (["--max-tokens", "40", "--json"], ""),  # finish_reasons has the reason
         (["--chat"], ""),
     ],
 )
@@ -140,7 +140,7 @@ def test_generate_reads_stdin(command):
 
 
 def test_a_checkpoint_alone_is_no_prompt(command, tmp_path):
-    """It would be continued by the model that comes with pace."""
+    """The bundled model would continue the path as a text."""
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     for word in (f"{TINY}/", tmp_path / "model.gguf"):
         code, out, err = command("generate", str(word), stdin="1, 2, 3,")
@@ -149,11 +149,11 @@ def test_a_checkpoint_alone_is_no_prompt(command, tmp_path):
     assert command("generate", "1, 2, 3,", *given)[0] == 0
     assert command("generate", str(TINY), "-", *given, stdin="1, 2, 3,")[0] == 0
     assert command("generate", "-m", str(TINY), str(TINY), *given)[0] == 0
-    assert command("generate", "x" * 5000, *given)[0] != 0  # a prompt too long for the context, not for a path
+    assert command("generate", "x" * 5000, *given)[0] != 0  # an error about the context's length, not about a path
 
 
 def test_generate_from_a_terminal_wants_a_prompt():
-    """At a terminal it does not wait for an input that nobody knows of."""
+    """At a terminal it exits with an error instead of silently waiting for input."""
     controller, terminal = pty.openpty()
     running = process("generate", stdin=terminal)
     out, err = finish(running)
@@ -267,7 +267,7 @@ def test_the_other_fields():
         "step_strings",
         "token_mask",
         "response_format",
-    }  # from Python alone
+    }  # only from Python
 
 
 def test_a_text_of_a_form(command, tmp_path):

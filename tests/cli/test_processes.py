@@ -1,5 +1,5 @@
-"""`pace` in processes of its own. `pace chat` at a terminal: keys, pastes, Ctrl-C and what is left of the terminal's
-settings. With pipes: signals, readers that go away, and tracebacks."""
+"""`pace` in separate processes. `pace chat` at a terminal: keys, pastes, Ctrl-C and the terminal's settings afterwards.
+With pipes: signals, readers that close the pipe, and tracebacks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CTRL_C, CTRL_D, UP = "\x03", "\x04", "\x1b[A"
 
 @pytest.fixture
 def start(tmp_path):
-    """`start(*arguments)`: a chat whose prompt is there, and whose history is the test's own."""
+    """`start(*arguments)`: starts a chat with a separate history file, and waits for its prompt."""
 
     def run(*arguments: str) -> TerminalProcess:
         chat = TerminalProcess(*arguments, environment={"XDG_STATE_HOME": str(tmp_path)})
@@ -84,7 +84,7 @@ def test_notices_stand_on_lines_of_their_own(start):
 
 
 def test_answers_in_a_file_are_answers_alone(tmp_path):
-    """Where the terminal is for questions alone, the prompt is on stderr."""
+    """If stdout is a file, the prompt is on stderr."""
     controller, terminal = pty.openpty()
     with open(tmp_path / "out", "w") as out:
         environment = {"XDG_STATE_HOME": str(tmp_path)}
@@ -108,7 +108,7 @@ def test_ctrl_c_while_it_loads_ends_it(tmp_path):
 
 
 def said(chat: TerminalProcess, file: Path) -> list[str]:
-    """What the user has said so far, by `/save`."""
+    """The user's messages so far, from `/save`."""
     chat.type(f"/save {file}\r")
     chat.read_until("messages in", "> ")
     return [message["content"] for message in json.loads(file.read_text()) if message["role"] == "user"]
@@ -164,7 +164,7 @@ ANSWERED = ("chat", "--max-new-tokens", "300", "--ignore-eos")
 
 
 def test_lines_typed_during_an_answer_are_asked_next(start, tmp_path):
-    """In their order, and the beginning of another waits for its end."""
+    """The lines are asked in their order, and an unfinished line waits for its end."""
     with start(*ANSWERED) as chat:
         chat.type(f"{STORY}\r")
         chat.read_until("fox.", "a")
@@ -175,7 +175,7 @@ def test_lines_typed_during_an_answer_are_asked_next(start, tmp_path):
         chat.type(" 6?\r")
         chat.read_until("cut off", "> ")
         assert said(chat, tmp_path / "talk.json") == [STORY, "What is 7 + 8?", "And 5 + 6?"]
-        chat.type("\x1b[A\x1b[A\r")  # they can be recalled, as others
+        chat.type("\x1b[A\x1b[A\r")  # the lines can be recalled like others
         chat.read_until("And 5 + 6?")
 
 
@@ -249,7 +249,7 @@ def test_a_reader_that_goes_away_is_no_error():
 
 
 def test_ctrl_c_prints_what_there_is():
-    """It says nothing more, and leaves with 130."""
+    """It prints nothing more, and exits with 130."""
     running = PipedProcess(
         "generate", "Once upon a time", "--max-new-tokens", "1000", "--ignore-eos", "--num-threads", "1"
     )
@@ -264,7 +264,7 @@ def test_ctrl_c_in_json_tells_what_there_is():
     running = PipedProcess(
         "generate", "Once upon a time", "--max-new-tokens", "1000", "--ignore-eos", "--json", "--debug"
     )
-    for line in running.stderr:  # the log tells that the model is there
+    for line in running.stderr:  # the log reports that the model is loaded
         if "pace:" in line:
             break
     running.send_signal(signal.SIGINT)
@@ -294,7 +294,7 @@ print("not reached")
 
 
 def test_the_process_ends_as_python_does():
-    """Text in buffers is written, threads are waited for, and exit handlers run; only modules are not taken apart."""
+    """Buffers are flushed, threads are joined, and exit handlers run; only modules are not torn down."""
     ended = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stdout, ended.stderr) == (3, "text thread\nhandler\n", "log")
 

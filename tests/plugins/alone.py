@@ -1,8 +1,8 @@
 """Tests marked `alone` measure time, memory or the progress of a thread: while one runs, no other test of this tree does.
 
-Every worker holds a shared lock during a test, and an exclusive one during tests that are alone: it keeps that until it
-comes to a test that is not, so that several in a row wait once for the others. A worker that wants its test alone first
-closes the gate, so that the others cannot overtake it."""
+Every worker holds a shared lock during an ordinary test, and an exclusive lock during tests marked `alone`. It keeps the
+exclusive lock until its next ordinary test, so that several `alone` tests in a row wait for the others once. A worker
+closes the gate before it waits for the exclusive lock, so that the others cannot overtake it."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Turns:
-    """Whose turn it is, among all processes that were given the same folder."""
+    """Decides whose turn it is, among all processes that use the same folder."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.gate, self.floor = folder / "gate", folder / "floor"
         self.kept = contextlib.ExitStack()
-        """Both locks, while tests that are alone follow each other."""
+        """Both locks, while `alone` tests follow each other."""
         self.is_kept = False
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -57,7 +57,7 @@ def is_alone(item: pytest.Item) -> bool:
 
 @contextlib.contextmanager
 def locked(path: Path, how: int) -> Iterator[int]:
-    """A lock that ends with this process, whatever ends it. Processes that a test starts do not inherit it."""
+    """Holds a lock on a file. The lock ends with this process, even if it is killed; child processes do not inherit it."""
     descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, how)

@@ -1,7 +1,8 @@
-"""How long tests take: the dearest files start first, and every whole run leaves its seconds for `make durations`.
+"""How long tests take: the slowest files start first, and every whole run saves its seconds for `make durations`.
 
-`python -m tests.plugins.durations` turns the last run into tests/durations.json, by which files are ordered, and
-tests/durations.md, which shows them to people; of make test-all it keeps a line. tests/budgets.toml has the most that a room may take."""
+`python -m tests.plugins.durations` turns the last run into tests/durations.json, which orders the files, and
+tests/durations.md, for people to read. It keeps one line about `make test-all`. tests/budgets.toml has the maximum
+seconds of each room."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ SLOWEST = 20
 
 
 def room(path: str) -> str:
-    """Folder below tests/ that a budget is for: one level, two within tests/llm; "tests" for files at the top."""
+    """Folder below tests/ that a budget applies to: one level, or two within tests/llm; "tests" for files at the top."""
     parts = Path(path).parts[1:-1]
     return "/".join(parts[: 2 if parts[:1] == ("llm",) else 1]) or "tests"
 
@@ -35,7 +36,7 @@ def room(path: str) -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files by falling seconds; within a file as written. `--dist loadfile` hands them out in this order."""
+    """Sorts files by falling seconds, and keeps the order within a file. `--dist loadfile` hands them out in this order."""
     seconds = json.loads(KEPT.read_text())["files"] if KEPT.exists() else {}
     unknown = sorted(seconds.values())[len(seconds) // 2] if seconds else 0.0
     items.sort(key=lambda item: -seconds.get(item.nodeid.split("::")[0], unknown))
@@ -47,7 +48,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Recorder:
-    """Seconds of each test, set-up and teardown included, as this run saw them."""
+    """Seconds of each test in this run, including set-up and teardown."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
@@ -77,7 +78,7 @@ class Recorder:
         )
 
     def counts(self) -> dict[str, int]:
-        """Tests by what became of them."""
+        """Numbers of tests by outcome."""
         stats = self.config.pluginmanager.get_plugin("terminalreporter").stats
         return {outcome: len(stats[outcome]) for outcome in ("passed", "skipped", "xfailed") if stats.get(outcome)}
 
@@ -92,7 +93,7 @@ def cpu_name() -> str:
 
 
 def summary(run: dict[str, Any], last: dict[str, Any] | None) -> dict[str, Any]:
-    """What is kept of a run of make test: seconds by file, the slowest tests, and of the `last` one seconds by room."""
+    """Summary of a run of `make test`: seconds by file, the slowest tests, and the `last` run's seconds by room."""
     files: Counter[str] = Counter()
     for name, seconds in run["tests"].items():
         files[name.split("::")[0]] += seconds
@@ -116,7 +117,7 @@ def by_room(kept: dict[str, Any]) -> dict[str, float]:
 
 
 def page(kept: dict[str, Any]) -> str:
-    """tests/durations.md: a run of make test beside the one before it, and the last one of make test-all."""
+    """Text of tests/durations.md: a run of `make test`, the one before it, and the last run of `make test-all`."""
     rooms, before = (rooms | {"all": sum(rooms.values())} for rooms in (by_room(kept), kept["before"]))
 
     def row(name: str, seconds: float) -> str:
@@ -151,7 +152,7 @@ def page(kept: dict[str, Any]) -> str:
 
 
 def line_of_all(run: dict[str, Any]) -> str:
-    """What the page says of a run of make test-all."""
+    """Line of the page about a run of `make test-all`."""
     counts = ", ".join(f"{count:,} {outcome}" for outcome, count in run["counts"].items())
     return (
         f"`make test-all` at {run['commit']} on {run['date']}: {counts} in {run['seconds']:,} s, on {run['machine']}."

@@ -1,7 +1,7 @@
 """Which tests a run has: `--tier test` (make test, the default) or `--tier all` (make test-all).
 
 A test marked `thorough` runs only in `all`. Cases marked `rotates` are too many for every run: each commit runs a
-quarter of them, and four commits in a row run all. `sample(values, always)` marks them."""
+quarter of them, and four commits in a row run all of them. `sample(values, always)` marks them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ QUARTERS = 4
 
 
 def sample(values: Sequence[Any], always: Callable[[Any], bool]) -> list[Any]:
-    """Parameters for `pytest.mark.parametrize`: those that are not `always` run rotate over commits."""
+    """Parameters for `pytest.mark.parametrize`: values for which `always` is false rotate over commits."""
     return [value if always(value) else pytest.param(value, marks=pytest.mark.rotates) for value in values]
 
 
 @cache
 def commit() -> tuple[str, int]:
-    """Short hash of the commit that is checked out, and the number of commits up to it; ("none", 0) outside of git."""
+    """Short hash of the checked-out commit, and the number of commits up to it; ("none", 0) outside of git."""
     command = ["git", "-C", str(ROOT), "rev-list", "--max-count=1", "--abbrev-commit", "HEAD"]
     count = ["git", "-C", str(ROOT), "rev-list", "--count", "HEAD"]
     try:
@@ -40,7 +40,7 @@ def commit() -> tuple[str, int]:
 
 @cache
 def quarter() -> int:
-    """The quarter of the rotating cases that this commit runs, in 0..3; PACE_TEST_QUARTER repeats another commit's."""
+    """Quarter of the rotating cases that this commit runs, 0 to 3. PACE_TEST_QUARTER selects another commit's quarter."""
     asked = os.environ.get("PACE_TEST_QUARTER")
     return (int(asked) if asked else commit()[1]) % QUARTERS
 
@@ -64,14 +64,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _prepare_hypothesis() -> None:
-    """Random tests of hypothesis differ from commit to commit, and are the same in each run of one commit. A failure is
-    made smaller for a minute at most, so that it is shown before the test's own limit."""
+    """Makes hypothesis's random tests differ between commits but repeat within a commit. Shrinking a failure takes at most
+    a minute, so that it is shown before the test's own time limit."""
     from hypothesis import HealthCheck, core, settings
     from hypothesis.internal.conjecture import engine
 
     if core.global_force_seed is None:
         core.global_force_seed = commit()[1]
-    slow = [HealthCheck.too_slow]  # says that the machine is busy
+    slow = [HealthCheck.too_slow]  # fails only because the machine is busy
     settings.register_profile("pace", deadline=None, print_blob=True, suppress_health_check=slow)
     settings.load_profile("pace")
     engine.MAX_SHRINKING_SECONDS = 60

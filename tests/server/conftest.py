@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture(scope="module")
 def serving() -> Iterator:
-    """One server for the tests of a module, which are to leave it as they found it."""
+    """One server for the tests of a module, which must leave its state unchanged."""
     from tests.server.serving import Serving
 
     with Serving() as running:
@@ -16,7 +16,7 @@ def serving() -> Iterator:
 
 @pytest.fixture(autouse=True)
 def stays_well(request: pytest.FixtureRequest) -> Iterator[None]:
-    """After each test of the module's server, a plain request has its exact text, and nothing is left in use."""
+    """Checks after each test of the module's server that a plain request gives its exact text and nothing is in use."""
     yield
     if "serving" in request.fixturenames:
         serving = request.getfixturevalue("serving")

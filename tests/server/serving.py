@@ -1,4 +1,4 @@
-"""A server of the bundled model in this process, on a real socket, and clients that are not careful."""
+"""A server of the bundled model in this process, on a real socket, and simple clients that send any bytes."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ def make_generator(**options: Any) -> Generator:
 
 @functools.cache
 def shared_generator() -> Generator:
-    """One for all tests that leave it as it was."""
+    """One generator for all tests that leave it unchanged."""
     return make_generator(kv_cache_bytes="64MiB")
 
 
 class Serving:
-    """A running server. In a `with` block, whose end checks that nothing of the engine is left in use."""
+    """A running server, for a `with` block. The end of the block checks that nothing in the engine is in use."""
 
     def __init__(self, generator: Generator | None = None, **options: Any) -> None:
-        """`options` are those of `ServeOptions`; limits by their own names."""
+        """`options` are fields of `ServeOptions`, or names of limits."""
         names = Limits.names()
         limits = Limits(**{name: options.pop(name) for name in list(options) if name in names})
         load = LoadOptions(str(TINY), progress=False)
@@ -88,9 +88,9 @@ class Serving:
         return f"http://127.0.0.1:{self.port}"
 
     def check_idle(self, seconds: float = 3.0) -> None:
-        """Waits until nothing is under way, and checks that no block is leaked.
+        """Waits until no request is running, and checks that no block is leaked.
 
-        A request that was sent and left may still arrive while this waits: then it begins again.
+        A request whose client has disconnected may still arrive while this waits: then the wait begins again.
         """
         deadline = time.monotonic() + seconds
         while True:
@@ -105,12 +105,12 @@ class Serving:
     # -- clients ---------------------------------------------------------------------------------------------------
 
     def connect(self) -> socket.socket:
-        connection = socket.create_connection(("127.0.0.1", self.port), 60)  # ends a test that hangs
+        connection = socket.create_connection(("127.0.0.1", self.port), 60)  # seconds, to end a test that hangs
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return connection
 
     def ask(self, path: str, body: Any = None, method: str | None = None, **headers: str) -> Reply:
-        """One request on a connection of its own; `body` is JSON, or bytes as they are."""
+        """Sends one request on a new connection. `body` is encoded as JSON; bytes are sent unchanged."""
         connection = self.connect()
         with connection:
             connection.sendall(request_bytes(path, body, method, **headers))
@@ -123,14 +123,14 @@ class Serving:
         return self.ask("/v1/completions", {"prompt": prompt, "temperature": 0, **fields})
 
     def check_well(self) -> None:
-        """A plain request is answered with its exact text."""
+        """Checks that a plain request gives its exact text."""
         reply = self.chat(max_tokens=30)
         assert reply.status == 200, reply.body
         assert reply.json["choices"][0]["message"]["content"] == ANSWER
 
 
 class Reply:
-    """What came back."""
+    """Answer of the server."""
 
     def __init__(self, status: int, headers: dict[str, str], body: bytes) -> None:
         self.status = status
@@ -147,7 +147,7 @@ class Reply:
 
     @property
     def events(self) -> list[Any]:
-        """Data of server-sent events, in order; the last one, [DONE], as it is."""
+        """Data of the server-sent events, in order; the last one, [DONE], as a string."""
         lines = [line[6:] for line in self.body.decode().split("\n") if line.startswith("data: ")]
         return [line if line == "[DONE]" else json.loads(line) for line in lines]
 
@@ -164,7 +164,7 @@ def request_bytes(path: str, body: Any = None, method: str | None = None, **head
 
 
 def read_reply(connection: socket.socket) -> Reply:
-    """A whole answer, to the end of the connection."""
+    """Reads a whole answer, until the connection is closed."""
     data = b""
     while chunk := connection.recv(65536):
         data += chunk
@@ -177,7 +177,7 @@ def read_reply(connection: socket.socket) -> Reply:
 
 
 def _joined(body: bytes) -> bytes:
-    """The chunks of a chunked body."""
+    """Joins the chunks of a chunked body."""
     whole = b""
     while body:
         size, _, body = body.partition(b"\r\n")
@@ -189,7 +189,7 @@ def _joined(body: bytes) -> bytes:
 
 
 def text_of(events: list[Any], index: int = 0) -> str:
-    """The text of one choice of a stream, of chat or completions."""
+    """The text of one choice of a chat or completions stream."""
     text = ""
     for event in events:
         for choice in [] if event == "[DONE]" else event.get("choices", ()):

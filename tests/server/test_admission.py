@@ -1,4 +1,4 @@
-"""The queue by itself: order, bounds, and places that come back however their holder leaves."""
+"""The admission queue: order, bounds, and places that are returned for every way in which their holder can leave."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_turns_come_in_order_and_priority_is_a_head_start():
 
 
 def test_whoever_is_just_leaving_is_passed_over():
-    """A task that is cancelled hears of it in a later callback; until then it is still among those that wait."""
+    """A cancelled task gets its CancelledError in a later callback; until then it is still in the queue."""
 
     async def play():
         admission, _ = make(1)
@@ -96,7 +96,7 @@ def test_whoever_leaves_hands_its_turn_on():
         await settle()
         first.cancel()
         await asyncio.sleep(0)
-        second.cancel()  # its turn has come, or is about to
+        second.cancel()  # its turn has come, or comes next
         with suppress(asyncio.CancelledError):
             await first
         with suppress(asyncio.CancelledError):
@@ -148,7 +148,7 @@ def test_what_waits_has_a_bound_in_seconds():
             await hold(1)
         assert caught.value.headers["retry-after"] == "5" and rejected == {"wait": 1}
         with pytest.raises(ApiError), admission.request(None):
-            pass  # before any work is done for it
+            pass  # before any work starts for it
         assert rejected == {"wait": 2} and admission.num_requests == 0
         release.set()
         await asyncio.gather(*tasks)

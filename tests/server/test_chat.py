@@ -1,4 +1,4 @@
-"""`/v1/chat/completions` through the real SDK, beside the engine's own text."""
+"""`/v1/chat/completions` through the real SDK, compared with the engine's own text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_an_answer_is_that_of_generate(client, serving):
     choice = answer.choices[0]
     assert (choice.message.role, choice.message.content, choice.finish_reason) == ("assistant", ANSWER, "stop")
     tokens = serving.generator.tokenizer(ANSWER, add_special_tokens=False)["input_ids"]
-    assert answer.usage.completion_tokens == len(tokens) + 1  # the token that stopped it counts
+    assert answer.usage.completion_tokens == len(tokens) + 1  # the stop token counts
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
     assert answer.model == "tiny" and answer.id.startswith("chatcmpl-") and answer.system_fingerprint
 
@@ -139,7 +139,7 @@ def test_token_ids_are_those_of_the_text(serving):
     assert tokenizer.decode(reply.json["choices"][0]["token_ids"], skip_special_tokens=True) == ANSWER
     prompt = tokenizer.apply_chat_template(QUESTION, add_generation_prompt=True, tokenize=True, return_dict=False)
     assert reply.json["prompt_token_ids"] == prompt
-    for n in (1, 2):  # in a stream it stands where it does in a whole answer, on the first chunk of a choice
+    for n in (1, 2):  # in a stream it has the same place as in a whole answer, in the first chunk of a choice
         events = serving.chat(return_token_ids=True, stream=True, n=n, stream_options={"include_usage": True}).events[
             :-1
         ]

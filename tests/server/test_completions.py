@@ -38,7 +38,7 @@ def test_index_counts_choices_prompt_by_prompt(serving):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_echo_gives_the_prompt_and_its_logprobs(serving, stream):
-    """As lm-eval's `local-completions` asks, and reads."""
+    """The request that lm-eval's `local-completions` sends, and the fields that it reads."""
     tokens = ids(serving, PROMPT)
     reply = serving.ask(
         "/v1/completions",
@@ -49,7 +49,7 @@ def test_echo_gives_the_prompt_and_its_logprobs(serving, stream):
     values, tops = logprobs["token_logprobs"], logprobs["top_logprobs"]
     assert len(values) == len(tops) == len(logprobs["tokens"]) == len(tokens) + 1
     assert values[0] is None and tops[0] is None
-    expected = serving.generator.generate(tokens).output_token_ids  # one greedy run, for the first token after
+    expected = serving.generator.generate(tokens).output_token_ids  # a greedy run, for the first token after the prompt
     assert expected is not None
     assert "".join(logprobs["tokens"]) == "".join(part["text"] for part in parts)
     assert [offset for offset in logprobs["text_offset"]] == sorted(logprobs["text_offset"])

@@ -1,4 +1,4 @@
-"""Every kind of request through the real SDKs, and what the tokenizer answers."""
+"""Every kind of request through the real SDKs, and the tokenizer endpoints."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_many_clients_at_once_and_a_drain(serving):
             asked = asyncio.create_task(ask_many(own, [{"messages": LONG, "temperature": 0, "max_tokens": 60}] * 16))
             scheduler = own.generator.engine.scheduler
             while len(scheduler.running) + len(scheduler.waiting) < 16 and not asked.done():
-                await asyncio.sleep(0.005)  # those that the engine has are answered; others would be refused
+                await asyncio.sleep(0.005)  # requests in the engine are answered; later ones would be refused
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(own.service.drain(20), own.loop))
             late = await ask_many(own, [{"messages": QUESTION}])
             return await asked + late

@@ -1,4 +1,4 @@
-"""More than the engine takes at once: a bounded queue, honest waiting times, and failures that stay with their request."""
+"""More requests than the engine can run at once: a bounded queue, honest waiting times, failures of one request only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.server.serving import ANSWER, LONG, QUESTION, Serving, make_generator
 
 
 async def ask_many(serving: Serving, bodies: list[dict]) -> list[tuple[int, bytes]]:
-    """Status and answer of requests that all come at once."""
+    """Status and answer of requests that are sent all at once."""
 
     async def one(body: dict) -> tuple[int, bytes]:
         reader, writer = await asyncio.open_connection("127.0.0.1", serving.port)
@@ -83,7 +83,7 @@ def test_health_answers_beside_the_engine():
 
 @pytest.fixture
 def own():
-    """A server whose engine may be spoilt."""
+    """A server for one test, which may break its engine."""
     generator = make_generator(kv_cache_bytes="32MiB")
     serving = Serving(generator)
     yield serving
@@ -113,7 +113,7 @@ def test_an_engine_that_has_ended_is_unwell(own):
     own.__enter__()
     own.generator.engine.model.forward = spoilt
     statuses = [own.chat().status for _ in range(3)]
-    assert statuses[:2] == [500] * 2 and statuses[2] in (500, 503)  # the engine may have ended by the answer
+    assert statuses[:2] == [500] * 2 and statuses[2] in (500, 503)  # the engine may have ended before the answer
     deadline = time.monotonic() + 5
     while own.ask("/health").status != 503:
         assert time.monotonic() < deadline

@@ -1,4 +1,4 @@
-"""The page of `/metrics`, beside what was asked."""
+"""The page of `/metrics`, compared with the requests that were sent."""
 
 from __future__ import annotations
 

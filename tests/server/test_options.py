@@ -1,4 +1,4 @@
-"""What `pace serve` may be started with, and what the errors say."""
+"""Options of `pace serve`, and their error messages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def options(**more) -> ServeOptions:
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory):
-    """Two certificates of `localhost` with their keys, and an encrypted key: `{name: path}`."""
+    """Two certificates for `localhost` with their keys, and an encrypted key: `{name: path}`."""
     if shutil.which("openssl") is None:
         pytest.skip("there is no openssl command to make a certificate with")
     folder = tmp_path_factory.mktemp("certificates")

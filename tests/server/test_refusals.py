@@ -1,4 +1,4 @@
-"""What is refused, each time with 400 and the field's name, before anything is generated."""
+"""Refused requests: each gets status 400 and the field's name, before anything is generated."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_more_texts_than_anybody_needs(serving):
 
 
 def test_prompts_that_are_too_long_are_known_as_such(serving):
-    """By the words that LiteLLM, Claude Code and others look for, in every form."""
+    """The message has the words that LiteLLM, Claude Code and others look for, in every API."""
     most = serving.service.max_length
     for text in ("a " * 2000, "a" * 3_000_000):
         messages = [{"role": "user", "content": text}]
@@ -100,12 +100,14 @@ def test_prompts_that_are_too_long_are_known_as_such(serving):
                            ("/v1/responses", {"input": text}), ("/v1/messages", {"messages": messages, "max_tokens": 5}),
                            ("/tokenize", {"prompt": text}), ("/v1/messages/count_tokens", {"messages": messages})):  # fmt: skip
             reply = serving.ask(path, {"model": "tiny", **body})
-            if reply.status == 200:  # nobody generates: there is no limit but that of bytes
+            if reply.status == 200:  # nothing is generated, so the only limit is in bytes
                 assert len(text) < 10_000 and path in ("/tokenize", "/v1/messages/count_tokens")
                 continue
             message = reply.error["message"].lower()
             assert reply.status == 400 and f"this model's maximum context length is {most} tokens" in message
-            numbers = re.search(r"prompt is too long[^0-9]*(\d+)\s*tokens?\s*>\s*(\d+)", message)  # Claude Code's
+            numbers = re.search(
+                r"prompt is too long[^0-9]*(\d+)\s*tokens?\s*>\s*(\d+)", message
+            )  # Claude Code's pattern
             if len(text) < 10_000:
                 assert numbers and int(numbers[1]) > most > int(numbers[2])
             else:
@@ -158,7 +160,7 @@ def test_a_million_entries_are_not_looked_at_one_by_one(serving, path, body):
     parsing = time.perf_counter() - begun
     begun = time.perf_counter()
     assert serving.ask(path, body).status == 400
-    spent = time.perf_counter() - begun  # errors of all entries take 30 times as long as parsing
+    spent = time.perf_counter() - begun  # reporting errors for all entries would take 30 times as long as parsing
     assert spent < 1.0 + 8 * parsing, f"refused after {spent:.2f} s; parsing takes {parsing:.2f} s"
 
 

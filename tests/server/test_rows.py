@@ -1,4 +1,4 @@
-"""How the loop hears of rows: all of them, in order, and not for every token."""
+"""Notification of the event loop about changed rows: all rows, in order, but not once for every token."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_between_two_wakes_only_first_tokens_and_ends_are_told():
         await passes_of_the_loop(3)
         assert told == [first, first, second]
         second.token(None, 8, None)
-        await asyncio.sleep(0.05)  # the rest is over
+        await asyncio.sleep(0.05)  # the rest has finished
         assert told == [first, first, second, second]
 
     asyncio.run(play())

@@ -1,4 +1,4 @@
-"""`pace serve` up to the moment when it listens; tests/cli/test_command.py has what any command must do."""
+"""`pace serve` until it listens; tests/cli/test_command.py has the tests for all commands."""
 
 from __future__ import annotations
 

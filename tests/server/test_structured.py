@@ -1,4 +1,4 @@
-"""Structured output in every wire form: valid by construction, the same streamed or not."""
+"""Structured output in every API: valid by construction, and the same text with or without streaming."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_plain_text_is_no_constraint(serving):
 
 
 def test_a_constraint_may_be_named_twice(serving):
-    """guidance sends vLLM's old field and the new one."""
+    """guidance sends both vLLM's old field and its new one."""
     reply = serving.chat(guided_grammar=GBNF, structured_outputs={"grammar": GBNF}, max_tokens=20)
     assert reply.status == 200, reply.body
     assert re.fullmatch(r"- [a-z]{3}\.", reply.json["choices"][0]["message"]["content"])

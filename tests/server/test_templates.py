@@ -1,4 +1,4 @@
-"""Conversations over HTTP for models whose templates take them in other ways: all is in the prompt, or the answer is 400."""
+"""Conversations over HTTP for models with other templates: the prompt contains everything, or the answer is 400."""
 
 from __future__ import annotations
 

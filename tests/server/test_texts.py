@@ -1,4 +1,4 @@
-"""Texts over HTTP where a vocabulary of SentencePiece says them: blanks, and stop strings that name special tokens."""
+"""Texts over HTTP from a SentencePiece vocabulary: blanks, and stop strings that name special tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`pace batch` with the bundled model: the answers are the server's, and a second run has nothing to do."""
+"""`pace batch` with the bundled model: the answers equal the server's, and a second run has nothing to do."""
 
 from __future__ import annotations
 

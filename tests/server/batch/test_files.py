@@ -1,4 +1,4 @@
-"""Input and output of a batch: what is read, what is refused, and what is left of a run that was killed."""
+"""Input and output files of a batch: valid and refused lines, and the state after a run was killed."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ def test_a_run_that_is_killed_again_and_again_has_the_same_results(tmp_path):
             time.sleep(0.001)
         process.kill()
         process.join()
-        with path.open("ab") as file:  # as if it had been in the middle of a write
+        with path.open("ab") as file:  # as if the run was killed in the middle of a write
             file.write(b'{"id":"batch_req_12')
     assert process.exitcode == -signal.SIGKILL and 45 <= path.read_bytes().count(b"\n") < 61
     run_all(lines, path, slowly)

@@ -1,4 +1,4 @@
-"""Honest clients beside faulty ones, at random, for as long as wanted: no honest text may ever be wrong.
+"""Runs honest and faulty clients at random for a given time: no honest client may ever get a wrong text.
 
     python -m tests.server.faults.soak --seconds 3600 [--honest 64] [--seed 1]
 
@@ -172,7 +172,7 @@ FAULTS = (
 
 @contextmanager
 def logged_errors() -> Iterator[list[logging.LogRecord]]:
-    """What the server logs as a fault of its own."""
+    """Collects what the server logs as its own errors."""
     found: list[logging.LogRecord] = []
     handler = logging.Handler(logging.ERROR)
     handler.emit = found.append
@@ -187,12 +187,14 @@ def logged_errors() -> Iterator[list[logging.LogRecord]]:
 
 
 def soak(seconds: float, num_honest: int, num_faulty: int, seed: int) -> dict[str, Any]:
-    """What happened. Raises AssertionError for a wrong text, a logged fault, a leak, or a server that is not well
-    afterwards."""
+    """Runs the soak and returns its counts. Raises AssertionError for a wrong text, a logged error, a leak, or a server
+    that fails a plain request afterwards."""
     generator = make_generator(kv_cache_bytes="48MiB")
     with logged_errors() as errors, Serving(generator) as serving:
         play = Soak(serving, seed)
-        asyncio.run(play.run(min(3.0, seconds / 4), num_honest, num_faulty))  # what grows once has grown
+        asyncio.run(
+            play.run(min(3.0, seconds / 4), num_honest, num_faulty)
+        )  # warm-up: allocations that happen once are done
         serving.check_idle(10)
         before = resident_bytes()
         asyncio.run(play.run(seconds, num_honest, num_faulty))

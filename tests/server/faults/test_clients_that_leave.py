@@ -1,4 +1,4 @@
-"""Connections that close at any stage: what they held is free at once, and others get their exact text."""
+"""Connections that close at any stage: their resources are freed at once, and other clients get their exact text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ENDLESS = {"messages": LONG, "ignore_eos": True, "temperature": 0}
 
 
 def start(serving: Serving, **fields) -> socket.socket:
-    """A request that would go on for long."""
+    """Starts a request that would run for a long time."""
     connection = serving.connect()
     connection.sendall(request_bytes("/v1/chat/completions", ENDLESS | fields))
     return connection
@@ -29,7 +29,7 @@ def wait_until(condition, seconds=5.0):
 
 @pytest.fixture(scope="module")
 def slow():
-    """A server whose steps take 20 ms, so that requests are caught at work."""
+    """A server whose steps take 20 ms, so that connections close in the middle of a request."""
     generator = make_generator(kv_cache_bytes="32MiB")
     forward = generator.engine.model.forward
 
@@ -44,7 +44,7 @@ def slow():
 
 
 AT_ONCE = 1.0
-"""Seconds, of 50 steps: an answer that goes on takes 400 and more."""
+"""Seconds, the time of 50 steps: an answer that continues takes 400 steps and more."""
 
 
 @pytest.mark.alone

@@ -1,5 +1,5 @@
-"""Faults that belong to no other file's subject (faults.md lists them all). After each, a plain request has its exact
-text and nothing is left in use (`stays_well`)."""
+"""Faults that no other test file covers (faults.md lists all faults). After each, a plain request gives its exact text
+and nothing is in use (`stays_well`)."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_logprobs_of_the_longest_prompt(serving):
     done = []
     worker = threading.Thread(target=lambda: done.append(serving.complete([5, 6, 7] * (most // 3), echo=True, logprobs=20, max_tokens=1)))  # fmt: skip
     worker.start()
-    serving.check_well()  # takes turns with it
+    serving.check_well()  # runs in turns with it
     worker.join()
     logprobs = done[0].json["choices"][0]["logprobs"]
     assert len(logprobs["tokens"]) == most // 3 * 3 + 1
@@ -126,7 +126,7 @@ def test_megabytes_of_one_thing_hold_up_nobody(serving, text):
         slowest = max(slowest, time.perf_counter() - begun)
     worker.join()
     assert done[0].status == 400 and done[0].error["code"] == "context_length_exceeded"
-    assert slowest < 0.5, f"the slowest answer of /health took {slowest:.2f} s"  # the text alone takes longer
+    assert slowest < 0.5, f"the slowest answer of /health took {slowest:.2f} s"  # processing the text takes longer
 
 
 @pytest.mark.alone
@@ -140,7 +140,7 @@ def test_a_million_ids_hold_up_nobody(serving):
         assert serving.ask("/health").status == 200
         slowest = max(slowest, time.perf_counter() - begun)
     assert done[0].status == 400 and done[0].error["code"] == "context_length_exceeded"
-    assert slowest < 0.3, f"the slowest answer of /health took {slowest:.2f} s"  # the ids alone take longer
+    assert slowest < 0.3, f"the slowest answer of /health took {slowest:.2f} s"  # processing the ids takes longer
 
 
 def test_what_is_wrong_is_shown_in_a_few_words(serving):

@@ -1,4 +1,4 @@
-"""Hostile grammars: clear errors in bounded time, never an unconstrained answer, other requests undisturbed."""
+"""Hostile grammars: clear errors in bounded time, no unconstrained answers, other requests undisturbed."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pace.llm.decoding import grammars
 from tests.server.serving import QUESTION, Serving, make_generator
 from tests.server.test_structured import SCHEMA, is_city
 
-pytestmark = pytest.mark.alone  # refusals have a bound in seconds
+pytestmark = pytest.mark.alone  # refusals have a time limit
 
 
 def refused(serving: Serving, seconds: float = 1.0, **fields) -> str:
-    """The message of a request that must be refused in time, and that disturbs nobody."""
+    """Error message of a request that must be refused within `seconds`."""
     began = time.monotonic()
     reply = serving.chat(max_tokens=20, **fields)
     spent = time.monotonic() - began
@@ -40,7 +40,7 @@ def test_regular_expressions(serving, pattern):
     "pattern", ["(a+)+$", "a{1000000}", "(a|a)*b", "((a{1,1000}){1,1000}){1,1000}", "(.*){1,32000}[bc]"]
 )
 def test_regular_expressions_that_explode_elsewhere(serving, pattern):
-    """They are served, as no backtracking is done, or refused; in time either way."""
+    """They are served, without backtracking, or refused; both within the time limit."""
     began = time.monotonic()
     assert serving.chat(guided_regex=pattern, max_tokens=8).status in (200, 400, 500)
     spent = time.monotonic() - began
@@ -99,7 +99,7 @@ def test_grammars(serving, grammar):
 
 
 def test_a_grammar_that_gets_too_complex_fails_alone(serving, monkeypatch):
-    """Its stream ends with an error; a text beside it is what it is alone."""
+    """Its stream ends with an error, and a request at the same time gets its exact text."""
     monkeypatch.setitem(grammars._WORK, "step_lexer_fuel", 300)
     pattern = r"(.|\n)*a(.|\n){60}b(.|\n)*"
     others: list[bool] = []
@@ -115,7 +115,7 @@ def test_a_grammar_that_gets_too_complex_fails_alone(serving, monkeypatch):
 
 
 def test_a_grammar_that_no_token_fits(serving):
-    """What the grammar demands, the request itself bans."""
+    """The request bans every token that the grammar requires."""
     tokenizer = serving.generator.tokenizer
     bans = {str(token): -100 for token in range(len(tokenizer)) if "q" in tokenizer.decode([token])}
     reply = serving.chat(guided_choice=["qqq"], logit_bias=bans, max_tokens=8)
@@ -161,7 +161,7 @@ def test_what_is_kept_has_a_bound():
 
 
 def test_errors_show_nothing_of_others(serving):
-    """No state of the parser, no tokens, no grammar but the client's own."""
+    """Errors contain no parser state, no tokens, and no other client's grammar."""
     secret = 'root ::= "the secret of another client"'
     assert serving.chat(guided_grammar=secret, max_tokens=20).status == 200
     for fields in ({"guided_regex": "(?<=a)b"}, {"guided_grammar": "root ::= nobody"}, {"guided_json": {"not": {}}}):

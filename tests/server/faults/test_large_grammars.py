@@ -1,4 +1,4 @@
-"""Grammars that take long to compile hold nobody up, and are given up in time."""
+"""Grammars that take long to compile delay no other request, and their compilation is abandoned in time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pace.llm.decoding import grammars
 from pace.server.compiling import LARGE_BYTES
 from tests.server.serving import QUESTION, Serving, make_generator, request_bytes
 
-pytestmark = pytest.mark.alone  # waits have bounds in seconds
+pytestmark = pytest.mark.alone  # waits have time limits
 
 
 def large(number: int, count: int = 2000) -> dict:
@@ -21,12 +21,12 @@ def large(number: int, count: int = 2000) -> dict:
 
 
 class Gate:
-    """Holds up the compilation of large grammars until it opens."""
+    """Delays the compilation of large grammars until it is opened."""
 
     def __init__(self) -> None:
         self.opens = threading.Event()
         self.begun: list[int] = []
-        """Lengths of the grammars whose compilation has begun."""
+        """Lengths of the grammars for which compilation has begun."""
 
     def compile(self, grammar, table):
         if len(grammar.source) > LARGE_BYTES:
@@ -52,7 +52,7 @@ def generator():
 
 
 class Asking:
-    """A request that is under way in a thread."""
+    """A request that runs in a thread."""
 
     def __init__(self, serving: Serving, **fields) -> None:
         self._thread = threading.Thread(target=lambda: setattr(self, "reply", serving.chat(max_tokens=3, **fields)))

@@ -1,4 +1,4 @@
-"""Everything at once, for moments or for a minute. `python -m tests.server.faults.soak --seconds 3600` is the longer one."""
+"""The soak test, for a few seconds or a minute. `python -m tests.server.faults.soak --seconds 3600` runs longer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hostile tools, and calls that come in every way: cut off, in one step, byte by byte, with markers inside strings."""
+"""Hostile tools, and calls in every form: cut off, in one step, byte by byte, with markers inside strings."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_pattern_that_no_grammar_has_is_passed_over_unless_the_tool_is_strict(
     assert (
         refused.status == 400 and "'send'" in refused.error["message"] and "#/properties/to" in refused.error["message"]
     )
-    if path != "/v1/messages":  # Anthropic's errors have no field for it
+    if path != "/v1/messages":  # Anthropic's errors have no such field
         assert refused.error["param"] == "tools[1]"
     serving.check_well()
 
@@ -136,7 +136,7 @@ def read(turn, pieces: list[str]) -> tuple[str, list[dict]]:
 
 
 def test_calls_are_the_same_whatever_the_cuts(turn):
-    """In one piece, split at every character, and at each place once; two calls in one step."""
+    """Calls in one piece, split at every character, or split at one place; and two calls in one step."""
     text = written(INSIDE, {"text": "b"})
     expected = ("Well.\n", [INSIDE, {"text": "b"}])
     assert read(turn, [text]) == read(turn, list(text)) == expected
@@ -155,7 +155,7 @@ def test_a_call_begins_once_and_its_arguments_follow(turn):
 
 
 def test_the_end_of_a_call_inside_a_string_ends_nothing(serving, turn):
-    """The grammar takes it as a character of the string, and the parser does."""
+    """The grammar and the parser both treat the end marker as characters of the string."""
     assert format_named("hermes").call.endswith("</tool_call>")
     assert read(turn, [written(INSIDE)]) == ("Well.\n", [INSIDE])
     schema = {"type": "object", "properties": {"text": {"const": INSIDE["text"]}}, "required": ["text"]}

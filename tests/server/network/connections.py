@@ -1,4 +1,4 @@
-"""A server on a thread of the test's own, and clients that say byte by byte what they send."""
+"""A server on a thread of the test process, and clients that control every byte they send."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def serve_options(**more) -> ServeOptions:
 
 
 class ExampleApp:
-    """Paths that echo, wait, flood or break; `calls` has the paths asked for, `gone` those whose client went away."""
+    """Paths that echo, wait, flood or break. `calls` has the requested paths, `gone` those whose client disconnected."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -75,7 +75,7 @@ class ExampleApp:
 
 
 class EndsSoon(_Server):
-    """Looks a hundred times a second whether it is to end and then whether connections are gone, not ten times."""
+    """Checks 100 times a second, not 10 times, if it should end and then if its connections are closed."""
 
     async def main_loop(self) -> None:
         while not await self.on_tick(0):
@@ -97,7 +97,7 @@ class _ShortSleeps:
 
 
 class Running:
-    """A server at work: where it is, and what it has seen."""
+    """A running server: its address, and its record of requests."""
 
     def __init__(self, options: ServeOptions, app) -> None:
         self.options, self.app = options, app
@@ -118,7 +118,7 @@ class Running:
         return client
 
     def say(self, *pieces: bytes, pause: float = 0.0) -> bytes:
-        """Sends the pieces, and returns all that comes back until the server closes."""
+        """Sends the pieces, and returns all bytes received until the server closes the connection."""
         with self.connect() as client:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 for piece in pieces:
@@ -129,7 +129,7 @@ class Running:
 
 @contextlib.contextmanager
 def serving(app=None, send_buffer: int | None = None, **more):
-    """A `Running` server of `app`, with limits or fields of ServeOptions."""
+    """A `Running` server of `app`, with the given limits or fields of ServeOptions."""
     names = Limits.names()
     limits = Limits(**{name: value for name, value in more.items() if name in names})
     options = serve_options(limits=limits, **{name: value for name, value in more.items() if name not in names})
@@ -169,7 +169,7 @@ def read_all(client: socket.socket) -> bytes:
 
 
 def read_answer(client: socket.socket) -> bytes:
-    """One answer with a Content-Length, of a connection that stays open."""
+    """Reads one answer with a Content-Length from a connection that stays open."""
     received = b""
     while b"\r\n\r\n" not in received:
         received += client.recv(1 << 16)

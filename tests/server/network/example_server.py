@@ -1,5 +1,5 @@
-"""`python -m tests.server.network.example_server '{"port": 0}' '{"load_seconds": 1}'`: the shell around a service that loads
-nothing, in a process of its own, for tests of its life."""
+"""`python -m tests.server.network.example_server '{"port": 0}' '{"load_seconds": 1}'`: a server whose service loads no
+model, run in a separate process to test start-up and shutdown."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pace.server.options import ServeOptions
 
 
 class ExampleService:
-    """Loads for a time, then answers at /work for a time."""
+    """Takes a given time to load, and a given time to answer at /work."""
 
     def __init__(self, load_seconds: float = 0, fails: bool = False, work_seconds: float = 0, hangs: bool = False):
         self.status = "loading"

@@ -1,4 +1,4 @@
-"""`--access-log`: one line for each request, whatever becomes of it, and no text of anybody's."""
+"""`--access-log`: one line for each request, even if it fails, without prompts or answers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def logged():
 
 @pytest.fixture
 def lines(capsys) -> Callable[[], list[dict[str, str]]]:
-    """What was logged since the last call, once there is something."""
+    """Returns the lines logged since the last call, after waiting for at least one."""
 
     def read() -> list[dict[str, str]]:
         text, deadline = "", time.monotonic() + 5

@@ -1,4 +1,4 @@
-"""What probes look at: whether the process lives, whether a model answers, whether new requests are taken."""
+"""Health probes: the process is alive, a model answers, new requests are accepted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PROBES = ("/live", "/health", "/ready")
 
 
 def statuses(serving: Serving) -> list[int]:
-    for path in PROBES:  # HEAD says what GET says, without a body
+    for path in PROBES:  # HEAD is GET without a body
         head = serving.ask(path, method="HEAD")
         assert (head.status, head.body) == (serving.ask(path).status, b"")
     return [serving.ask(path).status for path in PROBES]
@@ -20,7 +20,7 @@ def statuses(serving: Serving) -> list[int]:
 
 @pytest.fixture
 def own():
-    with Serving(keys=("key",)) as serving:  # probes need none
+    with Serving(keys=("key",)) as serving:  # probes need no key
         yield serving
         serving.service.status = "ready"
 

@@ -1,4 +1,4 @@
-"""A connection's bounds, by sockets that overstep them."""
+"""Limits of a connection, tested by sockets that exceed them."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_slow_clients_hold_up_nobody():
         for _ in range(20):
             assert_still_serves(running)
         spent = time.monotonic() - start
-        assert spent < 2, f"20 answers took {spent:.2f} s"  # where each waits for the slow ones, the first takes 2 s
+        assert spent < 2, f"20 answers took {spent:.2f} s"  # if each waited for the slow ones, the first would take 2 s
         for client in slow:
             client.close()
         wait_until(lambda: not running.connections)
@@ -168,7 +168,7 @@ def test_a_slow_reader_is_not_given_up():
 
 @pytest.mark.alone
 def test_an_answer_that_nobody_reads_is_given_up():
-    """Less than a full buffer of it waits: the application is done."""
+    """Less than a full buffer is left to send, so the application has finished."""
     with serving(send_buffer=4096, write_seconds=0.3) as running, running.connect(receive_buffer=4096) as client:
         client.sendall(b"GET /large HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         wait_until(lambda: running.app.calls == ["/large"])

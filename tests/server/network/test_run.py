@@ -1,4 +1,4 @@
-"""The life of the server, in a process of its own: the port, the load, signals, TLS, a unix socket."""
+"""The life of a server in a separate process: the port, loading, signals, TLS, a unix socket."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[3]
 
 
 class Process:
-    """An example server: `lines` has what it has said on stderr."""
+    """An example server: `lines` has what it printed on stderr."""
 
     def __init__(self, options: dict | None = None, **service) -> None:
         command = [sys.executable, "-m", "tests.server.network.example_server"]

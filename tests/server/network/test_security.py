@@ -1,4 +1,4 @@
-"""The gate in front of the application: who gets through, with what, and what the others are told."""
+"""The security checks in front of the application: which requests pass, and the errors that the others get."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PAGE = ("origin", "https://chat.example")
 
 
 class Asked:
-    """What came of a request: its status, headers and JSON, and what the application got (None: nothing)."""
+    """Result of a request: its status, headers and JSON, and what the application received (None: nothing)."""
 
     def __init__(self, gate: Gate, method: str, path: str, *headers: tuple[str, str]) -> None:
         self.seen = None
@@ -158,12 +158,12 @@ def test_this_machine_may_be_named(host):
     ids=str,
 )
 def test_another_name_is_refused_where_no_key_is_needed(hosts):
-    """A page of evil.example, whose name now points at this machine."""
+    """DNS rebinding: a page of evil.example, whose name now resolves to this machine."""
     for method, path in (("POST", "/v1/chat/completions"), ("GET", "/health"), ("GET", "/"), ("OPTIONS", "/")):
         asked = Asked(gate(), method, path, *(("host", host) for host in hosts))
         assert asked.status == 403 and asked.seen is None and asked.json["error"]["type"] == "permission_error"
     message = asked.json["error"]["message"]
-    assert "may add it to the allowed hosts" in message and "pace serve" not in message  # which also Ray may be
+    assert "may add it to the allowed hosts" in message and "pace serve" not in message  # the server may also be Ray's
 
 
 def test_further_names_may_be_allowed():

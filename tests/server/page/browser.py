@@ -1,4 +1,4 @@
-"""A headless Chromium and one page in it, driven over the DevTools protocol through a pipe: JSON between zero bytes."""
+"""A headless Chromium with one page, driven over the DevTools protocol through a pipe: JSON between zero bytes."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ FLAGS = (
 ).split()
 
 KEYS = {"Enter": (13, "\r"), "Escape": (27, ""), "Tab": (9, ""), " ": (32, " ")}
-"""Their codes, and the text that they type."""
+"""Key -> its code, and the text that it types."""
 
 MODIFIERS = {"Alt": 1, "Control": 2, "Meta": 4, "Shift": 8}
 
 
 @contextlib.contextmanager
 def chromium(profile: Path) -> Iterator[Browser]:
-    """A browser with an empty profile, ended on the way out. Skips the test where none is installed."""
+    """A browser with an empty profile, ended on exit. Skips the test if no browser is installed."""
     program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if program is None:
         pytest.skip("no Chromium here: apt-get install chromium")
-    # The browser reads commands from descriptor 3 and answers on 4. Ours lie above, so that neither is in the way.
+    # The browser reads commands from descriptor 3 and answers on 4. Our descriptors are higher, to leave both free.
     commands_out, commands = os.pipe()
     replies, replies_in = os.pipe()
     theirs = [fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in (commands_out, replies_in)]
@@ -52,7 +52,7 @@ def chromium(profile: Path) -> Iterator[Browser]:
     try:
         yield Browser(commands, replies)
     finally:
-        os.close(commands)  # the browser ends when nobody commands it
+        os.close(commands)  # the browser ends when its command pipe is closed
         os.close(replies)
         try:
             process.wait(10)
@@ -62,13 +62,13 @@ def chromium(profile: Path) -> Iterator[Browser]:
 
 
 class Browser:
-    """One page. `dialogs` has what alert() and its like said, `errors` the exceptions that nobody caught."""
+    """One page. `dialogs` has the messages of alert() and similar dialogs, `errors` the uncaught exceptions."""
 
     def __init__(self, commands: int, replies: int) -> None:
         self.dialogs: list[str] = []
         self.errors: list[str] = []
         self.violations: list[str] = []
-        """What the page's policy blocked."""
+        """What the page's content security policy blocked."""
         self._commands, self._replies = commands, replies
         self._received = b""
         self._session: str | None = None
@@ -80,14 +80,14 @@ class Browser:
             self.call(f"{domain}.enable")
 
     def forget(self) -> None:
-        """An ordinary window, no preferences, and nothing noted. What pages stored stays with their origins."""
+        """Resets the window size, the preferences and the records. What pages stored stays with their origins."""
         self.resize(1100, 800)
         self.prefer()
         for notes in (self.dialogs, self.errors, self.violations):
             notes.clear()
 
     def call(self, method: str, timeout: float = 20.0, **params: Any) -> dict[str, Any]:
-        """Sends a command and returns its result; what happens meanwhile is noted."""
+        """Sends a command and returns its result. Events that arrive meanwhile are recorded."""
         message_id = self._send(method, params)
         deadline = time.monotonic() + timeout
         while (message := self._receive(deadline)).get("id") != message_id:
@@ -97,7 +97,7 @@ class Browser:
         return message["result"]
 
     def evaluate(self, expression: str) -> Any:
-        """The value of a JavaScript expression in the page; of a promise, what it resolves to."""
+        """The value of a JavaScript expression in the page. A promise is awaited."""
         answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in answer:
             raise RuntimeError(_described(answer["exceptionDetails"]))
@@ -118,7 +118,7 @@ class Browser:
         self.wait("!window.isOld && document.readyState == 'complete'")
 
     def press(self, key: str, *modifiers: str) -> None:
-        """One of KEYS, as from the keyboard."""
+        """Presses one of KEYS."""
         code, text = KEYS[key]
         common = {
             "key": key,
@@ -131,7 +131,7 @@ class Browser:
         self.call("Input.dispatchKeyEvent", **common, type="keyUp")
 
     def type(self, text: str) -> None:
-        """Text into whatever has the focus."""
+        """Types text into the element that has the focus."""
         self.call("Input.insertText", text=text)
 
     def resize(self, width: int, height: int, is_phone: bool = False) -> None:
@@ -141,12 +141,12 @@ class Browser:
         self.call("Emulation.setTouchEmulationEnabled", enabled=is_phone)
 
     def prefer(self, **features: str) -> None:
-        """Media features, `_` for `-`: prefers_color_scheme="dark"."""
+        """Sets media features, with `_` for `-`: prefers_color_scheme="dark"."""
         media = [{"name": name.replace("_", "-"), "value": value} for name, value in features.items()]
         self.call("Emulation.setEmulatedMedia", features=media)
 
     def screenshot(self) -> bytes:
-        """What the window shows, as PNG."""
+        """The window's content as PNG."""
         return base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"])
 
     def _send(self, method: str, params: dict[str, Any]) -> int:

@@ -1,4 +1,4 @@
-"""A server that gives the chat page answers from a script, and keeps what it was asked."""
+"""A server that gives the chat page scripted answers and records its requests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MODEL = {"id": "scripted", "object": "model", "max_model_len": 1024}
 
 @dataclass
 class Answer:
-    """One answer of the chat endpoint. A list of pieces is streamed; an error has a status and its object."""
+    """One answer of the chat endpoint. A list of pieces is streamed; an error is a status and its object."""
 
     pieces: list[str] = field(default_factory=list)
     status: int = 200
@@ -27,9 +27,9 @@ class Answer:
     pause: float = 0.0
     """Seconds before each piece."""
     call: tuple[str, str] | None = None
-    """The name and the arguments of a call, which comes after the pieces in pieces of three characters."""
+    """The name and the arguments of a tool call. It follows the text, in pieces of three characters."""
     finish: str | None = "stop"
-    """None closes the connection without one."""
+    """Finish reason; None closes the connection without one."""
 
 
 class ScriptedServer(ThreadingHTTPServer):
@@ -38,7 +38,7 @@ class ScriptedServer(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.answers: deque[Answer] = deque()
-        """What comes next; "Hello." where nothing is said."""
+        """The next answers; "Hello." if there is none."""
         self.requests: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
         """The Authorization header of each request for an answer."""
@@ -50,7 +50,7 @@ class ScriptedServer(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}/"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Clients may go away at any time."""
+        """Ignores errors: clients may disconnect at any time."""
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -113,7 +113,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *args: Any) -> None:
-        """Silent."""
+        """Logs nothing."""
 
 
 def _call(name: str, arguments: str) -> Iterator[dict[str, Any]]:

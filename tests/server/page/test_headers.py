@@ -1,4 +1,4 @@
-"""The page as a file: what its headers allow, and what it must not hold."""
+"""The page as a file: what its headers allow, and what it must not contain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The chat page in a real browser, against a server that answers from a script."""
+"""The chat page in a real browser, against a server with scripted answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from tests.server.page.browser import Browser, chromium
 from tests.server.page.scripted_server import Answer, ScriptedServer, scripted_server
 
-pytestmark = pytest.mark.thorough  # test_real.py asks and reads an answer in every run
+pytestmark = pytest.mark.thorough  # test_real.py covers one question and its answer in every run
 
 MARKDOWN = """A **bold** and an *oblique* word, `code`, and a line
 that goes on.
@@ -35,7 +35,7 @@ See [the guide](https://example.com/a_b?c=d) or http://example.org/x, not [this]
 
 @pytest.fixture
 def server() -> Iterator[ScriptedServer]:
-    """A port of its own, and with that an origin where nothing is stored yet."""
+    """A server on a new port, and so with an origin for which nothing is stored yet."""
     with scripted_server() as server:
         yield server
 
@@ -48,7 +48,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture
 def chat(browser: Browser, server: ScriptedServer) -> Iterator[Chat]:
-    """The page as a new visitor sees it. Afterwards nothing may have gone wrong in it."""
+    """The page as a new visitor sees it. Checks afterwards that no error occurred in it."""
     browser.forget()
     chat = Chat(browser, server)
     chat.load()
@@ -57,7 +57,7 @@ def chat(browser: Browser, server: ScriptedServer) -> Iterator[Chat]:
 
 
 class Chat:
-    """The page by what can be seen and clicked."""
+    """The page through its visible text and its buttons."""
 
     def __init__(self, browser: Browser, server: ScriptedServer) -> None:
         self.browser, self.server = browser, server
@@ -67,7 +67,7 @@ class Chat:
         self.browser.wait("document.querySelector('#model').value == 'scripted'")
 
     def begin(self, text: str, *answers: Answer) -> None:
-        """Asks, and does not wait."""
+        """Sends a question without waiting for the answer."""
         self.server.answers.extend(answers)
         self.browser.evaluate("document.querySelector('#question').focus()")
         self.browser.type(text)
@@ -78,7 +78,7 @@ class Chat:
         return self.answer()
 
     def answer(self) -> str:
-        """The text of the last answer, once it has ended."""
+        """The text of the last answer, after waiting for its end."""
         self.browser.wait("document.querySelector('.answer:last-child footer:not([hidden])') != null")
         return self.text(".answer:last-child .body")
 
@@ -96,7 +96,7 @@ class Chat:
         self.browser.type(text)
 
     def said(self, number: int = -1) -> list[tuple[str, str]]:
-        """The messages of a request, as the server got them."""
+        """The messages of a request, as the server received them."""
         return [(message["role"], message["content"]) for message in self.server.requests[number]["messages"]]
 
 
@@ -318,7 +318,7 @@ def test_hostile_text_is_only_text(chat: Chat):
     ],
 )
 def test_a_megabyte_leaves_the_page_usable(chat: Chat, unit: str, num_pieces: int):
-    """One line of it, or as many elements as can be had; in pieces of 4 KB, as a stream has them."""
+    """Texts of one long line, or with a maximum of elements, streamed in pieces of 4 KB."""
     piece = unit * (4096 // len(unit))
     chat.ask("Go", Answer([piece] * num_pieces))
     text = chat.browser.evaluate("document.querySelector('.answer .body').textContent")

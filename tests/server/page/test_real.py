@@ -1,4 +1,4 @@
-"""The page of a real server: an answer of the bundled model comes as it is made."""
+"""The page of a real server: an answer of the bundled model is streamed."""
 
 from __future__ import annotations
 

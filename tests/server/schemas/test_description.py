@@ -1,4 +1,4 @@
-"""`/openapi.json`: what it refers to is there, and what it says of errors is what they are."""
+"""`/openapi.json`: its references resolve, and it describes errors correctly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request of Anthropic's Messages becomes, and what is refused by name."""
+"""Requests of Anthropic's Messages API: what they become, and the fields refused by name."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def job_of(body: Any, defaults: SamplingConfig | None = None, limits: Limits | N
 
 
 def prompt_of(**body: Any) -> ChatPrompt:
-    """Of a request to count tokens, and of one for an answer: they are the same."""
+    """The prompt of a request for an answer, after a check that a request to count tokens has the same prompt."""
     request, unknown = parse(CountTokensRequest, body, MESSAGES_REFUSED, MESSAGES_INERT)
     prompt = request.to_prompt(Limits())
     assert unknown == [] and prompt == job_of({"max_tokens": 5, **body}).prompt

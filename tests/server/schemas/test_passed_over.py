@@ -1,4 +1,4 @@
-"""What Claude Code and Codex send for services that pace does not have: passed over, and named in the log once."""
+"""What Claude Code and Codex send for services that pace does not have is ignored, and named in the log once."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_tools_of_codex(tool):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_tools_that_are_passed_over_are_shown_as_they_came(stream):
-    """In the answer, as OpenAI does: none becomes a function, which clients would read as one without a name."""
+    """The answer repeats them, as OpenAI's does. None becomes a function: clients would read one without a name."""
     tools = [
         {"type": "web_search", "external_web_access": False},
         {"type": "function", "name": "exec", "parameters": {"type": "object", "properties": {}}},
@@ -129,7 +129,7 @@ def test_tools_that_are_passed_over_are_shown_as_they_came(stream):
 
 def test_tools_of_claude_code():
     own = {"name": "Bash", "input_schema": FUNCTION, "defer_loading": True}
-    custom = {"type": "custom", "name": "Read", "input_schema": FUNCTION}  # Anthropic's word for a client's own
+    custom = {"type": "custom", "name": "Read", "input_schema": FUNCTION}  # Anthropic's name for a client's own tool
     search = {"type": "web_search_20250305", "name": "web_search", "max_uses": 8}
     find = {"type": "tool_search_tool_regex_20251119", "name": "tool_search_tool_regex"}
     prompt = of_messages(tools=[search, own, find, custom])
@@ -274,7 +274,7 @@ def test_the_changing_line_leaves_the_prefix_cache_alone():
 
 @pytest.mark.parametrize("place", [1, 2])
 def test_a_template_without_later_system_turns_has_them_in_the_users(place, monkeypatch):
-    """Claude Code sends a turn of the system's after the first of the user's. Some templates refuse that."""
+    """Claude Code sends a system turn after the first user turn. Some templates refuse that."""
     refuses = (
         "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('no') }}{% endif %}"
         "<{{ m.role }}>{{ m.content }}{% endfor %}"

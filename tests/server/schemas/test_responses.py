@@ -1,4 +1,4 @@
-"""What a request of OpenAI's Responses becomes, and what is refused by name."""
+"""Requests of OpenAI's Responses API: what they become, and the fields refused by name."""
 
 from __future__ import annotations
 

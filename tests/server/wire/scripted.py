@@ -1,4 +1,4 @@
-"""Answers by script, and a server that gives real clients what a form makes of them."""
+"""Scripted answers, and a server that sends them to real clients in a wire form."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from pace.server.wire.form import WireForm, dumps
 
 PROMPT, CACHED = 11, 4
 SLICE = 5
-"""Bytes that the server writes at a time: events, lines and characters are cut."""
+"""Bytes per write of the server, so few that events, lines and characters are cut."""
 
 Answer = Callable[[str, dict[str, Any]], tuple[int, bytes]]
-"""(path, body) -> status and the bytes of the answer: events where they are no JSON object."""
+"""(path, body) -> status and the bytes of the answer: a JSON object, or else events."""
 
 
 def cut(text: str, places: list[int], finish: Finish) -> list[Piece]:
-    """The text in pieces, of which the last one has the finish, and maybe nothing else."""
+    """Cuts the text into pieces. The last piece has the finish, and possibly no text."""
     edges = [0, *sorted(place % (len(text) + 1) for place in places), len(text)]
     pieces = [Piece(0, text[start:end]) for start, end in zip(edges, edges[1:])]
     pieces[-1].finish = finish
@@ -39,7 +39,7 @@ def usage(num_pieces: int) -> Usage:
 
 
 def stream(form: WireForm, pieces: list[Piece], error: ApiError | None = None) -> bytes:
-    """All bytes of a stream, with the error at its end where there is one."""
+    """All bytes of a stream, with the error at its end if there is one."""
     data = form.begin(Usage(PROMPT, 0, 0))
     for count, piece in enumerate(pieces, 1):
         data += form.piece(piece, usage(count))
@@ -51,7 +51,7 @@ def answer(form: WireForm, pieces: list[Piece], is_stream: bool, error: ApiError
 
 
 def events(data: bytes) -> list[tuple[str, dict[str, Any]]]:
-    """The name and the object of each event. Lines end wherever Python's `splitlines` says."""
+    """The name and the object of each event. Lines are split by Python's `splitlines`."""
     found = []
     for event in data.decode().split("\n\n")[:-1]:
         name, value = event.splitlines()
@@ -63,7 +63,7 @@ def events(data: bytes) -> list[tuple[str, dict[str, Any]]]:
 
 @contextmanager
 def serving(answer: Answer) -> Iterator[str]:
-    """The address of a server on loopback. An ApiError of `answer` becomes its status, in OpenAI's form."""
+    """Runs a server on loopback and gives its address. An ApiError raised by `answer` is sent in OpenAI's form."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:

@@ -1,4 +1,4 @@
-"""JSON and events as they go over the wire."""
+"""JSON and events as they are sent over the wire."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`suffix` of `/v1/completions`: a gap is filled, by models that were trained to."""
+"""`suffix` of `/v1/completions`: models trained for infilling fill a gap."""
 
 from __future__ import annotations
 

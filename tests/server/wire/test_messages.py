@@ -1,4 +1,4 @@
-"""What Anthropic's own client makes of our messages, streamed and whole."""
+"""Our messages as Anthropic's own client reads them, streamed and whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`GET /props`: the settings of a request that has none."""
+"""`GET /props`: the default settings of a request."""
 
 from __future__ import annotations
 

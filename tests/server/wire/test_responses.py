@@ -1,4 +1,4 @@
-"""What OpenAI's own client makes of our responses, streamed and whole."""
+"""Our responses as OpenAI's own client reads them, streamed and whole."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ TYPES = {
 
 
 def form_of(body: dict[str, Any]) -> tuple[ResponsesForm, bool]:
-    """As the route makes it; and whether it streams."""
+    """The wire form that the route makes for a request, and True if the request streams."""
     request, unknown = parse(ResponsesRequest, body, RESPONSES_REFUSED, RESPONSES_INERT)
     assert not unknown, "the client sends what the schema does not know"
     job = request.to_job(Limits(), SamplingConfig())
@@ -175,7 +175,7 @@ def test_a_stream_is_the_whole_in_pieces(text: str, places: list[int], finish: F
     done = by_name["response.output_item.done"]["item"]
     assert by_name["response.output_text.done"]["text"] == text
     assert by_name["response.content_part.done"]["part"] == done["content"][0]
-    assert "usage" not in by_name["response.created"]["response"]  # none is known, and null is none in their schema
+    assert "usage" not in by_name["response.created"]["response"]  # not known yet, and their schema does not allow null
     end = received[-1][1]["response"]
     single = form_of({"input": "hi"})[0].whole([whole(pieces)], usage(len(pieces)))
     for response in (end, single):

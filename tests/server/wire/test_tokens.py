@@ -1,4 +1,4 @@
-"""Answers about tokens, with the bundled tokenizer: those that vLLM's and llama.cpp's clients expect."""
+"""Token endpoints with the bundled tokenizer: the answers that vLLM's and llama.cpp's clients expect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tools and thoughts as the clients of OpenAI and Anthropic see them: streamed and whole, on the bundled model."""
+"""Tools and reasoning as OpenAI's and Anthropic's clients read them: streamed and whole, on the bundled model."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def claude(serving) -> Any:
 
 
 def chat(client: Any, stream: bool, **fields: Any) -> tuple[Any, list[tuple[str, dict[str, Any]]]]:
-    """A choice, and its calls."""
+    """Returns a choice and its calls."""
     body = {"model": "tiny", "messages": ASKED, "tools": NESTED, "temperature": 0, "max_tokens": 60} | fields
     if stream:
         with client.chat.completions.stream(**body) as received:
@@ -55,7 +55,7 @@ def chat(client: Any, stream: bool, **fields: Any) -> tuple[Any, list[tuple[str,
 
 
 def respond(client: Any, stream: bool, **fields: Any) -> tuple[Any, list[tuple[str, dict[str, Any]]]]:
-    """A response, and its calls."""
+    """Returns a response and its calls."""
     body = {"model": "tiny", "input": ASKED, "tools": FLAT, "temperature": 0, "max_output_tokens": 60} | fields
     if stream:
         with client.responses.stream(**body) as received:
@@ -67,9 +67,9 @@ def respond(client: Any, stream: bool, **fields: Any) -> tuple[Any, list[tuple[s
 
 
 def write(client: Any, stream: bool, **fields: Any) -> tuple[Any, list[tuple[str, dict[str, Any]]]]:
-    """A message, and its calls."""
+    """Returns a message and its calls."""
     body = {"model": "tiny", "messages": ASKED, "tools": THEIRS, "max_tokens": 60} | fields
-    body["extra_body"] = {"temperature": 0}  # no argument of the client's newer versions
+    body["extra_body"] = {"temperature": 0}  # not an argument in newer versions of the client
     if stream:
         with client.messages.stream(**body) as received:
             message = received.get_final_message()
@@ -154,7 +154,7 @@ def test_messages_call(claude, stream, choice):
 
 
 def test_a_conversation_goes_on_with_what_tools_returned(serving, client, claude):
-    """The same prompt, whatever form it came in."""
+    """The prompt is the same in every API."""
     answer, _ = chat(client, False)
     call = answer.message.tool_calls[0]
     result = "It is sunny in Rome, 21 degrees."
@@ -186,7 +186,7 @@ def test_tools_are_counted(claude, client):
     assert ours > client.responses.input_tokens.count(model="tiny", input=ASKED).input_tokens == plain
 
 
-# -- forms, by script: what the bundled model does not say ---------------------------------------------------------------
+# -- forms, scripted: what the bundled model does not generate ------------------------------------------------------------
 
 TURN: list[Event] = [
     Thought("Rome, "), Thought("then."), Text("Let me "), Text("see."),
@@ -197,7 +197,7 @@ CALLED = Finish("tool_calls")
 
 
 def pieces_of(turn: list[Event], finish: Finish) -> list[Piece]:
-    """Each event in a piece of its own."""
+    """Puts each event in a separate piece."""
     pieces = [Piece(0, event.text if isinstance(event, Text) else "", events=[event]) for event in turn]
     return [*pieces, Piece(0, "", finish=finish)]
 
