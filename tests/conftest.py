@@ -1,7 +1,8 @@
 """pytest settings for all tests, with one torch thread in every process.
 
-The tensors are tiny, so a second thread costs more than it gains. If two processes share two cores it costs several
-times as much, because torch's threads spin while they wait: a calibration took 79 s of processor time, 11 s with one."""
+The tensors are tiny, so a second thread costs more than it gains. If two processes share two cores, it costs several
+times as much, because torch's threads spin while they wait. A calibration took 79 s of processor time, and 11 s with
+one thread."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def encode(model, entry: dict) -> list[int]:
 
 
 def is_right(entry: dict, text: str, reason: str) -> bool:
-    """True if the text satisfies the entry's rule: equal text that then stops, a given beginning, or contained words."""
+    """True if the text satisfies the entry's rule: an equal text that stops, a given beginning, or contained words."""
     if entry["match"] == "exact":
         return text == entry["expected"] and reason == "stop"
     if entry["match"] == "prefix":

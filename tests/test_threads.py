@@ -142,7 +142,7 @@ print(min(seconds_of_steps(16) / seconds_of_steps(1) for _ in range(3)))
 
 
 def masks() -> dict[str, list[list[int]]]:
-    """CPUs that the operating system allows for each thread of this process: the pool's workers, and the other threads."""
+    """CPU masks of all threads of this process, from the operating system: the pool's workers, and the others."""
     found: dict[str, list[list[int]]] = {"pace": [], "others": []}
     for task in Path("/proc/self/task").iterdir():
         try:
@@ -176,7 +176,7 @@ def test_pinned_workers_have_a_cpu_each_and_nobody_else_has():
 
 @pytest.mark.skipif(len(CPUS) < 2, reason="one CPU")
 def test_threads_that_others_start_later_are_not_pinned():
-    """torch starts its threads from the thread that called the kernels, and child processes inherit that thread's mask."""
+    """torch starts its threads from the thread that called the kernels, and child processes inherit its mask."""
     program = "\n".join(
         [
             "import json, os, subprocess, sys, torch",

@@ -1,4 +1,4 @@
-"""What the tests of calibration share."""
+"""Fixtures of the calibration tests."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pace.calibrate import migration, quantize
 
 @pytest.fixture
 def one_strength(monkeypatch):
-    """One strength of a migration is tried, where it does not matter how good the best is."""
+    """Tries only one strength of a migration, for tests that do not measure its quality."""
     monkeypatch.setattr(migration, "STRENGTHS", (0.3,))
 
 
 @pytest.fixture
 def token_ids(monkeypatch):
-    """Texts are given as tokens: tiny checkpoints have no tokenizer."""
+    """Takes texts as token ids: tiny checkpoints have no tokenizer."""
     monkeypatch.setattr(quantize, "load_tokenizer", lambda *arguments: None)

@@ -1,4 +1,4 @@
-"""What the tests calibrate on."""
+"""Calibration data of the tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ quantize_checkpoint = functools.partial(quantize.quantize_checkpoint, progress=F
 
 @functools.cache
 def texts(first: int, count: int) -> tuple[str, ...]:
-    """Texts of the held-out file. Those that calibrate are not those that judge."""
+    """Texts of the held-out file. Use different texts to calibrate and to evaluate."""
     return tuple(read_texts(HELDOUT)[first : first + count])
 
 

@@ -1,4 +1,4 @@
-"""The places of a decoder layer where scales migrate, by family and variant."""
+"""Number of places in a decoder layer where scales migrate, by family and variant."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from pace.llm.layers import MixtureOfExperts
 from tests.llm.models.families.latent_variants import LATENT_BASE
 
 PLACES = 4
-"""In a layer of most families: two norms, values, and what an up-projection makes."""
+"""Places in a layer of most families: two norms, the values, and the output of the up-projection."""
 
 FEWER_OF_FAMILY = dict.fromkeys(LATENT_BASE, 3)
 FEWER_OF_FAMILY |= {"gptj": 2, "phi": 2, "starcoder2": 3, "gpt_neox": 3, "gpt2": 3}
 FEWER_OF_FAMILY |= {"olmo2": 2, "olmo3": 2, "cohere": 3, "cohere2": 3}
-"""GELU lets no scale through, parallel layers have one norm, OLMo's none. What latents become is left as it is."""
+"""Scales do not pass through GELU. Parallel layers have one norm, OLMo's layers none. The projections of latents are
+left unchanged."""
 
 OF_VARIANT = {
     "opt-350m": 2,
@@ -22,11 +23,11 @@ OF_VARIANT = {
     "stablelm-2-12b": 3,
     "gpt2-act": 4,
 }
-"""Norms without weights, or whose output is the residual stream, too."""
+"""Variants whose norms have no weights, or whose norm output is also the residual stream, among others."""
 
 
 def num_places(name: str, layer) -> int:
-    """In one layer of a variant; of a mixture, one in each expert, but not past an up that is clamped."""
+    """Number of places in one layer of a variant. A mixture has one per expert, unless the up-projection is clamped."""
     count = OF_VARIANT.get(name, FEWER_OF_FAMILY.get(name.split("-")[0], PLACES))
     if not isinstance(layer.mlp, MixtureOfExperts):
         return count

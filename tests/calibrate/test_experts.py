@@ -1,4 +1,4 @@
-"""Experts are rounded by the rows that chose them, and written so that other tools find them."""
+"""Experts are rounded with the rows that chose them, and written under the names that other tools use."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TOKENS, FEW_TOKENS = tokens(24, 40), tokens(12, 24)
 
 @pytest.fixture
 def rounded(monkeypatch):
-    """By part: the weight before rounding and after, and what it was rounded by."""
+    """Part -> the weight before and after rounding, and the statistics that were used to round it."""
     found = {}
 
     def quantize_part(self, product, part, rows, inputs, original=Job.quantize_part):
@@ -95,7 +95,7 @@ def test_the_error_on_the_text_is_less_than_that_of_rounding_to_the_nearest(mode
 
 
 def test_down_is_rounded_by_what_the_rounded_gate_and_up_give(tmp_path, rounded):
-    """A text that runs through the written first layers gives the same sums."""
+    """A text that runs through the first layers as written gives the same statistics."""
     save_tiny(tmp_path / "float", "qwen3_moe", {"num_hidden_layers": 1})
     config = QuantizationConfig("int4", group=16, embedding=None)
     windows = quantize_checkpoint(tmp_path / "float", tmp_path / "out", config, TOKENS, method="gptq").num_tokens // 40
@@ -112,7 +112,7 @@ def test_down_is_rounded_by_what_the_rounded_gate_and_up_give(tmp_path, rounded)
 
 @pytest.mark.parametrize("method", ["gptq", "awq", "awq+gptq"])
 def test_an_expert_that_few_tokens_choose(method, tmp_path, rounded):
-    """Nobody chooses the first, whose bias is low. Gate and up read what all do; of down nothing is known."""
+    """No token chooses the first expert, whose bias is low. Gate and up use all experts' inputs; down has none."""
     save_tiny(tmp_path / "float", "glm4_moe", {})
     path = tmp_path / "float" / "model.safetensors"
     state = load_file(path)
@@ -141,7 +141,7 @@ def test_an_expert_that_few_tokens_choose(method, tmp_path, rounded):
     ],
 )
 def test_names(model_type, experts, parts, method, tmp_path):
-    """Each expert has tensors of its own; what routes is a float, and listed as one."""
+    """Each expert has separate tensors. Routers stay floats, and are listed as such."""
     save_tiny(tmp_path / "float", model_type, {})
     calibrate = None if method == "rtn" else FEW_TOKENS
     quantize_checkpoint(tmp_path / "float", tmp_path / "out", INT4, calibrate, method=method)
@@ -154,7 +154,7 @@ def test_names(model_type, experts, parts, method, tmp_path):
     assert torch.equal(stored[router], original[router]) or method == "awq+gptq"
     ignored = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]["ignore"]
     assert router.removesuffix(".weight") in ignored
-    if model_type == "gpt_oss":  # gate and up in turns, as columns
+    if model_type == "gpt_oss":  # gate and up are interleaved columns
         gate_up = original["model.layers.1.mlp.experts.gate_up_proj_bias"][3]
         name = f"model.layers.1.{experts}.3"
         assert torch.equal(stored[f"{name}.gate_proj.bias"], gate_up[::2]) or method == "awq+gptq"
@@ -165,7 +165,7 @@ def test_names(model_type, experts, parts, method, tmp_path):
 
 
 def test_routers_choose_as_before(tmp_path):
-    """Of a checkpoint in bfloat16 they are written in float32 where a migration has scaled them."""
+    """Routers of a bfloat16 checkpoint are written in float32 if a migration has scaled them."""
     save_tiny(tmp_path / "float", "qwen3_moe", {}).to(torch.bfloat16).save_pretrained(tmp_path / "float")
     quantize_checkpoint(tmp_path / "float", tmp_path / "out", INT4, TOKENS, method="awq")
     stored, original = (load_file(tmp_path / name / "model.safetensors") for name in ("out", "float"))
@@ -186,7 +186,7 @@ def test_what_makes_keys_and_values_of_latents_is_refused_by_name(tmp_path):
 
 
 def test_experts_of_one_form_and_another_are_the_same(tmp_path):
-    """A checkpoint of fused experts becomes what that of the same experts one by one becomes."""
+    """Checkpoints with the same experts, fused or one by one, give the same result."""
     save_tiny(tmp_path / "apart", "qwen3_moe", {})
     state = load_file(tmp_path / "apart" / "model.safetensors")
     (tmp_path / "fused").mkdir()
@@ -220,7 +220,7 @@ def test_few_hessians_at_a_time_give_the_same(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("method", ["rtn", "gptq", "awq+gptq"])
 def test_weights_that_are_no_numbers_are_refused_by_name(method, tmp_path):
-    """They would make sums of inputs that nothing can be fitted to."""
+    """They would make the statistics of inputs useless."""
     save_tiny(tmp_path / "float", "qwen3_moe", {})
     path, name = tmp_path / "float" / "model.safetensors", "model.layers.0.mlp.experts.2.down_proj.weight"
     state = load_file(path)

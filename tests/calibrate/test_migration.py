@@ -1,5 +1,5 @@
-"""Scales that move from channels to columns: the rounded products get better. That the float model stays what it is, a
-visit of each variant checks (tests/llm/models/visit.py)."""
+"""Scales that move from channels to columns make the rounded products more accurate. A visit of each variant
+(tests/llm/models/visit.py) checks that the float model does not change."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def test_statistics_are_those_of_all_inputs():
     ids=["awq", "smoothquant"],
 )
 def test_outlier_channels_are_migrated(kind, layout, share, tmp_path):
-    """One channel in 32 is fifty times as large as the others: with scales, the rounded products have less error than
-    without, on inputs that were not looked at."""
+    """One channel in 32 is fifty times as large as the others. With scales, the rounded products have less error on
+    new inputs than without."""
     save_tiny(tmp_path, "llama", {"hidden_size": 64, "num_attention_heads": 4})
     layer = load_layers(tmp_path, dtype="float32", backend="torch", progress=False).layers[0]
     place = next(migrations(layer))

@@ -1,5 +1,5 @@
-"""`quantize_checkpoint` and `pace quantize`: what is written is what is loaded, for every architecture, and better than
-without a text."""
+"""`quantize_checkpoint` and `pace quantize`: for every architecture, the loaded weights are those written, and they are
+better than without a calibration text."""
 
 from __future__ import annotations
 
@@ -35,8 +35,7 @@ pytest.importorskip("transformers")
 
 @pytest.fixture
 def written(monkeypatch):
-    """What went into the float model of each part that was written: module -> its weight as it was multiplied from then
-    on."""
+    """Module -> the weight that replaced it in the float model once it was written, for the rest of the calibration."""
     found = {}
 
     def quantize_part(self, product, part, rows, inputs, original=Job.quantize_part):
@@ -51,23 +50,23 @@ EVERYWHERE = ("awq+gptq", "smoothquant")
 """The methods that calibrate every architecture."""
 
 REFUSED = ("gpt_neox", "gpt2")
-"""Families whose tensors hold queries, keys and values head by head, or columns."""
+"""Families that are refused: their tensors hold queries, keys and values head by head, or hold columns."""
 
 
 def rows_of(product) -> dict[str, slice]:
-    """The parts of a product, and their rows."""
+    """Part -> its rows in a product."""
     ends = torch.tensor([0, *product.parts.values()]).cumsum(0).tolist()
     return {part: slice(first, last) for part, first, last in zip(product.parts, ends, ends[1:])}
 
 
 def is_quantised(matrix) -> bool:
-    """Routers and what makes keys and values of latents stay floats."""
+    """False for routers and for the projection from latents to keys and values, which stay floats."""
     return not matrix.keeps_floats and not any(part.endswith("kv_b_proj") for part in matrix.parts)
 
 
 def distance(found, exact, model_type) -> float:
-    """Of all rows of logits, relative; of mixtures, the median's: a token that goes to another expert is far from where it
-    was."""
+    """Relative distance between logits over all rows. For mixtures it is the median over rows, because a token that
+    goes to another expert is far off."""
     if model_type not in ROUTED:
         return ((found - exact).norm() / exact.norm()).item()
     return ((found - exact).norm(dim=1) / exact.norm(dim=1)).median().item()
@@ -77,8 +76,8 @@ def distance(found, exact, model_type) -> float:
 
 
 def cases() -> list[Any]:
-    """Variants by method: whatever has a part that none before has, by one method in every run and by the other in some.
-    Of families without one, the first variant in some runs."""
+    """Variants with methods. A variant with a part that no earlier variant has runs with one method every time, and
+    with the other in some runs. Other representative variants run in some runs."""
     found, seen = [], set()
     for index, name in enumerate(IDS):
         marks = [pytest.mark.thorough] * 2
@@ -93,8 +92,8 @@ def cases() -> list[Any]:
 
 @pytest.mark.parametrize(("name", "method"), cases())
 def test_every_architecture(name, method, tmp_path, written, token_ids, one_strength):
-    """What is loaded has, bit for bit, the weights that calibration went on with, and the logits of a float model with
-    these."""
+    """The loaded weights are, bit for bit, those that the calibration continued with. The logits are those of a float
+    model with these weights."""
     model_type, _, fields = VARIANTS[IDS.index(name)]
     save_tiny(tmp_path / "float", model_type, fields)
     code = "int4" if method == "awq+gptq" else "int8"
@@ -120,7 +119,7 @@ def test_every_architecture(name, method, tmp_path, written, token_ids, one_stre
     bound = 0.05 if code == "int8" else 0.5
     if model_type in ROUTED or len(loaded.layers) > 2:
         bound = max(bound, 2 * distance(prefill(floats(quantization=config), ids), exact, model_type))
-    assert 0 < distance(logits, exact, model_type) < bound  # a scale that is forgotten moves them further
+    assert 0 < distance(logits, exact, model_type) < bound  # a missing scale would move them further
 
     native = LLMModel(tmp_path / "out", dtype="float32", progress=False)
     text = native.generate([tokens(1, 9)[0]], SamplingConfig(max_new_tokens=5, ignore_eos=True))
@@ -170,8 +169,8 @@ def test_what_is_written_is_what_other_tools_read(tmp_path):
     ],
 )
 def test_transformers_reads_it(config, tied, tolerance, tmp_path, token_ids):
-    """As it does by default: its products with int8 round their inputs, to a scale a token, 0.5 to 1 % each; what it
-    gives is exact without."""
+    """transformers reads the checkpoint with its default settings. Its int8 products round their inputs with one scale
+    per token, an error of 0.5 to 1 % each; without int8 its results are exact."""
     pytest.importorskip("compressed_tensors")
     from transformers import AutoModelForCausalLM
 
@@ -200,7 +199,7 @@ def test_transformers_reads_it(config, tied, tolerance, tmp_path, token_ids):
 )
 @pytest.mark.parametrize("small", [False, True], ids=["usual weights", "weights of 1e-7"])
 def test_rtn_writes_what_quantising_at_load_does(config, small, tmp_path):
-    """The same bits of every matrix, also where scales are too small for float16."""
+    """Every matrix has the same bits, even if scales are too small for float16."""
     source = TINY
     if small:
         source = shutil.copytree(TINY, tmp_path / "small")
@@ -264,7 +263,7 @@ def test_the_command(tmp_path, capsys):
 
 @pytest.mark.parametrize("length", [100, 300_000])
 def test_of_a_huge_text_pieces_are_tokenised(length, monkeypatch):
-    """Evenly spread, and more of them than are wanted; what is not much longer stays whole."""
+    """The pieces are evenly spread, and more than are needed. A text that is not much longer stays whole."""
     encoded = []
     monkeypatch.setattr("pace.calibrate.texts.encode", lambda rows, *arguments: encoded.extend(rows) or rows)
     model = load_layers(TINY, backend="torch", progress=False)
@@ -296,7 +295,7 @@ def test_a_report_that_there_is_no_memory_for_does_not_cost_the_checkpoint(tmp_p
     [(256, "gptq", 0), (300, "gptq", 0), (320, "gptq", 64), (400, "awq", 64), (256, "rtn", 256), (640, "gptq", 64)],
 )
 def test_a_comparison_is_made_or_the_report_says_why_not(tmp_path, token_ids, num_tokens, method, num_compared):
-    """However short the text is: one of its windows is kept, where enough remain to calibrate on."""
+    """One window even of a short text is kept for the comparison, if enough remain to calibrate on."""
     rows = tokens(1, num_tokens)
     save_tiny(tmp_path / "float", "llama", {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1})
     report = quantize_checkpoint(
@@ -313,7 +312,7 @@ def test_a_comparison_is_made_or_the_report_says_why_not(tmp_path, token_ids, nu
 
 
 def test_why_there_is_no_comparison(tmp_path, capsys, monkeypatch):
-    """On the last line of what the command prints, and in its JSON. Nobody needs to be told where it was turned off."""
+    """The last line of the command's output and its JSON give the reason, except if the comparison was turned off."""
     command = ["quantize", str(TINY), "--format", "int8", "--method", "rtn"]
     assert main([*command, str(tmp_path / "a")]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "not compared with bfloat16: no text was given"

@@ -1,4 +1,4 @@
-"""What `quantize_checkpoint` and `pace quantize` refuse: before anything is read, and with nothing left behind."""
+"""Refusals of `quantize_checkpoint` and `pace quantize`, before anything is read, and without leaving any files."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ def test_gguf_files_are_refused_by_name(tmp_path):
 
 LAYER = 4 * (256 * 512 + 256 * 256 + 3 * 256 * 640 + 2 * 256)
 MEMORY = {"gptq": LAYER + 44 * 640**2 + 4 * 512 * 256, "awq": LAYER + 4 * 512 * 256, "rtn": LAYER}
-"""Least memory in bytes for the bundled model and 512 tokens of text. It is a layer (queries, keys and values, output,
-MLP and two norms), what GPTQ makes of the MLP's 640 inputs, and hidden states."""
+"""Minimum memory in bytes for the bundled model and 512 tokens of text. It is the sum of a layer (queries, keys and
+values, output, MLP and two norms), GPTQ's matrices for the MLP's 640 inputs, and the hidden states."""
 
 
 @pytest.mark.parametrize("method", MEMORY)

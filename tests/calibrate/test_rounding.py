@@ -1,4 +1,4 @@
-"""Codes and scales: what GPTQ minimises, what fitted scales do, and what both leave as it is."""
+"""Codes and scales: what GPTQ minimises, the effect of fitted scales, and what both leave unchanged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def problem(n: int, k: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def errors(weight: Tensor, hessian: Tensor, layout: WeightLayout) -> list[float]:
-    """Of the products: rounded to the nearest, by GPTQ, and by GPTQ in the order of importance."""
+    """Errors of the products: rounded to nearest, by GPTQ, and by GPTQ in the order of importance."""
     scales = fit_scales(weight, layout, torch.ones(weight.shape[1]))
     rows = [
         round_to_nearest(weight, layout, scales),
@@ -47,7 +47,7 @@ def test_without_correlation_there_is_nothing_to_make_up():
 
 
 def test_gptq_is_the_greedy_optimum_column_by_column():
-    """Against the textbook form, which solves for the remaining columns anew after each one, in float64."""
+    """Compares with the textbook form in float64, which solves for the remaining columns again after each one."""
     weight, hessian = problem(5, 32)
     scales = fit_scales(weight, INT4, torch.ones(32))
     h = hessian.double() + torch.diag(importance(hessian.diagonal()).double() - hessian.diagonal().double())
@@ -55,8 +55,8 @@ def test_gptq_is_the_greedy_optimum_column_by_column():
     for i in range(32):
         levels[:, i] = (left[:, i] / scales[:, i // 32]).round().clamp(-8, 7)
         error = left[:, i] - levels[:, i] * scales[:, i // 32]
-        # The rest that minimises the error given what column i became: d_rest = - error * H[i, rest] H[rest, rest]^-1,
-        # in changes d.
+        # The change d of the other columns that minimises the error, for the rounded column i:
+        # d_rest = - error * H[i, rest] H[rest, rest]^-1.
         if i < 31:
             left[:, i + 1 :] += torch.outer(error, torch.linalg.solve(h[i + 1 :, i + 1 :], h[i + 1 :, i]))
     assert torch.equal(gptq(weight, INT4, scales, hessian, act_order=False).codes, (levels + 8).to(torch.uint8))
@@ -73,7 +73,7 @@ def test_columns_that_were_never_used_keep_their_weights():
 
 
 def test_a_hessian_of_few_tokens_is_damped():
-    """Rank 3 of 64: no inverse without damping."""
+    """The rank is 3 of 64, so there is no inverse without damping."""
     weight, _ = problem(16, 64)
     x = torch.randn(3, 64, generator=torch.Generator().manual_seed(5)) * 1e4
     hessian = x.t() @ x
@@ -102,8 +102,8 @@ def test_rounding_is_within_half_a_step(layout):
 
 
 def test_scales_look_at_what_counts():
-    """In each group one column counts a thousand times as much as the others: its weights come out nearer than with
-    equal weights."""
+    """In each group one column counts a thousand times as much as the others. Its weights are rounded more accurately
+    than with equal importance."""
     weight, _ = problem(64, 64)
     weights = torch.ones(64)
     weights[::32] = 1000

@@ -1,4 +1,4 @@
-"""Files of packed weights: written once, used only where they are whole, and safe with several processes at once."""
+"""Files of packed weights: written once, used only if they are complete, and safe with several processes at once."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_body_that_its_user_refuses_is_written_anew(path, caplog):
 def test_a_file_that_was_not_finished_is_not_used_and_does_not_stay(path):
     path.parent.mkdir()
     partial = path.with_name(path.name + PARTIAL)
-    partial.write_bytes(HEAD + b"v" * BODY)  # of a process that was killed
+    partial.write_bytes(HEAD + b"v" * BODY)  # left by a process that was killed
 
     def zeros_first(mapping):
         assert body(mapping) == bytes(BODY)
@@ -176,7 +176,7 @@ def test_the_lock_of_a_process_that_was_killed_is_nobodys(path):
 
 @pytest.fixture
 def boot(tmp_path, monkeypatch):
-    """Says in which boot of the system the test runs; None: in one that does not say."""
+    """`boot(name)` sets the system's boot id; None removes it. It begins as "first"."""
     name = tmp_path / "boot_id"
     monkeypatch.setattr(packed_file, "BOOT_ID", name)
 
@@ -211,7 +211,7 @@ def test_a_file_that_was_opened_later_outlives_the_system(path, boot):
     make(path, write=refuse)
     wait_for_sync()
     boot("second")
-    make(path)  # so soon after it was written, nobody had waited for the disk
+    make(path)  # the file was too new to be synced to the disk
     age(path)
     make(path, write=refuse)
     wait_for_sync()
@@ -220,7 +220,7 @@ def test_a_file_that_was_opened_later_outlives_the_system(path, boot):
 
 
 def test_a_file_whose_pages_were_lost_is_written_anew(path, boot):
-    """As file systems leave one whose size reached the disk, and whose pages did not."""
+    """After a crash the file's size may have reached the disk, but not its pages."""
     make(path)
     path.write_bytes(HEAD + bytes(BODY) + bytes(4096))
     assert make(path) == b"w" * BODY
@@ -248,7 +248,7 @@ def test_a_folder_that_cannot_be_is_told(tmp_path):
 
 @pytest.fixture
 def nobody():
-    """Has the calling thread meet files as another user, who owns none."""
+    """Makes the calling thread access files as another user, who owns none of them."""
     libc = ctypes.CDLL(None)
     before = libc.setfsuid(65534) if os.geteuid() == 0 else None
     yield

@@ -1,4 +1,4 @@
-"""CheckpointReader: both formats, single and sharded; what is damaged is refused before anything is read."""
+"""CheckpointReader: both formats, single and sharded. Damaged files are refused before anything is read."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def write(folder, kind, state=None):
 
 
 def raw_file(path, header, data=b"", length=None):
-    """A safetensors file of this header, well-formed or not."""
+    """Writes a safetensors file with this header, well-formed or not."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     path.write_bytes(struct.pack("<Q", len(text) if length is None else length) + text + data)
     return path
@@ -159,7 +159,7 @@ def test_dtypes_that_torch_may_lack_are_refused_by_name(dtype, tmp_path):
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.bool, torch.float8_e4m3fn], ids=str)
 def test_other_dtypes_may_be_there_but_not_be_read(dtype, tmp_path):
-    """GPT-J's causal masks are boolean: a checkpoint may hold them, a weight may not be one."""
+    """GPT-J's causal masks are boolean. A checkpoint may hold them, but a weight must not be boolean."""
     save_file({"mask": torch.zeros(4).to(dtype), "w": torch.ones(2)}, tmp_path / "model.safetensors")
     reader = CheckpointReader(tmp_path)
     assert reader.tensors["mask"].dtype == dtype
@@ -214,7 +214,7 @@ def test_indexes_that_are_no_index(content, tmp_path):
 
 
 def test_tensors_that_the_index_omits_are_read(tmp_path):
-    """transformers loads whole shards; whether the tensor belongs there is for the model to say."""
+    """transformers loads whole shards. The model decides if the tensor belongs to it."""
     write(tmp_path, "safetensors-sharded")
     path = tmp_path / "model.safetensors.index.json"
     index = json.loads(path.read_text())
@@ -363,7 +363,7 @@ def test_damaged_legacy_files(tmp_path):
 
 
 def test_a_compressed_archive_is_refused(tmp_path):
-    """Mapped, its bytes would be taken for weights."""
+    """If it was mapped, its compressed bytes would be taken for weights."""
     import zipfile
 
     torch.save({"w": torch.zeros(1000)}, tmp_path / "plain.bin")

@@ -1,4 +1,4 @@
-"""Files written piece by piece are those that safetensors writes, and are whole or refused."""
+"""Files written piece by piece equal those that safetensors writes. Incomplete files are refused."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_what_is_not_whole_is_refused(tmp_path):
             for name in TENSORS.keys() - {"words"}:
                 writer.write(name, TENSORS[name])
             writer.write("words", TENSORS["words"][:3])
-    with pytest.raises(KeyError, match="other"):  # the first error is the one that is told
+    with pytest.raises(KeyError, match="other"):  # the first error is reported
         with SafetensorsWriter(tmp_path / "b", announce(TENSORS)) as writer:
             writer.write("other", TENSORS["words"])
     with pytest.raises(FileExistsError):

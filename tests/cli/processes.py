@@ -77,8 +77,9 @@ def _run(arguments: tuple[str, ...], environment: dict[str, str], package: str) 
 
 
 class PipedProcess:
-    """Like `process`, but forked from a process that has imported the libraries. `streams` replaces some of stdin (empty
-    by default), stdout and stderr (pipes by default)."""
+    """Like `process`, but forked from a process that has imported the libraries.
+
+    `streams` replaces some of stdin (empty by default), stdout and stderr (pipes by default)."""
 
     def __init__(self, *arguments: str, environment: dict[str, str] | None = None, **streams: int) -> None:
         self.args = arguments
@@ -119,8 +120,9 @@ class PipedProcess:
 
 
 class TerminalProcess:
-    """`pace` at its own controlling terminal, so that a typed Ctrl-C is a signal. Unless it is `whole`, it is forked from
-    a process that has imported the libraries."""
+    """`pace` at its own controlling terminal, so that a typed Ctrl-C is a signal.
+
+    Unless it is `whole`, it is forked from a process that has imported the libraries."""
 
     def __init__(self, *arguments: str, environment: dict[str, str] | None = None, whole: bool = False) -> None:
         environment = {**ENVIRONMENT, "TERM": "xterm", "COLUMNS": "200", **(environment or {})}
@@ -153,8 +155,9 @@ class TerminalProcess:
         self.type(f"\x1b[200~{text}\x1b[201~".replace("\n", "\r"))
 
     def read_until(self, *texts: str) -> str:
-        """Reads until all of `texts` have come, in this order, after those of the previous call. Returns the output since
-        that call. Fails if they do not come within a minute."""
+        """Reads until all of `texts` have come, in this order, after those of the previous call.
+
+        Returns the output since that call. Fails if the texts do not come within a minute."""
         begin, deadline = self._position, time.monotonic() + 60
         for text in texts:
             while (found := self.seen.find(text, self._position)) < 0:

@@ -178,7 +178,7 @@ def test_save(command, tmp_path):
 
 
 def test_load(command, tmp_path):
-    """The next question continues the saved conversation, which may be saved there again. `/regen` has its last answer."""
+    """The next question continues the saved conversation, which may be saved there again. `/regen` works on it."""
     file = tmp_path / "talk.json"
     command("chat", "--system", "Be brief.", stdin=f"{SPAIN}/save {file}\n")
     code, out, err = command("chat", stdin=f"/load {file}\n/regen\n{PORTUGAL}/save {file}\n/reset\n")

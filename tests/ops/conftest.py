@@ -1,4 +1,4 @@
-"""What every test of operations leaves as it was, from which random numbers it starts, and on which tables it runs."""
+"""Settings of every operation test: the state that is restored, the random seed, and the tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests on several instruction sets of this CPU, one after the other within a test."""
+"""Runs a test's body on several instruction sets of this CPU, one after another."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from tests.support import isas_of_floats
 
 ALL = _C.available_isas()
 FLOATS = isas_of_floats()
-"""Tables whose products of floats differ."""
+"""Tables with different float products."""
 WIDE = next((isa for isa in ALL if "avx512" in isa or "amx" in isa), ALL[0])
 VECTORS = [isa for isa in FLOATS if isa in (WIDE, "avx2", "generic")]
-"""One table for each width of vectors. What is no product has the same source on the others of a width: `make test-all`
-runs it on all of FLOATS."""
+"""One table for each vector width. Operations other than products have the same source in all tables of a width;
+`make test-all` runs them on all of FLOATS."""
 
 
 def each_isa(names: Sequence[str] = VECTORS) -> Iterator[str]:
-    """Selects each in turn. Assertions in the loop name it."""
+    """Selects each table in turn. Assertions in the loop should name it."""
     for name in names:
         _C.select_isa(name)
         yield name

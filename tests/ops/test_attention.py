@@ -1,4 +1,4 @@
-"""Attention and the cache: against float64, and bit by bit against itself however the work is cut."""
+"""Attention and the cache: against float64, and bit for bit against itself for every division of the work."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class Sequence:
 def make_sequence(length: int, heads: int, kv_heads: int, head_dim: int, seed: int) -> Sequence:
     generator = torch.Generator().manual_seed(seed)
     q, k, v = (torch.randn(length, h, head_dim, generator=generator) for h in (heads, kv_heads, kv_heads))
-    k[length // 2] *= 6  # a few positions that dominate, so that the running maximum moves
+    k[length // 2] *= 6  # one position dominates, so that the running maximum moves
     return Sequence(q, k, v)
 
 
 def fill_cache(sequences: list[Sequence], dtype: torch.dtype, seed: int = 0) -> tuple[KVBlocks, list[list[int]]]:
-    """A cache of NaN with every sequence in blocks of a shuffled order, and which blocks those are."""
+    """A cache of NaN with every sequence in blocks of a shuffled order, and the blocks of each sequence."""
     kv_heads, head_dim = sequences[0].k.shape[1:]
     counts = [-(-s.length // BLOCK_SIZE) for s in sequences]
     kv = KVSpec((Positions(kv_heads, head_dim, head_dim),), dtype).allocate(sum(counts) + 2)[0]
@@ -56,7 +56,7 @@ def fill_cache(sequences: list[Sequence], dtype: torch.dtype, seed: int = 0) -> 
 
 
 def make_spans(parts: list[tuple[int, int, list[int]]]) -> Spans:
-    """Spans from `(tokens, kv_len, blocks)`; what a block table does not need is -1."""
+    """Spans from `(tokens, kv_len, blocks)`. Unused entries of a block table are -1."""
     starts, lengths = [0], []
     table = torch.full((len(parts), max(len(blocks) for _, _, blocks in parts) + 1), -1, dtype=torch.int32)
     for s, (tokens, kv_len, blocks) in enumerate(parts):
@@ -67,7 +67,7 @@ def make_spans(parts: list[tuple[int, int, list[int]]]) -> Spans:
 
 
 def attend(sequence: Sequence, kv: KVBlocks, blocks: list[int], span: int, **options) -> Tensor:
-    """All positions of a sequence, `span` tokens at a time."""
+    """Attention of all positions of a sequence, `span` tokens at a time."""
     scale = sequence.q.shape[-1] ** -0.5
     outputs = []
     for begin in range(0, sequence.length, span):
@@ -78,7 +78,7 @@ def attend(sequence: Sequence, kv: KVBlocks, blocks: list[int], span: int, **opt
 
 
 def as_stored(heads: Tensor, dtype: torch.dtype) -> Tensor:
-    """float64 `[T, Hkv, D]` as a cache of the dtype holds them."""
+    """float64 `[T, Hkv, D]`, rounded as a cache of the dtype stores them."""
     if dtype != torch.int8:
         return heads.to(dtype).double()
     scales = (heads.abs().amax(-1, keepdim=True) / 127).double()
@@ -88,12 +88,11 @@ def as_stored(heads: Tensor, dtype: torch.dtype) -> Tensor:
 def expected_and_tolerance(
     sequence: Sequence, dtype: torch.dtype, window: int | None, softcap: float | None, chunked: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """The definition in float64 on keys and values rounded to the cache's dtype, and how far fp32 arithmetic may be
-    from it.
+    """The definition in float64 on keys and values rounded to the cache's dtype, and the tolerance for fp32.
 
-    A score is a chain of D rounded products, so it is off by at most D eps sum|q k| scale =: e (and in int8 by one
-    rounding more, of its scale); weights then are off by a factor 2 e, and the sum of up to n weighted values by
-    another few n eps of their magnitude."""
+    A score is a chain of D rounded products, so its error is at most D eps sum|q k| scale =: e. In int8 its scale is
+    rounded once more. Weights then have a relative error of 2 e. The sum of up to n weighted values adds another few
+    n eps of their magnitude."""
     length, heads, head_dim = sequence.q.shape
     group = heads // sequence.k.shape[1]
     q = sequence.q.double().transpose(0, 1)
@@ -113,7 +112,7 @@ def expected_and_tolerance(
     weights = scores.softmax(-1)
     magnitude = weights @ v.abs()
     worst = (score_error + 4 * eps * scores.masked_fill(hidden, 0.0).abs()).amax(-1, keepdim=True)
-    tolerance = magnitude * (2 * worst + (80 + length / 64) * eps) + 1e-37  # many an element is 0 in int8
+    tolerance = magnitude * (2 * worst + (80 + length / 64) * eps) + 1e-37  # many elements are 0 in int8
     return (t.transpose(0, 1).flatten(1) for t in (weights @ v, tolerance))
 
 
@@ -178,7 +177,7 @@ def test_long_contexts_close_to_float64():
 
 
 def test_sinks_close_to_float64():
-    """A sink is one more score, without a value. Far above the scores it takes all weight, far below it none."""
+    """A sink is one more score, without a value. It takes all weight if far above the scores, and none if far below."""
     sinks = torch.tensor([-1e30, -400.0, -3.0, 0.5, 60.0, 400.0, 1e30, 2.0])
     for length in (1, 90, 2100):
         sequence = make_sequence(length, 8, 2, 16, seed=length)
@@ -186,7 +185,7 @@ def test_sinks_close_to_float64():
         expected, tolerance = expected_and_tolerance(sequence, torch.float32, None, None)
         q, k = sequence.q.double().transpose(0, 1), sequence.k.double().transpose(0, 1).repeat_interleave(4, 0)
         last = (q[:, -1:] @ k.transpose(1, 2) / 4).squeeze(1)
-        share = 1 / (1 + (sinks.double() - last.logsumexp(-1)).exp())  # of the weight that is left to the values
+        share = 1 / (1 + (sinks.double() - last.logsumexp(-1)).exp())  # of the weight, left for the values
         wanted = (expected[-1].view(8, 16) * share[:, None]).flatten()
         for isa in each_isa():
             for span in (length, 1) if length < 1000 else (length,):
@@ -200,7 +199,7 @@ def test_sinks_close_to_float64():
 @pytest.mark.parametrize("window", [None, 50, 1100])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_bits_do_not_depend_on_the_span(window, dtype):
-    # 1,100 positions cross a partition; 14 heads on 2 make tiles of rows that begin within a token.
+    # 1,100 positions cross a partition; 14 query heads on 2 key heads give tiles of rows that begin within a token.
     sequence = make_sequence(1100, 14, 2, 40, seed=1)
     kv, (blocks,) = fill_cache([sequence], dtype)
     at_once = attend(sequence, kv, blocks, 1100, window=window)
@@ -303,7 +302,7 @@ def test_store_kv_rounds_as_torch(dtype, head_dim):
     fused[0, 3, 0], fused[1, 4, 0], fused[2, 5, 0] = math.nan, math.inf, 1e-42
     fused[3], fused[4], fused[5], fused[6] = 0.0, 1e-42, 3.4e38, -math.inf
     fused[7] = 127.0 - torch.arange(head_dim) / 2
-    k, v = fused[:, 2:4], fused[:, 4:6]  # strided views of one matrix, as a fused projection gives them
+    k, v = fused[:, 2:4], fused[:, 4:6]  # strided views of one matrix, like those of a fused projection
     slots = torch.randperm(64, generator=generator)[:19]
     (kv,), (twin,) = (KVSpec((Positions(2, head_dim, head_dim),), dtype).allocate(4) for _ in range(2))
     for tensor in (*kv.tensors, *twin.tensors):
@@ -332,7 +331,7 @@ def test_attention_is_its_twin(dtype, window, softcap, chunked):
 
 
 def test_int8_is_off_by_at_most_half_a_scale():
-    """What int8 costs: 1/254 of the largest element of a head."""
+    """The error of int8 is at most 1/254 of the largest element of a head."""
     heads = make_sequence(60, 1, 3, 50, seed=10).k
     kv, (blocks,) = fill_cache([Sequence(heads, heads, heads)], torch.int8)
     position = torch.arange(60)

@@ -19,7 +19,7 @@ def test_twins(shape) -> None:
     assert torch.equal(ours, theirs)
     native.softcap_(ours, 3.0)
     exact = 3 * torch.tanh(theirs.double() / 3)
-    # tanh of 4 ulp between a division and a product, of half an ulp each
+    # tanh has an error of 4 ulp; the division before it and the product after it half an ulp each.
     assert ((ours - exact).abs() <= 8 * 2.0**-24 * exact.abs()).all() and ours.abs().max() <= 3
     reference.softcap_(theirs, 3.0)
     assert (theirs - exact).abs().max() < 1e-5
@@ -71,7 +71,7 @@ def test_rotary(tokens, heads, head_dim, half) -> None:
         got, expected = fused.clone(), fused.clone()
         native.rotary_(got[:, 1 : heads + 1], angle.cos(), angle.sin(), interleaved)
         reference.rotary_(expected[:, 1 : heads + 1], angle.cos(), angle.sin(), interleaved)
-        assert torch.equal(got, expected), interleaved  # the neighbours of the view too
+        assert torch.equal(got, expected), interleaved  # including the elements around the view
 
 
 def test_what_rotary_refuses() -> None:

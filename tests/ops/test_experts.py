@@ -1,4 +1,4 @@
-"""Routing and stacks of experts: native against the specification, and rows that do not know each other."""
+"""Routing and stacks of experts: native against the specification, and rows independent of each other."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_routers_that_make_no_sense_are_refused(fields):
 
 
 def stacks(ops, count, hidden, inner, layout=torch.float32, seed=1):
-    """A stack of gate and up, and one of down, of weights that depend on the seed alone."""
+    """A stack of gate and up, and one of down, whose weights depend only on the seed."""
     generator = torch.Generator().manual_seed(seed)
     made = []
     for n, k, glu in ((2 * inner, hidden, True), (hidden, inner, False)):
@@ -162,7 +162,7 @@ def test_experts_are_those_of_the_specification(layout, sizes):
     ours, theirs = (stacks(ops, *sizes, LAYOUTS[layout]) for ops in (native, reference))
     router = Router(count, 3, normalise=True)
     gate_up_bias, down_bias = biases(count, hidden, inner)
-    # bf16 products round their inputs on some instruction sets: 2^-9 of each, in two products
+    # bf16 products round their inputs on some instruction sets: an error of 2^-9 each, in two products.
     tolerance = 2e-2 if layout == "bfloat16" else 1e-5
     kinds = list(itertools.product(("silu", ClampedSwiglu(1.702, 0.5)), (False, True), (False, True)))
     for rows in (1, 3, 4, 5, 16, 17, 90):
@@ -180,8 +180,8 @@ def test_experts_are_those_of_the_specification(layout, sizes):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_an_expert_is_the_products_of_one_expert(layout):
-    """With weight 1 and no other expert, what `linear_glu` and `linear` give, bit for bit: in every layout, whose
-    products are tested elsewhere."""
+    """One expert with weight 1 gives the bits of `linear_glu` and `linear`, in every layout. Their products are tested
+    elsewhere."""
     sizes = (4, 256, 128)
     gate_up, down = stacks(native, *sizes, LAYOUTS[layout])
     for rows in (1, 7, 40):
@@ -215,7 +215,7 @@ def test_a_row_has_the_same_bits_whoever_is_beside_it(layout):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_weights_of_inputs_are_those_of_rows_times_a_power_of_two(layout):
-    """Which no rounding changes, in any layout."""
+    """A power of two causes no rounding in any layout."""
     gate_up, down = stacks(native, 4, 256, 128, LAYOUTS[layout])
     for rows in (1, 7, 40):
         x = torch.randn(rows, 256, generator=torch.Generator().manual_seed(rows))

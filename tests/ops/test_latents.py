@@ -1,4 +1,4 @@
-"""Attention over latents, which are values and keys at once, and products of heads with weights of their own."""
+"""Attention over latents, which are both keys and values, and products of heads that have separate weights."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHAPES = [(1, 512, 64), (16, 512, 64), (20, 40, 6), (5, 16, 4), (130, 33, 8)]  #
 
 
 class Text:
-    """One sequence over a cache that starts as NaN, its blocks in falling order."""
+    """One sequence over a cache that starts as NaN, with its blocks in falling order."""
 
     def __init__(self, heads: int, rank: int, rope_dim: int, dtype: torch.dtype, length: int = LENGTH):
         generator = torch.Generator().manual_seed(heads)
@@ -41,7 +41,7 @@ class Text:
         native.store_kv(self.key, self.latent, self.kv, self.slots)
 
     def attend(self, ops, step: int) -> torch.Tensor:
-        """All positions, `step` tokens at a time."""
+        """Attention of all positions, `step` tokens at a time."""
         outs = []
         for begin in range(0, self.length, step):
             end = min(self.length, begin + step)
@@ -51,10 +51,10 @@ class Text:
         return torch.cat(outs)
 
     def expected(self) -> tuple[torch.Tensor, float]:
-        """The definition in float64 over what the cache holds, and how far float32 may be from it.
+        """The definition in float64 over the cache's contents, and the tolerance for float32.
 
-        A score is a chain of `rank + rope_dim` products, off by that many eps of the sum of their sizes; weights are off
-        by as much, and their sum with values by another `length` eps."""
+        A score is a chain of `rank + rope_dim` products, with an error of one eps of the sum of their sizes for each.
+        Weights have the same error, and their sum with values adds another `length` eps."""
         dtype, kv, blocks = torch.float64, self.kv, self.table[0].long()
         key, latent = kv.k[blocks, 0].to(dtype), kv.v[blocks, 0, :, : kv.value_dim].to(dtype)
         if kv.k_scales is not None:
@@ -132,7 +132,7 @@ def stack_of(ops, matrices: torch.Tensor, layout: torch.dtype | str):
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize("heads, n, k", [(3, 40, 24), (16, 64, 128), (1, 16, 32)])
 def test_heads_linear_is_the_product_of_each_head(heads, n, k, layout):
-    """Bit for bit what `linear` gives with that head's weight; of a strided view as of a copy."""
+    """Each head has the bits of `linear` with that head's weight, for a strided view and for a copy."""
     generator = torch.Generator().manual_seed(n)
     x = torch.randn(40, heads, k + 8, generator=generator)[:, :, 8:]
     matrices = torch.randn(heads, n, k, generator=generator)

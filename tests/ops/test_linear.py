@@ -24,13 +24,13 @@ def packed(matrix: torch.Tensor, dtype: torch.dtype, glu: bool = False) -> nativ
 
 
 def inputs_as_multiplied(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """x in float64 after the rounding of the tables that multiply pairs of bf16."""
+    """x in float64, rounded like the inputs of tables that multiply pairs of bf16."""
     rounds = dtype == torch.bfloat16 and _C.isa().removeprefix("emulated_") in ("avx512_bf16", "amx")
     return (x.bfloat16() if rounds else x).double()
 
 
 def bound(x: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
-    """(K + 1) eps sum |x w|, twice for tables without fma: the error of a chain of K products in fp32."""
+    """Error of a chain of K products in fp32: (K + 1) eps sum |x w|, twice that for tables without fma."""
     return 2 * (x.shape[1] + 1) * 2.0**-24 * (x.abs() @ matrix.abs().T)
 
 
@@ -121,7 +121,7 @@ def test_a_new_weight_is_zero_and_threads_may_pack_disjoint_rows():
 
 
 def test_weights_that_threads_allocate_at_once_share_no_memory():
-    """Each thread waits for the other where it has seen how much is used, in vain while only one may look."""
+    """Each thread waits for the other after reading the used size. The wait times out, because only one may read it."""
     both = threading.Barrier(2)
 
     class Meeting(int):

@@ -1,4 +1,5 @@
-"""Stacks of experts in a mapped file: checked, multiplied to the same bits, and read ahead once rows have chosen."""
+"""Stacks of experts in a mapped file: checked, multiplied to the same bits, and read ahead once rows have chosen
+experts."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ def over(mapping, layout, is_packed):
 
 @pytest.fixture
 def make_file(tmp_path):
-    """`make_file(format)`: a descriptor of a file with both stacks."""
+    """`make_file(format)` returns a descriptor of a file with both stacks."""
     descriptors = []
 
     def make(format):
@@ -99,7 +100,7 @@ def test_headers_of_parts_are_checked_too():
     assert ExpertStack(*shape, room=Room(address_of(memory), memory, is_packed=True)).is_mapped
     headers = [at for at in range(0, stack.stride, 64) if memory[stack.stride + at :][:4] == b"PACE"]
     assert len(headers) == 3
-    for at in (*headers, 64):  # that of the whole and those of its parts, then where these begin
+    for at in (*headers, 64):  # the headers of the whole and of its parts, then the offsets of the parts
         place = stack.stride + at + 8
         kept = memory[place]
         memory[place] = kept ^ 1
@@ -113,15 +114,15 @@ def test_headers_of_parts_are_checked_too():
 def test_pages_of_chosen_experts_are_read_before_products_want_them(rows, make_file):
     descriptor = make_file(FORMATS["int8"])
     mapping = read_only(descriptor)
-    mapping.madvise(mmap.MADV_RANDOM)  # the system reads nothing ahead by itself
+    mapping.madvise(mmap.MADV_RANDOM)  # turns off the system's own readahead
     stacks = over(mapping, FORMATS["int8"].layout, is_packed=True)
     x, routing = torch.randn(rows, HIDDEN), routing_of(rows)
     chosen = len(set(routing[:, :TOP_K].flatten().tolist()))
     pages = chosen * sum(stack.stride for stack in stacks) // mmap.PAGESIZE
 
     def faults(work):
-        """Pages that threads waited for, because nobody had asked for them."""
-        native.experts(x, *in_memory, routing, "silu")  # so that code and buffers are there
+        """Number of pages that threads waited for, because they had not been read ahead."""
+        native.experts(x, *in_memory, routing, "silu")  # so that code and buffers are loaded
         mapping.madvise(mmap.MADV_DONTNEED)
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         before = resource.getrusage(resource.RUSAGE_SELF).ru_majflt

@@ -1,4 +1,4 @@
-"""Norms against float64, on strided rows; a row's bits depend on that row alone."""
+"""Norms against float64, on strided rows; a row's bits depend only on that row."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def test_rms_norm():
         x, weight, _ = inputs(5, k)
         y = native.rms_norm(x, weight, 1e-6)
         expected = reference.rms_norm(x.double(), weight.double(), 1e-6)
-        # A sum of k positive squares is off by at most k eps of itself, the root by half of that; four more roundings.
+        # A sum of k positive squares has a relative error of at most k eps, and its root half of that. There are four
+        # more roundings.
         assert ((y - expected).abs() <= (k / 2 + 6) * EPS * expected.abs()).all(), k
 
 
@@ -42,7 +43,7 @@ def layer_norm_of(k, affine):
     bias = bias if "bias" in affine else None
     y = native.layer_norm(x, weight, bias, 1e-5)
     expected = reference.layer_norm(x.double(), weight, bias, 1e-5)
-    # The mean is off by k eps mean|s|: that is added to the usual error of k rounded additions.
+    # The mean's error, k eps mean|s|, is added to the usual error of k rounded additions.
     s = x.double()
     deviation = (s.var(-1, correction=0, keepdim=True) + 1e-5).sqrt()
     shift = (k + 2) * EPS * s.abs().mean(-1, keepdim=True) / deviation
@@ -76,7 +77,7 @@ def test_head_layer_norm_works_in_place_on_a_view_with_weights_for_each_head():
     assert torch.equal(got[:, :2], fused[:, :2]) and torch.equal(got[:, 5:], fused[:, 5:])
     each = [native.layer_norm(fused[:, 2 + h].contiguous(), weight[h], None, 1e-6) for h in range(3)]
     assert torch.equal(got[:, 2:5], torch.stack(each, 1))
-    # As test_layer_norm, where elements, their mean and deviation are of the size of 1.
+    # The bound of test_layer_norm, with elements, mean and deviation of about 1.
     assert ((got - expected).abs() <= 60 * EPS * (1 + fused[:, :6].abs().amax()) * weight.abs().max()).all()
 
 

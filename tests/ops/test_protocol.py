@@ -1,4 +1,4 @@
-"""Who claims to be `Ops` has the functions of the protocol, called in the same way."""
+"""Implementations of `Ops` have the functions of the protocol, with the same signatures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pace.ops.protocol import ForwardOps, Ops, SamplingOps, WeightOps
 
 
 def functions_of(protocol):
-    """Name -> function of a protocol, those of its parents included."""
+    """Name -> function of a protocol, including those of its parents."""
     return {
         name: value
         for kind in protocol.__mro__
@@ -24,8 +24,8 @@ def functions_of(protocol):
 
 
 def public_functions(implementer):
-    """Name -> function: those that an object holds, or those of a module and of the modules that it is put together
-    from. What a module uses of `pace.ops.checks` is not its own."""
+    """Name -> public function of an object, or of a module and the modules that it is composed of. Functions imported
+    from `pace.ops.checks` do not count."""
     return {
         name: value
         for name, value in vars(implementer).items()

@@ -1,5 +1,5 @@
-"""Products with quantised weights, on every instruction set: against float64 of their definition on quantised inputs,
-and bit for bit between instruction sets, batches and threads."""
+"""Products with quantised weights, on every instruction set. They are compared with their definition in float64 on
+quantised inputs, and bit for bit between instruction sets, batches and threads."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ SIZES = [
 
 
 def random_rows(n: int, k: int, layout: WeightLayout, ordered: bool = False) -> QuantizedRows:
-    """All codes that the layout has (but for float8's NaN), scales and minima of both signs over five orders of
-    magnitude."""
+    """Rows with all codes of the layout (except float8's NaN). Scales and minima have both signs and span five orders
+    of magnitude."""
     if layout.code == "int8":
         codes = torch.randint(-128, 128, (n, k), dtype=torch.int8)
     elif layout.code == "int4":
@@ -75,8 +75,8 @@ def input_group(layout: WeightLayout) -> int:
 
 
 def quantized_inputs(x: Tensor, rows: QuantizedRows) -> Tensor:
-    """x in float64 as the products see it: int8 codes and a scale for each group, in the order of the columns of
-    codes."""
+    """x in float64, rounded like the inputs of products: int8 codes and a scale for each group, in the order of the
+    columns of codes."""
     if rows.order is not None:
         x = x[:, rows.order]
     if rows.layout.code == "float8":
@@ -96,12 +96,12 @@ def columns_of_codes(matrix: Tensor, rows: QuantizedRows) -> Tensor:
 def assert_close_to_definition(
     got: Tensor, x: Tensor, weight: native.PackedWeight, rows: QuantizedRows, what: str
 ) -> None:
-    """A chain of fp32 additions, one or two for each group (for each k in float8), of terms of which each was rounded
-    twice."""
+    """The error bound is for a chain of fp32 additions of terms that were each rounded twice. There are one or two
+    terms for each group, or one for each k in float8."""
     w = columns_of_codes(native.unpack(weight).double(), rows)
     inputs = quantized_inputs(x, rows)
-    # A term is a group's dot product times its scale: what cancels inside of it does so exactly. Minima are terms of
-    # their own.
+    # A term is a group's dot product times its scale; cancellation inside the dot product is exact. Minima are separate
+    # terms.
     magnitude = inputs.abs() @ w.abs().T
     if rows.layout.has_mins:
         group = rows.layout.group
@@ -114,8 +114,8 @@ def assert_close_to_definition(
 
 
 def in_pairs(rows: QuantizedRows) -> QuantizedRows:
-    """Codes of int4 two in a byte, as files have them, each row with bytes behind it that are not its own; the high
-    bits of an odd row's last byte are not, either."""
+    """int4 codes packed two in a byte, as in files. Unrelated bytes follow each row, and the high bits of an odd row's
+    last byte are also unrelated."""
     n, k = rows.shape
     codes = torch.nn.functional.pad(rows.codes, (0, k % 2), value=9)
     wide = torch.full((n, codes.shape[1] // 2 + 3), 0xEE, dtype=torch.uint8)
@@ -125,7 +125,7 @@ def in_pairs(rows: QuantizedRows) -> QuantizedRows:
 
 @pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if layout.code == "int4"], ids=str)
 def test_codes_in_pairs_are_the_same_codes(layout):
-    """Byte for byte of the packed weight, in pieces that cut panels and halves of a gate/up weight."""
+    """Packed weights are equal byte for byte, from pieces that cut panels and halves of a gate/up weight."""
     for n, k in SIZES:
         for glu in {False, n % 2 == 0}:
             rows = random_rows(n, k, layout, ordered=True)
@@ -156,7 +156,7 @@ def test_unpacking_gives_the_definition(layout):
             weight = packed(rows)
             unpacked = native.unpack(weight)
             got, expected = columns_of_codes(unpacked, rows), columns_of_codes(rows.dequantize(), rows)
-            # Of scales and minima in groups, 2^-11 each; of levels, half a step of their largest.
+            # Rounding of scales and minima in groups, 2^-11 each; of levels, half a step of the largest.
             scales = rows.scales.abs().repeat_interleave(layout.group or k, 1)[:, :k]
             bound = torch.zeros(n, k) if layout.group is None else expected.abs() * 2.0**-11
             if layout.has_mins:
@@ -177,7 +177,7 @@ def test_scales_of_a_group_that_were_float16_stay_exact():
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_products_follow_their_definition(layout):
-    """Of integer codes to the same bits on every instruction set."""
+    """Products of integer codes have the same bits on every instruction set."""
     for i, (n, k) in enumerate(SIZES):
         rows = random_rows(n, k, layout, ordered=i % 3 == 0)
         counts = ((1, 2, 5, 9), (3, 4, 17, 33), (6, 7, 13, 130))[i % 3]
@@ -211,7 +211,7 @@ def test_rows_are_the_same_bits_however_they_are_batched(isa, layout):
 
 @pytest.mark.parametrize("isa", ALL)
 def test_the_largest_codes_do_not_saturate(isa):
-    """Inputs at 127 against weights at both ends: sums in 16 bits reach 2 * 128 * 127 and 8 * 2 * 15 * 127."""
+    """Inputs are 127 and weights are at both ends, so 16-bit sums reach 2 * 128 * 127 and 8 * 2 * 15 * 127."""
     _C.select_isa(isa)
     k = 256
     signs = torch.cat(
@@ -249,7 +249,9 @@ def test_extreme_scales_of_weights_and_inputs(isa, layout):
         assert got.isfinite().all(), (scale, size)
         largest = 448 if layout.code == "float8" else 128
         magnitude = inputs.abs() @ (rows.scales[0, 0].double().abs() * largest).expand(100, 40)
-        subnormal = 100 * 448 * (x.abs().max().double() + 1) * 2.0**-149  # of products, and of scales in fp32
+        subnormal = (
+            100 * 448 * (x.abs().max().double() + 1) * 2.0**-149
+        )  # subnormal products, and subnormal scales in fp32
         difference = (got.double() - inputs @ rows.dequantize().double().T).abs()
         assert (difference <= 2.0**-10 * magnitude + subnormal + 1e-37).all(), (scale, size)
 
@@ -280,7 +282,7 @@ def test_an_input_that_is_not_finite_spoils_its_row_alone(isa, layout):
 
 @pytest.mark.parametrize("group", [None, 16])
 def test_a_float8_nan_spoils_its_output_alone(group):
-    """As a weight it is NaN with its group."""
+    """In the unpacked weight, the NaN's whole group is NaN."""
     rows = random_rows(20, 40, WeightLayout("float8", group))
     rows.codes[3, 39] = 0xFF
     for isa in each_isa(ALL):

@@ -21,7 +21,7 @@ def seed():
 
 
 def close(ours, exact, terms, scale):
-    """`terms` roundings in a row, each of at most eps times `scale` (the sum of absolute terms)."""
+    """True if the error is within `terms` roundings, each of at most eps times `scale` (the sum of absolute terms)."""
     return bool(((ours.double() - exact).abs() <= terms * EPS * scale).all())
 
 
@@ -223,8 +223,8 @@ def test_stored_keys_and_values_are_where_the_layout_says():
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (1, None), (5, None), (17, None), (None, 2.0), (5, 0.5)])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 2), (3, 1)])
 def test_attention_is_its_definition(window, softcap, heads, kv_heads):
-    """Three spans: a whole prompt, a single token after a past, and a chunk after a past; written out query by
-    query. Blocks wholly before the window of a span's first token are gone."""
+    """Three spans, written out query by query: a whole prompt, and a single token and a chunk after earlier tokens.
+    Blocks that lie wholly before the window of a span's first token are freed."""
     dim, lengths, new = 5, [9, 20, 33], [9, 1, 14]
     keys = [torch.randn(n, kv_heads, dim).double() for n in lengths]
     values = [torch.randn(n, kv_heads, dim).double() for n in lengths]
@@ -294,7 +294,7 @@ def test_top_k_and_top_p():
     assert kept(logits, 2, 0.5) == [1]  # of the two left, the first holds 4/7
     assert kept(logits, 2, 0.6) == [1, 3]
     assert kept([2.0, 1.0, 2.0, 2.0], 2, 1.0) == [0, 2, 3]  # equal to the second largest
-    assert kept([1.0, 1.0, 1.0, 1.0], 0, 0.5) == [0, 1]  # of equals, the lowest index
+    assert kept([1.0, 1.0, 1.0, 1.0], 0, 0.5) == [0, 1]  # of equal values, the lowest index
 
 
 def test_top_k_and_top_p_are_those_of_transformers():

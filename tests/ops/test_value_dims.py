@@ -13,7 +13,7 @@ LENGTH = 70
 
 
 def attend(ops, layer: Positions, dtype: torch.dtype, q, k, v, step: int, **options) -> torch.Tensor:
-    """All positions of one sequence, `step` tokens at a time, over a cache that starts as NaN."""
+    """Attention of all positions of one sequence, `step` tokens at a time, over a cache that starts as NaN."""
     blocks = -(-LENGTH // BLOCK_SIZE)
     [kv] = KVSpec((layer,), dtype).allocate(blocks)
     poison(kv)
@@ -41,8 +41,8 @@ def test_against_the_definition_and_in_every_cut(dtype, key_dim, value_dim, wind
     found = attend(native, layer, dtype, q, k, v, LENGTH)
     assert found.shape == (LENGTH, 6 * value_dim)
     expected = attend(reference, layer, dtype, q, k, v, LENGTH)
-    # Weights are at most 1 and sum to 1; a score is a chain of key_dim products of numbers of some 3, whose error the
-    # exponential takes over; both caches hold the same rounded numbers.
+    # Weights are at most 1 and sum to 1. A score is a chain of key_dim products of numbers of about 3, and the
+    # exponential keeps its error. Both caches hold the same rounded numbers.
     tolerance = 2 * (key_dim + LENGTH) * 2.0**-24 * 9 * float(v.abs().max())
     assert (found - expected).abs().max() < tolerance
     for step in (1, 7, 64):

@@ -1,4 +1,4 @@
-"""Codes and scales: what they mean, what is refused, and the parts of a weight."""
+"""Codes and scales: their meaning, refusals, and the parts of a weight."""
 
 import itertools
 
@@ -74,7 +74,7 @@ SUPER_LAYOUTS = [
 
 
 def random_super_rows(layout: WeightLayout, rows: int = 5, k: int = 512) -> QuantizedRows:
-    """Every number within its bits."""
+    """Random rows with super-blocks, every number within its range of bits."""
     low, high = (
         (0, 1 << layout.scale_bits) if layout.has_mins else (-1 << layout.scale_bits - 1, 1 << layout.scale_bits - 1)
     )

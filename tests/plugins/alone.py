@@ -1,8 +1,8 @@
 """Tests marked `alone` measure time, memory or the progress of a thread: while one runs, no other test of this tree does.
 
-Every worker holds a shared lock during an ordinary test, and an exclusive lock during tests marked `alone`. It keeps the
-exclusive lock until its next ordinary test, so that several `alone` tests in a row wait for the others once. A worker
-closes the gate before it waits for the exclusive lock, so that the others cannot overtake it."""
+Every worker holds a shared lock during an ordinary test, and an exclusive lock during tests marked `alone`. It keeps
+the exclusive lock until its next ordinary test, so that several `alone` tests in a row wait for the others once. A
+worker closes the gate before it waits for the exclusive lock, so that the others cannot overtake it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def is_alone(item: pytest.Item) -> bool:
 
 @contextlib.contextmanager
 def locked(path: Path, how: int) -> Iterator[int]:
-    """Holds a lock on a file. The lock ends with this process, even if it is killed; child processes do not inherit it."""
+    """Holds a lock on a file. It ends with this process, even if that is killed. Child processes do not inherit it."""
     descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, how)

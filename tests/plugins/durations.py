@@ -27,7 +27,7 @@ SLOWEST = 20
 
 
 def room(path: str) -> str:
-    """Folder below tests/ that a budget applies to: one level, or two within tests/llm; "tests" for files at the top."""
+    """Folder below tests/ that has a budget: one level, or two within tests/llm; "tests" for files at the top."""
     parts = Path(path).parts[1:-1]
     return "/".join(parts[: 2 if parts[:1] == ("llm",) else 1]) or "tests"
 
@@ -36,7 +36,7 @@ def room(path: str) -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sorts files by falling seconds, and keeps the order within a file. `--dist loadfile` hands them out in this order."""
+    """Sorts files by falling seconds, the order of `--dist loadfile`, and keeps the order within each file."""
     seconds = json.loads(KEPT.read_text())["files"] if KEPT.exists() else {}
     unknown = sorted(seconds.values())[len(seconds) // 2] if seconds else 0.0
     items.sort(key=lambda item: -seconds.get(item.nodeid.split("::")[0], unknown))

@@ -40,7 +40,7 @@ def commit() -> tuple[str, int]:
 
 @cache
 def quarter() -> int:
-    """Quarter of the rotating cases that this commit runs, 0 to 3. PACE_TEST_QUARTER selects another commit's quarter."""
+    """Quarter of the rotating cases that this commit runs, 0 to 3. PACE_TEST_QUARTER selects another quarter."""
     asked = os.environ.get("PACE_TEST_QUARTER")
     return (int(asked) if asked else commit()[1]) % QUARTERS
 
@@ -64,8 +64,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _prepare_hypothesis() -> None:
-    """Makes hypothesis's random tests differ between commits but repeat within a commit. Shrinking a failure takes at most
-    a minute, so that it is shown before the test's own time limit."""
+    """Makes hypothesis's random tests differ between commits but repeat within a commit.
+
+    Shrinking a failure takes at most a minute, so that it is shown before the test's own time limit."""
     from hypothesis import HealthCheck, core, settings
     from hypothesis.internal.conjecture import engine
 

@@ -1,4 +1,4 @@
-"""What callers may say about quantisation, and what they hear of mistakes."""
+"""Quantisation settings that callers may give, and the errors for mistakes."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_synonyms():
 
 
 def bitsandbytes(**fields):
-    """With what transformers' own has: the fields that matter, and those that do not."""
+    """A config with the fields of transformers' own, including those that have no effect."""
     everything = {
         "quant_method": "bitsandbytes", "load_in_8bit": False, "load_in_4bit": False, "llm_int8_threshold": 6.0, "llm_int8_skip_modules": None,
         "llm_int8_enable_fp32_cpu_offload": False, "llm_int8_has_fp16_weight": False, "bnb_4bit_compute_dtype": "float32", "bnb_4bit_quant_type": "fp4",

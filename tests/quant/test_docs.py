@@ -1,4 +1,4 @@
-"""docs/quantization.md tells the sizes that are."""
+"""docs/quantization.md has the right sizes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_the_table_of_formats():
 
 
 def test_the_table_of_errors():
-    """What `test_formats` measures and bounds."""
+    """The errors that `test_formats` measures and bounds."""
     from tests.quant.test_formats import MOST_ERROR
 
     rows = re.findall(r"^\| `(\w+)` \| ([\d.]+) \| ([\d.]+) \|$", PAGE, re.MULTILINE)

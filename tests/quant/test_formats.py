@@ -1,5 +1,5 @@
-"""Each format against its published definition, written out as loops over Python's numbers; what no format may do; how
-good each is."""
+"""Each format against its published definition, written out as loops over Python's numbers; properties of all formats;
+and the accuracy of each."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ EVERY = [
 ]
 EVERY += [NF4(128), MXFP4(), MXFP8(), FP8(), FP8(64)]
 PACKED = 2.0**-11
-"""By how much scales and minima of groups are rounded, relatively."""
+"""Relative rounding of the scales and minima of groups."""
 
 
 def heavy_tailed(rows: int, k: int, seed: int = 0) -> torch.Tensor:
-    """Normal numbers, a few of them much larger, rows of different sizes."""
+    """Normal numbers with a few much larger ones, in rows of different magnitudes."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(rows, k, generator=generator)
     x *= torch.where(torch.rand(rows, k, generator=generator) < 0.01, 8.0, 1.0)
@@ -44,33 +44,34 @@ def heavy_tailed(rows: int, k: int, seed: int = 0) -> torch.Tensor:
 
 
 def e4m3(code: int) -> float:
-    """OCP 8-bit Floating Point Specification, table 1: bias 7, subnormals, no infinities; 0x7f and 0xff are NaN."""
+    """Value of a code in the OCP 8-bit Floating Point Specification, table 1: bias 7, subnormals, no infinities; 0x7f
+    and 0xff are NaN."""
     exponent, mantissa = code >> 3 & 15, code & 7
     value = math.ldexp(mantissa, -9) if exponent == 0 else math.ldexp(8 + mantissa, exponent - 10)
     return math.nan if code & 127 == 127 else -value if code & 128 else value
 
 
 def e2m1(code: int) -> float:
-    """OCP Microscaling Formats 1.0, section 5.3.3: bias 1, subnormals."""
+    """Value of a code in OCP Microscaling Formats 1.0, section 5.3.3: bias 1, subnormals."""
     exponent, mantissa = code >> 1 & 3, code & 1
     value = mantissa / 2 if exponent == 0 else math.ldexp(2 + mantissa, exponent - 2)
     return -value if code & 8 else value
 
 
 def nearest(x: float, levels: list[float]) -> int:
-    """The code of the nearest level, the even code of two."""
+    """The code of the nearest level; of two equally near, the even code."""
     return min((abs(x - level), code % 2, code) for code, level in enumerate(levels) if not math.isnan(level))[2]
 
 
 def by_largest(x: list[float], levels: list[float]) -> list[float]:
-    """Levels of which the largest stands for the largest magnitude."""
+    """Quantised values, scaled so that the largest level represents the largest magnitude."""
     scale = max(map(abs, x)) / max(level for level in levels if not math.isnan(level))
     return [levels[nearest(value / scale, levels)] * scale if scale else 0.0 for value in x]
 
 
 def microscaled(x: list[float], levels: list[float], largest_exponent: int) -> list[float]:
-    """Section 6.3: X is the largest power of two that is at most max |v|, by the largest one in the element type; then
-    v / X in that type, what is beyond its largest number becoming that."""
+    """Quantised values by section 6.3. X is the largest power of two not above max |v|, divided by the largest power of
+    two in the element type. v / X is rounded to that type, and clamped to its largest number."""
     largest = max(map(abs, x))
     if largest == 0:
         return x
@@ -93,7 +94,7 @@ def least_squares_int4(x: list[float]) -> list[float]:
 
 
 def between_ends_int4(x: list[float]) -> list[float]:
-    """What any choice of scale and minimum must not be worse than: 15 steps from the least to the largest."""
+    """Quantised values with 15 steps from the smallest to the largest. Other choices must not have a larger error."""
     low, step = min(x), (max(x) - min(x)) / 15
     return [low + round((value - low) / step) * step if step else low for value in x]
 
@@ -116,8 +117,8 @@ DEFINITIONS = {
 )
 @pytest.mark.parametrize("k", [200, 129, 16, 1])
 def test_against_the_definition(format, k):
-    """What is computed in float32 is as near to the weights as the definition, group by group, but for the rounding of
-    packed scales."""
+    """The float32 result is as near to the weights as the definition, group by group, except for the rounding of packed
+    scales."""
     x = heavy_tailed(6, k)
     x[3, 64:128] = 0
     define = (
@@ -141,7 +142,7 @@ def test_against_the_definition(format, k):
 
 
 def test_codes_between_two_are_the_even_ones():
-    """Exact halves, which floats have: the standards' round to nearest even."""
+    """Exact halves, which occur with floats, are rounded to even as in the standards."""
     e2m1_halves = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0])
     assert MXFP4().quantize(e2m1_halves[None]).codes.tolist() == [[0, 2, 2, 4, 4, 6, 6, 7]]
     assert MXFP4().quantize(-e2m1_halves[None]).codes.tolist() == [[8, 10, 10, 12, 12, 14, 14, 15]]
@@ -161,7 +162,7 @@ def test_microscaling_scales_are_powers_of_two_of_the_largest():
 
 
 def test_scales_of_groups_are_as_they_are_packed():
-    """Eleven bits: a float16 times a power of two, over the whole range of float32."""
+    """Scales have eleven bits: a float16 times a power of two, over the whole range of float32."""
     x = heavy_tailed(40, 256) * torch.logspace(-38, 33, 40)[:, None]
     for format in EVERY:
         rows = format.quantize(x)
@@ -172,7 +173,8 @@ def test_scales_of_groups_are_as_they_are_packed():
 
 
 def test_int4_is_better_than_the_largest_magnitude_alone():
-    """Group by group no worse than max|x| / 8 towards the largest weight, and 14 % better than max|x| / 7 over all."""
+    """Each group is no worse than with max|x| / 8 and the sign of the largest weight. All are 14 % better than with
+    max|x| / 7."""
     x = torch.randn(64, 512, generator=torch.Generator().manual_seed(1)).unflatten(1, (-1, 64))
     found = Int4().quantize(x.flatten(1)).dequantize().view_as(x)
     largest = x.gather(-1, x.abs().argmax(-1, keepdim=True))
@@ -194,7 +196,7 @@ def test_zero_points_follow_weights_of_one_sign():
 
 
 def test_nested_scales_are_those_of_bitsandbytes():
-    """Less their mean, by the largest of 256, the nearest of 256 levels: written out."""
+    """The definition written out: subtract the mean, divide by the largest of 256, take the nearest of 256 levels."""
     levels = [0.0, 1.0]
     for digits in range(7):
         parts = 2**digits
@@ -223,7 +225,7 @@ def test_nested_scales_are_those_of_bitsandbytes():
 
 @pytest.mark.parametrize("format", EVERY, ids=repr)
 def test_rows_do_not_know_each_other(format):
-    """So that a matrix may be loaded in any pieces; and every dtype of a checkpoint is read."""
+    """Rows are independent, so a matrix may be loaded in any pieces. Every dtype of a checkpoint is read."""
     x = heavy_tailed(70, 600).bfloat16()
     rows = format.quantize(x)
     for piece in (slice(0, 1), slice(13, 64), slice(64, 70)):
@@ -237,7 +239,7 @@ def test_rows_do_not_know_each_other(format):
 
 @pytest.mark.parametrize("format", EVERY, ids=repr)
 def test_weights_are_left_as_they_are(format):
-    """float32 rows are looked at in place, perhaps in a mapped file."""
+    """float32 rows are read in place, possibly from a mapped file."""
     x = heavy_tailed(3, 300)
     before = x.clone()
     format.quantize(x)
@@ -257,8 +259,8 @@ def test_zeros_stay_zeros(format):
 
 @pytest.mark.parametrize("format", EVERY, ids=repr)
 def test_huge_and_tiny_weights(format):
-    """As good as ordinary ones, as far as float32 can hold the scale: a subnormal one is a multiple of 2^-149;
-    microscaling has none below 2^-127."""
+    """They are as accurate as ordinary weights if float32 can hold the scale. A subnormal scale is a multiple of
+    2^-149, and microscaling has none below 2^-127."""
     microscaling = isinstance(format, (MXFP4, MXFP8))
     x = torch.randn(4, 200, generator=torch.Generator().manual_seed(3))
     x /= x.abs().max()
@@ -295,8 +297,8 @@ def test_what_is_quantised_stays_as_it_is(format):
 # -- how good each is
 # -----------------------------------------------------------------------------------------------------
 
-# Relative RMS errors, of normal weights and of Student's t with 4 degrees of freedom, 1024 x 1024 each: measured, and a
-# little more.
+# Bounds for the relative RMS errors of normal weights and of Student's t with 4 degrees of freedom, 1024 x 1024 each:
+# slightly above the measured values.
 MOST_ERROR = {
     "int8": (0.00793, 0.0185),
     "int4": (0.0906, 0.136),
@@ -322,7 +324,7 @@ MOST_ERROR = {
 def test_no_format_gets_worse(name):
     torch.manual_seed(0)
     normal, heavy = torch.randn(1024, 1024), torch.distributions.StudentT(4.0).sample((1024, 1024))
-    # The kernels have the bits of the definitions (test_kernels.py, test_k_types.py), and are quicker.
+    # The kernels give the bits of the definitions (test_kernels.py, test_k_types.py), and are faster.
     found = (native.quantize(x, FORMATS[name]()).unpaired().dequantize() for x in (normal, heavy))
     errors = [((values - x).norm() / x.norm()).item() for values, x in zip(found, (normal, heavy))]
     for error, most in zip(errors, MOST_ERROR[name], strict=True):

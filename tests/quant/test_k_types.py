@@ -1,5 +1,5 @@
-"""The types of ggml: kernels against their definitions, against the gguf package's rounding where it has one, and as good
-as llama.cpp's search makes them."""
+"""The types of ggml: kernels against their definitions and, if it has one, the gguf package's rounding. They must be as
+accurate as llama.cpp's search."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("restore_isa_and_threads")
 
 
 def k_type_cases() -> dict[str, torch.Tensor]:
-    """Rows of 768, by what is special about them; float16 scales have no place for huge weights."""
+    """Name of a special case -> rows of 768. Huge weights are missing, because float16 scales cannot represent them."""
     others = {name: x for name, x in cases(768).items() if name != "huge"}
     x = heavy_tailed(7, 768)
     return others | {"other sign": -3 - torch.rand(5, 768), "float16's subnormals as scales": x * 1e-6}
@@ -77,7 +77,8 @@ def test_narrow_rows_take_another_type(name):
 
 
 def test_codes_are_not_worse_than_rounding_between_ends():
-    """Each group of q4_k beside 15 steps from its least weight (or zero) to its largest, and 63rds of the largest scale."""
+    """Compares each group of q4_k with 15 steps from its smallest weight (or zero) to its largest, with scales in 63rds
+    of the largest."""
     x = torch.randn(64, 256, generator=torch.Generator().manual_seed(3))
     rows = FORMATS["q4_k"]().quantize(x)
     groups = x.unflatten(1, (-1, 32))

@@ -1,4 +1,4 @@
-"""The kernels that quantise, against the formats' definitions in torch: the same bits, on every instruction set."""
+"""The quantising kernels give the bits of the formats' definitions in torch, on every instruction set."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("restore_isa_and_threads")
 
 
 def cases(k: int) -> dict[str, torch.Tensor]:
-    """Rows of k elements, by what is special about them."""
+    """Name of a special case -> rows of k elements."""
     generator = torch.Generator().manual_seed(k)
     x = heavy_tailed(11, k, seed=k)
     zeros = x.clone()
@@ -77,7 +77,7 @@ def test_any_strides_and_threads(format):
 
 @pytest.mark.parametrize("format", EVERY, ids=repr)
 def test_what_is_not_finite_is_refused_by_the_tensors_name(format):
-    """Each of three values with each place and on each instruction set."""
+    """Each of three values at each place, on each instruction set."""
     values = (math.nan, math.inf, -math.inf)
     for i, place in enumerate([(77, 599), (0, 0), (50, 64), (99, 17)]):
         for j, isa in enumerate(ISAS):

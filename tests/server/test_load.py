@@ -1,4 +1,4 @@
-"""More requests than the engine can run at once: a bounded queue, honest waiting times, failures of one request only."""
+"""More requests than the engine runs at once: a bounded queue, honest waiting times, failures of one request only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GGUF files byte by byte, right and wrong ones, without the gguf package."""
+"""GGUF files built byte by byte, valid and invalid, without the gguf package."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def entry(key: str | bytes, kind: int, value: bytes) -> bytes:
 
 
 def tensor(name: str, shape: tuple[int, ...], number: int, offset: int) -> bytes:
-    """What the header says of a tensor, `shape` in torch's order."""
+    """The header's entry for a tensor, with `shape` in torch's order."""
     return text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape[::-1], number, offset)
 
 
@@ -32,7 +32,7 @@ def whole(
     alignment: int = 32,
     **counts: int,
 ) -> bytes:
-    """A file; `num_tensors` and `num_entries` may lie about their numbers."""
+    """A file; `num_tensors` and `num_entries` may be wrong counts."""
     header = b"GGUF" + struct.pack(
         "<IQQ", version, counts.get("num_tensors", len(tensors)), counts.get("num_entries", len(entries))
     )
@@ -49,7 +49,7 @@ class Parts(NamedTuple):
 
 
 def taken_apart(content: bytes) -> Parts:
-    """Of a right file in the usual alignment."""
+    """Takes apart a valid file with the usual alignment."""
     position = 24
 
     def skip_text() -> None:

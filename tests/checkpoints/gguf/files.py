@@ -1,4 +1,4 @@
-"""GGUF files of checkpoints, as llama.cpp's converter makes them, with tensors of any type and tokenizers."""
+"""GGUF files of checkpoints, like those of llama.cpp's converter, with tensors of any type and with tokenizers."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ ARCHITECTURES = {
     **mixture_files.ARCHITECTURES,
     **latent_files.ARCHITECTURES,
 }  # fmt: skip
-"""By model_type."""
+"""GGUF's architecture names by model_type."""
 PERMUTED = ("llama", "smollm3", "granite", "granitemoe", "minicpm")
 
 HALVES = {
     Kind.Q2_K: (80, 82, 1.5), Kind.Q3_K: (108, None, 0), Kind.Q4_K: (0, 2, 7.5), Kind.Q5_K: (0, 2, 15.5),
     Kind.Q6_K: (208, None, 0), Kind.IQ4_NL: (0, None, 0), Kind.IQ4_XS: (0, None, 0),
 }  # fmt: skip
-"""Types that the gguf package reads and does not write: where in a block the fp16 scale is and that of the minima, and
-how many times the first the second must be for weights around zero."""
+"""Types that the gguf package reads but does not write. The values are the offsets in a block of the fp16 scale and of
+the minima's scale, and the ratio of the second to the first that centres the weights around zero."""
 
 SEEING = {"qwen2_vl": "qwen2vl", "qwen2_5_vl": "qwen2vl", "qwen3_vl": "qwen3vl"}
 ARCHITECTURES |= SEEING
@@ -48,9 +48,9 @@ def write_gguf(
     add: Callable[[gguf.GGUFWriter], object] = lambda writer: None,
     tensors_a_shard: int = 0,
 ) -> dict[str, Tensor]:
-    """Writes the checkpoint in `folder` (config.json and one model.safetensors) to `path`, and returns the weights that
-    the file holds, by the Hub's names in float32. `types`: ggml's name of the type of matrices, all or by name. `add`
-    may add more to the file."""
+    """Writes the checkpoint in `folder` (config.json and one model.safetensors) to `path`. Returns the weights that the
+    file holds, in float32 and by the Hub's names. `types` is ggml's name of the matrices' type, for all or by name.
+    `add` may add more to the file."""
     config = json.loads((folder / "config.json").read_text())
     config |= {**config.get("text_config", {}), "model_type": config["model_type"]}
     architecture = ARCHITECTURES[config["model_type"]]
@@ -79,13 +79,13 @@ def write_gguf(
         writer.add_tensor(name, factors)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()  # no progress: it would be written on stderr
+    writer.write_tensors_to_file()  # no progress bar, which would go to stderr
     writer.close()
     return rearranged(held, config, back=True)
 
 
 def tensor_names(architecture: str, num_layers: int) -> Callable[[str], str]:
-    """GGUF's name of a checkpoint's tensor, as the gguf package has it; that of ChatGLM the converter cuts."""
+    """Function from a checkpoint's tensor name to GGUF's, from the gguf package. The converter cuts ChatGLM's names."""
     number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     known = gguf.get_tensor_name_map(number, num_layers)
     prefix = "transformer." if architecture == "chatglm" else ""
@@ -97,9 +97,9 @@ def tensor_names(architecture: str, num_layers: int) -> Callable[[str], str]:
 
 
 def rearranged(state: dict[str, Tensor], config: dict[str, Any], back: bool = False) -> dict[str, Tensor]:
-    """Tensors as the converter arranges their elements: GPT-2's matrices are turned, GPT-NeoX's queries come before its
-    keys and values, and StableLM's norms of heads are stacked; and of Qwens that see, what is text. With `back`, the
-    Hub's again."""
+    """Arranges tensors' elements like the converter. GPT-2's matrices are transposed, GPT-NeoX's queries come before
+    its keys and values, and StableLM's head norms are stacked. Of Qwen's vision models only the text part is kept.
+    `back` gives the Hub's arrangement again."""
     family = config["model_type"]
     if family in SEEING:
         head, within = ("model.", "model.language_model.") if back else ("model.language_model.", "model.")
@@ -141,8 +141,8 @@ def rearranged(state: dict[str, Tensor], config: dict[str, Any], back: bool = Fa
 
 
 def stored(values: Tensor, kind: Kind, seed: int = 0) -> tuple[np.ndarray, Tensor]:
-    """How a file holds a tensor, and what it then holds: of a type that cannot be written, random blocks of about the
-    same spread."""
+    """The stored data of a tensor, and the values that it represents. If the package cannot write the type, they are
+    random blocks of about the same spread."""
     if kind in HALVES:
         *stack, k = values.shape
         blocks = random_blocks((math.prod(stack), k), kind, float(values.std()), seed)
@@ -155,7 +155,7 @@ def stored(values: Tensor, kind: Kind, seed: int = 0) -> tuple[np.ndarray, Tenso
 
 
 def random_blocks(shape: tuple[int, int], kind: Kind, spread: float, seed: int) -> np.ndarray:
-    """uint8 `[rows, row bytes]`."""
+    """Random blocks, uint8 `[rows, row bytes]`."""
     weights, nbytes = gguf.GGML_QUANT_SIZES[kind]
     random = np.random.default_rng(seed)
     blocks = random.integers(0, 256, (shape[0], shape[1] // weights, nbytes), dtype=np.uint8)
@@ -172,7 +172,7 @@ def random_blocks(shape: tuple[int, int], kind: Kind, spread: float, seed: int) 
 
 
 def add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> dict[str, np.ndarray]:
-    """The keys of a config.json; returns the tensors that belong to its rotary embedding."""
+    """Adds the keys of a config.json, and returns the tensors that belong to its rotary embedding."""
     if config["model_type"] in ("gpt2", "chatglm"):
         {"gpt2": add_gpt2, "chatglm": add_chatglm}[config["model_type"]](writer, config)
         return {}
@@ -248,7 +248,7 @@ def add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> dict[str, np.
 
 
 def add_factors(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
-    """Factors and caps, each where the family has it."""
+    """Adds the factors and caps that the family has."""
     if config["model_type"] == "minicpm":
         writer.add_embedding_scale(config["scale_emb"])
         writer.add_residual_scale(config["scale_depth"] / config["num_hidden_layers"] ** 0.5)
@@ -297,8 +297,10 @@ def add_chatglm(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
 
 
 def add_tokenizer(writer: gguf.GGUFWriter, tokenizer: Any, pre: str | None = None) -> None:
-    """The vocabulary of one of transformers' fast tokenizers, its special tokens and its chat template. `pre` names how
-    it cuts texts, for byte-level ones; without it, it is a sentencepiece one, whose scores are made from its merges."""
+    """Adds the vocabulary, special tokens and chat template of one of transformers' fast tokenizers.
+
+    `pre` names the rule by which a byte-level tokenizer splits texts. Without it the tokenizer is a sentencepiece one,
+    and its scores are made from its merges."""
     state = json.loads(tokenizer.backend_tokenizer.to_str())
     tokens: list[str] = [""] * len(tokenizer)
     for token, index in tokenizer.get_vocab().items():

@@ -1,4 +1,4 @@
-"""Tensors and keys of latent attention as llama.cpp's converter writes them."""
+"""Tensors and keys of latent attention, in the form that llama.cpp's converter writes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ ARCHITECTURES = {
     "glm4_moe_lite": "deepseek2",
     "minicpm3": "minicpm3",
 }
-"""By model_type."""
+"""GGUF's architecture names by model_type."""
 MIXTURES = tuple(name for name, architecture in ARCHITECTURES.items() if architecture == "deepseek2")
 
 
 def arranged(state: dict[str, Tensor], config: dict[str, Any]) -> dict[str, Tensor]:
-    """kv_b cut into what makes keys, turned, and what makes values; MiniCPM3's is left whole."""
+    """Splits kv_b into the part for keys, transposed, and the part for values. MiniCPM3's kv_b is left whole."""
     if config["model_type"] == "minicpm3":
         return state
     found: dict[str, Tensor] = {}
@@ -34,7 +34,7 @@ def arranged(state: dict[str, Tensor], config: dict[str, Any]) -> dict[str, Tens
 
 
 def add_keys(writer: gguf.GGUFWriter, config: dict[str, Any], split: bool = True) -> None:
-    """`split`: as files are since kv_b is cut."""
+    """Adds the keys. `split` selects the newer form of files, in which kv_b is split."""
     rank, rope_dim = config["kv_lora_rank"], config["qk_rope_head_dim"]
     key_length, value_length = config["qk_nope_head_dim"] + rope_dim, config["v_head_dim"]
     writer.add_kv_lora_rank(rank)

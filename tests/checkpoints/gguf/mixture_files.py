@@ -1,4 +1,4 @@
-"""Tensors and keys of mixtures of experts as llama.cpp's converter writes them."""
+"""Tensors and keys of mixtures of experts, in the form that llama.cpp's converter writes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ARCHITECTURES = {
     "granitemoeshared": "granitemoe", "gpt_oss": "gpt-oss", "hunyuan_v1_moe": "hunyuan-moe",
     "ernie4_5_moe": "ernie4_5-moe", "glm4_moe": "glm4moe", "phimoe": "phimoe", "llama4_text": "llama4",
 }  # fmt: skip
-"""By model_type."""
+"""GGUF's architecture names by model_type."""
 PARTS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down"}
 NAMES = {
     r"mlp\.gate\.weight": "ffn_gate_inp.weight",
@@ -32,11 +32,11 @@ NAMES = {
     r"mlp\.(?:gate|moe_statics)\.e_score_correction_bias": "exp_probs_b.bias",
     r"self_attn\.sinks": "attn_sinks.weight",
 }
-"""Of single tensors in a layer."""
+"""Pattern of a tensor's name in a layer -> GGUF's name."""
 
 
 def arranged(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a file: those of experts, routers and what stands beside them by GGUF's names."""
+    """The tensors of a file, with GGUF's names for experts, routers and the tensors next to them."""
     found: dict[str, Any] = {}
     for name, tensor in state.items():
         inside = re.fullmatch(r"model\.layers\.(\d+)\.(.*)", name)
@@ -61,7 +61,7 @@ def arranged(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def halves(part: str, tensor: Tensor) -> dict[str, Tensor]:
-    """Gate and up, which are one tensor on the Hub."""
+    """Splits gate and up, which are one tensor on the Hub."""
     if "input_linear" in part:
         kind = "shexp" if "shared" in part else "exps"
         gate, up = tensor.chunk(2, dim=-2)

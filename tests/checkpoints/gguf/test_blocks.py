@@ -1,4 +1,4 @@
-"""ggml's block types: what they decode to, against the gguf package's own numbers."""
+"""ggml's block types: their decoded values, against those of the gguf package."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def gguf_values(raw, number):
 
 
 def assert_same(rows, expected):
-    """Equal bit for bit where finite."""
+    """Asserts that finite values are equal bit for bit."""
     values = rows.dequantize()
     assert values.shape == expected.shape
     finite = torch.isfinite(expected)
@@ -40,13 +40,13 @@ def test_any_bytes(number):
     kind = BLOCK_TYPES[number]
     raw = np.random.default_rng(number).integers(0, 256, (50, 3 * kind.nbytes), dtype=np.uint8)
     if kind.name == "MXFP4":
-        raw[:, :: kind.nbytes] %= 255  # 255 is NaN by the standard, and 2^128 for the gguf package
+        raw[:, :: kind.nbytes] %= 255  # 255 is NaN in the standard, but 2^128 in the gguf package
     assert_same(BlockRows(kind, torch.from_numpy(raw)).unpack(), gguf_values(raw, number))
 
 
 @NUMBERS
 def test_quantised_weights(number):
-    """What the gguf package makes of weights, where it can, and blocks of ordinary sizes where it cannot."""
+    """Weights quantised by the gguf package if it can, otherwise random blocks of ordinary sizes."""
     kind, name = BLOCK_TYPES[number], gguf.GGMLQuantizationType(number)
     weights = np.random.default_rng(number).normal(0, 0.05, (33, 512)).astype(np.float32)
     raw = random_blocks(weights.shape, name, 0.05, number) if name in HALVES else gguf.quants.quantize(weights, name)
@@ -68,7 +68,7 @@ def test_zero_blocks_are_zero(number):
 
 
 def test_the_exponents_of_mxfp4():
-    """Every scale that there is, the smallest of them denormal; 255 is NaN, which spoils its block alone."""
+    """Every possible scale; the smallest are denormal. 255 is NaN, which spoils only its block."""
     raw = torch.zeros(1, 256 * 17, dtype=torch.uint8).view(256, 17)
     raw[:, 0], raw[:, 1:] = torch.arange(256), 0x21  # 0.5 and 1
     values = BlockRows(BLOCK_TYPES[39], raw.view(1, -1)).unpack().dequantize().view(256, 32)
@@ -80,7 +80,7 @@ def test_the_exponents_of_mxfp4():
 @NUMBERS
 @pytest.mark.parametrize("glu", [False, True])
 def test_blocks_pack_as_the_codes_and_scales_that_they_hold(number, glu):
-    """In pieces that begin and end anywhere, and from rows that lie apart."""
+    """Blocks come in pieces that begin and end anywhere, and from rows that are not contiguous."""
     kind = BLOCK_TYPES[number]
     n, k = 70, 3 * 256
     raw = random_rows(kind, n, k)
@@ -127,8 +127,7 @@ def test_the_page_tells_the_sizes_that_are():
 
 
 def test_the_table():
-    """Sizes, names and numbers are ggml's, and every type of the gguf package is decoded, a float, or refused by
-    name."""
+    """Sizes, names and numbers are ggml's. Every type of the gguf package is decoded, a float, or refused by name."""
     for number, kind in BLOCK_TYPES.items():
         name = gguf.GGMLQuantizationType(number)
         assert (kind.name, (kind.weights, kind.nbytes)) == (name.name, gguf.GGML_QUANT_SIZES[name])

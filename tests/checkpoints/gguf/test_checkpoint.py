@@ -1,5 +1,5 @@
-"""GGUF files as checkpoints: against transformers with the weights that the file holds, and against the checkpoint a
-file was made from."""
+"""GGUF files as checkpoints, against transformers with the file's weights, and against the checkpoint that the file was
+made from."""
 
 from __future__ import annotations
 
@@ -45,18 +45,18 @@ HELD = [
     "deepseek_v3-yarn", "deepseek_v3-not-normalised", "deepseek_v3-one-group", "glm4_moe_lite-default", "glm4_moe_lite-eps",
     "minicpm3-default", "minicpm3-longrope",
 ]  # fmt: skip
-"""The variants that a GGUF file can describe: no keys say how Qwen's windows lie, or which activation there is."""
+"""The variants that a GGUF file can describe: no keys describe Qwen's windows or the activation."""
 ALSO = {name: {"query_pre_attn_scalar": 12} for name in ("gemma2", "gemma3_text")}
 WIDE_ALSO = {name: {"query_pre_attn_scalar": 64} for name in ALSO}
 ALSO |= {
     "llama4_text": {"attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1},
     "phimoe": {"router_jitter_noise": 0.01},
 }
-"""What no key says, and llama.cpp takes from others: by model_type."""
+"""model_type -> fields that have no key, and that llama.cpp derives from other keys."""
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_key_value_heads": 2, "num_hidden_layers": 2, "head_dim": 64}
-"""Rows of whole blocks, for every type."""
+"""Sizes for which rows are whole blocks of every type."""
 TIED = ("gemma2", "cohere", "cohere2")
-"""Whose files hold no head, by model_type."""
+"""Families whose files hold no head, by model_type."""
 WIDE_ALSO |= dict.fromkeys(("qwen2_vl", "qwen2_5_vl"), mrope([8, 12, 12]))
 WITH_TESTS_OF_THEIR_OWN = (*mixture_files.ARCHITECTURES, *latent_files.ARCHITECTURES)
 PROMPT = 45
@@ -84,14 +84,14 @@ def test_float32_logits(tmp_path, name):
     assert expected.std() > 0.05
     logits = prefill(ours, ids)
     assert relative_error(logits, expected) < TOLERANCE
-    # A file has the scalings of Llama 3 and of longrope as factors, rounded to float32.
+    # A file stores the scalings of Llama 3 and of longrope as factors, rounded to float32.
     if fields.get("rope_parameters", {}).get("rope_type") not in ("llama3", "longrope"):
         assert torch.equal(logits, prefill(load(tmp_path / "hub"), ids)), "the bits of the checkpoint"
 
 
 @pytest.mark.parametrize("name", ["llama-gqa", "mistral-window", "qwen2-tied", "qwen3-default", "phi3-default", "starcoder2-default", "stablelm-2-12b", "gpt_neox-sequential", "gpt2-default", "chatglm-default"])  # fmt: skip
 def test_the_config_is_that_of_the_hub(tmp_path, name):
-    """Field by field, but for those that a file does not have, or has in other words."""
+    """All fields are equal, except those that a file does not have or expresses differently."""
     model_type, _, fields = VARIANTS[IDS.index(name)]
     save_tiny(tmp_path / "hub", model_type, fields | {"bos_token_id": 3, "eos_token_id": 5, "pad_token_id": 0})
 
@@ -116,7 +116,7 @@ def test_the_config_is_that_of_the_hub(tmp_path, name):
 
 
 def test_rows_in_any_pieces_are_the_hubs_rows(tmp_path):
-    """Queries and keys too, whose rows the file has in another order."""
+    """This includes queries and keys, whose rows have another order in the file."""
     save_tiny(tmp_path / "hub", "llama", {"head_dim": 20, "attention_bias": True})
     held = write_gguf(tmp_path / "hub", tmp_path / "model.gguf", "F16")
     with GgufCheckpoint(tmp_path / "model.gguf") as reader:
@@ -153,18 +153,19 @@ def quantised(tmp_path, model_type, types, **fields):
     theirs = save_tiny(tmp_path / "hub", model_type, sizes | fields | WIDE_ALSO.get(model_type, {}))
     held = write_gguf(tmp_path / "hub", tmp_path / "model.gguf", types)
     state = {name.replace("embed_out", "lm_head"): tensor for name, tensor in held.items()}
-    theirs.load_state_dict(state, strict=False)  # a tied head is no tensor of its own
+    theirs.load_state_dict(state, strict=False)  # a tied head is not a separate tensor
     return tmp_path / "model.gguf", theirs, held
 
 
 ACTIVATIONS = 2.3 / 127 / 12**0.5
-"""What the kernels' rounding of activations to int8 adds to a product, of its size: the largest of 32 normal numbers is
-about 2.3 times their spread (of 128 in super-blocks, 2.8), and the rounding to 127ths of it is uniform."""
+"""Relative error that the kernels' rounding of activations to int8 adds to a product. The largest of 32 normal numbers
+is about 2.3 times their spread (2.8 times for the 128 of super-blocks), and the rounding to 127ths of it is uniform."""
 
 
 @pytest.mark.parametrize("kind", [kind.name for kind in BLOCK_TYPES.values()])
 def test_every_type_against_transformers(tmp_path, kind):
-    """Rows as they are read; on torch logits; on the kernels weights to the bit, and logits but for the activations."""
+    """Compares the rows read and torch's logits. The kernels' weights match bit for bit, and their logits match except
+    for the rounding of activations."""
     path, theirs, held = quantised(tmp_path, "llama", kind)
     ours, on_kernels = load(path, backend="torch"), load(path)
     with GgufCheckpoint(path) as reader:
@@ -185,8 +186,8 @@ def test_every_type_against_transformers(tmp_path, kind):
     expected = oracle(theirs, ids)
     assert relative_error(prefill(ours, ids), expected) < TOLERANCE
     error = (prefill(on_kernels, ids) - expected).square().mean().sqrt() / expected.square().mean().sqrt()
-    # Nine products one after another, whose errors are independent; what lies between them at most doubles these, and a
-    # half for chance.
+    # Nine products in sequence with independent errors. The operations between them at most double these errors, and
+    # another half allows for chance.
     assert error < 2.5 * 9**0.5 * ACTIVATIONS * (2.8 / 2.3 if kind.endswith(("_K", "_XS")) else 1)
 
 
@@ -207,7 +208,8 @@ REST = [pytest.param(pair, marks=pytest.mark.thorough) for pair in PAIRS if pair
 
 @pytest.mark.parametrize("pair", ALWAYS + REST, ids="-".join)
 def test_types_that_differ_within_a_layer(tmp_path, pair):
-    """Parts of one matrix here, in two types there. Each commit has every architecture, and Llama with every mixture."""
+    """Parts of one matrix in pace have two types in the file. Each commit runs every architecture, and Llama with every
+    mixture of types."""
     model_type, mixture = pair
     path, theirs, _ = quantised(
         tmp_path, model_type, MIXTURES[mixture], tie_word_embeddings=mixture == "Q5_0" or model_type in TIED
@@ -218,7 +220,7 @@ def test_types_that_differ_within_a_layer(tmp_path, pair):
 
 
 def test_parts_of_a_matrix_stay_quantised(tmp_path, caplog):
-    """Each in its own type, floats among them, and the model takes the bytes of the file's tensors."""
+    """Each part keeps its type, including floats, and the model's size is that of the file's tensors."""
     layouts = {kind.name: kind.layout for kind in BLOCK_TYPES.values()}
     for mixture, expected in (
         ("Q4_K_M", ["Q4_K", "Q4_K", "Q6_K"]),

@@ -1,4 +1,4 @@
-"""GgufFile: what it reads is what the gguf package reads; what is damaged is refused when it is opened."""
+"""GgufFile reads the same as the gguf package, and refuses damaged files when it opens them."""
 
 from __future__ import annotations
 

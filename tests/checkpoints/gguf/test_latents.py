@@ -1,4 +1,4 @@
-"""Files of families with latent attention: heads told apart or not, in blocks, and keys that are missing."""
+"""Files of families with latent attention: heads split or not, in blocks, and missing keys."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_files_from_before_kv_b_was_cut(tmp_path, monkeypatch, model_type):
 
 @pytest.mark.parametrize("kinds", [("Q8_0", "Q4_K"), ("Q4_0", "Q6_K"), ("F16", "BF16")])
 def test_heads_have_the_weights_of_the_file(tmp_path, kinds):
-    """Keys in one type, values in another, to the bit where the kernels keep the values."""
+    """Keys have one type, values another. Weights are exact to the bit if the kernels keep the values."""
     save_tiny(tmp_path / "hub", "deepseek_v3", WIDE)
     of_keys, of_others = kinds
     write_gguf(tmp_path / "hub", tmp_path / "model.gguf", lambda name: of_keys if "k_b_proj" in name else of_others)
@@ -53,7 +53,7 @@ def test_heads_have_the_weights_of_the_file(tmp_path, kinds):
                     assert torch.equal(model.ops.unpack(weight), expected)
     expected = prefill(model, IDS)
     found = prefill(load(tmp_path / "model.gguf", "bfloat16"), IDS)
-    # activations are rounded to int8, or to bf16, in some ten products one after the other; a row may change experts
+    # Activations are rounded to int8 or bf16 in about ten products in sequence; a row may change experts.
     rows = (found - expected).norm(dim=-1) / expected.norm(dim=-1)
     assert rows.median() < 0.08
 

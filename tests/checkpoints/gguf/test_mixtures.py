@@ -41,7 +41,8 @@ KINDS = [kind.name for kind in BLOCK_TYPES.values()]
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_experts_have_the_weights_of_the_file(tmp_path, kind):
-    """Gate and up as they are, down in another type, to the bit where the kernels keep the values; families in turn."""
+    """Gate and up have the given type, down another. Weights are exact to the bit if the kernels keep the values. The
+    families rotate."""
     model_type = list(FAMILIES)[KINDS.index(kind) % len(FAMILIES)]
     path = written(tmp_path, model_type, lambda name: "Q8_0" if "down" in name else kind)
     model = load_model(path, "float32", "torch", num_threads=1, progress=False)
@@ -68,13 +69,13 @@ def test_gate_and_up_may_have_two_types(tmp_path, model_type):
         expected = session.append(ids, logits="all")
     with LLMModel(path, dtype="float32", progress=False) as model, model.session() as session:
         found = session.append(ids, logits="all")
-    # activations are rounded to int8 in each of some ten products, one after the other; a row may go to other experts
+    # Activations are rounded to int8 in about ten products in sequence; a row may go to other experts.
     rows = (found - expected).norm(dim=-1) / expected.norm(dim=-1)
     assert rows.median() < 0.08
 
 
 def test_experts_before_they_were_stacked(tmp_path):
-    """Old files of Mixtral have a tensor for each."""
+    """Old files of Mixtral have one tensor per expert."""
     save_tiny(tmp_path / "hub", "mixtral", {})
     stacked = tmp_path / "model.gguf"
     write_gguf(tmp_path / "hub", stacked)
@@ -101,7 +102,7 @@ def test_experts_before_they_were_stacked(tmp_path):
 
 
 def test_gpt_oss_without_yarn(tmp_path):
-    """A file that says nothing of a scaling has none; a config.json that says nothing has the published one."""
+    """A file without keys for a scaling has none, but a config.json without them has the published one."""
     rope = {"rope_type": "default", "rope_theta": 500.0}
     save_tiny(tmp_path / "hub", "gpt_oss", {"rope_parameters": rope})
     write_gguf(tmp_path / "hub", tmp_path / "model.gguf")

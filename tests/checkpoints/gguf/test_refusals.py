@@ -1,4 +1,4 @@
-"""What the metadata and the tensors of a GGUF file must not say, and what is read all the same."""
+"""Metadata and tensors of GGUF files that are refused, and oddities that are accepted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.llm.models.variants import save_tiny
 
 
 def changed(tmp_path, change, model_type="llama", types="F32", **fields):
-    """A file whose writer did something else besides, or instead."""
+    """A file whose writer also made `change`, or wrote something else instead."""
     save_tiny(tmp_path / "hub", model_type, fields)
     write_gguf(tmp_path / "hub", tmp_path / "model.gguf", types, change)
     return tmp_path / "model.gguf"

@@ -1,4 +1,4 @@
-"""Tokenizers from GGUF files: the ids, texts and chat templates of those that the files were made from."""
+"""Tokenizers from GGUF files give the ids, texts and chat templates of the tokenizers that the files were made from."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ STRANGE = [
 
 
 def file_with(path: Path, *add, architecture: str = "llama") -> Path:
-    """A file of metadata alone."""
+    """A file with metadata only."""
     writer = gguf.GGUFWriter(path, architecture)
     for more in add:
         more(writer)
@@ -71,8 +71,8 @@ def test_the_bundled_models(tmp_path):
     found = as_file(tmp_path / "t.gguf", expected, "gpt-2")
     texts = [entry["text"] for entry in HELD_OUT]
     assert len(texts) > 20
-    # Its own rule is none that GGUF has a name for: GPT-2's, but that 's alone is cut off. That shows where the others
-    # begin a word.
+    # GGUF has no name for the bundled tokenizer's rule: GPT-2's, except that only 's is cut off. The rules differ if
+    # another contraction begins a word.
     assert_same(
         found,
         expected,
@@ -97,7 +97,7 @@ def test_of_both_kinds(tmp_path, kind):
 
 
 def test_a_whole_tokenizer_json_in_the_file_is_taken(tmp_path):
-    """tokenizer.huggingface.json of the GGUF specification: no rule has to have a name."""
+    """tokenizer.huggingface.json of the GGUF specification: with it, a rule needs no name."""
     expected = load_tokenizer(TINY)
     whole = lambda writer: writer.add_string(
         "tokenizer.huggingface.json", (TINY / "tokenizer.json").read_text(encoding="utf-8")
@@ -121,8 +121,8 @@ PIECES = {
     "tekken": "I|'d| pay| $|1|2|3|4|5| for| the| HTMLPage|,| e|.g|.| |1|.|5|kg|\n\n| | now|!",
     "gpt-4o": "I'd| pay| $|123|45| for| the| HTMLPage|,| e|.g|.| |1|.|5|kg|\n\n| | now|!",
 }
-"""How each rule cuts; that llama.cpp 0.3.36 (llama-cpp-python) gives the same tokens for the texts of this page was
-checked by hand, but for Hunyuan's and DeepSeek's."""
+"""Pieces into which each rule cuts the text. llama-cpp-python 0.3.36 gives the same tokens for the texts of this file:
+checked by hand, except for Hunyuan's and DeepSeek's."""
 
 
 @pytest.mark.parametrize("name", PIECES)
@@ -175,7 +175,7 @@ def test_what_comes_before_and_after(tmp_path):
 
 
 def test_words_that_are_tokens_are_taken_whole(tmp_path):
-    """By Llama 3's rule, and not by Qwen's, whose merges alone decide."""
+    """Llama 3's rule does so. For Qwen's only the merges decide."""
 
     def drop_merge(writer):
         merges = writer.kv_data[0]["tokenizer.ggml.merges"]
@@ -187,7 +187,7 @@ def test_words_that_are_tokens_are_taken_whole(tmp_path):
 
 
 def test_types_of_tokens(tmp_path):
-    """Control tokens are special, user-defined ones are found in texts and shown, unused ones are neither."""
+    """Control tokens are special. User-defined tokens are found in texts and shown. Unused tokens are neither."""
     kinds = gguf.TokenType
 
     def change(writer):

@@ -1,4 +1,4 @@
-"""Tokens that GGUF files type as something else than what they are: ends of turns, and marks of the chat template."""
+"""Tokens with a wrong type in GGUF files: ends of turns, and marks of the chat template."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TEMPLATES = {
 
 
 def write(path: Path, kind: str, names: list[str], type: int, template: str = "", **ends: str) -> Path:
-    """A file with tokens of this type at the end of its vocabulary. `ends` are the names of tokens by their keys."""
+    """A file with tokens of this type at the end of its vocabulary. `ends` maps keys to names of tokens."""
 
     def add(writer):
         add_tokenizer(writer, ZOO[kind](), "qwen2" if kind == "byte_level" else None)

@@ -1,4 +1,4 @@
-"""The bundled model as GGUF files: where they may be, shards, and the texts that they give."""
+"""The bundled model as GGUF files: their locations, shards, and the texts that they give."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.llm.models.variants import save_tiny
 
 
 def tiny(path, types="F16", add=lambda writer: None, **options):
-    """The bundled model as a file, tokenizer and all."""
+    """Writes the bundled model as a file, including its tokenizer."""
 
     def everything(writer):
         add_tokenizer(writer, load_tokenizer(TINY), "gpt-2")
@@ -125,13 +125,13 @@ def test_where_a_file_may_be(tiny_file, tmp_path):
 def test_generation_defaults(tiny_file):
     assert read_generation_config(tiny_file) == {}
     config = read_config_json(tiny_file)
-    # The file names one end of texts, <|end|>; <|eos|> is none of those that are known by their texts.
+    # The file names one end of texts, <|end|>; <|eos|> is not among the ends that are known by their names.
     assert (config["bos_token_id"], config["eos_token_id"], config["pad_token_id"]) == (1, [7], 0)
 
 
 def test_ends_of_texts_by_their_names(tmp_path, caplog):
-    """Whatever their types are. The types are corrected, with a warning; </s>, which is HTML too, ends as a control
-    token only."""
+    """Ends of texts are known by name for every type. The types are corrected, with a warning. </s> is also HTML, so it
+    is an end only as a control token."""
     tokens = ["<unk>", "a", "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "b", "</s>"]
 
     def add(writer):
@@ -170,7 +170,7 @@ def test_greedy_texts_are_those_of_the_checkpoint(tiny_file, tmp_path):
 
 @pytest.fixture(scope="module", params=["Q8_0", "Q4_0"])
 def tiny_quantised(request, tmp_path_factory):
-    """The bundled model quantised, and a checkpoint of the Hub with the weights that the file then holds."""
+    """The bundled model quantised, and a checkpoint in the Hub's format with the file's weights."""
     from safetensors.torch import save_file
 
     folder = tmp_path_factory.mktemp(request.param)
@@ -192,7 +192,7 @@ def test_quantised_texts_are_those_of_the_weights(tiny_quantised):
 
 
 def test_quantised_texts_on_the_kernels(tiny_quantised):
-    """Their rounding of activations moves a greedy text only where two tokens are about as likely."""
+    """The kernels' rounding of activations changes a greedy text only if two tokens are about equally likely."""
     path, hub = tiny_quantised
     with (
         LLMModel(path, num_threads=1, progress=False) as ours,
@@ -233,7 +233,7 @@ def test_the_command_line_takes_files(tiny_file, capsys):
 
 
 def test_a_vocabulary_is_forgotten_once_it_is_read(tiny_file):
-    """The tokenizer and the weights are as before."""
+    """The tokenizer and the weights are unchanged afterwards."""
     checkpoint = Checkpoint(tiny_file)
     tokenizer = checkpoint.load_tokenizer()
     expected = tokenizer("Once upon a time")["input_ids"]

@@ -26,8 +26,7 @@ GOLDEN = Path(__file__).with_name("golden.safetensors")
 
 def bitsandbytes_cases(weight):
     four = {"quant_method": "bitsandbytes", "load_in_4bit": True}
-    # Where blocks cross rows, the package's kernel for CPUs takes wrong scales (0.50.2), except for odd rows, which go
-    # another way.
+    # If blocks cross rows, the package's CPU kernel takes wrong scales (0.50.2). Odd row lengths use another code path.
     for kind, nested, k in (("nf4", False, 64), ("nf4", True, 64), ("fp4", False, 64), ("nf4", False, 33)):
         matrix = weight[:, :k].contiguous()
         codes, state = bitsandbytes.functional.quantize_4bit(
@@ -106,7 +105,7 @@ def transformers_cases(weight):
     exponents = torch.randint(118, 126, (1, N, K // 32), dtype=torch.uint8)
     expected = (
         convert_moe_packed_tensors(blocks, exponents, dtype=torch.float32)[0].t().contiguous()
-    )  # of a gpt-oss expert, [K, N]
+    )  # a gpt-oss expert's weight, [K, N]
     yield (
         "transformers-mxfp4",
         {"quant_method": "mxfp4"},

@@ -1,4 +1,4 @@
-"""Tiny checkpoints of every kind, and beside each the same weights as floats."""
+"""Tiny checkpoints of every kind, each with a copy of the same weights as floats."""
 
 from __future__ import annotations
 
@@ -90,14 +90,14 @@ KINDS: dict[str, tuple[dict[str, Any], Pack]] = {
     ),
     "mxfp4": ({"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}, packers.mxfp4),
 }
-"""Name -> quantization_config, and what packs a module."""
+"""Name -> quantization_config, and the function that packs a module."""
 
 
 @functools.cache
 def tensors_of(
     kind: str, model_type: str, fields: tuple[tuple[str, Any], ...]
 ) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor]]:
-    """config.json without quantisation, the tensors of the quantised checkpoint, and those of its weights as floats."""
+    """config.json without quantisation, the tensors of the quantised checkpoint, and the same weights as floats."""
     random.seed(0)
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
@@ -123,8 +123,8 @@ def save_quantized(
     change: Callable[[dict, dict], object] = lambda state, config: None,
     **fields: Any,
 ) -> Path:
-    """Writes `folder/quantized` and `folder/floats`, which mean the same, and returns the first: linear layers are of
-    the kind, embedding, head and norms floats. `change` may spoil the quantised tensors and the config."""
+    """Writes the same weights to `folder/quantized` and `folder/floats`, and returns the first. Linear layers have the
+    kind; embedding, head and norms are floats. `change` may damage the quantised tensors and the config."""
     config, state, floats = tensors_of(kind, model_type, tuple(sorted(fields.items())))
     save(folder / "floats", config, floats)
     state, config = dict(state), config | {"quantization_config": copy.deepcopy(KINDS[kind][0])}

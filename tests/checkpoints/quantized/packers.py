@@ -1,8 +1,7 @@
-"""Quantised matrices written out as published formats lay them out, one element after the other, and the weights that
-they mean.
+"""Quantised matrices packed element by element in the published layouts, and the weights that they represent.
 
-Every function gives `(tensors, weight)`: what a checkpoint has for a module `m`, and float64 `[N, K]`. The numbers are
-random, of about 0.2 in size as in a small model."""
+Every function returns `(tensors, weight)`: a checkpoint's tensors for a module `m`, and float64 `[N, K]`. The numbers
+are random, of size about 0.2 as in a small model."""
 
 from __future__ import annotations
 
@@ -25,8 +24,9 @@ E2M1 = [0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6]
 
 
 def words(values: list[int], bits: int, count: int | None = None) -> list[int]:
-    """Fields of `bits` bits one behind the other, from the lowest bit of the first word of 32 bits on, as signed
-    words."""
+    """Packs fields of `bits` bits one after another, starting at the lowest bit of the first 32-bit word.
+
+    Returns signed words."""
     stream = 0
     for i, value in enumerate(values):
         assert 0 <= value < 1 << bits
@@ -36,7 +36,7 @@ def words(values: list[int], bits: int, count: int | None = None) -> list[int]:
 
 
 def spaced_words(values: list[int], bits: int) -> list[int]:
-    """As `words`, but no field crosses a word."""
+    """Packs like `words`, but no field crosses a word."""
     each = 32 // bits
     return [
         signed(sum(value << (i * bits) for i, value in enumerate(values[start : start + each])))
@@ -49,7 +49,7 @@ def signed(word: int) -> int:
 
 
 def integers(n: int, k: int, bits: int) -> list[list[int]]:
-    """All codes come up where there is room: the largest and the smallest in the first row."""
+    """Random codes, with the largest and the smallest in the first row, and all codes if there is room."""
     rows = [random.choices(range(1 << bits), k=k) for _ in range(n)]
     rows[0][0], rows[0][-1] = 0, (1 << bits) - 1
     return rows
@@ -94,8 +94,8 @@ def gptq(
     count = -(-k // group)
     codes, scale = integers(n, k, bits), scales(n, count, bits)
     middle = 1 << (bits - 1)
-    # Version 1 holds zero - 1 in as many bits, so 0 is stored as the largest. With 3 bits a reader makes 0 of it again;
-    # of others it adds to whole words, with carries.
+    # Version 1 stores zero - 1 in `bits` bits, so 0 is stored as the largest code. With 3 bits a reader restores the 0;
+    # with other widths it adds to whole words, with carries.
     least = 1 if version == 1 and bits != 3 else 0
     zeros = [[middle if symmetric else random.randrange(least, 1 << bits) for _ in range(count)] for _ in range(n)]
     tensors = {
@@ -119,7 +119,7 @@ def awq(n: int, k: int, group: int = -1) -> Packed:
     zeros = integers(n, count, 4)
 
     def interleaved(column: list[int]) -> list[int]:
-        """Of the outputs of one input."""
+        """Packed codes of all outputs for one input."""
         return words([column[start + i] for start in range(0, n, 8) for i in AWQ_ORDER], 4)
 
     tensors = {
@@ -188,7 +188,7 @@ def pack_quantized(
     packed: bool = True,
     spaced: bool = False,
 ) -> Packed:
-    """`packed`: zero points, too; `spaced`: as early versions packed what does not divide 32."""
+    """`packed`: also pack zero points. `spaced`: pack widths that do not divide 32 like early versions."""
     group = group if strategy == "group" else k
     count, middle = -(-k // group), 1 << (bits - 1)
     group_of = groups_of(k, group, order)
@@ -233,7 +233,7 @@ def float8(
     name: str = "weight_scale_inv",
     exponents: bool = False,
 ) -> Packed:
-    """`scale_shape`: of the stored scales, where it is not that of the grid of blocks."""
+    """`scale_shape`: shape of the stored scales, if it differs from the grid of blocks."""
     codes = (torch.randn(n, k) * 20).to(torch.float8_e4m3fn)
     grid = (-(-n // block[0]), -(-k // block[1]))
     stored = torch.randint(118, 123, grid, dtype=torch.uint8) if exponents else torch.rand(grid) * 0.008 + 0.004
@@ -261,7 +261,7 @@ def mxfp4(
 
 
 def relative_error(found: Tensor, weight: Tensor) -> float:
-    """The largest difference, by the largest weight."""
+    """The largest difference, divided by the largest weight."""
     return (
         ((found.double() - weight).abs().max() / weight.abs().max()).item() if not math.isnan(found.sum()) else math.inf
     )

@@ -1,4 +1,4 @@
-"""What is refused, and damaged: one clear error each, before or while weights are read."""
+"""Refused and damaged checkpoints: one clear error each, before or while weights are read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every layout of quantised weights, packed by loops as it is published, is read as the weights that it means."""
+"""Every published layout of quantised weights, packed by loops, is decoded to the right weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GOLDEN = Path(__file__).with_name("golden.safetensors")
 
 
 class Source:
-    """Tensors in memory, which nobody may write to, and whose sizes are told."""
+    """Tensors in memory with their dtypes and shapes. `unchanged` is true if they were not written to."""
 
     def __init__(self, tensors):
         self.stored = tensors
@@ -63,7 +63,7 @@ def compressed(layout, **weights):
 
 
 def cases():
-    """(name, quantization_config, packer, what the matrix becomes)"""
+    """Tuples (name, quantization_config, packer, layout of the decoded matrix)."""
     for bits, group, symmetric, order, version in itertools.product(
         (2, 3, 4, 8), (-1, 16, 32, 24), (True, False), ("sequential", "act-order", "irregular"), (1, 2)
     ):
@@ -254,10 +254,10 @@ def test_weights_are_what_the_layout_means(name):
     if isinstance(dtype, WeightLayout):
         assert rows.layout == dtype
         assert (rows.order is None) == (matrix.order is None)
-    # Two roundings of fp32, and for int8 a third (SCB / 127); a wrong code, scale or zero point is off by 1e-3 and
-    # more.
+    # Two roundings of fp32, and a third for int8 (SCB / 127). A wrong code, scale or zero point is off by at least
+    # 1e-3.
     assert packers.relative_error(as_floats(rows), weight) < 4 * 2**-24
-    # Any piece of rows is the same.
+    # Any piece of rows has the same weights.
     for start, stop in ((0, 16), (16, 32), (5, 6), (9, 43), (weight.shape[0] - 1, weight.shape[0])):
         piece = matrix.read(start, stop)
         assert torch.equal(as_floats(piece), as_floats(rows)[start:stop]), (start, stop)
@@ -273,7 +273,7 @@ with safe_open(GOLDEN, "pt") as golden:
 
 @pytest.mark.parametrize("name", GOLDEN_CONFIGS)
 def test_weights_are_those_of_the_packages_that_define_the_formats(name):
-    """Made by `make_golden.py` with bitsandbytes, compressed-tensors and transformers."""
+    """`make_golden.py` made them with bitsandbytes, compressed-tensors and transformers."""
     with safe_open(GOLDEN, "pt") as golden:
         tensors = {
             key.removeprefix(f"{name}/"): golden.get_tensor(key) for key in golden.keys() if key.startswith(f"{name}/")
@@ -289,7 +289,7 @@ def test_weights_are_those_of_the_packages_that_define_the_formats(name):
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
 def test_zero_points_of_zero_in_version_1_of_gptq(bits):
-    """GPTQModel takes 1 from every field of a word of its version 2, with borrows: reading undoes that."""
+    """GPTQModel subtracts 1 from every field of a word of its version 2, with borrows. Reading undoes that."""
     random.seed(0)
     tensors, weight = packers.gptq(512, 32, bits, 16, symmetric=False, version=2)
     assert any(
@@ -317,7 +317,7 @@ def zero_points(tensors, bits, version, zero):
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("group", [32, -1])
 def test_gptq_that_says_it_is_symmetric_and_has_other_zero_points(bits, version, group, caplog):
-    """Read as they say, and it is said; refused where no method has made them. No weights are noise without a word."""
+    """The zero points are used as stored, with a warning; they are refused if no method can have made them."""
     torch.manual_seed(0)
     config = {"quant_method": "gptq", "bits": bits, "group_size": group, "sym": True}
     config |= {"checkpoint_format": {1: "gptq", 2: "gptq_v2"}[version]}
@@ -347,7 +347,7 @@ def test_gptq_that_says_it_is_symmetric_and_has_other_zero_points(bits, version,
 
 
 def test_what_writers_leave_in_g_idx_where_columns_are_in_order():
-    """Zeros, or nothing."""
+    """Writers leave zeros, or an empty tensor."""
     torch.manual_seed(0)
     tensors, weight = packers.gptq(32, 64, 4, 32)
     for g_idx in (torch.zeros(64, dtype=torch.int32), None):
@@ -358,8 +358,8 @@ def test_what_writers_leave_in_g_idx_where_columns_are_in_order():
 
 @pytest.mark.parametrize("group", [32, 64, -1])
 def test_sizes_of_groups_are_those_that_dynamic_gives(group):
-    """Not what the number of groups suggests: 2 groups of 96 columns may be 64 and 32. Without g_idx nothing else
-    tells."""
+    """The number of groups does not determine their size: 2 groups of 96 columns may be 64 and 32. Without g_idx only
+    `dynamic` has it."""
     random.seed(0)
     tensors, weight = packers.gptq(32, 96, 4, group)
     del tensors["m.g_idx"]
@@ -378,7 +378,7 @@ def test_sizes_of_groups_are_those_that_dynamic_gives(group):
 
 
 def test_a_first_group_that_is_the_shorter_one():
-    """A WeightLayout has its shorter group at the end, so that these are floats."""
+    """A WeightLayout has its shorter group at the end, so these weights become floats."""
     random.seed(0)
     tensors, _ = packers.gptq(32, 96, 4, 64)
     index = [0] * 32 + [1] * 64
@@ -396,7 +396,7 @@ def test_a_first_group_that_is_the_shorter_one():
 
 
 def test_static_groups_with_act_order_are_in_order():
-    """`static_groups`: columns are quantised by activation, but their groups are neighbours."""
+    """`static_groups`: columns are quantised in the order of activations, but groups are adjacent columns."""
     tensors, _ = packers.gptq(32, 64, 4, 32)
     _, matrix = matrix_of(
         {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True, "static_groups": True}, tensors

@@ -1,4 +1,4 @@
-"""Peak memory of loading quantised checkpoints, measured in processes of their own."""
+"""Peak memory of loading quantised checkpoints, measured in separate processes."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ SIZES = {
     "vocab_size": 512, "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 2,
     "num_attention_heads": 16, "num_key_value_heads": 4,
 }  # fmt: skip
-# Besides the weights: for each of the two threads the codes of a piece, a byte each (4 MB), its words, and what they
-# are permuted through; the codes' file pages are dropped with each piece. And what the first use of the kernels
-# allocates.
+# Memory in addition to the weights. Each of the two threads has the codes of a piece, a byte each (4 MB), its words,
+# and the buffer for their permutation. File pages are dropped after each piece. The first use of the kernels also
+# allocates memory.
 OVERHEAD_BYTES = 96 << 20
 
 

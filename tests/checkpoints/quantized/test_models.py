@@ -1,4 +1,4 @@
-"""Quantised checkpoints load and generate as the model of their weights in fp32 does."""
+"""Quantised checkpoints load, and generate like a model with the same weights in fp32."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def matrices(folder):
 
 
 FIRST_KINDS = {kind.split("-")[0]: kind for kind in reversed(KINDS)}.values()
-"""One of each method."""
+"""One kind per method."""
 ALWAYS = {"llama": KINDS, "phi3": KINDS, "qwen2": ["gptq"], "deepseek_v3": ["gptq", "fp8"]}
-"""What each commit has of a model_type, where that is not one kind of each method."""
+"""model_type -> kinds that every commit runs. Other families run one kind per method."""
 PAIRS = [
     *itertools.product(("llama", "qwen2", "qwen3_moe", "deepseek_v3"), KINDS),
     *(("phi3", kind) for kind in ("gptq-act-order", "awq", "bnb-nf4")),
@@ -54,22 +54,22 @@ PAIRS = [
     "pair", sample(PAIRS, always=lambda pair: pair[1] in ALWAYS.get(pair[0], FIRST_KINDS)), ids="-".join
 )
 def test_logits_and_texts(pair, tmp_path):
-    """On torch, which multiplies with the very weights, those of the weights in fp32.
+    """torch multiplies with exactly these weights, so its logits are those of the weights in fp32.
 
-    On the kernels relative to the logits' norm. Integer products round inputs to steps of max|x| / 127, whose largest is
-    at most 5 times their size here: an error of 5 / (127 sqrt(12)) of each product. Products of floats have scales of 11
-    bits: 2^-12. 8 products, one after the other, add theirs like a random walk, and what stands between them enlarges it
-    up to 3 times."""
+    The kernels' error is relative to the norm of the logits. Integer products round inputs to steps of max|x| / 127.
+    The largest input is at most 5 times their size here, so each product has an error of 5 / (127 sqrt(12)). Float
+    products have scales of 11 bits: 2^-12. The errors of 8 products in sequence add up like a random walk, and the
+    operations between them enlarge the sum up to 3 times."""
     model_type, kind = pair
     quantized = save_quantized(tmp_path, kind, model_type, **FIELDS.get(model_type, {}))
     config = SamplingConfig(max_new_tokens=8, do_sample=False, ignore_eos=True)
     with load(quantized) as model, load(tmp_path / "floats") as oracle:
         found, expected = logits(model), logits(oracle)
-        # 14 products, whose up to 96 terms have weights that differ in the last bits: these errors add up like a random
+        # 14 products with up to 96 terms. Their weights differ in the last bits, and these errors add up like a random
         # walk.
         assert (found - expected).abs().max() <= 14 * 96**0.5 * 2**-24 * expected.abs().max()
         assert model.generate(PROMPT, config).generated_token_ids == oracle.generate(PROMPT, config).generated_token_ids
-    if model_type in ("phi3", "deepseek_v3"):  # the bound is for the products of the others
+    if model_type in ("phi3", "deepseek_v3"):  # the bound is for the other families' products
         return
     noise = 2**-12 if "fp8" in kind else 5 / (127 * 12**0.5)
     with load(quantized, "native") as model, load(tmp_path / "floats", "native") as oracle:
@@ -84,13 +84,13 @@ def test_matrices_stay_quantised_where_a_layout_has_their_groups(kind, tmp_path)
     for name, matrix in found.items():
         kept = name.endswith("_proj") and kind not in ("gptq-groups-of-24", "gptq-act-order")
         if kind == "gptq-act-order":
-            kept = name.endswith(("o_proj", "down_proj"))  # the parts of the fused ones have different orders
+            kept = name.endswith(("o_proj", "down_proj"))  # parts of fused products have different orders
         assert (name in matrix.plan.layouts) == kept, name
     assert kind != "gptq-act-order" or found["model.layers.0.mlp.down_proj"].plan.order is not None
 
 
 def test_parts_with_the_same_order_stay_quantised(tmp_path):
-    """GPTQ sorts the columns of q, k and v alike, as their inputs are the same."""
+    """GPTQ sorts the columns of q, k and v in the same way, because their inputs are the same."""
 
     def change(state, config):
         for name in list(state):
@@ -108,7 +108,7 @@ def test_different_orders_are_told(tmp_path, caplog):
 
 
 def test_modules_that_are_not_quantised_stay_floats(tmp_path):
-    """Of one fused product a part may be quantised and another not."""
+    """One part of a fused product may be quantised while another is not."""
 
     def change(state, config):
         expected = load_file(tmp_path / "floats" / "model.safetensors")
@@ -133,7 +133,7 @@ def test_modules_that_are_not_quantised_stay_floats(tmp_path):
 
 
 def test_a_quantised_head_and_modules_of_other_bits(tmp_path):
-    """As GPTQModel's `lm_head` and `dynamic` have it: the shapes say what each module is."""
+    """GPTQModel's `lm_head` and `dynamic`: the shapes determine each module's format."""
     packed, weight = packers.gptq(96, 64, 8, 32)
 
     def change(state, config):
@@ -148,7 +148,7 @@ def test_a_quantised_head_and_modules_of_other_bits(tmp_path):
 
 
 def as_early_writers(folder, beside, fields, weights="model.safetensors"):
-    """Moves what config.json says of quantisation into a file of its own, and renames the weights."""
+    """Moves the quantisation config from config.json into a separate file, and renames the weights."""
     config = json.loads((folder / "config.json").read_text())
     del config["quantization_config"]
     (folder / "config.json").write_text(json.dumps(config))
@@ -181,7 +181,7 @@ def test_early_checkpoints_say_in_a_file_of_their_own_how_they_are_quantised(tmp
     with pytest.raises(NotImplementedError, match="quant_method = 'modelopt' is not implemented"):
         load(folder)
     folder = save_quantized(tmp_path / "said", "gptq")
-    (folder / "quantize_config.json").write_text("{}")  # config.json says it
+    (folder / "quantize_config.json").write_text("{}")  # config.json has the settings
     load(folder).close()
 
 

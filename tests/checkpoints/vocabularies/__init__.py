@@ -1,1 +1,1 @@
-"""Vocabularies that come in files of their own, against what their libraries make of texts."""
+"""Vocabularies in their libraries' own file formats, against the tokens of those libraries."""

@@ -1,4 +1,4 @@
-"""Writes the vocabularies of sentencepiece beside this file, and what its library makes of texts:
+"""Writes sentencepiece vocabularies to this folder, with the tokens that the library gives for texts:
 
 python -m tests.checkpoints.vocabularies.make_golden        (with `pip install sentencepiece`)
 """

@@ -1,5 +1,5 @@
-"""The tokenizers of ChatGLM3 and GLM-4-9B, without the code that their checkpoints bring along: conversations against
-what that code builds, token by token."""
+"""The tokenizers of ChatGLM3 and GLM-4-9B, without the code in their checkpoints: conversations are compared token by
+token with the result of that code."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def tokenizer(request, tmp_path_factory):
 
 
 def encoded(tokenizer, text):
-    """By the vocabulary alone."""
+    """Token ids of the vocabulary's own tokenizer, built without the checkpoint."""
     kind = "plain" if "plain" in tokenizer.name_or_path else "normalised"
     return tokenizer_of(golden(kind).parts()).encode(text).ids
 
 
 def built(tokenizer, messages):
-    """What `build_chat_input` builds: a role's token, a line for itself, a text for itself."""
+    """Ids like those of `build_chat_input`: a role's token, then a line and a text, each encoded separately."""
     found = [IDS["[gMASK]"], IDS["sop"]]
     for message in messages:
         found += [IDS[f"<|{message['role']}|>"], *encoded(tokenizer, f"{message.get('metadata', '')}\n")]
@@ -92,7 +92,7 @@ def test_an_empty_text_is_no_token(tokenizer):
 
 
 def test_the_template_of_the_checkpoint_gives_way(tmp_path):
-    """It renders the same for all conversations that it knows."""
+    """Our template renders the same for all conversations that the checkpoint's template supports."""
     theirs = (
         "{% for message in messages %}{% if loop.first %}[gMASK]sop<|{{ message['role'] }}|>\n {{ message['content'] }}"
         "{% else %}<|{{ message['role'] }}|>\n {{ message['content'] }}{% endif %}{% endfor %}"
@@ -114,7 +114,7 @@ TOOL = Tool("track", "the price", {"type": "object", "properties": {"symbol": {"
 
 
 def test_calls_and_what_they_return(tokenizer):
-    """As the page on tools of ChatGLM3 shows them."""
+    """Calls and results in the form of ChatGLM3's page on tools."""
     call = {"type": "function", "function": {"name": "track", "arguments": '{"symbol": "it\'s <|user|>", "n": 3}'}}
     talk = [
         {"role": "user", "content": "sop?"},
@@ -169,7 +169,7 @@ def test_turns_end(model, end):
 
 
 def test_the_line_before_an_answer_is_no_text(model):
-    """Its tokens are those that the model was trained on: a blank, the end of the line, and a word."""
+    """The tokens are those of the model's training: a blank, the end of the line, and a word."""
     text = "\n hello"
     tokens = encoded(model.tokenizer, "\n") + encoded(model.tokenizer, "hello")
     assert model.tokenizer.decode(tokens) == text
@@ -186,7 +186,7 @@ def test_the_line_before_an_answer_is_no_text(model):
 
 
 def in_gguf(path):
-    """As llama.cpp's converter writes it: two names changed, ChatGLM3's tokens behind, and room up to the padded size."""
+    """A GGUF file like the converter's: two names changed, ChatGLM3's tokens appended, padded to the full size."""
     gguf, model = pytest.importorskip("gguf", reason="the gguf package is not installed"), golden("plain")
     types = [*model.types, *[int(gguf.TokenType.CONTROL)] * 9, *[int(gguf.TokenType.UNUSED)] * 7]
     tokens = [*model.pieces, *NAMES, *(f"[PAD{PIECES + 9 + index}]" for index in range(7))]

@@ -1,4 +1,4 @@
-"""What C++ makes of vocabularies, next to its definition in Python."""
+"""Merges that the C++ code derives from vocabularies, against a definition in Python."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pace.checkpoints.vocabulary import CONTROL, MAX_PIECE, NORMAL, UNUSED, USER
 
 
 def definition(tokens, scores, types):
-    """Every pair of pieces that makes a piece: the piece of the best score first, then the first of the vocabulary."""
+    """Every pair of pieces that forms a piece, sorted by the piece's score, best first, then by vocabulary order."""
     pieces = {
         token: score
         for token, score, kind in zip(tokens, scores, types, strict=True)
@@ -47,7 +47,7 @@ def test_long_pieces_take_part_up_to_a_length():
 
 @pytest.mark.alone("the time of two vocabularies is compared")
 def test_merges_take_linear_time():
-    """Of four times as many pieces at most eight times as long: a quadratic search takes sixteen."""
+    """Four times the pieces take at most eight times as long; a quadratic search would take sixteen times."""
 
     def seconds(count):
         tokens = [f"{number:x}" for number in range(count)]

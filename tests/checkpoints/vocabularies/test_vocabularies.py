@@ -1,5 +1,5 @@
-"""tokenizer.model files of sentencepiece, against what its library made of texts; and of tiktoken, against its rule
-written out."""
+"""tokenizer.model files: sentencepiece's against the tokens of its library, and tiktoken's against its rule written
+out."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_what_a_file_says():
 
 
 def field(number, value):
-    """One field, of a number or of bytes."""
+    """One protobuf field, with a number or bytes."""
     if isinstance(value, int):
         return bytes([number << 3]) + varint(value)
     return varint(number << 3 | 2) + varint(len(value)) + value
@@ -62,7 +62,7 @@ def varint(value):
 
 
 def model_of(pieces=("<unk>", "a"), trainer=b"\x18\x02", normalizer=b""):
-    """`trainer`: BPE unless told otherwise."""
+    """A serialized model. `trainer` is the trainer's settings, by default BPE."""
     written = b"".join(field(1, field(1, piece.encode())) for piece in pieces)
     return written + field(2, trainer) + field(3, normalizer)
 
@@ -118,7 +118,7 @@ def test_a_file_that_is_none_is_refused(tmp_path):
 
 
 def ranks():
-    """A token for each byte, and those that merging makes of some words."""
+    """Tokens for each byte, and the tokens that merges of some words create."""
     words = ["hello", " hello", "the", " the", "你好", "café", "  ", "123", "helloed", "\n\n"]
     made = dict.fromkeys(word.encode()[:end] for word in words for end in range(2, len(word.encode()) + 1))
     extra = dict.fromkeys(word.encode()[start:] for word in words for start in range(1, len(word.encode()) - 1))
@@ -127,7 +127,8 @@ def ranks():
 
 
 def merged(piece, ranks):
-    """The rule of tiktoken: a token as it is; else the two neighbours of the lowest rank, until none make a token."""
+    """tiktoken's rule: a piece that is a token stays whole. Otherwise the neighbours with the lowest rank are merged,
+    until no neighbours form a token."""
     if piece in ranks:
         return [ranks[piece]]
     parts = [bytes([byte]) for byte in piece]

@@ -1,4 +1,4 @@
-"""Token masks: bits to minus infinity, against a loop over the bits."""
+"""Token masks, which set logits to minus infinity, against a loop over the bits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ VOCABULARIES = [1, 7, 31, 32, 33, 63, 64, 65, 100, 1000, 32768, 32769, 70_001]
 
 
 def random_mask(rows: int, n: int, seed: int) -> torch.Tensor:
-    """Words of zeros, of ones, and of anything; also beyond n."""
+    """Mask with words of zeros, of ones, and random ones, including random bits beyond n."""
     chance = torch.Generator().manual_seed(seed)
     words = torch.randint(-(2**31), 2**31, (rows, -(-n // 32)), generator=chance, dtype=torch.int64).to(torch.int32)
     kind = torch.randint(0, 4, words.shape, generator=chance)
@@ -23,7 +23,7 @@ def random_mask(rows: int, n: int, seed: int) -> torch.Tensor:
 
 
 def expected(logits: torch.Tensor, mask: torch.Tensor, rows: list[int]) -> torch.Tensor:
-    """By the definition, one bit after the other."""
+    """Masked logits by the definition, one bit after another."""
     result = logits.tolist()
     for words, row in zip(mask.tolist(), rows):
         for token in range(logits.shape[1]):
@@ -37,7 +37,7 @@ def test_what_has_no_bit_is_banned(n: int) -> None:
     logits = torch.randn(4, n, generator=torch.Generator().manual_seed(n))
     masks = [random_mask(4, n, seed) for seed in range(3)]
     wanted = [(expected(logits, mask, [0, 1, 2, 3]), expected(logits, mask[:2], [3, 1])) for mask in masks]
-    isas = [isa for isa in FLOATS if n <= 1000 or "emulated" not in isa]  # these are slow
+    isas = [isa for isa in FLOATS if n <= 1000 or "emulated" not in isa]  # emulated tables are slow
     for ops, isa in [(reference, isas[0]), *((native, isa) for isa in isas)]:
         _C.select_isa(isa)
         for mask, (whole, two) in zip(masks, wanted):

@@ -1,4 +1,4 @@
-"""Drawing tokens: the kernel is the twin's definition, each row its own, whatever the distribution looks like."""
+"""Drawing tokens: the kernel matches the reference for each row separately, for distributions of every shape."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ DTYPES = dict(top_k=torch.int64)
 
 
 def peaked(rows: int, n: int, generator: torch.Generator) -> torch.Tensor:
-    """As a trained model's: few tokens have nearly all of the mass."""
+    """Logits like a trained model's: few tokens have nearly all of the mass."""
     logits = torch.randn(rows, n, generator=generator) - 8.0
     logits[:, :: max(1, n // 7)] += 8.0 * torch.rand(1, generator=generator) + 6.0
     return logits
 
 
 def misleading(rows: int, n: int, generator: torch.Generator) -> torch.Tensor:
-    """Where a kernel may take a sample, 16 elements at each of 128 places, there is little to see."""
+    """Logits with small values at the 128 places of 16 elements from which a kernel may take a sample."""
     logits = 2.0 * torch.randn(rows, n, generator=generator)
     if n > 4096:
         places = torch.arange(128) * (n - 16) // 127
@@ -74,7 +74,7 @@ def make_draws(rows: torch.Tensor, uniform: torch.Tensor, **rules: float) -> Dra
 
 @functools.cache
 def drawn_from(distribution: str, n: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits `[4, n]`, which a test leaves as they are, and 6 places to draw at."""
+    """Logits `[4, n]`, which a test must not change, and 6 places to draw at."""
     generator = torch.Generator().manual_seed(n)
     return DISTRIBUTIONS[distribution](4, n, generator), torch.rand(6, generator=generator)
 
@@ -102,8 +102,8 @@ def compare(rules: str, distribution: str, n: int) -> None:
 
 
 def compare_all(logits: torch.Tensor, draws: Draws, kept: slice = slice(None)) -> torch.Tensor:
-    """Tokens of all draws, and log-probabilities of the `kept` ones, on each instruction set against the definition.
-    Returns the tokens. The logits stay as they are, to the bit."""
+    """Compares the tokens of all draws, and the log-probabilities of the `kept` ones, with the definition on each
+    instruction set. Checks that the logits do not change. Returns the tokens."""
     given, twin = logits.clone(), logits.clone()
     expected = reference.sample(twin, draws)
     for isa in each_isa():
@@ -118,8 +118,8 @@ def compare_all(logits: torch.Tensor, draws: Draws, kept: slice = slice(None)) -
 
 
 def is_at_a_boundary(logits: torch.Tensor, token: int, place: float, **rules: float) -> bool:
-    """Whether a change by rounding leads to the token: of the place, of the masses that cut the rules, or, where the
-    tokens to both sides of the entropy are compared, of one such token."""
+    """True if a change within rounding leads to `token`. The change is in the place, in the mass at which a rule cuts,
+    or, for typical sampling, one token on either side of the entropy."""
     near = [{}]
     for name, change in (("top_p", 1e-5), ("min_p", 1e-5), ("typical_p", 1.0 / len(logits))):
         if name in rules:
@@ -194,7 +194,7 @@ def test_edits_hold_for_the_draw_and_log_probabilities_are_of_the_row_without(ru
     "rules", ["plain", "largest", "cooler", "top_k of one", "top_k and top_p", "top_p", "min_p", "typical_p", "all"]
 )
 def test_few_edits_that_move_the_largest(rules: str, num_top: int) -> None:
-    """So few that the maxima of the row are corrected, and not looked for again."""
+    """The edits are so few that the row's maxima are corrected instead of searched again."""
     n, nan = 20_011, math.nan
     logits = DISTRIBUTIONS["bell"](1, n, torch.Generator().manual_seed(9)).repeat(8, 1)
     likeliest = logits[0].topk(40).indices.tolist()
@@ -237,7 +237,7 @@ MASKS = {
 @pytest.mark.parametrize("n", [1, 31, 33, 700, 20_011])
 @pytest.mark.parametrize("rules", ["plain", "largest", "top_k and top_p", "top_p", "min_p", "typical_p"])
 def test_what_a_mask_bans_is_not_there(rules: str, n: int) -> None:
-    """Also NaN; and edits of banned tokens change nothing."""
+    """This holds for NaN too, and edits of banned tokens have no effect."""
     generator = torch.Generator().manual_seed(n)
     logits = DISTRIBUTIONS["bell"](len(MASKS) + 1, n, generator)
     allowed = torch.stack([mask(n, generator) for mask in MASKS.values()])
@@ -256,7 +256,7 @@ def test_what_a_mask_bans_is_not_there(rules: str, n: int) -> None:
 
 
 def bits_of(allowed: torch.Tensor) -> torch.Tensor:
-    """Words of a mask; bits beyond the vocabulary are set, and mean nothing."""
+    """Words of a mask. Bits beyond the vocabulary are set, but have no meaning."""
     padded = torch.nn.functional.pad(allowed, (0, -allowed.shape[1] % 32), value=True).unflatten(1, (-1, 32))
     return (padded.long() << torch.arange(32)).sum(-1).to(torch.int32)
 
@@ -288,7 +288,7 @@ def test_edits_grow_and_are_cut() -> None:
 
 @on_each_isa
 def test_the_ends_of_the_place() -> None:
-    """0 is the first token that may be drawn, and just below 1 the last."""
+    """Place 0 draws the first token that may be drawn, and a place just below 1 the last."""
     logits = torch.full((1, 10_000), -math.inf)
     logits[0, [3, 5000, 9999]] = torch.tensor([0.0, 1.0, 0.5])
     ends = make_draws(torch.zeros(2, dtype=torch.int64), torch.tensor([0.0, 1 - 2.0**-53], dtype=torch.float64))

@@ -1,4 +1,4 @@
-"""What sampling needs: argmax, softmax, top-k and top-p, against torch and against the warpers of transformers."""
+"""Operations for sampling: argmax, softmax, top-k and top-p, against torch and against transformers' warpers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ def test_softmax_and_log_softmax(n):
     logits[2] += 1e4
     exact = logits.double().log_softmax(-1)
     eps = 2.0**-24
-    # exp has 2 ulp, its argument is rounded once (|x - max| eps), the sum of n terms adds a few per piece of 4096.
+    # exp has an error of 2 ulp, its argument is rounded once (|x - max| eps), and the sum of n terms adds a few ulp per
+    # piece of 4096.
     relative = (
         20 + (logits.double() - logits.double().amax(-1, keepdim=True)).abs().nan_to_num(posinf=0.0) + min(n, 4096) / 64
     ) * eps
@@ -95,7 +96,7 @@ def test_top_p_is_the_smallest_prefix_of_that_mass(k, scale):
     for p in (0.0, 0.1, 0.5, 0.9, 0.99, 0.9999):
         got = logits.clone()
         native.top_k_top_p_(got, *vectors(4, k, p))
-        p = float(torch.tensor(p))  # as the kernel sees it
+        p = float(torch.tensor(p))  # the value that the kernel gets
         for row, filtered in zip(logits.double(), got):
             values, order = row.sort(descending=True, stable=True)
             if k:
@@ -104,14 +105,14 @@ def test_top_p_is_the_smallest_prefix_of_that_mass(k, scale):
             kept = int((filtered > -math.inf).sum())
             assert kept >= 1, p
             assert set(order[:kept].tolist()) == set(filtered.isfinite().nonzero().flatten().tolist()), p
-            # The last word kept began below p and the first one left did not, up to the fp32 sum of all weights.
+            # The mass before the last kept token is below p, up to the rounding of the fp32 sum of all weights.
             assert kept == 1 or mass_before[kept - 1] < p + 1e-6, p
             assert kept == len(values) or mass_before[kept] >= p - 1e-6, p
 
 
 @on_each_isa
 def test_a_mass_that_is_met_exactly_needs_no_further_word():
-    """Eight words of an eighth each: all sums are exact."""
+    """Eight tokens of an eighth each: all sums are exact."""
     for p, kept in ((0.5, 4), (0.501, 5), (0.125, 1), (0.875, 7)):
         for ops in (native, reference):
             logits = torch.zeros(3, 8)
@@ -145,7 +146,7 @@ def test_rows_have_their_own_limits_and_odd_rows_survive():
     native.top_k_top_p_(got, torch.tensor([0, 3, 20, 5, 0]), torch.tensor([1.0, 1.0, 1.0, 0.5, 0.5]))
     assert torch.equal(got[0], logits[0])
     assert got[1].isfinite().sum() == 3
-    assert torch.equal(got[2], logits[2])  # fewer finite words than k
+    assert torch.equal(got[2], logits[2])  # fewer finite tokens than k
     assert torch.equal(got[3].nan_to_num(0.5), logits[3].nan_to_num(0.5))
     assert torch.equal(got[4], logits[4])
 
@@ -154,7 +155,7 @@ def test_a_large_vocabulary():
     logits = random_logits(2, 152_000, seed=11)
     expected = logits.clone()
     reference.top_k_top_p_(expected, *vectors(2, 40, 1.0))
-    for isa in each_isa([isa for isa in FLOATS if "emulated" not in isa]):  # these are slow
+    for isa in each_isa([isa for isa in FLOATS if "emulated" not in isa]):  # emulated tables are slow
         got = logits.clone()
         native.top_k_top_p_(got, *vectors(2, 40, 1.0))
         assert torch.equal(got, expected), isa

@@ -30,7 +30,7 @@ def serve_options(**more) -> ServeOptions:
 
 
 class ExampleApp:
-    """Paths that echo, wait, flood or break. `calls` has the requested paths, `gone` those whose client disconnected."""
+    """Paths that echo, wait, flood or break. `calls` has the requested paths, `gone` those of disconnected clients."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []

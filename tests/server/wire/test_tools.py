@@ -186,7 +186,7 @@ def test_tools_are_counted(claude, client):
     assert ours > client.responses.input_tokens.count(model="tiny", input=ASKED).input_tokens == plain
 
 
-# -- forms, scripted: what the bundled model does not generate ------------------------------------------------------------
+# -- forms, scripted: what the bundled model does not generate ---------------------------------------------------------
 
 TURN: list[Event] = [
     Thought("Rome, "), Thought("then."), Text("Let me "), Text("see."),
