@@ -1,8 +1,8 @@
 # make demo [ARGS="--model PATH_OR_HUB_ID"]   make check   make test   make test-all   make durations
 # make real   make conformance   make format   make emulate   make sanitize   make wheel   make clean
 # make wheels   make check-pythons
-# Each needs Python 3.11 or newer and the package index, all but format and clean g++ 12; the second time they start at
-# once. PYTHON=3.12 runs any of them under another Python, in an environment of its own, .venv-3.12.
+# Each needs Python 3.11 or newer and the package index, and all except format and clean need g++ 12. The environment is
+# made once. PYTHON=3.12 runs any of them under another Python, in a separate environment, .venv-3.12.
 
 # Another Python is a version, a command or a path; pythons.py finds it.
 PYTHON ?= python3
@@ -17,7 +17,7 @@ ifneq ($(origin PYTHON),file)
 endif
 BIN := $(VENV)/bin
 JOBS := $(shell nproc)
-# One cmake for all: another version would compile everything again.
+# All targets use one cmake: another version would compile everything again.
 export PATH := $(abspath $(BIN)):$(PATH)
 NATIVE_SOURCES := $(shell find csrc -type f) CMakeLists.txt setup.py
 TEST_SOURCES := $(wildcard tests/csrc/*)
@@ -31,7 +31,7 @@ QUICK_TESTS := tests/project/test_formatting.py tests/project/test_layering.py t
     tests/test_end_to_end.py
 QUICK_WORDS := "(not test_oracle or llama-gqa or llama-longrope) and not stress"
 
-# A file of tests stays in one process, and the dearest files start first (tests/plugins/durations.py).
+# Each test file runs in one process, and the slowest files start first (tests/plugins/durations.py).
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo check test test-all durations real conformance format emulate sanitize wheel wheels \
@@ -60,7 +60,7 @@ real: $(VENV)/test.stamp
 	PACE_REAL=all $(BIN)/python -m pytest -n 0 --tier all tests/real $(ARGS)
 	$(BIN)/python -m tests.real.page
 
-# Suites that others wrote, against `pace serve`; they are downloaded into a cache outside the tree. ARGS names some of
+# Other projects' test suites, against `pace serve`, downloaded into a cache outside the tree. ARGS selects some of
 # them. It takes a quarter of an hour, and writes the table of docs/serving.md.
 conformance: $(VENV)/test.stamp
 	$(BIN)/python -m tests.conformance $(ARGS)

@@ -1,9 +1,10 @@
-"""The Pythons of this machine that can build pace. They are looked for in PATH, then in pyenv, newest first.
+"""Finds the Pythons of this machine that can build pace, in PATH, then in pyenv, newest first.
 
-    python3 pythons.py            prints the path of each, one a line, and on stderr the versions without one, and why
+    python3 pythons.py            prints one path per line; stderr shows the versions without one, and why
+
     python3 pythons.py PYTHON     prints the path of one: a version (3.12), a command (python3.12) or a path
 
-The Makefile asks it. It runs on any Python 3.8 or newer."""
+The Makefile runs it. It works on Python 3.8 or newer."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ import sys
 from pathlib import Path
 
 VERSIONS = ("3.11", "3.12", "3.13", "3.14")
-"""What `make wheels` makes a wheel for, as in the classifiers of pyproject.toml."""
+"""Versions for which `make wheels` makes a wheel; the same as in the classifiers of pyproject.toml."""
 
 ASK = """
 import importlib.util, os, platform, sys, sysconfig
@@ -28,14 +29,14 @@ print(os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))
 
 
 def why_not(python: str | Path, version: str | None = None) -> str | None:
-    """Why this interpreter cannot build pace, or None. `version` is the one that it should have, by default any that
-    pace runs on."""
+    """The reason why this interpreter cannot build pace, or None. `version` is the required version; by default any
+    version that pace supports."""
     try:
         done = subprocess.run([str(python), "-c", ASK], capture_output=True, text=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"it does not start: {error}"
     if done.returncode:
-        return f"it does not start: {first_line(done.stderr)}"  # pyenv has a command for versions that are not chosen
+        return f"it does not start: {first_line(done.stderr)}"  # pyenv has commands for versions that are not selected
     implementation, found, free_threaded, has_pip, has_headers = done.stdout.split()
     if implementation != "CPython":
         return f"it is {implementation}; pace needs CPython"
@@ -61,7 +62,7 @@ def first_line(text: str) -> str:
 
 
 def candidates(version: str) -> list[Path]:
-    """Interpreters that may be of this version: in PATH first, then in pyenv, the newest first."""
+    """Interpreters that may have this version: in PATH first, then in pyenv, the newest first."""
     folders = filter(None, os.environ.get("PATH", "").split(os.pathsep))
     found = [Path(folder, f"python{version}") for folder in folders]
     pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
@@ -70,13 +71,13 @@ def candidates(version: str) -> list[Path]:
 
 
 def patch(python: Path) -> tuple[int, bool]:
-    """Orders releases of pyenv, such as 3.12.9 before 3.12.10 and 3.14.0rc1 before 3.14.0."""
+    """Sort key of pyenv's releases: 3.12.9 is before 3.12.10, and 3.14.0rc1 before 3.14.0."""
     number, rest = re.match(r"\d+\.\d+\.(\d*)(.*)", python.parents[1].name).groups()
     return int(number or 0), not rest
 
 
 def find(version: str) -> tuple[Path | None, list[str]]:
-    """The first interpreter of this version that can build pace, or None, and why others before it cannot."""
+    """The first interpreter of this version that can build pace, or None, and the reasons why earlier ones cannot."""
     reasons = []
     for python in candidates(version):
         reason = why_not(python, version)
@@ -87,7 +88,7 @@ def find(version: str) -> tuple[Path | None, list[str]]:
 
 
 def resolve(python: str) -> Path:
-    """The interpreter that a version, a command or a path names. Raises ValueError where it cannot build pace."""
+    """The interpreter for a version, a command or a path. Raises ValueError if it cannot build pace."""
     version = re.fullmatch(r"(?:python)?(3\.\d+)", python)
     if version:
         found, reasons = find(version[1])

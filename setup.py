@@ -1,4 +1,4 @@
-"""Builds pace/_C by running CMake, and names a wheel by the oldest system it runs on; everything else is in
+"""Builds pace/_C with CMake, and tags a wheel with the oldest system it runs on; everything else is in
 pyproject.toml."""
 
 import fcntl
@@ -19,7 +19,7 @@ class CMakeBuild(build_ext):
     """Runs CMake twice: in build/cmake for the kernels, which all versions of Python share, and in build/cmake-<python>
     for the extension. Copies the extension from there.
 
-    PACE_TABLES chooses the kernels (CMakeLists.txt; default: those of every CPU). PACE_BUILD_JOBS sets the number of
+    PACE_TABLES selects the kernels (CMakeLists.txt; default: those for all CPUs). PACE_BUILD_JOBS sets the number of
     parallel compilers (default: the usable CPUs)."""
 
     def build_extension(self, ext: Extension) -> None:
@@ -29,7 +29,7 @@ class CMakeBuild(build_ext):
         build = ROOT / "build" / f"cmake-{sys.implementation.cache_tag}"
         python = [f"-DPython_EXECUTABLE={sys.executable}", f"-Dpybind11_DIR={pybind11.get_cmake_dir()}"]
         kernels.mkdir(parents=True, exist_ok=True)
-        with open(kernels / "lock", "w") as lock:  # ninja does not notice another one in its folder
+        with open(kernels / "lock", "w") as lock:  # ninja does not detect another ninja in its folder
             fcntl.flock(lock, fcntl.LOCK_EX)
             configure(kernels, "-DPACE_PYTHON=OFF")
             configure(build, "-DPACE_PYTHON=ON", f"-DPACE_KERNELS={kernels}", *python)
@@ -40,10 +40,10 @@ class CMakeBuild(build_ext):
 
 
 def configure(build: Path, *settings: str) -> None:
-    """Has CMake write the build files of a folder. Ends the program where that fails."""
+    """Writes the build files of a folder with CMake. Ends the program if that fails."""
     tables = os.environ.get("PACE_TABLES") or "all"
     command = ["cmake", "-S", ROOT, "-B", build, "-G", "Ninja", f"-DPACE_TABLES={tables}", *settings]
-    # Forget where an earlier build found ninja (isolation has another path each time) and put the extension.
+    # Forget the earlier build's path of ninja (pip's isolated builds use a new path each time) and its output folder.
     command += ["-U", "CMAKE_MAKE_PROGRAM", "-U", "CMAKE_LIBRARY_OUTPUT_DIRECTORY"]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode:
@@ -51,8 +51,8 @@ def configure(build: Path, *settings: str) -> None:
 
 
 def compile_both(kernels: Path, build: Path) -> None:
-    """Compiles the bindings while the kernels are compiled, for either alone would leave CPUs idle at its end, and links
-    the extension. Raises CalledProcessError where a compiler fails."""
+    """Compiles the bindings and the kernels in parallel, so that no CPUs are idle at the end of either, and links the
+    extension. Raises CalledProcessError if a compiler fails."""
     jobs = int(os.environ.get("PACE_BUILD_JOBS") or len(os.sched_getaffinity(0)))
     of_kernels = compiling(kernels, "pace_kernels", "the kernels", jobs)
     with subprocess.Popen(**of_kernels) as running:
@@ -67,14 +67,14 @@ def compile_both(kernels: Path, build: Path) -> None:
 
 
 def compiling(build: Path, target: str, what: str, jobs: int) -> dict:
-    """The process that builds a target, as subprocess takes it."""
+    """Arguments for `subprocess` to build a target."""
     show = {"NINJA_STATUS": f"compiling {what}: %f of %t, %es "} | os.environ
     return {"args": ["cmake", "--build", build, "--target", target, "--parallel", str(jobs)], "env": show}
 
 
 class Wheel(bdist_wheel):
-    """Says which glibc the extension needs (PEP 600), once it is built. It needs no other library but the system's own:
-    libstdc++ is linked into it."""
+    """Tags the wheel with the glibc version that the built extension needs (PEP 600). The extension needs no other
+    libraries than the system's: libstdc++ is linked into it."""
 
     def get_tag(self) -> tuple[str, str, str]:
         python, abi, platform = super().get_tag()
@@ -85,7 +85,7 @@ class Wheel(bdist_wheel):
 
 
 def newest_glibc(library: Path) -> tuple[int, int]:
-    """The version of glibc that the newest symbol is of which `library` wants."""
+    """The glibc version of the newest symbol that `library` needs."""
     shown = subprocess.run(["readelf", "--version-info", "--wide", library], check=True, capture_output=True, text=True)
     return max((int(major), int(minor)) for major, minor in re.findall(r"GLIBC_(\d+)\.(\d+)", shown.stdout))
 

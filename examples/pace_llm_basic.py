@@ -1,4 +1,4 @@
-"""Load a model, generate text, look at the numbers. Runs as it is, on the small model that comes with pace:
+"""Load a model, generate text, look at the numbers. Runs without arguments on the small model that comes with pace:
 
 python examples/pace_llm_basic.py
 python examples/pace_llm_basic.py --model Qwen/Qwen2.5-0.5B-Instruct --prompt "Why is the sky blue?"
@@ -31,13 +31,13 @@ def main() -> None:
     args = parse_arguments()
     model = LLMModel(args.model, dtype=args.dtype, num_threads=args.num_threads)
 
-    # A chat model wants its template around a question; a base model continues the text as it is.
+    # A chat model needs its template around a question; a base model continues the unchanged text.
     inputs = args.prompt
     if model.tokenizer.chat_template:
         messages = [{"role": "user", "content": args.prompt}]
         inputs = model.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
 
-    # A field that is None is left to the model's generation_config.json.
+    # A field that is None takes its value from the model's generation_config.json.
     config = SamplingConfig(
         max_new_tokens=args.max_new_tokens,
         do_sample=args.do_sample or None,

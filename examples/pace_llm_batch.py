@@ -1,5 +1,5 @@
-"""Several prompts of different lengths at once. There is no padding inside, and each row stops on its own:
-the texts are the same as one by one, and together they take less time.
+"""Several prompts of different lengths at once. There is no padding inside, and each row stops independently.
+The texts are the same as one by one, and together they take less time.
 
     python examples/pace_llm_batch.py
 """

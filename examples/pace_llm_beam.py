@@ -1,5 +1,5 @@
-"""Beam search: several texts are followed at once, and the likeliest as a whole win. Greedy decoding takes the
-likeliest token each time, which may lead into a text that is less likely in the end.
+"""Beam search: follows several texts at once and returns the texts with the highest total likelihood. Greedy decoding
+takes the likeliest token each time, which may lead to a less likely text.
 
     python examples/pace_llm_beam.py
     python examples/pace_llm_beam.py "The capital of France" --num-beams 8 --num-return-sequences 4

@@ -1,5 +1,5 @@
-"""A conversation in 20 lines: the history is a list of messages, the tokenizer's chat template turns it into tokens.
-`pace chat` is the grown-up version of this.
+"""A conversation in 20 lines: the history is a list of messages, which the tokenizer's chat template turns into tokens.
+`pace chat` is the full version of this.
 
     python examples/pace_llm_chat.py
     echo "What is the capital of France?" | python examples/pace_llm_chat.py

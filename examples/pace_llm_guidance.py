@@ -1,4 +1,4 @@
-"""A program of guidance: a conversation, a choice, numbers of a form, and several programs at once.
+"""A guidance program: a conversation, a choice, numbers in a given form, and several programs at once.
 
     python examples/pace_llm_guidance.py
     python examples/pace_llm_guidance.py --model Qwen/Qwen2.5-0.5B-Instruct

@@ -1,4 +1,4 @@
-"""JSON that is valid by construction: every token is picked among those that the schema allows.
+"""JSON that is valid by construction: every token is chosen from the tokens that the schema allows.
 
     python examples/pace_llm_json.py
     python examples/pace_llm_json.py --prompt "Describe a castle as JSON: " --schema castle.json

@@ -1,4 +1,4 @@
-"""A chat of kani, on a model of pace, that calls a function of yours; and two chats at once.
+"""A kani chat on a pace model that calls your Python function, and two chats at once.
 
     python examples/pace_llm_kani.py
     python examples/pace_llm_kani.py "What is the weather in Paris?"

@@ -1,5 +1,5 @@
-"""Several questions about one text: what they all begin with is computed once, and every answer is the one that it
-would be alone.
+"""Several questions about one text: their common prefix is computed once, and every answer is the same as without
+sharing.
 
     python examples/pace_llm_prefix.py
     python examples/pace_llm_prefix.py "Who is Ben?" --prefix-cache-bytes 0

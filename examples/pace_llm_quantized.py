@@ -1,4 +1,4 @@
-"""One checkpoint in fewer bits: memory, speed, and what it costs in likelihood.
+"""One checkpoint in fewer bits: memory, speed, and the loss of likelihood.
 
 python examples/pace_llm_quantized.py
 python examples/pace_llm_quantized.py --model Qwen/Qwen2.5-1.5B-Instruct --formats int8 int4
@@ -34,7 +34,7 @@ def main() -> None:
                 [{"role": "user", "content": args.prompt}], add_generation_prompt=True, return_dict=False
             )
             output, report = model.generate(prompt, config), model.memory_report()
-            text = text or prompt + output.generated_token_ids[0]  # the first model's, which all are asked about
+            text = text or prompt + output.generated_token_ids[0]  # the first model's text, which all models score
             likelihood = model.score(text)[0].mean().item()
             print(
                 f"{name}: {sum(report.weights.values()) / 2**20:.1f} MiB of weights, {report.compression():.2f} times less than bfloat16, "

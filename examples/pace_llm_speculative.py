@@ -1,4 +1,4 @@
-"""The same text in fewer steps: drafts are proposed cheaply and verified together, several tokens in one step.
+"""The same text in fewer steps: draft tokens are proposed cheaply, and one step verifies several of them.
 
 python examples/pace_llm_speculative.py
 python examples/pace_llm_speculative.py --model Qwen/Qwen2.5-7B-Instruct --draft Qwen/Qwen2.5-0.5B-Instruct
@@ -39,7 +39,7 @@ def main() -> None:
         expected = models["without drafts"].generate(inputs, config)
         print(f"{prompt}\n  {expected.texts[0]}")
         for way, model in models.items():
-            model.generate(inputs, config)  # how many drafts pay is learned while it runs
+            model.generate(inputs, config)  # the engine learns the best draft length while it runs
             output = model.generate(inputs, config)
             metrics = output.metrics
             print(

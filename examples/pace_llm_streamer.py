@@ -1,4 +1,4 @@
-"""Print a text while it is written: `model.stream` yields it piece by piece, never half a character.
+"""Print a text while it is generated: `model.stream` yields it in pieces of whole characters.
 
 python examples/pace_llm_streamer.py "Tell me a story about a robot."
 """

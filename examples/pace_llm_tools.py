@@ -1,4 +1,4 @@
-"""A model that calls a function of yours: it asks, the program answers, it says what came of it.
+"""A model that calls your Python function: the model makes a call, the program runs it, the model reports the result.
 
     python examples/pace_llm_tools.py
     python examples/pace_llm_tools.py "What is the weather in Paris?"

@@ -2,8 +2,8 @@
 
 Every byte is a token, so any text can be written. One thing is unusual: the merges are learned on words *without* the
 space before them, and the merges "space + token" come last. So a word has the same pieces after a space and after a
-quotation mark, but for the space on the first one, and a very small model can copy a word it has never seen. It is an
-ordinary tokenizer.json nevertheless.
+quotation mark, except for the space on the first piece. This lets a very small model copy a word it has never seen.
+The result is an ordinary tokenizer.json.
 
     python training/build_tokenizer.py --out pace/assets/tiny
 """
@@ -19,7 +19,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 SPECIAL = ["<|pad|>", "<|bos|>", "<|eos|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|end|>"]
 CALL = ["<tool_call>", "</tool_call>"]  # visible text, but one token each
 VOCAB_SIZE = 2048
-SPACED = 620  # how many tokens get a twin with a space before it
+SPACED = 620  # number of tokens that also exist with a space before them
 PATTERN = r"'s| ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"  # words, single digits, punctuation, white space
 
 TEMPLATE = """\

@@ -2,9 +2,12 @@
 
     python training/eval_prompts.py pace/assets/tiny --dtype float32 --dtype bfloat16
 
-An entry of prompts.json has `messages` (and perhaps `tools`), given through the chat template, or a bare `prompt`. Its
-`match` says when an answer is right: "exact" (equal to `expected`, and the model stopped by itself), "prefix" (begins
-with `expected`), "contains" (has each of the words in `contains`, and stopped).
+An entry of prompts.json has `messages` (and perhaps `tools`) for the chat template, or a bare `prompt`. Its `match` is
+the rule for a right answer:
+
+- "exact": equal to `expected`, and the model stopped by itself
+- "prefix": begins with `expected`
+- "contains": has each of the words in `contains`, and stopped
 """
 
 import argparse
@@ -31,7 +34,7 @@ def prompt_ids(tokenizer, entry):
 
 
 def is_right(entry, text, stopped):
-    """Whether generated `text` (special tokens skipped) answers `entry`; `stopped`: it ended with an end-of-sequence
+    """True if generated `text` (without special tokens) answers `entry`. `stopped`: it ended with an end-of-sequence
     token."""
     if entry["match"] == "prefix":
         return text.startswith(entry["expected"])
@@ -41,7 +44,7 @@ def is_right(entry, text, stopped):
 
 
 def max_new_tokens(tokenizer, entry):
-    """Enough for the answer and its end, and no more, so that a model that goes astray costs little."""
+    """Number of tokens for the answer and its end, and no more, so that a wrong answer costs little time."""
     return (
         MAX_NEW_TOKENS
         if entry["match"] == "contains"
@@ -75,7 +78,7 @@ def answers(model, tokenizer, entries, batch_size=32):
 
 
 def fresh_entries(per_task, seed="fresh"):
-    """Prompts made up anew, for the tasks with one right answer: how often is the model right in general?"""
+    """New random prompts for the tasks with one right answer, to measure the model's general accuracy."""
     import tasks
     from stories import MARK
 

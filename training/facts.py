@@ -61,7 +61,7 @@ SEASONS = "spring summer autumn winter".split()
 NUMBERS = """zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen
 seventeen eighteen nineteen twenty""".split()
 
-QUESTIONS = {  # question: answer, asked as they stand
+QUESTIONS = {  # question: answer, asked in these words
     "What colour is the sky?": "The sky is blue.",
     "What colour is grass?": "Grass is green.",
     "What colour is snow?": "Snow is white.",

@@ -1,7 +1,7 @@
 """Short stories from a small grammar: a hero, a friend, a place, one arc from a trouble to a good end.
 
-A template is English with `[this|or that]` choices, which may nest, and `{slots}` that stay the same through one story,
-so that the fox of the first sentence is the fox of the last one.
+A template is English with `[this|or that]` choices, which may nest, and `{slots}`. A slot has one value per story, so
+that the fox of the first sentence is the fox of the last one.
 """
 
 import re
@@ -202,7 +202,7 @@ The star was [no bigger than an apple|as small as a nut], and it was crying. ["I
     ),
 }
 
-MARK = "\x1f"  # what stands between two of these counts more in the loss: the few words on which an answer turns
+MARK = "\x1f"  # text between two of these has more weight in the loss: the few words that decide an answer
 _CHOICE = re.compile(r"\[([^\[\]]*)\]")
 
 

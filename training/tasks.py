@@ -1,4 +1,4 @@
-"""What the model is asked to do. A task is a function of `rng` that returns one exchange: (user text, answer)."""
+"""Tasks of the model. A task is a function of `rng` that returns one exchange: (user text, answer)."""
 
 import json
 
@@ -223,7 +223,7 @@ def unknown(rng):
 
 
 def sentence(rng):
-    """One sentence of one of many makes, from plain English to noise."""
+    """One sentence of one of many kinds, from plain English to noise."""
     roll = rng.random()
     if roll < 0.25:
         noun = lambda: (
@@ -278,7 +278,7 @@ def spliced_word(rng):
 
 
 def noise(rng):
-    """A short code such as `x7-Qb2`: no word of any language."""
+    """A short code such as `x7-Qb2`, which is not a word."""
     alphabet = rng.choice(
         [
             "abcdefghijklmnopqrstuvwxyz",

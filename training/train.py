@@ -4,9 +4,9 @@
     python training/train.py --model draft --minutes 8 --teacher pace/assets/tiny --checkpoint build/draft.pt --out
     pace/assets/tiny-draft
 
-The budget is --minutes or --tokens, and the learning rate follows the share of it that is spent. The same command goes
-on from the checkpoint where it stopped; with a larger budget it trains on. Two optimisers: Muon for the matrices of the
-layers, AdamW for the embedding and the norms. Batch number i of a seed is always the same text.
+The budget is --minutes or --tokens, and the learning rate follows the share of it that is spent. The same command
+continues from the checkpoint; with a larger budget it trains further. There are two optimisers: Muon for the matrices of
+the layers, AdamW for the embedding and the norms. Batch number i of a seed is always the same text.
 """
 
 import argparse
@@ -99,7 +99,7 @@ def weighted_loss(logits, ids, weights):
 
 
 def distillation_loss(logits, teacher_logits, ids, weights):
-    """Half the truth, half what the teacher would say: a draft is good when it agrees with its target."""
+    """Half the loss on the true tokens, half on the teacher's distribution: a good draft agrees with its target."""
     kl = F.kl_div(
         logits.float().log_softmax(-1), teacher_logits.float().log_softmax(-1), log_target=True, reduction="none"
     ).sum(-1)
@@ -220,7 +220,7 @@ def main():
     indices = ((step, row_length(step, progress())) for step in itertools.count(state["step"]))
     loader = iter(DataLoader(batches, batch_size=None, sampler=indices, num_workers=args.workers))
     print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters, from step {state['step']}", flush=True)
-    stop = threading.Event()  # Ctrl-C and kill end the run after the step in hand, and save
+    stop = threading.Event()  # Ctrl-C and kill end the run after the current step, and save
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
     started, earlier, smooth = time.time(), state["seconds"], None

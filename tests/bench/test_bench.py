@@ -1,4 +1,4 @@
-"""`pace bench` and `pace plan` on the bundled model: the numbers fit together, and what cannot be measured is
+"""`pace bench` and `pace plan` on the bundled model: the numbers are consistent, and impossible measurements are
 refused."""
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FAST = ["--prompt", "20", "--generate", "4", "--repeats", "2"]
 
 @pytest.fixture(autouse=True)
 def quick_limits(monkeypatch):
-    """Limits in a moment: a small buffer, a hundredth of a second."""
+    """Measures the limits quickly: with a small buffer, for a hundredth of a second."""
     monkeypatch.setattr(limits, "BUFFER_BYTES", 4 << 20)
     slow = limits.measure
     monkeypatch.setattr(limits, "measure", lambda seconds=0.01: slow(0.01))
@@ -79,7 +79,7 @@ def test_ratios_are_of_each_run_and_its_limits(subject):
     measured = measure.measure(subject, prompt=20, generated=4, repeats=1)
     slow, fast = limits.Limits("avx2", 2, 1.0, 10.0), limits.Limits("avx2", 2, 2.0, 20.0)
     told = predict(measured.costs, efficiency("avx2", subject.model.dtype), slow, 20, 22)
-    runs = [(slow, 1.0), (fast, 0.5), (fast, 0.25)]  # as fast as it should be twice, and twice as fast
+    runs = [(slow, 1.0), (fast, 0.5), (fast, 0.25)]  # both at the expected speed, then one at twice the speed
     result = replace(
         measured,
         repeats=[Repeat(now, told.prefill_seconds * factor, told.step_seconds * factor) for now, factor in runs],
@@ -131,7 +131,7 @@ def test_decode_at_a_context_that_nobody_computed(subject, monkeypatch):
 
 @pytest.mark.parametrize("kv_cache_dtype", ["bfloat16", "int8"])
 def test_the_cache_is_filled_everywhere(kv_cache_dtype):
-    """Each position of each layer and head that a decode step reads holds numbers of an ordinary size."""
+    """Each cache position that a decode step reads has numbers of an ordinary size, in all layers and heads."""
     subject = measure.load(str(TINY), kv_cache_dtype=kv_cache_dtype)
     engine = subject.engine
     sequences = measure._sequences(subject, 130 * 16 - 1100, 4, 2)
@@ -148,16 +148,17 @@ def test_the_cache_is_filled_everywhere(kv_cache_dtype):
                 keys, values = keys * layer.k_scales[table].unsqueeze(-2), values * layer.v_scales[table].unsqueeze(-1)
             for numbers in (keys, values):
                 assert 0.9 < numbers.std() < 1.1 and numbers.abs().max() < 8
-                assert numbers.flatten(2).std(-1).min() > 0.8  # of every head of every block
+                assert numbers.flatten(2).std(-1).min() > 0.8  # in every head of every block
     engine.abort(sequences)
     engine.check_idle()
 
 
 @pytest.mark.alone
 def test_the_profile_accounts_for_a_decode_step(monkeypatch):
-    """97 % of the whole step are instructions of the program; the rest is Python, dispatch and sampling. Best of up to
-    three, for a busy machine takes time from whoever runs. The model reads 0.7 GB a step, less than those of 0.5B
-    do."""
+    """97 % of the whole step is spent in the program's instructions; the rest is Python, dispatch and sampling.
+
+    The best of up to three runs counts, because the machine may be busy. The model reads 0.7 GB per step, less than
+    models of 0.5B do."""
     shape = dict(
         hidden_size=1024,
         intermediate_size=4096,
@@ -335,7 +336,7 @@ def test_plan_reads_the_config_alone(tmp_path, capsys, quick_limits):
 
 
 def test_plan_of_formats_and_of_quantised_checkpoints(tmp_path, capsys, quick_limits):
-    """As large as they are when they are loaded."""
+    """The planned sizes equal the sizes of the loaded models."""
     assert main(["plan", str(TINY), "--quantization", '{"format": "int4", "group": 32}', "--json"]) == 0
     [told] = json.loads(capsys.readouterr().out)["plans"]
     assert told["dtype"] == "int4 (group=32)"

@@ -1,5 +1,5 @@
-"""Costs told from a config are those of the loaded model, and the formulas of operations count what a forward pass
-multiplies."""
+"""Costs derived from a config equal those of the loaded model, and the formulas count the multiply-adds of a forward
+pass."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_shares_are_those_of_what_is_read_most_of(name, code):
     for isa in ("generic", "avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_bf16", "amx"):
         shares = efficiency(isa, torch.bfloat16, code)
         assert 0 < shares.weights < 1 and shares.products > 0.5
-    # An embedding in floats is the most of a small model, but a step reads single rows of it.
+    # A float embedding is most of a small model, but a step reads only single rows of it.
     model.quantize(name and QuantizationConfig(name, embedding=None))
     assert Costs.of(model, torch.bfloat16).code == code
 
@@ -196,12 +196,12 @@ def costs_of(name: str, **changes) -> Costs:
 # Multiply-adds of the layers for one token, of the head, bytes of cache for one token, operations of attention for one
 # pair.
 BY_HAND = {
-    # 24 layers of q and o 896 x 896, k and v 128 x 896, gate, up and down 4864 x 896; 2 key heads of 64; 14 query heads
+    # 24 layers: q and o 896 x 896, k and v 128 x 896, gate, up and down 4864 x 896. 2 key heads of 64, 14 query heads.
     "qwen2.5-0.5b": (24 * (2 * 802_816 + 2 * 114_688 + 3 * 4_358_144), 151_936 * 896, 24 * 2 * (64 + 64) * 2, 24 * 14 * 4 * 64),
-    # 16 layers of q and o 2048 x 2048, k and v 512 x 2048, gate, up and down 8192 x 2048; 8 key heads of 64; 32 query
-    # heads
+    # 16 layers: q and o 2048 x 2048, k and v 512 x 2048, gate, up and down 8192 x 2048. 8 key heads of 64, 32 query
+    # heads.
     "llama-3.2-1b": (16 * (2 * 4_194_304 + 2 * 1_048_576 + 3 * 16_777_216), 128_256 * 2048, 16 * 8 * (64 + 64) * 2, 16 * 32 * 4 * 64),
-    # 28 layers of q, k, v and o 4096 x 4096, an MLP of two 16384 x 4096; 16 heads of 256
+    # 28 layers: q, k, v and o 4096 x 4096, an MLP of two 16384 x 4096. 16 heads of 256.
     "gpt-j-6b": (28 * (4 * 16_777_216 + 2 * 67_108_864), 50_400 * 4096, 28 * 16 * (256 + 256) * 2, 28 * 16 * 4 * 256),
 }  # fmt: skip
 
@@ -220,11 +220,11 @@ def test_costs_of_known_models_by_hand(name):
 
 REACHED = Efficiency(weights=0.5, products=0.8, cache=0.4, decode_attention=0.2, prefill_attention=0.5)
 LIMITS = Limits("avx2", 2, 10.0, 100.0)
-"""So: 5 GB/s of weights, 80 GFLOPS of products, 4 GB/s of cache, 20 and 50 GFLOPS of attention."""
+"""With the shares: 5 GB/s of weights, 80 GFLOPS of products, 4 GB/s of cache, 20 and 50 GFLOPS of attention."""
 
 
 def test_layers_and_head_reach_shares_of_their_own():
-    """As in files whose large embedding, which is the head, is in eight bits and whose layers are in four."""
+    """Files may have layers in four bits and a large tied embedding in eight bits."""
     model = tiny_llama(hidden_size=64, intermediate_size=64, num_hidden_layers=1, vocab_size=4096)
     model.quantize(QuantizationConfig("int4", group=32, embedding="int8"))
     costs = Costs.of(model, torch.bfloat16)
@@ -253,11 +253,11 @@ def test_predictions_by_hand(name):
     assert told.step_seconds == pytest.approx(
         2 * (layers + head) / 5e9 + 2000 * max(kv_bytes / 4e9, pair_flops / 20e9), rel=1e-3
     )
-    # 3 tokens: the weights of the layers are read for less work than reading takes
+    # 3 tokens: reading the layers' weights takes longer than the products
     assert predict(costs, REACHED, LIMITS, 3, 3).prefill_seconds == pytest.approx(
         2 * (layers + head) / 5e9 + 6 * pair_flops / 50e9, rel=2e-3
     )
-    # a batch of 32: products take longer than reading weights does
+    # a batch of 32: products take longer than reading the weights
     told = predict(costs, REACHED, LIMITS, 1000, 2000, batch=32)
     assert told.step_seconds == pytest.approx(
         32 * (2 * (layers + head) / 80e9 + 2000 * max(kv_bytes / 4e9, pair_flops / 20e9)), rel=1e-3
@@ -265,7 +265,7 @@ def test_predictions_by_hand(name):
 
 
 def test_the_slower_of_reading_the_cache_and_multiplying_counts():
-    costs = costs_of("qwen2.5-0.5b")  # 7 operations a byte
+    costs = costs_of("qwen2.5-0.5b")  # 7 operations per byte
     at = {reached.cache: predict(costs, reached, LIMITS, 10, 30_000).step_seconds - predict(costs, reached, LIMITS, 10, 10_000).step_seconds
           for reached in (REACHED, Efficiency(0.5, 0.8, 0.01, 0.2, 0.5))}  # fmt: skip
     assert at[0.4] == pytest.approx(20_000 * 86_016 / 20e9) and at[0.01] == pytest.approx(20_000 * 12_288 / 0.1e9)
@@ -282,7 +282,7 @@ def test_layers_with_a_window_see_no_further():
     full, half = costs_of("mistral-7b"), costs_of("mistral-7b", sliding_window=100)
     assert full.windows == (None,) * 32 and half.windows == (100,) * 32
     assert half.kv_bytes_per_token == full.kv_bytes_per_token
-    kept = 100 + STEP_TOKENS + 28  # wherever in a block they begin
+    kept = 100 + STEP_TOKENS + 28  # for every offset in a block
     assert half.cached_bytes(90) == full.cached_bytes(90) and full.cached_bytes(5000) == 5000 * full.kv_bytes_per_token
     assert half.cached_bytes(5000) == half.cached_bytes(700) == kept * half.kv_bytes_per_token
     assert (half.kv_bytes_per_late_token, full.kv_bytes_per_late_token) == (0, full.kv_bytes_per_token)

@@ -1,4 +1,4 @@
-"""Layers of a checkpoint that `pace plan` tries: which they are, and what becomes of the predictions."""
+"""Layers of a checkpoint that `pace plan` runs: their choice, and their effect on the predictions."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def plans(path, tried, **options):
 
 @pytest.fixture
 def runs(monkeypatch):
-    """Replaces the clock: a prompt takes three times, and a step twice as long as predicted. Returns the models."""
+    """Replaces the clock: a prompt takes three times as long as predicted, a step twice. Returns the models."""
     models = []
 
     def measured(model, asked):

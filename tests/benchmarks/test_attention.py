@@ -1,4 +1,4 @@
-"""What benchmarks/attention.py makes of runs."""
+"""Results that benchmarks/attention.py computes from runs."""
 
 from __future__ import annotations
 

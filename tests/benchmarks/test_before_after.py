@@ -1,4 +1,4 @@
-"""The table of `benchmarks/before_after.py`: ratios over pairs, and rows that a partial run leaves alone."""
+"""The table of `benchmarks/before_after.py`: ratios over pairs, and rows that a partial run leaves unchanged."""
 
 from __future__ import annotations
 

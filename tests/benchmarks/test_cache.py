@@ -1,4 +1,4 @@
-"""benchmarks/cache.py: what it tells of the strategies is so, and its tables land where they should."""
+"""benchmarks/cache.py: the numbers of the strategies are right, and the tables are written between their markers."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def test_strategies_hold_and_copy_what_they_say(subject):
     for name in ("paged", "paged, prefix cache"):
         assert (runs[name].copied_bytes, runs[name].copy_seconds, runs[name].held_bytes) == (0, 0.0, batch * 7 * block)
         assert batch * 7 * block <= runs[name].resident_bytes < 16 << 20, "what was written, in huge pages perhaps"
-    # Both texts begin with 3 blocks (with r = 16, 4) and want more up to 7: each copies what it has; the last to move
-    # holds 6 + 7, the other has its 7.
+    # Both texts begin with 3 blocks (4 if r = 16) and grow to 7. Each growth copies the text's blocks. During the last
+    # copy, one text holds 6 + 7 blocks and the other 7.
     assert (
         runs["dynamic"].copied_bytes == batch * (3 + 4 + 5 + 6) * block
         and runs["bmc, r = 16"].copied_bytes == batch * (4 + 5 + 6) * block
     )
     assert runs["dynamic"].held_bytes == (7 + 6 + 7) * block
-    # 48 new rows for the 40th position: 6 blocks; then 7 more positions are all that may come.
+    # The 40th position adds 48 rows: 6 blocks are copied, and the new room is never exhausted.
     assert (
         runs["bmc, r = 48"].copied_bytes == batch * 6 * block and runs["bmc, r = 48"].held_bytes == (7 + 6 + 7) * block
     )

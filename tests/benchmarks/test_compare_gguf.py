@@ -1,5 +1,5 @@
-"""The GGUF file that `benchmarks/compare.py` writes: names, shapes, dtypes, values, and the rows of queries and keys as
-llama.cpp wants them."""
+"""The GGUF file that `benchmarks/compare.py` writes: names, shapes, dtypes, values, and the order of query and key rows
+that llama.cpp needs."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ KINDS = {"bf16": ("BF16", torch.bfloat16), "fp16": ("F16", torch.float16), "fp32
 
 
 def written(tmp_path, shape: str, dtype: str, tokenizer=None, **changes):
-    """A small checkpoint of `shape`'s architecture as a GGUF file: the reader's fields and tensors, and the
-    checkpoint's."""
+    """Writes a small checkpoint of `shape`'s architecture as a GGUF file. Returns the reader's fields and tensors, and
+    the checkpoint's tensors."""
     gguf = pytest.importorskip("gguf", reason="the gguf package is not installed")
     write_checkpoint(SHAPES[shape] | SMALL | changes, tmp_path)
     gguf_writer.write_gguf(tmp_path, tmp_path / "model.gguf", dtype, tokenizer)
@@ -44,7 +44,7 @@ def written(tmp_path, shape: str, dtype: str, tokenizer=None, **changes):
 
 
 def values(tensor) -> torch.Tensor:
-    """A tensor of a GGUF file as fp32 in the order of rows that the checkpoint has."""
+    """A tensor of a GGUF file as fp32, with the rows in the checkpoint's order."""
     data = torch.from_numpy(np.array(tensor.data))
     if tensor.tensor_type.name == "BF16":
         data = data.view(torch.bfloat16)
@@ -124,12 +124,12 @@ OTHERS = dict(
     v_head_dim=16,
     query_pre_attn_scalar=16,
 )
-"""Sizes that some families have beside those."""
+"""Further sizes that some families have."""
 
 
 @pytest.mark.parametrize("shape", ["qwen3-30b-a3b", "mixtral-8x7b", "gpt-oss-20b", "deepseek-v2-lite", "gemma-3-4b"])
 def test_files_of_other_families_hold_the_same_model(tmp_path, shape):
-    """pace finds the same weights in the file as in the checkpoint, bit by bit: the logits say so."""
+    """The file and the checkpoint have the same weights in pace, bit for bit: their logits are equal."""
     sizes = SMALL | {name: value for name, value in OTHERS.items() if name in SHAPES[shape]}
     if shape == "deepseek-v2-lite":
         sizes["num_key_value_heads"] = sizes["num_attention_heads"]
@@ -146,7 +146,7 @@ def test_files_of_other_families_hold_the_same_model(tmp_path, shape):
 
 
 def test_experts_keep_their_order(tmp_path):
-    """Tensors are sorted by name in a checkpoint, where expert 10 comes before expert 2."""
+    """Tensors in a checkpoint are sorted by name, so expert 10 comes before expert 2."""
     _, tensors, checkpoint = written(
         tmp_path, "qwen3-30b-a3b", "fp32", **{**SMALL, "moe_intermediate_size": 32, "num_experts": 12}
     )
@@ -189,7 +189,7 @@ def test_the_checkpoint_is_the_same_each_time_and_its_weights_differ(tmp_path):
 
 
 def test_q8_0_with_a_tokenizer(tmp_path):
-    """The blocks are within half a step of the weights, and both ends of the vocabulary are where they belong."""
+    """The blocks are within half a step of the weights, and the vocabulary has the right first and last tokens."""
     gguf = pytest.importorskip("gguf")
     changes = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 2100}
     fields, tensors, checkpoint = written(tmp_path, "qwen2.5-0.5b", "q8_0", TINY, **changes)
@@ -201,7 +201,9 @@ def test_q8_0_with_a_tokenizer(tmp_path):
         found = torch.from_numpy(gguf.dequantize(np.array(tensor.data), tensor.tensor_type)).reshape(wanted.shape)
         step = wanted.unflatten(-1, (-1, 32)).abs().amax(-1, keepdim=True) / 127
         error = (found - wanted).unflatten(-1, (-1, 32)).abs()
-        assert tensor.tensor_type.name == "Q8_0" and (error <= 0.57 * step).all()  # half, and a scale in fp16
+        assert (
+            tensor.tensor_type.name == "Q8_0" and (error <= 0.57 * step).all()
+        )  # half a step, plus the rounding of the scale to fp16
     own = AutoTokenizer.from_pretrained(TINY)
     read = load_tokenizer(tmp_path / "model.gguf", 2100)
     text = "Once upon a time, 12 foxes"

@@ -1,5 +1,4 @@
-"""`benchmarks/compare.py` runs pace and transformers on a small shape, and says which peers are missing and which
-failed."""
+"""`benchmarks/compare.py` runs pace and transformers on a small shape, and reports missing and failed peers."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ SCENARIOS = [Scenario(20, 4), Scenario(8, 3, 2)]
 
 
 class LocalWorker(worker.Worker):
-    """A worker that answers in this process: a process of its own takes seconds to import its runtime."""
+    """A worker that answers in this process: a separate process takes seconds to import its runtime."""
 
     def __init__(self, runtime: str) -> None:
         self.server = worker.Server(runtime)
@@ -58,8 +57,8 @@ class LocalWorker(worker.Worker):
 
 @pytest.fixture
 def compare_small(quick_limits, monkeypatch, tmp_path, restore_isa_and_threads):
-    """`compare_small(runtimes, dtypes)`: the results of a small shape, and what was said. Workers are local, but those of
-    `processes` and those with an interpreter of their own."""
+    """`compare_small(runtimes, dtypes)` returns the results of a small shape, and the messages. Workers are local,
+    except those of `processes` and those with a separate interpreter."""
     monkeypatch.setitem(SHAPES, "small", SHAPES["llama-3.2-1b"] | SMALL)
     monkeypatch.setattr(measure, "SETTLE_SECONDS", 0.0)
 
@@ -248,7 +247,7 @@ def test_groups_hold_pace_and_what_memory_holds(monkeypatch, tmp_path):
     ]
     monkeypatch.setattr(
         "benchmarks.comparison.measure.available_memory_bytes", lambda: 1.0
-    )  # one peer at a time, come what may
+    )  # one peer at a time, even after failures
     assert len(list(comparison._groups(subjects))) == 3
 
 

@@ -1,5 +1,5 @@
-"""What `benchmarks/compare.py` makes of results: medians, ratios of pairs, verdicts on targets, and the page, on
-figures made up here."""
+"""The report of `benchmarks/compare.py` on made-up figures: medians, ratios of pairs, verdicts on targets, and the
+page."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def run(
     scenario: Scenario = MAIN,
     group: int = 1,
 ) -> Run:
-    """100 GFLOP of prompt, 1 GFLOP and 0.9 GB of step."""
+    """A run with 100 GFLOP per prompt, and 1 GFLOP and 0.9 GB per step."""
     return Run(
         SHAPE,
         runtime,
@@ -47,7 +47,7 @@ def run(
 
 @pytest.fixture
 def results() -> Results:
-    """pace twice as fast as llama.cpp in prefill in every round, while the machine slows down from round to round."""
+    """Results in which pace's prefill is twice as fast as llama.cpp's in each round, on a machine that becomes slower."""
     pace = Subject(
         SHAPE,
         "pace",
@@ -102,7 +102,7 @@ def test_medians_and_ratios_of_pairs(results):
 
 
 def test_a_ratio_is_of_the_runs_of_one_round(results):
-    """Medians of either side tell something else where a slow round hits one of them."""
+    """The ratio of both medians differs if a slow round affects only one side."""
     pace, llama = results.subjects[:2]
     results.runs.append(run("llama.cpp", "bf16", 100.0, 1.0, index=9))
     assert results.ratio(pace, llama, MAIN, targets.prefill_rate) == pytest.approx(2.0)
@@ -121,7 +121,7 @@ def test_verdicts(results):
     assert memory.met and memory.target == pytest.approx((1.1 * 988e6 + 3e8) / 2**20)
     results.subjects[0].peak_mib = 1400.0
     assert next(f for f in targets.findings(results) if f.what == memory.what).verdict == "missed by 5.9%"
-    results.subjects[0].weight_bytes = 1200 * 10**6  # some of more bits than their format's
+    results.subjects[0].weight_bytes = 1200 * 10**6  # some weights have more bits than their format
     assert next(f for f in targets.findings(results) if f.what == memory.what).met
 
 
@@ -213,7 +213,7 @@ def test_the_committed_page_is_what_the_committed_results_say():
 
 
 def test_the_front_page_shows_no_runtime_that_is_faster():
-    """Its first bullet, of the results in its picture: by the median of pairs, with weights of the same kind."""
+    """The first bullet is checked against the picture's results: medians of pairs, with weights of the same kind."""
     every = {results.name: results for results in report.read_all(compare.RESULTS)}
     runtimes = set()
     for results in map(every.get, compare.FRONT_PAGE):

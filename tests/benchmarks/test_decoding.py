@@ -1,4 +1,4 @@
-"""What `benchmarks/decoding.py` makes of runs, on speeds made up here."""
+"""Results that `benchmarks/decoding.py` computes from runs, with made-up speeds."""
 
 from __future__ import annotations
 

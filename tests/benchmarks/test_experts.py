@@ -22,5 +22,5 @@ def test_a_row_for_each_kind_of_weights(quick_limits, monkeypatch, capsys):
     for row in rows:
         found = dict(zip(experts.HEADER, row, strict=True))
         assert float(found["decode t/s"]) > 0 and float(found["prompt t/s"]) > 0
-        # Shares and rates of so small a shape may round to 0 while others use the machine.
+        # Shares and rates of such a small shape may round to 0 on a busy machine.
         assert all(0 <= float(cell) < math.inf for cell in row[experts.KEYS :])

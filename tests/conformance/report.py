@@ -1,4 +1,4 @@
-"""Results of a suite (JUnit's XML) beside the tests that may fail, as a row of the table in docs/serving.md."""
+"""Turns a suite's results (JUnit's XML) and its waivers into a row of the table in docs/serving.md."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BEGIN, END = "<!-- conformance: begin -->", "<!-- conformance: end -->"
 
 @dataclass(frozen=True)
 class Waiver:
-    """Tests that may fail. In a name, `*` is any text."""
+    """Tests that may fail. In a name, `*` matches any text."""
 
     tests: tuple[str, ...]
     reason: str
@@ -29,17 +29,17 @@ def read_waivers() -> dict[str, list[Waiver]]:
 
 @dataclass
 class Report:
-    """What came of a suite. `outcomes`: of each test "" where it passed, else why not; tests that a suite itself skips
-    are not among them."""
+    """Results of a suite. `outcomes` has "" for each test that passed, else the reason of the failure. Tests that the
+    suite itself skips are left out."""
 
     name: str
     title: str
     outcomes: dict[str, str]
     waivers: list[Waiver]
     failure: str = ""
-    """Why the suite could not be run, in words for a page."""
+    """The reason why the suite could not be run, in words for a page."""
     log: str = ""
-    """What was printed then."""
+    """Output of the failed command."""
 
     @classmethod
     def of(cls, name: str, title: str, results: Path, waivers: list[Waiver]) -> Report:
@@ -54,7 +54,7 @@ class Report:
 
     @property
     def waived(self) -> dict[str, Waiver]:
-        """Tests that fail and may."""
+        """Failed tests that may fail, with their waivers."""
         found = {test: self._waiver(test) for test, why in self.outcomes.items() if why}
         return {test: waiver for test, waiver in found.items() if waiver is not None}
 
@@ -64,7 +64,7 @@ class Report:
 
     @property
     def needless(self) -> list[str]:
-        """Names in waivers of which no test fails, where the suite was run."""
+        """Names in waivers that match no failed test, if the suite was run."""
         names = [name for waiver in self.waivers for name in waiver.tests]
         return [
             name
@@ -96,7 +96,7 @@ class Report:
 
 
 def read_results(results: Path) -> dict[str, str]:
-    """What went wrong in each test that ran, by `module::name`; "" where nothing did."""
+    """`module::name` of each test that ran -> the failure, or "" if it passed."""
     outcomes: dict[str, str] = {}
     for case in ElementTree.parse(results).iter("testcase"):
         if case.find("skipped") is not None and (case.find("skipped").get("type") or "") != "pytest.xfail":
@@ -108,8 +108,7 @@ def read_results(results: Path) -> dict[str, str]:
 
 
 def write_rows(reports: list[Report], titles: list[str]) -> None:
-    """Puts the rows of `reports` between the markers of the page, beside those that are there, in the order of
-    `titles`."""
+    """Adds or replaces the rows of `reports` between the markers of the page, in the order of `titles`."""
     before, _, rest = PAGE.read_text().partition(BEGIN)
     between, _, after = rest.partition(END)
     rows = {line.split(" | ")[0].removeprefix("| "): line for line in between.splitlines() if line.startswith("| ")}

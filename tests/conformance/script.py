@@ -1,5 +1,4 @@
-"""Answers that stand in for weights: a script makes the tokens likely that spell them. Grammars, parsers and forms do the
-rest."""
+"""Scripted answers: a logits processor makes their tokens likely. Grammars, parsers and wire forms work as usual."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from pace.llm.decoding.logits import LogitsProcessor
 from pace.llm.decoding.token_bytes import TokenBytes
 
 LIKELY = 1000.0
-"""Added to a logit for each byte of its token, so that the longest token is taken of those that fit."""
+"""Added to a logit for each byte of its token, so that the longest matching token is chosen."""
 
 
 class Script(LogitsProcessor):

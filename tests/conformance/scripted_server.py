@@ -1,8 +1,8 @@
-"""`pace serve` on the bundled model, which answers some questions by a script: those that it is too small for.
+"""`pace serve` on the bundled model, with scripted answers to questions for which the model is too small.
 
     python -m tests.conformance.scripted_server SCRIPT [options of pace serve]
 
-SCRIPT is the JSON text of an object: what a prompt contains, and the answer.
+SCRIPT is a JSON object: text in a prompt -> the answer.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`pace serve` in a process of its own."""
+"""`pace serve` in a separate process."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ SECONDS_TO_START = 120
 
 @contextmanager
 def serving(log: Path, script: dict[str, str] | None = None, options: Sequence[str] = ()) -> Iterator[str]:
-    """The URL of a server of the bundled model, ready; `log` has what it prints. `script` has answers by what is in a
-    prompt, `options` are further ones of `pace serve`. Raises Unavailable where it does not start, or does not end with exit code 0."""
+    """The URL of a ready server of the bundled model; its output goes to `log`.
+
+    `script` has answers by text in the prompt, `options` are further options of `pace serve`. Raises Unavailable if the
+    server does not start, or does not end with exit code 0."""
     port = _free_port()
     program = ["pace", "serve"] if script is None else ["tests.conformance.scripted_server", json.dumps(script)]
     with log.open("w") as output:

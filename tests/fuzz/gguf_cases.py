@@ -1,4 +1,4 @@
-"""GGUF files for the fuzz: small ones of every architecture, and the ways in which a case damages them."""
+"""GGUF files for the fuzz tests: small ones of every architecture, and mutations that damage them."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ HEALTHY = [
 
 
 def healthy_checkpoints(folder: Path, part: slice = slice(None)) -> dict[str, Files]:
-    """`"gguf/architecture and number"` -> files, or a part of them; half of them with a byte-level vocabulary, half with
-    a sentencepiece one."""
+    """`"gguf/architecture and number"` -> files, or a part of them. Half of them have a byte-level vocabulary, half a
+    sentencepiece one."""
     checkpoints = {}
     for number, (model_type, types, tensors_a_shard, fields) in list(enumerate(HEALTHY))[part]:
         name = f"gguf-{model_type}-{number}"
@@ -101,7 +101,7 @@ def healthy_checkpoints(folder: Path, part: slice = slice(None)) -> dict[str, Fi
 
 
 def _where_it_fits(kind: str):
-    """Rows of attention's output and of the MLP are not all of whole blocks."""
+    """Uses `kind` only for rows of whole blocks: some rows of attention's output and of the MLP are not."""
     others = ("o_proj", "down_proj", "dense", "dense_4h_to_h")
     return lambda name: kind if kind.startswith("F") or name.split(".")[-2] not in others else "F16"
 
@@ -136,7 +136,7 @@ def _add_pieces(writer: gguf.GGUFWriter) -> None:
 
 
 def flip_header(rng: random.Random, files: Files) -> str:
-    """A few bits of what comes before the data."""
+    """Flips a few bits before the data."""
     name = mutate.pick_file(rng, files, ".gguf")
     data = bytearray(files[name])
     count = rng.choice([1, 1, 2, 8])
@@ -189,7 +189,7 @@ ADDED_KEYS = [
 
 
 def edit_metadata(rng: random.Random, files: Files) -> str:
-    """Values of other types and sizes, keys that are missing, renamed, added or given twice."""
+    """Changes types and sizes of values, or removes, renames, adds or duplicates keys."""
     name = mutate.pick_file(rng, files, ".gguf")
     parts = taken_apart(files[name])
     done = []
@@ -215,7 +215,7 @@ def edit_metadata(rng: random.Random, files: Files) -> str:
 
 
 def edit_tokens(rng: random.Random, files: Files) -> str:
-    """A vocabulary whose tokens, types, scores or merges do not fit together."""
+    """Makes a vocabulary's tokens, types, scores or merges inconsistent."""
     name = sorted(files)[0]
     parts = taken_apart(files[name])
     where = {
@@ -236,7 +236,7 @@ def edit_tokens(rng: random.Random, files: Files) -> str:
 
 
 def edit_tensors(rng: random.Random, files: Files) -> str:
-    """A tensor of another name, shape, type or place, one that is missing or there twice, and data of any bytes."""
+    """Changes a tensor's name, shape, type or offset, removes or duplicates a tensor, or randomises its data."""
     name = mutate.pick_file(rng, files, ".gguf")
     parts = taken_apart(files[name])
     index = rng.randrange(len(parts.tensors))
@@ -298,7 +298,7 @@ def swap_shards(rng: random.Random, files: Files) -> str:
 
 
 def another_file(rng: random.Random, files: Files) -> str:
-    """A second model, or something that is none, beside the first."""
+    """Adds a second file next to the first, a model or something else."""
     name = rng.choice(
         [
             "other.gguf",
@@ -319,4 +319,4 @@ MUTATIONS: list[tuple[Mutation, int]] = [
     (mutate.truncate, 3), (mutate.append_bytes, 1), (mutate.flip_bits, 3), (flip_header, 6), (mutate.splice, 3), (mutate.remove_file, 1),
     (mutate.replace_file, 2), (edit_metadata, 10), (edit_tokens, 5), (edit_tensors, 10), (swap_shards, 2), (another_file, 2),
 ]  # fmt: skip
-"""Each with how often it is drawn."""
+"""Mutations and their weights in the draw."""

@@ -1,4 +1,4 @@
-"""Pickles that want to run code, to allocate without limit, or to show memory that is not theirs."""
+"""Pickles that try to run code, to allocate without limit, or to read memory outside their data."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class RebuildsBeyondItsStorage:
 
 
 class RebuildsALittleBeyondItsStorage(RebuildsBeyondItsStorage):
-    """What a reader that grows the storage would fill with whatever the memory held."""
+    """A tensor slightly beyond its storage. A reader that grows the storage would expose uninitialised memory."""
 
     size = (99, 32)
 
@@ -74,7 +74,7 @@ HOSTILE = [
 
 
 def hostile_pickle(rng: random.Random, files: Files) -> str:
-    """A .bin whose pickle wants to run code, to allocate without limit, or is not a dictionary of tensors."""
+    """Writes a .bin whose pickle tries to run code, allocates without limit, or is not a dictionary of tensors."""
     for name in [name for name in files if name.endswith((*WEIGHTS, ".index.json"))]:
         del files[name]
     what = rng.choice(HOSTILE)

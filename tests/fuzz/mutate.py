@@ -1,4 +1,4 @@
-"""The ways in which a fuzz case damages a checkpoint.
+"""Mutations with which a fuzz case damages a checkpoint.
 
 A mutation is a function `(rng, files) -> description` that changes the dictionary of files in place; the same seed
 gives the same case.
@@ -28,14 +28,14 @@ def pick_file(rng: random.Random, files: Files, *endings: str) -> str:
 
 
 def pick_json(rng: random.Random, files: Files) -> str:
-    """A JSON file; the config and the index more often than the others."""
+    """Picks a JSON file; the config and the index more often than the others."""
     names = [name for name in files if name.endswith(".json")]
     weight = {"tokenizer.json": 1, "tokenizer_config.json": 1, "generation_config.json": 2}
     return rng.choices(names, [weight.get(name, 5) for name in names])[0]
 
 
 def json_paths(value: object, path: tuple = ()) -> list[tuple]:
-    """The path of every value inside a JSON value, but itself."""
+    """The paths of all values inside a JSON value, except itself."""
     children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [found for key, child in children for found in [(*path, key), *json_paths(child, (*path, key))]]
 
@@ -84,7 +84,7 @@ def flip_bits(rng: random.Random, files: Files) -> str:
 
 
 def flip_header_bits(rng: random.Random, files: Files) -> str:
-    """A bit within the part that describes the tensors."""
+    """Flips bits in the part that describes the tensors."""
     name = pick_file(rng, files, *WEIGHTS, ".index.json")
     data = bytearray(files[name])
     end = len(data)
@@ -165,7 +165,7 @@ def edit_json(rng: random.Random, files: Files) -> str:
 
 
 def edit_config(rng: random.Random, files: Files) -> str:
-    """A size or another field of config.json takes an absurd value, or a field appears that pace must not overlook."""
+    """Sets a size or another field of config.json to an absurd value, or adds a field that pace must not ignore."""
     config = json.loads(files["config.json"])
     extra = [
         "quantization_config",
@@ -190,7 +190,7 @@ def edit_config(rng: random.Random, files: Files) -> str:
 
 
 def edit_header(rng: random.Random, files: Files) -> str:
-    """A change in the JSON header of a safetensors file, which stays well-formed JSON of the announced length."""
+    """Changes the JSON header of a safetensors file, which stays well-formed JSON of the announced length."""
     candidates = [name for name in files if name.endswith(".safetensors")]
     if not candidates:
         return edit_state(rng, files)
@@ -225,7 +225,7 @@ def edit_header(rng: random.Random, files: Files) -> str:
     text = json.dumps(header)
     if what == "duplicate":
         text = text[:-1] + f", {json.dumps(a)}: {json.dumps(header[b])}}}"
-    if what == "pad":  # harmless, and leaves the data unaligned
+    if what == "pad":  # harmless, but makes the data unaligned
         text += " " * rng.choice([1, 2, 3])
     size = rng.choice([0, 2**63, 2**40, len(text) + 1, 10**8]) if what == "length" else len(text)
     files[name] = size.to_bytes(8, "little") + text.encode() + data[8 + length :]
@@ -274,7 +274,7 @@ def edit_index(rng: random.Random, files: Files) -> str:
 
 
 def swap_files(rng: random.Random, files: Files) -> str:
-    """Two files change places: shards, or a shard and something else."""
+    """Swaps two files: shards, or a shard and another file."""
     a, b = rng.sample(sorted(files), 2)
     shards = sorted(name for name in files if "-of-" in name)
     if shards and rng.random() < 0.7:
@@ -287,12 +287,12 @@ def swap_files(rng: random.Random, files: Files) -> str:
 
 
 def edit_state(rng: random.Random, files: Files) -> str:
-    """The weights saved again with one tensor that is missing, extra, of another shape, dtype or kind."""
+    """Saves the weights again with one tensor missing, added, or with another shape, dtype or kind."""
     name = pick_file(rng, files, *WEIGHTS)
     kind, state = load_state(name, files[name])
     key = rng.choice(sorted(name for name in state if state[name].ndim))
     tensor = state[key]
-    floats = tensor.float()  # quantised tensors are whole numbers, or narrow ones
+    floats = tensor.float()  # quantised tensors have integer or narrow float types
     values = {
         "shape": lambda: tensor.reshape(-1)[:-1].clone(),
         "flat": lambda: tensor.reshape(-1),
@@ -337,7 +337,7 @@ def edit_state(rng: random.Random, files: Files) -> str:
 
 
 def edit_quantization(rng: random.Random, files: Files) -> str:
-    """A quantised checkpoint whose config or tensors say something else: of another method, size or value."""
+    """Changes the config or tensors of a quantised checkpoint: another method, size or value."""
     config = json.loads(files["config.json"])
     quantization = config.get("quantization_config")
     if not isinstance(quantization, dict):
@@ -429,11 +429,11 @@ MUTATIONS: list[tuple[Mutation, int]] = [
     (edit_json, 6), (edit_config, 8), (edit_header, 8), (edit_index, 5), (swap_files, 2), (edit_state, 8), (hostile_pickle, 3),
     (edit_quantization, 20),
 ]  # fmt: skip
-"""Each with how often it is drawn."""
+"""Mutations and their weights in the draw."""
 
 
 def make_case(seed: int, checkpoints: dict[str, Files]) -> tuple[Files, str]:
-    """The files of case `seed`, and what was done to them."""
+    """The files of case `seed`, and a description of the mutation."""
     rng = random.Random(seed)
     base = sorted(checkpoints)[seed % len(checkpoints)]
     files = dict(checkpoints[base])

@@ -1,11 +1,15 @@
-"""Runs mutated checkpoints, each to an error of a documented type or to generated tokens, in processes that may die.
+"""Loads mutated checkpoints in child processes. Each must give a documented error or generate tokens.
 
     python -m tests.fuzz.run --cases 2000 [--first 0] [--quarter 0] [--verbose]
 
-A case fails if the process dies or hangs, if its memory grows by more than `MAX_GROWTH_BYTES`, if an error is not of a
-documented type or does not say which file or field is wrong, if a loaded model holds anything that did not come from
-the checkpoint, or if code of the checkpoint ran. The last line is one JSON object; the exit code is 1 if any case
-failed.
+A case fails in one of these ways:
+
+- The process dies or hangs, or its memory grows by more than `MAX_GROWTH_BYTES`.
+- The error has no documented type, or does not name the wrong file or field.
+- A loaded model holds data that did not come from the checkpoint.
+- Code of the checkpoint ran.
+
+The last line is one JSON object; the exit code is 1 if any case failed.
 """
 
 from __future__ import annotations
@@ -65,7 +69,7 @@ NAMES_A_CAUSE = (
 
 
 def run_case(seed: int, checkpoints: dict, folder: Path) -> tuple[str, str]:
-    """Outcome ("loaded", the name of an error type, or "FAIL ...") and what was done to the checkpoint."""
+    """The outcome ("loaded", the name of an error type, or "FAIL ...") and a description of the mutation."""
     files, description = make_case(seed, checkpoints)
     case = folder / f"case-{seed}"
     write(files, case)
@@ -75,7 +79,7 @@ def run_case(seed: int, checkpoints: dict, folder: Path) -> tuple[str, str]:
     try:
         outcome = generate(case)
     except DOCUMENTED as error:
-        # PanicException of the tokenizers library and the like are no DOCUMENTED error: they end in the last branch.
+        # Errors such as the tokenizers library's PanicException are not DOCUMENTED: they reach the last branch.
         outcome = type(error).__name__
         if not any(word in str(error) for word in NAMES_A_CAUSE):
             outcome = f"FAIL: the message of {outcome} names no file or field: {error}"
@@ -93,7 +97,7 @@ def run_case(seed: int, checkpoints: dict, folder: Path) -> tuple[str, str]:
 
 
 def generate(case: Path) -> str:
-    """Loads and generates; a model that loads must hold the same whatever its memory held before."""
+    """Loads and generates. The loaded weights must not depend on the earlier contents of their memory."""
     with LLMModel(case, dtype=torch.float32, num_threads=1, progress=False) as model:
         inputs = [1, 2, 3] if model.tokenizer is None or len(model.tokenizer) > model.config.vocab_size else "hello"
         model.generate(inputs, SamplingConfig(max_new_tokens=2, do_sample=False))
@@ -104,7 +108,7 @@ def generate(case: Path) -> str:
 
 
 def poisoned_bits(case: Path, poison: float) -> list[bytes]:
-    """The bits of all weights, of memory that held `poison` before loading."""
+    """The bits of all weights, loaded into memory that was filled with `poison`."""
     allocate = BaseModelForCausalLM.allocate
 
     def allocate_poisoned(model, ops, dtype):
@@ -126,7 +130,7 @@ def poisoned_bits(case: Path, poison: float) -> list[bytes]:
 
 
 def poison_matrix(ops, weight, poison: float) -> None:
-    """Fills a weight with `poison`, or, where it is quantised, with scales and minima of it."""
+    """Fills a weight with `poison`; in a quantised weight, the scales and minima."""
     row = 0
     for rows, layout in parts_of(weight.layout, weight.n):
         shape = (rows, weight.k)
@@ -160,7 +164,7 @@ def reset_peak() -> None:
 
 
 def run_cases(seeds: list[int], checkpoints: dict, folder: Path, verbose: bool = False) -> tuple[Counter, list[str]]:
-    """Counts of the outcomes, and a text for each failure. One child runs case after case until it dies."""
+    """Counts of the outcomes, and a text for each failure. A child runs case after case until it dies."""
     outcomes: Counter = Counter()
     failures = []
     todo = list(seeds)
@@ -191,11 +195,11 @@ def run_cases(seeds: list[int], checkpoints: dict, folder: Path, verbose: bool =
 
 
 def prepare(folder: Path, only: str = "", part: slice = slice(None)) -> dict:
-    """The healthy checkpoints, or a part of them, or those whose names begin with `only`; they all load. What they need
-    is imported before any child is forked."""
+    """The healthy checkpoints, a part of them, or those whose names begin with `only`, after a check that they load.
+    That imports what they need before any child is forked."""
     torch.set_num_threads(1)
     checkpoints = healthy_checkpoints(folder, part)
-    if importlib.util.find_spec("gguf"):  # what writes the files
+    if importlib.util.find_spec("gguf"):  # it writes the files
         from tests.fuzz import gguf_cases
 
         checkpoints |= gguf_cases.healthy_checkpoints(folder, part)
@@ -210,7 +214,7 @@ def prepare(folder: Path, only: str = "", part: slice = slice(None)) -> dict:
 
 
 def start_child(seeds: list[int], checkpoints: dict, folder: Path) -> tuple[int, int]:
-    """A forked process that writes one line for each case: its id, and the pipe to read from."""
+    """Forks a process that writes one line per case. Returns its process id, and the pipe to read from."""
     read_end, write_end = os.pipe()
     pid = os.fork()
     if pid:

@@ -1,4 +1,4 @@
-"""A sample of the fuzz in the default suite; the full run is `python -m tests.fuzz.run --cases 2000`."""
+"""A sample of the fuzz cases in the default suite; the full run is `python -m tests.fuzz.run --cases 2000`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.parametrize("part", ["of this commit", pytest.param("all", marks=pytest.mark.thorough)])
 def test_damaged_checkpoints_give_one_clear_error_or_run(part):
-    """In a process of its own: it forks, and limits its memory. Each commit has a quarter of the healthy checkpoints."""
+    """Runs in a separate process, which forks and limits its memory. Each commit has a quarter of the checkpoints."""
     cases = 400 if part == "all" else 100
     command = [sys.executable, "-W", "ignore", "-m", "tests.fuzz.run", "--cases", str(cases)]
     if part != "all":
@@ -32,7 +32,7 @@ def test_damaged_checkpoints_give_one_clear_error_or_run(part):
     assert done.returncode == 0, f"{command}\n{done.stderr[-5000:]}"
     counts = json.loads(done.stdout.splitlines()[-1])
     assert counts["cases"] == cases
-    # Both ends are reached: some mutations are harmless, most are not.
+    # Both outcomes occur: some mutations are harmless, most are not.
     assert counts["loaded"] >= cases // 20 and counts["ValueError"] >= cases // 4, counts
 
 
@@ -46,7 +46,7 @@ def test_the_same_seed_gives_the_same_case():
         try:
             first = mutate.make_case(seed, checkpoints)
         except (ValueError, KeyError, IndexError):
-            continue  # a mutation that this small checkpoint has no place for
+            continue  # this small checkpoint has no place for the mutation
         assert first == mutate.make_case(seed, checkpoints)
         done += 1
     assert done > 20
@@ -65,7 +65,7 @@ def test_the_same_seed_gives_the_same_case():
     ids=["crash", "hang", "undocumented error", "memory", "code", "unclear message"],
 )
 def test_the_harness_notices(behaviour, expected, monkeypatch, tmp_path):
-    """Planted: one case behaves badly, the next one well."""
+    """One planted case behaves badly, the next one well."""
     if expected == "hung":
         monkeypatch.setattr(run, "CASE_SECONDS", 2)
     monkeypatch.setattr(run, "make_case", lambda seed, checkpoints: ({"config.json": b"{}"}, f"case {seed}"))

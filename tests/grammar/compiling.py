@@ -16,7 +16,7 @@ def compiler() -> GrammarCompiler:
 
 
 def takes(grammar: Grammar, text: str) -> bool:
-    """Whether a text is of the grammar."""
+    """True if the grammar accepts the text."""
     matcher = compiler().compile(grammar).matcher.deep_copy()
     tokens = compiler().table.tokenize_str(text)
     return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()

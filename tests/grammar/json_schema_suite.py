@@ -1,8 +1,8 @@
 """The JSON-Schema-Test-Suite, through our grammars: `python -m tests.grammar.json_schema_suite [DRAFT ...]`.
 
 Each valid instance of a schema that compiles must be accepted, each invalid one refused, by tokens and byte by byte. A
-valid instance may have several spellings, of which a grammar admits one: keys in the order of the schema, whole numbers
-without a fraction. The suite is taken from the source distribution of `jsonschema`, which pip fetches into a cache.
+grammar admits only one spelling of a valid instance: keys in the order of the schema, whole numbers without a fraction.
+The suite is taken from the source distribution of `jsonschema`, which pip fetches into a cache.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ NARROWER = {
     "draft4/ref.json": "what stands beside $ref holds, as in the newer drafts",
     "bignum.json": "integers are written without an exponent",
 }
-"""Files of the suite in which valid instances are refused, and why."""
+"""Files of the suite in which valid instances are refused, and the reasons."""
 MOST_SPELLINGS = 200
 
 
@@ -69,7 +69,7 @@ def spellings(value: Any) -> Iterator[Any]:
 
 
 class Judge:
-    """Says whether a grammar admits a JSON value."""
+    """Decides if a grammar admits a JSON value."""
 
     def __init__(self) -> None:
         self._tokenizer = load_tokenizer(TINY)
@@ -80,11 +80,11 @@ class Judge:
         assert len(set(self._bytes)) == 256 <= len(names)
 
     def compile(self, schema: Any) -> Any:
-        """Raises ValueError for a schema that is refused."""
+        """A matcher for a schema. Raises ValueError if the schema is refused."""
         return self._compiler.compile(Grammar.json_schema(schema)).matcher
 
     def admits(self, matcher: Any, value: Any, any_spelling: bool) -> set[bool]:
-        """The answers, by tokens and by bytes: of one spelling, or of whichever is admitted."""
+        """The answers by tokens and by bytes, for one spelling or, with `any_spelling`, for any that is admitted."""
         found = {False}
         values = itertools.islice(spellings(value), MOST_SPELLINGS) if any_spelling else [value]
         for candidate in itertools.chain([value], values):
@@ -101,7 +101,7 @@ class Judge:
 
 
 def run(folder: Path, judge: Judge) -> tuple[Counter, list[str]]:
-    """Counts of one draft, and the instances that were judged wrongly without a known reason."""
+    """Counts for one draft, and the instances that were judged wrongly without a known reason."""
     counts: Counter = Counter()
     wrong = []
     for file in sorted(folder.rglob("*.json")):
@@ -115,7 +115,7 @@ def run(folder: Path, judge: Judge) -> tuple[Counter, list[str]]:
             for test in case["tests"]:
                 try:
                     found = judge.admits(matcher, test["data"], test["valid"])
-                except UnicodeEncodeError:  # half a character is no text
+                except UnicodeEncodeError:  # half a surrogate pair cannot be encoded
                     continue
                 narrower = any(file.as_posix().endswith(name) for name in NARROWER)
                 if found == {test["valid"]}:

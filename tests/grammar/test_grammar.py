@@ -1,4 +1,4 @@
-"""Grammars are checked when they are made: what is malformed, too large or nested too deeply is told in time."""
+"""Grammars are checked when they are created: malformed, too large or too deeply nested ones give errors in time."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ DEEP = 60_000
 @pytest.mark.alone
 def test_what_is_no_grammar(make, error: type[Exception], message: str | None) -> None:
     began = time.monotonic()
-    if message is None:  # what is harmless, or found by the compiler
+    if message is None:  # harmless, or found by the compiler
         try:
             make()
         except error:

@@ -1,4 +1,4 @@
-"""What structural tags admit, and what they do not."""
+"""Texts that structural tags admit, and texts that they do not."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def compiler() -> GrammarCompiler:
 
 
 def admits(value: dict, text: str) -> bool:
-    """Whether a text is one of the tag's, by its tokens."""
+    """True if the tag admits the text's tokens."""
     matcher = compiler().mask(read_response_format({"type": "structural_tag", **value}), [])._matcher.deep_copy()
     tokens = load_tokenizer(TINY).encode(text, add_special_tokens=False)
     return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()

@@ -1,4 +1,4 @@
-"""Keywords that no grammar can be made of: told with their place, or left out where a schema is not strict."""
+"""Unsupported keywords: the error names their place, or they are ignored if the schema is not strict."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ INSIDE = {
     "#/additionalProperties/pattern": lambda part: {"type": "object", "additionalProperties": part},
     "#/prefixItems/0/pattern": lambda part: {"type": "array", "prefixItems": [part]},
 }
-"""What a schema is put into, by the place of its pattern then."""
+"""Place of the pattern -> function that puts a schema into a larger one."""
 
 
 @pytest.mark.parametrize("kind", PATTERNS)

@@ -1,4 +1,4 @@
-"""Values and schemas, with `jsonschema` as the judge."""
+"""Values and schemas, compared with `jsonschema`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON is laid out as models write it, within bounds, wherever it is asked for; a field says otherwise."""
+"""Wherever JSON is requested, models may use their own whitespace, within bounds; a field changes that."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_arguments_of_tools(format: str) -> None:
 
 
 def test_a_single_argument_of_a_tool() -> None:
-    """In formats that write arguments one by one, `between` tags or as in Python."""
+    """Formats that write arguments one by one, `between` tags or as in Python."""
     for arguments, call in (
         (TaggedArguments("<a=", ">", "</a>", between=""), '<a=words>["the", \n  "fox"]</a>'),
         (PythonArguments(), 'words=["the", \n  "fox"]'),

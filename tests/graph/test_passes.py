@@ -1,4 +1,4 @@
-"""The rewrites keep what must be kept, and no two living values share a buffer."""
+"""The graph rewrites preserve results, and no two live values share a buffer."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_views_overlap_where_they_share_a_column():
 
 
 def check_plan(instructions, result):
-    """Runs the plan on names instead of numbers: each read must find what was last written to that value."""
+    """Runs the plan on names instead of numbers: each read must find the last write to that value."""
     plan = plan_buffers(instructions, result)
     content = {}
     for instruction in instructions:

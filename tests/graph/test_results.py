@@ -1,4 +1,4 @@
-"""What a program ends in is the caller's: each run writes a result of its own, whatever the last operation is."""
+"""The caller owns a program's result: each run writes a new one, for every kind of last operation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Symbols do what models do to tensors, and refuse what a program could not repeat."""
+"""Symbols support the operations that models use on tensors, and refuse those that a program cannot repeat."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def rows():
 
 
 def test_views_name_the_columns_that_torch_would_show(rows):
-    """Columns that hold their own numbers, through the same slices."""
+    """Compares with a tensor whose columns hold their own numbers, after the same slices."""
     table, value = torch.arange(12)[None], rows.columns.value
 
     def shown(view):
-        """What a symbol's view covers, as a tensor of a single token."""
+        """Columns of a symbol's view, as a tensor of a single token."""
         if isinstance(view, Rows):
             return torch.tensor([list(range(view.columns.first, view.columns.first + view.columns.count))])
         heads = view.heads

@@ -1,8 +1,8 @@
-"""Columns of a matrix and heads that lie apart, as inputs of every instruction: a program gives the bits of the kernels
-called one by one, fused and not.
+"""Columns of a matrix and heads that are not contiguous, as inputs of every instruction. A program, fused or not, gives
+the bits of the kernels called one by one.
 
-The model is none that anybody trained. Its first layer goes through a narrow matrix as latent attention does; its second
-has queries and gates, and keys and values, side by side in each head."""
+The model is made up. Its first layer goes through a narrow matrix, like latent attention. Its second has queries and
+gates next to each other in each head, and keys and values too."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ pytestmark = pytest.mark.usefixtures("restore_isa_and_threads")
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, HALF, RANK, VOCABULARY = 40, 4, 2, 20, 4, 24, 50
 PLAIN, TURNED = HEAD_DIM - 2 * HALF, 2 * HALF
-"""Elements of a head that the first layer leaves as they are, and those that it rotates."""
+"""Numbers of elements of a head that the first layer leaves unchanged, and that it rotates."""
 MAX_LENGTH = 220
 
 
 class Model:
-    """What a program records, and what a `Runner` asks for."""
+    """A model with the methods that a program records, and the attributes that a `Runner` needs."""
 
     def __init__(self, dtype: torch.dtype):
         self.kv_spec = KVSpec((Positions(KV_HEADS, HEAD_DIM, HEAD_DIM),) * 2, dtype)
@@ -63,7 +63,7 @@ class Model:
         return ops.linear(ops.layer_norm(last, self.head_norm, self.head_bias, 1e-5), self.head)
 
     def latent_layer(self, ops, x, batch, angles, kv):
-        """A norm, heads in place and products read columns of one matrix; queries are turned in a part of each head."""
+        """A norm, heads in place and products read columns of one matrix; a part of each query head is rotated."""
         narrow = ops.linear(x, self.narrow)
         latent, turned = ops.rms_norm(narrow[:, :RANK], self.narrow_norm, 1e-6), narrow[:, RANK:-HIDDEN]
         ops.rotary_(turned.unflatten(1, (KV_HEADS, TURNED)), *angles[0], True)
@@ -76,8 +76,8 @@ class Model:
         return ops.linear(ops.attention(q, kv, batch.spans, 0.2), self.out, residual=x)
 
     def gated_layer(self, ops, x, batch, angles, kv):
-        """What is done to heads that lie apart becomes part of attention, though what lies between them is read
-        afterwards."""
+        """Operations on heads that are not contiguous are fused into attention, although the elements between the
+        heads are read afterwards."""
         mixed = ops.linear(x, self.gated_queries)
         q = mixed.unflatten(1, (HEADS, 2 * HEAD_DIM))[:, :, :HEAD_DIM]
         both = ops.linear(x, self.keys_and_values).unflatten(1, (KV_HEADS, 2 * HEAD_DIM))
@@ -94,7 +94,7 @@ class Model:
 
 
 def angles_of(batch):
-    """Two tables."""
+    """Angles of two tables."""
     angles = (batch.positions[:, None] / torch.logspace(0, last, HALF) for last in (2, 1))
     return tuple((angle.cos(), angle.sin()) for angle in angles)
 
@@ -121,7 +121,7 @@ class Recorded(OneByOne):
 
 
 def assert_same_bits(model: Model, steps: list[dict[int, int]]) -> None:
-    """`steps`: how many tokens each sequence gets."""
+    """Compares the bits of both forms. `steps`: sequence -> number of tokens, for each step."""
     ids = torch.randint(0, VOCABULARY, (MAX_LENGTH,), generator=torch.Generator().manual_seed(1))
     runners = [
         Runner(runnable, 2, MAX_LENGTH) for runnable in (OneByOne(model), Recorded(model, False), Recorded(model, True))
@@ -140,7 +140,7 @@ def assert_same_bits(model: Model, steps: list[dict[int, int]]) -> None:
 
 
 STEPS = [{0: 3}, {0: 130, 1: 40}, {0: 1, 1: 1}, {0: 1}, {1: 7, 0: 5}, {0: 1}]
-"""Few rows and many, spans of one tile of query rows and of several."""
+"""Steps with few rows and many, and spans of one or several tiles of query rows."""
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
@@ -165,7 +165,7 @@ def test_what_may_be_fused_is_and_the_rest_is_not():
     assert count(plain, Norm) == 2 and count(fused, Norm) == 0
     assert sum(i.norm is not None for i in fused if isinstance(i, Linear)) == 3
     assert count(plain, StoreKv) == 2 and count(plain, RotateHeads) == 4
-    assert count(fused, StoreKv) == 0 and count(fused, RotateHeads) == 2  # a part of a head is turned before
+    assert count(fused, StoreKv) == 0 and count(fused, RotateHeads) == 2  # a part of a head is rotated before
     assert [i.preparation.rotation is not None for i in fused if isinstance(i, Attention)] == [False, True]
 
 

@@ -1,4 +1,4 @@
-"""A library that is missing, or of a version that does not fit, is one clear error that says what to install."""
+"""A missing library, or one with an unsupported version, gives one clear error that says what to install."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 @pytest.fixture
 def import_with(monkeypatch):
-    """`import_with("guidance", library)` imports the room anew, where `import guidance` gives that module, or nothing."""
+    """`import_with("guidance", library)` imports our package again, with `library` as guidance, or without it."""
 
     def import_with(name: str, library: types.ModuleType | None) -> None:
         room = f"pace.integrations.{name}"
@@ -31,7 +31,7 @@ def test_it_is_missing(import_with, name):
 
 
 def test_a_package_without_contents_is_none(import_with):
-    """Where kani was taken away, and an extension of it has stayed, `kani` is a namespace."""
+    """If kani was uninstalled but an extension of it remains, `kani` is a namespace package."""
     with pytest.raises(ModuleNotFoundError, match=r'pip install "pace-llm\[kani\]"'):
         import_with("kani", types.ModuleType("kani"))
 

@@ -1,1 +1,1 @@
-"""Bugs that are planted one at a time, to see whether the tests fail: `python -m tests.planted`."""
+"""Plants bugs one at a time and checks that the tests fail: `python -m tests.planted`."""

@@ -1,12 +1,14 @@
-"""Plants bugs one at a time, and says which of them the tests catch.
+"""Plants bugs one at a time, and reports the bugs that the tests catch.
 
     python -m tests.planted --seed 1 --count 60            in this checkout
+
     python -m tests.planted --tree ../other --near-only    in another one, with the nearest tests only
+
     python -m tests.planted --only llm/cache               all bugs of a room, or one: --only llm/cache/3
 
 The bugs are in bugs.txt. Each goes into a copy of the tree, where its nearest tests run first, then all others. A bug
-is caught where a test fails that passes without the bug, or where a run hangs that ends without it. The same list, seed
-and count give the same bugs.
+is caught if a test fails that passes without the bug, or a run hangs that ends without it. The same list, seed and
+count give the same bugs.
 """
 
 from __future__ import annotations
@@ -107,8 +109,8 @@ def try_bug(copy: Copy, bug: Bug, arguments: argparse.Namespace) -> dict[str, An
 def run_stage(
     copy: Copy, bug: Bug, tests: Sequence[str], without: Sequence[str], seconds: float, build_seconds: float
 ) -> dict[str, Any]:
-    """Runs tests with the bug, and those that fail without it. What fails both ways is left out from then on, and the
-    stage begins again."""
+    """Runs tests with the bug, and runs those that fail again without it. Tests that fail both ways are left out from
+    then on, and the stage begins again."""
     while True:
         if tests and not (tests := [test for test in tests if test not in copy.known]):
             return {"caught": False, "note": "the nearest tests fail without the bug, too"}

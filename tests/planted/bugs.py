@@ -13,7 +13,7 @@ LIST = Path(__file__).with_name("bugs.txt")
 
 @dataclass(frozen=True)
 class Bug:
-    """One entry of bugs.txt, whose head explains the fields."""
+    """One entry of bugs.txt; the head of that file explains the fields."""
 
     id: str
     """The room and the number within the room, such as "llm/cache/3"."""
@@ -27,11 +27,11 @@ class Bug:
 
     @property
     def is_native(self) -> bool:
-        """Whether the extension must be rebuilt."""
+        """True if the extension must be rebuilt."""
         return self.file.startswith("csrc/")
 
     def is_stale(self, tree: Path) -> bool:
-        """Whether the text no longer occurs exactly once in the tree."""
+        """True if the text no longer occurs exactly once in the tree."""
         path = tree / self.file
         return not path.is_file() or path.read_text(encoding="utf-8").count(self.find) != 1
 
@@ -50,11 +50,11 @@ def read_bugs(path: Path = LIST) -> list[Bug]:
 
 
 def draw(bugs: Sequence[Bug], seed: int, count: int) -> list[Bug]:
-    """Returns `count` of the bugs, or all where there are fewer: the same for the same list, seed and count.
+    """Returns `count` of the bugs, or all if there are fewer: the same for the same list, seed and count.
 
-    Rooms take turns, in an order drawn once. A turn takes a bug of the kind that the room has used least, and among
-    those of the kind that the whole draw has used least; what is equal after that is drawn. Python bugs come first in
-    the result, so that the extension stays as it is until the end."""
+    Rooms take turns, in an order drawn once. A turn takes a bug of the kind that the room has used least. Ties go to
+    the kind that the whole draw has used least, then to chance. Python bugs come first in the result, so that the
+    extension is unchanged until the native ones."""
     random_order = random.Random(seed)
     left: dict[str, list[Bug]] = {}
     for bug in bugs:

@@ -15,11 +15,11 @@ from pathlib import Path
 from tests.planted.bugs import Bug
 
 BUILD = Path("build") / "cmake"
-"""The folder of setup.py and of tests/test_csrc.py, so that what one compiles the others need not."""
+"""Build folder of setup.py and tests/test_csrc.py, which share compiled files."""
 LAST_FAILED = Path(".pytest_cache/v/cache/lastfailed")
-"""The exact ids of the tests that failed, as pytest keeps them."""
+"""File in which pytest keeps the exact ids of the failed tests."""
 FORMATTING = "tests/project/test_formatting.py"
-"""Left out: it would fail for a planted line that is too long."""
+"""Test file that is left out: it would fail for a planted line that is too long."""
 
 
 class DoesNotBuild(Exception):
@@ -28,17 +28,17 @@ class DoesNotBuild(Exception):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run of pytest gave."""
+    """Result of a run of pytest."""
 
     status: int | None
-    """The exit code; None where the run did not end in time."""
+    """The exit code; None if the run did not end in time."""
     failed: list[str]
     """Ids of tests that failed, and files that could not be collected."""
     output: str
 
 
 class Copy:
-    """The files of a tree that git knows, with its built extension, in a folder of their own."""
+    """A copy of a tree's files that git tracks, with its built extension, in a separate folder."""
 
     def __init__(self, tree: Path, folder: Path, pytest_arguments: Sequence[str]):
         self.folder = folder
@@ -60,19 +60,19 @@ class Copy:
             raise RuntimeError(f"tests would import {found} instead of the copy in {folder}")
 
     def plant(self, bug: Bug, build_seconds: float) -> None:
-        """Puts the bug into the copy, unless it is there, and compiles it where needed. Raises DoesNotBuild."""
+        """Puts the bug into the copy, unless it is there, and compiles it if needed. Raises DoesNotBuild."""
         text = (self._tree / bug.file).read_text(encoding="utf-8").replace(bug.find, bug.replace)
         if self._write(bug.file, text) and bug.is_native:
             self.build(build_seconds, "_C")
 
     def restore(self, bug: Bug) -> None:
-        """Takes the bug out again. Native sources are then newer than their objects, and are compiled anew."""
+        """Removes the bug. Native sources are then newer than their objects, and are compiled again."""
         if self._write(bug.file, (self._tree / bug.file).read_text(encoding="utf-8")) and bug.is_native:
             for path in self._extensions:
                 shutil.copy2(path, self.folder / "pace")
 
     def _write(self, name: str, text: str) -> bool:
-        """Writes a file that has another text. Returns whether it had."""
+        """Writes a file if its text differs. Returns True if it did."""
         path = self.folder / name
         if path.read_text(encoding="utf-8") == text:
             return False
@@ -80,8 +80,8 @@ class Copy:
         return True
 
     def build(self, seconds: float, target: str = "all") -> None:
-        """Builds a target. tests/test_csrc.py builds the C++ tests again where they need it. CMake cannot use the build
-        folder of another place, so the first build compiles everything. Raises DoesNotBuild."""
+        """Builds a target. tests/test_csrc.py rebuilds the C++ tests if needed. CMake cannot use a build folder made
+        for another path, so the first build compiles everything. Raises DoesNotBuild."""
         import pybind11
 
         configure = ["cmake", "-S", ".", "-B", str(BUILD), "-G", "Ninja", "-DPACE_PYTHON=ON", "-DPACE_TESTS=ON"]
@@ -94,7 +94,7 @@ class Copy:
                 raise DoesNotBuild("the build took too long" if status is None else output[-2000:])
 
     def pytest(self, tests: Sequence[str], without: Sequence[str], seconds: float, stops: bool = True) -> Outcome:
-        """Runs `tests` in one process, or, where none is named, all except those in `without`. `stops` at the first
+        """Runs `tests` in one process or, if it is empty, all except those in `without`. `stops`: end at the first
         failure."""
         (self.folder / LAST_FAILED).unlink(missing_ok=True)
         command = [
@@ -115,8 +115,8 @@ class Copy:
         return Outcome(status, list(json.loads(cache.read_text())) if cache.exists() else [], output)
 
     def run(self, command: Sequence[str], seconds: float) -> tuple[int | None, str]:
-        """Exit code and output of a command in the copy. After `seconds` it is killed with all that it started, and the
-        exit code is None."""
+        """Exit code and output of a command in the copy. After `seconds` it is killed with all its child processes, and
+        the exit code is None."""
         environment = os.environ | {
             "PYTHONPATH": str(self.folder),
             "HF_HUB_OFFLINE": "1",
@@ -137,7 +137,7 @@ class Copy:
 
 
 def _kill_group(process: subprocess.Popen) -> None:
-    """Ends the process and what it left behind."""
+    """Ends the process and the processes that it left running."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""What the pages say of their Python blocks, to be asserted once a block has run."""
+"""Claims of the pages about their Python blocks, asserted after a block has run."""
 
 from __future__ import annotations
 
@@ -138,4 +138,4 @@ CLAIMS = {
             assert (down.code, gate.code, gate.group, gate.has_mins) == ("int8", "int4", 32, True)""",
     },
 }
-"""By page and a phrase of one block: Python that fails where what the text around says of it does not hold."""
+"""Page -> a phrase of one block -> Python code that fails if the text around the block is wrong."""

@@ -1,8 +1,8 @@
-"""Commands `pace` and `python` that begin where the libraries are imported: a server has imported them, which takes
-seconds of processor time, has run nothing, and forks for each command.
+"""Commands `pace` and `python` that start with all libraries imported. A server imports them, which takes seconds of
+processor time, runs nothing else, and forks for each command.
 
-`python ready_commands.py serve SOCKET` is the server, `python ready_commands.py SOCKET pace|python ARGUMENTS` a command:
-it has the streams, the folder and the environment of the caller, and its exit code.
+`python ready_commands.py serve SOCKET` is the server, and `python ready_commands.py SOCKET pace|python ARGUMENTS` runs a
+command. The command has the streams, the folder and the environment of the caller, which returns its exit code.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import socket
 import sys
 
 MOST_BYTES = 1 << 17
-"""Of a command: its arguments and its environment."""
+"""Maximum size of a command's arguments and environment."""
 
 
 def serve(path: str) -> None:
-    """Until the server's stdin ends. Says on stdout that it is ready."""
+    """Runs commands until the server's stdin ends. Prints on stdout when it is ready."""
     import runpy
     import select
 
@@ -29,9 +29,9 @@ def serve(path: str) -> None:
     from pace.cli import main
     from pace.llm.models.hf_utils import load_tokenizer
 
-    load_tokenizer(TINY)  # imports what tokenizers need of transformers
+    load_tokenizer(TINY)  # imports the parts of transformers that tokenizers need
     gc.collect()
-    gc.freeze()  # a child that collects garbage copies no page of what is here
+    gc.freeze()  # so that garbage collection in a child copies no pages of existing objects
 
     def run(command: dict, streams: list[int]) -> None:
         for number, stream in enumerate(streams):
@@ -57,7 +57,7 @@ def serve(path: str) -> None:
         while listener in select.select([listener, sys.stdin], [], [])[0]:
             connection, _ = listener.accept()
             message, streams, *_ = socket.recv_fds(connection, MOST_BYTES, 3)
-            if os.fork() == 0:  # waits for the command, in the server's place
+            if os.fork() == 0:  # this child waits for the command instead of the server
                 child = os.fork()
                 if child == 0:
                     listener.close(), connection.close()
@@ -74,7 +74,7 @@ def serve(path: str) -> None:
 
 
 def ask(path: str, arguments: list[str]) -> int:
-    """Has the server run a command; its exit code."""
+    """Runs a command on the server, and returns its exit code."""
     command = {"arguments": arguments, "folder": os.getcwd(), "environment": dict(os.environ)}
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.connect(path)

@@ -1,4 +1,4 @@
-"""What `make conformance` makes of a suite's results: `tests/conformance/report.py`."""
+"""The report of `make conformance` on a suite's results: `tests/conformance/report.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The examples run as a user runs them, on the bundled model, and say sensible things."""
+"""The examples run as a user runs them, on the bundled model, and print sensible output."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
 
 @pytest.fixture
 def run(monkeypatch, capsys):
-    """`run(name, *arguments, stdin="") -> stdout` of an example; in this process, where the imports are done
-    already."""
+    """`run(name, *arguments, stdin="") -> stdout` of an example, run in this process, which has imported the
+    libraries."""
 
     def run(name: str, *arguments: str, stdin: str = "") -> str:
         monkeypatch.setattr(sys, "argv", [name, *arguments])
@@ -34,7 +34,7 @@ def run(monkeypatch, capsys):
 
 
 def test_basic_is_what_make_demo_runs():
-    """In a process of its own: a story, a line of metrics, and nothing on stderr."""
+    """A separate process prints a story, a line of metrics, and nothing on stderr."""
     environment = {**os.environ, "PYTHONPATH": str(Path(pace.__file__).parents[1]), "HF_HUB_OFFLINE": "1"}
     result = subprocess.run(
         [sys.executable, "examples/pace_llm_basic.py"],
@@ -71,7 +71,7 @@ def test_basic_with_options(run):
 
 
 def texts(output: str) -> str:
-    """What the basic example wrote, without its line of metrics."""
+    """Output of the basic example, without its line of metrics."""
     return output.rstrip("\n").rpartition("\n")[0]
 
 
@@ -98,7 +98,7 @@ def test_speculative(run):
 
 
 def test_quantized(run):
-    """Fewer bits are less memory, and likelihood, which the first text has most of in the model that wrote it."""
+    """Fewer bits give less memory and less likelihood: the first model gives its own text the highest likelihood."""
     output = run("pace_llm_quantized.py")
     found = re.findall(
         r"^(.+): [\d.]+ MiB of weights, ([\d.]+) times less.*log-probability of the first text (-[\d.]+)$",
@@ -166,8 +166,8 @@ def test_kani(run):
 
 
 def test_prefix(run):
-    """Every prompt but the first begins with the system prompt that was there, and a second turn with all of the
-    first."""
+    """Every prompt except the first begins with the cached system prompt, and a second turn with the whole first
+    turn."""
     output = run("pace_llm_prefix.py")
     counts = [
         (int(tokens), int(reused))
@@ -180,7 +180,7 @@ def test_prefix(run):
 
 
 def answers(output: str) -> list[str]:
-    """Without the counts and the report on memory."""
+    """Answers, without the counts and the report on memory."""
     return re.sub(r" \[\d+ tokens.*\]", "", output).rpartition("\n\n")[0].split("\n")
 
 
@@ -191,7 +191,7 @@ def test_examples_are_short_and_say_how_to_run_them(name):
 
 
 def test_another_model_by_path(run, tmp_path):
-    """`--model` takes a checkpoint that is not bundled, here one without a chat template."""
+    """`--model` accepts a checkpoint that is not bundled, here one without a chat template."""
     transformers = pytest.importorskip("transformers")
     from pace.assets import TINY
 

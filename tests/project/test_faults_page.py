@@ -11,7 +11,7 @@ ROW = re.compile(r"^\| (\d+) \| (.+) \| (.+) \|$", re.MULTILINE)
 
 
 def exists(name: str) -> bool:
-    """Whether `folder/module::test`, below tests/server or below tests, is a test."""
+    """True if `folder/module::test`, below tests/server or below tests, is a test."""
     module, _, test = name.partition("::")
     files = [folder / f"{module}.py" for folder in (TESTS / "server", TESTS)]
     source = next((file.read_text() for file in files if file.exists()), "")

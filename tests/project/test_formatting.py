@@ -1,4 +1,4 @@
-"""Every source is as `make format` leaves it, by the versions that pyproject.toml pins."""
+"""Every source is formatted as by `make format`, with the versions that pyproject.toml pins."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PINS = dict(
 
 
 def run(tool: str, *arguments: object, cwd: Path = ROOT) -> subprocess.CompletedProcess:
-    """A pinned tool of this environment."""
+    """Runs a pinned tool of this environment."""
     command = shutil.which(tool, path=str(Path(sys.executable).parent))
     assert command, f"{tool} is not installed beside this Python: pip install {tool}=={PINS[tool]}"
     return subprocess.run([command, *map(str, arguments)], cwd=cwd, capture_output=True, text=True, timeout=120)
@@ -51,7 +51,7 @@ def test_cpp():
 
 
 def test_faults_are_found(tmp_path):
-    """Each of the three commands fails on a source that is wrong, with the settings of this repository."""
+    """Each of the three commands fails on a wrong source, with the settings of this repository."""
     shutil.copy(ROOT / ".clang-format", tmp_path)
     (tmp_path / "wrong.cpp").write_text("int  main( ){return 0;}\n")
     assert "wrong.cpp:1" in problems_in_cpp(tmp_path / "wrong.cpp")

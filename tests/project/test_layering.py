@@ -1,4 +1,4 @@
-"""The layers of docs/architecture.md: who may import whom, read from the source of every module."""
+"""The layers of docs/architecture.md: allowed imports, checked in the source of every module."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ LAYERS: list[list[str]] = [
     ["pace.cli", "pace.integrations", "pace.__main__"],
 ]
 STRANGERS = ["pace.llm.engine.scheduler", "pace.llm.engine.drafter", "pace.llm.cache", "pace.llm.decoding"]
-"""These do not import each other: the engine composes them."""
+"""Modules that must not import each other: the engine composes them."""
 MOST_FILES = 15
-"""Modules of one folder, side by side."""
+"""Maximum number of modules directly in one folder."""
 HOMES = {
     "huggingface_hub": ["pace.llm.models.download", "pace.llm.models.hub"],
     "transformers": ["pace.tokenizer.loading"],
 }
-"""Libraries, and the modules that alone import them."""
+"""Library -> the only modules that may import it."""
 EXTRAS = {"guidance", "kani", "lm_eval", "ray"}
-"""Libraries that only their rooms in pace.integrations import."""
+"""Libraries that only their packages in pace.integrations import."""
 
 
 def module_name(path: Path) -> str:
@@ -56,7 +56,7 @@ MODULES = {module_name(path): path for path in sorted((ROOT / "pace").rglob("*.p
 
 
 def imports(source: str, package: str) -> set[str]:
-    """Names of the modules that a source imports anywhere in it, `TYPE_CHECKING` blocks included."""
+    """Names of the modules that a source imports at any place, including `TYPE_CHECKING` blocks."""
     found = set()
 
     def visit(node: ast.AST) -> None:
@@ -79,8 +79,8 @@ def imports(source: str, package: str) -> set[str]:
 
 
 def layer(module: str) -> int | None:
-    """Index of the layer with the longest name that `module` is or lies in; a package's own name stands for itself
-    alone."""
+    """Index of the layer with the longest name that equals or contains `module`. A package's own name matches only
+    the package itself."""
     matches = [
         (len(name), index)
         for index, names in enumerate(LAYERS)

@@ -1,4 +1,4 @@
-"""What an installation holds beyond the modules, what a wheel is built from, and its version."""
+"""Files of an installation other than modules, the sources of a wheel, and its version."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """A folder with lib/, the modules and data of a wheel, and the list of what a source archive has."""
+    """A folder with lib/, the modules and data of a wheel, and the list of files of a source archive."""
     pytest.importorskip("setuptools")
     folder = tmp_path_factory.mktemp("built")
     command = [sys.executable, "setup.py", "-q", "egg_info", "--egg-base", folder]
@@ -26,7 +26,7 @@ def built(tmp_path_factory):
 
 
 def test_the_bundled_models_and_the_page_are_installed(built):
-    """Every file of pace/assets, and the page."""
+    """Every file of pace/assets, and the chat page, are installed."""
     files = [
         path.relative_to(ROOT)
         for path in (ROOT / "pace" / "assets").rglob("*")
@@ -38,7 +38,7 @@ def test_the_bundled_models_and_the_page_are_installed(built):
 
 
 def test_a_source_archive_has_what_a_wheel_is_built_from(built):
-    """`python -m build` makes the one of the other."""
+    """`python -m build` builds the wheel from the source archive."""
     listed = set((built / "pace_llm.egg-info" / "SOURCES.txt").read_text().splitlines())
     sources = {str(path.relative_to(ROOT)) for path in (ROOT / "csrc").rglob("*") if path.is_file()}
     assert len(sources) > 50 and sources | {"CMakeLists.txt", "setup.py", "pyproject.toml"} <= listed

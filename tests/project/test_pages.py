@@ -1,10 +1,9 @@
-"""README.md, CONTRIBUTING.md and docs/ tell the truth: every code block and command runs, every link leads somewhere, every
+"""README.md, CONTRIBUTING.md and docs/ are correct: every code block and command runs, every link has a target, every
 name exists.
 
-A block is fenced and says its language. `bash` and `python` blocks run here, in order; `text` is output, and nothing to
-run. The Python blocks of a page are one program. `make demo` runs for real where that is quick, which is when the tests
-run in the environment that the Makefile made (`make test`, the continuous integration); elsewhere what it would run is
-looked up with `make -n`.
+A block is fenced and names its language. `bash` and `python` blocks run here, in order; `text` is output and does not
+run. The Python blocks of a page are one program. `make demo` really runs only if that is quick: if the tests run in the
+environment that the Makefile made (`make test`, the continuous integration). Otherwise `make -n` shows its command.
 """
 
 from __future__ import annotations
@@ -33,18 +32,18 @@ PAGES = {
 }
 README = PAGES["README.md"]
 EXTRAS = {"docs/guidance.md": "guidance", "docs/kani.md": "kani", "docs/scaling.md": "ray"}
-"""Libraries that the blocks of a page need, and that the tests do without where they are missing."""
+"""Page -> the library that its blocks need. The blocks are skipped if it is missing."""
 APART = "docs/integrations.md"
-"""Each Python block of this page is a program by itself, of a library that it names."""
+"""Page whose Python blocks are separate programs, each for a library that it names."""
 WANTED = {"kani": "tiktoken"}
-"""What the block of a library needs where that library is not enough."""
+"""Library -> a further library that its block needs."""
 TALKATIVE = {"ray"}
-"""Libraries that write to stderr when all is well."""
+"""Libraries that write to stderr even without errors."""
 LOGS = {"docs/benchmarks.md"}
 """Pages whose commands name paths of the machine that ran them."""
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SERVED = "127.0.0.1:8000"
-"""Where blocks expect `pace serve`."""
+"""Address at which blocks expect `pace serve`."""
 MAKE = re.compile(r"make ([a-z-]+)")
 
 
@@ -53,7 +52,7 @@ def blocks(text: str, language: str) -> list[str]:
 
 
 DEAR = ("pace quantize", "pace eval", "pace bench", "pace_llm_beam.py")
-"""What is in the blocks that only `make test-all` runs. Tests of their own run each of these commands and examples."""
+"""Blocks with these texts run only in `make test-all`. Other tests run each of these commands and examples."""
 COMMANDS_OF_PAGES = {
     f"{page}: {block.splitlines()[0][:40]}": block
     for page, text in PAGES.items()
@@ -84,7 +83,7 @@ def test_the_front_page_is_short_and_leads_to_every_other():
 
 @pytest.mark.parametrize("page", [page for page, text in PAGES.items() if blocks(text, "python") and page != APART])
 def test_python_blocks_run_and_do_what_is_said(page, tmp_path, ready):
-    """One after the other in one process, as a reader would paste them."""
+    """Blocks run one after another in one process, as a reader would paste them."""
     if page in EXTRAS:
         pytest.importorskip(EXTRAS[page])
     run_blocks(page, blocks(PAGES[page], "python"), tmp_path, ready)
@@ -104,7 +103,7 @@ def test_every_block_of_other_tools_is_claimed():
 
 
 def run_blocks(page, chosen, tmp_path, ready):
-    """Runs blocks of a page as one program, with what is claimed of each."""
+    """Runs blocks of a page as one program, with the checks of their claims."""
     program = []
     for block in chosen:
         claims = [textwrap.dedent(claim) for phrase, claim in CLAIMS[page].items() if phrase in block]
@@ -121,7 +120,7 @@ def run_blocks(page, chosen, tmp_path, ready):
 
 
 def run_here(command, tmp_path, ready, folder=ROOT):
-    """A command with `pace` and `python` that begin where the libraries are imported."""
+    """Runs a command in which `pace` and `python` start with all libraries imported."""
     variables = environment(commands=tmp_path, ready=ready)
     return subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=250)
 
@@ -135,7 +134,7 @@ def test_prefixes_are_reused_as_the_cache_guide_shows(tmp_path, ready):
 
 
 def test_the_demo_prints_what_is_shown(tmp_path, ready):
-    """`…` in the README stands for what differs between machines and models."""
+    """`…` in the README replaces text that differs between machines and models."""
     shown = blocks(README, "text")[0]
     pattern = ".+".join(re.escape(part) for part in shown.split("…"))
     result = run_here([tmp_path / "python", "examples/pace_llm_basic.py"], tmp_path, ready)
@@ -144,7 +143,7 @@ def test_the_demo_prints_what_is_shown(tmp_path, ready):
 
 @pytest.fixture(scope="module")
 def ready(tmp_path_factory):
-    """The socket of a server of commands."""
+    """Socket of a server of `ready_commands.py`."""
     path = tmp_path_factory.mktemp("ready") / "socket"
     command = [sys.executable, ready_commands.__file__, "serve", path]
     with subprocess.Popen(
@@ -163,7 +162,7 @@ def ready(tmp_path_factory):
     ],
 )
 def test_bash_blocks_run(name, tmp_path, ready):
-    """In order within a block, from a folder that has what the root of the repository has, without build/."""
+    """Commands of a block run in order, in a folder with the files of the repository's root, without build/."""
     root = tmp_path / "root"
     root.mkdir()
     for path in ROOT.iterdir():
@@ -175,7 +174,7 @@ def test_bash_blocks_run(name, tmp_path, ready):
 
 
 def test_command_lines_are_right_in_every_block(monkeypatch):
-    """Also in those that run only in `make test-all`: the options exist, and so do the files."""
+    """The options and files exist, even in blocks that run only in `make test-all`."""
     from pace.cli import COMMANDS, main
 
     for module, _ in COMMANDS.values():
@@ -204,7 +203,7 @@ def test_continuous_integration_runs_make_test():
 
 
 def test_the_quick_tests_are_there():
-    """`make check` names its files: each exists, and the words choose some of the tests against transformers."""
+    """The files that `make check` names exist, and its words select some of the tests against transformers."""
     command = next(line for line in make("-n", "check").stdout.splitlines() if "-m pytest" in line)
     named = [ROOT / word for word in command.split() if word.startswith("tests/")]
     assert len(named) > 5 and all(path.exists() for path in named), command
@@ -245,7 +244,7 @@ def test_links_lead_somewhere(page):
 
 
 def anchors(text: str) -> set[str]:
-    """What GitHub calls the headings of a page."""
+    """GitHub's anchors for the headings of a page."""
     return {
         re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-")
         for heading in re.findall(r"^#+ (.+)$", FENCE.sub("", text), re.MULTILINE)
@@ -266,7 +265,7 @@ def test_what_is_said_to_be_refused_is_refused():
 
 
 def make(*arguments: str) -> subprocess.CompletedProcess:
-    """make without what an outer make left in the environment."""
+    """Runs make without the environment variables of an outer make."""
     clean = {
         name: value
         for name, value in os.environ.items()
@@ -277,7 +276,7 @@ def make(*arguments: str) -> subprocess.CompletedProcess:
 
 @contextlib.contextmanager
 def server() -> Iterator[str]:
-    """`pace serve` at a free port, ready to answer."""
+    """Address of a ready `pace serve` at a free port."""
     command = [sys.executable, "-m", "pace", "serve", "--port", "0", "--served-model-name", "tiny"]
     process = subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True)
     try:
@@ -289,8 +288,10 @@ def server() -> Iterator[str]:
 
 
 def environment(commands: Path | None = None, ready: Path | None = None) -> dict[str, str]:
-    """This interpreter's package, whether it is installed or not; with `commands`, a folder that gets `pace` and
-    `python`, which the server at the socket `ready` runs, and comes first on PATH."""
+    """Environment that finds this interpreter's package, installed or not.
+
+    With `commands`, this folder gets commands `pace` and `python`, and comes first on PATH. The server at the socket
+    `ready` runs them."""
     clean = {
         **os.environ,
         "HF_HUB_OFFLINE": "1",

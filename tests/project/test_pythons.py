@@ -1,4 +1,4 @@
-"""Which Pythons of a machine build pace, what `make` does with them, and what a wheel is called."""
+"""The Pythons of a machine that can build pace, their use by `make`, and the name of a wheel."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 THIS = "%d.%d" % sys.version_info[:2]
 SHIM = "pyenv: python3.12: command not found"
-"""What pyenv's commands say where a version is installed and not chosen."""
+"""Message of pyenv's commands if a version is installed but not selected."""
 
 INTERPRETER = """#!/bin/sh
 case $2 in
@@ -29,8 +29,8 @@ esac
 
 
 def fake(path: Path, fails: str = "", **answers: object) -> Path:
-    """A command that answers as a fit interpreter of the version in its name does, but for `answers`. Where it `fails`,
-    it says so instead."""
+    """A command that answers like a suitable interpreter of the version in its name, except for `answers`. If `fails`
+    is given, the command prints it and fails."""
     fit = {"implementation": "CPython", "free_threaded": False, "ensurepip": True, "headers": True}
     fit["version"] = path.name.removeprefix("python")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -41,7 +41,7 @@ def fake(path: Path, fails: str = "", **answers: object) -> Path:
 
 @pytest.fixture
 def places(tmp_path, monkeypatch) -> tuple[Path, Path]:
-    """Two empty folders: the first one in PATH, and that of pyenv's versions."""
+    """Two empty folders: the first one in PATH, and the folder of pyenv's versions."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "python3").symlink_to(sys.executable)
     for tool in ("sh", "make", "find", "nproc", "ls"):
@@ -130,7 +130,7 @@ def test_wheels_are_made_for_every_version_there_is(places):
 
 
 def test_where_no_python_can_build_pace_make_fails(places):
-    done = make("wheels", "VENV=nowhere")  # that of a built tree has a Python, and comes first in PATH
+    done = make("wheels", "VENV=nowhere")  # a built tree's environment has a Python, and comes first in PATH
     assert done.returncode and done.stderr.count("skipped Python") == len(pythons.VERSIONS)
 
 

@@ -1,4 +1,4 @@
-"""PACE_TABLES: which kernels a build has, what it refuses, and what an instruction set says that was left out."""
+"""PACE_TABLES: the kernels of a build, refusals, and the error for an instruction set that was left out."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ int main() {
 
 @pytest.fixture(scope="module")
 def configure(tmp_path_factory):
-    """`configure(tables)`: exit status of CMake, and what it says, with each command of CMakeLists.txt."""
+    """`configure(tables)` returns CMake's exit status and output, with a trace of CMakeLists.txt."""
     if not shutil.which("cmake", path=PATH):
         pytest.skip("needs cmake and ninja: pip install pace-llm[test]")
     folder = tmp_path_factory.mktemp("build")
@@ -58,7 +58,7 @@ def test_tables_that_make_no_sense_are_refused(configure):
 
 
 def test_the_best_table_of_this_cpu_is_the_one_that_is_chosen(configure):
-    """CMake knows as well as the dispatcher what a CPU needs for each table."""
+    """CMake and the dispatcher agree on the CPU features that each table needs."""
     status, said = configure("host")
     assert status == 0, said
     built = re.search(r"set\(PACE_BUILT_TABLES ([\w ;]+)\)", said)[1]
@@ -66,7 +66,7 @@ def test_the_best_table_of_this_cpu_is_the_one_that_is_chosen(configure):
 
 
 def test_an_instruction_set_that_was_left_out_says_how_to_have_it(tmp_path):
-    """The dispatcher with one table, which has no kernels."""
+    """Builds the dispatcher with one table that has no kernels."""
     compiler = shutil.which("c++")
     if not compiler:
         pytest.skip("needs a C++ compiler")

@@ -1,4 +1,4 @@
-"""Which tests a run has, what they may take, and which run while no other does: tests/plugins/."""
+"""Plugins in tests/plugins/: the tests of a run, their time budgets, and tests that run while no other test does."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def item(nodeid: str, *marks: str) -> SimpleNamespace:
 
 
 def chosen(monkeypatch: pytest.MonkeyPatch, tier: str, commit: int, items: list[SimpleNamespace]) -> list[str]:
-    """What a run of a tier has of `items` at a commit; the rest is reported as deselected."""
+    """Items that a run of a tier selects at a commit; the others are reported as deselected."""
     monkeypatch.setenv("PACE_TEST_QUARTER", str(commit))
     tiers.quarter.cache_clear()
     kept, left_out = list(items), []
@@ -117,7 +117,7 @@ def over_budget(rooms: dict[str, float], budgets: dict[str, float]) -> list[str]
 
 
 def test_no_room_is_over_its_budget():
-    """Seconds by room, and of all; a room without a budget has none to spend."""
+    """Seconds by room, and in total; a room without a budget must not take any."""
     rooms = durations.by_room(json.loads(durations.KEPT.read_text()))
     over = over_budget(rooms | {"all": sum(rooms.values())}, tomllib.loads(BUDGETS.read_text())["seconds"])
     assert not over, "\n".join([*over, "make these tests cheaper, or move what is dear to make test-all"])
@@ -148,7 +148,7 @@ turn.close()
 
 
 class Worker:
-    """A process with one test, which begins when it may and ends when it is told to."""
+    """A process with one test, which begins when its lock allows, and ends when `end` is called."""
 
     def __init__(self, folder: Path, kind: str) -> None:
         command = [sys.executable, "-c", PROCESS, folder, kind]
@@ -179,7 +179,7 @@ def workers(folder: Path) -> Iterator[list[Worker]]:
 
 
 def is_locked(path: Path, how: int = fcntl.LOCK_EX) -> bool:
-    """Whether what holds the file keeps out who wants it exclusively, or, with LOCK_SH, shared."""
+    """True if the file is locked against an exclusive lock or, with LOCK_SH, a shared one."""
     with open(path, "a") as file:
         try:
             fcntl.flock(file, how | fcntl.LOCK_NB)
@@ -189,7 +189,7 @@ def is_locked(path: Path, how: int = fcntl.LOCK_EX) -> bool:
 
 
 def wait_until_locked(path: Path) -> None:
-    """Until another process holds the file; half a minute is far more than one takes to start."""
+    """Waits until another process holds the lock, for half a minute, much longer than a process takes to start."""
     deadline = time.monotonic() + 30
     while not is_locked(path):
         assert time.monotonic() < deadline, f"no process has locked {path}"
@@ -197,7 +197,7 @@ def wait_until_locked(path: Path) -> None:
 
 
 def test_a_test_that_is_alone_waits_for_others_and_is_not_overtaken(tmp_path):
-    """Waits are watched for a fifth of a second: one that is missing may be seen late, one that is there always."""
+    """Each wait is observed for a fifth of a second. A missing wait may be noticed late; a correct one never fails."""
     with workers(tmp_path) as started:
 
         def start(kind: str) -> Worker:
@@ -221,7 +221,7 @@ def test_a_test_that_is_alone_waits_for_others_and_is_not_overtaken(tmp_path):
 
 
 def test_tests_that_are_alone_in_a_row_wait_once(tmp_path):
-    """Nothing comes between them. What follows the row, another test or none, frees both locks."""
+    """No other test runs between them. The end of the row, by another test or none, frees both locks."""
     turns, items = Turns(tmp_path), {kind: item(kind, kind) for kind in ("alone", "shared")}
     for kinds in (["alone", "alone", "alone"], ["alone", "shared", "alone"], ["shared", "alone", "alone", "shared"]):
         for kind, following in zip(kinds, [*kinds[1:], None]):

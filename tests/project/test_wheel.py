@@ -1,5 +1,4 @@
-"""The wheel: installed into a bare environment without a compiler, it runs on any x86-64 with the glibc that its name
-says."""
+"""The wheel: in a new environment without a compiler, it runs on any x86-64 with the glibc version in its name."""
 
 from __future__ import annotations
 
@@ -20,13 +19,13 @@ pytestmark = [pytest.mark.thorough, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[2]
 NEWEST_GLIBC = (2, 34)
-"""Debian 12, Ubuntu 22.04 and RHEL 9 have it or a newer one. README.md names it."""
+"""Newest glibc that a wheel may need: Debian 12, Ubuntu 22.04 and RHEL 9 have at least this one. README.md names it."""
 SYSTEM = {"libc.so.6", "libm.so.6", "libgcc_s.so.1", "ld-linux-x86-64.so.2"}
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """Built with the packages of this environment, in the tree's own build folder."""
+    """A wheel built with this environment's packages, in the tree's own build folder."""
     for module in ("pybind11", "setuptools", "cmake", "ninja"):
         pytest.importorskip(module)
     folder = tmp_path_factory.mktemp("wheel")
@@ -41,8 +40,8 @@ def wheel(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def commands(wheel, tmp_path_factory):
-    """The folder of `pace` and `python` in a new environment that has the wheel, and what it depends on from the package
-    index. Where that is out of reach, the packages of this environment stand in for those."""
+    """The folder of `pace` and `python` in a new environment with the wheel and its dependencies from the package index.
+    If the index cannot be reached, this environment's packages are used instead."""
     home = tmp_path_factory.mktemp("bare")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True, timeout=60)
     site = next((home / "lib").glob("python*")) / "site-packages"
@@ -64,7 +63,7 @@ def commands(wheel, tmp_path_factory):
 
 
 def run(commands: Path, *command: str, said: str = "", **variables: str) -> str:
-    """What a command prints where there is no compiler, and nothing of this checkout."""
+    """Output of a command in an environment without a compiler and without this checkout."""
     clean = {"PATH": str(commands), "HOME": str(commands.parent), "PYTHONSAFEPATH": "1", **variables}
     done = subprocess.run(
         command, env=clean, cwd=commands.parent, input=said, capture_output=True, text=True, timeout=250
@@ -100,7 +99,7 @@ def test_auditwheel_says_the_same_of_it(wheel):
 
 
 def test_it_has_every_instruction_set(commands):
-    """And none that only tests use."""
+    """The wheel has every instruction set except those that only tests use."""
     program = "import pace; from pace import _C; print(pace.__file__); print(*_C.built_isas())"
     path, isas = run(commands, "python", "-c", program).splitlines()
     assert Path(path).is_relative_to(commands.parent), "the installed package, not this checkout"
@@ -115,7 +114,7 @@ def test_two_commands_to_a_chat(commands):
 
 
 def test_it_runs_on_the_least_cpu(commands):
-    """An x86-64 without AVX, the least that numpy and torch run on."""
+    """An x86-64 CPU without AVX, the minimum for numpy and torch."""
     emulator = shutil.which("qemu-x86_64")
     if emulator is None:
         pytest.skip("needs qemu-user")

@@ -1,1 +1,1 @@
-"""Models that people download, from packages of the package index: `make real`."""
+"""Widely used models, from packages of the package index: `make real`."""

@@ -1,4 +1,4 @@
-"""Real models, opened once for a file of tests, and a page of what was found with them."""
+"""Real models, opened once per test file, and the recorded results for a page."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from pace.llm import LLMModel
 from tests.real.packages import CACHE, MODELS, RealModel, Unavailable, fetch
 
 RESULTS = CACHE / "results.json"
-"""What tests record: title of a table -> model -> name -> value, for `python -m tests.real.page`."""
+"""Recorded results: title of a table -> model -> name -> value, for `python -m tests.real.page`."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test that takes `real` runs for each model."""
+    """Runs a test with an argument `real` for each model."""
     if "real" in metafunc.fixturenames:
         metafunc.parametrize("real", MODELS.values(), ids=list(MODELS), scope="module", indirect=True)
 
 
 @pytest.fixture(scope="module")
 def real(request: pytest.FixtureRequest) -> RealModel:
-    """A model whose file is here."""
+    """A model whose file is available."""
     try:
         fetch(request.param)
     except Unavailable as error:
@@ -54,7 +54,7 @@ def reference(real: RealModel) -> Iterator[LLMModel]:
 
 @pytest.fixture
 def record(real: RealModel) -> Callable[[str, str, object], None]:
-    """`record(table, name, value)` for the page of results."""
+    """`record(table, name, value)` adds a value to the page of results."""
 
     def add(table: str, name: str, value: object) -> None:
         found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}

@@ -1,9 +1,9 @@
-"""Writes golden.json: what llama.cpp makes of the real models, by llama-cpp-python.
+"""Writes golden.json: the results of llama.cpp for the real models, with llama-cpp-python.
 
     python -m venv there && there/bin/pip install llama-cpp-python
     there/bin/python tests/real/make_golden.py FOLDER_OF_THE_MODELS
 
-It needs nothing of pace, so that the two do not share a process.
+It does not import pace, so that the two do not share a process.
 """
 
 from __future__ import annotations

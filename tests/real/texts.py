@@ -1,4 +1,4 @@
-"""Texts that tokenizers read in different ways."""
+"""Texts that tokenizers split in different ways."""
 
 from __future__ import annotations
 

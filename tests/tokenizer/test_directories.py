@@ -1,6 +1,6 @@
-"""Directories of many shapes: `load_tokenizer` opens what transformers would make of their files.
+"""Directories of many kinds: `load_tokenizer` gives the same tokenizer as transformers.
 
-Each draw is a tokenizer.json (bytes, pieces, words), settings of several classes, and files that older checkpoints have.
+Each draw is a tokenizer.json (bytes, pieces, words), settings of several classes, and files of older checkpoints.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def model_of(kind, rng):
 
 
 def draw(rng):
-    """tokenizer.json, tokenizer_config.json, other files, config.json."""
+    """Random tokenizer.json, tokenizer_config.json, other files, and config.json."""
     name = rng.choice([*REBUILT, None, None])
     kind = rng.choice(["unigram", "words", "bytes", "pieces"])
     if name and rng.random() < 0.9:
@@ -198,7 +198,7 @@ JUNK = [None, 5, -1, 1.5, "x", "", [], {}, [5], {"a": 1}, {"content": 5}, 10**40
     "where", ["tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.json"]
 )
 def test_damaged_files_are_refused_or_read(tmp_path, where):
-    """Whatever a file holds, the error is one that says so."""
+    """Any content of a file is read, or gives an error that names the problem."""
     refused = 0
     for seed in range(8):
         rng = random.Random(seed)

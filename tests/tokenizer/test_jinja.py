@@ -1,4 +1,4 @@
-"""Chat templates render as transformers renders them, and cannot leave their sandbox."""
+"""Chat templates render as in transformers, and cannot leave their sandbox."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Tokenizer` does what transformers' tokenizer of the same files does, and makes that one for the rest."""
+"""`Tokenizer` behaves like transformers' tokenizer of the same files, and creates that one for everything else."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_threads_share_it(both):
 
 
 def test_threads_do_not_mix_up_what_transformers_does(both):
-    """Its tokenizer keeps padding and truncation from one call to the next."""
+    """transformers' tokenizer keeps padding and truncation settings between calls."""
     uses = [
         lambda one: one([text * 9 for text in TEXTS], padding=True)["input_ids"],
         lambda one: one(TEXTS[0] * 9, truncation=True, max_length=3)["input_ids"],
@@ -146,7 +146,7 @@ def test_without_a_template(tmp_path):
 
 
 def test_chat_template_json_is_read(tmp_path):
-    """Of a tokenizer that we make and of one that transformers makes."""
+    """It is read for our own tokenizer and for one of transformers."""
     for settings in ({}, {"tokenizer_class": "Unheard"}):
         for name in ("tokenizer.json", "config.json"):
             shutil.copy(TINY / name, tmp_path)
@@ -172,8 +172,8 @@ def test_a_library_that_is_missing_is_named(tmp_path, monkeypatch, content, libr
 
 
 def test_models_whose_class_transformers_chooses():
-    """`REBUILT_MODELS` has those that it rebuilds whatever class a checkpoint names, `PLAIN_MODELS` those that it
-    takes as their files are."""
+    """`REBUILT_MODELS` are the models whose tokenizer transformers rebuilds for every class that a checkpoint names.
+    `PLAIN_MODELS` are those whose files it uses unchanged."""
     names = tokenization_auto.TOKENIZER_MAPPING_NAMES
     stems = {_stem(name) for name in MODEL_LIST}
     ours = {kind for kind in names if _stem(kind) in stems}
@@ -224,7 +224,7 @@ def saved(tokenizer, folder):
 
 
 def seen(tokenizer):
-    """What the attributes and texts of a tokenizer are."""
+    """Attributes and texts of a tokenizer."""
     names = ("pad_token", "pad_token_id", "eos_token_id", "all_special_ids", "special_tokens_map", "padding_side")
     padded = tokenizer(["a <q> b <|end|>", "c"], padding=True, return_tensors="pt")["input_ids"].tolist()
     return [getattr(tokenizer, name) for name in names], padded, len(tokenizer), tokenizer.encode("a <q> b <|end|>")

@@ -1,4 +1,4 @@
-"""A server of HTTP whose answers are scripts: bytes, and how long it waits before each."""
+"""An HTTP server with scripted answers: bytes, and a delay before each piece."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 
 Script = Iterable[tuple[float, bytes]]
-"""Seconds to wait, and what is sent then; b"" sends nothing."""
+"""Seconds to wait, and the bytes to send afterwards; b"" sends nothing."""
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 END = b"0\r\n\r\n"
@@ -36,7 +36,7 @@ def whole(status: int, value: object) -> bytes:
 
 
 def stream(num_tokens: int, first: float, gap: float, prompt: int = 7) -> Iterator[tuple[float, bytes]]:
-    """One piece of text for each token: the first after `first` seconds, the others each after `gap`."""
+    """One piece of text per token: the first after `first` seconds, each other piece after `gap` seconds."""
     yield first, HEAD + chunk(text("a"))
     for _ in range(num_tokens - 1):
         yield gap, chunk(text("b"))
@@ -76,12 +76,12 @@ class ScriptedServer:
 
 
 CLOSE = b"close"
-"""In a script: the connection ends here."""
+"""Closes the connection at this place in a script."""
 
 
 @asynccontextmanager
 async def serving(answer: Callable[[int, dict], Script]):
-    """A ScriptedServer at its `url`."""
+    """Runs a ScriptedServer; its address is `url`."""
     server = ScriptedServer(answer)
     listener = await asyncio.start_server(server.handle, "127.0.0.1", 0)
     server.url = "http://127.0.0.1:%d" % listener.sockets[0].getsockname()[1]

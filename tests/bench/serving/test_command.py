@@ -19,7 +19,7 @@ total_input_tokens total_output_tokens request_throughput request_goodput output
 
 @contextmanager
 def in_a_thread(answer) -> Iterator:
-    """A ScriptedServer that runs beside the test."""
+    """A ScriptedServer in a thread of the test process."""
     loop, ready, ended, found = asyncio.new_event_loop(), threading.Event(), asyncio.Event(), []
 
     async def serve():

@@ -1,4 +1,4 @@
-"""Answers in HTTP/1.1 and the events in them, cut wherever a network may cut them."""
+"""HTTP/1.1 answers and the events in them, cut at every place where a network may cut them."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_connections_are_used_again_and_given_up_where_the_server_closed_them():
 
 
 def test_a_request_that_was_not_read_is_sent_again_once():
-    """The server closes an idle connection in the moment in which the next request is sent."""
+    """The server closes an idle connection just when the next request is sent."""
 
     def answer(index, body):
         yield (0, CLOSE) if index in (1, 3, 4) else (0, whole(200, index))
@@ -118,9 +118,9 @@ def test_a_request_that_was_not_read_is_sent_again_once():
         async with serving(answer) as server:
             client = Client(Address.parse(server.url))
             assert await client.get("/") == (200, b"0")
-            assert await client.get("/") == (200, b"2")  # 1 was closed unanswered
+            assert await client.get("/") == (200, b"2")  # request 1 was not answered before the close
             with pytest.raises(ConnectionError):
-                await client.get("/")  # so was 3, and 4 on a connection of its own
+                await client.get("/")  # nor was 3, nor 4 on a new connection
             client.close()
 
     asyncio.run(talk())

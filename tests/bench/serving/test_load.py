@@ -1,4 +1,4 @@
-"""A load on a scripted server: what it sends and when, and the numbers that come out for delays that are known."""
+"""A load on a scripted server: the requests and their times, and the measured numbers for known delays."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.bench.serving.scripted_server import CLOSE, END, HEAD, chunk, event, 
 
 
 def measure(load: Load, answer, timeout: float = 10.0, **options):
-    """The server, the run, and its summary."""
+    """Returns the server, the run, and its summary."""
 
     async def talk():
         async with serving(answer) as server:
@@ -32,7 +32,7 @@ def measure(load: Load, answer, timeout: float = 10.0, **options):
 
 
 class Near:
-    """Equal to a time and to what is somewhat later: timers wait at least as long as they are told to."""
+    """Equal to a time and to slightly later times: timers wait at least as long as requested."""
 
     def __init__(self, expected: float) -> None:
         self.least, self.most = 0.95 * expected, 1.5 * expected
@@ -128,15 +128,15 @@ def test_tokens_are_the_servers_count_and_not_the_pieces_of_text():
     load = Load(num_prompts=1, endpoint="/v1/chat/completions")
     _, result, numbers = measure(load, answer)
     assert numbers["total_output_tokens"] == 10 and len(result.records[0].arrivals) == 2
-    assert numbers["mean_ttft_ms"] == Near(100)  # a role alone is no text
+    assert numbers["mean_ttft_ms"] == Near(100)  # a chunk with only a role has no text
     assert numbers["mean_itl_ms"] == Near(90)
-    assert numbers["mean_tpot_ms"] == Near(290 / 9)  # its last tokens had no text
-    assert numbers["mean_e2el_ms"] == Near(390)  # the end of the answer, not of the stream
+    assert numbers["mean_tpot_ms"] == Near(290 / 9)  # the last tokens had no text
+    assert numbers["mean_e2el_ms"] == Near(390)  # until the end of the answer, not of the stream
 
 
 @pytest.mark.alone
 def test_an_open_loop_counts_from_when_a_request_was_due():
-    """Three requests at once, of which the client sends one after the other: each waits for those before it."""
+    """Three requests are due at once, but the client sends them one after another: each waits for those before it."""
     load = Load(num_prompts=3, request_rate=1000.0, max_concurrency=1)
     _, result, numbers = measure(load, lambda index, body: stream(1, first=0.1, gap=0))
     assert [record.ttft for record in result.records] == [Near(0.1 * i) for i in (1, 2, 3)]
@@ -162,7 +162,7 @@ def test_requests_are_sent_when_they_are_due():
 
 @pytest.mark.alone
 def test_goodput_counts_requests_that_meet_every_goal():
-    """Of four, one comes late and one slowly."""
+    """One of four answers begins late, and one comes slowly."""
 
     def answer(index, body):
         return stream(3, first=0.2 if index == 1 else 0.02, gap=0.12 if index == 2 else 0.02)

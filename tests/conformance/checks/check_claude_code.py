@@ -1,4 +1,4 @@
-"""Anthropic's Claude Code in three turns, as docs/integrations.md sets it up."""
+"""Anthropic's Claude Code in three turns, with the setup of docs/integrations.md."""
 
 from __future__ import annotations
 

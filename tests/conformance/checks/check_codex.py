@@ -1,4 +1,4 @@
-"""OpenAI's Codex in three turns, as docs/integrations.md sets it up."""
+"""OpenAI's Codex in three turns, with the setup of docs/integrations.md."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def session(tmp_path_factory) -> Session:
         events = objects(output)
         said = [event["item"]["text"] for event in events if event.get("item", {}).get("type") == "agent_message"]
         usage = next((event["usage"] for event in events if event["type"] == "turn.completed"), None)
-        # Of the session so far.
+        # Totals of the session so far.
         total = (usage["input_tokens"], usage["cached_input_tokens"]) if usage else counted
         turns.append(Turn(code, said[-1] if said else "", total[0] - counted[0], total[1] - counted[1], output))
         texts.append(client.file.read_text())

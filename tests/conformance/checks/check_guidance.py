@@ -1,4 +1,4 @@
-"""guidance's model behind OpenAI's chat, with roles, text and plain generation; and that behind vLLM, with a grammar."""
+"""guidance's model for OpenAI's chat, with roles, text and plain generation, and its model for vLLM, with a grammar."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""kani's engine for OpenAI: rounds of a chat, streams, and the number of tokens that it keeps of each message."""
+"""kani's engine for OpenAI: rounds of a chat, streams, and the token count that it records for each message."""
 
 from __future__ import annotations
 

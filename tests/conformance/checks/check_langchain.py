@@ -1,4 +1,4 @@
-"""LangChain's standard tests of a chat model, with its client of OpenAI."""
+"""LangChain's standard tests of a chat model, with its OpenAI client."""
 
 from __future__ import annotations
 

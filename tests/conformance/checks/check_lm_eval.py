@@ -1,5 +1,5 @@
-"""lm-eval's clients of completions and chat, beside its own `hf` model of the same directory, on tasks with data of
-their own."""
+"""lm-eval's clients for completions and chat, compared with its own `hf` model of the same directory, on tasks with
+local data."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from lm_eval.tasks import TaskManager
 MODEL, URL = os.environ["PACE_MODEL"], os.environ["PACE_URL"]
 TASKS = Path(__file__).parent / "tasks"
 TOLERANCE = 0.15
-"""For sums of log-probabilities: the server's weights are bf16, those of `hf` fp32, as its logits in bf16 are far
-coarser than pace's."""
+"""Tolerance for sums of log-probabilities. The server's weights are bf16; those of `hf` are fp32, because its bf16
+logits are much coarser than pace's."""
 
 os.environ.setdefault("OPENAI_API_KEY", "none")
 
@@ -23,7 +23,7 @@ os.environ.setdefault("OPENAI_API_KEY", "none")
 @cache
 def results(kind: str, chat: bool = False, /, **arguments: str | int | bool) -> dict:
     with_tasks = ["pace_generation"] if chat else ["pace_choice", "pace_generation"]
-    os.chdir(TASKS)  # files of data are named beside the tasks
+    os.chdir(TASKS)  # the tasks name their data files relative to this folder
     return simple_evaluate(
         model=kind, model_args=dict(arguments), tasks=with_tasks, batch_size=4, apply_chat_template=chat, bootstrap_iters=0,
         task_manager=TaskManager(include_path=str(TASKS), include_defaults=False), log_samples=True,
@@ -45,8 +45,10 @@ CLIENTS = {
     "many at once": {**BACKEND, "num_concurrent": 8},
     "remote tokenizer": {"tokenizer_backend": "remote"},
 }
-"""Those that send token ids are told to begin a text as `hf` does, but for the last, which cannot. Where texts are sent,
-the server begins them, and lm-eval does not count that: it reads one value too early, and only answers compare."""
+"""Client -> its options. Clients that send token ids add the BOS token like `hf`, except the last, which cannot.
+
+If texts are sent, the server adds the BOS token, but lm-eval does not count it. It reads one value too early, so only
+the answers are compared."""
 
 
 @pytest.mark.parametrize("name", CLIENTS)

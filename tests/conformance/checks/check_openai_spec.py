@@ -1,4 +1,4 @@
-"""Every 200 and every event of a stream is of the schema that OpenAI's description has for it."""
+"""Every answer with status 200 and every event of a stream matches its schema in OpenAI's description."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def description() -> dict[str, Any]:
 
 
 def nullable(value: Any) -> Any:
-    """The description with OpenAPI 3.0's `nullable` in terms of JSON schema, which has no such word."""
+    """The description with OpenAPI 3.0's `nullable` expressed in JSON schema, which has no such keyword."""
     if isinstance(value, list):
         return [nullable(item) for item in value]
     if not isinstance(value, dict):

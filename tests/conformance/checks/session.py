@@ -1,4 +1,4 @@
-"""What must hold of a session with a coding client, whichever it is. Its module has a fixture `session`."""
+"""Checks for a session with any coding client. The client's module has a fixture `session`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""guidance's tests of models, on the bundled model in place of those of the Hub. Of two engines: PACE_GUIDANCE_ENGINE is
-"pace", or "transformers" for guidance's own, with the same weights."""
+"""Plugin for guidance's tests of models, on the bundled model instead of the Hub's models. PACE_GUIDANCE_ENGINE selects
+the engine: "pace", or "transformers" for guidance's own engine with the same weights."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from guidance.models import Transformers
 from pace.assets import TINY
 
 BATCH = 64
-"""Tokens of what the tests of llama.cpp call a batch: five times as many are within the bundled model's context."""
+"""Tokens of a batch in llama.cpp's tests, so few that five batches fit in the bundled model's context."""
 
 
 def model(*names: object, **options: object) -> guidance.models.Model:
-    """The bundled model, whatever is asked for."""
+    """The bundled model, for every requested name."""
     if os.environ.get("PACE_GUIDANCE_ENGINE", "pace") == "pace":
         from pace.integrations.guidance import Pace
 

@@ -1,5 +1,5 @@
-"""kani's tests of engines, on the bundled model in place of those of the Hub, through `PaceEngine`: as it is, and with
-calls left to a parser of kani's. What the bundled model does not do of itself is in a script."""
+"""Plugin for kani's tests of engines, with `PaceEngine` and the bundled model instead of the Hub's models. The engine
+parses calls itself, or leaves them to kani's parser. Answers that the bundled model cannot give are scripted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 import kani.engines.huggingface
 import pytest
 from kani.model_specific.qwen3 import Qwen3Parser
-from script import Script  # of the folder above: `tests` is the package of kani here
+from script import Script  # from the folder above: `tests` is kani's package here
 
 from pace.assets import TINY
 from pace.integrations.kani import PaceEngine
@@ -24,7 +24,7 @@ def weather(location: str) -> str:
 
 
 SCRIPT = {
-    # What came of calls, the last ones first.
+    # Results of calls, the last ones first.
     "<|tool|>42<": "15 plus 27 is 42.",
     "<|tool|>50<": "(8 times 5) plus 10 is 50.",
     "<|tool|>40<": call("add", a=40, b=10),
@@ -63,5 +63,5 @@ def pytest_configure() -> None:
 
 @pytest.fixture(scope="session", params=["pace parses", "kani parses"])
 def e2e_huggingface_engine(request: pytest.FixtureRequest) -> object:
-    """The others of kani's engines are not asked for (`-k`)."""
+    """Replaces this engine. `-k` deselects kani's other engines."""
     return scripted() if request.param == "pace parses" else Qwen3Parser(scripted(parser=None))

@@ -1,8 +1,8 @@
-"""A plugin of pytest for llama.cpp's tests of its server: what they know of llama.cpp's own model and start.
+"""A pytest plugin that replaces what llama.cpp's server tests assume about llama.cpp's model and its start.
 
-- Nothing is downloaded beforehand.
-- A server is up once it is ready: its port answers before.
-- What the text of one small model must match, the text of another need not. It must not be empty.
+- Nothing is downloaded in advance.
+- The server counts as started when it is ready, because its port answers earlier.
+- Texts need not match those of llama.cpp's small model, but must not be empty.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""`llama-server` as llama.cpp's tests start it, by `pace serve`: what an option asks for in pace's own terms.
+"""Replaces the `llama-server` that llama.cpp's tests start by `pace serve`, with translated options.
 
-Options that tune llama.cpp alone (batches, slots, caches) have no counterpart, and change no answer there.
+Options that only tune llama.cpp (batches, slots, caches) have no counterpart, and do not change answers there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def main() -> None:
     command += ["--host", options.host, "--port", options.port]
     for name in (options.alias or "tiny").split(","):
         command += ["--served-model-name", name]
-    if options.ctx_size:  # llama.cpp divides it among its slots, and goes beyond what the model was trained for
+    if options.ctx_size:  # llama.cpp divides it among its slots, and may exceed the model's trained context
         wanted = int(options.ctx_size) // int(options.parallel or 1)
         command += ["--max-seq-len", str(min(wanted, _config()["max_position_embeddings"]))]
     if options.cors_origins:
@@ -42,7 +42,7 @@ def _options() -> argparse.Namespace:
 
 
 def _model(options: argparse.Namespace) -> Path:
-    """The bundled model, with another temperature by default or another template where asked."""
+    """The bundled model, with another default temperature or another template if requested."""
     home = Path(tempfile.mkdtemp(prefix="pace-llama-"))
     for file in TINY.iterdir():
         if file.is_file():

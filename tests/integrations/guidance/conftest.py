@@ -1,5 +1,5 @@
-"""guidance is an extra: where it is not installed, nothing here is collected. `make conformance ARGS=guidance_pace` runs
-it with guidance installed."""
+"""guidance is an extra: if it is not installed, nothing here is collected. `make conformance ARGS=guidance_pace` runs
+these tests with guidance installed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def model():
 
 @pytest.fixture
 def lm(model):
-    """Without probabilities of all tokens, whose display is guidance's."""
+    """A guidance model that does not compute all tokens' probabilities, which only guidance's display needs."""
     from pace.integrations.guidance import Pace
 
     lm = Pace(model, echo=False)

@@ -1,4 +1,4 @@
-"""`get_logits` by guidance's rules: exact logits whatever was asked before, of any branch and from any thread."""
+"""`get_logits` follows guidance's rules: exact logits after any earlier calls, for any branch and from any thread."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def engine(model):
 
 
 def truth(model, ids):
-    """Logits of what follows each of `ids`."""
+    """Expected logits after each of `ids`."""
     with model.session() as session:
         return session.append(ids, "all")
 
 
 def ask(engine, ids, every=False):
-    """The rows, and how many tokens were cached."""
+    """The rows of logits, and the number of cached tokens."""
     output = engine.get_logits(token_ids=ids, include_all_uncached_tokens=every)
     assert output["n_tokens"] == len(ids) and output["logits"].dtype == np.float32
     return torch.from_numpy(output["logits"]), output["n_cached"]
@@ -90,7 +90,7 @@ def test_what_cannot_be_computed_is_refused(engine, model):
 
 @pytest.mark.parametrize("most", [1, 2, 32])
 def test_threads_get_their_own_logits(model, most):
-    """Texts that begin alike grow, part and shrink at random, in more threads than there are branches."""
+    """Texts with common beginnings grow, diverge and shrink at random, in more threads than there are branches."""
     engine = Pace(model, echo=False, max_branches=most).engine
 
     def walk(seed):

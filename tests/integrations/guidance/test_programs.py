@@ -1,4 +1,4 @@
-"""Programs of guidance: the text of `generate` where nothing constrains it, the same alone and with others."""
+"""guidance programs: unconstrained text equals that of `generate`, for one program and for several at once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PROMPTS = [
     "The capital of Japan is Tokyo. The capital of",
 ]
 ANY_TEXT = "(?s:.+)"
-"""llguidance takes the temperature of a text that may be empty as 0."""
+"""Nonempty text: llguidance uses temperature 0 for a text that may be empty."""
 SCHEMA = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 10}, "age": {"type": "integer", "maximum": 99}},
@@ -83,7 +83,7 @@ def test_constraints_hold_and_captures_are_kept(lm):
 
 
 def test_text_beyond_one_token_a_character(lm):
-    """Characters of several tokens, cut anywhere."""
+    """Characters of several tokens, cut at any place."""
     text = "Ünïcödé 🙂 爨 " + "é" * 5
     assert str(lm + text + regex("[0-9]{2}")).startswith(text)
     tokenizer = lm.engine.tokenizer
@@ -118,7 +118,7 @@ def test_a_batch_is_its_programs_one_by_one(lm):
 
 
 def test_a_batch_shares_the_steps_of_the_model(lm, model, monkeypatch):
-    """Steps with rows of several branches."""
+    """Some steps have rows of several branches."""
     engine, sizes = model._engine, []
     step = engine.scheduler.schedule
     monkeypatch.setattr(engine.scheduler, "schedule", lambda: sizes.append(len(spans := step())) or spans)

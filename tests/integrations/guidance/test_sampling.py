@@ -1,4 +1,4 @@
-"""`pick` beside guidance's own choice of a token, on random logits."""
+"""`pick` compared with guidance's own choice of a token, on random logits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PARAMS = [
 
 
 class TheirEngine(Engine):
-    """What guidance's own engines inherit."""
+    """The base class of guidance's own engines, with given logits."""
 
     def __init__(self):
         pass

@@ -1,4 +1,4 @@
-"""Turn by turn, the text is what the model's own template makes of the whole conversation."""
+"""A text built turn by turn equals the model's own template rendered for the whole conversation."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_conversation_is_as_the_template_has_it(model, name, turns):
     tokenizer = tokenizer_with(model, TEMPLATES[name])
     messages = [{"role": role, "content": content} for role, content in turns]
     whole = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    if name == "instructions":  # which begins an answer with a blank, and does not say so before
+    if name == "instructions":  # its answers begin with a blank that is not in the generation prompt
         whole += " "
     assert shown == whole.removeprefix(tokenizer.bos_token)
     assert [tokenizer.bos_token_id, *ids] == tokenizer(tokenizer.bos_token + shown, add_special_tokens=False)[

@@ -33,7 +33,7 @@ def test_a_call_is_made_and_answered(lm):
 
 
 def test_the_model_reads_what_its_template_writes(lm, model):
-    """Tools stand where the template has them, and the conversation goes on as if it had been rendered whole."""
+    """Tools are placed as in the template, and the conversation continues as if it had been rendered whole."""
     from pace.llm.chat import read_tools
     from pace.llm.chat.template import ChatTemplate
 
@@ -141,7 +141,7 @@ FORMS = {
 
 @pytest.mark.parametrize("name", FORMS)
 def test_calls_of_other_forms_end_as_their_template_ends_them(model, monkeypatch, name):
-    """The template ends a turn of calls in another way than a turn of text."""
+    """These templates end a turn of calls differently from a turn of text."""
     from pace.llm.chat import format_named, read_tools
     from pace.llm.chat.template import ChatTemplate
 

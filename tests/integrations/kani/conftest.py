@@ -1,4 +1,4 @@
-"""kani is an extra: where it is not installed, nothing here is collected."""
+"""kani is an extra: if it is not installed, nothing here is collected."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def model():
 
 @pytest.fixture
 def make_engine(model):
-    """`make_engine(**arguments)` on the model of the session."""
+    """`make_engine(**arguments)` makes an engine on the session's model."""
     from pace.integrations.kani import PaceEngine
 
     return lambda **arguments: PaceEngine(model=model, **arguments)
@@ -35,7 +35,7 @@ def engine(make_engine):
 
 @pytest.fixture
 def run():
-    """Runs a coroutine on an event loop of its own."""
+    """Runs a coroutine on a new event loop."""
 
     def run(coroutine):
         async def within():
@@ -48,7 +48,7 @@ def run():
 
 @pytest.fixture
 def slow():
-    """Hyperparameters of a long answer, each token of which takes `seconds` at least."""
+    """Hyperparameters of a long answer whose tokens each take at least `seconds`."""
 
     def slow(seconds: float):
         def wait(ids, logits):

@@ -1,4 +1,4 @@
-"""Many chats, event loops and threads on one engine; cancelling; and the loop, which goes on."""
+"""Many chats, event loops and threads on one engine; cancelling; and a loop that is never blocked."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ async def until_idle(model):
 
 
 async def turns_until(task: asyncio.Task) -> int:
-    """The turns of a task that wants one each millisecond, until another is done: on a loop that stands still there are
-    none, on a busy machine there are fewer. docs/kani.md has how long it stands still."""
+    """Number of turns of a task that sleeps a millisecond per turn, until `task` is done. A blocked loop gives none, a
+    busy machine fewer. docs/kani.md has the time for which the loop is blocked."""
     turns = 0
     while not task.done():
         await asyncio.sleep(0.001)
@@ -37,7 +37,7 @@ async def turns_until(task: asyncio.Task) -> int:
 
 @pytest.fixture(scope="module")
 def alone(model):
-    """The answers to the stories, each asked by itself."""
+    """The answers to the stories, asked one at a time."""
     engine = PaceEngine(model=model)
     return [asyncio.run(Kani(engine).chat_round_str(story)) for story in STORIES]
 
@@ -82,7 +82,7 @@ def test_engines_outlive_event_loops_and_serve_several(engine, run, alone):
 @pytest.mark.alone
 @pytest.mark.parametrize("way", ["predict", "stream"])
 def test_the_loop_goes_on(engine, run, slow, way):
-    """Whether a step takes long, or many are done at once. A loop that stands still has a few turns; one that goes on has
+    """The loop runs during long steps, and during many quick ones. A blocked loop has a few turns, a running one
     hundreds."""
 
     async def ask(story, **hyperparams):
@@ -223,7 +223,7 @@ def test_closing_ends_what_is_on_its_way(run, slow):
 
 
 def test_nothing_is_asked_of_the_hub(monkeypatch, run):
-    """For a local directory, whatever is looked up about it."""
+    """Lookups for a local directory never contact the Hub."""
 
     class Refused(socket.socket):
         def connect(self, address):

@@ -1,4 +1,4 @@
-"""The distribution kani-ext-pace: kani finds it beside itself, and its command line chats with `pace:MODEL`."""
+"""The distribution kani-ext-pace: kani finds it as an extension, and its command line chats with `pace:MODEL`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions that a model calls: parted from the text by pace or by kani, free or held to their schemas."""
+"""Functions that a model calls: parsed from the text by pace or by kani, free or constrained by their schemas."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def collected(rounds):
 
 
 async def streamed(chat, question, **hyperparams):
-    """Pieces of each stream of a round, and its messages."""
+    """The pieces of each stream of a round, and the round's messages."""
     found = []
     async for stream in chat.full_round_stream(question, **hyperparams):
         found.append(([piece async for piece in stream], await stream.message()))
@@ -71,7 +71,7 @@ def test_a_stream_has_the_text_and_no_calls(engine, run):
 
 
 def test_a_call_is_held_to_its_schema(make_engine, run):
-    """The question asks for a city that the function does not take."""
+    """The question asks for a city that the function's schema does not allow."""
     question = "What is the weather in Rome?"
     messages, functions = [ChatMessage.user(question)], list(Units(make_engine()).functions.values())
     (free,) = run(make_engine().predict(messages, functions)).message.tool_calls
@@ -156,7 +156,7 @@ def test_special_tokens_are_shown_or_skipped(make_engine, run):
 
 
 def test_json_beside_functions(engine, run):
-    """An answer is of the schema, or a call."""
+    """An answer matches the schema, or is a call."""
     schema = {
         "type": "object",
         "properties": {"ok": {"type": "boolean"}},
@@ -179,7 +179,7 @@ def test_a_call_that_is_cut_off_is_not_made(engine, run):
 
 @pytest.mark.parametrize("parser", ["pace's", "kani's"])
 def test_thoughts_are_parted_from_the_text(make_engine, model, monkeypatch, run, parser):
-    """The template says that the model thinks, and a script has it think."""
+    """The template declares that the model reasons, and the answer with its reasoning is scripted."""
     monkeypatch.setattr(model.tokenizer, "chat_template", model.tokenizer.chat_template + "{# <think> </think> #}")
     asked = {"Who are you?": "I am Tiny.", "What is 2 + 2?": "<think>Let me see.</think>It is 4."}
     script = Script(model.tokenizer, asked)

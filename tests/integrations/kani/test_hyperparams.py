@@ -1,4 +1,4 @@
-"""Hyperparameters: by the names of transformers, OpenAI and llama.cpp, in the engine and in a call."""
+"""Hyperparameters under the names of transformers, OpenAI and llama.cpp, in the engine and in a call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the model reads: the same as with kani's own engine for transformers, counted exactly."""
+"""Prompts: the same as with kani's own engine for transformers, and counted exactly."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FUNCTIONS = [AIFunction(get_weather)]
 
 @pytest.mark.parametrize("functions", [None, FUNCTIONS])
 def test_prompts_are_those_of_kanis_own_engine(engine, functions):
-    """Its pipeline is handed no call without functions: there it has the arguments as Python has them."""
+    """kani's pipeline gets no calls without functions: it would get their arguments as Python objects."""
     pipeline = ChatTemplatePromptPipeline(engine.tokenizer)
     for length in (2, len(CHAT)):
         assert engine.build_prompt(CHAT[:length], functions) == pipeline(CHAT[:length], functions)
@@ -65,7 +65,7 @@ def test_what_is_remembered_is_bounded(engine, monkeypatch):
 
 
 def test_a_chat_that_is_far_too_long_is_not_rendered(engine, monkeypatch):
-    """kani asks again for each message that it may leave out."""
+    """kani asks for the length again for each message that it may leave out."""
     chat = [ChatMessage.user("Tell me a story about a dog."), ChatMessage.assistant("Once upon a time. " * 40)] * 30
     monkeypatch.setattr(engine, "_prompts", None)
     assert engine.prompt_len(chat) > engine.max_context_size
@@ -177,5 +177,5 @@ def test_images_are_refused_by_name(engine, run):
     for ask in (lambda: engine.prompt_len(messages), lambda: run(engine.predict(messages))):
         with pytest.raises(NotImplementedError, match="a message holds ImagePart"):
             ask()
-    with pytest.raises(ValueError, match="not find a valid prompt"):  # kani logs what the engine says
+    with pytest.raises(ValueError, match="not find a valid prompt"):  # kani logs the engine's message
         run(Kani(engine).chat_round([Image(), "What is this?"]))

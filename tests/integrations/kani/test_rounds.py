@@ -1,4 +1,4 @@
-"""Rounds of a chat: texts, streams, and what is said of them."""
+"""Rounds of a chat: texts, streams, and their token counts and warnings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STORY = "Tell me a story about a dog."
 
 
 def generated(model, messages, **options):
-    """What the model generates after a conversation, without kani."""
+    """The model's output after a conversation, without kani."""
     ids = model.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     return model.generate(ids, SamplingConfig(**{"max_length": 1024, **options}))
 
@@ -101,7 +101,7 @@ def test_a_prompt_that_is_too_long(engine, run):
 
 
 def test_what_no_prompt_has_room_for_is_one_error(engine, run, caplog):
-    """kani asks how long a prompt of no messages is, before it says which part is too long."""
+    """kani asks for the length of a prompt without messages before it reports which part is too long."""
     with pytest.raises(MessageTooLong):
         run(Kani(engine).chat_round("x " * 3000))
     schema = {"type": "object", "properties": {}}

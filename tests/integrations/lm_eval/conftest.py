@@ -1,5 +1,5 @@
-"""lm-eval is an extra: where it is not installed, nothing here is collected. `make conformance ARGS=lm_eval_pace` runs it
-with lm-eval installed."""
+"""lm-eval is an extra: if it is not installed, nothing here is collected. `make conformance ARGS=lm_eval_pace` runs
+these tests with lm-eval installed."""
 
 import importlib.util
 

@@ -129,7 +129,7 @@ def test_a_loaded_model_takes_no_options(model):
 
 
 def test_tasks_agree_with_hf(monkeypatch):
-    monkeypatch.chdir(TASKS)  # files of data are named beside the tasks
+    monkeypatch.chdir(TASKS)  # the tasks name their data files relative to this folder
     tasks = TaskManager(include_path=str(TASKS), include_defaults=False)
 
     def samples(kind: str, chat: bool, **arguments):

@@ -24,7 +24,7 @@ SECONDS = 120
 
 
 class Cluster:
-    """In a `with` block, which applications come and go in."""
+    """A Ray cluster for a `with` block, in which applications can be started and stopped."""
 
     def __enter__(self) -> Cluster:
         context = ray.init(
@@ -40,7 +40,7 @@ class Cluster:
 
     @contextmanager
     def serving(self, *arguments: str) -> Iterator[App]:
-        """What `serve run pace.integrations.ray:app ARGUMENTS` serves, until Ctrl-C."""
+        """Runs `serve run pace.integrations.ray:app ARGUMENTS`, and ends it with Ctrl-C."""
         port = free_port()
         serve.start(http_options={"host": "127.0.0.1", "port": port})
         with self.running(port, "pace.integrations.ray:app", *arguments) as app:
@@ -48,7 +48,7 @@ class Cluster:
 
     @contextmanager
     def running(self, port: int, *arguments: str) -> Iterator[App]:
-        """What `serve run ARGUMENTS` serves at a port, until Ctrl-C."""
+        """Runs `serve run ARGUMENTS` at a port, and ends it with Ctrl-C."""
         command = [Path(sys.executable).with_name("serve"), "run", "--address", self.address, *arguments]
         process = subprocess.Popen(
             command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True,
@@ -65,13 +65,13 @@ class Cluster:
 
 
 class App:
-    """Clients of the application at a port."""
+    """Client of the application at a port."""
 
     def __init__(self, port: int) -> None:
         self.port = port
 
     def ask(self, path: str, body: Any = None, **headers: str) -> tuple[int, dict[str, str], bytes]:
-        """Status, headers and body of an answer. Raises OSError or HTTPException where the connection closes early."""
+        """Status, headers and body of an answer. Raises OSError or HTTPException if the connection closes early."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=SECONDS)
         fields = {name.replace("_", "-"): value for name, value in headers.items()}
         if body is not None:
@@ -110,7 +110,7 @@ class App:
 
     @property
     def replicas(self) -> set[str]:
-        """Names of those that answer."""
+        """Names of the replicas that answer."""
         return set(self.metric("pace:prompt_tokens_total"))
 
 

@@ -1,4 +1,4 @@
-"""The arguments of the application: those of `pace serve` by their names, and how many replicas. No cluster."""
+"""The arguments of the application: those of `pace serve` by name, and the number of replicas. No cluster."""
 
 from __future__ import annotations
 

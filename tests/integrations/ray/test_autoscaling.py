@@ -1,4 +1,4 @@
-"""Replicas that follow the load, and an application that is handed over to a running Ray."""
+"""Replicas that follow the load, and an application deployed to a running Ray."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def test_replicas_come_with_the_load_and_go_with_it(cluster):
                 wait_until(lambda: len(app.replicas) == 2)
             finally:
                 stopped.set()
-            list(loads)  # raises what went wrong with any
+            list(loads)  # raises the error of any load
         wait_until(lambda: len(app.replicas) == 1)
         assert texts == {app.complete("Once upon a time", **ANSWER)["choices"][0]["text"]}
 
 
 def test_an_application_is_deployed(cluster, tmp_path):
-    """`serve deploy FILE` hands it to the Ray that runs, and ends."""
+    """`serve deploy FILE` sends it to the running Ray, and exits."""
     port, file = free_port(), tmp_path / "pace.yaml"
     serve.start(http_options={"host": "127.0.0.1", "port": port})
     args = "{model: pace/assets/tiny, num_threads: 1, kv_cache_bytes: 64MiB}"

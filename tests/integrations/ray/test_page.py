@@ -1,4 +1,4 @@
-"""The file that docs/scaling.md shows is one that `serve run` takes."""
+"""`serve run` accepts the file that docs/scaling.md shows."""
 
 from __future__ import annotations
 

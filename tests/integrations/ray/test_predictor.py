@@ -1,4 +1,4 @@
-"""`Predictor` in Ray Data: the texts of `generate`, in two actors; rows that cannot be answered say why."""
+"""`Predictor` in Ray Data: the texts of `generate`, in two actors; rows that fail have an error."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def model():
 
 @pytest.fixture
 def predictor(monkeypatch):
-    """`predictor(...)` in this process, which is no actor."""
+    """`predictor(...)` in this process, without an actor."""
     monkeypatch.setattr("pace.integrations.ray.predictor.assigned_threads", lambda: 1)
 
     def make(**arguments: object) -> Predictor:
@@ -32,7 +32,7 @@ def predictor(monkeypatch):
 
 
 def column(values: list) -> np.ndarray:
-    """As Ray Data hands it over."""
+    """A column in the form that Ray Data passes."""
     array = np.empty(len(values), dtype=object)
     array[:] = values
     return array

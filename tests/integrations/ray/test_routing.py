@@ -1,4 +1,4 @@
-"""Which replica a request goes to: what it is known by, and the ranking of replicas. No cluster."""
+"""Routing of requests to replicas: a request's key, and the ranking of replicas. No cluster."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """`serve run pace.integrations.ray:app` with two replicas: the answers of `pace serve`, conversations on the replica
-that knows them, and what happens when a replica dies."""
+that has them cached, and the death of a replica."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_client_that_leaves_frees_its_place(app):
 
 
 def test_conversations_stay_where_their_beginning_is_known(app):
-    """Each turn finds all of the turns before it in its replica's cache, and both replicas have work."""
+    """Each turn finds all earlier turns in its replica's cache, and both replicas have work."""
     before = app.metric("pace:prompt_tokens_total")
     missed = []
 
@@ -129,11 +129,11 @@ def test_requests_that_all_begin_alike_are_spread_under_load(app):
 
 
 def outcome(app, stream: bool, text: str) -> str:
-    """What became of a request that keeps an engine busy: "whole", "error", "closed", or what should never be."""
+    """Outcome of a request that keeps an engine busy: "whole", "error", "closed", or a text that must never occur."""
     body = {**LONG, "n": 4 if stream else 16, "stream": stream}
     try:
         reply = Reply(*app.ask("/v1/completions", body))
-    except (OSError, HTTPException):  # also where a length or a last chunk is missing
+    except (OSError, HTTPException):  # including a missing length or last chunk
         return "closed"
     if reply.status != 200:
         return "error" if reply.status == 503 and reply.error["message"] else f"status {reply.status}"
@@ -151,7 +151,7 @@ def test_a_replica_killed_under_load_loses_nothing_silently(app, long_text):
     killed = threading.Event()
 
     def load(number: int) -> list[str]:
-        """Adds outcomes until the replica is dead; those of three requests that begin after that."""
+        """Adds outcomes until the replica is dead. Returns those of three requests that begin afterwards."""
         while not killed.is_set():
             outcomes.append(outcome(app, number % 2 == 0, long_text))
         time.sleep(1)
@@ -199,7 +199,7 @@ def test_a_replica_that_is_removed_finishes_what_it_has(app, long_text):
 
 
 def test_an_engine_that_is_stuck_is_replaced():
-    """`check_health` asks what /health asks; Ray replaces a replica that raises there."""
+    """`check_health` makes the same check as /health. Ray replaces a replica if it raises."""
     from pace.integrations.ray.replica import Replica
 
     class Stuck:

@@ -11,11 +11,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
 BUILT_TABLES = ["avx2", "emulated_avx512_bf16", "generic"]
-"""Vectors of 4, 8 and 16 lanes, on any CPU with AVX2."""
+"""Tables with vectors of 4, 8 and 16 lanes that run on any CPU with AVX2."""
 
 
 class Copy:
-    """The sources that a recipe touches and that tests read, in a folder of their own."""
+    """A copy of the sources that a recipe changes and that tests read, in a separate folder."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -26,13 +26,13 @@ class Copy:
             shutil.copy(ROOT / name, folder)
 
     def write(self, path: str, text: str) -> None:
-        """A new file."""
+        """Writes a new file."""
         assert not (self.folder / path).exists(), f"{path} is there already: choose another toy"
         (self.folder / path).write_text(text)
         self.touched.add(path)
 
     def add_after(self, path: str, beginning: str, text: str) -> None:
-        """Inserts lines behind the first one that begins with `beginning`."""
+        """Inserts lines after the first one that begins with `beginning`."""
         self._insert(path, beginning, text, behind=True)
 
     def add_before(self, path: str, beginning: str, text: str) -> None:
@@ -66,13 +66,13 @@ class Copy:
         return result.returncode, result.stdout
 
     def pytest(self, *arguments: str) -> tuple[int, str]:
-        """Exit status and output of the copy's own tests, which import the copy's `pace`."""
+        """Exit status and output of the copy's tests, which import the copy's `pace`."""
         options = ["-p", "no:cacheprovider", "-p", "no:xdist", "-o", "verbosity_subtests=1"]
         return self.run(sys.executable, "-m", "pytest", *options, *arguments)
 
     def build(self, *test_sources: str) -> None:
-        """The extension with the kernels of `BUILT_TABLES`, and the C++ tests of these files only, all without
-        optimisation. Everything would take minutes."""
+        """Builds the extension with the kernels of `BUILT_TABLES`, and only the C++ tests of these files, all without
+        optimisation. A full build would take minutes."""
         import pybind11
 
         for path in (self.folder / "tests" / "csrc").glob("test_*.cpp"):

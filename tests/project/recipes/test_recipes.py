@@ -1,5 +1,5 @@
-"""The recipes of CONTRIBUTING.md: a toy is added by their steps to a copy of the sources, and the tests that they name
-cover it there."""
+"""The recipes of CONTRIBUTING.md: their steps add a toy to a copy of the sources, and the tests that they name cover
+it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def copy(tmp_path):
 
 
 def paths_of(heading: str) -> set[str]:
-    """Files that the numbered steps of a recipe name."""
+    """Files named in the numbered steps of a recipe."""
     section = re.search(rf"^## {heading}\n(.*?)^## ", CONTRIBUTING, re.MULTILINE | re.DOTALL)[1]
     steps = "".join(re.findall(r"^\d\..*(?:\n   .*)*", section, re.MULTILINE))
     return set(re.findall(r"`((?:pace|csrc|tests|docs)/[^`]+\.\w+)`", steps))
 
 
 def num_passed(output: str) -> int:
-    """Tests, and parts of tests that are counted by themselves."""
+    """Number of passed tests, including separately counted parts of tests."""
     return sum(map(int, re.findall(r"(\d+)(?: subtests)? passed", output)))
 
 
@@ -46,7 +46,7 @@ def test_a_model(copy):
 
 @pytest.mark.thorough
 def test_a_model_that_is_wrong_and_has_no_row(copy):
-    """The comparison with `transformers` covers a new model with nothing but its tuple."""
+    """The comparison with `transformers` covers a new model that has only its tuple."""
     toy_model.add(copy, "    gate_up_names = ('up_proj', 'gate_proj')\n")
     status, output = copy.pytest(ROWS, ORACLE, "-k", "row or seed_oss")
     assert status == 1 and "SeedOssForCausalLM" in output and "relative_error" in output, output
@@ -55,8 +55,8 @@ def test_a_model_that_is_wrong_and_has_no_row(copy):
 @pytest.mark.thorough
 @pytest.mark.timeout(900)
 def test_a_kernel(copy):
-    """An operation from its kernel to its instruction. What it promises is held to by the tests of all operations. The
-    build has three tables, and says so of others."""
+    """Adds an operation from its kernel to its instruction. The tests of all operations check its contract. The build
+    has three tables, and errors for other tables name them."""
     toy_operation.add(copy)
     copy.build("test_hinge.cpp")
     status, output = copy.run("build/pace_tests", "hinge")

@@ -48,7 +48,7 @@ VARIANTS = """\
 
 
 def add(copy: Copy, fault: str = "") -> None:
-    """The steps but the last one. `fault`: lines that belong into the class of the model, and are wrong."""
+    """Applies all steps except the last one. `fault`: wrong lines that are added to the model's class."""
     # 1. One file
     copy.write("pace/llm/models/families/seed_oss.py", MODEL + fault)
     # 2. One line (and its import)
