@@ -1,5 +1,5 @@
-"""Helpers for several tests: batches over a small cache, backends, checkpoints read without the loader, processes with
-a time limit, and errors raised at any line."""
+"""Helpers for several tests: batches over a small cache, backends, checkpoints in memory, processes with a time limit,
+and errors raised at any line."""
 
 from __future__ import annotations
 

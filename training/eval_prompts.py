@@ -5,9 +5,9 @@
 An entry of prompts.json has `messages` (and perhaps `tools`) for the chat template, or a bare `prompt`. Its `match` is
 the rule for a right answer:
 
-- "exact": equal to `expected`, and the model stopped by itself
-- "prefix": begins with `expected`
-- "contains": has each of the words in `contains`, and stopped
+- "exact": The text equals `expected`, and the model stopped by itself.
+- "prefix": The text begins with `expected`.
+- "contains": The text has each of the words in `contains`, and stopped.
 """
 
 import argparse

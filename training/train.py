@@ -5,8 +5,8 @@
     pace/assets/tiny-draft
 
 The budget is --minutes or --tokens, and the learning rate follows the share of it that is spent. The same command
-continues from the checkpoint; with a larger budget it trains further. There are two optimisers: Muon for the matrices of
-the layers, AdamW for the embedding and the norms. Batch number i of a seed is always the same text.
+continues from the checkpoint; with a larger budget it trains further. There are two optimisers: Muon for the matrices
+of the layers, AdamW for the embedding and the norms. Batch number i of a seed is always the same text.
 """
 
 import argparse

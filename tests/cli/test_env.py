@@ -21,7 +21,7 @@ from tests.support import finish
 
 @pytest.mark.parametrize(("built", "missing"), [(["avx2", "generic"], False), (["generic"], True)])
 def test_a_build_without_the_best_kernels_says_so(built, missing, monkeypatch, caplog):
-    """Both the report and the log of loading a model say so."""
+    """Both the report and the log of loading a model have the warning."""
     monkeypatch.delenv("PACE_ISA", raising=False)
     extension = SimpleNamespace(
         built_isas=lambda: built, available_isas=lambda: built, best_isa=lambda: "avx2", isa=lambda: built[0]

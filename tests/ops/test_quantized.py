@@ -211,7 +211,7 @@ def test_rows_are_the_same_bits_however_they_are_batched(isa, layout):
 
 @pytest.mark.parametrize("isa", ALL)
 def test_the_largest_codes_do_not_saturate(isa):
-    """Inputs are 127 and weights are at both ends, so 16-bit sums reach 2 * 128 * 127 and 8 * 2 * 15 * 127."""
+    """Inputs are 127 and weights are at both ends. Sums in 16 bits reach 2 * 128 * 127 and 8 * 2 * 15 * 127."""
     _C.select_isa(isa)
     k = 256
     signs = torch.cat(

@@ -1,6 +1,6 @@
 """Which tests a run has: `--tier test` (make test, the default) or `--tier all` (make test-all).
 
-A test marked `thorough` runs only in `all`. Cases marked `rotates` are too many for every run: each commit runs a
+A test marked `thorough` runs only in `all`. Cases marked `rotates` are too many for every run. Each commit runs a
 quarter of them, and four commits in a row run all of them. `sample(values, always)` marks them."""
 
 from __future__ import annotations

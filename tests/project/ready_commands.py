@@ -1,8 +1,8 @@
 """Commands `pace` and `python` that start with all libraries imported. A server imports them, which takes seconds of
 processor time, runs nothing else, and forks for each command.
 
-`python ready_commands.py serve SOCKET` is the server, and `python ready_commands.py SOCKET pace|python ARGUMENTS` runs a
-command. The command has the streams, the folder and the environment of the caller, which returns its exit code.
+`python ready_commands.py serve SOCKET` is the server, and `python ready_commands.py SOCKET pace|python ARGUMENTS` runs
+a command. The command has the streams, the folder and the environment of the caller, which returns its exit code.
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ def wheel(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def commands(wheel, tmp_path_factory):
-    """The folder of `pace` and `python` in a new environment with the wheel and its dependencies from the package index.
-    If the index cannot be reached, this environment's packages are used instead."""
+    """The folder of `pace` and `python` in a new environment with the wheel and its dependencies from the package
+    index. If the index cannot be reached, this environment's packages are used instead."""
     home = tmp_path_factory.mktemp("bare")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True, timeout=60)
     site = next((home / "lib").glob("python*")) / "site-packages"

@@ -297,8 +297,8 @@ def test_what_is_quantised_stays_as_it_is(format):
 # -- how good each is
 # -----------------------------------------------------------------------------------------------------
 
-# Bounds for the relative RMS errors of normal weights and of Student's t with 4 degrees of freedom, 1024 x 1024 each:
-# slightly above the measured values.
+# Bounds for relative RMS errors, slightly above the measured values. Weights are normal, or Student's t with 4 degrees
+# of freedom, 1024 x 1024 each.
 MOST_ERROR = {
     "int8": (0.00793, 0.0185),
     "int4": (0.0906, 0.136),

@@ -34,8 +34,8 @@ HALVES = {
     Kind.Q2_K: (80, 82, 1.5), Kind.Q3_K: (108, None, 0), Kind.Q4_K: (0, 2, 7.5), Kind.Q5_K: (0, 2, 15.5),
     Kind.Q6_K: (208, None, 0), Kind.IQ4_NL: (0, None, 0), Kind.IQ4_XS: (0, None, 0),
 }  # fmt: skip
-"""Types that the gguf package reads but does not write. The values are the offsets in a block of the fp16 scale and of
-the minima's scale, and the ratio of the second to the first that centres the weights around zero."""
+"""Types that the gguf package reads but does not write. The values are two offsets in a block, of the fp16 scale and of
+the minima's scale, and a ratio. With this ratio of the second scale to the first, weights are centred around zero."""
 
 SEEING = {"qwen2_vl": "qwen2vl", "qwen2_5_vl": "qwen2vl", "qwen3_vl": "qwen3vl"}
 ARCHITECTURES |= SEEING

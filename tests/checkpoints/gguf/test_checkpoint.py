@@ -159,7 +159,7 @@ def quantised(tmp_path, model_type, types, **fields):
 
 ACTIVATIONS = 2.3 / 127 / 12**0.5
 """Relative error that the kernels' rounding of activations to int8 adds to a product. The largest of 32 normal numbers
-is about 2.3 times their spread (2.8 times for the 128 of super-blocks), and the rounding to 127ths of it is uniform."""
+is about 2.3 times their spread (2.8 times for the 128 of super-blocks). The rounding to 127ths of it is uniform."""
 
 
 @pytest.mark.parametrize("kind", [kind.name for kind in BLOCK_TYPES.values()])

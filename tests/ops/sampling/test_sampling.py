@@ -44,7 +44,7 @@ def test_softmax_and_log_softmax(n):
     logits[2] += 1e4
     exact = logits.double().log_softmax(-1)
     eps = 2.0**-24
-    # exp has an error of 2 ulp, its argument is rounded once (|x - max| eps), and the sum of n terms adds a few ulp per
+    # exp has an error of 2 ulp, and its argument is rounded once (|x - max| eps). The sum of n terms adds a few ulp per
     # piece of 4096.
     relative = (
         20 + (logits.double() - logits.double().amax(-1, keepdim=True)).abs().nan_to_num(posinf=0.0) + min(n, 4096) / 64
