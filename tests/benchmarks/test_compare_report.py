@@ -47,7 +47,7 @@ def run(
 
 @pytest.fixture
 def results() -> Results:
-    """Results in which pace's prefill is twice as fast as llama.cpp's in each round, on a machine that becomes slower."""
+    """Results in which pace's prefill is twice as fast as llama.cpp's in each round, while the machine slows down."""
     pace = Subject(
         SHAPE,
         "pace",

@@ -81,9 +81,8 @@ def test_gguf_files_are_refused_by_name(tmp_path):
 
 LAYER = 4 * (256 * 512 + 256 * 256 + 3 * 256 * 640 + 2 * 256)
 MEMORY = {"gptq": LAYER + 44 * 640**2 + 4 * 512 * 256, "awq": LAYER + 4 * 512 * 256, "rtn": LAYER}
-"""Minimum memory in bytes for the bundled model and 512 tokens of text. It has room for a layer, GPTQ's
-matrices for the MLP's 640 inputs, and the hidden states. A layer is queries, keys and values, output, MLP and two
-norms."""
+"""Minimum memory in bytes for the bundled model and 512 tokens of text. It has room for a layer, GPTQ's matrices
+for the MLP's 640 inputs, and the hidden states. A layer is queries, keys and values, output, MLP and two norms."""
 
 
 @pytest.mark.parametrize("method", MEMORY)

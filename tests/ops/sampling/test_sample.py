@@ -118,8 +118,8 @@ def compare_all(logits: torch.Tensor, draws: Draws, kept: slice = slice(None)) -
 
 
 def is_at_a_boundary(logits: torch.Tensor, token: int, place: float, **rules: float) -> bool:
-    """True if a change within rounding leads to `token`. The change is in the place or in the mass at which a rule cuts.
-    For typical sampling, it may be one token on either side of the entropy."""
+    """True if a change within rounding leads to `token`. The change is in the place, or in the mass at which a rule
+    cuts. For typical sampling, it may be one token on either side of the entropy."""
     near = [{}]
     for name, change in (("top_p", 1e-5), ("min_p", 1e-5), ("typical_p", 1.0 / len(logits))):
         if name in rules:
