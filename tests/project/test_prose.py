@@ -132,7 +132,7 @@ def sentences(text: str) -> Iterator[str]:
 
 GENERATED = re.compile(r"docs/(benchmarks|real-models)\.md|tests/durations\.md|benchmarks/results/.*")
 """Pages that programs write."""
-CEILINGS = {"benchmarks/RESULTS.md": 95}
+CEILINGS = {"benchmarks/RESULTS.md": 94}
 """Findings that older pages still have. They may only fall."""
 
 
