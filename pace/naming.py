@@ -20,3 +20,13 @@ def meant(name: str, known: Iterable[str]) -> str:
         name.lower(), known, n=1
     )
     return f"; did you mean {near[0]!r}?" if near else "."
+
+
+def check_text(text: str, name: str = "the prompt") -> None:
+    """Raises ValueError for text that is not valid Unicode."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{name} is no valid text: it holds half a character, a lone surrogate, at {error.start}"
+        ) from None

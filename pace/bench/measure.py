@@ -169,8 +169,9 @@ def _decoding(subject: Subject, prompt: int, generated: int, batch: int, depth: 
         if depth:
             fill_cache(engine, sequences)
         engine.submit(sequences)
-        while any(not sequence.num_generated for sequence in sequences):
+        while any(not sequence.num_generated and not sequence.is_finished for sequence in sequences):
             engine.step()
+        _raise_errors(sequences)
         yield sequences
     finally:
         engine.abort(sequences)
@@ -224,6 +225,13 @@ def _run(engine: Engine, sequences: list[Sequence]) -> None:
             engine.step()
     finally:
         engine.abort(sequences)
+    _raise_errors(sequences)
+
+
+def _raise_errors(sequences: list[Sequence]) -> None:
+    for sequence in sequences:
+        if sequence.error is not None:
+            raise sequence.error
 
 
 def _phases(

@@ -3,6 +3,7 @@ and shapes of its tensors."""
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -18,12 +19,15 @@ from pace.bench.limits import Limits
 from pace.bench.prediction import efficiencies, predict
 from pace.bench.sample import Prompts, Sample
 from pace.checkpoints.gguf.file import is_gguf
+from pace.llm.layers.linear import OutOfRange
 from pace.llm.models.base_model import BaseModelForCausalLM, TensorReader
 from pace.llm.models.checkpoint import Checkpoint
 from pace.llm.models.model_list import read_config
 from pace.llm.models.model_utils import parse_kv_cache_dtype, use_threads
 from pace.ops import native
 from pace.quant import QuantizationConfig
+
+logger = logging.getLogger("pace")
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 FORMATS = ("int8", "int4")
@@ -119,13 +123,19 @@ def plan(
         limits = limits if isinstance(limits, Limits) else limits()
         found = _plan(name, dtype, costs, config.max_position_embeddings, limits, available_bytes, asked)
         if sample is not None:
-            corrections = sample.corrections(dtype, kv_dtype, model.quantization, limits, asked)
+            try:
+                corrections = sample.corrections(dtype, kv_dtype, model.quantization, limits, asked)
+            except OutOfRange as error:
+                logger.warning("%s is left out: %s", name, error)
+                continue
             found = replace(
                 found,
                 prefill_tokens_per_second=found.prefill_tokens_per_second / corrections.prefill,
                 decode_tokens_per_second=found.decode_tokens_per_second / corrections.decode,
             )
         plans.append(found)
+    if not plans:
+        raise ValueError("the checkpoint's weights fit none of the dtypes")
     return plans
 
 

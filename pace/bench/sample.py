@@ -28,16 +28,23 @@ from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.checkpoint import Checkpoint
 from pace.llm.models.model_utils import make_model
 from pace.llm.runners import make_runner
+from pace.memory import format_bytes
 from pace.ops import native
 from pace.quant import QuantizationConfig
 
 SAMPLE_BYTES = 256 << 20
 """Bytes of layers to run: more than the caches of a CPU hold, or decoding would be faster than with the whole model."""
 MAX_PROMPT = 512
+MAX_CACHE_BYTES = 1 << 30
+"""Maximum size of the cache of a sample."""
 STEPS = 24
 """Decode steps."""
 MAX_RUNS, MAX_SECONDS = 5, 2.0
 """Limits on the number of runs of the prompt and on their total seconds."""
+
+
+class CannotSample(Exception):
+    """The layers cannot be run for this load: too few positions, or too much cache."""
 
 
 class Prompts(NamedTuple):
@@ -69,7 +76,8 @@ class Sample:
         limits: Limits,
         asked: Prompts,
     ) -> Corrections:
-        """Measures the corrections for weights in `dtype`, or quantised. Raises what loading the model raises."""
+        """Measures the corrections for weights in `dtype`, or quantised. Raises what loading the model raises, and
+        CannotSample."""
         model = make_model(self.checkpoint, dtype, native, kv_dtype, quantization)
         with _threads(limits.threads), _no_warnings():
             reader = self.checkpoint.open_weights(model.config.quantization_config)
@@ -78,7 +86,9 @@ class Sample:
                 model.layers = choose_layers(model.layers, dtype, SAMPLE_BYTES)
                 model.fill(reader, names, model.slots(), limits.threads)
             most = model.max_position_embeddings - STEPS - WARM_UP_STEPS - 2
-            asked = Prompts(max(1, min(asked.prompt, MAX_PROMPT, most)), max(1, min(asked.context, most)), asked.batch)
+            if most < 1:
+                raise CannotSample(f"the model has too few positions: {model.max_position_embeddings}")
+            asked = Prompts(min(asked.prompt, MAX_PROMPT, most), min(asked.context, most), asked.batch)
             measured = _measure(model, asked)
         costs = Costs.of(model, dtype, kv_dtype)
         layers, head = efficiencies(limits.isa, dtype, costs)
@@ -100,6 +110,8 @@ def _measure(model: BaseModelForCausalLM, asked: Prompts) -> tuple[float, float]
     """Returns the seconds of a prompt and of a decode step."""
     length = max(asked.prompt, asked.context) + STEPS + WARM_UP_STEPS + 2
     room = 2 * asked.batch * Costs.of(model, model.dtype, model.kv_dtype).cached_bytes(length) + (64 << 20)
+    if room > MAX_CACHE_BYTES:
+        raise CannotSample(f"{asked.batch} sequences of {length} tokens need a cache of {format_bytes(room)}")
     subject = Subject("sample", model, Engine.create(make_runner(model, "native"), native, room), "native", 0, 0, 0, 0)
     prefill_seconds(subject, min(asked.prompt, 32))
     started, of_prompt = time.perf_counter(), []

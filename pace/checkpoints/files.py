@@ -11,6 +11,7 @@ import mmap
 import os
 import stat
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 # JSON of n bytes becomes at most about 20 n bytes of Python objects ("[],[],[]"). This limit therefore keeps a hostile
 # file under 100 MB. The largest config.json of the supported families is 5 KB.
@@ -39,6 +40,20 @@ def open_regular(path: Path) -> int:
         kind = "a directory" if stat.S_ISDIR(mode) else "a device, pipe or socket"
         raise ValueError(f"{path} is {kind}; a regular file is needed there")
     return descriptor
+
+
+class Version(NamedTuple):
+    """The size and times of an open file. A file that is written or replaced later has another version."""
+
+    size: int
+    written_ns: int
+    changed_ns: int
+
+    @classmethod
+    def of(cls, file: int | Path) -> Version:
+        """The version of a descriptor's file, or of the file that is at a path now."""
+        status = os.stat(file)
+        return cls(status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 def read_at(descriptor: int, path: Path, count: int, offset: int = 0) -> bytes:

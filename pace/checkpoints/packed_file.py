@@ -41,6 +41,7 @@ ON_DISK = b"on disk"
 """State of a file that is on disk and therefore survives a reboot."""
 SYNC_SECONDS = 60
 """Minimum age of a file before it is synced to disk. The system has written most of it by then (30 s on Linux)."""
+POLL_SECONDS = 0.02
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 Used = TypeVar("Used")
@@ -57,26 +58,28 @@ def open_packed(
     body_bytes: int,
     use: Callable[[mmap.mmap], Used],
     write: Callable[[mmap.mmap], object],
+    patience: float | None = None,
 ) -> Used:
     """Maps the file `path` read-only and returns the result of `use`. If there is no valid file, `write` fills the body
     first.
 
     Both functions get the whole mapping; for `write` the body is zeros. If `use` raises ValueError (damaged body), the
     file is rewritten. If `write` raises, no file is left. Raises OSError, for example PermissionError, with advice if
-    the file must be written but cannot be."""
+    the file must be written but cannot be. TimeoutError, an OSError, means that another process has been writing it for
+    `patience` seconds."""
     used = _use(path, head, body_bytes, use)
     if used is not None:
         return used
-    with _explained(path, len(head) + body_bytes), _locked(path.with_name(path.name + PARTIAL)) as descriptor:
+    with _explained(path, len(head) + body_bytes), _locked(path.with_name(path.name + PARTIAL), patience) as descriptor:
         used = _use(path, head, body_bytes, use)  # another process may have written it meanwhile
         if used is not None:
             return used
         logger.info("writing %s: %s", path, format_bytes(body_bytes))
         _fill(descriptor, head, body_bytes, write)
         os.replace(path.with_name(path.name + PARTIAL), path)
-    used = _use(path, head, body_bytes, use)
+        used = _use_open(descriptor, path, head, body_bytes, use)
     if used is None:
-        raise ValueError(f"{path} was changed by another process as soon as it was written; give each a folder")
+        raise ValueError(f"{path} was changed by another process while it was written; give each a folder")
     return used
 
 
@@ -89,18 +92,25 @@ def _use(path: Path, head: bytes, body_bytes: int, use: Callable[[mmap.mmap], Us
     except PermissionError:
         raise PermissionError(f"{path} may not be read by this user; give weights_cache= another folder") from None
     try:
-        status = os.fstat(descriptor)
-        fits = stat.S_ISREG(status.st_mode) and status.st_size == len(head) + body_bytes + PAGE_BYTES
-        state = os.pread(descriptor, PAGE_BYTES, len(head) + body_bytes).rstrip(b"\0") if fits else b""
-        if not state or os.pread(descriptor, len(head), 0) != head:
-            logger.warning("%s is of another checkpoint, or not whole: it is written anew", path)
-            return None
-        if state not in (ON_DISK, _boot()):
-            logger.info("%s may not have reached the disk when the system went down: it is written anew", path)
-            return None
-        mapping = mmap.mmap(descriptor, status.st_size, access=mmap.ACCESS_READ)
+        return _use_open(descriptor, path, head, body_bytes, use)
     finally:
         os.close(descriptor)
+
+
+def _use_open(
+    descriptor: int, path: Path, head: bytes, body_bytes: int, use: Callable[[mmap.mmap], Used]
+) -> Used | None:
+    """Returns None if the open file is not complete."""
+    status = os.fstat(descriptor)
+    fits = stat.S_ISREG(status.st_mode) and status.st_size == len(head) + body_bytes + PAGE_BYTES
+    state = os.pread(descriptor, PAGE_BYTES, len(head) + body_bytes).rstrip(b"\0") if fits else b""
+    if not state or os.pread(descriptor, len(head), 0) != head:
+        logger.warning("%s is of another checkpoint, or not whole: it is written anew", path)
+        return None
+    if state not in (ON_DISK, _boot()):
+        logger.info("%s may not have reached the disk when the system went down: it is written anew", path)
+        return None
+    mapping = mmap.mmap(descriptor, status.st_size, access=mmap.ACCESS_READ)
     try:
         used = use(mapping)
     except ValueError as error:
@@ -151,13 +161,13 @@ def _bring_to_disk(path: Path, expected: os.stat_result) -> None:
 
 
 @contextmanager
-def _locked(partial: Path) -> Iterator[int]:
+def _locked(partial: Path, patience: float | None) -> Iterator[int]:
     """Yields a descriptor of `partial` with an exclusive lock; its content is arbitrary. The file is removed
     afterwards, unless it was renamed."""
-    descriptor = _lock(partial)
+    descriptor = _lock(partial, patience)
     while not _is(descriptor, partial):  # the previous owner of the lock renamed or removed the file
         os.close(descriptor)
-        descriptor = _lock(partial)
+        descriptor = _lock(partial, patience)
     try:
         yield descriptor
     finally:
@@ -166,18 +176,32 @@ def _locked(partial: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _lock(partial: Path) -> int:
+def _lock(partial: Path, patience: float | None) -> int:
+    """Returns a descriptor of the file, locked. Raises TimeoutError after `patience` seconds, None for no limit."""
     descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             logger.info("another process is writing %s: waiting for it", partial)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            _wait(descriptor, partial, patience)
     except BaseException:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def _wait(descriptor: int, partial: Path, patience: float | None) -> None:
+    if patience is None:
+        return fcntl.flock(descriptor, fcntl.LOCK_EX)
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"another process has been writing {partial} for {patience:.0f} s") from None
+            time.sleep(POLL_SECONDS)
 
 
 def unlink_unlocked(partial: Path) -> None:
@@ -209,6 +233,8 @@ def _explained(path: Path, num_bytes: int) -> Iterator[None]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield
+    except TimeoutError:
+        raise
     except OSError as error:
         needed = f"it takes {format_bytes(num_bytes)}"
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):

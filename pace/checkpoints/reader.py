@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from pace.checkpoints.files import file_inside, read_json_object
+from pace.checkpoints.files import Version, file_inside, read_json_object
 from pace.checkpoints.safetensors_file import SafetensorsFile, TensorInfo
 from pace.checkpoints.torch_file import TorchFile
 
@@ -126,9 +126,9 @@ class CheckpointReader:
         return row_ranges(prod(lead), columns * self.tensors[name].dtype.itemsize, piece_bytes)
 
     @property
-    def files(self) -> list[Path]:
-        """Paths of the files that hold the tensors."""
-        return sorted({file.path for file in self._files.values()})
+    def files(self) -> dict[Path, Version]:
+        """The files that hold the tensors, as they were when they were opened."""
+        return {file.path: file.version for file in self._files.values()}
 
     @property
     def total_bytes(self) -> int:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import torch
 
-from pace.checkpoints.files import git_lfs_message, is_git_lfs_pointer, open_regular, parse_json, read_at
+from pace.checkpoints.files import Version, git_lfs_message, is_git_lfs_pointer, open_regular, parse_json, read_at
 from pace.checkpoints.mapping import Mapping
 
 # About 100 bytes describe a tensor, so this is room for 160,000 tensors in one file. The supported families have at
@@ -67,7 +67,8 @@ class SafetensorsFile:
         self.path = path
         descriptor = open_regular(path)
         try:
-            size = os.fstat(descriptor).st_size
+            self.version = Version.of(descriptor)
+            size = self.version.size
             header = _read_header(path, descriptor, size)
             self._data_start = 8 + len(header)
             self._mapping: Mapping | None = Mapping(descriptor, size)

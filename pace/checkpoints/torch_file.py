@@ -18,7 +18,7 @@ import torch
 from torch import _weights_only_unpickler
 
 from pace import _C
-from pace.checkpoints.files import git_lfs_message, is_git_lfs_pointer, open_regular, read_at
+from pace.checkpoints.files import Version, git_lfs_message, is_git_lfs_pointer, open_regular, read_at
 from pace.checkpoints.safetensors_file import TensorInfo, copy_in_own_pages
 
 # The pickle only names the tensors (about 200 bytes each); their data is stored separately in the archive.
@@ -40,6 +40,7 @@ class TorchFile:
         self.path = path
         descriptor = open_regular(path)
         try:
+            self.version = Version.of(descriptor)
             start = read_at(descriptor, path, 64)
         finally:
             os.close(descriptor)

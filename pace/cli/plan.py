@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from pace.bench import plan
-    from pace.bench.sample import Sample
+    from pace.bench.sample import CannotSample, Sample
     from pace.bench.shapes import SHAPES, hint_of_shape
     from pace.llm.models.checkpoint import Checkpoint
     from pace.llm.models.hf_utils import find_checkpoint, read_config_json
@@ -91,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
         sample = Sample(Checkpoint(found)) if found and arguments.sample else None
         try:
             plans = plan.plan(config, limits, available, *asked, tensors, sample)
-        except (OSError, MemoryError) as error:
+        except (CannotSample, OSError, MemoryError) as error:
             if sample is None:
                 raise
             logger.info("no layers were tried: %s", error)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pace.llm.configs import SamplingConfig
+from pace.naming import check_text
 
 MARKS = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen2.5-Coder, CodeGemma, Granite 3 and later
@@ -105,6 +106,10 @@ def infill_prompts(inputs: Any, suffix: str | Sequence[str], tokenizer: Any) -> 
         raise ValueError(
             f"suffix has {len(afters)} texts for {len(befores)} prompts; give one for each, or one for all"
         )
+    for before, after in zip(befores, afters):
+        if isinstance(before, str):
+            check_text(before)
+        check_text(after, "suffix")
     infill = Infill.of(tokenizer)
     return [infill.prompt(tokenizer, before, after) for before, after in zip(befores, afters)], infill
 

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pace.naming import check_text
+
 logger = logging.getLogger("pace")
 
 _IGNORED_KEYS = frozenset(
@@ -145,12 +147,7 @@ def _keep(ids: Tensor, mask: Tensor, index: int) -> list[int]:
 def _encode(text: str, tokenizer: Any) -> list[int]:
     if tokenizer is None:
         raise ValueError("this model has no tokenizer, so it takes token ids; give tokenizer_name_or_path to use text")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(
-            f"the prompt is no valid text: it holds half a character, a lone surrogate, at {error.start}"
-        ) from None
+    check_text(text)
     tokens = list(tokenizer(text)["input_ids"])
     warn_of_second_bos(text, tokens, tokenizer)
     return tokens

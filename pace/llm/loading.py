@@ -290,7 +290,7 @@ def _make_model(options: LoadOptions, checkpoint: Checkpoint) -> BaseModelForCau
 
 def _weights_file(options: LoadOptions, model: BaseModelForCausalLM, checkpoint: Checkpoint) -> WeightsFile | None:
     """The file of packed weights, present or to be written; None if weights are only kept in memory."""
-    folder = options.weights_cache and Path(options.weights_cache)
+    folder = options.weights_cache and Path(options.weights_cache).expanduser()
     if options.weights == "mapped":
         check_has_experts(model)
         return ExpertFile(checkpoint.path, folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections import Counter
 from types import SimpleNamespace
@@ -106,3 +107,39 @@ def test_without_weights_the_config_is_enough(tmp_path, capsys, quick_limits):
     assert main(["plan", str(tmp_path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert not found["sampled"] and len(found["plans"]) == 5
+
+
+def test_a_load_that_cannot_be_tried_is_predicted(tmp_path, quick_limits, capsys):
+    """Too few positions, and more cache than is taken for a sample."""
+    save_tiny(tmp_path, "llama", {"max_position_embeddings": 20})
+    for options in (["--prompt", "8"], ["--prompt", "8", "--batch", "1000000"]):
+        assert main(["plan", str(tmp_path), "--json", *options]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert not found["sampled"] and len(found["plans"]) == 5
+    assert main(["plan", str(TINY), "--json", "--batch", "1000000"]) == 0
+    assert not json.loads(capsys.readouterr().out)["sampled"]
+
+
+def changed(path, change):
+    """Writes a checkpoint with one element of a weight changed."""
+    from safetensors.torch import load_file, save_file
+
+    save_tiny(path, "llama", {})
+    state = load_file(path / "model.safetensors")
+    change(state["model.layers.0.mlp.down_proj.weight"])
+    save_file(state, path / "model.safetensors", metadata={"format": "pt"})
+    return str(path)
+
+
+def test_a_dtype_that_cannot_hold_the_weights_is_left_out(tmp_path, quick_limits, capsys):
+    path = changed(tmp_path, lambda weight: weight[0, 0].fill_(1e5))
+    assert main(["plan", path, "--prompt", "8", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert [plan["dtype"] for plan in json.loads(captured.out)["plans"]] == ["bfloat16", "float32", "int8", "int4"]
+    assert "float16 is left out" in captured.err
+
+
+@pytest.mark.parametrize("command", ["plan", "bench"])
+def test_weights_that_give_no_numbers_are_an_error(command, tmp_path, quick_limits, capsys):
+    path = changed(tmp_path, lambda weight: weight.fill_(math.nan))
+    assert main([command, path, "--prompt", "8"]) == 1 and "NaN" in capsys.readouterr().err

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
+import pace
 from pace.assets import TINY
 from pace.llm import LLMModel
 from pace.llm.models import weights_cache
@@ -100,3 +105,17 @@ def test_the_folder_follows_the_variables(monkeypatch, tmp_path):
     assert str(env.cache_directory()) == "/else/pace"
     monkeypatch.setenv("PACE_CACHE", "/own")
     assert str(env.cache_directory()) == "/own"
+
+
+@pytest.mark.parametrize(
+    ("streams", "code", "message"),
+    [(">&-", 0, ""), ("<&-", 0, ""), ("2>&-", 0, ""), (">/dev/full", 1, "pace: error: [Errno 28]")],
+)
+def test_streams_that_are_closed_or_full(streams, code, message, folder):
+    done = subprocess.run(
+        ["sh", "-c", f'"$0" -m pace cache {streams}', sys.executable],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(Path(pace.__file__).parents[1])},
+    )
+    assert done.returncode == code and done.stderr.startswith(message) and done.stderr.count("\n") == bool(message)

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from pace.checkpoints.files import Version
 from pace.checkpoints.gguf.blocks import FILE_TYPES
 from pace.checkpoints.gguf.config import read_config
 from pace.checkpoints.gguf.file import GgufFile, GgufTensor
@@ -178,9 +179,9 @@ class GgufCheckpoint:
         return row_ranges(tensor.num_rows, tensor.row_bytes, piece_bytes)
 
     @property
-    def files(self) -> list[Path]:
-        """Paths of the files that hold the tensors."""
-        return sorted({file.path for file in self._files.values()})
+    def files(self) -> dict[Path, Version]:
+        """The files that hold the tensors, as they were when they were opened."""
+        return {file.path: file.version for file in self._files.values()}
 
     @property
     def total_bytes(self) -> int:

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from pace import _C
-from pace.checkpoints.files import git_lfs_message, is_git_lfs_pointer, open_regular
+from pace.checkpoints.files import Version, git_lfs_message, is_git_lfs_pointer, open_regular
 from pace.checkpoints.gguf.blocks import BLOCK_TYPES, OTHER_TYPES, BlockType
 from pace.checkpoints.mapping import Mapping
 from pace.naming import shown
@@ -135,7 +135,8 @@ class GgufFile:
         self.path = path
         descriptor = open_regular(path)
         try:
-            size = os.fstat(descriptor).st_size
+            self.version = Version.of(descriptor)
+            size = self.version.size
             self._mapping: Mapping | None = Mapping(descriptor, size) if size else None
         finally:
             os.close(descriptor)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from pace.checkpoints.files import Version
 from pace.checkpoints.quantized import Method, StoredMatrix
 from pace.checkpoints.reader import CheckpointReader, row_ranges
 from pace.checkpoints.safetensors_file import TensorInfo
@@ -106,8 +107,8 @@ class QuantizedCheckpoint:
         return row_ranges(matrix.num_rows, matrix.shape[-1] * (1 if isinstance(matrix.dtype, WeightLayout) else 4))
 
     @property
-    def files(self) -> list[Path]:
-        """Paths of the files that hold the tensors."""
+    def files(self) -> dict[Path, Version]:
+        """The files that hold the tensors, as they were when they were opened."""
         return self._reader.files
 
     @property

@@ -28,6 +28,7 @@ from pace.llm.chat.messages import (
 from pace.llm.chat.reasoning import Reasoning, detect_reasoning
 from pace.llm.chat.rendering import Rendering, TemplateRefusal, log_moved_instructions, plain_message
 from pace.llm.chat.tools import Tool, ToolCall
+from pace.naming import check_text
 
 _PROBE = Tool("zq_probe", "", {"type": "object", "properties": {"zq_key": {"type": "string"}}})
 _LETTERS = string.ascii_letters + string.digits
@@ -133,7 +134,9 @@ class ChatTemplate:
 
     def encode(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
         """Returns the token ids of a conversation, up to the beginning of the answer."""
-        return list(self.tokenizer(self.render(messages, tools), add_special_tokens=False)["input_ids"])
+        text = self.render(messages, tools)
+        check_text(text, "the conversation")
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     # -- forms that the template accepts -------------------------------------------------------------------------------
 

@@ -16,6 +16,10 @@ from pace.ops.weight_layout import AnyLayout, MixedLayout, WeightLayout, layout_
 from pace.quant import Format
 
 
+class OutOfRange(ValueError):
+    """A finite weight of the checkpoint would be infinite in the dtype of the model."""
+
+
 @dataclass(frozen=True)
 class WeightPlan:
     """How one matrix is stored, and how its rows are converted."""
@@ -147,7 +151,7 @@ class GatedLinear(Linear):
 
 
 def check_range(source: Tensor, dtype: torch.dtype, tensor: str) -> None:
-    """Raises ValueError if `dtype` would turn a finite weight into infinity; infinite and NaN weights are accepted.
+    """Raises OutOfRange if `dtype` would turn a finite weight into infinity; infinite and NaN weights are accepted.
     This can only happen for float16, and for float64 sources."""
     narrower = source.dtype != dtype and (dtype == torch.float16 or source.dtype == torch.float64)
     if not narrower or source.numel() == 0:
@@ -159,6 +163,6 @@ def check_range(source: Tensor, dtype: torch.dtype, tensor: str) -> None:
     finite = source[source.isfinite()].abs()
     if finite.numel() and finite.max() > limit:
         advice = "; load with dtype=bfloat16 or float32" if dtype == torch.float16 else ""
-        raise ValueError(
+        raise OutOfRange(
             f"{tensor} reaches {finite.max():.4g}, which {str(dtype)[6:]} (at most {limit:.5g}) cannot hold{advice}"
         )

@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from pace.checkpoints.files import Version
 from pace.checkpoints.reader import PIECE_BYTES
 from pace.llm.layers import Slot
 from pace.llm.layers.slot import Piece
@@ -33,8 +34,8 @@ class TensorReader(Protocol):
     """Name -> (dtype, shape) of every tensor."""
 
     @property
-    def files(self) -> list[Path]:
-        """The files that hold the tensors."""
+    def files(self) -> dict[Path, Version]:
+        """The files that hold the tensors, as they were when they were opened."""
 
     def column_order(self, name: str) -> Tensor | None:
         """`QuantizedRows.order` of a quantised tensor's rows. Only called for quantised tensors, before any is read."""

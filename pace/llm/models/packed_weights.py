@@ -20,7 +20,7 @@ from typing import ClassVar
 import torch
 
 from pace import _C, __version__
-from pace.checkpoints.files import PAGE_BYTES
+from pace.checkpoints.files import PAGE_BYTES, Version
 from pace.checkpoints.mapping import address_of
 from pace.checkpoints.packed_file import make_head, open_packed
 from pace.llm.layers import ExpertLinear, Layer, Linear
@@ -51,13 +51,19 @@ class WeightsFile:
     suffix: ClassVar[str]
     title: ClassVar[bytes]
     """The file's first line."""
+    patience: ClassVar[float | None] = None
+    """Seconds to wait for another process that writes the file; None for no limit."""
 
     def choose(self, model: Layer) -> list[Matrix]:
         """Returns the matrices in the file; their plans must be set."""
         raise NotImplementedError
 
     def map(
-        self, files: list[Path], matrices: Sequence[Matrix], dtype: torch.dtype, fill: Callable[[set[str]], object]
+        self,
+        files: dict[Path, Version],
+        matrices: Sequence[Matrix],
+        dtype: torch.dtype,
+        fill: Callable[[set[str]], object],
     ) -> set[str]:
         """Sets the matrices' weights to memory of the file. If the file must be written, `fill` fills the tensors of
         the given names. `files` hold the tensors, and `dtype` is the dtype of floats in memory. Returns the names of
@@ -79,7 +85,9 @@ class WeightsFile:
                 matrix.hold(native, empty)
             fill(tensors)
 
-        found = open_packed(self.path(plan), head, sum(sizes), lambda mapping: self.use(mapping, over), write)
+        found = open_packed(
+            self.path(plan), head, sum(sizes), lambda mapping: self.use(mapping, over), write, self.patience
+        )
         for matrix, weight in zip(matrices, found):
             matrix.in_file = weight
         return tensors
@@ -100,11 +108,12 @@ class WeightsFile:
         digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:12]
         return (self.folder or beside) / f"{self.checkpoint.resolve().name}.{digest}{self.suffix}"
 
-    def describe(self, files: list[Path], plan: list[object]) -> bytes:
+    def describe(self, files: dict[Path, Version], plan: list[object]) -> bytes:
         """Describes everything that the bytes of packed weights depend on."""
         if self.checkpoint.is_dir():
-            files = [*files, *(path for name in CONFIG_FILES if (path := self.checkpoint / name).exists())]
-        found = [(file.name, status.st_size, status.st_mtime_ns) for file in files for status in (file.stat(),)]
+            configs = [path for name in CONFIG_FILES if (path := self.checkpoint / name).exists()]
+            files = files | {path: Version.of(path) for path in configs}
+        found = [(path.name, *version) for path, version in files.items()]
         built = Path(_C.__file__).stat()
         about = {
             "format": FORMAT,
@@ -140,6 +149,7 @@ class PackedCopy(WeightsFile):
 
     suffix = weights_cache.SUFFIX
     title = weights_cache.TITLE
+    patience = 10.0
 
     def choose(self, model: Layer) -> list[Matrix]:
         stacks = list(model.stacks())
@@ -147,7 +157,11 @@ class PackedCopy(WeightsFile):
         return [*stacks, *(matrix for matrix in model.matrices() if id(matrix) not in in_stacks)]
 
     def map(
-        self, files: list[Path], matrices: Sequence[Matrix], dtype: torch.dtype, fill: Callable[[set[str]], object]
+        self,
+        files: dict[Path, Version],
+        matrices: Sequence[Matrix],
+        dtype: torch.dtype,
+        fill: Callable[[set[str]], object],
     ) -> set[str]:
         """Like `WeightsFile.map`; returns no names if there is no copy."""
         if _C.cpu_info()["numa_nodes"] > 1:  # there, each page should be on the node of the thread that reads it

@@ -20,7 +20,7 @@ from pace.memory import format_bytes
 logger = logging.getLogger("pace")
 
 SUFFIX = ".weights"
-NAME = re.compile(r".*\.[0-9a-f]{12}" + re.escape(SUFFIX))
+NAME = re.compile(r".*\.[0-9a-f]{12}" + re.escape(SUFFIX), re.DOTALL)
 """Files with other names do not belong to pace."""
 TITLE = b"weights packed by pace"
 MIN_BYTES = 32 << 20
@@ -64,14 +64,14 @@ def make_room(path: Path, nbytes: int) -> bool:
     total = sum(copy.nbytes for copy in copies)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     free = shutil.disk_usage(path.parent).free
+    if free + total < 2 * nbytes:
+        logger.info("%s has too little free space for a packed copy of %s", path.parent, format_bytes(nbytes))
+        return False
     while copies and (total + nbytes > limit or free < 2 * nbytes):
         copy = copies.pop()
         logger.info("removing %s (%s), to make room for another copy", copy.path, format_bytes(copy.nbytes))
         copy.path.unlink(missing_ok=True)
         total, free = total - copy.nbytes, free + copy.nbytes
-    if free < 2 * nbytes:
-        logger.info("%s has too little free space for a packed copy of %s", path.parent, format_bytes(nbytes))
-        return False
     return True
 
 

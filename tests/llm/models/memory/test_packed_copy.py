@@ -136,6 +136,53 @@ def test_a_copy_of_another_checkpoint_is_written_anew(llama, folder, reads):
         assert any(name.endswith("_proj.weight") for name in reads) and len(copies(folder)) == 1
 
 
+def other_weights(path: Path) -> Path:
+    """Writes a checkpoint of the same size and time of change next to one, and returns its weights."""
+    from safetensors.torch import load_file, save_file
+
+    other = path / "other"
+    state = {name: tensor * 1.5 for name, tensor in load_file(path / "model.safetensors").items()}
+    save_file(state, other, metadata={"format": "pt"})
+    status = (path / "model.safetensors").stat()
+    assert other.stat().st_size == status.st_size
+    os.utime(other, ns=(status.st_atime_ns, status.st_mtime_ns))
+    return other
+
+
+def test_a_checkpoint_of_the_same_size_and_time_has_another_copy(llama, folder):
+    before = logits(llama)
+    os.replace(other_weights(llama), llama / "model.safetensors")
+    assert not torch.equal(logits(llama), before)
+    assert torch.equal(logits(llama), logits(llama, weights_cache=False))
+
+
+def test_a_checkpoint_that_is_replaced_while_it_is_loaded(llama, folder, monkeypatch):
+    """The copy has the old weights, and is not used for the new ones."""
+    map_copy = packed_weights.PackedCopy.map
+
+    def replaced(self, *arguments):
+        monkeypatch.setattr(packed_weights.PackedCopy, "map", map_copy)
+        os.replace(other_weights(llama), llama / "model.safetensors")
+        return map_copy(self, *arguments)
+
+    monkeypatch.setattr(packed_weights.PackedCopy, "map", replaced)
+    before = logits(llama)
+    assert len(copies(folder)) == 1
+    after = logits(llama)
+    assert torch.equal(after, logits(llama, weights_cache=False)) and not torch.equal(after, before)
+
+
+def test_a_writer_that_is_stopped_is_not_waited_for_forever(llama, folder, caplog, monkeypatch):
+    monkeypatch.setattr(packed_weights.PackedCopy, "patience", 0.05)
+    expected = logits(llama)
+    [copy] = copies(folder)
+    copy.unlink()
+    with open(f"{copy}{PARTIAL}", "wb") as partial:
+        fcntl.flock(partial, fcntl.LOCK_EX)
+        assert torch.equal(logits(llama), expected) and not copies(folder)
+    assert "another process has been writing" in caplog.text
+
+
 @pytest.mark.parametrize("name, value", [("__version__", "0.0.0"), ("FORMAT", -1)])
 def test_a_copy_of_another_version_is_written_anew(name, value, llama, folder, reads, monkeypatch):
     logits(llama)
@@ -181,6 +228,19 @@ def test_no_copy_on_a_disk_that_is_nearly_full(llama, folder, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(1 << 30, 1 << 30, 4096))
     logits(llama)
     assert not copies(folder)
+
+
+def test_a_model_too_large_for_the_disk_removes_no_copy(llama, tmp_path, folder, monkeypatch):
+    logits(llama)
+    usage = namedtuple("Usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(1 << 30, 1 << 30, 4096))
+    logits(save_model(tmp_path / "larger", hidden_size=112))
+    assert [path.name.partition(".")[0] for path in copies(folder)] == ["llama"]
+
+
+def test_a_copy_of_a_name_with_a_line_end_is_found(tmp_path, folder):
+    logits(save_model(tmp_path / "a\nb"))
+    assert [copy.path for copy in weights_cache.list_copies(folder)] == copies(folder) != []
 
 
 def test_a_folder_that_cannot_be_written_is_a_warning(llama, tmp_path, folder, caplog):
