@@ -42,10 +42,10 @@ from pace.bench import measure
 from pace.bench.result import Subject
 from pace.llm.cache.allocators import COPY_COST, balanced_rows
 from pace.llm.cache.manager import CacheManager
-from pace.llm.decoding.sampler import Greedy
-from pace.llm.decoding.stopping_criteria import StoppingCriteria
 from pace.llm.engine.engine import Engine
+from pace.llm.sampling.sampler import Greedy
 from pace.llm.sequence import Sequence
+from pace.llm.text.stopping_criteria import StoppingCriteria
 from pace.memory import available_memory_bytes, format_bytes
 
 SCRIPT = "benchmarks/cache.py"

@@ -23,10 +23,10 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import page  # noqa: E402
 from pace import _C  # noqa: E402
 from pace.llm import SamplingConfig  # noqa: E402
-from pace.llm.decoding.logits import Processors, build_processors  # noqa: E402
-from pace.llm.decoding.mask_filler import NO_MASKS, PendingMasks  # noqa: E402
-from pace.llm.decoding.masks import fill_bits  # noqa: E402
-from pace.llm.decoding.sampler import Greedy, Rules, Sampler, Sampling  # noqa: E402
+from pace.llm.constraints.mask_filler import NO_MASKS, PendingMasks  # noqa: E402
+from pace.llm.constraints.masks import fill_bits  # noqa: E402
+from pace.llm.sampling.logits import Processors, build_processors  # noqa: E402
+from pace.llm.sampling.sampler import Greedy, Rules, Sampler, Sampling  # noqa: E402
 from pace.llm.sequence import Sequence, Span  # noqa: E402
 from pace.ops import native  # noqa: E402
 

@@ -29,7 +29,7 @@ from benchmarks import page  # noqa: E402
 from benchmarks.structured_schemas import SCHEMAS  # noqa: E402
 from pace.bench.measure import load  # noqa: E402
 from pace.llm import Grammar, SamplingConfig  # noqa: E402
-from pace.llm.decoding.mask_filler import Job, MaskFiller, PendingMasks  # noqa: E402
+from pace.llm.constraints.mask_filler import Job, MaskFiller, PendingMasks  # noqa: E402
 from pace.llm.generator import Generator  # noqa: E402
 
 SCRIPT = "benchmarks/structured.py"

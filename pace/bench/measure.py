@@ -19,14 +19,14 @@ from pace.bench.result import Phase, Repeat, Result, Subject
 from pace.bench.shapes import SHAPES, RandomWeights, hint_of_shape, shape_config
 from pace.graph.instructions import Instruction
 from pace.graph.recorded import Attention, Experts, HeadsLinear, Linear
-from pace.llm.decoding.sampler import Greedy
-from pace.llm.decoding.stopping_criteria import StoppingCriteria
 from pace.llm.engine.engine import Engine
 from pace.llm.models.model_list import read_config
 from pace.llm.models.model_utils import load_model, parse_dtype, parse_kv_cache_dtype, select_ops, use_threads
 from pace.llm.runners import make_runner
 from pace.llm.runners.program import ProgramRunner
+from pace.llm.sampling.sampler import Greedy
 from pace.llm.sequence import Sequence
+from pace.llm.text.stopping_criteria import StoppingCriteria
 from pace.memory import available_memory_bytes, format_bytes, resident_bytes
 from pace.ops import native
 from pace.quant import read_quantization

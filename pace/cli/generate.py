@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     from pace.llm import CallbackStreamer, StreamEvent
     from pace.llm.chat.turn import plan_turn
-    from pace.llm.decoding.token_bytes import TokenBytes
+    from pace.llm.text.token_bytes import TokenBytes
 
     model = load_model(arguments)
     inputs, generate = prompt, partial(model.generate, suffix=arguments.suffix)

@@ -19,10 +19,7 @@ if TYPE_CHECKING:
     from pace.llm.clients.steps import StepContext, StepFeedback
     from pace.llm.clients.streamer import BaseStreamer, CallbackStreamer, StreamEvent, TextPiece, TextStreamer
     from pace.llm.configs import KVCacheType, SamplingConfig
-    from pace.llm.decoding.logits import LogitsProcessor
-    from pace.llm.decoding.masks import AllowedTokens, TokenMask
-    from pace.llm.decoding.sampler import Sampler
-    from pace.llm.decoding.stopping_criteria import StoppingCriteria
+    from pace.llm.constraints.masks import AllowedTokens, TokenMask
     from pace.llm.engine.engine import Engine
     from pace.llm.engine.scheduler import Scheduler
     from pace.llm.generator import Generator
@@ -31,12 +28,15 @@ if TYPE_CHECKING:
     from pace.llm.models.base_model import BaseModelForCausalLM
     from pace.llm.operators import OperatorConfig, OperatorReport
     from pace.llm.outputs import GenerateOutput, Metrics
+    from pace.llm.sampling.logits import LogitsProcessor
+    from pace.llm.sampling.sampler import Sampler
     from pace.llm.sequence import TokenLogprob
     from pace.llm.speculation.configs import DraftModelConfig, PardConfig, PromptLookupConfig
+    from pace.llm.text.stopping_criteria import StoppingCriteria
     from pace.quant import QuantizationConfig
 
 _HOMES = {
-    "AllowedTokens": "decoding.masks",
+    "AllowedTokens": "constraints.masks",
     "BaseModelForCausalLM": "models.base_model",
     "BaseStreamer": "clients.streamer",
     "CacheManager": "cache",
@@ -51,7 +51,7 @@ _HOMES = {
     "KVCacheType": "configs",
     "LLMModel": "llm",
     "LoadOptions": "loading",
-    "LogitsProcessor": "decoding.logits",
+    "LogitsProcessor": "sampling.logits",
     "Metrics": "outputs",
     "OperatorConfig": "operators",
     "OperatorReport": "operators",
@@ -59,18 +59,18 @@ _HOMES = {
     "PromptLookupConfig": "speculation.configs",
     "QuantizationConfig": ".quant",
     "Request": "clients.requests",
-    "Sampler": "decoding.sampler",
+    "Sampler": "sampling.sampler",
     "SamplingConfig": "configs",
     "Scheduler": "engine.scheduler",
     "Session": "clients.session",
     "StepContext": "clients.steps",
     "StepFeedback": "clients.steps",
-    "StoppingCriteria": "decoding.stopping_criteria",
+    "StoppingCriteria": "text.stopping_criteria",
     "StreamEvent": "clients.streamer",
     "TextPiece": "clients.streamer",
     "TextStreamer": "clients.streamer",
     "TokenLogprob": "sequence",
-    "TokenMask": "decoding.masks",
+    "TokenMask": "constraints.masks",
 }
 
 __all__ = sorted(_HOMES)

@@ -20,8 +20,6 @@ from pace.llm.clients.chat import AnswerReader, ChatAnswer
 from pace.llm.clients.requests import Request, Stream, text_of
 from pace.llm.clients.streamer import Feed, make_feed
 from pace.llm.configs import SamplingConfig
-from pace.llm.decoding.sampler import mix
-from pace.llm.decoding.token_texts import with_texts
 from pace.llm.defaults import with_defaults
 from pace.llm.engine.driver import EngineDriver
 from pace.llm.engine.engine import Engine, checked_priority, checked_salt
@@ -30,7 +28,9 @@ from pace.llm.infill import infill_prompts
 from pace.llm.inputs import Prompts, read_prompts
 from pace.llm.outputs import GenerateOutput, Metrics
 from pace.llm.prepared import Prepared, end_tokens_of
+from pace.llm.sampling.sampler import mix
 from pace.llm.sequence import Sequence
+from pace.llm.text.token_texts import with_texts
 
 logger = logging.getLogger("pace")
 

@@ -10,12 +10,12 @@ from typing import Any
 
 from pace.grammar import Grammar
 from pace.llm.configs import SamplingConfig
-from pace.llm.decoding.captures import CaptureReader
-from pace.llm.decoding.detokenizer import context_of
-from pace.llm.decoding.grammars import GrammarCompiler
-from pace.llm.decoding.healing import HealedPrompt, HealingMask, PromptHealer
-from pace.llm.decoding.masks import TokenMask
+from pace.llm.constraints.captures import CaptureReader
+from pace.llm.constraints.grammars import GrammarCompiler
+from pace.llm.constraints.healing import HealedPrompt, HealingMask, PromptHealer
+from pace.llm.constraints.masks import TokenMask
 from pace.llm.sequence import TextRules
+from pace.llm.text.detokenizer import context_of
 
 logger = logging.getLogger("pace")
 

@@ -8,14 +8,14 @@ from typing import Any
 from pace.llm.clients.beam_search import BeamSearch, Ranking, branching
 from pace.llm.clients.steps import RowSteps, Steps
 from pace.llm.configs import SamplingConfig
-from pace.llm.decoding.filters import build_filters
-from pace.llm.decoding.logits import Processors, build_processors
-from pace.llm.decoding.masks import SequenceMask
-from pace.llm.decoding.sampler import DecodingStrategy, Greedy, PromptLogprobs, Rules, Sampling, mix
-from pace.llm.decoding.stopping_criteria import StoppingCriteria, StopStrings
+from pace.llm.constraints.masks import SequenceMask
 from pace.llm.guides import Guide
 from pace.llm.inputs import Prompts
+from pace.llm.sampling.filters import build_filters
+from pace.llm.sampling.logits import Processors, build_processors
+from pace.llm.sampling.sampler import DecodingStrategy, Greedy, PromptLogprobs, Rules, Sampling, mix
 from pace.llm.sequence import Sequence
+from pace.llm.text.stopping_criteria import StoppingCriteria, StopStrings
 
 
 @dataclass(frozen=True)

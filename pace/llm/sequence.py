@@ -6,11 +6,14 @@ import copy
 import itertools
 import time
 from array import array
+from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 _ids = itertools.count()
+
+T = TypeVar("T")
 
 
 class TokenSink(Protocol):
@@ -273,3 +276,13 @@ class TokenLogprob:
     """Text of the token, if the model has a tokenizer; bytes that are no character become U+FFFD."""
     top_texts: tuple[str, ...] = field(default=(), compare=False)
     """Texts of the tokens in `top`."""
+
+
+def fork_by_copy(original: T) -> T:
+    """Returns a copy of an object that follows one sequence's tokens. Lists, dicts, sets, bytearrays and deques among
+    its attributes are copied too, but not their items."""
+    fork = copy.copy(original)
+    for name, value in vars(original).items():
+        if isinstance(value, (list, dict, set, bytearray, deque)):
+            setattr(fork, name, copy.copy(value))
+    return fork

@@ -13,12 +13,12 @@ from pace.llm.chat.events import Event, Text
 from pace.llm.chat.turn import TurnReader
 from pace.llm.clients.streamer import NoPieces
 from pace.llm.clients.wakeups import Wakeups
-from pace.llm.decoding.detokenizer import Detokenizer, TextPieces
-from pace.llm.decoding.grammar_mask import GrammarTooComplex
-from pace.llm.decoding.sampler import NothingLeft
-from pace.llm.decoding.token_texts import TokenPiece, TokenTexts
+from pace.llm.constraints.grammar_mask import GrammarTooComplex
 from pace.llm.engine.driver import EngineDriver
+from pace.llm.sampling.sampler import NothingLeft
 from pace.llm.sequence import Sequence, TextRules
+from pace.llm.text.detokenizer import Detokenizer, TextPieces
+from pace.llm.text.token_texts import TokenPiece, TokenTexts
 from pace.server.errors import ApiError
 from pace.server.jobs import Job
 from pace.server.rows import Row

@@ -11,7 +11,7 @@ from queue import PriorityQueue
 from typing import Any
 
 from pace.grammar import Grammar
-from pace.llm.decoding.grammars import CompiledGrammar, GrammarCompiler
+from pace.llm.constraints.grammars import CompiledGrammar, GrammarCompiler
 from pace.server.errors import ApiError
 from pace.server.limits import Limits
 

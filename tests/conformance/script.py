@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from pace.llm.decoding.logits import LogitsProcessor
-from pace.llm.decoding.token_bytes import TokenBytes
+from pace.llm.sampling.logits import LogitsProcessor
+from pace.llm.text.token_bytes import TokenBytes
 
 LIKELY = 1000.0
 """Added to a logit for each byte of its token, so that the longest matching token is chosen."""

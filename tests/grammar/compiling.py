@@ -6,7 +6,7 @@ import functools
 
 from pace.assets import TINY
 from pace.grammar import Grammar
-from pace.llm.decoding.grammars import GrammarCompiler
+from pace.llm.constraints.grammars import GrammarCompiler
 from pace.tokenizer.loading import load_tokenizer
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from pace.assets import TINY
 from pace.grammar.response_format import read_response_format
-from pace.llm.decoding.grammars import GrammarCompiler
+from pace.llm.constraints.grammars import GrammarCompiler
 from pace.llm.models.hf_utils import load_tokenizer
 
 RED = {"type": "object", "properties": {"red": {"type": "integer"}}, "required": ["red"], "additionalProperties": False}

@@ -6,8 +6,8 @@ import functools
 
 import pytest
 
-from tests.llm.decoding.tokenizer_zoo import ZOO
 from tests.llm.models.variants import save_tiny
+from tests.llm.text.tokenizer_zoo import ZOO
 
 
 @pytest.fixture(scope="session")

@@ -13,10 +13,10 @@ import torch
 
 from pace.llm import LLMModel
 from pace.llm.configs import SamplingConfig
-from pace.llm.decoding.logits import LogitsProcessor
 from pace.llm.engine.driver import EngineDriver
 from pace.llm.engine.engine import Engine
 from pace.llm.generator import Generator
+from pace.llm.sampling.logits import LogitsProcessor
 from tests.llm.fake_model import OPS, FakeModel, FakeTokenizer, greedy
 
 

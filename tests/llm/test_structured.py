@@ -14,11 +14,11 @@ import torch
 
 from pace.assets import TINY
 from pace.llm import AllowedTokens, Grammar, LLMModel, SamplingConfig
-from pace.llm.decoding.logits import Processors, build_processors
-from pace.llm.decoding.sampler import Rules, Sampling, token_logprobs
+from pace.llm.sampling.logits import Processors, build_processors
+from pace.llm.sampling.sampler import Rules, Sampling, token_logprobs
 from pace.llm.sequence import Sequence, Span
 from tests.llm.bundled import KINDS, bundled
-from tests.llm.decoding.test_grammar_mask import GRAMMARS, PERSON, satisfies
+from tests.llm.constraints.test_grammar_mask import GRAMMARS, PERSON, satisfies
 from tests.llm.generators import check_idle
 from tests.plugins.tiers import sample
 

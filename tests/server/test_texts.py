@@ -6,8 +6,8 @@ import copy
 
 import pytest
 
-from tests.llm.decoding.test_special_stops import parts, with_special_tokens
 from tests.llm.generation.scripted import say, scripted
+from tests.llm.text.test_special_stops import parts, with_special_tokens
 from tests.server.serving import Serving, text_of
 
 PROMPT = "the fox"

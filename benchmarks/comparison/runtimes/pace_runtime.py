@@ -66,9 +66,9 @@ class Pace(SteppedRuntime):
         self.sequences, self.length = [], length
 
     def start(self, prompts: Prompts) -> None:
-        from pace.llm.decoding.sampler import Greedy
-        from pace.llm.decoding.stopping_criteria import StoppingCriteria
+        from pace.llm.sampling.sampler import Greedy
         from pace.llm.sequence import Sequence
+        from pace.llm.text.stopping_criteria import StoppingCriteria
 
         self.sequences = [Sequence(ids, Greedy(), StoppingCriteria(self.length, []), self.length) for ids in prompts]
         self.engine.submit(self.sequences)

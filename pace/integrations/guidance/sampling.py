@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pace.llm.decoding.sampler import Rules, draws, uniform
+from pace.llm.sampling.sampler import Rules, draws, uniform
 from pace.ops import native as ops
 from pace.ops.draws import Edits
 

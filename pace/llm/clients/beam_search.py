@@ -35,14 +35,14 @@ from torch import Tensor
 from pace.llm.clients.batch import Batch
 from pace.llm.clients.streamer import Feed
 from pace.llm.configs import SamplingConfig
-from pace.llm.decoding.filters import Filter, largest
-from pace.llm.decoding.logits import Processors
-from pace.llm.decoding.masks import SequenceMask, TokenMask
-from pace.llm.decoding.sampler import PromptLogprobs, draw, uniform
-from pace.llm.decoding.stopping_criteria import NeverStops, StoppingCriteria
+from pace.llm.constraints.masks import SequenceMask, TokenMask
 from pace.llm.engine.driver import EngineDriver
 from pace.llm.engine.engine import Engine
+from pace.llm.sampling.filters import Filter, largest
+from pace.llm.sampling.logits import Processors
+from pace.llm.sampling.sampler import PromptLogprobs, draw, uniform
 from pace.llm.sequence import Sequence, Span, TokenLogprob
+from pace.llm.text.stopping_criteria import NeverStops, StoppingCriteria
 
 
 def branching(num_end_tokens: int) -> int:

@@ -11,9 +11,9 @@ from pace.llm.chat.events import Event, Text, calls_of, thought_of
 from pace.llm.chat.tools import ToolCall
 from pace.llm.chat.turn import Turn, TurnReader
 from pace.llm.clients.requests import Request
-from pace.llm.decoding.detokenizer import TextPieces
 from pace.llm.outputs import Metrics
 from pace.llm.sequence import TextRules, TokenLogprob
+from pace.llm.text.detokenizer import TextPieces
 
 
 @dataclass(frozen=True)

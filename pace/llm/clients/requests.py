@@ -13,10 +13,10 @@ from typing import Any
 from pace.llm.clients.streamer import NoPieces, ShownText, StreamEvent, TextPiece
 from pace.llm.clients.waiting import Waiters
 from pace.llm.clients.wakeups import News
-from pace.llm.decoding.detokenizer import REPLACEMENT, TextPieces, decode_after
 from pace.llm.engine.driver import EngineDriver
 from pace.llm.outputs import GenerateOutput
 from pace.llm.sequence import Sequence, TakenBack, TokenLogprob
+from pace.llm.text.detokenizer import REPLACEMENT, TextPieces, decode_after
 
 MOST_AT_ONCE = 32
 """Events that a task takes before other tasks of its loop get a turn."""

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from pace.llm.clients.session import OutcomeSink
-from pace.llm.decoding.stopping_criteria import NeverStops
 from pace.llm.engine.driver import EngineDriver
 from pace.llm.sequence import Sequence, Span
+from pace.llm.text.stopping_criteria import NeverStops
 
 
 class Scores(NamedTuple):

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pace.llm.decoding.stopping_criteria import NeverStops
 from pace.llm.engine.driver import EngineDriver
 from pace.llm.engine.engine import Engine
 from pace.llm.sequence import Sequence, Span, TokenLogprob
+from pace.llm.text.stopping_criteria import NeverStops
 from pace.memory import available_memory_bytes, format_bytes
 
 MANY_BYTES = 64 << 20

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-from pace.llm.decoding.captures import CaptureReader
-from pace.llm.decoding.detokenizer import REPLACEMENT, Detokenizer, decode_after, find_stop
-from pace.llm.decoding.token_bytes import TokenBytes
+from pace.llm.constraints.captures import CaptureReader
 from pace.llm.engine.driver import EngineDriver
 from pace.llm.engine.engine import Engine
 from pace.llm.outputs import Capture
 from pace.llm.sequence import Sequence, TokenLogprob, TokenSink
+from pace.llm.text.detokenizer import REPLACEMENT, Detokenizer, decode_after, find_stop
+from pace.llm.text.token_bytes import TokenBytes
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from pace import env
 from pace.llm.configs import SamplingConfig
-from pace.llm.decoding.detokenizer import TextPieces, context_of
 from pace.llm.sequence import PLAIN_TEXT, TextRules, TokenLogprob
+from pace.llm.text.detokenizer import TextPieces, context_of
 
 
 class BaseStreamer:

@@ -8,12 +8,12 @@ from typing import Any
 
 from pace.batch import BLOCK_SIZE
 from pace.llm.cache.manager import STEP_TOKENS, CacheManager
-from pace.llm.decoding.mask_filler import NO_MASKS
-from pace.llm.decoding.sampler import Sampler
+from pace.llm.constraints.mask_filler import NO_MASKS
 from pace.llm.engine.drafter import Drafter, NoDraft
 from pace.llm.engine.forced import ForcedTokens
 from pace.llm.engine.scheduler import Scheduler
 from pace.llm.runners.batch_builder import BatchBuilder
+from pace.llm.sampling.sampler import Sampler
 from pace.llm.sequence import Sequence, Span
 from pace.memory import format_bytes
 

@@ -6,98 +6,100 @@ from typing import Any
 
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.families.chatglm import ChatGLMForConditionalGeneration
+from pace.llm.models.families.cohere import Cohere2ForCausalLM, CohereForCausalLM
+from pace.llm.models.families.deepseek_v2 import DeepseekV2ForCausalLM
+from pace.llm.models.families.deepseek_v3 import DeepseekV3ForCausalLM
+from pace.llm.models.families.ernie4_5 import Ernie4_5ForCausalLM
+from pace.llm.models.families.ernie4_5_moe import Ernie4_5_MoeForCausalLM
 from pace.llm.models.families.gemma2 import Gemma2ForCausalLM
+from pace.llm.models.families.gemma3 import Gemma3ForConditionalGeneration
+from pace.llm.models.families.glm import Glm4ForCausalLM, GlmForCausalLM
+from pace.llm.models.families.glm4_moe import Glm4MoeForCausalLM
+from pace.llm.models.families.glm4_moe_lite import Glm4MoeLiteForCausalLM
 from pace.llm.models.families.gpt2 import GPT2LMHeadModel
 from pace.llm.models.families.gpt_neox import GPTNeoXForCausalLM
+from pace.llm.models.families.gpt_oss import GptOssForCausalLM
 from pace.llm.models.families.gptj import GPTJForCausalLM
-from pace.llm.models.families.latent.deepseek_v2 import DeepseekV2ForCausalLM
-from pace.llm.models.families.latent.deepseek_v3 import DeepseekV3ForCausalLM
-from pace.llm.models.families.latent.glm4_moe_lite import Glm4MoeLiteForCausalLM
-from pace.llm.models.families.latent.minicpm3 import MiniCPM3ForCausalLM
+from pace.llm.models.families.granite import GraniteForCausalLM
+from pace.llm.models.families.granitemoe import GraniteMoeForCausalLM, GraniteMoeSharedForCausalLM
+from pace.llm.models.families.hunyuan import HunYuanDenseV1ForCausalLM
+from pace.llm.models.families.hunyuan_moe import HunYuanMoEV1ForCausalLM
 from pace.llm.models.families.llama import LlamaForCausalLM
-from pace.llm.models.families.llama_like.cohere import Cohere2ForCausalLM, CohereForCausalLM
-from pace.llm.models.families.llama_like.ernie4_5 import Ernie4_5ForCausalLM
-from pace.llm.models.families.llama_like.gemma3 import Gemma3ForConditionalGeneration
-from pace.llm.models.families.llama_like.glm import Glm4ForCausalLM, GlmForCausalLM
-from pace.llm.models.families.llama_like.granite import GraniteForCausalLM
-from pace.llm.models.families.llama_like.hunyuan import HunYuanDenseV1ForCausalLM
-from pace.llm.models.families.llama_like.minicpm import MiniCPMForCausalLM
-from pace.llm.models.families.llama_like.olmo import Olmo2ForCausalLM, Olmo3ForCausalLM
-from pace.llm.models.families.llama_like.qwen_vl import (
-    Qwen2_5_VLForConditionalGeneration,
-    Qwen3VLForConditionalGeneration,
-)
-from pace.llm.models.families.llama_like.smollm3 import SmolLM3ForCausalLM
+from pace.llm.models.families.llama4 import Llama4ForConditionalGeneration
+from pace.llm.models.families.minicpm import MiniCPMForCausalLM
+from pace.llm.models.families.minicpm3 import MiniCPM3ForCausalLM
 from pace.llm.models.families.mistral import MistralForCausalLM
-from pace.llm.models.families.mixtures.ernie4_5_moe import Ernie4_5_MoeForCausalLM
-from pace.llm.models.families.mixtures.glm4_moe import Glm4MoeForCausalLM
-from pace.llm.models.families.mixtures.gpt_oss import GptOssForCausalLM
-from pace.llm.models.families.mixtures.granitemoe import GraniteMoeForCausalLM, GraniteMoeSharedForCausalLM
-from pace.llm.models.families.mixtures.hunyuan_moe import HunYuanMoEV1ForCausalLM
-from pace.llm.models.families.mixtures.llama4 import Llama4ForConditionalGeneration
-from pace.llm.models.families.mixtures.mixtral import MixtralForCausalLM
-from pace.llm.models.families.mixtures.olmoe import OlmoeForCausalLM
-from pace.llm.models.families.mixtures.phimoe import PhimoeForCausalLM
-from pace.llm.models.families.mixtures.qwen2_moe import Qwen2MoeForCausalLM
-from pace.llm.models.families.mixtures.qwen3_moe import Qwen3MoeForCausalLM
+from pace.llm.models.families.mixtral import MixtralForCausalLM
+from pace.llm.models.families.olmo import Olmo2ForCausalLM, Olmo3ForCausalLM
+from pace.llm.models.families.olmoe import OlmoeForCausalLM
 from pace.llm.models.families.opt import OPTForCausalLM
 from pace.llm.models.families.phi import PhiForCausalLM
 from pace.llm.models.families.phi3 import Phi3ForCausalLM
+from pace.llm.models.families.phimoe import PhimoeForCausalLM
 from pace.llm.models.families.qwen2 import Qwen2ForCausalLM
+from pace.llm.models.families.qwen2_moe import Qwen2MoeForCausalLM
 from pace.llm.models.families.qwen3 import Qwen3ForCausalLM
+from pace.llm.models.families.qwen3_moe import Qwen3MoeForCausalLM
+from pace.llm.models.families.qwen_vl import (
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen3VLForConditionalGeneration,
+)
+from pace.llm.models.families.smollm3 import SmolLM3ForCausalLM
 from pace.llm.models.families.stablelm import StableLmForCausalLM
 from pace.llm.models.families.starcoder2 import Starcoder2ForCausalLM
 from pace.llm.models.model_config import ModelConfig
 from pace.naming import shown
 
-MODEL_LIST: dict[str, type[BaseModelForCausalLM]] = {
-    "ChatGLMForConditionalGeneration": ChatGLMForConditionalGeneration,
-    "Cohere2ForCausalLM": Cohere2ForCausalLM,
-    "CohereForCausalLM": CohereForCausalLM,
-    "DeepseekV2ForCausalLM": DeepseekV2ForCausalLM,
-    "DeepseekV3ForCausalLM": DeepseekV3ForCausalLM,
-    "Ernie4_5ForCausalLM": Ernie4_5ForCausalLM,
-    "Gemma2ForCausalLM": Gemma2ForCausalLM,
+_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
+    ChatGLMForConditionalGeneration,
+    Cohere2ForCausalLM,
+    CohereForCausalLM,
+    DeepseekV2ForCausalLM,
+    DeepseekV3ForCausalLM,
+    Ernie4_5_MoeForCausalLM,
+    Ernie4_5ForCausalLM,
+    Gemma2ForCausalLM,
+    Gemma3ForConditionalGeneration,
+    Glm4ForCausalLM,
+    Glm4MoeForCausalLM,
+    Glm4MoeLiteForCausalLM,
+    GlmForCausalLM,
+    GPT2LMHeadModel,
+    GPTJForCausalLM,
+    GPTNeoXForCausalLM,
+    GptOssForCausalLM,
+    GraniteForCausalLM,
+    GraniteMoeForCausalLM,
+    GraniteMoeSharedForCausalLM,
+    HunYuanDenseV1ForCausalLM,
+    HunYuanMoEV1ForCausalLM,
+    Llama4ForConditionalGeneration,
+    LlamaForCausalLM,
+    MiniCPM3ForCausalLM,
+    MiniCPMForCausalLM,
+    MistralForCausalLM,
+    MixtralForCausalLM,
+    Olmo2ForCausalLM,
+    Olmo3ForCausalLM,
+    OlmoeForCausalLM,
+    OPTForCausalLM,
+    Phi3ForCausalLM,
+    PhiForCausalLM,
+    PhimoeForCausalLM,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2ForCausalLM,
+    Qwen2MoeForCausalLM,
+    Qwen3ForCausalLM,
+    Qwen3MoeForCausalLM,
+    Qwen3VLForConditionalGeneration,
+    SmolLM3ForCausalLM,
+    StableLmForCausalLM,
+    Starcoder2ForCausalLM,
+)
+MODEL_LIST = {model_class.__name__: model_class for model_class in _CLASSES} | {
     "Gemma3ForCausalLM": Gemma3ForConditionalGeneration,
-    "Gemma3ForConditionalGeneration": Gemma3ForConditionalGeneration,
-    "Glm4ForCausalLM": Glm4ForCausalLM,
-    "Glm4MoeLiteForCausalLM": Glm4MoeLiteForCausalLM,
-    "GlmForCausalLM": GlmForCausalLM,
-    "GPT2LMHeadModel": GPT2LMHeadModel,
-    "GPTJForCausalLM": GPTJForCausalLM,
-    "GptOssForCausalLM": GptOssForCausalLM,
-    "GPTNeoXForCausalLM": GPTNeoXForCausalLM,
-    "GraniteForCausalLM": GraniteForCausalLM,
-    "HunYuanDenseV1ForCausalLM": HunYuanDenseV1ForCausalLM,
     "Llama4ForCausalLM": Llama4ForConditionalGeneration,
-    "Llama4ForConditionalGeneration": Llama4ForConditionalGeneration,
-    "LlamaForCausalLM": LlamaForCausalLM,
-    "MiniCPM3ForCausalLM": MiniCPM3ForCausalLM,
-    "MiniCPMForCausalLM": MiniCPMForCausalLM,
-    "MistralForCausalLM": MistralForCausalLM,
-    "Ernie4_5_MoeForCausalLM": Ernie4_5_MoeForCausalLM,
-    "Glm4MoeForCausalLM": Glm4MoeForCausalLM,
-    "GraniteMoeForCausalLM": GraniteMoeForCausalLM,
-    "GraniteMoeSharedForCausalLM": GraniteMoeSharedForCausalLM,
-    "HunYuanMoEV1ForCausalLM": HunYuanMoEV1ForCausalLM,
-    "OlmoeForCausalLM": OlmoeForCausalLM,
-    "MixtralForCausalLM": MixtralForCausalLM,
-    "Olmo2ForCausalLM": Olmo2ForCausalLM,
-    "Olmo3ForCausalLM": Olmo3ForCausalLM,
-    "OPTForCausalLM": OPTForCausalLM,
-    "Phi3ForCausalLM": Phi3ForCausalLM,
-    "PhiForCausalLM": PhiForCausalLM,
-    "PhimoeForCausalLM": PhimoeForCausalLM,
-    "Qwen2_5_VLForConditionalGeneration": Qwen2_5_VLForConditionalGeneration,
-    "Qwen2ForCausalLM": Qwen2ForCausalLM,
-    "Qwen2MoeForCausalLM": Qwen2MoeForCausalLM,
-    "Qwen3ForCausalLM": Qwen3ForCausalLM,
-    "Qwen3MoeForCausalLM": Qwen3MoeForCausalLM,
     "Qwen2VLForConditionalGeneration": Qwen2_5_VLForConditionalGeneration,
-    "Qwen3VLForConditionalGeneration": Qwen3VLForConditionalGeneration,
-    "SmolLM3ForCausalLM": SmolLM3ForCausalLM,
-    "StableLmForCausalLM": StableLmForCausalLM,
-    "Starcoder2ForCausalLM": Starcoder2ForCausalLM,
 }
 
 OTHER_STEMS = {"hunyuanv1dense": "hunyuandensev1", "hunyuanv1moe": "hunyuanmoev1"}

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from pace.llm.configs import SamplingConfig
-from pace.llm.decoding.masks import AllowedTokens
+from pace.llm.constraints.masks import AllowedTokens
 from pace.llm.defaults import DRAWS, with_defaults
 from pace.server.errors import ApiError
 from pace.server.limits import Limits

@@ -7,7 +7,7 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
-from pace.llm.decoding.token_bytes import TokenBytes
+from pace.llm.text.token_bytes import TokenBytes
 from pace.server.answers import Usage
 from pace.server.schemas.generation import GenerationRequest
 

@@ -6,8 +6,8 @@ import time
 from typing import Any
 
 from pace.llm.chat.events import ArgumentsPiece, CallBegins, CallEnds, Event, Text, Thought
-from pace.llm.decoding.token_bytes import TokenBytes
-from pace.llm.decoding.token_texts import TokenPiece
+from pace.llm.text.token_bytes import TokenBytes
+from pace.llm.text.token_texts import TokenPiece
 from pace.server.answers import Piece, Usage
 from pace.server.errors import ApiError
 from pace.server.schemas.responses import ResponsesRequest

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pace.llm.decoding.token_bytes import TokenBytes
+from pace.llm.text.token_bytes import TokenBytes
 from pace.server.errors import ApiError
 from pace.server.jobs import ChatPrompt
 from pace.server.limits import Limits

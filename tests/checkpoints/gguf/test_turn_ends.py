@@ -15,7 +15,7 @@ from pace.checkpoints.gguf.file import GgufFile  # noqa: E402
 from pace.llm.models.hf_utils import load_tokenizer  # noqa: E402
 from tests.checkpoints.gguf.files import add_tokenizer  # noqa: E402
 from tests.checkpoints.gguf.test_tokenizer import file_with  # noqa: E402
-from tests.llm.decoding.tokenizer_zoo import ZOO  # noqa: E402
+from tests.llm.text.tokenizer_zoo import ZOO  # noqa: E402
 
 KINDS = gguf.TokenType
 LOOP = "{% for m in messages %}BODY{% endfor %}"

@@ -12,9 +12,9 @@ from pace.assets import TINY
 from pace.llm import LLMModel, SamplingConfig
 from pace.llm.clients.requests import Request
 from pace.llm.clients.session import Session
-from pace.llm.decoding.sampler import Greedy
 from pace.llm.engine.engine import Engine
 from pace.llm.generator import Generator
+from pace.llm.sampling.sampler import Greedy
 from tests.llm.cache.test_allocators import OPTIONS, SPEC
 from tests.llm.engine.failing import WatchedEngine, fails_before_line, in_files
 from tests.llm.engine.test_engine import ScriptedDrafter, make_sequence

@@ -15,12 +15,12 @@ from pace.llm.cache.prefix_cache import tokens_of
 from pace.llm.clients.scoring import score
 from pace.llm.clients.session import CollectLogits, Session
 from pace.llm.configs import SamplingConfig
-from pace.llm.decoding.sampler import Greedy
-from pace.llm.decoding.stopping_criteria import StoppingCriteria
 from pace.llm.engine.driver import EngineDriver
 from pace.llm.engine.engine import Engine
 from pace.llm.generator import Generator
+from pace.llm.sampling.sampler import Greedy
 from pace.llm.sequence import Sequence
+from pace.llm.text.stopping_criteria import StoppingCriteria
 from tests.llm.fake_model import FakeModel, make_engine
 from tests.llm.generators import by_hand, check_idle, generate, ids
 from tests.llm.models.variants import VARIANTS, save_tiny

@@ -21,10 +21,10 @@ from pace.llm.configs import SamplingConfig
 from pace.llm.engine.engine import Engine
 from pace.llm.generator import Generator
 from tests.llm import sweep
-from tests.llm.decoding.tokenizer_zoo import byte_level
 from tests.llm.fake_model import OPS, FakeModel
 from tests.llm.generators import check_idle
 from tests.llm.models.variants import IN_TRANSFORMERS, save_tiny
+from tests.llm.text.tokenizer_zoo import byte_level
 
 VOCAB_SIZE = 120
 """Vocabulary size of `tiny_model`."""

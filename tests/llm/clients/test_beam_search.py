@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from pace.llm import CallbackStreamer, SamplingConfig, TextStreamer
-from pace.llm.decoding.filters import largest
 from pace.llm.engine.engine import Engine
 from pace.llm.generator import Generator
+from pace.llm.sampling.filters import largest
 from tests.llm.clients import beam_oracle as oracle
 from tests.llm.clients.beams import BEAMS, make_generator, rows_of
 from tests.llm.fake_model import OPS, FakeModel

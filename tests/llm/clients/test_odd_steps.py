@@ -11,17 +11,17 @@ import torch
 
 from pace.llm import CallbackStreamer, SamplingConfig, StepContext, StepFeedback, TokenMask
 from pace.llm.cache.manager import CacheManager
-from pace.llm.decoding.masks import fill_bits
+from pace.llm.constraints.masks import fill_bits
 from pace.llm.engine.engine import Engine
 from pace.llm.engine.scheduler import Scheduler
 from pace.llm.generator import Generator
 from pace.ops import reference
 from tests.llm.bundled import bundled
 from tests.llm.clients.test_steps import no_more_than
-from tests.llm.decoding.tokenizer_zoo import byte_level, sentencepiece
 from tests.llm.fake_model import FakeModel, FakeTokenizer
 from tests.llm.generators import by_hand, make_generator
 from tests.llm.models.variants import VARIANTS, save_tiny
+from tests.llm.text.tokenizer_zoo import byte_level, sentencepiece
 from tests.support import exit_code_in_fork, load_model
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from pace.assets import TINY
 from pace.llm import CallbackStreamer, LLMModel, SamplingConfig, StepContext, StepFeedback, TextStreamer
-from pace.llm.decoding.logits import Processors, build_processors
-from pace.llm.decoding.sampler import Rules, Sampling
+from pace.llm.sampling.logits import Processors, build_processors
+from pace.llm.sampling.sampler import Rules, Sampling
 from pace.llm.sequence import Sequence, Span
 from tests.llm.bundled import KINDS, bundled
 from tests.llm.fake_model import OPS, FakeModel, FakeTokenizer

@@ -19,13 +19,13 @@ from pace.bench.shapes import RandomWeights
 from pace.llm.clients import session
 from pace.llm.clients.scoring import score
 from pace.llm.clients.session import Session
-from pace.llm.decoding.sampler import Greedy
-from pace.llm.decoding.stopping_criteria import StoppingCriteria
 from pace.llm.engine.driver import EngineDriver
 from pace.llm.engine.engine import Engine
 from pace.llm.models.model_list import read_config
 from pace.llm.runners import make_runner
+from pace.llm.sampling.sampler import Greedy
 from pace.llm.sequence import Sequence
+from pace.llm.text.stopping_criteria import StoppingCriteria
 from pace.memory import resident_bytes
 from pace.ops import native
 from tests.llm.generators import check_idle

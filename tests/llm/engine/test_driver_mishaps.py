@@ -15,8 +15,8 @@ import pytest
 from pace.assets import TINY
 from pace.llm import CallbackStreamer, LLMModel, SamplingConfig
 from pace.llm.clients.session import Session
-from pace.llm.decoding import mask_filler
-from pace.llm.decoding.masks import AllowedTokens, TokenMask
+from pace.llm.constraints import mask_filler
+from pace.llm.constraints.masks import AllowedTokens, TokenMask
 from pace.llm.engine.engine import Engine
 from tests.llm.fake_model import FakeModel
 from tests.llm.generators import check_idle, driver_of, make_generator

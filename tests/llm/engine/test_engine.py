@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from pace.llm.configs import SamplingConfig
-from pace.llm.decoding.sampler import Greedy
-from pace.llm.decoding.stopping_criteria import StoppingCriteria
 from pace.llm.engine.drafter import NoDraft
 from pace.llm.engine.engine import Engine
 from pace.llm.generator import Generator
+from pace.llm.sampling.sampler import Greedy
 from pace.llm.sequence import Sequence
+from pace.llm.text.stopping_criteria import StoppingCriteria
 from tests.llm.fake_model import OPS, FakeModel, FakeTokenizer, greedy
 from tests.llm.generators import check_idle, make_generator, random_prompts
 from tests.plugins.tiers import sample

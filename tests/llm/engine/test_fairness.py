@@ -15,9 +15,9 @@ from pace.llm import CallbackStreamer, SamplingConfig
 from pace.llm.clients.batch import Mail
 from pace.llm.clients.requests import Request
 from pace.llm.clients.streamer import NullFeed, ProgressFeed, make_feed
-from pace.llm.decoding.logits import LogitsProcessor
 from pace.llm.engine.scheduler import HEAD_START
 from pace.llm.generator import Generator
+from pace.llm.sampling.logits import LogitsProcessor
 from tests.llm.fake_model import FakeModel
 from tests.llm.generators import by_hand, check_idle, driver_of, make_generator, random_prompts
 

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from pace.llm.decoding.stopping_criteria import NeverStops
 from pace.llm.sequence import Sequence
+from pace.llm.text.stopping_criteria import NeverStops
 from tests.llm.fake_model import make_engine
 
 

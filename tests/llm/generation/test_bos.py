@@ -8,8 +8,8 @@ import pytest
 from tokenizers import Tokenizer, processors
 from transformers import PreTrainedTokenizerFast
 
-from tests.llm.decoding.tokenizer_zoo import ZOO
 from tests.llm.generation.scripted import scripted
+from tests.llm.text.tokenizer_zoo import ZOO
 
 
 def with_bos(kind: str, adds_bos: bool = True, template: str | None = None) -> PreTrainedTokenizerFast:

@@ -10,8 +10,8 @@ import pytest
 from pace.llm import CallbackStreamer, SamplingConfig, StepFeedback, TextStreamer
 from pace.llm.chat.template import ChatTemplate
 from pace.llm.chat.turn import plan_turn
-from tests.llm.decoding.tokenizer_zoo import DECODERS
 from tests.llm.generation.scripted import say, scripted
+from tests.llm.text.tokenizer_zoo import DECODERS
 
 PROMPT, TEXT = "the fox", " who said 🦊  café"
 TEMPLATE = (

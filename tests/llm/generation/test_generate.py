@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from pace.llm import LLMModel, SamplingConfig
-from pace.llm.decoding.sampler import draw, uniform
+from pace.llm.sampling.sampler import draw, uniform
 from tests.llm.generation.loaded import BACKENDS, GREEDY, load
 from tests.llm.models.variants import FAMILIES, IN_TRANSFORMERS
 from tests.plugins.tiers import sample

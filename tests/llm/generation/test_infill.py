@@ -9,8 +9,8 @@ import pytest
 from pace.llm.generator import Generator
 from pace.llm.infill import Infill
 from tests.llm.bundled import bundled
-from tests.llm.decoding import tokenizer_zoo
 from tests.llm.generation.infill_tokenizers import DEEPSEEK, GEMMA, QWEN, STARCODER, with_tokens
+from tests.llm.text import tokenizer_zoo
 
 FAMILIES = {"qwen": QWEN, "gemma": GEMMA, "starcoder": STARCODER, "deepseek": DEEPSEEK}
 MARKS = {

@@ -21,7 +21,7 @@ from pace.llm.models.hf_utils import (
 )
 from pace.tokenizer.tokenizer import Tokenizer
 from tests.fuzz import checkpoints
-from tests.llm.decoding.tokenizer_zoo import ZOO
+from tests.llm.text.tokenizer_zoo import ZOO
 from tests.plugins.tiers import sample
 
 TOKENIZER = checkpoints.tokenizer_files()

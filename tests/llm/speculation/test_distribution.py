@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pace.llm.configs import SamplingConfig
-from pace.llm.decoding import sampler
+from pace.llm.sampling import sampler
 from tests.llm.fake_model import FakeModel
 from tests.llm.speculation.drafters import make_generator, make_source
 

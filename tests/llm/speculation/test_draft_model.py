@@ -13,12 +13,12 @@ import torch
 
 from pace.llm import DraftModelConfig, LLMModel, PardConfig, PromptLookupConfig, SamplingConfig
 from pace.llm.cache.manager import CacheManager
-from pace.llm.decoding.logits import Processors
-from pace.llm.decoding.sampler import Greedy, Rules, Sampling, draw, uniform
-from pace.llm.decoding.stopping_criteria import NeverStops
+from pace.llm.sampling.logits import Processors
+from pace.llm.sampling.sampler import Greedy, Rules, Sampling, draw, uniform
 from pace.llm.sequence import Sequence
 from pace.llm.speculation.build import check_vocabularies
 from pace.llm.speculation.draft_model import DraftModel, ParallelDraftModel
+from pace.llm.text.stopping_criteria import NeverStops
 from pace.ops import reference
 from tests.llm.fake_model import FakeModel
 from tests.llm.models.variants import save_tiny

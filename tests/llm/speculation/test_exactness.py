@@ -13,7 +13,7 @@ import torch
 from pace.llm.clients.scoring import score
 from pace.llm.clients.session import Session
 from pace.llm.configs import SamplingConfig
-from pace.llm.decoding.logits import LogitsProcessor
+from pace.llm.sampling.logits import LogitsProcessor
 from pace.llm.sequence import NullSink, Sequence
 from tests.llm.engine.failing import WatchedEngine, fails_before_line, in_files
 from tests.llm.engine.test_engine import make_sequence

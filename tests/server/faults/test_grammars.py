@@ -9,7 +9,7 @@ import time
 import jsonschema
 import pytest
 
-from pace.llm.decoding import grammars
+from pace.llm.constraints import grammars
 from tests.server.serving import QUESTION, Serving, make_generator
 from tests.server.test_structured import SCHEMA, is_city
 

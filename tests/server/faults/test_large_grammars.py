@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pace.llm.decoding import grammars
+from pace.llm.constraints import grammars
 from pace.server.compiling import LARGE_BYTES
 from tests.server.serving import QUESTION, Serving, make_generator, request_bytes
 

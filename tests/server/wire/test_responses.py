@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from openai.types import responses as types
 
 from pace.llm.configs import SamplingConfig
-from pace.llm.decoding.token_texts import TokenPiece
 from pace.llm.sequence import TokenLogprob
+from pace.llm.text.token_texts import TokenPiece
 from pace.server.answers import Finish, Piece
 from pace.server.errors import ApiError
 from pace.server.limits import Limits

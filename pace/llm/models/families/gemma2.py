@@ -11,7 +11,7 @@ import torch
 
 from pace.llm.layers import Block, RMSNorm
 from pace.llm.models.families.llama import LlamaConfig, LlamaForCausalLM
-from pace.llm.models.families.llama_like.windowed import WindowedConfig
+from pace.llm.models.families.windowed import WindowedConfig
 from pace.llm.models.model_config import (
     MAX_HEAD_DIM,
     MAX_LAYERS,

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 from pace.llm.configs import SamplingConfig
-from pace.llm.decoding.sampler import Greedy, Sampling
 from pace.llm.engine.drafter import Drafter, NoDraft
 from pace.llm.engine.engine import Engine
 from pace.llm.generator import Generator
+from pace.llm.sampling.sampler import Greedy, Sampling
 from pace.llm.speculation.draft_length import FixedLength
 from pace.llm.speculation.drafter import SpeculativeDrafter
 from pace.llm.speculation.prompt_lookup import PromptLookup

@@ -11,10 +11,10 @@ import torch
 
 from pace.llm.clients.session import Session
 from pace.llm.configs import SamplingConfig
-from pace.llm.decoding.logits import LogitsProcessor
 from pace.llm.engine.engine import Engine
 from pace.llm.generator import Generator
 from pace.llm.outputs import GenerateOutput
+from pace.llm.sampling.logits import LogitsProcessor
 
 LONGEST_PROMPT, LONGEST_OUTPUT = 70, 40
 VOCAB = 50

@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 
-from pace.llm.models.families.mixtures.ernie4_5_moe import Ernie4_5_MoeForCausalLM
+from pace.llm.models.families.ernie4_5_moe import Ernie4_5_MoeForCausalLM
 from pace.llm.models.model_list import read_config
 from pace.ops import reference
 from pace.ops.experts import Router

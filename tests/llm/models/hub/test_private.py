@@ -19,8 +19,8 @@ from pace.llm.loading import LoadOptions  # noqa: E402
 from pace.llm.models.hf_utils import find_checkpoint, load_tokenizer  # noqa: E402
 from pace.server.fingerprint import fingerprint  # noqa: E402
 from tests.checkpoints.gguf.files import add_tokenizer, write_gguf  # noqa: E402
-from tests.llm.decoding.tokenizer_zoo import sentencepiece  # noqa: E402
 from tests.llm.models.variants import save_tiny  # noqa: E402
+from tests.llm.text.tokenizer_zoo import sentencepiece  # noqa: E402
 
 MORE = 100_100
 """Number of extra tokens. transformers asks the Hub about tokenizers of more than 100,000 tokens, to fix some of

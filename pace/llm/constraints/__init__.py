@@ -1,0 +1,1 @@
+"""Limits the tokens that may come next: token masks of grammars, choices and healed prompts."""

@@ -1,1 +1,0 @@
-"""Turns logits into tokens and tokens into text, and decides when the text ends."""

@@ -1,1 +1,0 @@
-"""Families whose layers differ from Llama's in a few options."""

@@ -1,0 +1,49 @@
+"""Mixtral (8x7B, 8x22B): Mistral with a mixture in every layer, two of eight experts per token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from pace.llm.layers import FeedForward, MixtureOfExperts, RopeConfig, RouterLinear, expert_stacks
+from pace.llm.models.families.mistral import MistralConfig, MistralForCausalLM
+from pace.llm.models.families.mixture_config import MixtureConfig
+from pace.llm.models.model_config import MAX_POSITIONS, count, number
+from pace.llm.models.rope_config import read_rope
+from pace.ops.experts import Router
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixtralConfig(MixtureConfig, MistralConfig):
+    max_position_embeddings: int = count(4096 * 32, MAX_POSITIONS)
+    rms_norm_eps: float = number(1e-5, 0.0, 1.0)
+    sliding_window: int | None = count(None, MAX_POSITIONS, optional=True)
+
+    aliases: ClassVar[dict[str, str]] = {"num_local_experts": "num_experts"}
+    without_effect: ClassVar[dict[str, tuple]] = {"norm_topk_prob": (True,)}
+
+    def read_rope(self, fields: dict[str, Any], head_dim: int) -> RopeConfig:
+        return read_rope(fields, head_dim, self.max_position_embeddings, default_theta=1e6)
+
+    @property
+    def router(self) -> Router:
+        return Router(self.num_experts, self.num_experts_per_tok, normalise=True)
+
+
+class MixtralForCausalLM(MistralForCausalLM):
+    Config = MixtralConfig
+    other_names: ClassVar[dict[str, str]] = {
+        r"(.*)\.block_sparse_moe\.(.*)": r"\1.mlp.\2",
+        r"(.*\.experts\.\d+)\.w1\.(.*)": r"\1.gate_proj.\2",
+        r"(.*\.experts\.\d+)\.w3\.(.*)": r"\1.up_proj.\2",
+        r"(.*\.experts\.\d+)\.w2\.(.*)": r"\1.down_proj.\2",
+    }
+
+    def make_feed_forward(self, name: str, index: int) -> FeedForward:
+        config, hidden = self.config, self.config.hidden_size
+        return MixtureOfExperts(
+            RouterLinear({f"{name}.mlp.gate": config.num_experts}, hidden),
+            config.router,
+            *expert_stacks(f"{name}.mlp.experts", config.num_experts, hidden, config.intermediate_size),
+            config.hidden_act,
+        )

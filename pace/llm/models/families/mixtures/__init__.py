@@ -1,1 +1,0 @@
-"""Families with mixtures of experts."""

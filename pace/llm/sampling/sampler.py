@@ -1,0 +1,471 @@
+"""The sampler: logits in, accepted tokens out. Each sequence has a strategy; greedy sequences share one call.
+
+Work on a whole vocabulary uses a kernel of `pace.ops`, or numpy. torch would use its own threads, and on few cores
+waiting for them costs more than the work (benchmarks/RESULTS.md, "Sampling under load").
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pace.llm.configs import SamplingConfig
+from pace.llm.constraints.mask_filler import NO_MASKS, MaskFiller, NoMasks, PendingMasks
+from pace.llm.sampling.logits import Processors
+from pace.llm.sequence import Sequence, Span, TokenLogprob
+from pace.ops.draws import Drawn, Draws, Edits
+
+
+class DecodingStrategy(Protocol):
+    """Decides what is done with the logits of one sequence. Created anew for each sequence."""
+
+    is_picked: bool
+    """True if the sampler may handle this row in its batched call; `choose` is then not called. `choose` may then only
+    edit a few logits, draw by `rules`, accept drafts, and record `num_logprobs`."""
+    has_edits: bool
+    """True if `is_picked` and logits are edited before the draw; `edits` is then defined."""
+    wants_sample: bool
+    """True if `is_picked` and more than the largest logit is needed."""
+    rules: Rules | None
+    """Filters for the draw; None to take the largest logit."""
+    seed: int
+    num_logprobs: int | None
+    is_unmasked: bool
+    """True if log-probabilities cover all tokens, including those that the sequence's mask forbids."""
+    takes_drafts: bool
+    """True if the sequence continues with one token of each row, so that drafts can be verified. `guess` and
+    `needs_every_row` are then defined."""
+    needs_every_row: bool
+    """True if the strategy needs the logits even where the mask leaves a single token."""
+
+    def choose(self, ops: Any, logits: Tensor, span: Span) -> list[int]:
+        """Takes masked `logits [rows, V]` of the span's wanted rows, which it must not keep or change. Returns the
+        tokens that the sequence continues with: none, one, or one more than the drafts it accepts. The last rows of
+        drafts may be missing if no token can be picked from them. Changes no token list."""
+        ...
+
+    def follow(self, tokens: list[int]) -> None:
+        """Called between two steps, after the sequence lost some of its last tokens."""
+        ...
+
+
+class Greedy:
+    """Takes the most likely token, without processors."""
+
+    is_picked = True
+    has_edits = wants_sample = False
+    rules = num_logprobs = None
+    seed = 0
+    is_unmasked = False
+    takes_drafts = True
+    needs_every_row = False
+
+    def choose(self, ops: Any, logits: Tensor, span: Span) -> list[int]:
+        return accept_drafts(ops.argmax(logits).tolist(), span)
+
+    def follow(self, tokens: list[int]) -> None:
+        pass
+
+    def guess(self, ops: Any, logits: Tensor, num_generated: int) -> int:
+        return int(ops.argmax(logits[None])[0])
+
+
+class Rules(NamedTuple):
+    """Filters for the draw: the fields of `SamplingConfig` with these names."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+
+    @classmethod
+    def of(cls, config: SamplingConfig) -> Rules | None:
+        """Returns the rules of `config`; None if nothing is drawn."""
+        return cls(*(getattr(config, name) for name in cls._fields)) if config.do_sample else None
+
+
+class Sampling:
+    """Applies processors, then draws by rules or takes the largest logit. Records log-probabilities if requested.
+
+    A draw depends only on the seed and the number of tokens generated before. Drafts are verified by drawing the token
+    of each row and continuing while it equals the draft. So the tokens are the same as without drafts. If a row after
+    the first fails, the result ends before it: the sequence may be finished by then. Otherwise it fails in the next
+    step's first row.
+    """
+
+    takes_drafts = True
+
+    def __init__(
+        self,
+        processors: Processors,
+        rules: Rules | None = None,
+        seed: int = 0,
+        num_logprobs: int | None = None,
+        is_unmasked: bool = False,
+    ) -> None:
+        """Takes the largest logit if `rules` is None. Records the `num_logprobs` most likely tokens in addition to the
+        chosen one; None records nothing."""
+        self.processors = processors
+        self.rules = rules
+        self.seed = seed
+        self.num_logprobs = num_logprobs
+        self.is_unmasked = is_unmasked and num_logprobs is not None
+        self.is_picked = processors.are_sparse
+        self.has_edits = bool(processors) and self.is_picked
+        self.wants_sample = self.is_picked and (rules is not None or self.has_edits or num_logprobs is not None)
+        self.needs_every_row = bool(processors) or num_logprobs is not None
+
+    def choose(self, ops: Any, logits: Tensor, span: Span) -> list[int]:
+        sequence, drafts = span.sequence, span.drafts
+        chosen = drafts[: span.num_certain]
+        num_unseen = len(chosen)
+        self.processors.follow(sequence.tokens)
+        for row in range(logits.shape[0]):
+            try:
+                if row:
+                    self.processors.accept(chosen[-1])
+                token = self._choose_one(ops, logits[row], sequence, len(chosen))
+            except Exception:
+                if not chosen:
+                    raise
+                break
+            chosen.append(token)
+            if row + num_unseen == len(drafts) or token != drafts[row + num_unseen]:
+                break
+        return chosen
+
+    def follow(self, tokens: list[int]) -> None:
+        self.processors.follow(tokens)
+
+    def edits(self, span: Span) -> list[list[Edits]]:
+        """Returns the edits for each wanted row of a span, assuming the drafts before it are accepted."""
+        tokens, drafts = span.sequence.tokens, span.drafts
+        self.processors.follow(tokens)
+        if not drafts:
+            return [self.processors.edits()]
+        rows: list[list[Edits]] = []
+        for number in range(len(drafts) + 1):
+            if number >= span.num_certain:
+                rows.append([edits.copy() for edits in self.processors.edits()])
+            if number < len(drafts):
+                self.processors.accept(drafts[number])
+        self.processors.follow(tokens)
+        return rows
+
+    def _choose_one(self, ops: Any, given: Tensor, sequence: Sequence, num_ahead: int) -> int:
+        """Returns the token after the sequence's tokens and `num_ahead` others."""
+        num_generated = sequence.num_generated + num_ahead
+        logits = torch.from_numpy(given.numpy().copy())
+        self.processors.apply_(logits)
+        token = self.guess(ops, logits, num_generated)
+        if token < 0 or logits[token] == -math.inf:
+            raise NothingLeft(num_generated)
+        if self.num_logprobs is not None:
+            row, tokens = torch.tensor([0]), torch.tensor([token])
+            note(sequence, num_generated, token_logprobs(ops, given[None], row, tokens, self.num_logprobs)[0])
+        return token
+
+    def guess(self, ops: Any, logits: Tensor, num_generated: int) -> int:
+        """Returns the token after `num_generated` others if `logits [V]` were the model's, after the processors; -1 if
+        none is left. A draft model's logits do not pass the processors, which accept each token once, and no rejected
+        draft."""
+        if self.rules is None:
+            return int(ops.argmax(logits[None])[0])
+        return int(ops.sample(logits[None], draws([self.rules], [uniform(self.seed, num_generated)])).tokens[0])
+
+
+LARGEST = Rules(temperature=0.0)
+"""Rules of a row without a draw."""
+
+
+def draws(
+    rules: list[Rules], places: list[float], edits: list[list[Edits]] | None = None, num_top: list[int] | None = None
+) -> Draws:
+    """Builds the arguments of the batched draw. For each row: its rules, its place in the cumulative probability, its
+    edits, and its number of log-probabilities."""
+    temperature, top_k, top_p, min_p, typical_p = zip(*rules)
+    return Draws(
+        rows=torch.arange(len(rules)),
+        temperature=torch.tensor(temperature),
+        top_k=torch.tensor(top_k),
+        top_p=torch.tensor(top_p),
+        min_p=torch.tensor(min_p),
+        typical_p=torch.tensor(typical_p),
+        uniform=torch.tensor(places, dtype=torch.float64),
+        edits=edits,
+        num_top=None if num_top is None else torch.tensor(num_top),
+    )
+
+
+def note(sequence: Sequence, number: int, logprob: TokenLogprob) -> None:
+    """Stores the log-probability of the sequence's generated token `number`, and drops later ones."""
+    del sequence.logprobs[number:]
+    sequence.logprobs.append(logprob)
+
+
+class NothingLeft(ValueError):
+    """Error of a sequence for which no token can be picked."""
+
+    def __init__(self, num_generated: int, why: str = "") -> None:
+        super().__init__(
+            why
+            or f"after {num_generated} generated tokens no token is left to pick: all logits are -inf, or one is NaN or "
+            f"inf; loosen bad_words_ids, logit_bias, no_repeat_ngram_size, the logits_processors or the token_mask"
+        )
+        self.num_generated = num_generated
+
+
+class PromptLogprobs:
+    """Records the log-probabilities of a prompt's tokens, then is replaced by `strategy`. Needs `wanted_from = 0`."""
+
+    is_picked = has_edits = wants_sample = False
+    rules = None
+    takes_drafts = False
+
+    def __init__(self, strategy: DecodingStrategy, num_top: int) -> None:
+        """Records the `num_top` most likely tokens in addition to each prompt token."""
+        self.strategy = strategy
+        self.num_top = num_top
+        self.is_unmasked = strategy.is_unmasked
+
+    def choose(self, ops: Any, logits: Tensor, span: Span) -> list[int]:
+        sequence = span.sequence
+        first = span.end - logits.shape[0]
+        num_known = min(logits.shape[0], len(sequence.tokens) - 1 - first)  # rows followed by a prompt token
+        tokens = sequence.tokens[first + 1 : first + 1 + num_known]
+        known = torch.tensor(tokens, dtype=torch.int64)
+        found = token_logprobs(ops, logits, torch.arange(num_known), known, self.num_top)
+        ranks = _ranks(logits[:num_known], known)
+        sequence.prompt_logprobs[first + 1 : first + 1 + num_known] = [
+            replace(logprob, rank=rank) for logprob, rank in zip(found, ranks)
+        ]
+        if num_known == logits.shape[0]:
+            return []
+        sequence.strategy, sequence.wanted_from = self.strategy, None
+        return self.strategy.choose(ops, logits[num_known:], span)
+
+
+class Sampler:
+    """Turns the logits of one step into the tokens each span continues with."""
+
+    def __init__(self, ops: Any, vocab_size: int) -> None:
+        self.ops = ops
+        self._masks = MaskFiller(vocab_size)
+
+    def prepare(self, spans: list[Span]) -> PendingMasks | NoMasks:
+        """Prepares masks before the model runs. Drops drafts that the masks forbid, and starts to compute the masks of
+        the rows that `sample` will get. `sample` waits for them, at the latest the end of the result's `with` block
+        does."""
+        return self._masks.prepare(spans)
+
+    def sample(self, logits: Tensor, spans: list[Span], pending: PendingMasks | NoMasks = NO_MASKS) -> list[list[int]]:
+        """Returns the tokens accepted for each span. `logits [R, V]` holds the wanted rows of the spans, in order, and
+        may be changed.
+
+        A sequence fails without affecting others if its logits are not finite, its mask raises or allows nothing, or
+        its strategy raises. Its `error` is then set and it gets no tokens.
+        """
+        if not logits.shape[0]:
+            return [[] for _ in spans]
+        failures = pending.wait()
+        drawn = self._draw(logits, spans, pending)
+        picked = (self.ops.argmax(logits) if drawn is None else drawn.tokens).tolist()
+        for row in failures:
+            picked[row] = -1
+        outcomes: list[list[int]] = [[] for _ in spans]
+        row = 0
+        for index, span in enumerate(spans):
+            num_rows = span.num_rows
+            if not num_rows:
+                continue
+            if span.sequence.error is not None:
+                row += num_rows
+                continue
+            own, strategy = picked[row : row + num_rows], span.sequence.strategy
+            try:
+                if min(own) < 0:
+                    own = own[: self._count_left(logits, row, own, span, failures, pending)]
+                if not strategy.is_picked:
+                    outcomes[index] = self._choose(self._masked(logits, row, len(own), pending), span)
+                else:
+                    outcomes[index] = accept_drafts(own, span)
+                    if strategy.num_logprobs is not None:
+                        self._note(drawn, row, span.sequence, len(outcomes[index]))
+                if strategy.is_unmasked and span.sequence.mask is not None and outcomes[index]:
+                    first = row + num_rows - 1 - len(span.drafts) + span.num_certain
+                    self._note_again(logits[first : row + num_rows], span.sequence, outcomes[index])
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException as error:  # a panic in a Rust library is not an Exception
+                span.sequence.fail(error)
+            row += num_rows
+        return outcomes
+
+    def _draw(self, logits: Tensor, spans: list[Span], pending: PendingMasks | NoMasks) -> Drawn | None:
+        """Draws a token for each row, or takes the largest logit if nothing is drawn. The token is -1 if the row holds
+        NaN or +inf, or no token is left. Returns None if only the largest are wanted: `argmax` finds those without
+        rules, and any masks are then applied to `logits`."""
+        if not any(span.sequence.strategy.wants_sample for span in spans):
+            if pending.bits is None:
+                return None
+            if all(span.sequence.strategy.is_picked for span in spans):  # else a strategy needs the unmasked logits
+                self.ops.apply_mask_(logits, pending.bits, torch.tensor(pending.rows))
+                return None
+        rules: list[Rules] = []
+        places: list[float] = []
+        edits: list[list[Edits]] = []
+        num_top: list[int] = []
+        for span in spans:
+            strategy, num_rows = span.sequence.strategy, span.num_rows
+            number = span.sequence.num_generated + span.num_certain
+            is_drawn = strategy.is_picked and strategy.rules is not None
+            rules += [strategy.rules if is_drawn else LARGEST] * num_rows
+            places += [uniform(strategy.seed, number + row) if is_drawn else 0.0 for row in range(num_rows)]
+            edits += self._edits(span, strategy)
+            wants_logprobs = strategy.is_picked and strategy.num_logprobs is not None
+            num_top += [min(strategy.num_logprobs, logits.shape[1]) if wants_logprobs else -1] * num_rows
+        wanted = draws(rules, places, edits if any(edits) else None, num_top if max(num_top) >= 0 else None)
+        if pending.bits is not None:
+            mask_rows = torch.full((len(rules),), -1)
+            mask_rows[pending.rows] = torch.arange(len(pending.rows))
+            wanted = replace(wanted, masks=pending.bits, mask_rows=mask_rows)
+        return self.ops.sample(logits, wanted)
+
+    def _edits(self, span: Span, strategy: DecodingStrategy) -> list[list[Edits]]:
+        """Returns the edits for each wanted row of a span. Its processors' errors fail only this sequence."""
+        if span.num_rows and strategy.is_picked and strategy.has_edits:
+            try:
+                return strategy.edits(span)
+            except Exception as error:
+                span.sequence.fail(error)
+        return [[] for _ in range(span.num_rows)]
+
+    def _masked(self, logits: Tensor, first: int, count: int, pending: PendingMasks | NoMasks) -> Tensor:
+        """Returns some rows of the logits after their masks: a copy if any has a mask."""
+        rows = logits[first : first + count]
+        begin, end = (bisect_left(pending.rows, row) for row in (first, first + count))
+        if begin < end:
+            rows = rows.clone()
+            self.ops.apply_mask_(rows, pending.bits[begin:end], torch.tensor(pending.rows[begin:end]) - first)
+        return rows
+
+    def _choose(self, logits: Tensor, span: Span) -> list[int]:
+        """Returns the tokens of a span whose strategy needs the logits of its rows, if any rows are left."""
+        if not len(logits):
+            return span.drafts[: span.num_certain]
+        return span.sequence.strategy.choose(self.ops, logits, span)
+
+    def _note(self, drawn: Drawn, first: int, sequence: Sequence, count: int) -> None:
+        """Stores the log-probabilities of `count` accepted tokens, from row `first` on."""
+        num_top, number = sequence.strategy.num_logprobs, sequence.num_generated
+        for row in range(first, first + count):
+            top = zip(drawn.top_tokens[row, :num_top].tolist(), drawn.top_logprobs[row, :num_top].tolist())
+            logprob = TokenLogprob(int(drawn.tokens[row]), float(drawn.logprobs[row]), tuple(top))
+            note(sequence, number + row - first, logprob)
+
+    def _note_again(self, logits: Tensor, sequence: Sequence, tokens: list[int]) -> None:
+        """Replaces the stored log-probabilities of accepted tokens by those under `logits [rows, V]`."""
+        rows, chosen = torch.arange(len(tokens)), torch.tensor(tokens)
+        found = token_logprobs(self.ops, logits, rows, chosen, sequence.strategy.num_logprobs)
+        for number, logprob in enumerate(found, sequence.num_generated):
+            note(sequence, number, logprob)
+
+    def _count_left(
+        self,
+        logits: Tensor,
+        first: int,
+        own: list[int],
+        span: Span,
+        failures: dict[int, BaseException],
+        pending: PendingMasks | NoMasks,
+    ) -> int:
+        """Returns how many of a span's rows come before the first one without a token. Raises that row's error unless
+        it belongs to a draft."""
+        num_left = next((row for row, token in enumerate(own) if token < 0), len(own))
+        if num_left < len(own) - (len(span.drafts) - span.num_certain) and not span.num_certain:
+            row = first + num_left
+            if row in failures:
+                raise failures[row]
+            if not self._masked(logits, row, 1, pending).amax() < math.inf:  # catches NaN too
+                raise not_finite(span.sequence)
+            if row in pending.rows and not (span.sequence.strategy.is_picked and span.sequence.strategy.has_edits):
+                raise NothingLeft(
+                    span.sequence.num_generated,
+                    "no token is left to pick: the token_mask allows none, or none that the model does not rule out",
+                )
+            raise NothingLeft(span.sequence.num_generated)
+        return num_left
+
+
+def accept_drafts(chosen: list[int], span: Span) -> list[int]:
+    """Returns the certain drafts of a span and the accepted tokens of `chosen`, from the rows after them. The last
+    accepted token is the first that differs from its draft."""
+    drafts = span.drafts
+    if not drafts:
+        return chosen
+    tokens = drafts[: span.num_certain]
+    for token in chosen:
+        tokens.append(token)
+        if len(tokens) > len(drafts) or token != drafts[len(tokens) - 1]:
+            break
+    return tokens
+
+
+def not_finite(sequence: Sequence) -> ValueError:
+    """Error of a sequence for which the model gave NaN or +inf. (-inf is a ban, which a model may use.)"""
+    return ValueError(
+        f"the model's logits are not finite (NaN or inf) after {len(sequence.tokens)} tokens; the weights may be damaged, "
+        f"or the dtype too narrow: try dtype=float32"
+    )
+
+
+def token_logprobs(ops: Any, logits: Tensor, rows: Tensor, tokens: Tensor, num_top: int) -> list[TokenLogprob]:
+    """Returns the log-probability of each of `tokens [M]` under its row of `logits [R, V]`, and the `num_top` most
+    likely tokens there."""
+    num_top = min(num_top, logits.shape[1])
+    values, top_tokens, top_values = ops.token_logprobs(logits, rows, tokens, num_top)
+    return [
+        TokenLogprob(token, value, tuple(zip(*top)))
+        for token, value, *top in zip(tokens.tolist(), values.tolist(), top_tokens.tolist(), top_values.tolist())
+    ]
+
+
+def _ranks(logits: Tensor, tokens: Tensor) -> list[int]:
+    """Returns the rank of each of `tokens [M]` in its row of `logits [M, V]`: 1 + the number of likelier tokens."""
+    return (1 + (logits > logits.gather(1, tokens[:, None])).sum(1)).tolist()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Random numbers
+
+_MASK = 2**64 - 1
+
+
+def mix(value: int) -> int:
+    """The finaliser of splitmix64: 64 bits in, 64 well-spread bits out. Source: Steele, Lea, Flood, OOPSLA 2014."""
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
+
+
+def uniform(seed: int, index: int) -> float:
+    """Returns number `index` of the seed's stream, in [0, 1). It is computed from the two only: there is no state to
+    keep or rewind."""
+    return (mix((mix((seed + 1) & _MASK) + (index + 1) * 0x9E3779B97F4A7C15) & _MASK) >> 11) * 2.0**-53
+
+
+def draw(probabilities: Tensor, threshold: float) -> int:
+    """Returns the first token at which the cumulative probability exceeds `threshold` (in [0, 1)) of the total. Sums in
+    float64, over tokens of nonzero probability in rising order of their ids."""
+    numbers = probabilities.numpy()
+    candidates = np.flatnonzero(numbers > 0)
+    cumulative = np.cumsum(numbers[candidates], dtype=np.float64)
+    index = int(np.searchsorted(cumulative, threshold * cumulative[-1], side="right"))
+    return int(candidates[min(index, len(candidates) - 1)])
