@@ -50,7 +50,7 @@ from pace.llm.models.families.starcoder2 import Starcoder2ForCausalLM
 from pace.llm.models.model_config import ModelConfig
 from pace.naming import shown
 
-_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
+MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     ChatGLMForConditionalGeneration,
     Cohere2ForCausalLM,
     CohereForCausalLM,
@@ -96,7 +96,7 @@ _CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     StableLmForCausalLM,
     Starcoder2ForCausalLM,
 )
-MODEL_LIST = {model_class.__name__: model_class for model_class in _CLASSES} | {
+MODEL_LIST = {model_class.__name__: model_class for model_class in MODEL_CLASSES} | {
     "Gemma3ForCausalLM": Gemma3ForConditionalGeneration,
     "Llama4ForCausalLM": Llama4ForConditionalGeneration,
     "Qwen2VLForConditionalGeneration": Qwen2_5_VLForConditionalGeneration,

@@ -58,7 +58,7 @@ def add(copy: Copy, fault: str = "") -> None:
         "from pace.llm.models.model_config",
         "from pace.llm.models.families.seed_oss import SeedOssForCausalLM\n",
     )
-    copy.add_after(models, "MODEL_LIST:", '    "SeedOssForCausalLM": SeedOssForCausalLM,\n')
+    copy.add_after(models, "MODEL_CLASSES:", "    SeedOssForCausalLM,\n")
     # 3. One tuple for each variant
     variants = "tests/llm/models/variants.py"
     copy.add_after(variants, "BASE = {", '    "seed_oss": {"num_key_value_heads": 2, "head_dim": 8},\n')
