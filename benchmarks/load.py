@@ -79,13 +79,14 @@ def measure(folder: Path, dtype: str, num_threads: int | None = None) -> dict:
 
 
 def load_here(folder: str, dtype: str, num_threads: int | None) -> dict:
-    from pace.llm.models.model_utils import load_model
+    from pace.llm.loading.load import load_model
+    from pace.llm.loading.options import LoadOptions
     from pace.memory import resident_bytes
 
     start_bytes = resident_bytes()
     began, cpu_began = time.perf_counter(), time.process_time()
     kind = {"dtype": dtype} if dtype in DTYPES else {"quantization": dtype}
-    model = load_model(folder, **kind, progress=False, num_threads=num_threads)
+    model = load_model(LoadOptions(folder, **kind, progress=False, num_threads=num_threads))
     seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - cpu_began
     weights = sum(model.resident_bytes().values())
     stored = sum(path.stat().st_size for path in Path(folder).iterdir())

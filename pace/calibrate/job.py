@@ -22,8 +22,8 @@ from pace.calibrate.writing import Output
 from pace.checkpoints.reader import CheckpointReader
 from pace.llm.layers import Embedding, Layer, Linear, LMHead
 from pace.llm.layers.base import Vectors
+from pace.llm.loading.fill import fill_slots
 from pace.llm.models.base_model import BaseModelForCausalLM
-from pace.llm.models.filling import fill_slots
 from pace.memory import available_memory_bytes, format_bytes
 from pace.ops import native, reference
 from pace.ops.weight_layout import QuantizedRows

@@ -12,6 +12,7 @@ from pace.checkpoints.reader import CheckpointReader
 from pace.llm.layers import ExpertLinear, LatentAttention, Layer, Linear, MixtureOfExperts
 from pace.llm.layers.base import Vectors
 from pace.llm.layers.slot import Slot
+from pace.llm.loading.plan import plan_layout
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.quant import Format, QuantizationConfig
 
@@ -21,9 +22,9 @@ class Parts:
     several matrices other than experts, or their columns."""
 
     def __init__(self, model: BaseModelForCausalLM, reader: CheckpointReader):
-        names, slots = model.plan_layout(reader)
+        names, slots = plan_layout(model, reader)
         self.prefix = model.prefix
-        self.sources = {names[name]: name for name in reader.tensors if names[name] in slots}
+        self.sources = {here: name for name, here in names.items() if here in slots}
         """Name in the model -> name in the checkpoint, for every required tensor."""
         self.alone: dict[int, Linear] = {}
         """Id of an expert that shares tensors -> a copy of the expert with separate tensors."""

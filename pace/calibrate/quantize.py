@@ -23,10 +23,12 @@ from pace.calibrate.report import Quality, Report, compare_models
 from pace.calibrate.texts import MAX_TOKENS, MIN_TOKENS, choose_windows
 from pace.checkpoints.gguf.file import is_gguf
 from pace.checkpoints.reader import CheckpointReader
+from pace.llm.loading.checkpoint import Checkpoint
+from pace.llm.loading.find import find_checkpoint
+from pace.llm.loading.model import make_model
+from pace.llm.loading.options import use_threads
+from pace.llm.loading.progress import progress_bar
 from pace.llm.models.base_model import BaseModelForCausalLM
-from pace.llm.models.checkpoint import Checkpoint
-from pace.llm.models.hf_utils import find_checkpoint
-from pace.llm.models.model_utils import make_model, progress_bar, use_threads
 from pace.ops import reference
 from pace.quant import Format, QuantizationConfig, read_quantization
 from pace.tokenizer.loading import load_tokenizer

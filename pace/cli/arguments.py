@@ -226,7 +226,7 @@ def count(text: str) -> int:
     return number
 
 
-def load_model(arguments: argparse.Namespace, **other: Any):
+def open_llm(arguments: argparse.Namespace, **other: Any):
     """Loads the `LLMModel` that the options of `add_model_arguments` or `add_loading_arguments` describe. `other`
     overrides them."""
     from pace.llm import LLMModel

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from pace import env
-from pace.llm.models.weights_cache import Copy, list_copies, remove_abandoned
+from pace.llm.loading.weights_cache import Copy, list_copies, remove_abandoned
 from pace.memory import format_bytes
 
 

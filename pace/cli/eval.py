@@ -6,7 +6,7 @@ import argparse
 import json
 from dataclasses import asdict
 
-from pace.cli.arguments import add_loading_arguments, add_model_argument, count, load_model
+from pace.cli.arguments import add_loading_arguments, add_model_argument, count, open_llm
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     from pace.eval import evaluate, read_texts
 
     texts = read_texts(arguments.text)
-    model, reference = load_model(arguments), _load_reference(arguments)
+    model, reference = open_llm(arguments), _load_reference(arguments)
     result = evaluate(model, texts, reference, arguments.context)
     if arguments.json:
         told = {"model": arguments.model, "held_as": model.held_as, "against": arguments.against}
@@ -46,18 +46,18 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _load_reference(arguments: argparse.Namespace):
     from pace.eval import is_quantized
-    from pace.llm.models.model_utils import DTYPES
+    from pace.llm.loading.options import DTYPES
 
     if arguments.against is None:
         return None
     plain = {"quantization": None, "kv_cache_dtype": "auto"}
     if arguments.against in DTYPES:
-        reference = load_model(arguments, dtype=arguments.against, **plain)
+        reference = open_llm(arguments, dtype=arguments.against, **plain)
         if is_quantized(reference):
             raise ValueError(
                 f"{arguments.model} is quantised as it is stored, so --against {arguments.against} would compare it with itself; give the original checkpoint"
             )
         return reference
-    return load_model(
+    return open_llm(
         arguments, model=arguments.against, dtype="bfloat16", tokenizer_name_or_path=None, revision=None, **plain
     )

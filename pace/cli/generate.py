@@ -9,7 +9,7 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING
 
-from pace.cli.arguments import add_model_arguments, add_sampling_arguments, load_model, sampling_config
+from pace.cli.arguments import add_model_arguments, add_sampling_arguments, open_llm, sampling_config
 from pace.cli.prompts import read_prompt
 from pace.llm.chat.template import ChatTemplate
 
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     from pace.llm.chat.turn import plan_turn
     from pace.llm.text.token_bytes import TokenBytes
 
-    model = load_model(arguments)
+    model = open_llm(arguments)
     inputs, generate = prompt, partial(model.generate, suffix=arguments.suffix)
     if arguments.chat:
         system = [] if arguments.system is None else [{"role": "system", "content": arguments.system}]

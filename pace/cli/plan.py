@@ -63,8 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
     from pace.bench import plan
     from pace.bench.sample import CannotSample, Sample
     from pace.bench.shapes import SHAPES, hint_of_shape
-    from pace.llm.models.checkpoint import Checkpoint
-    from pace.llm.models.hf_utils import find_checkpoint, read_config_json
+    from pace.llm.loading.checkpoint import Checkpoint, read_config_json
+    from pace.llm.loading.find import find_checkpoint
     from pace.memory import available_memory_bytes
 
     if arguments.model is None:

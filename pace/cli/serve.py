@@ -154,7 +154,7 @@ def serve_options(arguments: argparse.Namespace) -> ServeOptions:
 def make_service(options: ServeOptions, arguments: argparse.Namespace) -> tuple[Service, Application]:
     """Loads the model and returns the service and application that `run` serves. Imports torch and FastAPI. Raises
     WrongOptions that names the field."""
-    from pace.llm.loading import LoadOptions
+    from pace.llm.loading.options import LoadOptions
     from pace.server.app import make_app
     from pace.server.network.run import WrongOptions
     from pace.server.service import Service

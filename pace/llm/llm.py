@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pace.llm import loading
 from pace.llm.clients.chat import ChatAnswer, ChatOutput
 from pace.llm.clients.requests import Request
 from pace.llm.clients.scoring import Scores, score, score_from
@@ -19,7 +18,8 @@ from pace.llm.configs import KVCacheType, SamplingConfig
 from pace.llm.engine.engine import Engine
 from pace.llm.generator import Generator
 from pace.llm.inputs import read_prompts
-from pace.llm.loading import LoadOptions
+from pace.llm.loading import load
+from pace.llm.loading.options import LoadOptions
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.operators import OperatorConfig, OperatorReport
 from pace.llm.outputs import GenerateOutput, MemoryReport
@@ -73,11 +73,11 @@ class LLMModel:
         `other_names`: names of other tools for the same arguments, such as `torch_dtype`.
 
         Raises: NotImplementedError for unsupported architectures; FileNotFoundError, PermissionError, ValueError,
-        TypeError, MemoryError for a model that cannot be loaded this way, as `pace.llm.loading.open`.
+        TypeError, MemoryError for a model that cannot be loaded this way, as `pace.llm.loading.load.open_model`.
         """
         given = {name: value for name, value in locals().items() if name not in ("self", "other_names")}
         options = LoadOptions.read(given, other_names)
-        loaded = loading.open(options)
+        loaded = load.open_model(options)
         self._name = str(options.model_name_or_path)
         self.tokenizer = loaded.tokenizer
         self._model: BaseModelForCausalLM | None = loaded.model

@@ -12,10 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
-from pace.llm import loading
 from pace.llm.configs import SamplingConfig
 from pace.llm.generator import Generator
-from pace.llm.loading import LoadOptions
+from pace.llm.loading import load
+from pace.llm.loading.options import LoadOptions
 from pace.llm.sequence import Sequence
 from pace.server.admission import Admission
 from pace.server.answers import Answer
@@ -62,9 +62,9 @@ class Service:
     # -- life cycle ----------------------------------------------------------------------------------------------------
 
     def load(self) -> None:
-        """Loads the model. Raises what `loading.open` raises."""
+        """Loads the model. Raises what `load.open_model` raises."""
         try:
-            loaded = loading.open(self.load_options)
+            loaded = load.open_model(self.load_options)
             self.use(Generator(loaded.engine, loaded.tokenizer, loaded.defaults))
         except BaseException:
             self.status = "failed"

@@ -27,8 +27,9 @@ from pace.bench.prediction import (
 )
 from pace.bench.shapes import SHAPES, RandomWeights
 from pace.llm.engine.scheduler import Scheduler
-from pace.llm.models import model_utils
-from pace.llm.models.hf_utils import read_config_json
+from pace.llm.loading.checkpoint import read_config_json
+from pace.llm.loading.load import load_model
+from pace.llm.loading.options import LoadOptions
 from pace.llm.models.model_list import read_config
 from pace.ops import native
 from pace.quant import FORMATS, QuantizationConfig
@@ -349,7 +350,7 @@ def test_mapped_experts_are_planned_for(tmp_path):
     save_tiny(tmp_path, "qwen3_moe", {"num_experts_per_tok": 2})  # of 8
     config = read_config_json(tmp_path)
     limits = Limits("avx2", 2, 20.0, 150.0)
-    model = model_utils.load_model(tmp_path, quantization="int4", progress=False)
+    model = load_model(LoadOptions(tmp_path, quantization="int4", progress=False))
     experts = sum(stack.stack.nbytes for stack in model.stacks())
     rest = model.nbytes - experts + PROCESS_BYTES + model.kv_spec.position_bytes * 16
 

@@ -15,8 +15,7 @@ from pace.assets import TINY
 from pace.bench import plan, sample
 from pace.bench.limits import Limits
 from pace.cli import main
-from pace.llm.models.checkpoint import Checkpoint
-from pace.llm.models.hf_utils import read_config_json
+from pace.llm.loading.checkpoint import Checkpoint, read_config_json
 from pace.ops import native
 from tests.llm.models.variants import save_tiny
 

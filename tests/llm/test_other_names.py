@@ -9,7 +9,7 @@ import torch
 
 from pace.assets import TINY
 from pace.llm import LLMModel, SamplingConfig, other_names
-from pace.llm.loading import LoadOptions
+from pace.llm.loading.options import LoadOptions
 from tests.llm.bundled import bundled
 
 PROMPT = "1, 2, 3, 4,"

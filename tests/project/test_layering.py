@@ -23,14 +23,15 @@ LAYERS: list[list[str]] = [
     + ["pace.llm.other_names", "pace.llm.outputs"]
     + ["pace.llm.infill", "pace.llm.sequence", "pace.llm.speculation.configs", "pace.llm.chat"],
     ["pace.llm.layers"],
-    ["pace.llm.models"],
+    ["pace.llm.models", "pace.llm.loading"],
     ["pace.llm.runners"],
     ["pace.llm.cache", "pace.llm.text"],
     ["pace.llm.constraints"],
     ["pace.llm.sampling"],
     ["pace.llm.engine", "pace.llm.speculation"],
     ["pace.llm.clients"],
-    ["pace.llm", "pace.llm.generator", "pace.llm.guides", "pace.llm.prepared", "pace.llm.llm", "pace.llm.loading"],
+    ["pace.llm", "pace.llm.generator", "pace.llm.guides", "pace.llm.prepared", "pace.llm.llm"]
+    + ["pace.llm.loading.load", "pace.llm.loading.options"],
     ["pace.bench", "pace.eval"],
     ["pace.calibrate"],
     ["pace.server"],
@@ -43,7 +44,7 @@ MAX_FILES = 15
 LISTS = [Path("pace/llm/models/families")]
 """Folders that are lists of like things, each found by its name."""
 HOMES = {
-    "huggingface_hub": ["pace.llm.models.download", "pace.llm.models.hub"],
+    "huggingface_hub": ["pace.llm.loading.download", "pace.llm.loading.hub"],
     "transformers": ["pace.tokenizer.loading"],
 }
 """Library -> the only modules that may import it."""

@@ -7,7 +7,7 @@ import json
 import sys
 from contextlib import closing
 
-from pace.cli.arguments import add_model_arguments, add_sampling_arguments, load_model, sampling_config
+from pace.cli.arguments import add_model_arguments, add_sampling_arguments, open_llm, sampling_config
 from pace.cli.chat.commands import Commands, check_settings
 from pace.cli.chat.conversation import Conversation
 from pace.cli.chat.screen import Screen
@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     screen = Screen()
     with Terminal(arguments.history) if sys.stdin.isatty() else Pipe() as source, once():
         with source.loading(arguments.model):
-            model = load_model(arguments)
+            model = open_llm(arguments)
             conversation = Conversation(model, config, arguments.system, arguments.tools, screen.notice)
         commands = Commands(conversation, screen.notice)
         while not commands.is_over:

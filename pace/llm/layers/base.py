@@ -11,6 +11,9 @@ from torch import Tensor
 
 from pace.llm.layers.slot import Slot, Source
 
+FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+"""Dtypes of weights that are not quantised."""
+
 
 class Layer:
     """A node of the model: either a leaf that owns weights (and overrides `slots`, `allocate`, `nbytes`), or composed

@@ -15,7 +15,8 @@ pytest.importorskip("transformers")
 from pace.checkpoints.gguf.blocks import BLOCK_TYPES
 from pace.checkpoints.gguf.checkpoint import GgufCheckpoint, hub_order
 from pace.llm import LLMModel
-from pace.llm.models.model_utils import load_model
+from pace.llm.loading.load import load_model
+from pace.llm.loading.options import LoadOptions
 from pace.ops.blocks import BlockRows, WeightLayout
 from tests.checkpoints.gguf import latent_files, mixture_files
 from tests.checkpoints.gguf.files import ARCHITECTURES, write_gguf
@@ -63,7 +64,7 @@ PROMPT = 45
 
 
 def load(path, dtype=torch.float32, **options):
-    return load_model(path, dtype, num_threads=1, progress=False, **options)
+    return load_model(LoadOptions(path, dtype=dtype, num_threads=1, progress=False, **options))
 
 
 def ids_of(seed):

@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 
 from pace.assets import TINY  # noqa: E402
 from pace.checkpoints.gguf.tokenizer import CUTS  # noqa: E402
-from pace.llm.models.hf_utils import load_tokenizer  # noqa: E402
+from pace.tokenizer.loading import load_tokenizer  # noqa: E402
 from tests.checkpoints.gguf.files import add_tokenizer  # noqa: E402
 from tests.llm.text.tokenizer_zoo import ZOO, byte_level, sentencepiece  # noqa: E402
 

@@ -12,7 +12,7 @@ pytest.importorskip("transformers")
 
 from pace.checkpoints.gguf.config import special_tokens  # noqa: E402
 from pace.checkpoints.gguf.file import GgufFile  # noqa: E402
-from pace.llm.models.hf_utils import load_tokenizer  # noqa: E402
+from pace.tokenizer.loading import load_tokenizer  # noqa: E402
 from tests.checkpoints.gguf.files import add_tokenizer  # noqa: E402
 from tests.checkpoints.gguf.test_tokenizer import file_with  # noqa: E402
 from tests.llm.text.tokenizer_zoo import ZOO  # noqa: E402

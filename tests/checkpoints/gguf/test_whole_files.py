@@ -12,8 +12,9 @@ pytest.importorskip("transformers")
 from pace.assets import TINY
 from pace.checkpoints.gguf.checkpoint import GgufCheckpoint
 from pace.llm import LLMModel, SamplingConfig
-from pace.llm.models.checkpoint import Checkpoint
-from pace.llm.models.hf_utils import find_checkpoint, load_tokenizer, read_config_json, read_generation_config
+from pace.llm.loading.checkpoint import Checkpoint, read_config_json, read_generation_config
+from pace.llm.loading.find import find_checkpoint
+from pace.tokenizer.loading import load_tokenizer
 from tests.checkpoints.gguf.files import add_tokenizer, write_gguf
 from tests.llm.models.variants import save_tiny
 

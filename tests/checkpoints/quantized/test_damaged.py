@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from pace.checkpoints.quantized import read_quant_method
-from pace.llm.models.model_utils import load_model
+from pace.llm.loading.load import load_model
+from pace.llm.loading.options import LoadOptions
 from tests.checkpoints.quantized.models import KINDS, save_quantized
 
 Q = "model.layers.0.self_attn.q_proj"
@@ -186,13 +187,13 @@ DAMAGES = [
 def test_damaged_checkpoints(kind, damage, told, tmp_path):
     folder = save_quantized(tmp_path, kind, change=damage)
     with pytest.raises(ValueError, match=told):
-        load_model(folder, "float32", "torch", progress=False)
+        load_model(LoadOptions(folder, dtype="float32", backend="torch", progress=False))
 
 
 def test_layouts_for_other_machines(tmp_path):
     folder = save_quantized(tmp_path, "bnb-int8", change=changed(".weight_format", lambda t: t + 2))
     with pytest.raises(NotImplementedError, match="weight_format' is 2.*by rows"):
-        load_model(folder, "float32", "torch", progress=False)
+        load_model(LoadOptions(folder, dtype="float32", backend="torch", progress=False))
 
 
 def test_every_kind_has_a_damage():

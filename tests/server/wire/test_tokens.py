@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from pace.llm.models.hf_utils import load_tokenizer
 from pace.server.errors import ApiError
 from pace.server.limits import Limits
 from pace.server.prompts import PromptReader
+from pace.tokenizer.loading import load_tokenizer
 
 pytest.importorskip("pydantic")
 from pace.server.schemas.chat import CHAT_INERT, CHAT_REFUSED, ChatRequest

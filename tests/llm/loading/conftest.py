@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.fuzz import checkpoints
-from tests.llm.models.hub.fake_hub import FakeHub
+from tests.llm.loading.hub.fake_hub import FakeHub
 
 STATE = {"v": torch.ones(2), "w": torch.zeros(3)}
 COMMON = {"config.json": b"{}", "generation_config.json": b"{ }", "chat_template.jinja": b"x",

@@ -23,8 +23,8 @@ from pace.checkpoints.gguf.file import GgufFile
 from pace.checkpoints.gguf.names import ROPE_FACTORS
 from pace.checkpoints.gguf.shards import SHARD_NAME
 from pace.checkpoints.reader import OTHER_WEIGHT_SUFFIXES, shard_names
-from pace.llm.models.download import ADVICE, HUB_TIMEOUT_SECONDS, BrokenDownload, FileOnHub, one_line
-from pace.llm.models.repository import (
+from pace.llm.loading.download import ADVICE, HUB_TIMEOUT_SECONDS, BrokenDownload, FileOnHub, one_line
+from pace.llm.loading.repository import (
     TOKENIZER_FILES,
     VOCABULARY_FILES,
     gguf_files,

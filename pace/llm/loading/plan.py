@@ -3,15 +3,24 @@ as floats."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from pace.llm.layers import Embedding, ExpertLinear, Layer, Linear, LMHead, TiedLMHead, WeightPlan
+from pace.llm.layers import Embedding, ExpertLinear, Layer, Linear, LMHead, Slot, TiedLMHead, WeightPlan
+from pace.llm.layers.slot import check_slots
+from pace.llm.loading.names import check_coverage, match_names
 from pace.ops.weight_layout import WeightLayout
 from pace.quant import Format, QuantizationConfig
+
+if TYPE_CHECKING:
+    from pace.llm.loading.fill import TensorReader
+    from pace.llm.models.base_model import BaseModelForCausalLM
+
+logger = logging.getLogger("pace")
 
 
 class StoredQuantized(NamedTuple):
@@ -19,6 +28,31 @@ class StoredQuantized(NamedTuple):
 
     layout: WeightLayout
     order: Tensor | None
+
+
+def plan_layout(model: BaseModelForCausalLM, reader: TensorReader) -> tuple[dict[str, str], dict[str, list[Slot]]]:
+    """Decides how each matrix is stored, from the checkpoint's contents and `model.quantize`; allocates nothing.
+    Returns the result of `match_names`, and the slots of the model's tensors. Raises ValueError if the tensors do not
+    match the config."""
+    model.stored_as = getattr(reader, "file_type", None)
+    names = match_names(model, reader)
+    for stack in model.stacks():
+        stack.choose(set(names.values()))
+    slots = model.slots()
+    for name, claims in slots.items():
+        check_slots(name, claims)
+    check_coverage(model, reader, names, slots)
+    if left_out := reader.tensors.keys() - names.keys():
+        parts = sorted({name.removeprefix("model.").split(".")[0] for name in left_out})
+        logger.info("left out %d tensors of %s: this model only reads text", len(left_out), ", ".join(parts))
+    stored = {
+        here: StoredQuantized(layout, reader.column_order(name))
+        for name, here in names.items()
+        if isinstance(layout := reader.tensors[name][0], WeightLayout) and here in slots
+    }
+    for warning in plan_weights(model, model.lm_head, model.quantization, stored):
+        logger.warning("%s", warning)
+    return names, slots
 
 
 def plan_weights(

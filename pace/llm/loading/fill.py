@@ -1,14 +1,14 @@
-"""Fills slots from a checkpoint in pieces of bounded size. Each piece is read once, and all its rows are used."""
+"""Fills weights from a checkpoint in pieces of bounded size. Each piece is read once, and all its rows are used."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from threading import Event, Lock
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -17,9 +17,14 @@ from pace.checkpoints.files import Version
 from pace.checkpoints.reader import PIECE_BYTES
 from pace.llm.layers import Slot
 from pace.llm.layers.slot import Piece
+from pace.llm.loading.memory import check_memory
+from pace.llm.loading.plan import plan_layout
 from pace.ops.weight_layout import WeightLayout
 
-LEAST_BAND_BYTES = 1024
+if TYPE_CHECKING:
+    from pace.llm.models.base_model import BaseModelForCausalLM
+
+MIN_BAND_BYTES = 1024
 """Minimum bytes of a row in a band of columns. It limits how often a page of the file is read: at most the page size
 divided by this."""
 
@@ -49,6 +54,41 @@ class TensorReader(Protocol):
 
     def release(self, name: str, start: int = 0, stop: int | None = None) -> None:
         """Called when the rows just read are no longer needed."""
+
+
+def load_weights(
+    model: BaseModelForCausalLM, reader: TensorReader, workers: int, progress: Callable[[int], object]
+) -> None:
+    """Fills every weight of a model from a checkpoint, `workers` pieces at a time; `progress` is called with the bytes
+    of each piece.
+
+    At most `workers` pieces (`reader.row_ranges`) are in memory at once, plus the packed weights. Nothing is allocated
+    before every name and shape is checked. Raises one ValueError that lists all tensors that are missing, unexpected or
+    of a wrong shape. Raises MemoryError if they do not fit into memory, and with `weights_file`, the errors of its
+    `choose` and `map`."""
+    fill(model, reader, *plan_layout(model, reader), workers, progress)
+
+
+def fill(
+    model: BaseModelForCausalLM,
+    reader: TensorReader,
+    names: Mapping[str, str],
+    slots: Mapping[str, list[Slot]],
+    workers: int,
+    progress: Callable[[int], object] = lambda num_bytes: None,
+) -> None:
+    """The part of `load_weights` after `plan_layout`, which returns `names` and `slots`. Tensors without a slot are
+    ignored."""
+    in_file = model.weights_file.choose(model) if model.weights_file else []
+    check_memory(model)
+
+    def fill_tensors(tensors: Container[str]) -> None:
+        some = {name: slots[here] for name, here in names.items() if here in slots and here in tensors}
+        fill_slots(reader, some, workers, progress)
+
+    filled = model.weights_file.map(reader.files, in_file, model.dtype, fill_tensors) if model.weights_file else set()
+    model.allocate(model.ops, model.dtype)
+    fill_tensors(slots.keys() - filled)
 
 
 def fill_slots(
@@ -90,7 +130,7 @@ def fillings(reader: TensorReader, name: str, slots: list[Slot]) -> Iterator[Cal
             yield partial(_fill_rows, reader, name, slots, start, stop)
         return
     dtype, (*stack, k, n) = reader.tensors[name]
-    least = LEAST_BAND_BYTES // dtype.itemsize
+    least = MIN_BAND_BYTES // dtype.itemsize
     width = max(least, PIECE_BYTES // max(1, k * dtype.itemsize) // 16 * 16)
     for matrix in range(math.prod(stack)):
         for first in range(0, n, width):

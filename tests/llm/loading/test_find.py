@@ -1,4 +1,4 @@
-"""Finding local checkpoints, their configs and tokenizers. tests/llm/models/hub tests those of the Hub."""
+"""Finding local checkpoints, their configs and tokenizers. tests/llm/loading/hub tests those of the Hub."""
 
 from __future__ import annotations
 
@@ -12,13 +12,10 @@ from pathlib import Path
 import pytest
 
 from pace.assets import TINY
-from pace.llm.models import hf_utils
-from pace.llm.models.hf_utils import (
-    find_checkpoint,
-    load_tokenizer,
-    read_config_json,
-    read_generation_config,
-)
+from pace.llm.loading import find
+from pace.llm.loading.checkpoint import read_config_json, read_generation_config
+from pace.llm.loading.find import find_checkpoint
+from pace.tokenizer.loading import load_tokenizer
 from pace.tokenizer.tokenizer import Tokenizer
 from tests.fuzz import checkpoints
 from tests.llm.text.tokenizer_zoo import ZOO
@@ -55,7 +52,7 @@ def test_what_is_not_a_directory(tmp_path):
 
 
 def test_a_directory_that_may_not_be_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(hf_utils.os, "access", lambda path, mode: path != tmp_path)  # root may read it despite chmod
+    monkeypatch.setattr(find.os, "access", lambda path, mode: path != tmp_path)  # root may read it despite chmod
     with pytest.raises(PermissionError, match="may not be read by this user"):
         find_checkpoint(tmp_path)
 
@@ -192,7 +189,7 @@ def tokenizers(tmp_path_factory):
 def test_loading_a_tokenizer_imports_no_compiler():
     """Importing torch._dynamo and torch.distributed takes a second. transformers imports them with a model's config
     class."""
-    program = "import sys; from pace.llm.models.hf_utils import load_tokenizer; load_tokenizer(sys.argv[1]); print('torch._dynamo' in sys.modules)"
+    program = "import sys; from pace.tokenizer.loading import load_tokenizer; load_tokenizer(sys.argv[1]); print('torch._dynamo' in sys.modules)"
     command = [sys.executable, "-c", program, TINY]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "False\n"
 
@@ -254,4 +251,4 @@ def test_a_panic_of_the_tokenizers_library_is_a_value_error(tmp_path, monkeypatc
 
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        hf_utils.load_tokenizer(tmp_path)
+        load_tokenizer(tmp_path)

@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from pace import _C
-from pace.llm.models.model_utils import load_model, parse_dtype, select_ops, use_threads
+from pace.llm.loading.load import load_model
+from pace.llm.loading.options import LoadOptions, parse_dtype, select_ops, use_threads
 from pace.ops import native, reference
 from tests.fuzz import checkpoints
 from tests.llm.models.variants import save_tiny
@@ -43,9 +44,9 @@ def copy_as(tiny, folder, kind="safetensors", dtype=torch.float32, change=lambda
 @pytest.mark.parametrize("stored", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_every_dtype_as_every_other(stored, dtype, backend, tiny, tmp_path):
-    model = load_model(copy_as(tiny, tmp_path, dtype=stored), dtype, backend)
+    model = load_model(LoadOptions(copy_as(tiny, tmp_path, dtype=stored), dtype=dtype, backend=backend))
     assert model.dtype == getattr(torch, dtype)
-    exact = load_model(copy_as(tiny, tmp_path), "float32", "torch")
+    exact = load_model(LoadOptions(copy_as(tiny, tmp_path), dtype="float32", backend="torch"))
     for ours, theirs in zip(matrices(model), matrices(exact), strict=True):
         assert torch.equal(ours, theirs.to(stored).to(model.dtype))
     error = (prefill(model, IDS).float() - tiny[1]).abs().max() / tiny[1].abs().max()
@@ -64,8 +65,8 @@ def matrices(model):
 
 @pytest.mark.parametrize("kind", checkpoints.KINDS)
 def test_every_layout_gives_the_same_model(kind, tiny, tmp_path):
-    model = load_model(copy_as(tiny, tmp_path, kind), "float32")
-    expected = load_model(tiny[0], "float32")
+    model = load_model(LoadOptions(copy_as(tiny, tmp_path, kind), dtype="float32"))
+    expected = load_model(LoadOptions(tiny[0], dtype="float32"))
     assert torch.equal(prefill(model, IDS), prefill(expected, IDS))
 
 
@@ -77,8 +78,8 @@ def test_values_beyond_float16_are_refused(dtype, tiny, tmp_path):
 
     folder = copy_as(tiny, tmp_path, dtype=dtype, change=enlarge)
     with pytest.raises(ValueError, match="model.layers.0.mlp.up_proj.weight.*float16"):
-        load_model(folder, "float16")
-    load_model(folder, "bfloat16")
+        load_model(LoadOptions(folder, dtype="float16"))
+    load_model(LoadOptions(folder, dtype="bfloat16"))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -88,7 +89,7 @@ def test_infinite_and_nan_weights_are_loaded_as_they_are(dtype, tiny, tmp_path):
         state["model.layers.1.mlp.up_proj.weight"][0, 0] = torch.inf
         return state
 
-    model = load_model(copy_as(tiny, tmp_path, change=spoil), dtype)
+    model = load_model(LoadOptions(copy_as(tiny, tmp_path, change=spoil), dtype=dtype))
     assert sum(int(matrix.isnan().sum()) for matrix in matrices(model)) == 1
     assert sum(int(matrix.isinf().sum()) for matrix in matrices(model)) == 2
 
@@ -99,7 +100,7 @@ def test_values_beyond_float16_are_refused_next_to_nan(tiny, tmp_path):
         return state
 
     with pytest.raises(ValueError, match=r"up_proj.weight reaches 7e\+04, which float16 \(at most 65504\)"):
-        load_model(copy_as(tiny, tmp_path, change=spoil), "float16")
+        load_model(LoadOptions(copy_as(tiny, tmp_path, change=spoil), dtype="float16"))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -109,7 +110,7 @@ def test_values_of_float64_that_nothing_else_holds_are_refused(dtype, tiny, tmp_
         return state
 
     with pytest.raises(ValueError, match=rf"up_proj.weight reaches 1e\+200, which {dtype}"):
-        load_model(copy_as(tiny, tmp_path, dtype=torch.float64, change=enlarge), dtype)
+        load_model(LoadOptions(copy_as(tiny, tmp_path, dtype=torch.float64, change=enlarge), dtype=dtype))
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
@@ -117,7 +118,7 @@ def test_quantised_weights_are_refused_by_name(dtype, tiny, tmp_path):
     name = "model.layers.1.self_attn.q_proj.weight"
     folder = copy_as(tiny, tmp_path, change=lambda state: state | {name: state[name].to(dtype)})
     with pytest.raises((ValueError, NotImplementedError), match=f"{name}.*{str(dtype).removeprefix('torch.')}"):
-        load_model(folder)
+        load_model(LoadOptions(folder))
 
 
 def test_one_error_lists_all_tensors_that_do_not_fit(tiny, tmp_path):
@@ -128,7 +129,7 @@ def test_one_error_lists_all_tensors_that_do_not_fit(tiny, tmp_path):
         return state
 
     with pytest.raises(ValueError) as caught:
-        load_model(copy_as(tiny, tmp_path, change=damage))
+        load_model(LoadOptions(copy_as(tiny, tmp_path, change=damage)))
     for name in ("model.norm.weight", "model.extra", "lm_head.weight"):
         assert name in str(caught.value)
 
@@ -142,7 +143,9 @@ def test_an_embedding_and_a_tied_head_in_different_shards(tiny, tmp_path):
 
     names = list(tie(load_file(tiny[0] / "model.safetensors")))
     assert names.index("lm_head.weight") % 2 != names.index("model.embed_tokens.weight") % 2, "they are in one shard"
-    model = load_model(copy_as(tiny, tmp_path, "safetensors-sharded", change=tie, tie_word_embeddings=True))
+    model = load_model(
+        LoadOptions(copy_as(tiny, tmp_path, "safetensors-sharded", change=tie, tie_word_embeddings=True))
+    )
     assert type(model.lm_head).__name__ == "TiedLMHead"
 
 
@@ -166,15 +169,15 @@ def test_an_embedding_and_a_tied_head_in_different_shards(tiny, tmp_path):
 )
 def test_configs_that_are_refused(config, error, message, tiny, tmp_path):
     with pytest.raises(error, match=message):
-        load_model(copy_as(tiny, tmp_path, **config))
+        load_model(LoadOptions(copy_as(tiny, tmp_path, **config)))
 
 
 def test_directories_that_are_no_checkpoint(tiny, tmp_path):
     with pytest.raises(FileNotFoundError, match="no config.json"):
-        load_model(tmp_path)
+        load_model(LoadOptions(tmp_path))
     (tmp_path / "config.json").write_bytes((tiny[0] / "config.json").read_bytes())
     with pytest.raises(FileNotFoundError, match="no weights"):
-        load_model(tmp_path)
+        load_model(LoadOptions(tmp_path))
 
 
 def test_dtypes():
@@ -219,17 +222,17 @@ class Terminal(io.StringIO):
 
 
 def test_a_bar_where_someone_watches(tiny, monkeypatch, capfd):
-    load_model(tiny[0])
+    load_model(LoadOptions(tiny[0]))
     assert capfd.readouterr() == ("", "")
     terminal, notebook = Terminal(), io.StringIO()
     monkeypatch.setattr(sys, "stderr", terminal)
-    load_model(tiny[0], progress=False)
+    load_model(LoadOptions(tiny[0], progress=False))
     assert terminal.getvalue() == ""
-    load_model(tiny[0])
+    load_model(LoadOptions(tiny[0]))
     assert "Loading" in terminal.getvalue()
     monkeypatch.setattr(sys, "stderr", notebook)
     monkeypatch.setitem(sys.modules, "ipykernel", None)  # as in a notebook, with or without ipywidgets
-    load_model(tiny[0])
+    load_model(LoadOptions(tiny[0]))
     assert "Loading" in notebook.getvalue()
 
 
@@ -237,12 +240,12 @@ def test_threads_fill_disjoint_pieces(tiny, tmp_path, monkeypatch):
     """Many pieces per tensor and more threads than cores give the same bits."""
     from pace.checkpoints.reader import CheckpointReader
 
-    expected = matrices(load_model(tiny[0], num_threads=1))
+    expected = matrices(load_model(LoadOptions(tiny[0], num_threads=1)))
     ranges = CheckpointReader.row_ranges
     monkeypatch.setattr(CheckpointReader, "row_ranges", lambda self, name: ranges(self, name, piece_bytes=1))
     threads = _C.get_num_threads()
     try:
-        found = matrices(load_model(tiny[0], num_threads=8))
+        found = matrices(load_model(LoadOptions(tiny[0], num_threads=8)))
     finally:
         _C.set_num_threads(threads)
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
@@ -255,4 +258,4 @@ def test_ignored_tensors_of_any_dtype(tiny, tmp_path):
         tmp_path / "model.safetensors",
     )
     (tmp_path / "config.json").write_bytes((tiny[0] / "config.json").read_bytes())
-    load_model(tmp_path)
+    load_model(LoadOptions(tmp_path))

@@ -24,7 +24,7 @@ from pace.checkpoints.files import PAGE_BYTES, Version
 from pace.checkpoints.mapping import address_of
 from pace.checkpoints.packed_file import make_head, open_packed
 from pace.llm.layers import ExpertLinear, Layer, Linear
-from pace.llm.models import weights_cache
+from pace.llm.loading import weights_cache
 from pace.ops import native
 from pace.ops.kernels.experts import ExpertStack
 from pace.ops.weight import PackedWeight, Room

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from pace.checkpoints.reader import CheckpointReader
-from pace.llm.models import hub as hub_module
-from pace.llm.models.hf_utils import find_checkpoint, load_tokenizer
-from pace.llm.models.repository import needed_files
-from tests.llm.models.conftest import COMMON, STATE
-from tests.llm.models.hub.fake_hub import COMMIT
+from pace.llm.loading import hub as hub_module
+from pace.llm.loading.find import find_checkpoint
+from pace.llm.loading.repository import needed_files
+from pace.tokenizer.loading import load_tokenizer
+from tests.llm.loading.conftest import COMMON, STATE
+from tests.llm.loading.hub.fake_hub import COMMIT
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,10 @@ pytest.importorskip("transformers")
 
 from pace.assets import TINY  # noqa: E402
 from pace.llm import LLMModel  # noqa: E402
-from pace.llm.loading import LoadOptions  # noqa: E402
-from pace.llm.models.hf_utils import find_checkpoint, load_tokenizer  # noqa: E402
+from pace.llm.loading.find import find_checkpoint  # noqa: E402
+from pace.llm.loading.options import LoadOptions  # noqa: E402
 from pace.server.fingerprint import fingerprint  # noqa: E402
+from pace.tokenizer.loading import load_tokenizer  # noqa: E402
 from tests.checkpoints.gguf.files import add_tokenizer, write_gguf  # noqa: E402
 from tests.llm.models.variants import save_tiny  # noqa: E402
 from tests.llm.text.tokenizer_zoo import sentencepiece  # noqa: E402

@@ -13,11 +13,11 @@ pytest.importorskip("transformers")
 from pace import cli  # noqa: E402
 from pace.assets import TINY, TINY_DRAFT  # noqa: E402
 from pace.llm import DraftModelConfig, LLMModel, SamplingConfig  # noqa: E402
-from pace.llm.loading import LoadOptions  # noqa: E402
-from pace.llm.models import base_model, model_utils  # noqa: E402
-from pace.llm.models import hub as hub_module  # noqa: E402
-from pace.llm.models.hf_utils import load_tokenizer  # noqa: E402
+from pace.llm.loading import hub as hub_module  # noqa: E402
+from pace.llm.loading import load, memory, model  # noqa: E402
+from pace.llm.loading.options import LoadOptions  # noqa: E402
 from pace.server.fingerprint import fingerprint  # noqa: E402
+from pace.tokenizer.loading import load_tokenizer  # noqa: E402
 from tests.checkpoints.gguf.files import add_tokenizer, write_gguf  # noqa: E402
 
 GREEDY = SamplingConfig(max_new_tokens=8)
@@ -90,7 +90,7 @@ def assert_no_weights(hub) -> None:
 
 
 def without_memory(monkeypatch) -> None:
-    for module in (model_utils, base_model):
+    for module in (model, memory):
         monkeypatch.setattr(module, "available_memory_bytes", lambda kept=0: 1000)
 
 
@@ -121,7 +121,7 @@ def test_a_draft_model_is_checked_before_its_weights_come(repos, hub):
         LLMModel(TINY, spec_config=DraftModelConfig("org/tiny"), **SMALL)
     assert_no_weights(hub)
     with pytest.raises(NotImplementedError, match="MambaForCausalLM"):
-        model_utils.load_model("org/tiny", progress=False)
+        load.load_model(LoadOptions("org/tiny", progress=False))
     assert_no_weights(hub)
 
 

@@ -1,4 +1,4 @@
-"""The folder of packed copies of weights (`pace.llm.models.packed_weights`): its size limit, its contents, and the
+"""The folder of packed copies of weights (`pace.llm.loading.packed_weights`): its size limit, its contents, and the
 order of removal."""
 
 from __future__ import annotations

@@ -1,40 +1,29 @@
 """Finds checkpoints: a local directory or GGUF file, or the Hugging Face Hub and its cache (`hub`).
 
-    directory = find_checkpoint("Qwen/Qwen2.5-0.5B-Instruct")
-    config = read_config_json(directory)
-    tokenizer = load_tokenizer(directory, vocab_size=config["vocab_size"])
-
 Code from a repository is neither downloaded nor run.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 from pathlib import Path
 
-from pace.checkpoints.files import read_json_object
-from pace.checkpoints.gguf.checkpoint import GgufCheckpoint
 from pace.checkpoints.gguf.file import is_gguf
 from pace.checkpoints.gguf.shards import shard_paths
-from pace.llm.models.hub import (
+from pace.llm.loading.hub import (
     Check,
     exists,
     find_on_hub,
     is_hub_id,
     similar_names,
 )
-from pace.llm.models.repository import (
-    QUANTIZATION_FILES,
+from pace.llm.loading.repository import (
     gguf_files,
     gguf_models,
     is_gguf_repository,
     some,
 )
-from pace.tokenizer.loading import load_tokenizer as load_tokenizer
-
-logger = logging.getLogger("pace")
 
 
 def find_checkpoint(
@@ -129,42 +118,3 @@ def _gguf_inside(directory: Path, weights: bool) -> Path | None:
             f"{directory} has several GGUF files ({some(first)}); give the path of one of them, or {directory}:QUANT"
         )
     return shard_paths(directory / first[0])[0]
-
-
-# -------------------------------------------------------------------------------------------------------------
-# its small files
-
-
-def read_config_json(directory: str | Path) -> dict:
-    """Reads config.json, with the `quantization_config` that early checkpoints have in a separate file, or the
-    equivalent metadata of a GGUF file. Raises FileNotFoundError if it is missing, ValueError if it is no JSON
-    object."""
-    if is_gguf(Path(directory)):
-        with GgufCheckpoint(directory) as checkpoint:
-            return checkpoint.config
-    path = Path(directory) / "config.json"
-    if not os.path.lexists(path):
-        raise FileNotFoundError(
-            f"{directory} has no config.json, so it is not a Hugging Face checkpoint; give the directory that holds config.json and "
-            f"the weights{_what_is_there(Path(directory))}"
-        )
-    config = read_json_object(path)
-    for name, method in QUANTIZATION_FILES.items():
-        beside = path.with_name(name)
-        if not (config.get("quantization_config") or config.get("compression_config")) and os.path.lexists(beside):
-            config["quantization_config"] = {"quant_method": method, **read_json_object(beside)}
-    return config
-
-
-def _what_is_there(directory: Path) -> str:
-    if not directory.is_dir():
-        return ""
-    names = sorted(entry.name for entry in directory.iterdir())
-    nested = [name for name in names if (directory / name / "config.json").is_file()]
-    return f" (perhaps {nested[0]!r} inside it)" if nested else f" (it has {some(names)})"
-
-
-def read_generation_config(directory: str | Path) -> dict:
-    """Reads generation_config.json; {} if there is none. Raises ValueError if it is no JSON object."""
-    path = Path(directory) / "generation_config.json"
-    return read_json_object(path) if os.path.lexists(path) else {}

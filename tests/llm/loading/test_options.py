@@ -1,4 +1,4 @@
-"""Loading checks its options in two steps. `LoadOptions` refuses values that are wrong for every checkpoint. `open`
+"""Loading checks its options in two steps. `LoadOptions` refuses values that are wrong for every checkpoint. `open_model`
 refuses the rest before weights are read."""
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from pace.llm import (
     PardConfig,
     PromptLookupConfig,
     SamplingConfig,
-    loading,
 )
-from pace.llm.models import base_model, checkpoint, model_utils
+from pace.llm.loading import checkpoint, load, memory
+from pace.llm.loading import model as model_module
 from pace.llm.speculation import build
 
 GREEDY = SamplingConfig(max_new_tokens=8, ignore_eos=True)
@@ -88,7 +88,7 @@ def names() -> list[str]:
 def both(**options):
     """Yields the model made in each of the two ways."""
     yield LLMModel(**options)
-    parts = loading.open(LoadOptions(**options))
+    parts = load.open_model(LoadOptions(**options))
     model = LLMModel.__new__(LLMModel)
     model._model, model.tokenizer = parts.model, parts.tokenizer
     model._generator = Generator(parts.engine, parts.tokenizer, parts.defaults, options["progress"])
@@ -106,7 +106,7 @@ def test_the_face_and_the_options_have_the_same_names_order_and_defaults() -> No
 
 
 def test_every_option_is_tried() -> None:
-    elsewhere = {"pin_threads", "weights", "weights_cache"}  # below, and models/memory/test_mapped_experts.py
+    elsewhere = {"pin_threads", "weights", "weights_cache"}  # below, and loading/memory/test_mapped_experts.py
     assert {*GOOD, *HUB, *elsewhere, "model_name_or_path"} == {*WRONG} == {*names()}
 
 
@@ -129,11 +129,11 @@ def test_options_of_the_hub_reach_every_search_for_a_checkpoint(monkeypatch) -> 
         searches.append((path, revision, other))
         return TINY
 
-    monkeypatch.setattr(loading, "find_checkpoint", find)
+    monkeypatch.setattr(load, "find_checkpoint", find)
     monkeypatch.setattr(build, "find_checkpoint", find)
-    for load in (LLMModel, lambda *arguments, **options: loading.open(LoadOptions(*arguments, **options))):
+    for way in (LLMModel, lambda *arguments, **options: load.open_model(LoadOptions(*arguments, **options))):
         searches.clear()
-        load("them/it", "them/tokenizer", spec_config=DraftModelConfig("them/draft", revision="v2"), **HUB)
+        way("them/it", "them/tokenizer", spec_config=DraftModelConfig("them/draft", revision="v2"), **HUB)
         other = {name: value for name, value in HUB.items() if name != "revision"}
         assert searches == [("them/it", "v1", other), ("them/tokenizer", None, other), ("them/draft", "v2", other)]
 
@@ -144,17 +144,17 @@ def test_options_of_the_hub_reach_every_search_for_a_checkpoint(monkeypatch) -> 
 @pytest.mark.parametrize("kind", [DraftModelConfig, PardConfig, None])
 def test_a_draft_model_or_tokenizer_that_is_not_there_is_told_first(monkeypatch, path, kind) -> None:
     """The error comes before the model is searched for, downloaded or read."""
-    searches, find = [], loading.find_checkpoint
-    monkeypatch.setattr(loading, "find_checkpoint", lambda name, **more: searches.append(name) or find(name, **more))
+    searches, find = [], load.find_checkpoint
+    monkeypatch.setattr(load, "find_checkpoint", lambda name, **more: searches.append(name) or find(name, **more))
     options = {"tokenizer_name_or_path": path} if kind is None else {"spec_config": kind(path)}
     with pytest.raises(FileNotFoundError, match="there is no (directory|file)"):
-        loading.open(LoadOptions("org/model", **options))
+        load.open_model(LoadOptions("org/model", **options))
     assert searches == [path]
 
 
 def test_pinning_reaches_the_kernels(monkeypatch) -> None:
     asked = []
-    monkeypatch.setattr(loading, "use_threads", lambda *arguments: asked.append(arguments) or 1)
+    monkeypatch.setattr(load, "use_threads", lambda *arguments: asked.append(arguments) or 1)
     for _ in both(model_name_or_path=TINY, num_threads=1, pin_threads=True, progress=False):
         pass
     assert asked == [(1, True)] * 2
@@ -170,9 +170,9 @@ def test_a_wrong_value_of_any_option_is_told_before_weights_are_read(
 ) -> None:
     monkeypatch.setattr(checkpoint, "CheckpointReader", lambda directory: pytest.fail("weights were read"))
     needed = NEEDED_WITH.get(name, {}) if value != 8 else {}
-    for load in (LLMModel, lambda **options: loading.open(LoadOptions(**options))):
+    for way in (LLMModel, lambda **options: load.open_model(LoadOptions(**options))):
         with pytest.raises(error) as caught:
-            load(**{"model_name_or_path": TINY, "progress": False, name: value, **needed})
+            way(**{"model_name_or_path": TINY, "progress": False, name: value, **needed})
         assert "secret" not in str(caught.value)
         if error in (TypeError, ValueError) and name != "model_name_or_path":
             told = {"dtype": "dtype", "quantization": "format|quantization|group", "backend": "backend|attention"}
@@ -205,7 +205,7 @@ def test_what_config_and_headers_show_is_told_before_the_tokenizer_is_read(
         checkpoint, "load_tokenizer", lambda *arguments, **others: pytest.fail("the tokenizer was read")
     )
     if error is MemoryError:
-        for module in (model_utils, base_model):
+        for module in (model_module, memory):
             monkeypatch.setattr(module, "available_memory_bytes", lambda kept=0: 1000)
     with pytest.raises(error, match=message):
         LLMModel(tmp_path, progress=False, **options)
@@ -264,5 +264,5 @@ def test_refused_options_leave_the_threads_alone(restore_isa_and_threads) -> Non
 
 
 def test_a_draft_model_is_opened_with_the_model() -> None:
-    parts = loading.open(LoadOptions(TINY, spec_config=DraftModelConfig(str(TINY_DRAFT)), progress=False))
+    parts = load.open_model(LoadOptions(TINY, spec_config=DraftModelConfig(str(TINY_DRAFT)), progress=False))
     assert "draft Embedding" in parts.engine.drafter.memory().weights

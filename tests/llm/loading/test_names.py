@@ -219,9 +219,9 @@ def test_an_error_while_reading_is_raised_and_stops_the_rest():
 def test_weights_beyond_memory_are_refused_before_anything_is_read(monkeypatch):
     fits, state = make(), random_state(make())
     fits.load_weights(TensorDict(state))
-    monkeypatch.setattr("pace.llm.models.base_model.available_memory_bytes", lambda: fits.nbytes)
+    monkeypatch.setattr("pace.llm.loading.memory.available_memory_bytes", lambda: fits.nbytes)
     make().load_weights(TensorDict(state))
-    monkeypatch.setattr("pace.llm.models.base_model.available_memory_bytes", lambda: fits.nbytes - 1)
+    monkeypatch.setattr("pace.llm.loading.memory.available_memory_bytes", lambda: fits.nbytes - 1)
     refused = make()
     with pytest.raises(MemoryError, match="GiB as float32.*load with dtype=bfloat16"):
         refused.load_weights(TensorDict(state))

@@ -16,8 +16,9 @@ import torch
 from pace import _C
 from pace.assets import TINY
 from pace.checkpoints.packed_file import PARTIAL
-from pace.llm import DraftModelConfig, LLMModel, loading
-from pace.llm.models import packed_weights, weights_cache
+from pace.llm import DraftModelConfig, LLMModel
+from pace.llm.loading import load, packed_weights, weights_cache
+from pace.llm.loading.options import LoadOptions
 from tests.checkpoints.quantized.models import save_quantized
 from tests.llm.models.variants import save_tiny
 
@@ -271,11 +272,11 @@ def test_impossible_settings_are_refused(llama, monkeypatch):
 
 def test_keys_and_values_leave_the_pages_of_a_copy_alone(llama, folder, monkeypatch):
     """The system counts these pages as available."""
-    monkeypatch.setattr(loading, "available_memory_bytes", lambda kept=0: (1 << 26) - kept)
+    monkeypatch.setattr(load, "available_memory_bytes", lambda kept=0: (1 << 26) - kept)
     budgets, in_file = [], []
     for cache in (None, None, False):
         with LLMModel(llama, progress=False, weights_cache=cache) as model:
-            budgets.append(loading._cache_budget(loading.LoadOptions(llama, weights_cache=cache), model._model))
+            budgets.append(load._cache_budget(LoadOptions(llama, weights_cache=cache), model._model))
             in_file.append(model._model.mapped_nbytes)
     assert in_file[0] == in_file[1] > 10_000 and in_file[2] == 0
     assert budgets == [((1 << 26) - size) // 2 for size in in_file]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pace.llm.models.hf_utils import find_checkpoint
-from pace.llm.models.repository import gguf_files
+from pace.llm.loading.find import find_checkpoint
+from pace.llm.loading.repository import gguf_files
 
 PLAIN = ["m-Q2_K.gguf", "m-Q4_K_S.gguf", "m-Q4_K_M.gguf", "m-Q8_0.gguf", "m-f16.gguf", "mmproj-m-f16.gguf", "README.md"]
 DOTTED = ["m.Q4_0.gguf", "m.q4_k_m.gguf", "m.fp16.gguf", "m.imatrix.gguf"]

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from pace.checkpoints.reader import CheckpointReader
 from pace.llm.layers import Embedding, GatedLinear, Layer, Linear, NoNorm, NoRotary, Rows, Source
 from pace.llm.layers.slot import check_slots
-from pace.llm.models import filling
+from pace.llm.loading import fill
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.model_config import ModelConfig
 from pace.ops import native, reference
@@ -169,8 +169,8 @@ def test_codes_are_sorted_like_floats() -> None:
             assert torch.equal(native.unpack(matrix.weight), weights[part]), part
 
 
-def test_codes_that_would_have_to_be_turned_are_refused_by_name() -> None:
-    with pytest.raises(NotImplementedError, match=r"conv.weight is stored as int8.*codes are not turned"):
+def test_codes_that_would_have_to_be_transposed_are_refused_by_name() -> None:
+    with pytest.raises(NotImplementedError, match=r"conv.weight is stored as int8.*the model needs it transposed"):
         Model().load_weights(Quantised(random_state(), ["conv.weight"]))
 
 
@@ -189,8 +189,8 @@ def test_pieces_of_a_file_are_bounded_and_released(tmp_path, monkeypatch) -> Non
     """At most one piece is held at a time, or one band of a transposed matrix. Each byte of the file is read, and the
     reported bytes are those of the file."""
     limit = 16 * K * 4
-    monkeypatch.setattr(filling, "PIECE_BYTES", limit)
-    monkeypatch.setattr(filling, "LEAST_BAND_BYTES", 16)
+    monkeypatch.setattr(fill, "PIECE_BYTES", limit)
+    monkeypatch.setattr(fill, "MIN_BAND_BYTES", 16)
     state = random_state()
     save_file(state, tmp_path / "model.safetensors")
     held, progress = set(), []
