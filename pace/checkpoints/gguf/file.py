@@ -78,11 +78,13 @@ class GgufTensor(NamedTuple):
 
 class Metadata(dict[str, Any]):
     """Keys and values of a file: numbers, booleans, strings, lists of strings, numpy arrays of numbers. Each method
-    reads one key. It raises ValueError that names the file and the key if the value has another type."""
+    reads one key. It raises ValueError that names the file and the key if the value has another type.
 
-    def __init__(self, path: Path, values: dict[str, Any]):
-        super().__init__(values)
-        self.path = path
+    With a `prefix`, only the keys that begin with it, and without it."""
+
+    def __init__(self, path: Path, values: dict[str, Any], prefix: str = ""):
+        super().__init__({key[len(prefix) :]: value for key, value in values.items() if key.startswith(prefix)})
+        self.path, self.prefix = path, prefix
 
     def integer(self, key: str, default: int | None = None) -> int | None:
         return self._read(key, default, lambda value: type(value) is int, "an integer")
@@ -111,7 +113,7 @@ class Metadata(dict[str, Any]):
     def required(self, key: str, value: Any) -> Any:
         """Returns `value`, read from `key`. Raises ValueError if it is None."""
         if value is None:
-            raise ValueError(f"{self.path} has no {key} in its metadata, which it needs")
+            raise ValueError(f"{self.path} has no {self.prefix}{key} in its metadata, which it needs")
         return value
 
     def _read(self, key: str, default: Any, fits, what: str) -> Any:
@@ -119,7 +121,7 @@ class Metadata(dict[str, Any]):
         if value is None:
             return default
         if not fits(value):
-            raise ValueError(f"{self.path}: {key} must be {what}; got {shown(value)}")
+            raise ValueError(f"{self.path}: {self.prefix}{key} must be {what}; got {shown(value)}")
         return value
 
 
