@@ -41,9 +41,7 @@ class Int4(Format):
     @property
     def layout(self) -> WeightLayout:
         if self.group is None and not self.symmetric:
-            raise ValueError(
-                "groups alone have zero points; with symmetric=False give a group, as 32 or 64, or leave whole rows symmetric"
-            )
+            raise ValueError("symmetric=False needs a group size, for example group=32")
         return WeightLayout("int4", self.group, has_mins=not self.symmetric)
 
     @property

@@ -127,7 +127,7 @@ DAMAGED = {
     "tensors beyond the file": (whole(num_tensors=2**40), "announces 1,099,511,627,776 tensors"),
     "string beyond the file": (
         whole([struct.pack("<Q", 2**50) + bytes(40)]),
-        "truncated or damaged: its header goes on beyond",
+        "truncated or damaged: its header continues beyond",
     ),
     "array beyond the file": (
         whole([entry("a", ARRAY, struct.pack("<IQ", U8, 2**61))]),
@@ -141,7 +141,7 @@ DAMAGED = {
         whole(
             [entry("a", ARRAY, struct.pack("<IQ", STRING, 2) + text("x") + struct.pack("<Q", 2**63))], data=bytes(64)
         ),
-        "goes on beyond",
+        "continues beyond",
     ),
     "unknown type": (whole([entry("a", 77, bytes(8))]), "the value of 'a' is of the unknown type 77"),
     "key twice": (whole([entry("a", U8, b"\1")] * 2), "has the key 'a' twice"),
@@ -170,9 +170,9 @@ DAMAGED = {
     "share bytes": (whole(tensors=[*ONE, tensor("y", (4,), 0, 32)], data=bytes(48)), "'x' and 'y' in .* share bytes"),
     "no whole blocks": (
         whole(tensors=[tensor("x", (2, 40), 2, 0)], data=bytes(48)),
-        r"shape \[2, 40\]; rows of Q4_0 are of a multiple of 32",
+        r"shape \[2, 40\]; a row of Q4_0 has a multiple of 32",
     ),
-    "blocks without rows": (whole(tensors=[tensor("x", (), 2, 0)], data=bytes(48)), "rows of Q4_0"),
+    "blocks without rows": (whole(tensors=[tensor("x", (), 2, 0)], data=bytes(48)), "a row of Q4_0"),
 }
 
 
@@ -191,7 +191,7 @@ def test_damaged_files_are_refused_at_once(tmp_path, name):
 @pytest.mark.parametrize(
     ("content", "message"),
     [(whole(version=1), "version 1 of GGUF; implemented: 2, 3"), (whole(version=4), "version 4 of GGUF"),
-     (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "in big endian.*gguf-convert-endian"),
+     (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "big-endian.*gguf-convert-endian"),
      (whole([entry("a", ARRAY, struct.pack("<IQIQ", ARRAY, 1, U8, 0))]), "the value of 'a' is an array of arrays"),
      (whole(tensors=[tensor("blk.0.ffn_up.weight", (1, 256), 16, 0)], data=bytes(66)),
        r"'blk\.0\.ffn_up\.weight' .* is stored as IQ2_XXS, .*implemented: float32, .*Q4_K"),
