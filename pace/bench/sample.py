@@ -84,7 +84,7 @@ class Sample:
             with nullcontext() if reader is self.checkpoint.gguf else reader:
                 names, _ = model.plan_layout(reader)
                 model.layers = choose_layers(model.layers, dtype, SAMPLE_BYTES)
-                model.fill(reader, names, model.slots(), limits.threads)
+                model.fill(reader, names, model.targets(), limits.threads)
             most = model.max_position_embeddings - STEPS - WARM_UP_STEPS - 2
             if most < 1:
                 raise CannotSample(f"the model has too few positions: {model.max_position_embeddings}")

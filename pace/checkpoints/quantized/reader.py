@@ -68,8 +68,8 @@ class QuantizedCheckpoint(OpenFiles):
                 self.tensors[matrix.name] = TensorInfo(matrix.dtype, matrix.shape)
             elif name in self._matrices:
                 raise ValueError(
-                    f"the checkpoint must have {name} once: it has it quantised "
-                    f"({', '.join(self._matrices[name].parts.values())}) and not quantised"
+                    f"the checkpoint has {name} quantised ({', '.join(self._matrices[name].parts.values())}) "
+                    "and not quantised; it must have only one of them"
                 )
             elif not CACHE_SCALES.fullmatch(name):
                 self.tensors[name] = info

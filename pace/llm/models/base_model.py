@@ -22,13 +22,13 @@ from pace.llm.layers import (
     NoNorm,
     RMSNorm,
     Rotary,
-    Slot,
     Temperature,
     TiedLMHead,
+    WeightTarget,
 )
 from pace.llm.layers.rotary import Angles
-from pace.llm.layers.slot import Piece, check_slots
-from pace.llm.models.filling import TensorReader, fill_slots
+from pace.llm.layers.weight_target import Piece, check_targets
+from pace.llm.models.filling import TensorReader, fill_targets
 from pace.llm.models.model_config import ModelConfig
 from pace.llm.models.packed_weights import ExpertFile, WeightsFile
 from pace.llm.models.weight_plan import StoredQuantized, plan_weights
@@ -182,42 +182,42 @@ class BaseModelForCausalLM(Layer):
         allocated before every name and shape is checked. Raises one ValueError that lists all tensors that are missing,
         unexpected or of a wrong shape. Raises MemoryError if they do not fit into memory, and with `weights_file`, the
         errors of its `choose` and `map`."""
-        names, slots = self.plan_layout(reader)
-        self.fill(reader, names, slots, workers, progress)
+        names, targets = self.plan_layout(reader)
+        self.fill(reader, names, targets, workers, progress)
 
     def fill(
         self,
         reader: TensorReader,
         names: Mapping[str, str],
-        slots: dict[str, list[Slot]],
+        targets: dict[str, list[WeightTarget]],
         workers: int = 1,
         progress: Callable[[int], object] = lambda num_bytes: None,
     ) -> None:
-        """The part of `load_weights` after `plan_layout`, which returns `names` and `slots`. Tensors without a slot are
-        ignored."""
+        """The part of `load_weights` after `plan_layout`, which returns `names` and `targets`. Tensors without a target
+        are ignored."""
         in_file = self.weights_file.choose(self) if self.weights_file else []
         self.check_memory()
-        wanted = {name: slots[names[name]] for name in reader.tensors if names[name] in slots}
+        wanted = {name: targets[names[name]] for name in reader.tensors if names[name] in targets}
 
         def fill(tensors: Container[str]) -> None:
             some = {name: found for name, found in wanted.items() if names[name] in tensors}
-            fill_slots(reader, some, workers, progress)
+            fill_targets(reader, some, workers, progress)
 
         filled = self.weights_file.map(reader.files, in_file, self.dtype, fill) if self.weights_file else set()
         self.allocate(self.ops, self.dtype)
-        fill(slots.keys() - filled)
+        fill(targets.keys() - filled)
 
-    def plan_layout(self, reader: TensorReader) -> tuple[dict[str, str], dict[str, list[Slot]]]:
+    def plan_layout(self, reader: TensorReader) -> tuple[dict[str, str], dict[str, list[WeightTarget]]]:
         """Decides how each matrix is stored, from the checkpoint's contents and `quantize`; allocates nothing. Returns
-        the result of `match_names`, and the slots. Raises ValueError if the tensors do not match the config."""
+        the result of `match_names`, and the targets. Raises ValueError if the tensors do not match the config."""
         self.stored_as = getattr(reader, "file_type", None)
         names = self.match_names(reader)
         for stack in self.stacks():
             stack.choose(set(names.values()))
-        slots = self.slots()
-        for name, claims in slots.items():
-            check_slots(name, claims)
-        self.check_coverage(reader, names, slots)
+        targets = self.targets()
+        for name, claims in targets.items():
+            check_targets(name, claims)
+        self.check_coverage(reader, names, targets)
         if left_out := [name for name in names if self.is_beside_text(name)]:
             logger.info(
                 "left out %d tensors of %s: this model reads text only",
@@ -225,10 +225,10 @@ class BaseModelForCausalLM(Layer):
                 ", ".join(sorted({name.removeprefix("model.").split(".")[0] for name in left_out})),
             )
         for warning in plan_weights(
-            self, self.lm_head, self.quantization, self.quantized_tensors(reader, names, slots)
+            self, self.lm_head, self.quantization, self.quantized_tensors(reader, names, targets)
         ):
             logger.warning("%s", warning)
-        return names, slots
+        return names, targets
 
     def match_names(self, reader: TensorReader) -> dict[str, str]:
         """Name in the checkpoint -> name here. Unties the head if the checkpoint has two different matrices."""
@@ -277,34 +277,36 @@ class BaseModelForCausalLM(Layer):
                 return True
         return False
 
-    def check_coverage(self, reader: TensorReader, names: dict[str, str], slots: dict[str, list[Slot]]) -> None:
-        """Raises ValueError unless every slot has a tensor of its shape, and every tensor has a slot or a reason to be
-        ignored."""
+    def check_coverage(
+        self, reader: TensorReader, names: dict[str, str], targets: dict[str, list[WeightTarget]]
+    ) -> None:
+        """Raises ValueError unless every target has a tensor of its shape, and every tensor has a target or a reason to
+        be ignored."""
         ignored = list(self.ignored_tensors)
         if isinstance(self.lm_head, TiedLMHead):
             ignored.append(
                 r"lm_head\.weight(_scale)?"
             )  # a tied int8 head, for which transformers needs the scales twice (pace/calibrate/encoding.py)
-        missing = sorted(slots.keys() - names.values())
+        missing = sorted(targets.keys() - names.values())
         unexpected = sorted(
             name
             for name in names
-            if names[name] not in slots
+            if names[name] not in targets
             and not self.is_beside_text(name)
             and not any(re.fullmatch(p, names[name]) for p in ignored)
             and not _is_bias_without_effect(reader, name)
         )
         wrong = []
         for name, (dtype, shape) in reader.tensors.items():
-            slot, *_ = slots.get(names[name], (None,))
-            if slot and slot.transposed and isinstance(dtype, WeightLayout):
+            target, *_ = targets.get(names[name], (None,))
+            if target and target.transposed and isinstance(dtype, WeightLayout):
                 raise NotImplementedError(
                     f"{name} is stored as {dtype} where the model wants its columns, and codes are not turned; "
                     "load the checkpoint of floats"
                 )
-            if slot and tuple(shape) != slot.shape:
-                wrong.append(f"{name} has shape {list(shape)}, the config demands {list(slot.shape)}")
-            elif slot and dtype not in FLOAT_DTYPES and not (isinstance(dtype, WeightLayout) and len(shape) >= 2):
+            if target and tuple(shape) != target.shape:
+                wrong.append(f"{name} has shape {list(shape)}, the config demands {list(target.shape)}")
+            elif target and dtype not in FLOAT_DTYPES and not (isinstance(dtype, WeightLayout) and len(shape) >= 2):
                 wrong.append(f"{name} is {dtype}, not a floating-point tensor")
         problems = [("missing", missing), ("unexpected", unexpected), ("not as the config demands", wrong)]
         if lines := [f"{title} ({len(found)}): {_listed(found)}" for title, found in problems if found]:
@@ -314,13 +316,13 @@ class BaseModelForCausalLM(Layer):
             )
 
     def quantized_tensors(
-        self, reader: TensorReader, names: dict[str, str], slots: dict[str, list[Slot]]
+        self, reader: TensorReader, names: dict[str, str], targets: dict[str, list[WeightTarget]]
     ) -> dict[str, StoredQuantized]:
         """The checkpoint's quantised tensors, by their names here."""
         return {
             names[name]: StoredQuantized(dtype, reader.column_order(name))
             for name, (dtype, _) in reader.tensors.items()
-            if isinstance(dtype, WeightLayout) and names[name] in slots
+            if isinstance(dtype, WeightLayout) and names[name] in targets
         }
 
     def check_memory(self) -> None:

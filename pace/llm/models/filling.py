@@ -1,4 +1,4 @@
-"""Fills slots from a checkpoint in pieces of bounded size. Each piece is read once, and all its rows are used."""
+"""Fills targets from a checkpoint in pieces of bounded size. Each piece is read once, and all its rows are used."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from torch import Tensor
 
 from pace.checkpoints.files import Version
 from pace.checkpoints.reader import PIECE_BYTES
-from pace.llm.layers import Slot
-from pace.llm.layers.slot import Piece
+from pace.llm.layers import WeightTarget
+from pace.llm.layers.weight_target import Piece
 from pace.ops.weight_layout import WeightLayout
 
-LEAST_BAND_BYTES = 1024
+MIN_BAND_BYTES = 1024
 """Minimum bytes of a row in a band of columns. It limits how often a page of the file is read: at most the page size
 divided by this."""
 
@@ -51,12 +51,12 @@ class TensorReader(Protocol):
         """Called when the rows just read are no longer needed."""
 
 
-def fill_slots(
-    reader: TensorReader, slots: Mapping[str, list[Slot]], workers: int, progress: Callable[[int], object]
+def fill_targets(
+    reader: TensorReader, targets: Mapping[str, list[WeightTarget]], workers: int, progress: Callable[[int], object]
 ) -> None:
-    """Fills the slots of tensors, `workers` pieces at a time; `progress` is called with the bytes of each piece. After
-    an error no other piece is started, and the error is raised."""
-    pieces = (fill for name in slots for fill in fillings(reader, name, slots[name]))
+    """Fills the targets of tensors, `workers` pieces at a time; `progress` is called with the bytes of each piece.
+    After an error no other piece is started, and the error is raised."""
+    pieces = (fill for name in targets for fill in fillings(reader, name, targets[name]))
     lock, stopped = Lock(), Event()
 
     def work() -> None:
@@ -82,32 +82,32 @@ def fill_slots(
             stopped.set()
 
 
-def fillings(reader: TensorReader, name: str, slots: list[Slot]) -> Iterator[Callable[[], int]]:
-    """Yields calls that together fill the slots of a tensor, in any order and from several threads. Each returns the
+def fillings(reader: TensorReader, name: str, targets: list[WeightTarget]) -> Iterator[Callable[[], int]]:
+    """Yields calls that together fill the targets of a tensor, in any order and from several threads. Each returns the
     bytes that it read."""
-    if not slots[0].transposed:
+    if not targets[0].transposed:
         for start, stop in reader.row_ranges(name):
-            yield partial(_fill_rows, reader, name, slots, start, stop)
+            yield partial(_fill_rows, reader, name, targets, start, stop)
         return
     dtype, (*stack, k, n) = reader.tensors[name]
-    least = LEAST_BAND_BYTES // dtype.itemsize
+    least = MIN_BAND_BYTES // dtype.itemsize
     width = max(least, PIECE_BYTES // max(1, k * dtype.itemsize) // 16 * 16)
     for matrix in range(math.prod(stack)):
         for first in range(0, n, width):
-            yield partial(_fill_columns, reader, name, slots, matrix, range(first, min(n, first + width)))
+            yield partial(_fill_columns, reader, name, targets, matrix, range(first, min(n, first + width)))
 
 
-def _fill_rows(reader: TensorReader, name: str, slots: list[Slot], start: int, stop: int) -> int:
+def _fill_rows(reader: TensorReader, name: str, targets: list[WeightTarget], start: int, stop: int) -> int:
     piece = reader.read(name, start, stop)
-    for slot in slots:
-        slot.offer(piece, start)
+    for target in targets:
+        target.offer(piece, start)
     num_bytes = piece.nbytes
     del piece
     reader.release(name, start, stop)
     return num_bytes
 
 
-def _fill_columns(reader: TensorReader, name: str, slots: list[Slot], matrix: int, columns: range) -> int:
+def _fill_columns(reader: TensorReader, name: str, targets: list[WeightTarget], matrix: int, columns: range) -> int:
     """Transposes a band of columns of one matrix `[K, n]` of a stack, while its rows are read in pieces."""
     dtype, (*_, k, n) = reader.tensors[name]
     turned = torch.empty(len(columns), k, dtype=dtype)
@@ -116,6 +116,6 @@ def _fill_columns(reader: TensorReader, name: str, slots: list[Slot], matrix: in
         rows = matrix * k + top, matrix * k + min(k, top + step)
         turned[:, top : top + step] = reader.read(name, *rows)[:, columns.start : columns.stop].t()
         reader.release(name, *rows)
-    for slot in slots:
-        slot.offer(turned, matrix * n + columns.start)
+    for target in targets:
+        target.offer(turned, matrix * n + columns.start)
     return turned.nbytes

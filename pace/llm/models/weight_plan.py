@@ -25,7 +25,7 @@ def plan_weights(
     model: Layer, lm_head: Layer, config: QuantizationConfig | None, stored: Mapping[str, StoredQuantized]
 ) -> list[str]:
     """Sets the plan of every matrix of a model, before it has memory. `stored`: the checkpoint's quantised tensors, by
-    the names in `Layer.slots`.
+    the names in `Layer.targets`.
 
     Returns warnings for the user. Tensors that are already quantised stay as they are; the config quantises the others.
     Raises ValueError for a config whose patterns match nothing, or that finds nothing left to quantise."""
