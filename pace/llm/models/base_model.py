@@ -375,7 +375,7 @@ class BaseModelForCausalLM(Layer):
         return sizes.most_common(1)[0][0] if sizes else None
 
     @property
-    def held_as(self) -> str:
+    def storage_name(self) -> str:
         """Name of the format of most weights: the requested format, that of a quantised checkpoint, or a dtype. A GGUF
         file's own name is used, such as "Q4_K_M"."""
         asked, stored = self.quantization and self.quantization.format, self.usual_layout
