@@ -29,10 +29,6 @@ class BlockType(Format):
     def layout(self) -> WeightLayout:
         return WeightLayout(self.code, BLOCK, self.has_mins, offset=0 if self.has_mins else None)
 
-    @property
-    def kernel(self) -> None:
-        return None
-
     def _quantize(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         if self.has_mins:
             return affine_block(x, (1 << SMALL_CODES[self.code]) - 1)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pace.ops.kernels.quantize import QUANTIZER_CODES
 from pace.ops.quantizer import QuantizerKernel
 from pace.ops.weight_layout import CODES, SMALL_CODES, SUPER_BLOCK, QuantizedRows, WeightLayout
 
@@ -42,7 +43,7 @@ class Format(ABC):
     @property
     def kernel(self) -> QuantizerKernel | None:
         """The C++ kernel that gives the same bits, or None. Without one, loading is ten times slower."""
-        return QuantizerKernel(self.name)
+        return QuantizerKernel(self.name) if self.name in QUANTIZER_CODES else None
 
     def final_scales(self, scales: Tensor) -> Tensor:
         """Returns the scales `[R, groups]` of whole rows as they are stored. Scales of groups are rounded to what
