@@ -123,7 +123,7 @@ def fit_affine(
 
     inverse = divided(max_code, length)
     best_scale, best_low = 1 / inverse, low
-    least = error(best_scale, best_low, levels_of(inverse))
+    best_error = error(best_scale, best_low, levels_of(inverse))
     first, step, count = (torch.tensor(number) for number in steps)
     for i in range(int(count) + 1):
         levels = levels_of((first + step * i + max_code) / length)
@@ -135,9 +135,9 @@ def fit_affine(
         above_zero = start > 0
         scale, start = torch.where(above_zero, sum_xl / sum_l2, scale), torch.where(above_zero, 0.0, start)
         found = error(scale, start, levels)
-        better = (spread > 0) & (found < least)
+        better = (spread > 0) & (found < best_error)
         best_scale, best_low = torch.where(better, scale, best_scale), torch.where(better, start, best_low)
-        least = torch.where(better, found, least)
+        best_error = torch.where(better, found, best_error)
     return torch.where(flat, 0.0, best_scale), torch.where(flat, -low, -best_low)
 
 
