@@ -150,7 +150,7 @@ def _ways(
     if checkpoint is not None:
         plan_layout(model, checkpoint)
         if model.usual_layout is not None:
-            yield model.held_as, LOADED
+            yield model.storage_name, LOADED
             return
     if quantization is not None:
         yield str(quantization.format), LOADED

@@ -15,7 +15,7 @@ NO_PROFILE = "no profile: only the native backend runs a program whose instructi
 def table(result: Result) -> str:
     """Formats the speeds and their shares of the machine's limits."""
     subject, limits, predicted = result.subject, result.limits, result.predicted
-    dtype, kv_dtype = subject.model.held_as, str(subject.model.kv_dtype).removeprefix("torch.")
+    dtype, kv_dtype = subject.model.storage_name, str(subject.model.kv_dtype).removeprefix("torch.")
     dtype += f" (cache {kv_dtype})" if kv_dtype != dtype else ""
     if result.depth:
         tokens, decode = (
@@ -80,9 +80,9 @@ def plot(result: Result, path: Path) -> None:
     figure, (roof, bars) = pyplot.subplots(1, 2, figsize=(12, 4.8), width_ratios=(3, 2))
     _roofline(roof, result)
     _bars(bars, result)
-    held_as, limits = result.subject.model.held_as, result.limits
+    storage_name, limits = result.subject.model.storage_name, result.limits
     machine = f"{_C.cpu_info()['model_name']}, {limits.isa}, {limits.threads} threads, {date.today()}"
-    figure.suptitle(f"{result.subject.name}, {held_as}\n{machine}", fontsize="medium")
+    figure.suptitle(f"{result.subject.name}, {storage_name}\n{machine}", fontsize="medium")
     figure.tight_layout()
     figure.savefig(path, dpi=150)
     pyplot.close(figure)

@@ -86,7 +86,7 @@ class Sample:
             with nullcontext() if reader is self.checkpoint.gguf else reader:
                 names, _ = plan_layout(model, reader)
                 model.layers = choose_layers(model.layers, dtype, SAMPLE_BYTES)
-                fill(model, reader, names, model.slots(), limits.threads)
+                fill(model, reader, names, model.targets(), limits.threads)
             most = model.max_position_embeddings - STEPS - WARM_UP_STEPS - 2
             if most < 1:
                 raise CannotSample(f"the model has too few positions: {model.max_position_embeddings}")

@@ -79,7 +79,7 @@ def open_packed(
         os.replace(path.with_name(path.name + PARTIAL), path)
         used = _use_open(descriptor, path, head, body_bytes, use)
     if used is None:
-        raise ValueError(f"{path} was changed by another process while it was written; give each a folder")
+        raise ValueError(f"another process changed {path} while it was written; give each process its own folder")
     return used
 
 
@@ -105,16 +105,16 @@ def _use_open(
     fits = stat.S_ISREG(status.st_mode) and status.st_size == len(head) + body_bytes + PAGE_BYTES
     state = os.pread(descriptor, PAGE_BYTES, len(head) + body_bytes).rstrip(b"\0") if fits else b""
     if not state or os.pread(descriptor, len(head), 0) != head:
-        logger.warning("%s is of another checkpoint, or not whole: it is written anew", path)
+        logger.warning("%s belongs to another checkpoint or is incomplete; writing it again", path)
         return None
     if state not in (ON_DISK, _boot()):
-        logger.info("%s may not have reached the disk when the system went down: it is written anew", path)
+        logger.info("%s may not have reached the disk before the system stopped; writing it again", path)
         return None
     mapping = mmap.mmap(descriptor, status.st_size, access=mmap.ACCESS_READ)
     try:
         used = use(mapping)
     except ValueError as error:
-        logger.warning("%s is damaged (%s): it is written anew", path, error)
+        logger.warning("%s is damaged (%s); writing it again", path, error)
         return None
     if state != ON_DISK and time.time() - status.st_mtime > SYNC_SECONDS:
         threading.Thread(target=_bring_to_disk, args=(path, status), name="pace sync", daemon=True).start()
@@ -183,7 +183,7 @@ def _lock(partial: Path, patience: float | None) -> int:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            logger.info("another process is writing %s: waiting for it", partial)
+            logger.info("waiting for another process that is writing %s", partial)
             _wait(descriptor, partial, patience)
     except BaseException:
         os.close(descriptor)

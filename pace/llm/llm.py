@@ -233,7 +233,7 @@ class LLMModel:
         """The format of most of its weights: a dtype, a quantisation format, or a GGUF file's name for its own, such as
         "Q4_K_M"."""
         _ = self.generator  # raises once it is closed
-        return self._model.held_as
+        return self._model.storage_name
 
     @property
     def max_seq_len(self) -> int:
@@ -286,7 +286,7 @@ class LLMModel:
             return f"LLMModel({self._name!r}, closed)"
         model = self._model
         millions = sum(model.weight_counts().values()) / 1e6
-        return f"LLMModel({self._name!r}: {type(model).__name__}, {millions:,.0f} million weights, {model.held_as}, up to {self.max_seq_len} tokens)"
+        return f"LLMModel({self._name!r}: {type(model).__name__}, {millions:,.0f} million weights, {model.storage_name}, up to {self.max_seq_len} tokens)"
 
     def __enter__(self) -> LLMModel:
         return self

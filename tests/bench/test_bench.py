@@ -350,7 +350,7 @@ def test_plan_of_formats_and_of_quantised_checkpoints(tmp_path, capsys, quick_li
     write_gguf(TINY, tmp_path / "named.gguf", lambda name: "Q8_0" if "embed" in name else "Q4_0", named(15))
     write_gguf(TINY, tmp_path / "strange.gguf", "Q4_0", named(999))
     write_gguf(TINY, tmp_path / "floats.gguf", "F16", named(1))
-    assert measure.load(str(tmp_path / "floats.gguf")).model.held_as == "bfloat16"
+    assert measure.load(str(tmp_path / "floats.gguf")).model.storage_name == "bfloat16"
     for path, kind, dtype in (
         (tmp_path / "named.gguf", "Q4_K_M", "int4"),
         (tmp_path / "strange.gguf", "int4, group 32", "int4"),
@@ -358,7 +358,7 @@ def test_plan_of_formats_and_of_quantised_checkpoints(tmp_path, capsys, quick_li
         (tmp_path / "model.gguf", "int4, group 32", "int4"),
     ):
         loaded = measure.load(str(path))
-        assert loaded.costs.code == dtype and loaded.model.held_as == kind
+        assert loaded.costs.code == dtype and loaded.model.storage_name == kind
         assert main(["plan", str(path), "--json"]) == 0
         [told] = json.loads(capsys.readouterr().out)["plans"]
         assert (

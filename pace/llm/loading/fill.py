@@ -15,8 +15,8 @@ from torch import Tensor
 
 from pace.checkpoints.files import Version
 from pace.checkpoints.reader import PIECE_BYTES
-from pace.llm.layers import Slot
-from pace.llm.layers.slot import Piece
+from pace.llm.layers import WeightTarget
+from pace.llm.layers.weight_target import Piece
 from pace.llm.loading.memory import check_memory
 from pace.llm.loading.plan import plan_layout
 from pace.ops.weight_layout import WeightLayout
@@ -73,30 +73,30 @@ def fill(
     model: BaseModelForCausalLM,
     reader: TensorReader,
     names: Mapping[str, str],
-    slots: Mapping[str, list[Slot]],
+    targets: Mapping[str, list[WeightTarget]],
     workers: int,
     progress: Callable[[int], object] = lambda num_bytes: None,
 ) -> None:
-    """The part of `load_weights` after `plan_layout`, which returns `names` and `slots`. Tensors without a slot are
+    """The part of `load_weights` after `plan_layout`, which returns `names` and `targets`. Tensors without a target are
     ignored."""
     in_file = model.weights_file.choose(model) if model.weights_file else []
     check_memory(model)
 
     def fill_tensors(tensors: Container[str]) -> None:
-        some = {name: slots[here] for name, here in names.items() if here in slots and here in tensors}
-        fill_slots(reader, some, workers, progress)
+        some = {name: targets[here] for name, here in names.items() if here in targets and here in tensors}
+        fill_targets(reader, some, workers, progress)
 
     filled = model.weights_file.map(reader.files, in_file, model.dtype, fill_tensors) if model.weights_file else set()
     model.allocate(model.ops, model.dtype)
-    fill_tensors(slots.keys() - filled)
+    fill_tensors(targets.keys() - filled)
 
 
-def fill_slots(
-    reader: TensorReader, slots: Mapping[str, list[Slot]], workers: int, progress: Callable[[int], object]
+def fill_targets(
+    reader: TensorReader, targets: Mapping[str, list[WeightTarget]], workers: int, progress: Callable[[int], object]
 ) -> None:
-    """Fills the slots of tensors, `workers` pieces at a time; `progress` is called with the bytes of each piece. After
-    an error no other piece is started, and the error is raised."""
-    pieces = (fill for name in slots for fill in fillings(reader, name, slots[name]))
+    """Fills the targets of tensors, `workers` pieces at a time; `progress` is called with the bytes of each piece.
+    After an error no other piece is started, and the error is raised."""
+    pieces = (fill for name in targets for fill in fillings(reader, name, targets[name]))
     lock, stopped = Lock(), Event()
 
     def work() -> None:
@@ -122,32 +122,32 @@ def fill_slots(
             stopped.set()
 
 
-def fillings(reader: TensorReader, name: str, slots: list[Slot]) -> Iterator[Callable[[], int]]:
-    """Yields calls that together fill the slots of a tensor, in any order and from several threads. Each returns the
+def fillings(reader: TensorReader, name: str, targets: list[WeightTarget]) -> Iterator[Callable[[], int]]:
+    """Yields calls that together fill the targets of a tensor, in any order and from several threads. Each returns the
     bytes that it read."""
-    if not slots[0].transposed:
+    if not targets[0].transposed:
         for start, stop in reader.row_ranges(name):
-            yield partial(_fill_rows, reader, name, slots, start, stop)
+            yield partial(_fill_rows, reader, name, targets, start, stop)
         return
     dtype, (*stack, k, n) = reader.tensors[name]
     least = MIN_BAND_BYTES // dtype.itemsize
     width = max(least, PIECE_BYTES // max(1, k * dtype.itemsize) // 16 * 16)
     for matrix in range(math.prod(stack)):
         for first in range(0, n, width):
-            yield partial(_fill_columns, reader, name, slots, matrix, range(first, min(n, first + width)))
+            yield partial(_fill_columns, reader, name, targets, matrix, range(first, min(n, first + width)))
 
 
-def _fill_rows(reader: TensorReader, name: str, slots: list[Slot], start: int, stop: int) -> int:
+def _fill_rows(reader: TensorReader, name: str, targets: list[WeightTarget], start: int, stop: int) -> int:
     piece = reader.read(name, start, stop)
-    for slot in slots:
-        slot.offer(piece, start)
+    for target in targets:
+        target.offer(piece, start)
     num_bytes = piece.nbytes
     del piece
     reader.release(name, start, stop)
     return num_bytes
 
 
-def _fill_columns(reader: TensorReader, name: str, slots: list[Slot], matrix: int, columns: range) -> int:
+def _fill_columns(reader: TensorReader, name: str, targets: list[WeightTarget], matrix: int, columns: range) -> int:
     """Transposes a band of columns of one matrix `[K, n]` of a stack, while its rows are read in pieces."""
     dtype, (*_, k, n) = reader.tensors[name]
     turned = torch.empty(len(columns), k, dtype=dtype)
@@ -156,6 +156,6 @@ def _fill_columns(reader: TensorReader, name: str, slots: list[Slot], matrix: in
         rows = matrix * k + top, matrix * k + min(k, top + step)
         turned[:, top : top + step] = reader.read(name, *rows)[:, columns.start : columns.stop].t()
         reader.release(name, *rows)
-    for slot in slots:
-        slot.offer(turned, matrix * n + columns.start)
+    for target in targets:
+        target.offer(turned, matrix * n + columns.start)
     return turned.nbytes

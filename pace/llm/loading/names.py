@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pace.llm.layers import LMHead, Slot, TiedLMHead
+from pace.llm.layers import LMHead, TiedLMHead, WeightTarget
 from pace.llm.layers.base import FLOAT_DTYPES
-from pace.llm.layers.slot import Piece
+from pace.llm.layers.weight_target import Piece
 from pace.ops.blocks import BlockRows
 from pace.ops.weight_layout import QuantizedRows, WeightLayout
 
@@ -82,9 +82,12 @@ def _equal(a: Piece, b: Piece) -> bool:
 
 
 def check_coverage(
-    model: BaseModelForCausalLM, reader: TensorReader, names: Mapping[str, str], slots: Mapping[str, list[Slot]]
+    model: BaseModelForCausalLM,
+    reader: TensorReader,
+    names: Mapping[str, str],
+    targets: Mapping[str, list[WeightTarget]],
 ) -> None:
-    """Raises ValueError unless every slot has one tensor of its shape, and every tensor has a slot or a reason to be
+    """Raises ValueError unless every target has one tensor of its shape, and every tensor has a target or a reason to be
     ignored. `names`: the result of `match_names`."""
     ignored = list(model.ignored_tensors)
     if isinstance(model.lm_head, TiedLMHead):
@@ -93,22 +96,22 @@ def check_coverage(
     unexpected, wrong = [], []
     for name, here in names.items():
         dtype, shape = reader.tensors[name]
-        if here not in slots:
+        if here not in targets:
             if not any(re.fullmatch(pattern, here) for pattern in ignored) and not _is_unused_bias(reader, name):
                 unexpected.append(name)
             continue
-        slot = slots[here][0]
-        if slot.transposed and isinstance(dtype, WeightLayout):
+        target = targets[here][0]
+        if target.transposed and isinstance(dtype, WeightLayout):
             raise NotImplementedError(
                 f"{name} is stored as {dtype}, and the model needs it transposed, which is not implemented for codes; "
                 "load the checkpoint of floats"
             )
-        if tuple(shape) != slot.shape:
-            wrong.append(f"{name} has shape {list(shape)}, the config demands {list(slot.shape)}")
+        if tuple(shape) != target.shape:
+            wrong.append(f"{name} has shape {list(shape)}, the config demands {list(target.shape)}")
         elif dtype not in FLOAT_DTYPES and not (isinstance(dtype, WeightLayout) and len(shape) >= 2):
             wrong.append(f"{name} is {dtype}, not a floating-point tensor")
     problems = {
-        "missing": sorted(slots.keys() - names.values()),
+        "missing": sorted(targets.keys() - names.values()),
         "unexpected": sorted(unexpected),
         "not as the config demands": wrong,
     }

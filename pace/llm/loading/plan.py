@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from pace.llm.layers import Embedding, ExpertLinear, Layer, Linear, LMHead, Slot, TiedLMHead, WeightPlan
-from pace.llm.layers.slot import check_slots
+from pace.llm.layers import Embedding, ExpertLinear, Layer, Linear, LMHead, TiedLMHead, WeightPlan, WeightTarget
+from pace.llm.layers.weight_target import check_targets
 from pace.llm.loading.names import check_coverage, match_names
 from pace.ops.weight_layout import WeightLayout
 from pace.quant import Format, QuantizationConfig
@@ -30,36 +30,38 @@ class StoredQuantized(NamedTuple):
     order: Tensor | None
 
 
-def plan_layout(model: BaseModelForCausalLM, reader: TensorReader) -> tuple[dict[str, str], dict[str, list[Slot]]]:
+def plan_layout(
+    model: BaseModelForCausalLM, reader: TensorReader
+) -> tuple[dict[str, str], dict[str, list[WeightTarget]]]:
     """Decides how each matrix is stored, from the checkpoint's contents and `model.quantize`; allocates nothing.
-    Returns the result of `match_names`, and the slots of the model's tensors. Raises ValueError if the tensors do not
+    Returns the result of `match_names`, and the targets of the model's tensors. Raises ValueError if the tensors do not
     match the config."""
     model.stored_as = getattr(reader, "file_type", None)
     names = match_names(model, reader)
     for stack in model.stacks():
         stack.choose(set(names.values()))
-    slots = model.slots()
-    for name, claims in slots.items():
-        check_slots(name, claims)
-    check_coverage(model, reader, names, slots)
+    targets = model.targets()
+    for name, claims in targets.items():
+        check_targets(name, claims)
+    check_coverage(model, reader, names, targets)
     if left_out := reader.tensors.keys() - names.keys():
         parts = sorted({name.removeprefix("model.").split(".")[0] for name in left_out})
         logger.info("left out %d tensors of %s: this model only reads text", len(left_out), ", ".join(parts))
     stored = {
         here: StoredQuantized(layout, reader.column_order(name))
         for name, here in names.items()
-        if isinstance(layout := reader.tensors[name][0], WeightLayout) and here in slots
+        if isinstance(layout := reader.tensors[name][0], WeightLayout) and here in targets
     }
     for warning in plan_weights(model, model.lm_head, model.quantization, stored):
         logger.warning("%s", warning)
-    return names, slots
+    return names, targets
 
 
 def plan_weights(
     model: Layer, lm_head: Layer, config: QuantizationConfig | None, stored: Mapping[str, StoredQuantized]
 ) -> list[str]:
     """Sets the plan of every matrix of a model, before it has memory. `stored`: the checkpoint's quantised tensors, by
-    the names in `Layer.slots`.
+    the names in `Layer.targets`.
 
     Returns warnings for the user. Tensors that are already quantised stay as they are; the config quantises the others.
     Raises ValueError for a config whose patterns match nothing, or that finds nothing left to quantise."""

@@ -37,7 +37,7 @@ class BaseModelForCausalLM(Layer):
     """Embedding, decoder layers, final norm and LM head, which a subclass makes in its initialiser.
 
     Each decoder layer is called as `layer(ops, x [T, hidden], angles, batch, kv) -> x`. A loaded model is immutable, so
-    that several threads may call `forward` if their batches write different slots of the cache."""
+    that several threads may call `forward` if their batches write different targets of the cache."""
 
     Config: ClassVar[type[ModelConfig]]
     prefix: ClassVar[str] = "model."
@@ -109,7 +109,7 @@ class BaseModelForCausalLM(Layer):
         return KVSpec(tuple(layer.cache for layer in self.layers), self.kv_dtype)
 
     def forward(self, batch: ForwardBatch) -> Tensor:
-        """Returns logits `[R, V]` of `batch.logit_rows`, op by op; writes the batch's slots of the cache."""
+        """Returns logits `[R, V]` of `batch.logit_rows`, op by op; writes the batch's targets of the cache."""
         return self.compute(self.ops, batch, self.angles(batch))
 
     def angles(self, batch: ForwardBatch) -> Angles:
@@ -189,7 +189,7 @@ class BaseModelForCausalLM(Layer):
         return sizes.most_common(1)[0][0] if sizes else None
 
     @property
-    def held_as(self) -> str:
+    def storage_name(self) -> str:
         """Name of the format of most weights: the requested format, that of a quantised checkpoint, or a dtype. A GGUF
         file's own name is used, such as "Q4_K_M"."""
         asked, stored = self.quantization and self.quantization.format, self.usual_layout

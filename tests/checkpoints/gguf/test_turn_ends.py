@@ -126,4 +126,4 @@ def test_what_is_corrected_is_told(tmp_path, caplog):
         assert not caplog.records
         load_tokenizer(write(tmp_path / "wrong.gguf", "byte_level", names, KINDS.NORMAL, LOOP.replace("BODY", body)))
     (record,) = caplog.records
-    assert "wrong.gguf: tokenizer.ggml.token_type calls '<|im_start|>', '<|im_end|>' ordinary text" in record.message
+    assert "wrong.gguf: tokenizer.ggml.token_type marks '<|im_start|>', '<|im_end|>' as ordinary text" in record.message

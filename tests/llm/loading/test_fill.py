@@ -10,9 +10,15 @@ import torch
 from safetensors.torch import save_file
 
 from pace.checkpoints.reader import CheckpointReader
+<<<<<<<< HEAD:tests/llm/loading/test_fill.py
 from pace.llm.layers import Embedding, GatedLinear, Layer, Linear, NoNorm, NoRotary, Rows, Source
 from pace.llm.layers.slot import check_slots
 from pace.llm.loading import fill
+========
+from pace.llm.layers import Embedding, GatedLinear, Layer, Linear, NoNorm, NoRotary, RowRange, TensorSource
+from pace.llm.layers.weight_target import check_targets
+from pace.llm.models import filling
+>>>>>>>> gguf:tests/llm/models/test_weight_targets.py
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.model_config import ModelConfig
 from pace.ops import native, reference
@@ -29,16 +35,16 @@ class Parts(Layer):
     cache = None
 
     def __init__(self):
-        per_head = tuple(Rows(i * D, HEADS * D, D, 3 * D) for i in range(3))
+        per_head = tuple(RowRange(i * D, HEADS * D, D, 3 * D) for i in range(3))
         stacked = (EXPERTS, 2 * INNER, K)
-        self.neox = Linear({"neox": Source((3 * HEADS * D, K), per_head)}, K, bias=True)
-        self.conv = Linear({"conv": Source((K, 3 * D), transposed=True)}, K, bias=True)
+        self.neox = Linear({"neox": TensorSource((3 * HEADS * D, K), per_head)}, K, bias=True)
+        self.conv = Linear({"conv": TensorSource((K, 3 * D), transposed=True)}, K, bias=True)
         self.experts = [
             GatedLinear(
                 {
-                    f"experts.{e}": Source(
+                    f"experts.{e}": TensorSource(
                         stacked,
-                        (Rows(2 * e * INNER, INNER, step=2), Rows(2 * e * INNER + 1, INNER, step=2)),
+                        (RowRange(2 * e * INNER, INNER, step=2), RowRange(2 * e * INNER + 1, INNER, step=2)),
                         "gate_up",
                         "gate_up_bias",
                     )
@@ -49,10 +55,19 @@ class Parts(Layer):
             for e in range(EXPERTS)
         ]
         self.turned = [
-            Linear({f"turned.{e}": Source((EXPERTS, K, INNER), (Rows(e * INNER, INNER),), "down", transposed=True)}, K)
+            Linear(
+                {
+                    f"turned.{e}": TensorSource(
+                        (EXPERTS, K, INNER), (RowRange(e * INNER, INNER),), "down", transposed=True
+                    )
+                },
+                K,
+            )
             for e in range(EXPERTS)
         ]
-        self.halves = [Linear({f"half{i}": Source((2 * D, K), (Rows(i * D, D),), "both")}, K) for i in range(2)]
+        self.halves = [
+            Linear({f"half{i}": TensorSource((2 * D, K), (RowRange(i * D, D),), "both")}, K) for i in range(2)
+        ]
 
 
 SHAPES = {
@@ -189,8 +204,13 @@ def test_pieces_of_a_file_are_bounded_and_released(tmp_path, monkeypatch) -> Non
     """At most one piece is held at a time, or one band of a transposed matrix. Each byte of the file is read, and the
     reported bytes are those of the file."""
     limit = 16 * K * 4
+<<<<<<<< HEAD:tests/llm/loading/test_fill.py
     monkeypatch.setattr(fill, "PIECE_BYTES", limit)
     monkeypatch.setattr(fill, "MIN_BAND_BYTES", 16)
+========
+    monkeypatch.setattr(filling, "PIECE_BYTES", limit)
+    monkeypatch.setattr(filling, "MIN_BAND_BYTES", 16)
+>>>>>>>> gguf:tests/llm/models/test_weight_targets.py
     state = random_state()
     save_file(state, tmp_path / "model.safetensors")
     held, progress = set(), []
@@ -222,29 +242,29 @@ def test_rows_by_brute_force() -> None:
     chance = random.Random(0)
     for _ in range(300):
         run = chance.randint(1, 5)
-        rows = Rows(chance.randint(0, 9), chance.randint(1, 20), run, run + chance.choice([0, 0, 1, 4]))
+        rows = RowRange(chance.randint(0, 9), chance.randint(1, 20), run, run + chance.choice([0, 0, 1, 4]))
         lies = [rows.first + r // rows.run * rows.step + r % rows.run for r in range(rows.count)]
         assert rows.indices(0, rows.count).tolist() == lies == sorted(set(lies))
         for row in range(lies[-1] + 5):
             assert rows.before(row) == sum(place < row for place in lies), (rows, row)
     for wrong in ({"first": -1}, {"count": -1}, {"run": 0}, {"run": 3, "step": 2}):
         with pytest.raises(ValueError, match="runs must be"):
-            replace(Rows(0, 4), **wrong)
+            replace(RowRange(0, 4), **wrong)
 
 
 def test_rows_that_nobody_or_two_claim_are_a_mistake_of_the_model() -> None:
-    def slots(*rows, shape=(6, 4)):
-        sources = [Source(shape, (part,), "x") for part in rows]
-        return [slot for source in sources for slot in source.slots(lambda piece, start: None, 0)]
+    def targets(*rows, shape=(6, 4)):
+        sources = [TensorSource(shape, (part,), "x") for part in rows]
+        return [target for source in sources for target in source.targets(lambda piece, start: None, 0)]
 
-    check_slots("x", slots(Rows(0, 3, step=2), Rows(1, 3, step=2)))
+    check_targets("x", targets(RowRange(0, 3, step=2), RowRange(1, 3, step=2)))
     with pytest.raises(ValueError, match="two layers claim the tensor 'x', the first time at row 2"):
-        check_slots("x", slots(Rows(0, 3), Rows(2, 4)))
+        check_targets("x", targets(RowRange(0, 3), RowRange(2, 4)))
     with pytest.raises(ValueError, match="no layer claims row 5 of the tensor 'x'"):
-        check_slots("x", slots(Rows(0, 5)))
+        check_targets("x", targets(RowRange(0, 5)))
     with pytest.raises(ValueError, match="which has 6 rows"):
-        check_slots("x", slots(Rows(0, 7)))
+        check_targets("x", targets(RowRange(0, 7)))
     with pytest.raises(ValueError, match="as different things"):
-        check_slots("x", slots(Rows(0, 6)) + slots(Rows(0, 3), shape=(3, 4)))
+        check_targets("x", targets(RowRange(0, 6)) + targets(RowRange(0, 3), shape=(3, 4)))
     with pytest.raises(ValueError, match="two layers claim"):
-        check_slots("x", Source((6, 4)).slots(lambda *_: None, 0) * 2)
+        check_targets("x", TensorSource((6, 4)).targets(lambda *_: None, 0) * 2)

@@ -30,7 +30,9 @@ def make(architecture="LlamaForCausalLM", dtype=torch.float32, **fields):
 
 def random_state(model, dtype=torch.float32):
     generator = torch.Generator().manual_seed(0)
-    return {name: torch.randn(slot.shape, generator=generator).to(dtype) for name, [slot] in model.slots().items()}
+    return {
+        name: torch.randn(target.shape, generator=generator).to(dtype) for name, [target] in model.targets().items()
+    }
 
 
 def logits(state, architecture="LlamaForCausalLM", **fields):

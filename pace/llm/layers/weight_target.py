@@ -1,8 +1,8 @@
 """Maps rows of checkpoint tensors to rows of weights.
 
 A tensor may hold the rows of one matrix or of several. For example all experts; queries, keys and values head by head;
-or alternating gate and up. It may also hold them as columns. `Rows` selects rows of a tensor, `Source` locates a part
-of a matrix, and a `Slot` is their destination.
+or alternating gate and up. It may also hold them as columns. `RowRange` selects rows of a tensor, `TensorSource` locates
+a part of a matrix, and a `WeightTarget` is their destination.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from pace.ops.weight_layout import QuantizedRows
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowRange:
     """`count` rows of a tensor: runs of `run` adjacent rows, the first at row `first`, and a new run every `step` rows.
     Row r is row `first + r // run * step + r % run` of the tensor.
 
-    `Rows(e * n, n)`: matrix e of a stack [E, n, K].
-    `Rows(1, n, step=2)`: every other row, such as up of [gate, up, gate, up, ...].
-    `Rows(D, heads * D, D, 3 * D)`: the keys of heads stored as [query, key, value] of D rows each."""
+    `RowRange(e * n, n)`: matrix e of a stack [E, n, K].
+    `RowRange(1, n, step=2)`: every other row, such as up of [gate, up, gate, up, ...].
+    `RowRange(D, heads * D, D, 3 * D)`: the keys of heads stored as [query, key, value] of D rows each."""
 
     first: int
     count: int
@@ -52,17 +52,17 @@ Piece = Tensor | QuantizedRows | BlockRows
 
 
 @dataclass(frozen=True)
-class Slot:
+class WeightTarget:
     """Destination of rows of one checkpoint tensor."""
 
     shape: tuple[int, ...]
-    """Shape of the whole tensor. All its dimensions but the last are flattened to rows; for a vector's slot, all of
+    """Shape of the whole tensor. All its dimensions but the last are flattened to rows; for a vector's target, all of
     them to elements."""
     fill: Callable[[Piece, int], None]
     """`fill(rows, start)` copies rows `start ..` of the selected rows, in float32, float16 or bfloat16; rows of a
-    matrix may be quantised. Different rows and slots may be filled from several threads. Only after
+    matrix may be quantised. Different rows and targets may be filled from several threads. Only after
     `Layer.allocate`."""
-    rows: Rows | None = None
+    rows: RowRange | None = None
     """The rows that belong here; None for all."""
     transposed: bool = False
     """True if the tensor is `[..., K, n]`: its rows here are the n columns of each matrix."""
@@ -100,12 +100,12 @@ def take(piece: Piece, indices: Tensor) -> Piece:
 
 
 @dataclass(frozen=True)
-class Source:
+class TensorSource:
     """Location of the rows of a part of a matrix `[n, K]` that has no tensor of its own."""
 
     shape: tuple[int, ...]
     """Shape of the tensor, `[..., R, K]`; transposed `[..., K, R]`. Its rows are counted over all matrices."""
-    rows: tuple[Rows, ...] = ()
+    rows: tuple[RowRange, ...] = ()
     """Rows of the part, top down; empty for the whole tensor."""
     tensor: str | None = None
     """Name of the tensor; None for the part's name with ".weight"."""
@@ -120,17 +120,17 @@ class Source:
             return sum(rows.count for rows in self.rows)
         return math.prod(self.shape[:-2]) * self.shape[-1 if self.transposed else -2]
 
-    def of_bias(self) -> Source:
+    def of_bias(self) -> TensorSource:
         """The same rows of the biases, `[..., R]`."""
         lead = (*self.shape[:-2], self.shape[-1]) if self.transposed else self.shape[:-1]
-        return Source(lead, self.rows, self.bias)
+        return TensorSource(lead, self.rows, self.bias)
 
-    def slots(self, fill: Callable[[Piece, int], None], row: int, is_vector: bool = False) -> list[Slot]:
-        """Makes a slot for each of `rows`. They fill rows `row ..` of a weight by `fill(rows, start)`."""
+    def targets(self, fill: Callable[[Piece, int], None], row: int, is_vector: bool = False) -> list[WeightTarget]:
+        """Makes a target for each of `rows`. They fill rows `row ..` of a weight by `fill(rows, start)`."""
         found = []
         for rows in self.rows or (None,):
             found.append(
-                Slot(
+                WeightTarget(
                     self.shape,
                     lambda piece, start, row=row: fill(piece, row + start),
                     rows,
@@ -142,17 +142,17 @@ class Source:
         return found
 
 
-def check_slots(name: str, slots: list[Slot]) -> None:
-    """Raises ValueError unless the slots of a tensor agree on its shape, and each of its rows goes to exactly one of
+def check_targets(name: str, targets: list[WeightTarget]) -> None:
+    """Raises ValueError unless the targets of a tensor agree on its shape, and each of its rows goes to exactly one of
     them."""
-    shapes = {(slot.shape, slot.transposed, slot.num_rows) for slot in slots}
+    shapes = {(target.shape, target.transposed, target.num_rows) for target in targets}
     if len(shapes) > 1:
         raise ValueError(f"two layers claim the tensor {name!r}, as different things: {sorted(shapes)}")
-    if len(slots) == 1 and slots[0].rows is None:
+    if len(targets) == 1 and targets[0].rows is None:
         return
-    claims = torch.zeros(slots[0].num_rows, dtype=torch.int32)
-    for slot in slots:
-        rows = slot.rows or Rows(0, slot.num_rows)
+    claims = torch.zeros(targets[0].num_rows, dtype=torch.int32)
+    for target in targets:
+        rows = target.rows or RowRange(0, target.num_rows)
         indices = rows.indices(0, rows.count)
         if rows.count and int(indices[-1]) >= len(claims):
             raise ValueError(f"{rows} of the tensor {name!r} are wanted, which has {len(claims)} rows")
