@@ -81,6 +81,8 @@ def _copy(value: Any) -> Any:
 
 LEAST_TEMPERATURE = 1e-30
 """Smallest temperature: logits stay far below 1e8, and dividing them by less would overflow fp32."""
+WITHOUT_EFFECT = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}
+"""Fields that only affect sampling, and the values that are not a wish to sample: greedy, or no filter."""
 
 
 @dataclass(init=False, eq=False, repr=False)
@@ -380,12 +382,16 @@ class SamplingConfig:
             idle["add logprobs, or a grammar with captures"] = ("unmasked_logprobs",)
         if self.json_schema is None and self.response_format is None:
             idle["add json_schema or response_format"] = ("json_whitespace",)
-        for advice, fields_there in idle.items():
-            names = [
-                name for name in fields_there if name in asked and getattr(self, name) != getattr(SamplingConfig, name)
-            ]
+        if not self.do_sample:
+            idle["decoding is greedy; add do_sample=True, or a temperature above 0"] = ("seed", *WITHOUT_EFFECT)
+        for advice, names in idle.items():
+            names = [name for name in names if name in asked and not self._is_neutral(name)]
             if names:
                 logger.warning("%s set, but without effect: %s", ", ".join(names), advice)
+
+    def _is_neutral(self, name: str) -> bool:
+        """True if a field's value asks for nothing."""
+        return getattr(self, name) in (getattr(SamplingConfig, name), WITHOUT_EFFECT.get(name))
 
 
 assert set(_CHECKS) == {field.name for field in fields(SamplingConfig)}, "every field has a check"

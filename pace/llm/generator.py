@@ -68,17 +68,16 @@ class Generator:
         sampling_config: SamplingConfig | None = None,
         turn: Turn | None = None,
         skip_special_tokens: bool = True,
-        is_chat: bool = False,
         /,
         **fields: Any,
     ) -> Prepared:
         """Checks everything that can be checked before any work is done. `sampling_config` and `fields` are as in
-        `SamplingConfig.read`, `is_chat` as in `with_defaults`. `turn` is the turn of a conversation that the prompt
-        asks for. Without `skip_special_tokens`, texts that need no parser show special tokens. Raises TypeError,
+        `SamplingConfig.read`. `turn` is the turn of a conversation that the prompt asks for; it has the defaults of
+        chats. Without `skip_special_tokens`, texts that need no parser show special tokens. Raises TypeError,
         ValueError, NotImplementedError."""
         asked = SamplingConfig.read(sampling_config, fields)
-        config = with_defaults(asked, self.defaults, is_chat)
-        if is_chat and not config.has_length:
+        config = with_defaults(asked, self.defaults, is_chat=turn is not None)
+        if turn is not None and not config.has_length:
             config.max_length = self.engine.max_length
         config.check_consistent(asked.explicit_fields)
         self._check_against_model(config)
@@ -341,7 +340,7 @@ class Generator:
         if turn is None:
             prepared = self.prepare_with_suffix(prompt, sampling_config, **fields)
         else:
-            prepared = self.prepare_for_generate(prompt, sampling_config, turn, True, True, **fields)
+            prepared = self.prepare_for_generate(prompt, sampling_config, turn, **fields)
         if prepared.config.num_beams > 1:
             raise ValueError(
                 f"{caller} tells tokens as they come, and beam search knows none for certain before its end: "

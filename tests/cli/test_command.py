@@ -216,6 +216,7 @@ FLAGS = {("act_order", True): "--act-order", ("act_order", False): "--no-act-ord
         ("context and max_tokens would have no effect", "--context and --tokens would have no effect"),
         ("give one to calibrate on (calibrate), or calibrate it", "give one to calibrate on (--calibrate), or calibrate it"),
         ("load with dtype=bfloat16; tensor x is of dtype float64", "load with --dtype=bfloat16; tensor x is of dtype float64"),
+        ("context, max_tokens set, but without effect", "--context, --tokens set, but without effect"),
         ("overrides: no module; leave it out by overrides", "--keep: no module; leave it out by --keep"),
         ("act_order=False tells (report=False), report=True", "--no-act-order tells (--no-report), report=True"),
         ("act_order=Falsely", "act_order=Falsely"),

@@ -130,6 +130,19 @@ def test_a_temperature_is_enough_to_sample(command):
         assert json.loads(command(*story, *flags)[1])["texts"] == greedy
 
 
+def test_a_chat_is_sampled_by_default_and_a_text_is_not(command, tmp_path):
+    model = tmp_path / "model"
+    shutil.copytree(TINY, model)
+    fields = json.loads((TINY / "generation_config.json").read_text())
+    del fields["do_sample"]
+    (model / "generation_config.json").write_text(json.dumps(fields))
+    story = ["generate", str(model), "Tell me a story about a dog.", "--max-tokens", "24", "--json"]
+    for flags, num_texts in ((["--chat"], 3), (["--chat", "--temperature", "0"], 1), ([], 1)):
+        ends = [command(*story, *flags, "--seed", str(seed)) for seed in range(3)]
+        assert len({json.loads(out)["texts"][0] for _, out, _ in ends}) == num_texts, flags
+        assert all(("--seed set, but without effect" in err) == (num_texts == 1) for *_, err in ends), flags
+
+
 def test_generate_reads_stdin(command):
     expected = command("generate", "Question: What is 8 + 9?\nAnswer:")
     assert expected[0] == 0 and "17" in expected[1]

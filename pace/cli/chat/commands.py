@@ -10,8 +10,8 @@ from pathlib import Path
 
 from pace.cli.arguments import add_sampling_arguments, sampling_config
 from pace.cli.chat.conversation import Conversation
-from pace.llm.configs import SamplingConfig
-from pace.llm.defaults import DRAWS, with_defaults
+from pace.llm.configs import WITHOUT_EFFECT, SamplingConfig
+from pace.llm.defaults import with_defaults
 
 HELP = '''\
 /system TEXT     start again, with TEXT as the system prompt (without TEXT: with none)
@@ -88,7 +88,7 @@ class Commands:
         """Sampling parameters that the user has not set, with the values they default to."""
         config = self.conversation.config
         settled = with_defaults(config, self.conversation.model.generator.defaults, is_chat=True)
-        names = ("do_sample", *DRAWS) if settled.do_sample else ("do_sample",)
+        names = ("do_sample", *WITHOUT_EFFECT) if settled.do_sample else ("do_sample",)
         left = [name for name in names if name not in config.explicit_fields]
         return f"defaults: {', '.join(f'{name}={getattr(settled, name)}' for name in left) or 'none'}"
 
