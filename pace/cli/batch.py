@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         if error.name not in ("fastapi", "pydantic"):
             raise
-        raise ImportError(f"pace batch needs {error.name}: pip install pace-llm[serve]") from None
+        raise ImportError(f'pace batch needs {error.name}: pip install "pace-llm[serve]"') from None
     from pace.llm.loading import LoadOptions
     from pace.server.batch.results import Results
     from pace.server.service import Service

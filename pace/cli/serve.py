@@ -128,7 +128,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.parser.error(str(error))
     for name in PACKAGES:
         if importlib.util.find_spec(name) is None:
-            raise ImportError(f"pace serve needs {name}: pip install pace-llm[serve]")
+            raise ImportError(f'pace serve needs {name}: pip install "pace-llm[serve]"')
     from pace.server.network.run import CannotListen, WrongOptions, run
 
     try:
