@@ -289,9 +289,15 @@ def _option(name: str) -> str:
 
 
 def sampling_config(arguments: argparse.Namespace) -> SamplingConfig:
-    """Returns a SamplingConfig with only the given fields set. Raises ValueError or TypeError that names the field."""
+    """Returns a SamplingConfig with only the given fields set. Raises ValueError or TypeError that names the field, also
+    for a grammar that no model can follow; ModuleNotFoundError if a grammar needs a package that is missing."""
     given = vars(arguments)
-    return SamplingConfig(**{field.name: given[field.name] for field in fields(SamplingConfig) if field.name in given})
+    config = SamplingConfig(
+        **{field.name: given[field.name] for field in fields(SamplingConfig) if field.name in given}
+    )
+    if grammar := config.make_grammar():
+        grammar.check()
+    return config
 
 
 @functools.cache
@@ -333,8 +339,12 @@ def _early_stopping(text: str) -> bool | str:
     return words[text.lower()]
 
 
-def _file_of(what: str) -> Callable[[str], str]:
+def _file_of(what: str, inline: str | None = None) -> Callable[[str], str]:
+    """Returns a function that reads a file. Text that begins with `inline` is taken as the contents."""
+
     def read(path: str) -> str:
+        if inline and path.lstrip().startswith(inline):
+            return path
         try:
             return Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError, ValueError) as error:
@@ -344,7 +354,7 @@ def _file_of(what: str) -> Callable[[str], str]:
 
 
 _READERS_OF: dict[str, dict[str, Any]] = {
-    "json_schema": {"type": _file_of("a JSON schema"), "metavar": "FILE"},
+    "json_schema": {"type": _file_of("a JSON schema", inline="{"), "metavar": "FILE_OR_JSON"},
     "grammar": {"type": _file_of("a grammar in Lark or GBNF"), "metavar": "FILE"},
     "regex": {"metavar": "REGEX"},
     "json_whitespace": {"metavar": "flexible|compact|spaced|REGEX"},

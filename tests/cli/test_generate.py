@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import shutil
+import sys
 from dataclasses import fields
 
 import pytest
@@ -287,8 +288,9 @@ def test_a_text_of_a_form(command, tmp_path):
     schema, grammar = tmp_path / "city.json", tmp_path / "list.gbnf"
     schema.write_text('{"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}')
     grammar.write_text('root ::= "- " [a-z]+ "."')
-    code, out, err = command("generate", "A city:", "--json-schema", str(schema), "--max-new-tokens", "30")
-    assert code == 0 and out.startswith('{"n":')
+    for text in (str(schema), schema.read_text()):
+        code, out, err = command("generate", "A city:", "--json-schema", text, "--max-new-tokens", "30")
+        assert code == 0 and out.startswith('{"n":')
     code, out, err = command("generate", "A list:", "--grammar", str(grammar), "--max-new-tokens", "30")
     assert code == 0 and re.match("- [a-z]", out)
     code, out, err = command("generate", "Yes or no?", "--choices", "yes", "no")
@@ -299,14 +301,34 @@ def test_a_text_of_a_form(command, tmp_path):
     ("arguments", "message"),
     [
         (("--json-schema", "nowhere.json"), "'nowhere.json' cannot be read"),
+        (("--json-schema", '{"type": '), "the JSON schema is not valid JSON"),
         (("--json-schema", __file__), "not valid JSON"),
         (("--regex", "a", "--choices", "b"), "give one of --regex=, --choices="),
-        (("--regex", "(?<=a)b"), "look-around"),
+        (("--regex", "(?<=a)b"), "this regex cannot be used: look-around"),
+        (("--regex", "a("), "this regex cannot be used: unclosed group"),
+        (("--grammar", "start: foo"), 'this grammar cannot be used: at 1(8): unknown name: "foo"'),
+        (("--grammar", "root ::= foo"), "this is no GBNF grammar: Rule 'foo' not found"),
+        (("--grammar", "root ::= ("), "this is no GBNF grammar"),
+        (("--json-schema", '{"pattern": "(?=a)"}'), "#/pattern: look-around"),
     ],
 )
-def test_what_is_no_form_is_told(command, arguments, message):
-    code, out, err = command("generate", "x", *arguments)
-    assert code != 0 and message in err and not out
+@pytest.mark.parametrize("name", ["generate", "chat"])
+def test_what_is_no_form_is_told_before_the_model_is_loaded(command, name, arguments, message, tmp_path):
+    option, *values = arguments
+    if option == "--grammar":
+        (tmp_path / "form").write_text(values[0])
+        values = [str(tmp_path / "form")]
+    code, out, err = command(name, "-m", "no/such/model", *(["x"] if name == "generate" else []), option, *values)
+    assert (code, out, err.count("\n")) == (2, "", 1) and message in err
+
+
+@pytest.mark.parametrize("option", [["--regex", "a"], ["--grammar", "{gbnf}"], ["--choices", "a"]], ids=" ".join)
+def test_a_grammar_without_its_package_says_what_to_install(command, option, tmp_path, monkeypatch):
+    (tmp_path / "a.gbnf").write_text('root ::= "a"')
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    words = [word.format(gbnf=tmp_path / "a.gbnf") for word in option]
+    code, out, err = command("generate", "-m", "no/such/model", "x", *words)
+    assert code != 0 and not out and 'pip install "pace-llm[grammar]"' in err
 
 
 def test_explanations_come_from_the_fields():
