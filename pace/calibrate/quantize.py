@@ -87,6 +87,7 @@ def quantize_checkpoint(
     out = Path(out)
     if out.exists():
         raise FileExistsError(f"{out} exists already; give a new directory")
+    _refuse_gguf(Path(model_name_or_path))
     config = _read_formats(quantization)
     chosen = read_method(method or DEFAULT_METHODS[config.format.name], act_order)
     of_text = {"context": context, "max_tokens": max_tokens, "tokenizer_name_or_path": tokenizer_name_or_path}
@@ -191,10 +192,7 @@ def _check_text_of_report(method: Method, report: bool, max_tokens: int | None) 
 def _read_floats(directory: Path) -> tuple[dict[str, Any], BaseModelForCausalLM]:
     """Reads the config.json of a float checkpoint, and makes its model without weights. Raises ValueError for a GGUF
     file, and for a checkpoint that is already quantised."""
-    if is_gguf(directory):
-        raise ValueError(
-            f"{directory} is a GGUF file; calibrated are checkpoints as the Hub has them, with config.json and safetensors: give the model's original one"
-        )
+    _refuse_gguf(directory)
     checkpoint = Checkpoint(directory)
     raw = checkpoint.config
     model = make_model(checkpoint, torch.float32, reference)
@@ -203,6 +201,14 @@ def _read_floats(directory: Path) -> tuple[dict[str, Any], BaseModelForCausalLM]
             f"{directory} is quantised already, and quantising it again would lose twice; give the original checkpoint"
         )
     return raw, model
+
+
+def _refuse_gguf(path: Path) -> None:
+    if is_gguf(path):
+        raise ValueError(
+            f"{path} is a GGUF file, and only checkpoints with config.json and safetensors are read here: give the "
+            f"model's original one, a directory or Hub id"
+        )
 
 
 def _write_config(folder: Path, raw: dict[str, Any], job: Job) -> None:

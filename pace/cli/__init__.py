@@ -48,6 +48,9 @@ class Literal(str):
 class OneLineErrorParser(argparse.ArgumentParser):
     """An ArgumentParser that reports an error in one line, without the usage. Options may stand between positionals."""
 
+    advice = ""
+    """Advice for a command line with too many positionals."""
+
     def parse_words(self, argv: list[str]) -> argparse.Namespace:
         """Parses a command line. Words after `--` are taken literally."""
         end = argv.index("--") if "--" in argv else len(argv)
@@ -61,9 +64,14 @@ class OneLineErrorParser(argparse.ArgumentParser):
         self.exit(2, f"pace: error: {message} (see: {self.prog} --help)\n")
 
     def _hint(self, message: str) -> str:
-        """Suggests an option close to the unknown one in `message`; "" if there is none."""
-        unknown = re.match(r"unrecognized arguments: (--[\w-]+)", message)
-        near = unknown and difflib.get_close_matches(unknown[1], self._option_string_actions, n=1)
+        """Suggests an option or command close to the unknown one in `message`, or `advice`; "" if there is none."""
+        unknown = re.match(
+            r"unrecognized arguments: (--[\w-]+)|.*invalid choice: '(.*?)' \(choose from (.*)\)", message
+        )
+        if unknown is None:
+            return f"; {self.advice}" if self.advice and message.startswith("unrecognized arguments: ") else ""
+        known = re.findall(r"[\w.-]+", unknown[3]) if unknown[3] else self._option_string_actions
+        near = difflib.get_close_matches(unknown[1] or unknown[2], known, n=1)
         return f"; did you mean {near[0]}?" if near else ""
 
 

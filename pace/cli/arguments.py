@@ -8,6 +8,10 @@ import functools
 import inspect
 import json
 import os
+import re
+import select
+import stat
+import sys
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import fields
@@ -60,9 +64,10 @@ def settle_model(parser: argparse.ArgumentParser, arguments: argparse.Namespace)
     """Sets `model` from the positional or the option. Exits with a usage error if both are given."""
     word = None if arguments.model is arguments.default_model else arguments.model
     if (before := arguments.model_before) and getattr(arguments, before) is None:
-        if word is not None and arguments.named_model is None and _is_checkpoint(word):
+        if word is not None and arguments.named_model is None and (_is_checkpoint(word) or _is_piped_model(word)):
             parser.error(
-                f"{word!r} is a checkpoint, and one word is the {before}: give both, or `-` to read it from stdin"
+                f"{word!r} is a model, and a single word is the {before}: write `{word} {before.upper()}`, or "
+                f"`{word} -` to read the {before} from stdin; for {word!r} as the {before}, name a model with -m"
             )
         setattr(arguments, before, word)
         word = None
@@ -75,6 +80,17 @@ def settle_model(parser: argparse.ArgumentParser, arguments: argparse.Namespace)
 def _is_checkpoint(word: str) -> bool:
     """True if a word names a checkpoint on this machine."""
     return word.lower().endswith(".gguf") and os.path.isfile(word) or os.path.isfile(os.path.join(word, "config.json"))
+
+
+def _is_piped_model(word: str) -> bool:
+    """True if a word looks like a model and stdin has a text, which would otherwise be ignored."""
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+(:[\w.-]+)?|\S+\.gguf", word, re.IGNORECASE):
+        return False
+    try:
+        kind = os.fstat(sys.stdin.fileno()).st_mode
+        return (stat.S_ISFIFO(kind) or stat.S_ISREG(kind)) and bool(select.select([sys.stdin], [], [], 0)[0])
+    except (OSError, ValueError):  # stdin is closed, or no file
+        return False
 
 
 def add_model_arguments(parser: argparse.ArgumentParser, before: str | None = None) -> None:
@@ -226,12 +242,15 @@ def count(text: str) -> int:
     return number
 
 
-def load_model(arguments: argparse.Namespace, **other: Any):
+def load_model(arguments: argparse.Namespace, is_chat: bool = False, **other: Any):
     """Loads the `LLMModel` that the options of `add_model_arguments` or `add_loading_arguments` describe. `other`
-    overrides them."""
+    overrides them. With `is_chat`, raises ValueError before weights are read if the model has no chat template."""
     from pace.llm import LLMModel
+    from pace.llm.chat.template import ChatTemplate
+    from pace.llm.loading import LoadOptions
 
-    return LLMModel(**load_arguments(arguments, **other))
+    check = ChatTemplate if is_chat else lambda tokenizer: None
+    return LLMModel._open(LoadOptions(**load_arguments(arguments, **other)), check)
 
 
 def load_arguments(arguments: argparse.Namespace, **other: Any) -> dict[str, Any]:

@@ -10,14 +10,17 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from pace.cli import EXIT_FAILED
 from pace.cli.arguments import add_model_arguments, count, load_arguments
+from pace.naming import counted
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         'A line of IN is {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {...}}, or the '
-        "same for /v1/completions. A line of OUT has its custom_id, and its response or error. A run that was ended goes "
-        "on where it was: what OUT has is not computed again."
+        "same for /v1/completions. A line of OUT has its custom_id, and its response or error. A run after a stopped one "
+        "continues: lines that OUT has are not computed again. Delete the failed lines of OUT to try them again. The "
+        "exit code is 1 if any line failed."
     )
     add_model_arguments(parser)
     parser.add_argument("input", metavar="IN.jsonl", help="the requests; `-` for stdin")
@@ -60,9 +63,11 @@ def run(arguments: argparse.Namespace) -> int:
             Results.to(os.dup(sys.stdout.fileno())) if arguments.output == "-" else Results.open(Path(arguments.output))
         )
         num_done = sum(results.has(line) for line in lines)
+        num_failed = sum(results.has_failed(line) for line in lines)
+        before = f"{num_done - num_failed} answered and {num_failed} failed before"
         if num_done == num_lines:
-            print(f"pace: nothing to do: {_requests(num_done)} done before", file=sys.stderr)
-            return 0
+            print(f"pace: nothing to do: {before}", file=sys.stderr)
+            return EXIT_FAILED if num_failed else 0
         load = LoadOptions(**load_arguments(arguments))
         options = batch_options(arguments.model, arguments.served_model_name or (), arguments.any_model_name)
         service = Service(options, load)
@@ -71,9 +76,9 @@ def run(arguments: argparse.Namespace) -> int:
         most = arguments.max_concurrency or 2 * service.generator.engine.scheduler.max_sequences_per_step
         answering = Answering(service)
         counts = asyncio.run(_run(lines, answering, results, most, num_lines, num_done))
-    before = f", {num_done} done before" if num_done else ""
-    print(f"pace: {_requests(counts.answered)} answered, {counts.failed} failed{before}", file=sys.stderr)
-    return 0
+    before = f"; {before}" if num_done else ""
+    print(f"pace: {counted(counts.answered, 'request')} answered, {counts.failed} failed{before}", file=sys.stderr)
+    return EXIT_FAILED if num_failed + counts.failed else 0
 
 
 async def _run(lines: Any, answering: Any, results: Any, most: int, num_lines: int, num_done: int) -> Any:
@@ -94,7 +99,3 @@ def _open_input(arguments: argparse.Namespace) -> Any:
     if os.path.exists(arguments.output) and os.path.samefile(arguments.input, arguments.output):
         arguments.parser.error(f"{arguments.output}: the results cannot go where the requests are")
     return lines
-
-
-def _requests(number: int) -> str:
-    return "1 request" if number == 1 else f"{number} requests"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from pace.cli.arguments import add_model_arguments, add_sampling_arguments, load_model, sampling_config
 from pace.cli.prompts import read_prompt
 from pace.llm.chat.template import ChatTemplate
+from pace.naming import counted
 
 if TYPE_CHECKING:
     from pace.llm import GenerateOutput, StreamEvent
@@ -62,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     from pace.llm.chat.turn import plan_turn
     from pace.llm.text.token_bytes import TokenBytes
 
-    model = load_model(arguments)
+    model = load_model(arguments, arguments.chat)
     inputs, generate = prompt, partial(model.generate, suffix=arguments.suffix)
     if arguments.chat:
         system = [] if arguments.system is None else [{"role": "system", "content": arguments.system}]
@@ -107,7 +108,7 @@ def _notice_of_cut(output: GenerateOutput, max_length: int) -> str:
         output.request_metrics[row].num_prompt_tokens + length >= max_length for row, length in zip(rows, lengths)
     )
     advice = f"the context of {max_length} tokens is full" if is_full else "--max-new-tokens N allows more"
-    return f"pace: {what} cut off after {max(lengths)} tokens: {advice}"
+    return f"pace: {what} cut off after {counted(max(lengths), 'token')}: {advice}"
 
 
 class TextWriter:

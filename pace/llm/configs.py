@@ -382,7 +382,7 @@ class SamplingConfig:
             idle["add logprobs, or a grammar with captures"] = ("unmasked_logprobs",)
         if self.json_schema is None and self.response_format is None:
             idle["add json_schema or response_format"] = ("json_whitespace",)
-        if not self.do_sample:
+        if "do_sample" in self.explicit_fields and not self.do_sample:
             idle["decoding is greedy; add do_sample=True, or a temperature above 0"] = ("seed", *WITHOUT_EFFECT)
         for advice, names in idle.items():
             names = [name for name in names if name in asked and not self._is_neutral(name)]

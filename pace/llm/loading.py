@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -229,12 +229,12 @@ class Loaded(NamedTuple):
     """The checkpoint's generation settings."""
 
 
-def open(options: LoadOptions) -> Loaded:
+def open(options: LoadOptions, check_tokenizer: Callable[[Any], object] = lambda tokenizer: None) -> Loaded:
     """Finds a checkpoint, checks the options against it, reads its weights, and makes the engine.
 
     Errors in the options and the small files are found before gigabytes of weights are read or downloaded. Errors that
     options, config and headers show are found before the tokenizer is read. Sets the number of kernel threads of this
-    process.
+    process. `check_tokenizer` is called before weights are read, and may raise an error for a tokenizer, or for None.
 
     Raises: NotImplementedError for unsupported architectures; FileNotFoundError, PermissionError, ValueError,
     TypeError, MemoryError as in `model_utils.load_model`.
@@ -252,6 +252,7 @@ def open(options: LoadOptions) -> Loaded:
     if checkpoint.gguf is None:  # the headers of other formats were not read yet
         CheckpointReader(checkpoint.path).close()
     tokenizer = _find_tokenizer(options, checkpoint, model)
+    check_tokenizer(tokenizer)
     defaults = _read_defaults(checkpoint, tokenizer, model)
     checkpoint.forget_vocabulary()
     speculation = Speculation.prepare(options.spec_config, model, tokenizer, ops, options.hub)

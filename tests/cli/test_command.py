@@ -59,7 +59,7 @@ def test_help_names_every_command(command):
 
 @pytest.mark.parametrize(
     "arguments, message",
-    [(["nonsense"], "invalid choice"), (["env", "--nonsense"], "--nonsense"),
+    [(["nonsense"], "invalid choice"), (["genrate", "x"], "; did you mean generate?"), (["env", "--nonsense"], "--nonsense"),
      (["generate", "x", "--top-k", "-1"], "--top-k"), (["generate", "x", "--top-k", "many"], "--top-k"),
      (["generate", "x", "--temp", "1"], "--temp"), (["generate", "x", "--logit-bias", "[1]"], "token id"),
      (["generate", "x", "--bad-words-ids", "[["], "JSON"), (["generate", "x", "--system", "y"], "--chat"),
@@ -67,11 +67,12 @@ def test_help_names_every_command(command):
      (["generate", "x", "--logprobs", "2"], "--json"), (["chat", "--logprobs", "2"], "--logprobs"),
      (["generate", "x", "--prompt-logprobs", "2"], "--prompt-logprobs needs --json"),
      (["chat", "--prompt-logprobs", "2"], "--prompt-logprobs"), (["generate", "--x"], "--x"),
-     (["chat", "model.gguf", "x"], "unrecognized arguments: x"),
+     (["chat", "model.gguf", "x"], "unrecognized arguments: x; for one question and its answer: pace generate --chat"),
      (["generate", "a", "b", "c"], "unrecognized arguments: c"),
      (["generate", "--model", "a", "b", "c"], "the model is given twice, as 'b' and by --model"),
      (["chat", "a", "-m", "b"], "given twice"), (["eval", "a", "-m", "b", "--text", "t"], "given twice"),
-     (["cache", "drop"], "invalid choice: 'drop'"), (["cache", "list", "x"], "takes no names"),
+     (["cache", "drop"], "invalid choice: 'drop'"),
+     (["cache", "lst"], "; did you mean list?"), (["cache", "list", "x"], "takes no names"),
      (["plan"], "say what to plan for"), (["bench"], "say what to measure"), (["quantize", "out"], "two paths"),
      (["generate", "x", "--prompt-lookup", "--draft", "y"], "--draft"),
      (["chat", "--do-sample", "--num-return-sequences", "2"], "one answer"),

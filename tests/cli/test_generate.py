@@ -9,6 +9,7 @@ import re
 import shutil
 import sys
 from dataclasses import fields
+from types import SimpleNamespace
 
 import pytest
 
@@ -158,12 +159,25 @@ def test_a_checkpoint_alone_is_no_prompt(command, tmp_path):
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     for word in (f"{TINY}/", tmp_path / "model.gguf"):
         code, out, err = command("generate", str(word), stdin="1, 2, 3,")
-        assert (code, out) == (2, "") and f"{str(word)!r} is a checkpoint, and one word is the prompt" in err
+        assert (code, out) == (2, "") and f"{str(word)!r} is a model, and a single word is the prompt" in err
     given = ["--max-tokens", "3"]
     assert command("generate", "1, 2, 3,", *given)[0] == 0
     assert command("generate", str(TINY), "-", *given, stdin="1, 2, 3,")[0] == 0
     assert command("generate", "-m", str(TINY), str(TINY), *given)[0] == 0
     assert command("generate", "x" * 5000, *given)[0] != 0  # an error about the context's length, not about a path
+
+
+@pytest.mark.parametrize("word", ["Qwen/Qwen2.5-0.5B-Instruct", "org/name-GGUF:Q4_K_M", "no/such/Model.gguf"])
+def test_a_model_alone_next_to_a_piped_prompt_is_no_prompt(command, word, monkeypatch):
+    """The bundled model would continue the name as a text, and ignore stdin."""
+    read, write = os.pipe()
+    os.write(write, b"1, 2, 3,")
+    os.close(write)
+    with open(read) as pipe:
+        monkeypatch.setattr("pace.cli.arguments.sys", SimpleNamespace(stdin=pipe))
+        code, out, err = command("generate", word)
+    assert (code, out) == (2, "") and f"`{word} -` to read the prompt from stdin" in err
+    assert command("generate", "and/or", "--max-tokens", "3", stdin="")[0] == 0
 
 
 def test_generate_from_a_terminal_wants_a_prompt():

@@ -157,7 +157,7 @@ def test_ctrl_c_forgets_keys_of_an_answer(start):
         answer = chat.read_until("[stopped]", "> ")
         assert "zzz" not in answer and "qqq" not in answer and "^C" not in answer
         chat.type("/set top_k 3\r")
-        assert "zzz" not in chat.read_until("top_k=3", "> ")
+        assert "zzz" not in chat.read_until("top_k 3;", "> ")
 
 
 ANSWERED = ("chat", "--max-new-tokens", "300", "--ignore-eos")
@@ -171,7 +171,7 @@ def test_lines_typed_during_an_answer_are_asked_next(start, tmp_path):
         chat.type("What is 7 + 9\x7f8?\r\r/set top_k 3\rAnd 5 \x1b[D+")
         answer = chat.read_until("cut off after 300 tokens", "> What is 7 + 8?\r\n")
         assert answer.count("What is") == 1, "keys are not shown while an answer is written"
-        chat.read_until("= 15", "cut off", "> /set top_k 3", "top_k=3", "> ", "And 5 +")
+        chat.read_until("= 15", "cut off", "> /set top_k 3", "(set: top_k 3", "> ", "And 5 +")
         chat.type(" 6?\r")
         chat.read_until("cut off", "> ")
         assert said(chat, tmp_path / "talk.json") == [STORY, "What is 7 + 8?", "And 5 + 6?"]

@@ -32,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_false",
         help="do not keep what is typed at a terminal for the next run",
     )
+    parser.advice = "for one question and its answer: pace generate --chat MODEL PROMPT"
     parser.set_defaults(parser=parser)
     add_model_arguments(parser)
     add_sampling_arguments(parser)
@@ -46,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     screen = Screen()
     with Terminal(arguments.history) if sys.stdin.isatty() else Pipe() as source, once():
         with source.loading(arguments.model):
-            model = load_model(arguments)
+            model = load_model(arguments, is_chat=True)
             conversation = Conversation(model, config, arguments.system, arguments.tools, screen.notice)
         commands = Commands(conversation, screen.notice)
         while not commands.is_over:

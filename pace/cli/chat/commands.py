@@ -80,17 +80,20 @@ class Commands:
             name = name.removeprefix("--").replace("-", "_")
             config.update({name: _read_setting(name, rest[0]) if rest else None})
             check_settings(config)
-            config.check_consistent()
+            self._settled(config).check_consistent(config.explicit_fields)
             self.conversation.config = config
-        self.notice(f"({self.conversation.config}; {self._defaults()})")
+        config = self.conversation.config
+        given = [name for name in config.to_dict() if name in config.explicit_fields]
+        self.notice(f"(set: {_listed(config, given)}; defaults: {self._defaults()})")
 
     def _defaults(self) -> str:
         """Sampling parameters that the user has not set, with the values they default to."""
-        config = self.conversation.config
-        settled = with_defaults(config, self.conversation.model.generator.defaults, is_chat=True)
+        config, settled = self.conversation.config, self._settled(self.conversation.config)
         names = ("do_sample", *WITHOUT_EFFECT) if settled.do_sample else ("do_sample",)
-        left = [name for name in names if name not in config.explicit_fields]
-        return f"defaults: {', '.join(f'{name}={getattr(settled, name)}' for name in left) or 'none'}"
+        return _listed(settled, [name for name in names if name not in config.explicit_fields])
+
+    def _settled(self, config: SamplingConfig) -> SamplingConfig:
+        return with_defaults(config, self.conversation.model.generator.defaults, is_chat=True)
 
     def _stats(self) -> None:
         if self.conversation.last is None:
@@ -122,6 +125,13 @@ class Commands:
         self._known.add(path)
         awaited = "".join(f"; the result of {call.name} comes next" for call in self.conversation.open_calls[:1])
         self.notice(f"({len(self.conversation.messages)} messages from {text}{awaited})")
+
+
+def _listed(config: SamplingConfig, names: list[str]) -> str:
+    """Settings and their values, as `/set` takes them."""
+    values = ((name, getattr(config, name)) for name in names)
+    texts = [f"{name} {str(value).lower() if isinstance(value, bool) else value}" for name, value in values]
+    return ", ".join(texts) or "nothing"
 
 
 def check_settings(config: SamplingConfig) -> None:
