@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from torch import Tensor
 
 from pace.llm.sequence import Sequence, TokenLogprob
 from pace.memory import format_bytes
+from pace.naming import counted, meant
 
 
 @dataclass(frozen=True)
@@ -147,9 +149,23 @@ class GenerateOutput:
             for text, tokens, reason in zip(texts[:SHOWN_ROWS], self.generated_token_ids, self.finish_reasons)
         ]
         rows += [f"  and {len(texts) - SHOWN_ROWS} more"] if len(texts) > SHOWN_ROWS else []
-        return "\n".join([f"GenerateOutput of {len(texts)} {'text' if len(texts) == 1 else 'texts'}:", *rows])
+        return "\n".join([f"GenerateOutput of {counted(len(texts), 'text')}:", *rows])
+
+    def __getattr__(self, name: str) -> Any:
+        """Raises AttributeError that suggests a field."""
+        known = [field.name for field in fields(self)]
+        raise AttributeError(f"GenerateOutput has no attribute {name!r}{meant(_ELSEWHERE.get(name, name), known)}")
+
+    def __getitem__(self, row: Any) -> Any:
+        """Raises TypeError that names the lists with a row."""
+        raise TypeError(
+            f"GenerateOutput is no list: texts[{row!r}] has the text of a row, and generated_token_ids[{row!r}] its tokens"
+        )
 
 
+_ELSEWHERE = {"text": "texts", "generated_text": "texts", "outputs": "texts", "choices": "texts"}
+_ELSEWHERE |= {"sequences": "output_token_ids", "token_ids": "generated_token_ids"}
+"""Other tools' names, and the field that has the same."""
 SHOWN_ROWS, SHOWN_CHARACTERS = 5, 80
 
 
