@@ -25,19 +25,20 @@ from pace import __version__
 from pace.cli.options_in_messages import OptionsInLog, option, rewrite
 
 COMMANDS = {
-    "generate": ("pace.cli.generate", "continue or answer one prompt"),
+    "generate": ("pace.cli.generate", "continue a text, or answer one question"),
     "chat": ("pace.cli.chat", "talk with a model, turn by turn"),
-    "serve": ("pace.cli.serve", "answer over HTTP, in the forms of OpenAI and Anthropic"),
-    "batch": ("pace.cli.batch", "answer a file of requests in OpenAI's batch form"),
-    "bench": ("pace.cli.bench", "how fast a model runs here, beside the machine's limits, or a server answers"),
-    "eval": ("pace.cli.eval", "how well a model predicts a text, and how far it is from another model there"),
-    "plan": ("pace.cli.plan", "what a model needs and how fast it would be, before it is loaded"),
-    "quantize": ("pace.cli.quantize", "write a checkpoint in int8 or int4, calibrated on a text"),
-    "cache": ("pace.cli.cache", "the packed copies of weights that open models at once: list and clear"),
-    "env": ("pace.cli.environment", "what pace found on this machine, what it chose, and why"),
+    "serve": ("pace.cli.serve", "serve a model over HTTP: the APIs of OpenAI and Anthropic, and a chat page"),
+    "batch": ("pace.cli.batch", "answer a file of requests, in the form of OpenAI's batches"),
+    "bench": ("pace.cli.bench", "measure the speed of a model on this machine, or of a server"),
+    "eval": ("pace.cli.eval", "measure how well a model predicts a text (perplexity), also next to another model"),
+    "plan": ("pace.cli.plan", "predict memory and speed of a model without loading it"),
+    "quantize": ("pace.cli.quantize", "write an int8 or int4 checkpoint, calibrated on a text"),
+    "cache": ("pace.cli.cache", "list and remove the packed copies of weights, from which models open at once"),
+    "env": ("pace.cli.environment", "show what pace found on this machine, what it chose, and why"),
 }
 """Maps the name of a sub-command to its module and its line in `pace --help`."""
 
+DEBUG_HELP = "print the log, and the traceback of an error"
 EXIT_FAILED, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 130, 141
 
 
@@ -86,7 +87,7 @@ def main(argv: list[str] | None = None) -> int:
         module_name, parser.description = COMMANDS[top.command]
         module = _import(module_name)
         module.add_arguments(parser)
-        parser.add_argument("--debug", action="store_true", help="show the log of pace, and a traceback where it fails")
+        parser.add_argument("--debug", action="store_true", help=DEBUG_HELP)
         # Not `top.arguments`: argparse has dropped a first `--` from it, and with it the fact that the rest is literal.
         arguments = parser.parse_words(argv[argv.index(top.command) + 1 :])
         if "named_model" in arguments:
@@ -125,16 +126,16 @@ def _import(module: str) -> ModuleType:
 def _top_parser() -> argparse.ArgumentParser:
     parser = OneLineErrorParser(
         prog="pace",
-        description="Run Hugging Face causal language models on the CPU.",
+        description="Run language models of Hugging Face and GGUF files on the CPU.",
         epilog="commands:\n"
         + "\n".join(f"  {name:10} {summary}" for name, (_, summary) in COMMANDS.items())
-        + "\n\n`pace COMMAND --help` tells the options of a command.",
+        + "\n\n`pace COMMAND --help` explains the options of a command.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"pace {__version__}")
-    parser.add_argument("--debug", action="store_true", help="show the log of pace, and a traceback where it fails")
-    parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help=", ".join(COMMANDS))
+    parser.add_argument("--debug", action="store_true", help=DEBUG_HELP)
+    parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help="one of those below")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="the options of the command")
     return parser
 

@@ -23,24 +23,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "exit code is 1 if any line failed."
     )
     add_model_arguments(parser)
-    parser.add_argument("input", metavar="IN.jsonl", help="the requests; `-` for stdin")
-    parser.add_argument("output", metavar="OUT.jsonl", help="the results; `-` for stdout, without going on later")
+    parser.add_argument("input", metavar="IN.jsonl", help="the file of requests; `-` for stdin")
+    parser.add_argument(
+        "output",
+        metavar="OUT.jsonl",
+        help="the file of results; `-` for stdout, from which a later run cannot continue",
+    )
     parser.add_argument(
         "--max-concurrency",
         type=count,
         metavar="N",
-        help="requests under way at once (default: twice as many as run in a step)",
+        help="maximum number of requests at once (default: twice the number that run in a step)",
     )
     parser.add_argument(
         "--served-model-name",
         action="append",
         metavar="NAME",
-        help="what requests call the model; may be given several times (default: the last part of its path, or its Hub id)",
+        help="name of the model in requests; may be given several times (default: the last part of its path, or its Hub id)",
     )
     parser.add_argument(
         "--any-model-name",
         action="store_true",
-        help="answer requests for any model with this one, under its name there",
+        help="answer requests for any model with this one, under the name in the request",
     )
     parser.set_defaults(parser=parser)
 

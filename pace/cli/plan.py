@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from pace.cli.arguments import (
     MODEL_HELP,
+    add_hub_arguments,
     add_kv_cache_dtype_argument,
     add_model_argument,
     add_quantization_argument,
@@ -30,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         None,
         "MODEL_OR_SHAPE",
-        f"{MODEL_HELP}, of which a few layers are tried; or a shape of `pace bench --list`",
+        f"{MODEL_HELP}; or a shape of `pace bench --list`",
     )
     parser.set_defaults(parser=parser)
     parser.add_argument(
@@ -38,24 +39,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=count,
         default=512,
         metavar="N",
-        help="tokens of the prompt that speeds are told for (default: 512)",
+        help="length of the prompt in tokens, for the predicted speeds (default: 512)",
     )
     parser.add_argument(
-        "--context", type=count, metavar="N", help="tokens of each sequence that decodes (default: those of the prompt)"
+        "--context",
+        type=count,
+        metavar="N",
+        help="tokens of each sequence while it decodes (default: those of the prompt)",
     )
     parser.add_argument("--batch", type=count, default=1, metavar="N", help="sequences decoded at once (default: 1)")
     parser.add_argument(
         "--no-sample",
         dest="sample",
         action="store_false",
-        help="try no layers: speeds follow from the limits of the machine alone, and are less certain",
+        help="do not run a few layers of a local model; speeds then follow from the machine's limits, and are less certain",
     )
     add_quantization_argument(parser, None)
     add_kv_cache_dtype_argument(parser, "auto")
     add_threads_argument(parser, None)
-    parser.add_argument("--revision", help="branch, tag or commit on the Hub")
-    parser.add_argument("--cache-dir", metavar="DIR", help="where downloads are kept")
-    parser.add_argument("--local-files-only", action="store_true", help="download nothing")
+    add_hub_arguments(parser, None)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
 
 

@@ -26,15 +26,15 @@ class ServeOptions:
     model: str | Path
     """The model, as in `LoadOptions`, which has the options for loading: checking those needs torch."""
     host: str = "127.0.0.1"
-    """Address or name to listen at. For addresses that other machines can reach, `keys` are required."""
+    """Address or name to listen at. Addresses that other machines can reach need API keys."""
     port: int = 8000
-    """0 for any free port."""
+    """Port to listen at; 0 for any free one."""
     uds: str | Path | None = None
     """Path of a unix socket to listen at instead. Only this user may connect to it."""
     served_model_names: tuple[str, ...] = ()
     """Names of the model in requests; the first is its id. Default: the last part of its path, or its Hub id."""
     any_model_name: bool = False
-    """True if a request may name any model, and gets this one."""
+    """Accepts any model name in requests, and answers with this model."""
     keys: tuple[str, ...] = field(default=(), repr=False)
     """Keys of clients (`read_keys`). Without keys, all clients are served."""
     tls_certificate: str | Path | None = None
@@ -47,11 +47,11 @@ class ServeOptions:
     """Additional names allowed in `Host`. Without keys, names other than this machine's own are refused."""
     limits: Limits = field(default_factory=Limits)
     allow_priority: bool = False
-    """True if requests may ask to be served before others."""
+    """Lets requests ask to be served before others."""
     strict: bool = False
-    """True if an unknown field is an error. Otherwise it is ignored, and named in the answer's headers."""
+    """Refuses requests with unknown fields. By default, these are ignored, and named in the answer's headers."""
     access_log: bool = False
-    """True to log each request as a line on stderr: its id, model, status, numbers of tokens and times, and no text."""
+    """Logs each request in a line on stderr: its id, model, status, numbers of tokens and times, and no text."""
     metrics_prefix: str = "pace"
     """Prefix of metric names: "vllm" for dashboards made for vLLM."""
 

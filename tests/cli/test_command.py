@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,14 @@ def test_help_names_every_command(command):
     for name in COMMANDS:
         code, out, _ = command(name, "--help")
         assert code == 0 and out.startswith(f"usage: pace {name}")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_is_about_options_and_not_about_python(command, name):
+    _, text, _ = command(name, "--help")
+    names = "|".join(field.name for field in fields(SamplingConfig) if "_" in field.name)
+    words = rf"\b(None|True|False|dict|pydantic|SamplingConfig|QuantizationConfig|pace\.llm\.\w+|(?<!/){names})\b"
+    assert not re.findall(words, re.sub(r'"[^"]*"', "", text))
 
 
 @pytest.mark.parametrize(

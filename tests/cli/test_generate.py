@@ -14,7 +14,8 @@ from types import SimpleNamespace
 import pytest
 
 from pace.assets import TINY, TINY_DRAFT
-from pace.cli.arguments import add_sampling_arguments, field_explanations, sampling_config
+from pace.cli.arguments import field_explanations
+from pace.cli.sampling import add_sampling_arguments, sampling_config
 from pace.llm import LLMModel
 from pace.llm.configs import SamplingConfig
 from pace.llm.other_names import SAMPLING

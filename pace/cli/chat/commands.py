@@ -8,8 +8,8 @@ import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from pace.cli.arguments import add_sampling_arguments, sampling_config
 from pace.cli.chat.conversation import Conversation
+from pace.cli.sampling import add_sampling_arguments, sampling_config
 from pace.llm.configs import WITHOUT_EFFECT, SamplingConfig
 from pace.llm.defaults import with_defaults
 
