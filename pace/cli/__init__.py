@@ -104,6 +104,8 @@ def main(argv: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
     except Exception as error:
+        if _has_interrupt(error):
+            return EXIT_INTERRUPTED
         if top.debug:
             raise
         print(f"pace: error: {rewrite(_describe(error), _finder(parser))}", file=sys.stderr)
@@ -162,6 +164,13 @@ def _show_log(level: int, parser: argparse.ArgumentParser) -> None:
     logger = logging.getLogger("pace")
     logger.handlers = [handler]
     logger.setLevel(level)
+
+
+def _has_interrupt(error: BaseException | None) -> bool:
+    """True if an error comes from Ctrl-C: a library that is being imported may raise an ImportError instead."""
+    return error is not None and (
+        isinstance(error, KeyboardInterrupt) or _has_interrupt(error.__cause__ or error.__context__)
+    )
 
 
 def _describe(error: Exception) -> str:

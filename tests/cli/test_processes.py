@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.processes import PipedProcess, TerminalProcess
+from tests.cli.processes import ENVIRONMENT, PipedProcess, TerminalProcess
 from tests.support import finish
 
 LONG = ("chat", "--max-new-tokens", "900", "--ignore-eos")
@@ -33,6 +33,35 @@ def start(tmp_path):
         return chat
 
     return run
+
+
+INTERRUPTS = """
+import os, signal, sys
+
+class Finder:
+    def find_spec(name, path, target=None):
+        if name == {name!r}:
+            sys.meta_path.remove(Finder)
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+                for _ in range(100): pass
+            except KeyboardInterrupt as error:
+                {then}
+
+sys.meta_path.insert(0, Finder)
+sys.argv[1:] = ["generate", "x", "--max-new-tokens", "1"]
+from pace.__main__ import run
+run()
+"""
+
+
+@pytest.mark.parametrize("then", ["raise", "raise ImportError('numpy') from error"])
+@pytest.mark.parametrize("name", ["pace.cli", "difflib", "pace.cli.generate", "torch"])
+def test_ctrl_c_during_imports_is_silent(name, then):
+    """Some libraries raise an ImportError if Ctrl-C interrupts their import."""
+    program = INTERRUPTS.format(name=name, then=then)
+    done = subprocess.run([sys.executable, "-c", program], env=ENVIRONMENT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 def test_ctrl_c_stops_the_answer_and_ctrl_d_leaves(start):

@@ -45,7 +45,7 @@ class Results:
         self._is_file = is_file
         self._synced = time.monotonic()
         self._is_failed: dict[str | int, bool] = {}
-        """Whether each result so far is an error, by custom_id, or by the number of a line without one."""
+        """True for each result so far that is an error, by custom_id, or by the number of a line without one."""
 
     @classmethod
     def open(cls, path: Path) -> Results:
