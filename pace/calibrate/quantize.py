@@ -123,7 +123,10 @@ def quantize_checkpoint(
     if report and calibrate is None:
         not_compared = "no text was given"
     elif report and not kept:
-        not_compared = "the text is too short to keep a window of it from calibration; give more of it, or read it in shorter windows"
+        not_compared = (
+            "the text is too short to keep a window of it from calibration; "
+            "give more of it, or read it in shorter windows"
+        )
     elif report:
         quality, not_compared = _quality(directory, out, config, kept, tokenizer_name_or_path, progress)
     return Report(
@@ -173,7 +176,8 @@ def _check_without_text(method: Method, **of_text: Any) -> None:
         raise ValueError(f"the method {method} needs a text to calibrate on; give one (calibrate), or method='rtn'")
     if said := [name for name, value in of_text.items() if value is not None]:
         raise ValueError(
-            f"{' and '.join(said)} would have no effect: there is no text to read; give one to calibrate on (calibrate), or leave this out"
+            f"{' and '.join(said)} would have no effect: there is no text to read; give one to calibrate on "
+            "(calibrate), or leave this out"
         )
 
 
@@ -181,11 +185,13 @@ def _check_text_of_report(method: Method, report: bool, max_tokens: int | None) 
     """Raises ValueError if a text is given only for the report, but the report is off or `max_tokens` is set."""
     if not report:
         raise ValueError(
-            f"the text would have no effect: the method {method} looks at none, and the report is turned off (report=False); leave the text out, or take another method"
+            f"the text would have no effect: the method {method} looks at none, and the report is turned off "
+            "(report=False); leave the text out, or take another method"
         )
     if max_tokens is not None:
         raise ValueError(
-            f"max_tokens={max_tokens} would have no effect: the method {method} does not calibrate, and the report has its own share of the text; leave it out"
+            f"max_tokens={max_tokens} would have no effect: the method {method} does not calibrate, and the report has "
+            "its own share of the text; leave it out"
         )
 
 

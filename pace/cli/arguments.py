@@ -134,7 +134,8 @@ def add_loading_arguments(group: argparse._ActionsContainer, reads_quantization:
         "--weights",
         choices=["memory", "mapped"],
         default=argparse.SUPPRESS,
-        help="memory (default); mapped leaves the quantised experts of a mixture in a file, for a model larger than memory",
+        help="memory (default); mapped leaves the quantised experts of a mixture in a file, for a model larger than "
+        "memory",
     )
     group.add_argument(
         "--weights-cache",
@@ -184,7 +185,8 @@ def add_loading_arguments(group: argparse._ActionsContainer, reads_quantization:
         "--prefix-cache-bytes",
         default=argparse.SUPPRESS,
         metavar="SIZE",
-        help="part of the key/value cache that keeps prompts for later ones with the same beginning; 0 for none (default: a quarter)",
+        help="part of the key/value cache that keeps prompts for later ones with the same beginning; 0 for none "
+        "(default: a quarter)",
     )
     add_kv_cache_dtype_argument(group, argparse.SUPPRESS)
     add_hub_arguments(group)
@@ -235,7 +237,8 @@ def add_quantization_argument(group: argparse._ActionsContainer, default: str | 
             raise argparse.ArgumentTypeError(str(error)) from None
 
     explanation = (
-        "quantise the weights of a float checkpoint on loading: int4, int8, nf4, fp4, fp8, mxfp4, mxfp8, q2_k to q6_k or "
+        "quantise the weights of a float checkpoint on loading: int4, int8, nf4, fp4, fp8, mxfp4, mxfp8, q2_k to q6_k "
+        "or "
         """q4_0 to q8_0; or JSON with options, such as '{"format": "int4", "group": 32}'"""
     )
     group.add_argument("--quantization", type=quantization, default=default, metavar="FORMAT", help=explanation)
@@ -249,7 +252,8 @@ def add_backend_argument(group: argparse._ActionsContainer, default: str) -> Non
             raise argparse.ArgumentTypeError(str(error)) from None
 
     explanation = (
-        "native (default): the C++ kernels; native-eager: the same, called one by one; torch: their specification in torch; "
+        "native (default): the C++ kernels; native-eager: the same, called one by one; torch: their specification in "
+        "torch; "
         "or torch for some operators: attention=torch,mlp=torch"
     )
     group.add_argument("--backend", type=backend, default=default, metavar="NAME", help=explanation)

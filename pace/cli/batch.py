@@ -18,7 +18,8 @@ from pace.naming import counted
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         'A line of IN is {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {...}}, or the '
-        "same for /v1/completions. A line of OUT has its custom_id, and its response or error. A run after a stopped one "
+        "same for /v1/completions. A line of OUT has its custom_id, and its response or error. A run after a stopped "
+        "one "
         "continues: lines that OUT has are not computed again. Delete the failed lines of OUT to try them again. The "
         "exit code is 1 if any line failed."
     )
@@ -39,7 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--served-model-name",
         action="append",
         metavar="NAME",
-        help="name of the model in requests; may be given several times (default: the last part of its path, or its Hub id)",
+        help="name of the model in requests; may be given several times (default: the last part of its path, or its "
+        "Hub id)",
     )
     parser.add_argument(
         "--any-model-name",

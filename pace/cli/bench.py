@@ -53,7 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--context",
         type=count,
         metavar="N",
-        help="decode with N tokens in the cache of each sequence, filled with random numbers instead of a computed prompt",
+        help="decode with N tokens in the cache of each sequence, filled with random numbers instead of a computed "
+        "prompt",
     )
     parser.add_argument("--generate", type=count, default=64, metavar="N", help="decode steps (default: 64)")
     parser.add_argument("--batch", type=count, default=1, metavar="N", help="sequences decoded at once (default: 1)")

@@ -72,7 +72,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--timeout", "seconds after which a request counts as failed (default: 600)", type=_positive, metavar="X")
     add(
         "--goodput",
-        f"also count the requests that meet these limits in milliseconds, such as ttft:2000 tpot:100 ({', '.join(GOALS)})",
+        "also count the requests that meet these limits in milliseconds, such as ttft:2000 tpot:100 "
+        f"({', '.join(GOALS)})",
         nargs="+",
         type=_goal,
         metavar="NAME:MS",

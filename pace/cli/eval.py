@@ -20,7 +20,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--against",
         metavar="DTYPE_OR_MODEL",
-        help="compare with bf16, fp16 or fp32 weights of the same checkpoint, or with another model of the same tokenizer",
+        help="compare with bf16, fp16 or fp32 weights of the same checkpoint, or with another model of the same "
+        "tokenizer",
     )
     parser.add_argument(
         "--context", type=count, metavar="N", help="tokens that the model reads at once (default: 512, or its maximum)"
@@ -56,7 +57,8 @@ def _load_reference(arguments: argparse.Namespace):
         reference = load_model(arguments, dtype=arguments.against, **plain)
         if is_quantized(reference):
             raise ValueError(
-                f"{arguments.model} is quantised as it is stored, so --against {arguments.against} would compare it with itself; give the original checkpoint"
+                f"{arguments.model} is quantised as it is stored, so --against {arguments.against} would compare it "
+                "with itself; give the original checkpoint"
             )
         return reference
     return load_model(

@@ -24,7 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "prompt",
         nargs="?",
         metavar="PROMPT",
-        help="the text to continue, or with --chat the question; `-` reads it from stdin, as does a pipe without PROMPT",
+        help="the text to continue, or with --chat the question; `-` reads it from stdin, as does a pipe without "
+        "PROMPT",
     )
     parser.add_argument(
         "--chat",

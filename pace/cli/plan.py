@@ -52,7 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--no-sample",
         dest="sample",
         action="store_false",
-        help="do not run a few layers of a local model; speeds then follow from the machine's limits, and are less certain",
+        help="do not run a few layers of a local model; speeds then follow from the machine's limits, and are less "
+        "certain",
     )
     add_quantization_argument(parser, None)
     add_kv_cache_dtype_argument(parser, "auto")
@@ -85,7 +86,8 @@ def run(arguments: argparse.Namespace) -> int:
         config = read_config_json(found)
     elif arguments.revision is not None:
         raise ValueError(
-            f"--revision {arguments.revision}: {arguments.model!r} is a shape of `pace bench --list`, which has no revisions"
+            f"--revision {arguments.revision}: {arguments.model!r} is a shape of `pace bench --list`, which has no "
+            "revisions"
         )
     available, limits = available_memory_bytes(), cache(partial(plan.machine_limits, arguments.num_threads))
     asked = (arguments.prompt, arguments.context, arguments.batch, arguments.kv_cache_dtype, arguments.quantization)
@@ -114,7 +116,8 @@ def run(arguments: argparse.Namespace) -> int:
         )
         return 0
     print(
-        f"{arguments.model} on {measured.isa}, {measured.threads} threads: {measured.read_gb_s:.1f} GB/s read, {measured.fma_gflops:.0f} GFLOPS, {_gib(available)} available"
+        f"{arguments.model} on {measured.isa}, {measured.threads} threads: {measured.read_gb_s:.1f} GB/s read, "
+        f"{measured.fma_gflops:.0f} GFLOPS, {_gib(available)} available"
     )
     width = max(12, *(len(p.dtype) + 2 for p in plans))
     print(f"{'held as':<{width}}{'weights':>11}{'cache/token':>14}{'most tokens':>14}{'prefill':>13}{'decode':>13}")
@@ -133,7 +136,8 @@ def run(arguments: argparse.Namespace) -> int:
     sequences = f"{arguments.batch} sequences" if arguments.batch > 1 else "one sequence"
     how = "predictions from a few of its layers, tried here," if sample else "predictions"
     print(
-        f"speeds are {how} for a prompt of {arguments.prompt} tokens, and {sequences} at {arguments.context or arguments.prompt}; `pace bench` measures them"
+        f"speeds are {how} for a prompt of {arguments.prompt} tokens, and {sequences} at "
+        f"{arguments.context or arguments.prompt}; `pace bench` measures them"
     )
     print("a model takes half of the memory that is left for sequences unless it is told more (--kv-cache-bytes)")
     return 0

@@ -1,4 +1,4 @@
-"""`pace quantize`: quantises a checkpoint of floats, optionally calibrated on a text, and reports the loss of quality."""
+"""`pace quantize`: quantises a checkpoint of floats, calibrated on a text, and reports the loss of quality."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--method",
         metavar="NAME",
-        help="awq+gptq (default for int4), smoothquant (default for int8), smoothquant+gptq, gptq, awq, or rtn, which needs no "
+        help="awq+gptq (default for int4), smoothquant (default for int8), smoothquant+gptq, gptq, awq, or rtn, which "
+        "needs no "
         "text (docs/quantization.md)",
     )
     parser.add_argument(

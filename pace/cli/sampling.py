@@ -41,8 +41,8 @@ def _option_of_field(name: str, flag: bool | None) -> str | None:
 
 
 def sampling_config(arguments: argparse.Namespace) -> SamplingConfig:
-    """Returns a SamplingConfig with only the given fields set. Raises ValueError or TypeError that names the field, also
-    for a grammar that no model can follow; ModuleNotFoundError if a grammar needs a package that is missing."""
+    """Returns a SamplingConfig with only the given fields set. Raises ValueError or TypeError that names the field,
+    also for a grammar that no model can follow. Raises ModuleNotFoundError if a grammar needs a missing package."""
     given = vars(arguments)
     config = SamplingConfig(
         **{field.name: given[field.name] for field in fields(SamplingConfig) if field.name in given}
@@ -120,25 +120,25 @@ _EXPLANATIONS = {
     "max_new_tokens": "Maximum number of tokens to generate. By default, a text goes on until the model ends it or the "
     "context is full.",
     "max_length": "Maximum number of tokens of prompt and text together. --max-new-tokens overrides it.",
-    "do_sample": "Draw each token at random, or always take the most likely one. By default, a temperature above 0 or a "
-    "filter such as --top-p turns sampling on. Without any, a chat is sampled with temperature 0.7 and top-p 0.9, and "
+    "do_sample": "Draw each token at random, or always take the most likely one. By default, a temperature above 0 or "
+    "a filter such as --top-p turns sampling on. Without any, a chat is sampled with temperature 0.7 and top-p 0.9, and "
     "plain text is greedy.",
-    "temperature": "Below 1, likely tokens become likelier; 0 always takes the most likely one. In a chat, 0.7 if nothing "
-    "is set.",
+    "temperature": "Below 1, likely tokens become likelier; 0 always takes the most likely one. In a chat, 0.7 if "
+    "nothing is set.",
     "top_p": "Keeps the most likely tokens whose probabilities sum to X. In a chat, 0.9 if nothing is set.",
-    "early_stopping": "In beam search, true ends it with --num-beams finished texts, false when a better one is unlikely, "
-    "never when none is possible.",
+    "early_stopping": "In beam search, true ends it with --num-beams finished texts, false when a better one is "
+    "unlikely, never when none is possible.",
     "eos_token_id": "Id of a token that ends the text, instead of those of the model.",
     "pad_token_id": "Id of the token that pads tensors in Python. It does not change printed texts.",
     "bad_words_ids": "Lists of token ids that must not follow each other, such as [[5, 6], [7]].",
     "logit_bias": """Numbers added to the logits of tokens, by id, such as '{"42": 1.5, "7": "-inf"}'; -inf bans.""",
     "seed": "With the same seed, sampling gives the same text. Without one, each run gives another.",
-    "logprobs": "With --json: the log-probability of each token, and of the N most likely ones in its place; 0 for none of "
-    "these. They are the model's own, before temperature, penalties and filters.",
+    "logprobs": "With --json: the log-probability of each token, and of the N most likely ones in its place; 0 for "
+    "none of these. They are the model's own, before temperature, penalties and filters.",
     "prompt_logprobs": "The same for each token of the prompt except the first.",
     "unmasked_logprobs": "Log-probabilities over all tokens, not only those that a grammar allows.",
-    "json_schema": "The text is JSON of this schema: a file, or the schema itself. Needs pace-llm[grammar], as the next "
-    "options do; give only one of them.",
+    "json_schema": "The text is JSON of this schema: a file, or the schema itself. Needs pace-llm[grammar], as the "
+    "next options do; give only one of them.",
     "grammar": "The text follows the grammar in this file, in Lark or GBNF (docs/structured.md).",
     "json_whitespace": "Whitespace within JSON: flexible; compact: none; spaced: one blank after each colon and "
     "comma; or a regular expression of blanks.",

@@ -123,8 +123,8 @@ class Grammar:
         return cls("choices", _source(lark_grammar="start: " + " | ".join(texts)))
 
     def check(self) -> None:
-        """Raises GrammarError for an error that llguidance finds without a vocabulary, such as an undefined rule. Raises
-        ModuleNotFoundError if llguidance is missing."""
+        """Raises GrammarError for an error that llguidance finds without a vocabulary, such as an undefined rule.
+        Raises ModuleNotFoundError if llguidance is missing."""
         if error := problem_of(self.source):
             raise self.refusal(error, problem_of)
 

@@ -225,7 +225,8 @@ class SamplingConfig:
         setattr(self, name, None)
 
     def __repr__(self) -> str:
-        return f"SamplingConfig({', '.join(f'{name}={getattr(self, name)!r}' for name in _CHECKS if name in self.explicit_fields)})"
+        given = (f"{name}={getattr(self, name)!r}" for name in _CHECKS if name in self.explicit_fields)
+        return f"SamplingConfig({', '.join(given)})"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, SamplingConfig) and self.to_dict() == other.to_dict()
@@ -253,7 +254,8 @@ class SamplingConfig:
         """Sets the fields that are set in `other` and not here; modifies and returns self."""
         if not isinstance(other, SamplingConfig):
             raise TypeError(
-                f"merge_from takes a SamplingConfig, got {type(other).__name__}; SamplingConfig.from_dict makes one of a dict"
+                f"merge_from takes a SamplingConfig, got {type(other).__name__}; SamplingConfig.from_dict makes one of "
+                "a dict"
             )
         for name in [name for name in _CHECKS if name in other.explicit_fields - self.explicit_fields]:
             if name in ("max_length", "max_new_tokens") and self.explicit_fields & {"max_length", "max_new_tokens"}:
@@ -344,15 +346,18 @@ class SamplingConfig:
         asked = self.explicit_fields if asked is None else asked
         if self.do_sample and self.temperature < LEAST_TEMPERATURE:
             raise ValueError(
-                f"temperature={self.temperature:g} with do_sample=True divides by zero, or nearly; for the most likely token set do_sample=False"
+                f"temperature={self.temperature:g} with do_sample=True divides by zero, or nearly; for the most likely "
+                "token set do_sample=False"
             )
         if self.num_return_sequences > self.num_beams > 1:
             raise ValueError(
-                f"num_return_sequences={self.num_return_sequences} exceeds num_beams={self.num_beams}: beam search returns the best of its beams"
+                f"num_return_sequences={self.num_return_sequences} exceeds num_beams={self.num_beams}: beam search "
+                "returns the best of its beams"
             )
         if self.num_return_sequences > 1 and not self.do_sample and self.num_beams == 1:
             raise ValueError(
-                f"num_return_sequences={self.num_return_sequences} without sampling would return the same text each time; "
+                f"num_return_sequences={self.num_return_sequences} without sampling would return the same text each "
+                "time; "
                 f"set do_sample=True, or num_beams"
             )
         if self.step_callback is not None and self.step_every is None and not self.step_strings:

@@ -133,7 +133,8 @@ class Generator:
             wanted = config.max_length
             if wanted <= num_prompt_tokens:
                 raise ValueError(
-                    f"prompt {index} has {num_prompt_tokens} tokens, which max_length={wanted} leaves nothing of; set max_new_tokens"
+                    f"prompt {index} has {num_prompt_tokens} tokens, which max_length={wanted} leaves nothing of; set "
+                    "max_new_tokens"
                 )
         else:
             return min(most, num_prompt_tokens + DEFAULT_MAX_NEW_TOKENS)
@@ -171,7 +172,8 @@ class Generator:
             )
         if any([token] in (config.bad_words_ids or ()) for token in end_tokens_of(config)):
             logger.warning(
-                "bad_words_ids holds an end token, which is not banned (as in transformers); use ignore_eos or min_new_tokens for that",
+                "bad_words_ids holds an end token, which is not banned (as in transformers); use ignore_eos or "
+                "min_new_tokens for that",
             )
 
     # -- the run -------------------------------------------------------------------------------------------------------
@@ -323,7 +325,8 @@ class Generator:
         prepared = self._prepare_one(caller, prompt, sampling_config, **fields)
         if prepared.num_rows > 1:
             raise ValueError(
-                f"{caller} gives the text of one continuation, and this call makes {prepared.num_rows}; use add_request and "
+                f"{caller} gives the text of one continuation, and this call makes {prepared.num_rows}; use "
+                "add_request and "
                 f"its events()"
             )
         return prepared

@@ -297,7 +297,10 @@ class LLMModel:
             return f"LLMModel({self._name!r}, closed)"
         model = self._model
         millions = sum(model.weight_counts().values()) / 1e6
-        return f"LLMModel({self._name!r}: {type(model).__name__}, {millions:,.0f} million weights, {model.held_as}, up to {self.max_seq_len} tokens)"
+        return (
+            f"LLMModel({self._name!r}: {type(model).__name__}, {millions:,.0f} million weights, {model.held_as}, "
+            f"up to {self.max_seq_len} tokens)"
+        )
 
     def __enter__(self) -> LLMModel:
         return self

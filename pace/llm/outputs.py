@@ -87,7 +87,8 @@ class Metrics:
         waited = f", waited {self.seconds_waiting:.2f} s" if self.seconds_waiting >= 0.05 else ""
         preempted = f", preemptions: {self.num_preemptions}" if self.num_preemptions else ""
         return (
-            f"{self.num_prompt_tokens} prompt{reused} + {self.num_generated_tokens} new tokens in {self.total_seconds:.2f} s: first token after "
+            f"{self.num_prompt_tokens} prompt{reused} + {self.num_generated_tokens} new tokens in "
+            f"{self.total_seconds:.2f} s: first token after "
             f"{self.seconds_to_first_token * 1e3:.0f} ms, prefill {self.prefill_tokens_per_second:,.0f} tokens/s, "
             f"decode {self.decode_tokens_per_second:,.0f} tokens/s{drafted}{waited}{preempted}"
         )
@@ -159,7 +160,8 @@ class GenerateOutput:
     def __getitem__(self, row: Any) -> Any:
         """Raises TypeError that names the lists with a row."""
         raise TypeError(
-            f"GenerateOutput is no list: texts[{row!r}] has the text of a row, and generated_token_ids[{row!r}] its tokens"
+            f"GenerateOutput is no list: texts[{row!r}] has the text of a row, and generated_token_ids[{row!r}] its "
+            "tokens"
         )
 
 
@@ -214,7 +216,8 @@ class MemoryReport:
 
     def __repr__(self) -> str:
         return (
-            f"MemoryReport(weights: {format_bytes(sum(self.weights.values()))}, cache: {format_bytes(self.cache_touched)} of "
+            f"MemoryReport(weights: {format_bytes(sum(self.weights.values()))}, cache: "
+            f"{format_bytes(self.cache_touched)} of "
             f"{format_bytes(self.cache_budget)}, process: {format_bytes(self.process)})"
         )
 
@@ -227,7 +230,8 @@ class MemoryReport:
                 else (f"weights: {part}", self.weights[part])
             )
             lines.append(
-                f"{name:<40}{size / 2**20:>12,.1f} MiB{self.compression(part, 32):>10.2f}{self.compression(part, 16):>10.2f}"
+                f"{name:<40}{size / 2**20:>12,.1f} "
+                f"MiB{self.compression(part, 32):>10.2f}{self.compression(part, 16):>10.2f}"
             )
         rows = [
             ("cache, in use", self.cache_used),

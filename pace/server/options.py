@@ -104,7 +104,8 @@ class ServeOptions:
         except ssl.SSLError as error:
             why = (error.reason or str(error)).replace("_", " ").lower()
             raise ValueError(
-                f"tls_certificate={self.tls_certificate} and tls_key={self.tls_key} are no PEM certificate and its unencrypted private key ({why})"
+                f"tls_certificate={self.tls_certificate} and tls_key={self.tls_key} are no PEM certificate and its "
+                f"unencrypted private key ({why})"
             ) from None
         return context
 
@@ -117,7 +118,8 @@ class ServeOptions:
             raise ValueError(f"host must be an address or a name, as 127.0.0.1 or ::1; got {shown(self.host)}")
         if not self.is_local and not self.keys:
             raise ValueError(
-                f"host={self.host} is reached from other machines, and there is no key: set {KEYS_VARIABLE}, or name a file of keys (api_key_file)"
+                f"host={self.host} is reached from other machines, and there is no key: set {KEYS_VARIABLE}, or name a "
+                "file of keys (api_key_file)"
             )
 
     def _check_names(self) -> None:
@@ -139,11 +141,13 @@ class ServeOptions:
             if origin == "*":
                 if not self.keys:
                     raise ValueError(
-                        "cors_origins=* without a key would let every web page that you open use this server: give a key, or name the origins"
+                        "cors_origins=* without a key would let every web page that you open use this server: give a "
+                        "key, or name the origins"
                     )
             elif not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s,*@]+", origin):
                 raise ValueError(
-                    f"cors_origins: {shown(origin)} is not an origin, scheme://host or scheme://host:port, in lower case and without a path"
+                    f"cors_origins: {shown(origin)} is not an origin, scheme://host or scheme://host:port, in lower "
+                    "case and without a path"
                 )
         for name in self.allowed_hosts:
             if not re.fullmatch(r"[A-Za-z0-9._-]+|[0-9a-fA-F:.]+", name) or re.search(r"^[^:]*:[^:]*$", name):

@@ -24,8 +24,8 @@ HELP = '''\
 /help            this
 /exit            leave (so does Ctrl-D)
 A text of several lines stands between """ and """; one that is pasted needs none. Ctrl-C stops an answer; what was said
-so far stays in the conversation. What you type while an answer is written is asked next. A line that starts with / and a
-word is a command: to say such a line to the model, put a space in front.'''
+so far stays in the conversation. What you type while an answer is written is asked next. A line that starts with /
+and a word is a command: to say such a line to the model, put a space in front.'''
 ALIASES = {"/bye": "/exit", "/quit": "/exit", "/clear": "/reset", "/?": "/help"}
 """Names of commands in other tools."""
 
@@ -100,7 +100,8 @@ class Commands:
             raise ValueError("there is no answer yet")
         used, most = self.conversation.num_tokens, self.conversation.model.max_seq_len
         self.notice(
-            f"{self.conversation.last.metrics}\ncontext: {used} of {most} tokens ({100 * used // most} %), {len(self.conversation.messages)} messages"
+            f"{self.conversation.last.metrics}\ncontext: {used} of {most} tokens ({100 * used // most} %), "
+            f"{len(self.conversation.messages)} messages"
         )
 
     def _save(self, text: str) -> None:
@@ -140,7 +141,8 @@ def check_settings(config: SamplingConfig) -> None:
         raise ValueError(f"num_return_sequences={config.num_return_sequences}: a conversation goes on from one answer")
     if config.num_beams > 1:
         raise ValueError(
-            f"num_beams={config.num_beams}: an answer is written as it comes, and beam search knows it at its end; `pace generate --chat` has beams"
+            f"num_beams={config.num_beams}: an answer is written as it comes, and beam search knows it at its end; "
+            "`pace generate --chat` has beams"
         )
     for name, value in (("logprobs", config.logprobs), ("prompt_logprobs", config.prompt_logprobs)):
         if value is not None:

@@ -125,7 +125,8 @@ class Conversation:
         if used >= WARN_AT * most and not self._is_warned:
             self._is_warned = True
             self.notice(
-                f"(the conversation fills {100 * used // most} % of the context of {most} tokens; the oldest turns will be forgotten. /reset starts again)"
+                f"(the conversation fills {100 * used // most} % of the context of {most} tokens; the oldest turns "
+                "will be forgotten. /reset starts again)"
             )
 
     # -- a full context ------------------------------------------------------------------------------------------------

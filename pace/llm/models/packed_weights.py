@@ -139,8 +139,8 @@ class ExpertFile(WeightsFile):
         found = [stack for stack in model.stacks() if stack.is_quantised]
         if not found:
             raise ValueError(
-                'weights="mapped" maps experts that are stored quantised, and those of this checkpoint are floats; take a '
-                "quantised checkpoint or a GGUF file, or load with quantization='int4', say"
+                'weights="mapped" maps experts that are stored quantised, and those of this checkpoint are floats; take '
+                "a quantised checkpoint or a GGUF file, or load with quantization='int4', say"
             )
         return found
 
@@ -196,7 +196,8 @@ def check_has_experts(model: Layer) -> None:
     """Raises ValueError for a model without experts."""
     if not any(model.stacks()):
         raise ValueError(
-            f'weights="mapped" maps the experts of a mixture, and {type(model).__name__} has none; load with weights="memory"'
+            f'weights="mapped" maps the experts of a mixture, and {type(model).__name__} has none; load with '
+            'weights="memory"'
         )
 
 
