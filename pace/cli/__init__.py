@@ -71,7 +71,7 @@ class OneLineErrorParser(argparse.ArgumentParser):
         )
         if unknown is None:
             return f"; {self.advice}" if self.advice and message.startswith("unrecognized arguments: ") else ""
-        known = re.findall(r"[\w.-]+", unknown[3]) if unknown[3] else self._option_string_actions
+        known = re.findall(r"[^\s,']+", unknown[3]) if unknown[3] else self._option_string_actions
         near = difflib.get_close_matches(unknown[1] or unknown[2], known, n=1)
         return f"; did you mean {near[0]}?" if near else ""
 

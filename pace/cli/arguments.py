@@ -237,8 +237,7 @@ def add_quantization_argument(group: argparse._ActionsContainer, default: str | 
             raise argparse.ArgumentTypeError(str(error)) from None
 
     explanation = (
-        "quantise the weights of a float checkpoint on loading: int4, int8, nf4, fp4, fp8, mxfp4, mxfp8, q2_k to q6_k "
-        "or "
+        "quantise the weights of a float checkpoint on loading: int4, int8, nf4, fp4, fp8, mxfp4, mxfp8, q2_k to q6_k, "
         """q4_0 to q8_0; or JSON with options, such as '{"format": "int4", "group": 32}'"""
     )
     group.add_argument("--quantization", type=quantization, default=default, metavar="FORMAT", help=explanation)
@@ -253,8 +252,7 @@ def add_backend_argument(group: argparse._ActionsContainer, default: str) -> Non
 
     explanation = (
         "native (default): the C++ kernels; native-eager: the same, called one by one; torch: their specification in "
-        "torch; "
-        "or torch for some operators: attention=torch,mlp=torch"
+        "torch; or torch for some operators: attention=torch,mlp=torch"
     )
     group.add_argument("--backend", type=backend, default=default, metavar="NAME", help=explanation)
 

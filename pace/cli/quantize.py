@@ -37,8 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--method",
         metavar="NAME",
         help="awq+gptq (default for int4), smoothquant (default for int8), smoothquant+gptq, gptq, awq, or rtn, which "
-        "needs no "
-        "text (docs/quantization.md)",
+        "needs no text (docs/quantization.md)",
     )
     parser.add_argument(
         "--act-order",

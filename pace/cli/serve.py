@@ -103,8 +103,7 @@ def _add_serve_arguments(group: argparse._ArgumentGroup) -> None:
         "--api-key-file",
         metavar="FILE",
         help="file with the API keys of clients, one per line; `#` begins a comment. PACE_API_KEY may have more, "
-        "separated by "
-        "commas",
+        "separated by commas",
     )
 
 

@@ -357,8 +357,7 @@ class SamplingConfig:
         if self.num_return_sequences > 1 and not self.do_sample and self.num_beams == 1:
             raise ValueError(
                 f"num_return_sequences={self.num_return_sequences} without sampling would return the same text each "
-                "time; "
-                f"set do_sample=True, or num_beams"
+                f"time; set do_sample=True, or num_beams"
             )
         if self.step_callback is not None and self.step_every is None and not self.step_strings:
             raise ValueError(

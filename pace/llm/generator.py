@@ -326,8 +326,7 @@ class Generator:
         if prepared.num_rows > 1:
             raise ValueError(
                 f"{caller} gives the text of one continuation, and this call makes {prepared.num_rows}; use "
-                "add_request and "
-                f"its events()"
+                f"add_request and its events()"
             )
         return prepared
 

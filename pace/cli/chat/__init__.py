@@ -23,8 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         type=_tools,
         help="tools that the model may call: a file with a JSON list, in the form of OpenAI's API. A call is shown, "
-        "and "
-        "what you type next is its result",
+        "and what you type next is its result",
     )
     parser.add_argument(
         "--no-history",
