@@ -89,6 +89,7 @@ def quantize_checkpoint(
     out = Path(out)
     if out.exists():
         raise FileExistsError(f"{out} exists already; give a new directory")
+    _refuse_gguf(Path(model_name_or_path))
     config = _read_formats(quantization)
     chosen = read_method(method or DEFAULT_METHODS[config.format.name], act_order)
     of_text = {"context": context, "max_tokens": max_tokens, "tokenizer_name_or_path": tokenizer_name_or_path}
@@ -124,7 +125,10 @@ def quantize_checkpoint(
     if report and calibrate is None:
         not_compared = "no text was given"
     elif report and not kept:
-        not_compared = "the text is too short to keep a window of it from calibration; give more of it, or read it in shorter windows"
+        not_compared = (
+            "the text is too short to keep a window of it from calibration; "
+            "give more of it, or read it in shorter windows"
+        )
     elif report:
         quality, not_compared = _quality(directory, out, config, kept, tokenizer_name_or_path, progress)
     return Report(
@@ -174,7 +178,8 @@ def _check_without_text(method: Method, **of_text: Any) -> None:
         raise ValueError(f"the method {method} needs a text to calibrate on; give one (calibrate), or method='rtn'")
     if said := [name for name, value in of_text.items() if value is not None]:
         raise ValueError(
-            f"{' and '.join(said)} would have no effect: there is no text to read; give one to calibrate on (calibrate), or leave this out"
+            f"{' and '.join(said)} would have no effect: there is no text to read; give one to calibrate on "
+            "(calibrate), or leave this out"
         )
 
 
@@ -182,21 +187,20 @@ def _check_text_of_report(method: Method, report: bool, max_tokens: int | None) 
     """Raises ValueError if a text is given only for the report, but the report is off or `max_tokens` is set."""
     if not report:
         raise ValueError(
-            f"the text would have no effect: the method {method} looks at none, and the report is turned off (report=False); leave the text out, or take another method"
+            f"the text would have no effect: the method {method} looks at none, and the report is turned off "
+            "(report=False); leave the text out, or take another method"
         )
     if max_tokens is not None:
         raise ValueError(
-            f"max_tokens={max_tokens} would have no effect: the method {method} does not calibrate, and the report has its own share of the text; leave it out"
+            f"max_tokens={max_tokens} would have no effect: the method {method} does not calibrate, and the report has "
+            "its own share of the text; leave it out"
         )
 
 
 def _read_floats(directory: Path) -> tuple[dict[str, Any], BaseModelForCausalLM]:
     """Reads the config.json of a float checkpoint, and makes its model without weights. Raises ValueError for a GGUF
     file, and for a checkpoint that is already quantised."""
-    if is_gguf(directory):
-        raise ValueError(
-            f"{directory} is a GGUF file; calibrated are checkpoints as the Hub has them, with config.json and safetensors: give the model's original one"
-        )
+    _refuse_gguf(directory)
     checkpoint = Checkpoint(directory)
     raw = checkpoint.config
     model = make_model(checkpoint, torch.float32, reference)
@@ -205,6 +209,14 @@ def _read_floats(directory: Path) -> tuple[dict[str, Any], BaseModelForCausalLM]
             f"{directory} is quantised already, and quantising it again would lose twice; give the original checkpoint"
         )
     return raw, model
+
+
+def _refuse_gguf(path: Path) -> None:
+    if is_gguf(path):
+        raise ValueError(
+            f"{path} is a GGUF file, and only checkpoints with config.json and safetensors are read here: give the "
+            f"model's original one, a directory or Hub id"
+        )
 
 
 def _write_config(folder: Path, raw: dict[str, Any], job: Job) -> None:

@@ -81,6 +81,8 @@ def _copy(value: Any) -> Any:
 
 LEAST_TEMPERATURE = 1e-30
 """Smallest temperature: logits stay far below 1e8, and dividing them by less would overflow fp32."""
+WITHOUT_EFFECT = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}
+"""Fields that only affect sampling, and the values that are not a wish to sample: greedy, or no filter."""
 
 
 @dataclass(init=False, eq=False, repr=False)
@@ -223,7 +225,8 @@ class SamplingConfig:
         setattr(self, name, None)
 
     def __repr__(self) -> str:
-        return f"SamplingConfig({', '.join(f'{name}={getattr(self, name)!r}' for name in _CHECKS if name in self.explicit_fields)})"
+        given = (f"{name}={getattr(self, name)!r}" for name in _CHECKS if name in self.explicit_fields)
+        return f"SamplingConfig({', '.join(given)})"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, SamplingConfig) and self.to_dict() == other.to_dict()
@@ -251,7 +254,8 @@ class SamplingConfig:
         """Sets the fields that are set in `other` and not here; modifies and returns self."""
         if not isinstance(other, SamplingConfig):
             raise TypeError(
-                f"merge_from takes a SamplingConfig, got {type(other).__name__}; SamplingConfig.from_dict makes one of a dict"
+                f"merge_from takes a SamplingConfig, got {type(other).__name__}; SamplingConfig.from_dict makes one of "
+                "a dict"
             )
         for name in [name for name in _CHECKS if name in other.explicit_fields - self.explicit_fields]:
             if name in ("max_length", "max_new_tokens") and self.explicit_fields & {"max_length", "max_new_tokens"}:
@@ -342,16 +346,18 @@ class SamplingConfig:
         asked = self.explicit_fields if asked is None else asked
         if self.do_sample and self.temperature < LEAST_TEMPERATURE:
             raise ValueError(
-                f"temperature={self.temperature:g} with do_sample=True divides by zero, or nearly; for the most likely token set do_sample=False"
+                f"temperature={self.temperature:g} with do_sample=True divides by zero, or nearly; for the most likely "
+                "token set do_sample=False"
             )
         if self.num_return_sequences > self.num_beams > 1:
             raise ValueError(
-                f"num_return_sequences={self.num_return_sequences} exceeds num_beams={self.num_beams}: beam search returns the best of its beams"
+                f"num_return_sequences={self.num_return_sequences} exceeds num_beams={self.num_beams}: beam search "
+                "returns the best of its beams"
             )
         if self.num_return_sequences > 1 and not self.do_sample and self.num_beams == 1:
             raise ValueError(
-                f"num_return_sequences={self.num_return_sequences} without sampling would return the same text each time; "
-                f"set do_sample=True, or num_beams"
+                f"num_return_sequences={self.num_return_sequences} without sampling would return the same text each "
+                f"time; set do_sample=True, or num_beams"
             )
         if self.step_callback is not None and self.step_every is None and not self.step_strings:
             raise ValueError(
@@ -380,12 +386,16 @@ class SamplingConfig:
             idle["add logprobs, or a grammar with captures"] = ("unmasked_logprobs",)
         if self.json_schema is None and self.response_format is None:
             idle["add json_schema or response_format"] = ("json_whitespace",)
-        for advice, fields_there in idle.items():
-            names = [
-                name for name in fields_there if name in asked and getattr(self, name) != getattr(SamplingConfig, name)
-            ]
+        if "do_sample" in self.explicit_fields and not self.do_sample:
+            idle["decoding is greedy; add do_sample=True, or a temperature above 0"] = ("seed", *WITHOUT_EFFECT)
+        for advice, names in idle.items():
+            names = [name for name in names if name in asked and not self._is_neutral(name)]
             if names:
                 logger.warning("%s set, but without effect: %s", ", ".join(names), advice)
+
+    def _is_neutral(self, name: str) -> bool:
+        """True if a field's value asks for nothing."""
+        return getattr(self, name) in (getattr(SamplingConfig, name), WITHOUT_EFFECT.get(name))
 
 
 assert set(_CHECKS) == {field.name for field in fields(SamplingConfig)}, "every field has a check"

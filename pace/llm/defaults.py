@@ -6,20 +6,17 @@ is greedy.
 
 from __future__ import annotations
 
-from pace.llm.configs import LEAST_TEMPERATURE, SamplingConfig
+from pace.llm.configs import LEAST_TEMPERATURE, WITHOUT_EFFECT, SamplingConfig
 
 CHAT = SamplingConfig(temperature=0.7, top_p=0.9)
 """Sampling of chats if the checkpoint sets nothing."""
-DRAWS = ("temperature", "top_k", "top_p", "min_p", "typical_p")
-"""Fields that only affect sampling."""
-_OFF = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}
-"""Values that turn the filters off."""
 
 
 def with_defaults(asked: SamplingConfig, checkpoint: SamplingConfig, is_chat: bool = False) -> SamplingConfig:
     """Returns a copy of `asked` in which unset fields come from `checkpoint`, or are the defaults. `do_sample` is
-    always set."""
+    always set. Beam search has the defaults of plain text in a chat, too: it looks for the most likely answer."""
     config = asked.copy().merge_from(checkpoint)
+    is_chat = is_chat and config.num_beams == 1
     if is_chat:
         if samples(checkpoint) is None:
             config.merge_from(CHAT)
@@ -39,4 +36,4 @@ def samples(config: SamplingConfig) -> bool | None:
         return config.do_sample
     if "temperature" in said:
         return config.temperature >= LEAST_TEMPERATURE
-    return True if any(name in said and getattr(config, name) != off for name, off in _OFF.items()) else None
+    return True if any(name in said and getattr(config, name) != off for name, off in WITHOUT_EFFECT.items()) else None

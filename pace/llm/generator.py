@@ -68,17 +68,16 @@ class Generator:
         sampling_config: SamplingConfig | None = None,
         turn: Turn | None = None,
         skip_special_tokens: bool = True,
-        is_chat: bool = False,
         /,
         **fields: Any,
     ) -> Prepared:
         """Checks everything that can be checked before any work is done. `sampling_config` and `fields` are as in
-        `SamplingConfig.read`, `is_chat` as in `with_defaults`. `turn` is the turn of a conversation that the prompt
-        asks for. Without `skip_special_tokens`, texts that need no parser show special tokens. Raises TypeError,
+        `SamplingConfig.read`. `turn` is the turn of a conversation that the prompt asks for; it has the defaults of
+        chats. Without `skip_special_tokens`, texts that need no parser show special tokens. Raises TypeError,
         ValueError, NotImplementedError."""
         asked = SamplingConfig.read(sampling_config, fields)
-        config = with_defaults(asked, self.defaults, is_chat)
-        if is_chat and not config.has_length:
+        config = with_defaults(asked, self.defaults, is_chat=turn is not None)
+        if turn is not None and not config.has_length:
             config.max_length = self.engine.max_length
         config.check_consistent(asked.explicit_fields)
         self._check_against_model(config)
@@ -134,7 +133,8 @@ class Generator:
             wanted = config.max_length
             if wanted <= num_prompt_tokens:
                 raise ValueError(
-                    f"prompt {index} has {num_prompt_tokens} tokens, which max_length={wanted} leaves nothing of; set max_new_tokens"
+                    f"prompt {index} has {num_prompt_tokens} tokens, which max_length={wanted} leaves nothing of; set "
+                    "max_new_tokens"
                 )
         else:
             return min(most, num_prompt_tokens + DEFAULT_MAX_NEW_TOKENS)
@@ -172,7 +172,8 @@ class Generator:
             )
         if any([token] in (config.bad_words_ids or ()) for token in end_tokens_of(config)):
             logger.warning(
-                "bad_words_ids holds an end token, which is not banned (as in transformers); use ignore_eos or min_new_tokens for that",
+                "bad_words_ids holds an end token, which is not banned (as in transformers); use ignore_eos or "
+                "min_new_tokens for that",
             )
 
     # -- the run -------------------------------------------------------------------------------------------------------
@@ -324,8 +325,8 @@ class Generator:
         prepared = self._prepare_one(caller, prompt, sampling_config, **fields)
         if prepared.num_rows > 1:
             raise ValueError(
-                f"{caller} gives the text of one continuation, and this call makes {prepared.num_rows}; use add_request and "
-                f"its events()"
+                f"{caller} gives the text of one continuation, and this call makes {prepared.num_rows}; use "
+                f"add_request and its events()"
             )
         return prepared
 
@@ -341,7 +342,7 @@ class Generator:
         if turn is None:
             prepared = self.prepare_with_suffix(prompt, sampling_config, **fields)
         else:
-            prepared = self.prepare_for_generate(prompt, sampling_config, turn, True, True, **fields)
+            prepared = self.prepare_for_generate(prompt, sampling_config, turn, **fields)
         if prepared.config.num_beams > 1:
             raise ValueError(
                 f"{caller} tells tokens as they come, and beam search knows none for certain before its end: "

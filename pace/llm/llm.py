@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -77,11 +77,15 @@ class LLMModel:
         """
         given = {name: value for name, value in locals().items() if name not in ("self", "other_names")}
         options = LoadOptions.read(given, other_names)
-        loaded = load.open_model(options)
+        self._hold(options, load.open_model(options))
+
+    def _hold(self, options: LoadOptions, loaded: load.Loaded) -> None:
         self._name = str(options.model_name_or_path)
         self.tokenizer = loaded.tokenizer
         self._model: BaseModelForCausalLM | None = loaded.model
-        self._generator: Generator | None = Generator(loaded.engine, loaded.tokenizer, loaded.defaults, progress)
+        self._generator: Generator | None = Generator(
+            loaded.engine, loaded.tokenizer, loaded.defaults, options.progress
+        )
         self.config = self._model.config
         """The model's config: config.json, completed with the architecture's defaults."""
 
@@ -89,6 +93,13 @@ class LLMModel:
     def from_pretrained(cls, model_name_or_path: str | Path, **options: Any) -> LLMModel:
         """The same as `LLMModel(...)`, under transformers' name."""
         return cls(model_name_or_path, **options)
+
+    @classmethod
+    def _open(cls, options: LoadOptions, check_tokenizer: Callable[[Any], object]) -> LLMModel:
+        """Loads a model for the command line; `check_tokenizer` as in `load.open_model`."""
+        model = cls.__new__(cls)
+        model._hold(options, load.open_model(options, check_tokenizer))
+        return model
 
     # -- generation ----------------------------------------------------------------------------------------------------
 
@@ -286,7 +297,10 @@ class LLMModel:
             return f"LLMModel({self._name!r}, closed)"
         model = self._model
         millions = sum(model.weight_counts().values()) / 1e6
-        return f"LLMModel({self._name!r}: {type(model).__name__}, {millions:,.0f} million weights, {model.storage_name}, up to {self.max_seq_len} tokens)"
+        return (
+            f"LLMModel({self._name!r}: {type(model).__name__}, {millions:,.0f} million weights, {model.storage_name}, "
+            f"up to {self.max_seq_len} tokens)"
+        )
 
     def __enter__(self) -> LLMModel:
         return self

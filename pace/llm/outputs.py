@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from torch import Tensor
 
 from pace.llm.sequence import Sequence, TokenLogprob
 from pace.memory import format_bytes
+from pace.naming import counted, meant
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,8 @@ class Metrics:
         waited = f", waited {self.seconds_waiting:.2f} s" if self.seconds_waiting >= 0.05 else ""
         preempted = f", preemptions: {self.num_preemptions}" if self.num_preemptions else ""
         return (
-            f"{self.num_prompt_tokens} prompt{reused} + {self.num_generated_tokens} new tokens in {self.total_seconds:.2f} s: first token after "
+            f"{self.num_prompt_tokens} prompt{reused} + {self.num_generated_tokens} new tokens in "
+            f"{self.total_seconds:.2f} s: first token after "
             f"{self.seconds_to_first_token * 1e3:.0f} ms, prefill {self.prefill_tokens_per_second:,.0f} tokens/s, "
             f"decode {self.decode_tokens_per_second:,.0f} tokens/s{drafted}{waited}{preempted}"
         )
@@ -147,9 +150,24 @@ class GenerateOutput:
             for text, tokens, reason in zip(texts[:SHOWN_ROWS], self.generated_token_ids, self.finish_reasons)
         ]
         rows += [f"  and {len(texts) - SHOWN_ROWS} more"] if len(texts) > SHOWN_ROWS else []
-        return "\n".join([f"GenerateOutput of {len(texts)} {'text' if len(texts) == 1 else 'texts'}:", *rows])
+        return "\n".join([f"GenerateOutput of {counted(len(texts), 'text')}:", *rows])
+
+    def __getattr__(self, name: str) -> Any:
+        """Raises AttributeError that suggests a field."""
+        known = [field.name for field in fields(self)]
+        raise AttributeError(f"GenerateOutput has no attribute {name!r}{meant(_ELSEWHERE.get(name, name), known)}")
+
+    def __getitem__(self, row: Any) -> Any:
+        """Raises TypeError that names the lists with a row."""
+        raise TypeError(
+            f"GenerateOutput is no list: texts[{row!r}] has the text of a row, and generated_token_ids[{row!r}] its "
+            "tokens"
+        )
 
 
+_ELSEWHERE = {"text": "texts", "generated_text": "texts", "outputs": "texts", "choices": "texts"}
+_ELSEWHERE |= {"sequences": "output_token_ids", "token_ids": "generated_token_ids"}
+"""Other tools' names, and the field that has the same."""
 SHOWN_ROWS, SHOWN_CHARACTERS = 5, 80
 
 
@@ -198,7 +216,8 @@ class MemoryReport:
 
     def __repr__(self) -> str:
         return (
-            f"MemoryReport(weights: {format_bytes(sum(self.weights.values()))}, cache: {format_bytes(self.cache_touched)} of "
+            f"MemoryReport(weights: {format_bytes(sum(self.weights.values()))}, cache: "
+            f"{format_bytes(self.cache_touched)} of "
             f"{format_bytes(self.cache_budget)}, process: {format_bytes(self.process)})"
         )
 
@@ -211,7 +230,8 @@ class MemoryReport:
                 else (f"weights: {part}", self.weights[part])
             )
             lines.append(
-                f"{name:<40}{size / 2**20:>12,.1f} MiB{self.compression(part, 32):>10.2f}{self.compression(part, 16):>10.2f}"
+                f"{name:<40}{size / 2**20:>12,.1f} "
+                f"MiB{self.compression(part, 32):>10.2f}{self.compression(part, 16):>10.2f}"
             )
         rows = [
             ("cache, in use", self.cache_used),

@@ -26,15 +26,15 @@ class ServeOptions:
     model: str | Path
     """The model, as in `LoadOptions`, which has the options for loading: checking those needs torch."""
     host: str = "127.0.0.1"
-    """Address or name to listen at. For addresses that other machines can reach, `keys` are required."""
+    """Address or name to listen at. Addresses that other machines can reach need API keys."""
     port: int = 8000
-    """0 for any free port."""
+    """Port to listen at; 0 for any free one."""
     uds: str | Path | None = None
     """Path of a unix socket to listen at instead. Only this user may connect to it."""
     served_model_names: tuple[str, ...] = ()
     """Names of the model in requests; the first is its id. Default: the last part of its path, or its Hub id."""
     any_model_name: bool = False
-    """True if a request may name any model, and gets this one."""
+    """Accepts any model name in requests, and answers with this model."""
     keys: tuple[str, ...] = field(default=(), repr=False)
     """Keys of clients (`read_keys`). Without keys, all clients are served."""
     tls_certificate: str | Path | None = None
@@ -47,11 +47,11 @@ class ServeOptions:
     """Additional names allowed in `Host`. Without keys, names other than this machine's own are refused."""
     limits: Limits = field(default_factory=Limits)
     allow_priority: bool = False
-    """True if requests may ask to be served before others."""
+    """Lets requests ask to be served before others."""
     strict: bool = False
-    """True if an unknown field is an error. Otherwise it is ignored, and named in the answer's headers."""
+    """Refuses requests with unknown fields. By default, these are ignored, and named in the answer's headers."""
     access_log: bool = False
-    """True to log each request as a line on stderr: its id, model, status, numbers of tokens and times, and no text."""
+    """Logs each request in a line on stderr: its id, model, status, numbers of tokens and times, and no text."""
     metrics_prefix: str = "pace"
     """Prefix of metric names: "vllm" for dashboards made for vLLM."""
 
@@ -104,7 +104,8 @@ class ServeOptions:
         except ssl.SSLError as error:
             why = (error.reason or str(error)).replace("_", " ").lower()
             raise ValueError(
-                f"tls_certificate={self.tls_certificate} and tls_key={self.tls_key} are no PEM certificate and its unencrypted private key ({why})"
+                f"tls_certificate={self.tls_certificate} and tls_key={self.tls_key} are no PEM certificate and its "
+                f"unencrypted private key ({why})"
             ) from None
         return context
 
@@ -117,7 +118,8 @@ class ServeOptions:
             raise ValueError(f"host must be an address or a name, as 127.0.0.1 or ::1; got {shown(self.host)}")
         if not self.is_local and not self.keys:
             raise ValueError(
-                f"host={self.host} is reached from other machines, and there is no key: set {KEYS_VARIABLE}, or name a file of keys (api_key_file)"
+                f"host={self.host} is reached from other machines, and there is no key: set {KEYS_VARIABLE}, or name a "
+                "file of keys (api_key_file)"
             )
 
     def _check_names(self) -> None:
@@ -139,11 +141,13 @@ class ServeOptions:
             if origin == "*":
                 if not self.keys:
                     raise ValueError(
-                        "cors_origins=* without a key would let every web page that you open use this server: give a key, or name the origins"
+                        "cors_origins=* without a key would let every web page that you open use this server: give a "
+                        "key, or name the origins"
                     )
             elif not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s,*@]+", origin):
                 raise ValueError(
-                    f"cors_origins: {shown(origin)} is not an origin, scheme://host or scheme://host:port, in lower case and without a path"
+                    f"cors_origins: {shown(origin)} is not an origin, scheme://host or scheme://host:port, in lower "
+                    "case and without a path"
                 )
         for name in self.allowed_hosts:
             if not re.fullmatch(r"[A-Za-z0-9._-]+|[0-9a-fA-F:.]+", name) or re.search(r"^[^:]*:[^:]*$", name):

@@ -60,7 +60,7 @@ class PromptReader:
             try:
                 self._local.template = ChatTemplate(self.tokenizer)
             except ValueError as error:
-                raise ApiError(400, f"{error}, to /v1/completions") from None
+                raise ApiError(400, str(error)) from None
         return self._local.template
 
     def read(self, job: Job, grammar: Grammar | None = None) -> list[list[int]]:

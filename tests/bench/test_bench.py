@@ -224,6 +224,13 @@ def test_op_by_op_has_no_profile(capsys):
     assert main([*eager, "--json"]) == 0 and json.loads(capsys.readouterr().out)["outside_kernels_share"] is None
 
 
+def test_memory_is_told_in_the_order_of_time_and_shares_are_explained():
+    """The two peaks are of different times, so neither bounds the other."""
+    table = report.table(measured())
+    numbers = r"resident: [\d,]+ MiB before, at most [\d,]+ while loading, [\d,]+ while running"
+    assert re.search(numbers, table) and "\nMFU, MBU     shares of these limits" in table
+
+
 @pytest.mark.parametrize("bandwidth, flops", [(1e-3, 1e9), (1e9, 1e-3), (1e9, 1e9)])
 def test_shares_above_1_are_explained(bandwidth, flops):
     result = measured()

@@ -126,4 +126,4 @@ def test_a_missing_package_is_named(monkeypatch, capsys, missing):
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == missing else find_spec(name))
     assert main(["serve"]) == 1
-    assert capsys.readouterr().err == f"pace: error: pace serve needs {missing}: pip install pace-llm[serve]\n"
+    assert capsys.readouterr().err == f'pace: error: pace serve needs {missing}: pip install "pace-llm[serve]"\n'

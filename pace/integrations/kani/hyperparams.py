@@ -8,6 +8,7 @@ from dataclasses import fields
 from typing import Any
 
 from pace.llm import SamplingConfig
+from pace.llm.configs import WITHOUT_EFFECT
 from pace.llm.other_names import SAMPLING
 from pace.naming import meant
 
@@ -31,7 +32,6 @@ _ONE_WISH = (
     {"logprobs", "top_logprobs"},
 )
 """Groups of options: a call that sets one discards the engine's defaults for its group."""
-_OF_DRAWS = ("temperature", "top_k", "top_p", "min_p", "typical_p")
 
 
 def read(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def _translated(field: str, value: Any) -> Any:
 def _drawing(wanted: Mapping[str, Any]) -> dict[str, bool]:
     if wanted.get("temperature") == 0:
         return {"do_sample": False}
-    return {"do_sample": True} if any(name in wanted for name in _OF_DRAWS) else {}
+    return {"do_sample": True} if any(name in wanted for name in WITHOUT_EFFECT) else {}
 
 
 def _warn(name: str) -> None:

@@ -64,14 +64,15 @@ class Checkpoint:
 
 @contextmanager
 def errors_about(checkpoint: Checkpoint) -> Iterator[None]:
-    """Adds the path of a GGUF file to errors, which refer to config.json and the Hub's names of tensors."""
+    """Adds the path of a GGUF file to errors. Those about its metadata refer to config.json."""
     try:
         yield
     except (ValueError, NotImplementedError) as error:
         if checkpoint.gguf is None:
             raise
         kind = ValueError if isinstance(error, ValueError) else NotImplementedError
-        raise kind(f"{checkpoint.path}, read as a checkpoint of the Hub: {error}") from None
+        converted = " (its metadata as config.json)" if "config.json" in str(error) else ""
+        raise kind(f"{checkpoint.path}{converted}: {error}") from None
 
 
 def read_config_json(directory: str | Path) -> dict:

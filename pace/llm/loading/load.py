@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -68,12 +69,12 @@ def load_model(options: LoadOptions) -> BaseModelForCausalLM:
     return model
 
 
-def open_model(options: LoadOptions) -> Loaded:
+def open_model(options: LoadOptions, check_tokenizer: Callable[[Any], object] = lambda tokenizer: None) -> Loaded:
     """Finds a checkpoint, checks the options against it, reads its weights, and makes the engine.
 
     Errors in the options and the small files are found before gigabytes of weights are read or downloaded. Errors that
     options, config and headers show are found before the tokenizer is read. Sets the number of kernel threads of this
-    process.
+    process. `check_tokenizer` is called before weights are read, and may raise an error for a tokenizer, or for None.
 
     Raises the errors of `load_model`, and TypeError for generation settings of the wrong type.
     """
@@ -86,6 +87,7 @@ def open_model(options: LoadOptions) -> Loaded:
     if checkpoint.gguf is None:  # the headers of other formats were not read yet
         CheckpointReader(checkpoint.path).close()
     tokenizer = _find_tokenizer(options, checkpoint, model)
+    check_tokenizer(tokenizer)
     defaults = _read_defaults(checkpoint, tokenizer, model)
     checkpoint.forget_vocabulary()
     speculation = Speculation.prepare(options.spec_config, model, tokenizer, ops, options.hub)

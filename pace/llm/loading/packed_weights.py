@@ -53,6 +53,8 @@ class WeightsFile:
     """The file's first line."""
     patience: ClassVar[float | None] = None
     """Seconds to wait for another process that writes the file; None for no limit."""
+    one_per_build: ClassVar[bool] = False
+    """True if each build of pace has its own file. Otherwise the last build that was used replaces it."""
 
     def choose(self, model: Layer) -> list[Matrix]:
         """Returns the matrices in the file; their plans must be set."""
@@ -105,6 +107,7 @@ class WeightsFile:
         """Path of the file. Each plan has its own file; another version of the checkpoint replaces it."""
         beside = self.checkpoint if self.checkpoint.is_dir() else self.checkpoint.parent
         key = [*plan, None if self.folder is None else str(self.checkpoint.resolve())]
+        key += _build() if self.one_per_build else []
         digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:12]
         return (self.folder or beside) / f"{self.checkpoint.resolve().name}.{digest}{self.suffix}"
 
@@ -114,10 +117,9 @@ class WeightsFile:
             configs = [path for name in CONFIG_FILES if (path := self.checkpoint / name).exists()]
             files = files | {path: Version.of(path) for path in configs}
         found = [(path.name, *version) for path, version in files.items()]
-        built = Path(_C.__file__).stat()
         about = {
             "format": FORMAT,
-            "pace": [__version__, built.st_size, built.st_mtime_ns],
+            "pace": _build(),
             "files": sorted(found),
             "matrices": plan,
         }
@@ -137,8 +139,8 @@ class ExpertFile(WeightsFile):
         found = [stack for stack in model.stacks() if stack.is_quantised]
         if not found:
             raise ValueError(
-                'weights="mapped" maps experts that are stored quantised, and those of this checkpoint are floats; take a '
-                "quantised checkpoint or a GGUF file, or load with quantization='int4', say"
+                'weights="mapped" maps experts that are stored quantised, and those of this checkpoint are floats; take '
+                "a quantised checkpoint or a GGUF file, or load with quantization='int4', say"
             )
         return found
 
@@ -150,6 +152,7 @@ class PackedCopy(WeightsFile):
     suffix = weights_cache.SUFFIX
     title = weights_cache.TITLE
     patience = 10.0
+    one_per_build = True
 
     def choose(self, model: Layer) -> list[Matrix]:
         stacks = list(model.stacks())
@@ -193,8 +196,15 @@ def check_has_experts(model: Layer) -> None:
     """Raises ValueError for a model without experts."""
     if not any(model.stacks()):
         raise ValueError(
-            f'weights="mapped" maps the experts of a mixture, and {type(model).__name__} has none; load with weights="memory"'
+            f'weights="mapped" maps the experts of a mixture, and {type(model).__name__} has none; load with '
+            'weights="memory"'
         )
+
+
+def _build() -> list[object]:
+    """Identifies this build of pace: its version, and the size and time of its kernels."""
+    built = Path(_C.__file__).stat()
+    return [__version__, built.st_size, built.st_mtime_ns]
 
 
 def _in_room(matrix: Matrix, dtype: torch.dtype, room: Room) -> PackedWeight | ExpertStack:

@@ -53,12 +53,12 @@ def list_copies(folder: Path) -> list[Copy]:
 def make_room(path: Path, nbytes: int) -> bool:
     """Makes room for a copy of this size at `path`; returns True if it may be there. Removes copies of deleted models,
     then the least recently used. A copy in use stays readable until its process ends."""
+    remove_abandoned(path.parent)
     if path.exists():
         return True
     limit = env.cache_bytes()
     if not MIN_BYTES <= nbytes <= limit:
         return False
-    remove_abandoned(path.parent)
     copies = list_copies(path.parent)
     copies.sort(key=lambda copy: copy.is_stale)
     total = sum(copy.nbytes for copy in copies)

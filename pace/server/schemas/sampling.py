@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from pace.llm.configs import SamplingConfig
+from pace.llm.configs import WITHOUT_EFFECT, SamplingConfig
 from pace.llm.constraints.masks import AllowedTokens
-from pace.llm.defaults import DRAWS, with_defaults
+from pace.llm.defaults import with_defaults
 from pace.server.errors import ApiError
 from pace.server.limits import Limits
 
@@ -52,16 +52,19 @@ class Settings:
         for name, value in filters.items():
             self.set(name, value)
         settled = with_defaults(self.config, self._defaults, self._is_chat)
-        for name in {"do_sample", *DRAWS, *PENALTIES} & settled.explicit_fields:
+        for name in {"do_sample", *WITHOUT_EFFECT, *PENALTIES} & settled.explicit_fields:
             setattr(self.config, name, getattr(settled, name))
         if "top_k" not in settled.explicit_fields:
             self.config.top_k = 0
+        if not settled.do_sample:  # many clients send filters with temperature 0: no warning for them
+            for name in WITHOUT_EFFECT:
+                setattr(self.config, name, None)
 
     def seed(self, value: int | None) -> None:
-        """Accepts any signed or unsigned 64-bit number."""
+        """Accepts any signed or unsigned 64-bit number. Greedy decoding needs none."""
         if value is not None and not -(2**63) <= value < 2**64:
             raise ApiError(400, f"seed must be a 64-bit integer, got {value}", param="seed")
-        self.set("seed", None if value is None else value % 2**64)
+        self.set("seed", value % 2**64 if value is not None and self.config.do_sample else None)
 
     def num_choices(self, value: int, param: str = "n") -> None:
         """Sets the number of continuations. With greedy decoding only one is computed, and returned `value` times."""

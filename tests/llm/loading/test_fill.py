@@ -10,15 +10,9 @@ import torch
 from safetensors.torch import save_file
 
 from pace.checkpoints.reader import CheckpointReader
-<<<<<<<< HEAD:tests/llm/loading/test_fill.py
-from pace.llm.layers import Embedding, GatedLinear, Layer, Linear, NoNorm, NoRotary, Rows, Source
-from pace.llm.layers.slot import check_slots
-from pace.llm.loading import fill
-========
 from pace.llm.layers import Embedding, GatedLinear, Layer, Linear, NoNorm, NoRotary, RowRange, TensorSource
 from pace.llm.layers.weight_target import check_targets
-from pace.llm.models import filling
->>>>>>>> gguf:tests/llm/models/test_weight_targets.py
+from pace.llm.loading import fill
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.model_config import ModelConfig
 from pace.ops import native, reference
@@ -204,13 +198,8 @@ def test_pieces_of_a_file_are_bounded_and_released(tmp_path, monkeypatch) -> Non
     """At most one piece is held at a time, or one band of a transposed matrix. Each byte of the file is read, and the
     reported bytes are those of the file."""
     limit = 16 * K * 4
-<<<<<<<< HEAD:tests/llm/loading/test_fill.py
     monkeypatch.setattr(fill, "PIECE_BYTES", limit)
     monkeypatch.setattr(fill, "MIN_BAND_BYTES", 16)
-========
-    monkeypatch.setattr(filling, "PIECE_BYTES", limit)
-    monkeypatch.setattr(filling, "MIN_BAND_BYTES", 16)
->>>>>>>> gguf:tests/llm/models/test_weight_targets.py
     state = random_state()
     save_file(state, tmp_path / "model.safetensors")
     held, progress = set(), []

@@ -42,7 +42,7 @@ def test_a_batch(tmp_path, capfd):
         + line("wrong", CHAT, messages=5)
         + line("nowhere", "/v1/embeddings", input="x")
     )
-    assert main(["batch", str(source), str(target), "--kv-cache-bytes", "64MiB"]) == 0
+    assert main(["batch", str(source), str(target), "--kv-cache-bytes", "64MiB"]) == 1
     out, err = capfd.readouterr()
     assert out == "" and err == "pace: 3 requests answered, 5 failed\n"
     results = read(target)
@@ -64,8 +64,13 @@ def test_a_batch(tmp_path, capfd):
     assert results[None]["error"]["line"] == 4
 
     before = target.read_bytes()
-    assert main(["batch", str(source), str(target)]) == 0
-    assert capfd.readouterr().err == "pace: nothing to do: 8 requests done before\n" and target.read_bytes() == before
+    assert main(["batch", str(source), str(target)]) == 1
+    told = "pace: nothing to do: 3 answered and 5 failed before\n"
+    assert capfd.readouterr().err == told and target.read_bytes() == before
+    target.write_bytes(b"".join(line for line in before.splitlines(True) if b'"status_code":200' in line))
+    source.write_text(question("france", "France") + question("italy", "Italy") + question("spain", "Spain"))
+    assert main(["batch", str(source), str(target), "--kv-cache-bytes", "64MiB"]) == 0
+    assert capfd.readouterr().err == "pace: 1 request answered, 0 failed; 2 answered and 0 failed before\n"
 
 
 def test_from_stdin_to_stdout_under_any_name(capfd, monkeypatch):

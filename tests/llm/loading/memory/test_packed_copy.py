@@ -184,13 +184,23 @@ def test_a_writer_that_is_stopped_is_not_waited_for_forever(llama, folder, caplo
     assert "another process has been writing" in caplog.text
 
 
-@pytest.mark.parametrize("name, value", [("__version__", "0.0.0"), ("FORMAT", -1)])
-def test_a_copy_of_another_version_is_written_anew(name, value, llama, folder, reads, monkeypatch):
+def test_a_copy_of_another_format_is_written_again(llama, folder, reads, monkeypatch):
     logits(llama)
-    monkeypatch.setattr(packed_weights, name, value)
+    monkeypatch.setattr(packed_weights, "FORMAT", -1)
     reads.clear()
     logits(llama)
     assert any(name.endswith("_proj.weight") for name in reads) and len(copies(folder)) == 1
+
+
+def test_builds_have_copies_of_their_own(llama, folder, reads, monkeypatch, caplog):
+    """Two installations in turn open a model from their copies."""
+    version = packed_weights.__version__
+    for turn in range(4):
+        monkeypatch.setattr(packed_weights, "__version__", "0.0.0" if turn % 2 else version)
+        reads.clear()
+        logits(llama)
+        assert any(name.endswith("_proj.weight") for name in reads) == (turn < 2)
+    assert len(copies(folder)) == 2 and not caplog.records
 
 
 def test_a_damaged_copy_is_written_anew(llama, folder, caplog):
@@ -328,8 +338,10 @@ def test_what_a_killed_process_left_is_removed(llama, folder):
     left.write_bytes(bytes(1000))
     with open(locked, "wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        logits(llama)
-        assert not left.exists() and locked.exists(), "who writes a copy holds its lock"
+        for _ in range(2):  # the second time, the model has its copy
+            logits(llama)
+            assert not left.exists() and locked.exists(), "who writes a copy holds its lock"
+            left.write_bytes(bytes(1000))
 
 
 def test_the_folder_is_the_users_alone(folder):
