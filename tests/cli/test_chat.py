@@ -273,7 +273,7 @@ def test_a_missing_template_is_told_before_weights_are_read(command, words, tmp_
     config.pop("chat_template", None)
     (home / "tokenizer_config.json").write_text(json.dumps(config))
     (home / "chat_template.jinja").unlink(missing_ok=True)
-    monkeypatch.setattr("pace.llm.loading.fill_model", lambda *arguments: pytest.fail("weights were read"))
+    monkeypatch.setattr("pace.llm.loading.load.fill_model", lambda *arguments: pytest.fail("weights were read"))
     code, out, err = command(*words, "-m", str(home))
     assert (code, out, err.count("\n")) == (1, "", 1) and "no chat template" in err
 
