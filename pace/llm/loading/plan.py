@@ -46,7 +46,7 @@ def plan_layout(
     check_coverage(model, reader, names, targets)
     if left_out := reader.tensors.keys() - names.keys():
         parts = sorted({name.removeprefix("model.").split(".")[0] for name in left_out})
-        logger.info("left out %d tensors of %s: this model only reads text", len(left_out), ", ".join(parts))
+        logger.info("left out %d tensors of %s: this model reads text only", len(left_out), ", ".join(parts))
     stored = {
         here: StoredQuantized(layout, reader.column_order(name))
         for name, here in names.items()
