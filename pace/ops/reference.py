@@ -26,7 +26,6 @@ from pace.ops.reference_sampling import (  # noqa: F401
     argmax,
     sample,
     token_logprobs,
-    top_k_top_p_,
 )
 from pace.ops.weight_layout import AnyLayout, MixedLayout, QuantizedRows, WeightLayout
 
