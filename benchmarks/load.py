@@ -50,7 +50,9 @@ def write_checkpoint(folder: Path, stored: torch.dtype, kind: str, **changes: in
     (folder / "config.json").write_text(json.dumps(config))
     model_class, parsed = read_config(config)
     generator = torch.Generator().manual_seed(0)
-    shapes = {name: target.shape for name, [target, *_] in model_class(parsed, torch.float32, reference).targets().items()}
+    shapes = {
+        name: target.shape for name, [target, *_] in model_class(parsed, torch.float32, reference).targets().items()
+    }
     state = {name: torch.randn(shape, generator=generator).mul_(0.02).to(stored) for name, shape in shapes.items()}
     if kind.startswith("bin"):
         if parsed.tie_word_embeddings:

@@ -11,7 +11,7 @@ from pace.llm.configs import SamplingConfig
 from pace.llm.constraints.masks import SequenceMask
 from pace.llm.guides import Guide
 from pace.llm.inputs import Prompts
-from pace.llm.sampling.filters import build_filters
+from pace.llm.sampling.filters import make_filter
 from pace.llm.sampling.logits import Processors, build_processors
 from pace.llm.sampling.sampler import DecodingStrategy, Greedy, PromptLogprobs, Rules, Sampling, mix
 from pace.llm.sequence import Sequence
@@ -95,7 +95,7 @@ class Prepared:
         def make_strategy() -> Ranking:
             return Ranking(
                 Processors(build_processors(config, len(row), end_tokens)),
-                build_filters(config, num_spared),
+                make_filter(config, num_spared),
                 None if config.do_sample else num_spared * config.num_beams,
                 self.num_logprobs,
             )

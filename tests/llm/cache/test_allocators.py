@@ -10,7 +10,7 @@ import torch
 from pace.assets import TINY
 from pace.batch import BLOCK_SIZE, KVSpec, Positions
 from pace.llm import LLMModel
-from pace.llm.cache.allocators import COPY_COST, balanced_rows
+from pace.llm.cache.contiguous import COPY_COST, balanced_rows
 from pace.llm.cache.manager import CacheManager
 from pace.llm.sequence import Sequence
 
