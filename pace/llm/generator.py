@@ -22,10 +22,11 @@ from pace.llm.clients.streamer import Feed, make_feed
 from pace.llm.configs import SamplingConfig
 from pace.llm.defaults import with_defaults
 from pace.llm.engine.driver import EngineDriver
-from pace.llm.engine.engine import Engine, checked_priority, checked_salt
+from pace.llm.engine.engine import Engine
 from pace.llm.guides import Guides
 from pace.llm.infill import infill_prompts
 from pace.llm.inputs import Prompts, read_prompts
+from pace.llm.limits import checked_priority, checked_salt
 from pace.llm.outputs import GenerateOutput, Metrics
 from pace.llm.prepared import Prepared, end_tokens_of
 from pace.llm.sampling.sampler import mix

@@ -19,8 +19,8 @@ LAYERS: list[list[str]] = [
     ["pace.checkpoints"],
     ["pace.tokenizer"],
     ["pace.grammar"],
-    ["pace.llm.checks", "pace.llm.configs", "pace.llm.defaults", "pace.llm.inputs", "pace.llm.operators"]
-    + ["pace.llm.other_names", "pace.llm.outputs"]
+    ["pace.llm.checks", "pace.llm.configs", "pace.llm.defaults", "pace.llm.inputs", "pace.llm.limits"]
+    + ["pace.llm.operators", "pace.llm.other_names", "pace.llm.outputs"]
     + ["pace.llm.infill", "pace.llm.sequence", "pace.llm.speculation.configs", "pace.llm.chat"],
     ["pace.llm.layers"],
     ["pace.llm.models", "pace.llm.loading"],
