@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         from pace.server.batch.answering import Answering, batch_options
     except ModuleNotFoundError as error:
-        if error.name not in ("fastapi", "pydantic"):
+        if error.name not in ("pydantic", "prometheus_client"):
             raise
         raise ImportError(f'pace batch needs {error.name}: pip install "pace-llm[serve]"') from None
     from pace.llm.loading.options import LoadOptions

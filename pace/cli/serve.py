@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pace.server.network.run import Service
     from pace.server.network.security import Application
 
-PACKAGES = ("fastapi", "pydantic", "uvicorn", "httptools", "prometheus_client")
+PACKAGES = ("starlette", "pydantic", "uvicorn", "httptools", "prometheus_client")
 FLAG: dict[str, Any] = {"action": "store_true"}
 SERVE_OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "host": ("--host", {}),
@@ -153,7 +153,7 @@ def serve_options(arguments: argparse.Namespace) -> ServeOptions:
 
 
 def make_service(options: ServeOptions, arguments: argparse.Namespace) -> tuple[Service, Application]:
-    """Loads the model and returns the service and application that `run` serves. Imports torch and FastAPI. Raises
+    """Loads the model and returns the service and application that `run` serves. Imports torch and Starlette. Raises
     WrongOptions that names the field."""
     from pace.llm.loading.options import LoadOptions
     from pace.server.app import make_app

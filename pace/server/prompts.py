@@ -16,7 +16,7 @@ from pace.llm.chat.turn import Turn, plan_turn
 from pace.llm.infill import Infill
 from pace.llm.inputs import warn_of_second_bos
 from pace.server.errors import ApiError
-from pace.server.jobs import ChatPrompt, Job, TextPrompts
+from pace.server.jobs import ChatPrompt, GenerationJob, TextPrompts
 from pace.server.limits import Limits
 
 logger = logging.getLogger("pace")
@@ -63,18 +63,21 @@ class PromptReader:
                 raise ApiError(400, str(error)) from None
         return self._local.template
 
-    def read(self, job: Job, grammar: Grammar | None = None) -> list[list[int]]:
-        """Returns the token ids of each prompt. For a conversation, sets `job.turn`; an answer without calls then
-        follows `grammar`. Raises ApiError for prompts that cannot be read or are too long, and for token ids outside
-        the vocabulary."""
+    def read(
+        self, job: GenerationJob, grammar: Grammar | None = None
+    ) -> tuple[list[list[int]], Turn | None, Infill | None]:
+        """Returns the token ids of each prompt, the turn of a conversation, and how to fill a gap. An answer without
+        calls follows `grammar`. Raises ApiError for prompts that cannot be read or are too long, and for token ids
+        outside the vocabulary."""
+        turn = infill = None
         for param, tokens in job.tokens_named.items():
             self._check_tokens(tokens, param)
         if isinstance(job.prompt, ChatPrompt):
-            job.turn = self.plan(job.prompt, grammar)
-            rows = [self.encode(job.turn.prompt, job.prompt.add_special_tokens, job.prompt.param)]
-            param = job.prompt.param
+            turn, param = self.plan(job.prompt, grammar), job.prompt.param
+            rows = [self.encode(turn.prompt, job.prompt.add_special_tokens, param)]
         elif job.prompt.suffix is not None:
-            rows, param = self._gaps(job), "prompt"
+            infill, param = self._infill(), "prompt"
+            rows = self._gaps(job.prompt, infill)
         else:
             rows, param = self._texts(job.prompt), "prompt"
         if job.truncate_prompt is not None:
@@ -84,7 +87,7 @@ class PromptReader:
                 raise ApiError(400, f"{param} has no tokens", param=param)
             if len(row) >= self.max_length:
                 raise self._too_long(len(row), param)
-        return rows
+        return rows, turn, infill
 
     def plan(self, prompt: ChatPrompt, grammar: Grammar | None = None) -> Turn:
         """Returns the turn that follows a conversation. Raises ApiError."""
@@ -163,14 +166,15 @@ class PromptReader:
         runs = [self.encode(start + word, False, "bad_words") for word in words for start in ("", " ")]
         return [list(run) for run in dict.fromkeys(map(tuple, runs)) if run]
 
-    def _gaps(self, job: Job) -> list[list[int]]:
-        """Returns prompts with a gap between each and the suffix, and sets `job.infill`. Raises ApiError if the model
-        cannot fill gaps."""
-        prompts = job.prompt
+    def _infill(self) -> Infill:
+        """Returns how the model fills a gap. Raises ApiError if it cannot."""
         try:
-            infill = job.infill = Infill.of(self.tokenizer)
+            return Infill.of(self.tokenizer)
         except ValueError as error:
             raise ApiError(400, str(error), param="suffix", code="unsupported_parameter") from None
+
+    def _gaps(self, prompts: TextPrompts, infill: Infill) -> list[list[int]]:
+        """Returns prompts with a gap between each and the suffix."""
         self._check_bytes(len(prompts.suffix.encode()), "suffix")
         return [
             infill.prompt(self.tokenizer, item, prompts.suffix, prompts.add_special_tokens)

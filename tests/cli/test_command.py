@@ -23,7 +23,7 @@ HEAVY = (
     "tokenizers",
     "huggingface_hub",
     "safetensors",
-    "fastapi",
+    "starlette",
     "pydantic",
     "jinja2",
 )

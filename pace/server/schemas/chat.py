@@ -8,24 +8,13 @@ from pydantic import WithJsonSchema
 
 from pace.llm.configs import SamplingConfig
 from pace.server.errors import ApiError, refused
-from pace.server.jobs import ChatPrompt, Job
+from pace.server.jobs import ChatPrompt, GenerationJob
 from pace.server.limits import Limits
 from pace.server.schemas.description import CONTENT
 from pace.server.schemas.fields import Bounded, Strings
-from pace.server.schemas.generation import INERT, REFUSED, GenerationRequest, joined_text
+from pace.server.schemas.generation import GenerationRequest, joined_text
 from pace.server.schemas.passed_over import OPENAI_TOOLS, PassedOver, without_tools
 from pace.server.schemas.turns import THOUGHT
-
-CHAT_REFUSED = REFUSED | {
-    "functions": "functions have become tools: send tools and tool_choice",
-    "audio": "this model writes text only",
-    "prediction": "predicted outputs are not served",
-    "web_search_options": "nothing is fetched",
-    "chat_template": "templates of a client are not run; chat_template_kwargs sets what the model's own looks at",
-    "documents": "the template's documents are not served",
-    "echo": "chat has no echo; completions do",
-}
-CHAT_INERT = INERT | {"function_call", "include_reasoning"}
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 RESERVED = frozenset("messages tools documents add_generation_prompt continue_final_message tokenize chat_template "
@@ -46,6 +35,17 @@ _MESSAGES = {
 
 
 class ChatRequest(GenerationRequest):
+    UNSUPPORTED = GenerationRequest.UNSUPPORTED | {
+        "functions": "functions have become tools: send tools and tool_choice",
+        "audio": "this model writes text only",
+        "prediction": "predicted outputs are not served",
+        "web_search_options": "nothing is fetched",
+        "chat_template": "templates of a client are not run; chat_template_kwargs sets what the model's own looks at",
+        "documents": "the template's documents are not served",
+        "echo": "chat has no echo; completions do",
+    }
+    UNUSED = GenerationRequest.UNUSED | {"function_call", "include_reasoning"}
+
     messages: Annotated[list[Any], WithJsonSchema(_MESSAGES)]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
@@ -60,7 +60,7 @@ class ChatRequest(GenerationRequest):
     reasoning_effort: str | None = None
     """Passed to the template; some templates use it."""
 
-    def to_job(self, limits: Limits, defaults: SamplingConfig) -> Job:
+    def to_job(self, limits: Limits, defaults: SamplingConfig) -> GenerationJob:
         """Returns the job of the request. Raises ApiError for unsupported requests."""
         self._check_forms()
         settings = self.settings(limits, defaults, is_chat=True)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any
 
 from pydantic import WithJsonSchema
 
 from pace.llm.configs import SamplingConfig
 from pace.server.errors import ApiError
-from pace.server.jobs import Job, TextPrompts
+from pace.server.jobs import GenerationJob, TextPrompts
 from pace.server.limits import Limits
-from pace.server.schemas.generation import INERT, REFUSED, GenerationRequest
-
-COMPLETIONS_REFUSED = REFUSED
-COMPLETIONS_INERT = INERT
+from pace.server.schemas.generation import GenerationRequest
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's default for completions."""
@@ -37,7 +35,7 @@ class CompletionsRequest(GenerationRequest):
     echo: bool | None = None
     logprobs: int | None = None
 
-    def to_job(self, limits: Limits, defaults: SamplingConfig) -> Job:
+    def to_job(self, limits: Limits, defaults: SamplingConfig) -> GenerationJob:
         """Returns the job of the request. Raises ApiError for unsupported requests."""
         settings = self.settings(limits, defaults, is_chat=False)
         settings.logprobs(self.logprobs, "logprobs")
@@ -57,9 +55,7 @@ class CompletionsRequest(GenerationRequest):
                 400, f"{len(prompts.items)} prompts times n are {num_rows} texts; {limits.prompts} are the most",
                 param="prompt",
             )  # fmt: skip
-        job.echo = bool(self.echo)
-        job.wants_prompt |= job.echo
-        return job
+        return replace(job, wants_prompt=True) if self.echo else job
 
     def _check_gap(self) -> None:
         """Raises ApiError for fields that have no meaning with a suffix."""

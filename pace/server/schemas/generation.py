@@ -7,30 +7,14 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from pace.llm.configs import SamplingConfig
-from pace.llm.engine.engine import MOST_PRIORITY
+from pace.llm.limits import MAX_PRIORITY
 from pace.naming import shown
 from pace.server.errors import ApiError
-from pace.server.jobs import ChatPrompt, Job, TextPrompts
+from pace.server.jobs import ChatPrompt, GenerationJob, TextPrompts
 from pace.server.limits import Limits
 from pace.server.schemas.fields import Bounded, Integers, Strings
 from pace.server.schemas.sampling import Settings
-from pace.server.schemas.structure import INERT as ONE_BACKEND
 from pace.server.schemas.structure import StructuredRequest
-
-INERT = ONE_BACKEND | frozenset(
-    "user metadata safety_identifier prompt_cache_key prompt_cache_retention verbosity request_id "
-    "spaces_between_special_tokens skip_reading_prefix_cache model".split()
-)
-"""Fields that have no effect here and need no warning."""
-
-REFUSED = {
-    "use_beam_search": "beam search is not served; use best_of, or LLMModel.generate with num_beams",
-    "prompt_embeds": "embeddings are no input here",
-    "logits_processors": "code of a client is not run",
-    "lora_request": "adapters are not served",
-    "store": "nothing is stored",
-}
-"""Known fields of other servers that are not supported, and the reasons."""
 
 
 class StreamOptions(BaseModel):
@@ -47,7 +31,18 @@ class StreamOptions(BaseModel):
 class GenerationRequest(StructuredRequest):
     """OpenAI's fields, then those of vLLM and llama.cpp that the same clients send."""
 
-    model: str | None = None
+    UNSUPPORTED = {
+        "use_beam_search": "beam search is not served; use best_of, or LLMModel.generate with num_beams",
+        "prompt_embeds": "embeddings are no input here",
+        "logits_processors": "code of a client is not run",
+        "lora_request": "adapters are not served",
+        "store": "nothing is stored",
+    }
+    UNUSED = StructuredRequest.UNUSED | set(
+        "user metadata safety_identifier prompt_cache_key prompt_cache_retention verbosity request_id "
+        "spaces_between_special_tokens skip_reading_prefix_cache".split()
+    )
+
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -104,7 +99,7 @@ class GenerationRequest(StructuredRequest):
         settings: Settings,
         max_tokens: int | None,
         max_tokens_param: str = "max_tokens",
-    ) -> Job:
+    ) -> GenerationJob:
         """Returns the job of these fields. `max_tokens_param` is the client's name for `max_tokens`. Raises
         ApiError."""
         n = 1 if self.n is None else self.n
@@ -124,7 +119,7 @@ class GenerationRequest(StructuredRequest):
             raise ApiError(400, "prompt_logprobs cannot be streamed", param="prompt_logprobs")
         _check_range(max_tokens_param, max_tokens, 0, 2**31)
         _check_range("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, 2**31)
-        _check_range("priority", self.priority, -MOST_PRIORITY, MOST_PRIORITY + 1)
+        _check_range("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY + 1)
         if self.min_tokens is not None and max_tokens is not None and self.min_tokens > max_tokens:
             raise ApiError(
                 400, f"min_tokens={self.min_tokens} is more than {max_tokens_param}={max_tokens}", param="min_tokens"
@@ -137,14 +132,14 @@ class GenerationRequest(StructuredRequest):
             raise ApiError(
                 400, f"bad_words may have {settings.limits.token_lists} words, none empty", param="bad_words"
             )
-        return Job(
+        return GenerationJob(
             prompt,
             settings.config,
             max_tokens,
             num_choices=n,
             stream=bool(self.stream),
             truncate_prompt=self.truncate_prompt_tokens,
-            priority=self.priority or 0,
+            priority=-(self.priority or 0),  # lower is earlier on the wire
             cache_salt=salt,
             bad_words=bad_words,
             tokens_named=settings.tokens_named,

@@ -10,29 +10,13 @@ from pydantic_core import PydanticCustomError
 from pace.grammar.response_format import read_response_format
 from pace.llm.configs import SamplingConfig
 from pace.server.errors import ApiError, refused
-from pace.server.jobs import ChatPrompt, Job
+from pace.server.jobs import ChatPrompt, GenerationJob, Structure
 from pace.server.limits import Limits
 from pace.server.schemas.fields import Bounded, Request, Strings
 from pace.server.schemas.items import NOT_STORED, Item, read_items
 from pace.server.schemas.passed_over import OPENAI_TOOLS, PassedOver, without_tools
 from pace.server.schemas.sampling import Settings
-from pace.server.schemas.structure import Structure
 from pace.server.schemas.turns import Nested, check_count, check_salt, with_system
-
-RESPONSES_REFUSED = {
-    "previous_response_id": NOT_STORED,
-    "conversation": NOT_STORED,
-    "background": "an answer lives as long as its connection; use stream",
-    "prompt": "no prompts are stored here; send instructions and input",
-    "context_management": "conversations are not compacted",
-    "moderation": "there is no moderation here",
-}
-
-RESPONSES_INERT = frozenset(
-    "access_programs background_options client_metadata image max_tool_calls prompt_cache_key prompt_cache_retention "
-    "safety_identifier user".split()
-)
-"""Fields that have no effect on one machine. `max_tool_calls` counts calls of OpenAI's own tools."""
 
 LOGPROBS = "message.output_text.logprobs"
 """The only value of `include` with an effect here; the others concern OpenAI's tools."""
@@ -65,7 +49,20 @@ class Reasoning(Nested):
 class ResponsesRequest(Request):
     """The body of `POST /v1/responses`, and of `POST /v1/responses/input_tokens`."""
 
-    model: str | None = None
+    UNSUPPORTED = {
+        "previous_response_id": NOT_STORED,
+        "conversation": NOT_STORED,
+        "background": "an answer lives as long as its connection; use stream",
+        "prompt": "no prompts are stored here; send instructions and input",
+        "context_management": "conversations are not compacted",
+        "moderation": "there is no moderation here",
+    }
+    UNUSED = frozenset(
+        "access_programs background_options client_metadata image max_tool_calls prompt_cache_key "
+        "prompt_cache_retention safety_identifier user".split()
+    )
+    """`max_tool_calls` counts calls of OpenAI's own tools."""
+
     input: Annotated[list[Item], BeforeValidator(_as_items), Bounded, WithJsonSchema(_INPUT)]
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1)
@@ -98,7 +95,7 @@ class ResponsesRequest(Request):
     def wants_logprobs(self) -> bool:
         return bool(self.top_logprobs) or LOGPROBS in (self.include or ())
 
-    def to_job(self, limits: Limits, defaults: SamplingConfig) -> Job:
+    def to_job(self, limits: Limits, defaults: SamplingConfig) -> GenerationJob:
         """Returns the job of the request. `defaults` are the checkpoint's. Raises ApiError for unsupported requests."""
         self._check_served()
         check_salt(self.cache_salt, limits)
@@ -111,7 +108,7 @@ class ResponsesRequest(Request):
         structure = None
         if self.text and self.text.format is not None:
             structure = Structure("text.format", self.text.format, read_response_format)
-        return Job(
+        return GenerationJob(
             self.to_prompt(limits),
             settings.config,
             self.max_output_tokens,

@@ -10,15 +10,12 @@ from pace.server.limits import Limits
 from pace.server.schemas.chat import ChatRequest
 from pace.server.schemas.fields import Integers, Request
 
-TOKENS_REFUSED = {
-    "chat_template": "templates of a client are not run; chat_template_kwargs sets what the model's own looks at",
-}
-
 
 class TokenizeRequest(Request):
     """Requires exactly one of `prompt`, `content` (llama.cpp's name for it) and `messages`."""
 
-    model: str | None = None
+    UNSUPPORTED = {"chat_template": ChatRequest.UNSUPPORTED["chat_template"]}
+
     prompt: str | None = None
     content: str | None = None
     messages: list[Any] | None = None
@@ -63,5 +60,4 @@ class TokenizeRequest(Request):
 
 
 class DetokenizeRequest(Request):
-    model: str | None = None
     tokens: Integers

@@ -59,6 +59,15 @@ def apply_template(request: ChatRequest, reader: PromptReader, limits: Limits) -
     return {"prompt": reader.render(request.to_prompt(limits))}
 
 
+def count(request: Any, reader: PromptReader, limits: Limits) -> dict[str, Any]:
+    """Returns the number of tokens of a conversation's prompt."""
+    return {"input_tokens": len(reader.encode_chat(request.to_prompt(limits)))}
+
+
+def count_response(request: Any, reader: PromptReader, limits: Limits) -> dict[str, Any]:
+    return {"object": "response.input_tokens", **count(request, reader, limits)}
+
+
 def _pieces(tokens: list[int], tokenizer: Any) -> list[dict[str, Any]]:
     """Returns tokens in llama.cpp's form: a piece is a text, or bytes if they are no whole characters."""
     table = TokenBytes.of(tokenizer)

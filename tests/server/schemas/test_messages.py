@@ -8,12 +8,12 @@ import pytest
 
 from pace.llm.configs import SamplingConfig
 from pace.server.errors import ApiError
-from pace.server.jobs import ChatPrompt, Job
+from pace.server.jobs import ChatPrompt, GenerationJob
 from pace.server.limits import Limits
 
 pytest.importorskip("pydantic")
 from pace.server.schemas.fields import parse
-from pace.server.schemas.messages import MESSAGES_INERT, MESSAGES_REFUSED, CountTokensRequest, MessagesRequest
+from pace.server.schemas.messages import CountTokensRequest, MessagesRequest
 
 HI = [{"role": "user", "content": "hi"}]
 TOOL = {"name": "f", "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}}}
@@ -22,15 +22,15 @@ RESULT = {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text
 FIRST = "messages[0].content[0]"
 
 
-def job_of(body: Any, defaults: SamplingConfig | None = None, limits: Limits | None = None) -> Job:
-    request, unknown = parse(MessagesRequest, body, MESSAGES_REFUSED, MESSAGES_INERT)
+def job_of(body: Any, defaults: SamplingConfig | None = None, limits: Limits | None = None) -> GenerationJob:
+    request, unknown = parse(MessagesRequest, body)
     assert unknown == []
     return request.to_job(limits or Limits(), defaults or SamplingConfig())
 
 
 def prompt_of(**body: Any) -> ChatPrompt:
     """The prompt of a request for an answer, after a check that a request to count tokens has the same prompt."""
-    request, unknown = parse(CountTokensRequest, body, MESSAGES_REFUSED, MESSAGES_INERT)
+    request, unknown = parse(CountTokensRequest, body)
     prompt = request.to_prompt(Limits())
     assert unknown == [] and prompt == job_of({"max_tokens": 5, **body}).prompt
     return prompt

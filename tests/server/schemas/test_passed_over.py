@@ -13,8 +13,10 @@ from pace.server.limits import Limits
 from tests.server.serving import QUESTION, Serving
 
 pytest.importorskip("pydantic")
-from pace.server.schemas import chat, messages, responses
+from pace.server.schemas.chat import ChatRequest
 from pace.server.schemas.fields import parse
+from pace.server.schemas.messages import CountTokensRequest, MessagesRequest
+from pace.server.schemas.responses import ResponsesRequest
 
 FUNCTION = {"type": "object", "properties": {"a": {"type": "string"}}}
 BILLING = "x-anthropic-billing-header: cc_version=2.1.197.{0}; cc_entrypoint=cli; cch={0};"
@@ -22,24 +24,21 @@ AGENT = "You are Claude Code."
 
 
 def of_messages(**body: Any) -> ChatPrompt:
-    refused, inert = messages.MESSAGES_REFUSED, messages.MESSAGES_INERT
     body = {"messages": QUESTION, **body}
-    request, unknown = parse(messages.MessagesRequest, {"max_tokens": 5, **body}, refused, inert)
-    counted, also_unknown = parse(messages.CountTokensRequest, body, refused, inert)
+    request, unknown = parse(MessagesRequest, {"max_tokens": 5, **body})
+    counted, also_unknown = parse(CountTokensRequest, body)
     assert not unknown and not also_unknown and request.to_prompt(Limits()) == counted.to_prompt(Limits())
     return request.to_prompt(Limits())
 
 
 def of_responses(**body: Any) -> ChatPrompt:
-    request, unknown = parse(
-        responses.ResponsesRequest, {"input": QUESTION, **body}, responses.RESPONSES_REFUSED, responses.RESPONSES_INERT
-    )
+    request, unknown = parse(ResponsesRequest, {"input": QUESTION, **body})
     assert not unknown
     return request.to_prompt(Limits())
 
 
 def of_chat(**body: Any) -> ChatPrompt:
-    request, unknown = parse(chat.ChatRequest, {"messages": QUESTION, **body}, chat.CHAT_REFUSED, chat.CHAT_INERT)
+    request, unknown = parse(ChatRequest, {"messages": QUESTION, **body})
     assert not unknown
     return request.to_prompt(Limits())
 

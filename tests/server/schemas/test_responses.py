@@ -9,16 +9,16 @@ import pytest
 
 from pace.llm.configs import SamplingConfig
 from pace.server.errors import ApiError
-from pace.server.jobs import Job
+from pace.server.jobs import GenerationJob
 from pace.server.limits import Limits
 
 pytest.importorskip("pydantic")
 from pace.server.schemas.fields import parse
-from pace.server.schemas.responses import RESPONSES_INERT, RESPONSES_REFUSED, ResponsesRequest
+from pace.server.schemas.responses import ResponsesRequest
 
 
-def job_of(body: Any, defaults: SamplingConfig | None = None, limits: Limits | None = None) -> Job:
-    request, unknown = parse(ResponsesRequest, body, RESPONSES_REFUSED, RESPONSES_INERT)
+def job_of(body: Any, defaults: SamplingConfig | None = None, limits: Limits | None = None) -> GenerationJob:
+    request, unknown = parse(ResponsesRequest, body)
     assert unknown == []
     return request.to_job(limits or Limits(), defaults or SamplingConfig())
 

@@ -19,7 +19,7 @@ from pace.server.answers import Finish, Piece
 from pace.server.errors import ApiError
 from pace.server.limits import Limits
 from pace.server.schemas.fields import parse
-from pace.server.schemas.messages import MESSAGES_INERT, MESSAGES_REFUSED, CountTokensRequest, MessagesRequest
+from pace.server.schemas.messages import CountTokensRequest, MessagesRequest
 from pace.server.wire.form import dumps
 from pace.server.wire.messages import MessagesForm
 from pace.server.wire.openai import Envelope
@@ -56,12 +56,12 @@ class Server:
 
     def __call__(self, path: str, body: dict[str, Any]) -> tuple[int, bytes]:
         if path == "/v1/messages/count_tokens":
-            request, unknown = parse(CountTokensRequest, body, MESSAGES_REFUSED, MESSAGES_INERT)
+            request, unknown = parse(CountTokensRequest, body)
             assert not unknown
             return 200, dumps({"input_tokens": len(request.to_prompt(Limits()).messages)})
         assert path == "/v1/messages"
         try:
-            request, unknown = parse(MessagesRequest, body, MESSAGES_REFUSED, MESSAGES_INERT)
+            request, unknown = parse(MessagesRequest, body)
             assert not unknown, "the client sends what the schema does not know"
             job = request.to_job(Limits(), SamplingConfig())
         except ApiError as error:
