@@ -65,16 +65,16 @@ class Admission:
         """Raises ApiError 429 if any new request would be refused now. Very cheap, so that refusals take no time from
         requests that are served."""
         if self._num_requests >= self._max_requests:
-            raise self._full("queue", f"{self._num_requests} requests are under way, and no more may wait")
+            raise self._full("queue", f"the queue is full: {self._num_requests} requests are in progress")
         if self._waiting and self.seconds_waiting > self._max_wait:
-            raise self._full("wait", "those that wait already take longer than anybody may wait")
+            raise self._full("wait", f"the queue is too long: requests in it already wait {self._max_wait:g} s")
 
     @contextmanager
     def request(self, key: str | None) -> Iterator[None]:
         """Counts a request for the duration of the block. Raises ApiError 429 if there are too many."""
         self.check_room()
         if key is not None and self._max_per_key is not None and self._per_key[key] >= self._max_per_key:
-            raise self._full("key", f"this key has {self._max_per_key} requests under way, and may have no more")
+            raise self._full("key", f"this key has {self._max_per_key} requests in progress, which is its maximum")
         self._num_requests += 1
         self._per_key[key or ""] += 1
         try:
@@ -123,7 +123,7 @@ class Admission:
 
     async def _wait(self, num_rows: int, num_tokens: int, priority: int) -> None:
         if self.seconds_waiting > self._max_wait:
-            raise self._full("wait", "those that wait already take longer than anybody may wait")
+            raise self._full("wait", f"the queue is too long: requests in it already wait {self._max_wait:g} s")
         self._arrivals += 1
         turn = asyncio.get_running_loop().create_future()
         waiting = Waiting((self._arrivals - HEAD_START * priority, self._arrivals), num_rows, num_tokens, turn)

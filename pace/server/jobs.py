@@ -106,7 +106,7 @@ class PreparedJob:
     samples: list[list[Sequence]]
     """Sequences of each prompt, ready to be submitted."""
     stop_strings: list[str]
-    """Those of the job, and the marks that end a gap."""
+    """Stop strings of the job and of the checkpoint, and the marks that end a gap."""
     turn: Turn | None = None
     """How to parse the answer of a conversation."""
     warnings: tuple[str, ...] = ()

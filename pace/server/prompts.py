@@ -15,7 +15,7 @@ from pace.llm.chat.template import ChatTemplate, TemplateRefusal
 from pace.llm.chat.turn import Turn, plan_turn
 from pace.llm.infill import Infill
 from pace.llm.inputs import warn_of_second_bos
-from pace.server.errors import ApiError
+from pace.server.errors import ApiError, invalid
 from pace.server.jobs import ChatPrompt, GenerationJob, TextPrompts
 from pace.server.limits import Limits
 
@@ -34,7 +34,7 @@ class PromptReader:
         self._vocab_size = vocab_size
         self.max_length = max_length
         self._limits = limits
-        self._most_bytes = limits.bytes_per_token * max_length
+        self._max_bytes = limits.bytes_per_token * max_length
         self._local = threading.local()
         self._lock = threading.Lock()
         self._passed_over: set[str] = set()
@@ -48,7 +48,7 @@ class PromptReader:
     def tokenizer(self) -> Any:
         """This thread's tokenizer. Raises ApiError if the model has none."""
         if self._tokenizer is None:
-            raise ApiError(400, "this model has no tokenizer: give prompts as token ids, to /v1/completions")
+            raise ApiError(400, "this model has no tokenizer: send token ids to /v1/completions")
         if not hasattr(self._local, "tokenizer"):
             self._local.tokenizer = copy.deepcopy(self._tokenizer)
         return self._local.tokenizer
@@ -84,7 +84,7 @@ class PromptReader:
             rows = [row[-job.truncate_prompt :] for row in rows]
         for row in rows:
             if not row:
-                raise ApiError(400, f"{param} has no tokens", param=param)
+                raise invalid(param, "has no tokens")
             if len(row) >= self.max_length:
                 raise self._too_long(len(row), param)
         return rows, turn, infill
@@ -115,7 +115,7 @@ class PromptReader:
         except GrammarError as error:
             raise ApiError(400, str(error), param=error.place) from None
         except Exception as error:
-            raise ApiError(400, f"these messages cannot be read: {error}", param=prompt.param) from None
+            raise ApiError(400, f"these messages are invalid: {error}", param=prompt.param) from None
 
     def _log_passed_over(self, names: tuple[str, ...]) -> None:
         """Logs once per name what requests ask for without effect."""
@@ -123,28 +123,26 @@ class PromptReader:
             fresh = [name for name in names if name not in self._passed_over]
             self._passed_over.update(fresh)
         for name in fresh:
-            logger.warning("%s: passed over, here and in later requests; this server has nothing of the kind", name)
+            logger.warning("%s: ignored, here and in later requests, because this server does not support it", name)
 
     def _tools(self, prompt: ChatPrompt) -> tuple[list[Tool], ToolChoice]:
         """Returns the callable tools and the tool choice. Raises ApiError."""
         items = prompt.tools or []
         if len(items) > self._limits.tools:
-            raise ApiError(400, f"tools may have {self._limits.tools} entries, got {len(items)}", param="tools")
+            raise invalid("tools", f"may have at most {self._limits.tools} entries, got {len(items)}")
         try:
             tools = read_tools(items)
             for index, tool in enumerate(tools):
                 try:
                     check_size(tool.parameters, self._limits.grammar)
                 except ValueError as error:
-                    raise ToolError(f"tools[{index}]", f"has parameters that cannot be used: {error}") from None
+                    raise ToolError(f"tools[{index}]", f"has invalid parameters: {error}") from None
             choice = read_choice(prompt.tool_choice, tools)
         except ToolError as error:
             raise ApiError(400, str(error), param=error.place) from None
         num_bytes = sum(len(repr(tool.parameters)) + len(tool.description) for tool in choice.among(tools))
         if num_bytes > self._limits.grammar_bytes:
-            raise ApiError(
-                400, f"tools have {num_bytes} characters; {self._limits.grammar_bytes} are the most", param="tools"
-            )
+            raise invalid("tools", f"have {num_bytes} characters; the maximum is {self._limits.grammar_bytes}")
         return tools, choice
 
     def render(self, prompt: ChatPrompt) -> str:
@@ -196,15 +194,17 @@ class PromptReader:
             elif not is_text and isinstance(item, list) and item and all(map(_is_token, item)):
                 self._check_tokens(item, "prompt")
             else:
-                raise ApiError(400, f"prompt must be {PROMPTS}; none of them empty", param="prompt")
+                raise invalid("prompt", f"must be {PROMPTS}, and none may be empty")
             yield item
 
     def _check_tokens(self, tokens: list[int], param: str) -> None:
         if max(tokens) >= self._vocab_size:
-            raise ApiError(400, f"{param}: token ids are 0 to {self._vocab_size - 1}; got {max(tokens)}", param=param)
+            raise ApiError(
+                400, f"{param}: token ids must be from 0 to {self._vocab_size - 1}, got {max(tokens)}", param=param
+            )
 
     def _check_bytes(self, num_bytes: int, param: str) -> None:
-        if num_bytes > self._most_bytes:
+        if num_bytes > self._max_bytes:
             raise ApiError(
                 400,
                 f"{param}: prompt is too long: {num_bytes} bytes of text are more than the context can hold. "

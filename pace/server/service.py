@@ -21,7 +21,7 @@ from pace.llm.sequence import Sequence
 from pace.server.admission import Admission
 from pace.server.answers import Answer
 from pace.server.compiling import GrammarWorkers
-from pace.server.errors import LOADING, ApiError, NotWell
+from pace.server.errors import LOADING, ApiError, NotWell, invalid
 from pace.server.fingerprint import fingerprint
 from pace.server.jobs import GenerationJob, PreparedJob
 from pace.server.metrics import Metrics
@@ -164,11 +164,11 @@ class Service:
         if name is None:
             return self.model_name
         if len(name) > self.limits.name_characters:
-            raise ApiError(400, f"model: a name has at most {self.limits.name_characters} characters", param="model")
+            raise invalid("model", f"must have at most {self.limits.name_characters} characters")
         if name not in self.options.model_names and not self.options.any_model_name:
             raise ApiError(
                 404,
-                f"the model {name!r} is not served here; there is {', '.join(self.options.model_names)}",
+                f"the model {name!r} is not served here; available: {', '.join(self.options.model_names)}",
                 param="model",
                 code="model_not_found",
             )
@@ -270,7 +270,7 @@ class Service:
             for sequence in group:
                 sequence.priority = job.priority
                 sequence.cache_salt = _joined_salt(salt, job.cache_salt)
-        return PreparedJob(job, samples, config.stop_strings or [], turn, prepared.warnings)
+        return PreparedJob(job, samples, prepared.config.stop_strings or [], turn, prepared.warnings)
 
     def _measure(self, samples: list[list[Sequence]]) -> None:
         """Reports the time of each prompt's prefill to the queue."""

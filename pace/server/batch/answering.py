@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pace.server.endpoints import ENDPOINTS, GenerationEndpoint
-from pace.server.errors import ApiError
+from pace.server.errors import ApiError, invalid
 from pace.server.limits import Limits
 from pace.server.options import ServeOptions
 from pace.server.schemas.fields import parse
@@ -59,7 +59,7 @@ class Answering:
         request, ignored = parse(endpoint.schema, body)
         self._name(ignored[:MAX_NAMED])
         if request.stream:
-            raise ApiError(400, "stream is not supported in a batch; leave it out", param="stream")
+            raise invalid("stream", "is not supported in a batch; leave it out")
         async with endpoint.generate(self._service, request) as (form, answer):
             return form.whole(await answer.whole(), answer.usage)
 

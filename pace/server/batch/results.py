@@ -134,6 +134,4 @@ def _key(line: Line) -> str | int:
 
 
 def _foreign(path: Path, number: int) -> ValueError:
-    return ValueError(
-        f"{path}: line {number} is no result of a batch; give a file that is not there, or one of results"
-    )
+    return ValueError(f"{path}: line {number} is not a result of a batch; give a new file, or a file of results")

@@ -55,8 +55,8 @@ _ANTHROPIC_ERROR = {
 def document(
     posts: Iterable[tuple[str, type[BaseModel], tuple[str, ...], bool]], gets: dict[str, str]
 ) -> dict[str, Any]:
-    """Returns the OpenAPI document. `posts` are the path, the schema and the types of answers of each endpoint, and
-    whether it is Anthropic's; `gets` are paths of information and their names."""
+    """Returns the OpenAPI document. `posts` has a path, a schema, types of answers and `is_anthropic` of each endpoint;
+    `gets` has the name of each path of information."""
     components: dict[str, Any] = {}
     paths: dict[str, Any] = {}
     for path, schema, content_types, is_anthropic in posts:

@@ -8,7 +8,8 @@ from typing import Annotated, Any, ClassVar, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
-from pace.server.errors import ApiError, refused
+from pace.server.errors import ApiError, invalid, unsupported
+from pace.server.limits import Limits
 
 MAX_OBJECTS = 1 << 14
 """Maximum members of a list or an object that are checked one by one, regardless of the limits. A body has room for
@@ -17,7 +18,7 @@ millions, which would block the event loop."""
 
 def _not_too_many(value: Any) -> Any:
     if isinstance(value, (list, dict)) and len(value) > MAX_OBJECTS:
-        raise PydanticCustomError("too_many", f"may have {MAX_OBJECTS} entries, has {len(value)}")
+        raise PydanticCustomError("too_many", f"may have at most {MAX_OBJECTS} entries, has {len(value)}")
     return value
 
 
@@ -51,13 +52,28 @@ def parse(schema: type[Parsed], body: Any) -> tuple[Parsed, list[str]]:
         raise ApiError(400, f"the body must be a JSON object, got {type_name(body)}")
     for name, why in schema.UNSUPPORTED.items():
         if body.get(name) not in (None, False, [], {}, ""):
-            raise refused(name, why)
+            raise unsupported(name, why)
     try:
         request = schema.model_validate(body)
     except ValidationError as error:
         raise as_api_error(error) from None
     known = schema.UNUSED | schema.UNSUPPORTED.keys()
     return request, [name for name in request.model_extra or {} if name not in known]
+
+
+def check_range(param: str, value: int | None, minimum: int, maximum: int) -> None:
+    if value is not None and not minimum <= value <= maximum:
+        raise invalid(param, f"must be from {minimum} to {maximum}, got {value}")
+
+
+def check_count(param: str, values: list[Any], maximum: int) -> None:
+    if not 1 <= len(values) <= maximum:
+        raise invalid(param, f"must have 1 to {maximum} entries, got {len(values)}")
+
+
+def check_salt(cache_salt: str | None, limits: Limits) -> None:
+    if cache_salt is not None and not 1 <= len(cache_salt) <= limits.name_characters:
+        raise invalid("cache_salt", f"must have 1 to {limits.name_characters} characters")
 
 
 def as_api_error(error: ValidationError) -> ApiError:

@@ -9,12 +9,14 @@ from pydantic import BaseModel, ConfigDict
 from pace.llm.configs import SamplingConfig
 from pace.llm.limits import MAX_PRIORITY
 from pace.naming import shown
-from pace.server.errors import ApiError
+from pace.server.errors import ApiError, invalid
 from pace.server.jobs import ChatPrompt, GenerationJob, TextPrompts
 from pace.server.limits import Limits
-from pace.server.schemas.fields import Bounded, Integers, Strings
+from pace.server.schemas.fields import Bounded, Integers, Strings, check_range, check_salt
 from pace.server.schemas.sampling import Settings
 from pace.server.schemas.structure import StructuredRequest
+
+MAX_TOKENS = 2**31 - 1
 
 
 class StreamOptions(BaseModel):
@@ -32,11 +34,11 @@ class GenerationRequest(StructuredRequest):
     """OpenAI's fields, then those of vLLM and llama.cpp that the same clients send."""
 
     UNSUPPORTED = {
-        "use_beam_search": "beam search is not served; use best_of, or LLMModel.generate with num_beams",
-        "prompt_embeds": "embeddings are no input here",
-        "logits_processors": "code of a client is not run",
-        "lora_request": "adapters are not served",
-        "store": "nothing is stored",
+        "use_beam_search": "beam search is not supported over HTTP; use best_of, or LLMModel.generate with num_beams",
+        "prompt_embeds": "embeddings are not supported as input",
+        "logits_processors": "code from clients is not run",
+        "lora_request": "adapters are not supported",
+        "store": "nothing is stored here",
     }
     UNUSED = StructuredRequest.UNUSED | set(
         "user metadata safety_identifier prompt_cache_key prompt_cache_retention verbosity request_id "
@@ -110,28 +112,24 @@ class GenerationRequest(StructuredRequest):
             if num_computed < n:
                 raise ApiError(400, f"best_of={num_computed} is less than n={n}", param="best_of")
             if self.stream and num_computed > n:
-                raise ApiError(400, "best_of cannot be streamed: the best are known at the end", param="best_of")
+                raise invalid("best_of", "cannot be streamed: the best choices are known only at the end")
             if num_computed > n and settings.config.logprobs is None:
                 settings.set("logprobs", 0)
         if self.stream_options is not None and not self.stream:
-            raise ApiError(400, "stream_options needs stream: true", param="stream_options")
+            raise invalid("stream_options", "needs stream: true")
         if self.prompt_logprobs is not None and self.stream:
-            raise ApiError(400, "prompt_logprobs cannot be streamed", param="prompt_logprobs")
-        _check_range(max_tokens_param, max_tokens, 0, 2**31)
-        _check_range("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, 2**31)
-        _check_range("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY + 1)
+            raise invalid("prompt_logprobs", "cannot be streamed")
+        check_range(max_tokens_param, max_tokens, 0, MAX_TOKENS)
+        check_range("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, MAX_TOKENS)
+        check_range("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY)
         if self.min_tokens is not None and max_tokens is not None and self.min_tokens > max_tokens:
             raise ApiError(
                 400, f"min_tokens={self.min_tokens} is more than {max_tokens_param}={max_tokens}", param="min_tokens"
             )
-        salt, most = self.cache_salt, settings.limits.name_characters
-        if salt is not None and not 1 <= len(salt) <= most:
-            raise ApiError(400, f"cache_salt must have 1 to {most} characters", param="cache_salt")
+        check_salt(self.cache_salt, settings.limits)
         bad_words = self.bad_words or []
         if len(bad_words) > settings.limits.token_lists or not all(bad_words):
-            raise ApiError(
-                400, f"bad_words may have {settings.limits.token_lists} words, none empty", param="bad_words"
-            )
+            raise invalid("bad_words", f"may have at most {settings.limits.token_lists} words, and none may be empty")
         return GenerationJob(
             prompt,
             settings.config,
@@ -140,7 +138,7 @@ class GenerationRequest(StructuredRequest):
             stream=bool(self.stream),
             truncate_prompt=self.truncate_prompt_tokens,
             priority=-(self.priority or 0),  # lower is earlier on the wire
-            cache_salt=salt,
+            cache_salt=self.cache_salt,
             bad_words=bad_words,
             tokens_named=settings.tokens_named,
             wants_prompt=bool(self.return_token_ids) or self.prompt_logprobs is not None,
@@ -151,12 +149,7 @@ class GenerationRequest(StructuredRequest):
         )
 
 
-def _check_range(param: str, value: int | None, least: int, most: int) -> None:
-    if value is not None and not least <= value < most:
-        raise ApiError(400, f"{param} must be an integer from {least} to {most - 1}, got {value}", param=param)
-
-
-def joined_text(content: Any, param: str, most_parts: int, separator: str = "") -> str:
+def joined_text(content: Any, param: str, max_parts: int, separator: str = "") -> str:
     """Returns the joined text of a message's content: a string, or parts of type text. Raises ApiError for other
     parts."""
     if content is None:
@@ -164,18 +157,16 @@ def joined_text(content: Any, param: str, most_parts: int, separator: str = "") 
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise ApiError(400, f"{param} must be a string or a list of parts of text, got {shown(content)}", param=param)
-    if len(content) > most_parts:
-        raise ApiError(400, f"{param} may have {most_parts} parts on this server, got {len(content)}", param=param)
+        raise invalid(param, f"must be a string or a list of text parts, got {shown(content)}")
+    if len(content) > max_parts:
+        raise invalid(param, f"may have at most {max_parts} parts, got {len(content)}")
     texts = []
     for index, part in enumerate(content):
         kind = part.get("type") if isinstance(part, dict) else None
         if kind not in ("text", "input_text", "output_text") or not isinstance(part.get("text"), str):
-            raise ApiError(
-                400,
-                f"{param}[{index}] is of type {shown(kind)}: this model reads text only, and takes parts of the form "
-                f'{{"type": "text", "text": ...}}; nothing is fetched',
-                param=f"{param}[{index}]",
+            raise invalid(
+                f"{param}[{index}]",
+                f'is of type {shown(kind)}: this model reads text only; send {{"type": "text", "text": ...}}',
             )
         texts.append(part["text"])
     return separator.join(texts)

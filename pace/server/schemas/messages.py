@@ -9,14 +9,14 @@ from pydantic import Field
 from pace.grammar import Grammar, GrammarLimits
 from pace.grammar.response_format import read_response_format
 from pace.llm.configs import SamplingConfig
-from pace.server.errors import ApiError
+from pace.server.errors import ApiError, invalid
 from pace.server.jobs import ChatPrompt, GenerationJob, Structure
 from pace.server.limits import Limits
 from pace.server.schemas.blocks import Choice, Turn, check_tools, for_openai, read_turns, system_text
-from pace.server.schemas.fields import Bounded, Request, Strings
+from pace.server.schemas.fields import Bounded, Request, Strings, check_count, check_salt
 from pace.server.schemas.passed_over import ANTHROPIC_TOOLS, PassedOver
 from pace.server.schemas.sampling import Settings
-from pace.server.schemas.turns import Nested, check_count, check_salt, with_system
+from pace.server.schemas.turns import Nested, with_system
 
 BETWEEN_SYSTEM = "\n"
 """Separator that Anthropic puts between the texts of a system prompt. Source: platform.claude.com, OpenAI SDK
@@ -40,8 +40,8 @@ class CountTokensRequest(Request):
     """The prompt of a request."""
 
     UNSUPPORTED = {
-        "mcp_servers": "tools are the client's own; nobody else is asked",
-        "container": "there are no containers here",
+        "mcp_servers": "only the client's own tools are supported",
+        "container": "containers are not supported",
     }
     UNUSED = frozenset(
         "cache_control diagnostics inference_geo metadata service_tier speed user_profile_id workspace_id".split()
@@ -68,12 +68,14 @@ class CountTokensRequest(Request):
         system = system_text(self.system, "system", limits, BETWEEN_SYSTEM)
         turns = read_turns(self.messages, limits, passed)
         if not turns:
-            raise ApiError(400, "messages must hold text, or calls of tools and their results", param="messages")
+            raise invalid("messages", "must contain text, tool calls or tool results")
         if turns[-1] == {"role": "assistant", "content": ""}:
             turns.pop()  # an empty turn, which the answer would not continue
         goes_on = bool(turns) and turns[-1]["role"] == "assistant"
         if goes_on and turns[-1].get("tool_calls"):
-            raise ApiError(400, "messages: calls of tools need their results, in a turn of the user", param="messages")
+            raise ApiError(
+                400, "messages: tool calls must be followed by their results, in a turn of the user", param="messages"
+            )
         return ChatPrompt(
             with_system(system, turns, BETWEEN_SYSTEM),
             not goes_on,

@@ -11,7 +11,7 @@ from pace.grammar import Grammar, GrammarLimits
 from pace.grammar.response_format import read_response_format
 from pace.grammar.structural_tag import read_structural_tag
 from pace.grammar.whitespace import whitespace_options
-from pace.server.errors import ApiError, refused
+from pace.server.errors import ApiError, invalid, unsupported
 from pace.server.jobs import GrammarReader, Structure
 from pace.server.schemas.fields import Request
 
@@ -45,9 +45,9 @@ class StructuredRequest(Request):
         found = found[:1] + [structure for structure in found[1:] if not _is_same(structure, found[0])]
         if len(found) > 1:
             names = " and ".join(structure.param for structure in found[:3])
-            raise ApiError(400, f"{names} each say what the text must be; give one", param=found[1].param)
+            raise ApiError(400, f"{names} both constrain the text; give one", param=found[1].param)
         if whitespace is not None and not (found and _is_json(found[0])):
-            message = f"{whitespace.param} is about the JSON of an answer; ask for JSON, by response_format for example"
+            message = f"{whitespace.param} applies only to JSON; request JSON, for example with response_format"
             raise ApiError(400, message, param=whitespace.param)
         if not found or whitespace is None:
             return found[0] if found else None
@@ -173,10 +173,11 @@ def _structured_outputs(value: Any) -> list[Structure]:
     if value is None:
         return []
     if not isinstance(value, dict):
-        raise ApiError(400, f"structured_outputs must be an object, got {value!r:.100}", param="structured_outputs")
+        raise invalid("structured_outputs", f"must be an object, got {value!r:.100}")
     if value.get("disable_additional_properties"):
-        raise refused(
-            "structured_outputs.disable_additional_properties", "say additionalProperties: false in the schema"
+        raise unsupported(
+            "structured_outputs.disable_additional_properties",
+            "not supported; set additionalProperties: false in the schema",
         )
     found = [
         Structure(f"structured_outputs.{name}", value[name], reader)
@@ -184,5 +185,5 @@ def _structured_outputs(value: Any) -> list[Structure]:
         if value.get(name) is not None and not (name == "json_object" and value[name] is False)
     ]
     if not found and all(value.get(name) is None for name in _WHITESPACE):
-        raise ApiError(400, f"structured_outputs must have one of {', '.join(_OUTPUTS)}", param="structured_outputs")
+        raise invalid("structured_outputs", f"must have one of {', '.join(_OUTPUTS)}")
     return found

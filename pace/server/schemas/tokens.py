@@ -38,7 +38,7 @@ class TokenizeRequest(Request):
         if len(given) != 1:
             names = ", ".join(given) or "none"
             raise ApiError(
-                400, f"give one of prompt, content and messages; got {names}", param=(given or ["prompt"])[-1]
+                400, f"give exactly one of prompt, content and messages; got {names}", param=(given or ["prompt"])[-1]
             )
         if self.messages is None:
             return self.content if self.prompt is None else self.prompt

@@ -138,7 +138,7 @@ def test_an_error_amid_a_stream_is_raised(server: Server, status: int, kind: str
 
 
 def test_a_refusal_is_an_error_of_theirs(server: Server) -> None:
-    with pytest.raises(anthropic.BadRequestError, match="mcp_servers: tools are the client's own"):
+    with pytest.raises(anthropic.BadRequestError, match="mcp_servers: only the client's own tools"):
         server.client.messages.create(**ASKED, extra_body={"mcp_servers": [{"url": "u"}]})
 
 
