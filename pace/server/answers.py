@@ -164,8 +164,8 @@ class Cursor:
 class Answer:
     """The engine's answer to one job: several choices, read as they are generated."""
 
-    def __init__(self, driver: EngineDriver, prepared: PreparedJob, tokenizer: Any, max_running: int) -> None:
-        """Submits the first sequences, and others as these end. At most `max_running` run at once, so that prompts of
+    def __init__(self, driver: EngineDriver, prepared: PreparedJob, tokenizer: Any, most_running: int) -> None:
+        """Submits the first sequences, and others as these end. At most `most_running` run at once, so that prompts of
         other requests get their turn. It must be at least the number of samples of a prompt. Raises the error that
         ended the driver."""
         self._driver = driver
@@ -178,7 +178,7 @@ class Answer:
         self._cursors: list[Cursor] = []
         self._waiting: deque[list[Row]] = deque()
         self._running: set[Row] = set()
-        self._max_running = max_running
+        self._most_running = most_running
         self._failure: ApiError | None = None
         wakeups = Wakeups.of_running_loop()
         for group in prepared.samples:
@@ -276,7 +276,7 @@ class Answer:
 
     def _submit(self) -> None:
         """Submits the rows of prompts while there is room for them. Raises the error that ended the driver."""
-        while self._waiting and len(self._running) + len(self._waiting[0]) <= self._max_running:
+        while self._waiting and len(self._running) + len(self._waiting[0]) <= self._most_running:
             rows = self._waiting.popleft()
             self._running.update(rows)
             self._driver.submit([row.sequence for row in rows])

@@ -1,9 +1,15 @@
-"""Every kind of request through the real SDKs, and the tokenizer endpoints."""
+"""Every endpoint through the real SDKs, and an endpoint of one's own."""
 
 from __future__ import annotations
 
 import pytest
 
+pytest.importorskip("starlette")
+from pace.server import app
+from pace.server.endpoints import ENDPOINTS, Endpoint
+from pace.server.errors import invalid
+from pace.server.network import http
+from pace.server.schemas.fields import Request
 from tests.server.serving import ANSWER, LONG, QUESTION, Serving
 
 openai = pytest.importorskip("openai")
@@ -72,6 +78,32 @@ def test_what_the_tokenizer_answers(serving):
     assert serving.ask("/chat/completions/input_tokens", {"messages": QUESTION}).json == {"input_tokens": num_tokens}
     assert serving.ask("/tokenizer_info").json["eos_token"] == "<|end|>"
     assert serving.ask("/tokenize", {"prompt": "a" * 100_000}).status == 400
+
+
+class ShoutRequest(Request):
+    UNSUPPORTED = {"whisper": "this endpoint shouts"}
+
+    text: str
+
+
+class ShoutEndpoint(Endpoint):
+    async def answer(self, service, request, headers, scope, send) -> None:
+        if not request.text:
+            raise invalid("text", "must not be empty")
+        await http.send_json(send, {"text": request.text.upper()}, headers=headers)
+
+
+def test_an_endpoint_is_a_class_a_schema_and_a_line_in_the_table(monkeypatch):
+    monkeypatch.setattr(app, "ENDPOINTS", [*ENDPOINTS, ShoutEndpoint(("/v1/shout", "/shout"), ShoutRequest)])
+    with Serving() as serving:
+        reply = serving.ask("/v1/shout", {"text": "hi", "wat": 1})
+        assert reply.json == {"text": "HI"} and reply.headers["x-pace-ignored"] == "wat"
+        for body, param in (({"text": ""}, "text"), ({}, "text"), ({"text": "a", "whisper": True}, "whisper")):
+            refused = serving.ask("/shout", body)
+            assert refused.status == 400 and refused.error["param"] == param
+        assert serving.ask("/v1/shout").status == 405
+        assert "/v1/shout" in serving.ask("/openapi.json").json["paths"]
+        assert b'http_requests_total{route="/v1/shout",status="400"} 3.0' in serving.ask("/metrics").body
 
 
 def test_the_page_is_there_and_is_not_sent_twice(serving):

@@ -13,7 +13,8 @@ from typing import Any
 
 from pace.server.errors import ApiError
 from pace.server.network.access_log import Access
-from pace.server.network.refusals import Headers, answer, id_headers, request_id
+from pace.server.network.http import send_error
+from pace.server.network.refusals import Headers, id_headers, is_anthropic, request_id
 from pace.server.options import ServeOptions
 
 logger = logging.getLogger("pace")
@@ -98,9 +99,7 @@ class Gate:
                 logger.exception("request %s failed", own_id)
                 error = ApiError(500, f"the server failed at this request; its log has details under {own_id}")
                 error.headers["x-should-retry"] = "false"
-            fields, body = answer(error, scope["path"])
-            await send_with_headers({"type": "http.response.start", "status": error.status, "headers": fields})
-            await send({"type": "http.response.body", "body": body})
+            await send_error(send_with_headers, error, is_anthropic(scope["path"]))
         finally:
             if self.logs_access:
                 access.status = access.status or scope.get("pace_refused")

@@ -13,7 +13,7 @@ from pace.server.limits import Limits
 from pace.server.schemas.description import CONTENT
 from pace.server.schemas.generation import joined_text
 from pace.server.schemas.passed_over import BLOCKS, PassedOver, without_billing
-from pace.server.schemas.turns import THOUGHT, Nested, add_thought
+from pace.server.schemas.turns import THOUGHT, Nested, add_thought, tool_call
 
 _NO_TEXT = {"type": "text", "text": ""}
 """Placeholder for a block without text, so that other blocks keep their indices."""
@@ -126,8 +126,7 @@ def _call(block: dict[str, Any], place: str) -> dict[str, Any]:
         _check_text(block, name, place)
     if not isinstance(block.get("input"), dict):
         raise invalid(f"{place}.input", "must be an object")
-    arguments = json.dumps(block["input"], ensure_ascii=False)
-    return {"id": block["id"], "type": "function", "function": {"name": block["name"], "arguments": arguments}}
+    return tool_call(block["id"], block["name"], json.dumps(block["input"], ensure_ascii=False))
 
 
 def _result(block: dict[str, Any], place: str, limits: Limits, passed: PassedOver) -> dict[str, Any]:

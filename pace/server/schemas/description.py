@@ -10,46 +10,23 @@ from pydantic import BaseModel
 
 from pace import __version__
 
-CONTENT = {
-    "anyOf": [
-        {"type": "string"},
-        {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "required": ["type", "text"],
-                "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-            },
-        },
-    ]
-}
-"""Content of a message: a text, or parts of type text."""
+
+def _object(required: list[str], **properties: Any) -> dict[str, Any]:
+    return {"type": "object", "required": required, "properties": properties}
+
+
+_STRING = {"type": "string"}
 _NULLABLE = {"type": ["string", "null"]}
-_OPENAI_ERROR = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string"}, "type": {"type": "string"}, "param": _NULLABLE, "code": _NULLABLE,
-            },
-        }
-    },
-}  # fmt: skip
-_ANTHROPIC_ERROR = {
-    "type": "object",
-    "required": ["type", "error"],
-    "properties": {
-        "type": {"const": "error"},
-        "error": {
-            "type": "object",
-            "required": ["type", "message"],
-            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
-        },
-    },
-}
+_PART = _object(["type", "text"], type={"const": "text"}, text=_STRING)
+CONTENT = {"anyOf": [_STRING, {"type": "array", "items": _PART}]}
+"""Content of a message: a text, or parts of type text."""
+_OPENAI_ERROR = _object(
+    ["error"],
+    error=_object(["message", "type", "param", "code"], message=_STRING, type=_STRING, param=_NULLABLE, code=_NULLABLE),
+)
+_ANTHROPIC_ERROR = _object(
+    ["type", "error"], type={"const": "error"}, error=_object(["type", "message"], type=_STRING, message=_STRING)
+)
 
 
 def document(

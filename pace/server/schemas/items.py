@@ -8,7 +8,7 @@ from pace.server.errors import ApiError, invalid, unsupported
 from pace.server.limits import Limits
 from pace.server.schemas.generation import joined_text
 from pace.server.schemas.passed_over import ITEMS, PassedOver
-from pace.server.schemas.turns import Nested, add_thought
+from pace.server.schemas.turns import Nested, add_thought, tool_call
 
 NOT_STORED = "responses are not stored here; send the whole conversation as input"
 
@@ -73,7 +73,7 @@ def _call(item: Item, place: str) -> dict[str, Any]:
     _check_members(item, place, "call_id", "name", "arguments")
     if not isinstance(item.arguments, str):
         raise invalid(f"{place}.arguments", "must be a string")
-    return {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": item.arguments}}
+    return tool_call(item.call_id, item.name, item.arguments)
 
 
 def _add_call(messages: list[dict[str, Any]], call: dict[str, Any], place: str, limits: Limits) -> None:

@@ -18,6 +18,11 @@ class Nested(BaseModel):
     model_config = Request.model_config
 
 
+def tool_call(id: str, name: str, arguments: str) -> dict[str, Any]:
+    """Returns a call in the template's terms, which are those of OpenAI's chat."""
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
 def with_system(system: str | None, messages: list[dict[str, Any]], separator: str = "\n\n") -> list[dict[str, Any]]:
     """Returns the messages, with `system` and the system messages at the beginning merged into one: many templates
     support only one."""

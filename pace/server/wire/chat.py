@@ -7,6 +7,7 @@ from typing import Any
 from pace.llm.chat.events import ArgumentsPiece, CallBegins, Event, Text, Thought, calls_of, thought_of
 from pace.server.answers import Piece, TokenPiece, Usage
 from pace.server.schemas.chat import ChatRequest
+from pace.server.schemas.turns import tool_call
 from pace.server.wire.openai import Envelope, OpenAIForm, logprob_entry, prompt_logprobs
 
 
@@ -87,8 +88,7 @@ def _delta(event: Event) -> dict[str, Any]:
         case Thought(text):
             return {"reasoning_content": text}
         case CallBegins(index, id, name):
-            call = {"index": index, "id": id, "type": "function", "function": {"name": name, "arguments": ""}}
-            return {"tool_calls": [call]}
+            return {"tool_calls": [{"index": index, **tool_call(id, name, "")}]}
         case ArgumentsPiece(index, text):
             return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
     return {}
@@ -102,8 +102,5 @@ def _message_of(choice: Piece) -> dict[str, Any]:
         message["reasoning_content"] = thought
     if calls:
         message["content"] = choice.text or None
-        message["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in calls
-        ]
+        message["tool_calls"] = [tool_call(call.id, call.name, call.arguments) for call in calls]
     return message
