@@ -88,7 +88,7 @@ def test_help_is_about_options_and_not_about_python(command, name):
      (["chat", "--num-beams", "2"], "as it comes"), (["serve", "--port", "70000"], "--port must be from 0 to 65535"),
      (["serve", "--host", "0.0.0.0"], "--api-key-file"), (["serve", "--api-key", "k"], "--api-key"),
      (["serve", "--api-key-file", "/no/such/file"], "--api-key-file: cannot read /no/such/file"),
-     (["serve", "--tls-cert", "/no/such/file"], "--tls-cert and --tls-key go together"),
+     (["serve", "--tls-cert", "/no/such/file"], "give both --tls-cert and --tls-key"),
      (["serve", "--cors-origin", "*"], "--cors-origin=* without a key"),
      (["serve", "--allowed-host", "a:80"], "--allowed-host: 'a:80'"), (["serve", "--max-body", "4G"], "--max-body"),
      (["serve", "--max-n", "0"], "--max-n must be at least 1"),
