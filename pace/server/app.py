@@ -112,8 +112,9 @@ async def tokenizer_info(service: Service, request: Request) -> Any:
 
 
 async def props(service: Service, request: Request) -> Any:
-    given = service.model_name, service.reader, service.defaults, service.limits, service.num_slots
-    return await service.work(properties, *given)
+    return await service.work(
+        properties, service.loaded, service.options.model_names[0], service.reader, service.limits
+    )
 
 
 async def limits(service: Service, request: Request) -> Any:

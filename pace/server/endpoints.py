@@ -130,10 +130,10 @@ class GenerationEndpoint(Endpoint):
         """Yields the form of a request's answer, and the answer, which ends with the block. `salt` and `key` are the
         client's. Raises ApiError."""
         model = service.check_model(request.model)
-        job = request.to_job(service.limits, service.defaults)
+        job = request.to_job(service.limits, service.loaded.defaults)
         async with service.answer(job, salt, key) as answer:
             envelope = Envelope.new(self.id_prefix, model, service.fingerprint)
-            yield self.form(request, envelope, service.tokenizer), answer
+            yield self.form(request, envelope, service.loaded.tokenizer), answer
 
     async def answer(
         self, service: Service, request: Any, headers: dict[str, str], scope: http.Scope, send: http.Send

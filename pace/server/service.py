@@ -138,31 +138,14 @@ class Service:
     # -- model information ---------------------------------------------------------------------------------------------
 
     @property
-    def model_name(self) -> str:
-        return self.options.model_names[0]
-
-    @property
-    def defaults(self) -> SamplingConfig:
-        return self._open.defaults
-
-    @property
-    def tokenizer(self) -> Any:
-        return self._open.tokenizer
-
-    @property
     def max_length(self) -> int | None:
         """Maximum number of tokens of prompt and answer together; None until the model is loaded."""
         return None if self.reader is None else self.reader.max_length
 
-    @property
-    def num_slots(self) -> int:
-        """Number of sequences that run at once. Raises ApiError as `defaults` does."""
-        return self._open.engine.scheduler.max_sequences_per_step
-
     def check_model(self, name: str | None) -> str:
         """Returns the model's name for the answer. Raises ApiError for a model that is not served."""
         if name is None:
-            return self.model_name
+            return self.options.model_names[0]
         if len(name) > self.limits.name_characters:
             raise invalid("model", f"must have at most {self.limits.name_characters} characters")
         if name not in self.options.model_names and not self.options.any_model_name:
@@ -176,10 +159,10 @@ class Service:
 
     def check_ready(self) -> None:
         """Raises ApiError 503 before the model is loaded, and during shutdown."""
-        _ = self._open
+        _ = self.loaded
 
     @property
-    def _open(self) -> Generator:
+    def loaded(self) -> Generator:
         """The generator. Raises ApiError 503 before the model is loaded, and during shutdown."""
         if self.status != "ready" or self.generator is None:
             why = {"loading": LOADING, "draining": "the server is shutting down"}
@@ -205,7 +188,7 @@ class Service:
         if job.priority and not self.options.allow_priority:
             message = "priority is disabled here (start the server with --allow-priority); leave it out, or send 0"
             raise ApiError(400, message, param="priority")
-        generator = self._open
+        generator = self.loaded
         with self.admission.request(key):
             rows, config, turn = await self.work(self._read, generator, job)
             compiled = None

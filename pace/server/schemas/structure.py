@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -103,17 +103,14 @@ def _json_object(value: Any, limits: GrammarLimits, whitespace: str) -> Grammar:
     return Grammar.json(whitespace)
 
 
-def _regex(value: Any, limits: GrammarLimits, whitespace: str) -> Grammar:
-    return Grammar.regex(value, limits=limits)
+def _plain(make: Callable[..., Grammar]) -> GrammarReader:
+    """Returns a reader for grammars that have no JSON."""
+    return lambda value, limits, whitespace: make(value, limits=limits)
 
 
-def _gbnf(value: Any, limits: GrammarLimits, whitespace: str) -> Grammar:
-    """Reads SGLang's `ebnf`, which has the syntax of llama.cpp's grammars."""
-    return Grammar.gbnf(value, limits=limits)
-
-
-def _choices(value: Any, limits: GrammarLimits, whitespace: str) -> Grammar:
-    return Grammar.choices(value, limits=limits)
+_regex, _choices = _plain(Grammar.regex), _plain(Grammar.choices)
+_gbnf = _plain(Grammar.gbnf)
+"""Reads SGLang's `ebnf`, which has the syntax of llama.cpp's grammars."""
 
 
 def _grammar(value: Any, limits: GrammarLimits, whitespace: str) -> Grammar:
