@@ -102,9 +102,7 @@ def test_the_port_answers_before_torch_is_imported():
     assert (done.returncode, done.stderr) == (2, "pace: error: seen (see: pace serve --help)\n")
     live, live_head, health, health_head, *later, modules = done.stdout.splitlines()
     assert (live, live_head) == ('GET /live 200 None {"status":"alive"}', "HEAD /live 200 None ")
-    assert (
-        health.startswith('GET /health 503 5 {"status":"loading","error":{') and health_head == "HEAD /health 503 5 "
-    )
+    assert health.startswith('GET /health 503 5 {"status":"loading","error":{') and health_head == "HEAD /health 503 5 "
     assert [line.split(" {")[0] for line in later] == ["GET /ready 503 5", "POST /v1/completions 503 5"]
     assert all("the model is loading" in line for line in later)
     assert modules == "[]"

@@ -14,9 +14,9 @@ from tests.server.serving import QUESTION, Serving
 
 pytest.importorskip("pydantic")
 from pace.server.schemas.chat import ChatRequest
-from pace.server.schemas.fields import parse
 from pace.server.schemas.messages import CountTokensRequest, MessagesRequest
 from pace.server.schemas.responses import ResponsesRequest
+from tests.server.schemas.requests import read
 
 FUNCTION = {"type": "object", "properties": {"a": {"type": "string"}}}
 BILLING = "x-anthropic-billing-header: cc_version=2.1.197.{0}; cc_entrypoint=cli; cch={0};"
@@ -25,22 +25,17 @@ AGENT = "You are Claude Code."
 
 def of_messages(**body: Any) -> ChatPrompt:
     body = {"messages": QUESTION, **body}
-    request, unknown = parse(MessagesRequest, {"max_tokens": 5, **body})
-    counted, also_unknown = parse(CountTokensRequest, body)
-    assert not unknown and not also_unknown and request.to_prompt(Limits()) == counted.to_prompt(Limits())
-    return request.to_prompt(Limits())
+    prompt = read(CountTokensRequest, body).to_prompt(Limits())
+    assert read(MessagesRequest, {"max_tokens": 5, **body}).to_prompt(Limits()) == prompt
+    return prompt
 
 
 def of_responses(**body: Any) -> ChatPrompt:
-    request, unknown = parse(ResponsesRequest, {"input": QUESTION, **body})
-    assert not unknown
-    return request.to_prompt(Limits())
+    return read(ResponsesRequest, {"input": QUESTION, **body}).to_prompt(Limits())
 
 
 def of_chat(**body: Any) -> ChatPrompt:
-    request, unknown = parse(ChatRequest, {"messages": QUESTION, **body})
-    assert not unknown
-    return request.to_prompt(Limits())
+    return read(ChatRequest, {"messages": QUESTION, **body}).to_prompt(Limits())
 
 
 def said(prompt: ChatPrompt) -> list[tuple[str, str]]:

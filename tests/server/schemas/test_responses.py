@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from typing import Any
 
 import pytest
 
 from pace.llm.configs import SamplingConfig
-from pace.server.errors import ApiError
-from pace.server.jobs import GenerationJob
 from pace.server.limits import Limits
 
 pytest.importorskip("pydantic")
-from pace.server.schemas.fields import parse
 from pace.server.schemas.responses import ResponsesRequest
+from tests.server.schemas import requests
 
-
-def job_of(body: Any, defaults: SamplingConfig | None = None, limits: Limits | None = None) -> GenerationJob:
-    request, unknown = parse(ResponsesRequest, body)
-    assert unknown == []
-    return request.to_job(limits or Limits(), defaults or SamplingConfig())
+job_of = functools.partial(requests.job_of, ResponsesRequest)
+refusal_of = functools.partial(requests.refusal_of, ResponsesRequest)
 
 
 def messages_of(**body: Any) -> list[tuple[str, str]]:
     return [(message["role"], message["content"]) for message in job_of(body).prompt.messages]
-
-
-def refusal_of(body: Any, limits: Limits | None = None) -> ApiError:
-    with pytest.raises(ApiError) as caught:
-        job_of(body, limits=limits)
-    assert caught.value.status == 400
-    return caught.value
 
 
 def part(text: str, kind: str = "input_text") -> dict[str, Any]:

@@ -14,15 +14,14 @@ from anthropic import types
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pace.llm.configs import SamplingConfig
 from pace.server.answers import Finish, Piece
 from pace.server.errors import ApiError
 from pace.server.limits import Limits
-from pace.server.schemas.fields import parse
 from pace.server.schemas.messages import CountTokensRequest, MessagesRequest
 from pace.server.wire.form import dumps
 from pace.server.wire.messages import MessagesForm
 from pace.server.wire.openai import Envelope
+from tests.server.schemas.requests import job_of, read
 from tests.server.wire.scripted import answer, cut, events, serving, stream, usage, whole
 
 TEXT = "Grüße,\n🦊 “quoted” \u2029 \\ and more"
@@ -56,14 +55,11 @@ class Server:
 
     def __call__(self, path: str, body: dict[str, Any]) -> tuple[int, bytes]:
         if path == "/v1/messages/count_tokens":
-            request, unknown = parse(CountTokensRequest, body)
-            assert not unknown
-            return 200, dumps({"input_tokens": len(request.to_prompt(Limits()).messages)})
+            messages = read(CountTokensRequest, body).to_prompt(Limits()).messages
+            return 200, dumps({"input_tokens": len(messages)})
         assert path == "/v1/messages"
         try:
-            request, unknown = parse(MessagesRequest, body)
-            assert not unknown, "the client sends what the schema does not know"
-            job = request.to_job(Limits(), SamplingConfig())
+            job = job_of(MessagesRequest, body)
         except ApiError as error:
             return error.status, dumps(error.anthropic())
         return 200, answer(form(), self.pieces, job.stream, self.error)
