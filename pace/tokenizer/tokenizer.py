@@ -352,10 +352,10 @@ class Tokenizer:
         self._use(self.backend_tokenizer)
 
     def __copy__(self) -> Tokenizer:
-        twin = object.__new__(type(self))
+        copied = object.__new__(type(self))
         own = {"_special": dict(self._special), "_changes": dict(self._changes), "_lock": RLock()}
-        twin.__dict__.update(self.__getstate__() | own)
-        return twin
+        copied.__dict__.update(self.__getstate__() | own)
+        return copied
 
     def __deepcopy__(self, memo: dict) -> Tokenizer:
         return self.__copy__()  # encoding does not change the vocabulary

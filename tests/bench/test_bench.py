@@ -104,7 +104,7 @@ def test_what_does_not_fit_is_refused(subject, monkeypatch):
     with pytest.raises(ValueError, match="at most 64 sequences"):
         measure.measure(subject, batch=65)
     monkeypatch.setattr(subject.engine.cache.pool, "num_blocks", 40)
-    with pytest.raises(ValueError, match="need a cache of .* MiB, and .* MiB are there"):
+    with pytest.raises(ValueError, match="need a cache of .* MiB, and .* MiB are available"):
         measure.measure(subject, prompt=20, depth=300, batch=2)
 
 

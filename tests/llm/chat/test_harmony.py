@@ -1,4 +1,4 @@
-"""Models with channels (gpt-oss): thoughts, remarks, calls and the answer are distinguished, and a grammar allows all of
+"""Models with channels (gpt-oss): thoughts, remarks, calls and the answer are distinguished. A grammar allows all of
 them."""
 
 from __future__ import annotations
@@ -21,10 +21,13 @@ from tests.llm.chat.grammars import END, accepts, vocabulary
 
 NAMES = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|call|>", "<|return|>")
 WORDS = vocabulary(NAMES, "<|return|>")
-TEMPLATE = "{% for m in messages %}{% if m.role == 'assistant' %}{% if m.tool_calls %}{% set c = m.tool_calls[0].function %}" \
-    "<|start|>assistant to=functions.{{ c.name }}<|channel|>commentary json<|message|>{{ c.arguments | tojson }}<|call|>" \
+TEMPLATE = "{% for m in messages %}{% if m.role == 'assistant' %}{% if m.tool_calls %}" \
+    "{% set c = m.tool_calls[0].function %}" \
+    "<|start|>assistant to=functions.{{ c.name }}<|channel|>commentary json<|message|>{{ c.arguments | tojson " \
+    "}}<|call|>" \
     "{% else %}<|start|>assistant<|channel|>final<|message|>{{ m.content }}<|end|>{% endif %}" \
-    "{% elif m.role == 'tool' %}<|start|>functions.f to=assistant<|channel|>commentary<|message|>{{ m.content }}<|end|>" \
+    "{% elif m.role == 'tool' %}<|start|>functions.f to=assistant<|channel|>commentary<|message|>{{ m.content }}" \
+    "<|end|>" \
     "{% else %}<|start|>{{ m.role }}<|message|>{{ m.content }}{{ tools | tojson if tools and loop.first }}<|end|>" \
     "{% endif %}{% endfor %}{# <|channel|>analysis<|message|> functions #}" \
     "{% if add_generation_prompt %}<|start|>assistant{% endif %}"  # fmt: skip

@@ -421,7 +421,8 @@ return two`; // it's
     "unknown": "if 5 'x'",
 }
 COLOURED = {
-    "python": ["def", "0x1F", '# a "comment"', '"""Text', '    of def two lines"""', "return", '"a # {x}"', "if", "1.5e3",
+    "python": ["def", "0x1F", '# a "comment"', '"""Text', '    of def two lines"""', "return", '"a # {x}"', "if",
+    "1.5e3",
                "else", "'it\\'s'"],
     "js": ["const", "`one ${x}", "return two`", "// it's", "/* for", "   while */", "let", "7", "2"],
     "sh": ["echo", "'a b'", "# done", "for", "in", "1", "2", "do"],
@@ -509,7 +510,8 @@ def test_everything_that_can_be_used_has_a_name(chat: Chat):
     chat.ask("Hi", Answer(["```\nx\n```"]))
     nameless = chat.browser.evaluate(
         "[...document.querySelectorAll('button, input, textarea, select')].filter(e =>"
-        "!(e.ariaLabel || e.innerText.trim() || e.textContent.trim() || e.labels?.length || e.hidden)).map(e => e.outerHTML)"
+        "!(e.ariaLabel || e.innerText.trim() || e.textContent.trim() || e.labels?.length || e.hidden)).map(e => "
+        "e.outerHTML)"
     )
     assert nameless == []
     assert chat.browser.evaluate("document.querySelector('#log').ariaLive") == "polite"
