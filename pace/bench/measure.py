@@ -97,18 +97,8 @@ def measure(
             measured.append(Repeat(limits.between(before, limits.measure(LIMIT_SECONDS)), *seconds))
         _forget_peak_memory()
         prefill, decode = _phases(subject, prompt, generated, batch, depth)
-    return Result(
-        subject,
-        subject.costs,
-        prompt,
-        generated,
-        batch,
-        depth,
-        measured,
-        prefill,
-        decode,
-        resident_bytes(peak=True) / MIB,
-    )
+    peak_mib = resident_bytes(peak=True) / MIB
+    return Result(subject, subject.costs, prompt, generated, batch, depth, measured, prefill, decode, peak_mib)
 
 
 def _check(subject: Subject, prompt: int, generated: int, batch: int, repeats: int, depth: int | None) -> None:

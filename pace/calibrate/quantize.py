@@ -95,22 +95,14 @@ def quantize_checkpoint(
     of_text = {"context": context, "max_tokens": max_tokens, "tokenizer_name_or_path": tokenizer_name_or_path}
     _check_text_options(chosen, calibrate is not None, report, of_text)
     use_threads(num_threads)
-    hub = {
-        "revision": revision,
-        "token": token,
-        "cache_dir": cache_dir,
-        "local_files_only": local_files_only,
-        "progress": progress,
-    }
-    directory = find_checkpoint(model_name_or_path, **hub, check=_read_floats)
+    hub = {"token": token, "cache_dir": cache_dir, "local_files_only": local_files_only, "progress": progress}
+    directory = find_checkpoint(model_name_or_path, revision=revision, **hub, check=_read_floats)
     raw, model = _read_floats(directory)
     seen, kept = [], []
     if calibrate is not None:
-        found = (
-            directory
-            if tokenizer_name_or_path is None
-            else find_checkpoint(tokenizer_name_or_path, **hub | {"revision": None}, weights=False)
-        )
+        found = directory
+        if tokenizer_name_or_path is not None:
+            found = find_checkpoint(tokenizer_name_or_path, **hub, weights=False)
         tokenizer = load_tokenizer(found, model.vocab_size)
         seen, kept = choose_windows(calibrate, tokenizer, model, context, max_tokens or MAX_TOKENS)
         if not chosen.is_calibrated:
@@ -146,15 +138,8 @@ def _read_formats(quantization: Any) -> QuantizationConfig:
     config = read_quantization(quantization)
     if config is None:
         raise ValueError("quantization must be 'int4' or 'int8'; got None")
-    chosen = [
-        config.format,
-        *(
-            choice
-            for choice in (config.embedding, config.lm_head, *config.overrides.values())
-            if isinstance(choice, Format)
-        ),
-    ]
-    check_formats({format.name: format for format in chosen}.values())
+    choices = (config.format, config.embedding, config.lm_head, *config.overrides.values())
+    check_formats({choice.name: choice for choice in choices if isinstance(choice, Format)}.values())
     return config
 
 

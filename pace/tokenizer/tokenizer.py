@@ -262,15 +262,9 @@ class Tokenizer:
             )
         from pace.tokenizer.jinja import render  # imported here, since plain text needs no Jinja
 
-        text = render(
-            self.get_chat_template(chat_template, tools),
-            conversation,
-            tools,
-            documents,
-            add_generation_prompt,
-            continue_final_message,
-            **self._special | variables,
-        )
+        template, variables = self.get_chat_template(chat_template, tools), self._special | variables
+        flags = add_generation_prompt, continue_final_message
+        text = render(template, conversation, tools, documents, *flags, **variables)
         if not tokenize:
             return text
         encoding = self(text, add_special_tokens=False)
