@@ -92,10 +92,8 @@ def test_random_weights_fill_a_model():
     reader = RandomWeights(model)
     reader.PIECE_ELEMENTS = 64
     assert reader.row_ranges("model.embed_tokens.weight") == [(row, row + 2) for row in range(0, 96, 2)]
-    assert reader.read("model.norm.weight").eq(1).all() and reader.read("model.embed_tokens.weight", 3, 7).shape == (
-        4,
-        32,
-    )
+    assert reader.read("model.norm.weight").eq(1).all()
+    assert reader.read("model.embed_tokens.weight", 3, 7).shape == (4, 32)
 
 
 def test_a_plan_of_a_quantised_checkpoint_needs_its_tensors():

@@ -108,7 +108,9 @@ class PaceEngine(BaseEngine):
         self.pipeline = prompt_pipeline
         self.token_reserve = token_reserve
         self._is_ours, self._is_closed = model is None, False
-        self._model = model or LLMModel(model_id, token=token, **_load_options(model_load_kwargs or {}))
+        if model is None:
+            model = LLMModel(model_id, token=token, **_load_options(model_load_kwargs or {}))
+        self._model = model
         try:
             self._tokenizer = self._read_tokenizer(tokenizer_cls, tokenizer_kwargs, token)
             try:
