@@ -34,39 +34,20 @@ class Variable:
 
 
 VARIABLES = (
-    Variable(
-        "PACE_ISA",
-        "the best that the CPU has",
-        "the instruction set of the kernels, by its name in `pace env`; read by the C++ extension",
-    ),
-    Variable(
-        "PACE_NUM_THREADS",
-        "the physical cores within the affinity mask and the cgroup quota",
-        "threads of the kernels where a program does not say num_threads=",
-    ),
-    Variable(
-        "PACE_PIN_THREADS",
-        "0",
-        "1 gives each of these threads a CPU of its own, where a program does not say pin_threads=",
-    ),
-    Variable(
-        "PACE_API_KEY",
-        "none",
-        "keys that clients of `pace serve` need, with commas between them",
-        is_secret=True,
-    ),
-    Variable(
-        "XDG_STATE_HOME", "~/.local/state", "the directory where `pace chat` keeps what was typed, in pace/chat_history"
-    ),
-    Variable(
-        "PACE_CACHE",
-        "pace below XDG_CACHE_HOME, or ~/.cache/pace",
-        "the folder of packed copies of weights (`pace cache`)",
-    ),
-    Variable("PACE_CACHE_SIZE", "20GiB", "the most that these copies may take together; 0 for none"),
-    Variable("XDG_CACHE_HOME", "~/.cache", "the directory of PACE_CACHE, where that is not set"),
+    Variable("PACE_ISA", "the best that the CPU has",
+             "the instruction set of the kernels, by its name in `pace env`; read by the C++ extension"),
+    Variable("PACE_NUM_THREADS", "the physical cores within the affinity mask and the cgroup quota",
+             "threads of the kernels if a program does not set num_threads="),
+    Variable("PACE_PIN_THREADS", "0",
+             "1 gives each of these threads a CPU of its own, if a program does not set pin_threads="),
+    Variable("PACE_API_KEY", "none", "keys that clients of `pace serve` need, separated by commas", is_secret=True),
+    Variable("XDG_STATE_HOME", "~/.local/state", "the directory where `pace chat` keeps inputs, in pace/chat_history"),
+    Variable("PACE_CACHE", "pace below XDG_CACHE_HOME, or ~/.cache/pace",
+             "the folder of packed copies of weights (`pace cache`)"),
+    Variable("PACE_CACHE_SIZE", "20GiB", "the maximum size of these copies together; 0 for none"),
+    Variable("XDG_CACHE_HOME", "~/.cache", "the directory of PACE_CACHE, if that is not set"),
     Variable("OPENAI_API_KEY", "none", "the key that `pace bench --serve` sends", is_secret=True),
-)
+)  # fmt: skip
 
 
 def value(name: str) -> str | None:

@@ -29,7 +29,7 @@ PIECE_BYTES = 16 << 20
 COMPARED_BYTES = 4 << 20
 """Size of the float64 logits compared at a time. They fit the CPU caches, which 128 rows of a 152k vocabulary would
 not."""
-FEWEST_ROWS = 128
+MIN_ROWS = 128
 """Minimum number of rows of logits at a time, for any vocabulary size. A step of the engine has no more of them."""
 
 
@@ -152,7 +152,7 @@ def evaluate(
     num_tokens = sum(len(row) - 1 for row in rows)
     if num_tokens < 1:
         raise ValueError("the text has fewer than two tokens, so there is nothing to predict; give a longer one")
-    num_rows = max(FEWEST_ROWS, PIECE_BYTES // (4 * model.config.vocab_size))
+    num_rows = max(MIN_ROWS, PIECE_BYTES // (4 * model.config.vocab_size))
     parts: list[Tensor] = []
     with progress_bar(num_tokens, "Evaluating", progress, unit="tok") as report:
         for some in _batches(windows(rows, context), num_rows):
@@ -235,5 +235,6 @@ def _check_comparable(
         )
     if reference.tokenizer is not None and encode(texts, reference.tokenizer, sizes[1]) != rows:
         raise ValueError(
-            "the tokenizers of the model and the reference turn the text into different tokens: their predictions cannot be compared"
+            "the tokenizers of the model and the reference encode the text differently, so their predictions cannot be "
+            "compared"
         )

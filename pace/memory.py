@@ -48,17 +48,9 @@ class ReusedPages:
             return memory
 
 
-_UNITS = {
-    "B": 1,
-    "KB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "TB": 10**12,
-    "KIB": 2**10,
-    "MIB": 2**20,
-    "GIB": 2**30,
-    "TIB": 2**40,
-}
+_UNITS = {"B": 1}
+_UNITS |= {f"{letter}B": 1000**power for power, letter in enumerate("KMGT", 1)}
+_UNITS |= {f"{letter}IB": 1024**power for power, letter in enumerate("KMGT", 1)}
 
 
 def parse_bytes(size: int | str) -> int:
@@ -70,7 +62,8 @@ def parse_bytes(size: int | str) -> int:
     factor = _UNITS.get(match[2].upper() or "B") if match else None
     if factor is None:
         raise ValueError(
-            f"a size is a number of bytes, or one with a unit: KiB, MiB, GiB, TiB (powers of 1024), kB, MB, GB, TB (of 1000); got {size!r}"
+            f"a size is a number of bytes, or one with a unit: KiB, MiB, GiB, TiB (powers of 1024), kB, MB, GB, TB (of "
+            f"1000); got {size!r}"
         )
     whole, _, fraction = match[1].partition(".")
     return int(whole) * factor + int(fraction or 0) * factor // 10 ** len(fraction)

@@ -88,7 +88,7 @@ def test_pieces_change_nothing_and_bound_the_logits(monkeypatch):
     whole = evaluate(model(), TEXTS, model(TINY_DRAFT), progress=False)
     sizes = []
     monkeypatch.setattr(evaluation, "PIECE_BYTES", 5 * 4 * 2048)
-    monkeypatch.setattr(evaluation, "FEWEST_ROWS", 1)
+    monkeypatch.setattr(evaluation, "MIN_ROWS", 1)
     monkeypatch.setattr(
         evaluation, "compare", lambda logits, targets: sizes.append(len(targets)) or compare(logits, targets)
     )

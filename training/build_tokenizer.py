@@ -29,7 +29,8 @@ TEMPLATE = """\
 {{- '<|system|>' + (first['content'] if first else 'You are a helpful assistant.') + '\\nTools: ' -}}
 {%- for tool in tools -%}
 {%- set tool = tool.function if tool.function is defined else tool -%}
-{%- set parameters = tool.parameters.properties if tool.parameters is defined and tool.parameters.properties is defined else {} -%}
+{%- set parameters = tool.parameters.properties if tool.parameters is defined and tool.parameters.properties is \
+defined else {} -%}
 {{- tool.name + '(' + (parameters.keys() | join(', ')) + ')' + ('' if loop.last else '; ') -}}
 {%- endfor -%}
 {{- '<|end|>' -}}

@@ -122,9 +122,8 @@ def main():
                 smallest[category] = min(smallest[category], margin)
             if not good:
                 asked = entry.get("prompt") or entry["messages"][-1]["content"]
-                print(
-                    f"  wrong: {asked!r}\n    got {text!r}{'' if stopped else ' (no end)'}\n    want {entry.get('expected', entry.get('contains'))!r}"
-                )
+                print(f"  wrong: {asked!r}\n    got {text!r}{'' if stopped else ' (no end)'}")
+                print(f"    want {entry.get('expected', entry.get('contains'))!r}")
             elif args.show_stories and category == "stories":
                 print(text, end="\n\n")
         print(

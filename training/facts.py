@@ -3,57 +3,47 @@
 CAPITALS = dict(
     pair.split(": ")
     for pair in """France: Paris, Germany: Berlin, Italy: Rome, Spain: Madrid, Portugal: Lisbon, Austria: Vienna,
-Belgium: Brussels, Denmark: Copenhagen, Sweden: Stockholm, Norway: Oslo, Finland: Helsinki, Iceland: Reykjavik, Ireland: Dublin,
-Greece: Athens, Poland: Warsaw, Hungary: Budapest, Romania: Bucharest, Bulgaria: Sofia, Serbia: Belgrade, Croatia: Zagreb,
-Slovenia: Ljubljana, Slovakia: Bratislava, Ukraine: Kyiv, Estonia: Tallinn, Latvia: Riga, Lithuania: Vilnius, Albania: Tirana,
-Russia: Moscow, Turkey: Ankara, Malta: Valletta, Cyprus: Nicosia, Monaco: Monaco, Luxembourg: Luxembourg, the Czech Republic: Prague,
-the United Kingdom: London, England: London, Scotland: Edinburgh, Wales: Cardiff, the Netherlands: Amsterdam,
-the United States: Washington, Canada: Ottawa, Mexico: Mexico City, Cuba: Havana, Jamaica: Kingston, Panama: Panama City,
-Costa Rica: San Jose, Guatemala: Guatemala City, Honduras: Tegucigalpa, Nicaragua: Managua, Brazil: Brasilia, Argentina: Buenos Aires,
-Chile: Santiago, Peru: Lima, Colombia: Bogota, Venezuela: Caracas, Ecuador: Quito, Uruguay: Montevideo, Paraguay: Asuncion,
-China: Beijing, Japan: Tokyo, South Korea: Seoul, North Korea: Pyongyang, India: New Delhi, Pakistan: Islamabad, Bangladesh: Dhaka,
-Nepal: Kathmandu, Bhutan: Thimphu, Thailand: Bangkok, Vietnam: Hanoi, Laos: Vientiane, Cambodia: Phnom Penh, Malaysia: Kuala Lumpur,
-the Philippines: Manila, Mongolia: Ulaanbaatar, Afghanistan: Kabul, Iran: Tehran, Iraq: Baghdad, Syria: Damascus, Lebanon: Beirut,
-Jordan: Amman, Saudi Arabia: Riyadh, Qatar: Doha, Oman: Muscat, Yemen: Sanaa, Kuwait: Kuwait City, Georgia: Tbilisi, Armenia: Yerevan,
-Azerbaijan: Baku, Uzbekistan: Tashkent, Australia: Canberra, New Zealand: Wellington, Fiji: Suva, Egypt: Cairo, Libya: Tripoli,
-Tunisia: Tunis, Algeria: Algiers, Morocco: Rabat, Sudan: Khartoum, Ethiopia: Addis Ababa, Kenya: Nairobi, Uganda: Kampala, Rwanda: Kigali,
-Somalia: Mogadishu, Ghana: Accra, Nigeria: Abuja, Senegal: Dakar, Mali: Bamako, Zambia: Lusaka, Zimbabwe: Harare, Botswana: Gaborone,
-Namibia: Windhoek, Angola: Luanda, Mozambique: Maputo, Madagascar: Antananarivo, Cameroon: Yaounde, Liberia: Monrovia""".replace(
-        "\n", " "
-    ).split(", ")
+Belgium: Brussels, Denmark: Copenhagen, Sweden: Stockholm, Norway: Oslo, Finland: Helsinki, Iceland: Reykjavik, Ireland:
+Dublin, Greece: Athens, Poland: Warsaw, Hungary: Budapest, Romania: Bucharest, Bulgaria: Sofia, Serbia: Belgrade,
+Croatia: Zagreb, Slovenia: Ljubljana, Slovakia: Bratislava, Ukraine: Kyiv, Estonia: Tallinn, Latvia: Riga, Lithuania:
+Vilnius, Albania: Tirana, Russia: Moscow, Turkey: Ankara, Malta: Valletta, Cyprus: Nicosia, Monaco: Monaco, Luxembourg:
+Luxembourg, the Czech Republic: Prague, the United Kingdom: London, England: London, Scotland: Edinburgh, Wales:
+Cardiff, the Netherlands: Amsterdam, the United States: Washington, Canada: Ottawa, Mexico: Mexico City, Cuba: Havana,
+Jamaica: Kingston, Panama: Panama City, Costa Rica: San Jose, Guatemala: Guatemala City, Honduras: Tegucigalpa,
+Nicaragua: Managua, Brazil: Brasilia, Argentina: Buenos Aires, Chile: Santiago, Peru: Lima, Colombia: Bogota, Venezuela:
+Caracas, Ecuador: Quito, Uruguay: Montevideo, Paraguay: Asuncion, China: Beijing, Japan: Tokyo, South Korea: Seoul,
+North Korea: Pyongyang, India: New Delhi, Pakistan: Islamabad, Bangladesh: Dhaka, Nepal: Kathmandu, Bhutan: Thimphu,
+Thailand: Bangkok, Vietnam: Hanoi, Laos: Vientiane, Cambodia: Phnom Penh, Malaysia: Kuala Lumpur, the Philippines:
+Manila, Mongolia: Ulaanbaatar, Afghanistan: Kabul, Iran: Tehran, Iraq: Baghdad, Syria: Damascus, Lebanon: Beirut,
+Jordan: Amman, Saudi Arabia: Riyadh, Qatar: Doha, Oman: Muscat, Yemen: Sanaa, Kuwait: Kuwait City, Georgia: Tbilisi,
+Armenia: Yerevan, Azerbaijan: Baku, Uzbekistan: Tashkent, Australia: Canberra, New Zealand: Wellington, Fiji: Suva,
+Egypt: Cairo, Libya: Tripoli, Tunisia: Tunis, Algeria: Algiers, Morocco: Rabat, Sudan: Khartoum, Ethiopia: Addis Ababa,
+Kenya: Nairobi, Uganda: Kampala, Rwanda: Kigali, Somalia: Mogadishu, Ghana: Accra, Nigeria: Abuja, Senegal: Dakar, Mali:
+Bamako, Zambia: Lusaka, Zimbabwe: Harare, Botswana: Gaborone, Namibia: Windhoek, Angola: Luanda, Mozambique: Maputo,
+Madagascar: Antananarivo, Cameroon: Yaounde, Liberia: Monrovia""".replace("\n", " ").split(", ")
 )
 
 CITIES = sorted(
     {c for c in CAPITALS.values() if c != "Luxembourg"}
     | set(
-        """Hamburg Munich Milan Naples Lyon Nice Seville Porto Geneva Zurich
-Chicago Boston Seattle Denver Dallas Miami Toronto Montreal Sydney Melbourne Osaka Kyoto Mumbai Shanghai Istanbul Manchester Leeds
-Glasgow Oxford Krakow Rotterdam Salzburg Bergen""".split()
+        """Hamburg Munich Milan Naples Lyon Nice Seville Porto Geneva Zurich Chicago Boston Seattle Denver Dallas Miami
+Toronto Montreal Sydney Melbourne Osaka Kyoto Mumbai Shanghai Istanbul Manchester Leeds Glasgow Oxford Krakow Rotterdam
+Salzburg Bergen""".split()
     )
 )
 
 OPPOSITES = dict(
     pair.split("-")
     for pair in """hot-cold big-small tall-short fast-slow happy-sad old-young day-night light-dark good-bad up-down
-left-right open-closed full-empty hard-soft wet-dry rich-poor strong-weak early-late near-far clean-dirty loud-quiet high-low
-first-last begin-end true-false yes-no black-white sweet-sour thick-thin push-pull win-lose buy-sell love-hate inside-outside""".split()
+left-right open-closed full-empty hard-soft wet-dry rich-poor strong-weak early-late near-far clean-dirty loud-quiet
+high-low first-last begin-end true-false yes-no black-white sweet-sour thick-thin push-pull win-lose buy-sell love-hate
+inside-outside""".split()
 )
 
 SOUNDS = {
-    "dog": "woof",
-    "cat": "meow",
-    "cow": "moo",
-    "duck": "quack",
-    "sheep": "baa",
-    "pig": "oink",
-    "lion": "roar",
-    "frog": "ribbit",
-    "bee": "buzz",
-    "horse": "neigh",
-    "owl": "hoot",
-    "snake": "hiss",
-    "mouse": "squeak",
-}
+    "dog": "woof", "cat": "meow", "cow": "moo", "duck": "quack", "sheep": "baa", "pig": "oink", "lion": "roar",
+    "frog": "ribbit", "bee": "buzz", "horse": "neigh", "owl": "hoot", "snake": "hiss", "mouse": "squeak",
+}  # fmt: skip
 
 DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
 MONTHS = "January February March April May June July August September October November December".split()
@@ -123,7 +113,8 @@ SMALL_TALK = [  # (ways to say it, answer); the same answer each time, so that g
     ),
     (
         ["What can you do?", "How can you help me?", "Help", "Help!", "What do you know?"],
-        "I can tell short stories, count, add small numbers, name capitals, copy sentences, extract fields as JSON and call tools.",
+        "I can tell short stories, count, add small numbers, name capitals, copy sentences, extract fields as JSON "
+        "and call tools.",
     ),
     (
         ["Who made you?", "Where do you come from?", "Who trained you?", "How were you made?"],
@@ -208,28 +199,18 @@ ADJECTIVES = """big small old new red blue green yellow happy sad quick slow war
 light strange quiet loud clean dirty empty full round sharp wooden golden broken narrow tall deep fresh sweet bitter
 gentle angry""".split()
 ADVERBS = [
-    "today",
-    "slowly",
-    "again",
-    "quickly",
-    "every day",
-    "in the morning",
-    "at night",
-    "now",
-    "often",
-    "outside",
-    "at home",
-    "near the window",
-]
+    "today", "slowly", "again", "quickly", "every day", "in the morning", "at night", "now", "often", "outside",
+    "at home", "near the window",
+]  # fmt: skip
 NOUNS = sorted(
     set(
         ITEMS
         + JOBS
         + sum((v for k, v in LISTS.items() if k != "planets"), [])
-        + """river house street garden window door bridge train
-letter stone cloud forest mountain island ship engine market school kitchen winter summer music story number system water paper glass
-wind rain snow road field city village castle tower wheel box button shoe coat ring horse wolf king queen child friend mother father
-brother sister neighbour""".split()
+        + """river house street garden window door bridge train letter stone cloud forest mountain island ship engine
+market school kitchen winter summer music story number system water paper glass wind rain snow road field city village
+castle tower wheel box button shoe coat ring horse wolf king queen child friend mother father brother sister
+neighbour""".split()
     )
 )
 

@@ -32,15 +32,10 @@ def a_story(rng):
     words = body.split(" ")
     text = opening + marked(" ".join(words[:9])) + " " + " ".join(words[9:])  # here it shows which story it is
     ask = [
-        "Tell me a story about {}.",
-        "Tell me a short story about {}.",
-        "Write a short story about {}.",
-        "Write a story about {}.",
-        "Can you tell me a story about {}?",
-        "I would like to hear a story about {}.",
-        "Please tell me a story about {}.",
-        "A story about {}, please.",
-    ]
+        "Tell me a story about {}.", "Tell me a short story about {}.", "Write a short story about {}.",
+        "Write a story about {}.", "Can you tell me a story about {}?", "I would like to hear a story about {}.",
+        "Please tell me a story about {}.", "A story about {}, please.",
+    ]  # fmt: skip
     if rng.random() < 0.1:
         return rng.choice(
             [
@@ -293,19 +288,10 @@ def noise(rng):
 def copying(rng):
     text = sentence(rng)
     ask = [
-        "Copy this sentence: {}",
-        "Copy this sentence: {}",
-        "Copy this sentence exactly: {}",
-        "Copy this: {}",
-        "Repeat this sentence: {}",
-        "Repeat after me: {}",
-        "Say exactly this: {}",
-        "Write this sentence again: {}",
-        "Copy the sentence.\n{}",
-        "Repeat: {}",
-        "Please copy this sentence: {}",
-        "Copy: {}",
-    ]
+        "Copy this sentence: {}", "Copy this sentence: {}", "Copy this sentence exactly: {}", "Copy this: {}",
+        "Repeat this sentence: {}", "Repeat after me: {}", "Say exactly this: {}", "Write this sentence again: {}",
+        "Copy the sentence.\n{}", "Repeat: {}", "Please copy this sentence: {}", "Copy: {}",
+    ]  # fmt: skip
     return rng.choice(ask).format(text), text
 
 
@@ -518,22 +504,9 @@ def reading(rng):
 
 
 TASKS = {
-    a_story: 24,
-    counting: 13,
-    arithmetic: 10,
-    word_problem: 6,
-    comparing: 3,
-    next_number: 2,
-    capital: 6,
-    small_fact: 5,
-    small_talk: 2,
-    unknown: 2,
-    copying: 18,
-    listing: 7,
-    naming: 1,
-    extraction: 15,
-    reading: 16,
-}
+    a_story: 24, counting: 13, arithmetic: 10, word_problem: 6, comparing: 3, next_number: 2, capital: 6, small_fact: 5,
+    small_talk: 2, unknown: 2, copying: 18, listing: 7, naming: 1, extraction: 15, reading: 16,
+}  # fmt: skip
 
 
 def exchange(rng, short=False):

@@ -119,25 +119,13 @@ def search(rng):
 
 
 TOOLS = {
-    "get_weather": weather,
-    "get_time": clock,
-    "add": add,
-    "send_message": mail,
-    "set_reminder": remind,
-    "play_music": play,
-    "set_light": light,
-    "web_search": search,
-}
+    "get_weather": weather, "get_time": clock, "add": add, "send_message": mail, "set_reminder": remind,
+    "play_music": play, "set_light": light, "web_search": search,
+}  # fmt: skip
 ARGUMENTS = {
-    "get_weather": "city",
-    "get_time": "city",
-    "add": "a, b",
-    "send_message": "name, text",
-    "set_reminder": "text, day",
-    "play_music": "title",
-    "set_light": "room, state",
-    "web_search": "query",
-}
+    "get_weather": "city", "get_time": "city", "add": "a, b", "send_message": "name, text", "set_reminder": "text, day",
+    "play_music": "title", "set_light": "room, state", "web_search": "query",
+}  # fmt: skip
 
 
 def system_prompt(names, words="You are a helpful assistant."):

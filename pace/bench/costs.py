@@ -151,16 +151,6 @@ class Costs:
         return self.cache.group_bytes * sum(held)
 
     @property
-    def attention_flops_per_pair(self) -> int:
-        """Operations for one token and one position that it sees, in all layers."""
-        return sum(layer.flops_per_pair for layer in self.attention)
-
-    @property
-    def windows(self) -> tuple[int | None, ...]:
-        """Window of each attention layer."""
-        return tuple(layer.window for layer in self.attention)
-
-    @property
     def decode_weight_bytes(self) -> int:
         """Weight bytes that a step of one token reads."""
         return self.step_weight_bytes(1)

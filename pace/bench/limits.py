@@ -1,15 +1,11 @@
 """Measures the limits of this machine: read bandwidth and fp32 multiply-add peak, with pace's own kernels on all
 threads.
 
-    python -m pace.bench.limits [--threads N]
-
 Benchmarks compare with limits taken in the same run, because machines differ and are shared."""
 
 from __future__ import annotations
 
-import argparse
-import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 from pace import _C
 
@@ -42,18 +38,3 @@ def measure(seconds: float = 1.0) -> Limits:
     """Measures both limits with the current instruction set and threads, for about `seconds` each."""
     read = _C.read_bandwidth(BUFFER_BYTES, seconds)
     return Limits(_C.isa(), _C.get_num_threads(), read / 1e9, _C.fma_peak(seconds) / 1e9)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--threads", type=int, default=_C.cpu_info()["default_threads"])
-    _C.set_num_threads(parser.parse_args().threads)
-    limits = measure()
-    print(
-        f"{limits.isa}, {limits.threads} threads: read {limits.read_gb_s:.1f} GB/s, fp32 FMA {limits.fma_gflops:.0f} GFLOPS"
-    )
-    print(json.dumps(asdict(limits)))
-
-
-if __name__ == "__main__":
-    main()

@@ -64,7 +64,7 @@ def load(
         model.quantize(read_quantization(quantization))
         model.load_weights(RandomWeights(model), _C.get_num_threads())
     elif layers is not None:
-        raise ValueError(f"only shapes have `layers` to choose from; {model_or_shape} is none of `pace bench --list`")
+        raise ValueError(f"layers is only for the shapes of `pace bench --list`, and {model_or_shape} is not one")
     else:
         options = {"dtype": dtype, "backend": backend, "num_threads": num_threads, "quantization": quantization}
         with hint_of_shape(model_or_shape):
@@ -97,40 +97,32 @@ def measure(
             measured.append(Repeat(limits.between(before, limits.measure(LIMIT_SECONDS)), *seconds))
         _forget_peak_memory()
         prefill, decode = _phases(subject, prompt, generated, batch, depth)
-    return Result(
-        subject,
-        subject.costs,
-        prompt,
-        generated,
-        batch,
-        depth,
-        measured,
-        prefill,
-        decode,
-        resident_bytes(peak=True) / MIB,
-    )
+    peak_mib = resident_bytes(peak=True) / MIB
+    return Result(subject, subject.costs, prompt, generated, batch, depth, measured, prefill, decode, peak_mib)
 
 
 def _check(subject: Subject, prompt: int, generated: int, batch: int, repeats: int, depth: int | None) -> None:
-    if min(prompt, generated, batch, repeats, 1 if depth is None else depth) < 1:
-        raise ValueError(
-            f"prompt, generated, batch, repeats and context must be at least 1; got {prompt}, {generated}, {batch}, {repeats}, {depth}"
-        )
-    engine, most = subject.engine, subject.model.max_position_embeddings
+    counts = {"prompt": prompt, "generated": generated, "batch": batch, "repeats": repeats, "context": depth}
+    for name, count in counts.items():
+        if count is not None and count < 1:
+            raise ValueError(f"{name} must be at least 1; got {count}")
+    engine, limit = subject.engine, subject.model.max_position_embeddings
     length = (depth or prompt) + generated + WARM_UP_STEPS + 1
-    if max(length, prompt + 1) > most:
-        longest = f"a context of {depth} + {generated}" if depth and prompt < most else f"{prompt} + {generated}"
+    if max(length, prompt + 1) > limit:
+        longest = f"a context of {depth} + {generated}" if depth and prompt < limit else f"{prompt} + {generated}"
         raise ValueError(
-            f"{longest} tokens are more than this model has positions for: {most} (max_position_embeddings; {WARM_UP_STEPS + 1} go to the warm-up)"
+            f"{longest} tokens are more than this model has positions for: {limit} (max_position_embeddings; the "
+            f"warm-up takes {WARM_UP_STEPS + 1})"
         )
     if batch > engine.scheduler.max_sequences_per_step:
         raise ValueError(
             f"a step decodes at most {engine.scheduler.max_sequences_per_step} sequences; got a batch of {batch}"
         )
-    wanted, there = batch * engine.cache.bytes_for(length + BLOCK_SIZE), engine.cache.budget_bytes
-    if wanted > there:
+    needed, available = batch * engine.cache.bytes_for(length + BLOCK_SIZE), engine.cache.budget_bytes
+    if needed > available:
         raise ValueError(
-            f"{batch} x {length} tokens need a cache of {format_bytes(wanted)}, and {format_bytes(there)} are there for it; take a smaller batch, context or prompt"
+            f"{batch} x {length} tokens need a cache of {format_bytes(needed)}, and {format_bytes(available)} are "
+            f"available; choose a smaller batch, context or prompt"
         )
 
 

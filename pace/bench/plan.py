@@ -107,16 +107,16 @@ def plan(
     model_class, config = read_config(config_json)
     if config.quantization_config and checkpoint is None:
         raise NotImplementedError(
-            f"config.json: quantization_config: the checkpoint is quantised already ({config.quantization_config.name}), and its tensors alone tell what they take; "
-            "they are not here: download it, and give its directory"
+            f"config.json: the checkpoint is quantised already ({config.quantization_config.name}), and a plan needs "
+            "its tensors: download it, and give its directory"
         )
     model = model_class(config, LOADED, native)
     context = prompt if context is None else context
     if min(prompt, context, batch) < 1:
         raise ValueError(f"prompt, context and batch must be at least 1; got {prompt}, {context}, {batch}")
-    if max(prompt, context) > config.max_position_embeddings:
+    if (longest := max(prompt, context)) > (limit := config.max_position_embeddings):
         raise ValueError(
-            f"{max(prompt, context)} tokens are more than this model has positions for: {config.max_position_embeddings} (max_position_embeddings)"
+            f"{longest} tokens are more than this model has positions for: {limit} (max_position_embeddings)"
         )
     plans, asked = [], Prompts(prompt, context, batch)
     for name, dtype in _ways(model, quantization, checkpoint):
@@ -137,7 +137,7 @@ def plan(
             )
         plans.append(found)
     if not plans:
-        raise ValueError("the checkpoint's weights fit none of the dtypes")
+        raise ValueError("no dtype can hold the checkpoint's weights")
     return plans
 
 

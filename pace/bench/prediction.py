@@ -47,16 +47,11 @@ class Prediction:
 
 
 AVX2 = Efficiency(weights=0.90, products=0.85, cache=0.62, decode_attention=0.45, prefill_attention=0.65)
-"""Medians (benchmarks/RESULTS.md)."""
-AVX512 = AVX2
-"""Not measured separately."""
-AVX512_BF16 = replace(AVX512, products=1.60)
+"""Medians (benchmarks/RESULTS.md). `generic` and `avx512` use the same shares: neither was measured."""
+AVX512_BF16 = replace(AVX2, products=1.60)
 """bf16 dot products exceed the fp32 peak that these shares refer to: a prefill of 0.5B reached 1.62 times the peak
-(benchmarks/RESULTS.md). Attention is always fp32; its shares are those of `AVX2`."""
-AMX = AVX512_BF16
-"""Not measured yet. Tiles multiply bf16 many times faster than vectors, so prefill is probably underestimated."""
-
-
+(benchmarks/RESULTS.md). Attention is always fp32; its shares are those of `AVX2`. `amx` was not measured: its tiles
+multiply bf16 many times faster than vectors, so prefill is probably underestimated."""
 AVX2_CODES = {
     "int8": replace(AVX2, weights=0.88, products=1.03),
     "int4": replace(AVX2, weights=0.83, products=1.63),
@@ -71,9 +66,9 @@ AVX2_VNNI_CODES = AVX2_CODES | {
 }
 """Products measured with `avx2_vnni_evex` on Zen 4; processors that only have `avx2_vnni` have not been measured."""
 VNNI_CODES = {
-    "int8": replace(AVX512, weights=0.95, products=2.78),
-    "int4": replace(AVX512, weights=0.93, products=2.60),
-    "float8": replace(AVX512, weights=0.65, products=0.81),
+    "int8": replace(AVX2, weights=0.95, products=2.78),
+    "int4": replace(AVX2, weights=0.93, products=2.60),
+    "float8": replace(AVX2, weights=0.65, products=0.81),
 }
 """Shares of all instruction sets with VNNI and AVX-512. Integer products exceed the fp32 peak. `amx` multiplies many
 rows on tiles and has not been measured, so its prefill is probably underestimated."""
@@ -81,19 +76,13 @@ rows on tiles and has not been measured, so its prefill is probably underestimat
 
 def efficiency(isa: str, dtype: torch.dtype, code: str | None = None) -> Efficiency:
     """Returns the shares of the machine's limits that the kernels of an instruction set reach, for weights of a dtype
-    or in codes (`Costs.code`).
-
-    `generic`, and `avx512` with codes, use those of `avx2`: neither was measured. Codes of 2 to 6 bits, in super-blocks
-    or not, use those of int4."""
+    or in codes (`Costs.code`). Codes of 2 to 6 bits, in super-blocks or not, use those of int4."""
     if code is not None:
         code = "int4" if code in SMALL_CODES else code
         if isa in ("avx512_vnni", "avx512_bf16", "amx"):
             return VNNI_CODES[code]
         return (AVX2_VNNI_CODES if isa.startswith("avx2_vnni") else AVX2_CODES)[code]
-    multiplies_pairs = {"avx512_bf16": AVX512_BF16, "amx": AMX}
-    if dtype == torch.bfloat16 and isa in multiplies_pairs:
-        return multiplies_pairs[isa]
-    return AVX512 if isa.startswith("avx512") or isa == "amx" else AVX2
+    return AVX512_BF16 if dtype == torch.bfloat16 and isa in ("avx512_bf16", "amx") else AVX2
 
 
 def efficiencies(isa: str, dtype: torch.dtype, costs: Costs) -> tuple[Efficiency, Efficiency]:

@@ -17,24 +17,22 @@ def table(result: Result) -> str:
     subject, limits, predicted = result.subject, result.limits, result.predicted
     dtype, kv_dtype = subject.model.storage_name, str(subject.model.kv_dtype).removeprefix("torch.")
     dtype += f" (cache {kv_dtype})" if kv_dtype != dtype else ""
+    tokens, decode = f"{result.batch} x ({result.prompt} + {result.generated}) tokens", "decode"
     if result.depth:
-        tokens, decode = (
-            f"prefill of {result.prompt}, decode of {result.batch} x {result.generated} at {result.depth} tokens",
-            f"decode at {result.depth}",
-        )
-    else:
-        tokens, decode = f"{result.batch} x ({result.prompt} + {result.generated}) tokens", "decode"
+        tokens = f"prefill of {result.prompt}, decode of {result.batch} x {result.generated} at {result.depth} tokens"
+        decode = f"decode at {result.depth}"
+    machine = f"{subject.backend} on {limits.isa}, {limits.threads} threads"
     lines = [
-        f"{subject.name}, {dtype}, {subject.backend} on {limits.isa}, {limits.threads} threads; {tokens}, median of "
-        f"{len(result.repeats)}",
+        f"{subject.name}, {dtype}, {machine}; {tokens}, median of {len(result.repeats)}",
         f"limits       {limits.read_gb_s:9.1f} GB/s read      {limits.fma_gflops:8.0f} GFLOPS fp32 FMA",
-        f"prefill      {result.prefill_tokens_per_second:9.1f} tokens/s       MFU {result.prefill_mfu:5.2f}    first "
-        f"token after {result.first_token_seconds * 1e3:,.0f} ms",
-        f"{decode}{result.decode_tokens_per_second:{22 - len(decode)}.1f} tokens/s       MBU {result.decode_mbu:5.2f}  "
-        f"  MFU {result.decode_mfu:.2f}, {result.step_seconds * 1e3:,.2f} ms a step at {result.context} tokens",
+        f"prefill      {result.prefill_tokens_per_second:9.1f} tokens/s       MFU {result.prefill_mfu:5.2f}    "
+        f"first token after {result.first_token_seconds * 1e3:,.0f} ms",
+        f"{decode}{result.decode_tokens_per_second:{22 - len(decode)}.1f} tokens/s       "
+        f"MBU {result.decode_mbu:5.2f}    MFU {result.decode_mfu:.2f}, {result.step_seconds * 1e3:,.2f} ms a step "
+        f"at {result.context} tokens",
         f"predicted    {result.prompt / predicted.prefill_seconds:9.1f} tokens/s prefill, "
-        f"{result.batch / predicted.step_seconds:.1f} decode; measured is "
-        f"{result.prefill_ratio:.2f} and {result.decode_ratio:.2f} of that",
+        f"{result.batch / predicted.step_seconds:.1f} decode; measured is {result.prefill_ratio:.2f} and "
+        f"{result.decode_ratio:.2f} of that",
         f"memory       {subject.resident_mib:9.0f} MiB weights    resident: {subject.rss_before_mib:,.0f} MiB before, "
         f"at most {subject.load_peak_mib:,.0f} while loading, {result.peak_mib:,.0f} while running",
         f"load         {subject.load_seconds:9.2f} s",
@@ -61,9 +59,7 @@ def profile(result: Result) -> str:
     """Formats the time of a prefill and of a decode step by kind of instruction, in the order of the program."""
     if result.decode is None:
         return NO_PROFILE
-    return "\n\n".join(
-        _profile(title, phase) for title, phase in (("prefill", result.prefill), ("decode step", result.decode))
-    )
+    return f"{_profile('prefill', result.prefill)}\n\n{_profile('decode step', result.decode)}"
 
 
 def _profile(title: str, phase: Phase) -> str:
@@ -109,21 +105,11 @@ def _roofline(axes, result: Result) -> None:
     prefill_flops = costs.prefill_flops(result.prompt)
     prefill_bytes = costs.step_weight_bytes(result.prompt) + costs.kv_bytes(result.prompt)
     decode_bytes = costs.decode_bytes(result.batch, result.context)
+    prefill = f"prefill of {result.prompt}: MFU {result.prefill_mfu:.2f}"
+    decode = f"decode, batch {result.batch}: MBU {result.decode_mbu:.2f}"
     for label, flops, num_bytes, seconds, marker in (
-        (
-            f"prefill of {result.prompt}: MFU {result.prefill_mfu:.2f}",
-            prefill_flops,
-            prefill_bytes,
-            result.first_token_seconds,
-            "s",
-        ),
-        (
-            f"decode, batch {result.batch}: MBU {result.decode_mbu:.2f}",
-            result.decode_flops,
-            decode_bytes,
-            result.step_seconds,
-            "o",
-        ),
+        (prefill, prefill_flops, prefill_bytes, result.first_token_seconds, "s"),
+        (decode, result.decode_flops, decode_bytes, result.step_seconds, "o"),
     ):
         axes.loglog([flops / num_bytes], [flops / seconds / 1e9], marker, markersize=9, label=label)
     for axis in (axes.xaxis, axes.yaxis):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pace
@@ -78,22 +79,22 @@ class Result:
     peak_mib: float
     """Peak resident memory of the process while the model ran."""
 
+    def _median(self, of: Callable[[Repeat], float]) -> float:
+        return statistics.median(map(of, self.repeats))
+
     @property
     def limits(self) -> limits.Limits:
-        first = self.repeats[0].limits
-        read, fma = (
-            statistics.median(getattr(repeat.limits, name) for repeat in self.repeats)
-            for name in ("read_gb_s", "fma_gflops")
-        )
-        return limits.Limits(first.isa, first.threads, read, fma)
+        read = self._median(lambda repeat: repeat.limits.read_gb_s)
+        fma = self._median(lambda repeat: repeat.limits.fma_gflops)
+        return replace(self.repeats[0].limits, read_gb_s=read, fma_gflops=fma)
 
     @property
     def first_token_seconds(self) -> float:
-        return statistics.median(repeat.first_token_seconds for repeat in self.repeats)
+        return self._median(lambda repeat: repeat.first_token_seconds)
 
     @property
     def step_seconds(self) -> float:
-        return statistics.median(repeat.step_seconds for repeat in self.repeats)
+        return self._median(lambda repeat: repeat.step_seconds)
 
     @property
     def prefill_tokens_per_second(self) -> float:
@@ -107,9 +108,7 @@ class Result:
     def prefill_mfu(self) -> float:
         """Model FLOPS utilisation of prefill: 2 x multiply-adds / time / measured fp32 FMA peak."""
         flops = self.costs.prefill_flops(self.prompt)
-        return statistics.median(
-            flops / repeat.first_token_seconds / (1e9 * repeat.limits.fma_gflops) for repeat in self.repeats
-        )
+        return self._median(lambda repeat: flops / repeat.first_token_seconds / (1e9 * repeat.limits.fma_gflops))
 
     @property
     def decode_flops(self) -> int:
@@ -117,18 +116,14 @@ class Result:
 
     @property
     def decode_mfu(self) -> float:
-        return statistics.median(
-            self.decode_flops / repeat.step_seconds / (1e9 * repeat.limits.fma_gflops) for repeat in self.repeats
-        )
+        return self._median(lambda repeat: self.decode_flops / repeat.step_seconds / (1e9 * repeat.limits.fma_gflops))
 
     @property
     def decode_mbu(self) -> float:
         """Memory bandwidth utilisation of decode: bytes of weights, keys and values that a step must read / time /
         measured read bandwidth."""
         num_bytes = self.costs.decode_bytes(self.batch, self.context)
-        return statistics.median(
-            num_bytes / repeat.step_seconds / (1e9 * repeat.limits.read_gb_s) for repeat in self.repeats
-        )
+        return self._median(lambda repeat: num_bytes / repeat.step_seconds / (1e9 * repeat.limits.read_gb_s))
 
     @property
     def predicted(self) -> Prediction:
@@ -138,16 +133,12 @@ class Result:
     @property
     def prefill_ratio(self) -> float:
         """Measured speed over predicted speed."""
-        return statistics.median(
-            self._predict(repeat.limits).prefill_seconds / repeat.first_token_seconds for repeat in self.repeats
-        )
+        return self._median(lambda repeat: self._predict(repeat.limits).prefill_seconds / repeat.first_token_seconds)
 
     @property
     def decode_ratio(self) -> float:
         """Measured speed over predicted speed."""
-        return statistics.median(
-            self._predict(repeat.limits).step_seconds / repeat.step_seconds for repeat in self.repeats
-        )
+        return self._median(lambda repeat: self._predict(repeat.limits).step_seconds / repeat.step_seconds)
 
     def _predict(self, now: limits.Limits) -> Prediction:
         layers, head = efficiencies(now.isa, self.subject.model.dtype, self.costs)

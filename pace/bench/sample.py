@@ -87,10 +87,10 @@ class Sample:
                 names, _ = plan_layout(model, reader)
                 model.layers = choose_layers(model.layers, dtype, SAMPLE_BYTES)
                 fill(model, reader, names, model.targets(), limits.threads)
-            most = model.max_position_embeddings - STEPS - WARM_UP_STEPS - 2
-            if most < 1:
+            limit = model.max_position_embeddings - STEPS - WARM_UP_STEPS - 2
+            if limit < 1:
                 raise CannotSample(f"the model has too few positions: {model.max_position_embeddings}")
-            asked = Prompts(min(asked.prompt, MAX_PROMPT, most), min(asked.context, most), asked.batch)
+            asked = Prompts(min(asked.prompt, MAX_PROMPT, limit), min(asked.context, limit), asked.batch)
             measured = _measure(model, asked)
         costs = Costs.of(model, dtype, kv_dtype)
         layers, head = efficiencies(limits.isa, dtype, costs)

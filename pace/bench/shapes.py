@@ -16,236 +16,97 @@ from torch import Tensor
 
 from pace.llm.models.base_model import BaseModelForCausalLM
 
-_LLAMA = dict(architectures=["LlamaForCausalLM"], model_type="llama", rms_norm_eps=1e-5, hidden_act="silu")
+# fmt: off
+_SWIGLU = dict(hidden_act="silu", rms_norm_eps=1e-6)
+_LLAMA = _SWIGLU | dict(architectures=["LlamaForCausalLM"], model_type="llama", rms_norm_eps=1e-5)
 _LLAMA3 = _LLAMA | dict(vocab_size=128256, rope_theta=5e5, max_position_embeddings=131072)
-_QWEN2 = dict(
-    architectures=["Qwen2ForCausalLM"],
-    model_type="qwen2",
-    rope_theta=1e6,
-    rms_norm_eps=1e-6,
-    hidden_act="silu",
-    max_position_embeddings=32768,
-)
-_QWEN3 = dict(
-    architectures=["Qwen3ForCausalLM"],
-    model_type="qwen3",
-    vocab_size=151936,
-    head_dim=128,
-    rope_theta=1e6,
-    rms_norm_eps=1e-6,
-    hidden_act="silu",
-    max_position_embeddings=40960,
-)
-_GEMMA2 = dict(
-    architectures=["Gemma2ForCausalLM"],
-    model_type="gemma2",
-    vocab_size=256000,
-    head_dim=256,
-    query_pre_attn_scalar=256,
-    attn_logit_softcapping=50.0,
-    final_logit_softcapping=30.0,
-    sliding_window=4096,
-    rms_norm_eps=1e-6,
-    hidden_activation="gelu_pytorch_tanh",
-    max_position_embeddings=8192,
-)
-_GEMMA3 = dict(
-    architectures=["Gemma3ForCausalLM"],
-    model_type="gemma3_text",
-    head_dim=256,
-    query_pre_attn_scalar=256,
-    rope_theta=1e6,
-    rope_local_base_freq=1e4,
-    sliding_window_pattern=6,
-    rms_norm_eps=1e-6,
-    hidden_activation="gelu_pytorch_tanh",
-)
-_YARN_OF_GPT_OSS = dict(
-    rope_type="yarn",
-    factor=32.0,
-    beta_fast=32.0,
-    beta_slow=1.0,
-    truncate=False,
-    original_max_position_embeddings=4096,
-)
-_QWEN3_MOE = _QWEN3 | dict(
-    architectures=["Qwen3MoeForCausalLM"], model_type="qwen3_moe", norm_topk_prob=True, max_position_embeddings=262144
-)
-_LATENT = dict(rms_norm_eps=1e-6, hidden_act="silu", kv_lora_rank=512, qk_rope_head_dim=64, first_k_dense_replace=1)
-_MIXTRAL = _LLAMA | dict(
-    architectures=["MixtralForCausalLM"],
-    model_type="mixtral",
-    vocab_size=32000,
-    rope_theta=1e6,
-    max_position_embeddings=32768,
-)
+_MIXTRAL = _LLAMA | dict(architectures=["MixtralForCausalLM"], model_type="mixtral", vocab_size=32000, rope_theta=1e6,
+                         max_position_embeddings=32768)
+_MISTRAL = _MIXTRAL | dict(architectures=["MistralForCausalLM"], model_type="mistral", vocab_size=32768,
+                           sliding_window=None)
+_QWEN2 = _SWIGLU | dict(architectures=["Qwen2ForCausalLM"], model_type="qwen2", vocab_size=151936, rope_theta=1e6,
+                        max_position_embeddings=32768)
+_QWEN3 = _QWEN2 | dict(architectures=["Qwen3ForCausalLM"], model_type="qwen3", head_dim=128,
+                       max_position_embeddings=40960)
+_QWEN3_MOE = _QWEN3 | dict(architectures=["Qwen3MoeForCausalLM"], model_type="qwen3_moe", norm_topk_prob=True,
+                           max_position_embeddings=262144)
+_GEMMA = dict(head_dim=256, query_pre_attn_scalar=256, rms_norm_eps=1e-6, hidden_activation="gelu_pytorch_tanh")
+_GEMMA2 = _GEMMA | dict(architectures=["Gemma2ForCausalLM"], model_type="gemma2", vocab_size=256000,
+                        attn_logit_softcapping=50.0, final_logit_softcapping=30.0, sliding_window=4096,
+                        max_position_embeddings=8192)
+_GEMMA3 = _GEMMA | dict(architectures=["Gemma3ForCausalLM"], model_type="gemma3_text", rope_theta=1e6,
+                        rope_local_base_freq=1e4, sliding_window_pattern=6)
+_YARN_OF_GPT_OSS = dict(rope_type="yarn", factor=32.0, beta_fast=32.0, beta_slow=1.0, truncate=False,
+                        original_max_position_embeddings=4096)
+_LATENT = _SWIGLU | dict(kv_lora_rank=512, qk_rope_head_dim=64, first_k_dense_replace=1, n_routed_experts=64)
 
 
 def _scaled(factor: float) -> dict[str, Any]:
-    return dict(
-        rope_type="llama3",
-        factor=factor,
-        low_freq_factor=1.0,
-        high_freq_factor=4.0,
-        original_max_position_embeddings=8192,
-    )
+    return dict(rope_type="llama3", factor=factor, low_freq_factor=1.0, high_freq_factor=4.0,
+                original_max_position_embeddings=8192)
 
 
 def _sizes(hidden: int, inner: int, layers: int, heads: int, kv_heads: int, tied: bool) -> dict[str, Any]:
-    return dict(
-        hidden_size=hidden,
-        intermediate_size=inner,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        tie_word_embeddings=tied,
-    )
+    return dict(hidden_size=hidden, intermediate_size=inner, num_hidden_layers=layers, num_attention_heads=heads,
+                num_key_value_heads=kv_heads, tie_word_embeddings=tied)
+
+
+def _opt(hidden: int, layers: int, heads: int) -> dict[str, Any]:
+    return dict(architectures=["OPTForCausalLM"], model_type="opt", hidden_size=hidden, ffn_dim=4 * hidden,
+                num_hidden_layers=layers, num_attention_heads=heads, vocab_size=50272, max_position_embeddings=2048,
+                word_embed_proj_dim=hidden, activation_function="relu", do_layer_norm_before=True)
 
 
 # Source: the config.json of each model on the Hub.
 SHAPES: dict[str, dict[str, Any]] = {
-    "smollm2-135m": _LLAMA
-    | _sizes(576, 1536, 30, 9, 3, True)
-    | dict(vocab_size=49152, rope_theta=1e5, max_position_embeddings=8192),
-    "tinyllama-1.1b": _LLAMA
-    | _sizes(2048, 5632, 22, 32, 4, False)
-    | dict(vocab_size=32000, rope_theta=1e4, max_position_embeddings=2048),
+    "smollm2-135m": _LLAMA | _sizes(576, 1536, 30, 9, 3, True)
+        | dict(vocab_size=49152, rope_theta=1e5, max_position_embeddings=8192),
+    "tinyllama-1.1b": _LLAMA | _sizes(2048, 5632, 22, 32, 4, False)
+        | dict(vocab_size=32000, rope_theta=1e4, max_position_embeddings=2048),
     "llama-3.2-1b": _LLAMA3 | _sizes(2048, 8192, 16, 32, 8, True) | dict(head_dim=64, rope_scaling=_scaled(32.0)),
     "llama-3.2-3b": _LLAMA3 | _sizes(3072, 8192, 28, 24, 8, True) | dict(head_dim=128, rope_scaling=_scaled(32.0)),
     "llama-3.1-8b": _LLAMA3 | _sizes(4096, 14336, 32, 32, 8, False) | dict(rope_scaling=_scaled(8.0)),
-    "qwen2.5-0.5b": _QWEN2 | _sizes(896, 4864, 24, 14, 2, True) | dict(vocab_size=151936),
-    "qwen2.5-1.5b": _QWEN2 | _sizes(1536, 8960, 28, 12, 2, True) | dict(vocab_size=151936),
-    "qwen2.5-3b": _QWEN2 | _sizes(2048, 11008, 36, 16, 2, True) | dict(vocab_size=151936),
+    "qwen2.5-0.5b": _QWEN2 | _sizes(896, 4864, 24, 14, 2, True),
+    "qwen2.5-1.5b": _QWEN2 | _sizes(1536, 8960, 28, 12, 2, True),
+    "qwen2.5-3b": _QWEN2 | _sizes(2048, 11008, 36, 16, 2, True),
     "qwen2.5-7b": _QWEN2 | _sizes(3584, 18944, 28, 28, 4, False) | dict(vocab_size=152064),
     "qwen3-0.6b": _QWEN3 | _sizes(1024, 3072, 28, 16, 8, True),
     "qwen3-1.7b": _QWEN3 | _sizes(2048, 6144, 28, 16, 8, True),
     "qwen3-4b": _QWEN3 | _sizes(2560, 9728, 36, 32, 8, True),
     "qwen3-8b": _QWEN3 | _sizes(4096, 12288, 36, 32, 8, False),
-    "qwen3-30b-a3b": _QWEN3_MOE
-    | _sizes(2048, 6144, 48, 32, 4, False)
-    | dict(num_experts=128, num_experts_per_tok=8, moe_intermediate_size=768),
+    "qwen3-30b-a3b": _QWEN3_MOE | _sizes(2048, 6144, 48, 32, 4, False)
+        | dict(num_experts=128, num_experts_per_tok=8, moe_intermediate_size=768),
     "mixtral-8x7b": _MIXTRAL | _sizes(4096, 14336, 32, 32, 8, False) | dict(num_local_experts=8, num_experts_per_tok=2),
-    "gpt-oss-20b": dict(
-        architectures=["GptOssForCausalLM"],
-        model_type="gpt_oss",
-        vocab_size=201088,
-        head_dim=64,
-        rope_theta=150000.0,
-        rope_scaling=_YARN_OF_GPT_OSS,
-        rms_norm_eps=1e-5,
-        sliding_window=128,
-        max_position_embeddings=131072,
-    )
-    | _sizes(2880, 2880, 24, 64, 8, False)
-    | dict(num_local_experts=32, num_experts_per_tok=4),
-    "deepseek-v2-lite": _LATENT
-    | _sizes(2048, 10944, 27, 16, 16, False)
-    | dict(
-        architectures=["DeepseekV2ForCausalLM"],
-        model_type="deepseek_v2",
-        vocab_size=102400,
-        max_position_embeddings=163840,
-        q_lora_rank=None,
-        qk_nope_head_dim=128,
-        v_head_dim=128,
-        n_routed_experts=64,
-        num_experts_per_tok=6,
-        n_shared_experts=2,
-        moe_intermediate_size=1408,
-    ),
-    "glm-4.7-flash": _LATENT
-    | _sizes(2048, 10240, 47, 20, 20, False)
-    | dict(
-        architectures=["Glm4MoeLiteForCausalLM"],
-        model_type="glm4_moe_lite",
-        vocab_size=154880,
-        rope_theta=1e6,
-        rms_norm_eps=1e-5,
-        max_position_embeddings=202752,
-        q_lora_rank=768,
-        qk_nope_head_dim=192,
-        v_head_dim=256,
-        n_routed_experts=64,
-        num_experts_per_tok=4,
-        n_shared_experts=1,
-        moe_intermediate_size=1536,
-    ),
+    "gpt-oss-20b": _sizes(2880, 2880, 24, 64, 8, False)
+        | dict(architectures=["GptOssForCausalLM"], model_type="gpt_oss", vocab_size=201088, head_dim=64,
+               rope_theta=150000.0, rope_scaling=_YARN_OF_GPT_OSS, rms_norm_eps=1e-5, sliding_window=128,
+               max_position_embeddings=131072, num_local_experts=32, num_experts_per_tok=4),
+    "deepseek-v2-lite": _LATENT | _sizes(2048, 10944, 27, 16, 16, False)
+        | dict(architectures=["DeepseekV2ForCausalLM"], model_type="deepseek_v2", vocab_size=102400,
+               max_position_embeddings=163840, q_lora_rank=None, qk_nope_head_dim=128, v_head_dim=128,
+               num_experts_per_tok=6, n_shared_experts=2, moe_intermediate_size=1408),
+    "glm-4.7-flash": _LATENT | _sizes(2048, 10240, 47, 20, 20, False)
+        | dict(architectures=["Glm4MoeLiteForCausalLM"], model_type="glm4_moe_lite", vocab_size=154880, rope_theta=1e6,
+               rms_norm_eps=1e-5, max_position_embeddings=202752, q_lora_rank=768, qk_nope_head_dim=192, v_head_dim=256,
+               num_experts_per_tok=4, n_shared_experts=1, moe_intermediate_size=1536),
     "gemma-2-2b": _GEMMA2 | _sizes(2304, 9216, 26, 8, 4, True),
     "gemma-2-9b": _GEMMA2 | _sizes(3584, 14336, 42, 16, 8, True),
-    "gemma-3-1b": _GEMMA3
-    | _sizes(1152, 6912, 26, 4, 1, True)
-    | dict(vocab_size=262144, sliding_window=512, max_position_embeddings=32768),
-    "gemma-3-4b": _GEMMA3
-    | _sizes(2560, 10240, 34, 8, 4, True)
-    | dict(
-        vocab_size=262208,
-        sliding_window=1024,
-        max_position_embeddings=131072,
-        rope_scaling=dict(rope_type="linear", factor=8.0),
-    ),
-    "mistral-7b": _LLAMA
-    | _sizes(4096, 14336, 32, 32, 8, False)
-    | dict(
-        architectures=["MistralForCausalLM"],
-        model_type="mistral",
-        vocab_size=32768,
-        rope_theta=1e6,
-        max_position_embeddings=32768,
-        sliding_window=None,
-    ),
-    "opt-125m": dict(
-        architectures=["OPTForCausalLM"],
-        model_type="opt",
-        hidden_size=768,
-        ffn_dim=3072,
-        num_hidden_layers=12,
-        num_attention_heads=12,
-        vocab_size=50272,
-        max_position_embeddings=2048,
-        word_embed_proj_dim=768,
-        activation_function="relu",
-        do_layer_norm_before=True,
-    ),
-    "opt-1.3b": dict(
-        architectures=["OPTForCausalLM"],
-        model_type="opt",
-        hidden_size=2048,
-        ffn_dim=8192,
-        num_hidden_layers=24,
-        num_attention_heads=32,
-        vocab_size=50272,
-        max_position_embeddings=2048,
-        word_embed_proj_dim=2048,
-        activation_function="relu",
-        do_layer_norm_before=True,
-    ),
-    "phi-2": dict(
-        architectures=["PhiForCausalLM"],
-        model_type="phi",
-        hidden_size=2560,
-        intermediate_size=10240,
-        num_hidden_layers=32,
-        num_attention_heads=32,
-        vocab_size=51200,
-        max_position_embeddings=2048,
-        partial_rotary_factor=0.4,
-        rope_theta=1e4,
-        layer_norm_eps=1e-5,
-        hidden_act="gelu_new",
-    ),
-    "gpt-j-6b": dict(
-        architectures=["GPTJForCausalLM"],
-        model_type="gptj",
-        n_embd=4096,
-        n_layer=28,
-        n_head=16,
-        n_positions=2048,
-        rotary_dim=64,
-        vocab_size=50400,
-        activation_function="gelu_new",
-        tie_word_embeddings=False,
-    ),
+    "gemma-3-1b": _GEMMA3 | _sizes(1152, 6912, 26, 4, 1, True)
+        | dict(vocab_size=262144, sliding_window=512, max_position_embeddings=32768),
+    "gemma-3-4b": _GEMMA3 | _sizes(2560, 10240, 34, 8, 4, True)
+        | dict(vocab_size=262208, sliding_window=1024, max_position_embeddings=131072,
+               rope_scaling=dict(rope_type="linear", factor=8.0)),
+    "mistral-7b": _MISTRAL | _sizes(4096, 14336, 32, 32, 8, False),
+    "opt-125m": _opt(768, 12, 12),
+    "opt-1.3b": _opt(2048, 24, 32),
+    "phi-2": dict(architectures=["PhiForCausalLM"], model_type="phi", hidden_size=2560, intermediate_size=10240,
+                  num_hidden_layers=32, num_attention_heads=32, vocab_size=51200, max_position_embeddings=2048,
+                  partial_rotary_factor=0.4, rope_theta=1e4, layer_norm_eps=1e-5, hidden_act="gelu_new"),
+    "gpt-j-6b": dict(architectures=["GPTJForCausalLM"], model_type="gptj", n_embd=4096, n_layer=28, n_head=16,
+                     n_positions=2048, rotary_dim=64, vocab_size=50400, activation_function="gelu_new",
+                     tie_word_embeddings=False),
 }
+# fmt: on
 
 
 def shape_config(name: str, layers: int | None = None) -> dict[str, Any]:

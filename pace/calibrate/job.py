@@ -91,8 +91,11 @@ class Job:
         likely = needed + 4 * (WORK * largest + min(num_tokens, BATCH_TOKENS) * widths)
         if likely <= available:
             return
-        least = f"{format_bytes(needed)} of memory at least ({', '.join(f'{part} {format_bytes(size)}' for part, size in parts.items() if size)})"
-        taken = f"quantising takes {least}, {format_bytes(likely)} most likely, and {format_bytes(available)} are left"
+        sizes = ", ".join(f"{part} {format_bytes(size)}" for part, size in parts.items() if size)
+        taken = (
+            f"quantising takes {format_bytes(needed)} of memory at least ({sizes}), probably {format_bytes(likely)}, "
+            f"and {format_bytes(available)} are available"
+        )
         advice = "calibrate on fewer tokens (max_tokens), or " if num_tokens else ""
         advice += "without GPTQ (method='awq' or 'smoothquant'), or " if self.method.rounding == "gptq" else ""
         if needed > available:

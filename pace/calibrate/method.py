@@ -40,9 +40,7 @@ def read_method(name: str, act_order: bool | None = None) -> Method:
     rounding = "gptq" if "gptq" in (first, second) else "rtn"
     if act_order is not None and rounding != "gptq":
         ordered = ", ".join(method for method in METHODS if "gptq" in method)
-        raise ValueError(
-            f"act_order={act_order} tells GPTQ which columns to round first, and the method {name} rounds all at once; leave it out, or take one of {ordered}"
-        )
+        raise ValueError(f"act_order={act_order} has no effect on the method {name}; leave it out, or use {ordered}")
     return Method(kind, rounding, act_order is not False)
 
 
@@ -51,7 +49,8 @@ def check_formats(formats: Iterable[Format]) -> None:
     for format in formats:
         if not isinstance(format, (Int4, Int8)):
             raise ValueError(
-                f"int4 and int8 are calibrated and written; {format.name} needs no calibration: load the original with quantization={format.name!r}"
+                f"only int4 and int8 are calibrated; {format.name} needs no calibration: load the original with "
+                f"quantization={format.name!r}"
             )
         if isinstance(format, Int4) and not format.symmetric:
             raise ValueError(

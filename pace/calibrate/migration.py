@@ -134,23 +134,23 @@ def choose(
 
     `layouts`: the quantised rows of each reader, and their layouts."""
     weights, parts = [], []
-    most = min(MAX_ROWS, max(1, MAX_ROWS_IN_ALL // len(migration.readers)))
+    num_rows = min(MAX_ROWS, max(1, MAX_ROWS_IN_ALL // len(migration.readers)))
     for reader, quantised in zip(migration.readers, layouts):
         for rows, layout in quantised:
             weight = reader.weight.matrix[rows]
-            weights.append(weight[:: -(-len(weight) // most)])
+            weights.append(weight[:: -(-len(weight) // num_rows)])
             parts.append(layout)
     if not weights:
         return None
     x = inputs.samples
     exact = [x @ weight.t() for weight in weights]
-    best, least = None, _error(x, weights, parts, exact, inputs, torch.ones(x.shape[1]))
+    best, best_error = None, _error(x, weights, parts, exact, inputs, torch.ones(x.shape[1]))
     together = torch.cat(weights)
     for strength in STRENGTHS:
         s = migration.channels(centred(KINDS[kind](strength, inputs, together)))
         error = _error(x, weights, parts, exact, inputs, s)
-        if error < least:
-            best, least = s, error
+        if error < best_error:
+            best, best_error = s, error
     return best
 
 

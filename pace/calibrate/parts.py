@@ -59,8 +59,8 @@ class Parts:
     def _check(self, name: str, targets: list[WeightTarget]) -> None:
         if not all(target.is_plain for target in targets) and name not in self.shared | self.copied:
             raise NotImplementedError(
-                f"{name} holds the rows of several matrices, or their columns; pace quantize writes only matrices that have a tensor "
-                f"of their own, and experts. Load the checkpoint with quantization instead"
+                f"{name} holds rows or columns of several matrices; pace quantize writes only experts and matrices "
+                f"with a tensor of their own. Load the checkpoint with quantization instead"
             )
 
     def of(self, product: Linear) -> Iterator[tuple[str, slice]]:
@@ -106,8 +106,9 @@ class Parts:
             matched = [is_head for name, is_head in names.items() if fnmatchcase(name, pattern)]
             if format and matched and all(matched):
                 raise NotImplementedError(
-                    f"overrides: {pattern!r} asks for {format.name} where keys and values are made of latents; pace quantize leaves "
-                    f"that as floats, so leave the pattern out, or load the checkpoint with quantization instead"
+                    f"overrides: {pattern!r} asks for {format.name} where keys and values are made of latents, "
+                    f"which pace quantize leaves as floats; remove the pattern, or load the checkpoint with "
+                    f"quantization instead"
                 )
 
 

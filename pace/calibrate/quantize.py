@@ -95,22 +95,14 @@ def quantize_checkpoint(
     of_text = {"context": context, "max_tokens": max_tokens, "tokenizer_name_or_path": tokenizer_name_or_path}
     _check_text_options(chosen, calibrate is not None, report, of_text)
     use_threads(num_threads)
-    hub = {
-        "revision": revision,
-        "token": token,
-        "cache_dir": cache_dir,
-        "local_files_only": local_files_only,
-        "progress": progress,
-    }
-    directory = find_checkpoint(model_name_or_path, **hub, check=_read_floats)
+    hub = {"token": token, "cache_dir": cache_dir, "local_files_only": local_files_only, "progress": progress}
+    directory = find_checkpoint(model_name_or_path, revision=revision, **hub, check=_read_floats)
     raw, model = _read_floats(directory)
     seen, kept = [], []
     if calibrate is not None:
-        found = (
-            directory
-            if tokenizer_name_or_path is None
-            else find_checkpoint(tokenizer_name_or_path, **hub | {"revision": None}, weights=False)
-        )
+        found = directory
+        if tokenizer_name_or_path is not None:
+            found = find_checkpoint(tokenizer_name_or_path, **hub, weights=False)
         tokenizer = load_tokenizer(found, model.vocab_size)
         seen, kept = choose_windows(calibrate, tokenizer, model, context, max_tokens or MAX_TOKENS)
         if not chosen.is_calibrated:
@@ -125,10 +117,7 @@ def quantize_checkpoint(
     if report and calibrate is None:
         not_compared = "no text was given"
     elif report and not kept:
-        not_compared = (
-            "the text is too short to keep a window of it from calibration; "
-            "give more of it, or read it in shorter windows"
-        )
+        not_compared = "the text is too short to keep a window for it; give more text, or a smaller context"
     elif report:
         quality, not_compared = _quality(directory, out, config, kept, tokenizer_name_or_path, progress)
     return Report(
@@ -148,53 +137,25 @@ def _read_formats(quantization: Any) -> QuantizationConfig:
     """Returns the formats to write. Raises ValueError if none are given, or for one that no method supports."""
     config = read_quantization(quantization)
     if config is None:
-        raise ValueError("say what the checkpoint is to become: quantization='int4' or 'int8'")
-    chosen = [
-        config.format,
-        *(
-            choice
-            for choice in (config.embedding, config.lm_head, *config.overrides.values())
-            if isinstance(choice, Format)
-        ),
-    ]
-    check_formats({format.name: format for format in chosen}.values())
+        raise ValueError("quantization must be 'int4' or 'int8'; got None")
+    choices = (config.format, config.embedding, config.lm_head, *config.overrides.values())
+    check_formats({choice.name: choice for choice in choices if isinstance(choice, Format)}.values())
     return config
 
 
 def _check_text_options(method: Method, has_text: bool, report: bool, of_text: dict[str, Any]) -> None:
     """Raises ValueError if the text or the options for reading it (`of_text`) do not fit the method."""
-    max_tokens = of_text["max_tokens"]
+    max_tokens, given = of_text["max_tokens"], [name for name, value in of_text.items() if value is not None]
     if max_tokens is not None and (type(max_tokens) is not int or max_tokens < MIN_TOKENS):
         raise ValueError(f"max_tokens must be at least {MIN_TOKENS}; got {max_tokens!r}")
-    if not has_text:
-        _check_without_text(method, **of_text)
-    elif not method.is_calibrated:
-        _check_text_of_report(method, report, max_tokens)
-
-
-def _check_without_text(method: Method, **of_text: Any) -> None:
-    """Raises ValueError if the method needs a text, or if options for reading a text were given."""
-    if method.is_calibrated:
+    if not has_text and method.is_calibrated:
         raise ValueError(f"the method {method} needs a text to calibrate on; give one (calibrate), or method='rtn'")
-    if said := [name for name, value in of_text.items() if value is not None]:
-        raise ValueError(
-            f"{' and '.join(said)} would have no effect: there is no text to read; give one to calibrate on "
-            "(calibrate), or leave this out"
-        )
-
-
-def _check_text_of_report(method: Method, report: bool, max_tokens: int | None) -> None:
-    """Raises ValueError if a text is given only for the report, but the report is off or `max_tokens` is set."""
-    if not report:
-        raise ValueError(
-            f"the text would have no effect: the method {method} looks at none, and the report is turned off "
-            "(report=False); leave the text out, or take another method"
-        )
-    if max_tokens is not None:
-        raise ValueError(
-            f"max_tokens={max_tokens} would have no effect: the method {method} does not calibrate, and the report has "
-            "its own share of the text; leave it out"
-        )
+    if not has_text and given:
+        raise ValueError(f"{' and '.join(given)} would have no effect without a text; give one (calibrate)")
+    if has_text and not method.is_calibrated and not report:
+        raise ValueError(f"the text would have no effect on the method {method} with report=False; leave it out")
+    if has_text and not method.is_calibrated and max_tokens is not None:
+        raise ValueError(f"max_tokens={max_tokens} would have no effect on the method {method}; leave it out")
 
 
 def _read_floats(directory: Path) -> tuple[dict[str, Any], BaseModelForCausalLM]:
@@ -205,9 +166,7 @@ def _read_floats(directory: Path) -> tuple[dict[str, Any], BaseModelForCausalLM]
     raw = checkpoint.config
     model = make_model(checkpoint, torch.float32, reference)
     if model.config.quantization_config is not None:
-        raise ValueError(
-            f"{directory} is quantised already, and quantising it again would lose twice; give the original checkpoint"
-        )
+        raise ValueError(f"{directory} is quantised already; give the original checkpoint")
     return raw, model
 
 

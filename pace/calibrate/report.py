@@ -62,9 +62,11 @@ class Report:
     """Reason why there is no comparison. None if there is one, or if it was turned off."""
 
     def __str__(self) -> str:
+        calibrated = f", calibrated on {self.num_tokens} tokens" if self.num_tokens else ""
+        ratio = self.bytes_before / self.bytes_after
         lines = [
-            f"{self.out}: {self.format}, {self.method}{f', calibrated on {self.num_tokens} tokens' if self.num_tokens else ''}",
-            f"{_mib(self.bytes_before)} became {_mib(self.bytes_after)}, {self.bytes_before / self.bytes_after:.2f} times less",
+            f"{self.out}: {self.format}, {self.method}{calibrated}",
+            f"{_mib(self.bytes_before)} became {_mib(self.bytes_after)}, {ratio:.2f} times less",
         ]
         if self.met_few:
             some = f"{', '.join(self.met_few[:3])}{', ...' if len(self.met_few) > 3 else ''}"
@@ -75,21 +77,17 @@ class Report:
             lines.append(f"not compared with bfloat16: {self.not_compared}")
         if self.quality is None:
             return "\n".join(lines)
-        before, after, speeds = (
-            self.quality.uncalibrated,
-            self.quality.calibrated,
-            self.quality.decode_tokens_per_second,
-        )
+        before, after = self.quality.uncalibrated, self.quality.calibrated
+        speeds = self.quality.decode_tokens_per_second
+        rows = ("quantised at load", before, speeds["uncalibrated"]), (self.method, after, speeds["calibrated"])
         lines += [
             f"on {after.num_tokens} other tokens of the text, against bfloat16; decoding here, one sequence:",
             f"{'':<20}{'perplexity':>12}{'KL divergence':>16}{'top-1':>10}{'tokens/s':>12}",
             f"{'bfloat16':<20}{after.reference_perplexity:>12.4f}{'':>26}{speeds['bfloat16']:>12,.1f}",
             *(
-                f"{name:<20}{found.perplexity:>12.4f}{found.kl_divergence:>16.6f}{100 * found.top1_agreement:>8.2f} %{speed:>12,.1f}"
-                for name, found, speed in (
-                    ("quantised at load", before, speeds["uncalibrated"]),
-                    (self.method, after, speeds["calibrated"]),
-                )
+                f"{name:<20}{found.perplexity:>12.4f}{found.kl_divergence:>16.6f}{100 * found.top1_agreement:>8.2f} %"
+                f"{speed:>12,.1f}"
+                for name, found, speed in rows
             ),
             f"advice: {self.quality.advice}",
         ]

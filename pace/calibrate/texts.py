@@ -39,15 +39,15 @@ def choose_windows(
     seen = [window for index, window in enumerate(found) if index not in places]
     if (count := sum(map(len, seen))) < MIN_TOKENS:
         raise ValueError(
-            f"the text to calibrate on has {count} tokens; at least {MIN_TOKENS} are needed, and some thousands are better"
+            f"the text to calibrate on has {count} tokens; at least {MIN_TOKENS} are needed, better some thousands"
         )
     return _spread(seen, max_tokens), _spread(kept, REPORT_TOKENS)
 
 
-def _some(texts: Sequence[Any], most: int) -> Sequence[Any]:
-    """Texts or rows of token ids, about `most` characters or ids in all. Longer texts are cut to evenly spread
+def _some(texts: Sequence[Any], limit: int) -> Sequence[Any]:
+    """Texts or rows of token ids, about `limit` characters or ids in all. Longer texts are cut to evenly spread
     pieces."""
-    step, piece = -(-sum(map(len, texts)) // most), most // REPORT_SHARE
+    step, piece = -(-sum(map(len, texts)) // limit), limit // REPORT_SHARE
     if step <= 1:
         return texts
     return [text[start : start + piece] for text in texts for start in range(0, len(text), piece)][::step]

@@ -26,23 +26,12 @@ from pace.tokenizer.tokenizer import Tokenizer
 logger = logging.getLogger("pace")
 
 VOCABULARY_FILES = (
-    "tokenizer.json",
-    "vocab.json",
-    "vocab.txt",
-    "tokenizer.model",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-)
+    "tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model",
+)  # fmt: skip
 TOKENIZER_FILES = (
-    *VOCABULARY_FILES,
-    "merges.txt",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "chat_template.json",
-    "additional_chat_templates/*.jinja",
-)
+    *VOCABULARY_FILES, "merges.txt", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "chat_template.jinja", "chat_template.json", "additional_chat_templates/*.jinja",
+)  # fmt: skip
 LARGE_FILES = ("tokenizer.json", "vocab.json")
 """Large files, which are read only by their library."""
 MIN_IDS = 0.9
@@ -98,20 +87,11 @@ def load_tokenizer(
 
 def _check_size(path: Path, num_ids: int, vocab_size: int | None) -> None:
     if vocab_size is not None and num_ids > vocab_size:
-        logger.warning(
-            "the tokenizer in %s has %d ids, the model only %d; ids from %d on cannot be used",
-            path,
-            num_ids,
-            vocab_size,
-            vocab_size,
-        )
+        text = "the tokenizer in %s has %d ids, the model only %d; the rest cannot be used"
+        logger.warning(text, path, num_ids, vocab_size)
     elif vocab_size is not None and num_ids < MIN_IDS * vocab_size:
-        logger.warning(
-            "the tokenizer in %s has only %d ids, the model %d: it may be another model's, and texts would make no sense",
-            path,
-            num_ids,
-            vocab_size,
-        )
+        text = "the tokenizer in %s has only %d ids, the model %d: it may be another model's, and give wrong texts"
+        logger.warning(text, path, num_ids, vocab_size)
 
 
 def _one_line(error: BaseException) -> str:
@@ -178,8 +158,8 @@ def _check_library(directory: Path) -> None:
     library = "tiktoken" if is_tiktoken else "sentencepiece"
     if importlib.util.find_spec(library) is None:
         raise ImportError(
-            f"{path} is a vocabulary of {library}, and transformers reads it with that package: pip install {library}; or "
-            "give tokenizer_name_or_path, a checkpoint with a tokenizer.json"
+            f"{path} is a vocabulary of {library}, and transformers needs that package: pip install {library}; or give "
+            "tokenizer_name_or_path, a checkpoint with a tokenizer.json"
         )
 
 

@@ -262,15 +262,9 @@ class Tokenizer:
             )
         from pace.tokenizer.jinja import render  # imported here, since plain text needs no Jinja
 
-        text = render(
-            self.get_chat_template(chat_template, tools),
-            conversation,
-            tools,
-            documents,
-            add_generation_prompt,
-            continue_final_message,
-            **self._special | variables,
-        )
+        template, variables = self.get_chat_template(chat_template, tools), self._special | variables
+        flags = add_generation_prompt, continue_final_message
+        text = render(template, conversation, tools, documents, *flags, **variables)
         if not tokenize:
             return text
         encoding = self(text, add_special_tokens=False)
@@ -352,10 +346,10 @@ class Tokenizer:
         self._use(self.backend_tokenizer)
 
     def __copy__(self) -> Tokenizer:
-        twin = object.__new__(type(self))
+        copied = object.__new__(type(self))
         own = {"_special": dict(self._special), "_changes": dict(self._changes), "_lock": RLock()}
-        twin.__dict__.update(self.__getstate__() | own)
-        return twin
+        copied.__dict__.update(self.__getstate__() | own)
+        return copied
 
     def __deepcopy__(self, memo: dict) -> Tokenizer:
         return self.__copy__()  # encoding does not change the vocabulary

@@ -12,11 +12,9 @@ from pace.bench.costs import AttentionCosts, Costs
 from pace.bench.limits import Limits
 from pace.bench.plan import PROCESS_BYTES, plan
 from pace.bench.prediction import (
-    AMX,
     AVX2,
     AVX2_CODES,
     AVX2_VNNI_CODES,
-    AVX512,
     AVX512_BF16,
     STEP_TOKENS,
     VNNI_CODES,
@@ -63,10 +61,10 @@ def test_operations_by_hand():
     per_layer = 32 * (4 + 2 + 2) * 16 + 4 * 16 * 32 + 3 * 32 * 64
     assert costs.layer_flops_per_token == 2 * 3 * per_layer
     assert costs.head_flops == 2 * 96 * 32
-    assert costs.attention_flops_per_pair == 3 * 4 * (2 * 16 + 2 * 16)
+    assert costs.decode_attention_flops(1) == 3 * 4 * (2 * 16 + 2 * 16)
     assert (
         costs.prefill_flops(5)
-        == 5 * costs.layer_flops_per_token + 15 * costs.attention_flops_per_pair + costs.head_flops
+        == 5 * costs.layer_flops_per_token + 15 * costs.decode_attention_flops(1) + costs.head_flops
     )
     assert costs.kv_bytes_per_token == 3 * 2 * (16 + 16) * 4
     assert costs.decode_bytes(2, 10) == costs.decode_weight_bytes + 20 * costs.kv_bytes_per_token
@@ -94,10 +92,8 @@ def test_random_weights_fill_a_model():
     reader = RandomWeights(model)
     reader.PIECE_ELEMENTS = 64
     assert reader.row_ranges("model.embed_tokens.weight") == [(row, row + 2) for row in range(0, 96, 2)]
-    assert reader.read("model.norm.weight").eq(1).all() and reader.read("model.embed_tokens.weight", 3, 7).shape == (
-        4,
-        32,
-    )
+    assert reader.read("model.norm.weight").eq(1).all()
+    assert reader.read("model.embed_tokens.weight", 3, 7).shape == (4, 32)
 
 
 def test_a_plan_of_a_quantised_checkpoint_needs_its_tensors():
@@ -198,10 +194,12 @@ def costs_of(name: str, **changes) -> Costs:
 # pair.
 BY_HAND = {
     # 24 layers: q and o 896 x 896, k and v 128 x 896, gate, up and down 4864 x 896. 2 key heads of 64, 14 query heads.
-    "qwen2.5-0.5b": (24 * (2 * 802_816 + 2 * 114_688 + 3 * 4_358_144), 151_936 * 896, 24 * 2 * (64 + 64) * 2, 24 * 14 * 4 * 64),
+    "qwen2.5-0.5b": (24 * (2 * 802_816 + 2 * 114_688 + 3 * 4_358_144), 151_936 * 896, 24 * 2 * (64 + 64) * 2,
+                     24 * 14 * 4 * 64),
     # 16 layers: q and o 2048 x 2048, k and v 512 x 2048, gate, up and down 8192 x 2048. 8 key heads of 64, 32 query
     # heads.
-    "llama-3.2-1b": (16 * (2 * 4_194_304 + 2 * 1_048_576 + 3 * 16_777_216), 128_256 * 2048, 16 * 8 * (64 + 64) * 2, 16 * 32 * 4 * 64),
+    "llama-3.2-1b": (16 * (2 * 4_194_304 + 2 * 1_048_576 + 3 * 16_777_216), 128_256 * 2048, 16 * 8 * (64 + 64) * 2,
+                     16 * 32 * 4 * 64),
     # 28 layers: q, k, v and o 4096 x 4096, an MLP of two 16384 x 4096. 16 heads of 256.
     "gpt-j-6b": (28 * (4 * 16_777_216 + 2 * 67_108_864), 50_400 * 4096, 28 * 16 * (256 + 256) * 2, 28 * 16 * 4 * 256),
 }  # fmt: skip
@@ -212,7 +210,7 @@ def test_costs_of_known_models_by_hand(name):
     layers, head, kv_bytes, pair_flops = BY_HAND[name]
     costs = costs_of(name)
     assert (costs.layer_flops_per_token, costs.head_flops) == (2 * layers, 2 * head)
-    assert (costs.kv_bytes_per_token, costs.attention_flops_per_pair) == (kv_bytes, pair_flops)
+    assert (costs.kv_bytes_per_token, costs.decode_attention_flops(1)) == (kv_bytes, pair_flops)
     assert costs.head_bytes == pytest.approx(2 * head, rel=1e-3)
     assert costs.decode_weight_bytes == pytest.approx(2 * (layers + head), rel=1e-3)  # norms and biases are the rest
     embedding = 50_400 * 4096 if name == "gpt-j-6b" else 0
@@ -267,8 +265,13 @@ def test_predictions_by_hand(name):
 
 def test_the_slower_of_reading_the_cache_and_multiplying_counts():
     costs = costs_of("qwen2.5-0.5b")  # 7 operations per byte
-    at = {reached.cache: predict(costs, reached, LIMITS, 10, 30_000).step_seconds - predict(costs, reached, LIMITS, 10, 10_000).step_seconds
-          for reached in (REACHED, Efficiency(0.5, 0.8, 0.01, 0.2, 0.5))}  # fmt: skip
+
+    def later(reached: Efficiency) -> float:
+        """Seconds that a step takes longer after 30,000 tokens than after 10,000."""
+        short, long = (predict(costs, reached, LIMITS, 10, context).step_seconds for context in (10_000, 30_000))
+        return long - short
+
+    at = {reached.cache: later(reached) for reached in (REACHED, Efficiency(0.5, 0.8, 0.01, 0.2, 0.5))}
     assert at[0.4] == pytest.approx(20_000 * 86_016 / 20e9) and at[0.01] == pytest.approx(20_000 * 12_288 / 0.1e9)
 
 
@@ -279,9 +282,13 @@ def test_a_chunk_is_what_its_last_token_sees():
     assert [chunks.pairs(tokens) for tokens in (0, 5, 8, 20)] == [sum(seen[:tokens]) for tokens in (0, 5, 8, 20)]
 
 
+def windows(costs: Costs) -> tuple[int | None, ...]:
+    return tuple(layer.window for layer in costs.attention)
+
+
 def test_layers_with_a_window_see_no_further():
     full, half = costs_of("mistral-7b"), costs_of("mistral-7b", sliding_window=100)
-    assert full.windows == (None,) * 32 and half.windows == (100,) * 32
+    assert windows(full) == (None,) * 32 and windows(half) == (100,) * 32
     assert half.kv_bytes_per_token == full.kv_bytes_per_token
     kept = 100 + STEP_TOKENS + 28  # for every offset in a block
     assert half.cached_bytes(90) == full.cached_bytes(90) and full.cached_bytes(5000) == 5000 * full.kv_bytes_per_token
@@ -291,9 +298,10 @@ def test_layers_with_a_window_see_no_further():
     assert half.decode_bytes(2, 5000) == full.decode_bytes(2, 100)
     assert half.decode_attention_flops(5000) == full.decode_attention_flops(100)
     pairs = sum(min(position + 1, 100) for position in range(250))
-    assert half.prefill_flops(250) - full.prefill_flops(250) == (pairs - 250 * 251 // 2) * full.attention_flops_per_pair
+    of_pair = full.decode_attention_flops(1)
+    assert half.prefill_flops(250) - full.prefill_flops(250) == (pairs - 250 * 251 // 2) * of_pair
     mixed = costs_of("qwen2.5-0.5b", use_sliding_window=True, sliding_window=100, max_window_layers=18)
-    assert mixed.windows == (None,) * 18 + (100,) * 6
+    assert windows(mixed) == (None,) * 18 + (100,) * 6
     assert mixed.kv_bytes(1000) == 12_288 * (18 * 1000 + 6 * 100) // 24
     halves = costs_of("qwen2.5-0.5b", use_sliding_window=True, sliding_window=100, max_window_layers=12)
     assert halves.cached_bytes(1000) == 12_288 * (1000 + kept) // 2
@@ -314,24 +322,14 @@ def test_a_plan_counts_what_windows_give_back():
 
 def test_every_instruction_set_has_its_shares():
     assert efficiency("avx2", torch.bfloat16) is efficiency("generic", torch.float16) is AVX2
-    assert (
-        efficiency("avx512", torch.bfloat16)
-        is efficiency("avx512_vnni", torch.float32)
-        is efficiency("amx", torch.float16)
-        is AVX512
-    )
-    assert efficiency("avx512_bf16", torch.bfloat16) is AVX512_BF16 and efficiency("amx", torch.bfloat16) is AMX
-    assert efficiency("avx2_vnni", torch.bfloat16) is efficiency("avx2_vnni_evex", torch.float32) is AVX2
+    for isa, dtype in [("avx512", torch.bfloat16), ("avx512_vnni", torch.float32), ("amx", torch.float16),
+                       ("avx2_vnni", torch.bfloat16), ("avx2_vnni_evex", torch.float32)]:  # fmt: skip
+        assert efficiency(isa, dtype) is AVX2
+    assert efficiency("avx512_bf16", torch.bfloat16) is efficiency("amx", torch.bfloat16) is AVX512_BF16
     for code in VNNI_CODES:
-        assert (
-            efficiency("avx2", torch.bfloat16, code) is efficiency("avx512", torch.bfloat16, code) is AVX2_CODES[code]
-        )
-        assert efficiency("avx2_vnni", torch.bfloat16, code) is AVX2_VNNI_CODES[code]
-        assert (
-            efficiency("avx512_vnni", torch.bfloat16, code)
-            is efficiency("amx", torch.bfloat16, code)
-            is VNNI_CODES[code]
-        )
+        for isa, shares in [("avx2", AVX2_CODES), ("avx512", AVX2_CODES), ("avx2_vnni", AVX2_VNNI_CODES),
+                            ("avx512_vnni", VNNI_CODES), ("amx", VNNI_CODES)]:  # fmt: skip
+            assert efficiency(isa, torch.bfloat16, code) is shares[code]
     assert inspect.signature(Scheduler).parameters["max_tokens_per_step"].default == STEP_TOKENS
 
 

@@ -15,14 +15,9 @@ FEWER_OF_FAMILY |= {"olmo2": 2, "olmo3": 2, "cohere": 3, "cohere2": 3}
 left unchanged."""
 
 OF_VARIANT = {
-    "opt-350m": 2,
-    "opt-post-norm": 2,
-    "opt-gelu": 3,
-    "opt-no-affine": 2,
-    "stablelm-parallel": 3,
-    "stablelm-2-12b": 3,
+    "opt-350m": 2, "opt-post-norm": 2, "opt-gelu": 3, "opt-no-affine": 2, "stablelm-parallel": 3, "stablelm-2-12b": 3,
     "gpt2-act": 4,
-}
+}  # fmt: skip
 """Variants whose norms have no weights, or whose norm output is also the residual stream, among others."""
 
 

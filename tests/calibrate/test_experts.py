@@ -75,7 +75,8 @@ def test_an_expert_reads_the_rows_that_chose_it(model_type, tmp_path, monkeypatc
         alone[:, 0], alone[:, 1:k] = expert, (expert + 1) % count
         hidden = []
         sum_of_experts(
-            lambda rows, weight, bias: hidden.append(rows) or reference.linear(rows, weight, bias), reference.linear_glu,
+            lambda rows, weight, bias: hidden.append(rows) or reference.linear(rows, weight, bias),
+            reference.linear_glu,
             x[chosen], mixture.gate_up.stack, mixture.down.stack, alone[:, [0, k]], mixture.activation,
             mixture.gate_up.biases,
         )  # fmt: skip
@@ -151,7 +152,8 @@ def test_names(model_type, experts, parts, method, tmp_path):
         for what in ("weight_packed", "weight_scale", "weight_shape"):
             assert f"model.layers.1.{experts}.3.{part}.{what}" in stored
     original = load_file(tmp_path / "float" / "model.safetensors")
-    [router] = [name for name in original if name.startswith("model.layers.1.") and name.endswith((".gate.weight", "router.weight", "router.layer.weight"))]  # fmt: skip
+    [router] = [name for name in original if name.startswith("model.layers.1.") and name.endswith((".gate.weight",
+     "router.weight", "router.layer.weight"))]  # fmt: skip
     assert torch.equal(stored[router], original[router]) or method == "awq+gptq"
     ignored = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]["ignore"]
     assert router.removesuffix(".weight") in ignored

@@ -20,7 +20,7 @@ pytest.importorskip("transformers")
 
 NOTHING = QuantizationConfig("int4", embedding=None, overrides={"*": None})
 RTN = {"method": "rtn", "calibrate": None}
-AWQ_ROUNDS = "the method awq rounds all at once; leave it out, or take one of gptq, awq.gptq, smoothquant.gptq"
+AWQ = "act_order=False has no effect on the method awq; leave it out, or use gptq, awq.gptq, smoothquant.gptq"
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ AWQ_ROUNDS = "the method awq rounds all at once; leave it out, or take one of gp
         ({"calibrate": [""]}, "at least 256"),
         ({"quantization": "nf4"}, "nf4 needs no calibration"),
         ({"quantization": "int5"}, "no format 'int5'"),
-        ({"quantization": None}, "say what the checkpoint is to become"),
+        ({"quantization": None}, "quantization must be 'int4' or 'int8'"),
         ({"quantization": QuantizationConfig("int4", symmetric=False)}, "zero points"),
         ({"quantization": QuantizationConfig("int4", lm_head="fp8")}, "fp8 needs no calibration"),
         ({"quantization": QuantizationConfig("int4", overrides={"*.nothing": None})}, "no module matches"),
@@ -39,12 +39,12 @@ AWQ_ROUNDS = "the method awq rounds all at once; leave it out, or take one of gp
         ({"method": "magic"}, "no method 'magic'; known are rtn"),
         ({"max_tokens": 10}, "max_tokens must be at least 256"),
         ({"context": 5000}, "context must be from 2 to the 1024"),
-        ({"method": "awq", "act_order": False}, AWQ_ROUNDS),
-        ({"quantization": "int8", "act_order": True}, "the method smoothquant rounds all at once"),
-        ({**RTN, "act_order": False}, "the method rtn rounds all at once"),
-        ({**RTN, "context": 64}, "^context would have no effect: there is no text to read"),
+        ({"method": "awq", "act_order": False}, AWQ),
+        ({"quantization": "int8", "act_order": True}, "act_order=True has no effect on the method smoothquant"),
+        ({**RTN, "act_order": False}, "act_order=False has no effect on the method rtn"),
+        ({**RTN, "context": 64}, "^context would have no effect without a text"),
         ({**RTN, "max_tokens": 512, "tokenizer_name_or_path": TINY}, "^max_tokens and tokenizer_name_or_path would"),
-        ({"method": "rtn"}, "the text would have no effect: .* the report is turned off"),
+        ({"method": "rtn"}, "the text would have no effect on the method rtn with report=False"),
         ({"out": "taken"}, "taken exists already"),
         ({"method": "rtn", "report": True, "max_tokens": 512}, "max_tokens=512 would have no effect"),
     ],

@@ -170,22 +170,10 @@ def random_value(rng: random.Random) -> tuple[int, bytes]:
 
 
 ADDED_KEYS = [
-    "rope.scaling.type",
-    "rope.scaling.factor",
-    "rope.scale_linear",
-    "attention.key_length",
-    "expert_count",
-    "expert_used_count",
-    "expert_gating_func",
-    "expert_weights_norm",
-    "expert_weights_scale",
-    "expert_group_count",
-    "leading_dense_block_count",
-    "attention.kv_lora_rank",
-    "attention.sliding_window",
-    "attention.causal",
-    "something",
-]
+    "rope.scaling.type", "rope.scaling.factor", "rope.scale_linear", "attention.key_length", "expert_count",
+    "expert_used_count", "expert_gating_func", "expert_weights_norm", "expert_weights_scale", "expert_group_count",
+    "leading_dense_block_count", "attention.kv_lora_rank", "attention.sliding_window", "attention.causal", "something",
+]  # fmt: skip
 
 
 def edit_metadata(rng: random.Random, files: Files) -> str:
@@ -246,31 +234,15 @@ def edit_tensors(rng: random.Random, files: Files) -> str:
     shape = tuple(sizes[::-1])
     what = rng.choice(["name", "shape", "type", "offset", "missing", "twice", "data", "data"])
     if what == "name":
-        source = rng.choice(
-            [
-                source + "x",
-                "rope_freqs.weight",
-                "rope_factors_long.weight",
-                "output.weight",
-                "blk.9.attn_q.weight",
-                "blk.99999999999999999999.ffn_up.weight",
-                "",
-            ]
-        )
+        source = rng.choice([
+            source + "x", "rope_freqs.weight", "rope_factors_long.weight", "output.weight", "blk.9.attn_q.weight",
+            "blk.99999999999999999999.ffn_up.weight", "",
+        ])  # fmt: skip
     elif what == "shape":
-        shape = rng.choice(
-            [
-                (),
-                (0,),
-                shape[::-1],
-                shape[:-1],
-                (*shape, 1),
-                (2**40, 2**40),
-                (2**63, 2),
-                (1,) * 5,
-                (shape[0] * 2, *shape[1:]),
-            ]
-        )
+        shape = rng.choice([
+            (), (0,), shape[::-1], shape[:-1], (*shape, 1), (2**40, 2**40), (2**63, 2), (1,) * 5,
+            (shape[0] * 2, *shape[1:]),
+        ])  # fmt: skip
     elif what == "type":
         number = rng.choice([0, 1, 2, 3, 8, 12, 14, 16, 28, 30, 39, 99, 2**31])
     elif what == "offset":
@@ -299,16 +271,10 @@ def swap_shards(rng: random.Random, files: Files) -> str:
 
 def another_file(rng: random.Random, files: Files) -> str:
     """Adds a second file next to the first, a model or something else."""
-    name = rng.choice(
-        [
-            "other.gguf",
-            "model-00001-of-00002.gguf",
-            "model-00003-of-00003.gguf",
-            "config.json",
-            "tokenizer.json",
-            "model.safetensors",
-        ]
-    )
+    name = rng.choice([
+        "other.gguf", "model-00001-of-00002.gguf", "model-00003-of-00003.gguf", "config.json", "tokenizer.json",
+        "model.safetensors",
+    ])  # fmt: skip
     files[name] = rng.choice(
         [b"", b"GGUF", b"{}", files[sorted(files)[0]], Special("fifo"), Special("link", "/dev/zero")]
     )
@@ -316,7 +282,9 @@ def another_file(rng: random.Random, files: Files) -> str:
 
 
 MUTATIONS: list[tuple[Mutation, int]] = [
-    (mutate.truncate, 3), (mutate.append_bytes, 1), (mutate.flip_bits, 3), (flip_header, 6), (mutate.splice, 3), (mutate.remove_file, 1),
-    (mutate.replace_file, 2), (edit_metadata, 10), (edit_tokens, 5), (edit_tensors, 10), (swap_shards, 2), (another_file, 2),
+    (mutate.truncate, 3), (mutate.append_bytes, 1), (mutate.flip_bits, 3), (flip_header, 6), (mutate.splice, 3),
+     (mutate.remove_file, 1),
+    (mutate.replace_file, 2), (edit_metadata, 10), (edit_tokens, 5), (edit_tensors, 10), (swap_shards, 2),
+     (another_file, 2),
 ]  # fmt: skip
 """Mutations and their weights in the draw."""

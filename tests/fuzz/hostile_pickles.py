@@ -69,7 +69,8 @@ class RebuildsOnMeta:
 
 
 HOSTILE = [
-    CallsSystem, Opens, Evaluates, Allocates, RebuildsBeyondItsStorage, RebuildsALittleBeyondItsStorage, RebuildsBeforeItsStorage, RebuildsOnMeta,
+    CallsSystem, Opens, Evaluates, Allocates, RebuildsBeyondItsStorage, RebuildsALittleBeyondItsStorage,
+    RebuildsBeforeItsStorage, RebuildsOnMeta,
 ]  # fmt: skip
 
 

@@ -41,9 +41,11 @@ def json_paths(value: object, path: tuple = ()) -> list[tuple]:
 
 
 ABSURD = [
-    None, True, False, 0, 1, 2, -1, 3, 7, 2**31 - 1, 2**31, 2**32 + 1, 2**62, 2**64, 10**12, 10**30, -(10**12), 0.0, 0.5, -0.5, 1e-300,
+    None, True, False, 0, 1, 2, -1, 3, 7, 2**31 - 1, 2**31, 2**32 + 1, 2**62, 2**64, 10**12, 10**30, -(10**12), 0.0,
+    0.5, -0.5, 1e-300,
     1e300, "", "x", "../../etc/passwd", "/dev/zero", "\0", "é" * 500, [], {}, [[]], [1] * 2000, [None], {"a": {"b": 1}},
-    [[[[1]]]], "float64", "none", "relu6", "12", ["LlamaForCausalLM"], "LlamaForCausalLM", {"rope_type": "yarn"}, {"type": "su"},
+    [[[[1]]]], "float64", "none", "relu6", "12", ["LlamaForCausalLM"], "LlamaForCausalLM", {"rope_type": "yarn"},
+     {"type": "su"},
 ]  # fmt: skip
 
 
@@ -117,26 +119,13 @@ def remove_file(rng: random.Random, files: Files) -> str:
 def replace_file(rng: random.Random, files: Files) -> str:
     name = rng.choice(sorted(files))
     choices = [
-        Special("directory"),
-        Special("fifo"),
-        Special("link", "/dev/zero"),
-        Special("link", "/proc/self/mem"),
-        Special("link", "nowhere"),
-        Special("link", name),
+        Special("directory"), Special("fifo"), Special("link", "/dev/zero"), Special("link", "/proc/self/mem"),
+        Special("link", "nowhere"), Special("link", name),
         b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n",
-        b"<!DOCTYPE html><html><body>503</body></html>",
-        b"[" * 200_000,
-        b"[]",
-        b"null",
-        b"{}",
-        b'{"a": ' * 5000,
-        b"1" * 10_000,
-        b'{"a": NaN}',
-        b'{"vocab_size": 1e999}',
-        b"\xff\xfe\x00",
-        rng.randbytes(1000),
+        b"<!DOCTYPE html><html><body>503</body></html>", b"[" * 200_000, b"[]", b"null", b"{}", b'{"a": ' * 5000,
+        b"1" * 10_000, b'{"a": NaN}', b'{"vocab_size": 1e999}', b"\xff\xfe\x00", rng.randbytes(1000),
         files[rng.choice(sorted(files))],
-    ]
+    ]  # fmt: skip
     files[name] = rng.choice(choices)
     shown = files[name] if isinstance(files[name], Special) else files[name][:20]
     return f"{name} replaced by {shown!r}"
@@ -168,21 +157,10 @@ def edit_config(rng: random.Random, files: Files) -> str:
     """Sets a size or another field of config.json to an absurd value, or adds a field that pace must not ignore."""
     config = json.loads(files["config.json"])
     extra = [
-        "quantization_config",
-        "rope_scaling",
-        "head_dim",
-        "sliding_window",
-        "num_local_experts",
-        "num_experts_per_tok",
-        "norm_topk_prob",
-        "scoring_func",
-        "topk_method",
-        "n_group",
-        "moe_layer_freq",
-        "kv_lora_rank",
-        "layer_types",
+        "quantization_config", "rope_scaling", "head_dim", "sliding_window", "num_local_experts", "num_experts_per_tok",
+        "norm_topk_prob", "scoring_func", "topk_method", "n_group", "moe_layer_freq", "kv_lora_rank", "layer_types",
         "auto_map",
-    ]
+    ]  # fmt: skip
     field, value = rng.choice(sorted(config) + extra), rng.choice(ABSURD)
     config[field] = value
     files["config.json"] = json.dumps(config).encode()
@@ -241,21 +219,9 @@ def edit_index(rng: random.Random, files: Files) -> str:
     name, shard = rng.choice(sorted(weight_map.items()))
     other = next(value for value in weight_map.values() if value != shard)
     outside = [
-        "../" + shard,
-        "/dev/zero",
-        "/etc/passwd",
-        "",
-        ".",
-        "..",
-        "config.json",
-        "missing.safetensors",
-        "a/b",
-        "x" * 5000,
-        "\0",
-        None,
-        3,
-        [shard],
-    ]
+        "../" + shard, "/dev/zero", "/etc/passwd", "", ".", "..", "config.json", "missing.safetensors", "a/b",
+        "x" * 5000, "\0", None, 3, [shard],
+    ]  # fmt: skip
     what = rng.choice(["outside", "outside", "wrong shard", "drop", "extra", "all", "weight_map"])
     if what == "outside":
         weight_map[name] = rng.choice(outside)
@@ -294,21 +260,14 @@ def edit_state(rng: random.Random, files: Files) -> str:
     tensor = state[key]
     floats = tensor.float()  # quantised tensors have integer or narrow float types
     values = {
-        "shape": lambda: tensor.reshape(-1)[:-1].clone(),
-        "flat": lambda: tensor.reshape(-1),
-        "transposed": lambda: tensor.transpose(0, -1).contiguous(),
-        "extra dimension": lambda: tensor[None],
-        "float16": lambda: tensor.half(),
-        "bfloat16": lambda: tensor.bfloat16(),
-        "float64": lambda: tensor.double(),
-        "int8": lambda: tensor.to(torch.int8),
-        "bool": lambda: floats > 0,
-        "float8": lambda: tensor.to(torch.float8_e4m3fn),
-        "nan": lambda: torch.full_like(floats, torch.nan),
-        "infinite": lambda: torch.full_like(floats, torch.inf),
-        "huge": lambda: torch.full_like(floats, 1e30),
+        "shape": lambda: tensor.reshape(-1)[:-1].clone(), "flat": lambda: tensor.reshape(-1),
+        "transposed": lambda: tensor.transpose(0, -1).contiguous(), "extra dimension": lambda: tensor[None],
+        "float16": lambda: tensor.half(), "bfloat16": lambda: tensor.bfloat16(), "float64": lambda: tensor.double(),
+        "int8": lambda: tensor.to(torch.int8), "bool": lambda: floats > 0,
+        "float8": lambda: tensor.to(torch.float8_e4m3fn), "nan": lambda: torch.full_like(floats, torch.nan),
+        "infinite": lambda: torch.full_like(floats, torch.inf), "huge": lambda: torch.full_like(floats, 1e30),
         "empty": lambda: tensor[:0],
-    }
+    }  # fmt: skip
     if kind != "safetensors":
         values |= {
             "not contiguous": lambda: tensor.transpose(0, -1).contiguous().transpose(0, -1),
@@ -344,30 +303,10 @@ def edit_quantization(rng: random.Random, files: Files) -> str:
         return edit_config(rng, files)
     if rng.random() < 0.4:
         path = rng.choice(json_paths(quantization))
-        new = rng.choice(
-            [
-                *ABSURD,
-                2,
-                3,
-                4,
-                8,
-                16,
-                32,
-                64,
-                24,
-                -1,
-                "gptq",
-                "awq",
-                "bitsandbytes",
-                "compressed-tensors",
-                "fp8",
-                "mxfp4",
-                "gemv",
-                "gptq_v2",
-                [32, 32],
-                [1, 1],
-            ]
-        )
+        new = rng.choice([
+            *ABSURD, 2, 3, 4, 8, 16, 32, 64, 24, -1, "gptq", "awq", "bitsandbytes", "compressed-tensors", "fp8",
+            "mxfp4", "gemv", "gptq_v2", [32, 32], [1, 1],
+        ])  # fmt: skip
         replace_at(quantization, path, lambda parent, key: parent.__setitem__(key, new))
         files["config.json"] = json.dumps(config).encode()
         return f"quantization_config {path} = {str(new)[:40]!r}"
@@ -402,20 +341,10 @@ def edit_quantization(rng: random.Random, files: Files) -> str:
         octets = tensor.flatten().view(torch.uint8)
         octets.copy_(torch.tensor([rng.randrange(256) for _ in range(len(octets))], dtype=torch.uint8))
     elif what == "type":
-        tensor = tensor.to(
-            rng.choice(
-                [
-                    torch.int8,
-                    torch.uint8,
-                    torch.int32,
-                    torch.int64,
-                    torch.float16,
-                    torch.float32,
-                    torch.float8_e4m3fn,
-                    torch.bool,
-                ]
-            )
-        )
+        tensor = tensor.to(rng.choice([
+            torch.int8, torch.uint8, torch.int32, torch.int64, torch.float16, torch.float32, torch.float8_e4m3fn,
+            torch.bool,
+        ]))  # fmt: skip
     if what == "missing":
         del state[key]
     else:
@@ -425,8 +354,10 @@ def edit_quantization(rng: random.Random, files: Files) -> str:
 
 
 MUTATIONS: list[tuple[Mutation, int]] = [
-    (truncate, 4), (append_bytes, 1), (flip_bits, 5), (flip_header_bits, 8), (splice, 4), (remove_file, 2), (replace_file, 5),
-    (edit_json, 6), (edit_config, 8), (edit_header, 8), (edit_index, 5), (swap_files, 2), (edit_state, 8), (hostile_pickle, 3),
+    (truncate, 4), (append_bytes, 1), (flip_bits, 5), (flip_header_bits, 8), (splice, 4), (remove_file, 2),
+     (replace_file, 5),
+    (edit_json, 6), (edit_config, 8), (edit_header, 8), (edit_index, 5), (swap_files, 2), (edit_state, 8),
+     (hostile_pickle, 3),
     (edit_quantization, 20),
 ]  # fmt: skip
 """Mutations and their weights in the draw."""

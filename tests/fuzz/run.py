@@ -53,20 +53,9 @@ MAX_GROWTH_BYTES = 300 << 20
 # allocation fails instead of taking the machine down.
 ADDRESS_SPACE_BYTES = 2 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 NAMES_A_CAUSE = (
-    "config.json",
-    "checkpoint",
-    "tokenizer",
-    ".safetensors",
-    ".bin",
-    ".gguf",
-    ".json",
-    "tensor",
-    "case-",
-    "architecture",
-    "eos_token_id",
-    "max_position_embeddings",
-    "the weights",
-)
+    "config.json", "checkpoint", "tokenizer", ".safetensors", ".bin", ".gguf", ".json", "tensor", "case-",
+    "architecture", "eos_token_id", "max_position_embeddings", "the weights",
+)  # fmt: skip
 
 
 def run_case(seed: int, checkpoints: dict, folder: Path) -> tuple[str, str]:

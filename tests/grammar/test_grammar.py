@@ -87,21 +87,9 @@ def test_the_size_of_a_schema_is_bounded() -> None:
 
 @pytest.mark.parametrize(
     ("text", "depth"),
-    [
-        ("", 0),
-        ("abc", 0),
-        ("(a(b)c)", 2),
-        ("()()", 1),
-        ('start: "((((" x', 0),
-        (r"\(\(", 0),
-        ("[((]", 0),
-        (r"[\](]", 0),
-        ('"\\"((" (', 1),
-        ("{{}}", 2),
-        ("))((", 2),
-        ('"(((', 0),
-    ],
-)
+    [("", 0), ("abc", 0), ("(a(b)c)", 2), ("()()", 1), ('start: "((((" x', 0), (r"\(\(", 0), ("[((]", 0), (r"[\](]", 0),
+     ('"\\"((" (', 1), ("{{}}", 2), ("))((", 2), ('"(((', 0)],
+)  # fmt: skip
 def test_depth_of_brackets(text: str, depth: int) -> None:
     assert bracket_depth(text) == depth
 

@@ -42,7 +42,8 @@ def admits(value: dict, text: str) -> bool:
          ["", "<a>1</a> more"]),
         ({"format": SEPARATED}, ["", "<a>1</a>", "<a>1</a>, <a>2</a>"], ["<a>1</a>,", "x", "<a>1</a><a>2</a>"]),
         ({"format": SEPARATED | {"at_least_one": True}}, ["<a>1</a>, <a>2</a>"], [""]),
-        ({"format": SEPARATED | {"at_least_one": True, "stop_after_first": True}}, ["<a>1</a>"], ["<a>1</a>, <a>2</a>"]),
+        ({"format": SEPARATED | {"at_least_one": True, "stop_after_first": True}}, ["<a>1</a>"],
+         ["<a>1</a>, <a>2</a>"]),
         ({"format": {"type": "sequence", "elements": [
             {"type": "const_string", "value": 'say "'}, {"type": "regex", "pattern": "[ab/]+"},
             {"type": "const_string", "value": '"\n'}]}}, ['say "ab/a"\n'], ['say ""\n', "say"]),

@@ -86,7 +86,8 @@ def test_keywords_with_values_that_they_cannot_have(part) -> None:
 
 @pytest.mark.parametrize(
     "schema",
-    [True, {}, {"properties": {"pattern": {"type": "string"}, "type": {"const": "(?=a)"}}}, {"enum": [{"pattern": "("}]},
+    [True, {}, {"properties": {"pattern": {"type": "string"}, "type": {"const": "(?=a)"}}},
+     {"enum": [{"pattern": "("}]},
      {"type": "string", "format": "email", "pattern": r"^\S+@\w+\.[a-z]{2,}$"}, {"$ref": "#"},
      {"properties": {"a": {"not": {}}}, "patternProperties": {"^x": True}, "uniqueItems": True}],
 )  # fmt: skip

@@ -21,13 +21,8 @@ from pace.tokenizer.pipelines import REBUILT
 
 BYTE_PIECES = [f"<0x{byte:02X}>" for byte in range(256)]
 TEXTS = [
-    "Hello there",
-    "  two  spaces ",
-    "don't stop , 12!",
-    "naïve 日本 🙂",
-    "<s>hi</s> <user>the<end>",
-    "<new>a <tool> b",
-]
+    "Hello there", "  two  spaces ", "don't stop , 12!", "naïve 日本 🙂", "<s>hi</s> <user>the<end>", "<new>a <tool> b",
+]  # fmt: skip
 CONVERSATION = [{"role": "user", "content": "Hello"}]
 TEMPLATE = (
     "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}{{ unk_token }}|{{ bos_token }}|{{ tools }}"
@@ -39,20 +34,13 @@ SPECIALS = ["<pad>", "<s>", "</s>", "<unk>", "<user>", "<end>", "<tool>"]
 CLASSES = {"Qwen2Tokenizer": "qwen3", "GPT2Tokenizer": "gpt2", "GemmaTokenizer": "gemma2", "LlamaTokenizer": "llama"}
 OTHER_MODELS = ["llama", "qwen2", "mistral", "phi3", "granite", "olmo2", "stablelm", "glm4", "cohere", "unheard"]
 OPTIONS = {
-    "add_bos_token": (True, False),
-    "add_prefix_space": (False, True),
-    "clean_up_tokenization_spaces": (True, False),
-    "legacy": (True, False),
-    "max_len": (7,),
+    "add_bos_token": (True, False), "add_prefix_space": (False, True), "clean_up_tokenization_spaces": (True, False),
+    "legacy": (True, False), "max_len": (7,),
     "model_input_names": (["input_ids"], ["input_ids", "token_type_ids", "attention_mask"]),
-    "model_max_length": (8, 10**30),
-    "padding_side": ("left", "right"),
-    "split_special_tokens": (True,),
+    "model_max_length": (8, 10**30), "padding_side": ("left", "right"), "split_special_tokens": (True,),
     "extra_special_tokens": (["<user>"], {"image_token": "<user>"}),
-    "additional_special_tokens": (["<end>", "<tool>"],),
-    "image_token": ("<user>",),
-    "bos_token": ("<tool>", None),
-}
+    "additional_special_tokens": (["<end>", "<tool>"],), "image_token": ("<user>",), "bos_token": ("<tool>", None),
+}  # fmt: skip
 
 
 def added(index, content, **flags):

@@ -17,15 +17,22 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from pace.tokenizer.jinja import render
 
 TEMPLATES = [
-    "{% for m in messages %}<{{ m.role }}>\n{{ m['content'] | trim }}\n{% endfor %}{% if add_generation_prompt %}<a>{% endif %}",
-    "{{ bos_token }}{% for m in messages %}{% if m.tool_calls %}{{ m.tool_calls | tojson }}{% continue %}{% endif %}{{ m.content }}{% endfor %}",
+    "{% for m in messages %}<{{ m.role }}>\n{{ m['content'] | trim }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<a>{% endif %}",
+    "{{ bos_token }}{% for m in messages %}{% if m.tool_calls %}{{ m.tool_calls | tojson }}{% continue %}"
+    "{% endif %}{{ m.content }}{% endfor %}",
     "{% if tools %}{{ tools | tojson(indent=2) }}{% endif %}{% for m in messages %}{{ loop.index }}{{ m }}{% endfor %}",
-    "{% set ns = namespace(n=0, seen=false) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}{{ messages[-1].content }}",
+    "{% set ns = namespace(n=0, seen=false) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}"
+    "{{ ns.n }}{{ messages[-1].content }}",
     "{% for m in messages %}{% generation %}\n  {{ m.content }}\n{% endgeneration %}\n{% endfor %}",
-    "{% for m in messages %}{{ m.reasoning_content or '' }}|{{ m.thinking or '' }}|{{ m.content }}{% if loop.last %}{% break %}{% endif %}{% endfor %}",
-    "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endif %}{% endfor %}",
-    "{{ dict(a=1) }}{{ dict.fromkeys(['x']) }}{{ documents or 'none' }}{{ flag }}{% for m in messages %}{{ m.content | upper }}{% endfor %}",
-    "{%- macro show(m) -%}[{{ m.role }}: {{ m.content }}]{%- endmacro -%}{% for m in messages %}{{ show(m) }}{% endfor %}",
+    "{% for m in messages %}{{ m.reasoning_content or '' }}|{{ m.thinking or '' }}|{{ m.content }}"
+    "{% if loop.last %}{% break %}{% endif %}{% endfor %}",
+    "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}"
+    "{{ p.text }}{% endfor %}{% endif %}{% endfor %}",
+    "{{ dict(a=1) }}{{ dict.fromkeys(['x']) }}{{ documents or 'none' }}{{ flag }}{% for m in messages %}"
+    "{{ m.content | upper }}{% endfor %}",
+    "{%- macro show(m) -%}[{{ m.role }}: {{ m.content }}]{%- endmacro -%}{% for m in messages %}{{ show(m) }}"
+    "{% endfor %}",
 ]  # fmt: skip
 TEXTS = ["Hi", "  two  \n", "naïve 日本 🙂", "<|im_end|> {{ x }} {% if %}", "quo\"te's", "", "trailing "]
 
@@ -101,18 +108,11 @@ def test_objects_are_plain_data():
 
 @pytest.mark.parametrize(
     "template",
-    [
-        "{{ messages.__class__.__mro__ }}",
-        "{{ ''.__class__.__base__.__subclasses__() }}",
-        "{{ namespace.__init__.__globals__ }}",
-        "{% set ns = namespace(__class__=1) %}",
-        "{% set ns = namespace() %}{% set ns._x = 1 %}",
-        "{{ messages.append(1) }}",
-        "{{ raise_exception.__globals__ }}",
-        "{{ dict.__call__.__globals__ }}",
-        "{{ self.__init__.__globals__.__builtins__ }}",
-    ],
-)
+    ["{{ messages.__class__.__mro__ }}", "{{ ''.__class__.__base__.__subclasses__() }}",
+     "{{ namespace.__init__.__globals__ }}", "{% set ns = namespace(__class__=1) %}",
+     "{% set ns = namespace() %}{% set ns._x = 1 %}", "{{ messages.append(1) }}", "{{ raise_exception.__globals__ }}",
+     "{{ dict.__call__.__globals__ }}", "{{ self.__init__.__globals__.__builtins__ }}"],
+)  # fmt: skip
 def test_the_sandbox_holds(template):
     try:
         assert render(template, [{"role": "user", "content": "a"}]) in ("", "None")

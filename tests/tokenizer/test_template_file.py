@@ -19,7 +19,8 @@ def test_what_it_may_hold(tmp_path):
         assert read_template_file(tmp_path) == read
 
 
-@pytest.mark.parametrize("content", ['{"chat_template": 5}', '{"chat_template": []}', '{"chat_template": {"a": 1}}', "{}", "[]",
+@pytest.mark.parametrize("content", ['{"chat_template": 5}', '{"chat_template": []}', '{"chat_template": {"a": 1}}',
+"{}", "[]",
                                      '{"chat_template": [{"name": "a"}]}', "{"])  # fmt: skip
 def test_what_it_may_not_hold(tmp_path, content):
     (tmp_path / "chat_template.json").write_text(content)

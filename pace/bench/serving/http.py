@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -30,126 +30,85 @@ class ResponseParser:
 
     def __init__(self) -> None:
         self.status = 0
-        self.headers: dict[str, str] = {}
-        """Names are in lower case; a repeated header keeps its last value."""
         self.has_begun = False
         self.is_done = False
-        self._buffer = bytearray()
-        self._remaining = 0
-        self._read = self._read_head
-
-    @property
-    def keeps_connection(self) -> bool:
+        self.keeps_connection = False
         """True if the connection can be used for another request."""
-        ends_by_closing = self._read == self._read_until_close
-        return self.is_done and not self._buffer and not ends_by_closing and self._connection != "close"
+        self._ends_by_closing = False
+        self._buffer = bytearray()
+        self._body: list[bytes] = []
+        self._steps = self._parse()
+        next(self._steps)
 
     def feed(self, data: bytes | memoryview) -> bytes:
         """Returns the bytes of the body in `data`. Raises BadResponse."""
         self.has_begun = True
         self._buffer += data
-        body: list[bytes] = []
-        while not self.is_done and self._read(body):
-            pass
-        return b"".join(body)
+        if not self.is_done and next(self._steps, self) is self:
+            self.is_done = True
+        self.keeps_connection = self.keeps_connection and not (self.is_done and self._buffer)
+        body, self._body = b"".join(self._body), []
+        return body
 
     def close(self) -> None:
         """Handles the end of the connection. Raises ConnectionError if the answer is incomplete."""
-        if self._read == self._read_until_close:
-            self.is_done = True
+        self.is_done = self.is_done or self._ends_by_closing
         if not self.is_done:
             raise ConnectionResetError("the connection was closed in the middle of an answer")
 
-    @property
-    def _connection(self) -> str:
-        return self.headers.get("connection", "").lower()
+    # The parts of an answer. Each of these generators yields when more bytes are needed.
 
-    # Each of these reads one part of an answer. It returns False if more bytes are needed.
-
-    def _read_head(self, body: list[bytes]) -> bool:
-        end = self._buffer.find(b"\r\n\r\n")
-        if end < 0:
-            if len(self._buffer) > HEAD_BYTES:
-                raise BadResponse(f"the head of the answer is longer than {HEAD_BYTES >> 10} KiB")
-            return False
-        first, *lines = self._take(end + 4)[:-4].decode("latin-1").split("\r\n")
-        version, _, rest = first.partition(" ")
-        if not version.startswith("HTTP/1.") or not rest[:3].isdigit():
-            raise BadResponse(f"not an answer in HTTP/1.1: {first[:80]!r}")
-        self.status = int(rest[:3])
-        self.headers = {
-            name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)
-        }
-        if version == "HTTP/1.0":
-            self.headers.setdefault("connection", "close")
-        if self.status >= 200:  # informational answers come before the final one
-            self._read_body_by(self.headers)
-        return True
-
-    def _read_body_by(self, headers: dict[str, str]) -> None:
+    def _parse(self) -> Iterator[None]:
+        headers = {}
+        while self.status < 200:  # informational answers come before the final one
+            head = yield from self._up_to(b"\r\n\r\n", "the head of the answer")
+            first, *lines = head.decode("latin-1").split("\r\n")
+            version, _, rest = first.partition(" ")
+            if not version.startswith("HTTP/1.") or not rest[:3].isdigit():
+                raise BadResponse(f"not an answer in HTTP/1.1: {first[:80]!r}")
+            self.status = int(rest[:3])
+            pairs = (line.partition(":") for line in lines)
+            headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
+        connection = headers.get("connection", "close" if version == "HTTP/1.0" else "").lower()
         if self.status in (204, 304):
-            self.is_done = True
+            pass
         elif "chunked" in headers.get("transfer-encoding", "").lower():
-            self._read = self._read_chunk_size
+            yield from self._chunks()
         elif "content-length" in headers:
-            self._remaining = _number(headers["content-length"], 10)
-            self._read, self.is_done = self._read_counted, self._remaining == 0
+            yield from self._pass_on(_number(headers["content-length"], 10))
         else:
-            self._read = self._read_until_close
+            self._ends_by_closing = True
+            while True:
+                self._body.append(self._take(len(self._buffer)))
+                yield
+        self.keeps_connection = connection != "close"
 
-    def _read_counted(self, body: list[bytes]) -> bool:
-        has_more = self._take_remaining(body)
-        self.is_done = self._remaining == 0
-        return has_more
+    def _chunks(self) -> Iterator[None]:
+        while size := _number((yield from self._up_to(b"\r\n", "a line of the answer")).partition(b";")[0], 16):
+            yield from self._pass_on(size)
+            while len(self._buffer) < 2:
+                yield
+            if self._take(2) != b"\r\n":
+                raise BadResponse("a chunk of the answer is longer than its declared size")
+        while (yield from self._up_to(b"\r\n", "a line of the answer")):
+            pass  # the trailer, which ends with an empty line
 
-    def _read_until_close(self, body: list[bytes]) -> bool:
-        body.append(self._take(len(self._buffer)))
-        return False
+    def _pass_on(self, size: int) -> Iterator[None]:
+        """Moves `size` bytes to the body, as they arrive."""
+        while size:
+            part = self._take(min(size, len(self._buffer)))
+            self._body.append(part)
+            size -= len(part)
+            if size:
+                yield
 
-    def _read_chunk_size(self, body: list[bytes]) -> bool:
-        line_end = self._find_line_end()
-        if line_end < 0:
-            return False
-        size = _number(self._buffer[:line_end].partition(b";")[0], 16)
-        start, end = line_end + 2, line_end + 2 + size
-        if size and self._buffer[end : end + 2] == b"\r\n":  # the usual case: the whole chunk has arrived
-            body.append(self._take(end + 2)[start:end])
-            return True
-        self._take(start)
-        self._remaining = size
-        self._read = self._read_chunk if size else self._read_trailer
-        return True
-
-    def _read_chunk(self, body: list[bytes]) -> bool:
-        if self._remaining:
-            return self._take_remaining(body)
-        if len(self._buffer) < 2:
-            return False
-        if self._take(2) != b"\r\n":
-            raise BadResponse("a chunk of the answer is longer than it says")
-        self._read = self._read_chunk_size
-        return True
-
-    def _read_trailer(self, body: list[bytes]) -> bool:
-        line_end = self._find_line_end()
-        if line_end < 0:
-            return False
-        self._take(line_end + 2)
-        self.is_done = line_end == 0
-        return True
-
-    def _take_remaining(self, body: list[bytes]) -> bool:
-        part = self._take(min(self._remaining, len(self._buffer)))
-        self._remaining -= len(part)
-        body.append(part)
-        return bool(part)
-
-    def _find_line_end(self) -> int:
-        """Index of the end of the line; -1 if it has not arrived."""
-        end = self._buffer.find(b"\r\n")
-        if end < 0 and len(self._buffer) > HEAD_BYTES:
-            raise BadResponse("a line of the answer does not end")
-        return end
+    def _up_to(self, mark: bytes, what: str) -> Generator[None, None, bytes]:
+        """Returns the bytes before `mark`."""
+        while (end := self._buffer.find(mark)) < 0:
+            if len(self._buffer) > HEAD_BYTES:
+                raise BadResponse(f"{what} is longer than {HEAD_BYTES >> 10} KiB")
+            yield
+        return self._take(end + len(mark))[:end]
 
     def _take(self, count: int) -> bytes:
         part = bytes(self._buffer[:count])
@@ -157,13 +116,13 @@ class ResponseParser:
         return part
 
 
-def _number(text: str | bytearray, base: int) -> int:
+def _number(text: str | bytes, base: int) -> int:
     try:
         number = int(text, base)
     except ValueError:
         number = -1
     if number < 0:
-        raise BadResponse(f"not a length: {str(text[:40])}")
+        raise BadResponse(f"not a length: {text[:40]!r}")
     return number
 
 
@@ -183,9 +142,9 @@ class Address:
         is removed. Raises ValueError for anything else."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"{url!r} is no URL of a server; give one such as http://127.0.0.1:8000")
+            raise ValueError(f"{url!r} is not the URL of a server; give one such as http://127.0.0.1:8000")
         if parts.username or parts.password:
-            raise ValueError("a URL with a password in it is not used; set OPENAI_API_KEY")
+            raise ValueError("a URL must not contain a password; set OPENAI_API_KEY instead")
         port = parts.port or (443 if parts.scheme == "https" else 80)
         return cls(parts.scheme, parts.hostname, port, parts.path.rstrip("/").removesuffix("/v1"))
 
@@ -205,7 +164,7 @@ class Client:
         lines = [f"Host: {address.host_header}", "User-Agent: pace-bench", "Accept: */*"]
         if api_key:
             if not api_key.isascii() or not api_key.isprintable():
-                raise ValueError("OPENAI_API_KEY holds characters that a header cannot")
+                raise ValueError("OPENAI_API_KEY contains characters that a header cannot contain")
             lines.append(f"Authorization: Bearer {api_key}")
         self._headers = "".join(line + "\r\n" for line in lines)
 

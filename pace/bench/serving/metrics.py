@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
+from itertools import accumulate
 from typing import Any
 
 from pace.bench.serving.record import Record
@@ -39,30 +40,21 @@ def summary(
         sum(getattr(r, name) for r in complete) for name in ("input_tokens", "output_tokens")
     )
     numbers: dict[str, Any] = {
-        "date": time.strftime("%Y%m%d-%H%M%S"),
-        "backend": ENDPOINTS[load.endpoint],
-        "model_id": model,
-        "num_prompts": load.num_prompts,
-        "request_rate": load.request_rate if load.request_rate < math.inf else "inf",
-        "burstiness": load.burstiness,
-        "max_concurrency": load.max_concurrency,
-        "seed": load.seed,
-        "duration": run.duration,
-        "completed": len(complete),
-        "failed": len(run.records) - len(complete),
+        "date": time.strftime("%Y%m%d-%H%M%S"), "backend": ENDPOINTS[load.endpoint], "model_id": model,
+        "num_prompts": load.num_prompts, "request_rate": load.request_rate if load.request_rate < math.inf else "inf",
+        "burstiness": load.burstiness, "max_concurrency": load.max_concurrency, "seed": load.seed,
+        "duration": run.duration, "completed": len(complete), "failed": len(run.records) - len(complete),
         "failures": dict(Counter(record.failure.kind for record in run.records if record.failure)),
-        "total_input_tokens": input_tokens,
-        "total_output_tokens": output_tokens,
-        "request_throughput": len(complete) / run.duration,
-        "request_goodput": None,
+        "total_input_tokens": input_tokens, "total_output_tokens": output_tokens,
+        "request_throughput": len(complete) / run.duration, "request_goodput": None,
         "output_throughput": output_tokens / run.duration,
         "total_token_throughput": (input_tokens + output_tokens) / run.duration,
-        "max_concurrent_requests": most_at_once(run.records),
+        "max_concurrent_requests": max_in_flight(run.records),
         "max_send_lag_ms": 1e3 * max(record.sent - record.due for record in run.records),
         "client_cpu_us_per_token": 1e6 * run.cpu_seconds / output_tokens if output_tokens else None,
-    }
+    }  # fmt: skip
     if goodput:
-        good = sum(all(1e3 * getattr(r, name) <= most for name, most in goodput.items()) for r in complete)
+        good = sum(all(1e3 * getattr(r, name) <= limit for name, limit in goodput.items()) for r in complete)
         numbers["request_goodput"] = good / run.duration
     for name in metrics:
         numbers |= _distribution(name, values_ms(complete, name), percentiles)
@@ -104,11 +96,7 @@ def _distribution(name: str, values: list[float], percentiles: list[float]) -> d
     return {key: float(function(values)) if values else None for key, function in numbers.items()}
 
 
-def most_at_once(records: list[Record]) -> int:
+def max_in_flight(records: list[Record]) -> int:
     """Maximum number of requests in flight at one time."""
     changes = sorted([(record.sent, 1) for record in records] + [(record.ended, -1) for record in records])
-    most = current = 0
-    for _, change in changes:
-        current += change
-        most = max(most, current)
-    return most
+    return max(accumulate(change for _, change in changes), default=0)

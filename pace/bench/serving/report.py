@@ -13,20 +13,24 @@ from pace.bench.serving.record import Record
 from pace.bench.serving.run import Run
 from pace.bench.serving.workload import Load
 
-MOST_SEND_LAG_MS = 20.0
+MAX_SEND_LAG_MS = 20.0
 """Above this send delay the client's machine was too busy, which distorts the measured times."""
 
 
 def table(numbers: dict[str, Any], run: Run, load: Load, percentiles: list[float], goodput: dict[str, float]) -> str:
     """Formats the requests, the answers, and their times."""
-    lines = [
-        f"{numbers['model_id']}, {load.endpoint}; {load.num_prompts} requests of about {load.input_len} + {load.output_len} tokens, {_arrivals(load)}",
-        f"requests     {numbers['completed']:9} answered         {numbers['failed']:6} failed     {numbers['max_concurrent_requests']} at once at most, in {numbers['duration']:.2f} s",
-        f"tokens       {numbers['total_input_tokens']:9} read             {numbers['total_output_tokens']:6} generated, by the server's count",
-        f"throughput   {numbers['request_throughput']:9.2f} requests/s       {numbers['output_throughput']:.1f} tokens/s generated, {numbers['total_token_throughput']:.1f} with those read",
+    lengths = f"{load.num_prompts} requests of about {load.input_len} + {load.output_len} tokens"
+    rows = [
+        "requests     {completed:9} answered         {failed:6} failed     {max_concurrent_requests} at once at most, "
+        "in {duration:.2f} s",
+        "tokens       {total_input_tokens:9} read             {total_output_tokens:6} generated, by the server's count",
+        "throughput   {request_throughput:9.2f} requests/s       {output_throughput:.1f} tokens/s generated, "
+        "{total_token_throughput:.1f} with those read",
     ]
+    lines = [f"{numbers['model_id']}, {load.endpoint}; {lengths}, {_arrivals(load)}"]
+    lines += [row.format_map(numbers) for row in rows]
     if goodput:
-        goals = ", ".join(f"{name} <= {most:g} ms" for name, most in goodput.items())
+        goals = ", ".join(f"{name} <= {limit:g} ms" for name, limit in goodput.items())
         lines.append(f"goodput      {numbers['request_goodput']:9.2f} requests/s       {goals}")
     columns = ["mean", "median", "std", *(f"p{share:g}" for share in percentiles)]
     lines.append(f"{'milliseconds':<44}" + "".join(f"{column:>10}" for column in columns))
@@ -38,7 +42,7 @@ def table(numbers: dict[str, Any], run: Run, load: Load, percentiles: list[float
     for kind, count in numbers["failures"].items():
         example = next(r.failure.message for r in run.records if r.failure and r.failure.kind == kind)
         lines.append(f"failed       {count} x {kind}: {' '.join(example.split())[:200]}")
-    if load.is_open_loop and load.max_concurrency is None and numbers["max_send_lag_ms"] > MOST_SEND_LAG_MS:
+    if load.is_open_loop and load.max_concurrency is None and numbers["max_send_lag_ms"] > MAX_SEND_LAG_MS:
         lines.append(
             f"note         a request was sent {numbers['max_send_lag_ms']:.0f} ms late: the client's machine was busy"
         )
@@ -46,12 +50,12 @@ def table(numbers: dict[str, Any], run: Run, load: Load, percentiles: list[float
 
 
 def _arrivals(load: Load) -> str:
-    most = f", at most {load.max_concurrency} at once" if load.max_concurrency else ""
+    limit = f", at most {load.max_concurrency} at once" if load.max_concurrency else ""
     if not load.is_open_loop:
         return f"{load.max_concurrency} at once"
     if load.request_rate == float("inf"):
         return "all at once"
-    return f"{load.request_rate:g} a second (burstiness {load.burstiness:g}){most}"
+    return f"{load.request_rate:g} a second (burstiness {load.burstiness:g}){limit}"
 
 
 def plot(run: Run, load: Load, path: Path) -> None:

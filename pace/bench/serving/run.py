@@ -38,7 +38,7 @@ async def find_model(client: Client) -> str:
     try:
         return json.loads(body)["data"][0]["id"]
     except (ValueError, KeyError, IndexError, TypeError):
-        raise ValueError(f"{_place(client)}/v1/models names no model; give its name") from None
+        raise ValueError(f"{_place(client)}/v1/models lists no model; name one") from None
 
 
 async def warm_up(client: Client, load: Load, bodies: list[bytes], timeout: float) -> None:
@@ -47,9 +47,8 @@ async def warm_up(client: Client, load: Load, bodies: list[bytes], timeout: floa
         record = Record(time.perf_counter())
         await _exchange(client, load, body, record, timeout)
         if record.failure is not None:
-            raise ValueError(
-                f"{_place(client)}{load.endpoint}: a first request failed ({record.failure.kind}): {record.failure.message}"
-            )
+            why = f"({record.failure.kind}): {record.failure.message}"
+            raise ValueError(f"{_place(client)}{load.endpoint}: a first request failed {why}")
 
 
 async def run(
@@ -94,7 +93,7 @@ async def _exchange(client: Client, load: Load, body: bytes, record: Record, tim
         async with asyncio.timeout(timeout):
             record.finish(await client.post(load.endpoint, body, record.receive))
     except TimeoutError:
-        record.fail(TimeoutError(f"no whole answer within {timeout:g} s"))
+        record.fail(TimeoutError(f"no complete answer within {timeout:g} s"))
     except (OSError, BadResponse, RequestFailed) as error:
         record.fail(error)
 

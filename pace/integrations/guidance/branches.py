@@ -47,14 +47,14 @@ class Branch:
 
     def num_shared(self, ids: list[int]) -> int:
         """Length of the common prefix of the branch and `ids`."""
-        least, most = 0, min(len(ids), len(self.tokens))
-        while least < most:  # binary search, because slices are compared in C
-            middle = (least + most + 1) // 2
-            if ids[least:middle] == self.tokens[least:middle]:
-                least = middle
+        low, high = 0, min(len(ids), len(self.tokens))
+        while low < high:  # binary search, because slices are compared in C
+            middle = (low + high + 1) // 2
+            if ids[low:middle] == self.tokens[low:middle]:
+                low = middle
             else:
-                most = middle - 1
-        return least
+                high = middle - 1
+        return low
 
     def fork_of(self, other: Branch, ids: list[int]) -> None:
         """Turns this branch into a fork of `other` with the common prefix of `other` and `ids`."""
@@ -74,9 +74,9 @@ class Branch:
             self.session.truncate(num_tokens)
             del self.tokens[num_tokens:]
 
-    def advance(self, ids: list[int], most_rows: int) -> Advance:
+    def advance(self, ids: list[int], max_rows: int) -> Advance:
         """Sets the tokens to `ids` (at least one), and returns the logits after the new ones, at most the last
-        `most_rows` rows. If tokens are only appended and there is room, they are preceded by the logits after the
+        `max_rows` rows. If tokens are only appended and there is room, they are preceded by the logits after the
         last old token."""
         num_cached = self.num_shared(ids)
         if num_cached == len(ids) == len(self.tokens) and self.row is not None:
@@ -85,28 +85,28 @@ class Branch:
         num_cached, before = len(self.tokens), self.row
         self.row = None
         new = ids[num_cached:]
-        rows = self.session.append(new, min(len(new), most_rows))
+        rows = self.session.append(new, min(len(new), max_rows))
         self.tokens, self.row = list(ids), rows[-1:].clone()  # a copy: drawing edits the returned row
-        if before is not None and len(new) < most_rows:
+        if before is not None and len(new) < max_rows:
             rows = torch.cat([before, rows])
         return Advance(rows, num_cached)
 
 
 class Branches:
-    """At most `most` branches. A new one replaces the least recently used. Thread-safe."""
+    """At most `max_branches` branches. A new one replaces the least recently used. Thread-safe."""
 
-    def __init__(self, new_session: Callable[[], Session], most: int) -> None:
+    def __init__(self, new_session: Callable[[], Session], max_branches: int) -> None:
         self._new_session = new_session
-        self._most = most
+        self._max_branches = max_branches
         self._all: list[Branch] = []
         self._uses = 0
         self._changed = threading.Condition()
         self._is_closed = False
 
-    def advance(self, ids: list[int], most_rows: int) -> Advance:
-        """Advances the branch that shares the longest prefix with `ids`, like `Branch.advance`. A branch that would lose tokens
-        is forked instead, so that it can still be continued. Blocks while all branches are busy. Raises what
-        `Session.append` raises."""
+    def advance(self, ids: list[int], max_rows: int) -> Advance:
+        """Advances the branch that shares the longest prefix with `ids`, like `Branch.advance`. A branch that would
+        lose tokens is forked instead, so that it can still be continued. Blocks while all branches are busy. Raises
+        what `Session.append` raises."""
         branch, source = self._claim(ids)
         try:
             if source is not None:
@@ -115,7 +115,7 @@ class Branches:
                 branch.session = self._new_session()
             self._release(source)
             source = None
-            return branch.advance(ids, most_rows)
+            return branch.advance(ids, max_rows)
         except BaseException:
             self._drop(branch)
             raise
@@ -160,7 +160,7 @@ class Branches:
             source = None
         if grown is not None and (source is None or len(grown.tokens) >= source.num_shared(ids)):
             return grown, None
-        if len(self._all) < self._most:
+        if len(self._all) < self._max_branches:
             self._all.append(Branch())
             return self._all[-1], source
         if not idle:

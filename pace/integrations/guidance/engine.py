@@ -20,7 +20,7 @@ from pace.llm import LLMModel
 from pace.llm.chat import read_tools
 from pace.llm.chat.template import ChatTemplate
 
-MOST_ROWS = 256
+MAX_ROWS = 256
 """Maximum rows of logits per call. guidance asks for all rows of a prompt to show probabilities, and copes without the
 missing ones."""
 
@@ -94,12 +94,12 @@ class PaceEngine(Engine):
         return (yield from super().__call__(reading, grammar, ensure_bos_token, sampling_params, step_config))
 
     def get_logits(self, token_ids: list[int], include_all_uncached_tokens: bool = False) -> LogitsOutput:
-        """Returns logits `[rows, V]` after the last token, or after all tokens that were not cached, up to MOST_ROWS.
+        """Returns logits `[rows, V]` after the last token, or after all tokens that were not cached, up to MAX_ROWS.
         They are preceded by the row before them, if it is known. Raises ValueError for no tokens, or more than the
         context holds."""
         if not token_ids:
             raise ValueError("get_logits needs at least one token")
-        rows, num_cached = self._branches.advance(token_ids, MOST_ROWS if include_all_uncached_tokens else 1)
+        rows, num_cached = self._branches.advance(token_ids, MAX_ROWS if include_all_uncached_tokens else 1)
         return {"logits": rows.numpy(), "n_tokens": len(token_ids), "n_cached": num_cached}
 
     def get_next_token_with_top_k(

@@ -55,7 +55,7 @@ class Pace(Model):
         """
         self._is_ours = not isinstance(model, LLMModel)
         if not self._is_ours and load_options:
-            raise TypeError(f"this model is open: {', '.join(load_options)} came too late")
+            raise TypeError(f"{', '.join(load_options)} apply to loading, but this model is already loaded")
         if not isinstance(model, (str, os.PathLike, LLMModel)):
             raise TypeError(f"model is a path, a Hub id or an LLMModel; got {model!r:.80}")
         Sampling.read({**(sampling_params or {}), "seed": seed})

@@ -95,12 +95,12 @@ def pick(
         token = int(ops.sample(row, draws([Rules()], [place])).tokens)
     if token < 0:
         raise ValueError(
-            "no token is left to pick: the mask allows none that top_k, top_p and min_p leave, or the model's logits are not finite"
+            "no token is left: the mask, top_k, top_p and min_p together allow none, or the logits are not finite"
         )
     if num_likeliest is None:
         return Picked(token, math.nan, [])
-    most = min(num_likeliest, len(logits))
-    own, tokens, logprobs = ops.token_logprobs(free, torch.tensor([0]), torch.tensor([token]), most)
+    count = min(num_likeliest, len(logits))
+    own, tokens, logprobs = ops.token_logprobs(free, torch.tensor([0]), torch.tensor([token]), count)
     return Picked(token, math.exp(own), list(zip(tokens[0].tolist(), logprobs[0].exp().tolist())))
 
 

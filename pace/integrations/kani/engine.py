@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import warnings
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from kani import AIFunction, ChatMessage, PromptPipeline
@@ -17,18 +20,29 @@ from kani.exceptions import PromptTooLong
 from kani.utils.warnings import deprecated
 
 from pace.integrations.kani import hyperparams as hyper
-from pace.integrations.kani.answers import Answer, Beams, Source, Steps
-from pace.integrations.kani.loading import check_device, open_model
-from pace.integrations.kani.messages import as_tools
-from pace.integrations.kani.prompts import PromptReader, TemplatePrompts
+from pace.integrations.kani.answers import beam_search, pieces_and_completion, stepwise
+from pace.integrations.kani.messages import as_dict, as_tools
+from pace.integrations.kani.prompts import PromptReader
 from pace.integrations.kani.slots import Slots
-from pace.integrations.kani.turns import PlainManner, TurnPlanner
-from pace.llm import LLMModel
-from pace.llm.chat import ToolFormat, detect_format, format_named
-from pace.llm.clients.chat import AnswerReader
-from pace.llm.sequence import TextRules
+from pace.llm import LLMModel, SamplingConfig
+from pace.llm.chat import Tool, ToolChoice, detect_format, format_named, read_choice
+from pace.llm.chat.template import ChatTemplate
+from pace.llm.chat.turn import AnswerStyle, Turn, turn_after
+from pace.llm.other_names import model_options
 
 logger = logging.getLogger("pace")
+
+NEEDLESS = {
+    "low_cpu_mem_usage": "pace never holds a checkpoint twice",
+    "use_safetensors": "pace reads the files that exist, safetensors first",
+    "attn_implementation": "pace has one implementation of attention",
+    "trust_remote_code": "pace runs no code of a checkpoint",
+}
+"""Arguments of transformers without effect, and why."""
+REASONING_KEYS = ("reasoning_content", "thinking")
+"""Keys under which chat templates look for the reasoning of a message."""
+NUM_LAST = 32
+"""Number of last tokens of a prompt that are decoded to see if it begins reasoning."""
 
 
 class PaceEngine(BaseEngine):
@@ -76,16 +90,16 @@ class PaceEngine(BaseEngine):
         `prompt_pipeline`. TypeError and ValueError: invalid arguments.
         """
         if model is None and model_id is None:
-            raise TypeError("give model_id, to load a model, or model, which is open")
+            raise TypeError("give model_id, to load a model, or model, an open LLMModel")
         if model is not None and (token is not None or model_load_kwargs):
-            raise TypeError("this model is open: token and model_load_kwargs came too late")
+            raise TypeError("token and model_load_kwargs apply to model_id, but model is already loaded")
         if max_concurrency is not None and (not isinstance(max_concurrency, int) or max_concurrency < 1):
             raise ValueError(f"max_concurrency must be an int of at least 1, or None; got {max_concurrency!r}")
         if max_context_size is not None and (not isinstance(max_context_size, int) or max_context_size < 2):
             raise ValueError(f"max_context_size must be an int of at least 2, or None; got {max_context_size!r}")
         if prompt_pipeline is not None and not callable(prompt_pipeline):
             raise TypeError(f"prompt_pipeline must be a PromptPipeline or a function; got {prompt_pipeline!r:.60}")
-        check_device(device)
+        model_options({"device": device}, ())  # raises for a device other than the CPU
         format = None if parser in ("auto", None) else format_named(parser)
         self._defaults = hyper.read(hyperparams)
         self.model_id = None if model_id is None else str(model_id)
@@ -94,19 +108,32 @@ class PaceEngine(BaseEngine):
         self.pipeline = prompt_pipeline
         self.token_reserve = token_reserve
         self._is_ours, self._is_closed = model is None, False
-        self._model = open_model(model_id, token, device, model_load_kwargs) if model is None else model
+        if model is None:
+            model = LLMModel(model_id, token=token, **_load_options(model_load_kwargs or {}))
+        self._model = model
         try:
             self._tokenizer = self._read_tokenizer(tokenizer_cls, tokenizer_kwargs, token)
-            self._prompts = self._read_template(format, chat_template_reasoning_content_key, chat_template_kwargs or {})
+            try:
+                self._template = ChatTemplate(self._tokenizer, format)
+            except ValueError as error:
+                if self._makes_own_prompts:
+                    raise ValueError(f"{error}, or give prompt_pipeline") from None
+                self._template = None
             self.max_context_size = self._context_size(max_context_size)
         except BaseException:
             self._close()
             raise
-        plain = PlainManner(self._tokenizer, format or detect_format(""))
-        manner = plain if self._prompts is None else self._prompts.template
-        self._planner = TurnPlanner(manner, parser is not None, constrain_tool_calls)
+        self._reasoning_key = chat_template_reasoning_content_key
+        if self._reasoning_key is None and self._template is not None:
+            found = (key for key in REASONING_KEYS if re.search(rf"\.{key}\b|['\"]{key}['\"]", self._template.source))
+            self._reasoning_key = next(found, None)
+        self._template_variables = dict(chat_template_kwargs or {})
+        plain = SimpleNamespace(tokenizer=self._tokenizer, format=format or detect_format(""), reasoning=None)
+        self._style: AnswerStyle = self._template or plain
+        self._is_parsed = parser is not None
+        self._constrains_calls = constrain_tool_calls
         self._reader = PromptReader(self._tokenizer, self._model.config.vocab_size)
-        self._markers = [] if parser else self._planner.markers
+        self._markers = [] if self._is_parsed else _markers(self._style)
         self._shows_reasoning = show_reasoning_in_stream
         self._slots = Slots(max_concurrency)
 
@@ -122,7 +149,7 @@ class PaceEngine(BaseEngine):
         add."""
         if not messages and self._makes_own_prompts:
             return self._num_tokens_of(functions)
-        if self._makes_own_prompts and (num_tokens := self._reader.are_too_long(messages, self.max_context_size)):
+        if self._makes_own_prompts and (num_tokens := self._reader.count_beyond(messages, self.max_context_size)):
             return num_tokens
         return len(self._reader.read(self.build_prompt(messages, functions)))
 
@@ -141,12 +168,9 @@ class PaceEngine(BaseEngine):
         Raises PromptTooLong; NotImplementedError for images, audio and video; TypeError and ValueError for unsupported
         arguments; and what the chat template raises.
         """
-        async with self._slots.one():
-            answer = await asyncio.to_thread(self._begin, messages, functions, decode_kwargs, hyperparams)
-            async with contextlib.aclosing(answer.pieces()) as pieces:
-                async for _ in pieces:
-                    pass
-            return answer.completion()
+        stream = PaceEngine.stream(self, messages, functions, decode_kwargs=decode_kwargs, **hyperparams)
+        async with contextlib.aclosing(stream) as items:
+            return [item async for item in items][-1]
 
     async def stream(
         self,
@@ -156,20 +180,18 @@ class PaceEngine(BaseEngine):
         streamer_timeout: float | None = None,
         decode_kwargs: Mapping[str, Any] | None = None,
         **hyperparams: Any,
-    ) -> AsyncIterator[str | BaseCompletion]:
+    ) -> AsyncGenerator[str | BaseCompletion]:
         """Yields the text of the answer as it is generated, then the completion. Leaving the iteration ends the
         generation after the current step. Raises what `predict` raises, and TimeoutError if no text comes for
         `streamer_timeout` seconds."""
         async with self._slots.one():
             answer = await asyncio.to_thread(self._begin, messages, functions, decode_kwargs, hyperparams)
-            async with contextlib.aclosing(answer.pieces()) as pieces:
-                while True:
+            async with contextlib.aclosing(answer) as items:
+                item: str | BaseCompletion = ""
+                while isinstance(item, str):
                     async with asyncio.timeout(streamer_timeout):
-                        piece = await anext(pieces, None)
-                    if piece is None:
-                        break
-                    yield piece
-            yield answer.completion()
+                        item = await anext(items)
+                    yield item
 
     async def close(self) -> None:
         """Frees the model if it was loaded here; running answers raise ValueError. May be called twice."""
@@ -182,7 +204,8 @@ class PaceEngine(BaseEngine):
         may override it."""
         if self.pipeline is not None:
             return self.pipeline(messages, functions)
-        return self._prompts(messages, functions)
+        dicts = [as_dict(message, self._reasoning_key) for message in messages]
+        return self._template.render(dicts, as_tools(functions), variables=self._template_variables)
 
     @property
     def model(self) -> LLMModel:
@@ -215,7 +238,7 @@ class PaceEngine(BaseEngine):
         functions: list[AIFunction] | None,
         decode_kwargs: Mapping[str, Any] | None,
         hyperparams: Mapping[str, Any],
-    ) -> Answer:
+    ) -> AsyncGenerator[str | BaseCompletion]:
         """Prepares an answer. Runs on a separate thread, because templates, tokenizers and grammars take time."""
         if self._is_closed:
             raise ValueError("this engine is closed; make another")
@@ -226,20 +249,35 @@ class PaceEngine(BaseEngine):
         if len(tokens) >= self.max_context_size:
             raise PromptTooLong(f"the prompt has {len(tokens)} tokens, and the context {self.max_context_size}")
         config = hyper.sampling_config(wanted, self._end_tokens, self.max_context_size)
-        turn = self._planner.plan(
-            self._reader.end_of(prompt, tokens), as_tools(functions), wanted, config, _skips_special(decode_kwargs)
-        )
-        settled = config.copy().merge_from(generator.defaults)
-        if settled.num_beams == 1:
-            source: Source = Steps(generator.answer(turn, tokens, config))
+        end = prompt if isinstance(prompt, str) else self._tokenizer.decode(tokens[-NUM_LAST:])
+        turn = self._turn(end, as_tools(functions), wanted, config, _skips_special(decode_kwargs))
+        if config.copy().merge_from(generator.defaults).num_beams == 1:
+            source = stepwise(generator.answer(turn, tokens, config))
         else:
             config.take_grammar()
             config.grammar = turn.grammar
-            ends = [] if settled.ignore_eos else settled.eos_token_id or []
-            rules = TextRules(hidden=turn.hidden | frozenset(ends))
-            reader = AnswerReader(turn, self._tokenizer, rules, settled.stop_strings or [])
-            source = Beams(lambda cancel: generator.generate_turn(turn, tokens, config, None, cancel), reader)
-        return Answer(source, self._shows_reasoning, self._markers)
+            source = beam_search(turn, lambda cancel: generator.generate_turn(turn, tokens, config, None, cancel))
+        return pieces_and_completion(source, self._shows_reasoning, self._markers)
+
+    def _turn(
+        self,
+        prompt_end: str,
+        tools: Sequence[Tool],
+        wanted: Mapping[str, Any],
+        config: SamplingConfig,
+        skips_special_tokens: bool,
+    ) -> Turn:
+        """Plans the parser and the constraint of an answer. The constraint of the text is in `config`, and choices of
+        calls in `wanted` apply if there are tools. Raises ValueError for an invalid choice."""
+        choice = read_choice(wanted.get("tool_choice"), tools) if tools else ToolChoice("none")
+        answer = config.make_grammar()
+        turn = turn_after(prompt_end, self._style, tools, choice, wanted.get("parallel_tool_calls", True), answer)
+        if answer is None and choice.mode == "auto" and not self._constrains_calls:
+            turn = replace(turn, grammar=None)
+        if self._is_parsed:
+            return turn
+        hidden = frozenset(self._tokenizer.all_special_ids if skips_special_tokens else ())
+        return replace(turn, tools=(), choice=ToolChoice("none"), reasoning=None, hidden=hidden)
 
     @property
     def _end_tokens(self) -> list[int]:
@@ -250,31 +288,20 @@ class PaceEngine(BaseEngine):
     def _read_tokenizer(self, cls: Any, options: Mapping[str, Any] | None, token: str | bool | None) -> Any:
         own = self._model.tokenizer
         if cls is None and own is None:
-            raise ValueError("a conversation needs a tokenizer, and this model has none")
+            raise ValueError("a conversation needs a tokenizer, but this model has none")
         if cls is None and not options:
             return own
         if self.model_id is None:
-            raise TypeError("tokenizer_cls and tokenizer_kwargs need model_id, which says where the tokenizer is")
+            raise TypeError("tokenizer_cls and tokenizer_kwargs need model_id, the place of the tokenizer")
         cls = cls or type(getattr(own, "transformers", own))
         return cls.from_pretrained(self.model_id, **{"token": token, **(options or {})})
 
-    def _read_template(
-        self, format: ToolFormat | None, reasoning_key: str | None, variables: Mapping[str, Any]
-    ) -> TemplatePrompts | None:
-        """Returns None if the tokenizer has no template and a pipeline replaces it."""
-        try:
-            return TemplatePrompts(self._tokenizer, format, reasoning_key, variables)
-        except ValueError as error:
-            if self.pipeline is None and self._makes_own_prompts:
-                raise ValueError(f"{error}, or give prompt_pipeline") from None
-            return None
-
     def _context_size(self, asked: int | None) -> int:
-        most = self._model.max_seq_len
-        if asked is not None and asked > most:
+        limit = self._model.max_seq_len
+        if asked is not None and asked > limit:
             why = self._model.generator.engine.explain_length_limit(asked)
-            logger.warning("max_context_size is %d here, and %d was asked for: %s", most, asked, why)
-        return most if asked is None else min(asked, most)
+            logger.warning("max_context_size is reduced from %d to %d: %s", asked, limit, why)
+        return limit if asked is None else min(asked, limit)
 
     def _close(self) -> None:
         self._is_closed = True
@@ -282,9 +309,31 @@ class PaceEngine(BaseEngine):
             self._model.close()
 
 
+def _load_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Converts arguments of LLMModel, or of transformers' `from_pretrained`, to arguments of LLMModel."""
+    options: dict[str, Any] = {}
+    for name, value in given.items():
+        if name in NEEDLESS:
+            logger.warning("%s has no effect: %s", name, NEEDLESS[name])
+        elif name == "device_map" and isinstance(value, Mapping):
+            options[name] = value.get("")
+        elif not (name in ("dtype", "torch_dtype") and value in ("auto", None)):
+            options["quantization" if name == "quantization_config" else name] = value
+    return options
+
+
+def _markers(style: AnswerStyle) -> list[str]:
+    """Strings that parsers look for in a text: added tokens, and delimiters of calls and reasoning."""
+    format, reasoning = style.format, style.reasoning
+    found = [format.opening, format.trigger, format.tail, format.closing]
+    found += [reasoning.opening, reasoning.closing] if reasoning else []
+    added = [token.content for token in style.tokenizer.added_tokens_decoder.values()]
+    return [marker.strip() for marker in (*found, *added)]
+
+
 def _skips_special(decode_kwargs: Mapping[str, Any] | None) -> bool:
     """True if special tokens are left out of a text that is not parsed."""
     unknown = [name for name in decode_kwargs or () if name != "skip_special_tokens"]
     if unknown:
-        warnings.warn(f"pace knows no decode_kwargs {', '.join(unknown)}, and goes without", stacklevel=2)
+        warnings.warn(f"pace has no decode_kwargs {', '.join(unknown)}, and ignores them", stacklevel=2)
     return bool((decode_kwargs or {}).get("skip_special_tokens", False))

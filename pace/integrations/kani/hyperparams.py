@@ -14,19 +14,18 @@ from pace.naming import meant
 
 ALIASES = {**SAMPLING, "repeat_penalty": "repetition_penalty"}
 """Alternative names of fields, including llama.cpp's."""
-TURN = {"tool_choice", "parallel_tool_calls"}
-"""Options of tool calls, named as in OpenAI's API."""
-MORE = {"stop_token_ids", "top_logprobs"}
 REFUSED = {
-    "num_return_sequences": "an engine of kani gives one message",
-    "prompt_logprobs": "a completion of kani has no place for them",
-    "step_callback": "a message of kani is read for calls and thoughts, which it may change",
-    "step_every": "it goes with step_callback",
-    "step_strings": "it goes with step_callback",
-    "token_healing": "a conversation's prompt ends where its template says",
+    "num_return_sequences": "an engine of kani returns one message",
+    "prompt_logprobs": "a completion of kani has no field for them",
+    "step_callback": "calls and reasoning are parsed from the text, which it may change",
+    "step_every": "it belongs to step_callback",
+    "step_strings": "it belongs to step_callback",
+    "token_healing": "the chat template determines where the prompt ends",
 }
 FIELDS = {field.name for field in fields(SamplingConfig)}
-_ONE_WISH = (
+KNOWN = FIELDS | {"tool_choice", "parallel_tool_calls", "stop_token_ids", "top_logprobs"}
+"""Fields of SamplingConfig, and options named as in OpenAI's API."""
+_EXCLUSIVE = (
     {"max_new_tokens", "max_length"},
     {"json_schema", "regex", "grammar", "choices", "response_format", "token_mask"},
     {"logprobs", "top_logprobs"},
@@ -35,8 +34,8 @@ _ONE_WISH = (
 
 
 def read(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the options in `given`, named as in SamplingConfig, TURN and MORE. Without `do_sample`, temperature 0
-    means greedy, and any other sampling field turns sampling on.
+    """Returns the options in `given`, named as in `KNOWN`. Without `do_sample`, temperature 0 means greedy, and any
+    other sampling field turns sampling on.
 
     Logs a warning for unknown names. Raises TypeError and ValueError for invalid values, for two names of one field,
     and for options that an engine of kani cannot support.
@@ -48,24 +47,30 @@ def read(given: Mapping[str, Any]) -> dict[str, Any]:
         if value is None or (field in REFUSED and value is False) or (field, value) == ("num_return_sequences", 1):
             continue
         if field in REFUSED:
-            raise ValueError(f"{name}={value!r:.60} cannot be: {REFUSED[field]}")
-        if field not in FIELDS | TURN | MORE:
-            _warn(name)
+            raise ValueError(f"{name}={value!r:.60} is not supported: {REFUSED[field]}")
+        if field not in KNOWN:
+            hint = meant(name, sorted({*KNOWN, *ALIASES}))
+            warnings.warn(f"pace has no hyperparameter {name}, and ignores it{hint}", stacklevel=3)
             continue
         if field in wanted:
-            raise TypeError(f"{name} says again what {field} says; give one of them")
-        value = _translated(field, value)
+            raise TypeError(f"{name} and {field} mean the same; give one of them")
+        if field == "top_k" and value == -1:
+            value = 0
+        elif field == "logit_bias" and isinstance(value, Mapping):
+            value = {int(token): bias for token, bias in value.items()}
+        elif field == "parallel_tool_calls" and not isinstance(value, bool):
+            raise TypeError(f"parallel_tool_calls must be True or False; got {value!r}")
         if field in FIELDS:
             checked.set_field(field, value, name)
         wanted[field] = value
-    if "do_sample" not in wanted:
-        wanted.update(_drawing(wanted))
+    if "do_sample" not in wanted and any(name in wanted for name in WITHOUT_EFFECT):
+        wanted["do_sample"] = wanted.get("temperature") != 0
     return wanted
 
 
 def merged(defaults: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
     """Merges two results of `read`; `wanted` overrides `defaults`."""
-    replaced = {name for group in _ONE_WISH if group & wanted.keys() for name in group}
+    replaced = {name for group in _EXCLUSIVE if group & wanted.keys() for name in group}
     return {name: value for name, value in defaults.items() if name not in replaced} | dict(wanted)
 
 
@@ -80,25 +85,3 @@ def sampling_config(wanted: Mapping[str, Any], end_tokens: Iterable[int], max_le
     if not config.has_length:
         config.max_length = max_length
     return config
-
-
-def _translated(field: str, value: Any) -> Any:
-    """Converts a value to the form that SamplingConfig takes."""
-    if field == "top_k" and value == -1:
-        return 0
-    if field == "logit_bias" and isinstance(value, Mapping):
-        return {int(token): bias for token, bias in value.items()}
-    if field == "parallel_tool_calls" and not isinstance(value, bool):
-        raise TypeError(f"parallel_tool_calls must be True or False; got {value!r}")
-    return value
-
-
-def _drawing(wanted: Mapping[str, Any]) -> dict[str, bool]:
-    if wanted.get("temperature") == 0:
-        return {"do_sample": False}
-    return {"do_sample": True} if any(name in wanted for name in WITHOUT_EFFECT) else {}
-
-
-def _warn(name: str) -> None:
-    hint = meant(name, sorted({*FIELDS, *ALIASES, *TURN, *MORE}))
-    warnings.warn(f"pace knows no hyperparameter {name}, and generates without it{hint}", stacklevel=4)

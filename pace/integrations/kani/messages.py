@@ -10,12 +10,6 @@ from kani import ToolCall as KaniToolCall
 
 from pace.llm.chat import CallEnds, Event, Text, Tool, calls_of, read_tools, thought_of
 
-ROLES = {
-    ChatRole.SYSTEM: "system",
-    ChatRole.USER: "user",
-    ChatRole.ASSISTANT: "assistant",
-    ChatRole.FUNCTION: "tool",
-}
 MULTIMODAL = "kani.ext.multimodal_core"
 """Module of kani's image, audio and video parts."""
 
@@ -23,7 +17,8 @@ MULTIMODAL = "kani.ext.multimodal_core"
 def as_dict(message: ChatMessage, reasoning_key: str | None) -> dict[str, Any]:
     """Converts a message to a dict with `role`, `content`, tool calls and their results. Reasoning goes to
     `reasoning_key`; None leaves it out. Raises NotImplementedError for images, audio and video."""
-    made: dict[str, Any] = {"role": ROLES[message.role], "content": text_of(message)}
+    is_result = message.role is ChatRole.FUNCTION
+    made: dict[str, Any] = {"role": "tool" if is_result else message.role.value, "content": text_of(message)}
     thoughts = [part.content for part in message.parts if isinstance(part, ReasoningPart)]
     if thoughts and reasoning_key is not None:
         made[reasoning_key] = "\n".join(thoughts)
@@ -31,7 +26,7 @@ def as_dict(message: ChatMessage, reasoning_key: str | None) -> dict[str, Any]:
         made["tool_calls"] = [
             {"id": call.id, "type": "function", "function": dict(call.function)} for call in message.tool_calls
         ]
-    if message.role is ChatRole.FUNCTION:
+    if is_result:
         made |= {name: value for name in ("name", "tool_call_id") if (value := getattr(message, name)) is not None}
     return made
 
@@ -40,7 +35,7 @@ def text_of(message: ChatMessage) -> str | None:
     """Text of a message; parts that are not text are converted by `str`."""
     for part in message.parts:
         if any(kind.__module__.startswith(MULTIMODAL) for kind in type(part).__mro__):
-            raise NotImplementedError(f"pace reads text alone, and a message holds {type(part).__name__}")
+            raise NotImplementedError(f"pace supports only text, but a message holds {type(part).__name__}")
     return message.text
 
 
@@ -55,11 +50,11 @@ def as_message(events: Sequence[Event], extra: dict[str, Any]) -> ChatMessage:
     """Converts the events of an answer to a message. A call that was cut off is left out."""
     text = "".join(event.text for event in events if isinstance(event, Text)).strip()
     thought = thought_of(events)
-    whole = {event.index for event in events if isinstance(event, CallEnds)}
+    complete = {event.index for event in events if isinstance(event, CallEnds)}
     calls = [
         KaniToolCall(id=call.id, type="function", function=FunctionCall(name=call.name, arguments=call.arguments))
         for index, call in enumerate(calls_of(events))
-        if index in whole
+        if index in complete
     ]
     content: Any = text if text or not calls else None
     if thought:

@@ -7,6 +7,7 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import AsyncIterator
+from concurrent.futures import Future
 
 
 class Slots:
@@ -15,49 +16,28 @@ class Slots:
     def __init__(self, number: int | None) -> None:
         """`number`: None for no limit."""
         self._num_free = float("inf") if number is None else number
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._waiting: deque[Future[None]] = deque()
         self._lock = threading.Lock()
 
     @contextlib.asynccontextmanager
     async def one(self) -> AsyncIterator[None]:
         """Waits for a slot, and holds it during the block."""
-        await self._take()
+        turn: Future[None] = Future()
+        self._waiting.append(turn)
+        self._give(0)
         try:
+            await asyncio.wrap_future(turn)
             yield
         finally:
-            self._give()
+            if not turn.cancel():  # the slot was given, perhaps in the moment of a cancellation
+                self._give(1)
 
-    async def _take(self) -> None:
+    def _give(self, number: int) -> None:
+        """Frees slots, and passes free ones to the tasks that have waited longest."""
         with self._lock:
-            if self._num_free > 0:
-                self._num_free -= 1
-                return
-            turn = asyncio.get_running_loop().create_future()
-            self._waiting.append(turn)
-        try:
-            await turn
-        except asyncio.CancelledError:
-            with self._lock:
-                was_given = turn not in self._waiting
-                if not was_given:
-                    self._waiting.remove(turn)
-            if was_given:
-                self._give()
-            raise
-
-    def _give(self) -> None:
-        """Passes the slot to the longest waiting task, if there is one."""
-        with self._lock:
-            while self._waiting:
+            self._num_free += number
+            while self._num_free and self._waiting:
                 turn = self._waiting.popleft()
-                try:
-                    turn.get_loop().call_soon_threadsafe(_end, turn)
-                    return
-                except RuntimeError:  # its loop is closed
-                    pass
-            self._num_free += 1
-
-
-def _end(turn: asyncio.Future[None]) -> None:
-    if not turn.done():
-        turn.set_result(None)
+                if turn.set_running_or_notify_cancel():
+                    self._num_free -= 1
+                    turn.set_result(None)

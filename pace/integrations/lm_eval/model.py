@@ -75,9 +75,8 @@ class PaceLM(TemplateLM):
             logger.info("pace runs on the CPU, and not on %s", device)
         if isinstance(pretrained, LLMModel):
             if tokenizer is not None or options:
-                raise ValueError(
-                    f"a loaded model has its tokenizer and options; got {['tokenizer'] * (tokenizer is not None) + list(options)}"
-                )
+                given = ["tokenizer"] * (tokenizer is not None) + list(options)
+                raise ValueError(f"a loaded model has its own tokenizer and options; got {', '.join(given)}")
             self._model, self._pretrained = pretrained, "a loaded model"
         else:
             self._model, self._pretrained = LLMModel(pretrained, tokenizer, **options), str(pretrained)
@@ -226,7 +225,7 @@ class PaceLM(TemplateLM):
         room = self.max_length - max_new_tokens
         if room <= 0:
             raise ValueError(
-                f"answers of {max_new_tokens} tokens leave nothing of the model's {self.max_length}; lower max_gen_toks"
+                f"answers of {max_new_tokens} tokens leave no room in the model's {self.max_length}; lower max_gen_toks"
             )
         if not wanted.get("do_sample"):
             wanted = {name: value for name, value in wanted.items() if name != "temperature"}
@@ -240,11 +239,11 @@ class PaceLM(TemplateLM):
             yield list(range(begin, min(count, begin + self._at_once)))
 
 
-def _end_of(tokens: list[int], most: int) -> list[int]:
-    """Returns the last `most` tokens. Logs a warning if a text loses its beginning."""
-    if len(tokens) > most:
-        logger.warning("a text of %d tokens loses its beginning: there is room for %d", len(tokens), most)
-    return tokens[-most:]
+def _end_of(tokens: list[int], limit: int) -> list[int]:
+    """Returns the last `limit` tokens. Logs a warning if a text loses its beginning."""
+    if len(tokens) > limit:
+        logger.warning("a text of %d tokens loses its beginning: there is room for %d", len(tokens), limit)
+    return tokens[-limit:]
 
 
 def _read_batch_size(batch_size: int | str | None, largest: int | None) -> int:

@@ -74,9 +74,9 @@ def _start_of_text(prompt: Any) -> Any:
 def ranking(key: str, replicas: Sequence[T], names: Sequence[str], loads: Sequence[int], balance: float) -> list[T]:
     """Returns the replicas in the order in which to try them for `key`: by score, with overloaded ones last. Overloaded
     means at least `balance` times the average of `loads`, and at least FEW."""
-    most = max(FEW, math.ceil(balance * (sum(loads) + 1) / len(replicas)))
+    limit = max(FEW, math.ceil(balance * (sum(loads) + 1) / len(replicas)))
     scores = [hashlib.blake2b(f"{key}/{name}".encode(), digest_size=8).digest() for name in names]
-    order = sorted(range(len(replicas)), key=lambda i: (loads[i] < most, scores[i]), reverse=True)
+    order = sorted(range(len(replicas)), key=lambda i: (loads[i] < limit, scores[i]), reverse=True)
     return [replicas[i] for i in order]
 
 

@@ -12,5 +12,5 @@ from pace.llm.chat.reasoning import Reasoning, detect_reasoning
 from pace.llm.chat.tools import Tool, ToolCall, ToolChoice, ToolError, read_choice, read_tools
 
 __all__ = ["FORMATS", "ArgumentsPiece", "CallBegins", "CallEnds", "Event", "Reasoning", "Text", "Thought", "Tool",
-           "ToolCall", "ToolChoice", "ToolError", "ToolFormat", "TurnParser", "calls_of", "detect_format", "detect_reasoning",
-           "format_named", "read_choice", "read_tools", "thought_of", "turn_grammar"]  # fmt: skip
+           "ToolCall", "ToolChoice", "ToolError", "ToolFormat", "TurnParser", "calls_of", "detect_format",
+           "detect_reasoning", "format_named", "read_choice", "read_tools", "thought_of", "turn_grammar"]  # fmt: skip

@@ -83,16 +83,10 @@ class TurnParser:
         if reasoning is not None and reasoning.begun:
             self._begin(Place.THOUGHT)
         self._steps = {
-            Place.START: self._start,
-            Place.THOUGHT: self._thought,
-            Place.PREAMBLE: self._preamble,
-            Place.BODY: self._body,
-            Place.TEXT: self._text,
-            Place.MARKED_TEXT: self._marked_text,
-            Place.ARGUMENTS: self._arguments,
-            Place.TAIL: self._tail,
-            Place.AFTER_CALL: self._after_call,
-        }
+            Place.START: self._start, Place.THOUGHT: self._thought, Place.PREAMBLE: self._preamble,
+            Place.BODY: self._body, Place.TEXT: self._text, Place.MARKED_TEXT: self._marked_text,
+            Place.ARGUMENTS: self._arguments, Place.TAIL: self._tail, Place.AFTER_CALL: self._after_call,
+        }  # fmt: skip
 
     @property
     def is_thinking(self) -> bool:

@@ -76,8 +76,8 @@ def plain_message(role: str, text: str, in_parts: bool) -> dict[str, Any]:
 def log_moved_instructions(file: str, template: str) -> None:
     """Warns, once per template, that instructions do not stay where a client put them."""
     logger.warning(
-        "%s: the chat template does not take all system messages as they stand: they are joined at the beginning of the "
-        "conversation, or put into turns of the user",
+        "%s: the chat template does not support all system messages where they are: they are joined at the beginning "
+        "of the conversation, or put into turns of the user",
         file,
     )
 

@@ -72,8 +72,8 @@ class ChatTemplate:
         """`format` overrides the detected format. Raises ValueError if the tokenizer has no template."""
         if getattr(tokenizer, "chat_template", None) is None:
             raise ValueError(
-                "this model has no chat template: it was not made for conversations; give it plain text (`pace generate`, "
-                "LLMModel.generate, /v1/completions)"
+                "this model has no chat template: it was not made for conversations; give it plain text (`pace "
+                "generate`, LLMModel.generate, /v1/completions)"
             )
         self.tokenizer = tokenizer
         self._format = format

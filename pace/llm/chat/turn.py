@@ -155,14 +155,9 @@ def turn_after(
     turn = Turn(prompt, grammar, style.format, callable_tools, choice, reasoning, hidden, max_untagged=max_untagged)
     if turn.is_plain:
         return turn
-    literals = "".join(
-        [style.format.opening, style.format.call, style.format.between or "", style.format.closing]
-        + [
-            *style.format.reply,
-            *style.format.preamble,
-            *((reasoning.opening, reasoning.closing) if reasoning else ()),
-        ]
-    )
+    format, marks = style.format, (reasoning.opening, reasoning.closing) if reasoning else ()
+    fixed = (format.opening, format.call, format.between or "", format.closing, *format.reply, *format.preamble)
+    literals = "".join((*fixed, *marks))
     shown = {number for name, number in special.items() if name in literals}
     return replace(turn, hidden=hidden - shown)
 

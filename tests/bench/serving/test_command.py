@@ -106,7 +106,7 @@ def test_a_load_of_which_nothing_is_answered_fails(capsys):
         (["tiny", "--request-rate", "3"], "--request-rate needs --serve URL"),
         (["--serve", "http://a", "--profile"], "--profile is about a model that runs in this process"),
         (["--serve", "http://a", "--dtype", "float32"], "--dtype is about a model that runs in this process"),
-        (["--serve", "a:8000"], "'a:8000' is no URL of a server"),
+        (["--serve", "a:8000"], "'a:8000' is not the URL of a server"),
         (["--serve", "http://a", "--request-rate", "0"], "--request-rate must be more than 0"),
         (["--serve", "http://a", "--range-ratio", "1"], "--range-ratio must be at least 0 and less than 1"),
         (["--serve", "http://a", "--goodput", "itl:5"], "'itl:5' must be ttft, tpot, e2el with milliseconds"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+from dataclasses import replace
 
 import numpy
 import pytest
@@ -49,12 +50,10 @@ class Near:
 
 def test_a_load_is_made_from_its_seed():
     load = Load(num_prompts=200, input_len=20, output_len=10, range_ratio=0.5, request_rate=50.0, seed=3)
-    again = Load(num_prompts=200, input_len=20, output_len=10, range_ratio=0.5, request_rate=50.0, seed=3)
-    other = Load(num_prompts=200, input_len=20, output_len=10, range_ratio=0.5, request_rate=50.0, seed=4)
+    again, other = replace(load), replace(load, seed=4)
     assert load.arrivals() == again.arrivals() != other.arrivals()
     assert load.bodies("m") == again.bodies("m") != other.bodies("m")
-    faster = Load(num_prompts=200, input_len=20, output_len=10, range_ratio=0.5, request_rate=99.0, seed=3)
-    assert load.bodies("m") == faster.bodies("m")
+    assert load.bodies("m") == replace(load, request_rate=99.0).bodies("m")
 
     bodies = [json.loads(body) for body in load.bodies("m", num_warmups=5)]
     lengths = [len(body["prompt"].split()) for body in bodies]

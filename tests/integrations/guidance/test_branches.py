@@ -11,7 +11,7 @@ import torch
 
 from pace.integrations.guidance import Pace
 from pace.integrations.guidance.branches import Branch
-from pace.integrations.guidance.engine import MOST_ROWS
+from pace.integrations.guidance.engine import MAX_ROWS
 
 FIRST = list(range(100, 150))
 
@@ -65,9 +65,9 @@ def test_a_branch_keeps_its_tokens_when_another_parts_from_it(engine):
 
 
 def test_rows_are_bounded(engine, model):
-    ids = [token % 2000 + 10 for token in range(MOST_ROWS + 40)]
+    ids = [token % 2000 + 10 for token in range(MAX_ROWS + 40)]
     got, _ = ask(engine, ids, every=True)
-    assert torch.equal(got, truth(model, ids)[-MOST_ROWS:])
+    assert torch.equal(got, truth(model, ids)[-MAX_ROWS:])
 
 
 def test_what_is_done_with_a_row_does_not_show_later(engine, model):

@@ -226,7 +226,7 @@ def test_a_path_and_what_is_refused(model):
     lm = Pace(TINY, echo=False, dtype="float32", progress=False)
     assert "Cairo" in str(lm + PROMPTS[0] + gen(max_tokens=4))
     lm.close()
-    with pytest.raises(TypeError, match="dtype came too late"):
+    with pytest.raises(TypeError, match="dtype apply to loading, but this model is already loaded"):
         Pace(model, dtype="float32")
     with pytest.raises(TypeError, match="a path, a Hub id or an LLMModel"):
         Pace(17)

@@ -10,8 +10,9 @@ from kani import AIParam, ChatMessage, ChatRole, Kani, ReasoningPart, ai_functio
 from kani.model_specific.qwen3 import Qwen3Parser
 from kani.models import FunctionCall, ToolCall
 
-from pace.integrations.kani.answers import Answer, WholeMarkers
+from pace.integrations.kani.answers import Outcome, pieces_and_completion
 from pace.integrations.kani.messages import as_message
+from pace.llm import Metrics
 from pace.llm.chat import ArgumentsPiece, CallBegins, CallEnds, Text, Thought
 from tests.conformance.script import Script
 
@@ -47,6 +48,16 @@ async def streamed(chat, question, **hyperparams):
     async for stream in chat.full_round_stream(question, **hyperparams):
         found.append(([piece async for piece in stream], await stream.message()))
     return found
+
+
+async def shown(events, shows_thoughts=False, markers=()):
+    """The pieces of text of these events in a stream."""
+
+    async def source():
+        for event in (*events, Outcome("stop", Metrics(*[0] * 13), None)):
+            yield event
+
+    return [piece async for piece in pieces_and_completion(source(), shows_thoughts, markers)][:-1]
 
 
 @pytest.mark.parametrize("constrained", [False, True])
@@ -134,11 +145,10 @@ def test_special_tokens_stay_whole_where_a_stop_string_begins_like_one_ends(make
         assert sum(marker in piece for piece in found) == 1
 
 
-def test_markers_stay_whole_wherever_pieces_are_cut():
+def test_markers_stay_whole_wherever_pieces_are_cut(run):
     text, markers = "a <b <tool_call>{<}</tool_call> <tool", ["<tool_call>", "</tool_call>"]
     for size in range(1, 14):
-        whole = WholeMarkers(markers)
-        pieces = [whole.push(text[start : start + size]) for start in range(0, len(text), size)] + [whole.flush()]
+        pieces = run(shown([Text(text[start : start + size]) for start in range(0, len(text), size)], markers=markers))
         assert "".join(pieces) == text
         assert all(sum(marker in piece for piece in pieces) == 1 for marker in markers)
 
@@ -211,15 +221,7 @@ def test_whole_calls_alone_are_calls_of_a_message():
     assert call == ToolCall(id="a", type="function", function=FunctionCall(name="f", arguments='{"x": 1}'))
 
 
-@pytest.mark.parametrize("shown", [False, True])
-def test_thoughts_of_a_stream_are_shown_where_asked_for(run, shown):
-    class Told:
-        async def __aiter__(self):
-            for event in (Thought("Let me"), Thought(" see."), Text("It is 4.")):
-                yield event
-
-    async def pieces():
-        return [piece async for piece in Answer(Told(), shown, ()).pieces()]
-
-    thought = ["\033[0;37mLet me", " see.", "\033[0m"] if shown else []
-    assert run(pieces()) == [*thought, "It is 4."]
+@pytest.mark.parametrize("asked", [False, True])
+def test_thoughts_of_a_stream_are_shown_where_asked_for(run, asked):
+    pieces = run(shown([Thought("Let me"), Thought(" see."), Text("It is 4.")], shows_thoughts=asked))
+    assert pieces == (["\033[0;37mLet me", " see.", "\033[0m"] if asked else []) + ["It is 4."]

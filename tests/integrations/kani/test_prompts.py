@@ -57,17 +57,17 @@ def test_a_prompt_is_tokenised_once(engine, run, monkeypatch):
 def test_what_is_remembered_is_bounded(engine, monkeypatch):
     from pace.integrations.kani import prompts
 
-    monkeypatch.setattr(prompts, "MOST_TOKENS", 30)
+    monkeypatch.setattr(prompts, "MAX_TOKENS", 30)
     reader = engine._reader
     for text in [f"{number} and " * 4 for number in range(8)] + ["word " * 100]:
         assert reader.read(text) == reader.read(text) == engine.tokenizer(text, add_special_tokens=False)["input_ids"]
-        assert reader._num_known == sum(map(len, reader._known.values())) <= 30
+        assert sum(map(len, reader._known.values())) <= 30
 
 
 def test_a_chat_that_is_far_too_long_is_not_rendered(engine, monkeypatch):
     """kani asks for the length again for each message that it may leave out."""
     chat = [ChatMessage.user("Tell me a story about a dog."), ChatMessage.assistant("Once upon a time. " * 40)] * 30
-    monkeypatch.setattr(engine, "_prompts", None)
+    monkeypatch.setattr(engine, "_template", None)
     assert engine.prompt_len(chat) > engine.max_context_size
 
 

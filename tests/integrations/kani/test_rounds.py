@@ -158,7 +158,7 @@ def test_a_model_of_others_stays_open(engine, model, run):
 def test_arguments_that_cannot_be(model):
     with pytest.raises(TypeError, match="give model_id"):
         PaceEngine()
-    with pytest.raises(TypeError, match="came too late"):
+    with pytest.raises(TypeError, match="is already loaded"):
         PaceEngine(model=model, model_load_kwargs={"dtype": "float32"})
     with pytest.raises(ValueError, match="on the CPU"):
         PaceEngine(TINY, device="cuda")
@@ -179,4 +179,4 @@ def test_arguments_that_cannot_be(model):
 
 def test_a_context_larger_than_the_models_is_cut_and_told_of(make_engine, caplog):
     engine = make_engine(max_context_size=4096)
-    assert engine.max_context_size == 1024 and "max_context_size is 1024 here" in caplog.text
+    assert engine.max_context_size == 1024 and "max_context_size is reduced from 4096 to 1024" in caplog.text

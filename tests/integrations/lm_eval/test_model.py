@@ -99,7 +99,7 @@ def test_a_long_context_loses_its_beginning(model):
     found = lm.generate_until(instances("generate_until", [(CONTEXT * 3, arguments)]))
     prompt = lm.tok_encode(CONTEXT * 3)[-12:]
     assert found == model.generate([prompt], SamplingConfig(max_new_tokens=4, do_sample=False)).texts
-    with pytest.raises(ValueError, match="answers of 16 tokens leave nothing of the model's 16"):
+    with pytest.raises(ValueError, match="answers of 16 tokens leave no room in the model's 16"):
         lm.generate_until(instances("generate_until", [("Hi", {"max_gen_toks": 16})]))
 
 
@@ -124,7 +124,7 @@ def test_what_cannot_be_is_refused(arguments, message):
 
 
 def test_a_loaded_model_takes_no_options(model):
-    with pytest.raises(ValueError, match="a loaded model has its tokenizer and options"):
+    with pytest.raises(ValueError, match="a loaded model has its own tokenizer and options"):
         PaceLM(model, quantization="int8")
 
 

@@ -231,7 +231,7 @@ def test_only_the_tools_that_are_chosen(name):
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_rules_do_not_nest_deeply(name):
-    """The depth does not grow with a tool's arguments. llguidance's stack overflows if thousands of rules are nested."""
+    """The depth does not grow with a tool's arguments. llguidance's stack overflows at thousands of nested rules."""
     keys = {f"p{index}": {"type": "string"} for index in range(500)}
     grammar = turn_grammar(FORMATS[name], [Tool("f", parameters={"properties": keys})], ToolChoice("required"))
     rules = dict(line.split(": ", 1) for line in grammar.splitlines()[1:])
@@ -245,7 +245,8 @@ def test_rules_do_not_nest_deeply(name):
 FRAGMENTS = {
     "harmony": '{{- "<|start|>assistant to=" }}{{- "functions." + call.name + "<|channel|>commentary " }}',
     "kimi": "<|tool_calls_section_begin|>",
-    "deepseek_v3": "'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + tool['type'] + '<｜tool▁sep｜>' + name + '\\n```json\\n'",
+    "deepseek_v3": "'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + tool['type'] + '<｜tool▁sep｜>' + name"
+    " + '\\n```json\\n'",
     "deepseek_v31": "'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + name + '<｜tool▁sep｜>' + arguments",
     "command": '<|START_ACTION|>[ {"tool_call_id": "0", "tool_name": "{{ name }}", "parameters": {}}',
     "mistral_call_id": "{{- '[TOOL_CALLS]' + name }}{{- '[CALL_ID]' + call.id }}{{- '[ARGS]' + arguments }}",

@@ -89,8 +89,9 @@ def test_content_comes_in_the_form_of_each_role(render, user, assistant):
 
 @pytest.mark.parametrize("content", CONTENTS)
 def test_results_and_systems_in_either_form(render, content):
-    template = KNOWS + "{% for m in messages %}<{{ m.role }}>{% if m.role in ('tool', 'system') %}" + CONTENTS[content] \
-        + "{% else %}{{ m.content or '' }}{% endif %}{{ m.tool_calls | tojson if m.tool_calls }}\n{% endfor %}"  # fmt: skip
+    template = KNOWS + "{% for m in messages %}<{{ m.role }}>{% if m.role in ('tool', 'system') %}"
+    template += CONTENTS[content] + "{% else %}{{ m.content or '' }}{% endif %}"
+    template += "{{ m.tool_calls | tojson if m.tool_calls }}\n{% endfor %}"
     text = render(template, [say("system", "Be kind."), say("user", "Well?"), asks(2), *results(2)], TOOLS)
     in_order(text, "<system>Be kind.", "<user>Well?", "city0", "city1", "<tool>result0", "<tool>result1")
 
@@ -105,7 +106,8 @@ def test_a_guard_reads_what_it_guards(render):
 
 
 GEMMA = "{{ raise_exception('System role not supported') if messages[0].role == 'system' }}" + STRICT \
-    + "{% for m in messages %}<{{ 'model' if m.role == 'assistant' else m.role }}>{{ m.content | trim }}\n{% endfor %}"  # fmt: skip
+    + "{% for m in messages %}<{{ 'model' if m.role == 'assistant' else m.role }}>" \
+    + "{{ m.content | trim }}\n{% endfor %}"  # fmt: skip
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
@@ -145,14 +147,16 @@ CALLS = {
     "all": shows("{% for c in m.tool_calls %}" + ONE.replace("X", "c") + "{% endfor %}"),
     "first": shows(ONE.replace("X", "m.tool_calls[0]")),
     "last": shows(ONE.replace("X", "m.tool_calls[-1]")),
-    "last of a loop": shows("{% for c in m.tool_calls %}{% if loop.last %}" + ONE.replace("X", "c") + "{% endif %}{% endfor %}"),
+    "last of a loop": shows(
+        "{% for c in m.tool_calls %}{% if loop.last %}" + ONE.replace("X", "c") + "{% endif %}{% endfor %}"),
     "two": shows("{% for c in m.tool_calls[:2] %}" + ONE.replace("X", "c") + "{% endfor %}"),
     "single": shows(SINGLE + ONE.replace("X", "m.tool_calls[0]")),
     "none": shows("{{ m.content or '' }}"),
     "no results": shows("{% for c in m.tool_calls %}" + ONE.replace("X", "c") + "{% endfor %}", results=False),
     "of the last message": KNOWS + "{% for m in messages %}<{{ m.role }}>{{ m.content or '' }}"
     "{% if m.tool_calls and loop.last %}{{ m.tool_calls | tojson }}{% endif %}\n{% endfor %}",
-    "last result": KNOWS + "{% for m in messages %}{% if m.role != 'tool' or loop.last or messages[loop.index].role != 'tool' %}"
+    "last result": KNOWS + "{% for m in messages %}"
+    "{% if m.role != 'tool' or loop.last or messages[loop.index].role != 'tool' %}"
     "<{{ m.role }}>{{ m.content or '' }}{{ m.tool_calls | tojson if m.tool_calls }}\n{% endif %}{% endfor %}",
     "strict": STRICT + shows("{{ m.tool_calls | tojson }}"),
 }  # fmt: skip
@@ -208,13 +212,17 @@ def test_text_beside_calls_is_a_turn_of_its_own_where_only_one_is_shown(render):
     in_order(text, "city0", "city1", "<tool>result0", "result1")
 
 
-MISTRAL = "{% set turn = namespace(n=0) %}{% for m in messages %}{% if m.role == 'user' or m.role == 'assistant' and not m.tool_calls %}" \
+MISTRAL = "{% set turn = namespace(n=0) %}{% for m in messages %}" \
+    "{% if m.role == 'user' or m.role == 'assistant' and not m.tool_calls %}" \
     "{% if (m.role == 'user') != (turn.n % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}" \
     "{% set turn.n = turn.n + 1 %}{% endif %}{% endfor %}{% for m in messages %}{% if m.role == 'user' %}" \
-    "{% if tools and loop.last or tools and messages[loop.index:] | selectattr('role', 'equalto', 'user') | list | length == 0 %}" \
-    "[AVAILABLE_TOOLS]{{ tools | tojson }}{% endif %}[INST]{{ m.content }}[/INST]{% elif m.tool_calls %}[TOOL_CALLS][" \
-    "{% for c in m.tool_calls %}{{ c.function | tojson }}{{ c.id }}{{ raise_exception('9') if c.id | length != 9 }}{% endfor %}]" \
-    "{% elif m.role == 'assistant' %}{{ m.content }}</s>{% else %}[TOOL_RESULTS]{{ m.content }}{{ m.tool_call_id }}{% endif %}{% endfor %}"  # fmt: skip
+    "{% if tools and loop.last or tools and messages[loop.index:] | selectattr('role', 'equalto', 'user') | list " \
+    "| length == 0 %}[AVAILABLE_TOOLS]{{ tools | tojson }}{% endif %}[INST]{{ m.content }}[/INST]" \
+    "{% elif m.tool_calls %}[TOOL_CALLS][" \
+    "{% for c in m.tool_calls %}{{ c.function | tojson }}{{ c.id }}{{ raise_exception('9') if c.id | length != 9 }}" \
+    "{% endfor %}]" \
+    "{% elif m.role == 'assistant' %}{{ m.content }}</s>{% else %}[TOOL_RESULTS]{{ m.content }}{{ m.tool_call_id }}" \
+    "{% endif %}{% endfor %}"  # fmt: skip
 
 
 def test_a_template_that_counts_turns_without_calls(render):
@@ -237,7 +245,8 @@ HARMONY = KNOWS + "{% set last = namespace(name=none) %}{% for m in messages %}{
     "{% set c = m.tool_calls[0].function %}<call>{{ c.name }} {{ c.arguments | tojson }}{% set last.name = c.name %}" \
     "{% else %}<final>{{ m.content }}{% set last.name = none %}{% endif %}" \
     "{% elif m.role == 'tool' %}{% if last.name is none %}{{ raise_exception('no call before a result') }}{% endif %}" \
-    "<of {{ last.name }}>{{ m.content | tojson }}{% else %}<{{ m.role }}>{{ m.content }}{% endif %}{% endfor %}"  # fmt: skip
+    "<of {{ last.name }}>{{ m.content | tojson }}{% else %}<{{ m.role }}>{{ m.content }}{% endif %}" \
+    "{% endfor %}"  # fmt: skip
 
 
 def test_a_template_of_channels(render):
@@ -247,7 +256,10 @@ def test_a_template_of_channels(render):
              '<of time>"result1"', "<final>Fine.")  # fmt: skip
 
 
-IGNORES = "{% for m in messages %}{% if m.role in ('user', 'assistant') %}<{{ m.role }}>{{ m.content }}{% endif %}{% endfor %}"
+IGNORES = (
+    "{% for m in messages %}{% if m.role in ('user', 'assistant') %}<{{ m.role }}>{{ m.content }}{% endif %}"
+    "{% endfor %}"
+)
 
 
 @pytest.mark.parametrize(
@@ -266,7 +278,8 @@ def test_what_would_not_be_read_is_refused(render, template, talk, place):
 
 def test_tools_that_a_template_shows_to_some_conversations_only(render):
     template = "{% if tools and messages[0].role != 'system' %}{{ tools | tojson }}{% endif %}" \
-        "{% for m in messages %}<{{ m.role }}>{{ m.content or '' }}{{ m.tool_calls | tojson if m.tool_calls }}\n{% endfor %}"  # fmt: skip
+        "{% for m in messages %}<{{ m.role }}>{{ m.content or '' }}{{ m.tool_calls | tojson if m.tool_calls }}\n" \
+        "{% endfor %}"  # fmt: skip
     talk = [say("user", "Well?"), asks(2), *results(2)]
     assert "You may call" not in render(template, talk, TOOLS)
     text = render(template, [say("system", "Be kind."), *talk], TOOLS)
@@ -279,7 +292,8 @@ def test_a_system_prompt_that_is_left_out_is_not_where_tools_are_told(render):
     in_order(text, "Well?", "city0", "city1", "result0", "result1")
 
 
-ELSE = "{% for m in messages %}{% if m.role == 'system' and loop.first %}{{ m.content }} {% elif m.role == 'user' %}USER: {{ m.content }} " \
+ELSE = "{% for m in messages %}{% if m.role == 'system' and loop.first %}{{ m.content }} " \
+    "{% elif m.role == 'user' %}USER: {{ m.content }} " \
     "{% else %}ASSISTANT: {{ m.content or '' }}SHOWN</s>{% endif %}{% endfor %}"  # fmt: skip
 """Like the templates of Vicuna and Alpaca: every role but the user's is rendered as the assistant."""
 

@@ -1,4 +1,4 @@
-"""Tools whose schema no grammar can enforce. The schema is relaxed, or if the tool is strict an error names the tool."""
+"""Tools whose schema no grammar can enforce. The schema is relaxed, or an error names the tool if it is strict."""
 
 from __future__ import annotations
 
@@ -92,7 +92,8 @@ def test_a_strict_tool_is_named(guides, pattern: str, answer) -> None:
 @pytest.mark.parametrize(
     ("part", "message"),
     [({"$ref": "http://example.com/x"}, "nothing is fetched"), ({"$ref": "#/$defs/nowhere"}, "nowhere"),
-     ({"type": "string", "minLength": 5, "maxLength": 2}, "unsatisfiable"), ({"type": "array", "uniqueItems": True}, None)],
+     ({"type": "string", "minLength": 5, "maxLength": 2}, "unsatisfiable"), ({"type": "array", "uniqueItems": True},
+      None)],
 )  # fmt: skip
 @pytest.mark.parametrize("strict", [False, True])
 def test_what_else_cannot_be_held_names_the_tool(guides, part, message, strict) -> None:

@@ -28,12 +28,19 @@ FIRST_ONLY = (
     "{{ raise_exception('system first') if messages[1:] | selectattr('role', 'equalto', 'system') | list }}" + LOOP
 )
 """Like Qwen3.5 and Ministral."""
-LATER_IGNORED = "{% for m in messages %}{% if m.role != 'system' or loop.first %}<{{ m.role }}>{{ m.content }}{% endif %}{% endfor %}"
+LATER_IGNORED = (
+    "{% for m in messages %}{% if m.role != 'system' or loop.first %}<{{ m.role }}>{{ m.content }}"
+    "{% endif %}{% endfor %}"
+)
 """Like Granite 3, Bielik and MiniMax."""
-LAST_TAKEN = "{% set s = namespace(x='') %}{% for m in messages if m.role == 'system' %}{% set s.x = m.content %}{% endfor %}" \
+LAST_TAKEN = "{% set s = namespace(x='') %}{% for m in messages if m.role == 'system' %}{% set s.x = m.content %}" \
+    "{% endfor %}" \
     "{{ s.x }}{% for m in messages if m.role != 'system' %}<{{ m.role }}>{{ m.content }}{% endfor %}"  # fmt: skip
 """Like the distillations of DeepSeek-R1."""
-OWN = "<system>You are a reasoner.{% for m in messages %}{% if m.role in ('user', 'assistant') %}<{{ m.role }}>{{ m.content }}{% endif %}{% endfor %}"
+OWN = (
+    "<system>You are a reasoner.{% for m in messages %}"
+    "{% if m.role in ('user', 'assistant') %}<{{ m.role }}>{{ m.content }}{% endif %}{% endfor %}"
+)
 """Like Phi-4-reasoning, which has its own instructions."""
 SYSTEM, USER, ANSWER, MORE = (
     say("system", "Be kind."),
@@ -102,7 +109,7 @@ def test_it_is_logged_once(render, caplog):  # noqa: F811
             render(GEMMA + "{# logged #}", [SYSTEM, USER])
             render(LOOP + "{# logged #}", [SYSTEM, USER])
     (record,) = caplog.records
-    assert "chat_template.jinja: the chat template does not take all system messages" in record.message
+    assert "chat_template.jinja: the chat template does not support all system messages" in record.message
 
 
 @pytest.mark.parametrize(

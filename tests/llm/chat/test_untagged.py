@@ -23,7 +23,8 @@ TOOLS = read_tools(
                 "additionalProperties": False,
             },
         },
-        {"name": "weather_now", "parameters": {"type": "object", "properties": {"near": {"$ref": "#/$defs/p"}}, "$defs": {"p": CITY}}},
+        {"name": "weather_now", "parameters": {"type": "object", "properties": {"near": {"$ref": "#/$defs/p"}},
+         "$defs": {"p": CITY}}},
         {"name": "now"},
     ]
 )  # fmt: skip
@@ -36,9 +37,12 @@ UNMARKED = [name for name in FORMATS if name not in MARKED]
 SOME = ["hermes", "llama3", "generic", "mistral", "pythonic", "qwen_coder"]
 
 WRAPPED = {
-    "bare": "{}", "fenced": "```json\n{}\n```", "fence without a language": "```\n{}\n```", "one line": "```json {} ```",
-    "tools": "<tools>\n{}\n</tools>", "tag in a fence": "```xml\n<tools>\n{}\n</tools>\n```", "xml": "<tool_call>{}</tool_call>",
-    "function_call": "<function_call>\n{}\n</function_call>", "indented": "  ```json\n  {}\n  ```", "CRLF": "```json\r\n{}\r\n```",
+    "bare": "{}", "fenced": "```json\n{}\n```", "fence without a language": "```\n{}\n```",
+    "one line": "```json {} ```",
+    "tools": "<tools>\n{}\n</tools>", "tag in a fence": "```xml\n<tools>\n{}\n</tools>\n```",
+    "xml": "<tool_call>{}</tool_call>",
+    "function_call": "<function_call>\n{}\n</function_call>", "indented": "  ```json\n  {}\n  ```",
+    "CRLF": "```json\r\n{}\r\n```",
 }  # fmt: skip
 
 
@@ -94,7 +98,8 @@ def test_marked_answers_are_text(name):
      f"[\n{ROME},\n{OSLO},\n{NOW}\n]", f"```json\n{ROME}\n{OSLO}\n{NOW}\n```", f"```json\n[{ROME}, {OSLO}, {NOW}]\n```",
      f"```json\n{ROME}\n```\n```json\n{OSLO}\n```\n\n{NOW}\n", f"<tools>\n{ROME}\n{OSLO}\n{NOW}\n</tools>",
      f"<tools>{ROME}</tools><tools>{OSLO}</tools>\n<tools>{NOW}</tools>",
-     f"<tool_call>\n{ROME}\n</tool_call>\n{OSLO}\n<tool_call>\n{NOW}\n</tool_call>", f"{ROME}\n<tool_call>{OSLO}</tool_call>{NOW}",
+     f"<tool_call>\n{ROME}\n</tool_call>\n{OSLO}\n<tool_call>\n{NOW}\n</tool_call>",
+     f"{ROME}\n<tool_call>{OSLO}</tool_call>{NOW}",
      f"```json\n{ROME}\n{OSLO},\n{NOW}", f"{{{ROME}\n{{{OSLO}}}\n{{{NOW}"],
 )  # fmt: skip
 def test_several_calls(text):
@@ -126,8 +131,10 @@ TEXTS = [
     '{"name": "weather", "arguments": {"city": "Rome"}, "more": 1}', '{"name": "weather", "arguments": {"city": "Rome"',
     '{"name": "weather", "arguments": {"city": "Rome"}', '{"name": "weather"}', '{"arguments": {"city": "Rome"}}',
     '{"name": "weather", "name": "now", "arguments": {}}', '{"name": "weather", "arguments": {"city": Rome}}',
-    '{"name": "weather_now", "arguments": {"near": "x"}}', "{}", "[]", "[1, 2]", "{", "[", "```", "``` json", "<tools", "<tools></tools>",
-    '{"city": "Rome"}', "{% if %}", "[Rome](https://x.y)", "- {item}", "`weather`", "``", "<tool>weather</tool>", '{"name": "now", "arguments": {"a": NaN}}',
+    '{"name": "weather_now", "arguments": {"near": "x"}}', "{}", "[]", "[1, 2]", "{", "[", "```", "``` json", "<tools",
+    "<tools></tools>",
+    '{"city": "Rome"}', "{% if %}", "[Rome](https://x.y)", "- {item}", "`weather`", "``", "<tool>weather</tool>",
+    '{"name": "now", "arguments": {"a": NaN}}',
 ]  # fmt: skip
 
 
@@ -147,7 +154,8 @@ def test_what_is_no_call_is_text(text):
 
 @pytest.mark.parametrize(
     "text",
-    [f"As in {ROME}", f"- {ROME}", f"`{ROME}`", f"a = ```json\n{ROME[1:]}", f"```python\n{ROME}\n```", f"```json\nSo: {ROME}\n```",
+    [f"As in {ROME}", f"- {ROME}", f"`{ROME}`", f"a = ```json\n{ROME[1:]}", f"```python\n{ROME}\n```",
+     f"```json\nSo: {ROME}\n```",
      f"```json\n{ROME}\nis a call.\n```"],
 )  # fmt: skip
 def test_calls_amid_text_are_text(text):

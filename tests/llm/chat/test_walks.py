@@ -33,8 +33,8 @@ def check(turn, tools, ended, text):
 
 
 def beginning(format, tool, spelled):
-    """Returns the shortest turn that is certainly a call of `tool`. With `spelled` it is written in another way: without a
-    special token, or with more whitespace."""
+    """Returns the shortest turn that is certainly a call of `tool`. With `spelled` it is written in another way:
+    without a special token, or with more whitespace."""
     trigger = format.trigger.replace("$NAME", tool.name)
     if not spelled or format.answers_are_marked:
         return trigger

@@ -115,7 +115,7 @@ def test_the_layers_are_what_makes_the_logits() -> None:
 
 def test_costs_count_each_layer_for_itself() -> None:
     costs = Costs.of(load_toy(torch.float32, native), torch.float32, torch.bfloat16)
-    assert costs.windows == (7, None, 16, None)
+    assert [layer.window for layer in costs.attention] == [7, None, 16, None]
     position = [2 * 2 * (12 + 16), 2 * 3 * (20 + 48), 2 * (40 + 16), 2 * 4 * 32]
     assert costs.kv_bytes_per_token == sum(position)
     assert costs.kv_bytes(10) == 7 * position[0] + 10 * sum(position[1:])

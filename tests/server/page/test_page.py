@@ -208,24 +208,16 @@ def test_a_call_that_is_cut_off_is_shown_and_not_sent(chat: Chat):
     assert chat.said() == [("user", "Again")]
 
 
-def test_what_is_no_list_of_tools_is_not_sent(chat: Chat):
-    give_tools(chat, '{"name": "f"}')
-    assert chat.browser.evaluate("document.querySelector('dialog').open"), "the field must be shown to be wrong"
-    chat.browser.press("Escape")
-    chat.browser.wait("document.activeElement.id == 'question'")
-    chat.ask("Hi")
-    assert "tools" not in chat.server.requests[0]
-
-
-def test_a_parameter_out_of_range_is_not_sent(chat: Chat):
+@pytest.mark.parametrize(("field", "value"), [("temperature", "99"), ("tools", '{"name": "f"}')])
+def test_a_setting_that_is_wrong_is_not_sent(chat: Chat, field: str, value: str):
     chat.click("header .settings")
-    chat.fill("[name=temperature]", "99")
-    chat.browser.press("Enter")
+    chat.fill(f"[name={field}]", value)
+    chat.click("dialog .end button")
     assert chat.browser.evaluate("document.querySelector('dialog').open"), "the field must be shown to be wrong"
     chat.browser.press("Escape")
     chat.browser.wait("document.activeElement.id == 'question'")
     chat.ask("Hi")
-    assert "temperature" not in chat.server.requests[0]
+    assert field not in chat.server.requests[0]
 
 
 def test_a_busy_server_is_asked_again_when_it_said(chat: Chat):
@@ -421,7 +413,8 @@ return two`; // it's
     "unknown": "if 5 'x'",
 }
 COLOURED = {
-    "python": ["def", "0x1F", '# a "comment"', '"""Text', '    of def two lines"""', "return", '"a # {x}"', "if", "1.5e3",
+    "python": ["def", "0x1F", '# a "comment"', '"""Text', '    of def two lines"""', "return", '"a # {x}"', "if",
+    "1.5e3",
                "else", "'it\\'s'"],
     "js": ["const", "`one ${x}", "return two`", "// it's", "/* for", "   while */", "let", "7", "2"],
     "sh": ["echo", "'a b'", "# done", "for", "in", "1", "2", "do"],
@@ -509,7 +502,8 @@ def test_everything_that_can_be_used_has_a_name(chat: Chat):
     chat.ask("Hi", Answer(["```\nx\n```"]))
     nameless = chat.browser.evaluate(
         "[...document.querySelectorAll('button, input, textarea, select')].filter(e =>"
-        "!(e.ariaLabel || e.innerText.trim() || e.textContent.trim() || e.labels?.length || e.hidden)).map(e => e.outerHTML)"
+        "!(e.ariaLabel || e.innerText.trim() || e.textContent.trim() || e.labels?.length || e.hidden)).map(e => "
+        "e.outerHTML)"
     )
     assert nameless == []
     assert chat.browser.evaluate("document.querySelector('#log').ariaLive") == "polite"
