@@ -118,7 +118,7 @@ def test_a_disk_without_room_is_refused_before_anything_is_read(tmp_path, monkey
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1 << 20))
     monkeypatch.setattr(Job, "run", lambda *arguments: pytest.fail("it began"))
-    told = "the file takes 2.4 MiB, and its disk has 1.0 MiB left; free some, or write to another"
+    told = "the file needs 2.4 MiB, and its disk has 1.0 MiB left; free some space, or write to another disk"
     with pytest.raises(OSError, match=told):
         quantize_checkpoint(TINY, tmp_path / "out", "int4", method="rtn")
     assert not list(tmp_path.iterdir())

@@ -261,7 +261,7 @@ def test_contradictions_are_told(fields: dict, error: type[Exception], word: str
     "fields, warned",
     [
         (dict(temperature=0.7), False),
-        (dict(temperature=0.7, do_sample=False), False),
+        (dict(temperature=0.7, do_sample=False), True),
         (dict(length_penalty=2.0), True),
         (dict(length_penalty=2.0, early_stopping=True, num_beams=2), False),
     ],

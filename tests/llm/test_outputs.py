@@ -39,9 +39,10 @@ def test_prompt_logprobs_are_those_of_the_model(limits: dict[str, int], num_bloc
     for prompt, told in zip(prompts, out.prompt_logprobs):
         assert told[0] is None and len(told) == len(prompt)
         for index in range(1, len(prompt)):
-            expected = OPS.log_softmax(model.logits_of(prompt[:index])[None])[0]
-            assert told[index].token == prompt[index] and told[index].logprob == float(expected[prompt[index]])
-            assert [token for token, _ in told[index].top] == expected.topk(2).indices.tolist()
+            logits, token = model.logits_of(prompt[:index]), prompt[index]
+            own, _, _ = OPS.token_logprobs(logits[None], torch.tensor([0]), torch.tensor([token]), 0)
+            assert told[index].token == token and told[index].logprob == float(own[0])
+            assert [token for token, _ in told[index].top] == logits.topk(2).indices.tolist()
     plain = make_generator(model).generate(prompts, SamplingConfig(max_new_tokens=25, ignore_eos=True))
     assert out.generated_token_ids == plain.generated_token_ids and plain.prompt_logprobs is None
     check_idle(generator)
