@@ -43,7 +43,7 @@ from pace.bench.result import Subject
 from pace.llm.cache.allocators import COPY_COST, balanced_rows
 from pace.llm.cache.manager import CacheManager
 from pace.llm.engine.engine import Engine
-from pace.llm.sampling.sampler import Greedy
+from pace.llm.sampling.sampler import Sampling
 from pace.llm.sequence import Sequence
 from pace.llm.text.stopping_criteria import StoppingCriteria
 from pace.memory import available_memory_bytes, format_bytes
@@ -110,7 +110,7 @@ def sequences(subject: Subject, count: int, length: int, generated: int, seed: i
     ids = torch.randint(
         subject.model.vocab_size, (count, length), generator=torch.Generator().manual_seed(seed)
     ).tolist()
-    return [Sequence(row, Greedy(), StoppingCriteria(length + generated, []), length + generated) for row in ids]
+    return [Sequence(row, Sampling(), StoppingCriteria(length + generated, []), length + generated) for row in ids]
 
 
 def finish(engine: Engine, running: list[Sequence], after_step: Callable[[], None] = lambda: None) -> None:
@@ -219,7 +219,7 @@ def ask_again(subject: Subject, options: dict, context: int, repeats: int) -> Pr
     for repeat in range(repeats):
         (ending,) = sequences(subject, 1, NEW_TOKENS, 1, seed=repeat + 1)
         prompt = first.tokens[: context - NEW_TOKENS] + ending.tokens
-        again = Sequence(prompt, Greedy(), StoppingCriteria(context + 1, []), context + 1)
+        again = Sequence(prompt, Sampling(), StoppingCriteria(context + 1, []), context + 1)
         started = time.perf_counter()
         finish(engine, [again])
         seconds.append(time.perf_counter() - started)

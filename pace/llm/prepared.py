@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from pace.llm.clients.beam_search import BeamSearch, Ranking, branching
+from pace.llm.clients.beam_search import BeamSearch, BeamStrategy, candidates_per_beam
 from pace.llm.clients.steps import RowSteps, Steps
 from pace.llm.configs import SamplingConfig
 from pace.llm.constraints.masks import SequenceMask
@@ -13,8 +13,8 @@ from pace.llm.guides import Guide
 from pace.llm.inputs import Prompts
 from pace.llm.sampling.filters import build_filters
 from pace.llm.sampling.logits import Processors, build_processors
-from pace.llm.sampling.sampler import DecodingStrategy, Greedy, PromptLogprobs, Rules, Sampling, mix
-from pace.llm.sequence import Sequence
+from pace.llm.sampling.sampler import Sampling, mix, prompt_logprobs_collector, rules_of
+from pace.llm.sequence import Sequence, TokenLogprob
 from pace.llm.text.stopping_criteria import StoppingCriteria, StopStrings
 
 
@@ -68,7 +68,9 @@ class Prepared:
         samples: list[Sequence] = []
         for sample in range(config.num_return_sequences):
             own_seed = seed if sample == 0 else mix(seed ^ mix(sample))
-            strategy = self._strategy(processors.fork(), own_seed)
+            strategy = Sampling(
+                processors.fork(), rules_of(config), own_seed, self.num_logprobs, config.unmasked_logprobs
+            )
             samples.append(Sequence(row, strategy, stopping.fork(), self.limits[index]))
             samples[-1].text_rules = guide.text_rules
             if guide.mask is not None:
@@ -77,10 +79,12 @@ class Prepared:
                 steps = Steps(config.step_callback, config.step_every, config.step_strings or [], tokenizer, driver)
                 samples[-1].steps = RowSteps(steps, index * config.num_return_sequences + sample, guide.captures)
         if config.prompt_logprobs is not None:
-            samples[0].strategy = PromptLogprobs(samples[0].strategy, config.prompt_logprobs)
-            samples[0].wanted_from, prompt_logprobs = 0, [None] * len(row)
+            record: list[TokenLogprob | None] = [None] * len(row)
+            first = samples[0].strategy
+            samples[0].strategy = prompt_logprobs_collector(row, record, config.prompt_logprobs, first)
+            samples[0].wanted_from = 0
             for sample in samples:
-                sample.prompt_logprobs = prompt_logprobs
+                sample.prompt_logprobs = record
         samples[0].prompt_sharers = samples[1:]
         for sharer in samples[1:]:
             sharer.waits_for_prompt = True
@@ -90,10 +94,10 @@ class Prepared:
         """The beam search of a prompt."""
         config, row, guide = self.config, self.prompts.rows[index], self.guides[index]
         end_tokens = end_tokens_of(config)
-        num_spared = branching(len(end_tokens))
+        num_spared = candidates_per_beam(len(end_tokens))
 
-        def make_strategy() -> Ranking:
-            return Ranking(
+        def make_strategy() -> BeamStrategy:
+            return BeamStrategy(
                 Processors(build_processors(config, len(row), end_tokens)),
                 build_filters(config, num_spared),
                 None if config.do_sample else num_spared * config.num_beams,
@@ -110,12 +114,6 @@ class Prepared:
         config, rules = self.config, self.guides[index].text_rules
         strings = StopStrings(tokenizer, config.stop_strings, rules) if config.stop_strings else None
         return StoppingCriteria(self.limits[index], end_tokens_of(config), strings)
-
-    def _strategy(self, processors: Processors, seed: int) -> DecodingStrategy:
-        config = self.config
-        if not processors and not config.do_sample and self.num_logprobs is None:
-            return Greedy()
-        return Sampling(processors, Rules.of(config), seed, self.num_logprobs, config.unmasked_logprobs)
 
 
 def end_tokens_of(config: SamplingConfig) -> list[int]:

@@ -72,6 +72,17 @@ class Edits:
         logits[records["token"]] = values
 
 
+class Rules(NamedTuple):
+    """Rules of one draw, with the values that turn them off: the fields of `SamplingConfig` with these names. Applied in
+    this order."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+
+
 @dataclass(frozen=True)
 class Draws:
     """M tokens to draw, each from its own row and with its own rules; all fields are `[M]`.

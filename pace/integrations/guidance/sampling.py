@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pace.llm.sampling.sampler import Rules, draws, uniform
+from pace.llm.sampling.sampler import draws, uniform
 from pace.ops import native as ops
-from pace.ops.draws import Edits
+from pace.ops.draws import Edits, Rules
 
 GREEDY_BELOW = 1e-5
 """Temperature below which sampling is greedy, as in guidance."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pace.llm.sequence import fork_by_copy
+from pace.llm.sequence import Mask, Sequence, fork_by_copy
 
 
 class TokenMask:
@@ -111,7 +110,7 @@ class AllowedTokens(TokenMask):
         return next((index for index, token in enumerate(tokens) if token not in self._allowed), len(tokens))
 
 
-class SequenceMask:
+class SequenceMask(Mask):
     """The mask of one sequence, and how many generated tokens it has accepted."""
 
     def __init__(self, template: TokenMask) -> None:
@@ -141,7 +140,7 @@ class SequenceMask:
         twin._mask, twin._template = self.mask.fork(), None
         return twin
 
-    def follow(self, sequence: Any) -> None:
+    def follow(self, sequence: Sequence) -> None:
         """Accepts the sequence's new generated tokens and rolls back those it no longer has. Removes the mask from the
         sequence if every token may follow from here on."""
         if self.error is not None:
@@ -156,12 +155,12 @@ class SequenceMask:
         if self.mask.is_open and sequence.steps is None:  # otherwise tokens may be rolled back
             sequence.mask = None
 
-    def is_finished_after(self, sequence: Any) -> bool:
+    def is_finished_after(self, sequence: Sequence) -> bool:
         """True if no token may follow the sequence's tokens."""
         self.follow(sequence)
         return self.mask.is_finished
 
-    def forced_after(self, sequence: Any, vocab_size: int) -> list[int]:
+    def forced_after(self, sequence: Sequence, vocab_size: int) -> list[int]:
         """Returns the tokens that must follow the sequence's. Errors of the mask go to `error`, as does a ValueError
         for an invalid token."""
         try:
@@ -175,7 +174,7 @@ class SequenceMask:
             self.error = error
             return []
 
-    def cut(self, sequence: Any, drafts: list[int]) -> list[int]:
+    def cut(self, sequence: Sequence, drafts: list[int]) -> list[int]:
         """Returns the first of `drafts`, up to one that may not follow. Errors of the mask go to `error`."""
         try:
             self.follow(sequence)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from pace.llm.configs import SamplingConfig
-from pace.llm.sequence import fork_by_copy
+from pace.llm.sequence import Span, fork_by_copy
 from pace.ops.draws import Edits
 
 
@@ -348,6 +348,21 @@ class Processors:
     def edits(self) -> list[Edits]:
         """Returns the changes for the next token if all are sparse; valid until the next token is accepted."""
         return [processor.edits() for processor in self._processors]
+
+    def edits_of(self, span: Span) -> list[list[Edits]]:
+        """Returns the edits for each wanted row of a span, assuming the drafts before it are accepted."""
+        tokens, drafts = span.sequence.tokens, span.drafts
+        self.follow(tokens)
+        if not drafts:
+            return [self.edits()]
+        rows: list[list[Edits]] = []
+        for number in range(len(drafts) + 1):
+            if number >= span.num_certain:
+                rows.append([edits.copy() for edits in self.edits()])
+            if number < len(drafts):
+                self.accept(drafts[number])
+        self.follow(tokens)
+        return rows
 
     def apply_(self, logits: Tensor) -> None:
         """Changes `logits [V]` of the next token in place."""

@@ -12,7 +12,7 @@ import pytest
 from pace.assets import TINY
 from pace.llm import CallbackStreamer, LLMModel, SamplingConfig, StepContext, StepFeedback, TextStreamer
 from pace.llm.sampling.logits import Processors, build_processors
-from pace.llm.sampling.sampler import Rules, Sampling
+from pace.llm.sampling.sampler import Sampling, rules_of
 from pace.llm.sequence import Sequence, Span
 from tests.llm.bundled import KINDS, bundled
 from tests.llm.fake_model import OPS, FakeModel, FakeTokenizer
@@ -69,7 +69,7 @@ def by_definition(
     searched = 0
     while True:
         processors = Processors(build_processors(config, len(prompt), [0]))
-        sequence = Sequence(prompt, Sampling(processors, Rules.of(config), config.seed), None, 10**6)
+        sequence = Sequence(prompt, Sampling(processors, rules_of(config), config.seed), None, 10**6)
         sequence.tokens += tokens
         tokens += sequence.strategy.choose(OPS, model.logits_of(prompt + tokens)[None], Span(sequence, 0, 1))
         if reason := finished():
