@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from pace.assets import TINY
-from pace.llm.configs import KVCacheType, SamplingConfig
+from pace.llm.aliases import MODEL
+from pace.llm.configs import ALIASES, KVCacheType, SamplingConfig
 from pace.llm.operators import read_backend
-from pace.llm.other_names import MODEL, SAMPLING
 
 MODEL_OPTIONS = (
     "tokenizer_name_or_path",
@@ -272,7 +272,7 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
                 "%", "%%"
             )
         )
-        add_with_aliases(group, field.name, SAMPLING, default=argparse.SUPPRESS, help=help_text, **reader)
+        add_with_aliases(group, field.name, ALIASES, default=argparse.SUPPRESS, help=help_text, **reader)
 
 
 def add_with_aliases(group: argparse._ActionsContainer, name: str, aliases: Mapping[str, str], **reader: Any) -> None:

@@ -6,14 +6,15 @@ is greedy.
 
 from __future__ import annotations
 
-from pace.llm.configs import LEAST_TEMPERATURE, SamplingConfig
+from pace.llm.configs import MIN_TEMPERATURE, SamplingConfig
+from pace.ops.draws import Rules
 
 CHAT = SamplingConfig(temperature=0.7, top_p=0.9)
 """Sampling of chats if the checkpoint sets nothing."""
-DRAWS = ("temperature", "top_k", "top_p", "min_p", "typical_p")
+DRAWS = Rules._fields
 """Fields that only affect sampling."""
-_OFF = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}
-"""Values that turn the filters off."""
+OFF = Rules()._asdict()
+"""Their values that turn them off."""
 
 
 def with_defaults(asked: SamplingConfig, checkpoint: SamplingConfig, is_chat: bool = False) -> SamplingConfig:
@@ -27,8 +28,18 @@ def with_defaults(asked: SamplingConfig, checkpoint: SamplingConfig, is_chat: bo
             config.top_k = 0
     if "do_sample" not in asked.explicit_fields:
         said = next((wish for wish in map(samples, (asked, checkpoint)) if wish is not None), is_chat)
-        config.do_sample = said and config.temperature >= LEAST_TEMPERATURE
+        config.do_sample = said and config.temperature >= MIN_TEMPERATURE
     return config
+
+
+def end_tokens_of(config: SamplingConfig) -> list[int]:
+    """Returns the tokens that end a sequence."""
+    return [] if config.ignore_eos or config.eos_token_id is None else config.eos_token_id
+
+
+def pad_token_of(config: SamplingConfig) -> int:
+    """Returns the token that pads outputs: the config's, or the first end token, or 0."""
+    return config.pad_token_id if config.pad_token_id is not None else [*(config.eos_token_id or ()), 0][0]
 
 
 def samples(config: SamplingConfig) -> bool | None:
@@ -38,5 +49,5 @@ def samples(config: SamplingConfig) -> bool | None:
     if "do_sample" in said:
         return config.do_sample
     if "temperature" in said:
-        return config.temperature >= LEAST_TEMPERATURE
-    return True if any(name in said and getattr(config, name) != off for name, off in _OFF.items()) else None
+        return config.temperature >= MIN_TEMPERATURE
+    return True if any(name in said and getattr(config, name) != off for name, off in OFF.items()) else None

@@ -18,6 +18,7 @@ import torch
 from pace import _C, env
 from pace.batch import BLOCK_SIZE
 from pace.checkpoints.reader import CheckpointReader
+from pace.llm.aliases import model_options
 from pace.llm.cache.groups import most_bytes
 from pace.llm.cache.manager import CacheManager, check_cache_options, spec_of
 from pace.llm.configs import KVCacheType, SamplingConfig
@@ -37,7 +38,6 @@ from pace.llm.models.model_utils import (
 )
 from pace.llm.models.packed_weights import ExpertFile, PackedCopy, WeightsFile, check_has_experts
 from pace.llm.operators import OperatorConfig
-from pace.llm.other_names import model_options
 from pace.llm.runners import make_runner
 from pace.llm.speculation.build import Speculation, check_spec_config
 from pace.llm.speculation.configs import SpecConfig

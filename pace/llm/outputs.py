@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import Tensor
 
+from pace.llm.configs import SamplingConfig
+from pace.llm.defaults import pad_token_of
 from pace.llm.sequence import Sequence, TokenLogprob
+from pace.llm.text.detokenizer import decode_after
+from pace.llm.text.token_texts import with_texts
 from pace.memory import format_bytes
 
 
@@ -139,6 +145,39 @@ class GenerateOutput:
     """Beam search scores per row. A score is the sum of the generated tokens' log-probabilities, after the processors,
     divided by the number of tokens to the power of `length_penalty`."""
 
+    @classmethod
+    def of(
+        cls,
+        rows: list[Sequence],
+        config: SamplingConfig,
+        prompts: Tensor,
+        tokenizer: Any,
+        captures: list[dict[str, list[Capture]]] | None,
+    ) -> GenerateOutput:
+        """Makes the output of finished sequences. `prompts [prompts, S]` are padded; the prompt of each is the prompt of
+        `num_return_sequences` rows."""
+        generated = [row.generated for row in rows]
+        pad, longest = pad_token_of(config), max(map(len, generated))
+        padded = [tokens + [pad] * (longest - len(tokens)) for tokens in generated]
+        prompts = prompts.repeat_interleave(config.num_return_sequences, dim=0)
+        logprobs = prompt_logprobs = None
+        if config.logprobs is not None:  # drafts may have been scored beyond the token that ended the row
+            logprobs = [with_texts(row.logprobs[: row.num_generated], tokenizer) for row in rows]
+        if config.prompt_logprobs is not None:
+            prompt_logprobs = [with_texts(row.prompt_logprobs, tokenizer) for row in rows]
+        return cls(
+            output_token_ids=torch.cat([prompts, torch.tensor(padded, dtype=torch.int64)], dim=1),
+            generated_token_ids=generated,
+            texts=[text_of(row, tokenizer) for row in rows] if tokenizer else [],
+            finish_reasons=[row.finish_reason for row in rows],
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            captures=captures,
+            metrics=Metrics.of(rows),
+            request_metrics=[Metrics.of([row]) for row in rows],
+            sequence_scores=None if config.num_beams == 1 else [row.score for row in rows],
+        )
+
     def __repr__(self) -> str:
         """The beginnings of the first texts, and counts."""
         texts = self.texts or [f"tokens {tokens}" for tokens in self.generated_token_ids]
@@ -148,6 +187,11 @@ class GenerateOutput:
         ]
         rows += [f"  and {len(texts) - SHOWN_ROWS} more"] if len(texts) > SHOWN_ROWS else []
         return "\n".join([f"GenerateOutput of {len(texts)} {'text' if len(texts) == 1 else 'texts'}:", *rows])
+
+
+def text_of(sequence: Sequence, tokenizer: Any) -> str:
+    """Returns the generated text, up to a stop string."""
+    return sequence.stopping.trim(decode_after(tokenizer, sequence.generated, sequence.text_rules))
 
 
 SHOWN_ROWS, SHOWN_CHARACTERS = 5, 80

@@ -14,8 +14,7 @@ import pytest
 from pace.assets import TINY, TINY_DRAFT
 from pace.cli.arguments import add_sampling_arguments, field_explanations, sampling_config
 from pace.llm import LLMModel
-from pace.llm.configs import SamplingConfig
-from pace.llm.other_names import SAMPLING
+from pace.llm.configs import ALIASES, SamplingConfig
 from tests.cli.processes import process
 from tests.support import finish
 
@@ -239,7 +238,7 @@ def test_names_of_other_tools_are_options_too():
     ours = SamplingConfig(max_new_tokens=3, num_return_sequences=2, stop_strings=["a", "b"], min_new_tokens=1)
     assert parse(*said) == ours
     assert parse("--max-completion-tokens", "3").max_new_tokens == 3
-    for name in SAMPLING:
+    for name in ALIASES:
         assert name == "logits_processor" or f"--{name.replace('_', '-')}" in _options()
 
 

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
-from pace.llm import SamplingConfig
-from pace.llm.other_names import SAMPLING
+from pace.llm import SamplingConfig, configs
+from pace.llm.defaults import DRAWS
 from pace.naming import meant
 
-ALIASES = {**SAMPLING, "repeat_penalty": "repetition_penalty"}
+ALIASES = {**configs.ALIASES, "repeat_penalty": "repetition_penalty"}
 """Alternative names of fields, including llama.cpp's."""
 TURN = {"tool_choice", "parallel_tool_calls"}
 """Options of tool calls, named as in OpenAI's API."""
@@ -31,7 +31,6 @@ _ONE_WISH = (
     {"logprobs", "top_logprobs"},
 )
 """Groups of options: a call that sets one discards the engine's defaults for its group."""
-_OF_DRAWS = ("temperature", "top_k", "top_p", "min_p", "typical_p")
 
 
 def read(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -96,7 +95,7 @@ def _translated(field: str, value: Any) -> Any:
 def _drawing(wanted: Mapping[str, Any]) -> dict[str, bool]:
     if wanted.get("temperature") == 0:
         return {"do_sample": False}
-    return {"do_sample": True} if any(name in wanted for name in _OF_DRAWS) else {}
+    return {"do_sample": True} if any(name in wanted for name in DRAWS) else {}
 
 
 def _warn(name: str) -> None:

@@ -6,21 +6,21 @@ from typing import Any
 
 from pace import __version__
 from pace.llm.configs import SamplingConfig
+from pace.llm.defaults import DRAWS, OFF
 from pace.server.limits import Limits
 from pace.server.prompts import PromptReader
 from pace.server.schemas.chat import ChatRequest
 
-DRAWS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
-"""Settings whose names are the same in llama.cpp."""
-OFF = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}
-"""Their values for greedy decoding."""
+GREEDY = OFF | {"temperature": 0.0}
+"""Values of the sampling fields for greedy decoding."""
 
 
 def settings(limits: Limits, defaults: SamplingConfig, max_length: int) -> dict[str, Any]:
     """Returns the settings of a chat request with only messages; `defaults` are the checkpoint's."""
     request = ChatRequest(messages=[{"role": "user", "content": ""}])
     config = request.to_job(limits, defaults).sampling
-    params = {name: getattr(config, name) for name in DRAWS} | ({} if config.do_sample else OFF)
+    params = {name: getattr(config, name) for name in (*DRAWS, "repetition_penalty")}
+    params |= {} if config.do_sample else GREEDY
     params |= {"n_predict": -1, "max_tokens": -1}  # the rest of the context
     return {"n_ctx": max_length, **params, "params": params}
 

@@ -9,8 +9,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pace.grammar import Grammar
-from pace.grammar.response_format import read_response_format
-from pace.grammar.whitespace import whitespace_options
 
 Check = Callable[[str, Any], Any]
 
@@ -101,10 +99,9 @@ def logit_bias(name: str, value: Any) -> dict[int, float]:
     checked = {}
     for token, bias in value.items():
         token = integer(0)(f"a token id in {name}", token)
-        banned = isinstance(bias, float) and bias == -math.inf
-        checked[token] = (
-            bias if banned else number(-math.inf, hint=" (or -inf, which bans the token)")(f"{name}[{token}]", bias)
-        )
+        if not (isinstance(bias, float) and bias == -math.inf):
+            bias = number(-math.inf, hint=" (or -inf, which bans the token)")(f"{name}[{token}]", bias)
+        checked[token] = bias
     return checked
 
 
@@ -119,7 +116,8 @@ def callables(name: str, value: Any) -> list[Callable]:
     items = [value] if callable(value) else value
     if not isinstance(items, (list, tuple)) or not all(callable(item) for item in items):
         raise TypeError(
-            f"{name} must be a list of pace.llm.LogitsProcessor, or of callables as transformers has them: (input_ids [1, S], logits [1, V]) -> logits; got {value!r}"
+            f"{name} must be a list of pace.llm.LogitsProcessor, or of callables as transformers has them: "
+            f"(input_ids [1, S], logits [1, V]) -> logits; got {value!r}"
         )
     return list(items)
 
@@ -137,19 +135,14 @@ def token_mask(name: str, value: Any) -> Any:
     return value
 
 
-def json_schema(name: str, value: Any) -> Any:
-    Grammar.json_schema(value)
-    return value
+def readable(read: Callable[[Any], Any]) -> Check:
+    """Returns the check of a value that `read` must accept. The value stays as it is."""
 
+    def check(name: str, value: Any) -> Any:
+        read(value)
+        return value
 
-def json_whitespace(name: str, value: Any) -> str:
-    whitespace_options(value)
-    return value
-
-
-def regex(name: str, value: Any) -> str:
-    Grammar.regex(value)
-    return value
+    return check
 
 
 def grammar(name: str, value: Any) -> Grammar:
@@ -159,8 +152,3 @@ def grammar(name: str, value: Any) -> Grammar:
 def choices(name: str, value: Any) -> list[str]:
     Grammar.choices(value)
     return list(value)
-
-
-def response_format(name: str, value: Any) -> Any:
-    read_response_format(value)
-    return value

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from pace.assets import TINY
-from pace.llm import LLMModel, SamplingConfig, other_names
+from pace.llm import LLMModel, SamplingConfig, aliases
+from pace.llm.configs import ALIASES
 from pace.llm.loading import LoadOptions
 from tests.llm.bundled import bundled
 
@@ -17,13 +18,10 @@ PROMPT = "1, 2, 3, 4,"
 
 def test_every_name_leads_to_one_of_ours():
     ours = {field.name for field in fields(SamplingConfig)}
-    assert set(other_names.SAMPLING.values()) <= ours
-    assert not ours & (
-        other_names.SAMPLING.keys() | other_names.SAMPLING_ADVICE.keys() | {*other_names.NOT_IMPLEMENTED}
-    )
+    assert not ours & (ALIASES.keys() | aliases.SAMPLING_ADVICE.keys() | {*aliases.NOT_IMPLEMENTED})
     options = {field.name for field in fields(LoadOptions)}
-    assert set(other_names.MODEL.values()) <= options
-    assert not options & (other_names.MODEL.keys() | other_names.MODEL_ADVICE.keys())
+    assert set(aliases.MODEL.values()) <= options
+    assert not options & (aliases.MODEL.keys() | aliases.MODEL_ADVICE.keys())
 
 
 def test_names_of_the_same_meaning():
