@@ -15,6 +15,7 @@ from pace.assets import TINY, TINY_DRAFT
 from pace.cli.arguments import add_sampling_arguments, field_explanations, sampling_config
 from pace.llm import LLMModel
 from pace.llm.configs import ALIASES, SamplingConfig
+from pace.llm.defaults import OFF
 from tests.cli.processes import process
 from tests.support import finish
 
@@ -216,6 +217,7 @@ VALUES = {
     "pad_token_id": ("3", 3), "bad_words_ids": ("[[5,6],[7]]", [[5, 6], [7]]), "logit_bias": ('{"42":1.5,"7":"-inf"}', {42: 1.5, 7: float("-inf")}),
     "seed": ("11", 11), "logprobs": ("4", 4), "prompt_logprobs": ("3", 3), "json_whitespace": ("spaced", "spaced"),
 }  # fmt: skip
+VALUES |= {name: (str(value), value) for name, value in OFF.items() if name not in VALUES}
 
 
 def parse(*arguments: str) -> SamplingConfig:

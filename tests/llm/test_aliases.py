@@ -124,7 +124,7 @@ def test_options_of_the_same_meaning():
     [
         ({"torch_dtype": "float32", "dtype": "float16"}, TypeError, "dtype is given by two names"),
         ({"torch_dtype": "float32", "max_model_len": 5, "n_ctx": 4}, TypeError, "max_seq_len is given by two names"),
-        ({"device": "cuda"}, ValueError, "CPU alone"),
+        ({"device": "cuda"}, ValueError, "only runs on the CPU"),
         ({"trust_remote_code": True}, ValueError, "no code"),
         ({"attn_implementation": "sdpa"}, TypeError, "no option 'attn_implementation'; backend chooses"),
         ({"num_thread": 1}, TypeError, "did you mean 'num_threads'"),
