@@ -21,7 +21,7 @@ from pace.llm.configs import SamplingConfig
 from pace.llm.constraints.mask_filler import NO_MASKS, MaskFiller, NoMasks, PendingMasks
 from pace.llm.sampling.logits import Processors
 from pace.llm.sequence import RowPlan, Sequence, Span, Strategy, TokenLogprob
-from pace.ops.draws import Drawn, Draws, Edits, Rules
+from pace.ops.draws import RULES_DTYPE, Drawn, Draws, Edits, Rules
 
 
 class Sampling(Strategy):
@@ -115,14 +115,9 @@ def draws(
 ) -> Draws:
     """Builds the arguments of the batched draw. For each row: its rules, its place in the cumulative probability, its
     edits, and its number of log-probabilities."""
-    temperature, top_k, top_p, min_p, typical_p = zip(*rules)
     return Draws(
         rows=torch.arange(len(rules)),
-        temperature=torch.tensor(temperature),
-        top_k=torch.tensor(top_k),
-        top_p=torch.tensor(top_p),
-        min_p=torch.tensor(min_p),
-        typical_p=torch.tensor(typical_p),
+        rules=np.array(rules, RULES_DTYPE),
         uniform=torch.tensor(places, dtype=torch.float64),
         edits=edits,
         num_top=None if num_top is None else torch.tensor(num_top),
