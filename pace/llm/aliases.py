@@ -33,11 +33,11 @@ SAMPLING_ADVICE = {
     "use_cache": "keys and values are always kept",
 }
 NOT_IMPLEMENTED = (
-    "min_length", "forced_bos_token_id", "forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens", "sequence_bias",
-    "guidance_scale", "penalty_alpha", "epsilon_cutoff", "eta_cutoff", "top_h", "encoder_repetition_penalty",
-    "encoder_no_repeat_ngram_size", "exponential_decay_length_penalty", "num_beam_groups", "diversity_penalty", "constraints",
-    "force_words_ids", "watermarking_config", "max_time", "dola_layers",
-)  # fmt: skip
+    "min_length forced_bos_token_id forced_eos_token_id suppress_tokens begin_suppress_tokens sequence_bias "
+    "guidance_scale penalty_alpha epsilon_cutoff eta_cutoff top_h encoder_repetition_penalty "
+    "encoder_no_repeat_ngram_size exponential_decay_length_penalty num_beam_groups diversity_penalty constraints "
+    "force_words_ids watermarking_config max_time dola_layers"
+).split()
 """Fields of HF's GenerationConfig that change the text and are not implemented."""
 _NEUTRAL = (None, False, 0, 1, [], {})
 

@@ -91,9 +91,10 @@ class Metrics:
         waited = f", waited {self.seconds_waiting:.2f} s" if self.seconds_waiting >= 0.05 else ""
         preempted = f", preemptions: {self.num_preemptions}" if self.num_preemptions else ""
         return (
-            f"{self.num_prompt_tokens} prompt{reused} + {self.num_generated_tokens} new tokens in {self.total_seconds:.2f} s: first token after "
-            f"{self.seconds_to_first_token * 1e3:.0f} ms, prefill {self.prefill_tokens_per_second:,.0f} tokens/s, "
-            f"decode {self.decode_tokens_per_second:,.0f} tokens/s{drafted}{waited}{preempted}"
+            f"{self.num_prompt_tokens} prompt{reused} + {self.num_generated_tokens} new tokens in "
+            f"{self.total_seconds:.2f} s: first token after {self.seconds_to_first_token * 1e3:.0f} ms, prefill "
+            f"{self.prefill_tokens_per_second:,.0f} tokens/s, decode {self.decode_tokens_per_second:,.0f} "
+            f"tokens/s{drafted}{waited}{preempted}"
         )
 
 
@@ -154,8 +155,8 @@ class GenerateOutput:
         tokenizer: Any,
         captures: list[dict[str, list[Capture]]] | None,
     ) -> GenerateOutput:
-        """Makes the output of finished sequences. `prompts [prompts, S]` are padded; the prompt of each is the prompt of
-        `num_return_sequences` rows."""
+        """Makes the output of finished sequences. `prompts [prompts, S]` are padded; each has `num_return_sequences`
+        rows."""
         generated = [row.generated for row in rows]
         pad, longest = pad_token_of(config), max(map(len, generated))
         padded = [tokens + [pad] * (longest - len(tokens)) for tokens in generated]
@@ -242,8 +243,9 @@ class MemoryReport:
 
     def __repr__(self) -> str:
         return (
-            f"MemoryReport(weights: {format_bytes(sum(self.weights.values()))}, cache: {format_bytes(self.cache_touched)} of "
-            f"{format_bytes(self.cache_budget)}, process: {format_bytes(self.process)})"
+            f"MemoryReport(weights: {format_bytes(sum(self.weights.values()))}, cache: "
+            f"{format_bytes(self.cache_touched)} of {format_bytes(self.cache_budget)}, process: "
+            f"{format_bytes(self.process)})"
         )
 
     def __str__(self) -> str:
@@ -255,7 +257,8 @@ class MemoryReport:
                 else (f"weights: {part}", self.weights[part])
             )
             lines.append(
-                f"{name:<40}{size / 2**20:>12,.1f} MiB{self.compression(part, 32):>10.2f}{self.compression(part, 16):>10.2f}"
+                f"{name:<40}{size / 2**20:>12,.1f} MiB{self.compression(part, 32):>10.2f}"
+                f"{self.compression(part, 16):>10.2f}"
             )
         rows = [
             ("cache, in use", self.cache_used),

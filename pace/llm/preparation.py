@@ -79,8 +79,8 @@ class PreparedCall:
             raise ValueError(f"{caller} continues one prompt, got {len(self.prompts)}; use generate")
         if one_row and self.config.num_return_sequences > 1:
             raise ValueError(
-                f"{caller} returns one text, got num_return_sequences={self.config.num_return_sequences}; use generate, "
-                f"or add_request and its events()"
+                f"{caller} returns one text, got num_return_sequences={self.config.num_return_sequences}; use "
+                f"generate, or add_request and its events()"
             )
         return self
 
@@ -125,8 +125,8 @@ class Preparer:
         return PreparedCall(config, prepared, None if is_healed else prompts.given, warnings)
 
     def _max_length(self, config: SamplingConfig, num_prompt_tokens: int, index: int) -> int:
-        """Returns the maximum number of tokens in a row, prompt included. Raises ValueError if the prompt leaves no room
-        for another one."""
+        """Returns the maximum number of tokens in a row, prompt included. Raises ValueError if the prompt leaves no
+        room for another one."""
         engine = self._driver.engine
         if num_prompt_tokens >= engine.max_length:
             raise ValueError(

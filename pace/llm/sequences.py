@@ -18,8 +18,8 @@ from pace.llm.text.stopping_criteria import StoppingCriteria, StopStrings
 
 
 def make_samples(call: PreparedCall, index: int, tokenizer: Any, driver: EngineDriver) -> list[Sequence]:
-    """Makes one sequence per sample of a prompt. Later samples wait to share the prompt of the first one. Step callbacks
-    use `driver`."""
+    """Makes one sequence per sample of a prompt. Later samples wait to share the prompt of the first. `driver` is for
+    step callbacks."""
     config, prompt = call.config, call.prompts[index]
     processors, stopping = _processors(call, prompt), _stopping(call, prompt, tokenizer)
     samples: list[Sequence] = []

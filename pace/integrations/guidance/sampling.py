@@ -94,7 +94,8 @@ def pick(
         token = int(ops.sample(row, draws([Rules()], [place])).tokens)
     if token < 0:
         raise ValueError(
-            "no token is left to pick: the mask allows none that top_k, top_p and min_p leave, or the model's logits are not finite"
+            "no token is left to pick: the mask allows none that top_k, top_p and min_p leave, or the model's logits "
+            "are not finite"
         )
     if num_likeliest is None:
         return Picked(token, math.nan, [])

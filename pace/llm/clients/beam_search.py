@@ -92,7 +92,8 @@ class BeamStrategy(Strategy):
         self.processors.apply_(log_probabilities)
         if not log_probabilities.numpy().max() < np.inf:  # catches NaN too
             raise ValueError(
-                f"after {len(tokens)} tokens the logits_processors gave NaN or inf; they must return numbers, or -inf to ban a token"
+                f"after {len(tokens)} tokens the logits_processors gave NaN or inf; they must return numbers, or -inf "
+                f"to ban a token"
             )
         for keep_ in self.filters:
             keep_(ops, log_probabilities)
@@ -309,7 +310,7 @@ class BeamSearch:
         return Round(running[:num_beams], finished[:num_beams])
 
     def _best(self, running: list[Hypothesis], candidates: list[Candidates]) -> list[tuple[int, int]]:
-        """Returns (rank of the beam, index of the candidate) of the likeliest or drawn candidates, the likeliest first."""
+        """Returns (rank of the beam, index of the candidate) of the likeliest or drawn ones, likeliest first."""
         sums = np.concatenate(
             [
                 beam.log_probability + those.log_probabilities.astype(np.float64)
@@ -414,8 +415,9 @@ class BeamSearch:
         result are then the prompt only. Otherwise raises ValueError for too few results."""
         if reason is None and len(hypotheses) < len(self.rows):
             raise ValueError(
-                f"beam search found {len(hypotheses)} texts and has to return num_return_sequences={len(self.rows)}: no more are possible; "
-                f"loosen bad_words_ids, logit_bias, no_repeat_ngram_size or the logits_processors, or ask for less"
+                f"beam search found {len(hypotheses)} texts and has to return num_return_sequences={len(self.rows)}: "
+                f"no more are possible; loosen bad_words_ids, logit_bias, no_repeat_ngram_size or the "
+                f"logits_processors, or ask for less"
             )
         now = time.perf_counter()
         self.rows[0].times.num_preemptions = sum(sequence.times.num_preemptions for sequence in self._sequences)
@@ -446,7 +448,8 @@ def check_length_penalty(length_penalty: float, most: int) -> None:
         is_fine = False
     if not is_fine:
         raise ValueError(
-            f"length_penalty={length_penalty:g} is out of range: {most} tokens to the power of it is 0 or infinite; use a number nearer to 0"
+            f"length_penalty={length_penalty:g} is out of range: {most} tokens to the power of it is 0 or infinite; "
+            f"use a number nearer to 0"
         )
 
 

@@ -176,7 +176,8 @@ class Session:
         length, most = len(self) + len(ids), self._sequence.max_length
         if length > most:
             raise ValueError(
-                f"the session has {len(self)} tokens; {len(ids)} more would pass the {most} that fit: {self._driver.engine.explain_length_limit(length)}"
+                f"the session has {len(self)} tokens; {len(ids)} more would pass the {most} that fit: "
+                f"{self._driver.engine.explain_length_limit(length)}"
             )
         return [int(token) for token in ids]
 
@@ -195,8 +196,9 @@ class Session:
         num_bytes = 4 * num_rows * self._driver.engine.model.vocab_size
         if num_bytes > MANY_BYTES and num_bytes > (available := available_memory_bytes()):
             raise MemoryError(
-                f"{num_rows} rows of logits take {format_bytes(num_bytes)}, and {format_bytes(available)} of memory are left; append the tokens in "
-                f"pieces, ask for fewer rows, or use score, which keeps one number for each token"
+                f"{num_rows} rows of logits take {format_bytes(num_bytes)}, and {format_bytes(available)} of memory "
+                f"are left; append the tokens in pieces, ask for fewer rows, or use score, which keeps one number for "
+                f"each token"
             )
 
     def _run(self, function: Callable[[Engine], None]) -> None:

@@ -76,7 +76,8 @@ def fill_bits(row: Tensor, tokens: Iterable[int] | np.ndarray) -> None:
     words = row.numpy().view(np.uint32)
     if len(tokens) and not 0 <= tokens.min() <= tokens.max() < 32 * len(words):
         raise ValueError(
-            f"a mask of {32 * len(words)} bits has no place for the token {tokens.max() if tokens.min() >= 0 else tokens.min()}"
+            f"a mask of {32 * len(words)} bits has no place for the token "
+            f"{tokens.max() if tokens.min() >= 0 else tokens.min()}"
         )
     words.fill(0)
     np.bitwise_or.at(words, tokens >> 5, np.uint32(1) << (tokens & 31).astype(np.uint32))

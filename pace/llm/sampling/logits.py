@@ -82,7 +82,8 @@ class LogitsProcessor:
         result = self.apply(logits)
         if result is not None and result is not logits:
             raise TypeError(
-                f"{type(self).__name__}.apply must change the logits in place and return None, got {type(result).__name__}; use logits.copy_(...)"
+                f"{type(self).__name__}.apply must change the logits in place and return None, got "
+                f"{type(result).__name__}; use logits.copy_(...)"
             )
 
     def __call__(self, input_ids: Tensor, logits: Tensor) -> Tensor:

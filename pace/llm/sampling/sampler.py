@@ -84,7 +84,7 @@ class Sampling(Strategy):
         self.processors.apply_(logits)
         token = self.guess(ops, logits, num_generated)
         if token < 0 or logits[token] == -math.inf:
-            raise NothingLeft(num_generated)
+            raise NoAllowedToken(num_generated)
         if self.num_logprobs is not None:
             row, tokens = torch.tensor([0]), torch.tensor([token])
             note(sequence, num_generated, token_logprobs(ops, given[None], row, tokens, self.num_logprobs)[0])
@@ -130,14 +130,14 @@ def note(sequence: Sequence, number: int, logprob: TokenLogprob) -> None:
     sequence.logprobs.append(logprob)
 
 
-class NothingLeft(ValueError):
+class NoAllowedToken(ValueError):
     """Error of a sequence for which no token can be picked."""
 
     def __init__(self, num_generated: int, why: str = "") -> None:
         super().__init__(
             why
-            or f"after {num_generated} generated tokens no token is left to pick: all logits are -inf, or one is NaN or "
-            f"inf; loosen bad_words_ids, logit_bias, no_repeat_ngram_size, the logits_processors or the token_mask"
+            or f"after {num_generated} generated tokens no token is left to pick: all logits are -inf, or one is NaN "
+            f"or inf; loosen bad_words_ids, logit_bias, no_repeat_ngram_size, the logits_processors or the token_mask"
         )
         self.num_generated = num_generated
 
@@ -146,9 +146,9 @@ class Collector(Strategy):
     """Passes rows of logits to a callback, as they are computed, and picks no token."""
 
     def __init__(self, collect: Callable[[Any, Tensor, int], Any], then: Strategy | None = None) -> None:
-        """Calls `collect(ops, logits [rows, V], position of the first row)`. Rows may repeat after a dropped cache, with
-        equal content. Its result, if not None, becomes that of `outcome`. `then` replaces this strategy at the row of
-        the last token, which it gets."""
+        """Calls `collect(ops, logits [rows, V], position of the first row)`. Rows may repeat after a dropped cache,
+        with equal content. Its result, if not None, becomes that of `outcome`. `then` replaces this strategy at the row
+        of the last token, which it gets."""
         self.collect = collect
         self.outcome: Future[Any] = Future()
         self._then = then
@@ -171,8 +171,8 @@ class Collector(Strategy):
 def prompt_logprobs_collector(
     prompt: list[int], record: list[TokenLogprob | None], num_top: int, then: Strategy
 ) -> Collector:
-    """Returns a strategy that puts the log-probability of each token of `prompt` but the first into its place in
-    `record`, with the `num_top` most likely tokens. `then` follows. The sequence needs `wanted_from = 0`."""
+    """Returns a strategy that records the log-probability of each token of `prompt` but the first, with the `num_top`
+    most likely tokens. `record [len(prompt)]` gets them. `then` follows. The sequence needs `wanted_from = 0`."""
 
     def collect(ops: Any, logits: Tensor, first: int) -> None:
         places = slice(first + 1, first + 1 + logits.shape[0])
@@ -328,11 +328,11 @@ class Sampler:
                 raise not_finite(span.sequence)
             plan = span.sequence.strategy.plan
             if row in pending.rows and (plan is None or plan.edits is None):
-                raise NothingLeft(
+                raise NoAllowedToken(
                     span.sequence.num_generated,
                     "no token is left to pick: the token_mask allows none, or none that the model does not rule out",
                 )
-            raise NothingLeft(span.sequence.num_generated)
+            raise NoAllowedToken(span.sequence.num_generated)
         return num_left
 
 
@@ -353,8 +353,8 @@ def accept_drafts(chosen: list[int], span: Span) -> list[int]:
 def not_finite(sequence: Sequence) -> ValueError:
     """Error of a sequence for which the model gave NaN or +inf. (-inf is a ban, which a model may use.)"""
     return ValueError(
-        f"the model's logits are not finite (NaN or inf) after {len(sequence.tokens)} tokens; the weights may be damaged, "
-        f"or the dtype too narrow: try dtype=float32"
+        f"the model's logits are not finite (NaN or inf) after {len(sequence.tokens)} tokens; the weights may be "
+        f"damaged, or the dtype too narrow: try dtype=float32"
     )
 
 

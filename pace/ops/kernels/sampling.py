@@ -147,7 +147,8 @@ def _check_masks(name: str, masks: Tensor, num_masks: int, vocab_size: int) -> N
     num_words = -(-vocab_size // 32)
     if masks.dtype != torch.int32 or masks.shape != (num_masks, num_words) or (masks.stride(1) != 1 and num_words > 1):
         raise ValueError(
-            f"{name} must be int32 [{num_masks}, {num_words}] with contiguous rows, a bit for each of {vocab_size} tokens; got {describe(masks)}"
+            f"{name} must be int32 [{num_masks}, {num_words}] with contiguous rows, a bit for each of {vocab_size} "
+            f"tokens; got {describe(masks)}"
         )
 
 

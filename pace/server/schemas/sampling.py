@@ -44,7 +44,7 @@ class Settings:
             raise ApiError(400, str(error), param=param or name) from None
 
     def draws(self, request: BaseModel) -> None:
-        """Sets the rules of the draw: the request's fields of these names, else pace's usual defaults (`with_defaults`).
+        """Sets the rules of the draw: the request's fields of these names, else pace's defaults (`with_defaults`).
         Only `top_k` is off by default over HTTP. A temperature of 0 means greedy. A `top_k` of -1 means off, as in
         vLLM."""
         known = type(request).model_fields  # other fields of the body are attributes, too
