@@ -122,16 +122,16 @@ class Generator:
             raise TypeError(
                 f"cancel must be a threading.Event, which another thread sets to end this call; got {cancel!r}"
             )
-        told = streamer
+        unfinished = streamer
         try:
             call = prepare()
             prompts = call.row_prompts
             rules = [prompt.constraints.text_rules for prompt in prompts]
-            told = feed = make_feed(streamer, call.config, len(prompts), self.progress, rules)
+            unfinished = feed = make_feed(streamer, call.config, len(prompts), self.progress, rules)
             batch = self._batch(call, feed, cancel)
             batch.run([prompt.tokens[:] for prompt in prompts])
         except BaseException:
-            self._end_quietly(told)
+            _end_quietly(unfinished)
             raise
         feed.end()
         return self._output(call, batch.rows)
@@ -246,11 +246,12 @@ class Generator:
         stop_strings = call.config.stop_strings
         return Request(self.driver, sequences, self.tokenizer, stop_strings, lambda rows: self._output(call, rows))
 
-    def _end_quietly(self, told: Any) -> None:
-        """Ends the streamer after a failed generation, so that its readers stop waiting. An error of `end` is only
-        logged, because the generation's own error is raised."""
-        try:
-            if told is not None:
-                told.end()
-        except Exception as error:
-            logger.debug("the streamer's end() failed after a failed generation: %s", error)
+
+def _end_quietly(streamer: Any) -> None:
+    """Ends the streamer after a failed generation, so that its readers stop waiting. An error of `end` is only logged,
+    because the generation's own error is raised."""
+    try:
+        if streamer is not None:
+            streamer.end()
+    except Exception as error:
+        logger.debug("the streamer's end() failed after a failed generation: %s", error)

@@ -52,17 +52,18 @@ class Metrics:
     @classmethod
     def of(cls, sequences: list[Sequence]) -> Metrics:
         """Computes the metrics of finished sequences. Speeds are 0.0 if their divisor is 0."""
-        begin = min(sequence.times.submitted for sequence in sequences)
-        end = max(sequence.times.finished or begin for sequence in sequences)
-        admitted = min(
-            (sequence.times.admitted for sequence in sequences if sequence.times.admitted is not None), default=end
-        )
-        firsts = [sequence.times.first_token for sequence in sequences if sequence.times.first_token is not None]
+        times = [sequence.times for sequence in sequences]
+        begin = min(each.submitted for each in times)
+        end = max(each.finished or begin for each in times)
+        admitted = min((each.admitted for each in times if each.admitted is not None), default=end)
+        firsts = [each.first_token for each in times if each.first_token is not None]
         first, last_first = min(firsts, default=end), max(firsts, default=end)
         num_prompt = sum(sequence.num_prompt_tokens for sequence in sequences)
-        num_reused = sum(sequence.times.num_reused for sequence in sequences)
+        num_reused = sum(each.num_reused for each in times)
         num_generated = sum(sequence.num_generated for sequence in sequences)
         num_after_first = num_generated - len(firsts)
+        seconds, num_drafted = sum(each.step_seconds for each in times), sum(each.num_drafted for each in times)
+        plain_seconds = sum(each.plain_seconds for each in times)
         return cls(
             num_prompt_tokens=num_prompt,
             num_reused_tokens=num_reused,
@@ -72,11 +73,11 @@ class Metrics:
             seconds_to_first_token=first - begin,
             prefill_tokens_per_second=(num_prompt - num_reused) / (last_first - begin) if last_first > begin else 0.0,
             decode_tokens_per_second=num_after_first / (end - first) if num_after_first and end > first else 0.0,
-            num_preemptions=sum(sequence.times.num_preemptions for sequence in sequences),
-            num_drafted_tokens=sum(sequence.times.num_drafted for sequence in sequences),
-            num_accepted_tokens=sum(sequence.times.num_accepted for sequence in sequences),
-            num_forced_tokens=sum(sequence.times.num_forced for sequence in sequences),
-            draft_speedup=_draft_speedup(sequences),
+            num_preemptions=sum(each.num_preemptions for each in times),
+            num_drafted_tokens=num_drafted,
+            num_accepted_tokens=sum(each.num_accepted for each in times),
+            num_forced_tokens=sum(each.num_forced for each in times),
+            draft_speedup=plain_seconds / seconds if num_drafted and seconds else None,
         )
 
     def __str__(self) -> str:
@@ -96,12 +97,6 @@ class Metrics:
             f"{self.prefill_tokens_per_second:,.0f} tokens/s, decode {self.decode_tokens_per_second:,.0f} "
             f"tokens/s{drafted}{waited}{preempted}"
         )
-
-
-def _draft_speedup(sequences: list[Sequence]) -> float | None:
-    seconds = sum(sequence.times.step_seconds for sequence in sequences)
-    drafted = any(sequence.times.num_drafted for sequence in sequences)
-    return sum(sequence.times.plain_seconds for sequence in sequences) / seconds if drafted and seconds else None
 
 
 @dataclass(frozen=True)

@@ -108,8 +108,8 @@ class Preparer:
         prompts = read_prompts(inputs, self._tokenizer, engine.model.vocab_size)
         max_lengths = [self._max_length(config, len(row), index) for index, row in enumerate(prompts.rows)]
         if config.num_beams > 1:
-            most = max(length - len(row) for row, length in zip(prompts.rows, max_lengths))
-            check_length_penalty(config.length_penalty, most)
+            longest = max(length - len(row) for row, length in zip(prompts.rows, max_lengths))
+            check_length_penalty(config.length_penalty, longest)
         continues, hidden = turn is None or turn.continues, None if skip_special_tokens else frozenset()
         if turn is not None and (skip_special_tokens or not turn.is_plain):
             hidden = turn.hidden | frozenset(end_tokens_of(config))

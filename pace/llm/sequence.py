@@ -223,7 +223,7 @@ class Sequence:
         not yet computed."""
         self.score: float | None = None
         """Score of a continuation found by beam search."""
-        self.times = Times()
+        self.times = SequenceStats()
 
     @property
     def block_tables(self) -> list[array]:
@@ -295,7 +295,7 @@ class Sequence:
 
 
 @dataclass(slots=True)
-class Times:
+class SequenceStats:
     """Times in seconds on the clock of `time.perf_counter`, and statistics of drafts and the prefix cache."""
 
     submitted: float = field(default_factory=time.perf_counter)

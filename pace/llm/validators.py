@@ -13,7 +13,7 @@ from pace.grammar import Grammar
 Check = Callable[[str, Any], Any]
 
 
-def integer(minimum: int, maximum: int | None = None, hint: str = "") -> Callable[[str, Any], int]:
+def integer(minimum: int, maximum: int | None = None, hint: str = "") -> Check:
     allowed = f"an int >= {minimum}" if maximum is None else f"an int in [{minimum}, {maximum}]"
 
     def check(name: str, value: Any) -> int:
@@ -26,13 +26,10 @@ def integer(minimum: int, maximum: int | None = None, hint: str = "") -> Callabl
     return check
 
 
-def number(
-    minimum: float, maximum: float = math.inf, exclusive: bool = False, hint: str = ""
-) -> Callable[[str, Any], float]:
-    bracket = "(" if exclusive else "["
-    bounds = "" if minimum == -math.inf and maximum == math.inf else f" in {bracket}{minimum:g}, {maximum:g}]"
-    if maximum == math.inf and minimum != -math.inf:
-        bounds = f" {'>' if exclusive else '>='} {minimum:g}"
+def number(minimum: float, maximum: float = math.inf, exclusive: bool = False, hint: str = "") -> Check:
+    bounds = f" in {'(' if exclusive else '['}{minimum:g}, {maximum:g}]"
+    if maximum == math.inf:
+        bounds = "" if minimum == -math.inf else f" {'>' if exclusive else '>='} {minimum:g}"
     allowed = f"a finite number{bounds}"
 
     def check(name: str, value: Any) -> float:
@@ -56,9 +53,7 @@ def flag(name: str, value: Any) -> bool:
 
 
 def early_stopping(name: str, value: Any) -> bool | str:
-    if value == "never" and isinstance(value, str):
-        return value
-    if not isinstance(value, bool):
+    if not isinstance(value, bool) and not (isinstance(value, str) and value == "never"):
         raise ValueError(f'{name} must be True, False or "never", got {value!r}')
     return value
 

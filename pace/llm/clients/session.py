@@ -119,8 +119,8 @@ class Session:
         """Returns a second session with the same tokens. Cached blocks are shared until one of the two writes to
         them."""
         self._check_open()
-        twin = Session(self._driver)
-        source, target = self._sequence, twin._sequence
+        fork = Session(self._driver)
+        source, target = self._sequence, fork._sequence
 
         def share(engine: Engine) -> None:
             target.tokens = list(source.tokens)
@@ -128,7 +128,7 @@ class Session:
             engine.cache.fork(source, target, source.num_computed)
 
         self._run(share)
-        return twin
+        return fork
 
     def close(self) -> None:
         """Frees the memory. Closing twice is harmless."""

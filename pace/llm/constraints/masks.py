@@ -136,10 +136,10 @@ class SequenceMask(Mask):
 
     def fork(self) -> SequenceMask:
         """Returns a copy for a second sequence with the same tokens."""
-        twin = SequenceMask(self.mask)
-        twin.error, twin._num_accepted = self.error, self._num_accepted
-        twin._mask, twin._template = self.mask.fork(), None
-        return twin
+        fork = SequenceMask(self.mask)
+        fork.error, fork._num_accepted = self.error, self._num_accepted
+        fork._mask, fork._template = self.mask.fork(), None
+        return fork
 
     def follow(self, sequence: Sequence) -> None:
         """Accepts the sequence's new generated tokens and rolls back those it no longer has. Removes the mask from the

@@ -113,11 +113,11 @@ class SparseProcessor(LogitsProcessor):
         return type(self).apply is SparseProcessor.apply
 
     def fork(self) -> SparseProcessor:
-        twin = fork_by_copy(self)
+        fork = fork_by_copy(self)
         for name, value in vars(self).items():
             if isinstance(value, Edits):
-                setattr(twin, name, value.copy())
-        return twin
+                setattr(fork, name, value.copy())
+        return fork
 
 
 def bans(tokens: Sequence[int] | np.ndarray) -> Edits:
@@ -219,9 +219,9 @@ class NoRepeatNgram(SparseProcessor):
         return bans(np.array(followers, np.int32)) if followers else NOTHING
 
     def fork(self) -> NoRepeatNgram:
-        twin = super().fork()
-        twin.followers = {prefix: tokens[:] for prefix, tokens in self.followers.items()}
-        return twin
+        fork = super().fork()
+        fork.followers = {prefix: tokens[:] for prefix, tokens in self.followers.items()}
+        return fork
 
     def _prefix(self, end: int) -> tuple[int, ...]:
         """Returns the first `size - 1` tokens of the run whose last token is at position `end`."""
