@@ -91,9 +91,7 @@ class Sampling(Strategy):
         return token
 
     def guess(self, ops: Any, logits: Tensor, num_generated: int) -> int:
-        """Returns the token after `num_generated` others if `logits [V]` were the model's, after the processors; -1 if
-        none is left. A draft model's logits do not pass the processors, which accept each token once, and no rejected
-        draft."""
+        # A draft model's logits do not pass the processors, which accept each token once, and no rejected draft.
         if self.rules is None:
             return int(ops.argmax(logits[None])[0])
         return int(ops.sample(logits[None], draws([self.rules], [uniform(self.seed, num_generated)])).tokens[0])
