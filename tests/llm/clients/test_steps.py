@@ -340,8 +340,8 @@ def test_the_end_of_a_healed_prompt_stays() -> None:
 def test_what_cannot_be_asked_is_refused() -> None:
     model, callback = bundled(), lambda context: None
     for fields, words in [
-        ({"step_callback": callback}, "step_every tokens or at step_strings"),
-        ({"step_every": 3}, "give it, too"),
+        ({"step_callback": callback}, "needs step_every or step_strings"),
+        ({"step_every": 3}, "need step_callback"),
         ({"step_callback": callback, "step_every": 3, "num_beams": 2}, "num_beams=1"),
     ]:
         with pytest.raises(ValueError, match=words):
