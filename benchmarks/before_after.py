@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import page  # noqa: E402
 from pace import _C  # noqa: E402
-from pace.llm.models.model_utils import use_threads  # noqa: E402
+from pace.llm.loading.options import use_threads  # noqa: E402
 
 SCRIPT = "benchmarks/before_after.py"
 BUNDLED = "bundled"

@@ -25,7 +25,7 @@ from pace import _C  # noqa: E402
 from pace.bench import measure  # noqa: E402
 from pace.bench.result import Phase, Result, Subject  # noqa: E402
 from pace.bench.shapes import SHAPES  # noqa: E402
-from pace.llm.models.model_utils import use_threads  # noqa: E402
+from pace.llm.loading.options import use_threads  # noqa: E402
 
 SCRIPT = "benchmarks/experts.py"
 DENSE, DENSE_LAYERS = "llama-3.1-8b", 2

@@ -22,7 +22,7 @@ attention   Decode over a context and prefill of a prompt, with the heads of eac
 norms       RMS norm, layer norm, and the norm of single heads, for the fewest and the most rows.
             Bytes are read and written, mostly in a cache.
 rope        The rotation of all query heads, for the same rows.
-sampling    Argmax, softmax, and top-k / top-p of one row over the shape's vocabulary; bytes read and written.
+sampling    Argmax of one row over the shape's vocabulary (benchmarks/sampling.py measures draws).
 
 The limits are measured again before every single measurement, and shares are medians of the ratios, because machines
 are shared and drift. A multiply-add counts as 2 operations in any number type, against the peak of fp32: products of
@@ -42,7 +42,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from pace import _C
@@ -301,16 +300,8 @@ def rope(shape: str, rows: tuple[int, ...], clock: Clock) -> Iterator[Row]:
 def sampling(shape: str, clock: Clock) -> Iterator[Row]:
     _, config = read_config(SHAPES[shape])
     vocab = config.vocab_size
-    logits, top_k, top_p = torch.randn(1, vocab), torch.tensor([50]), torch.tensor([0.9])
-    filtered = torch.empty_like(logits)
-
-    def step() -> None:
-        np.copyto(filtered.numpy(), logits.numpy())  # torch would wake its own threads for this
-        native.top_k_top_p_(filtered, top_k, top_p)
-
+    logits = torch.randn(1, vocab)
     yield clock.measure(f"{shape} argmax over {vocab}", lambda: native.argmax(logits), logits.nbytes)
-    yield clock.measure(f"{shape} softmax over {vocab}", lambda: native.softmax(logits), 2 * logits.nbytes)
-    yield clock.measure(f"{shape} top-k, top-p over {vocab}", step, 3 * logits.nbytes)
 
 
 def _fewest_and_most(rows: tuple[int, ...]) -> list[int]:

@@ -50,7 +50,9 @@ def write_checkpoint(folder: Path, stored: torch.dtype, kind: str, **changes: in
     (folder / "config.json").write_text(json.dumps(config))
     model_class, parsed = read_config(config)
     generator = torch.Generator().manual_seed(0)
-    shapes = {name: slot.shape for name, [slot, *_] in model_class(parsed, torch.float32, reference).slots().items()}
+    shapes = {
+        name: target.shape for name, [target, *_] in model_class(parsed, torch.float32, reference).targets().items()
+    }
     state = {name: torch.randn(shape, generator=generator).mul_(0.02).to(stored) for name, shape in shapes.items()}
     if kind.startswith("bin"):
         if parsed.tie_word_embeddings:
@@ -79,13 +81,14 @@ def measure(folder: Path, dtype: str, num_threads: int | None = None) -> dict:
 
 
 def load_here(folder: str, dtype: str, num_threads: int | None) -> dict:
-    from pace.llm.models.model_utils import load_model
+    from pace.llm.loading.load import load_model
+    from pace.llm.loading.options import LoadOptions
     from pace.memory import resident_bytes
 
     start_bytes = resident_bytes()
     began, cpu_began = time.perf_counter(), time.process_time()
     kind = {"dtype": dtype} if dtype in DTYPES else {"quantization": dtype}
-    model = load_model(folder, **kind, progress=False, num_threads=num_threads)
+    model = load_model(LoadOptions(folder, **kind, progress=False, num_threads=num_threads))
     seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - cpu_began
     weights = sum(model.resident_bytes().values())
     stored = sum(path.stat().st_size for path in Path(folder).iterdir())

@@ -53,7 +53,7 @@ def earlier_rows(path: Path | None, script: str, num_keys: int) -> dict[tuple[st
 
 
 def markers(script: str) -> tuple[str, str]:
-    """The two lines of a script, such as "benchmarks/cache.py"."""
+    """The two lines of a script, such as "benchmarks/kernels.py"."""
     return f"<!-- {script} -->", f"<!-- end of {script} -->"
 
 

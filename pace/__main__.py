@@ -3,19 +3,36 @@
 import atexit
 import contextlib
 import os
+import signal
 import sys
 import threading
 from typing import NoReturn
 
-from pace.cli import EXIT_BROKEN_PIPE, main
+EXIT_INTERRUPTED = 128 + signal.SIGINT
+
+
+def _end_at_ctrl_c(is_wanted: bool) -> None:
+    """Lets Ctrl-C end the process at once and silently, or raise KeyboardInterrupt again. A process that ignores Ctrl-C
+    goes on to do so."""
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        end = lambda number, frame: os._exit(EXIT_INTERRUPTED)
+        signal.signal(signal.SIGINT, end if is_wanted else signal.default_int_handler)
 
 
 def run() -> NoReturn:
     """Runs the command line and ends the process the way Python does: waits for threads and runs exit handlers.
 
     Skips only the teardown of modules, which takes 0.5 s with torch."""
+    _end_at_ctrl_c(True)
+    from pace.cli import EXIT_BROKEN_PIPE, main
+
     _replace_closed_streams()
-    code = main()
+    try:
+        _end_at_ctrl_c(False)
+        code = main()
+    except KeyboardInterrupt:
+        code = EXIT_INTERRUPTED
+    _end_at_ctrl_c(True)
     threading._shutdown()
     atexit._run_exitfuncs()
     try:

@@ -19,7 +19,7 @@ from torch import Tensor
 from pace.llm.clients.session import append_each
 from pace.llm.inputs import read_prompts
 from pace.llm.llm import LLMModel
-from pace.llm.models.model_utils import progress_bar
+from pace.llm.loading.progress import progress_bar
 
 CONTEXT = 512
 """Default number of tokens in a window."""

@@ -22,6 +22,11 @@ def meant(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]!r}?" if near else "."
 
 
+def counted(number: int, noun: str) -> str:
+    """A number and its noun, such as "1 token" or "2 tokens"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def check_text(text: str, name: str = "the prompt") -> None:
     """Raises ValueError for text that is not valid Unicode."""
     try:

@@ -17,7 +17,7 @@ from pace import _C
 from pace.assets import TINY
 from pace.cli.environment import collect
 from pace.llm import LLMModel, SamplingConfig
-from pace.llm.models.model_utils import use_threads
+from pace.llm.loading.options import use_threads
 from pace.memory import resident_bytes
 from pace.ops import native
 from tests.support import exit_code_in_fork

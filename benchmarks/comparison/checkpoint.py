@@ -63,8 +63,8 @@ def write_checkpoint(config: dict, folder: Path) -> None:
     model_class, parsed = read_config(config)
     generator = torch.Generator().manual_seed(0)
     tensors = {
-        name: _random(name, slot.shape, generator)
-        for name, [slot, *_] in model_class(parsed, torch.float32, reference).slots().items()
+        name: _random(name, target.shape, generator)
+        for name, [target, *_] in model_class(parsed, torch.float32, reference).targets().items()
     }
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     _write_tokenizer(config["vocab_size"], folder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import median
 
 from benchmarks.comparison import targets
 from benchmarks.comparison.results import Results, Run, Scenario, Subject
@@ -172,26 +173,51 @@ def notes(results: Results) -> Iterator[str]:
         yield f"In {busy} of {len(results.runs)} runs something else used more than 0.05 cores; the most was {worst.others_cpu:.2f}."
 
 
-def _glance(every: list[Results]) -> list[str]:
-    """The ratios of all results in one table."""
-    header = ["result", "weights", "pace over", "prefill", "its pairs", "decode", "its pairs"]
-    rows = []
+def cells(every: list[Results]) -> Iterator[tuple[Results, Subject, list[list[float]]]]:
+    """Yields each peer measured next to pace with weights of the same kind. With it come pace's ratios of speed in pairs
+    of neighbouring runs, of prefill and of decode."""
     for results in every:
         scenario = results.scenarios[0]
         for peer in (s for shape in results.shapes for s in measured(results, shape, scenario)):
             ours = results.ours(peer)
-            if peer.runtime == "pace" or ours is None:
-                continue
-            row = [f"[{results.name}](#{results.name.replace('.', '')})", peer.dtype, peer.label]
-            for value in (targets.prefill_rate, targets.decode_rate):
-                ratios = results.ratios(ours, peer, scenario, value)
-                row += [_number(results.ratio(ours, peer, scenario, value), ".2f")]
-                row += [f"{min(ratios):.2f} to {max(ratios):.2f}" if ratios else ""]
-            rows.append(row)
+            if peer.runtime != "pace" and ours is not None:
+                values = (targets.prefill_rate, targets.decode_rate)
+                yield results, peer, [results.ratios(ours, peer, scenario, value) for value in values]
+
+
+def medians(every: list[Results]) -> dict[str, tuple[int, float, float]]:
+    """Returns, for each runtime, its number of cells and the median of pace's ratios of prefill and of decode."""
+    ratios: dict[str, list[list[float]]] = {}
+    for _, peer, pairs in cells(every):
+        ratios.setdefault(peer.runtime, []).append([median(values) for values in pairs if values])
+    ratios = {name: [both for both in found if len(both) == 2] for name, found in ratios.items()}
+    return {name: (len(found), *map(median, zip(*found))) for name, found in ratios.items() if found}
+
+
+def _glance(every: list[Results]) -> list[str]:
+    """The ratios of all results in one table, after their medians."""
+    header = ["result", "weights", "pace over", "prefill", "its pairs", "decode", "its pairs"]
+    rows = []
+    for results, peer, pairs in cells(every):
+        row = [f"[{results.name}](#{results.name.replace('.', '')})", peer.dtype, peer.label]
+        for ratios in pairs:
+            row += [_number(median(ratios) if ratios else None, ".2f")]
+            row += [f"{min(ratios):.2f} to {max(ratios):.2f}" if ratios else ""]
+        rows.append(row)
     if not rows:
         return []
     words = "How many times as fast as a peer `pace` is, with weights of the same kind: the median and the span of pairs of neighbouring runs."
-    return ["## At a glance", words, _markdown((header, rows))]
+    summary = [
+        [name, str(number), f"{prefill:.2f}", f"{decode:.2f}"]
+        for name, (number, prefill, decode) in sorted(medians(every).items())
+    ]
+    return [
+        "## At a glance",
+        "Medians of all cells in the next table:",
+        _markdown((["pace over", "cells", "prefill", "decode"], summary)),
+        words,
+        _markdown((header, rows)),
+    ]
 
 
 def _section(results: Results, pictures: list[str]) -> str:

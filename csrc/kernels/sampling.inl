@@ -1,10 +1,10 @@
-// Operations on a row of logits for sampling: argmax, softmax, log-softmax, a token mask, and the search for elements
+// Operations on a row of logits for sampling: argmax, softmax, a token mask, and the search for elements
 // above a threshold.
 //
 // SHAPES      x, y [n], n the vocabulary; bits [ceil(n / 32)].
 // DEFINITION  argmax:       the lowest i with x[i] = max(x); -1 if any x is NaN.
 //             exp_sum:      max(x) and sum of exp(x - max).
-//             softmax:      y = exp(x - max) / sum            log_softmax: y = (x - max) - log(sum).
+//             softmax:      y = exp(x - max) / sum
 //             find_at_least: the next indices i with x[i] >= threshold, ascending.
 //             apply_mask:   y = x, but -inf if bit i % 32 of bits[i / 32] is clear; y may be x.
 // NUMERICS    fp32. Sums are running totals over 4096 elements, which are added in fp64. The order depends only on n
@@ -57,14 +57,6 @@ static void softmax(const float* x, int64_t n, ExpSum total, float* y) {
     for (int64_t i = 0; i < n; i += kLanes) {
         const int count = n - i < kLanes ? int(n - i) : kLanes;
         store_lanes(y + i, exp(load_lanes(x + i, count) - shift) * scale, count);
-    }
-}
-
-static void log_softmax(const float* x, int64_t n, float maximum, float log_sum, float* y) {
-    const F32 first = broadcast(maximum), second = broadcast(log_sum);
-    for (int64_t i = 0; i < n; i += kLanes) {
-        const int count = n - i < kLanes ? int(n - i) : kLanes;
-        store_lanes(y + i, (load_lanes(x + i, count) - first) - second, count);
     }
 }
 

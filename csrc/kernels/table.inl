@@ -42,7 +42,6 @@ constexpr KernelTable kernel_table = {
     .argmax = argmax,
     .exp_sum = exp_sum,
     .softmax = softmax,
-    .log_softmax = log_softmax,
     .find_at_least = find_at_least,
     .apply_mask = apply_mask,
     .block_peaks = block_peaks,

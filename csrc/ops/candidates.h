@@ -49,15 +49,6 @@ class TopK {
         return std::move(candidates_);
     }
 
-    // Without maxima: one pass with a rising threshold, the k-th largest element so far. In a row in random order only
-    // about k ln(n / k) elements exceed it. The candidates are thinned out each time their number has doubled. So even
-    // a rising row costs only a few steps per element.
-    Candidates find() {
-        search(0, n_);
-        thin_out();
-        return std::move(candidates_);
-    }
-
   private:
     static constexpr int kFoundAtOnce = 1024;
 
@@ -99,28 +90,6 @@ class TopK {
 };
 
 inline double weight_of(float value, float max) { return std::exp(double(value - max)); }
-
-// All elements of x above some threshold, unordered, that together have at least `mass` of weight; all of x if rounding
-// leaves less. Distributions are usually so peaked that a few hundred tokens above max - 4 are enough.
-inline Candidates find_top_mass(const float* x, int64_t n, float max, double mass) {
-    constexpr int kFoundAtOnce = 1024;
-    int32_t found[kFoundAtOnce];
-    Candidates candidates;
-    for (const float threshold : {max - 4.0f, max - 8.0f, max - 16.0f, kMinusInfinity}) {
-        candidates.clear();
-        double sum = 0.0;
-        for (int64_t position = 0; position < n;) {
-            const int count = kernels().find_at_least(x, n, threshold, &position, found, kFoundAtOnce);
-            for (int i = 0; i < count; ++i) {
-                const float value = x[found[i]];
-                candidates.push_back({value, found[i], weight_of(value, max)});
-                sum += candidates.back().weight;
-            }
-        }
-        if (sum >= mass) break;
-    }
-    return candidates;
-}
 
 // Cuts `candidates` down to the nucleus. In the order of goes_before, an element is kept if less than `mass` of weight
 // comes before it; the first always is. Halves the range that contains the last one: O(n) in all, no full sort.

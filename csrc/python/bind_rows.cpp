@@ -57,16 +57,6 @@ void argmax(Address logits, int64_t row_stride, int64_t rows, int64_t n, Address
     pace::execute(op);
 }
 
-void softmax(bool log, Address logits, int64_t row_stride, int64_t rows, int64_t n, Address y) {
-    pace::SoftmaxOp op = {log, at<const float>(logits), row_stride, rows, n, at<float>(y)};
-    pace::execute(op);
-}
-
-void top_k_top_p(Address logits, int64_t row_stride, int64_t rows, int64_t n, Address top_k, Address top_p) {
-    pace::TopKTopPOp op = {at<float>(logits), row_stride, rows, n, at<const int64_t>(top_k), at<const float>(top_p)};
-    pace::execute(op);
-}
-
 void apply_mask(Address logits, int64_t row_stride, int64_t n, Address bits, int64_t bits_stride, int64_t masks,
                 Address rows) {
     pace::MaskOp op = {at<float>(logits),      row_stride, n, at<const int32_t>(bits), bits_stride, masks,
@@ -126,8 +116,6 @@ void bind_rows(py::module_& m) {
     m.def("scale", scale, release);
     m.def("softcap", softcap, release);
     m.def("argmax", argmax, release);
-    m.def("softmax", softmax, release);
-    m.def("top_k_top_p", top_k_top_p, release);
     m.def("apply_mask", apply_mask, release);
     m.def("sample", sample, release);
     m.def("logprobs", logprobs, release);

@@ -20,8 +20,9 @@ from pace.bench.shapes import SHAPES, RandomWeights, hint_of_shape, shape_config
 from pace.graph.instructions import Instruction
 from pace.graph.recorded import Attention, Experts, HeadsLinear, Linear
 from pace.llm.engine.engine import Engine
+from pace.llm.loading.load import load_model
+from pace.llm.loading.options import LoadOptions, parse_dtype, parse_kv_cache_dtype, select_ops, use_threads
 from pace.llm.models.model_list import read_config
-from pace.llm.models.model_utils import load_model, parse_dtype, parse_kv_cache_dtype, select_ops, use_threads
 from pace.llm.runners import make_runner
 from pace.llm.runners.program import ProgramRunner
 from pace.llm.sampling.sampler import Sampling
@@ -49,7 +50,7 @@ def load(
     quantization: Any = None,
     layers: int | None = None,
 ) -> Subject:
-    """Loads a checkpoint, found as in `model_utils.load_model`, or a shape of `SHAPES` with random weights. Of a shape,
+    """Loads a checkpoint, found as in `load_model`, or a shape of `SHAPES` with random weights. Of a shape,
     `layers` keeps only the first layers.
 
     Raises: what `load_model` raises; ValueError for an unknown `kv_cache_dtype`, for more layers than the shape has, or
@@ -65,8 +66,9 @@ def load(
     elif layers is not None:
         raise ValueError(f"only shapes have `layers` to choose from; {model_or_shape} is none of `pace bench --list`")
     else:
+        options = {"dtype": dtype, "backend": backend, "num_threads": num_threads, "quantization": quantization}
         with hint_of_shape(model_or_shape):
-            model = load_model(model_or_shape, dtype, backend, num_threads=num_threads, quantization=quantization)
+            model = load_model(LoadOptions(model_or_shape, **options, weights_cache=False))
     seconds = time.perf_counter() - started
     model.kv_dtype = kv_dtype
     engine = Engine.create(

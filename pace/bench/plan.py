@@ -20,10 +20,12 @@ from pace.bench.prediction import efficiencies, predict
 from pace.bench.sample import Prompts, Sample
 from pace.checkpoints.gguf.file import is_gguf
 from pace.llm.layers.linear import OutOfRange
-from pace.llm.models.base_model import BaseModelForCausalLM, TensorReader
-from pace.llm.models.checkpoint import Checkpoint
+from pace.llm.loading.checkpoint import Checkpoint
+from pace.llm.loading.fill import TensorReader
+from pace.llm.loading.options import parse_kv_cache_dtype, use_threads
+from pace.llm.loading.plan import plan_layout
+from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.model_list import read_config
-from pace.llm.models.model_utils import parse_kv_cache_dtype, use_threads
 from pace.ops import native
 from pace.quant import QuantizationConfig
 
@@ -146,9 +148,9 @@ def _ways(
     for it."""
     model.quantize(quantization)
     if checkpoint is not None:
-        model.plan_layout(checkpoint)
+        plan_layout(model, checkpoint)
         if model.usual_layout is not None:
-            yield model.held_as, LOADED
+            yield model.storage_name, LOADED
             return
     if quantization is not None:
         yield str(quantization.format), LOADED

@@ -15,7 +15,7 @@ NO_PROFILE = "no profile: only the native backend runs a program whose instructi
 def table(result: Result) -> str:
     """Formats the speeds and their shares of the machine's limits."""
     subject, limits, predicted = result.subject, result.limits, result.predicted
-    dtype, kv_dtype = subject.model.held_as, str(subject.model.kv_dtype).removeprefix("torch.")
+    dtype, kv_dtype = subject.model.storage_name, str(subject.model.kv_dtype).removeprefix("torch.")
     dtype += f" (cache {kv_dtype})" if kv_dtype != dtype else ""
     if result.depth:
         tokens, decode = (
@@ -25,17 +25,25 @@ def table(result: Result) -> str:
     else:
         tokens, decode = f"{result.batch} x ({result.prompt} + {result.generated}) tokens", "decode"
     lines = [
-        f"{subject.name}, {dtype}, {subject.backend} on {limits.isa}, {limits.threads} threads; {tokens}, median of {len(result.repeats)}",
+        f"{subject.name}, {dtype}, {subject.backend} on {limits.isa}, {limits.threads} threads; {tokens}, median of "
+        f"{len(result.repeats)}",
         f"limits       {limits.read_gb_s:9.1f} GB/s read      {limits.fma_gflops:8.0f} GFLOPS fp32 FMA",
-        f"prefill      {result.prefill_tokens_per_second:9.1f} tokens/s       MFU {result.prefill_mfu:5.2f}    first token after {result.first_token_seconds * 1e3:,.0f} ms",
-        f"{decode}{result.decode_tokens_per_second:{22 - len(decode)}.1f} tokens/s       MBU {result.decode_mbu:5.2f}    MFU {result.decode_mfu:.2f}, {result.step_seconds * 1e3:,.2f} ms a step at {result.context} tokens",
-        f"predicted    {result.prompt / predicted.prefill_seconds:9.1f} tokens/s prefill, {result.batch / predicted.step_seconds:.1f} decode; measured is "
+        f"prefill      {result.prefill_tokens_per_second:9.1f} tokens/s       MFU {result.prefill_mfu:5.2f}    first "
+        f"token after {result.first_token_seconds * 1e3:,.0f} ms",
+        f"{decode}{result.decode_tokens_per_second:{22 - len(decode)}.1f} tokens/s       MBU {result.decode_mbu:5.2f}  "
+        f"  MFU {result.decode_mfu:.2f}, {result.step_seconds * 1e3:,.2f} ms a step at {result.context} tokens",
+        f"predicted    {result.prompt / predicted.prefill_seconds:9.1f} tokens/s prefill, "
+        f"{result.batch / predicted.step_seconds:.1f} decode; measured is "
         f"{result.prefill_ratio:.2f} and {result.decode_ratio:.2f} of that",
-        f"memory       {subject.resident_mib:9.0f} MiB weights    peak {result.peak_mib:,.0f} MiB resident ({subject.load_peak_mib:,.0f} after loading, {subject.rss_before_mib:,.0f} before)",
+        f"memory       {subject.resident_mib:9.0f} MiB weights    resident: {subject.rss_before_mib:,.0f} MiB before, "
+        f"at most {subject.load_peak_mib:,.0f} while loading, {result.peak_mib:,.0f} while running",
         f"load         {subject.load_seconds:9.2f} s",
     ]
     if result.outside_share is not None:
         lines.append(f"outside      {100 * result.outside_share:9.1f} % of a decode step: Python, dispatch, sampling")
+    lines.append(
+        "MFU, MBU     shares of these limits: arithmetic of the model in fp32, and memory that a step must read"
+    )
     return "\n".join(lines + _above_limits(result))
 
 
@@ -80,9 +88,9 @@ def plot(result: Result, path: Path) -> None:
     figure, (roof, bars) = pyplot.subplots(1, 2, figsize=(12, 4.8), width_ratios=(3, 2))
     _roofline(roof, result)
     _bars(bars, result)
-    held_as, limits = result.subject.model.held_as, result.limits
+    storage_name, limits = result.subject.model.storage_name, result.limits
     machine = f"{_C.cpu_info()['model_name']}, {limits.isa}, {limits.threads} threads, {date.today()}"
-    figure.suptitle(f"{result.subject.name}, {held_as}\n{machine}", fontsize="medium")
+    figure.suptitle(f"{result.subject.name}, {storage_name}\n{machine}", fontsize="medium")
     figure.tight_layout()
     figure.savefig(path, dpi=150)
     pyplot.close(figure)

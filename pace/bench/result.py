@@ -170,7 +170,7 @@ class Result:
             "pace": pace.__version__,
             "model": subject.name,
             "dtype": str(subject.model.dtype).removeprefix("torch."),
-            "held_as": subject.model.held_as,
+            "held_as": subject.model.storage_name,
             "quantization": subject.model.quantization and subject.model.quantization.to_dict(),
             "kv_cache_dtype": str(subject.model.kv_dtype).removeprefix("torch."),
             "backend": subject.backend,

@@ -24,9 +24,11 @@ from pace.bench.prediction import efficiencies, predict
 from pace.bench.result import Subject
 from pace.llm.engine.engine import Engine
 from pace.llm.layers import Layer
+from pace.llm.loading.checkpoint import Checkpoint
+from pace.llm.loading.fill import fill
+from pace.llm.loading.model import make_model
+from pace.llm.loading.plan import plan_layout
 from pace.llm.models.base_model import BaseModelForCausalLM
-from pace.llm.models.checkpoint import Checkpoint
-from pace.llm.models.model_utils import make_model
 from pace.llm.runners import make_runner
 from pace.memory import format_bytes
 from pace.ops import native
@@ -82,9 +84,9 @@ class Sample:
         with _threads(limits.threads), _no_warnings():
             reader = self.checkpoint.open_weights(model.config.quantization_config)
             with nullcontext() if reader is self.checkpoint.gguf else reader:
-                names, _ = model.plan_layout(reader)
+                names, _ = plan_layout(model, reader)
                 model.layers = choose_layers(model.layers, dtype, SAMPLE_BYTES)
-                model.fill(reader, names, model.slots(), limits.threads)
+                fill(model, reader, names, model.targets(), limits.threads)
             most = model.max_position_embeddings - STEPS - WARM_UP_STEPS - 2
             if most < 1:
                 raise CannotSample(f"the model has too few positions: {model.max_position_embeddings}")

@@ -278,7 +278,7 @@ class RandomWeights:
     PIECE_ELEMENTS = 1 << 22
 
     def __init__(self, model: BaseModelForCausalLM) -> None:
-        self.tensors = {name: (torch.bfloat16, slots[0].shape) for name, slots in model.slots().items()}
+        self.tensors = {name: (torch.bfloat16, targets[0].shape) for name, targets in model.targets().items()}
         generator = torch.Generator().manual_seed(0)
         self._numbers = torch.randn(self.PIECE_ELEMENTS, generator=generator).mul_(0.02).bfloat16()
 

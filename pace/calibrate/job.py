@@ -22,8 +22,8 @@ from pace.calibrate.writing import Output
 from pace.checkpoints.reader import CheckpointReader
 from pace.llm.layers import Embedding, Layer, Linear, LMHead
 from pace.llm.layers.base import Vectors
+from pace.llm.loading.fill import fill_targets
 from pace.llm.models.base_model import BaseModelForCausalLM
-from pace.llm.models.filling import fill_slots
 from pace.memory import available_memory_bytes, format_bytes
 from pace.ops import native, reference
 from pace.ops.weight_layout import QuantizedRows
@@ -220,19 +220,19 @@ class Job:
     def load(self, layer: Layer, dtype: torch.dtype) -> None:
         """Loads a layer's weights as floats."""
         layer.allocate(reference, dtype)
-        slots = {self.parts.sources[name]: found for name, found in layer.slots().items()}
-        fill_slots(self.reader, slots, 1, lambda num_bytes: None)
+        targets = {self.parts.sources[name]: found for name, found in layer.targets().items()}
+        fill_targets(self.reader, targets, 1, lambda num_bytes: None)
         for product in layer.matrices():
             if not product.weight.matrix.isfinite().all():
                 raise ValueError(f"{next(iter(product.parts))}.weight holds NaN or infinity, which cannot be quantised")
 
     def stored_dtype(self, layer: Layer) -> torch.dtype:
-        sources = (self.parts.sources[name] for name in layer.slots())
+        sources = (self.parts.sources[name] for name in layer.targets())
         return next((self.reader.tensors[source].dtype for source in sources), torch.float32)
 
     def copy(self, layer: Layer) -> None:
         """Writes a layer's tensors unchanged, or quantised as at load if they have a format."""
-        for name in layer.slots():
+        for name in layer.targets():
             module = name.removesuffix(".weight")
             if module not in self.formats:
                 self.output.copy(name)

@@ -11,7 +11,8 @@ from fnmatch import fnmatchcase
 from pace.checkpoints.reader import CheckpointReader
 from pace.llm.layers import ExpertLinear, LatentAttention, Layer, Linear, MixtureOfExperts
 from pace.llm.layers.base import Vectors
-from pace.llm.layers.slot import Slot
+from pace.llm.layers.weight_target import WeightTarget
+from pace.llm.loading.plan import plan_layout
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.quant import Format, QuantizationConfig
 
@@ -21,9 +22,9 @@ class Parts:
     several matrices other than experts, or their columns."""
 
     def __init__(self, model: BaseModelForCausalLM, reader: CheckpointReader):
-        names, slots = model.plan_layout(reader)
+        names, targets = plan_layout(model, reader)
         self.prefix = model.prefix
-        self.sources = {names[name]: name for name in reader.tensors if names[name] in slots}
+        self.sources = {here: name for name, here in names.items() if here in targets}
         """Name in the model -> name in the checkpoint, for every required tensor."""
         self.alone: dict[int, Linear] = {}
         """Id of an expert that shares tensors -> a copy of the expert with separate tensors."""
@@ -41,20 +42,22 @@ class Parts:
                     self._add_experts(layer, stack)
             elif isinstance(layer, LatentAttention):
                 self.heads |= {id(head): head for stack in (layer.keys_up, layer.values_up) for head in stack.experts}
-        self.copied = {name for head in self.heads.values() for name in head.slots()}
+        self.copied = {name for head in self.heads.values() for name in head.targets()}
         """Names of tensors that are written unchanged."""
-        for name, found in slots.items():
+        for name, found in targets.items():
             self._check(name, found)
 
     def _add_experts(self, mixture: MixtureOfExperts, stack: ExpertLinear) -> None:
         self.mixtures |= {id(expert): (mixture, stack) for expert in stack.experts}
-        if not all(slot.is_plain for expert in stack.experts for found in expert.slots().values() for slot in found):
+        if not all(
+            target.is_plain for expert in stack.experts for found in expert.targets().values() for target in found
+        ):
             self.alone |= {id(expert): alone for expert, alone in zip(stack.experts, stack.apart())}
             self.biases |= {id(e.bias): self.alone[id(e)].bias for e in stack.experts}
-            self.shared |= {name for expert in stack.experts for name in expert.slots()}
+            self.shared |= {name for expert in stack.experts for name in expert.targets()}
 
-    def _check(self, name: str, slots: list[Slot]) -> None:
-        if not all(slot.is_plain for slot in slots) and name not in self.shared | self.copied:
+    def _check(self, name: str, targets: list[WeightTarget]) -> None:
+        if not all(target.is_plain for target in targets) and name not in self.shared | self.copied:
             raise NotImplementedError(
                 f"{name} holds the rows of several matrices, or their columns; pace quantize writes only matrices that have a tensor "
                 f"of their own, and experts. Load the checkpoint with quantization instead"

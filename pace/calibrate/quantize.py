@@ -23,10 +23,12 @@ from pace.calibrate.report import Quality, Report, compare_models
 from pace.calibrate.texts import MAX_TOKENS, MIN_TOKENS, choose_windows
 from pace.checkpoints.gguf.file import is_gguf
 from pace.checkpoints.reader import CheckpointReader
+from pace.llm.loading.checkpoint import Checkpoint
+from pace.llm.loading.find import find_checkpoint
+from pace.llm.loading.model import make_model
+from pace.llm.loading.options import use_threads
+from pace.llm.loading.progress import progress_bar
 from pace.llm.models.base_model import BaseModelForCausalLM
-from pace.llm.models.checkpoint import Checkpoint
-from pace.llm.models.hf_utils import find_checkpoint
-from pace.llm.models.model_utils import make_model, progress_bar, use_threads
 from pace.ops import reference
 from pace.quant import Format, QuantizationConfig, read_quantization
 from pace.tokenizer.loading import load_tokenizer
@@ -87,6 +89,7 @@ def quantize_checkpoint(
     out = Path(out)
     if out.exists():
         raise FileExistsError(f"{out} exists already; give a new directory")
+    _refuse_gguf(Path(model_name_or_path))
     config = _read_formats(quantization)
     chosen = read_method(method or DEFAULT_METHODS[config.format.name], act_order)
     of_text = {"context": context, "max_tokens": max_tokens, "tokenizer_name_or_path": tokenizer_name_or_path}
@@ -122,7 +125,10 @@ def quantize_checkpoint(
     if report and calibrate is None:
         not_compared = "no text was given"
     elif report and not kept:
-        not_compared = "the text is too short to keep a window of it from calibration; give more of it, or read it in shorter windows"
+        not_compared = (
+            "the text is too short to keep a window of it from calibration; "
+            "give more of it, or read it in shorter windows"
+        )
     elif report:
         quality, not_compared = _quality(directory, out, config, kept, tokenizer_name_or_path, progress)
     return Report(
@@ -172,7 +178,8 @@ def _check_without_text(method: Method, **of_text: Any) -> None:
         raise ValueError(f"the method {method} needs a text to calibrate on; give one (calibrate), or method='rtn'")
     if said := [name for name, value in of_text.items() if value is not None]:
         raise ValueError(
-            f"{' and '.join(said)} would have no effect: there is no text to read; give one to calibrate on (calibrate), or leave this out"
+            f"{' and '.join(said)} would have no effect: there is no text to read; give one to calibrate on "
+            "(calibrate), or leave this out"
         )
 
 
@@ -180,21 +187,20 @@ def _check_text_of_report(method: Method, report: bool, max_tokens: int | None) 
     """Raises ValueError if a text is given only for the report, but the report is off or `max_tokens` is set."""
     if not report:
         raise ValueError(
-            f"the text would have no effect: the method {method} looks at none, and the report is turned off (report=False); leave the text out, or take another method"
+            f"the text would have no effect: the method {method} looks at none, and the report is turned off "
+            "(report=False); leave the text out, or take another method"
         )
     if max_tokens is not None:
         raise ValueError(
-            f"max_tokens={max_tokens} would have no effect: the method {method} does not calibrate, and the report has its own share of the text; leave it out"
+            f"max_tokens={max_tokens} would have no effect: the method {method} does not calibrate, and the report has "
+            "its own share of the text; leave it out"
         )
 
 
 def _read_floats(directory: Path) -> tuple[dict[str, Any], BaseModelForCausalLM]:
     """Reads the config.json of a float checkpoint, and makes its model without weights. Raises ValueError for a GGUF
     file, and for a checkpoint that is already quantised."""
-    if is_gguf(directory):
-        raise ValueError(
-            f"{directory} is a GGUF file; calibrated are checkpoints as the Hub has them, with config.json and safetensors: give the model's original one"
-        )
+    _refuse_gguf(directory)
     checkpoint = Checkpoint(directory)
     raw = checkpoint.config
     model = make_model(checkpoint, torch.float32, reference)
@@ -203,6 +209,14 @@ def _read_floats(directory: Path) -> tuple[dict[str, Any], BaseModelForCausalLM]
             f"{directory} is quantised already, and quantising it again would lose twice; give the original checkpoint"
         )
     return raw, model
+
+
+def _refuse_gguf(path: Path) -> None:
+    if is_gguf(path):
+        raise ValueError(
+            f"{path} is a GGUF file, and only checkpoints with config.json and safetensors are read here: give the "
+            f"model's original one, a directory or Hub id"
+        )
 
 
 def _write_config(folder: Path, raw: dict[str, Any], job: Job) -> None:

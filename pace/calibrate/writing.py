@@ -119,5 +119,5 @@ class Output:
                 if id(product) not in self.parts.heads and not self.layouts[part]:
                     info = self.writer.tensors[f"{self.module(part)}.weight"]
                     self.write(f"{part}.weight", product.weight.matrix[rows].to(info.dtype))
-        for name in self.parts.copied & layer.slots().keys():
+        for name in self.parts.copied & layer.targets().keys():
             self.copy(name)

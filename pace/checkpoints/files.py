@@ -10,6 +10,8 @@ import math
 import mmap
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -40,6 +42,16 @@ def open_regular(path: Path) -> int:
         kind = "a directory" if stat.S_ISDIR(mode) else "a device, pipe or socket"
         raise ValueError(f"{path} is {kind}; a regular file is needed there")
     return descriptor
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[int]:
+    """Yields the descriptor of `open_regular` and closes it."""
+    descriptor = open_regular(path)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 class Version(NamedTuple):
@@ -75,23 +87,25 @@ def _broken_link(path: Path) -> str:
     return f" (it is a link to {os.readlink(path)}, which does not exist; an interrupted download leaves such links)"
 
 
+def read_whole(path: Path, max_bytes: int) -> bytes:
+    """Reads all bytes of a file. Raises what `open_regular` raises, and ValueError for a file larger than `max_bytes`
+    or a Git LFS pointer."""
+    with opened(path) as descriptor:
+        data = read_at(descriptor, path, max_bytes + 1)
+    if len(data) > max_bytes:
+        raise ValueError(f"{path} is larger than {max_bytes:,} bytes, which no valid file of this kind is")
+    refuse_git_lfs(path, data)
+    return data
+
+
 def read_json_object(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> dict:
     """Reads the JSON object in a UTF-8 file.
 
-    Raises FileNotFoundError, PermissionError, or ValueError that names the file. ValueError means: not a regular file,
-    larger than `max_bytes`, not UTF-8, not JSON, or not an object. It also means a key given twice with different
-    values, or NaN or infinite numbers."""
-    descriptor = open_regular(path)
-    try:
-        data = read_at(descriptor, path, max_bytes + 1)
-    finally:
-        os.close(descriptor)
-    if len(data) > max_bytes:
-        raise ValueError(f"{path} is larger than {max_bytes:,} bytes, which no valid file of this kind is")
+    Raises what `read_whole` raises, and ValueError that names the file. ValueError means: not UTF-8, not JSON, or not
+    an object. It also means a key given twice with different values, or NaN or infinite numbers."""
+    data = read_whole(path, max_bytes)
     if not data.strip():
         raise ValueError(f"{path} is empty; copy or download it again")
-    if is_git_lfs_pointer(data):
-        raise ValueError(git_lfs_message(path))
     value = parse_json(data, str(path))
     if not isinstance(value, dict):
         raise ValueError(f"{path} must hold a JSON object {{...}}, but holds {_kind(value)}")
@@ -136,12 +150,12 @@ def _kind(value) -> str:
     return {list: "a list", str: "a string", bool: "true or false", type(None): "null"}.get(type(value), "a number")
 
 
-def is_git_lfs_pointer(data: bytes) -> bool:
-    return data.startswith(b"version https://git-lfs")
-
-
-def git_lfs_message(path: Path) -> str:
-    return f"{path} is a Git LFS pointer, not the file itself; run `git lfs pull` in that clone, or download the file"
+def refuse_git_lfs(path: Path, data: bytes) -> None:
+    """Raises ValueError if a file that begins with `data` is a Git LFS pointer."""
+    if data.startswith(b"version https://git-lfs"):
+        raise ValueError(
+            f"{path} is a Git LFS pointer, not the file itself; run `git lfs pull` in that clone, or download the file"
+        )
 
 
 def file_inside(directory: Path, name: object, named_by: str) -> Path:

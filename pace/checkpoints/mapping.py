@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+from abc import ABC, abstractmethod
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pace.checkpoints.files import PAGE_BYTES
+from pace.checkpoints.files import PAGE_BYTES, Version, opened
 
 
 class Mapping:
@@ -33,6 +35,43 @@ class Mapping:
         """Drops the pages of a range from this process's memory; a later access reads them again."""
         first_page = begin - begin % PAGE_BYTES
         self.data.madvise(mmap.MADV_DONTNEED, first_page, begin + num_bytes - first_page)
+
+
+class MappedFile(ABC):
+    """A file of tensors mapped into memory. Threads may share one object.
+
+    Views of it stay valid after `close()`: the mapping lives as long as any of them."""
+
+    def __init__(self, path: Path):
+        """Maps the file. Raises what `open_regular` raises."""
+        self.path = path
+        with opened(path) as descriptor:
+            self.version = Version.of(descriptor)
+            self._mapping = Mapping(descriptor, self.version.size) if self.version.size else None
+        self._data = self._mapping.data if self._mapping else b""
+
+    @abstractmethod
+    def range_of(self, name: str, start: int, stop: int | None) -> tuple[int, int]:
+        """First byte in the file, and number of bytes, of rows [start, stop) of a tensor. Rows are counted through all
+        dimensions but the last."""
+
+    def view(self, dtype: torch.dtype, nbytes: int, begin: int) -> Tensor:
+        """A view of `nbytes` bytes from byte `begin` of the file, as a vector. Raises ValueError if the file is
+        closed."""
+        if not nbytes:
+            return torch.empty(0, dtype=dtype)
+        if self._mapping is None:
+            raise ValueError(f"{self.path} has been closed; no tensor can be read from it")
+        return self._mapping.tensor(dtype, nbytes // dtype.itemsize, begin)
+
+    def release(self, name: str, start: int = 0, stop: int | None = None) -> None:
+        """Drops the mapped pages of rows [start, stop) from this process's memory; a later access reads them again."""
+        begin, nbytes = self.range_of(name, start, stop)
+        if self._mapping is not None and nbytes:
+            self._mapping.release(begin, nbytes)
+
+    def close(self) -> None:
+        self._mapping, self._data = None, b""
 
 
 def address_of(data: mmap.mmap) -> int:

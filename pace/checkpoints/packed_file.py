@@ -25,7 +25,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -67,28 +67,39 @@ def open_packed(
     file is rewritten. If `write` raises, no file is left. Raises OSError, for example PermissionError, with advice if
     the file must be written but cannot be. TimeoutError, an OSError, means that another process has been writing it for
     `patience` seconds."""
-    used = _use(path, head, body_bytes, use)
-    if used is not None:
-        return used
+    with suppress(_Unusable):
+        return _use(path, head, body_bytes, use)
     with _explained(path, len(head) + body_bytes), _locked(path.with_name(path.name + PARTIAL), patience) as descriptor:
-        used = _use(path, head, body_bytes, use)  # another process may have written it meanwhile
-        if used is not None:
-            return used
+        try:
+            return _use(path, head, body_bytes, use)  # another process may have written it meanwhile
+        except _Unusable as found:
+            if found.reason:
+                logger.log(found.level, "%s %s: it is written again", path, found.reason)
         logger.info("writing %s: %s", path, format_bytes(body_bytes))
         _fill(descriptor, head, body_bytes, write)
         os.replace(path.with_name(path.name + PARTIAL), path)
-        used = _use_open(descriptor, path, head, body_bytes, use)
-    if used is None:
-        raise ValueError(f"{path} was changed by another process while it was written; give each a folder")
-    return used
+        try:
+            return _use_open(descriptor, path, head, body_bytes, use)
+        except _Unusable:
+            raise ValueError(
+                f"{path} was changed by another process while it was written; give each a folder"
+            ) from None
 
 
-def _use(path: Path, head: bytes, body_bytes: int, use: Callable[[mmap.mmap], Used]) -> Used | None:
-    """Returns None if there is no file, or no complete one."""
+class _Unusable(Exception):
+    """Raised if a file cannot be used and must be written. `reason` is "" if there is none; `level` is that of the log:
+    a warning only if something is wrong."""
+
+    def __init__(self, reason: str = "", level: int = logging.INFO) -> None:
+        self.reason, self.level = reason, level
+
+
+def _use(path: Path, head: bytes, body_bytes: int, use: Callable[[mmap.mmap], Used]) -> Used:
+    """Returns the result of `use`. Raises _Unusable if there is no file, or no complete one of this head."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
-        return None
+        raise _Unusable from None
     except PermissionError:
         raise PermissionError(f"{path} may not be read by this user; give weights_cache= another folder") from None
     try:
@@ -97,25 +108,24 @@ def _use(path: Path, head: bytes, body_bytes: int, use: Callable[[mmap.mmap], Us
         os.close(descriptor)
 
 
-def _use_open(
-    descriptor: int, path: Path, head: bytes, body_bytes: int, use: Callable[[mmap.mmap], Used]
-) -> Used | None:
-    """Returns None if the open file is not complete."""
-    status = os.fstat(descriptor)
-    fits = stat.S_ISREG(status.st_mode) and status.st_size == len(head) + body_bytes + PAGE_BYTES
-    state = os.pread(descriptor, PAGE_BYTES, len(head) + body_bytes).rstrip(b"\0") if fits else b""
-    if not state or os.pread(descriptor, len(head), 0) != head:
-        logger.warning("%s is of another checkpoint, or not whole: it is written anew", path)
-        return None
-    if state not in (ON_DISK, _boot()):
-        logger.info("%s may not have reached the disk when the system went down: it is written anew", path)
-        return None
+def _use_open(descriptor: int, path: Path, head: bytes, body_bytes: int, use: Callable[[mmap.mmap], Used]) -> Used:
+    """Like `_use`, for an open file."""
+    status, size = os.fstat(descriptor), len(head) + body_bytes + PAGE_BYTES
+    if not stat.S_ISREG(status.st_mode):
+        raise _Unusable("is not a regular file", logging.WARNING)
+    found = os.pread(descriptor, len(head), 0)
+    if found.strip(b"\0") and not head.startswith(found):
+        raise _Unusable("has weights of other files, or of another build of pace")
+    if status.st_size != size:
+        raise _Unusable(f"is not whole, with {status.st_size} of {size} bytes", logging.WARNING)
+    state = os.pread(descriptor, PAGE_BYTES, size - PAGE_BYTES).rstrip(b"\0")
+    if found != head or state not in (ON_DISK, _boot()):
+        raise _Unusable("may not have reached the disk when the system went down")
     mapping = mmap.mmap(descriptor, status.st_size, access=mmap.ACCESS_READ)
     try:
         used = use(mapping)
     except ValueError as error:
-        logger.warning("%s is damaged (%s): it is written anew", path, error)
-        return None
+        raise _Unusable(f"is damaged ({error})", logging.WARNING) from None
     if state != ON_DISK and time.time() - status.st_mtime > SYNC_SECONDS:
         threading.Thread(target=_bring_to_disk, args=(path, status), name="pace sync", daemon=True).start()
     return used
@@ -183,7 +193,7 @@ def _lock(partial: Path, patience: float | None) -> int:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            logger.info("another process is writing %s: waiting for it", partial)
+            logger.info("waiting for another process that is writing %s", partial)
             _wait(descriptor, partial, patience)
     except BaseException:
         os.close(descriptor)
@@ -233,9 +243,9 @@ def _explained(path: Path, num_bytes: int) -> Iterator[None]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield
-    except TimeoutError:
-        raise
     except OSError as error:
+        if error.errno is None:  # the TimeoutError of `_wait`
+            raise
         needed = f"it takes {format_bytes(num_bytes)}"
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             needed += f", and {format_bytes(shutil.disk_usage(path.parent).free)} are free there"

@@ -11,13 +11,15 @@ incomplete checkpoint is therefore refused at once, not after minutes of packing
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import prod
 from pathlib import Path
+from typing import Self
 
 import torch
 
 from pace.checkpoints.files import Version, file_inside, read_json_object
+from pace.checkpoints.mapping import MappedFile
 from pace.checkpoints.safetensors_file import SafetensorsFile, TensorInfo
 from pace.checkpoints.torch_file import TorchFile
 
@@ -39,7 +41,40 @@ PIECE_BYTES = 4 << 20
 OTHER_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".ggml", ".onnx", ".h5", ".msgpack")
 
 
-class CheckpointReader:
+class OpenFiles:
+    """Open files of weights, and the file of each tensor. As a context manager it closes them."""
+
+    def __init__(self, files: Mapping[str, MappedFile | TorchFile] = {}):
+        self._files = dict(files)
+        """Tensor name -> file."""
+
+    def add(self, name: str, file: MappedFile | TorchFile, shown: str | None = None) -> None:
+        """Adds a tensor; an error shows its name as `shown`."""
+        if name in self._files:
+            raise ValueError(
+                f"tensor {(shown or name)[:200]!r} is in both {self._files[name].path} and {file.path}; "
+                "it may be in one file only"
+            )
+        self._files[name] = file
+
+    @property
+    def files(self) -> dict[Path, Version]:
+        """The files that hold the tensors, as they were when they were opened."""
+        return {file.path: file.version for file in self._files.values()}
+
+    def close(self) -> None:
+        """Closes the files. Tensors that were read stay valid."""
+        for file in set(self._files.values()):
+            file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info) -> None:
+        self.close()
+
+
+class CheckpointReader(OpenFiles):
     """The tensors of a checkpoint directory. Threads may share one reader.
 
         with CheckpointReader(directory) as reader:
@@ -56,23 +91,15 @@ class CheckpointReader:
     the file."""
 
     def __init__(self, directory: str | Path):
+        super().__init__()
         self.directory = Path(directory)
         open_file, paths, expected = _find_weights(self.directory)
         self.tensors: dict[str, TensorInfo] = {}
-        self._files: dict[str, SafetensorsFile | TorchFile] = {}
-        """Tensor name -> file."""
-        for path in paths:
-            self._add(open_file(path))
+        for file in map(open_file, paths):
+            for name, info in file.tensors.items():
+                self.add(name, file)
+                self.tensors[name] = info
         self._check_index(expected)
-
-    def _add(self, file: SafetensorsFile | TorchFile) -> None:
-        for name, info in file.tensors.items():
-            if name in self.tensors:
-                raise ValueError(
-                    f"tensor {name[:200]!r} is in both {self._files[name].path} and {file.path}; it may be in one file only"
-                )
-            self.tensors[name] = info
-            self._files[name] = file
 
     def _check_index(self, expected: dict[str, Path]) -> None:
         """Checks that every tensor is in the shard that the index names. Tensors missing from the index are left to the
@@ -126,24 +153,8 @@ class CheckpointReader:
         return row_ranges(prod(lead), columns * self.tensors[name].dtype.itemsize, piece_bytes)
 
     @property
-    def files(self) -> dict[Path, Version]:
-        """The files that hold the tensors, as they were when they were opened."""
-        return {file.path: file.version for file in self._files.values()}
-
-    @property
     def total_bytes(self) -> int:
         return sum(info.nbytes for info in self.tensors.values())
-
-    def close(self) -> None:
-        """Closes the files. Tensors that were read stay valid."""
-        for file in set(self._files.values()):
-            file.close()
-
-    def __enter__(self) -> CheckpointReader:
-        return self
-
-    def __exit__(self, *exc_info) -> None:
-        self.close()
 
 
 def _rows_of(shape: tuple[int, ...], start: int, stop: int | None) -> tuple[int, int | None]:
@@ -196,8 +207,8 @@ def _find_weights(directory: Path) -> tuple[Callable, list[Path], dict[str, Path
     if any(name.startswith(("model-", "pytorch_model-")) for name in other):
         found = f"; it has shards ({other[0]}, ...) but their index file is missing"
     raise FileNotFoundError(
-        f"{directory} has no weights{found}. Needed: {SAFETENSORS_NAME}, {SAFETENSORS_NAME}{INDEX_SUFFIX} with its shards, "
-        f"{TORCH_NAME}, or {TORCH_NAME}{INDEX_SUFFIX} with its shards"
+        f"{directory} has no weights{found}. It needs {SAFETENSORS_NAME}, {SAFETENSORS_NAME}{INDEX_SUFFIX} with its "
+        f"shards, {TORCH_NAME}, or {TORCH_NAME}{INDEX_SUFFIX} with its shards"
     )
 
 

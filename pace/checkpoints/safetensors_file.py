@@ -9,15 +9,14 @@ one tensor. Source: https://github.com/huggingface/safetensors#format"""
 from __future__ import annotations
 
 import mmap
-import os
 from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-from pace.checkpoints.files import Version, git_lfs_message, is_git_lfs_pointer, open_regular, parse_json, read_at
-from pace.checkpoints.mapping import Mapping
+from pace.checkpoints.files import parse_json, refuse_git_lfs
+from pace.checkpoints.mapping import MappedFile
 
 # About 100 bytes describe a tensor, so this is room for 160,000 tensors in one file. The supported families have at
 # most a few thousand. The limit bounds the memory that a hostile header can cost.
@@ -56,25 +55,16 @@ def copy_in_own_pages(tensor: torch.Tensor) -> torch.Tensor:
     return torch.frombuffer(pages, dtype=tensor.dtype).view(tensor.shape).copy_(tensor)
 
 
-class SafetensorsFile:
-    """An open file: `tensors`, and views into its mapping.
-
-    Views stay valid after `close()`: the mapping lives as long as any of them. Threads may share one object."""
+class SafetensorsFile(MappedFile):
+    """An open file: `tensors`, and views into its mapping."""
 
     def __init__(self, path: Path):
-        """Maps the file and checks its header. Raises FileNotFoundError, PermissionError or ValueError (see
-        `open_regular`)."""
-        self.path = path
-        descriptor = open_regular(path)
-        try:
-            self.version = Version.of(descriptor)
-            size = self.version.size
-            header = _read_header(path, descriptor, size)
-            self._data_start = 8 + len(header)
-            self._mapping: Mapping | None = Mapping(descriptor, size)
-        finally:
-            os.close(descriptor)
-        self.tensors, self._begin = _check_header(path, header, size - self._data_start)
+        """Maps the file and checks its header. Raises what `open_regular` raises, and ValueError."""
+        super().__init__(path)
+        header = _read_header(path, self._data, self.version.size)
+        self._data_start = 8 + len(header)
+        self._mapping.release(0, self._data_start)
+        self.tensors, self._begin = _check_header(path, header, self.version.size - self._data_start)
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> torch.Tensor:
         """Reads rows [start, stop) of a tensor (all by default) without a copy. Rows are counted through all dimensions
@@ -82,48 +72,33 @@ class SafetensorsFile:
 
         The result is read-only. Data that is not aligned for its dtype is copied. Raises ValueError if the file is
         closed."""
-        info = self.tensors[name]
-        shape, begin, nbytes = self._range(name, start, stop)
-        if nbytes == 0:
-            return torch.empty(shape, dtype=info.dtype)
-        if self._mapping is None:
-            raise ValueError(f"{self.path} has been closed; no tensor can be read from it")
-        if begin % info.dtype.itemsize == 0:  # the mapping itself starts on a page
-            flat = self._mapping.tensor(info.dtype, prod(shape), begin)
+        dtype, shape = self.tensors[name]
+        begin, nbytes = self.range_of(name, start, stop)
+        if begin % dtype.itemsize == 0:  # the mapping itself starts on a page
+            flat = self.view(dtype, nbytes, begin)
         else:
-            raw = self._mapping.tensor(torch.uint8, nbytes, begin)
-            flat = copy_in_own_pages(raw).view(info.dtype)
-        return flat.reshape(shape)
+            flat = copy_in_own_pages(self.view(torch.uint8, nbytes, begin)).view(dtype)
+        if len(shape) > 1:
+            return flat.reshape(len(range(prod(shape[:-1]))[start:stop]), shape[-1])
+        return flat if shape else flat.reshape(())
 
-    def release(self, name: str, start: int = 0, stop: int | None = None) -> None:
-        """Drops the mapped pages of rows [start, stop) from this process's memory; a later access reads them again."""
-        _, begin, nbytes = self._range(name, start, stop)
-        if self._mapping is not None and nbytes:
-            self._mapping.release(begin, nbytes)
-
-    def _range(self, name: str, start: int, stop: int | None) -> tuple[tuple[int, ...], int, int]:
-        """Shape, first byte in the file and number of bytes of rows [start, stop)."""
+    def range_of(self, name: str, start: int, stop: int | None) -> tuple[int, int]:
         info = self.tensors[name]
         begin = self._data_start + self._begin[name]
         if not info.shape:
-            return (), begin, info.nbytes
+            return begin, info.nbytes
         *lead, columns = info.shape if len(info.shape) > 1 else (*info.shape, 1)
         rows = range(prod(lead))[start:stop]
         row_bytes = columns * info.dtype.itemsize
-        return (len(rows), *info.shape[-1:])[: len(info.shape)], begin + rows.start * row_bytes, len(rows) * row_bytes
-
-    def close(self) -> None:
-        self._mapping = None
+        return begin + rows.start * row_bytes, len(rows) * row_bytes
 
 
-def _read_header(path: Path, descriptor: int, size: int) -> bytes:
+def _read_header(path: Path, data: mmap.mmap | bytes, size: int) -> bytes:
     """Reads the header's bytes. Raises ValueError if the file is too short for them."""
-    start = read_at(descriptor, path, 64)
-    if is_git_lfs_pointer(start):
-        raise ValueError(git_lfs_message(path))
-    if len(start) < 8:
+    refuse_git_lfs(path, data[:64])
+    if size < 8:
         raise ValueError(f"{path} has {size} bytes, too few for a safetensors file; download or copy it again")
-    length = int.from_bytes(start[:8], "little")
+    length = int.from_bytes(data[:8], "little")
     if length > MAX_HEADER_BYTES:
         raise ValueError(
             f"{path} announces a header of {length:,} bytes; at most {MAX_HEADER_BYTES:,} are allowed. "
@@ -131,9 +106,10 @@ def _read_header(path: Path, descriptor: int, size: int) -> bytes:
         )
     if 8 + length > size:
         raise ValueError(
-            f"{path} announces a header of {length:,} bytes but has {size:,} in all: it is truncated; download or copy it again"
+            f"{path} announces a header of {length:,} bytes but has {size:,} in all: it is truncated; "
+            "download or copy it again"
         )
-    return read_at(descriptor, path, length, 8)
+    return data[8 : 8 + length]
 
 
 def _check_header(path: Path, header: bytes, data_bytes: int) -> tuple[dict[str, TensorInfo], dict[str, int]]:
@@ -158,7 +134,8 @@ def _check_header(path: Path, header: bytes, data_bytes: int) -> tuple[dict[str,
     if covered != data_bytes:
         problem = "is truncated" if covered > data_bytes else "has bytes that belong to no tensor"
         raise ValueError(
-            f"{path} {problem}: its tensors need {covered:,} bytes of data and it has {data_bytes:,}; download or copy it again"
+            f"{path} {problem}: its tensors need {covered:,} bytes of data and it has {data_bytes:,}; "
+            "download or copy it again"
         )
     return tensors, {name: begin for begin, _, name in ranges}
 

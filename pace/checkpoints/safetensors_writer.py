@@ -52,7 +52,8 @@ class SafetensorsWriter:
         if needed > free:
             raise OSError(
                 errno.ENOSPC,
-                f"the file takes {format_bytes(needed)}, and its disk has {format_bytes(free)} left; free some, or write to another",
+                f"the file needs {format_bytes(needed)}, and its disk has {format_bytes(free)} left; free some space, "
+                "or write to another disk",
                 str(path),
             )
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
@@ -69,7 +70,8 @@ class SafetensorsWriter:
             or start + len(rows) > info.shape[0]
         ):
             raise ValueError(
-                f"cannot write {rows.dtype} of shape {tuple(rows.shape)} at row {start} of {name}, {info.dtype} of shape {info.shape}"
+                f"cannot write {rows.dtype} of shape {tuple(rows.shape)} at row {start} of {name}, "
+                f"which is {info.dtype} of shape {info.shape}"
             )
         begin = self._data_start + self._begin[name] + start * prod(info.shape[1:]) * info.dtype.itemsize
         _write_all(self._descriptor, memoryview(rows.contiguous().flatten().view(torch.uint8).numpy()), begin)
@@ -82,7 +84,7 @@ class SafetensorsWriter:
         os.close(self._descriptor)
         unfinished = [name for name, num_bytes in self._missing.items() if num_bytes]
         if kind is None and unfinished:
-            raise ValueError(f"not all rows of {', '.join(unfinished[:10])} were written, or some twice")
+            raise ValueError(f"each row must be written once, unlike those of {', '.join(unfinished[:10])}")
 
 
 def _write_all(descriptor: int, data: memoryview, offset: int) -> None:

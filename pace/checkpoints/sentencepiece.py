@@ -62,7 +62,7 @@ def read_sentencepiece(path: Path, data: bytes) -> SentencePiece:
     try:
         return _read(data)
     except (ValueError, struct.error, IndexError, KeyError) as error:
-        raise ValueError(f"{path} is no vocabulary of sentencepiece, or damaged: {error}") from None
+        raise ValueError(f"{path} is not a sentencepiece vocabulary, or is damaged: {error}") from None
     except NotImplementedError as error:
         raise NotImplementedError(f"{path}: {error}") from None
 
@@ -80,11 +80,11 @@ def _read(data: bytes) -> SentencePiece:
         elif number in (2, 3):
             (trainer if number == 2 else normalizer).update(_fields(value))
     if _number(trainer[3]) != BPE:
-        raise NotImplementedError(f"a vocabulary of the kind {trainer[3]} is not implemented; implemented: {BPE} (BPE)")
+        raise NotImplementedError(f"model_type {trainer[3]} is not implemented; implemented: {BPE} (BPE)")
     if not normalizer[5]:
         raise NotImplementedError("escape_whitespaces = false is not implemented")
     if len(set(pieces)) < len(pieces):
-        raise ValueError("a piece is there twice, so that texts have no definite tokens")
+        raise ValueError("it has a piece twice, so the tokens of a text are ambiguous")
     ids = [_signed(_number(trainer[number])) for number in (40, 41, 42)]
     if not 0 <= ids[0] < len(pieces):
         raise ValueError(f"unk_id must be one of {len(pieces)} pieces; got {ids[0]}")
@@ -93,13 +93,13 @@ def _read(data: bytes) -> SentencePiece:
 
 def _bytes(value: int | bytes) -> bytes:
     if not isinstance(value, bytes):
-        raise ValueError("a number stands where text should")
+        raise ValueError("it has a number in place of text")
     return value
 
 
 def _number(value: int | bytes) -> int:
     if not isinstance(value, int):
-        raise ValueError("text stands where a number should")
+        raise ValueError("it has text in place of a number")
     return value
 
 

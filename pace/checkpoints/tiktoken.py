@@ -9,7 +9,10 @@ from typing import Any
 
 from pace.checkpoints.vocabulary import BYTE_LETTERS, bpe_model
 
-CUT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+SPLIT_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
+    r"\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 """Pattern with which GPT-4 and GLM-4 split texts before merging."""
 
 
@@ -24,7 +27,7 @@ def read_tiktoken(path: Path, data: bytes) -> dict[str, Any]:
         except (ValueError, binascii.Error):
             raise ValueError(f"{path}: line {number} must be a token in base64 and its rank") from None
     if sorted(ranks.values()) != list(range(len(ranks))) or not all(bytes([byte]) in ranks for byte in range(256)):
-        raise ValueError(f"{path} must give tokens the ranks from 0 on, and have a token for each byte")
+        raise ValueError(f"{path} must rank its tokens from 0 without gaps, and have a token for each byte")
     # BPE joins the two neighbours whose token has the lowest rank. So the merges are all pairs that make a token, in
     # order of rank.
     pairs = [
@@ -35,7 +38,7 @@ def read_tiktoken(path: Path, data: bytes) -> dict[str, Any]:
     ]
     merges = [(_letters(left), _letters(right)) for _, left, right in sorted(pairs)]
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    split = {"type": "Split", "pattern": {"Regex": CUT}, "behavior": "Isolated", "invert": False}
+    split = {"type": "Split", "pattern": {"Regex": SPLIT_PATTERN}, "behavior": "Isolated", "invert": False}
     return {
         "normalizer": None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, byte_level]},

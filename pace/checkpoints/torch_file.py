@@ -18,7 +18,7 @@ import torch
 from torch import _weights_only_unpickler
 
 from pace import _C
-from pace.checkpoints.files import Version, git_lfs_message, is_git_lfs_pointer, open_regular, read_at
+from pace.checkpoints.files import Version, opened, read_at, refuse_git_lfs
 from pace.checkpoints.safetensors_file import TensorInfo, copy_in_own_pages
 
 # The pickle only names the tensors (about 200 bytes each); their data is stored separately in the archive.
@@ -38,14 +38,10 @@ class TorchFile:
         Raises FileNotFoundError, PermissionError, or ValueError. ValueError means that the file is damaged, wants to
         run code, or is not a dictionary of dense CPU tensors by name."""
         self.path = path
-        descriptor = open_regular(path)
-        try:
+        with opened(path) as descriptor:
             self.version = Version.of(descriptor)
             start = read_at(descriptor, path, 64)
-        finally:
-            os.close(descriptor)
-        if is_git_lfs_pointer(start):
-            raise ValueError(git_lfs_message(path))
+        refuse_git_lfs(path, start)
         load = _load_legacy
         if start.startswith(b"PK\x03\x04"):
             _check_archive(path)
@@ -108,13 +104,13 @@ def _load_archive(path: Path) -> object:
 def _load_legacy(path: Path) -> object:
     """Returns the same as `torch.load(path, weights_only=True)`, but as views of the mapped file. The file holds
 
-        magic number, protocol version, about the machine     three pickles of plain values
+        magic number, protocol version, about the machine: three pickles of plain values
 
-        the dictionary                                        a pickle that names storages by key, dtype and number of elements
+        the dictionary          a pickle that names storages by key, dtype and number of elements
 
-        the keys                                              a pickle of a list
+        the keys                a pickle of a list
 
-        per key: number of elements (int64), elements
+        for each key            number of elements (int64), elements
 
     The position of a key's elements depends on the dtypes of the keys before it, which only the dictionary contains. So
     the dictionary is unpickled twice, the first time with storages at wrong positions."""
@@ -125,14 +121,14 @@ def _load_legacy(path: Path) -> object:
 
     def storage(key: str, dtype: torch.dtype, numel: int) -> torch.TypedStorage:
         if declared.setdefault(key, (dtype, numel * dtype.itemsize)) != (dtype, numel * dtype.itemsize):
-            raise ValueError(f"storage {key} is named with different sizes")
+            raise ValueError(f"storage {key} has different sizes in different places")
         begin = begins.get(key, 0)
         view = mapping[begin : begin + numel * dtype.itemsize]  # cannot grow: a tensor that exceeds it is an error
         return torch.TypedStorage(wrap_storage=view, dtype=dtype, _internal=True)
 
     with open(path, "rb") as file:
         if (_next_pickle(file), _next_pickle(file)) != (LEGACY_MAGIC, LEGACY_PROTOCOL):
-            raise ValueError("it does not start as torch.save's files do")
+            raise ValueError("it does not begin like a file of torch.save")
         _next_pickle(file)
         dictionary_start = file.tell()
         _next_pickle(file, storage)
@@ -142,7 +138,7 @@ def _load_legacy(path: Path) -> object:
             begins[key] = file.tell()
             if numel * dtype.itemsize != nbytes or begins[key] + nbytes > size:
                 raise ValueError(
-                    f"it is truncated, or storage {key} has not the {nbytes:,} bytes that its tensors need"
+                    f"it is truncated, or storage {key} lacks some of the {nbytes:,} bytes that its tensors need"
                 )
             file.seek(nbytes, os.SEEK_CUR)
         if missing := declared.keys() - begins.keys():
@@ -178,13 +174,13 @@ def _unpickle(path: Path, load: Callable[[Path], object]) -> object:
         wanted = re.search(r"GLOBAL (\S+)", text)
         if wanted:
             raise ValueError(
-                f"{path} wants to run code while it is read ({wanted[1][:200]}), which is never allowed. {ADVICE}"
+                f"{path} would run code ({wanted[1][:200]}) while it is read, which is never allowed. {ADVICE}"
             ) from None
         # torch's own advice is to disable the protection. The reason is in the other lines.
         lines = [line for line in text.splitlines() if line.strip() and "weights_only" not in line]
         reason = " ".join(lines)[:300] or type(error).__name__
         raise ValueError(
-            f"{path} cannot be read as a torch checkpoint; it is damaged or of another kind ({reason})"
+            f"{path} cannot be read as a torch checkpoint; it is damaged or has another format ({reason})"
         ) from None
 
 
@@ -196,7 +192,7 @@ def _check_entries(path: Path, content: object) -> dict[str, torch.Tensor]:
     tensors = {}
     for name, tensor in content.items():
         if not isinstance(name, str):
-            raise ValueError(f"{path} has an entry with the name {str(name)[:200]!r}, which is not a string. {ADVICE}")
+            raise ValueError(f"{path} has an entry whose name is not a string: {str(name)[:200]!r}. {ADVICE}")
         if not isinstance(tensor, torch.Tensor):
             hint = " (a checkpoint of a training run?)" if isinstance(tensor, dict) else ""
             raise ValueError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pace import _C
-from pace.checkpoints.files import git_lfs_message, is_git_lfs_pointer, open_regular, read_at
+from pace.checkpoints.files import read_whole
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 """Token types of tokenizer.ggml.token_type and of sentencepiece's pieces."""
@@ -35,17 +34,8 @@ U+0100. Source: GPT-2's encoder (openai/gpt-2, encoder.py)."""
 
 
 def read_vocabulary(path: Path) -> bytes:
-    """Reads the bytes of a vocabulary file. Raises what `open_regular` raises, and ValueError that names the file."""
-    descriptor = open_regular(path)
-    try:
-        data = read_at(descriptor, path, MAX_VOCABULARY_BYTES + 1)
-    finally:
-        os.close(descriptor)
-    if len(data) > MAX_VOCABULARY_BYTES:
-        raise ValueError(f"{path} is larger than {MAX_VOCABULARY_BYTES:,} bytes, which no vocabulary is")
-    if is_git_lfs_pointer(data):
-        raise ValueError(git_lfs_message(path))
-    return data
+    """Reads the bytes of a vocabulary file. Raises what `read_whole` raises."""
+    return read_whole(path, MAX_VOCABULARY_BYTES)
 
 
 def sentencepiece_parts(

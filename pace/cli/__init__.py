@@ -25,19 +25,20 @@ from pace import __version__
 from pace.cli.options_in_messages import OptionsInLog, option, rewrite
 
 COMMANDS = {
-    "generate": ("pace.cli.generate", "continue or answer one prompt"),
+    "generate": ("pace.cli.generate", "continue a text, or answer one question"),
     "chat": ("pace.cli.chat", "talk with a model, turn by turn"),
-    "serve": ("pace.cli.serve", "answer over HTTP, in the forms of OpenAI and Anthropic"),
-    "batch": ("pace.cli.batch", "answer a file of requests in OpenAI's batch form"),
-    "bench": ("pace.cli.bench", "how fast a model runs here, beside the machine's limits, or a server answers"),
-    "eval": ("pace.cli.eval", "how well a model predicts a text, and how far it is from another model there"),
-    "plan": ("pace.cli.plan", "what a model needs and how fast it would be, before it is loaded"),
-    "quantize": ("pace.cli.quantize", "write a checkpoint in int8 or int4, calibrated on a text"),
-    "cache": ("pace.cli.cache", "the packed copies of weights that open models at once: list and clear"),
-    "env": ("pace.cli.environment", "what pace found on this machine, what it chose, and why"),
+    "serve": ("pace.cli.serve", "serve a model over HTTP: the APIs of OpenAI and Anthropic, and a chat page"),
+    "batch": ("pace.cli.batch", "answer a file of requests, in the form of OpenAI's batches"),
+    "bench": ("pace.cli.bench", "measure the speed of a model on this machine, or of a server"),
+    "eval": ("pace.cli.eval", "measure how well a model predicts a text (perplexity), also next to another model"),
+    "plan": ("pace.cli.plan", "predict memory and speed of a model without loading it"),
+    "quantize": ("pace.cli.quantize", "write an int8 or int4 checkpoint, calibrated on a text"),
+    "cache": ("pace.cli.cache", "list and remove the packed copies of weights, from which models open at once"),
+    "env": ("pace.cli.environment", "show what pace found on this machine, what it chose, and why"),
 }
 """Maps the name of a sub-command to its module and its line in `pace --help`."""
 
+DEBUG_HELP = "print the log, and the traceback of an error"
 EXIT_FAILED, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 130, 141
 
 
@@ -47,6 +48,9 @@ class Literal(str):
 
 class OneLineErrorParser(argparse.ArgumentParser):
     """An ArgumentParser that reports an error in one line, without the usage. Options may stand between positionals."""
+
+    advice = ""
+    """Advice for a command line with too many positionals."""
 
     def parse_words(self, argv: list[str]) -> argparse.Namespace:
         """Parses a command line. Words after `--` are taken literally."""
@@ -61,9 +65,14 @@ class OneLineErrorParser(argparse.ArgumentParser):
         self.exit(2, f"pace: error: {message} (see: {self.prog} --help)\n")
 
     def _hint(self, message: str) -> str:
-        """Suggests an option close to the unknown one in `message`; "" if there is none."""
-        unknown = re.match(r"unrecognized arguments: (--[\w-]+)", message)
-        near = unknown and difflib.get_close_matches(unknown[1], self._option_string_actions, n=1)
+        """Suggests an option or command close to the unknown one in `message`, or `advice`; "" if there is none."""
+        unknown = re.match(
+            r"unrecognized arguments: (--[\w-]+)|.*invalid choice: '(.*?)' \(choose from (.*)\)", message
+        )
+        if unknown is None:
+            return f"; {self.advice}" if self.advice and message.startswith("unrecognized arguments: ") else ""
+        known = re.findall(r"[^\s,']+", unknown[3]) if unknown[3] else self._option_string_actions
+        near = difflib.get_close_matches(unknown[1] or unknown[2], known, n=1)
         return f"; did you mean {near[0]}?" if near else ""
 
 
@@ -78,7 +87,7 @@ def main(argv: list[str] | None = None) -> int:
         module_name, parser.description = COMMANDS[top.command]
         module = _import(module_name)
         module.add_arguments(parser)
-        parser.add_argument("--debug", action="store_true", help="show the log of pace, and a traceback where it fails")
+        parser.add_argument("--debug", action="store_true", help=DEBUG_HELP)
         # Not `top.arguments`: argparse has dropped a first `--` from it, and with it the fact that the rest is literal.
         arguments = parser.parse_words(argv[argv.index(top.command) + 1 :])
         if "named_model" in arguments:
@@ -95,6 +104,8 @@ def main(argv: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
     except Exception as error:
+        if _has_interrupt(error):
+            return EXIT_INTERRUPTED
         if top.debug:
             raise
         print(f"pace: error: {rewrite(_describe(error), _finder(parser))}", file=sys.stderr)
@@ -117,16 +128,16 @@ def _import(module: str) -> ModuleType:
 def _top_parser() -> argparse.ArgumentParser:
     parser = OneLineErrorParser(
         prog="pace",
-        description="Run Hugging Face causal language models on the CPU.",
+        description="Run language models of Hugging Face and GGUF files on the CPU.",
         epilog="commands:\n"
         + "\n".join(f"  {name:10} {summary}" for name, (_, summary) in COMMANDS.items())
-        + "\n\n`pace COMMAND --help` tells the options of a command.",
+        + "\n\n`pace COMMAND --help` explains the options of a command.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"pace {__version__}")
-    parser.add_argument("--debug", action="store_true", help="show the log of pace, and a traceback where it fails")
-    parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help=", ".join(COMMANDS))
+    parser.add_argument("--debug", action="store_true", help=DEBUG_HELP)
+    parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help="one of those below")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="the options of the command")
     return parser
 
@@ -153,6 +164,13 @@ def _show_log(level: int, parser: argparse.ArgumentParser) -> None:
     logger = logging.getLogger("pace")
     logger.handlers = [handler]
     logger.setLevel(level)
+
+
+def _has_interrupt(error: BaseException | None) -> bool:
+    """True if an error comes from Ctrl-C: a library that is being imported may raise an ImportError instead."""
+    return error is not None and (
+        isinstance(error, KeyboardInterrupt) or _has_interrupt(error.__cause__ or error.__context__)
+    )
 
 
 def _describe(error: Exception) -> str:

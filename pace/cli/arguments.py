@@ -1,4 +1,4 @@
-"""Options that commands share: the model, how to load it, and one option for each field of SamplingConfig."""
+"""Options that commands share: the model, and how to load it."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ import functools
 import inspect
 import json
 import os
+import re
+import select
+import stat
+import sys
 import textwrap
-from collections.abc import Callable, Mapping
-from dataclasses import fields
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from pace.assets import TINY
 from pace.llm.aliases import MODEL
-from pace.llm.configs import ALIASES, KVCacheType, SamplingConfig
+from pace.llm.configs import KVCacheType
 from pace.llm.operators import read_backend
 
 MODEL_OPTIONS = (
@@ -36,7 +38,9 @@ MODEL_OPTIONS += ("quantization", "backend", "revision", "cache_dir", "local_fil
 shows."""
 
 
-MODEL_HELP = "a checkpoint (path or Hub id), or a .gguf file"
+TOKENIZER_HELP = "location of the tokenizer, if it is not with the model"
+DTYPE_HELP = "type of float weights in memory: bfloat16 (default), float16 or float32"
+MODEL_HELP = "a model: a directory, a .gguf file, or a Hub id such as org/name or org/name-GGUF:Q4_K_M"
 
 
 def add_model_argument(
@@ -50,9 +54,9 @@ def add_model_argument(
 
     `default`: None makes the model mandatory.
     `before`: name of the positional after the model. A single positional is this one, not the model."""
-    note = " (default: the small model that comes with pace)" if default else ""
+    note = " (default: the small model bundled with pace)" if default else ""
     group.add_argument("model", metavar=metavar, nargs="?", default=default, help=help + note)
-    group.add_argument("-m", "--model", dest="named_model", metavar=metavar, help="the same, as an option")
+    group.add_argument("-m", "--model", dest="named_model", metavar=metavar, help="the model, as an option")
     group.set_defaults(default_model=default, model_before=before)
 
 
@@ -60,9 +64,10 @@ def settle_model(parser: argparse.ArgumentParser, arguments: argparse.Namespace)
     """Sets `model` from the positional or the option. Exits with a usage error if both are given."""
     word = None if arguments.model is arguments.default_model else arguments.model
     if (before := arguments.model_before) and getattr(arguments, before) is None:
-        if word is not None and arguments.named_model is None and _is_checkpoint(word):
+        if word is not None and arguments.named_model is None and (_is_checkpoint(word) or _is_piped_model(word)):
             parser.error(
-                f"{word!r} is a checkpoint, and one word is the {before}: give both, or `-` to read it from stdin"
+                f"{word!r} is a model, and a single word is the {before}: write `{word} {before.upper()}`, or "
+                f"`{word} -` to read the {before} from stdin; for {word!r} as the {before}, name a model with -m"
             )
         setattr(arguments, before, word)
         word = None
@@ -75,6 +80,17 @@ def settle_model(parser: argparse.ArgumentParser, arguments: argparse.Namespace)
 def _is_checkpoint(word: str) -> bool:
     """True if a word names a checkpoint on this machine."""
     return word.lower().endswith(".gguf") and os.path.isfile(word) or os.path.isfile(os.path.join(word, "config.json"))
+
+
+def _is_piped_model(word: str) -> bool:
+    """True if a word looks like a model and stdin has a text, which would otherwise be ignored."""
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+(:[\w.-]+)?|\S+\.gguf", word, re.IGNORECASE):
+        return False
+    try:
+        kind = os.fstat(sys.stdin.fileno()).st_mode
+        return (stat.S_ISFIFO(kind) or stat.S_ISREG(kind)) and bool(select.select([sys.stdin], [], [], 0)[0])
+    except (OSError, ValueError):  # stdin is closed, or no file
+        return False
 
 
 def add_model_arguments(parser: argparse.ArgumentParser, before: str | None = None) -> None:
@@ -92,11 +108,13 @@ def add_draft_arguments(group: argparse._ActionsContainer) -> None:
     drafts.add_argument(
         "--draft",
         metavar="PATH_OR_HUB_ID",
-        help="a smaller model of the same tokenizer that drafts, for the same text in less time",
+        help="speculative decoding with this smaller model of the same tokenizer: the same text in less time",
     )
-    drafts.add_argument("--pard", metavar="PATH_OR_HUB_ID", help="a parallel draft model (PARD) that drafts")
+    drafts.add_argument("--pard", metavar="PATH_OR_HUB_ID", help="speculative decoding with this parallel draft model")
     drafts.add_argument(
-        "--prompt-lookup", action="store_true", help="draft what followed the last tokens before: for outputs that copy"
+        "--prompt-lookup",
+        action="store_true",
+        help="speculative decoding with what followed the last tokens before: for texts that repeat their prompt",
     )
 
 
@@ -108,23 +126,23 @@ def add_loading_arguments(group: argparse._ActionsContainer, reads_quantization:
         dest="tokenizer_name_or_path",
         default=argparse.SUPPRESS,
         metavar="PATH_OR_HUB_ID",
-        help="where it is not with the model",
+        help=TOKENIZER_HELP,
     )
-    add_with_aliases(
-        group, "dtype", MODEL, default=argparse.SUPPRESS, metavar="DTYPE", help="bfloat16 (default), float16 or float32"
-    )
+    add_with_aliases(group, "dtype", MODEL, default=argparse.SUPPRESS, metavar="DTYPE", help=DTYPE_HELP)
     add_quantization_argument(group, argparse.SUPPRESS, reads_quantization)
     group.add_argument(
         "--weights",
         choices=["memory", "mapped"],
         default=argparse.SUPPRESS,
-        help="mapped: quantised experts of a mixture stay in a file, for a model larger than memory",
+        help="memory (default); mapped leaves the quantised experts of a mixture in a file, for a model larger than "
+        "memory",
     )
     group.add_argument(
         "--weights-cache",
         default=argparse.SUPPRESS,
         metavar="DIR",
-        help="the folder of packed copies of weights, which open at once (default: PACE_CACHE); with mapped, of the experts' file",
+        help="folder of packed copies of weights, from which a model opens at once (default: $PACE_CACHE, else "
+        "~/.cache/pace); with --weights mapped, folder of the experts (default: that of the model)",
     )
     group.add_argument(
         "--no-weights-cache",
@@ -132,56 +150,74 @@ def add_loading_arguments(group: argparse._ActionsContainer, reads_quantization:
         action="store_const",
         const=False,
         default=argparse.SUPPRESS,
-        help="neither use nor write a packed copy",
+        help="do not use or write a packed copy of the weights",
     )
     add_threads_argument(group)
     group.add_argument(
         "--pin-threads",
         action=argparse.BooleanOptionalAction,
         default=argparse.SUPPRESS,
-        help="each thread on a CPU of its own, for a process that has its CPUs to itself",
+        help="bind each thread to one CPU, if no other process uses these CPUs",
     )
-    explanation = "default: what the model was made for"
+    explanation = "maximum number of tokens of prompt and text together (default: that of the model)"
     add_with_aliases(group, "max_seq_len", MODEL, type=int, default=argparse.SUPPRESS, metavar="N", help=explanation)
     add_backend_argument(group, argparse.SUPPRESS)
     group.add_argument(
         "--kv-cache-bytes",
         default=argparse.SUPPRESS,
         metavar="SIZE",
-        help="what keys and values may take, such as 2GiB (default: half of the memory that is left)",
+        help="maximum memory of the key/value cache, such as 2GiB (default: half of the memory left after loading)",
     )
     group.add_argument(
         "--kv-cache-type",
         choices=[kind.value for kind in KVCacheType],
         default=argparse.SUPPRESS,
-        help="how their room grows (default: paged)",
+        help="how the key/value cache of a text grows; the results are the same (default: paged)",
     )
     group.add_argument(
         "--bmc-rows",
         type=int,
         default=argparse.SUPPRESS,
         metavar="N",
-        help="with bmc: new rows at a time (default: what balances time and memory)",
+        help="with --kv-cache-type bmc: rows added at a time (default: a balance of time and memory)",
     )
     group.add_argument(
         "--prefix-cache-bytes",
         default=argparse.SUPPRESS,
         metavar="SIZE",
-        help="what the beginnings of earlier sequences may take; 0 for none (default: a quarter)",
+        help="part of the key/value cache that keeps prompts for later ones with the same beginning; 0 for none "
+        "(default: a quarter)",
     )
     add_kv_cache_dtype_argument(group, argparse.SUPPRESS)
-    group.add_argument("--revision", default=argparse.SUPPRESS, help="branch, tag or commit on the Hub")
-    group.add_argument("--cache-dir", default=argparse.SUPPRESS, metavar="DIR", help="where downloads are kept")
-    group.add_argument("--local-files-only", action="store_true", default=argparse.SUPPRESS, help="download nothing")
+    add_hub_arguments(group)
+
+
+def add_hub_arguments(group: argparse._ActionsContainer, default: Any = argparse.SUPPRESS) -> None:
+    """Adds the options of downloads from the Hub."""
+    group.add_argument(
+        "--revision", default=default, metavar="NAME", help="branch, tag or commit of a model on the Hub"
+    )
+    group.add_argument(
+        "--cache-dir", default=default, metavar="DIR", help="folder of downloads (default: the Hub's own)"
+    )
+    group.add_argument(
+        "--local-files-only",
+        action="store_true",
+        default=default or False,
+        help="use only files on this machine, download nothing",
+    )
 
 
 def add_threads_argument(group: argparse._ActionsContainer, default: Any = argparse.SUPPRESS) -> None:
-    explanation = "default: what `pace env` says"
+    explanation = "threads that compute (default: what `pace env` shows, the physical cores)"
     add_with_aliases(group, "num_threads", MODEL, type=int, default=default, metavar="N", help=explanation)
 
 
 def add_kv_cache_dtype_argument(group: argparse._ActionsContainer, default: str) -> None:
-    explanation = "of keys and values: auto (default: that of the weights), bfloat16, float16, float32, or int8, which takes about half of bfloat16's memory"
+    explanation = (
+        "storage of keys and values: auto (default: that of the weights), bfloat16, float16, float32, or int8, which "
+        "takes about half the memory of bfloat16"
+    )
     group.add_argument("--kv-cache-dtype", default=default, metavar="NAME", help=explanation)
 
 
@@ -200,7 +236,10 @@ def add_quantization_argument(group: argparse._ActionsContainer, default: str | 
         except (TypeError, ValueError) as error:
             raise argparse.ArgumentTypeError(str(error)) from None
 
-    explanation = 'hold the weights as int8, int4, q2_k to q6_k, q4_0 to q8_0, nf4, fp4, mxfp4, mxfp8 or fp8; or, as JSON, arguments of QuantizationConfig: \'{"format": "int4", "group": 32}\''
+    explanation = (
+        "quantise the weights of a float checkpoint on loading: int4, int8, nf4, fp4, fp8, mxfp4, mxfp8, q2_k to q6_k, "
+        """q4_0 to q8_0; or JSON with options, such as '{"format": "int4", "group": 32}'"""
+    )
     group.add_argument("--quantization", type=quantization, default=default, metavar="FORMAT", help=explanation)
 
 
@@ -211,7 +250,10 @@ def add_backend_argument(group: argparse._ActionsContainer, default: str) -> Non
         except ValueError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
 
-    explanation = "native kernels (default), native-eager for the same op by op, torch to check them, or some operators on torch: attention=torch,mlp=torch"
+    explanation = (
+        "native (default): the C++ kernels; native-eager: the same, called one by one; torch: their specification in "
+        "torch; or torch for some operators: attention=torch,mlp=torch"
+    )
     group.add_argument("--backend", type=backend, default=default, metavar="NAME", help=explanation)
 
 
@@ -226,12 +268,15 @@ def count(text: str) -> int:
     return number
 
 
-def load_model(arguments: argparse.Namespace, **other: Any):
+def open_llm(arguments: argparse.Namespace, is_chat: bool = False, **other: Any):
     """Loads the `LLMModel` that the options of `add_model_arguments` or `add_loading_arguments` describe. `other`
-    overrides them."""
+    overrides them. With `is_chat`, raises ValueError before weights are read if the model has no chat template."""
     from pace.llm import LLMModel
+    from pace.llm.chat.template import ChatTemplate
+    from pace.llm.loading.options import LoadOptions
 
-    return LLMModel(**load_arguments(arguments, **other))
+    check = ChatTemplate if is_chat else lambda tokenizer: None
+    return LLMModel._open(LoadOptions(**load_arguments(arguments, **other)), check)
 
 
 def load_arguments(arguments: argparse.Namespace, **other: Any) -> dict[str, Any]:
@@ -254,44 +299,18 @@ def _spec_config(arguments: argparse.Namespace):
     return PromptLookupConfig() if arguments.prompt_lookup else None
 
 
-def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds an option for each field of SamplingConfig, with its name and explanation. An option that is not given
-    leaves the field unset."""
-    group = parser.add_argument_group(
-        "sampling", "what is not given is the checkpoint's generation_config.json, else the default"
-    )
-    explanations = field_explanations(SamplingConfig)
-    for field in fields(SamplingConfig):
-        reader = _READERS_OF.get(field.name) or _READERS.get(str(field.type))
-        if reader is None or field.name in _BESIDE_OBJECTS:
-            continue
-        notes = ["may be given several times"] if reader.get("action") == "append" else []
-        notes += [] if field.default is None else [f"default: {field.default}"]
-        help_text = (
-            f"{explanations.get(field.name, '')}{' (' + '; '.join(notes) + ')' if notes else ''}".strip().replace(
-                "%", "%%"
-            )
-        )
-        add_with_aliases(group, field.name, ALIASES, default=argparse.SUPPRESS, help=help_text, **reader)
-
-
 def add_with_aliases(group: argparse._ActionsContainer, name: str, aliases: Mapping[str, str], **reader: Any) -> None:
     """Adds the option of an argument. Its names in other tools become options too, hidden from the help."""
     others = [alias for alias, meant in aliases.items() if meant == name]
     holder = group.add_mutually_exclusive_group() if others else group
-    holder.add_argument(_option(name), dest=name, **reader)
+    holder.add_argument(option_name(name), dest=name, **reader)
     for alias in others:
-        holder.add_argument(_option(alias), dest=name, **reader | {"help": argparse.SUPPRESS})
+        holder.add_argument(option_name(alias), dest=name, **reader | {"help": argparse.SUPPRESS})
 
 
-def _option(name: str) -> str:
+def option_name(name: str) -> str:
+    """The option of an argument or field."""
     return "--" + name.replace("_", "-")
-
-
-def sampling_config(arguments: argparse.Namespace) -> SamplingConfig:
-    """Returns a SamplingConfig with only the given fields set. Raises ValueError or TypeError that names the field."""
-    given = vars(arguments)
-    return SamplingConfig(**{field.name: given[field.name] for field in fields(SamplingConfig) if field.name in given})
 
 
 @functools.cache
@@ -303,66 +322,3 @@ def field_explanations(cls: type) -> dict[str, str]:
         for field, text in zip(body, body[1:])
         if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
     }
-
-
-def _json_of(what: str, shape: str) -> Callable[[str], Any]:
-    def read(text: str) -> Any:
-        try:
-            return json.loads(text)
-        except json.JSONDecodeError as error:
-            raise argparse.ArgumentTypeError(f"{text!r} is not JSON ({error}); give {what} as {shape}") from None
-
-    return read
-
-
-def _logit_bias(text: str) -> dict[int, float]:
-    """Reads a JSON object: its string keys become token ids, and the value "-inf" bans a token."""
-    pairs = _json_of("token ids and biases", '\'{"42": 1.5, "7": "-inf"}\'')(text)
-    try:
-        return {int(token): float(bias) for token, bias in pairs.items()}
-    except (AttributeError, TypeError, ValueError):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} must be a JSON object of token id to number, as '{{\"42\": 1.5}}'"
-        ) from None
-
-
-def _early_stopping(text: str) -> bool | str:
-    words = {"true": True, "false": False, "never": "never"}
-    if text.lower() not in words:
-        raise argparse.ArgumentTypeError(f"{text!r} must be true, false or never")
-    return words[text.lower()]
-
-
-def _file_of(what: str) -> Callable[[str], str]:
-    def read(path: str) -> str:
-        try:
-            return Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError, ValueError) as error:
-            raise argparse.ArgumentTypeError(f"{path!r} cannot be read ({error}); give a file with {what}") from None
-
-    return read
-
-
-_READERS_OF: dict[str, dict[str, Any]] = {
-    "json_schema": {"type": _file_of("a JSON schema"), "metavar": "FILE"},
-    "grammar": {"type": _file_of("a grammar in Lark or GBNF"), "metavar": "FILE"},
-    "regex": {"metavar": "REGEX"},
-    "json_whitespace": {"metavar": "flexible|compact|spaced|REGEX"},
-    "choices": {"nargs": "+", "metavar": "TEXT"},
-}
-"""How to read fields whose type is not enough to parse them."""
-_READERS: dict[str, dict[str, Any]] = {
-    "int": {"type": int, "metavar": "N"},
-    "int | None": {"type": int, "metavar": "N"},
-    "int | bool | None": {"type": int, "metavar": "N"},
-    "int | list[int] | None": {"type": int, "action": "append", "metavar": "ID"},
-    "float": {"type": float, "metavar": "X"},
-    "bool": {"action": argparse.BooleanOptionalAction},
-    "bool | str": {"type": _early_stopping, "metavar": "true|false|never"},
-    "str | list[str] | None": {"action": "append", "metavar": "TEXT"},
-    "list[list[int]] | None": {"type": _json_of("runs of token ids", "'[[5, 6], [7]]'"), "metavar": "JSON"},
-    "dict[int, float] | None": {"type": _logit_bias, "metavar": "JSON"},
-}
-"""How to read a field of each type. Objects (logits_processors, token_mask) have no option."""
-_BESIDE_OBJECTS = {"step_every", "step_strings"}
-"""Fields that only apply to such an object."""

@@ -10,34 +10,42 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from pace.cli import EXIT_FAILED
 from pace.cli.arguments import add_model_arguments, count, load_arguments
+from pace.naming import counted
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         'A line of IN is {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {...}}, or the '
-        "same for /v1/completions. A line of OUT has its custom_id, and its response or error. A run that was ended goes "
-        "on where it was: what OUT has is not computed again."
+        "same for /v1/completions. A line of OUT has its custom_id, and its response or error. A run after a stopped "
+        "one continues: lines that OUT has are not computed again. Delete the failed lines of OUT to try them again. The "
+        "exit code is 1 if any line failed."
     )
     add_model_arguments(parser)
-    parser.add_argument("input", metavar="IN.jsonl", help="the requests; `-` for stdin")
-    parser.add_argument("output", metavar="OUT.jsonl", help="the results; `-` for stdout, without going on later")
+    parser.add_argument("input", metavar="IN.jsonl", help="the file of requests; `-` for stdin")
+    parser.add_argument(
+        "output",
+        metavar="OUT.jsonl",
+        help="the file of results; `-` for stdout, from which a later run cannot continue",
+    )
     parser.add_argument(
         "--max-concurrency",
         type=count,
         metavar="N",
-        help="requests under way at once (default: twice as many as run in a step)",
+        help="maximum number of requests at once (default: twice the number that run in a step)",
     )
     parser.add_argument(
         "--served-model-name",
         action="append",
         metavar="NAME",
-        help="what requests call the model; may be given several times (default: the last part of its path, or its Hub id)",
+        help="name of the model in requests; may be given several times (default: the last part of its path, or its "
+        "Hub id)",
     )
     parser.add_argument(
         "--any-model-name",
         action="store_true",
-        help="answer requests for any model with this one, under its name there",
+        help="answer requests for any model with this one, under the name in the request",
     )
     parser.set_defaults(parser=parser)
 
@@ -46,10 +54,10 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         from pace.server.batch.answering import Answering, batch_options
     except ModuleNotFoundError as error:
-        if error.name not in ("fastapi", "pydantic"):
+        if error.name not in ("pydantic", "prometheus_client"):
             raise
-        raise ImportError(f"pace batch needs {error.name}: pip install pace-llm[serve]") from None
-    from pace.llm.loading import LoadOptions
+        raise ImportError(f'pace batch needs {error.name}: pip install "pace-llm[serve]"') from None
+    from pace.llm.loading.options import LoadOptions
     from pace.server.batch.results import Results
     from pace.server.service import Service
 
@@ -60,9 +68,11 @@ def run(arguments: argparse.Namespace) -> int:
             Results.to(os.dup(sys.stdout.fileno())) if arguments.output == "-" else Results.open(Path(arguments.output))
         )
         num_done = sum(results.has(line) for line in lines)
+        num_failed = sum(results.has_failed(line) for line in lines)
+        before = f"{num_done - num_failed} answered and {num_failed} failed before"
         if num_done == num_lines:
-            print(f"pace: nothing to do: {_requests(num_done)} done before", file=sys.stderr)
-            return 0
+            print(f"pace: nothing to do: {before}", file=sys.stderr)
+            return EXIT_FAILED if num_failed else 0
         load = LoadOptions(**load_arguments(arguments))
         options = batch_options(arguments.model, arguments.served_model_name or (), arguments.any_model_name)
         service = Service(options, load)
@@ -71,9 +81,9 @@ def run(arguments: argparse.Namespace) -> int:
         most = arguments.max_concurrency or 2 * service.generator.engine.scheduler.max_sequences_per_step
         answering = Answering(service)
         counts = asyncio.run(_run(lines, answering, results, most, num_lines, num_done))
-    before = f", {num_done} done before" if num_done else ""
-    print(f"pace: {_requests(counts.answered)} answered, {counts.failed} failed{before}", file=sys.stderr)
-    return 0
+    before = f"; {before}" if num_done else ""
+    print(f"pace: {counted(counts.answered, 'request')} answered, {counts.failed} failed{before}", file=sys.stderr)
+    return EXIT_FAILED if num_failed + counts.failed else 0
 
 
 async def _run(lines: Any, answering: Any, results: Any, most: int, num_lines: int, num_done: int) -> Any:
@@ -94,7 +104,3 @@ def _open_input(arguments: argparse.Namespace) -> Any:
     if os.path.exists(arguments.output) and os.path.samefile(arguments.input, arguments.output):
         arguments.parser.error(f"{arguments.output}: the results cannot go where the requests are")
     return lines
-
-
-def _requests(number: int) -> str:
-    return "1 request" if number == 1 else f"{number} requests"

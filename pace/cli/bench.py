@@ -10,6 +10,7 @@ from typing import Any
 
 from pace.cli import bench_serving
 from pace.cli.arguments import (
+    DTYPE_HELP,
     MODEL_HELP,
     add_backend_argument,
     add_kv_cache_dtype_argument,
@@ -29,13 +30,15 @@ OPTIONS_HERE += ["num_threads", "backend", "profile", "layers"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_argument(
-        parser, None, "MODEL_OR_SHAPE", f"{MODEL_HELP}, or a shape of --list, which is run with random weights"
+        parser, None, "MODEL_OR_SHAPE", f"{MODEL_HELP}; or a known shape, which is run with random weights (--list)"
     )
-    parser.add_argument("--list", action="store_true", help="the shapes that need no checkpoint")
-    explanation = "bfloat16 (default), float16 or float32"
-    add_with_aliases(parser, "dtype", MODEL, default="bfloat16", metavar="DTYPE", help=explanation)
+    parser.add_argument("--list", action="store_true", help="list the known shapes")
+    add_with_aliases(parser, "dtype", MODEL, default="bfloat16", metavar="DTYPE", help=DTYPE_HELP)
     parser.add_argument(
-        "--layers", type=count, metavar="N", help="of a shape, the first N layers alone: a slice that fits the machine"
+        "--layers",
+        type=count,
+        metavar="N",
+        help="run only the first N layers of a shape, if all do not fit this machine",
     )
     add_quantization_argument(parser, None)
     add_kv_cache_dtype_argument(parser, "auto")
@@ -44,24 +47,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=count,
         default=512,
         metavar="N",
-        help="tokens of a prompt (default: 512); decode starts from it, unless --context says otherwise",
+        help="length of the prompt in tokens (default: 512); decode follows it, unless --context is given",
     )
     parser.add_argument(
         "--context",
         type=count,
         metavar="N",
-        help="decode with so many positions in the cache of each sequence: random numbers, not a computed prompt",
+        help="decode with N tokens in the cache of each sequence, filled with random numbers instead of a computed "
+        "prompt",
     )
     parser.add_argument("--generate", type=count, default=64, metavar="N", help="decode steps (default: 64)")
     parser.add_argument("--batch", type=count, default=1, metavar="N", help="sequences decoded at once (default: 1)")
     parser.add_argument(
-        "--repeats", type=count, default=5, metavar="N", help="medians are taken over so many runs (default: 5)"
+        "--repeats", type=count, default=5, metavar="N", help="number of runs; the result is their median (default: 5)"
     )
     add_threads_argument(parser, None)
     add_backend_argument(parser, "native")
-    parser.add_argument("--profile", action="store_true", help="also print the time of each instruction")
+    parser.add_argument("--profile", action="store_true", help="also print the time of each kind of instruction")
     parser.add_argument(
-        "--plot", type=Path, metavar="FILE.png", help="draw the roofline with this model on it, and where the time goes"
+        "--plot",
+        type=Path,
+        metavar="FILE.png",
+        help="draw the roofline of this machine with the model on it, and the time of each kind of instruction",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     bench_serving.add_arguments(parser)

@@ -32,38 +32,61 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options. One that is not given is absent from the parsed arguments."""
     group = parser.add_argument_group(
         "load on a server (--serve)",
-        "MODEL is the name that is asked for (default: the first that the server names), and OPENAI_API_KEY its key; "
-        "of the options above, --plot and --json apply",
+        "MODEL is the model's name on the server (default: the first in its list), and OPENAI_API_KEY its key; "
+        "of the options above, only --plot and --json apply",
     )
-    group.add_argument("--serve", metavar="URL", help="measure the server there, such as http://127.0.0.1:8000")
+    group.add_argument(
+        "--serve", metavar="URL", help="measure the server at this address, such as http://127.0.0.1:8000"
+    )
 
     def add(name: str, help: str, **reader: Any) -> None:
         group.add_argument(name, default=argparse.SUPPRESS, help=help, **reader)
 
-    add("--endpoint", f"{' (default) or '.join(ENDPOINTS)}", choices=ENDPOINTS, metavar="PATH")
-    add("--num-prompts", "requests (default: 100)", type=count, metavar="N")
+    add("--endpoint", f"path of the requests: {' (default) or '.join(ENDPOINTS)}", choices=ENDPOINTS, metavar="PATH")
+    add("--num-prompts", "number of requests (default: 100)", type=count, metavar="N")
     add("--input-len", "words of a prompt, about as many tokens (default: 128)", type=count, metavar="N")
-    add("--output-len", "most tokens of an answer (default: 64)", type=count, metavar="N")
-    add("--range-ratio", "lengths are spread from 1 - X to 1 + X times these (default: 0)", type=float, metavar="X")
-    add("--request-rate", "requests a second, at random times (default: inf)", type=float, metavar="X")
-    add("--burstiness", "1 for a Poisson process (default), less for bursts", type=float, metavar="X")
-    add("--max-concurrency", "requests under way at once (default: any number)", type=count, metavar="N")
-    add("--seed", "of prompts, lengths and times; another one for prompts not seen yet", type=int, metavar="N")
-    add("--ignore-eos", "have every answer go on to its length", action="store_true")
-    add("--extra-body", "further members of each request, such as '{\"top_k\": 20}'", type=_json_object, metavar="JSON")
-    add("--num-warmups", "requests before those that are measured (default: 1)", type=_whole, metavar="N")
-    add("--timeout", "a request is given up after this many seconds (default: 600)", type=_positive, metavar="X")
+    add("--output-len", "maximum tokens of an answer (default: 64)", type=count, metavar="N")
+    add(
+        "--range-ratio",
+        "spread both lengths from 1 - X to 1 + X times their value (default: 0)",
+        type=float,
+        metavar="X",
+    )
+    add("--request-rate", "requests per second, at random times (default: inf)", type=float, metavar="X")
+    add(
+        "--burstiness",
+        "randomness of these times: 1 for a Poisson process (default), less for bursts",
+        type=float,
+        metavar="X",
+    )
+    add("--max-concurrency", "maximum number of requests at once (default: no limit)", type=count, metavar="N")
+    add(
+        "--seed",
+        "seed of prompts, lengths and times; another one gives prompts that the server has not cached",
+        type=int,
+        metavar="N",
+    )
+    add("--ignore-eos", "let every answer reach its maximum length", action="store_true")
+    add("--extra-body", "more fields of each request, such as '{\"top_k\": 20}'", type=_json_object, metavar="JSON")
+    add("--num-warmups", "requests before the measured ones (default: 1)", type=_whole, metavar="N")
+    add("--timeout", "seconds after which a request counts as failed (default: 600)", type=_positive, metavar="X")
     add(
         "--goodput",
-        f"also count requests within these milliseconds: ttft:2000 tpot:100 ({', '.join(GOALS)})",
+        "also count the requests that meet these limits in milliseconds, such as ttft:2000 tpot:100 "
+        f"({', '.join(GOALS)})",
         nargs="+",
         type=_goal,
         metavar="NAME:MS",
     )
-    add("--percentile-metrics", f"those reported (default: {','.join(METRICS)})", type=_metrics, metavar="NAMES")
-    add("--metric-percentiles", "percentiles reported (default: 90,99)", type=_percentiles, metavar="NUMBERS")
-    add("--save-result", "write the JSON object there, too", type=Path, metavar="FILE")
-    add("--save-detailed", "with lists of what each request took", action="store_true")
+    add(
+        "--percentile-metrics",
+        f"metrics with percentiles (default: {','.join(METRICS)})",
+        type=_metrics,
+        metavar="NAMES",
+    )
+    add("--metric-percentiles", "percentiles to report (default: 90,99)", type=_percentiles, metavar="NUMBERS")
+    add("--save-result", "also write the result to this file, as JSON", type=Path, metavar="FILE")
+    add("--save-detailed", "with --save-result: also the times of each request", action="store_true")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from pace import env
-from pace.llm.models.weights_cache import Copy, list_copies, remove_abandoned
+from pace.llm.loading.weights_cache import Copy, list_copies, remove_abandoned
 from pace.memory import format_bytes
 
 
@@ -19,16 +19,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         choices=("list", "clear"),
         default="list",
-        help="list the copies (default), or remove them; a model that runs keeps its own until it ends",
+        help="list the copies (default), or remove them; a running model keeps its own until it ends",
     )
     parser.add_argument(
         "names",
         nargs="*",
         metavar="COPY_OR_MODEL",
-        help="those to be removed, by the name of the copy or the path of the model (default: all)",
+        help="copies to remove, by their name or by the path of their model (default: all)",
     )
     parser.add_argument(
-        "--weights-cache", type=Path, metavar="DIR", help="the folder of the copies (default: PACE_CACHE)"
+        "--weights-cache",
+        type=Path,
+        metavar="DIR",
+        help="folder of the copies (default: $PACE_CACHE, else ~/.cache/pace)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     parser.set_defaults(parser=parser)

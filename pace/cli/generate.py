@@ -9,9 +9,10 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING
 
-from pace.cli.arguments import add_model_arguments, add_sampling_arguments, load_model, sampling_config
-from pace.cli.prompts import read_prompt
+from pace.cli.arguments import add_model_arguments, open_llm
+from pace.cli.sampling import add_sampling_arguments, sampling_config
 from pace.llm.chat.template import ChatTemplate
+from pace.naming import counted
 
 if TYPE_CHECKING:
     from pace.llm import GenerateOutput, StreamEvent
@@ -20,25 +21,35 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser, before="prompt")
     parser.add_argument(
-        "prompt", nargs="?", metavar="PROMPT", help="the text to continue; `-`, or nothing in a pipe, reads stdin"
+        "prompt",
+        nargs="?",
+        metavar="PROMPT",
+        help="the text to continue, or with --chat the question; `-` reads it from stdin, as does a pipe without "
+        "PROMPT",
     )
     parser.add_argument(
-        "--chat", action="store_true", help="the prompt is a question to a chat model: put the chat template around it"
+        "--chat",
+        action="store_true",
+        help="answer the prompt as a message of a chat, with the model's chat template; `pace chat` is a conversation",
     )
-    parser.add_argument("--system", metavar="TEXT", help="with --chat: what the model is told first")
     parser.add_argument(
-        "--suffix", metavar="TEXT", help="what follows the text to be written, for models that fill gaps in code"
+        "--system", metavar="TEXT", help="with --chat: the system prompt, such as 'Answer in one word.'"
+    )
+    parser.add_argument(
+        "--suffix",
+        metavar="TEXT",
+        help="the text after the gap that the model fills; PROMPT is the text before it. For models trained on it",
     )
     parser.add_argument(
         "--json",
         action="store_true",
-        help="print one JSON object at the end: texts, token ids, finish reasons, metrics",
+        help="print one JSON object instead of text: texts, token ids, finish reasons, metrics",
     )
-    parser.add_argument("--metrics", action="store_true", help="print a line of times and rates on stderr at the end")
+    parser.add_argument("--metrics", action="store_true", help="print times and speeds on stderr at the end")
     parser.add_argument(
         "--operators",
         action="store_true",
-        help="print on stderr what ran each operator of the model, kernels or torch (see --backend)",
+        help="print on stderr if kernels or torch ran each operator (see --backend)",
     )
     parser.set_defaults(parser=parser)
     add_sampling_arguments(parser)
@@ -62,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     from pace.llm.chat.turn import plan_turn
     from pace.llm.text.token_bytes import TokenBytes
 
-    model = load_model(arguments)
+    model = open_llm(arguments, arguments.chat)
     inputs, generate = prompt, partial(model.generate, suffix=arguments.suffix)
     if arguments.chat:
         system = [] if arguments.system is None else [{"role": "system", "content": arguments.system}]
@@ -107,7 +118,24 @@ def _notice_of_cut(output: GenerateOutput, max_length: int) -> str:
         output.request_metrics[row].num_prompt_tokens + length >= max_length for row, length in zip(rows, lengths)
     )
     advice = f"the context of {max_length} tokens is full" if is_full else "--max-new-tokens N allows more"
-    return f"pace: {what} cut off after {max(lengths)} tokens: {advice}"
+    return f"pace: {what} cut off after {counted(max(lengths), 'token')}: {advice}"
+
+
+def read_prompt(argument: str | None) -> str:
+    """Returns the argument itself, or the text on stdin for `-` (or for None if stdin is not a terminal).
+
+    One newline at the end of stdin is dropped, because `echo` adds it.
+    Raises: ValueError if there is no prompt or it is not UTF-8.
+    """
+    if argument not in (None, "-"):
+        return argument
+    if argument is None and sys.stdin.isatty():
+        raise ValueError("no prompt; give it as an argument, or `-` to read it from stdin")
+    try:
+        text = sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"the prompt on stdin is not UTF-8: {error}") from None
+    return text.removesuffix("\n").removesuffix("\r")
 
 
 class TextWriter:

@@ -30,7 +30,8 @@ def rewrite(message: str, find: Callable[[str, bool | None], str | None]) -> str
 
     Unchanged are quoted text, parts of a path or longer name, fields of a file (`config.json: top_k`), and arguments of
     a call (`QuantizationConfig(group=32)`). A plain word such as `context` is rewritten only before `=` or
-    alone in brackets. At the start of a message, it is also rewritten before "must", "would", "and" or a colon."""
+    alone in brackets. At the start of a message, it is also rewritten before "must", "would", "and", "set," or a
+    colon."""
 
     def replaced(match: re.Match) -> str:
         name, before, after = match["name"], message[: match.start()], message[match.end() :]
@@ -38,7 +39,7 @@ def rewrite(message: str, find: Callable[[str, bool | None], str | None]) -> str
             return match[0]
         if match["flag"]:
             return find(name, match["flag"] == "=True") or match[0]
-        begins = not before and re.match(r" (must|would|and) |: ", after)
+        begins = not before and re.match(r" (must|would|and) |(, \w+)* set, |: ", after)
         alone = before.endswith("(") and after.startswith(")")
         if "_" in name or name in CERTAIN or begins or alone or after.startswith("="):
             return find(name, None) or name

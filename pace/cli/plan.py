@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from pace.cli.arguments import (
     MODEL_HELP,
+    add_hub_arguments,
     add_kv_cache_dtype_argument,
     add_model_argument,
     add_quantization_argument,
@@ -30,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         None,
         "MODEL_OR_SHAPE",
-        f"{MODEL_HELP}, of which a few layers are tried; or a shape of `pace bench --list`",
+        f"{MODEL_HELP}; or a shape of `pace bench --list`",
     )
     parser.set_defaults(parser=parser)
     parser.add_argument(
@@ -38,24 +39,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=count,
         default=512,
         metavar="N",
-        help="tokens of the prompt that speeds are told for (default: 512)",
+        help="length of the prompt in tokens, for the predicted speeds (default: 512)",
     )
     parser.add_argument(
-        "--context", type=count, metavar="N", help="tokens of each sequence that decodes (default: those of the prompt)"
+        "--context",
+        type=count,
+        metavar="N",
+        help="tokens of each sequence while it decodes (default: those of the prompt)",
     )
     parser.add_argument("--batch", type=count, default=1, metavar="N", help="sequences decoded at once (default: 1)")
     parser.add_argument(
         "--no-sample",
         dest="sample",
         action="store_false",
-        help="try no layers: speeds follow from the limits of the machine alone, and are less certain",
+        help="do not run a few layers of a local model; speeds then follow from the machine's limits, and are less "
+        "certain",
     )
     add_quantization_argument(parser, None)
     add_kv_cache_dtype_argument(parser, "auto")
     add_threads_argument(parser, None)
-    parser.add_argument("--revision", help="branch, tag or commit on the Hub")
-    parser.add_argument("--cache-dir", metavar="DIR", help="where downloads are kept")
-    parser.add_argument("--local-files-only", action="store_true", help="download nothing")
+    add_hub_arguments(parser, None)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
 
 
@@ -63,8 +66,8 @@ def run(arguments: argparse.Namespace) -> int:
     from pace.bench import plan
     from pace.bench.sample import CannotSample, Sample
     from pace.bench.shapes import SHAPES, hint_of_shape
-    from pace.llm.models.checkpoint import Checkpoint
-    from pace.llm.models.hf_utils import find_checkpoint, read_config_json
+    from pace.llm.loading.checkpoint import Checkpoint, read_config_json
+    from pace.llm.loading.find import find_checkpoint
     from pace.memory import available_memory_bytes
 
     if arguments.model is None:
@@ -83,7 +86,8 @@ def run(arguments: argparse.Namespace) -> int:
         config = read_config_json(found)
     elif arguments.revision is not None:
         raise ValueError(
-            f"--revision {arguments.revision}: {arguments.model!r} is a shape of `pace bench --list`, which has no revisions"
+            f"--revision {arguments.revision}: {arguments.model!r} is a shape of `pace bench --list`, which has no "
+            "revisions"
         )
     available, limits = available_memory_bytes(), cache(partial(plan.machine_limits, arguments.num_threads))
     asked = (arguments.prompt, arguments.context, arguments.batch, arguments.kv_cache_dtype, arguments.quantization)
@@ -112,7 +116,8 @@ def run(arguments: argparse.Namespace) -> int:
         )
         return 0
     print(
-        f"{arguments.model} on {measured.isa}, {measured.threads} threads: {measured.read_gb_s:.1f} GB/s read, {measured.fma_gflops:.0f} GFLOPS, {_gib(available)} available"
+        f"{arguments.model} on {measured.isa}, {measured.threads} threads: {measured.read_gb_s:.1f} GB/s read, "
+        f"{measured.fma_gflops:.0f} GFLOPS, {_gib(available)} available"
     )
     width = max(12, *(len(p.dtype) + 2 for p in plans))
     print(f"{'held as':<{width}}{'weights':>11}{'cache/token':>14}{'most tokens':>14}{'prefill':>13}{'decode':>13}")
@@ -131,7 +136,8 @@ def run(arguments: argparse.Namespace) -> int:
     sequences = f"{arguments.batch} sequences" if arguments.batch > 1 else "one sequence"
     how = "predictions from a few of its layers, tried here," if sample else "predictions"
     print(
-        f"speeds are {how} for a prompt of {arguments.prompt} tokens, and {sequences} at {arguments.context or arguments.prompt}; `pace bench` measures them"
+        f"speeds are {how} for a prompt of {arguments.prompt} tokens, and {sequences} at "
+        f"{arguments.context or arguments.prompt}; `pace bench` measures them"
     )
     print("a model takes half of the memory that is left for sequences unless it is told more (--kv-cache-bytes)")
     return 0

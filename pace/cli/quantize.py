@@ -1,4 +1,4 @@
-"""`pace quantize`: quantises a checkpoint of floats, optionally calibrated on a text, and reports the loss of quality."""
+"""`pace quantize`: quantises a checkpoint of floats, calibrated on a text, and reports the loss of quality."""
 
 from __future__ import annotations
 
@@ -6,34 +6,43 @@ import argparse
 import json
 from dataclasses import asdict
 
-from pace.cli.arguments import add_model_argument, add_threads_argument, count
+from pace.cli.arguments import (
+    TOKENIZER_HELP,
+    add_hub_arguments,
+    add_model_argument,
+    add_threads_argument,
+    count,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_model_argument(parser, None, help="a checkpoint of floats, path or Hub id")
+    add_model_argument(parser, None, help="a checkpoint with float weights: a directory or a Hub id")
     parser.set_defaults(parser=parser)
-    parser.add_argument("out", metavar="OUT", help="the directory to write, which must not exist yet")
-    parser.add_argument("--format", default="int4", metavar="NAME", help="int4 (default) or int8")
+    parser.add_argument("out", metavar="OUT", help="the directory to write; it must not exist yet")
+    parser.add_argument(
+        "--format", default="int4", metavar="NAME", help="format of the weights: int4 (default) or int8"
+    )
     parser.add_argument(
         "--group",
         type=count,
         metavar="N",
-        help="weights that share a scale, a multiple of 16 (default: 64 of int4, a row of int8)",
+        help="number of weights that share a scale, a multiple of 16 (default: 64 for int4, a whole row for int8)",
     )
     parser.add_argument(
         "--calibrate",
         metavar="FILE",
-        help='a text like those that the model is for; of a .jsonl file each line is one, {"text": "..."}',
+        help='a text like those that the model will read; in a .jsonl file, each line is one text: {"text": "..."}',
     )
     parser.add_argument(
         "--method",
         metavar="NAME",
-        help="rtn, gptq, awq, smoothquant, awq+gptq (default of int4), smoothquant+gptq; of int8: smoothquant",
+        help="awq+gptq (default for int4), smoothquant (default for int8), smoothquant+gptq, gptq, awq, or rtn, which "
+        "needs no text (docs/quantization.md)",
     )
     parser.add_argument(
         "--act-order",
         action=argparse.BooleanOptionalAction,
-        help="gptq rounds the columns with the largest inputs first (default), or in their own order",
+        help="with gptq: round the columns with the largest inputs first (default), or in their order",
     )
     parser.add_argument(
         "--keep",
@@ -41,31 +50,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="PATTERN",
-        help="modules to leave as floats, as *.down_proj or lm_head; may be given several times",
+        help="modules that stay floats, such as *.down_proj or lm_head; may be given several times",
     )
     parser.add_argument(
         "--context",
         type=count,
         metavar="N",
-        help="tokens of a window of the text (default: 512, or what the model takes)",
+        help="tokens of the text that the model reads at once (default: 512, or its maximum)",
     )
     parser.add_argument(
-        "--tokens", dest="max_tokens", type=count, metavar="N", help="of the text to calibrate on (default: 32768)"
+        "--tokens", dest="max_tokens", type=count, metavar="N", help="number of tokens to calibrate on (default: 32768)"
     )
     parser.add_argument(
         "--no-report",
         dest="report",
         action="store_false",
-        help="do not compare the result with bfloat16 on a part of the text",
+        help="do not compare the quality of the result with bfloat16",
     )
     parser.add_argument("--json", action="store_true", help="print the report as one JSON object")
     add_threads_argument(parser, None)
-    parser.add_argument(
-        "--tokenizer", dest="tokenizer_name_or_path", metavar="PATH_OR_HUB_ID", help="where it is not with the model"
-    )
-    parser.add_argument("--revision", help="branch, tag or commit on the Hub")
-    parser.add_argument("--cache-dir", metavar="DIR", help="where downloads are kept")
-    parser.add_argument("--local-files-only", action="store_true", help="download nothing")
+    parser.add_argument("--tokenizer", dest="tokenizer_name_or_path", metavar="PATH_OR_HUB_ID", help=TOKENIZER_HELP)
+    add_hub_arguments(parser, None)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pace.server.network.run import Service
     from pace.server.network.security import Application
 
-PACKAGES = ("fastapi", "pydantic", "uvicorn", "httptools", "prometheus_client")
+PACKAGES = ("starlette", "pydantic", "uvicorn", "httptools", "prometheus_client")
 FLAG: dict[str, Any] = {"action": "store_true"}
 SERVE_OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "host": ("--host", {}),
@@ -51,29 +51,29 @@ def size(text: str) -> int:
 
 
 LIMIT_OPTIONS: dict[str, tuple[str, Any, str]] = {
-    "body_bytes": ("--max-body", size, "the longest body of a request, such as 4MiB"),
+    "body_bytes": ("--max-body", size, "maximum size of a request's body, such as 4MiB"),
     "max_queue": (
         "--max-queue",
         int,
-        "requests that may wait for a place (default: four times those that run at once)",
+        "number of requests that may wait (default: four times those that run at once)",
     ),
     "max_wait": (
         "--max-wait",
         float,
-        "seconds that a request may have to wait for its turn; one that would wait longer is refused with 429",
+        "maximum seconds that a request waits for its turn; one that would wait longer is refused with 429",
     ),
-    "max_per_key": ("--max-per-key", int, "requests of one key at once (default: any number)"),
-    "connections": ("--max-connections", int, "connections at once"),
+    "max_per_key": ("--max-per-key", int, "requests of one key at once (default: no limit)"),
+    "connections": ("--max-connections", int, "maximum number of connections"),
     "n": ("--max-n", int, "continuations of one prompt"),
     "prompts": ("--max-prompts", int, "prompts of one request, times its n"),
     "messages": ("--max-messages", int, "messages of one conversation"),
-    "parts": ("--max-parts", int, "parts of one message's content"),
-    "tools": ("--max-tools", int, "tools of one request, and calls of one message"),
-    "top_logprobs": ("--max-logprobs", int, "tokens whose log-probabilities are shown at each place"),
+    "parts": ("--max-parts", int, "parts of one message"),
+    "tools": ("--max-tools", int, "tools of one request, and calls in one message"),
+    "top_logprobs": ("--max-logprobs", int, "alternatives with log-probabilities for each token"),
     "header_seconds": ("--header-seconds", float, "time for the headers of a request"),
-    "body_seconds": ("--body-seconds", float, "time for its body"),
-    "write_seconds": ("--write-seconds", float, "time without progress after which a reader is given up"),
-    "drain_seconds": ("--drain-seconds", float, "time that requests get to finish in when the server is to stop"),
+    "body_seconds": ("--body-seconds", float, "time for the body of a request"),
+    "write_seconds": ("--write-seconds", float, "time after which a client that reads nothing is disconnected"),
+    "drain_seconds": ("--drain-seconds", float, "time for running requests when the server stops"),
 }
 """Maps fields of Limits to their option, type and explanation."""
 
@@ -86,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_draft_arguments(group)
     _add_serve_arguments(parser.add_argument_group("serving"))
     _add_limit_arguments(
-        parser.add_argument_group("limits", "what one client may ask for; GET /limits shows these and the others")
+        parser.add_argument_group("limits", "maximum values for clients; GET /limits shows them and others")
     )
 
 
@@ -102,7 +102,8 @@ def _add_serve_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--api-key-file",
         metavar="FILE",
-        help="keys of clients, one a line; `#` begins a comment. PACE_API_KEY has more, with commas between them",
+        help="file with the API keys of clients, one per line; `#` begins a comment. PACE_API_KEY may have more, "
+        "separated by commas",
     )
 
 
@@ -128,7 +129,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.parser.error(str(error))
     for name in PACKAGES:
         if importlib.util.find_spec(name) is None:
-            raise ImportError(f"pace serve needs {name}: pip install pace-llm[serve]")
+            raise ImportError(f'pace serve needs {name}: pip install "pace-llm[serve]"')
     from pace.server.network.run import CannotListen, WrongOptions, run
 
     try:
@@ -152,9 +153,9 @@ def serve_options(arguments: argparse.Namespace) -> ServeOptions:
 
 
 def make_service(options: ServeOptions, arguments: argparse.Namespace) -> tuple[Service, Application]:
-    """Loads the model and returns the service and application that `run` serves. Imports torch and FastAPI. Raises
+    """Loads the model and returns the service and application that `run` serves. Imports torch and Starlette. Raises
     WrongOptions that names the field."""
-    from pace.llm.loading import LoadOptions
+    from pace.llm.loading.options import LoadOptions
     from pace.server.app import make_app
     from pace.server.network.run import WrongOptions
     from pace.server.service import Service

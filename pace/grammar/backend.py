@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
-import json
 from types import ModuleType
-from typing import Any
 
 
 def import_llguidance() -> ModuleType:
@@ -30,13 +28,10 @@ def repeats_whitespace() -> bool:
     return tuple(int(part) for part in version.split(".")[:2]) < (1, 8)
 
 
-def problem_of(schema: dict[str, Any]) -> str:
-    """Returns the reason why llguidance cannot compile a JSON schema; "" if it can, or if llguidance is missing."""
-    try:
-        matcher = import_llguidance().LLMatcher
-    except ModuleNotFoundError:
-        return ""
-    is_error, messages = matcher.validate_grammar_with_warnings(json.dumps({"grammars": [{"json_schema": schema}]}))
+def problem_of(source: str) -> str:
+    """Returns the reason why llguidance cannot compile a grammar for any vocabulary; "" if it can. Raises
+    ModuleNotFoundError if llguidance is missing."""
+    is_error, messages = import_llguidance().LLMatcher.validate_grammar_with_warnings(source)
     return messages[0] if is_error else ""
 
 

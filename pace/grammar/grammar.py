@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pace.grammar.backend import gbnf_to_lark, problem_of
 from pace.grammar.json_schema import prepare_schema, read_schema
 from pace.grammar.limits import DEFAULT_LIMITS, GrammarLimits
-from pace.grammar.support import relaxed
+from pace.grammar.support import explain, relaxed
 from pace.grammar.whitespace import whitespace_options
 
 
@@ -98,10 +99,10 @@ class Grammar:
         """Texts of a context-free grammar in llama.cpp's GBNF; the start rule is `root`. Needs `pace-llm[grammar]`."""
         _check_string(text, "grammar")
         limits.check_text(text, "grammar")
-        from pace.grammar.backend import gbnf_to_lark
-
         try:
             return cls("gbnf", _source(lark_grammar=gbnf_to_lark(text)))
+        except ModuleNotFoundError:
+            raise
         except (Exception, RecursionError) as error:
             raise ValueError(f"this is no GBNF grammar: {str(error)[:500]}") from None
 
@@ -120,6 +121,24 @@ class Grammar:
         if (num_bytes := sum(len(text.encode()) for text in texts)) > limits.max_bytes:
             raise ValueError(f"the choices have {num_bytes} bytes; at most {limits.max_bytes} are taken")
         return cls("choices", _source(lark_grammar="start: " + " | ".join(texts)))
+
+    def check(self) -> None:
+        """Raises GrammarError for an error that llguidance finds without a vocabulary, such as an undefined rule.
+        Raises ModuleNotFoundError if llguidance is missing."""
+        if error := problem_of(self.source):
+            raise self.refusal(error, problem_of)
+
+    def refusal(self, error: str, find_error: Callable[[str], str]) -> GrammarError:
+        """Returns the error about a grammar that llguidance refuses; it names the faulty schema, if one is at fault.
+        `find_error` returns llguidance's error about a source, or "" if there is none."""
+        for given in self.schemas:
+            own = error if given.source == self.source else find_error(given.source)
+            if own:
+                return GrammarError(f"{given.title} cannot be used: {explain(own, given.schema)}", given.place)
+        what = {"json_schema": "JSON schema", "regex": "regex", "choices": "list of choices"}.get(self.kind, "grammar")
+        first, *more = error.splitlines()
+        reason = next((line for line in more if line.startswith("error: ")), first).removeprefix("error: ")
+        return GrammarError(f"this {what} cannot be used: {reason}")
 
     def after(self, text: str) -> Grammar:
         """Returns the grammar of `text` followed by a text of this grammar."""

@@ -93,9 +93,13 @@ def _faults(schema: dict[str, Any]) -> Iterator[tuple[str, str | None, str]]:
 
 @functools.lru_cache(maxsize=4096)
 def _problem(keyword: str, value: str) -> str:
-    """Returns the reason why a keyword with this JSON value cannot be compiled; "" if it can."""
-    schema = simplified({keyword: json.loads(value)})
-    error = problem_of({"x-guidance": {"lenient": True}, **schema})
+    """Returns the reason why a keyword with this JSON value cannot be compiled; "" if it can, or if llguidance is
+    missing."""
+    schema = {"x-guidance": {"lenient": True}, **simplified({keyword: json.loads(value)})}
+    try:
+        error = problem_of(json.dumps({"grammars": [{"json_schema": schema}]}))
+    except ModuleNotFoundError:
+        return ""
     lines = [line.removeprefix("error: ") for line in error.splitlines() if not line.startswith((" ", "regex parse"))]
     return lines[0][:200] if lines else error[:200]
 

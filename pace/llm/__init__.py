@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pace.llm.engine.scheduler import Scheduler
     from pace.llm.generator import Generator
     from pace.llm.llm import LLMModel
-    from pace.llm.loading import LoadOptions
+    from pace.llm.loading.options import LoadOptions
     from pace.llm.models.base_model import BaseModelForCausalLM
     from pace.llm.operators import OperatorConfig, OperatorReport
     from pace.llm.outputs import GenerateOutput, Metrics
@@ -50,7 +50,7 @@ _HOMES = {
     "Grammar": ".grammar",
     "KVCacheType": "configs",
     "LLMModel": "llm",
-    "LoadOptions": "loading",
+    "LoadOptions": "loading.options",
     "LogitsProcessor": "sampling.logits",
     "Metrics": "outputs",
     "OperatorConfig": "operators",

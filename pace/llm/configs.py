@@ -18,6 +18,7 @@ from pace.grammar.response_format import read_response_format
 from pace.grammar.whitespace import whitespace_options
 from pace.llm import aliases
 from pace.llm import validators as check
+from pace.ops.draws import Rules
 
 logger = logging.getLogger("pace")
 
@@ -40,6 +41,8 @@ def _copy(value: Any) -> Any:
 
 MIN_TEMPERATURE = 1e-30
 """Smallest temperature: logits stay far below 1e8, and dividing them by less would overflow fp32."""
+WITHOUT_EFFECT = Rules()._asdict() | {"temperature": 0.0}
+"""Fields that only affect sampling, and the values that are not a wish to sample: greedy, or no filter."""
 
 
 def _field(default: Any, validate: check.Check, *other_names: str) -> Any:
@@ -347,10 +350,16 @@ class SamplingConfig:
             unused["add logprobs, or a grammar with captures"] = ("unmasked_logprobs",)
         if self.json_schema is None and self.response_format is None:
             unused["add json_schema or response_format"] = ("json_whitespace",)
+        if "do_sample" in self.explicit_fields and not self.do_sample:
+            unused["decoding is greedy; add do_sample=True, or a temperature above 0"] = ("seed", *WITHOUT_EFFECT)
         for advice, names in unused.items():
-            names = [name for name in names if name in asked and getattr(self, name) != getattr(SamplingConfig, name)]
+            names = [name for name in names if name in asked and not self._is_neutral(name)]
             if names:
                 logger.warning("%s set, but without effect: %s", ", ".join(names), advice)
+
+    def _is_neutral(self, name: str) -> bool:
+        """True if a field's value asks for nothing."""
+        return getattr(self, name) in (getattr(SamplingConfig, name), WITHOUT_EFFECT.get(name))
 
 
 FIELDS = {field.name: field for field in fields(SamplingConfig)}

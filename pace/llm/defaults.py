@@ -6,21 +6,17 @@ is greedy.
 
 from __future__ import annotations
 
-from pace.llm.configs import MIN_TEMPERATURE, SamplingConfig
-from pace.ops.draws import Rules
+from pace.llm.configs import MIN_TEMPERATURE, WITHOUT_EFFECT, SamplingConfig
 
 CHAT = SamplingConfig(temperature=0.7, top_p=0.9)
 """Sampling of chats if the checkpoint sets nothing."""
-DRAWS = Rules._fields
-"""Fields that only affect sampling."""
-OFF = Rules()._asdict()
-"""Their values that turn them off."""
 
 
 def with_defaults(asked: SamplingConfig, checkpoint: SamplingConfig, is_chat: bool = False) -> SamplingConfig:
     """Returns a copy of `asked` in which unset fields come from `checkpoint`, or are the defaults. `do_sample` is
-    always set."""
+    always set. Beam search has the defaults of plain text in a chat, too: it looks for the most likely answer."""
     config = asked.copy().merge_from(checkpoint)
+    is_chat = is_chat and config.num_beams == 1
     if is_chat:
         if samples(checkpoint) is None:
             config.merge_from(CHAT)
@@ -50,4 +46,4 @@ def samples(config: SamplingConfig) -> bool | None:
         return config.do_sample
     if "temperature" in said:
         return config.temperature >= MIN_TEMPERATURE
-    return True if any(name in said and getattr(config, name) != off for name, off in OFF.items()) else None
+    return True if any(name in said and getattr(config, name) != off for name, off in WITHOUT_EFFECT.items()) else None

@@ -19,8 +19,9 @@ from pace.llm.clients.requests import Request, Stream
 from pace.llm.clients.streamer import Feed, make_feed
 from pace.llm.configs import SamplingConfig
 from pace.llm.engine.driver import EngineDriver
-from pace.llm.engine.engine import Engine, checked_priority, checked_salt
+from pace.llm.engine.engine import Engine
 from pace.llm.infill import infill_prompts
+from pace.llm.limits import checked_priority, checked_salt
 from pace.llm.outputs import GenerateOutput
 from pace.llm.preparation import PreparedCall, Preparer
 from pace.llm.sequence import Sequence
@@ -59,16 +60,15 @@ class Generator:
         sampling_config: SamplingConfig | None = None,
         turn: Turn | None = None,
         skip_special_tokens: bool = True,
-        is_chat: bool = False,
         /,
         **fields: Any,
     ) -> PreparedCall:
         """Checks everything that can be checked before any work is done. `sampling_config` and `fields` are as in
-        `SamplingConfig.read`, `is_chat` as in `with_defaults`. `turn` is the turn of a conversation that the prompt
-        asks for. Without `skip_special_tokens`, texts that need no parser show special tokens. Raises TypeError,
+        `SamplingConfig.read`. `turn` is the turn of a conversation that the prompt asks for; it has the defaults of
+        chats. Without `skip_special_tokens`, texts that need no parser show special tokens. Raises TypeError,
         ValueError, NotImplementedError."""
         asked = SamplingConfig.read(sampling_config, fields)
-        return self._preparer.prepare(inputs, asked, turn, skip_special_tokens, is_chat)
+        return self._preparer.prepare(inputs, asked, turn, skip_special_tokens)
 
     def prepare_with_suffix(
         self,
@@ -220,7 +220,7 @@ class Generator:
         config = sampling_config.copy()
         config.take_grammar()
         config.grammar = turn.grammar
-        call = self.prepare_for_generate(prompt, config, turn, True, True).require_one_prompt("chat", one_row=True)
+        call = self.prepare_for_generate(prompt, config, turn).require_one_prompt("chat", one_row=True)
         if call.config.step_callback is not None:
             raise ValueError(
                 "chat reads tool calls and reasoning from the text, which step_callback may change; use generate"

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pace.llm import loading
 from pace.llm.clients.chat import ChatAnswer, ChatOutput
 from pace.llm.clients.requests import Request
 from pace.llm.clients.scoring import Scores, score, score_from
@@ -19,7 +18,8 @@ from pace.llm.configs import KVCacheType, SamplingConfig
 from pace.llm.engine.engine import Engine
 from pace.llm.generator import Generator
 from pace.llm.inputs import read_prompts
-from pace.llm.loading import LoadOptions
+from pace.llm.loading import load
+from pace.llm.loading.options import LoadOptions
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.operators import OperatorConfig, OperatorReport
 from pace.llm.outputs import GenerateOutput, MemoryReport
@@ -73,15 +73,19 @@ class LLMModel:
         `other_names`: names of other tools for the same arguments, such as `torch_dtype`.
 
         Raises: NotImplementedError for unsupported architectures; FileNotFoundError, PermissionError, ValueError,
-        TypeError, MemoryError for a model that cannot be loaded this way, as `pace.llm.loading.open`.
+        TypeError, MemoryError for a model that cannot be loaded this way, as `pace.llm.loading.load.open_model`.
         """
         given = {name: value for name, value in locals().items() if name not in ("self", "other_names")}
         options = LoadOptions.read(given, other_names)
-        loaded = loading.open(options)
+        self._hold(options, load.open_model(options))
+
+    def _hold(self, options: LoadOptions, loaded: load.Loaded) -> None:
         self._name = str(options.model_name_or_path)
         self.tokenizer = loaded.tokenizer
         self._model: BaseModelForCausalLM | None = loaded.model
-        self._generator: Generator | None = Generator(loaded.engine, loaded.tokenizer, loaded.defaults, progress)
+        self._generator: Generator | None = Generator(
+            loaded.engine, loaded.tokenizer, loaded.defaults, options.progress
+        )
         self.config = self._model.config
         """The model's config: config.json, completed with the architecture's defaults."""
 
@@ -89,6 +93,13 @@ class LLMModel:
     def from_pretrained(cls, model_name_or_path: str | Path, **options: Any) -> LLMModel:
         """The same as `LLMModel(...)`, under transformers' name."""
         return cls(model_name_or_path, **options)
+
+    @classmethod
+    def _open(cls, options: LoadOptions, check_tokenizer: Callable[[Any], object]) -> LLMModel:
+        """Loads a model for the command line; `check_tokenizer` as in `load.open_model`."""
+        model = cls.__new__(cls)
+        model._hold(options, load.open_model(options, check_tokenizer))
+        return model
 
     # -- generation ----------------------------------------------------------------------------------------------------
 
@@ -233,7 +244,7 @@ class LLMModel:
         """The format of most of its weights: a dtype, a quantisation format, or a GGUF file's name for its own, such as
         "Q4_K_M"."""
         _ = self.generator  # raises once it is closed
-        return self._model.held_as
+        return self._model.storage_name
 
     @property
     def max_seq_len(self) -> int:
@@ -286,7 +297,10 @@ class LLMModel:
             return f"LLMModel({self._name!r}, closed)"
         model = self._model
         millions = sum(model.weight_counts().values()) / 1e6
-        return f"LLMModel({self._name!r}: {type(model).__name__}, {millions:,.0f} million weights, {model.held_as}, up to {self.max_seq_len} tokens)"
+        return (
+            f"LLMModel({self._name!r}: {type(model).__name__}, {millions:,.0f} million weights, {model.storage_name}, "
+            f"up to {self.max_seq_len} tokens)"
+        )
 
     def __enter__(self) -> LLMModel:
         return self

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from pace.llm.sequence import Sequence, TokenLogprob
 from pace.llm.text.detokenizer import decode_after
 from pace.llm.text.token_texts import with_texts
 from pace.memory import format_bytes
+from pace.naming import counted, meant
 
 
 @dataclass(frozen=True)
@@ -93,9 +94,9 @@ class Metrics:
         preempted = f", preemptions: {self.num_preemptions}" if self.num_preemptions else ""
         return (
             f"{self.num_prompt_tokens} prompt{reused} + {self.num_generated_tokens} new tokens in "
-            f"{self.total_seconds:.2f} s: first token after {self.seconds_to_first_token * 1e3:.0f} ms, prefill "
-            f"{self.prefill_tokens_per_second:,.0f} tokens/s, decode {self.decode_tokens_per_second:,.0f} "
-            f"tokens/s{drafted}{waited}{preempted}"
+            f"{self.total_seconds:.2f} s: first token after "
+            f"{self.seconds_to_first_token * 1e3:.0f} ms, prefill {self.prefill_tokens_per_second:,.0f} tokens/s, "
+            f"decode {self.decode_tokens_per_second:,.0f} tokens/s{drafted}{waited}{preempted}"
         )
 
 
@@ -182,7 +183,24 @@ class GenerateOutput:
             for text, tokens, reason in zip(texts[:SHOWN_ROWS], self.generated_token_ids, self.finish_reasons)
         ]
         rows += [f"  and {len(texts) - SHOWN_ROWS} more"] if len(texts) > SHOWN_ROWS else []
-        return "\n".join([f"GenerateOutput of {len(texts)} {'text' if len(texts) == 1 else 'texts'}:", *rows])
+        return "\n".join([f"GenerateOutput of {counted(len(texts), 'text')}:", *rows])
+
+    def __getattr__(self, name: str) -> Any:
+        """Raises AttributeError that suggests a field."""
+        known = [field.name for field in fields(self)]
+        raise AttributeError(f"GenerateOutput has no attribute {name!r}{meant(_ELSEWHERE.get(name, name), known)}")
+
+    def __getitem__(self, row: Any) -> Any:
+        """Raises TypeError that names the lists with a row."""
+        raise TypeError(
+            f"GenerateOutput is no list: texts[{row!r}] has the text of a row, and generated_token_ids[{row!r}] its "
+            "tokens"
+        )
+
+
+_ELSEWHERE = {"text": "texts", "generated_text": "texts", "outputs": "texts", "choices": "texts"}
+_ELSEWHERE |= {"sequences": "output_token_ids", "token_ids": "generated_token_ids"}
+"""Other tools' names, and the field that has the same."""
 
 
 def text_of(sequence: Sequence, tokenizer: Any) -> str:
@@ -239,8 +257,8 @@ class MemoryReport:
     def __repr__(self) -> str:
         return (
             f"MemoryReport(weights: {format_bytes(sum(self.weights.values()))}, cache: "
-            f"{format_bytes(self.cache_touched)} of {format_bytes(self.cache_budget)}, process: "
-            f"{format_bytes(self.process)})"
+            f"{format_bytes(self.cache_touched)} of "
+            f"{format_bytes(self.cache_budget)}, process: {format_bytes(self.process)})"
         )
 
     def __str__(self) -> str:
@@ -252,8 +270,8 @@ class MemoryReport:
                 else (f"weights: {part}", self.weights[part])
             )
             lines.append(
-                f"{name:<40}{size / 2**20:>12,.1f} MiB{self.compression(part, 32):>10.2f}"
-                f"{self.compression(part, 16):>10.2f}"
+                f"{name:<40}{size / 2**20:>12,.1f} "
+                f"MiB{self.compression(part, 32):>10.2f}{self.compression(part, 16):>10.2f}"
             )
         rows = [
             ("cache, in use", self.cache_used),

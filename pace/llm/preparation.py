@@ -95,13 +95,11 @@ class Preparer:
         self._tokenizer = tokenizer
         self._defaults = defaults
 
-    def prepare(
-        self, inputs: Any, asked: SamplingConfig, turn: Turn | None, skip_special_tokens: bool, is_chat: bool
-    ) -> PreparedCall:
+    def prepare(self, inputs: Any, asked: SamplingConfig, turn: Turn | None, skip_special_tokens: bool) -> PreparedCall:
         """Does `Generator.prepare_for_generate`."""
         engine = self._driver.engine
-        config = with_defaults(asked, self._defaults, is_chat)
-        if is_chat and not config.has_length:
+        config = with_defaults(asked, self._defaults, is_chat=turn is not None)
+        if turn is not None and not config.has_length:
             config.max_length = engine.max_length
         config.check_consistent(asked.explicit_fields)
         self._check_against_model(config)

@@ -7,7 +7,7 @@ import itertools
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -195,8 +195,6 @@ class Sequence:
         """Sort key in the scheduler's order, smallest first; set by the scheduler. None while the sequence neither
         waits nor runs."""
 
-        self.adapter: Hashable = None
-        """Identifies what is added to the model's weights for this sequence; None for nothing."""
         self.cache_salt: str | None = None
         """Sequences share cached blocks only if this is the same. Set it before the sequence is submitted; a fork
         inherits it."""

@@ -10,7 +10,7 @@ from pace.llm.constraints.masks import SequenceMask
 from pace.llm.defaults import end_tokens_of
 from pace.llm.engine.driver import EngineDriver
 from pace.llm.preparation import PreparedCall, PreparedPrompt
-from pace.llm.sampling.filters import build_filters
+from pace.llm.sampling.filters import make_filter
 from pace.llm.sampling.logits import Processors, build_processors
 from pace.llm.sampling.sampler import Sampling, mix, prompt_logprobs_collector, rules_of
 from pace.llm.sequence import Sequence, TokenLogprob
@@ -55,8 +55,8 @@ def make_beam_search(call: PreparedCall, index: int, tokenizer: Any) -> BeamSear
 
     def make_strategy() -> BeamStrategy:
         num_kept = None if config.do_sample else num_spared * config.num_beams
-        filters = build_filters(config, num_spared)
-        return BeamStrategy(_processors(call, prompt), filters, num_kept, call.num_logprobs)
+        filter_ = make_filter(config, num_spared)
+        return BeamStrategy(_processors(call, prompt), filter_, num_kept, call.num_logprobs)
 
     stopping, mask = _stopping(call, prompt, tokenizer), prompt.constraints.mask
     search = BeamSearch(prompt.tokens, prompt.max_length, config, stopping, make_strategy, prompt.seed, mask)

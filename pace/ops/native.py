@@ -13,11 +13,8 @@ from pace.ops.kernels.quantize import quantize
 from pace.ops.kernels.sampling import (
     apply_mask_,
     argmax,
-    log_softmax,
     sample,
-    softmax,
     token_logprobs,
-    top_k_top_p_,
 )
 from pace.ops.weight import PackedWeight, empty_weight, pack_quantized_, pack_rows_, unpack, weight_nbytes
 
@@ -39,7 +36,6 @@ __all__ = [
     "layer_norm",
     "linear",
     "linear_glu",
-    "log_softmax",
     "pack_quantized_",
     "pack_rows_",
     "quantize",
@@ -49,11 +45,9 @@ __all__ = [
     "sample",
     "scale_",
     "softcap_",
-    "softmax",
     "stack_nbytes",
     "store_kv",
     "token_logprobs",
-    "top_k_top_p_",
     "unpack",
     "weight_nbytes",
 ]

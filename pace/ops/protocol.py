@@ -259,20 +259,6 @@ class SamplingOps(Protocol):
         """Returns int64 `[R]`: the index of the largest logit of each row, the lowest among equals. -1 for a row that
         holds NaN or +inf, or nothing above -inf, so that the caller can reject it without another pass."""
 
-    def softmax(self, logits: Tensor) -> Tensor:
-        """Returns `[R, V]`: softmax over the last dimension."""
-
-    def log_softmax(self, logits: Tensor) -> Tensor:
-        """Returns `[R, V]`: log-softmax over the last dimension, `(x - max) - log(sum(exp(x - max)))`."""
-
-    def top_k_top_p_(self, logits: Tensor, top_k: Tensor, top_p: Tensor) -> None:
-        """Sets to -inf all but the `top_k[r]` largest of each row, then all but the nucleus of mass `top_p[r]` among
-        those.
-
-        `k = 0` and `p >= 1` are off; `top_k` is int64 `[R]`, `top_p` float32 `[R]`. Values equal to the k-th largest
-        stay. Words are ordered by falling logit, then by rising index. The nucleus holds the words with a probability
-        of less than p before them; the first is always in it."""
-
     def apply_mask_(self, logits: Tensor, mask: Tensor, rows: Tensor | None = None) -> None:
         """Sets to -inf the logits that a mask does not allow. `mask` is int32 `[M, ceil(V / 32)]`: bit `i % 32` of word
         `i // 32` (1 is the lowest) is set if token i is allowed; bits beyond V are ignored.

@@ -24,11 +24,8 @@ from pace.ops.reference_experts import route  # noqa: F401
 from pace.ops.reference_sampling import (  # noqa: F401
     apply_mask_,
     argmax,
-    log_softmax,
     sample,
-    softmax,
     token_logprobs,
-    top_k_top_p_,
 )
 from pace.ops.weight_layout import AnyLayout, MixedLayout, QuantizedRows, WeightLayout
 

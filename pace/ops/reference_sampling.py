@@ -16,16 +16,6 @@ def argmax(logits: Tensor) -> Tensor:
     return logits.argmax(-1).where(logits.amax(-1).isfinite(), -1)
 
 
-def softmax(logits: Tensor) -> Tensor:
-    """Returns `[R, V]`: softmax over the last dimension."""
-    return logits.softmax(-1)
-
-
-def log_softmax(logits: Tensor) -> Tensor:
-    """Returns `[R, V]`: log-softmax over the last dimension."""
-    return logits.log_softmax(-1)
-
-
 def top_k_top_p_(logits: Tensor, top_k: Tensor, top_p: Tensor) -> None:
     """Sets to -inf in `logits [R, V]` all but the `top_k[r]` largest, then all but the nucleus of mass `top_p[r]` among
     those.
@@ -92,19 +82,21 @@ def _draw(x: Tensor, draws: Draws, index: int) -> int:
     log_weights = (y[0] - y.max()).double()
     log_weights[log_weights.exp() < rules.min_p] = -math.inf
     if rules.typical_p < 1:
-        _keep_typical_(log_weights, rules.typical_p)
+        keep_typical_(log_weights, rules.typical_p)
     cumulative = log_weights.exp().cumsum(0)
     place = torch.searchsorted(cumulative, float(draws.uniform[index]) * cumulative[-1], right=True)
     return min(int(place), int(log_weights.exp().nonzero()[-1]))
 
 
-def _keep_typical_(log_weights: Tensor, mass: float) -> None:
+def keep_typical_(log_weights: Tensor, mass: float, num_spared: int = 1) -> None:
+    """Sets to -inf in `log_weights [V]` all but the tokens whose information is closest to the entropy, up to `mass` of
+    the probability (arXiv:2202.00666). Leaves at least `num_spared`."""
     probability = log_weights.softmax(0)
     level = (probability * log_weights).nansum()
     distance, order = (log_weights - level).abs().sort(stable=True)
     last = min(int((probability[order].cumsum(0) < mass).sum()), len(order) - 1)
     outside = distance > distance[last]
-    outside[0] = False
+    outside[:num_spared] = False
     log_weights[order[outside]] = -math.inf
 
 
@@ -112,7 +104,7 @@ def token_logprobs(logits: Tensor, rows: Tensor, tokens: Tensor, num_top: int) -
     """Returns the log-probabilities of `tokens [M]` under rows `rows [M]`, float32 `[M]`. Also the `num_top` most
     likely tokens, int64 `[M, num_top]`, largest first and the lower id first among equals, and their log-probabilities.
     -1 and -inf beyond V."""
-    logprobs = log_softmax(logits[rows])
+    logprobs = logits[rows].log_softmax(-1)
     ordered, order = logprobs.sort(dim=-1, descending=True, stable=True)
     missing = max(0, num_top - logits.shape[1])
     top = torch.nn.functional.pad(order[:, :num_top], (0, missing), value=-1)

@@ -43,11 +43,11 @@ def symmetric_block(x: Tensor, half: int) -> tuple[Tensor, Tensor, None]:
     return codes, as_half(scales[..., 0]), None
 
 
-def affine_block(x: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Divides the range from the smallest to the largest weight into `most` steps."""
+def affine_block(x: Tensor, max_code: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Divides the range from the smallest to the largest weight into `max_code` steps."""
     low, high = x.aminmax(dim=-1, keepdim=True)
-    scales = (high - low) / most
-    codes = ((x - low) * inverse_of(scales) + 0.5).trunc_().clamp_(0, most)
+    scales = (high - low) / max_code
+    codes = ((x - low) * inverse_of(scales) + 0.5).trunc_().clamp_(0, max_code)
     return codes, as_half(scales[..., 0]), as_half(low[..., 0])
 
 
@@ -60,7 +60,8 @@ def as_half(scales: Tensor) -> Tensor:
     rounded = scales.half().float()
     if not rounded.isfinite().all():
         raise ValueError(
-            f"weights are too large for scales in float16, which reach {scales.abs().max():.4g}; take int8, or leave them as floats by overrides"
+            f"weights are too large: their scales reach {scales.abs().max():.4g}, beyond float16; use int8, or keep "
+            "them as floats with overrides"
         )
     return rounded
 

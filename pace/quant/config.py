@@ -45,7 +45,8 @@ class QuantizationConfig:
             isinstance(overrides, Mapping) and all(isinstance(pattern, str) for pattern in overrides)
         ):
             raise TypeError(
-                f'overrides must be a dict of module patterns and formats, as {{"*.down_proj": "int8"}}; got {overrides!r:.200}'
+                'overrides must be a dict of module patterns and formats, for example {"*.down_proj": "int8"}; '
+                f"got {overrides!r:.200}"
             )
         self.overrides = {
             pattern: _read_choice(f"overrides[{pattern!r}]", value) for pattern, value in (overrides or {}).items()
@@ -68,26 +69,29 @@ class QuantizationConfig:
         }
 
     def _of(self, name: str, kind: str) -> Format | None:
-        said = self._said_of(name, kind)
-        if said != AUTO:
-            return said
+        setting = self._setting_of(name, kind)
+        if setting != AUTO:
+            return setting
         layout = self.format.layout
         if layout.code not in SMALL_CODES or layout.code == "int6":
             return self.format
         return read_format("q6_k" if layout.in_super_blocks else "int8")
 
-    def _said_of(self, name: str, kind: str) -> Format | str | None:
+    def _setting_of(self, name: str, kind: str) -> Format | str | None:
         matching = [pattern for pattern in self.overrides if fnmatchcase(name, pattern)]
         return self.overrides[matching[-1]] if matching else getattr(self, kind)
 
     def _tied(self, embedding: str) -> Format | None:
         """The format of tied weights: settings for `embedding` and `lm_head` must agree."""
-        said = {name: self._said_of(name, kind) for name, kind in ((embedding, "embedding"), ("lm_head", "lm_head"))}
-        formats = {name: format for name, format in said.items() if format != AUTO}
+        settings = {
+            name: self._setting_of(name, kind) for name, kind in ((embedding, "embedding"), ("lm_head", "lm_head"))
+        }
+        formats = {name: format for name, format in settings.items() if format != AUTO}
         if len(set(formats.values())) > 1:
             choices = " and ".join(f"{format or 'floats'} for {name}" for name, format in formats.items())
             raise ValueError(
-                f"this model's embedding is its LM head too, one matrix, which cannot have {choices}; say the same of both, or speak of one"
+                f"this model's embedding and LM head are one matrix, which cannot have {choices}; give both the "
+                "same format, or set only one"
             )
         return next(iter(formats.values())) if formats else self._of(embedding, "embedding")
 
@@ -131,7 +135,7 @@ def read_quantization(
         + ["load_in_8bit"] * load_in_8bit
     )
     if len(given) > 1:
-        raise ValueError(f"{' and '.join(given)} both say how to quantise; give one of them")
+        raise ValueError(f"{' and '.join(given)} both set the quantisation; give one of them")
     if load_in_4bit or load_in_8bit:
         return QuantizationConfig("nf4" if load_in_4bit else "int8")
     if quantization is None or isinstance(quantization, QuantizationConfig):
@@ -145,30 +149,32 @@ def read_quantization(
             return _read_bitsandbytes(quantization)
         return QuantizationConfig(**quantization)
     raise TypeError(
-        f"quantization must be the name of a format ({', '.join(FORMATS)}), a QuantizationConfig or a dict of its arguments, or a BitsAndBytesConfig; "
-        f"got {quantization!r:.200}"
+        f"quantization must be the name of a format ({', '.join(FORMATS)}), a QuantizationConfig or a dict of its "
+        f"arguments, or a BitsAndBytesConfig; got {quantization!r:.200}"
     )
 
 
-BITSANDBYTES_FIELDS_WITHOUT_EFFECT = (
+UNUSED_BITSANDBYTES_FIELDS = (
     "quant_method",
     "bnb_4bit_compute_dtype",
     "bnb_4bit_quant_storage",
     "llm_int8_threshold",
     "llm_int8_enable_fp32_cpu_offload",
+    "_load_in_4bit",
+    "_load_in_8bit",
 )
-BITSANDBYTES_FIELDS_WITHOUT_EFFECT += ("_load_in_4bit", "_load_in_8bit")
 """Fields that set where and how bitsandbytes computes. They do not change the weights."""
 
 
 def _read_bitsandbytes(fields: Mapping[str, Any]) -> QuantizationConfig:
     """Reads the fields of transformers' BitsAndBytesConfig. Embedding and LM head get the same defaults as with any
     other config. Modules whose names contain an entry of `llm_int8_skip_modules` stay floats."""
-    fields = {name: value for name, value in fields.items() if name not in BITSANDBYTES_FIELDS_WITHOUT_EFFECT}
+    fields = {name: value for name, value in fields.items() if name not in UNUSED_BITSANDBYTES_FIELDS}
     in_4bit, in_8bit = fields.pop("load_in_4bit", False), fields.pop("load_in_8bit", False)
     if bool(in_4bit) == bool(in_8bit):
         raise ValueError(
-            f"a BitsAndBytesConfig sets load_in_4bit or load_in_8bit to True; this one sets {'both' if in_4bit else 'neither'}"
+            "a BitsAndBytesConfig must set one of load_in_4bit and load_in_8bit to True; this one sets "
+            f"{'both' if in_4bit else 'neither'}"
         )
     kind, nested = fields.pop("bnb_4bit_quant_type", "fp4"), fields.pop("bnb_4bit_use_double_quant", False)
     if kind not in ("nf4", "fp4"):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pace.ops.kernels.quantize import QUANTIZER_CODES
 from pace.ops.quantizer import QuantizerKernel
 from pace.ops.weight_layout import CODES, SMALL_CODES, SUPER_BLOCK, QuantizedRows, WeightLayout
 
@@ -42,7 +43,7 @@ class Format(ABC):
     @property
     def kernel(self) -> QuantizerKernel | None:
         """The C++ kernel that gives the same bits, or None. Without one, loading is ten times slower."""
-        return None
+        return QuantizerKernel(self.name) if self.name in QUANTIZER_CODES else None
 
     def final_scales(self, scales: Tensor) -> Tensor:
         """Returns the scales `[R, groups]` of whole rows as they are stored. Scales of groups are rounded to what
@@ -114,7 +115,8 @@ def check_finite(x: Tensor, name: str) -> None:
     if not all(map(torch.isfinite, x.aminmax())):
         row, column = (~x.isfinite()).nonzero()[0].tolist()
         raise ValueError(
-            f"{name} holds {x[row, column].item()}, which cannot be quantised; load it without quantization, or leave it as floats by overrides"
+            f"{name} holds {x[row, column].item()}, which cannot be quantised; load it without quantization, or keep "
+            "it as floats with overrides"
         )
 
 

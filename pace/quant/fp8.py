@@ -8,7 +8,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from pace.ops.quantizer import QuantizerKernel
 from pace.ops.weight_layout import WeightLayout
 from pace.quant.format import Format, normalize
 
@@ -29,10 +28,6 @@ class FP8(Format):
     @property
     def layout(self) -> WeightLayout:
         return WeightLayout("float8", self.group)
-
-    @property
-    def kernel(self) -> QuantizerKernel:
-        return QuantizerKernel("fp8")
 
     def _quantize(self, x: Tensor) -> tuple[Tensor, Tensor, None]:
         x, largest = normalize(x)

@@ -41,9 +41,7 @@ class Int4(Format):
     @property
     def layout(self) -> WeightLayout:
         if self.group is None and not self.symmetric:
-            raise ValueError(
-                "groups alone have zero points; with symmetric=False give a group, as 32 or 64, or leave whole rows symmetric"
-            )
+            raise ValueError("symmetric=False needs a group size, for example group=32")
         return WeightLayout("int4", self.group, has_mins=not self.symmetric)
 
     @property
@@ -75,15 +73,15 @@ def fitted_scales(x: Tensor, steps_to_largest: Sequence[float], weights: Tensor 
     squared error wins.
 
     `weights`: positive weights of the elements' squared errors."""
-    scales, least = torch.zeros(x.shape[:-1]), torch.zeros(x.shape[:-1])
+    scales, best_error = torch.zeros(x.shape[:-1]), torch.zeros(x.shape[:-1])
     for steps in steps_to_largest:
         levels = (x * -steps).round_().clamp_(-8, 7)
         weighted = levels if weights is None else levels * weights
         squares, products = ordered_sum(levels * weighted), ordered_sum(x * weighted)
         fitted = products / squares.clamp_(min=torch.finfo(torch.float32).tiny)
         error = -fitted * products  # less the sum of x^2, which is the same for all candidates
-        better = error < least
-        scales, least = torch.where(better, fitted, scales), torch.where(better, error, least)
+        better = error < best_error
+        scales, best_error = torch.where(better, fitted, scales), torch.where(better, error, best_error)
     return scales
 
 
@@ -94,18 +92,18 @@ def affine_int4(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     length = (high - low).clamp_(min=torch.finfo().tiny)
     unit = (x - low) / length
     size, total = x.shape[-1], ordered_sum(unit)
-    scales, mins, least = torch.zeros(total.shape), torch.zeros(total.shape), torch.full(total.shape, torch.inf)
+    scales, mins, best_error = torch.zeros(total.shape), torch.zeros(total.shape), torch.full(total.shape, torch.inf)
     for share in SHARES_OF_RANGE:
         levels = (unit * (15 / share) + 7.5 * (1 - 1 / share)).round_().clamp_(0, 15)
         sums, squares, products = ordered_sum(levels), ordered_sum(levels.square()), ordered_sum(unit * levels)
         scale = (size * products - total * sums) / (size * squares - sums.square()).clamp_(min=1)
         start = (total - scale * sums) / size
         error = -scale * products - start * total  # less the sum of squares, which is the same for all candidates
-        better = error < least
-        scales, mins, least = (
+        better = error < best_error
+        scales, mins, best_error = (
             torch.where(better, scale, scales),
             torch.where(better, start, mins),
-            torch.where(better, error, least),
+            torch.where(better, error, best_error),
         )
     scales = as_packed(scales * length[..., 0])
     mins = as_packed(mins * length[..., 0] + low[..., 0] + 8 * scales)

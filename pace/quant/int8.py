@@ -7,7 +7,6 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from pace.ops.quantizer import QuantizerKernel
 from pace.ops.weight_layout import WeightLayout
 from pace.quant.format import Format, normalize
 
@@ -23,10 +22,6 @@ class Int8(Format):
     @property
     def layout(self) -> WeightLayout:
         return WeightLayout("int8", self.group)
-
-    @property
-    def kernel(self) -> QuantizerKernel:
-        return QuantizerKernel("int8")
 
     def _quantize(self, x: Tensor) -> tuple[Tensor, Tensor, None]:
         x, largest = normalize(x)

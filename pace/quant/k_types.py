@@ -15,12 +15,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from pace.ops.quantizer import QuantizerKernel
 from pace.ops.weight_layout import SMALL_CODES, SUPER_BLOCK, SUPER_GROUPS, QuantizedRows, WeightLayout
 from pace.quant.block_types import Q4_0, Q5_0, Q5_1, Q8_0
 from pace.quant.format import CHUNK_ELEMENTS, Format, check_finite, ordered_sum
 
-LEAST_SCALE = 1e-15
+MIN_SCALE = 1e-15
 """Groups whose weights are all smaller, and super-blocks whose scales are all smaller, become zeros."""
 
 
@@ -40,10 +39,6 @@ class KType(Format):
             self.code, group, self.has_mins, offset=0 if self.has_mins else None, scale_bits=self.scale_bits
         )
 
-    @property
-    def kernel(self) -> QuantizerKernel:
-        return QuantizerKernel(self.name)
-
     def for_width(self, k: int) -> Format:
         return self if k % SUPER_BLOCK == 0 else self.narrow()
 
@@ -60,9 +55,9 @@ class KType(Format):
         and for weights too large for float16 scales."""
         num_rows, k = rows.shape
         if k % SUPER_BLOCK:
-            raise ValueError(
-                f"{name} has rows of {k} weights, which are no whole super-blocks of {SUPER_BLOCK} for {self.name}"
-            )
+            raise ValueError(f"{name} has rows of {k} weights, not whole super-blocks of {SUPER_BLOCK} for {self.name}")
+        if not num_rows:
+            return self.quantize(rows.new_zeros(1, k), name).take(slice(0))
         found: dict[str, list[Tensor]] = {}
         for start in range(0, num_rows, step := max(1, CHUNK_ELEMENTS // k)):
             x = rows[start : start + step].float()
@@ -71,15 +66,10 @@ class KType(Format):
             for field, values in fields.items():
                 if not values.isfinite().all():
                     raise ValueError(
-                        f"{name} reaches {x.abs().max():.4g}, too much for the float16 scales of {self.name}; take int8, or leave it as floats by overrides"
+                        f"{name} reaches {x.abs().max():.4g}, beyond the float16 scales of {self.name}; use int8, or "
+                        "keep it as floats with overrides"
                     )
                 found.setdefault(field, []).append(values.reshape(len(x), -1))
-        if not num_rows:
-            fields = self.quantize_blocks(torch.zeros(1, SUPER_BLOCK // self.layout.group, self.layout.group))
-            found = {
-                field: [values.reshape(1, -1)[:, :1].expand(1, k * values.numel() // SUPER_BLOCK)[:0]]
-                for field, values in fields.items()
-            }
         return QuantizedRows(self.layout, **{field: torch.cat(parts) for field, parts in found.items()})
 
 
@@ -94,16 +84,16 @@ class AffineKType(KType):
     errors, weighted by the magnitudes plus the group's root mean square."""
 
     def quantize_blocks(self, x: Tensor) -> dict[str, Tensor]:
-        most, most_scale = (1 << SMALL_CODES[self.code]) - 1, (1 << self.scale_bits) - 1
+        max_code, max_scale = (1 << SMALL_CODES[self.code]) - 1, (1 << self.scale_bits) - 1
         weights = x.abs()
         if not self.by_magnitude:
             mean_square = (ordered_sum(x * x) / x.shape[-1]).double()  # a root in float32 is not always the nearest
             weights = mean_square.sqrt().float()[..., None] + weights
-        scales, mins = fit_affine(x, weights, most, self.steps, self.by_magnitude)
-        scales, super_scales = as_numbers(scales, most_scale)
-        mins, super_mins = as_numbers(mins, most_scale)
+        scales, mins = fit_affine(x, weights, max_code, self.steps, self.by_magnitude)
+        scales, super_scales = as_numbers(scales, max_scale)
+        mins, super_mins = as_numbers(mins, max_scale)
         scale, low = (scales * super_scales.float())[..., None], (mins * super_mins.float())[..., None]
-        codes = ((x + low) / torch.where(scale == 0, 1.0, scale)).round_().clamp_(0, most)
+        codes = ((x + low) / torch.where(scale == 0, 1.0, scale)).round_().clamp_(0, max_code)
         return {
             "codes": torch.where(scale == 0, 0.0, codes).to(torch.uint8),
             "scales": scales.to(torch.int8),
@@ -114,10 +104,10 @@ class AffineKType(KType):
 
 
 def fit_affine(
-    x: Tensor, weights: Tensor, most: int, steps: tuple[float, float, int], by_magnitude: bool
+    x: Tensor, weights: Tensor, max_code: int, steps: tuple[float, float, int], by_magnitude: bool
 ) -> tuple[Tensor, Tensor]:
     """Scales of groups `[B, G, group]` and the distances of their minima below zero, both `[B, G]`. They are the best
-    of several candidates for codes from 0 to `most`."""
+    of several candidates for codes from 0 to `max_code`."""
     low, high = x.amin(-1).clamp_(max=0), x.amax(-1)
     flat = high == low
     length = torch.where(flat, 1.0, high - low)
@@ -129,14 +119,14 @@ def fit_affine(
         return ordered_sum(weights * (off.abs() if by_magnitude else off * off))
 
     def levels_of(inverse: Tensor) -> Tensor:
-        return (inverse[..., None] * above).round_().clamp_(0, most)
+        return (inverse[..., None] * above).round_().clamp_(0, max_code)
 
-    inverse = divided(most, length)
+    inverse = divided(max_code, length)
     best_scale, best_low = 1 / inverse, low
-    least = error(best_scale, best_low, levels_of(inverse))
+    best_error = error(best_scale, best_low, levels_of(inverse))
     first, step, count = (torch.tensor(number) for number in steps)
     for i in range(int(count) + 1):
-        levels = levels_of((first + step * i + most) / length)
+        levels = levels_of((first + step * i + max_code) / length)
         weighted = weights * levels
         sum_l, sum_l2, sum_xl = ordered_sum(weighted), ordered_sum(weighted * levels), ordered_sum(weighted * x)
         spread = sum_w * sum_l2 - sum_l * sum_l
@@ -145,9 +135,9 @@ def fit_affine(
         above_zero = start > 0
         scale, start = torch.where(above_zero, sum_xl / sum_l2, scale), torch.where(above_zero, 0.0, start)
         found = error(scale, start, levels)
-        better = (spread > 0) & (found < least)
+        better = (spread > 0) & (found < best_error)
         best_scale, best_low = torch.where(better, scale, best_scale), torch.where(better, start, best_low)
-        least = torch.where(better, found, least)
+        best_error = torch.where(better, found, best_error)
     return torch.where(flat, 0.0, best_scale), torch.where(flat, -low, -best_low)
 
 
@@ -156,11 +146,11 @@ def divided(number: int, x: Tensor) -> Tensor:
     return torch.tensor(float(number)) / x
 
 
-def as_numbers(values: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """Splits non-negative values `[B, G]` into integers up to `most`, in float32, and a float16 step `[B, 1]`."""
+def as_numbers(values: Tensor, max_scale: int) -> tuple[Tensor, Tensor]:
+    """Splits non-negative values `[B, G]` into integers up to `max_scale`, in float32, and a float16 step `[B, 1]`."""
     largest = values.amax(-1, keepdim=True)
-    numbers = (divided(most, torch.where(largest > 0, largest, 1.0)) * values).round_().clamp_(max=most)
-    step = torch.where(largest > 0, largest / most, 0.0).half()
+    numbers = (divided(max_scale, torch.where(largest > 0, largest, 1.0)) * values).round_().clamp_(max=max_scale)
+    step = torch.where(largest > 0, largest / max_scale, 0.0).half()
     return torch.where(step > 0, numbers, 0.0), step
 
 
@@ -175,12 +165,12 @@ class SymmetricKType(KType):
         """Returns the scales `[B, G]` of groups."""
 
     def quantize_blocks(self, x: Tensor) -> dict[str, Tensor]:
-        half, most = 1 << SMALL_CODES[self.code] - 1, 1 << self.scale_bits - 1
+        half, max_scale = 1 << SMALL_CODES[self.code] - 1, 1 << self.scale_bits - 1
         scales = self.fit(x)
         largest = scales.gather(-1, scales.abs().argmax(-1, keepdim=True))
-        some = ~(largest.abs() < LEAST_SCALE)  # NaN counts as a scale here, and is refused later
-        inverse = divided(-most, torch.where(some, largest, 1.0))
-        numbers = torch.where(some, (inverse * scales).round_().clamp_(-most, most - 1), 0.0)
+        some = ~(largest.abs() < MIN_SCALE)  # NaN counts as a scale here, and is refused later
+        inverse = divided(-max_scale, torch.where(some, largest, 1.0))
+        numbers = torch.where(some, (inverse * scales).round_().clamp_(-max_scale, max_scale - 1), 0.0)
         super_scales = torch.where(some, 1 / inverse, 0.0).half()
         scale = (numbers * super_scales.float())[..., None]
         codes = (x / torch.where(scale == 0, 1.0, scale)).round_().clamp_(-half, half - 1)
@@ -194,7 +184,7 @@ class SymmetricKType(KType):
 def largest_of(x: Tensor) -> tuple[Tensor, Tensor]:
     """The element of largest magnitude in each group (the first of equals), and True if it counts as nonzero."""
     largest = x.gather(-1, x.abs().argmax(-1, keepdim=True))[..., 0]
-    some = largest.abs() >= LEAST_SCALE
+    some = largest.abs() >= MIN_SCALE
     return torch.where(some, largest, 1.0), some
 
 

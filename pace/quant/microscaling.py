@@ -70,10 +70,6 @@ class MXFP8(Microscaling):
     def layout(self) -> WeightLayout:
         return WeightLayout("float8", BLOCK)
 
-    @property
-    def kernel(self) -> QuantizerKernel:
-        return QuantizerKernel("mxfp8")
-
     @staticmethod
     def _codes(x: Tensor) -> Tensor:
         return e4m3_codes(x)

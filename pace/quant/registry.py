@@ -30,12 +30,10 @@ def read_format(format: str | Format, **options: Any) -> Format:
     TypeError that lists the known names."""
     if isinstance(format, Format):
         if options:
-            raise TypeError(f"{format!r} has its options; give a format's name to set {', '.join(options)}")
+            raise TypeError(f"{format!r} already has options; give a format's name to set {', '.join(options)}")
         return format
     if not isinstance(format, str):
-        raise TypeError(
-            f"a format is one of the names {', '.join(FORMATS)}, or one made with options; got {format!r:.200}"
-        )
+        raise TypeError(f"a format must be a Format or one of the names {', '.join(FORMATS)}; got {format!r:.200}")
     if format not in FORMATS:
         raise ValueError(f"there is no format {format!r}{meant(format, FORMATS)} Known: {', '.join(FORMATS)}")
     kind = FORMATS[format]

@@ -24,7 +24,7 @@ ROW_SMOOTHING = 0.02
 class Waiting:
     """A waiting request, in the order of the engine's scheduler."""
 
-    place: tuple[int, int]
+    sort_key: tuple[int, int]
     num_rows: int = field(compare=False)
     num_tokens: int = field(compare=False)
     turn: asyncio.Future[None] = field(compare=False)
@@ -65,16 +65,16 @@ class Admission:
         """Raises ApiError 429 if any new request would be refused now. Very cheap, so that refusals take no time from
         requests that are served."""
         if self._num_requests >= self._max_requests:
-            raise self._full("queue", f"{self._num_requests} requests are under way, and no more may wait")
+            raise self._full("queue", f"the queue is full: {self._num_requests} requests are in progress")
         if self._waiting and self.seconds_waiting > self._max_wait:
-            raise self._full("wait", "those that wait already take longer than anybody may wait")
+            raise self._too_long()
 
     @contextmanager
     def request(self, key: str | None) -> Iterator[None]:
         """Counts a request for the duration of the block. Raises ApiError 429 if there are too many."""
         self.check_room()
         if key is not None and self._max_per_key is not None and self._per_key[key] >= self._max_per_key:
-            raise self._full("key", f"this key has {self._max_per_key} requests under way, and may have no more")
+            raise self._full("key", f"this key has {self._max_per_key} requests in progress, which is its maximum")
         self._num_requests += 1
         self._per_key[key or ""] += 1
         try:
@@ -101,8 +101,7 @@ class Admission:
     def measured(self, num_tokens: int, seconds: float) -> None:
         """Records the seconds that the prefill of a prompt took."""
         if num_tokens and seconds > 0:
-            rate, known = num_tokens / seconds, self._tokens_per_second
-            self._tokens_per_second = rate if known is None else known + SMOOTHING * (rate - known)
+            self._tokens_per_second = _smoothed(self._tokens_per_second, num_tokens / seconds, SMOOTHING)
 
     @property
     def seconds_waiting(self) -> float:
@@ -117,13 +116,13 @@ class Admission:
         """Records how fast rows leave while others wait for their places."""
         now = asyncio.get_running_loop().time()
         if self._last_leave is not None and self._waiting:
-            seconds, known = (now - self._last_leave) / num_rows, self._seconds_per_row
-            self._seconds_per_row = seconds if known is None else known + ROW_SMOOTHING * (seconds - known)
+            seconds = (now - self._last_leave) / num_rows
+            self._seconds_per_row = _smoothed(self._seconds_per_row, seconds, ROW_SMOOTHING)
         self._last_leave = now if self._waiting else None
 
     async def _wait(self, num_rows: int, num_tokens: int, priority: int) -> None:
         if self.seconds_waiting > self._max_wait:
-            raise self._full("wait", "those that wait already take longer than anybody may wait")
+            raise self._too_long()
         self._arrivals += 1
         turn = asyncio.get_running_loop().create_future()
         waiting = Waiting((self._arrivals - HEAD_START * priority, self._arrivals), num_rows, num_tokens, turn)
@@ -146,6 +145,9 @@ class Admission:
                 self._waiting.remove(first)
                 first.turn.set_result(None)
 
+    def _too_long(self) -> ApiError:
+        return self._full("wait", f"the queue is too long: the estimated wait exceeds {self._max_wait:g} s")
+
     def _full(self, why: str, message: str) -> ApiError:
         self._rejected(why)
         seconds = max(1, math.ceil(self.seconds_waiting))
@@ -155,3 +157,7 @@ class Admission:
             code="rate_limit_exceeded",
             headers={"retry-after": str(seconds), "retry-after-ms": str(1000 * seconds)},
         )
+
+
+def _smoothed(known: float | None, new: float, weight: float) -> float:
+    return new if known is None else known + weight * (new - known)

@@ -20,7 +20,7 @@ from pace.llm.sequence import Sequence, TextRules
 from pace.llm.text.detokenizer import Detokenizer, TextPieces
 from pace.llm.text.token_texts import TokenPiece, TokenTexts
 from pace.server.errors import ApiError
-from pace.server.jobs import Job
+from pace.server.jobs import PreparedJob
 from pace.server.rows import Row
 
 
@@ -75,22 +75,20 @@ class Cursor:
     """Reads one row as text. Holds back text that may become a stop string or is an incomplete character, with its
     tokens."""
 
-    def __init__(self, index: int, row: Row, tokenizer: Any, job: Job) -> None:
+    def __init__(self, index: int, row: Row, tokenizer: Any, prepared: PreparedJob) -> None:
         """Without a tokenizer texts are empty."""
         self.index = index
         self.row = row
         self.num_read = 0
         self.is_done = False
-        self._job = job
-        turn = None if job.turn is None or job.turn.is_plain else job.turn
+        self._job = prepared.job
+        turn = None if prepared.turn is None or prepared.turn.is_plain else prepared.turn
         self._reader = None if turn is None else TurnReader(turn)
         self._pieces: TextPieces | NoPieces = (
-            NoPieces()
-            if tokenizer is None
-            else TextPieces(tokenizer, job.sampling.stop_strings, row.sequence.text_rules)
+            NoPieces() if tokenizer is None else TextPieces(tokenizer, prepared.stop_strings, row.sequence.text_rules)
         )
         self._end_token = getattr(tokenizer, "eos_token_id", None)
-        self._token_texts = TokenTexts(tokenizer) if job.wants_tokens else None
+        self._token_texts = TokenTexts(tokenizer) if self._job.wants_tokens else None
 
     @property
     def num_thought(self) -> int:
@@ -166,32 +164,26 @@ class Cursor:
 class Answer:
     """The engine's answer to one job: several choices, read as they are generated."""
 
-    def __init__(
-        self,
-        driver: EngineDriver,
-        job: Job,
-        samples: list[list[Sequence]],
-        tokenizer: Any,
-        most_running: int,
-    ) -> None:
-        """`samples` are the sequences of each prompt. Submits the first ones, and others as these end. At most
-        `most_running` run at once, so that prompts of other requests get their turn. It must be at least the number of
-        samples of a prompt. Raises the error that ended the driver."""
+    def __init__(self, driver: EngineDriver, prepared: PreparedJob, tokenizer: Any, most_running: int) -> None:
+        """Submits the first sequences, and others as these end. At most `most_running` run at once, so that prompts of
+        other requests get their turn. It must be at least the number of samples of a prompt. Raises the error that
+        ended the driver."""
         self._driver = driver
-        self._job = job
+        self.prepared = prepared
+        self._job = prepared.job
         self._tokenizer = tokenizer
         self._news: asyncio.Future[None] | None = None
         self._fresh: dict[Cursor, None] = {}
-        self._sequences = [sequence for group in samples for sequence in group]
+        self._sequences = [sequence for group in prepared.samples for sequence in group]
         self._cursors: list[Cursor] = []
         self._waiting: deque[list[Row]] = deque()
         self._running: set[Row] = set()
         self._most_running = most_running
         self._failure: ApiError | None = None
         wakeups = Wakeups.of_running_loop()
-        for group in samples:
+        for group in prepared.samples:
             self._waiting.append([self._add_row(sequence, len(group), wakeups) for sequence in group])
-        self._prompts = {cursor: job.wants_prompt for cursor in self._cursors}
+        self._prompts = {cursor: self._job.wants_prompt for cursor in self._cursors}
         self._submit()
 
     @property
@@ -274,7 +266,7 @@ class Answer:
         row = Row(sequence, wakeups.notify)
         first = len(self._cursors)
         own = [
-            Cursor(first + number, row, self._tokenizer, self._job)
+            Cursor(first + number, row, self._tokenizer, self.prepared)
             for number in range(self._job.num_choices if num_samples == 1 else 1)
         ]
         self._cursors += own

@@ -20,7 +20,7 @@ def read_json(body: bytes, depth: int) -> Any:
         text = body.decode("utf-8")
         more = {"parse_int": _whole} if len(body) > LARGE else {}
         value = json.loads(
-            text, parse_constant=_no_constant, parse_float=_finite, object_pairs_hook=_without_twins, **more
+            text, parse_constant=_no_constant, parse_float=_finite, object_pairs_hook=_without_duplicates, **more
         )
     except UnicodeDecodeError as error:
         raise ApiError(400, f"the body is not UTF-8: byte {error.start} is {body[error.start]:#04x}") from None
@@ -30,7 +30,7 @@ def read_json(body: bytes, depth: int) -> Any:
         raise ApiError(400, f"the body is not JSON: {error.msg} at character {error.pos}") from None
     except ValueError as error:  # ours, and Python's for numbers of thousands of digits
         message = str(error) if isinstance(error, _Refused) else "a number has too many digits"
-        raise ApiError(400, f"the body is not JSON that this server takes: {message}") from None
+        raise ApiError(400, f"the body is not valid JSON: {message}") from None
     if text.count("[") + text.count("{") > depth:
         _check_depth(value, depth)
     if "\\ud" in text or "\\uD" in text:
@@ -43,7 +43,7 @@ class _Refused(ValueError):
 
 
 def _no_constant(name: str) -> float:
-    raise _Refused(f"{name} is no JSON number")
+    raise _Refused(f"{name} is not a JSON number")
 
 
 def _whole(digits: str) -> int:
@@ -57,12 +57,12 @@ def _finite(digits: str) -> float:
     return value
 
 
-def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members = dict(pairs)
     if len(members) < len(pairs):
         seen: set[str] = set()
-        twin = next(name for name, _ in pairs if name in seen or seen.add(name))
-        raise _Refused(f"the name {twin[:40]!r} comes twice in one object")
+        duplicate = next(name for name, _ in pairs if name in seen or seen.add(name))
+        raise _Refused(f"duplicate name {duplicate[:40]!r} in an object")
     return members
 
 
@@ -82,11 +82,11 @@ def _check_depth(value: Any, depth: int) -> None:
 
 
 def _too_deep(depth: int) -> ApiError:
-    return ApiError(400, f"the body nests deeper than {depth} levels")
+    return ApiError(400, f"the body is nested deeper than {depth} levels")
 
 
 def _check_surrogates(value: Any) -> None:
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        raise ApiError(400, "the body holds half a surrogate pair, which is no character") from None
+        raise ApiError(400, "the body has half a surrogate pair, which is not a character") from None

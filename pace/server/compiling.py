@@ -49,7 +49,7 @@ class GrammarWorkers:
                 raise ApiError(503, message, param=param, headers={"retry-after": "5"}) from None
             raise ApiError(
                 400,
-                f"this grammar takes more than {self._limits.grammar_seconds:g} s to compile; make it smaller",
+                f"this grammar takes more than {self._limits.grammar_seconds:g} s to compile; simplify it",
                 param=param,
                 code="grammar_too_complex",
             ) from None

@@ -78,6 +78,11 @@ class NotWell(ApiError):
 LOADING = "the model is loading"
 
 
-def refused(param: str, why: str) -> ApiError:
+def invalid(param: str, problem: str) -> ApiError:
+    """Returns the error for a field with an invalid value. `problem` follows its name."""
+    return ApiError(400, f"{param} {problem}", param=param)
+
+
+def unsupported(param: str, why: str) -> ApiError:
     """Returns the error for a known field that is not supported."""
     return ApiError(400, f"{param}: {why}", param=param, code="unsupported_parameter")

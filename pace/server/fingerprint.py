@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from pace import _C, __version__
-from pace.llm.loading import LoadOptions
-from pace.llm.models.hf_utils import find_checkpoint
+from pace.llm.loading.find import find_checkpoint
+from pace.llm.loading.options import LoadOptions
 
 SAMPLED_BYTES = 64 << 10
 """Bytes read at both ends of each file: different checkpoints also differ in their first and last weights."""

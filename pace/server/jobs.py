@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from pace.grammar import Grammar, GrammarLimits
 from pace.llm.chat.turn import Turn
 from pace.llm.configs import SamplingConfig
-from pace.llm.infill import Infill
-from pace.server.schemas.structure import Structure
+from pace.llm.sequence import Sequence
+from pace.server.errors import ApiError
+
+GrammarReader = Callable[[Any, GrammarLimits, str], Grammar | None]
+"""Function that reads a value, with limits and the whitespace of JSON, as in `Grammar.json_schema`."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +48,26 @@ class TextPrompts:
     """Text after the gap to be filled; None without a gap."""
 
 
-@dataclass
-class Job:
+@dataclass(frozen=True)
+class Structure:
+    """A constraint on the text, as sent by the client. A worker reads it: a schema may be long."""
+
+    param: str
+    value: Any
+    reader: GrammarReader
+    whitespace: str = "flexible"
+    """Whitespace in JSON."""
+
+    def read(self, limits: GrammarLimits) -> Grammar | None:
+        """Returns the grammar; None for plain text. Raises ApiError."""
+        try:
+            return self.reader(self.value, limits, self.whitespace)
+        except (TypeError, ValueError) as error:
+            raise ApiError(400, f"{self.param}: {error}", param=self.param) from None
+
+
+@dataclass(frozen=True)
+class GenerationJob:
     """A request whose fields are checked. Workers convert it to token ids, the engine answers it."""
 
     prompt: ChatPrompt | TextPrompts
@@ -58,13 +81,12 @@ class Job:
     truncate_prompt: int | None = None
     """Number of the prompt's last tokens that are kept; None for all."""
     priority: int = 0
+    """Higher is earlier, as in the engine."""
     cache_salt: str | None = None
     bad_words: list[str] = field(default_factory=list)
     """Texts that must not be generated, at the start of a word or elsewhere."""
     tokens_named: dict[str, list[int]] = field(default_factory=dict)
     """Token ids in the request, by field: the model must have them."""
-    echo: bool = False
-    """True if the answer begins with the prompt."""
     wants_tokens: bool = False
     """True if the answer includes tokens in addition to text."""
     wants_prompt: bool = False
@@ -72,11 +94,20 @@ class Job:
     include_stop: bool = False
     """True if the stop string stays in the text."""
     skip_special_tokens: bool = True
-    infill: Infill | None = None
-    """How to fill a gap; set by the worker that reads prompts with one."""
-    turn: Turn | None = None
-    """How to parse the answer of a conversation; set by the worker that renders it."""
     structure: Structure | None = None
     """Constraint on the text."""
+
+
+@dataclass(frozen=True)
+class PreparedJob:
+    """A job and what workers add to it."""
+
+    job: GenerationJob
+    samples: list[list[Sequence]]
+    """Sequences of each prompt, ready to be submitted."""
+    stop_strings: list[str]
+    """Stop strings of the job and of the checkpoint, and the marks that end a gap."""
+    turn: Turn | None = None
+    """How to parse the answer of a conversation."""
     warnings: tuple[str, ...] = ()
-    """Parts of the constraint that are not enforced; set by the worker that reads it."""
+    """Parts of the constraint that are not enforced."""

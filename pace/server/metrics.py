@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable
+from typing import Protocol
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from pace.llm.engine.engine import Engine
 from pace.llm.generator import Generator
 from pace.llm.sequence import Sequence
 from pace.server.admission import Admission
@@ -106,34 +107,34 @@ class Metrics:
     def _gauges(self) -> None:
         service = self._service
 
-        def of_engine(read: Any) -> float:
-            generator = service.generator
-            try:
-                return float(read(generator.engine)) if generator is not None else 0.0
-            except (RuntimeError, ValueError):  # it has ended
-                return 0.0
+        def gauge(
+            name: str, what: str, read: Callable[[Engine], float], others: Callable[[], float] = lambda: 0.0
+        ) -> None:
+            """Adds a gauge of the engine, 0 without one, plus `others`."""
 
-        scheduler = {
-            "num_requests_running": ("Sequences in the steps", lambda engine: len(engine.scheduler.running)),
-            "kv_cache_usage_perc": (
-                "Part of the cache that sequences hold, 0 to 1",
-                lambda engine: engine.cache.used_bytes / max(1, engine.cache.budget_bytes),
-            ),
-        }
-        for name, (what, read) in scheduler.items():
-            self._gauge(name, what).set_function(lambda read=read: of_engine(read))
-        self._gauge("num_requests_waiting", "Requests and sequences that wait for a place").set_function(
-            lambda: (
-                of_engine(lambda engine: len(engine.scheduler.waiting))
-                + (service.admission.num_waiting if service.admission else 0)
-            )
+            def value() -> float:
+                try:
+                    return others() + (0.0 if service.generator is None else read(service.generator.engine))
+                except (RuntimeError, ValueError):  # it has ended
+                    return others()
+
+            Gauge(f"{self._prefix}:{name}", what, registry=self._registry).set_function(value)
+
+        gauge("num_requests_running", "Sequences in the steps", lambda engine: len(engine.scheduler.running))
+        gauge(
+            "kv_cache_usage_perc",
+            "Part of the cache that sequences hold, 0 to 1",
+            lambda engine: engine.cache.used_bytes / max(1, engine.cache.budget_bytes),
+        )
+        gauge(
+            "num_requests_waiting",
+            "Requests and sequences that wait for a place",
+            lambda engine: len(engine.scheduler.waiting),
+            lambda: service.admission.num_waiting if service.admission else 0,
         )
 
     def _counter(self, name: str, what: str, *labels: str) -> Counter:
         return Counter(f"{self._prefix}:{name}", what, labels, registry=self._registry)
-
-    def _gauge(self, name: str, what: str) -> Gauge:
-        return Gauge(f"{self._prefix}:{name}", what, registry=self._registry)
 
     def _histogram(self, name: str, what: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"{self._prefix}:{name}", what, buckets=buckets, registry=self._registry)

@@ -26,15 +26,15 @@ class ServeOptions:
     model: str | Path
     """The model, as in `LoadOptions`, which has the options for loading: checking those needs torch."""
     host: str = "127.0.0.1"
-    """Address or name to listen at. For addresses that other machines can reach, `keys` are required."""
+    """Address or name to listen at. Addresses that other machines can reach need API keys."""
     port: int = 8000
-    """0 for any free port."""
+    """Port to listen at; 0 for any free one."""
     uds: str | Path | None = None
     """Path of a unix socket to listen at instead. Only this user may connect to it."""
     served_model_names: tuple[str, ...] = ()
     """Names of the model in requests; the first is its id. Default: the last part of its path, or its Hub id."""
     any_model_name: bool = False
-    """True if a request may name any model, and gets this one."""
+    """Accepts any model name in requests, and answers with this model."""
     keys: tuple[str, ...] = field(default=(), repr=False)
     """Keys of clients (`read_keys`). Without keys, all clients are served."""
     tls_certificate: str | Path | None = None
@@ -47,11 +47,11 @@ class ServeOptions:
     """Additional names allowed in `Host`. Without keys, names other than this machine's own are refused."""
     limits: Limits = field(default_factory=Limits)
     allow_priority: bool = False
-    """True if requests may ask to be served before others."""
+    """Lets requests ask to be served before others."""
     strict: bool = False
-    """True if an unknown field is an error. Otherwise it is ignored, and named in the answer's headers."""
+    """Refuses requests with unknown fields. By default, these are ignored, and named in the answer's headers."""
     access_log: bool = False
-    """True to log each request as a line on stderr: its id, model, status, numbers of tokens and times, and no text."""
+    """Logs each request in a line on stderr: its id, model, status, numbers of tokens and times, and no text."""
     metrics_prefix: str = "pace"
     """Prefix of metric names: "vllm" for dashboards made for vLLM."""
 
@@ -104,7 +104,8 @@ class ServeOptions:
         except ssl.SSLError as error:
             why = (error.reason or str(error)).replace("_", " ").lower()
             raise ValueError(
-                f"tls_certificate={self.tls_certificate} and tls_key={self.tls_key} are no PEM certificate and its unencrypted private key ({why})"
+                f"tls_certificate={self.tls_certificate} and tls_key={self.tls_key} must be a PEM certificate and its "
+                f"unencrypted private key ({why})"
             ) from None
         return context
 
@@ -114,21 +115,24 @@ class ServeOptions:
         if isinstance(self.port, bool) or not isinstance(self.port, int) or not 0 <= self.port <= 65535:
             raise ValueError(f"port must be from 0 to 65535; got {shown(self.port)}")
         if not self.host or any(character in self.host for character in "/ []"):
-            raise ValueError(f"host must be an address or a name, as 127.0.0.1 or ::1; got {shown(self.host)}")
+            raise ValueError(f"host must be an address or a name, such as 127.0.0.1 or ::1; got {shown(self.host)}")
         if not self.is_local and not self.keys:
             raise ValueError(
-                f"host={self.host} is reached from other machines, and there is no key: set {KEYS_VARIABLE}, or name a file of keys (api_key_file)"
+                f"host={self.host} is reachable from other machines, which needs a key: "
+                f"set {KEYS_VARIABLE} or api_key_file"
             )
 
     def _check_names(self) -> None:
-        most = self.limits.name_characters
+        max_characters = self.limits.name_characters
         for name in self.served_model_names:
-            if not 0 < len(name) <= most or not name.isprintable() or name != name.strip():
-                raise ValueError(f"served_model_names: {shown(name)} must be 1 to {most} printable characters")
+            if not 0 < len(name) <= max_characters or not name.isprintable() or name != name.strip():
+                raise ValueError(
+                    f"served_model_names: {shown(name)} must be 1 to {max_characters} printable characters"
+                )
 
     def _check_tls(self) -> None:
         if (self.tls_certificate is None) != (self.tls_key is None):
-            raise ValueError("tls_certificate and tls_key go together: give both, or neither for plain HTTP")
+            raise ValueError("give both tls_certificate and tls_key, or neither for plain HTTP")
         for name in ("tls_certificate", "tls_key"):
             if getattr(self, name) is not None:
                 _read(name, getattr(self, name))
@@ -139,11 +143,13 @@ class ServeOptions:
             if origin == "*":
                 if not self.keys:
                     raise ValueError(
-                        "cors_origins=* without a key would let every web page that you open use this server: give a key, or name the origins"
+                        "cors_origins=* without a key would let every web page that you open use this server: "
+                        "set a key, or list the origins"
                     )
             elif not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s,*@]+", origin):
                 raise ValueError(
-                    f"cors_origins: {shown(origin)} is not an origin, scheme://host or scheme://host:port, in lower case and without a path"
+                    f"cors_origins: {shown(origin)} must be scheme://host or scheme://host:port, in lower case and without "
+                    "a path"
                 )
         for name in self.allowed_hosts:
             if not re.fullmatch(r"[A-Za-z0-9._-]+|[0-9a-fA-F:.]+", name) or re.search(r"^[^:]*:[^:]*$", name):
@@ -159,7 +165,7 @@ def read_keys(path: str | Path | None = None) -> tuple[str, ...]:
     if path is not None:
         in_file = [line.partition("#")[0].strip() for line in _read("api_key_file", path).splitlines()]
         if not any(in_file):
-            raise ValueError(f"api_key_file: {path} has no key; write one a line")
+            raise ValueError(f"api_key_file: {path} has no keys; write one per line")
         keys += in_file
     return tuple(dict.fromkeys(key for key in keys if key))
 
@@ -178,7 +184,7 @@ def _read(name: str, path: str | Path) -> str:
     except OSError as error:
         raise ValueError(f"{name}: cannot read {path} ({error.strerror})") from None
     except UnicodeDecodeError:
-        raise ValueError(f"{name}: {path} is not a text") from None
+        raise ValueError(f"{name}: {path} is not a text file") from None
 
 
 def _is_loopback(host: str) -> bool:

@@ -15,8 +15,8 @@ from pace.llm.chat.template import ChatTemplate, TemplateRefusal
 from pace.llm.chat.turn import Turn, plan_turn
 from pace.llm.infill import Infill
 from pace.llm.inputs import warn_of_second_bos
-from pace.server.errors import ApiError
-from pace.server.jobs import ChatPrompt, Job, TextPrompts
+from pace.server.errors import ApiError, invalid
+from pace.server.jobs import ChatPrompt, GenerationJob, TextPrompts
 from pace.server.limits import Limits
 
 logger = logging.getLogger("pace")
@@ -34,7 +34,7 @@ class PromptReader:
         self._vocab_size = vocab_size
         self.max_length = max_length
         self._limits = limits
-        self._most_bytes = limits.bytes_per_token * max_length
+        self._max_bytes = limits.bytes_per_token * max_length
         self._local = threading.local()
         self._lock = threading.Lock()
         self._passed_over: set[str] = set()
@@ -48,7 +48,7 @@ class PromptReader:
     def tokenizer(self) -> Any:
         """This thread's tokenizer. Raises ApiError if the model has none."""
         if self._tokenizer is None:
-            raise ApiError(400, "this model has no tokenizer: give prompts as token ids, to /v1/completions")
+            raise ApiError(400, "this model has no tokenizer: send token ids to /v1/completions")
         if not hasattr(self._local, "tokenizer"):
             self._local.tokenizer = copy.deepcopy(self._tokenizer)
         return self._local.tokenizer
@@ -60,31 +60,34 @@ class PromptReader:
             try:
                 self._local.template = ChatTemplate(self.tokenizer)
             except ValueError as error:
-                raise ApiError(400, f"{error}, to /v1/completions") from None
+                raise ApiError(400, str(error)) from None
         return self._local.template
 
-    def read(self, job: Job, grammar: Grammar | None = None) -> list[list[int]]:
-        """Returns the token ids of each prompt. For a conversation, sets `job.turn`; an answer without calls then
-        follows `grammar`. Raises ApiError for prompts that cannot be read or are too long, and for token ids outside
-        the vocabulary."""
+    def read(
+        self, job: GenerationJob, grammar: Grammar | None = None
+    ) -> tuple[list[list[int]], Turn | None, Infill | None]:
+        """Returns the token ids of each prompt, the turn of a conversation, and how to fill a gap. An answer without
+        calls follows `grammar`. Raises ApiError for prompts that cannot be read or are too long, and for token ids
+        outside the vocabulary."""
+        turn = infill = None
         for param, tokens in job.tokens_named.items():
             self._check_tokens(tokens, param)
         if isinstance(job.prompt, ChatPrompt):
-            job.turn = self.plan(job.prompt, grammar)
-            rows = [self.encode(job.turn.prompt, job.prompt.add_special_tokens, job.prompt.param)]
-            param = job.prompt.param
+            turn, param = self.plan(job.prompt, grammar), job.prompt.param
+            rows = [self.encode(turn.prompt, job.prompt.add_special_tokens, param)]
         elif job.prompt.suffix is not None:
-            rows, param = self._gaps(job), "prompt"
+            infill, param = self._infill(), "prompt"
+            rows = self._gaps(job.prompt, infill)
         else:
             rows, param = self._texts(job.prompt), "prompt"
         if job.truncate_prompt is not None:
             rows = [row[-job.truncate_prompt :] for row in rows]
         for row in rows:
             if not row:
-                raise ApiError(400, f"{param} has no tokens", param=param)
+                raise invalid(param, "has no tokens")
             if len(row) >= self.max_length:
                 raise self._too_long(len(row), param)
-        return rows
+        return rows, turn, infill
 
     def plan(self, prompt: ChatPrompt, grammar: Grammar | None = None) -> Turn:
         """Returns the turn that follows a conversation. Raises ApiError."""
@@ -112,7 +115,7 @@ class PromptReader:
         except GrammarError as error:
             raise ApiError(400, str(error), param=error.place) from None
         except Exception as error:
-            raise ApiError(400, f"these messages cannot be read: {error}", param=prompt.param) from None
+            raise ApiError(400, f"these messages are invalid: {error}", param=prompt.param) from None
 
     def _log_passed_over(self, names: tuple[str, ...]) -> None:
         """Logs once per name what requests ask for without effect."""
@@ -120,28 +123,26 @@ class PromptReader:
             fresh = [name for name in names if name not in self._passed_over]
             self._passed_over.update(fresh)
         for name in fresh:
-            logger.warning("%s: passed over, here and in later requests; this server has nothing of the kind", name)
+            logger.warning("%s: ignored, here and in later requests, because this server does not support it", name)
 
     def _tools(self, prompt: ChatPrompt) -> tuple[list[Tool], ToolChoice]:
         """Returns the callable tools and the tool choice. Raises ApiError."""
         items = prompt.tools or []
         if len(items) > self._limits.tools:
-            raise ApiError(400, f"tools may have {self._limits.tools} entries, got {len(items)}", param="tools")
+            raise invalid("tools", f"may have at most {self._limits.tools} entries, got {len(items)}")
         try:
             tools = read_tools(items)
             for index, tool in enumerate(tools):
                 try:
                     check_size(tool.parameters, self._limits.grammar)
                 except ValueError as error:
-                    raise ToolError(f"tools[{index}]", f"has parameters that cannot be used: {error}") from None
+                    raise ToolError(f"tools[{index}]", f"has invalid parameters: {error}") from None
             choice = read_choice(prompt.tool_choice, tools)
         except ToolError as error:
             raise ApiError(400, str(error), param=error.place) from None
         num_bytes = sum(len(repr(tool.parameters)) + len(tool.description) for tool in choice.among(tools))
         if num_bytes > self._limits.grammar_bytes:
-            raise ApiError(
-                400, f"tools have {num_bytes} characters; {self._limits.grammar_bytes} are the most", param="tools"
-            )
+            raise invalid("tools", f"have {num_bytes} characters; the maximum is {self._limits.grammar_bytes}")
         return tools, choice
 
     def render(self, prompt: ChatPrompt) -> str:
@@ -163,14 +164,15 @@ class PromptReader:
         runs = [self.encode(start + word, False, "bad_words") for word in words for start in ("", " ")]
         return [list(run) for run in dict.fromkeys(map(tuple, runs)) if run]
 
-    def _gaps(self, job: Job) -> list[list[int]]:
-        """Returns prompts with a gap between each and the suffix, and sets `job.infill`. Raises ApiError if the model
-        cannot fill gaps."""
-        prompts = job.prompt
+    def _infill(self) -> Infill:
+        """Returns how the model fills a gap. Raises ApiError if it cannot."""
         try:
-            infill = job.infill = Infill.of(self.tokenizer)
+            return Infill.of(self.tokenizer)
         except ValueError as error:
             raise ApiError(400, str(error), param="suffix", code="unsupported_parameter") from None
+
+    def _gaps(self, prompts: TextPrompts, infill: Infill) -> list[list[int]]:
+        """Returns prompts with a gap between each and the suffix."""
         self._check_bytes(len(prompts.suffix.encode()), "suffix")
         return [
             infill.prompt(self.tokenizer, item, prompts.suffix, prompts.add_special_tokens)
@@ -192,15 +194,17 @@ class PromptReader:
             elif not is_text and isinstance(item, list) and item and all(map(_is_token, item)):
                 self._check_tokens(item, "prompt")
             else:
-                raise ApiError(400, f"prompt must be {PROMPTS}; none of them empty", param="prompt")
+                raise invalid("prompt", f"must be {PROMPTS}, and none may be empty")
             yield item
 
     def _check_tokens(self, tokens: list[int], param: str) -> None:
         if max(tokens) >= self._vocab_size:
-            raise ApiError(400, f"{param}: token ids are 0 to {self._vocab_size - 1}; got {max(tokens)}", param=param)
+            raise ApiError(
+                400, f"{param}: token ids must be from 0 to {self._vocab_size - 1}, got {max(tokens)}", param=param
+            )
 
     def _check_bytes(self, num_bytes: int, param: str) -> None:
-        if num_bytes > self._most_bytes:
+        if num_bytes > self._max_bytes:
             raise ApiError(
                 400,
                 f"{param}: prompt is too long: {num_bytes} bytes of text are more than the context can hold. "

@@ -1,4 +1,4 @@
-"""One model for an event loop: takes jobs and returns answers. The routes reach the engine only through this module."""
+"""One model for an event loop: takes jobs and returns answers. Endpoints reach the engine only through this module."""
 
 from __future__ import annotations
 
@@ -12,23 +12,21 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
-from pace.llm import loading
+from pace.llm.chat.turn import Turn
 from pace.llm.configs import SamplingConfig
 from pace.llm.generator import Generator
-from pace.llm.loading import LoadOptions
+from pace.llm.loading import load
+from pace.llm.loading.options import LoadOptions
 from pace.llm.sequence import Sequence
 from pace.server.admission import Admission
 from pace.server.answers import Answer
 from pace.server.compiling import GrammarWorkers
-from pace.server.errors import LOADING, ApiError, NotWell
+from pace.server.errors import LOADING, ApiError, NotWell, invalid
 from pace.server.fingerprint import fingerprint
-from pace.server.jobs import Job
-from pace.server.kinds import Generating
+from pace.server.jobs import GenerationJob, PreparedJob
 from pace.server.metrics import Metrics
 from pace.server.options import ServeOptions
 from pace.server.prompts import PromptReader
-from pace.server.wire.form import WireForm
-from pace.server.wire.openai import Envelope
 
 logger = logging.getLogger("pace")
 
@@ -62,9 +60,9 @@ class Service:
     # -- life cycle ----------------------------------------------------------------------------------------------------
 
     def load(self) -> None:
-        """Loads the model. Raises what `loading.open` raises."""
+        """Loads the model. Raises what `load.open_model` raises."""
         try:
-            loaded = loading.open(self.load_options)
+            loaded = load.open_model(self.load_options)
             self.use(Generator(loaded.engine, loaded.tokenizer, loaded.defaults))
         except BaseException:
             self.status = "failed"
@@ -140,37 +138,20 @@ class Service:
     # -- model information ---------------------------------------------------------------------------------------------
 
     @property
-    def model_name(self) -> str:
-        return self.options.model_names[0]
-
-    @property
-    def defaults(self) -> SamplingConfig:
-        return self._open.defaults
-
-    @property
-    def tokenizer(self) -> Any:
-        return self._open.tokenizer
-
-    @property
     def max_length(self) -> int | None:
         """Maximum number of tokens of prompt and answer together; None until the model is loaded."""
         return None if self.reader is None else self.reader.max_length
 
-    @property
-    def num_slots(self) -> int:
-        """Number of sequences that run at once. Raises ApiError as `defaults` does."""
-        return self._open.engine.scheduler.max_sequences_per_step
-
     def check_model(self, name: str | None) -> str:
         """Returns the model's name for the answer. Raises ApiError for a model that is not served."""
         if name is None:
-            return self.model_name
+            return self.options.model_names[0]
         if len(name) > self.limits.name_characters:
-            raise ApiError(400, f"model: a name has at most {self.limits.name_characters} characters", param="model")
+            raise invalid("model", f"must have at most {self.limits.name_characters} characters")
         if name not in self.options.model_names and not self.options.any_model_name:
             raise ApiError(
                 404,
-                f"the model {name!r} is not served here; there is {', '.join(self.options.model_names)}",
+                f"the model {name!r} is not served here; available: {', '.join(self.options.model_names)}",
                 param="model",
                 code="model_not_found",
             )
@@ -178,10 +159,10 @@ class Service:
 
     def check_ready(self) -> None:
         """Raises ApiError 503 before the model is loaded, and during shutdown."""
-        _ = self._open
+        _ = self.loaded
 
     @property
-    def _open(self) -> Generator:
+    def loaded(self) -> Generator:
         """The generator. Raises ApiError 503 before the model is loaded, and during shutdown."""
         if self.status != "ready" or self.generator is None:
             why = {"loading": LOADING, "draining": "the server is shutting down"}
@@ -200,26 +181,16 @@ class Service:
     # -- work ----------------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def answer_request(
-        self, kind: Generating, request: Any, salt: str | None = None, key: str | None = None
-    ) -> AsyncIterator[tuple[Job, WireForm, Answer]]:
-        """Yields a request's job, the form of its answer, and the answer, which ends with the block. `salt` and `key`
-        are the client's. Raises ApiError."""
-        model = self.check_model(request.model)
-        job = request.to_job(self.limits, self.defaults)
-        if job.priority and not self.options.allow_priority:
-            raise ApiError(400, "priority: this server gives none; leave it out, or 0", param="priority")
-        job.priority = -job.priority  # lower is earlier on the wire, later in the engine
-        async with self.answer(job, salt, key) as answer:
-            envelope = Envelope.new(kind.id_prefix, model, self.fingerprint)
-            yield job, kind.form(request, envelope, self.tokenizer), answer
-
-    @asynccontextmanager
-    async def answer(self, job: Job, salt: str | None, key: str | None) -> AsyncIterator[Answer]:
+    async def answer(
+        self, job: GenerationJob, salt: str | None = None, key: str | None = None
+    ) -> AsyncIterator[Answer]:
         """Yields the answer of a job, which ends with the block. `salt` and `key` are the client's. Raises ApiError."""
-        generator = self._open
+        if job.priority and not self.options.allow_priority:
+            message = "priority is disabled here (start the server with --allow-priority); leave it out, or send 0"
+            raise ApiError(400, message, param="priority")
+        generator = self.loaded
         with self.admission.request(key):
-            rows, config = await self.work(self._read, generator, job)
+            rows, config, turn = await self.work(self._read, generator, job)
             compiled = None
             if config.grammar is not None:
                 param = job.structure and job.structure.param
@@ -227,14 +198,15 @@ class Service:
                     compiled = await self._grammar_workers.compile(
                         generator.constraints.grammars, config.grammar, param
                     )
-            samples = await self.work(self._prepare, generator, job, rows, config, salt)
+            prepared = await self.work(self._prepare, generator, job, rows, config, turn, salt)
             del compiled  # kept until here, so that it is not compiled again
-            most = max(generator.engine.scheduler.max_sequences_per_step, *map(len, samples))
-            num_rows = min(most, sum(map(len, samples)))  # at once
+            samples = prepared.samples
+            max_running = max(generator.engine.scheduler.max_sequences_per_step, *map(len, samples))
+            num_rows = min(max_running, sum(map(len, samples)))
             num_tokens = sum(group[0].num_prompt_tokens for group in samples)
             async with self.admission.rows(num_rows, num_tokens, job.priority):
                 try:
-                    answer = Answer(generator.driver, job, samples, generator.tokenizer, most)
+                    answer = Answer(generator.driver, prepared, generator.tokenizer, max_running)
                 except (RuntimeError, ValueError) as error:
                     raise ApiError(503, str(error)) from error
                 self._answers.add(answer)
@@ -250,35 +222,40 @@ class Service:
         """Returns the result of `function`, run by a worker."""
         return await asyncio.get_running_loop().run_in_executor(self._workers, function, *arguments)
 
-    def _read(self, generator: Generator, job: Job) -> tuple[list[list[int]], SamplingConfig]:
-        """Returns the tokens of each prompt, and the sampling config. Runs in a worker. Raises ApiError."""
+    def _read(self, generator: Generator, job: GenerationJob) -> tuple[list[list[int]], SamplingConfig, Turn | None]:
+        """Returns the tokens of each prompt, the sampling config, and the turn of a conversation. Runs in a worker.
+        Raises ApiError."""
         config = job.sampling.copy()
         grammar = None if job.structure is None else job.structure.read(self.limits.grammar)
-        rows = self.reader.read(job, grammar)
-        config.grammar = grammar if job.turn is None else job.turn.grammar
-        if job.infill is not None:
-            job.infill.add_ends(config, generator.defaults)
-            job.sampling.stop_strings = config.stop_strings  # the text is cut there, too
+        rows, turn, infill = self.reader.read(job, grammar)
+        config.grammar = grammar if turn is None else turn.grammar
+        if infill is not None:
+            infill.add_ends(config, generator.defaults)
         room = generator.engine.max_length - min(map(len, rows))
         config.max_new_tokens = room if job.max_tokens is None else max(1, min(job.max_tokens, room))
         config.min_new_tokens = min(config.min_new_tokens, config.max_new_tokens)
         if job.bad_words:
             config.bad_words_ids = self.reader.bad_words(job.bad_words)
-        return rows, config
+        return rows, config, turn
 
     def _prepare(
-        self, generator: Generator, job: Job, rows: list[list[int]], config: SamplingConfig, salt: str | None
-    ) -> list[list[Sequence]]:
-        """Returns the sequences of each prompt, ready to be submitted. Runs in a worker. Raises ApiError."""
+        self,
+        generator: Generator,
+        job: GenerationJob,
+        rows: list[list[int]],
+        config: SamplingConfig,
+        turn: Turn | None,
+        salt: str | None,
+    ) -> PreparedJob:
+        """Returns the job with its sequences. Runs in a worker. Raises ApiError."""
         with _errors_of(job):
-            prepared = generator.prepare_for_generate(rows, config, job.turn, job.skip_special_tokens)
-        job.warnings = prepared.warnings
+            prepared = generator.prepare_for_generate(rows, config, turn, job.skip_special_tokens)
         samples = [generator.sequences_of(prepared, index) for index in range(len(rows))]
         for group in samples:
             for sequence in group:
                 sequence.priority = job.priority
                 sequence.cache_salt = _joined_salt(salt, job.cache_salt)
-        return samples
+        return PreparedJob(job, samples, prepared.config.stop_strings or [], turn, prepared.warnings)
 
     def _measure(self, samples: list[list[Sequence]]) -> None:
         """Reports the time of each prompt's prefill to the queue."""
@@ -291,7 +268,7 @@ class Service:
 
 
 @contextmanager
-def _errors_of(job: Job) -> Iterator[None]:
+def _errors_of(job: GenerationJob) -> Iterator[None]:
     """Converts errors of preparing a job to an ApiError that names the wrong field."""
     place = job.structure and job.structure.param
     try:

@@ -224,6 +224,13 @@ def test_op_by_op_has_no_profile(capsys):
     assert main([*eager, "--json"]) == 0 and json.loads(capsys.readouterr().out)["outside_kernels_share"] is None
 
 
+def test_memory_is_told_in_the_order_of_time_and_shares_are_explained():
+    """The two peaks are of different times, so neither bounds the other."""
+    table = report.table(measured())
+    numbers = r"resident: [\d,]+ MiB before, at most [\d,]+ while loading, [\d,]+ while running"
+    assert re.search(numbers, table) and "\nMFU, MBU     shares of these limits" in table
+
+
 @pytest.mark.parametrize("bandwidth, flops", [(1e-3, 1e9), (1e9, 1e-3), (1e9, 1e9)])
 def test_shares_above_1_are_explained(bandwidth, flops):
     result = measured()
@@ -350,7 +357,7 @@ def test_plan_of_formats_and_of_quantised_checkpoints(tmp_path, capsys, quick_li
     write_gguf(TINY, tmp_path / "named.gguf", lambda name: "Q8_0" if "embed" in name else "Q4_0", named(15))
     write_gguf(TINY, tmp_path / "strange.gguf", "Q4_0", named(999))
     write_gguf(TINY, tmp_path / "floats.gguf", "F16", named(1))
-    assert measure.load(str(tmp_path / "floats.gguf")).model.held_as == "bfloat16"
+    assert measure.load(str(tmp_path / "floats.gguf")).model.storage_name == "bfloat16"
     for path, kind, dtype in (
         (tmp_path / "named.gguf", "Q4_K_M", "int4"),
         (tmp_path / "strange.gguf", "int4, group 32", "int4"),
@@ -358,7 +365,7 @@ def test_plan_of_formats_and_of_quantised_checkpoints(tmp_path, capsys, quick_li
         (tmp_path / "model.gguf", "int4, group 32", "int4"),
     ):
         loaded = measure.load(str(path))
-        assert loaded.costs.code == dtype and loaded.model.held_as == kind
+        assert loaded.costs.code == dtype and loaded.model.storage_name == kind
         assert main(["plan", str(path), "--json"]) == 0
         [told] = json.loads(capsys.readouterr().out)["plans"]
         assert (

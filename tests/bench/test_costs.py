@@ -27,8 +27,9 @@ from pace.bench.prediction import (
 )
 from pace.bench.shapes import SHAPES, RandomWeights
 from pace.llm.engine.scheduler import Scheduler
-from pace.llm.models import model_utils
-from pace.llm.models.hf_utils import read_config_json
+from pace.llm.loading.checkpoint import read_config_json
+from pace.llm.loading.load import load_model
+from pace.llm.loading.options import LoadOptions
 from pace.llm.models.model_list import read_config
 from pace.ops import native
 from pace.quant import FORMATS, QuantizationConfig
@@ -81,7 +82,7 @@ def test_every_shape_is_a_config_that_pace_reads(name):
         "gemma-2-9b": 9.24, "gemma-3-1b": 1.0, "gemma-3-4b": 3.88, "deepseek-v2-lite": 15.7, "glm-4.7-flash": 29.9,
         "qwen3-30b-a3b": 30.5, "mixtral-8x7b": 46.7, "gpt-oss-20b": 20.9,
     }  # fmt: skip
-    elements = sum(torch.Size(slot.shape).numel() for slot, *_ in model.slots().values())
+    elements = sum(torch.Size(target.shape).numel() for target, *_ in model.targets().values())
     expected = billions[name if name in billions else name.split("-")[-1]]
     assert elements / 1e9 == pytest.approx(expected, rel=0.05)
 
@@ -349,7 +350,7 @@ def test_mapped_experts_are_planned_for(tmp_path):
     save_tiny(tmp_path, "qwen3_moe", {"num_experts_per_tok": 2})  # of 8
     config = read_config_json(tmp_path)
     limits = Limits("avx2", 2, 20.0, 150.0)
-    model = model_utils.load_model(tmp_path, quantization="int4", progress=False)
+    model = load_model(LoadOptions(tmp_path, quantization="int4", progress=False))
     experts = sum(stack.stack.nbytes for stack in model.stacks())
     rest = model.nbytes - experts + PROCESS_BYTES + model.kv_spec.position_bytes * 16
 

@@ -15,8 +15,7 @@ from pace.assets import TINY
 from pace.bench import plan, sample
 from pace.bench.limits import Limits
 from pace.cli import main
-from pace.llm.models.checkpoint import Checkpoint
-from pace.llm.models.hf_utils import read_config_json
+from pace.llm.loading.checkpoint import Checkpoint, read_config_json
 from pace.ops import native
 from tests.llm.models.variants import save_tiny
 
@@ -70,7 +69,7 @@ def test_predictions_are_corrected_by_what_was_measured(runs):
         assert other.prefill_tokens_per_second == pytest.approx(one.prefill_tokens_per_second / 3)
         assert other.decode_tokens_per_second == pytest.approx(one.decode_tokens_per_second / 2)
         assert (one.dtype, one.weight_bytes, one.max_context) == (other.dtype, other.weight_bytes, other.max_context)
-    held = Counter(model.held_as for model in runs)
+    held = Counter(model.storage_name for model in runs)
     assert held == {"bfloat16": 1, "float16": 1, "float32": 1, "int8": 1, "int4": 1}
 
 

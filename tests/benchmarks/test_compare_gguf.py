@@ -18,7 +18,7 @@ from benchmarks.comparison.runtimes.llama_cpp_runtime import check_convertible, 
 from pace.assets import TINY
 from pace.bench.shapes import SHAPES
 from pace.llm import LLMModel
-from pace.llm.models.hf_utils import load_tokenizer
+from pace.tokenizer.loading import load_tokenizer
 
 SMALL = dict(
     num_hidden_layers=2,

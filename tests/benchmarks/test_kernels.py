@@ -119,11 +119,7 @@ def test_rows_and_sampling():
         for m in (1, 8)
     }
     assert record("rope") == {f"rotary, {m} rows": (2 * 4 * m * HEADS * DIM + 4 * m * DIM, 0) for m in (1, 8)}
-    assert record("sampling") == {
-        f"argmax over {VOCAB}": (2000, 0),
-        f"softmax over {VOCAB}": (4000, 0),
-        f"top-k, top-p over {VOCAB}": (6000, 0),
-    }
+    assert record("sampling") == {f"argmax over {VOCAB}": (2000, 0)}
 
 
 @pytest.mark.parametrize("suffix", [".md", ".json"])

@@ -12,7 +12,8 @@ from pace.calibrate.job import Job
 from pace.calibrate.recording import CalibrationText
 from pace.calibrate.rounding import fit_scales, output_error, round_to_nearest
 from pace.llm import QuantizationConfig
-from pace.llm.models.model_utils import load_model
+from pace.llm.loading.load import load_model
+from pace.llm.loading.options import LoadOptions
 from pace.ops import reference
 from pace.ops.reference_experts import sum_of_experts
 from pace.ops.weight_layout import WeightLayout
@@ -42,7 +43,7 @@ def rounded(monkeypatch):
 
 
 def load(folder, **more):
-    return load_model(folder, dtype="float32", backend="torch", progress=False, **more)
+    return load_model(LoadOptions(folder, dtype="float32", backend="torch", progress=False, **more))
 
 
 @pytest.mark.parametrize("model_type", ["qwen3_moe", "gpt_oss", "granitemoe", "deepseek_v3"])

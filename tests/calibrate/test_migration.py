@@ -9,7 +9,8 @@ import torch
 from pace.calibrate.migration import KINDS, centred, choose, migrations, quantised_inputs
 from pace.calibrate.recording import InputStatistics
 from pace.calibrate.rounding import fit_scales, round_to_nearest
-from pace.llm.models.model_utils import load_model as load_layers
+from pace.llm.loading.load import load_model as load_layers
+from pace.llm.loading.options import LoadOptions
 from pace.ops.weight_layout import WeightLayout
 from tests.llm.models.variants import save_tiny
 
@@ -18,7 +19,7 @@ pytest.importorskip("transformers")
 
 def test_scales_of_values_are_shared_by_the_query_heads_that_read_them(tmp_path):
     save_tiny(tmp_path, "llama", {})  # four query heads on two key heads, of eight elements
-    model = load_layers(tmp_path, dtype="float32", backend="torch", progress=False)
+    model = load_layers(LoadOptions(tmp_path, dtype="float32", backend="torch", progress=False))
     values = list(migrations(model.layers[0]))[2]
     s = torch.exp(torch.randn(32, generator=torch.Generator().manual_seed(0)))
     heads = values.channels(s).view(2, 2, 8)
@@ -55,7 +56,7 @@ def test_outlier_channels_are_migrated(kind, layout, share, tmp_path):
     """One channel in 32 is fifty times as large as the others. With scales, the rounded products have less error on
     new inputs than without."""
     save_tiny(tmp_path, "llama", {"hidden_size": 64, "num_attention_heads": 4})
-    layer = load_layers(tmp_path, dtype="float32", backend="torch", progress=False).layers[0]
+    layer = load_layers(LoadOptions(tmp_path, dtype="float32", backend="torch", progress=False)).layers[0]
     place = next(migrations(layer))
     [reader] = place.readers
     generator = torch.Generator().manual_seed(0)
@@ -75,7 +76,7 @@ def test_outlier_channels_are_migrated(kind, layout, share, tmp_path):
 
 def test_nothing_is_migrated_where_nothing_is_rounded(tmp_path):
     save_tiny(tmp_path, "llama", {})
-    layer = load_layers(tmp_path, dtype="float32", backend="torch", progress=False).layers[0]
+    layer = load_layers(LoadOptions(tmp_path, dtype="float32", backend="torch", progress=False)).layers[0]
     assert choose(next(migrations(layer)), "awq", statistics(torch.randn(50, 32)), [[]]) is None
 
 

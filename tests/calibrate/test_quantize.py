@@ -3,7 +3,7 @@ better than without a calibration text."""
 
 from __future__ import annotations
 
-import functools
+import dataclasses
 import json
 import shutil
 from typing import Any
@@ -21,7 +21,8 @@ from pace.calibrate.texts import choose_windows
 from pace.cli import main
 from pace.eval import Evaluation
 from pace.llm import LLMModel, QuantizationConfig, SamplingConfig
-from pace.llm.models.model_utils import load_model as load_layers
+from pace.llm.loading.load import load_model as load_layers
+from pace.llm.loading.options import LoadOptions
 from pace.ops import native
 from pace.ops.weight_layout import WeightLayout
 from pace.quant import Int8
@@ -105,7 +106,7 @@ def test_every_architecture(name, method, tmp_path, written, token_ids, one_stre
     report = quantize_checkpoint(tmp_path / "float", tmp_path / "out", config, tokens(12, 24), method=method)
     assert report.num_tokens == 11 * 24 and report.bytes_after < report.bytes_before
 
-    loaded = load_layers(tmp_path / "out", dtype="float32", backend="torch", progress=False)
+    loaded = load_layers(LoadOptions(tmp_path / "out", dtype="float32", backend="torch", progress=False))
     inside = [matrix for layer in loaded.layers for matrix in layer.matrices() if is_quantised(matrix)]
     assert {part for matrix in inside for part in matrix.parts} == written.keys()
     for matrix in inside:
@@ -114,11 +115,15 @@ def test_every_architecture(name, method, tmp_path, written, token_ids, one_stre
             assert torch.equal(matrix.weight.matrix[rows], written[part])
     ids = torch.tensor(tokens(1, 30, seed=1)[0])
     logits = prefill(loaded, ids)
-    floats = functools.partial(load_layers, tmp_path / "float", dtype="float32", backend="torch", progress=False)
-    exact = prefill(floats(), ids)
+    floats = LoadOptions(tmp_path / "float", dtype="float32", backend="torch", progress=False)
+    exact = prefill(load_layers(floats), ids)
     bound = 0.05 if code == "int8" else 0.5
     if model_type in ROUTED or len(loaded.layers) > 2:
-        bound = max(bound, 2 * distance(prefill(floats(quantization=config), ids), exact, model_type))
+        bound = max(
+            bound,
+            2
+            * distance(prefill(load_layers(dataclasses.replace(floats, quantization=config)), ids), exact, model_type),
+        )
     assert 0 < distance(logits, exact, model_type) < bound  # a missing scale would move them further
 
     native = LLMModel(tmp_path / "out", dtype="float32", progress=False)
@@ -179,7 +184,9 @@ def test_transformers_reads_it(config, tied, tolerance, tmp_path, token_ids):
     save_tiny(tmp_path / "float", "llama", {**sizes, **heads, "tie_word_embeddings": tied})
     quantize_checkpoint(tmp_path / "float", tmp_path / "out", config, method="rtn")
     [ids] = tokens(1, 30)
-    ours = prefill(load_layers(tmp_path / "out", dtype="float32", backend="torch", progress=False), torch.tensor(ids))
+    ours = prefill(
+        load_layers(LoadOptions(tmp_path / "out", dtype="float32", backend="torch", progress=False)), torch.tensor(ids)
+    )
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
     with torch.no_grad():
         assert (theirs(torch.tensor([ids])).logits[0] - ours).norm() <= tolerance * ours.norm()
@@ -206,8 +213,8 @@ def test_rtn_writes_what_quantising_at_load_does(config, small, tmp_path):
         state = load_file(TINY / "model.safetensors")
         save_file({name: 1e-7 * tensor for name, tensor in state.items()}, source / "model.safetensors")
     quantize_checkpoint(source, tmp_path / "out", config, method="rtn")
-    at_load = load_layers(source, quantization=config, progress=False)
-    from_file = load_layers(tmp_path / "out", progress=False)
+    at_load = load_layers(LoadOptions(source, quantization=config, progress=False))
+    from_file = load_layers(LoadOptions(tmp_path / "out", progress=False))
     compared = 0
     for ours, theirs in zip(from_file.matrices(), at_load.matrices(), strict=True):
         assert ours.weight.layout == theirs.weight.layout
@@ -266,7 +273,7 @@ def test_of_a_huge_text_pieces_are_tokenised(length, monkeypatch):
     """The pieces are evenly spread, and more than are needed. A text that is not much longer stays whole."""
     encoded = []
     monkeypatch.setattr("pace.calibrate.texts.encode", lambda rows, *arguments: encoded.extend(rows) or rows)
-    model = load_layers(TINY, backend="torch", progress=False)
+    model = load_layers(LoadOptions(TINY, backend="torch", progress=False))
     rows = [list(range(start, start + length)) for start in range(0, 20 * length, length)]
     seen, kept = choose_windows(rows, None, model, 50, 2000)
     if length == 100:
@@ -287,7 +294,7 @@ def test_a_report_that_there_is_no_memory_for_does_not_cost_the_checkpoint(tmp_p
     told = "out is written and whole, but could not be compared with bfloat16: the weights take 14.2 GiB"
     assert report.quality is None and told in caplog.text
     assert str(report).endswith("\nnot compared with bfloat16: the weights take 14.2 GiB as bfloat16")
-    assert load_layers(tmp_path / "out", backend="torch", progress=False).num_weights
+    assert load_layers(LoadOptions(tmp_path / "out", backend="torch", progress=False)).num_weights
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import multiprocessing
 import os
 import resource
@@ -70,12 +71,25 @@ def change_head(path):
         file.write(b"O")
 
 
-@pytest.mark.parametrize("damage", [cut_off, grow, empty, change_head])
-def test_what_is_not_whole_or_of_something_else_is_written_anew(path, damage, caplog):
+@pytest.mark.parametrize(
+    ("damage", "level", "reason"),
+    [
+        (cut_off, "WARNING", "is not whole, with 20479 of 20480 bytes"),
+        (grow, "WARNING", "is not whole, with 20481 of 20480 bytes"),
+        (empty, "WARNING", "is not whole, with 0 of 20480 bytes"),
+        (change_head, "INFO", "has weights of other files, or of another build of pace"),
+    ],
+)
+def test_what_is_not_whole_or_of_something_else_is_written_again(path, damage, level, reason, caplog):
+    """The log says why, once; it warns only if something is wrong."""
+    caplog.set_level("INFO", "pace")
     make(path)
     damage(path)
-    assert make(path) == b"w" * BODY and path.name in caplog.text
-    assert make(path, write=refuse) == b"w" * BODY
+    caplog.clear()
+    assert make(path) == b"w" * BODY
+    why, writing = caplog.records
+    assert (why.levelname, why.message) == (level, f"{path} {reason}: it is written again")
+    assert make(path, write=refuse) == b"w" * BODY and writing.levelname == "INFO"
 
 
 def test_a_body_that_its_user_refuses_is_written_anew(path, caplog):
@@ -89,7 +103,7 @@ def test_a_body_that_its_user_refuses_is_written_anew(path, caplog):
             raise ValueError("an x")
         return "good"
 
-    assert make(path, use=checked) == "good" and "damaged (an x)" in caplog.text
+    assert make(path, use=checked) == "good" and caplog.text.count("damaged (an x)") == 1
 
 
 def test_a_file_that_was_not_finished_is_not_used_and_does_not_stay(path):
@@ -238,6 +252,17 @@ def test_a_system_that_does_not_say_when_it_started_waits_for_the_disk(path, boo
 
 
 # -- folders that cannot be written
+
+
+def test_a_server_of_files_that_does_not_answer_is_told_like_other_errors(path, monkeypatch):
+    """The system's ETIMEDOUT is a TimeoutError, like the one about a writer that takes too long."""
+
+    def fail(*arguments):
+        raise OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+
+    monkeypatch.setattr(os, "posix_fallocate", fail)
+    with pytest.raises(TimeoutError, match="cannot be written.*give weights_cache="):
+        make(path)
 
 
 def test_a_folder_that_cannot_be_is_told(tmp_path):

@@ -56,7 +56,8 @@ def test_a_file_that_the_disk_cannot_hold_is_not_begun(tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=500))
     with pytest.raises(
-        OSError, match=r"takes .*, and its disk has 500 bytes left; free some, or write to another: .*a\.safetensors"
+        OSError,
+        match=r"needs .*, and its disk has 500 bytes left; free some space, or write to another disk: .*a\.safetensors",
     ):
         SafetensorsWriter(tmp_path / "a.safetensors", announce(TENSORS))
     assert not list(tmp_path.iterdir())

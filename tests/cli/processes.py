@@ -37,7 +37,9 @@ def _ready_to_fork() -> multiprocessing.context.ForkServerContext:
     """Fork server that has imported the modules of every command with a model, but run nothing from them. The imports
     take seconds of processor time."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["pace.llm.loading", "pace.llm.generator", "transformers.models.auto", __name__])
+    context.set_forkserver_preload(
+        ["pace.llm.loading.load", "pace.llm.generator", "transformers.models.auto", __name__]
+    )
     with mock.patch.dict(os.environ, ENVIRONMENT):
         multiprocessing.forkserver.ensure_running()
     return context

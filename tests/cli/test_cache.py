@@ -13,7 +13,7 @@ import pytest
 import pace
 from pace.assets import TINY
 from pace.llm import LLMModel
-from pace.llm.models import weights_cache
+from pace.llm.loading import weights_cache
 from tests.llm.models.variants import save_tiny
 
 

@@ -66,8 +66,8 @@ def test_set(command):
     first, second = out.splitlines()
     assert code == 0 and MADRID.startswith(first) and len(first) < len(second) and second + "\n" == MADRID
     told = err.splitlines()
-    assert told[0] == "(SamplingConfig(max_new_tokens=3); defaults: do_sample=False)" and len(told) == 3
-    assert told[2] == "(SamplingConfig(); defaults: do_sample=False)"
+    assert told[0] == "(set: max_new_tokens 3; defaults: do_sample false)" and len(told) == 3
+    assert told[2] == "(set: nothing; defaults: do_sample false)"
     assert "cut off after 3 tokens" in told[1]
 
 
@@ -82,7 +82,7 @@ def test_settings_that_are_refused(command, line, message):
     code, out, err = command("chat", stdin=f"/set {line}\n/set\n")
     refusal, now = err.splitlines()
     assert (code, out) == (0, "") and refusal.startswith("pace: error: ") and message in refusal
-    assert now.startswith("(SamplingConfig(); ")
+    assert now.startswith("(set: nothing; ")
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "--max-tokens", "max-completion-tokens", "max_new_tokens"])
@@ -90,11 +90,11 @@ def test_set_knows_names_of_other_tools(command, name):
     code, out, err = command("chat", stdin=f"/set {name} 3\n{SPAIN}/set {name}\n{SPAIN}/set {name} many\n")
     assert (code, out) == (0, "The capital of\n" + MADRID)
     first, cut, second, refused = err.splitlines()
-    assert "max_new_tokens=3" in first and "cut off after 3" in cut and "(SamplingConfig();" in second
+    assert "max_new_tokens 3" in first and "cut off after 3" in cut and "(set: nothing;" in second
     assert "invalid int value: 'many'" in refused and name.strip("-").replace("_", "-") in refused
     code, out, err = command("chat", stdin="/set stop a b\n/set n 2\n/set stop\n")
     told = err.splitlines()
-    assert "stop_strings=['a b']" in told[0] and "one answer" in told[1] and "(SamplingConfig();" in told[2]
+    assert "stop_strings ['a b']" in told[0] and "one answer" in told[1] and "(set: nothing;" in told[2]
 
 
 def test_set_shows_what_decides_about_draws(command, tmp_path):
@@ -102,21 +102,21 @@ def test_set_shows_what_decides_about_draws(command, tmp_path):
     home = tmp_path / "model"
     shutil.copytree(TINY, home)
     for said, defaults in (
-        ({}, "do_sample=True, temperature=0.7, top_k=0, top_p=0.9, min_p=0.0, typical_p=1.0"),
+        ({}, "do_sample true, temperature 0.7, top_k 0, top_p 0.9, min_p 0.0, typical_p 1.0"),
         (
             {"do_sample": True, "top_k": 64},
-            "do_sample=True, temperature=1.0, top_k=64, top_p=1.0, min_p=0.0, typical_p=1.0",
+            "do_sample true, temperature 1.0, top_k 64, top_p 1.0, min_p 0.0, typical_p 1.0",
         ),
-        ({"do_sample": False, "top_k": 64}, "do_sample=False"),
+        ({"do_sample": False, "top_k": 64}, "do_sample false"),
     ):
         (home / "generation_config.json").write_text(json.dumps(said))
         code, out, err = command("chat", str(home), stdin="/set\n")
-        assert (code, out, err) == (0, "", f"(SamplingConfig(); defaults: {defaults})\n")
+        assert (code, out, err) == (0, "", f"(set: nothing; defaults: {defaults})\n")
     _, _, err = command("chat", stdin="/set temperature 0.5\n/set temperature 0\n/set do_sample false\n")
     warm, cold, off = err.splitlines()
-    assert warm.endswith("defaults: do_sample=True, top_k=0, top_p=1.0, min_p=0.0, typical_p=1.0)")
-    assert cold == "(SamplingConfig(temperature=0.0); defaults: do_sample=False)"
-    assert off == "(SamplingConfig(do_sample=False, temperature=0.0); defaults: none)"
+    assert warm.endswith("defaults: do_sample true, top_k 0, top_p 1.0, min_p 0.0, typical_p 1.0)")
+    assert cold == "(set: temperature 0.0; defaults: do_sample false)"
+    assert off == "(set: do_sample false, temperature 0.0; defaults: nothing)"
 
 
 def test_settings_of_every_kind(command):
@@ -126,16 +126,11 @@ def test_settings_of_every_kind(command):
     }  # fmt: skip
     settings |= {"early_stopping": "never", "eos_token_id": "3"}
     code, out, err = command("chat", stdin="".join(f"/set {name} {text}\n" for name, text in settings.items()))
-    expected = SamplingConfig(
-        do_sample=True,
-        stop_strings="a b",
-        choices=["a b", "c"],
-        regex=r"\d+",
-        logit_bias={4: -1.0},
-        early_stopping="never",
-        eos_token_id=3,
-    )
-    assert (code, out) == (0, "") and err.splitlines()[-1].startswith(f"({expected}; defaults: ")
+    expected = [
+        "do_sample true", "stop_strings ['a b']", "choices ['a b', 'c']", r"regex \d+", "logit_bias {4: -1.0}",
+        "early_stopping never", "eos_token_id [3]",
+    ]  # fmt: skip
+    assert (code, out) == (0, "") and all(text in err.splitlines()[-1] for text in expected)
 
 
 def test_a_warning_comes_once(command):
@@ -270,7 +265,27 @@ def test_what_is_kept_of_a_full_context():
     assert f"the {(len(before) - 1) // 2 - (len(kept) - 2) // 2} oldest turns are forgotten" in notice
 
 
+@pytest.mark.parametrize("words", [["chat"], ["generate", "--chat", "hi"]], ids=" ".join)
+def test_a_missing_template_is_told_before_weights_are_read(command, words, tmp_path, monkeypatch):
+    home = tmp_path / "model"
+    shutil.copytree(TINY, home)
+    config = json.loads((home / "tokenizer_config.json").read_text())
+    config.pop("chat_template", None)
+    (home / "tokenizer_config.json").write_text(json.dumps(config))
+    (home / "chat_template.jinja").unlink(missing_ok=True)
+    monkeypatch.setattr("pace.llm.loading.load.fill_model", lambda *arguments: pytest.fail("weights were read"))
+    code, out, err = command(*words, "-m", str(home))
+    assert (code, out, err.count("\n")) == (1, "", 1) and "no chat template" in err
+
+
+def test_an_empty_answer_is_told(command):
+    code, out, err = command("chat", "--stop", "The", stdin=SPAIN)
+    assert (code, out.strip(), err) == (0, "", "(the answer is empty; /regen asks again)\n")
+
+
 def test_an_answer_that_is_cut_off_is_told(command):
+    code, out, err = command("chat", "--max-new-tokens", "1", stdin=SPAIN)
+    assert code == 0 and "cut off after 1 token: /set" in err
     code, out, err = command("chat", "--max-new-tokens", "5", stdin=SPAIN)
     assert code == 0 and "cut off after 5 tokens: /set max_new_tokens" in err
     code, out, err = command("chat", "--max-seq-len", "40", "--ignore-eos", stdin=SPAIN)

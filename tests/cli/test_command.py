@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ HEAVY = (
     "tokenizers",
     "huggingface_hub",
     "safetensors",
-    "fastapi",
+    "starlette",
     "pydantic",
     "jinja2",
 )
@@ -57,9 +58,17 @@ def test_help_names_every_command(command):
         assert code == 0 and out.startswith(f"usage: pace {name}")
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_is_about_options_and_not_about_python(command, name):
+    _, text, _ = command(name, "--help")
+    names = "|".join(field.name for field in fields(SamplingConfig) if "_" in field.name)
+    words = rf"\b(None|True|False|dict|pydantic|SamplingConfig|QuantizationConfig|pace\.llm\.\w+|(?<!/){names})\b"
+    assert not re.findall(words, re.sub(r'"[^"]*"', "", text))
+
+
 @pytest.mark.parametrize(
     "arguments, message",
-    [(["nonsense"], "invalid choice"), (["env", "--nonsense"], "--nonsense"),
+    [(["nonsense"], "invalid choice"), (["genrate", "x"], "; did you mean generate?"), (["env", "--nonsense"], "--nonsense"),
      (["generate", "x", "--top-k", "-1"], "--top-k"), (["generate", "x", "--top-k", "many"], "--top-k"),
      (["generate", "x", "--temp", "1"], "--temp"), (["generate", "x", "--logit-bias", "[1]"], "token id"),
      (["generate", "x", "--bad-words-ids", "[["], "JSON"), (["generate", "x", "--system", "y"], "--chat"),
@@ -67,18 +76,19 @@ def test_help_names_every_command(command):
      (["generate", "x", "--logprobs", "2"], "--json"), (["chat", "--logprobs", "2"], "--logprobs"),
      (["generate", "x", "--prompt-logprobs", "2"], "--prompt-logprobs needs --json"),
      (["chat", "--prompt-logprobs", "2"], "--prompt-logprobs"), (["generate", "--x"], "--x"),
-     (["chat", "model.gguf", "x"], "unrecognized arguments: x"),
+     (["chat", "model.gguf", "x"], "unrecognized arguments: x; for one question and its answer: pace generate --chat"),
      (["generate", "a", "b", "c"], "unrecognized arguments: c"),
      (["generate", "--model", "a", "b", "c"], "the model is given twice, as 'b' and by --model"),
      (["chat", "a", "-m", "b"], "given twice"), (["eval", "a", "-m", "b", "--text", "t"], "given twice"),
-     (["cache", "drop"], "invalid choice: 'drop'"), (["cache", "list", "x"], "takes no names"),
+     (["cache", "drop"], "invalid choice: 'drop'"),
+     (["cache", "lst"], "; did you mean list?"), (["cache", "list", "x"], "takes no names"),
      (["plan"], "say what to plan for"), (["bench"], "say what to measure"), (["quantize", "out"], "two paths"),
      (["generate", "x", "--prompt-lookup", "--draft", "y"], "--draft"),
      (["chat", "--do-sample", "--num-return-sequences", "2"], "one answer"),
      (["chat", "--num-beams", "2"], "as it comes"), (["serve", "--port", "70000"], "--port must be from 0 to 65535"),
      (["serve", "--host", "0.0.0.0"], "--api-key-file"), (["serve", "--api-key", "k"], "--api-key"),
      (["serve", "--api-key-file", "/no/such/file"], "--api-key-file: cannot read /no/such/file"),
-     (["serve", "--tls-cert", "/no/such/file"], "--tls-cert and --tls-key go together"),
+     (["serve", "--tls-cert", "/no/such/file"], "give both --tls-cert and --tls-key"),
      (["serve", "--cors-origin", "*"], "--cors-origin=* without a key"),
      (["serve", "--allowed-host", "a:80"], "--allowed-host: 'a:80'"), (["serve", "--max-body", "4G"], "--max-body"),
      (["serve", "--max-n", "0"], "--max-n must be at least 1"),
@@ -216,6 +226,7 @@ FLAGS = {("act_order", True): "--act-order", ("act_order", False): "--no-act-ord
         ("context and max_tokens would have no effect", "--context and --tokens would have no effect"),
         ("give one to calibrate on (calibrate), or calibrate it", "give one to calibrate on (--calibrate), or calibrate it"),
         ("load with dtype=bfloat16; tensor x is of dtype float64", "load with --dtype=bfloat16; tensor x is of dtype float64"),
+        ("context, max_tokens set, but without effect", "--context, --tokens set, but without effect"),
         ("overrides: no module; leave it out by overrides", "--keep: no module; leave it out by --keep"),
         ("act_order=False tells (report=False), report=True", "--no-act-order tells (--no-report), report=True"),
         ("act_order=Falsely", "act_order=Falsely"),

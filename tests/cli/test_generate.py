@@ -7,15 +7,17 @@ import os
 import pty
 import re
 import shutil
+import sys
 from dataclasses import fields
+from types import SimpleNamespace
 
 import pytest
 
 from pace.assets import TINY, TINY_DRAFT
-from pace.cli.arguments import add_sampling_arguments, field_explanations, sampling_config
+from pace.cli.arguments import field_explanations
+from pace.cli.sampling import add_sampling_arguments, sampling_config
 from pace.llm import LLMModel
-from pace.llm.configs import ALIASES, SamplingConfig
-from pace.llm.defaults import OFF
+from pace.llm.configs import ALIASES, WITHOUT_EFFECT, SamplingConfig
 from tests.cli.processes import process
 from tests.support import finish
 
@@ -130,6 +132,19 @@ def test_a_temperature_is_enough_to_sample(command):
         assert json.loads(command(*story, *flags)[1])["texts"] == greedy
 
 
+def test_a_chat_is_sampled_by_default_and_a_text_is_not(command, tmp_path):
+    model = tmp_path / "model"
+    shutil.copytree(TINY, model)
+    fields = json.loads((TINY / "generation_config.json").read_text())
+    del fields["do_sample"]
+    (model / "generation_config.json").write_text(json.dumps(fields))
+    story = ["generate", str(model), "Tell me a story about a dog.", "--max-tokens", "24", "--json"]
+    for flags, num_texts in ((["--chat"], 3), (["--chat", "--temperature", "0"], 1), ([], 1)):
+        ends = [command(*story, *flags, "--seed", str(seed)) for seed in range(3)]
+        assert len({json.loads(out)["texts"][0] for _, out, _ in ends}) == num_texts, flags
+        assert all(("--seed set, but without effect" in err) == (num_texts == 1) for *_, err in ends), flags
+
+
 def test_generate_reads_stdin(command):
     expected = command("generate", "Question: What is 8 + 9?\nAnswer:")
     assert expected[0] == 0 and "17" in expected[1]
@@ -144,12 +159,25 @@ def test_a_checkpoint_alone_is_no_prompt(command, tmp_path):
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     for word in (f"{TINY}/", tmp_path / "model.gguf"):
         code, out, err = command("generate", str(word), stdin="1, 2, 3,")
-        assert (code, out) == (2, "") and f"{str(word)!r} is a checkpoint, and one word is the prompt" in err
+        assert (code, out) == (2, "") and f"{str(word)!r} is a model, and a single word is the prompt" in err
     given = ["--max-tokens", "3"]
     assert command("generate", "1, 2, 3,", *given)[0] == 0
     assert command("generate", str(TINY), "-", *given, stdin="1, 2, 3,")[0] == 0
     assert command("generate", "-m", str(TINY), str(TINY), *given)[0] == 0
     assert command("generate", "x" * 5000, *given)[0] != 0  # an error about the context's length, not about a path
+
+
+@pytest.mark.parametrize("word", ["Qwen/Qwen2.5-0.5B-Instruct", "org/name-GGUF:Q4_K_M", "no/such/Model.gguf"])
+def test_a_model_alone_next_to_a_piped_prompt_is_no_prompt(command, word, monkeypatch):
+    """The bundled model would continue the name as a text, and ignore stdin."""
+    read, write = os.pipe()
+    os.write(write, b"1, 2, 3,")
+    os.close(write)
+    with open(read) as pipe:
+        monkeypatch.setattr("pace.cli.arguments.sys", SimpleNamespace(stdin=pipe))
+        code, out, err = command("generate", word)
+    assert (code, out) == (2, "") and f"`{word} -` to read the prompt from stdin" in err
+    assert command("generate", "and/or", "--max-tokens", "3", stdin="")[0] == 0
 
 
 def test_generate_from_a_terminal_wants_a_prompt():
@@ -217,7 +245,7 @@ VALUES = {
     "pad_token_id": ("3", 3), "bad_words_ids": ("[[5,6],[7]]", [[5, 6], [7]]), "logit_bias": ('{"42":1.5,"7":"-inf"}', {42: 1.5, 7: float("-inf")}),
     "seed": ("11", 11), "logprobs": ("4", 4), "prompt_logprobs": ("3", 3), "json_whitespace": ("spaced", "spaced"),
 }  # fmt: skip
-VALUES |= {name: (str(value), value) for name, value in OFF.items() if name not in VALUES}
+VALUES |= {name: (str(value), value) for name, value in WITHOUT_EFFECT.items() if name not in VALUES}
 
 
 def parse(*arguments: str) -> SamplingConfig:
@@ -275,8 +303,9 @@ def test_a_text_of_a_form(command, tmp_path):
     schema, grammar = tmp_path / "city.json", tmp_path / "list.gbnf"
     schema.write_text('{"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}')
     grammar.write_text('root ::= "- " [a-z]+ "."')
-    code, out, err = command("generate", "A city:", "--json-schema", str(schema), "--max-new-tokens", "30")
-    assert code == 0 and out.startswith('{"n":')
+    for text in (str(schema), schema.read_text()):
+        code, out, err = command("generate", "A city:", "--json-schema", text, "--max-new-tokens", "30")
+        assert code == 0 and out.startswith('{"n":')
     code, out, err = command("generate", "A list:", "--grammar", str(grammar), "--max-new-tokens", "30")
     assert code == 0 and re.match("- [a-z]", out)
     code, out, err = command("generate", "Yes or no?", "--choices", "yes", "no")
@@ -287,14 +316,34 @@ def test_a_text_of_a_form(command, tmp_path):
     ("arguments", "message"),
     [
         (("--json-schema", "nowhere.json"), "'nowhere.json' cannot be read"),
+        (("--json-schema", '{"type": '), "the JSON schema is not valid JSON"),
         (("--json-schema", __file__), "not valid JSON"),
         (("--regex", "a", "--choices", "b"), "give one of --regex=, --choices="),
-        (("--regex", "(?<=a)b"), "look-around"),
+        (("--regex", "(?<=a)b"), "this regex cannot be used: look-around"),
+        (("--regex", "a("), "this regex cannot be used: unclosed group"),
+        (("--grammar", "start: foo"), 'this grammar cannot be used: at 1(8): unknown name: "foo"'),
+        (("--grammar", "root ::= foo"), "this is no GBNF grammar: Rule 'foo' not found"),
+        (("--grammar", "root ::= ("), "this is no GBNF grammar"),
+        (("--json-schema", '{"pattern": "(?=a)"}'), "#/pattern: look-around"),
     ],
 )
-def test_what_is_no_form_is_told(command, arguments, message):
-    code, out, err = command("generate", "x", *arguments)
-    assert code != 0 and message in err and not out
+@pytest.mark.parametrize("name", ["generate", "chat"])
+def test_what_is_no_form_is_told_before_the_model_is_loaded(command, name, arguments, message, tmp_path):
+    option, *values = arguments
+    if option == "--grammar":
+        (tmp_path / "form").write_text(values[0])
+        values = [str(tmp_path / "form")]
+    code, out, err = command(name, "-m", "no/such/model", *(["x"] if name == "generate" else []), option, *values)
+    assert (code, out, err.count("\n")) == (2, "", 1) and message in err
+
+
+@pytest.mark.parametrize("option", [["--regex", "a"], ["--grammar", "{gbnf}"], ["--choices", "a"]], ids=" ".join)
+def test_a_grammar_without_its_package_says_what_to_install(command, option, tmp_path, monkeypatch):
+    (tmp_path / "a.gbnf").write_text('root ::= "a"')
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    words = [word.format(gbnf=tmp_path / "a.gbnf") for word in option]
+    code, out, err = command("generate", "-m", "no/such/model", "x", *words)
+    assert code != 0 and not out and 'pip install "pace-llm[grammar]"' in err
 
 
 def test_explanations_come_from_the_fields():

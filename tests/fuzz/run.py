@@ -37,8 +37,9 @@ import torch
 from pace.llm import LLMModel, SamplingConfig
 from pace.llm.layers import Layer, Linear
 from pace.llm.layers.base import Vectors
+from pace.llm.loading.load import load_model
+from pace.llm.loading.options import LoadOptions
 from pace.llm.models.base_model import BaseModelForCausalLM
-from pace.llm.models.model_utils import load_model
 from pace.memory import resident_bytes
 from pace.ops.weight_layout import CODES, SUPER_BLOCK, QuantizedRows, WeightLayout, parts_of
 from tests.fuzz.checkpoints import healthy_checkpoints, write
@@ -121,7 +122,7 @@ def poisoned_bits(case: Path, poison: float) -> list[bytes]:
 
     BaseModelForCausalLM.allocate = allocate_poisoned
     try:
-        model = load_model(case, torch.float32, num_threads=1, progress=False)
+        model = load_model(LoadOptions(case, dtype=torch.float32, num_threads=1, progress=False))
     finally:
         BaseModelForCausalLM.allocate = allocate
     vectors = [layer.values for layer in all_layers(model) if isinstance(layer, Vectors) and layer.values is not None]

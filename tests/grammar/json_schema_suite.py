@@ -21,7 +21,7 @@ from typing import Any
 from pace.assets import TINY
 from pace.grammar import Grammar
 from pace.llm.constraints.grammars import GrammarCompiler
-from pace.llm.models.hf_utils import load_tokenizer
+from pace.tokenizer.loading import load_tokenizer
 
 DRAFTS = ("draft2020-12", "draft2019-09", "draft7", "draft6", "draft4")
 CACHE = Path.home() / ".cache" / "pace" / "json-schema-test-suite"

@@ -9,7 +9,7 @@ import pytest
 from pace.assets import TINY
 from pace.grammar.response_format import read_response_format
 from pace.llm.constraints.grammars import GrammarCompiler
-from pace.llm.models.hf_utils import load_tokenizer
+from pace.tokenizer.loading import load_tokenizer
 
 RED = {"type": "object", "properties": {"red": {"type": "integer"}}, "required": ["red"], "additionalProperties": False}
 NUMBER = {"type": "json_schema", "json_schema": {"type": "integer"}}

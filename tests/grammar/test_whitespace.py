@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from pace.cli.arguments import add_sampling_arguments, sampling_config
+from pace.cli.sampling import add_sampling_arguments, sampling_config
 from pace.grammar import Grammar, whitespace
 from pace.grammar.backend import repeats_whitespace
 from pace.grammar.response_format import read_response_format

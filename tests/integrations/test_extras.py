@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
+import tomllib
 import types
+from pathlib import Path
 
 import pytest
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -21,6 +26,19 @@ def import_with(monkeypatch):
         importlib.import_module(room)
 
     return import_with
+
+
+def test_extras_are_added_without_a_compiler():
+    """`".[serve]"` compiles pace again; shells such as zsh do not take the brackets without quotes."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    found = 0
+    for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "pace").rglob("*.py")):
+        for words in re.findall(r"""pip install ["']?(?:pace-llm|\.)\[.*""", path.read_text()):
+            named = re.match(r'pip install "pace-llm\[([\w,-]+|NAME)\]"', words)
+            is_advice_against = words.startswith('pip install ".[serve]"` would compile')
+            assert is_advice_against or named and {*named[1].split(",")} <= {*extras, "NAME"}, f"{path}: {words}"
+            found += 1
+    assert found > 10
 
 
 @pytest.mark.parametrize("name", ["guidance", "kani", "lm_eval", "ray"])

@@ -21,7 +21,7 @@ import gc, json, os, signal, sys, tempfile
 
 import transformers.models.auto
 from transformers import PreTrainedTokenizerFast
-import pace.llm.generator, pace.llm.loading, pace.llm.speculation.build
+import pace.llm.generator, pace.llm.loading.load, pace.llm.speculation.build
 
 gc.collect()
 gc.freeze()  # no collection in a program looks at the libraries

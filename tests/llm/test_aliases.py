@@ -10,7 +10,7 @@ import torch
 from pace.assets import TINY
 from pace.llm import LLMModel, SamplingConfig, aliases
 from pace.llm.configs import ALIASES
-from pace.llm.loading import LoadOptions
+from pace.llm.loading.options import LoadOptions
 from tests.llm.bundled import bundled
 
 PROMPT = "1, 2, 3, 4,"
@@ -102,6 +102,11 @@ def test_a_generation_config_of_transformers():
     [
         ({"length_penalty": 0.7}, "length_penalty set, but without effect: beam search"),
         ({"unmasked_logprobs": True}, "without effect: add logprobs"),
+        (
+            {"do_sample": False, "seed": 3},
+            "seed set, but without effect: decoding is greedy; add do_sample=True, or a temperature above 0",
+        ),
+        ({"do_sample": False, "top_k": 3, "min_p": 0.1}, "top_k, min_p set, but without effect"),
     ],
 )
 def test_what_has_no_effect_says_what_gives_it_one(caplog, given, words):

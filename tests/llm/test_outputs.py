@@ -3,7 +3,9 @@ drafts."""
 
 from __future__ import annotations
 
+import copy
 import itertools
+import pickle
 import random
 import re
 import time
@@ -174,6 +176,17 @@ def test_tokens_have_their_texts_beside_log_probabilities() -> None:
     assert out.prompt_logprobs[0][0] is None
     answer = model.chat("What is 7 + 8?", SamplingConfig(logprobs=1))
     assert "15" in "".join(entry.text for entry in answer.logprobs)
+
+
+def test_names_of_other_tools_are_answered_with_the_field() -> None:
+    output = bundled().generate("1, 2,", max_new_tokens=2)
+    for name, field in (("text", "texts"), ("finish_reason", "finish_reasons"), ("sequences", "output_token_ids")):
+        with pytest.raises(AttributeError, match=f"no attribute '{name}'; did you mean '{field}'"):
+            getattr(output, name)
+    for misuse in (lambda: output[0], lambda: list(output)):
+        with pytest.raises(TypeError, match=r"texts\[0\] has the text of a row"):
+            misuse()
+    assert not hasattr(output, "shape") and copy.deepcopy(output).texts == pickle.loads(pickle.dumps(output)).texts
 
 
 def test_outputs_are_short_in_a_notebook() -> None:

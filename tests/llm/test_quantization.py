@@ -384,11 +384,11 @@ def test_memory_is_what_was_planned(quantization) -> None:
 def test_what_does_not_fit_is_refused_by_its_quantised_size(monkeypatch) -> None:
     config_json, state = read()
     size = make(config_json, native, torch.bfloat16, QuantizationConfig("int4")).planned_nbytes(native, torch.bfloat16)
-    monkeypatch.setattr("pace.llm.models.base_model.available_memory_bytes", lambda: size)
+    monkeypatch.setattr("pace.llm.loading.memory.available_memory_bytes", lambda: size)
     make(config_json, native, torch.bfloat16, QuantizationConfig("int4")).load_weights(TensorDict(state))
     with pytest.raises(MemoryError, match="as bfloat16.*quantization='int4', which takes a quarter"):
         make(config_json, native, torch.bfloat16).load_weights(TensorDict(state))
-    monkeypatch.setattr("pace.llm.models.base_model.available_memory_bytes", lambda: size - 1)
+    monkeypatch.setattr("pace.llm.loading.memory.available_memory_bytes", lambda: size - 1)
     with pytest.raises(MemoryError, match="as they are quantised"):
         make(config_json, native, torch.bfloat16, QuantizationConfig("int4")).load_weights(TensorDict(state))
 

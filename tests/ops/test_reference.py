@@ -10,6 +10,7 @@ import torch
 
 from pace.batch import KVBlocks, KVSpec, Positions, Spans
 from pace.ops import reference as ops
+from pace.ops.reference_sampling import top_k_top_p_
 from pace.ops.weight_layout import QuantizedRows, WeightLayout
 
 EPS = torch.finfo(torch.float32).eps
@@ -266,16 +267,9 @@ def test_argmax_takes_the_first_of_equals():
     assert ops.argmax(logits).tolist() == [-1, -1, -1, -1, -1]
 
 
-def test_softmax_and_its_logarithm():
-    logits = torch.tensor([[1000.0, 999.0, -math.inf], [0.0, 0.0, 0.0]])
-    e = math.exp(-1)
-    torch.testing.assert_close(ops.softmax(logits)[0], torch.tensor([1 / (1 + e), e / (1 + e), 0.0]))
-    torch.testing.assert_close(ops.log_softmax(logits)[1], torch.full((3,), -math.log(3)))
-
-
 def kept(logits, k, p):
     filtered = torch.tensor([logits], dtype=torch.float32)
-    ops.top_k_top_p_(filtered, torch.tensor([k]), torch.tensor([p]))
+    top_k_top_p_(filtered, torch.tensor([k]), torch.tensor([p]))
     stays = filtered[0] != -math.inf
     assert torch.equal(filtered[0][stays], torch.tensor(logits)[stays])
     return stays.nonzero()[:, 0].tolist()
@@ -306,6 +300,6 @@ def test_top_k_and_top_p_are_those_of_transformers():
         scores = generation.TopKLogitsWarper(k)(None, row[None].clone())
         expected.append(generation.TopPLogitsWarper(p)(None, scores)[0])
     ours = logits.clone()
-    ops.top_k_top_p_(ours, top_k, top_p)
+    top_k_top_p_(ours, top_k, top_p)
     assert torch.equal(ours, torch.stack(expected))
     assert ours.isinf().any() and ours.isfinite().sum(-1).max() > 1

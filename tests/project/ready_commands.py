@@ -24,10 +24,10 @@ def serve(path: str) -> None:
     import select
 
     import pace.llm.generator
-    import pace.llm.loading  # noqa: F401
+    import pace.llm.loading.load  # noqa: F401
     from pace.assets import TINY
     from pace.cli import main
-    from pace.llm.models.hf_utils import load_tokenizer
+    from pace.tokenizer.loading import load_tokenizer
 
     load_tokenizer(TINY)  # imports the parts of transformers that tokenizers need
     gc.collect()

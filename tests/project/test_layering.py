@@ -19,24 +19,19 @@ LAYERS: list[list[str]] = [
     ["pace.checkpoints"],
     ["pace.tokenizer"],
     ["pace.grammar"],
-    ["pace.llm.aliases", "pace.llm.configs", "pace.llm.defaults", "pace.llm.inputs", "pace.llm.operators"]
-    + ["pace.llm.infill", "pace.llm.validators", "pace.llm.sequence", "pace.llm.speculation.configs", "pace.llm.chat"],
+    ["pace.llm.aliases", "pace.llm.configs", "pace.llm.defaults", "pace.llm.inputs", "pace.llm.limits"]
+    + ["pace.llm.operators", "pace.llm.infill", "pace.llm.validators", "pace.llm.sequence"]
+    + ["pace.llm.speculation.configs", "pace.llm.chat"],
     ["pace.llm.layers"],
-    ["pace.llm.models"],
+    ["pace.llm.models", "pace.llm.loading"],
     ["pace.llm.runners"],
     ["pace.llm.cache", "pace.llm.text", "pace.llm.outputs"],
     ["pace.llm.constraints"],
     ["pace.llm.sampling"],
     ["pace.llm.engine", "pace.llm.speculation"],
     ["pace.llm.clients"],
-    [
-        "pace.llm",
-        "pace.llm.generator",
-        "pace.llm.llm",
-        "pace.llm.loading",
-        "pace.llm.preparation",
-        "pace.llm.sequences",
-    ],
+    ["pace.llm", "pace.llm.generator", "pace.llm.llm", "pace.llm.preparation", "pace.llm.sequences"]
+    + ["pace.llm.loading.load", "pace.llm.loading.options"],
     ["pace.bench", "pace.eval"],
     ["pace.calibrate"],
     ["pace.server"],
@@ -49,7 +44,7 @@ MAX_FILES = 15
 LISTS = [Path("pace/llm/models/families")]
 """Folders that are lists of like things, each found by its name."""
 HOMES = {
-    "huggingface_hub": ["pace.llm.models.download", "pace.llm.models.hub"],
+    "huggingface_hub": ["pace.llm.loading.download", "pace.llm.loading.hub"],
     "transformers": ["pace.tokenizer.loading"],
 }
 """Library -> the only modules that may import it."""

@@ -94,9 +94,10 @@ def test_synonyms():
 def bitsandbytes(**fields):
     """A config with the fields of transformers' own, including those that have no effect."""
     everything = {
-        "quant_method": "bitsandbytes", "load_in_8bit": False, "load_in_4bit": False, "llm_int8_threshold": 6.0, "llm_int8_skip_modules": None,
-        "llm_int8_enable_fp32_cpu_offload": False, "llm_int8_has_fp16_weight": False, "bnb_4bit_compute_dtype": "float32", "bnb_4bit_quant_type": "fp4",
-        "bnb_4bit_use_double_quant": False, "bnb_4bit_quant_storage": "uint8",
+        "quant_method": "bitsandbytes", "load_in_8bit": False, "load_in_4bit": False, "llm_int8_threshold": 6.0,
+        "llm_int8_skip_modules": None, "llm_int8_enable_fp32_cpu_offload": False, "llm_int8_has_fp16_weight": False,
+        "bnb_4bit_compute_dtype": "float32", "bnb_4bit_quant_type": "fp4", "bnb_4bit_use_double_quant": False,
+        "bnb_4bit_quant_storage": "uint8",
     } | fields  # fmt: skip
     return SimpleNamespace(**everything, to_dict=lambda: dict(everything))
 
@@ -136,19 +137,21 @@ def test_the_config_of_transformers_itself():
         (lambda: read_format("int4", group="64"), TypeError, "got '64'"),
         (lambda: read_format("int4", group=True), TypeError, "got True"),
         (lambda: read_format("int4", symmetric=0), TypeError, "symmetric must be True or False"),
-        (lambda: read_format("int4", group=None, symmetric=False), ValueError, "groups alone have zero points; with symmetric=False give a group"),
+        (lambda: read_format("int4", group=None, symmetric=False), ValueError, "symmetric=False needs a group size"),
         (lambda: read_format(Int4(), group=32), TypeError, "to set group"),
-        (lambda: QuantizationConfig("int8", lm_head="nf5"), ValueError, "lm_head: there is no format 'nf5'; did you mean 'nf4'?"),
+        (lambda: QuantizationConfig("int8", lm_head="nf5"), ValueError, "lm_head: there is no format 'nf5'"),
         (lambda: QuantizationConfig("int8", overrides=["*.down_proj"]), TypeError, "a dict of module patterns"),
         (lambda: QuantizationConfig("int8", overrides={"*.down_proj": 8}), TypeError, "overrides['*.down_proj']: "),
-        (lambda: formats(QuantizationConfig("int8", overrides={"*.down": None})), ValueError, "no module matches '*.down'; did you mean '*.down_proj'?"),
-        (lambda: formats(QuantizationConfig("int8", overrides={"layers.0.zzz": None})), ValueError, "the last parts embed_tokens, q_proj, down_proj, lm_head"),
+        (lambda: formats(QuantizationConfig("int8", overrides={"*.down": None})), ValueError,
+         "no module matches '*.down'; did you mean '*.down_proj'?"),
+        (lambda: formats(QuantizationConfig("int8", overrides={"layers.0.zzz": None})), ValueError,
+         "the last parts embed_tokens, q_proj, down_proj, lm_head"),
         (lambda: read_quantization(4), TypeError, "the name of a format (int8, int4"),
         (lambda: read_quantization("int8", load_in_8bit=True), ValueError, "quantization='int8' and load_in_8bit both"),
         (lambda: read_quantization(None, True, True), ValueError, "load_in_4bit and load_in_8bit both"),
         (lambda: read_quantization(None, load_in_4bit=1), TypeError, "load_in_4bit must be True or False"),
         (lambda: read_quantization({"load_in_4bit": False}), ValueError, "this one sets neither"),
-        (lambda: read_quantization({"load_in_4bit": True, "bnb_4bit_quant_type": "int4"}), ValueError, "'nf4' or 'fp4'"),
+        (lambda: read_quantization({"load_in_4bit": True, "bnb_4bit_quant_type": "int4"}), ValueError, "'nf4' or"),
         (lambda: read_quantization({"load_in_8bit": True, "llm_int8_has_fp16_weight": True}), ValueError, "float16"),
         (lambda: read_quantization({"load_in_8bit": True, "bits": 8}), ValueError, "no field 'bits'"),
     ],

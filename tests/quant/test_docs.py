@@ -33,12 +33,12 @@ def test_the_table_of_formats():
 
 def test_the_table_of_errors():
     """The errors that `test_formats` measures and bounds."""
-    from tests.quant.test_formats import MOST_ERROR
+    from tests.quant.test_formats import MAX_ERROR
 
     rows = re.findall(r"^\| `(\w+)` \| ([\d.]+) \| ([\d.]+) \|$", PAGE, re.MULTILINE)
     assert [name for name, *_ in rows] == list(FORMATS)
     for name, *errors in rows:
         told = map(float, errors)
         assert all(
-            0.98 * most - 0.0005 <= error <= most + 0.0005 for error, most in zip(told, MOST_ERROR[name], strict=True)
+            0.98 * most - 0.0005 <= error <= most + 0.0005 for error, most in zip(told, MAX_ERROR[name], strict=True)
         ), name

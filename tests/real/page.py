@@ -20,6 +20,16 @@ page. llama.cpp's side is in `tests/real/golden.json`, which `tests/real/make_go
 OPENING = """Times of "Opening" are those of a
 machine that did other things, too; `benchmarks/opening.py` measures them next to llama.cpp."""
 
+NOTES = {
+    "Tools": "Texts are the models' own. Qwen2.5's chat template shows calls with doubled braces, and the model repeats them.\n"
+}
+"""What stands under the title of a table."""
+
+
+def as_code(text: str) -> str:
+    """Returns a model's text for a cell of a table: on one line, without markup."""
+    return "`` " + " ".join(text.split()).replace("|", "\\|") + " ``"
+
 
 def main() -> None:
     found = json.loads(RESULTS.read_text(encoding="utf-8"))
@@ -31,7 +41,19 @@ def main() -> None:
         rows = [
             f"| {model} | {name} | {value} |" for model, entries in models.items() for name, value in entries.items()
         ]
-        parts.append("\n".join([f"## {title}", "", "| model | what | found |", "|---|---|---|", *rows, ""]))
+        parts.append(
+            "\n".join(
+                [
+                    f"## {title}",
+                    "",
+                    *NOTES.get(title, "").splitlines(True),
+                    "| model | what | found |",
+                    "|---|---|---|",
+                    *rows,
+                    "",
+                ]
+            )
+        )
     PAGE.write_text("\n".join(parts), encoding="utf-8")
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.opening import NUM_TOKENS, PROMPT, generate, run
 from pace.llm import LLMModel, PromptLookupConfig, SamplingConfig
+from tests.real.page import as_code
 from tests.real.texts import ODD_TEXTS
 
 pytestmark = pytest.mark.timeout(1800)
@@ -45,7 +46,7 @@ def test_a_chat_ends_by_itself_and_goes_on(real, talker, record):
     second = talker.chat(talk, GREEDY)
     assert second.finish_reason == "stop" and "Rome" in second.text
     assert second.metrics.num_reused_tokens >= 16, "the first turn is not read again"
-    record("Chat", "two turns", f"{first.text.strip()} / {second.text.strip()}")
+    record("Chat", "two turns", f"{as_code(first.text)}, {as_code(second.text)}")
 
 
 def test_lists_of_words_as_json(real, talker, record):
@@ -76,7 +77,7 @@ def test_a_tool_is_called_once_and_its_result_is_used(real, talker, record):
     result = {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": '{"celsius": -3}'}
     answer = talker.chat([*talk, asked.message, result], GREEDY, tools=[WEATHER])
     assert answer.finish_reason == "stop" and "3" in answer.text and not answer.tool_calls
-    record("Tools", "after the result", answer.text.strip())
+    record("Tools", "text after the result", as_code(answer.text))
 
 
 def test_a_session_is_the_same_text_as_generate(real, model):

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("fastapi")
+pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
 from pace.assets import TINY
-from pace.llm import loading
 from pace.llm.generator import Generator
-from pace.llm.loading import LoadOptions
+from pace.llm.loading import load
+from pace.llm.loading.options import LoadOptions
 from pace.server.app import make_app
 from pace.server.limits import Limits
 from pace.server.network.run import uvicorn_config
@@ -34,7 +34,7 @@ LONG = [{"role": "user", "content": "Tell me a story about a fox."}]
 
 def make_generator(**options: Any) -> Generator:
     """An engine of the bundled model."""
-    loaded = loading.open(LoadOptions(str(TINY), progress=False, **options))
+    loaded = load.open_model(LoadOptions(str(TINY), progress=False, **options))
     return Generator(loaded.engine, loaded.tokenizer, loaded.defaults)
 
 

@@ -279,7 +279,7 @@ def test_as_many_parts_as_the_server_takes(serving):
     with Serving(parts=3) as few:
         assert few.chat([{"role": "user", "content": parts(3)}], max_tokens=1).status == 200
         error = refuse(few, CHAT, {"messages": [{"role": "user", "content": parts(4)}]})
-        assert error["message"] == "messages[0].content may have 3 parts on this server, got 4"
+        assert error["message"] == "messages[0].content may have at most 3 parts, got 4"
         assert error["param"] == "messages[0].content"
 
 

@@ -64,7 +64,7 @@ def test_every_field_has_an_option():
 
 
 def test_how_the_model_is_loaded():
-    pytest.importorskip("fastapi")
+    pytest.importorskip("starlette")
     arguments = parse("org/model", "--prompt-lookup", "--max-seq-len", "512", "--quantization", '{"format": "int4"}')
     service, _ = serve.make_service(serve.serve_options(arguments), arguments)
     load = service.load_options
@@ -86,7 +86,7 @@ def look(options, arguments):
         client.request(method, path)
         answer = client.getresponse()
         print(method, path, answer.status, answer.getheader("retry-after"), answer.read().decode())
-    print(sorted({"torch", "numpy", "transformers", "fastapi", "pydantic", "pace._C"} & set(sys.modules)))
+    print(sorted({"torch", "numpy", "transformers", "starlette", "pydantic", "pace._C"} & set(sys.modules)))
     raise WrongOptions("seen")
 
 serve.make_service = look
@@ -102,9 +102,7 @@ def test_the_port_answers_before_torch_is_imported():
     assert (done.returncode, done.stderr) == (2, "pace: error: seen (see: pace serve --help)\n")
     live, live_head, health, health_head, *later, modules = done.stdout.splitlines()
     assert (live, live_head) == ('GET /live 200 None {"status":"alive"}', "HEAD /live 200 None ")
-    assert (
-        health.startswith('GET /health 503 5 {"status": "loading", "error": {') and health_head == "HEAD /health 503 5 "
-    )
+    assert health.startswith('GET /health 503 5 {"status":"loading","error":{') and health_head == "HEAD /health 503 5 "
     assert [line.split(" {")[0] for line in later] == ["GET /ready 503 5", "POST /v1/completions 503 5"]
     assert all("the model is loading" in line for line in later)
     assert modules == "[]"
@@ -121,9 +119,9 @@ def test_a_failure_to_listen_is_one_line_and_2(capsys):
     assert err.startswith(f"pace: error: --port={port} at 127.0.0.1 cannot be opened (Address already in use)")
 
 
-@pytest.mark.parametrize("missing", ["uvicorn", "fastapi", "httptools"])
+@pytest.mark.parametrize("missing", ["uvicorn", "starlette", "httptools"])
 def test_a_missing_package_is_named(monkeypatch, capsys, missing):
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == missing else find_spec(name))
     assert main(["serve"]) == 1
-    assert capsys.readouterr().err == f"pace: error: pace serve needs {missing}: pip install pace-llm[serve]\n"
+    assert capsys.readouterr().err == f'pace: error: pace serve needs {missing}: pip install "pace-llm[serve]"\n'

@@ -108,6 +108,13 @@ def test_special_tokens_that_are_stop_strings(speaking, prompt, stop, text, num_
     assert choice["text"] == text == "".join(choice["logprobs"]["tokens"])
 
 
+def test_stop_strings_of_the_checkpoint(speaking, prompt, monkeypatch):
+    monkeypatch.setattr(speaking.generator.defaults, "stop_strings", [" said"])
+    for fields, text in (({}, " who\n"), ({"stop": " a"}, " who\n said"), ({"logprobs": 1}, " who\n")):
+        choice = choice_of(speaking.complete(PROMPT, **fields))
+        assert choice["text"] == text == streamed(speaking, **fields) and choice["finish_reason"] == "stop"
+
+
 def test_special_tokens_that_are_shown_are_text(speaking, prompt):
     shown = "".join(WORDS)
     for stop, text in ((None, shown + "</s>"), ("<|im_end|>", " who"), ("im_end", " who<|"), (">\n<", " who<|im_end|")):

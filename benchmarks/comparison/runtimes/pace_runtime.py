@@ -17,7 +17,7 @@ QUANTIZATION = {"int4": {"format": "int4", "group": 32}}
 class Pace(SteppedRuntime):
     name = "pace"
     packages = ("torch",)
-    modules = ("pace.llm.models.model_utils", "pace.llm.engine.engine", "pace.llm.clients.session")
+    modules = ("pace.llm.loading.load", "pace.llm.engine.engine", "pace.llm.clients.session")
     variants = (
         Variant("bf16", "bf16", 16, 16),
         Variant("fp16", "fp16", 16, 16),
@@ -40,13 +40,20 @@ class Pace(SteppedRuntime):
     def __init__(self, source: Path, variant: str, threads: int) -> None:
         """`variant`: one of those above, or any other format of `pace.quant`."""
         from pace.llm.engine.engine import Engine
-        from pace.llm.models.model_utils import load_model, select_ops
+        from pace.llm.loading.load import load_model
+        from pace.llm.loading.options import LoadOptions, select_ops
         from pace.llm.runners import make_runner
 
         as_it_is = variant in FLOATS or variant.lower() in GGUF_FILES
         quantization = None if as_it_is else QUANTIZATION.get(variant, variant)
         model = load_model(
-            str(source), FLOATS.get(variant, "bfloat16"), num_threads=threads, progress=False, quantization=quantization
+            LoadOptions(
+                str(source),
+                dtype=FLOATS.get(variant, "bfloat16"),
+                num_threads=threads,
+                progress=False,
+                quantization=quantization,
+            )
         )
         self.engine = Engine.create(make_runner(model, "native"), select_ops("native"), CACHE_BYTES)
         self.model, self.sequences = model, []

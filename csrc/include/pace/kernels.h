@@ -201,7 +201,6 @@ struct KernelTable {
     int64_t (*argmax)(const float* x, int64_t n);  // -1 if any is NaN
     ExpSum (*exp_sum)(const float* x, int64_t n);
     void (*softmax)(const float* x, int64_t n, ExpSum total, float* y);
-    void (*log_softmax)(const float* x, int64_t n, float max, float log_sum, float* y);
     int (*find_at_least)(const float* x, int64_t n, float threshold, int64_t* position, int32_t* found, int capacity);
     // y = x, but -inf if bit i is clear; bits [ceil(n / 32)]. y may be x.
     void (*apply_mask)(const float* x, const int32_t* bits, int64_t n, float* y);

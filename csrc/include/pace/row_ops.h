@@ -138,35 +138,6 @@ struct ArgmaxOp {
     void run(int phase, int64_t chunk, int thread) const;
 };
 
-// csrc/ops/sampling.cpp. y = softmax or log_softmax of every row.
-struct SoftmaxOp {
-    static constexpr int kPhases = 1;
-    bool log;
-    const float* logits;  // [rows][n], row_stride floats between rows
-    int64_t row_stride, rows, n;
-    float* y;  // [rows][n]
-
-    void prepare(int) {}
-    int64_t chunks(int) const { return rows; }
-    void run(int phase, int64_t chunk, int thread) const;
-};
-
-// csrc/ops/sampling.cpp. Keeps the top_k largest elements of every row (and all equal to the last), then the nucleus of
-// mass top_p among those. All others become -inf. In order of falling value, then rising index, an element is in the
-// nucleus if the mass before it is less than top_p. The first always is. top_k <= 0 and top_p >= 1 are off. A row with
-// NaN or +inf gets no nucleus.
-struct TopKTopPOp {
-    static constexpr int kPhases = 1;
-    float* logits;  // [rows][n], row_stride floats between rows
-    int64_t row_stride, rows, n;
-    const int64_t* top_k;
-    const float* top_p;
-
-    void prepare(int) {}
-    int64_t chunks(int) const { return rows; }
-    void run(int phase, int64_t chunk, int thread) const;
-};
-
 // A change of one logit: x = (x < 0 ? x * factor : x / factor) + addend. A token id outside the row is ignored.
 struct LogitEdit {
     int32_t token;

@@ -16,26 +16,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pace.checkpoints.files import Version
 from pace.checkpoints.gguf.blocks import FILE_TYPES
-from pace.checkpoints.gguf.config import read_config
+from pace.checkpoints.gguf.config import ROPE_FACTORS, read_config
 from pace.checkpoints.gguf.file import GgufFile, GgufTensor
-from pace.checkpoints.gguf.names import (
-    ARCHITECTURES,
-    OF_ONE_ROW,
-    PERMUTED,
-    RAISED_NORMS,
-    ROPE_FACTORS,
-    family_of,
-    hub_name,
-)
+from pace.checkpoints.gguf.registry import ARCHITECTURES, find_architecture
 from pace.checkpoints.gguf.shards import check_shards, shard_paths
-from pace.checkpoints.reader import PIECE_BYTES, row_ranges
+from pace.checkpoints.reader import PIECE_BYTES, OpenFiles, row_ranges
 from pace.checkpoints.safetensors_file import TensorInfo, copy_in_own_pages
 from pace.ops.blocks import BlockRows, BlockType
 
 
-class GgufCheckpoint:
+class GgufCheckpoint(OpenFiles):
     """Tensors and config of a GGUF file. If the file is split into shards, any shard may be given.
 
     It has the interface of `CheckpointReader`. A tensor in blocks has a `WeightLayout` as dtype, and `read` returns its
@@ -44,35 +35,30 @@ class GgufCheckpoint:
     def __init__(self, path: str | Path):
         """Raises FileNotFoundError (a shard is missing), PermissionError, ValueError (damaged or contradictory), or
         NotImplementedError (an architecture or a tensor type). The message names the file."""
+        super().__init__()
         self.path = Path(path)
-        self._files: dict[str, GgufFile] = {}
-        """Name here -> file."""
         self._sources: dict[str, str] = {}
         """Name here -> name in the file."""
         files = [GgufFile(shard) for shard in shard_paths(self.path)]
         self.metadata = files[0].metadata
-        architecture = self.metadata.text("general.architecture")
-        if architecture is not None and architecture not in ARCHITECTURES:
+        name = self.metadata.text("general.architecture")
+        architecture = find_architecture(name, {source for file in files for source in file.tensors})
+        if name is not None and architecture is None:
             raise NotImplementedError(
-                f"{self.path} is of the architecture {architecture[:80]!r}, which is not implemented; implemented: {', '.join(ARCHITECTURES)}"
+                f"{self.path} has the architecture {name[:80]!r}, which is not implemented; implemented: "
+                f"{', '.join(dict.fromkeys(each.name for each in ARCHITECTURES))}"
             )
         check_shards(files)
-        self.metadata.required("general.architecture", architecture)
-        self.architecture = architecture = family_of(architecture, {name for file in files for name in file.tensors})
+        self.metadata.required("general.architecture", name)
+        self._architecture = architecture
         for file in files:
             for source in file.tensors:
-                name = hub_name(source, architecture)
-                if name in self._files:
-                    raise ValueError(
-                        f"tensor {source[:200]!r} is in both {self._files[name].path} and {file.path}; it may be in one file only"
-                    )
-                self._files[name], self._sources[name] = file, source
+                name = architecture.names.on_hub(source)
+                self.add(name, file, source)
+                self._sources[name] = source
         self.config = read_config(self.metadata, architecture, self._shapes(), self._factors())
-        self._heads = (
-            {"q_proj": self.config["num_attention_heads"], "k_proj": self.config["num_key_value_heads"]}
-            if architecture in PERMUTED
-            else {}
-        )
+        heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"} if architecture.permuted else {}
+        self._heads = {part: self.config[field] for part, field in heads.items()}
         unused = [name for name, source in self._sources.items() if source in ROPE_FACTORS or self._is_beyond(source)]
         self.tensors = {name: self._info(name) for name in self._sources if name not in unused}
 
@@ -91,11 +77,15 @@ class GgufCheckpoint:
 
     def _tensor(self, name: str) -> GgufTensor:
         tensor = self._files[name].tensors[self._sources[name]]
-        is_row = len(tensor.shape) == 1 and name.endswith(OF_ONE_ROW)
+        is_row = len(tensor.shape) == 1 and name.endswith(self._architecture.one_row)
         return tensor._replace(shape=(1, *tensor.shape)) if is_row else tensor
 
-    def _is_raised(self, name: str) -> bool:
-        return self.architecture in RAISED_NORMS and name.endswith("norm.weight")
+    def _shown(self, name: str) -> str:
+        """A tensor's name in its file, for messages."""
+        return f"tensor {self._sources[name]!r} in {self._files[name].path}"
+
+    def _norm_offset(self, name: str) -> int:
+        return self._architecture.norm_offset if name.endswith("norm.weight") else 0
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: self._tensor(name).shape for name in self._sources}
@@ -105,15 +95,13 @@ class GgufCheckpoint:
         found = {}
         for name in self._sources.keys() & set(ROPE_FACTORS):
             if len(self._tensor(name).shape) != 1:
-                raise ValueError(
-                    f"tensor {name!r} in {self._files[name].path} must be a vector; its shape is {list(self._tensor(name).shape)}"
-                )
+                raise ValueError(f"{self._shown(name)} must be a vector; its shape is {list(self._tensor(name).shape)}")
             found[name] = self._floats(name).tolist()
         return found
 
     def _info(self, name: str) -> TensorInfo:
         tensor = self._tensor(name)
-        if self._is_raised(name):
+        if self._norm_offset(name):
             return TensorInfo(torch.float64, tensor.shape)
         if isinstance(tensor.kind, BlockType):
             return TensorInfo(tensor.kind.layout if len(tensor.shape) in (2, 3) else torch.float32, tensor.shape)
@@ -129,12 +117,12 @@ class GgufCheckpoint:
             whole = self._floats(name)
             if heads := self._permuted_heads(name):
                 whole = whole[hub_order(range(whole.shape[0]), whole.shape[0] // heads)]
-            if self._is_raised(name):
-                whole = whole.double() - 1  # exact: the model adds 1 again and gets the file's bits
+            if offset := self._norm_offset(name):
+                whole = whole.double() - offset  # exact: the model adds it again and gets the file's bits
             return whole[start:stop] if tensor.shape else whole
         raw = self._raw(name, range(tensor.num_rows)[start:stop])
         if isinstance(tensor.kind, BlockType):
-            return BlockRows(tensor.kind, raw, f"tensor {self._sources[name]!r} in {self._files[name].path}")
+            return BlockRows(tensor.kind, raw, self._shown(name))
         return _as_floats(raw, tensor.kind)
 
     def _raw(self, name: str, rows: range) -> Tensor:
@@ -160,7 +148,7 @@ class GgufCheckpoint:
         heads = self._heads.get(name.rpartition(".")[0].rpartition(".")[2])
         if heads and (rows := self._tensor(name).shape[:1]) and rows[0] % (2 * heads):
             raise ValueError(
-                f"tensor {self._sources[name]!r} in {self._files[name].path} has {rows[0]} rows, which {heads} heads with an even number of elements cannot have"
+                f"{self._shown(name)} has {rows[0]} rows; {heads} heads need a multiple of {2 * heads} rows"
             )
         return heads
 
@@ -179,25 +167,9 @@ class GgufCheckpoint:
         return row_ranges(tensor.num_rows, tensor.row_bytes, piece_bytes)
 
     @property
-    def files(self) -> dict[Path, Version]:
-        """The files that hold the tensors, as they were when they were opened."""
-        return {file.path: file.version for file in self._files.values()}
-
-    @property
     def total_bytes(self) -> int:
         """Bytes of all tensors as they are stored."""
         return sum(self._tensor(name).nbytes for name in self.tensors)
-
-    def close(self) -> None:
-        """Closes the files. Tensors that were read stay valid."""
-        for file in set(self._files.values()):
-            file.close()
-
-    def __enter__(self) -> GgufCheckpoint:
-        return self
-
-    def __exit__(self, *exc_info) -> None:
-        self.close()
 
 
 def _as_floats(raw: Tensor, dtype: torch.dtype) -> Tensor:

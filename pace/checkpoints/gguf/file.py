@@ -20,7 +20,6 @@ Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md"""
 from __future__ import annotations
 
 import mmap
-import os
 import struct
 from math import prod
 from pathlib import Path
@@ -31,9 +30,9 @@ import torch
 from torch import Tensor
 
 from pace import _C
-from pace.checkpoints.files import Version, git_lfs_message, is_git_lfs_pointer, open_regular
+from pace.checkpoints.files import refuse_git_lfs
 from pace.checkpoints.gguf.blocks import BLOCK_TYPES, OTHER_TYPES, BlockType
-from pace.checkpoints.mapping import Mapping
+from pace.checkpoints.mapping import MappedFile
 from pace.naming import shown
 
 MAGIC = b"GGUF"
@@ -78,11 +77,13 @@ class GgufTensor(NamedTuple):
 
 class Metadata(dict[str, Any]):
     """Keys and values of a file: numbers, booleans, strings, lists of strings, numpy arrays of numbers. Each method
-    reads one key. It raises ValueError that names the file and the key if the value has another type."""
+    reads one key. It raises ValueError that names the file and the key if the value has another type.
 
-    def __init__(self, path: Path, values: dict[str, Any]):
-        super().__init__(values)
-        self.path = path
+    With a `prefix`, only the keys that begin with it, and without it."""
+
+    def __init__(self, path: Path, values: dict[str, Any], prefix: str = ""):
+        super().__init__({key[len(prefix) :]: value for key, value in values.items() if key.startswith(prefix)})
+        self.path, self.prefix = path, prefix
 
     def integer(self, key: str, default: int | None = None) -> int | None:
         return self._read(key, default, lambda value: type(value) is int, "an integer")
@@ -111,7 +112,7 @@ class Metadata(dict[str, Any]):
     def required(self, key: str, value: Any) -> Any:
         """Returns `value`, read from `key`. Raises ValueError if it is None."""
         if value is None:
-            raise ValueError(f"{self.path} has no {key} in its metadata, which it needs")
+            raise ValueError(f"{self.path} has no {self.prefix}{key} in its metadata")
         return value
 
     def _read(self, key: str, default: Any, fits, what: str) -> Any:
@@ -119,57 +120,32 @@ class Metadata(dict[str, Any]):
         if value is None:
             return default
         if not fits(value):
-            raise ValueError(f"{self.path}: {key} must be {what}; got {shown(value)}")
+            raise ValueError(f"{self.path}: {self.prefix}{key} must be {what}; got {shown(value)}")
         return value
 
 
-class GgufFile:
-    """An open file: `metadata`, `tensors`, and the bytes of rows in its mapping.
-
-    Views stay valid after `close()`: the mapping lives as long as any of them. Threads may share one object."""
+class GgufFile(MappedFile):
+    """An open file: `metadata`, `tensors`, and the bytes of rows in its mapping."""
 
     def __init__(self, path: Path):
-        """Maps the file and checks its header. Raises FileNotFoundError, PermissionError (see `open_regular`),
-        ValueError (damaged), or NotImplementedError (version, endianness or tensor type). The message names the
-        file."""
-        self.path = path
-        descriptor = open_regular(path)
-        try:
-            self.version = Version.of(descriptor)
-            size = self.version.size
-            self._mapping: Mapping | None = Mapping(descriptor, size) if size else None
-        finally:
-            os.close(descriptor)
-        header = _Header(path, self._mapping.data if size else b"", size)
+        """Maps the file and checks its header. Raises what `open_regular` raises, ValueError (damaged), or
+        NotImplementedError (version, endianness or tensor type). The message names the file."""
+        super().__init__(path)
+        header = _Header(path, self._data, self.version.size)
         self.metadata, self.tensors = header.read()
         self._mapping.release(0, header.position)
 
     def rows(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
         """Stored rows [start, stop) of a tensor, uint8 `[rows, row_bytes]`: a read-only view. Raises ValueError if the
         file is closed."""
-        if self._mapping is None:
-            raise ValueError(f"{self.path} has been closed; no tensor can be read from it")
+        begin, nbytes = self.range_of(name, start, stop)
         tensor = self.tensors[name]
-        begin, count = self._range(tensor, start, stop)
-        if not count * tensor.row_bytes:
-            return torch.empty(count, tensor.row_bytes, dtype=torch.uint8)
-        return self._mapping.tensor(torch.uint8, count * tensor.row_bytes, begin).view(count, -1)
+        return self.view(torch.uint8, nbytes, begin).view(len(range(tensor.num_rows)[start:stop]), tensor.row_bytes)
 
-    def release(self, name: str, start: int = 0, stop: int | None = None) -> None:
-        """Drops the mapped pages of rows [start, stop) from this process's memory; a later access reads them again."""
+    def range_of(self, name: str, start: int, stop: int | None) -> tuple[int, int]:
         tensor = self.tensors[name]
-        begin, count = self._range(tensor, start, stop)
-        if self._mapping is not None and count * tensor.row_bytes:
-            self._mapping.release(begin, count * tensor.row_bytes)
-
-    @staticmethod
-    def _range(tensor: GgufTensor, start: int, stop: int | None) -> tuple[int, int]:
-        """First byte in the file, and number, of rows [start, stop)."""
         rows = range(tensor.num_rows)[start:stop]
-        return tensor.begin + rows.start * tensor.row_bytes, len(rows)
-
-    def close(self) -> None:
-        self._mapping = None
+        return tensor.begin + rows.start * tensor.row_bytes, len(rows) * tensor.row_bytes
 
 
 def is_gguf(path: Path) -> bool:
@@ -220,20 +196,21 @@ class _Header:
 
     def _beginning(self) -> tuple[int, int]:
         """Checks the magic and the version. Returns the number of tensors and of entries."""
-        if is_git_lfs_pointer(self.data[:64]):
-            raise ValueError(git_lfs_message(self.path))
+        refuse_git_lfs(self.path, self.data[:64])
         if self.size < 24 or self._take(4) != MAGIC:
             raise ValueError(
-                f"{self.path} is not a GGUF file: it has {self.size} bytes and begins with {shown(self.data[:4])}; download or copy it again"
+                f"{self.path} is not a GGUF file: it has {self.size} bytes and begins with {shown(self.data[:4])}; "
+                "download or copy it again"
             )
         version = self._number("<I")
         if version not in VERSIONS:
             if version & 0xFFFF == 0:
                 raise NotImplementedError(
-                    f"{self.path} is a GGUF file in big endian, which is not implemented; convert it with `gguf-convert-endian {self.path} little`"
+                    f"{self.path} is a big-endian GGUF file, which is not implemented; convert it with "
+                    f"`gguf-convert-endian {self.path} little`"
                 )
             raise NotImplementedError(
-                f"{self.path} is of version {version} of GGUF; implemented: {', '.join(map(str, VERSIONS))}"
+                f"{self.path} has version {version} of GGUF; implemented: {', '.join(map(str, VERSIONS))}"
             )
         return self._number("<Q"), self._number("<Q")
 
@@ -247,7 +224,8 @@ class _Header:
         """The error for a header that is longer than the file or than MAX_HEADER_BYTES."""
         if self.end == self.size:
             return ValueError(
-                f"{self.path} is truncated or damaged: its header goes on beyond its {self.size:,} bytes; download or copy it again"
+                f"{self.path} is truncated or damaged: its header continues beyond its {self.size:,} bytes; "
+                "download or copy it again"
             )
         return ValueError(f"{self.path} has a header of more than {MAX_HEADER_BYTES:,} bytes, which no valid file has")
 
@@ -255,10 +233,11 @@ class _Header:
         [value] = struct.unpack(kind, self._take(struct.calcsize(kind)))
         return value
 
-    def _count(self, count: int, least_bytes: int, what: str) -> int:
-        if count * least_bytes > self.end - self.position:
+    def _count(self, count: int, min_bytes: int, what: str) -> int:
+        if count * min_bytes > self.end - self.position:
             raise ValueError(
-                f"{self.path} announces {count:,} {what}, which the rest of its header cannot hold: it is truncated or damaged"
+                f"{self.path} is truncated or damaged: it announces {count:,} {what}, which the rest of its header "
+                "cannot hold"
             )
         return count
 
@@ -310,11 +289,12 @@ class _Header:
                 block.name for block in BLOCK_TYPES.values()
             ]
             raise NotImplementedError(
-                f"{where} is stored as {OTHER_TYPES.get(number, f'type {number}')}, which is not implemented; implemented: {', '.join(known)}"
+                f"{where} is stored as {OTHER_TYPES.get(number, f'type {number}')}, which is not implemented; "
+                f"implemented: {', '.join(known)}"
             )
         if isinstance(kind, BlockType) and (not shape or shape[-1] % kind.weights):
             raise ValueError(
-                f"{where} has the shape {list(shape)}; rows of {kind.name} are of a multiple of {kind.weights} weights"
+                f"{where} has the shape {list(shape)}; a row of {kind.name} has a multiple of {kind.weights} weights"
             )
         return kind, shape, offset
 
@@ -324,7 +304,8 @@ class _Header:
         for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].nbytes)):
             if tensor.begin + tensor.nbytes > self.size:
                 raise ValueError(
-                    f"{self.path} is truncated or damaged: tensor {name[:200]!r} ends at byte {tensor.begin + tensor.nbytes:,} of a file of {self.size:,}; download or copy it again"
+                    f"{self.path} is truncated or damaged: tensor {name[:200]!r} ends at byte "
+                    f"{tensor.begin + tensor.nbytes:,} of a file of {self.size:,}; download or copy it again"
                 )
             if tensor.begin < end and tensor.nbytes:
                 raise ValueError(

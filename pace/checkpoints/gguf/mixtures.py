@@ -1,218 +1,194 @@
-"""Converts the metadata of mixtures of experts to fields of a config.json, in addition to those that config.py reads.
+"""Architectures of GGUF files with experts.
 
 A file does not state which layers have experts, except for the number of dense layers at the start. Nor does it state
-what llama.cpp always does with an architecture's weights. This module supplies both."""
+what llama.cpp always does with an architecture's weights. The records supply both.
+
+llama.cpp treats what is cached of a position of latent attention as one wide key/value head. It calls all of DeepSeek's
+kind `deepseek2`: V2, V3, GLM-4.7-Flash, Kimi K2."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from pace.checkpoints.gguf.architecture import Architecture, Fields, Key, Keys, unchanged
+from pace.checkpoints.gguf.changes import (
+    ATTENTION_BIAS,
+    EXPERTS,
+    FULL,
+    ROTATES_ALL,
+    USE_BIAS,
+    granite,
+    latent,
+    one_window,
+)
+from pace.checkpoints.gguf.names import AFTER_ATTENTION, HUNYUAN_NORMS, LATENT, LLAMA, gated
 
-from pace.checkpoints.gguf.file import Metadata
-from pace.checkpoints.gguf.llama_like import granite
-
-Fields = dict[str, Any]
-Shapes = Mapping[str, tuple[int, ...]]
-"""Shapes of tensors by the Hub's names."""
-SIGMOID = 2
-"""Value of expert_gating_func."""
+SOFTMAX, SIGMOID = 1, 2
+"""Values of expert_gating_func."""
 EXPERTS_OF_MAVERICK = 128
+SIZED_EXPERTS = {**EXPERTS, "moe_intermediate_size": Key("expert_feed_forward_length")}
+DEEPSEEK = {
+    **SIZED_EXPERTS,
+    "first_k_dense_replace": Key("leading_dense_block_count", 0),
+    "routed_scaling_factor": Key("expert_weights_scale", 1.0),
+    "n_group": Key("expert_group_count", 1),
+    "topk_group": Key("expert_group_used_count", 1),
+}
+CORRECTION = {"exp_probs_b.bias": "mlp.gate.e_score_correction_bias"}
 
 
-class Keys:
-    """Reads the keys of one architecture's experts."""
-
-    def __init__(self, metadata: Metadata, architecture: str):
-        self.metadata = metadata
-        self.architecture = architecture
-
-    def integer(self, name: str, default: int | None = None) -> int:
-        """Raises ValueError if the key is missing and has no default."""
-        key = f"{self.architecture}.{name}"
-        return self.metadata.required(key, self.metadata.integer(key, default))
-
-    def number(self, name: str, default: float) -> float:
-        return self.metadata.number(f"{self.architecture}.{name}", default)
-
-    def flag(self, name: str, default: bool) -> bool:
-        return self.metadata.flag(f"{self.architecture}.{name}", default)
-
-    @property
-    def counts(self) -> Fields:
-        return {"num_experts": self.integer("expert_count"), "num_experts_per_tok": self.integer("expert_used_count")}
-
-
-def has_experts(metadata: Metadata, architecture: str) -> bool:
-    """True if the file states a positive number of experts."""
-    return bool(metadata.integer(f"{architecture}.expert_count", 0))
-
-
-def mixtral(fields: Fields, metadata: Metadata, tensors: Shapes) -> Fields:
-    """A Mixtral, which llama.cpp calls a Llama with experts."""
-    if not has_experts(metadata, "llama"):
-        return fields
-    keys = Keys(metadata, "llama")
-    kept = {name: value for name, value in fields.items() if name not in ("mlp_bias", "attention_bias")}
-    window = keys.integer("attention.sliding_window", 0) or None
-    mixtral = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "sliding_window": window}
-    return kept | keys.counts | mixtral
-
-
-def qwen2moe(fields: Fields, metadata: Metadata, tensors: Shapes) -> Fields:
-    keys = Keys(metadata, "qwen2moe")
+def qwen2moe(fields: Fields, keys: Keys) -> Fields:
     inner, shared = (
-        tensors.get(f"model.layers.0.mlp.{part}.down_proj.weight", (None,))[-1] for part in ("experts", "shared_expert")
+        keys.shapes.get(f"model.layers.0.mlp.{part}.down_proj.weight", (None,))[-1]
+        for part in ("experts", "shared_expert")
     )
-    return (
-        fields
-        | keys.counts
-        | {
-            "model_type": "qwen2_moe",
-            "moe_intermediate_size": keys.integer("expert_feed_forward_length", inner),
-            "shared_expert_intermediate_size": keys.integer("expert_shared_feed_forward_length", shared),
-            "norm_topk_prob": keys.flag("expert_weights_norm", False),
-            "qkv_bias": "model.layers.0.self_attn.q_proj.bias" in tensors,
-        }
-    )
+    return fields | {
+        "moe_intermediate_size": keys.read("expert_feed_forward_length", inner),
+        "shared_expert_intermediate_size": keys.read("expert_shared_feed_forward_length", shared),
+    }
 
 
-def qwen3moe(fields: Fields, metadata: Metadata, tensors: Shapes) -> Fields:
-    keys = Keys(metadata, "qwen3moe")
-    return (
-        fields
-        | keys.counts
-        | {
-            "model_type": "qwen3_moe",
-            "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
-            "norm_topk_prob": keys.flag("expert_weights_norm", True),
-        }
-    )
-
-
-def olmoe(fields: Fields, metadata: Metadata, tensors: Shapes) -> Fields:
-    keys = Keys(metadata, "olmoe")
-    return fields | keys.counts | {"norm_topk_prob": keys.flag("expert_weights_norm", False)}
-
-
-def granitemoe(fields: Fields, metadata: Metadata, tensors: Shapes) -> Fields:
-    keys = Keys(metadata, "granitemoe")
-    found = granite(fields, metadata, tensors) | keys.counts
-    shared = keys.integer("expert_shared_feed_forward_length", 0)
-    if shared == 0:
-        return found
-    split = {"shared_intermediate_size": shared, "shared_split": True}
-    return found | split | {"architectures": ["GraniteMoeSharedForCausalLM"], "model_type": "granitemoeshared"}
-
-
-def gpt_oss(fields: Fields, metadata: Metadata, tensors: Shapes) -> Fields:
-    keys = Keys(metadata, "gpt-oss")
-    # A config.json without a scaling means the published one; a file without a scaling means none.
-    scaling = fields.get("rope_scaling")
-    stretched = (
-        {"rope_scaling": scaling | {"truncate": False}} if scaling else {"rope_parameters": {"rope_type": "default"}}
-    )
-    return (
-        fields
-        | stretched
-        | keys.counts
-        | {
-            "model_type": "gpt_oss",
-            "intermediate_size": keys.integer("expert_feed_forward_length", fields["intermediate_size"]),
-            "sliding_window": keys.integer("attention.sliding_window"),
-        }
-    )
-
-
-def hunyuan_moe(fields: Fields, metadata: Metadata, tensors: Shapes) -> Fields:
-    keys = Keys(metadata, "hunyuan-moe")
-    return fields | keys.counts | {"model_type": "hunyuan_v1_moe"}
-
-
-def ernie_moe(fields: Fields, metadata: Metadata, tensors: Shapes) -> Fields:
-    keys = Keys(metadata, "ernie4_5-moe")
-    return (
-        fields
-        | keys.counts
-        | {
-            "model_type": "ernie4_5_moe",
-            "use_bias": "model.layers.0.self_attn.q_proj.bias" in tensors,
-            "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
-            "moe_num_shared_experts": keys.integer("expert_shared_count", 0),
-            "moe_layer_start_index": keys.integer("leading_dense_block_count", 0),
-            "moe_layer_interval": keys.integer("interleave_moe_layer_step", 1),
-        }
-    )
-
-
-def glm4moe(fields: Fields, metadata: Metadata, tensors: Shapes) -> Fields:
-    keys = Keys(metadata, "glm4moe")
-    if keys.integer("expert_gating_func", SIGMOID) != SIGMOID:
-        raise NotImplementedError(f"{metadata.path}: glm4moe.expert_gating_func other than sigmoid is not implemented")
-    return (
-        {"partial_rotary_factor": 1.0, **fields}
-        | keys.counts
-        | {
-            "model_type": "glm4_moe",
-            "use_qk_norm": "model.layers.0.self_attn.q_norm.weight" in tensors,
-            "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
-            "n_shared_experts": keys.integer("expert_shared_count", 1),
-            "first_k_dense_replace": keys.integer("leading_dense_block_count", 0),
-            "routed_scaling_factor": keys.number("expert_weights_scale", 1.0),
-            "norm_topk_prob": keys.flag("expert_weights_norm", True),
-            "n_group": keys.integer("expert_group_count", 1),
-            "topk_group": keys.integer("expert_group_used_count", 1),
-        }
-    )
-
-
-def phimoe(fields: Fields, metadata: Metadata, tensors: Shapes) -> Fields:
-    """A file has a single scale of the rotation, for both short and long sequences."""
-    found = fields | Keys(metadata, "phimoe").counts | {"lm_head_bias": "lm_head.bias" in tensors}
-    if scaling := fields.get("rope_scaling"):
-        scale = scaling["attention_factor"]
-        kept = {name: value for name, value in scaling.items() if name != "attention_factor"}
-        found["rope_scaling"] = kept | {"short_mscale": scale, "long_mscale": scale}
+def granitemoe(fields: Fields, keys: Keys) -> Fields:
+    found = granite(fields, keys)
+    if shared := keys.integer("expert_shared_feed_forward_length", 0):
+        found |= {"shared_intermediate_size": shared, "shared_split": True, "model_type": "granitemoeshared"}
     return found
 
 
-def llama4(fields: Fields, metadata: Metadata, tensors: Shapes) -> Fields:
-    """A window of 0 means that all layers rotate and see all positions. Files do not state the chunk length, how
-    queries grow, or if heads are normalised. These follow the published models: only Maverick's heads are not
-    normalised."""
-    keys = Keys(metadata, "llama4")
-    layers, rotates_all = fields["num_hidden_layers"], metadata.integer("llama4.attention.sliding_window") == 0
-    everywhere = {"no_rope_layers": [1] * layers, "layer_types": ["full_attention"] * layers}
-    counts = keys.counts
-    return (
-        fields
-        | counts
-        | (everywhere if rotates_all else {})
-        | {
-            "intermediate_size": keys.integer("expert_feed_forward_length"),
-            "intermediate_size_mlp": fields["intermediate_size"],
-            "interleave_moe_layer_step": keys.integer("interleave_moe_layer_step"),
-            "use_qk_norm": counts["num_experts"] != EXPERTS_OF_MAVERICK,
-        }
+def gpt_oss(fields: Fields, keys: Keys) -> Fields:
+    """A config.json without a scaling means the published one; a file without a scaling means none."""
+    scaling = fields.get("rope_scaling")
+    rope = {"rope_scaling": scaling | {"truncate": False}} if scaling else {"rope_parameters": {"rope_type": "default"}}
+    inner = keys.integer("expert_feed_forward_length", fields["intermediate_size"])
+    return fields | rope | {"intermediate_size": inner}
+
+
+def glm4moe(fields: Fields, keys: Keys) -> Fields:
+    if keys.integer("expert_gating_func", SIGMOID) != SIGMOID:
+        raise keys.refused("glm4moe.expert_gating_func other than sigmoid is not implemented")
+    return fields
+
+
+def phimoe(fields: Fields, keys: Keys) -> Fields:
+    """A file has a single scale of the rotation, for both short and long sequences."""
+    if scaling := fields.get("rope_scaling"):
+        scale = scaling["attention_factor"]
+        kept = {name: value for name, value in scaling.items() if name != "attention_factor"}
+        fields["rope_scaling"] = kept | {"short_mscale": scale, "long_mscale": scale}
+    return fields
+
+
+def llama4_window(fields: Fields, keys: Keys) -> Fields:
+    """A window of 0 means that all layers rotate and see all positions."""
+    layers = fields["num_hidden_layers"]
+    rotates_all = keys.integer("attention.sliding_window") == 0
+    return fields | ({"no_rope_layers": [1] * layers, "layer_types": [FULL] * layers} if rotates_all else {})
+
+
+def llama4(fields: Fields, keys: Keys) -> Fields:
+    """Files do not state the chunk length, how queries grow, or if heads are normalised. These follow the published
+    models: only Maverick's heads are not normalised."""
+    return fields | {
+        "intermediate_size": keys.read("expert_feed_forward_length"),
+        "intermediate_size_mlp": fields["intermediate_size"],
+        "use_qk_norm": keys.read("expert_count") != EXPERTS_OF_MAVERICK,
+    }
+
+
+def deepseek2(fields: Fields, keys: Keys) -> Fields:
+    if not keys.integer("expert_count", 0):
+        raise keys.refused("deepseek2 without experts is not implemented")
+    # The first files of GLM-4.7-Flash do not state that its scores are sigmoids.
+    is_glm = fields["num_hidden_layers"] in (47, 48) and fields["vocab_size"] == 154880
+    gating = keys.integer("expert_gating_func", SIGMOID if is_glm else SOFTMAX)
+    if gating not in (SOFTMAX, SIGMOID):
+        raise keys.refused(f"deepseek2.expert_gating_func = {gating} is not implemented")
+    kind = {"model_type": "deepseek_v3"}
+    if gating == SOFTMAX:
+        limited = keys.integer("expert_group_count", 1) > 1
+        kind = {"model_type": "deepseek_v2", "topk_method": "group_limited_greedy" if limited else "greedy"}
+    # Files from before kv_b was split by heads have the head lengths under the keys of other families.
+    key_length, value_length = (
+        keys.read(f"attention.{part}_length_mla", keys.integer(f"attention.{part}_length")) for part in ("key", "value")
     )
+    return latent(fields, keys, key_length) | kind | {"v_head_dim": value_length}
 
 
-MIXTURES = {
-    "llama": mixtral,
-    "qwen2moe": qwen2moe,
-    "qwen3moe": qwen3moe,
-    "olmoe": olmoe,
-    "granitemoe": granitemoe,
-    "gpt-oss": gpt_oss,
-    "hunyuan-moe": hunyuan_moe,
-    "ernie4_5-moe": ernie_moe,
-    "glm4moe": glm4moe,
-    "phimoe": phimoe,
-    "llama4": llama4,
-}
-"""Architecture -> function that changes its fields, as `FAMILIES` in families.py."""
-MIXTURE_KEYS = {
-    "expert_used_count", "expert_feed_forward_length", "expert_shared_feed_forward_length", "expert_shared_count",
-    "expert_weights_norm", "expert_weights_scale", "expert_gating_func", "expert_group_count", "expert_group_used_count",
-    "leading_dense_block_count", "interleave_moe_layer_step", "nextn_predict_layers",
-}  # fmt: skip
-"""Keys read in this module; config.py reads the last one."""
+MIXTURES = (
+    Architecture(
+        "qwen2moe", "qwen2_moe", one_row=("mlp.shared_expert_gate.weight",),
+        names=LLAMA.but({"ffn_gate_inp_shexp": "mlp.shared_expert_gate", **gated("mlp.shared_expert", "_shexp")}),
+        present={"qkv_bias": "blk.0.attn_q.bias"},
+        keys={**EXPERTS, "norm_topk_prob": Key("expert_weights_norm", False)}, convert=qwen2moe,
+    ),
+    Architecture(
+        "qwen3moe", "qwen3_moe", present=ATTENTION_BIAS,
+        keys={**SIZED_EXPERTS, "norm_topk_prob": Key("expert_weights_norm", True)},
+    ),
+    Architecture(
+        "olmoe", "olmoe", present=ATTENTION_BIAS,
+        keys={**EXPERTS, "norm_topk_prob": Key("expert_weights_norm", False)},
+    ),
+    Architecture(
+        "granitemoe", "granitemoe", permuted=True, present=ATTENTION_BIAS, keys=EXPERTS, convert=granitemoe,
+        names=LLAMA.but({
+            "ffn_gate_inp": "block_sparse_moe.router",
+            **gated("block_sparse_moe.experts", "_exps"),
+            **gated("shared_mlp", "_shexp"),
+            "ffn_down_shexp": "shared_mlp.output_linear",
+        }),
+    ),
+    Architecture(
+        "gpt-oss", "gpt_oss", present=ATTENTION_BIAS,
+        names=LLAMA.but({**AFTER_ATTENTION, "attn_sinks.weight": "self_attn.sinks", "ffn_gate_inp": "mlp.router"}),
+        keys={**EXPERTS, "sliding_window": Key("attention.sliding_window")}, window=unchanged, convert=gpt_oss,
+    ),
+    Architecture(
+        "hunyuan-moe", "hunyuan_v1_moe", present=ATTENTION_BIAS, keys=EXPERTS,
+        names=LLAMA.but({**HUNYUAN_NORMS, "ffn_gate_inp": "mlp.gate.wg", **gated("mlp.shared_mlp", "_shexp")}),
+    ),
+    Architecture(
+        "ernie4_5-moe", "ernie4_5_moe", one_row=("mlp.moe_statics.e_score_correction_bias",), present=USE_BIAS,
+        names=LLAMA.but({
+            "exp_probs_b.bias": "mlp.moe_statics.e_score_correction_bias",
+            **gated("mlp.shared_experts", "_shexp"),
+        }),
+        keys={
+            **SIZED_EXPERTS,
+            "moe_num_shared_experts": Key("expert_shared_count", 0),
+            "moe_layer_start_index": Key("leading_dense_block_count", 0),
+            "moe_layer_interval": Key("interleave_moe_layer_step", 1),
+        },
+    ),
+    Architecture(
+        "glm4moe", "glm4_moe", defaults=ROTATES_ALL, convert=glm4moe,
+        names=LLAMA.but({**AFTER_ATTENTION, **CORRECTION, **gated("mlp.shared_experts", "_shexp")}),
+        present={**ATTENTION_BIAS, "use_qk_norm": "blk.0.attn_q_norm.weight"},
+        keys={
+            **DEEPSEEK,
+            "n_shared_experts": Key("expert_shared_count", 1),
+            "norm_topk_prob": Key("expert_weights_norm", True),
+        },
+    ),
+    Architecture(
+        "phimoe", "phimoe", present={**ATTENTION_BIAS, "lm_head_bias": "output.bias"}, keys=EXPERTS,
+        window=one_window, convert=phimoe,
+    ),
+    Architecture(
+        "llama4", "llama4", window=llama4_window, convert=llama4,
+        names=LLAMA.but({
+            "ffn_gate_inp": "feed_forward.router",
+            **gated("feed_forward"),
+            **gated("feed_forward.experts", "_exps"),
+            **gated("feed_forward.shared_expert", "_shexp"),
+        }),
+        keys={**EXPERTS, "interleave_moe_layer_step": Key("interleave_moe_layer_step")},
+    ),
+    Architecture(
+        "deepseek2", "deepseek_v3", latent=True, defaults={"num_nextn_predict_layers": 0}, convert=deepseek2,
+        names=LATENT.but({**CORRECTION, **gated("mlp.shared_experts", "_shexp")}),
+        keys={
+            **DEEPSEEK,
+            "n_shared_experts": Key("expert_shared_count"),
+            "norm_topk_prob": Key("expert_weights_norm", False),
+        },
+    ),
+)  # fmt: skip

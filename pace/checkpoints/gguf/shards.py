@@ -19,12 +19,14 @@ def shard_paths(path: Path) -> list[Path]:
     count = int(found["count"])
     if not 1 <= int(found["number"]) <= count <= MAX_SHARDS:
         raise ValueError(
-            f"{path} is named as shard {int(found['number'])} of {count}; shards are numbered from 1 to at most {MAX_SHARDS}"
+            f"{path} has the name of shard {int(found['number'])} of {count}; shards are numbered from 1 to at most "
+            f"{MAX_SHARDS}"
         )
     paths = [path.with_name(f"{found['stem']}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]
     if missing := [shard.name for shard in paths if not shard.exists()]:
+        more = ", ..." if len(missing) > 5 else ""
         raise FileNotFoundError(
-            f"{path} is one of {count} shards; missing in {path.parent}: {', '.join(missing[:5])}{', ...' if len(missing) > 5 else ''}"
+            f"{path} is one of {count} shards; missing in {path.parent}: {', '.join(missing[:5])}{more}"
         )
     return paths
 
@@ -36,11 +38,12 @@ def check_shards(files: list[GgufFile]) -> None:
         count, own = file.metadata.integer("split.count", 0) or 1, file.metadata.integer("split.no", 0)
         if count != len(files) or own != number:
             what = f"is shard {own + 1} of {count} by its metadata (split.no, split.count)"
-            advice = "give it the name that it was made with, FILE-00001-of-00002.gguf and so on, beside the others"
+            advice = "put the shards into one folder under their original names, such as FILE-00001-of-00002.gguf"
             raise ValueError(f"{file.path} {what}, and shard {number + 1} of {len(files)} by its name; {advice}")
         total += len(file.tensors)
     announced = files[0].metadata.integer("split.tensors.count", total)
     if announced != total:
         raise ValueError(
-            f"{files[0].path} announces {announced} tensors in {len(files)} shards (split.tensors.count), which hold {total}; download or copy them again"
+            f"{files[0].path} announces {announced} tensors (split.tensors.count), but its {len(files)} shards have "
+            f"{total}; download or copy them again"
         )

@@ -30,7 +30,7 @@ SPECIAL_TOKENS = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown"
 """Name in tokenizer_config.json -> name in the key tokenizer.ggml.<name>_token_id."""
 
 
-class Cut(NamedTuple):
+class PreTokenizer(NamedTuple):
     """Rule for splitting texts before a byte-level vocabulary's merges are applied."""
 
     patterns: tuple[str, ...]
@@ -58,36 +58,39 @@ _DEEPSEEK3 = (
     + _SPACES
 )
 _WITH_CASE = (
-    r"[\p{Lu}\p{Ll}\p{Lt}&&[^" "ⴀ-ⴭ\ua78f-\ua7ffꬰ-ꭩ\U00010570-\U000105bc\U00016e40-\U00016e7f\U0001d400-\U0001d7cb]]"
+    r"[\p{Lu}\p{Ll}\p{Lt}&&[^"
+    "ⴀ-ⴭ\ua78f-\ua7ffꬰ-ꭩ\U00010570-\U000105bc\U00016e40-\U00016e7f\U0001d400-\U0001d7cb]]"
 )
 """Letters that have a case, except those that Unicode added later and mathematical letters."""
 _HAN = "[一-龥ࠀ-一가-\ud7ff]+"
 
-_CUTS = {
-    ("default",): Cut((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
-    ("gpt-2", "phi-2", "olmo", "mpt", "granite-docling", "a.x-4.0", "mellum", "trillion"): Cut((_GPT2,)),
-    ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"): Cut((r"\p{N}", _GPT2)),
-    ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "lfm2", "midm-2.0"): Cut(
+_PRE_TOKENIZERS = {
+    ("default",): PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
+    ("gpt-2", "phi-2", "olmo", "mpt", "granite-docling", "a.x-4.0", "mellum", "trillion"): PreTokenizer((_GPT2,)),
+    ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"): PreTokenizer(
+        (r"\p{N}", _GPT2)
+    ),
+    ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "lfm2", "midm-2.0"): PreTokenizer(
         (_LLAMA3,), ignore_merges=True, add_bos=True
     ),
-    ("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"): Cut((_LLAMA3,)),
-    ("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez", "kormo", "f2llmv2"): Cut(
+    ("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"): PreTokenizer((_LLAMA3,)),
+    ("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez", "kormo", "f2llmv2"): PreTokenizer(
         (_QWEN2,), normalizer={"type": "NFC"}
     ),
-    ("hunyuan",): Cut((_QWEN2,)),
-    ("hunyuan-dense", "deepseek-v3"): Cut((r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", _DEEPSEEK3)),
-    ("deepseek-llm",): Cut(
+    ("hunyuan",): PreTokenizer((_QWEN2,)),
+    ("hunyuan-dense", "deepseek-v3"): PreTokenizer((r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", _DEEPSEEK3)),
+    ("deepseek-llm",): PreTokenizer(
         ("[\r\n]", rf"\s?{_WITH_CASE}+", "\\s?[!-/:-~！-／：-～‘-‟\u3000-。]+", r"\s+$", _HAN, r"\p{N}")
     ),
-    ("deepseek-coder",): Cut(("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _HAN, r"\p{N}")),
-    ("tekken",): Cut((_TEKKEN,), ignore_merges=True, add_bos=True),
-    ("gpt-4o", "llama4", "kanana2"): Cut((_GPT4O,)),
+    ("deepseek-coder",): PreTokenizer(("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _HAN, r"\p{N}")),
+    ("tekken",): PreTokenizer((_TEKKEN,), ignore_merges=True, add_bos=True),
+    ("gpt-4o", "llama4", "kanana2"): PreTokenizer((_GPT4O,)),
 }
-CUTS = {name: cut for names, cut in _CUTS.items() for name in names}
+PRE_TOKENIZERS = {name: rule for names, rule in _PRE_TOKENIZERS.items() for name in names}
 """Value of tokenizer.ggml.pre -> rule."""
 
 
-WAY_OUT = "Give tokenizer_name_or_path, or token ids instead of text"
+ADVICE = "Give tokenizer_name_or_path, or token ids instead of text"
 
 
 def tokenizer_state(metadata: Metadata) -> dict[str, Any] | str | None:
@@ -103,20 +106,20 @@ def tokenizer_state(metadata: Metadata) -> dict[str, Any] | str | None:
     build = {"gpt2": _byte_level, "llama": _sentencepiece}.get(model)
     if build is None:
         raise NotImplementedError(
-            f"{metadata.path} has a tokenizer of the kind {model[:80]!r}, which is not implemented; "
-            f"implemented: gpt2, llama. {WAY_OUT}"
+            f"{metadata.path} has a tokenizer of type {model[:80]!r}, which is not implemented; "
+            f"implemented: gpt2, llama. {ADVICE}"
         )
     tokens = metadata.required("tokenizer.ggml.tokens", read_tokens(metadata))
     if len(tokens.ids) < len(tokens.texts):
         twice = next(token for index, token in enumerate(tokens.texts) if tokens.ids[token] != index)
         raise ValueError(
-            f"{metadata.path}: tokenizer.ggml.tokens has {shown(twice)} twice, so that texts have no definite tokens. "
-            f"{WAY_OUT}"
+            f"{metadata.path}: tokenizer.ggml.tokens has {shown(twice)} twice, so the tokens of a text are ambiguous. "
+            f"{ADVICE}"
         )
     if len(tokens.types) != len(tokens.texts):
         raise ValueError(
-            f"{metadata.path}: tokenizer.ggml.token_type must have a type for each of {len(tokens.texts)} tokens; it has "
-            f"{len(tokens.types)}"
+            f"{metadata.path}: tokenizer.ggml.token_type must have a type for each of {len(tokens.texts)} tokens; "
+            f"it has {len(tokens.types)}"
         )
     return {
         **build(metadata, tokens),
@@ -171,30 +174,30 @@ def _added_tokens(metadata: Metadata, tokens: Tokens) -> list[dict[str, Any]]:
 def _ends(metadata: Metadata, tokens: list[str]) -> dict[str, Any] | None:
     """Post-processor that puts tokens before and after a text."""
     sentencepiece = metadata.text("tokenizer.ggml.model") == "llama"
-    begins = metadata.flag("tokenizer.ggml.add_bos_token", sentencepiece or _cut(metadata).add_bos)
+    begins = metadata.flag("tokenizer.ggml.add_bos_token", sentencepiece or _pre_tokenizer(metadata).add_bos)
     added = {"bos": begins, "eos": metadata.flag("tokenizer.ggml.add_eos_token", False)}
     ids = {name: _token_id(metadata, name, len(tokens)) for name, wanted in added.items() if wanted}
     before, after = ([(tokens[ids[name]], ids[name])] if ids.get(name) is not None else [] for name in ("bos", "eos"))
     return text_with_ends(before, after)
 
 
-def _cut(metadata: Metadata) -> Cut:
+def _pre_tokenizer(metadata: Metadata) -> PreTokenizer:
     name = metadata.text("tokenizer.ggml.pre", "default")
-    if name not in CUTS:
+    if name not in PRE_TOKENIZERS:
         raise NotImplementedError(
             f"{metadata.path}: tokenizer.ggml.pre = {name[:80]!r} is not implemented; "
-            f"implemented: {', '.join(CUTS)}. {WAY_OUT}"
+            f"implemented: {', '.join(PRE_TOKENIZERS)}. {ADVICE}"
         )
-    return CUTS[name]
+    return PRE_TOKENIZERS[name]
 
 
 def _byte_level(metadata: Metadata, tokens: Tokens) -> dict[str, Any]:
-    cut = _cut(metadata)
+    rule = _pre_tokenizer(metadata)
     if metadata.text("tokenizer.ggml.pre") is None:
         logger.warning(
-            "%s has no tokenizer.ggml.pre, which says how texts are cut before they are tokens: texts are cut by the "
-            "rule 'default', and the model may get other tokens than those it was trained on. Convert the model again, "
-            "or give tokenizer_name_or_path",
+            "%s lacks tokenizer.ggml.pre, the rule for splitting a text before tokenizing. The rule 'default' is used, "
+            "and the model may get other tokens than in training. Convert the model again, or give "
+            "tokenizer_name_or_path",
             metadata.path,
         )
     lines = metadata.required("tokenizer.ggml.merges", metadata.texts("tokenizer.ggml.merges"))
@@ -209,18 +212,18 @@ def _byte_level(metadata: Metadata, tokens: Tokens) -> dict[str, Any]:
             line for line, merge in zip(lines, merges) if len(merge) != 2 or not {*merge, "".join(merge)} <= known
         )
         raise ValueError(
-            f"{metadata.path}: tokenizer.ggml.merges has {shown(wrong)}, which is no pair of tokens that makes a token"
+            f"{metadata.path}: tokenizer.ggml.merges has {shown(wrong)}, which must be two tokens that make a third"
         )
     splits = [
         {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
-        for pattern in cut.patterns
+        for pattern in rule.patterns
     ]
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     return {
-        "normalizer": cut.normalizer,
+        "normalizer": rule.normalizer,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*splits, byte_level]},
         "decoder": byte_level,
-        "model": bpe_model(tokens.ids, merges, ignore_merges=cut.ignore_merges),
+        "model": bpe_model(tokens.ids, merges, ignore_merges=rule.ignore_merges),
     }
 
 

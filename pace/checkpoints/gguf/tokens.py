@@ -100,7 +100,7 @@ def _correct(metadata: Metadata, texts: list[str], ids: dict[str, int], types: n
         return
     listed = ", ".join(repr(texts[index]) for index in wrong[:MAX_LISTED]) + ", ..." * (len(wrong) > MAX_LISTED)
     logger.warning(
-        "%s: tokenizer.ggml.token_type calls %s ordinary text; read as tokens of their own (%d in all)",
+        "%s: tokenizer.ggml.token_type marks %s as ordinary text; treating them as separate tokens (%d in all)",
         metadata.path,
         listed,
         len(wrong),

@@ -6,6 +6,6 @@ A method is one file and one line in the registry. It finds the matrices of a ch
 
 from pace.checkpoints.quantized.method import Method
 from pace.checkpoints.quantized.registry import METHODS, read_quant_method
-from pace.checkpoints.quantized.stored import StoredMatrix, TensorSource
+from pace.checkpoints.quantized.stored import StoredMatrix, StoredTensors
 
-__all__ = ["METHODS", "Method", "StoredMatrix", "TensorSource", "read_quant_method"]
+__all__ = ["METHODS", "Method", "StoredMatrix", "StoredTensors", "read_quant_method"]

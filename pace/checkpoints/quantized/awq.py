@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from pace.checkpoints.quantized.method import Method, modules_with, read_bits, read_group_size, read_name, refused
-from pace.checkpoints.quantized.stored import FLOATS, Groups, IntegerMatrix, TensorSource, unpack
+from pace.checkpoints.quantized.stored import FLOATS, Groups, IntegerMatrix, StoredTensors, unpack
 
 FIELD_OF_OUTPUT = (0, 4, 1, 5, 2, 6, 3, 7)
 """Index of the field in its word that holds output i of 8."""
@@ -39,13 +39,13 @@ class AWQ(Method):
         raw = {"bits": raw.get("w_bit"), "group_size": raw.get("q_group_size", 128), **raw}
         for field in ("version", "format"):
             if read_name(raw, field, "gemm") != "gemm":
-                raise refused(field, raw[field], 'the layout "gemm" is: take a checkpoint in it, or the original one')
+                raise refused(field, raw[field], 'take a checkpoint in the layout "gemm", or the original one')
         if read_name(raw, "backend", "auto") == "llm-awq":
             raise refused("backend", raw["backend"], "take a checkpoint that AutoAWQ wrote, or the original one")
         read_bits(raw, (4,))
         return cls(group_size=read_group_size(raw))
 
-    def matrices(self, source: TensorSource) -> Iterator[AWQMatrix]:
+    def matrices(self, source: StoredTensors) -> Iterator[AWQMatrix]:
         for module in modules_with(source, ".qweight"):
             yield AWQMatrix(source, module, self)
 
@@ -53,7 +53,7 @@ class AWQ(Method):
 class AWQMatrix(IntegerMatrix):
     bits = 4
 
-    def __init__(self, source: TensorSource, module: str, method: AWQ):
+    def __init__(self, source: StoredTensors, module: str, method: AWQ):
         super().__init__(source, module, {"codes": ".qweight", "zeros": ".qzeros", "scales": ".scales"})
         k, words = self.expect("codes", (torch.int32,), (-1, -1))
         count = -(-k // (method.group_size or max(1, k)))
@@ -61,7 +61,7 @@ class AWQMatrix(IntegerMatrix):
         self.expect("scales", FLOATS, (count, 8 * words))
         self.shape = (8 * words, k)
         self.groups = Groups(k, count, method.group_size or k)
-        self.settle(symmetric=False)
+        self.choose_layout(symmetric=False)
 
     def codes(self, start: int, stop: int) -> Tensor:
         return self._outputs("codes", start, stop)

@@ -9,7 +9,7 @@
 
     weight.quant_map                float [16]            levels
 
-    weight.quant_state.bitsandbytes__nf4 (or fp4)         JSON as uint8: blocksize, shape, nested_blocksize, nested_offset, ...
+    weight.quant_state.bitsandbytes__nf4 (or fp4)         JSON as uint8: blocksize, shape, nested_blocksize, ...
 
     W[n, k] = quant_map[code] * absmax[(n K + k) // blocksize]
 
@@ -40,7 +40,7 @@ import torch
 from torch import Tensor
 
 from pace.checkpoints.quantized.method import Method, modules_stored_as, modules_with, read_flag, wrong
-from pace.checkpoints.quantized.stored import FLOATS, StoredMatrix, TensorSource, as_octets
+from pace.checkpoints.quantized.stored import FLOATS, StoredMatrix, StoredTensors, as_bytes
 from pace.ops.weight_layout import CODEBOOKS, MIN_GROUP, QuantizedRows, WeightLayout
 
 KINDS = ("nf4", "fp4")
@@ -60,10 +60,10 @@ class BitsAndBytes(Method):
     def from_dict(cls, raw: dict[str, Any]) -> BitsAndBytes:
         four, eight = read_flag(raw, "load_in_4bit", False), read_flag(raw, "load_in_8bit", False)
         if four == eight:
-            raise wrong("load_in_4bit", "true where load_in_8bit is not, and false where it is", four)
+            raise wrong("load_in_4bit", "the opposite of load_in_8bit", four)
         return cls(bits=4 if four else 8)
 
-    def matrices(self, source: TensorSource) -> Iterator[StoredMatrix]:
+    def matrices(self, source: StoredTensors) -> Iterator[StoredMatrix]:
         if self.bits == 8:
             # A module with an int8 weight but no scales is refused.
             for module in dict.fromkeys([*modules_with(source, ".SCB"), *modules_stored_as(source, torch.int8)]):
@@ -78,7 +78,7 @@ class RowScaledMatrix(StoredMatrix):
     by_rows = ("codes", "scales")
     dtype = WeightLayout("int8", None)
 
-    def __init__(self, source: TensorSource, module: str):
+    def __init__(self, source: StoredTensors, module: str):
         super().__init__(source, module, {"codes": ".weight", "scales": ".SCB"}, optional={"layout": ".weight_format"})
         self.shape = self.expect("codes", (torch.int8,), (-1, -1))
         self.expect("scales", FLOATS, (self.shape[0],))
@@ -86,7 +86,8 @@ class RowScaledMatrix(StoredMatrix):
             self.expect("layout", (torch.uint8, torch.int8, torch.int32, torch.int64), (), (1,))
             if layout := self.stored("layout").reshape(-1)[0].item():
                 raise NotImplementedError(
-                    f"tensor {self.parts['layout']!r} is {layout}, a layout for certain GPUs; 0 (by rows) is implemented: save the model again"
+                    f"tensor {self.parts['layout']!r} is {layout}, a layout for certain GPUs; 0 (by rows) is "
+                    "implemented: save the model again"
                 )
 
     def read(self, start: int, stop: int) -> QuantizedRows:
@@ -95,7 +96,7 @@ class RowScaledMatrix(StoredMatrix):
 
 
 class BlockScaledMatrix(StoredMatrix):
-    def __init__(self, source: TensorSource, module: str, kind: str):
+    def __init__(self, source: StoredTensors, module: str, kind: str):
         parts = {"codes": ".weight", "scales": ".weight.absmax", "levels": ".weight.quant_map", "state": STATE + kind}
         nested = {"nested_scales": ".weight.nested_absmax", "nested_levels": ".weight.nested_quant_map"}
         super().__init__(source, module, parts, optional=nested)
@@ -107,7 +108,8 @@ class BlockScaledMatrix(StoredMatrix):
         dtype, shape = self.info("codes")
         if math.prod(shape) * dtype.itemsize != -(-n * k // 2):
             raise ValueError(
-                f"tensor {self.parts['codes']!r} has {math.prod(shape) * dtype.itemsize} bytes; codes of 4 bits of a matrix {[n, k]} take {-(-n * k // 2)}"
+                f"tensor {self.parts['codes']!r} has {math.prod(shape) * dtype.itemsize} bytes; 4-bit codes of a "
+                f"matrix {[n, k]} need {-(-n * k // 2)}"
             )
         if self.has("nested_scales") or self.info("scales")[0] == torch.uint8:
             self._expect_nested(blocks)
@@ -145,9 +147,10 @@ class BlockScaledMatrix(StoredMatrix):
         return sizes
 
     def _expect_nested(self, blocks: int) -> None:
-        if missing := [role for role in ("nested_scales", "nested_levels") if not self.has(role)]:
+        parts = {"nested_scales": "nested_absmax", "nested_levels": "nested_quant_map"}
+        if missing := [part for role, part in parts.items() if not self.has(role)]:
             raise ValueError(
-                f"tensor {self.parts['scales']!r} is quantised, but {self.module}.weight lacks {', '.join(missing).replace('scales', 'absmax').replace('levels', 'quant_map')}"
+                f"tensor {self.parts['scales']!r} is quantised, but {self.module}.weight lacks {', '.join(missing)}"
             )
         [self.nested_block] = self._sizes("nested_blocksize", 1)
         offset = self.state.get("nested_offset")
@@ -163,23 +166,23 @@ class BlockScaledMatrix(StoredMatrix):
     def read(self, start: int, stop: int) -> QuantizedRows | Tensor:
         rows, k = stop - start, self.shape[1]
         first, last = start * k, stop * k
-        octets = self._octets(first // 2, -(-last // 2))
+        packed = self._code_bytes(first // 2, -(-last // 2))
         scales = self._block_scales(first // self.block, -(-last // self.block))
         # The first code is in the high bits.
         if not isinstance(self.dtype, WeightLayout):
-            codes = torch.stack((octets >> 4, octets & 15), dim=-1).flatten()[first % 2 :][: last - first].view(rows, k)
+            codes = torch.stack((packed >> 4, packed & 15), dim=-1).flatten()[first % 2 :][: last - first].view(rows, k)
             block_of = torch.arange(first, last) // self.block - first // self.block
             return self.levels[codes.long()] * scales[block_of].view(rows, k)
         block_of = torch.arange(first, last, self.group) // self.block - first // self.block
-        pairs = (octets >> 4 | octets << 4).view(rows, k // 2)  # groups are multiples of 16, and so is k
+        pairs = (packed >> 4 | packed << 4).view(rows, k // 2)  # groups are multiples of 16, and so is k
         return QuantizedRows(self.dtype, pairs, scales[block_of].view(rows, k // self.group), paired_k=k)
 
-    def _octets(self, start: int, stop: int) -> Tensor:
+    def _code_bytes(self, start: int, stop: int) -> Tensor:
         """Bytes [start, stop) of the codes, regardless of their stored dtype and shape."""
         dtype, shape = self.info("codes")
         row_bytes = math.prod(shape[1:]) * dtype.itemsize
         first = start // row_bytes
-        stored = as_octets(self.stored("codes", first, -(-stop // row_bytes)).flatten())
+        stored = as_bytes(self.stored("codes", first, -(-stop // row_bytes)).flatten())
         return stored[start - first * row_bytes : stop - first * row_bytes]
 
     def _block_scales(self, start: int, stop: int) -> Tensor:

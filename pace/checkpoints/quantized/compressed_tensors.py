@@ -49,20 +49,17 @@ from pace.checkpoints.quantized.stored import (
     Groups,
     IntegerMatrix,
     StoredMatrix,
-    TensorSource,
-    as_octets,
+    StoredTensors,
+    as_bytes,
     unpack,
 )
 
+INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
 FORMATS = (
-    "pack-quantized",
-    "int-quantized",
-    "float-quantized",
-    "naive-quantized",
-    "mxfp4-pack-quantized",
-    "mxfp8-quantized",
+    *("pack-quantized", "int-quantized", "float-quantized", "naive-quantized"),
+    *("mxfp4-pack-quantized", "mxfp8-quantized"),
 )
-ADVICE = f"readable are {', '.join(FORMATS)}; take a checkpoint in one of these, or the original"
+ADVICE = f"implemented: {', '.join(FORMATS)}; take a checkpoint in one of these, or the original"
 
 
 @dataclass(frozen=True)
@@ -100,7 +97,7 @@ class CompressedTensors(Method):
             raise refused(
                 "config_groups",
                 groups,
-                "a group with weights is; what is done to activations alone cannot be told from here: take the original",
+                "it needs a group with weights, not only activations; take the original checkpoint",
             )
         integers = {weights["num_bits"] for weights in weights if weights["type"] == "int"}
         sizes = [read_group_size(weights) for weights in weights]
@@ -136,7 +133,7 @@ class CompressedTensors(Method):
             ]
         return weights
 
-    def matrices(self, source: TensorSource) -> Iterator[StoredMatrix]:
+    def matrices(self, source: StoredTensors) -> Iterator[StoredMatrix]:
         for module in modules_with(source, ".weight_packed"):
             if source.tensors[f"{module}.weight_packed"][0] == torch.uint8:
                 yield MXFP4Matrix(source, module, ".weight_packed", ".weight_scale")
@@ -153,7 +150,7 @@ class CompressedTensors(Method):
 class ScaledMatrix(IntegerMatrix):
     """Scales, zero points and column order, common to both integer layouts."""
 
-    def __init__(self, source: TensorSource, module: str, codes: str, more: dict[str, str]):
+    def __init__(self, source: StoredTensors, module: str, codes: str, more: dict[str, str]):
         parts = {"codes": codes, "scales": ".weight_scale", **more}
         super().__init__(source, module, parts, optional={"zeros": ".weight_zero_point", "groups": ".weight_g_idx"})
 
@@ -165,23 +162,17 @@ class ScaledMatrix(IntegerMatrix):
         sizes = [k] if count == 1 else [size for size in method.group_sizes if -(-k // size) == count]
         if not sizes:
             raise ValueError(
-                f"tensor {self.parts['scales']!r} has {count} groups of {k} inputs; quantization_config has groups of {', '.join(map(str, method.group_sizes)) or 'none'}"
+                f"tensor {self.parts['scales']!r} has {count} groups of {k} inputs; the group sizes in "
+                f"quantization_config are {', '.join(map(str, method.group_sizes)) or 'none'}"
             )
         self.groups = Groups(k, count, sizes[0], self._group_index(count))
-        self.settle(symmetric=not self.has("zeros"))
+        self.choose_layout(symmetric=not self.has("zeros"))
 
     def _group_index(self, count: int) -> Tensor | None:
         if not self.has("groups"):
             return None
-        self.expect("groups", (torch.int32, torch.int64), (self.shape[1],))
-        index = self.stored("groups").long()
-        if (index == -1).any():  # the initial value, which is kept if groups are contiguous
-            return None
-        if index.numel() and (index.min() < 0 or index.max() >= count):
-            raise ValueError(
-                f"tensor {self.parts['groups']!r} must hold groups in 0..{count - 1}; got {index.min().item()}..{index.max().item()}"
-            )
-        return index
+        index = self.group_index(count, minimum=-1)
+        return None if (index == -1).any() else index  # the initial value, which is kept if groups are contiguous
 
     def scales(self, start: int, stop: int) -> Tensor:
         if self.whole_matrix:
@@ -190,32 +181,24 @@ class ScaledMatrix(IntegerMatrix):
 
     def stored_zeros(self, start: int, stop: int) -> Tensor:
         """int16 `[rows, G]` of zero points that are not packed."""
-        zeros = (
-            self.stored("zeros").reshape(1, 1).expand(stop - start, 1)
-            if self.whole_matrix
-            else self.stored("zeros", start, stop)
-        )
+        if self.whole_matrix:
+            zeros = self.stored("zeros").reshape(1, 1).expand(stop - start, 1)
+        else:
+            zeros = self.stored("zeros", start, stop)
         return zeros.to(torch.int16) + (1 << (self.bits - 1))
 
     def expect_zeros(self, *packed: tuple[int, int]) -> None:
-        """Expects int8 (or another integer) in the scales' shape, or int32 in one of the shapes `packed`."""
+        """Expects integers in the scales' shape, or int32 in one of the shapes `packed`."""
         if self.has("zeros"):
-            shape = self.info("scales")[1]
-            plain = (
-                (torch.int8, torch.int16, torch.int64)
-                if packed
-                else (torch.int8, torch.int16, torch.int32, torch.int64)
-            )
-            if self.info("zeros")[0] == torch.int32 and packed:
-                self.expect("zeros", (torch.int32,), *packed)
-            else:
-                self.expect("zeros", plain, shape)
+            is_packed = packed and self.info("zeros")[0] == torch.int32
+            self.expect("zeros", INTEGERS, *(packed if is_packed else (self.info("scales")[1],)))
 
     def zeros_in_range(self, zeros: Tensor) -> Tensor:
         if zeros.numel() and (zeros.min() < 0 or zeros.max() >= 1 << self.bits):
             middle = 1 << (self.bits - 1)
             raise ValueError(
-                f"tensor {self.parts['zeros']!r} holds zero points of {zeros.min().item() - middle}..{zeros.max().item() - middle}; of {self.bits} bits they are {-middle}..{middle - 1}"
+                f"tensor {self.parts['zeros']!r} holds zero points of {zeros.min().item() - middle}.."
+                f"{zeros.max().item() - middle}; with {self.bits} bits they are {-middle}..{middle - 1}"
             )
         return zeros
 
@@ -224,7 +207,7 @@ class Int8Matrix(ScaledMatrix):
     by_rows = ("codes",)
     bits = 8
 
-    def __init__(self, source: TensorSource, module: str, method: CompressedTensors):
+    def __init__(self, source: StoredTensors, module: str, method: CompressedTensors):
         super().__init__(source, module, ".weight", {})
         self.shape = self.expect("codes", (torch.int8,), (-1, -1))
         self.expect_scales(method)
@@ -240,20 +223,17 @@ class Int8Matrix(ScaledMatrix):
 class PackedMatrix(ScaledMatrix):
     by_rows = ("codes",)
 
-    def __init__(self, source: TensorSource, module: str, method: CompressedTensors):
+    def __init__(self, source: StoredTensors, module: str, method: CompressedTensors):
         super().__init__(source, module, ".weight_packed", {"shape": ".weight_shape"})
         n, words = self.expect("codes", (torch.int32,), (-1, -1))
         self.expect("shape", (torch.int64, torch.int32), (2,))
         rows, k = self.stored("shape").tolist()
-        fitting = (
-            [bits for bits in method.bits if words in (dense_words(k, bits), spaced_words(k, bits))]
-            if rows == n and k > 0
-            else []
-        )
-        if len(fitting) != 1:
+        fitting = [bits for bits in method.bits if words in (dense_words(k, bits), spaced_words(k, bits))]
+        if len(fitting) != 1 or rows != n or k < 1:
             raise ValueError(
-                f"tensor {self.parts['codes']!r} of shape {[n, words]} is not a matrix {[rows, k]}, as {self.parts['shape']!r} says, "
-                f"of {' or '.join(map(str, method.bits)) or 'whole numbers of no'} bits, as quantization_config says"
+                f"tensor {self.parts['codes']!r} of shape {[n, words]} does not match the matrix {[rows, k]} of "
+                f"{self.parts['shape']!r} and the bits in quantization_config: "
+                f"{' or '.join(map(str, method.bits)) or 'none for integers'}"
             )
         self.shape = (n, k)
         [self.bits] = fitting
@@ -266,7 +246,7 @@ class PackedMatrix(ScaledMatrix):
         return self._fields(self.stored("codes", start, stop))[:, : self.shape[1]]
 
     def code_pairs(self, start: int, stop: int) -> Tensor:
-        return as_octets(self.stored("codes", start, stop))[:, : -(-self.shape[1] // 2)]
+        return as_bytes(self.stored("codes", start, stop))[:, : -(-self.shape[1] // 2)]
 
     def zeros(self, start: int, stop: int) -> Tensor | None:
         if not self.has("zeros"):
@@ -280,11 +260,8 @@ class PackedMatrix(ScaledMatrix):
 
     def _fields(self, words: Tensor) -> Tensor:
         if not self.dense:
-            return (
-                ((words[..., None] >> torch.arange(0, 32 - self.bits + 1, self.bits)) & ((1 << self.bits) - 1))
-                .to(torch.uint8)
-                .flatten(-2)
-            )
+            fields = words[..., None] >> torch.arange(0, 32 - self.bits + 1, self.bits)
+            return (fields & ((1 << self.bits) - 1)).to(torch.uint8).flatten(-2)
         padded = torch.nn.functional.pad(words, (0, -words.shape[-1] % self.bits)) if 8 % self.bits else words
         return unpack(padded, self.bits)
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from pace.checkpoints.quantized.method import MAX_GROUP, Method, modules_stored_as, read_name, refused, wrong
-from pace.checkpoints.quantized.stored import FLOATS, StoredMatrix, TensorSource
+from pace.checkpoints.quantized.stored import FLOATS, StoredMatrix, StoredTensors
 from pace.ops.weight_layout import MIN_GROUP, QuantizedRows, WeightLayout
 from pace.quant.format import power_of_two
 
@@ -45,7 +45,7 @@ class FP8(Method):
             raise refused("fmt", raw["fmt"], "e4m3 is; take the original checkpoint")
         return cls(block=read_block(raw, "weight_block_size"))
 
-    def matrices(self, source: TensorSource) -> Iterator[Float8Matrix]:
+    def matrices(self, source: StoredTensors) -> Iterator[Float8Matrix]:
         for module in modules_stored_as(source, torch.float8_e4m3fn):
             scale = next((suffix for suffix in SCALES if module + suffix in source.tensors), SCALES[0])
             yield Float8Matrix(source, module, scale, [self.block] if self.block else [])
@@ -71,7 +71,7 @@ def read_block(raw: dict[str, Any], field: str) -> Block | None:
 class Float8Matrix(StoredMatrix):
     by_rows = ("codes",)
 
-    def __init__(self, source: TensorSource, module: str, scale: str, blocks: list[Block], codes: str = ".weight"):
+    def __init__(self, source: StoredTensors, module: str, scale: str, blocks: list[Block], codes: str = ".weight"):
         """`blocks`: possible rows and columns that share a scale, in addition to a row and the whole matrix. The
         scales' shape determines which."""
         super().__init__(source, module, {"codes": codes, "scales": scale})

@@ -34,7 +34,7 @@ from pace.checkpoints.quantized.method import (
     refused,
     wrong,
 )
-from pace.checkpoints.quantized.stored import FLOATS, Groups, IntegerMatrix, TensorSource, as_octets, unpack
+from pace.checkpoints.quantized.stored import FLOATS, Groups, IntegerMatrix, StoredTensors, as_bytes, unpack
 
 logger = logging.getLogger("pace")
 
@@ -67,7 +67,7 @@ class GPTQ(Method):
             raise refused(
                 "checkpoint_format",
                 checkpoint_format,
-                f"readable are {', '.join(FORMATS)}: save the model in one of these, or take the original",
+                f"implemented: {', '.join(FORMATS)}; save the model in one of these, or take the original",
             )
         if raw.get("is_marlin_format"):
             raise refused("is_marlin_format", True, "take the checkpoint in the format gptq, or the original")
@@ -75,7 +75,7 @@ class GPTQ(Method):
             raise refused("pack_dtype", raw["pack_dtype"], "int32 is; take the original checkpoint")
         if raw.get("rotation"):
             raise refused(
-                "rotation", raw["rotation"], "the model's inputs would have to be rotated; take the original checkpoint"
+                "rotation", raw["rotation"], "it would rotate the model's inputs; take the original checkpoint"
             )
         dynamic = raw.get("dynamic") or {}
         if not isinstance(dynamic, dict) or not all(isinstance(fields or {}, dict) for fields in dynamic.values()):
@@ -93,14 +93,14 @@ class GPTQ(Method):
             says_symmetric=read_flag(raw, "sym", False) and not any("sym" in (of or {}) for of in dynamic.values()),
         )
 
-    def matrices(self, source: TensorSource) -> Iterator[GPTQMatrix]:
+    def matrices(self, source: StoredTensors) -> Iterator[GPTQMatrix]:
         warned = not self.says_symmetric
         for module in modules_with(source, ".qweight"):
             matrix = GPTQMatrix(source, module, self)
             if not (warned or matrix.symmetric):
                 logger.warning(
-                    "quantization_config.sym is true, but zero points differ, in %s first: the weights are read as they "
-                    "say. If texts make no sense, the checkpoint is wrong",
+                    "quantization_config.sym is true, but zero points differ, first in %s. The zero points are used; "
+                    "if the model writes nonsense, the checkpoint is wrong",
                     matrix.parts["zeros"],
                 )
                 warned = True
@@ -108,7 +108,7 @@ class GPTQ(Method):
 
 
 class GPTQMatrix(IntegerMatrix):
-    def __init__(self, source: TensorSource, module: str, method: GPTQ):
+    def __init__(self, source: StoredTensors, module: str, method: GPTQ):
         parts = {"codes": ".qweight", "zeros": ".qzeros", "scales": ".scales"}
         super().__init__(source, module, parts, optional={"groups": ".g_idx"})
         height, n = self.expect("codes", (torch.int32,), (-1, -1))
@@ -122,8 +122,9 @@ class GPTQMatrix(IntegerMatrix):
             or min(n, height, count) < 1
         ):
             raise ValueError(
-                f"{module}: qweight {[height, n]} and qzeros {[count, zero_words]} are not of {method.bits if method.uniform else '2, 3, 4 or 8'} bits, "
-                "as quantization_config says; download the checkpoint again"
+                f"{module}: qweight {[height, n]} and qzeros {[count, zero_words]} do not have the "
+                f"{method.bits if method.uniform else '2, 3, 4 or 8'} bits in quantization_config; download the "
+                "checkpoint again"
             )
         self.version = method.version
         self.shape = (n, 32 * height // self.bits)
@@ -132,7 +133,7 @@ class GPTQMatrix(IntegerMatrix):
         if method.says_symmetric and not self.symmetric:
             self._refuse_one_zero_point(middle)
         source.release_stored(self.parts["zeros"])
-        self.settle(self.symmetric)
+        self.choose_layout(self.symmetric)
 
     def _are_zeros(self, value: int) -> bool:
         """True if all zero points are `value`. Checked regardless of the config's `sym`, because the check is cheap and
@@ -151,10 +152,11 @@ class GPTQMatrix(IntegerMatrix):
         other = {1: "gptq_v2", 2: "gptq"}[self.version]
         advice = "take another checkpoint of this model"
         if zero - middle == (1 if self.version == 1 else -1):
-            advice = f'if they are stored as in {other}, set "checkpoint_format": "{other}" in quantization_config; or {advice}'
+            setting = f'"checkpoint_format": "{other}"'
+            advice = f"if they are stored as in {other}, set {setting} in quantization_config; or {advice}"
         raise ValueError(
             f"quantization_config.sym is true, which means zero points of {middle}, but all in tensor "
-            f"{self.parts['zeros']!r} are {zero}, and weights read so would be noise; {advice}"
+            f"{self.parts['zeros']!r} are {zero}, and such weights would be noise; {advice}"
         )
 
     def _read_groups(self, method: GPTQ, count: int) -> Groups:
@@ -164,20 +166,16 @@ class GPTQMatrix(IntegerMatrix):
         if size is None:
             made = " or ".join(str(-(-k // size)) for size in sizes)
             raise ValueError(
-                f"tensor {self.parts['scales']!r} has {count} groups; quantization_config.group_size makes {made} of {k} inputs"
+                f"tensor {self.parts['scales']!r} has {count} groups; quantization_config.group_size makes {made} "
+                f"of {k} inputs"
             )
         if not self.has("groups"):
             if method.desc_act:
                 raise ValueError(
-                    f"{self.module}: quantization_config.desc_act needs the tensor {self.module}.g_idx, which the checkpoint lacks"
+                    f"quantization_config.desc_act needs the tensor {self.module}.g_idx, which the checkpoint lacks"
                 )
             return Groups(k, count, size)
-        self.expect("groups", (torch.int32, torch.int64), (k,))
-        index = self.stored("groups").long()
-        if index.min() < 0 or index.max() >= count:
-            raise ValueError(
-                f"tensor {self.parts['groups']!r} must hold groups in 0..{count - 1}; got {index.min().item()}..{index.max().item()}"
-            )
+        index = self.group_index(count)
         if not method.desc_act and not index.any():  # some writers leave zeros there
             return Groups(k, count, size)
         return Groups(k, count, size, index)
@@ -186,7 +184,7 @@ class GPTQMatrix(IntegerMatrix):
         return unpack(self.columns("codes", start, stop), self.bits)
 
     def code_pairs(self, start: int, stop: int) -> Tensor:
-        return as_octets(self.columns("codes", start, stop))
+        return as_bytes(self.columns("codes", start, stop))
 
     def scales(self, start: int, stop: int) -> Tensor:
         return self.finite("scales", self.columns("scales", start, stop))

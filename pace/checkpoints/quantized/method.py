@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from pace.checkpoints.quantized.stored import StoredMatrix, TensorSource
+from pace.checkpoints.quantized.stored import StoredMatrix, StoredTensors
 from pace.naming import shown
 
 MAX_GROUP = 1 << 24
@@ -33,12 +33,12 @@ class Method(ABC):
         ones."""
 
     @abstractmethod
-    def matrices(self, source: TensorSource) -> Iterator[StoredMatrix]:
+    def matrices(self, source: StoredTensors) -> Iterator[StoredMatrix]:
         """Yields the quantised matrices of a checkpoint. Other tensors are left over. Raises ValueError if tensors
         contradict each other or the config."""
 
 
-def modules_with(source: TensorSource, *suffixes: str) -> list[str]:
+def modules_with(source: StoredTensors, *suffixes: str) -> list[str]:
     """Modules that have a tensor with one of these suffixes, without duplicates, in the order of the checkpoint."""
     return list(
         dict.fromkeys(
@@ -47,7 +47,7 @@ def modules_with(source: TensorSource, *suffixes: str) -> list[str]:
     )
 
 
-def modules_stored_as(source: TensorSource, *dtypes: torch.dtype) -> list[str]:
+def modules_stored_as(source: StoredTensors, *dtypes: torch.dtype) -> list[str]:
     """Modules whose weight has one of these dtypes."""
     return [
         name.removesuffix(".weight")
@@ -72,13 +72,8 @@ def refused(field: str, value: Any, advice: str) -> NotImplementedError:
 def read_bits(raw: dict[str, Any], allowed: tuple[int, ...], field: str = "bits") -> int:
     bits = raw.get(field)
     if type(bits) is not int or bits not in allowed:
-        raise wrong(
-            field,
-            " or ".join(
-                [", ".join(map(str, allowed[:-1])), str(allowed[-1])] if len(allowed) > 1 else [str(allowed[0])]
-            ),
-            bits,
-        )
+        *first, last = map(str, allowed)
+        raise wrong(field, f"{', '.join(first)} or {last}" if first else last, bits)
     return bits
 
 

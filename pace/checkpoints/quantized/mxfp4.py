@@ -1,6 +1,7 @@
 """MXFP4: 4-bit floats (E2M1) in blocks of 32 with a power-of-two scale (OCP Microscaling Formats 1.0), as in gpt-oss.
 
-    weight_blocks uint8 [N, K / 32, 16]    two codes a byte, the first in the low bits; or `{module}_blocks`, or [N, K / 2]
+    weight_blocks uint8 [N, K / 32, 16]    two codes a byte, the first in the low bits; or `{module}_blocks`,
+                                           or [N, K / 2]
 
     weight_scales uint8 [N, K / 32]        W[n, k] = E2M1(code[n, k]) * 2^(scale[n, k // 32] - 127)
 
@@ -16,7 +17,7 @@ import torch
 
 from pace.checkpoints.quantized.fp8 import EXPONENTS
 from pace.checkpoints.quantized.method import Method, modules_with
-from pace.checkpoints.quantized.stored import StoredMatrix, TensorSource
+from pace.checkpoints.quantized.stored import StoredMatrix, StoredTensors
 from pace.ops.weight_layout import QuantizedRows, WeightLayout
 from pace.quant.format import power_of_two
 
@@ -31,7 +32,7 @@ class MXFP4(Method):
     def from_dict(cls, raw: dict[str, Any]) -> MXFP4:
         return cls()
 
-    def matrices(self, source: TensorSource) -> Iterator[MXFP4Matrix]:
+    def matrices(self, source: StoredTensors) -> Iterator[MXFP4Matrix]:
         for stem in modules_with(source, "_blocks"):
             module = stem.removesuffix(".weight")
             infix = stem.removeprefix(module)
@@ -42,7 +43,7 @@ class MXFP4Matrix(StoredMatrix):
     by_rows = ("codes", "scales")
     dtype = WeightLayout("int4", BLOCK, codebook="mxfp4")
 
-    def __init__(self, source: TensorSource, module: str, codes: str, scales: str):
+    def __init__(self, source: StoredTensors, module: str, codes: str, scales: str):
         super().__init__(source, module, {"codes": codes, "scales": scales})
         *stack, blocks = self.expect("scales", EXPONENTS, (-1, -1), (-1, -1, -1))
         self.expect("codes", (torch.uint8,), (*stack, blocks, BLOCK // 2), (*stack, blocks * BLOCK // 2))

@@ -4,31 +4,25 @@ from __future__ import annotations
 
 import re
 from math import prod
-from pathlib import Path
 
 from torch import Tensor
 
-from pace.checkpoints.files import Version
 from pace.checkpoints.quantized import Method, StoredMatrix
-from pace.checkpoints.reader import CheckpointReader, row_ranges
+from pace.checkpoints.reader import CheckpointReader, OpenFiles, row_ranges
 from pace.checkpoints.safetensors_file import TensorInfo
 from pace.ops.weight_layout import QuantizedRows, WeightLayout
 
 CACHE_SCALES = re.compile(
-    r".*\.([qkv]_scale|kv_scale|prob_scale|[kv]_proj\.(output|[kv])_scale|[qkv]_zero_point|[kv]_proj\.output_zero_point)"
+    r".*\.([qkv]_scale|kv_scale|prob_scale|[kv]_proj\.(output|[kv])_scale|[qkv]_zero_point|"
+    r"[kv]_proj\.output_zero_point)"
 )
 """Calibrated scales of an 8-bit KV cache. They are ignored, because the cache here computes its scales for each token
 (`kv_cache_dtype`)."""
 
 
 PARTS_OF_QUANTIZED = (
-    ".qweight",
-    ".SCB",
-    ".weight.absmax",
-    ".weight_packed",
-    ".weight_scale",
-    ".weight_scale_inv",
-    "_blocks",
+    *(".qweight", ".SCB", ".weight.absmax"),
+    *(".weight_packed", ".weight_scale", ".weight_scale_inv", "_blocks"),
 )
 """Suffixes of tensor names that only quantised checkpoints have."""
 
@@ -37,12 +31,12 @@ def check_not_quantized(reader: CheckpointReader) -> None:
     """Raises ValueError for a quantised checkpoint without a `quantization_config` in its config.json."""
     if name := next((name for name in reader.tensors if name.endswith(PARTS_OF_QUANTIZED)), None):
         raise ValueError(
-            f"the weights in {reader.directory} are quantised (they have a tensor {name}), but its config.json has no quantization_config, which says how; "
-            "take both from the same place"
+            f"the weights in {reader.directory} are quantised (they have a tensor {name}), but its config.json has no "
+            "quantization_config; take both from the same place"
         )
 
 
-class QuantizedCheckpoint:
+class QuantizedCheckpoint(OpenFiles):
     """The tensors of a `CheckpointReader`, with one tensor `{module}.weight` in place of the parts of a quantised
     matrix.
 
@@ -53,6 +47,7 @@ class QuantizedCheckpoint:
     Raises NotImplementedError for an unsupported layout."""
 
     def __init__(self, reader: CheckpointReader, method: Method):
+        super().__init__(reader._files)
         self._reader = reader
         self._matrices: dict[str, StoredMatrix] = {}
         parts: dict[str, str] = {}
@@ -63,8 +58,8 @@ class QuantizedCheckpoint:
             parts |= dict.fromkeys((matrix.module + suffix for suffix in method.unused), matrix.name)
         if not self._matrices:
             raise ValueError(
-                f"config.json says that the checkpoint is quantised ({method.name}), but no tensor in {reader.directory} is; remove "
-                "quantization_config if these are the original weights, or download the checkpoint again"
+                f"config.json has a quantization_config ({method.name}), but no tensor in {reader.directory} is "
+                "quantised; remove quantization_config if these are the original weights, or download them again"
             )
         self.tensors: dict[str, TensorInfo] = {}
         for name, info in reader.tensors.items():
@@ -73,7 +68,8 @@ class QuantizedCheckpoint:
                 self.tensors[matrix.name] = TensorInfo(matrix.dtype, matrix.shape)
             elif name in self._matrices:
                 raise ValueError(
-                    f"the checkpoint has {name} quantised ({', '.join(self._matrices[name].parts.values())}) and not quantised; it must have one of them"
+                    f"the checkpoint has {name} quantised ({', '.join(self._matrices[name].parts.values())}) "
+                    "and not quantised; it must have only one of them"
                 )
             elif not CACHE_SCALES.fullmatch(name):
                 self.tensors[name] = info
@@ -107,11 +103,6 @@ class QuantizedCheckpoint:
         return row_ranges(matrix.num_rows, matrix.shape[-1] * (1 if isinstance(matrix.dtype, WeightLayout) else 4))
 
     @property
-    def files(self) -> dict[Path, Version]:
-        """The files that hold the tensors, as they were when they were opened."""
-        return self._reader.files
-
-    @property
     def total_bytes(self) -> int:
         """Bytes of everything that `read` returns."""
         return sum(self._nbytes(name, info) for name, info in self.tensors.items())
@@ -123,13 +114,3 @@ class QuantizedCheckpoint:
         scales = 4 * prod(stack) * info.dtype.num_groups(k) * (1 + info.dtype.has_mins)
         order = 0 if self.column_order(name) is None else 8 * k * len(self.row_ranges(name))
         return prod(info.shape) + scales + order
-
-    def close(self) -> None:
-        """Closes the files. Tensors that were read stay valid."""
-        self._reader.close()
-
-    def __enter__(self) -> QuantizedCheckpoint:
-        return self
-
-    def __exit__(self, *exc_info) -> None:
-        self.close()

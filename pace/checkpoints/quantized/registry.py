@@ -25,24 +25,18 @@ METHODS: dict[str, type[Method]] = {
 
 AT_LOAD = "take the original checkpoint, and load it with quantization="
 OTHERS = {
-    "aqlm": AT_LOAD + '"int4"',
-    "quip": AT_LOAD + '"int4"',
-    "vptq": AT_LOAD + '"int4"',
-    "higgs": AT_LOAD + '"int4"',
-    "spqr": AT_LOAD + '"int4"',
-    "hqq": AT_LOAD + '"int4"',
-    "sinq": AT_LOAD + '"int4"',
+    **dict.fromkeys(("aqlm", "quip", "vptq", "higgs", "spqr", "hqq", "sinq"), AT_LOAD + '"int4"'),
+    **dict.fromkeys(("quanto", "torchao"), AT_LOAD + '"int8" or "int4"'),
+    **dict.fromkeys(("fp_quant", "nvfp4"), AT_LOAD + '"mxfp4"'),
     "eetq": AT_LOAD + '"int8"',
-    "quanto": AT_LOAD + '"int8" or "int4"',
-    "torchao": AT_LOAD + '"int8" or "int4"',
     "quark": AT_LOAD + '"int8" or "fp8"',
     "modelopt": AT_LOAD + '"fp8" or "mxfp4"',
     "fbgemm_fp8": AT_LOAD + '"fp8"',
-    "fp_quant": AT_LOAD + '"mxfp4"',
-    "nvfp4": AT_LOAD + '"mxfp4"',
-    "auto-round": "take a checkpoint that AutoRound exported in the format of GPTQ or AWQ, or the original",
-    "intel/auto-round": "take a checkpoint that AutoRound exported in the format of GPTQ or AWQ, or the original",
-    "bitnet": "its weights have three values, and its inputs are quantised in training; there is nothing else to take",
+    **dict.fromkeys(
+        ("auto-round", "intel/auto-round"),
+        "take a checkpoint that AutoRound exported in the format of GPTQ or AWQ, or the original",
+    ),
+    "bitnet": "its inputs are quantised in training, so no other checkpoint has the same model",
     "gguf": "give the .gguf file",
 }
 """Advice for known methods that are not supported."""
@@ -60,12 +54,10 @@ def read_quant_method(raw: Any) -> Method | None:
     name = raw.get("quant_method") or default
     if not isinstance(name, str):
         raise wrong("quant_method", f"one of {', '.join(METHODS)}", name)
-    key = (
-        name.lower().removesuffix("_4bit").removesuffix("_8bit")
-        if name.lower().startswith("bitsandbytes")
-        else name.lower()
-    )
+    key = name.lower()
+    if key in ("bitsandbytes_4bit", "bitsandbytes_8bit"):
+        key = "bitsandbytes"
     if key in METHODS:
         return METHODS[key].from_dict(raw)
     instead = OTHERS.get(key, AT_LOAD + "one of its formats")
-    raise refused("quant_method", name, f"{instead}. Read are {', '.join(METHODS)}")
+    raise refused("quant_method", name, f"{instead}. Implemented: {', '.join(METHODS)}")

@@ -19,7 +19,7 @@ copied."""
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-class TensorSource(Protocol):
+class StoredTensors(Protocol):
     """A checkpoint as its files store it (`CheckpointReader`)."""
 
     tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
@@ -49,7 +49,7 @@ class StoredMatrix(ABC):
     """`order` of the `QuantizedRows`."""
 
     def __init__(
-        self, source: TensorSource, module: str, suffixes: Mapping[str, str], optional: Mapping[str, str] = {}
+        self, source: StoredTensors, module: str, suffixes: Mapping[str, str], optional: Mapping[str, str] = {}
     ):
         """`suffixes`: role -> suffix of the tensor's name. Raises ValueError if one is missing that is not
         `optional`."""
@@ -62,7 +62,8 @@ class StoredMatrix(ABC):
         }
         if missing := [module + suffix for role, suffix in suffixes.items() if role not in self.parts]:
             raise ValueError(
-                f"the checkpoint has {', '.join(self.parts.values())}, but not {', '.join(missing)}, which belongs to it"
+                f"the checkpoint has {', '.join(self.parts.values())}, but lacks {', '.join(missing)} of the same "
+                "matrix"
             )
 
     @property
@@ -104,7 +105,7 @@ class StoredMatrix(ABC):
             names = ", ".join(str(d).removeprefix("torch.") for d in dtypes)
             raise ValueError(
                 f"tensor {self.parts[role]!r} is {str(dtype).removeprefix('torch.')} of shape {list(shape)}; "
-                f"the rest of {self.name!r} and quantization_config ask for {names} of shape {wanted}"
+                f"the rest of {self.name!r} and quantization_config need {names} of shape {wanted}"
             )
         return shape
 
@@ -140,7 +141,8 @@ class StoredMatrix(ABC):
         values = values.float()
         if not values.isfinite().all():
             raise ValueError(
-                f"tensor {self.parts[role]!r} holds {values[~values.isfinite()][0].item()}, which is no scale: the checkpoint is damaged"
+                f"tensor {self.parts[role]!r} holds {values[~values.isfinite()][0].item()}, which cannot be a scale: "
+                "the checkpoint is damaged"
             )
         return values
 
@@ -187,6 +189,18 @@ class IntegerMatrix(StoredMatrix):
     bits: int
     groups: Groups
 
+    def group_index(self, count: int, minimum: int = 0) -> Tensor:
+        """The part "groups": int64 `[K]`, the group of each column. Raises ValueError for groups outside `minimum` ..
+        `count` - 1."""
+        self.expect("groups", (torch.int32, torch.int64), (self.shape[1],))
+        index = self.stored("groups").long()
+        if index.numel() and (index.min() < minimum or index.max() >= count):
+            raise ValueError(
+                f"tensor {self.parts['groups']!r} must hold groups in 0..{count - 1}; "
+                f"got {index.min().item()}..{index.max().item()}"
+            )
+        return index
+
     @abstractmethod
     def codes(self, start: int, stop: int) -> Tensor:
         """The codes u, uint8 `[rows, K]`."""
@@ -204,7 +218,7 @@ class IntegerMatrix(StoredMatrix):
         """Zero points, int16 `[rows, G]`, or None for symmetric codes."""
         return None
 
-    def settle(self, symmetric: bool) -> None:
+    def choose_layout(self, symmetric: bool) -> None:
         """Sets `dtype` and `order`, once `bits` and `groups` are known. `symmetric`: True if `zeros` returns None."""
         minima = not symmetric and self.bits in (4, 8)
         group = self.groups.layout_group(whole_rows=not minima)
@@ -218,15 +232,10 @@ class IntegerMatrix(StoredMatrix):
         scales, zeros = self.scales(start, stop), self.zeros(start, stop)
         middle = 1 << (self.bits - 1)
         layout = self.dtype
-        if (
-            self.bits == 4
-            and isinstance(layout, WeightLayout)
-            and self.order is None
-            and (pairs := self.code_pairs(start, stop)) is not None
-        ):
-            return QuantizedRows(
-                layout, pairs, scales, None if zeros is None else scales * (middle - zeros), paired_k=self.shape[1]
-            )
+        is_plain = self.bits == 4 and isinstance(layout, WeightLayout) and self.order is None
+        if is_plain and (pairs := self.code_pairs(start, stop)) is not None:
+            mins = None if zeros is None else scales * (middle - zeros)
+            return QuantizedRows(layout, pairs, scales, mins, paired_k=self.shape[1])
         codes = self.codes(start, stop)
         if not isinstance(layout, WeightLayout):
             of_columns = self.groups.of_columns()
@@ -237,14 +246,12 @@ class IntegerMatrix(StoredMatrix):
         if layout.has_mins:
             mins = scales * (middle - zeros)
         elif zeros is not None:
-            codes = (
-                codes - zeros.to(torch.uint8).repeat_interleave(self.groups.size, dim=1)[:, : codes.shape[1]] + middle
-            )  # modulo 256
+            of_columns = zeros.to(torch.uint8).repeat_interleave(self.groups.size, dim=1)[:, : codes.shape[1]]
+            codes = codes - of_columns + middle  # modulo 256
         shift = (8 if layout.code == "int4" else 0) - middle
         codes = codes + shift % 256 if shift else codes
-        return QuantizedRows(
-            layout, codes if layout.code == "int4" else codes.view(torch.int8), scales, mins, self.order
-        )
+        codes = codes if layout.code == "int4" else codes.view(torch.int8)
+        return QuantizedRows(layout, codes, scales, mins, self.order)
 
 
 def round_up(value: int, multiple: int) -> int:
@@ -257,27 +264,26 @@ def unpack(words: Tensor, bits: int) -> Tensor:
 
     Fields of 3, 5, 6 and 7 bits may cross words. The words must hold a whole number of periods."""
     period = bits // math.gcd(bits, 8)  # number of bytes after which fields begin at a byte again
-    octets = as_octets(words).unflatten(-1, (-1, period))
+    packed = as_bytes(words).unflatten(-1, (-1, period))
     count = 8 * period // bits
     if bits == 8:
-        return octets.flatten(-2)
+        return packed.flatten(-2)
     if bits == 4:  # both fields of a byte at once, in a third of the time
-        pairs = octets.flatten(-2).to(torch.int16)
+        pairs = packed.flatten(-2).to(torch.int16)
         return (pairs << 4).bitwise_or_(pairs).bitwise_and_(0x0F0F).view(torch.uint8)
-    fields = octets.new_empty(*octets.shape[:-1], count)
+    fields = packed.new_empty(*packed.shape[:-1], count)
     for i in range(count):
         byte, shift = divmod(i * bits, 8)
-        field = octets[..., byte] >> shift
+        field = packed[..., byte] >> shift
         if shift + bits > 8:
-            field |= octets[..., byte + 1] << (8 - shift)
+            field |= packed[..., byte + 1] << (8 - shift)
         fields[..., i] = field & ((1 << bits) - 1)
     return fields.flatten(-2)
 
 
-def as_octets(values: Tensor) -> Tensor:
+def as_bytes(values: Tensor) -> Tensor:
     """The bytes of `[..., W]`, little endian, as uint8 `[..., W * itemsize]`."""
-    if (
-        not values.is_contiguous() or values.stride(-1) != 1
-    ):  # torch calls a dimension of size 1 contiguous for any stride
+    # torch calls a dimension of size 1 contiguous for any stride.
+    if not values.is_contiguous() or values.stride(-1) != 1:
         values = values.clone(memory_format=torch.contiguous_format)
     return values.view(torch.uint8)

@@ -7,31 +7,31 @@ import json
 import sys
 from contextlib import closing
 
-from pace.cli.arguments import add_model_arguments, add_sampling_arguments, load_model, sampling_config
+from pace.cli.arguments import add_model_arguments, open_llm
 from pace.cli.chat.commands import Commands, check_settings
 from pace.cli.chat.conversation import Conversation
 from pace.cli.chat.screen import Screen
 from pace.cli.chat.terminal import Pipe, Terminal, once, read_said
+from pace.cli.sampling import add_sampling_arguments, sampling_config
 from pace.llm.chat import read_tools
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--system", metavar="TEXT", help="the system prompt: what the model is told before the conversation"
-    )
+    parser.add_argument("--system", metavar="TEXT", help="the system prompt, such as 'Answer in one word.'")
     parser.add_argument(
         "--tools",
         metavar="FILE",
         type=_tools,
-        help="tools that the model may call: a JSON list, as OpenAI's API has it. A call is shown, and what you type next "
-        "is its result",
+        help="tools that the model may call: a file with a JSON list, in the form of OpenAI's API. A call is shown, "
+        "and what you type next is its result",
     )
     parser.add_argument(
         "--no-history",
         dest="history",
         action="store_false",
-        help="do not keep what is typed at a terminal for the next run",
+        help="do not save what you type at a terminal for the next run",
     )
+    parser.advice = "for one question and its answer: pace generate --chat MODEL PROMPT"
     parser.set_defaults(parser=parser)
     add_model_arguments(parser)
     add_sampling_arguments(parser)
@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     screen = Screen()
     with Terminal(arguments.history) if sys.stdin.isatty() else Pipe() as source, once():
         with source.loading(arguments.model):
-            model = load_model(arguments)
+            model = open_llm(arguments, is_chat=True)
             conversation = Conversation(model, config, arguments.system, arguments.tools, screen.notice)
         commands = Commands(conversation, screen.notice)
         while not commands.is_over:

@@ -8,10 +8,10 @@ import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from pace.cli.arguments import add_sampling_arguments, sampling_config
 from pace.cli.chat.conversation import Conversation
-from pace.llm.configs import SamplingConfig
-from pace.llm.defaults import DRAWS, with_defaults
+from pace.cli.sampling import add_sampling_arguments, sampling_config
+from pace.llm.configs import WITHOUT_EFFECT, SamplingConfig
+from pace.llm.defaults import with_defaults
 
 HELP = '''\
 /system TEXT     start again, with TEXT as the system prompt (without TEXT: with none)
@@ -24,8 +24,8 @@ HELP = '''\
 /help            this
 /exit            leave (so does Ctrl-D)
 A text of several lines stands between """ and """; one that is pasted needs none. Ctrl-C stops an answer; what was said
-so far stays in the conversation. What you type while an answer is written is asked next. A line that starts with / and a
-word is a command: to say such a line to the model, put a space in front.'''
+so far stays in the conversation. What you type while an answer is written is asked next. A line that starts with /
+and a word is a command: to say such a line to the model, put a space in front.'''
 ALIASES = {"/bye": "/exit", "/quit": "/exit", "/clear": "/reset", "/?": "/help"}
 """Names of commands in other tools."""
 
@@ -80,24 +80,28 @@ class Commands:
             name = name.removeprefix("--").replace("-", "_")
             config.update({name: _read_setting(name, rest[0]) if rest else None})
             check_settings(config)
-            config.check_consistent()
+            self._settled(config).check_consistent(config.explicit_fields)
             self.conversation.config = config
-        self.notice(f"({self.conversation.config}; {self._defaults()})")
+        config = self.conversation.config
+        given = [name for name in config.to_dict() if name in config.explicit_fields]
+        self.notice(f"(set: {_listed(config, given)}; defaults: {self._defaults()})")
 
     def _defaults(self) -> str:
         """Sampling parameters that the user has not set, with the values they default to."""
-        config = self.conversation.config
-        settled = with_defaults(config, self.conversation.model.generator.defaults, is_chat=True)
-        names = ("do_sample", *DRAWS) if settled.do_sample else ("do_sample",)
-        left = [name for name in names if name not in config.explicit_fields]
-        return f"defaults: {', '.join(f'{name}={getattr(settled, name)}' for name in left) or 'none'}"
+        config, settled = self.conversation.config, self._settled(self.conversation.config)
+        names = ("do_sample", *WITHOUT_EFFECT) if settled.do_sample else ("do_sample",)
+        return _listed(settled, [name for name in names if name not in config.explicit_fields])
+
+    def _settled(self, config: SamplingConfig) -> SamplingConfig:
+        return with_defaults(config, self.conversation.model.generator.defaults, is_chat=True)
 
     def _stats(self) -> None:
         if self.conversation.last is None:
             raise ValueError("there is no answer yet")
         used, most = self.conversation.num_tokens, self.conversation.model.max_seq_len
         self.notice(
-            f"{self.conversation.last.metrics}\ncontext: {used} of {most} tokens ({100 * used // most} %), {len(self.conversation.messages)} messages"
+            f"{self.conversation.last.metrics}\ncontext: {used} of {most} tokens ({100 * used // most} %), "
+            f"{len(self.conversation.messages)} messages"
         )
 
     def _save(self, text: str) -> None:
@@ -124,13 +128,21 @@ class Commands:
         self.notice(f"({len(self.conversation.messages)} messages from {text}{awaited})")
 
 
+def _listed(config: SamplingConfig, names: list[str]) -> str:
+    """Settings and their values, as `/set` takes them."""
+    values = ((name, getattr(config, name)) for name in names)
+    texts = [f"{name} {str(value).lower() if isinstance(value, bool) else value}" for name, value in values]
+    return ", ".join(texts) or "nothing"
+
+
 def check_settings(config: SamplingConfig) -> None:
     """Raises ValueError for settings that a conversation does not support."""
     if config.num_return_sequences > 1:
         raise ValueError(f"num_return_sequences={config.num_return_sequences}: a conversation goes on from one answer")
     if config.num_beams > 1:
         raise ValueError(
-            f"num_beams={config.num_beams}: an answer is written as it comes, and beam search knows it at its end; `pace generate --chat` has beams"
+            f"num_beams={config.num_beams}: an answer is written as it comes, and beam search knows it at its end; "
+            "`pace generate --chat` has beams"
         )
     for name, value in (("logprobs", config.logprobs), ("prompt_logprobs", config.prompt_logprobs)):
         if value is not None:

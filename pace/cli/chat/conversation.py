@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from pace.llm.chat import ArgumentsPiece, CallBegins, CallEnds, Event, Text, Thought, ToolCall, read_tools
 from pace.llm.chat.template import ChatTemplate
+from pace.naming import counted
 
 if TYPE_CHECKING:
     from pace.llm import ChatOutput
@@ -113,16 +114,19 @@ class Conversation:
         self.messages = [*messages, message]
 
     def _tell_of_end(self) -> None:
-        """Notifies the user if the answer was cut off or the context is nearly full."""
+        """Notifies the user if the answer was cut off or is empty, or if the context is nearly full."""
         used, most = self.num_tokens, self.model.max_seq_len
         if self.last.finish_reason == "length":
-            length = self.last.metrics.num_generated_tokens
+            length = counted(self.last.metrics.num_generated_tokens, "token")
             advice = "/set max_new_tokens N allows more" if used < most else "the context is full"
-            self.notice(f"(the answer is cut off after {length} tokens: {advice})")
+            self.notice(f"(the answer is cut off after {length}: {advice})")
+        elif not self.last.text.strip() and not self.open_calls:
+            self.notice("(the answer is empty; /regen asks again)")
         if used >= WARN_AT * most and not self._is_warned:
             self._is_warned = True
             self.notice(
-                f"(the conversation fills {100 * used // most} % of the context of {most} tokens; the oldest turns will be forgotten. /reset starts again)"
+                f"(the conversation fills {100 * used // most} % of the context of {most} tokens; the oldest turns "
+                "will be forgotten. /reset starts again)"
             )
 
     # -- a full context ------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from torch import Tensor
 from pace.llm.sampling.sampler import draws, uniform
 from pace.ops import native as ops
 from pace.ops.draws import Edits, Rules
+from pace.ops.reference_sampling import top_k_top_p_
 
 GREEDY_BELOW = 1e-5
 """Temperature below which sampling is greedy, as in guidance."""
@@ -120,7 +121,7 @@ def _shaped(given: Tensor, mask: bytes | None, seen: list[int], temperature: flo
             num_likely = int(np.count_nonzero(row >= row.max() + math.log(sampling.min_p)))
             top_k = min(top_k, num_likely) if top_k else num_likely
         if top_k or sampling.top_p < 1:
-            ops.top_k_top_p_(shaped, torch.tensor([top_k]), torch.tensor([sampling.top_p], dtype=torch.float32))
+            top_k_top_p_(shaped, torch.tensor([top_k]), torch.tensor([sampling.top_p], dtype=torch.float32))
     return shaped
 
 

@@ -8,7 +8,7 @@ from dataclasses import fields
 from typing import Any
 
 from pace.llm import SamplingConfig, configs
-from pace.llm.defaults import DRAWS
+from pace.llm.configs import WITHOUT_EFFECT
 from pace.naming import meant
 
 ALIASES = {**configs.ALIASES, "repeat_penalty": "repetition_penalty"}
@@ -95,7 +95,7 @@ def _translated(field: str, value: Any) -> Any:
 def _drawing(wanted: Mapping[str, Any]) -> dict[str, bool]:
     if wanted.get("temperature") == 0:
         return {"do_sample": False}
-    return {"do_sample": True} if any(name in wanted for name in DRAWS) else {}
+    return {"do_sample": True} if any(name in wanted for name in WITHOUT_EFFECT) else {}
 
 
 def _warn(name: str) -> None:

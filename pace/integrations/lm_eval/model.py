@@ -20,7 +20,7 @@ from lm_eval.models.utils import (
 from tqdm import tqdm
 
 from pace.llm import LLMModel, SamplingConfig
-from pace.llm.loading import LoadOptions
+from pace.llm.loading.options import LoadOptions
 
 logger = logging.getLogger("pace")
 

@@ -11,8 +11,7 @@ from pace.integrations.ray.arguments import Arguments, read_arguments
 from pace.integrations.ray.ingress import Ingress
 from pace.integrations.ray.replica import Replica
 from pace.integrations.ray.routing import PrefixRouter
-from pace.llm.loading import LoadOptions
-from pace.llm.models.model_utils import read_threads
+from pace.llm.loading.options import LoadOptions, read_threads
 
 ONGOING = 1024
 """Maximum concurrent requests of a replica and of an ingress. The replica's own queue is full far earlier: it knows the

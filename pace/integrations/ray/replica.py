@@ -11,7 +11,7 @@ from typing import Any
 from ray import serve
 
 from pace.integrations.ray.threads import assigned_threads
-from pace.llm.loading import LoadOptions
+from pace.llm.loading.options import LoadOptions
 from pace.server.app import make_app
 from pace.server.network.http import Receive, Scope
 from pace.server.network.run import SWITCH_SECONDS

@@ -1,26 +1,18 @@
-"""Allocators: paged blocks from anywhere, with or without windows, or one contiguous run that moves when it is too
-short.
+"""Allocators of the paged cache: blocks from anywhere, with or without windows. `contiguous.py` has the other one.
 
-Attention finds blocks through a table and reads no position beyond a sequence's length. So the allocators differ only
-in how much they copy and how much room is spare: docs/cache.md has the costs.
+Attention finds blocks through a table and reads no position beyond a sequence's length. So allocators differ only in
+how much they copy and how much room is spare: docs/cache.md has the costs.
 """
 
 from __future__ import annotations
 
-import itertools
-import math
 from array import array
-from collections.abc import Callable
 from typing import Protocol
 
 from pace.batch import BLOCK_SIZE
 from pace.llm.cache.block_pool import BlockPool, num_blocks_of
 from pace.llm.cache.groups import first_kept, give_back_before, most_kept, tables_of
 from pace.llm.sequence import Sequence
-
-COPY_COST = 3.0
-"""Seconds to copy a byte of the cache, divided by the seconds in which decode attention reads one. Copying reads and
-writes, on one thread. `benchmarks/cache.py` measures it."""
 
 
 class BlockAllocator(Protocol):
@@ -137,92 +129,6 @@ class Windowed(BlockAllocator):
     def _give_back_unseen(self, sequence: Sequence) -> None:
         for table, window in zip(tables_of(sequence, len(self.windows)), self.windows):
             give_back_before(self.pool, table, first_kept(sequence.num_computed, window))
-
-
-class Contiguous(BlockAllocator):
-    """Gives each sequence one run of adjacent blocks. If the run is too short or its end is shared, the sequence is
-    copied to a new run with spare rows. Until these are used up it grows in place, drafts included.
-
-    This is Balancing Memory and Compute (BMC, arXiv 2511.12031) with r spare rows. r = 1 is that paper's baseline,
-    which grows only as needed ("dynamic"); here it grows by a block of 16 positions at least.
-    """
-
-    def __init__(self, pool: BlockPool, spare_rows: Callable[[int], int]) -> None:
-        """`spare_rows(n)` is the number of new rows, at least 1, for a sequence that has no room for its n-th
-        position."""
-        self.pool = pool
-        self.spare_rows = spare_rows
-
-    def blocks_needed(self, sequence: Sequence, num_tokens: int) -> int:
-        if self._has_room(sequence, num_tokens):
-            return 0
-        num_needed = num_blocks_of(num_tokens)
-        return num_needed if self._is_shared(sequence) else num_needed - len(sequence.block_table)
-
-    def reserve(self, sequence: Sequence, num_tokens: int) -> bool:
-        if self._has_room(sequence, num_tokens):
-            return True
-        longest = max(num_tokens, min(sequence.max_length, num_tokens - 1 + self.spare_rows(num_tokens)))
-        # Spare rows are optional: without room for them, take only what is needed.
-        return any(
-            self._move(sequence, size) or self._widen(sequence, size)
-            for size in (num_blocks_of(longest), num_blocks_of(num_tokens))
-        )
-
-    def check_layout(self, block_table: array) -> None:
-        assert all(after == before + 1 for before, after in itertools.pairwise(block_table)), (
-            f"blocks do not lie side by side: {list(block_table)}"
-        )
-
-    def _has_room(self, sequence: Sequence, num_tokens: int) -> bool:
-        table = sequence.block_table
-        return num_blocks_of(num_tokens) <= len(table) and not shared_and_written(
-            self.pool, table, sequence.num_computed
-        )
-
-    def _is_shared(self, sequence: Sequence) -> bool:
-        return any(map(self.pool.is_shared, sequence.block_table))
-
-    def _move(self, sequence: Sequence, num_blocks: int) -> bool:
-        """Copies the computed positions to a new run of `num_blocks` blocks."""
-        pool, old = self.pool, sequence.block_table
-        first = pool.find_run(num_blocks)
-        if first is None:
-            return False
-        pool.take_these(range(first, first + num_blocks))
-        if sequence.num_computed:
-            pool.copy(old[0], first, num_blocks_of(sequence.num_computed))
-        sequence.block_table = array("i", range(first, first + num_blocks))
-        for block in reversed(old):
-            pool.give_back(block)
-        return True
-
-    def _widen(self, sequence: Sequence, num_blocks: int) -> bool:
-        """Extends the run to `num_blocks` with free blocks next to it, those above first. If it needs some below, the
-        sequence slides down."""
-        pool, old = self.pool, sequence.block_table
-        if not old or self._is_shared(sequence):
-            return False
-        start, stop = pool.room_around(old[0], old[-1])
-        if stop - start < num_blocks:
-            return False
-        first = min(old[0], stop - num_blocks)
-        pool.take_these(range(first, old[0]))
-        pool.take_these(range(old[-1] + 1, first + num_blocks))
-        for index in range(
-            num_blocks_of(sequence.num_computed) if first < old[0] else 0
-        ):  # upwards: a block's new place was vacated before
-            pool.copy(old[index], first + index)
-        sequence.block_table = array("i", range(first, first + num_blocks))
-        return True
-
-
-def balanced_rows(num_tokens: int) -> int:
-    """The r of BMC for a sequence of n tokens: `sqrt(2 c n)`, with c = COPY_COST, in whole blocks.
-
-    Copying n rows every r tokens costs c / r of the time in which attention reads them. On average r / 2 rows are
-    spare, which is r / 2n of the sequence's size. This r minimises the sum. Derived in docs/cache.md."""
-    return BLOCK_SIZE * num_blocks_of(math.isqrt(int(2 * COPY_COST * num_tokens)))
 
 
 def shared_and_written(pool: BlockPool, table: array, num_computed: int) -> list[int]:

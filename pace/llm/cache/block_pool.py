@@ -92,28 +92,6 @@ class BlockPool:
         self._references[block] = 1
         return block
 
-    def find_run(self, num_blocks: int) -> int | None:
-        """Returns the first block of the lowest run of `num_blocks` free blocks; None if there is no such run."""
-        edges = np.concatenate(([-1], np.flatnonzero(self._references), [self.num_blocks]))
-        (fitting,) = np.nonzero(np.diff(edges) > num_blocks)
-        return int(edges[fitting[0]]) + 1 if len(fitting) else None
-
-    def room_around(self, first: int, last: int) -> tuple[int, int]:
-        """Returns the longest range [start, stop) that contains `first` .. `last` and otherwise only free blocks."""
-        held = np.flatnonzero(self._references)
-        below, above = held[held < first], held[held > last]
-        return (int(below[-1]) + 1 if len(below) else 0), (int(above[0]) if len(above) else self.num_blocks)
-
-    def take_these(self, blocks: range) -> None:
-        """Takes `blocks` for one holder. All of them must be free and not idle."""
-        while self.num_touched < blocks.stop:
-            self._references.append(0)
-            self.num_touched += 1
-            self._free.append(self.num_touched - 1)
-        self._free = [block for block in self._free if block not in blocks]
-        for block in blocks:
-            self._references[block] = 1
-
     def share(self, block: int) -> None:
         """Adds a holder to a block that is held or idle."""
         self._references[block] += 1

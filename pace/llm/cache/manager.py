@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from pace.batch import BLOCK_SIZE, KVSpec, LayerBlocks
-from pace.llm.cache.allocators import BlockAllocator, Contiguous, Paged, Windowed, balanced_rows
+from pace.llm.cache.allocators import Paged, Windowed
 from pace.llm.cache.block_pool import BlockPool, num_blocks_of
+from pace.llm.cache.contiguous import Contiguous, RunPool, balanced_rows
 from pace.llm.cache.groups import by_lifetime, is_kept, most_bytes, most_tokens, tables_of
 from pace.llm.cache.prefix_cache import NoPrefixCache, PrefixCache
 from pace.llm.configs import KVCacheType
@@ -66,8 +67,14 @@ class CacheManager:
             raise ValueError(
                 f"prefix_cache_bytes={prefix_cache_bytes} keeps no block, which takes {spec.block_bytes} bytes here; raise it, or say 0 for none"
             )
-        self.pool = BlockPool(spec, num_blocks, prefix_cache_bytes // spec.block_bytes)
-        self.allocator = _allocator(kv_cache_type, bmc_rows, self.pool, step_tokens)
+        if kv_cache_type == KVCacheType.PAGED:
+            self.pool = BlockPool(spec, num_blocks, prefix_cache_bytes // spec.block_bytes)
+            keeps_all = all(group.window is None for group in spec.groups)
+            self.allocator = Paged(self.pool) if keeps_all else Windowed(self.pool, step_tokens)
+        else:
+            self.pool = runs = RunPool(spec, num_blocks)
+            rows = 1 if kv_cache_type == KVCacheType.DYNAMIC else bmc_rows
+            self.allocator = Contiguous(runs, balanced_rows if rows is None else lambda num_tokens: rows)
         self.prefix = PrefixCache(self.pool, rope_regime) if prefix_cache_bytes else NoPrefixCache()
 
     @property
@@ -173,11 +180,11 @@ class CacheManager:
                     self.pool.give_back(block)
 
     def fork(self, source: Sequence, target: Sequence, num_tokens: int) -> None:
-        """Gives `target` the first `num_tokens` computed positions of `source`, and its adapter and cache salt.
+        """Gives `target` the first `num_tokens` computed positions of `source`, and its cache salt.
         `target` must hold no block; nothing is copied. It gets no blocks if `source` gave back some that the next
         position sees."""
         assert not target.block_table and num_tokens <= source.num_computed
-        target.adapter, target.cache_salt = source.adapter, source.cache_salt
+        target.cache_salt = source.cache_salt
         if not self._is_kept(source, num_tokens):
             return
         for table, taken in zip(source.block_tables, tables_of(target, self.num_groups)):
@@ -256,12 +263,3 @@ def check_cache_options(
             f"with {kind.value!r} leave it out, or say 0"
         )
     return kind
-
-
-def _allocator(kind: KVCacheType, bmc_rows: int | None, pool: BlockPool, step_tokens: int) -> BlockAllocator:
-    if kind == KVCacheType.PAGED:
-        keeps_all = all(group.window is None for group in pool.spec.groups)
-        return Paged(pool) if keeps_all else Windowed(pool, step_tokens)
-    if kind == KVCacheType.DYNAMIC:
-        return Contiguous(pool, lambda num_tokens: 1)
-    return Contiguous(pool, balanced_rows if bmc_rows is None else lambda num_tokens: bmc_rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from array import array
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -22,7 +22,6 @@ class RootKey(NamedTuple):
 
     rope_regime: int
     """The model's `rope_regime` for the sequence's `rope_length`."""
-    adapter: Hashable
     cache_salt: str | None
 
 
@@ -154,7 +153,7 @@ class PrefixCache:
         return self._nodes.get(sequence.block_table[index - 1]) if index else self._roots.get(self._root_key(sequence))
 
     def _root_key(self, sequence: Sequence) -> RootKey:
-        return RootKey(self.rope_regime(sequence.rope_length), sequence.adapter, sequence.cache_salt)
+        return RootKey(self.rope_regime(sequence.rope_length), sequence.cache_salt)
 
     def _num_usable(self, found: list[Node], index: int) -> int:
         """Returns how many of `found`, which follow block `index - 1` of a sequence, can be used. After the last one,

@@ -38,7 +38,7 @@ from pace.llm.configs import SamplingConfig
 from pace.llm.constraints.masks import SequenceMask, TokenMask
 from pace.llm.engine.driver import EngineDriver
 from pace.llm.engine.engine import Engine
-from pace.llm.sampling.filters import Filter, largest
+from pace.llm.sampling.filters import Filter, largest, log_softmax
 from pace.llm.sampling.logits import Processors
 from pace.llm.sampling.sampler import draw, prompt_logprobs_collector, uniform
 from pace.llm.sequence import Sequence, Span, Strategy, TokenLogprob
@@ -70,34 +70,34 @@ class BeamStrategy(Strategy):
     """Keeps the candidates of a beam and generates no token: the search decides."""
 
     def __init__(
-        self, processors: Processors, filters: list[Filter], num_kept: int | None, num_logprobs: int | None
+        self, processors: Processors, filter_: Filter | None, num_kept: int | None, num_logprobs: int | None
     ) -> None:
         """Keeps the `num_kept` likeliest tokens, likeliest first. None keeps all, in the order of their ids, to draw
         from."""
         self.processors = processors
-        self.filters = filters
+        self.filter_ = filter_
         self.num_kept = num_kept
         self.num_logprobs = num_logprobs
         self.candidates: Candidates | None = None
 
     def fork(self) -> BeamStrategy:
         """Returns the strategy of a second beam with the same tokens."""
-        return BeamStrategy(self.processors.fork(), self.filters, self.num_kept, self.num_logprobs)
+        return BeamStrategy(self.processors.fork(), self.filter_, self.num_kept, self.num_logprobs)
 
     def choose(self, ops: Any, logits: Tensor, span: Span) -> list[int]:
         tokens = span.sequence.tokens
-        log_probabilities = ops.log_softmax(logits[:1])[0]
-        own = None if self.num_logprobs is None else log_probabilities.numpy().copy()
+        numbers = log_softmax(logits[0])
+        log_probabilities = torch.from_numpy(numbers)
+        own = None if self.num_logprobs is None else numbers.copy()
         self.processors.follow(tokens)
         self.processors.apply_(log_probabilities)
-        if not log_probabilities.numpy().max() < np.inf:  # catches NaN too
+        if not numbers.max() < np.inf:  # catches NaN too
             raise ValueError(
                 f"after {len(tokens)} tokens the logits_processors gave NaN or inf; they must return numbers, or -inf "
                 f"to ban a token"
             )
-        for keep_ in self.filters:
-            keep_(ops, log_probabilities)
-        numbers = log_probabilities.numpy()
+        if self.filter_ is not None:
+            self.filter_(log_probabilities)
         kept = np.flatnonzero(numbers > -np.inf) if self.num_kept is None else largest(numbers, self.num_kept)
         if own is None:
             self.candidates = Candidates(len(tokens), kept, numbers[kept], own=numbers[:0], top=())

@@ -14,9 +14,8 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from pace.grammar import Grammar, GrammarError
+from pace.grammar import Grammar
 from pace.grammar.backend import import_llguidance
-from pace.grammar.support import explain
 from pace.llm.constraints.captures import CaptureReader, has_captures
 from pace.llm.constraints.grammar_mask import GrammarMask, Usage, first_line
 from pace.llm.text.token_bytes import TokenBytes
@@ -217,7 +216,7 @@ def _compile(grammar: Grammar, table: Any) -> CompiledGrammar:
     bytes_before, seconds_before = allocated_bytes(), time.thread_time()
     matcher, error = _start(grammar.source, table)
     if error:
-        raise _refusal(grammar, error, table)
+        raise grammar.refusal(error, lambda source: _start(source, table)[1])
     num_bytes = allocated_bytes() - bytes_before  # other threads allocate and free meanwhile, so it is clamped
     least = 2**16 + 48 * len(grammar.source)
     most = 2**20 + least + int(_BYTES_PER_SECOND * (time.thread_time() - seconds_before))
@@ -244,13 +243,3 @@ def _start(source: str, table: Any) -> tuple[Any, str]:
     if within.try_consume_tokens(table.tokenize_str("{")):
         within.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
     return matcher, first_line(within.get_error()) if within.is_error() else ""
-
-
-def _refusal(grammar: Grammar, error: str, table: Any) -> GrammarError:
-    """Returns an error that names the faulty schema, if one is at fault."""
-    for given in grammar.schemas:
-        own = error if given.source == grammar.source else _start(given.source, table)[1]
-        if own:
-            return GrammarError(f"{given.title} cannot be used: {explain(own, given.schema)}", given.place)
-    what = {"json_schema": "JSON schema", "regex": "regex", "choices": "list of choices"}.get(grammar.kind, "grammar")
-    return GrammarError(f"this {what} cannot be used: {error}")

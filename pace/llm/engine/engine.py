@@ -12,15 +12,11 @@ from pace.llm.constraints.mask_filler import NO_MASKS
 from pace.llm.engine.drafter import Drafter, NoDraft
 from pace.llm.engine.forced import ForcedTokens
 from pace.llm.engine.scheduler import Scheduler
+from pace.llm.limits import checked_priority
 from pace.llm.runners.batch_builder import BatchBuilder
 from pace.llm.sampling.sampler import Sampler
 from pace.llm.sequence import Sequence, Span
 from pace.memory import format_bytes
-
-MOST_PRIORITY = 100
-"""Limit in both directions, so the number of sequences that can overtake another is bounded."""
-MOST_SALT = 128
-"""Maximum length of a cache salt, in characters."""
 
 
 class Engine:
@@ -274,23 +270,3 @@ class Engine:
         assert not self.scheduler.running and not self.scheduler.waiting, "the engine is not idle"
         self.cache.check_integrity(self.scheduler.sequences())
         self.drafter.check_integrity()
-
-
-def checked_salt(cache_salt: Any) -> str | None:
-    """Returns the salt. Raises TypeError or ValueError for an invalid one."""
-    if cache_salt is not None and not isinstance(cache_salt, str):
-        raise TypeError(f"cache_salt must be a string or None, got {cache_salt!r:.100}")
-    if cache_salt is not None and not 1 <= len(cache_salt) <= MOST_SALT:
-        raise ValueError(f"cache_salt must have 1 to {MOST_SALT} characters, got {len(cache_salt)}")
-    return cache_salt
-
-
-def checked_priority(priority: Any) -> int:
-    """Returns the priority. Raises TypeError or ValueError for an invalid one."""
-    if isinstance(priority, bool) or not isinstance(priority, int):
-        raise TypeError(f"priority must be an int from {-MOST_PRIORITY} to {MOST_PRIORITY}, got {priority!r}")
-    if not -MOST_PRIORITY <= priority <= MOST_PRIORITY:
-        raise ValueError(
-            f"priority must be an int from {-MOST_PRIORITY} to {MOST_PRIORITY}, higher is earlier; got {priority}"
-        )
-    return priority

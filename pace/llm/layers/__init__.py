@@ -20,7 +20,7 @@ from pace.llm.layers.norm import (
     WholeNorm,
 )
 from pace.llm.layers.rotary import NoRotary, RopeConfig, Rotary, Temperature
-from pace.llm.layers.slot import Rows, Slot, Source
+from pace.llm.layers.weight_target import RowRange, TensorSource, WeightTarget
 
 __all__ = [
     "Attention",
@@ -47,9 +47,9 @@ __all__ = [
     "RopeConfig",
     "Rotary",
     "RouterLinear",
-    "Rows",
-    "Slot",
-    "Source",
+    "RowRange",
+    "WeightTarget",
+    "TensorSource",
     "Temperature",
     "TiedLMHead",
     "Vectors",

@@ -9,14 +9,17 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from pace.llm.layers.slot import Slot, Source
+from pace.llm.layers.weight_target import TensorSource, WeightTarget
+
+FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+"""Dtypes of weights that are not quantised."""
 
 
 class Layer:
-    """A node of the model: either a leaf that owns weights (and overrides `slots`, `allocate`, `nbytes`), or composed
+    """A node of the model: either a leaf that owns weights (and overrides `targets`, `allocate`, `nbytes`), or composed
     of other layers.
 
-    Constructing a layer takes no memory. It declares its tensors (`slots`), so that a checkpoint can be checked before
+    Constructing a layer takes no memory. It declares its tensors (`targets`): a checkpoint can be checked before
     `allocate`. Layers are immutable once filled and may be called from several threads."""
 
     operator: ClassVar[str | None] = None
@@ -30,14 +33,14 @@ class Layer:
                 if isinstance(item, Layer):
                     yield item
 
-    def slots(self) -> dict[str, list[Slot]]:
-        """Checkpoint name -> the slots for its rows, of this layer and all below. `check_slots` raises if two claim the
+    def targets(self) -> dict[str, list[WeightTarget]]:
+        """Checkpoint name -> targets of its rows, in this layer and all below. `check_targets` raises if two claim the
         same row."""
-        slots: dict[str, list[Slot]] = {}
+        targets: dict[str, list[WeightTarget]] = {}
         for child in self.children():
-            for name, found in child.slots().items():
-                slots.setdefault(name, []).extend(found)
-        return slots
+            for name, found in child.targets().items():
+                targets.setdefault(name, []).extend(found)
+        return targets
 
     def norm_readers(self) -> list[tuple[Layer, list[Layer]]]:
         """Returns, for a decoder layer, the norms whose output only certain matrix products read, with those products.
@@ -80,7 +83,7 @@ class Vectors(Layer):
     """Named vectors of a leaf: biases, and the weights of norms. Stored in float32, independent of the dtype of
     matrices."""
 
-    def __init__(self, lengths: dict[str, int], sources: Mapping[str, Source] = {}, offset: float = 0.0):
+    def __init__(self, lengths: dict[str, int], sources: Mapping[str, TensorSource] = {}, offset: float = 0.0):
         """`lengths`: checkpoint name -> length; the vectors are concatenated in this order. `sources`: locations of
         vectors that are part of another tensor. `offset` is added to the checkpoint's values."""
         self.lengths = lengths
@@ -88,14 +91,14 @@ class Vectors(Layer):
         self.offset = offset
         self.values: Tensor | None = None
 
-    def slots(self) -> dict[str, list[Slot]]:
-        slots: dict[str, list[Slot]] = {}
+    def targets(self) -> dict[str, list[WeightTarget]]:
+        targets: dict[str, list[WeightTarget]] = {}
         start = 0
         for name, length in self.lengths.items():
-            source = self.sources.get(name) or Source((length,))
-            slots.setdefault(source.tensor or name, []).extend(source.slots(self._fill, start, is_vector=True))
+            source = self.sources.get(name) or TensorSource((length,))
+            targets.setdefault(source.tensor or name, []).extend(source.targets(self._fill, start, is_vector=True))
             start += length
-        return slots
+        return targets
 
     def stored(self) -> Iterator[tuple[str, Tensor]]:
         """Yields names and vectors with the checkpoint's values."""

@@ -11,12 +11,12 @@ from torch import Tensor
 from pace.llm.layers.base import Layer, Vectors
 from pace.llm.layers.linear import GatedLinear, Linear
 from pace.llm.layers.mlp import GatedMLP
-from pace.llm.layers.slot import Rows, Source
+from pace.llm.layers.weight_target import RowRange, TensorSource
 from pace.ops.experts import ClampedSwiglu, Router
 from pace.ops.protocol import Stack
 from pace.ops.weight_layout import AnyLayout, WeightLayout, parts_of
 
-Parts = dict[str, int | Source]
+Parts = dict[str, int | TensorSource]
 Form = Callable[[int], Parts]
 """Expert -> the parts of its matrix; one of the layouts of a stack in checkpoints."""
 
@@ -58,7 +58,7 @@ class ExpertLinear(Layer):
         """Uses the first form whose tensors are all among these names; without one, changes nothing."""
         for form in self.forms:
             experts = self._of_form(form)
-            if all(name in tensors for expert in experts for name in expert.slots()):
+            if all(name in tensors for expert in experts for name in expert.targets()):
                 self.experts = experts
                 return
 
@@ -184,8 +184,8 @@ def one_by_one(name: str, tensors: tuple[str, ...], rows: int) -> Form:
 def stacked(name: str, tensors: tuple[str, ...], rows: int, count: int, k: int) -> Form:
     """A tensor for each part of all experts, as in GGUF: `{name}.{tensor}.weight [E, rows, k]`, biases `[E, rows]`."""
     return lambda expert: {
-        f"{name}.{expert}.{tensor}": Source(
-            (count, rows, k), (Rows(expert * rows, rows),), f"{name}.{tensor}.weight", f"{name}.{tensor}.bias"
+        f"{name}.{expert}.{tensor}": TensorSource(
+            (count, rows, k), (RowRange(expert * rows, rows),), f"{name}.{tensor}.weight", f"{name}.{tensor}.bias"
         )
         for tensor in tensors
     }
@@ -206,12 +206,12 @@ def fused(
 
     def form(expert: int) -> Parts:
         first = expert * rows
-        taken = (Rows(first, rows),)
+        taken = (RowRange(first, rows),)
         if interleaved:
-            taken = (Rows(first, rows // 2, 1, 2), Rows(first + 1, rows // 2, 1, 2))
+            taken = (RowRange(first, rows // 2, 1, 2), RowRange(first + 1, rows // 2, 1, 2))
         name, _, part = tensor.rpartition(".")
         matrix = f"{tensor}.weight" if quantised else tensor
-        return {f"{name}.{expert}.{part}": Source(shape, taken, matrix, f"{tensor}_bias", transposed)}
+        return {f"{name}.{expert}.{part}": TensorSource(shape, taken, matrix, f"{tensor}_bias", transposed)}
 
     return form
 

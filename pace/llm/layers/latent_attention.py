@@ -20,7 +20,7 @@ from pace.llm.layers.experts import ExpertLinear, Form
 from pace.llm.layers.linear import Linear
 from pace.llm.layers.norm import HeadNorm, RMSNorm
 from pace.llm.layers.rotary import Angles, NoRotary, Rotary
-from pace.llm.layers.slot import Piece, Rows, Slot, Source
+from pace.llm.layers.weight_target import Piece, RowRange, TensorSource, WeightTarget
 
 
 class LatentAttention(Layer):
@@ -104,7 +104,7 @@ class TurnedLinear(Linear):
 
     takes_codes = False
 
-    def __init__(self, part: str, n: int, source: Source):
+    def __init__(self, part: str, n: int, source: TensorSource):
         super().__init__({part: n}, source.num_rows)
         self.source = source
         self._lock = Lock()
@@ -112,8 +112,8 @@ class TurnedLinear(Linear):
         """float32 `[k, n]`, until all columns are read."""
         self._missing = self.k
 
-    def slots(self) -> dict[str, list[Slot]]:
-        return {self.source.tensor: self.source.slots(self._take_columns, 0)}
+    def targets(self) -> dict[str, list[WeightTarget]]:
+        return {self.source.tensor: self.source.targets(self._take_columns, 0)}
 
     def tensor(self, part: str) -> str:
         return self.source.tensor
@@ -151,11 +151,13 @@ def head_projections(name: str, heads: int, rank: int, nope_dim: int, value_dim:
 
     def of_both(first: int, rows: int) -> Form:
         tensor = f"{name}.kv_b_proj"
-        return lambda h: {tensor: Source((heads * both, rank), (Rows(h * both + first, rows),), f"{tensor}.weight")}
+        return lambda h: {
+            tensor: TensorSource((heads * both, rank), (RowRange(h * both + first, rows),), f"{tensor}.weight")
+        }
 
     def of_one(tensor: str, rows: int, k: int) -> Form:
         return lambda h: {
-            f"{name}.{tensor}": Source((heads, rows, k), (Rows(h * rows, rows),), f"{name}.{tensor}.weight")
+            f"{name}.{tensor}": TensorSource((heads, rows, k), (RowRange(h * rows, rows),), f"{name}.{tensor}.weight")
         }
 
     return (

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pace.llm.layers.base import Layer, Vectors
-from pace.llm.layers.slot import Piece, Slot, Source
+from pace.llm.layers.weight_target import Piece, TensorSource, WeightTarget
 from pace.ops.protocol import Weight
 from pace.ops.weight_layout import AnyLayout, MixedLayout, WeightLayout, layout_of_rows
 from pace.quant import Format
@@ -44,7 +44,7 @@ class Linear(Layer):
 
     `parts` maps prefixes in the checkpoint to numbers of rows, from the top of W down.
     `{"...q_proj": 64, "...k_proj": 32}` fuses two tensors into one product, `{"...qkv_proj": 96}` takes one tensor as
-    it is. A `Source` in place of a number locates a part that is only some rows of a tensor. With `bias`, every part
+    it is. A `TensorSource` in place of a number locates a part that is some rows of a tensor. With `bias`, every part
     has a bias."""
 
     glu = False
@@ -53,9 +53,9 @@ class Linear(Layer):
     takes_codes = True
     """True if a checkpoint's codes are kept; else they are dequantised."""
 
-    def __init__(self, parts: Mapping[str, int | Source], k: int, bias: bool = False):
-        self.sources = {name: part for name, part in parts.items() if isinstance(part, Source)}
-        self.parts = {name: part.num_rows if isinstance(part, Source) else part for name, part in parts.items()}
+    def __init__(self, parts: Mapping[str, int | TensorSource], k: int, bias: bool = False):
+        self.sources = {name: part for name, part in parts.items() if isinstance(part, TensorSource)}
+        self.parts = {name: part.num_rows if isinstance(part, TensorSource) else part for name, part in parts.items()}
         self.k = k
         of_biases = {f"{name}.bias": source.of_bias() for name, source in self.sources.items()}
         self.bias = Vectors({f"{name}.bias": rows for name, rows in self.parts.items()} if bias else {}, of_biases)
@@ -71,14 +71,14 @@ class Linear(Layer):
     ) -> Tensor:
         return ops.linear(x, self.weight, self.bias.values, activation, residual)
 
-    def slots(self) -> dict[str, list[Slot]]:
-        slots, row = super().slots(), 0
+    def targets(self) -> dict[str, list[WeightTarget]]:
+        targets, row = super().targets(), 0
         for name, rows in self.parts.items():
-            source = self.sources.get(name) or Source((rows, self.k))
-            found = source.slots(lambda piece, row, name=name: self._fill(piece, name, row), row)
-            slots.setdefault(self.tensor(name), []).extend(found)
+            source = self.sources.get(name) or TensorSource((rows, self.k))
+            found = source.targets(lambda piece, row, name=name: self._fill(piece, name, row), row)
+            targets.setdefault(self.tensor(name), []).extend(found)
             row += rows
-        return slots
+        return targets
 
     def tensor(self, part: str) -> str:
         """The name of the tensor that holds a part."""

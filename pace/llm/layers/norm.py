@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pace.llm.layers.base import Layer, Vectors
-from pace.llm.layers.slot import Source
+from pace.llm.layers.weight_target import TensorSource
 
 
 class RMSNorm(Layer):
@@ -68,7 +68,7 @@ class HeadLayerNorm(Layer):
     def __init__(self, tensors: str | Sequence[str], num_heads: int, head_dim: int, eps: float):
         """`tensors`: the name of one `[H, D]`, or a sequence with the name of one `[D]` for each head."""
         if isinstance(tensors, str):
-            self.weight = Vectors({tensors: num_heads * head_dim}, {tensors: Source((num_heads, head_dim))})
+            self.weight = Vectors({tensors: num_heads * head_dim}, {tensors: TensorSource((num_heads, head_dim))})
         else:
             self.weight = Vectors(dict.fromkeys(tensors, head_dim))
         self.head_dim = head_dim

@@ -1,11 +1,9 @@
-"""Base class of causal language models: the forward pass, the names of its tensors, and strict loading."""
+"""Base class of causal language models: the forward pass, the names of its tensors, and reports about its weights."""
 
 from __future__ import annotations
 
-import logging
-import re
 from collections import Counter
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import ClassVar
 
@@ -22,34 +20,24 @@ from pace.llm.layers import (
     NoNorm,
     RMSNorm,
     Rotary,
-    Slot,
     Temperature,
     TiedLMHead,
 )
+from pace.llm.layers.base import FLOAT_DTYPES
 from pace.llm.layers.rotary import Angles
-from pace.llm.layers.slot import Piece, check_slots
-from pace.llm.models.filling import TensorReader, fill_slots
+from pace.llm.loading.fill import TensorReader, load_weights
+from pace.llm.loading.packed_weights import WeightsFile
+from pace.llm.loading.plan import plan_weights
 from pace.llm.models.model_config import ModelConfig
-from pace.llm.models.packed_weights import ExpertFile, WeightsFile
-from pace.llm.models.weight_plan import StoredQuantized, plan_weights
-from pace.memory import available_memory_bytes
-from pace.ops import native
-from pace.ops.blocks import BlockRows
-from pace.ops.weight_layout import QuantizedRows, WeightLayout
+from pace.ops.weight_layout import WeightLayout
 from pace.quant import QuantizationConfig
-
-logger = logging.getLogger("pace")
-
-FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-MAX_LISTED = 50
-"""Maximum number of tensors listed per kind of mistake; a wrong config.json can cause thousands."""
 
 
 class BaseModelForCausalLM(Layer):
     """Embedding, decoder layers, final norm and LM head, which a subclass makes in its initialiser.
 
     Each decoder layer is called as `layer(ops, x [T, hidden], angles, batch, kv) -> x`. A loaded model is immutable, so
-    that several threads may call `forward` if their batches write different slots of the cache."""
+    that several threads may call `forward` if their batches write different targets of the cache."""
 
     Config: ClassVar[type[ModelConfig]]
     prefix: ClassVar[str] = "model."
@@ -121,7 +109,7 @@ class BaseModelForCausalLM(Layer):
         return KVSpec(tuple(layer.cache for layer in self.layers), self.kv_dtype)
 
     def forward(self, batch: ForwardBatch) -> Tensor:
-        """Returns logits `[R, V]` of `batch.logit_rows`, op by op; writes the batch's slots of the cache."""
+        """Returns logits `[R, V]` of `batch.logit_rows`, op by op; writes the batch's targets of the cache."""
         return self.compute(self.ops, batch, self.angles(batch))
 
     def angles(self, batch: ForwardBatch) -> Angles:
@@ -175,180 +163,8 @@ class BaseModelForCausalLM(Layer):
     def load_weights(
         self, reader: TensorReader, workers: int = 1, progress: Callable[[int], object] = lambda num_bytes: None
     ) -> None:
-        """Fills every weight from a checkpoint, `workers` pieces at a time; `progress` is called with the bytes of each
-        piece.
-
-        At most `workers` pieces (`reader.row_ranges`) are in memory at once, plus the packed weights. Nothing is
-        allocated before every name and shape is checked. Raises one ValueError that lists all tensors that are missing,
-        unexpected or of a wrong shape. Raises MemoryError if they do not fit into memory, and with `weights_file`, the
-        errors of its `choose` and `map`."""
-        names, slots = self.plan_layout(reader)
-        self.fill(reader, names, slots, workers, progress)
-
-    def fill(
-        self,
-        reader: TensorReader,
-        names: Mapping[str, str],
-        slots: dict[str, list[Slot]],
-        workers: int = 1,
-        progress: Callable[[int], object] = lambda num_bytes: None,
-    ) -> None:
-        """The part of `load_weights` after `plan_layout`, which returns `names` and `slots`. Tensors without a slot are
-        ignored."""
-        in_file = self.weights_file.choose(self) if self.weights_file else []
-        self.check_memory()
-        wanted = {name: slots[names[name]] for name in reader.tensors if names[name] in slots}
-
-        def fill(tensors: Container[str]) -> None:
-            some = {name: found for name, found in wanted.items() if names[name] in tensors}
-            fill_slots(reader, some, workers, progress)
-
-        filled = self.weights_file.map(reader.files, in_file, self.dtype, fill) if self.weights_file else set()
-        self.allocate(self.ops, self.dtype)
-        fill(slots.keys() - filled)
-
-    def plan_layout(self, reader: TensorReader) -> tuple[dict[str, str], dict[str, list[Slot]]]:
-        """Decides how each matrix is stored, from the checkpoint's contents and `quantize`; allocates nothing. Returns
-        the result of `match_names`, and the slots. Raises ValueError if the tensors do not match the config."""
-        self.stored_as = getattr(reader, "file_type", None)
-        names = self.match_names(reader)
-        for stack in self.stacks():
-            stack.choose(set(names.values()))
-        slots = self.slots()
-        for name, claims in slots.items():
-            check_slots(name, claims)
-        self.check_coverage(reader, names, slots)
-        if left_out := [name for name in names if self.is_beside_text(name)]:
-            logger.info(
-                "left out %d tensors of %s: this model reads text only",
-                len(left_out),
-                ", ".join(sorted({name.removeprefix("model.").split(".")[0] for name in left_out})),
-            )
-        for warning in plan_weights(
-            self, self.lm_head, self.quantization, self.quantized_tensors(reader, names, slots)
-        ):
-            logger.warning("%s", warning)
-        return names, slots
-
-    def match_names(self, reader: TensorReader) -> dict[str, str]:
-        """Name in the checkpoint -> name here. Unties the head if the checkpoint has two different matrices."""
-        names = {name: name if self.is_beside_text(name) else self._of_text(name) for name in reader.tensors}
-        if not any(here.startswith(self.prefix) for name, here in names.items() if not self.is_beside_text(name)):
-            names = {
-                name: here if here.startswith("lm_head.") or self.is_beside_text(name) else self.prefix + here
-                for name, here in names.items()
-            }
-        if isinstance(self.lm_head, TiedLMHead):
-            given = {name: source for source, name in names.items()}
-            head, embedding = given.get("lm_head.weight"), given.get(f"{self.embedding_name}.weight")
-            if head and not embedding:
-                names[head] = f"{self.embedding_name}.weight"  # only one of the two was saved, under the other name
-            elif head and self._differ(reader, head, embedding):
-                logger.warning("tie_word_embeddings is true, but %s and %s differ: they are not tied", head, embedding)
-                bias = bool(self.lm_head.bias.lengths)
-                self.lm_head = LMHead("lm_head", self.config.vocab_size, self.embedding.k, bias)
-        return names
-
-    def is_beside_text(self, name: str) -> bool:
-        """True if a tensor of a checkpoint belongs to one of `other_parts`."""
-        return name.startswith(self.other_parts)
-
-    def _of_text(self, name: str) -> str:
-        for prefix, here in self.text_prefixes.items():
-            if name.startswith(prefix):
-                name = here + name.removeprefix(prefix)
-                break
-        for pattern, here in self.other_names.items():
-            name = re.sub(pattern, here, name)
-        return name
-
-    def _differ(self, reader: TensorReader, head: str, embedding: str) -> bool:
-        """True if the head differs from the embedding. Like transformers, treats two equal matrices as one, because
-        `.bin` files save both."""
-        if reader.tensors[head] != reader.tensors[embedding]:
-            return True
-        for start, stop in reader.row_ranges(head):
-            a, b = reader.read(head, start, stop), reader.read(embedding, start, stop)
-            differ = not _equal(a, b)
-            del a, b
-            reader.release(head, start, stop)
-            reader.release(embedding, start, stop)
-            if differ:
-                return True
-        return False
-
-    def check_coverage(self, reader: TensorReader, names: dict[str, str], slots: dict[str, list[Slot]]) -> None:
-        """Raises ValueError unless every slot has a tensor of its shape, and every tensor has a slot or a reason to be
-        ignored."""
-        ignored = list(self.ignored_tensors)
-        if isinstance(self.lm_head, TiedLMHead):
-            ignored.append(
-                r"lm_head\.weight(_scale)?"
-            )  # a tied int8 head, for which transformers needs the scales twice (pace/calibrate/encoding.py)
-        missing = sorted(slots.keys() - names.values())
-        unexpected = sorted(
-            name
-            for name in names
-            if names[name] not in slots
-            and not self.is_beside_text(name)
-            and not any(re.fullmatch(p, names[name]) for p in ignored)
-            and not _is_bias_without_effect(reader, name)
-        )
-        wrong = []
-        for name, (dtype, shape) in reader.tensors.items():
-            slot, *_ = slots.get(names[name], (None,))
-            if slot and slot.transposed and isinstance(dtype, WeightLayout):
-                raise NotImplementedError(
-                    f"{name} is stored as {dtype} where the model wants its columns, and codes are not turned; "
-                    "load the checkpoint of floats"
-                )
-            if slot and tuple(shape) != slot.shape:
-                wrong.append(f"{name} has shape {list(shape)}, the config demands {list(slot.shape)}")
-            elif slot and dtype not in FLOAT_DTYPES and not (isinstance(dtype, WeightLayout) and len(shape) >= 2):
-                wrong.append(f"{name} is {dtype}, not a floating-point tensor")
-        problems = [("missing", missing), ("unexpected", unexpected), ("not as the config demands", wrong)]
-        if lines := [f"{title} ({len(found)}): {_listed(found)}" for title, found in problems if found]:
-            raise ValueError(
-                f"the checkpoint does not fit {type(self).__name__} as config.json describes it:\n  "
-                + "\n  ".join(lines)
-            )
-
-    def quantized_tensors(
-        self, reader: TensorReader, names: dict[str, str], slots: dict[str, list[Slot]]
-    ) -> dict[str, StoredQuantized]:
-        """The checkpoint's quantised tensors, by their names here."""
-        return {
-            names[name]: StoredQuantized(dtype, reader.column_order(name))
-            for name, (dtype, _) in reader.tensors.items()
-            if isinstance(dtype, WeightLayout) and names[name] in slots
-        }
-
-    def check_memory(self) -> None:
-        """Raises MemoryError if the weights need more than the available memory, except those of an ExpertFile.
-        Otherwise the system would kill the process."""
-        mapped = self.weights_file.choose(self) if isinstance(self.weights_file, ExpertFile) else []
-        of_mapped = sum(stack.matrix_nbytes(self.ops, self.dtype) for stack in mapped)
-        needed, available = self.planned_nbytes(self.ops, self.dtype) - of_mapped, available_memory_bytes()
-        if needed <= available:
-            return
-        kind, advice = f"as {str(self.dtype).removeprefix('torch.')}", ""
-        if any(matrix.plan.layouts for matrix in self.matrices()):
-            kind = "as they are quantised"
-        elif self.dtype == torch.float32:
-            advice = "load with dtype=bfloat16, which takes half, or quantization='int4', an eighth; or "
-        else:
-            advice = "load with quantization='int4', which takes a quarter; or "
-        could_be = sum(
-            stack.matrix_nbytes(self.ops, self.dtype) for stack in self.stacks() if stack.is_quantised and not mapped
-        )
-        if mapped:
-            kind += f" besides {of_mapped / 2**30:.2f} GiB of experts, which are mapped"
-        elif self.ops is native and 0 < needed - could_be <= available:
-            advice = f'load with weights="mapped", which leaves {could_be / 2**30:.2f} GiB of experts in a file; or '
-        raise MemoryError(
-            f"the weights take {needed / 2**30:.2f} GiB {kind}, and {available / 2**30:.2f} GiB of memory are left; {advice}free some memory or "
-            f"take a smaller model"
-        )
+        """Fills every weight from a checkpoint, as `pace.llm.loading.fill.load_weights`."""
+        load_weights(self, reader, workers, progress)
 
     # -------------------------------------------------------------------------------------------------------------
     # reports
@@ -373,7 +189,7 @@ class BaseModelForCausalLM(Layer):
         return sizes.most_common(1)[0][0] if sizes else None
 
     @property
-    def held_as(self) -> str:
+    def storage_name(self) -> str:
         """Name of the format of most weights: the requested format, that of a quantised checkpoint, or a dtype. A GGUF
         file's own name is used, such as "Q4_K_M"."""
         asked, stored = self.quantization and self.quantization.format, self.usual_layout
@@ -390,28 +206,3 @@ class BaseModelForCausalLM(Layer):
             for part in inside:
                 totals[type(part).__name__] += size(part)
         return dict(totals)
-
-
-def _equal(a: Piece, b: Piece) -> bool:
-    """Compares tensors of the same dtype and shape, or rows in the same layout."""
-    if isinstance(a, BlockRows):
-        return torch.equal(a.data, b.data)
-    if isinstance(a, QuantizedRows):
-        return all(
-            one is other or (one is not None and other is not None and torch.equal(one, other))
-            for one, other in zip(a.tensors(), b.tensors())
-        )
-    return a.data_ptr() == b.data_ptr() or torch.equal(a, b)
-
-
-def _is_bias_without_effect(reader: TensorReader, name: str) -> bool:
-    """True for zeros that early writers of GPTQ, and some of Cohere's, stored as the bias of modules without one."""
-    module = name.removesuffix(".bias")
-    if module == name or f"{module}.weight" not in reader.tensors or reader.tensors[name][0] not in FLOAT_DTYPES:
-        return False
-    return not reader.read(name).any()
-
-
-def _listed(names: list[str]) -> str:
-    more = f", and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
-    return ", ".join(names[:MAX_LISTED]) + more

@@ -1,53 +1,51 @@
-"""Sampling filters for beam search, which draws from the remaining tokens in its own way."""
+"""Log-probabilities and sampling filters of beam search, which draws several tokens of a row without replacement. In
+numpy and plain torch: it is rare, and the kernels draw one token."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pace.llm.configs import SamplingConfig
+from pace.ops.reference_sampling import keep_typical_, top_k_top_p_
 
-Filter = Callable[[Any, Tensor], None]
-"""Function of (ops, logits [V]) that sets filtered-out logits to -inf, in place."""
+Filter = Callable[[Tensor], None]
+"""Function that divides logits `[V]` by the temperature and sets those that are filtered out to -inf, in place."""
 
 
-def build_filters(config: SamplingConfig, num_spared: int = 1) -> list[Filter]:
-    """Returns filters for temperature, top_k and top_p, min_p, typical_p, in this order, if `config` asks for them;
-    none for greedy. Each leaves at least `num_spared` tokens: beam search needs one more than there are end tokens."""
-    filters: list[Filter] = []
+def log_softmax(logits: Tensor) -> np.ndarray:
+    """Returns the log-probabilities of a row of logits `[V]`, fp32, summed in fp64."""
+    shifted = logits.numpy() - logits.numpy().max()
+    return shifted - np.float32(np.log(np.exp(shifted).sum(dtype=np.float64)))
+
+
+def make_filter(config: SamplingConfig, num_spared: int = 1) -> Filter | None:
+    """Returns a filter of temperature, top_k and top_p, min_p, typical_p, in this order; None for greedy. It leaves at
+    least `num_spared` tokens: beam search needs one more than there are end tokens."""
     if not config.do_sample:
-        return filters
-    if config.temperature != 1.0:
-        filters.append(divide_by_temperature(config.temperature))
-    if config.top_k or config.top_p < 1.0:
-        top_k = torch.tensor([config.top_k and max(config.top_k, num_spared)], dtype=torch.int64)
-        top_p = torch.tensor([config.top_p], dtype=torch.float32)
-        filters.append(sparing(num_spared, lambda ops, logits: ops.top_k_top_p_(logits[None], top_k, top_p)))
-    if config.min_p:
-        filters.append(sparing(num_spared, lambda ops, logits: keep_min_p_(ops, logits, config.min_p)))
-    if config.typical_p < 1.0:
-        filters.append(lambda ops, logits: keep_typical_(ops, logits, config.typical_p, num_spared))
-    return filters
+        return None
+    top_k = torch.tensor([config.top_k and max(config.top_k, num_spared)])
+    top_p = torch.tensor([config.top_p], dtype=torch.float32)
 
+    def filter_(logits: Tensor) -> None:
+        logits /= config.temperature
+        spared = torch.from_numpy(largest(logits.numpy(), num_spared))
+        values = logits[spared]
+        if config.top_k or config.top_p < 1.0:
+            top_k_top_p_(logits[None], top_k, top_p)
+            logits[spared] = values
+        if config.min_p:
+            probabilities = logits.softmax(0)
+            logits[probabilities < config.min_p * probabilities.max()] = -math.inf
+            logits[spared] = values
+        if config.typical_p < 1.0:
+            keep_typical_(logits, config.typical_p, num_spared)
 
-def sparing(count: int, filter_: Filter) -> Filter:
-    """Wraps the filter so that the `count` largest logits stay. (A filter by itself leaves the largest.)"""
-    if count == 1:
-        return filter_
-
-    def spare_(ops: Any, logits: Tensor) -> None:
-        numbers = logits.numpy()
-        spared = largest(numbers, count)
-        values = numbers[spared]
-        filter_(ops, logits)
-        numbers[spared] = values
-
-    return spare_
+    return filter_
 
 
 _PIECE = 64
@@ -67,34 +65,3 @@ def largest(numbers: np.ndarray, count: int) -> np.ndarray:
         )  # at least `count`: one in each of the best pieces
     candidates = candidates[numbers[candidates] > -math.inf]
     return candidates[np.argsort(-numbers[candidates], kind="stable")[:count]]
-
-
-def divide_by_temperature(temperature: float) -> Filter:
-    def divide_(ops: Any, logits: Tensor) -> None:
-        numbers = logits.numpy()
-        numbers /= np.float32(temperature)
-
-    return divide_
-
-
-def keep_min_p_(ops: Any, logits: Tensor, min_p: float) -> None:
-    """Filters tokens less than `min_p` times as likely as the most likely one."""
-    probabilities = ops.softmax(logits[None])[0].numpy()
-    top = probabilities.argmax()
-    outside = probabilities < np.float32(min_p) * probabilities[top]
-    outside[top] = False
-    logits.numpy()[outside] = -math.inf
-
-
-def keep_typical_(ops: Any, logits: Tensor, mass: float, num_spared: int = 1) -> None:
-    """Keeps the tokens whose information is closest to the entropy, up to `mass` of the probability (arXiv:2202.00666),
-    and at least `num_spared`."""
-    log_probabilities = ops.log_softmax(logits[None])[0]
-    probabilities = log_probabilities.exp()
-    entropy = -(log_probabilities * probabilities).nansum()
-    distance, order = (-log_probabilities - entropy).abs().sort()
-    cumulative = probabilities[order].cumsum(0)
-    last = min(int((cumulative < mass).sum()), logits.shape[0] - 1)
-    outside = distance > distance[last]
-    outside[:num_spared] = False
-    logits[order[outside]] = -math.inf

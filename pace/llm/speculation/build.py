@@ -11,10 +11,10 @@ from pace.llm.cache.groups import by_lifetime, most_bytes
 from pace.llm.cache.manager import STEP_TOKENS, CacheManager, spec_of
 from pace.llm.configs import KVCacheType
 from pace.llm.engine.drafter import Drafter, NoDraft
+from pace.llm.loading.checkpoint import Checkpoint
+from pace.llm.loading.find import find_checkpoint
+from pace.llm.loading.model import fill_model, make_model
 from pace.llm.models.base_model import BaseModelForCausalLM
-from pace.llm.models.checkpoint import Checkpoint
-from pace.llm.models.hf_utils import find_checkpoint
-from pace.llm.models.model_utils import fill_model, make_model
 from pace.llm.operators import OperatorConfig
 from pace.llm.runners import make_runner
 from pace.llm.speculation.configs import PardConfig, PromptLookupConfig, SpecConfig

@@ -21,30 +21,6 @@ def argmax(logits: Tensor) -> Tensor:
     return indices
 
 
-def softmax(logits: Tensor) -> Tensor:
-    """Returns `[R, V]`: softmax over the last dimension. Numerics: fp32, the sum over pieces in fp64."""
-    return _softmax(False, logits)
-
-
-def log_softmax(logits: Tensor) -> Tensor:
-    """Returns `[R, V]`: log-softmax over the last dimension, `(x - max) - log(sum(exp(x - max)))`."""
-    return _softmax(True, logits)
-
-
-def top_k_top_p_(logits: Tensor, top_k: Tensor, top_p: Tensor) -> None:
-    """Sets to -inf in `logits [R, V]` all but the `top_k[r]` largest, then all but the nucleus of mass `top_p[r]` among
-    those.
-
-    `k = 0` and `p >= 1` are off. Values equal to the k-th largest stay. Words are ordered by falling logit, then by
-    rising index. The nucleus holds the words with a probability of less than p before them; the first is always in it.
-    `top_k` int64 `[R]`, `top_p` float32 `[R]`. A row with NaN is not changed, and top_p has no effect on one with +inf;
-    `argmax` returns -1 for both."""
-    rows, vocab_size = _check_logits(logits)
-    top_k_address = check_vector("top_k", top_k, rows, torch.int64)
-    top_p_address = check_vector("top_p", top_p, rows)
-    _C.top_k_top_p(logits.data_ptr(), logits.stride(0), rows, vocab_size, top_k_address, top_p_address)
-
-
 def apply_mask_(logits: Tensor, mask: Tensor, rows: Tensor | None = None) -> None:
     """Sets to -inf in `logits [R, V]` what a mask does not allow. `mask` is int32 `[M, ceil(V / 32)]`: bit `i % 32` of
     word `i // 32` (1 is the lowest) is set if token i is allowed; bits beyond V are ignored.
@@ -185,13 +161,6 @@ def token_logprobs(logits: Tensor, rows: Tensor, tokens: Tensor, num_top: int) -
 def _check_rows(rows: Tensor, num_rows: int) -> None:
     if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < num_rows:
         raise ValueError(f"rows must be in 0..{num_rows - 1}; got {rows.tolist()}")
-
-
-def _softmax(log: bool, logits: Tensor) -> Tensor:
-    rows, vocab_size = _check_logits(logits)
-    out = torch.empty(rows, vocab_size)
-    _C.softmax(log, logits.data_ptr(), logits.stride(0), rows, vocab_size, out.data_ptr())
-    return out
 
 
 def _check_logits(logits: Tensor) -> tuple[int, int]:

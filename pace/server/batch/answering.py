@@ -6,8 +6,8 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from pace.server.errors import ApiError
-from pace.server.kinds import GENERATING, Generating
+from pace.server.endpoints import ENDPOINTS, GenerationEndpoint
+from pace.server.errors import ApiError, invalid
 from pace.server.limits import Limits
 from pace.server.options import ServeOptions
 from pace.server.schemas.fields import parse
@@ -15,11 +15,14 @@ from pace.server.service import Service
 
 logger = logging.getLogger("pace")
 
-PATHS = {path: kind for kind in GENERATING for path in kind.paths if path.startswith("/v1/") and not kind.is_anthropic}
-
+PATHS = {
+    endpoint.paths[0]: endpoint
+    for endpoint in ENDPOINTS
+    if isinstance(endpoint, GenerationEndpoint) and not endpoint.is_anthropic
+}
 FOREVER = 1e9
 """Seconds."""
-MOST_NAMED = 20
+MAX_NAMED = 20
 """Maximum number of unknown fields named in the log."""
 
 
@@ -42,26 +45,27 @@ class Answering:
 
     async def __call__(self, url: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         try:
-            if (kind := PATHS.get(url)) is None:
-                raise ApiError(404, f"url: there is no {url[:80]!r}; there are {', '.join(PATHS)}", code="invalid_url")
-            return 200, await self._answer(kind, body)
+            if (endpoint := PATHS.get(url)) is None:
+                message = f"url must be one of {', '.join(PATHS)}; got {url[:80]!r}"
+                raise ApiError(404, message, code="invalid_url")
+            return 200, await self._answer(endpoint, body)
         except ApiError as error:
             return error.status, error.openai()
         except Exception as error:
             logger.error("a request failed: %r", error, exc_info=error)
             return 500, ApiError(500, "pace failed at this request").openai()
 
-    async def _answer(self, kind: Generating, body: dict[str, Any]) -> dict[str, Any]:
-        request, ignored = parse(kind.schema, body, kind.refused, kind.inert)
-        self._name(ignored[:MOST_NAMED])
+    async def _answer(self, endpoint: GenerationEndpoint, body: dict[str, Any]) -> dict[str, Any]:
+        request, ignored = parse(endpoint.schema, body)
+        self._name(ignored[:MAX_NAMED])
         if request.stream:
-            raise ApiError(400, "stream: a batch's answers are whole ones; leave it out", param="stream")
-        async with self._service.answer_request(kind, request) as (_, form, answer):
+            raise invalid("stream", "is not supported in a batch; leave it out")
+        async with endpoint.generate(self._service, request) as (form, answer):
             return form.whole(await answer.whole(), answer.usage)
 
     def _name(self, ignored: list[str]) -> None:
         """Logs unknown fields, each once."""
         for name in ignored:
-            if name not in self._ignored and len(self._ignored) < MOST_NAMED:
+            if name not in self._ignored and len(self._ignored) < MAX_NAMED:
                 self._ignored.add(name)
-                logger.warning("the field %r is known to nobody, and ignored", name[:60])
+                logger.warning("unknown field %r ignored", name[:60])

@@ -13,7 +13,7 @@ from pace.server.body import read_json
 from pace.server.errors import ApiError
 
 JSON_DEPTH = 128
-MOST_NAMED = 5
+MAX_NAMED = 5
 """Number of duplicates named in an error."""
 
 
@@ -45,10 +45,10 @@ def read_line(data: bytes, number: int) -> Line:
         message = error.message.replace("the body", "the line", 1)
         return Line(number, error=LineError("invalid_json_line", message))
     if not isinstance(value, dict):
-        return Line(number, error=LineError("invalid_json_line", "the line is no JSON object"))
+        return Line(number, error=LineError("invalid_json_line", "the line is not a JSON object"))
     custom_id = value.get("custom_id")
     if not isinstance(custom_id, str) or not custom_id:
-        return Line(number, error=LineError("missing_required_parameter", "custom_id: must be a string, and not empty"))
+        return Line(number, error=LineError("missing_required_parameter", "custom_id must be a string, and not empty"))
     why = _what_is_wrong(value)
     if why is not None:
         return Line(number, custom_id, error=why)
@@ -57,11 +57,11 @@ def read_line(data: bytes, number: int) -> Line:
 
 def _what_is_wrong(value: dict[str, Any]) -> LineError | None:
     if value.get("method") != "POST":
-        return LineError("invalid_method", 'method: must be "POST"')
+        return LineError("invalid_method", 'method must be "POST"')
     if not isinstance(value.get("url"), str):
-        return LineError("invalid_url", "url: must be a string, such as /v1/chat/completions")
+        return LineError("invalid_url", "url must be a string, such as /v1/chat/completions")
     if not isinstance(value.get("body"), dict):
-        return LineError("invalid_request", "body: must be a JSON object")
+        return LineError("invalid_request", "body must be a JSON object")
     return None
 
 
@@ -113,6 +113,6 @@ class BatchInput:
             if first != line.number:
                 twice.append(f"{line.custom_id[:40]!r} in lines {first} and {line.number}")
         if twice:
-            more = f", and {len(twice) - MOST_NAMED} more" if len(twice) > MOST_NAMED else ""
-            raise ValueError(f"{self.name}: a custom_id must come once: {'; '.join(twice[:MOST_NAMED])}{more}")
+            more = f", and {len(twice) - MAX_NAMED} more" if len(twice) > MAX_NAMED else ""
+            raise ValueError(f"{self.name}: each custom_id must be unique: {'; '.join(twice[:MAX_NAMED])}{more}")
         return count

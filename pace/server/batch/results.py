@@ -44,8 +44,8 @@ class Results:
         self._descriptor = descriptor
         self._is_file = is_file
         self._synced = time.monotonic()
-        self._done_ids: set[str] = set()
-        self._done_lines: set[int] = set()
+        self._is_failed: dict[str | int, bool] = {}
+        """True for each result so far that is an error, by custom_id, or by the number of a line without one."""
 
     @classmethod
     def open(cls, path: Path) -> Results:
@@ -71,7 +71,11 @@ class Results:
 
     def has(self, line: Line) -> bool:
         """True if an earlier run has a result for this line."""
-        return line.number in self._done_lines if line.custom_id is None else line.custom_id in self._done_ids
+        return _key(line) in self._is_failed
+
+    def has_failed(self, line: Line) -> bool:
+        """True if an earlier run has an error for this line."""
+        return self._is_failed.get(_key(line), False)
 
     def append(self, result: dict[str, Any]) -> None:
         """Appends a result. Raises OSError if the disk is full, or the reader of a stream has gone."""
@@ -118,16 +122,16 @@ class Results:
     def _read_result(self, data: bytes, path: Path, number: int) -> None:
         try:
             result = json.loads(data)
-            custom_id, error = result["custom_id"], result["error"]
-            if custom_id is None:
-                self._done_lines.add(error["line"])
-            else:
-                self._done_ids.add(custom_id)
+            custom_id, error, response = result["custom_id"], result["error"], result["response"]
+            key = error["line"] if custom_id is None else custom_id
+            self._is_failed[key] = error is not None or response["status_code"] != 200
         except (KeyError, TypeError, ValueError):
             raise _foreign(path, number) from None
 
 
+def _key(line: Line) -> str | int:
+    return line.number if line.custom_id is None else line.custom_id
+
+
 def _foreign(path: Path, number: int) -> ValueError:
-    return ValueError(
-        f"{path}: line {number} is no result of a batch; give a file that is not there, or one of results"
-    )
+    return ValueError(f"{path}: line {number} is not a result of a batch; give a new file, or a file of results")

@@ -22,7 +22,7 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 KEEP_ALIVE = b": still here\n\n"
 """Comment in server-sent events, which clients ignore."""
 KEEP_ALIVE_SECONDS = 15.0
-MOST_MEMBERS = 16
+MAX_MEMBERS = 16
 """Maximum number of members of a gzip body; clients write one. The rest after each member is copied, which takes
 quadratic time for many members."""
 
@@ -36,13 +36,13 @@ def header(scope: Scope, name: bytes) -> str:
     return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), "")
 
 
-async def read_body(scope: Scope, receive: Receive, most_bytes: int) -> bytes:
+async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
     """Returns the whole body, decompressed, and changes the scope's headers accordingly. Raises ApiError 413 for more
-    than `most_bytes`, compressed or not. Raises 415 if the body is not sent as JSON, or has a coding other than gzip.
+    than `max_bytes`, compressed or not. Raises 415 if the body is not sent as JSON, or has a coding other than gzip.
     Raises 400 for invalid gzip, and ClientGone."""
-    too_large = ApiError(413, f"the body may have {most_bytes} bytes", headers={"connection": "close"})
+    too_large = ApiError(413, f"the body may have at most {max_bytes} bytes", headers={"connection": "close"})
     length = header(scope, b"content-length")
-    if length.isdigit() and int(length) > most_bytes:
+    if length.isdigit() and int(length) > max_bytes:
         raise too_large
     body = bytearray()
     while True:
@@ -50,7 +50,7 @@ async def read_body(scope: Scope, receive: Receive, most_bytes: int) -> bytes:
         if message["type"] == "http.disconnect":
             raise ClientGone
         body += message.get("body", b"")
-        if len(body) > most_bytes:
+        if len(body) > max_bytes:
             raise too_large
         if not message.get("more_body"):
             break
@@ -60,9 +60,9 @@ async def read_body(scope: Scope, receive: Receive, most_bytes: int) -> bytes:
     if (coding := _coding(scope)) == "":
         return bytes(body)
     if coding != "gzip":
-        what = f"the body's content-encoding is {coding[:60]!r}; send it plain, or as gzip"
+        what = f"unsupported content-encoding {coding[:60]!r}; send the body uncompressed or as gzip"
         raise ApiError(415, what, headers={"accept-encoding": "gzip"})
-    plain = await asyncio.to_thread(gunzip, bytes(body), most_bytes)
+    plain = await asyncio.to_thread(gunzip, bytes(body), max_bytes)
     scope["headers"] = [pair for pair in scope["headers"] if pair[0] not in (b"content-encoding", b"content-length")]
     return plain
 
@@ -75,22 +75,22 @@ def _coding(scope: Scope) -> str:
     return "gzip" if codings in (["gzip"], ["x-gzip"]) else ", ".join(codings)
 
 
-def gunzip(data: bytes, most_bytes: int) -> bytes:
-    """Decompresses gzip data, one member after the other. Never decompresses more than `most_bytes` and one byte.
+def gunzip(data: bytes, max_bytes: int) -> bytes:
+    """Decompresses gzip data, one member after the other. Never decompresses more than `max_bytes` and one byte.
     Raises ApiError."""
     plain, left, num_members = bytearray(), data, 0
     while left or not num_members:
-        if (num_members := num_members + 1) > MOST_MEMBERS:
-            raise ApiError(400, f"the body is gzip of more than {MOST_MEMBERS} members")
+        if (num_members := num_members + 1) > MAX_MEMBERS:
+            raise ApiError(400, f"the gzip body has more than {MAX_MEMBERS} members")
         member = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
         try:
-            plain += member.decompress(left, most_bytes - len(plain) + 1)
+            plain += member.decompress(left, max_bytes - len(plain) + 1)
         except zlib.error:
-            raise ApiError(400, "the body is not gzip, as its content-encoding says") from None
-        if len(plain) > most_bytes:
-            raise ApiError(413, f"the body may have {most_bytes} bytes when it is unpacked")
+            raise ApiError(400, "the body is not gzip, although its content-encoding is") from None
+        if len(plain) > max_bytes:
+            raise ApiError(413, f"the body may have at most {max_bytes} bytes when decompressed")
         if not member.eof:
-            raise ApiError(400, "the body is gzip that ends too early")
+            raise ApiError(400, "the gzip body is incomplete")
         left = member.unused_data
     return bytes(plain)
 

@@ -172,7 +172,7 @@ class Connection(HttpToolsProtocol):
             raise ApiError(400, "this server speaks HTTP/1.1")
         hosts = sum(name == b"host" for name, _ in self.headers)
         if hosts > 1 or (hosts == 0 and version == "1.1"):
-            raise ApiError(400, "a request has one Host header")
+            raise ApiError(400, "a request must have one Host header")
         length = int(fields.get(b"content-length", 0))
         has_body = length > 0 or b"transfer-encoding" in fields
         if self.parser.get_method() == b"CONNECT" or (self.parser.should_upgrade() and has_body):
@@ -183,11 +183,11 @@ class Connection(HttpToolsProtocol):
 
     def _headers_too_large(self) -> ApiError:
         return ApiError(
-            431, f"headers may have {self.limits.header_bytes} bytes and {self.limits.header_lines} lines, not more"
+            431, f"headers may have at most {self.limits.header_bytes} bytes and {self.limits.header_lines} lines"
         )
 
     def _body_too_large(self) -> ApiError:
-        return ApiError(413, f"a body may have {self.limits.body_bytes} bytes, not more")
+        return ApiError(413, f"the body may have at most {self.limits.body_bytes} bytes")
 
     # -- refusals ------------------------------------------------------------------------------------------------------
 
@@ -258,9 +258,9 @@ class Connection(HttpToolsProtocol):
         if self.phase == "idle":
             self.transport.close()  # nothing was requested
         elif self.phase == "head":
-            self._refuse(ApiError(408, f"the headers did not come within {self.limits.header_seconds:g} seconds"))
+            self._refuse(ApiError(408, f"the headers did not arrive within {self.limits.header_seconds:g} seconds"))
         else:
-            self._refuse(ApiError(408, f"the body did not come within {self.limits.body_seconds:g} seconds"))
+            self._refuse(ApiError(408, f"the body did not arrive within {self.limits.body_seconds:g} seconds"))
 
     def pause_writing(self) -> None:
         super().pause_writing()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
 
 from pace.server.errors import ApiError
+from pace.server.wire.form import dumps
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -31,6 +31,6 @@ def id_headers(request_id: str, path: str) -> Headers:
 
 def answer(error: ApiError, path: str) -> tuple[Headers, bytes]:
     """Returns headers and body of the error's answer."""
-    body = json.dumps(error.anthropic() if is_anthropic(path) else error.openai()).encode()
+    body = dumps(error.anthropic() if is_anthropic(path) else error.openai())
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     return headers + [(name.lower().encode(), value.encode()) for name, value in error.headers.items()], body

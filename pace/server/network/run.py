@@ -179,7 +179,7 @@ def _open_port(host: str, port: int) -> socket.socket:
         family, _, _, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
         listener = socket.socket(family, socket.SOCK_STREAM)
     except OSError as error:
-        raise CannotListen(f"host={host} is no address of this machine ({error.strerror})") from None
+        raise CannotListen(f"host={host} is not an address of this machine ({error.strerror})") from None
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
@@ -219,7 +219,7 @@ def _remove_stale(path: Path) -> None:
         except ConnectionRefusedError:
             path.unlink()
         else:
-            raise OSError("another server listens there")
+            raise OSError("another server is listening there")
 
 
 def _remove_unix(options: ServeOptions) -> None:
@@ -270,7 +270,7 @@ def _in_thread(function: Callable[[], Result]) -> asyncio.Future[Result]:
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Result] = loop.create_future()
 
-    def settle(set_outcome: Callable[[Any], None], outcome: Any) -> None:
+    def set_if_waiting(set_outcome: Callable[[Any], None], outcome: Any) -> None:
         if not future.done():
             set_outcome(outcome)
 
@@ -279,7 +279,7 @@ def _in_thread(function: Callable[[], Result]) -> asyncio.Future[Result]:
             set_outcome, outcome = future.set_result, function()
         except BaseException as error:
             set_outcome, outcome = future.set_exception, error
-        loop.call_soon_threadsafe(settle, set_outcome, outcome)
+        loop.call_soon_threadsafe(set_if_waiting, set_outcome, outcome)
 
     threading.Thread(target=work, name="pace-load", daemon=True).start()
     return future
@@ -301,9 +301,9 @@ async def _first_of(*waited: Any) -> None:
 def _allow_files(wanted: int) -> None:
     """Raises the soft limit of open files, which is often 1024, as far as allowed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    maximum = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < maximum:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (maximum, hard))
 
 
 def _say(line: str) -> None:

@@ -13,7 +13,8 @@ from typing import Any
 
 from pace.server.errors import ApiError
 from pace.server.network.access_log import Access
-from pace.server.network.refusals import Headers, answer, id_headers, request_id
+from pace.server.network.http import send_error
+from pace.server.network.refusals import Headers, id_headers, is_anthropic, request_id
 from pace.server.options import ServeOptions
 
 logger = logging.getLogger("pace")
@@ -67,7 +68,7 @@ class Gate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            raise ValueError(f"no {scope['type']} is served")
+            raise ValueError(f"{scope['type']} is not supported")
 
         headers = scope["headers"]
         own_id = scope.get("pace_request_id") or request_id(headers)
@@ -96,11 +97,9 @@ class Gate:
                 raise
             if not isinstance(error, ApiError):
                 logger.exception("request %s failed", own_id)
-                error = ApiError(500, f"the server failed at this request; its log has more under {own_id}")
+                error = ApiError(500, f"the server failed at this request; its log has details under {own_id}")
                 error.headers["x-should-retry"] = "false"
-            fields, body = answer(error, scope["path"])
-            await send_with_headers({"type": "http.response.start", "status": error.status, "headers": fields})
-            await send({"type": "http.response.body", "body": body})
+            await send_error(send_with_headers, error, is_anthropic(scope["path"]))
         finally:
             if self.logs_access:
                 access.status = access.status or scope.get("pace_refused")
@@ -115,7 +114,7 @@ class Gate:
         if len(named) != 1 or _without_port(named[0]) not in self.hosts:
             raise ApiError(
                 403,
-                "this server is not known under the name in Host; its owner may add it to the allowed hosts",
+                "the name in Host is not allowed; the server's owner may add it to the allowed hosts",
                 code="unknown_host",
             )
 
@@ -127,9 +126,9 @@ class Gate:
         if client is None:
             raise ApiError(
                 401,
-                "the API key is not one of this server's"
+                "the API key is not valid for this server"
                 if given
-                else "an API key is needed: Authorization: Bearer KEY",
+                else "an API key is required: Authorization: Bearer KEY",
                 code="invalid_api_key",
                 headers={"www-authenticate": "Bearer"},
             )
@@ -168,7 +167,7 @@ class Gate:
         """Answers a browser's preflight request, which has no key."""
         headers = scope["headers"]
         if not any(name == b"access-control-allow-origin" for name, _ in self._cors_headers(headers)):
-            raise ApiError(403, "pages of this origin may not call this server", code="unknown_origin")
+            raise ApiError(403, "web pages of this origin may not call this server", code="unknown_origin")
         wanted = b", ".join(_values(headers, b"access-control-request-headers"))
         allowed = [(b"access-control-allow-methods", b"GET, POST, DELETE"), (b"content-length", b"0")]
         allowed.append((b"access-control-max-age", b"%d" % PREFLIGHT_SECONDS))

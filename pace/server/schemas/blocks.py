@@ -8,12 +8,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import WithJsonSchema
 
-from pace.server.errors import ApiError, refused
+from pace.server.errors import invalid, unsupported
 from pace.server.limits import Limits
 from pace.server.schemas.description import CONTENT
 from pace.server.schemas.generation import joined_text
 from pace.server.schemas.passed_over import BLOCKS, PassedOver, without_billing
-from pace.server.schemas.turns import THOUGHT, Nested, add_thought
+from pace.server.schemas.turns import THOUGHT, Nested, add_thought, tool_call
 
 _NO_TEXT = {"type": "text", "text": ""}
 """Placeholder for a block without text, so that other blocks keep their indices."""
@@ -71,7 +71,7 @@ def check_tools(tools: list[Any] | None) -> None:
     for index, tool in enumerate(tools or ()):
         kind = _type(tool)
         if kind not in (None, "custom"):
-            raise refused(f"tools[{index}].type", f"only tools of the client's own are served, not {kind!r:.60}")
+            raise unsupported(f"tools[{index}].type", f"only the client's own tools are supported, not {kind!r:.60}")
 
 
 def for_openai(tools: list[Any] | None) -> list[Any] | None:
@@ -85,7 +85,7 @@ def _messages(turn: Turn, place: str, limits: Limits, passed: PassedOver) -> lis
     """Returns a turn as messages: the results of tools, then the rest. Returns none for a turn that is ignored."""
     content = turn.content
     if content is None:
-        raise ApiError(400, f"{place} is missing", param=place)
+        raise invalid(place, "is missing")
     if turn.role == "system":
         text = system_text(content, place, limits)
         return [{"role": turn.role, "content": text}] if text else []
@@ -107,7 +107,7 @@ def _messages(turn: Turn, place: str, limits: Limits, passed: PassedOver) -> lis
             continue
         texts.append(_NO_TEXT)
     if len(results) + len(calls) > limits.tools:
-        raise ApiError(400, f"{place} may have {limits.tools} calls or results", param=place)
+        raise invalid(place, f"may have at most {limits.tools} calls or results")
     if num_passed and num_passed == len(content):
         return []
     text = joined_text(texts, place, limits.parts + len(results) + len(calls) + num_passed)
@@ -125,9 +125,8 @@ def _call(block: dict[str, Any], place: str) -> dict[str, Any]:
     for name in ("id", "name"):
         _check_text(block, name, place)
     if not isinstance(block.get("input"), dict):
-        raise ApiError(400, f"{place}.input must be an object", param=f"{place}.input")
-    arguments = json.dumps(block["input"], ensure_ascii=False)
-    return {"id": block["id"], "type": "function", "function": {"name": block["name"], "arguments": arguments}}
+        raise invalid(f"{place}.input", "must be an object")
+    return tool_call(block["id"], block["name"], json.dumps(block["input"], ensure_ascii=False))
 
 
 def _result(block: dict[str, Any], place: str, limits: Limits, passed: PassedOver) -> dict[str, Any]:
@@ -151,4 +150,4 @@ def _type(block: Any) -> Any:
 
 def _check_text(block: dict[str, Any], name: str, place: str) -> None:
     if not isinstance(block.get(name), str):
-        raise ApiError(400, f"{place}.{name} must be a string", param=f"{place}.{name}")
+        raise invalid(f"{place}.{name}", "must be a string")

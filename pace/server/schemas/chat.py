@@ -7,25 +7,14 @@ from typing import Annotated, Any
 from pydantic import WithJsonSchema
 
 from pace.llm.configs import SamplingConfig
-from pace.server.errors import ApiError, refused
-from pace.server.jobs import ChatPrompt, Job
+from pace.server.errors import invalid, unsupported
+from pace.server.jobs import ChatPrompt, GenerationJob
 from pace.server.limits import Limits
 from pace.server.schemas.description import CONTENT
-from pace.server.schemas.fields import Bounded, Strings
-from pace.server.schemas.generation import INERT, REFUSED, GenerationRequest, joined_text
+from pace.server.schemas.fields import Bounded, Strings, check_count, check_range
+from pace.server.schemas.generation import MAX_TOKENS, GenerationRequest, joined_text
 from pace.server.schemas.passed_over import OPENAI_TOOLS, PassedOver, without_tools
 from pace.server.schemas.turns import THOUGHT
-
-CHAT_REFUSED = REFUSED | {
-    "functions": "functions have become tools: send tools and tool_choice",
-    "audio": "this model writes text only",
-    "prediction": "predicted outputs are not served",
-    "web_search_options": "nothing is fetched",
-    "chat_template": "templates of a client are not run; chat_template_kwargs sets what the model's own looks at",
-    "documents": "the template's documents are not served",
-    "echo": "chat has no echo; completions do",
-}
-CHAT_INERT = INERT | {"function_call", "include_reasoning"}
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 RESERVED = frozenset("messages tools documents add_generation_prompt continue_final_message tokenize chat_template "
@@ -46,6 +35,17 @@ _MESSAGES = {
 
 
 class ChatRequest(GenerationRequest):
+    UNSUPPORTED = GenerationRequest.UNSUPPORTED | {
+        "functions": "replaced by tools: send tools and tool_choice",
+        "audio": "this model generates text only",
+        "prediction": "predicted outputs are not supported",
+        "web_search_options": "web search is not supported",
+        "chat_template": "templates from clients are not run; chat_template_kwargs sets variables of the model's own",
+        "documents": "documents for the template are not supported",
+        "echo": "only /v1/completions supports it",
+    }
+    UNUSED = GenerationRequest.UNUSED | {"function_call", "include_reasoning"}
+
     messages: Annotated[list[Any], WithJsonSchema(_MESSAGES)]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
@@ -60,45 +60,35 @@ class ChatRequest(GenerationRequest):
     reasoning_effort: str | None = None
     """Passed to the template; some templates use it."""
 
-    def to_job(self, limits: Limits, defaults: SamplingConfig) -> Job:
+    def to_job(self, limits: Limits, defaults: SamplingConfig) -> GenerationJob:
         """Returns the job of the request. Raises ApiError for unsupported requests."""
-        self._check_forms()
+        if self.modalities not in (None, ["text"], []):
+            raise unsupported("modalities", "this model generates text only")
         settings = self.settings(limits, defaults, is_chat=True)
         if self.top_logprobs is not None and not self.logprobs:
-            raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
+            raise invalid("top_logprobs", "needs logprobs: true")
         if self.logprobs:
             settings.logprobs(self.top_logprobs or 0, "top_logprobs")
         max_tokens, param = self.max_tokens, "max_tokens"
         if self.max_completion_tokens is not None:
             max_tokens, param = self.max_completion_tokens, "max_completion_tokens"
-        if max_tokens is not None and max_tokens < 1:
-            raise ApiError(400, f"{param} must be at least 1, got {max_tokens}", param=param)
+        check_range(param, max_tokens, 1, MAX_TOKENS)
         return self.job(self.to_prompt(limits), settings, max_tokens, param)
-
-    def _check_forms(self) -> None:
-        if self.modalities not in (None, ["text"], []):
-            raise refused("modalities", "this model writes text only")
 
     def to_prompt(self, limits: Limits) -> ChatPrompt:
         """Returns the messages, for the chat template. Raises ApiError for invalid messages."""
-        if not 1 <= len(self.messages) <= limits.messages:
-            raise ApiError(
-                400, f"messages must hold 1 to {limits.messages} messages, got {len(self.messages)}", param="messages"
-            )
+        check_count("messages", self.messages, limits.messages)
         passed = PassedOver()
         items = _without_custom_calls(self.messages, passed)
         messages = [_message(item, f"messages[{index}]", limits) for index, item in items]
         goes_on = bool(self.continue_final_message)
         if goes_on and self.add_generation_prompt:
-            raise ApiError(
-                400,
-                "continue_final_message goes on with the last message; add_generation_prompt begins another",
-                param="continue_final_message",
+            raise invalid(
+                "continue_final_message",
+                "continues the last message, and add_generation_prompt begins a new one; set only one",
             )
         if goes_on and messages[-1]["role"] != "assistant":
-            raise ApiError(
-                400, "continue_final_message goes on with a message of the assistant", param="continue_final_message"
-            )
+            raise invalid("continue_final_message", "needs a last message of the assistant")
         begins = not goes_on if self.add_generation_prompt is None else self.add_generation_prompt
         effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
         kwargs = _template_kwargs(effort | (self.chat_template_kwargs or {}), limits)
@@ -141,14 +131,14 @@ def _without_custom_calls(items: list[Any], passed: PassedOver) -> list[tuple[in
 def _message(item: Any, place: str, limits: Limits) -> dict[str, Any]:
     """Returns a message in the template's terms."""
     if not isinstance(item, dict):
-        raise ApiError(400, f"{place} must be an object with role and content", param=place)
+        raise invalid(place, "must be an object with role and content")
     role = item.get("role")
     if not isinstance(role, str) or role not in ROLES:
-        raise ApiError(400, f"{place}.role must be one of {', '.join(ROLES)}; got {role!r:.60}", param=f"{place}.role")
+        raise invalid(f"{place}.role", f"must be one of {', '.join(ROLES)}; got {role!r:.60}")
     if item.get("function_call"):
-        raise refused(f"{place}.function_call", "function calls have become tool_calls")
+        raise unsupported(f"{place}.function_call", "replaced by tool_calls")
     if item.get("content") is None and role != "assistant":
-        raise ApiError(400, f"{place}.content is missing", param=f"{place}.content")
+        raise invalid(f"{place}.content", "is missing")
     message = {
         "role": "system" if role == "developer" else role,
         "content": joined_text(item.get("content"), f"{place}.content", limits.parts),
@@ -158,7 +148,7 @@ def _message(item: Any, place: str, limits: Limits) -> dict[str, Any]:
     for name in ("name", "tool_call_id", "reasoning", THOUGHT):
         if (value := item.get(name)) is not None:
             if not isinstance(value, str):
-                raise ApiError(400, f"{place}.{name} must be a string", param=f"{place}.{name}")
+                raise invalid(f"{place}.{name}", "must be a string")
             message[name] = value
     if thought := message.pop("reasoning", None):  # vLLM's name
         message.setdefault(THOUGHT, thought)
@@ -168,25 +158,23 @@ def _message(item: Any, place: str, limits: Limits) -> dict[str, Any]:
 def _tool_calls(calls: Any, place: str, limits: Limits) -> list[dict[str, Any]]:
     """Returns the calls of an earlier answer. Raises ApiError for invalid ones."""
     if not isinstance(calls, list) or len(calls) > limits.tools:
-        raise ApiError(400, f"{place} must be a list of at most {limits.tools} calls", param=place)
+        raise invalid(place, f"must be a list of at most {limits.tools} calls")
     for index, call in enumerate(calls):
         function = call.get("function") if isinstance(call, dict) else None
         named = isinstance(function, dict) and isinstance(function.get("name"), str)
         if not named or not isinstance(call.get("id", ""), str):
             message = "must have an id, and a function with a name and arguments"
-            raise ApiError(400, f"{place}[{index}] {message}", param=f"{place}[{index}]")
+            raise invalid(f"{place}[{index}]", f"{message}")
     return calls
 
 
 def _template_kwargs(kwargs: dict[str, Any], limits: Limits) -> dict[str, Any]:
     if len(kwargs) > limits.template_kwargs:
-        raise ApiError(
-            400, f"chat_template_kwargs may have {limits.template_kwargs} entries", param="chat_template_kwargs"
-        )
+        raise invalid("chat_template_kwargs", f"may have {limits.template_kwargs} entries")
     for name, value in kwargs.items():
         param = f"chat_template_kwargs.{name[:60]}"
         if name in RESERVED or name.startswith("_"):
-            raise ApiError(400, f"{param}: this name is the server's own", param=param)
+            raise invalid(param, "is reserved for the server")
         if not isinstance(value, (str, int, float, bool, type(None))):
-            raise ApiError(400, f"{param} must be a string, a number, true, false or null", param=param)
+            raise invalid(param, "must be a string, a number, true, false or null")
     return kwargs

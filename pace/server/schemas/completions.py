@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any
 
 from pydantic import WithJsonSchema
 
 from pace.llm.configs import SamplingConfig
-from pace.server.errors import ApiError
-from pace.server.jobs import Job, TextPrompts
+from pace.server.errors import ApiError, invalid
+from pace.server.jobs import GenerationJob, TextPrompts
 from pace.server.limits import Limits
-from pace.server.schemas.generation import INERT, REFUSED, GenerationRequest
-
-COMPLETIONS_REFUSED = REFUSED
-COMPLETIONS_INERT = INERT
+from pace.server.schemas.generation import GenerationRequest
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's default for completions."""
@@ -37,7 +35,7 @@ class CompletionsRequest(GenerationRequest):
     echo: bool | None = None
     logprobs: int | None = None
 
-    def to_job(self, limits: Limits, defaults: SamplingConfig) -> Job:
+    def to_job(self, limits: Limits, defaults: SamplingConfig) -> GenerationJob:
         """Returns the job of the request. Raises ApiError for unsupported requests."""
         settings = self.settings(limits, defaults, is_chat=False)
         settings.logprobs(self.logprobs, "logprobs")
@@ -45,7 +43,7 @@ class CompletionsRequest(GenerationRequest):
             settings.set("prompt_logprobs", max(self.logprobs, self.prompt_logprobs or 0))
         max_tokens = DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
         if max_tokens == 0 and not self.echo:
-            raise ApiError(400, "max_tokens: 0 needs echo, or nothing is answered", param="max_tokens")
+            raise ApiError(400, "max_tokens=0 is only valid with echo=true", param="max_tokens")
         suffix = self.suffix or None
         if suffix is not None:
             self._check_gap()
@@ -54,23 +52,17 @@ class CompletionsRequest(GenerationRequest):
         num_rows = len(prompts.items) * max(job.num_choices, settings.config.num_return_sequences)
         if num_rows > limits.prompts:
             raise ApiError(
-                400, f"{len(prompts.items)} prompts times n are {num_rows} texts; {limits.prompts} are the most",
+                400, f"{len(prompts.items)} prompts times n make {num_rows} texts; the maximum is {limits.prompts}",
                 param="prompt",
             )  # fmt: skip
-        job.echo = bool(self.echo)
-        job.wants_prompt |= job.echo
-        return job
+        return replace(job, wants_prompt=True) if self.echo else job
 
     def _check_gap(self) -> None:
         """Raises ApiError for fields that have no meaning with a suffix."""
         if self.echo:
-            raise ApiError(400, "echo: a prompt with a suffix is in two parts; leave echo out", param="echo")
+            raise invalid("echo", "is not supported with a suffix; leave it out")
         if self.truncate_prompt_tokens is not None:
-            raise ApiError(
-                400,
-                "truncate_prompt_tokens would cut off the mark before a prompt with a suffix; cut the prompt's text",
-                param="truncate_prompt_tokens",
-            )
+            raise invalid("truncate_prompt_tokens", "is not supported with a suffix; shorten the prompt's text instead")
 
 
 def _prompts(prompt: Any) -> list[Any]:

@@ -1,76 +1,79 @@
-"""Descriptions of requests and answers in `/openapi.json`."""
+"""The OpenAPI document of `/openapi.json`."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from typing import Any
 
 from pydantic import BaseModel
 
-CONTENT = {
-    "anyOf": [
-        {"type": "string"},
-        {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "required": ["type", "text"],
-                "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-            },
-        },
-    ]
-}
-"""Content of a message: a text, or parts of type text."""
+from pace import __version__
+
+
+def _object(required: list[str], **properties: Any) -> dict[str, Any]:
+    return {"type": "object", "required": required, "properties": properties}
+
+
+_STRING = {"type": "string"}
 _NULLABLE = {"type": ["string", "null"]}
-_OPENAI_ERROR = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string"}, "type": {"type": "string"}, "param": _NULLABLE, "code": _NULLABLE,
-            },
-        }
-    },
-}  # fmt: skip
-_ANTHROPIC_ERROR = {
-    "type": "object",
-    "required": ["type", "error"],
-    "properties": {
-        "type": {"const": "error"},
-        "error": {
-            "type": "object",
-            "required": ["type", "message"],
-            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
-        },
-    },
-}
+_PART = _object(["type", "text"], type={"const": "text"}, text=_STRING)
+CONTENT = {"anyOf": [_STRING, {"type": "array", "items": _PART}]}
+"""Content of a message: a text, or parts of type text."""
+_OPENAI_ERROR = _object(
+    ["error"],
+    error=_object(["message", "type", "param", "code"], message=_STRING, type=_STRING, param=_NULLABLE, code=_NULLABLE),
+)
+_ANTHROPIC_ERROR = _object(
+    ["type", "error"], type={"const": "error"}, error=_object(["type", "message"], type=_STRING, message=_STRING)
+)
 
 
-def operation(content_types: tuple[str, ...] = ("application/json",), is_anthropic: bool = False) -> dict[str, Any]:
+def document(
+    posts: Iterable[tuple[str, type[BaseModel], tuple[str, ...], bool]], gets: dict[str, str]
+) -> dict[str, Any]:
+    """Returns the OpenAPI document. `posts` has a path, a schema, types of answers and `is_anthropic` of each endpoint;
+    `gets` has the name of each path of information."""
+    components: dict[str, Any] = {}
+    paths: dict[str, Any] = {}
+    for path, schema, content_types, is_anthropic in posts:
+        members = {"requestBody": _body(schema, components), "responses": responses(content_types, is_anthropic)}
+        paths[path] = {"post": _named("give", path, "post") | members}
+    for path, name in gets.items():
+        path = path.replace(":path}", "}")
+        parameters = [
+            {"name": part, "in": "path", "required": True, "schema": {"type": "string", "title": part.title()}}
+            for part in re.findall(r"{(\w+)}", path)
+        ]
+        content_type = "text/plain" if name == "metrics" else "application/json"
+        members = {**({"parameters": parameters} if parameters else {}), "responses": responses((content_type,))}
+        paths[path] = {"get": _named(name, path, "get") | members}
+    info = {"title": "pace", "version": __version__}
+    return {"openapi": "3.1.0", "info": info, "paths": paths, "components": {"schemas": components}}
+
+
+def responses(content_types: tuple[str, ...] = ("application/json",), is_anthropic: bool = False) -> dict[str, Any]:
     """Returns the answers of an operation: that of status 200, and the form of every error."""
     answers = {kind: {"schema": {"type": "object"} if kind.endswith("json") else {}} for kind in content_types}
     error = _ANTHROPIC_ERROR if is_anthropic else _OPENAI_ERROR
     return {
-        200: {"description": "The answer", "content": answers},
+        "200": {"description": "The answer", "content": answers},
         "default": {"description": "An error", "content": {"application/json": {"schema": error}}},
     }
 
 
-def body(schema: type[BaseModel], components: dict[str, Any]) -> dict[str, Any]:
+def _named(name: str, path: str, method: str) -> dict[str, str]:
+    """Returns the names of an operation. Generated clients have functions of these names, so they must not change."""
+    return {
+        "summary": name.replace("_", " ").title(),
+        "operationId": re.sub(r"\W", "_", f"{name}{path}") + f"_{method}",
+    }
+
+
+def _body(schema: type[BaseModel], components: dict[str, Any]) -> dict[str, Any]:
     """Returns the description of a request's body. Adds the schemas that it refers to to `components`, under unique
     names."""
     described = schema.model_json_schema(ref_template=f"#/components/schemas/{schema.__name__}.{{model}}")
     for name, part in described.pop("$defs", {}).items():
         components[f"{schema.__name__}.{name}"] = part
     return {"content": {"application/json": {"schema": described}}, "required": True}
-
-
-def complete(description: dict[str, Any], components: dict[str, Any]) -> dict[str, Any]:
-    """Adds `components` to FastAPI's description, and removes its own error form, which is not used here."""
-    for operations in description["paths"].values():
-        for one in operations.values():
-            one["responses"].pop("422", None)
-    description["components"] = {"schemas": components}
-    return description

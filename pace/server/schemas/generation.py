@@ -7,31 +7,17 @@ from typing import Annotated, Any, Literal, get_type_hints
 from pydantic import BaseModel, ConfigDict, create_model
 
 from pace.llm.configs import SamplingConfig
-from pace.llm.engine.engine import MOST_PRIORITY
+from pace.llm.limits import MAX_PRIORITY
 from pace.naming import shown
 from pace.ops.draws import Rules
-from pace.server.errors import ApiError
-from pace.server.jobs import ChatPrompt, Job, TextPrompts
+from pace.server.errors import ApiError, invalid
+from pace.server.jobs import ChatPrompt, GenerationJob, TextPrompts
 from pace.server.limits import Limits
-from pace.server.schemas.fields import Bounded, Integers, Strings
+from pace.server.schemas.fields import Bounded, Integers, Strings, check_range, check_salt
 from pace.server.schemas.sampling import Settings
-from pace.server.schemas.structure import INERT as ONE_BACKEND
 from pace.server.schemas.structure import StructuredRequest
 
-INERT = ONE_BACKEND | frozenset(
-    "user metadata safety_identifier prompt_cache_key prompt_cache_retention verbosity request_id "
-    "spaces_between_special_tokens skip_reading_prefix_cache model".split()
-)
-"""Fields that have no effect here and need no warning."""
-
-REFUSED = {
-    "use_beam_search": "beam search is not served; use best_of, or LLMModel.generate with num_beams",
-    "prompt_embeds": "embeddings are no input here",
-    "logits_processors": "code of a client is not run",
-    "lora_request": "adapters are not served",
-    "store": "nothing is stored",
-}
-"""Known fields of other servers that are not supported, and the reasons."""
+MAX_TOKENS = 2**31 - 1
 
 
 class StreamOptions(BaseModel):
@@ -51,7 +37,18 @@ _RULES = {name: (kind | None, None) for name, kind in get_type_hints(Rules).item
 class GenerationRequest(create_model("RuleFields", __base__=StructuredRequest, **_RULES)):
     """The rules of a draw, OpenAI's fields, then those of vLLM and llama.cpp that the same clients send."""
 
-    model: str | None = None
+    UNSUPPORTED = {
+        "use_beam_search": "beam search is not supported over HTTP; use best_of, or LLMModel.generate with num_beams",
+        "prompt_embeds": "embeddings are not supported as input",
+        "logits_processors": "code from clients is not run",
+        "lora_request": "adapters are not supported",
+        "store": "nothing is stored here",
+    }
+    UNUSED = StructuredRequest.UNUSED | set(
+        "user metadata safety_identifier prompt_cache_key prompt_cache_retention verbosity request_id "
+        "spaces_between_special_tokens skip_reading_prefix_cache".split()
+    )
+
     max_tokens: int | None = None
     n: int | None = None
     stop: str | Strings | None = None
@@ -103,7 +100,7 @@ class GenerationRequest(create_model("RuleFields", __base__=StructuredRequest, *
         settings: Settings,
         max_tokens: int | None,
         max_tokens_param: str = "max_tokens",
-    ) -> Job:
+    ) -> GenerationJob:
         """Returns the job of these fields. `max_tokens_param` is the client's name for `max_tokens`. Raises
         ApiError."""
         n = 1 if self.n is None else self.n
@@ -114,37 +111,33 @@ class GenerationRequest(create_model("RuleFields", __base__=StructuredRequest, *
             if num_computed < n:
                 raise ApiError(400, f"best_of={num_computed} is less than n={n}", param="best_of")
             if self.stream and num_computed > n:
-                raise ApiError(400, "best_of cannot be streamed: the best are known at the end", param="best_of")
+                raise invalid("best_of", "cannot be streamed: the best choices are known only at the end")
             if num_computed > n and settings.config.logprobs is None:
                 settings.set("logprobs", 0)
         if self.stream_options is not None and not self.stream:
-            raise ApiError(400, "stream_options needs stream: true", param="stream_options")
+            raise invalid("stream_options", "needs stream: true")
         if self.prompt_logprobs is not None and self.stream:
-            raise ApiError(400, "prompt_logprobs cannot be streamed", param="prompt_logprobs")
-        _check_range(max_tokens_param, max_tokens, 0, 2**31)
-        _check_range("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, 2**31)
-        _check_range("priority", self.priority, -MOST_PRIORITY, MOST_PRIORITY + 1)
+            raise invalid("prompt_logprobs", "cannot be streamed")
+        check_range(max_tokens_param, max_tokens, 0, MAX_TOKENS)
+        check_range("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, MAX_TOKENS)
+        check_range("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY)
         if self.min_tokens is not None and max_tokens is not None and self.min_tokens > max_tokens:
             raise ApiError(
                 400, f"min_tokens={self.min_tokens} is more than {max_tokens_param}={max_tokens}", param="min_tokens"
             )
-        salt, most = self.cache_salt, settings.limits.name_characters
-        if salt is not None and not 1 <= len(salt) <= most:
-            raise ApiError(400, f"cache_salt must have 1 to {most} characters", param="cache_salt")
+        check_salt(self.cache_salt, settings.limits)
         bad_words = self.bad_words or []
         if len(bad_words) > settings.limits.token_lists or not all(bad_words):
-            raise ApiError(
-                400, f"bad_words may have {settings.limits.token_lists} words, none empty", param="bad_words"
-            )
-        return Job(
+            raise invalid("bad_words", f"may have at most {settings.limits.token_lists} words, and none may be empty")
+        return GenerationJob(
             prompt,
             settings.config,
             max_tokens,
             num_choices=n,
             stream=bool(self.stream),
             truncate_prompt=self.truncate_prompt_tokens,
-            priority=self.priority or 0,
-            cache_salt=salt,
+            priority=-(self.priority or 0),  # lower is earlier on the wire
+            cache_salt=self.cache_salt,
             bad_words=bad_words,
             tokens_named=settings.tokens_named,
             wants_prompt=bool(self.return_token_ids) or self.prompt_logprobs is not None,
@@ -155,12 +148,7 @@ class GenerationRequest(create_model("RuleFields", __base__=StructuredRequest, *
         )
 
 
-def _check_range(param: str, value: int | None, least: int, most: int) -> None:
-    if value is not None and not least <= value < most:
-        raise ApiError(400, f"{param} must be an integer from {least} to {most - 1}, got {value}", param=param)
-
-
-def joined_text(content: Any, param: str, most_parts: int, separator: str = "") -> str:
+def joined_text(content: Any, param: str, max_parts: int, separator: str = "") -> str:
     """Returns the joined text of a message's content: a string, or parts of type text. Raises ApiError for other
     parts."""
     if content is None:
@@ -168,18 +156,16 @@ def joined_text(content: Any, param: str, most_parts: int, separator: str = "") 
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise ApiError(400, f"{param} must be a string or a list of parts of text, got {shown(content)}", param=param)
-    if len(content) > most_parts:
-        raise ApiError(400, f"{param} may have {most_parts} parts on this server, got {len(content)}", param=param)
+        raise invalid(param, f"must be a string or a list of text parts, got {shown(content)}")
+    if len(content) > max_parts:
+        raise invalid(param, f"may have at most {max_parts} parts, got {len(content)}")
     texts = []
     for index, part in enumerate(content):
         kind = part.get("type") if isinstance(part, dict) else None
         if kind not in ("text", "input_text", "output_text") or not isinstance(part.get("text"), str):
-            raise ApiError(
-                400,
-                f"{param}[{index}] is of type {shown(kind)}: this model reads text only, and takes parts of the form "
-                f'{{"type": "text", "text": ...}}; nothing is fetched',
-                param=f"{param}[{index}]",
+            raise invalid(
+                f"{param}[{index}]",
+                f'is of type {shown(kind)}: this model reads text only; send {{"type": "text", "text": ...}}',
             )
         texts.append(part["text"])
     return separator.join(texts)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pace.server.errors import ApiError, refused
+from pace.server.errors import ApiError, invalid, unsupported
 from pace.server.limits import Limits
 from pace.server.schemas.generation import joined_text
 from pace.server.schemas.passed_over import ITEMS, PassedOver
-from pace.server.schemas.turns import Nested, add_thought
+from pace.server.schemas.turns import Nested, add_thought, tool_call
 
 NOT_STORED = "responses are not stored here; send the whole conversation as input"
 
@@ -47,9 +47,9 @@ def read_items(items: list[Item], limits: Limits, passed: PassedOver) -> list[di
         elif item.type == "message":
             messages.append(_message(item, place, limits))
         elif item.type == "item_reference":
-            raise refused(place, f"{NOT_STORED}, not references")
+            raise unsupported(place, f"{NOT_STORED}, not references")
         else:
-            raise refused(place, f"only messages and calls of functions are served, got the type {item.type[:40]!r}")
+            raise unsupported(place, f"only messages and function calls are supported, got type {item.type[:40]!r}")
         if messages[-1]["role"] == "assistant":
             add_thought(messages[-1], thought)
         thought = ""
@@ -72,8 +72,8 @@ def _thought(item: Item) -> str:
 def _call(item: Item, place: str) -> dict[str, Any]:
     _check_members(item, place, "call_id", "name", "arguments")
     if not isinstance(item.arguments, str):
-        raise ApiError(400, f"{place}.arguments must be a string", param=f"{place}.arguments")
-    return {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": item.arguments}}
+        raise invalid(f"{place}.arguments", "must be a string")
+    return tool_call(item.call_id, item.name, item.arguments)
 
 
 def _add_call(messages: list[dict[str, Any]], call: dict[str, Any], place: str, limits: Limits) -> None:
@@ -82,7 +82,7 @@ def _add_call(messages: list[dict[str, Any]], call: dict[str, Any], place: str, 
     calls = messages[-1].setdefault("tool_calls", [])
     calls.append(call)
     if len(calls) > limits.tools:
-        raise ApiError(400, f"{place}: there may be {limits.tools} calls in a row", param=place)
+        raise ApiError(400, f"{place}: at most {limits.tools} calls may follow each other", param=place)
 
 
 def _result(item: Item, place: str, limits: Limits) -> dict[str, Any]:
@@ -94,4 +94,4 @@ def _result(item: Item, place: str, limits: Limits) -> dict[str, Any]:
 def _check_members(item: Item, place: str, *names: str) -> None:
     for name in names:
         if getattr(item, name) is None:
-            raise ApiError(400, f"{place}.{name} is missing", param=f"{place}.{name}")
+            raise invalid(f"{place}.{name}", "is missing")

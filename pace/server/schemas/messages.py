@@ -9,25 +9,14 @@ from pydantic import Field
 from pace.grammar import Grammar, GrammarLimits
 from pace.grammar.response_format import read_response_format
 from pace.llm.configs import SamplingConfig
-from pace.server.errors import ApiError
-from pace.server.jobs import ChatPrompt, Job
+from pace.server.errors import ApiError, invalid
+from pace.server.jobs import ChatPrompt, GenerationJob, Structure
 from pace.server.limits import Limits
 from pace.server.schemas.blocks import Choice, Turn, check_tools, for_openai, read_turns, system_text
-from pace.server.schemas.fields import Bounded, Request, Strings
+from pace.server.schemas.fields import Bounded, Request, Strings, check_count, check_salt
 from pace.server.schemas.passed_over import ANTHROPIC_TOOLS, PassedOver
 from pace.server.schemas.sampling import Settings
-from pace.server.schemas.structure import Structure
-from pace.server.schemas.turns import Nested, check_count, check_salt, with_system
-
-MESSAGES_REFUSED = {
-    "mcp_servers": "tools are the client's own; nobody else is asked",
-    "container": "there are no containers here",
-}
-
-MESSAGES_INERT = frozenset(
-    "cache_control diagnostics inference_geo metadata service_tier speed user_profile_id workspace_id".split()
-)
-"""Fields that have no effect on one machine. Prompts are reused without being marked."""
+from pace.server.schemas.turns import Nested, with_system
 
 BETWEEN_SYSTEM = "\n"
 """Separator that Anthropic puts between the texts of a system prompt. Source: platform.claude.com, OpenAI SDK
@@ -50,7 +39,15 @@ class OutputConfig(Nested):
 class CountTokensRequest(Request):
     """The prompt of a request."""
 
-    model: str | None = None
+    UNSUPPORTED = {
+        "mcp_servers": "only the client's own tools are supported",
+        "container": "containers are not supported",
+    }
+    UNUSED = frozenset(
+        "cache_control diagnostics inference_geo metadata service_tier speed user_profile_id workspace_id".split()
+    )
+    """Prompts are reused without `cache_control`."""
+
     messages: Annotated[list[Turn], Bounded]
     system: Any = None
     thinking: Thinking | None = None
@@ -71,12 +68,14 @@ class CountTokensRequest(Request):
         system = system_text(self.system, "system", limits, BETWEEN_SYSTEM)
         turns = read_turns(self.messages, limits, passed)
         if not turns:
-            raise ApiError(400, "messages must hold text, or calls of tools and their results", param="messages")
+            raise invalid("messages", "must contain text, tool calls or tool results")
         if turns[-1] == {"role": "assistant", "content": ""}:
             turns.pop()  # an empty turn, which the answer would not continue
         goes_on = bool(turns) and turns[-1]["role"] == "assistant"
         if goes_on and turns[-1].get("tool_calls"):
-            raise ApiError(400, "messages: calls of tools need their results, in a turn of the user", param="messages")
+            raise ApiError(
+                400, "messages: tool calls must be followed by their results, in a turn of the user", param="messages"
+            )
         return ChatPrompt(
             with_system(system, turns, BETWEEN_SYSTEM),
             not goes_on,
@@ -111,14 +110,14 @@ class MessagesRequest(CountTokensRequest):
     """The fields from here on are not Anthropic's."""
     cache_salt: str | None = None
 
-    def to_job(self, limits: Limits, defaults: SamplingConfig) -> Job:
+    def to_job(self, limits: Limits, defaults: SamplingConfig) -> GenerationJob:
         """Returns the job of the request. `defaults` are the checkpoint's. Raises ApiError for unsupported requests."""
         check_salt(self.cache_salt, limits)
         settings = Settings(limits, defaults)
         settings.draws(self)
         settings.seed(self.seed)
         settings.stop(self.stop_sequences, "stop_sequences")
-        return Job(
+        return GenerationJob(
             self.to_prompt(limits),
             settings.config,
             self.max_tokens,

@@ -9,30 +9,14 @@ from pydantic_core import PydanticCustomError
 
 from pace.grammar.response_format import read_response_format
 from pace.llm.configs import SamplingConfig
-from pace.server.errors import ApiError, refused
-from pace.server.jobs import ChatPrompt, Job
+from pace.server.errors import invalid, unsupported
+from pace.server.jobs import ChatPrompt, GenerationJob, Structure
 from pace.server.limits import Limits
-from pace.server.schemas.fields import Bounded, Request, Strings
+from pace.server.schemas.fields import Bounded, Request, Strings, check_count, check_salt
 from pace.server.schemas.items import NOT_STORED, Item, read_items
 from pace.server.schemas.passed_over import OPENAI_TOOLS, PassedOver, without_tools
 from pace.server.schemas.sampling import Settings
-from pace.server.schemas.structure import Structure
-from pace.server.schemas.turns import Nested, check_count, check_salt, with_system
-
-RESPONSES_REFUSED = {
-    "previous_response_id": NOT_STORED,
-    "conversation": NOT_STORED,
-    "background": "an answer lives as long as its connection; use stream",
-    "prompt": "no prompts are stored here; send instructions and input",
-    "context_management": "conversations are not compacted",
-    "moderation": "there is no moderation here",
-}
-
-RESPONSES_INERT = frozenset(
-    "access_programs background_options client_metadata image max_tool_calls prompt_cache_key prompt_cache_retention "
-    "safety_identifier user".split()
-)
-"""Fields that have no effect on one machine. `max_tool_calls` counts calls of OpenAI's own tools."""
+from pace.server.schemas.turns import Nested, with_system
 
 LOGPROBS = "message.output_text.logprobs"
 """The only value of `include` with an effect here; the others concern OpenAI's tools."""
@@ -65,7 +49,20 @@ class Reasoning(Nested):
 class ResponsesRequest(Request):
     """The body of `POST /v1/responses`, and of `POST /v1/responses/input_tokens`."""
 
-    model: str | None = None
+    UNSUPPORTED = {
+        "previous_response_id": NOT_STORED,
+        "conversation": NOT_STORED,
+        "background": "an answer ends with its connection; use stream",
+        "prompt": "prompts are not stored here; send instructions and input",
+        "context_management": "conversations are not compacted",
+        "moderation": "moderation is not supported",
+    }
+    UNUSED = frozenset(
+        "access_programs background_options client_metadata image max_tool_calls prompt_cache_key "
+        "prompt_cache_retention safety_identifier user".split()
+    )
+    """`max_tool_calls` counts calls of OpenAI's own tools."""
+
     input: Annotated[list[Item], BeforeValidator(_as_items), Bounded, WithJsonSchema(_INPUT)]
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1)
@@ -98,7 +95,7 @@ class ResponsesRequest(Request):
     def wants_logprobs(self) -> bool:
         return bool(self.top_logprobs) or LOGPROBS in (self.include or ())
 
-    def to_job(self, limits: Limits, defaults: SamplingConfig) -> Job:
+    def to_job(self, limits: Limits, defaults: SamplingConfig) -> GenerationJob:
         """Returns the job of the request. `defaults` are the checkpoint's. Raises ApiError for unsupported requests."""
         self._check_served()
         check_salt(self.cache_salt, limits)
@@ -111,7 +108,7 @@ class ResponsesRequest(Request):
         structure = None
         if self.text and self.text.format is not None:
             structure = Structure("text.format", self.text.format, read_response_format)
-        return Job(
+        return GenerationJob(
             self.to_prompt(limits),
             settings.config,
             self.max_output_tokens,
@@ -127,7 +124,7 @@ class ResponsesRequest(Request):
         passed = PassedOver()
         messages = read_items(self.input, limits, passed)
         if not messages:
-            raise ApiError(400, "input must hold a message", param="input")
+            raise invalid("input", "must contain a message")
         effort = self.reasoning.effort if self.reasoning else None
         kwargs: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
         if effort == "none":
@@ -146,12 +143,12 @@ class ResponsesRequest(Request):
         """Raises ApiError for unsupported values of supported fields."""
         if self.tools and self.wants_logprobs:
             param = "top_logprobs" if self.top_logprobs else "include"
-            raise refused(param, "log-probabilities belong to messages, and calls are none; chat completions have both")
+            raise unsupported(param, "log-probabilities are not supported with tools; use chat completions")
         if self.truncation == "auto":
-            raise refused("truncation", "nothing is dropped from a conversation; send what fits the context")
+            raise unsupported("truncation", "conversations are not truncated; send one that fits the context")
         if self.service_tier not in (None, "auto", "default"):
-            raise refused("service_tier", "there is one tier; leave it out, or say auto or default")
+            raise unsupported("service_tier", "only auto and default are supported")
         if (self.prompt_cache_options or {}).get("prewarm"):
-            raise refused("prompt_cache_options.prewarm", "every request is answered; ask for max_output_tokens: 1")
+            raise unsupported("prompt_cache_options.prewarm", "not supported; send max_output_tokens: 1 instead")
         if self.stream_options is not None and not self.stream:
-            raise ApiError(400, "stream_options needs stream: true", param="stream_options")
+            raise invalid("stream_options", "needs stream: true")

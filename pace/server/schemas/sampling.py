@@ -7,11 +7,12 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from pace.llm.configs import SamplingConfig
+from pace.llm.configs import WITHOUT_EFFECT, SamplingConfig
 from pace.llm.constraints.masks import AllowedTokens
-from pace.llm.defaults import DRAWS, with_defaults
-from pace.server.errors import ApiError
+from pace.llm.defaults import with_defaults
+from pace.server.errors import ApiError, invalid
 from pace.server.limits import Limits
+from pace.server.schemas.fields import check_range
 
 BAN = -100.0
 """The `logit_bias` at which OpenAI bans a token."""
@@ -48,7 +49,7 @@ class Settings:
         Only `top_k` is off by default over HTTP. A temperature of 0 means greedy. A `top_k` of -1 means off, as in
         vLLM."""
         known = type(request).model_fields  # other fields of the body are attributes, too
-        rules = {name: getattr(request, name) if name in known else None for name in DRAWS}
+        rules = {name: getattr(request, name) if name in known else None for name in WITHOUT_EFFECT}
         if rules["temperature"] is not None and 0 <= rules["temperature"] < GREEDY_BELOW:
             rules["temperature"], self.config.do_sample = None, False
         if rules["top_k"] == -1:
@@ -56,29 +57,31 @@ class Settings:
         for name, value in rules.items():
             self.set(name, value)
         settled = with_defaults(self.config, self._defaults, self._is_chat)
-        for name in {"do_sample", *DRAWS, *PENALTIES} & settled.explicit_fields:
+        for name in {"do_sample", *WITHOUT_EFFECT, *PENALTIES} & settled.explicit_fields:
             setattr(self.config, name, getattr(settled, name))
         if "top_k" not in settled.explicit_fields:
             self.config.top_k = 0
+        if not settled.do_sample:  # many clients send filters with temperature 0: no warning for them
+            for name in WITHOUT_EFFECT:
+                setattr(self.config, name, None)
 
     def seed(self, value: int | None) -> None:
-        """Accepts any signed or unsigned 64-bit number."""
-        if value is not None and not -(2**63) <= value < 2**64:
-            raise ApiError(400, f"seed must be a 64-bit integer, got {value}", param="seed")
-        self.set("seed", None if value is None else value % 2**64)
+        """Accepts any signed or unsigned 64-bit number. Greedy decoding needs none."""
+        check_range("seed", value, -(2**63), 2**64 - 1)
+        self.set("seed", value % 2**64 if value is not None and self.config.do_sample else None)
 
     def num_choices(self, value: int, param: str = "n") -> None:
         """Sets the number of continuations. With greedy decoding only one is computed, and returned `value` times."""
-        if not 1 <= value <= self.limits.n:
-            raise ApiError(400, f"{param} must be from 1 to {self.limits.n}, got {value}", param=param)
+        check_range(param, value, 1, self.limits.n)
         self.config.num_return_sequences = value if self.config.do_sample else 1
 
     def stop(self, value: str | list[str] | None, param: str = "stop") -> None:
         strings = [value] if isinstance(value, str) else list(value or ())
-        most, longest = self.limits.stop_strings, self.limits.stop_characters
-        if len(strings) > most or any(len(string) > longest for string in strings):
-            raise ApiError(
-                400, f"{param} may have {most} strings of {longest} characters, got {len(strings)}", param=param
+        max_strings, max_characters = self.limits.stop_strings, self.limits.stop_characters
+        if len(strings) > max_strings or any(len(string) > max_characters for string in strings):
+            raise invalid(
+                param,
+                f"may have at most {max_strings} strings of at most {max_characters} characters, got {len(strings)}",
             )
         self.set("stop_strings", list(dict.fromkeys(strings)) or None, param)
 
@@ -98,13 +101,11 @@ class Settings:
         biases: dict[int, float] = {}
         for key, bias in (value or {}).items():
             if not (key.isascii() and key.isdigit()) or len(key) > 10:
-                raise ApiError(
-                    400, f'logit_bias: keys are token ids, such as "123"; got {key[:40]!r}', param="logit_bias"
-                )
+                raise invalid("logit_bias", f'keys must be token ids, such as "123"; got {key[:40]!r}')
             if not -100 <= bias <= 100:
-                raise ApiError(400, f"logit_bias: biases are from -100 to 100; got {bias:g}", param="logit_bias")
+                raise invalid("logit_bias", f"values must be from -100 to 100, got {bias:g}")
             if int(key) in biases:
-                raise ApiError(400, f"logit_bias names the token {int(key)} twice", param="logit_bias")
+                raise invalid("logit_bias", f"names the token {int(key)} twice")
             self.tokens_named.setdefault("logit_bias", []).append(int(key))
             biases[int(key)] = -math.inf if bias <= BAN else float(bias)
         self.set("logit_bias", biases or None)
@@ -113,19 +114,15 @@ class Settings:
         self._check_count("allowed_token_ids", value)
         if value is not None:
             if not value or min(value) < 0:
-                raise ApiError(
-                    400, "allowed_token_ids must name at least one token id, none below 0", param="allowed_token_ids"
-                )
+                raise invalid("allowed_token_ids", "must have at least one token id, and none below 0")
             self.tokens_named["allowed_token_ids"] = value
             self.config.token_mask = AllowedTokens(value)
 
     def logprobs(self, value: int | None, param: str, name: str = "logprobs") -> None:
         """Sets the number of likeliest tokens to record in addition to the chosen one; None for no record."""
-        most = self.limits.top_logprobs
-        if value is not None and not 0 <= value <= most:
-            raise ApiError(400, f"{param} must be from 0 to {most}, got {value}", param=param)
+        check_range(param, value, 0, self.limits.top_logprobs)
         self.set(name, value, param)
 
     def _check_count(self, param: str, value: Any) -> None:
         if value is not None and len(value) > self.limits.token_lists:
-            raise ApiError(400, f"{param} may have {self.limits.token_lists} entries, got {len(value)}", param=param)
+            raise invalid(param, f"may have at most {self.limits.token_lists} entries, got {len(value)}")

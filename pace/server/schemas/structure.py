@@ -11,47 +11,15 @@ from pace.grammar import Grammar, GrammarLimits
 from pace.grammar.response_format import read_response_format
 from pace.grammar.structural_tag import read_structural_tag
 from pace.grammar.whitespace import whitespace_options
-from pace.server.errors import ApiError, refused
+from pace.server.errors import ApiError, invalid, unsupported
+from pace.server.jobs import GrammarReader, Structure
 from pace.server.schemas.fields import Request
-
-INERT = frozenset(("guided_decoding_backend", "structured_outputs_backend"))
-"""Backend options without effect: there is one backend."""
-
-Reader = Callable[[Any, GrammarLimits, str], Grammar | None]
-"""Function that reads a value, with limits and the whitespace of JSON, as in `Grammar.json_schema`."""
-
-
-@dataclass(frozen=True)
-class Structure:
-    """A constraint as sent by the client. A worker reads it: a schema may be long."""
-
-    param: str
-    value: Any
-    reader: Reader
-    whitespace: str = "flexible"
-    """Whitespace in JSON."""
-
-    @property
-    def holds_json(self) -> bool:
-        """True if it asks for JSON without fixing the whitespace."""
-        if isinstance(self.value, Mapping) and self.reader is _grammar:
-            return self.value.get("type") == "json_schema"
-        return self.reader in (read_response_format, _schema, _json_object, _structural_tag)
-
-    def says_the_same_as(self, other: Structure) -> bool:
-        """Compares JSON text: member order matters, and 1 differs from true."""
-        return self.reader is other.reader and json.dumps(self.value) == json.dumps(other.value)
-
-    def read(self, limits: GrammarLimits) -> Grammar | None:
-        """Returns the grammar; None for plain text. Raises ApiError."""
-        try:
-            return self.reader(self.value, limits, self.whitespace)
-        except (TypeError, ValueError) as error:
-            raise ApiError(400, f"{self.param}: {error}", param=self.param) from None
 
 
 class StructuredRequest(Request):
     """Constraint fields of OpenAI, vLLM (old and new ones), llama.cpp, mistral.rs and SGLang."""
+
+    UNUSED = frozenset(("guided_decoding_backend", "structured_outputs_backend"))  # there is one backend
 
     response_format: Any = None
     structured_outputs: Any = None
@@ -74,12 +42,12 @@ class StructuredRequest(Request):
         ]
         found += _structured_outputs(self.structured_outputs)
         found = [structure for structure in found if not _is_text(structure)]
-        found = found[:1] + [structure for structure in found[1:] if not structure.says_the_same_as(found[0])]
+        found = found[:1] + [structure for structure in found[1:] if not _is_same(structure, found[0])]
         if len(found) > 1:
             names = " and ".join(structure.param for structure in found[:3])
-            raise ApiError(400, f"{names} each say what the text must be; give one", param=found[1].param)
-        if whitespace is not None and not (found and found[0].holds_json):
-            message = f"{whitespace.param} is about the JSON of an answer; ask for JSON, by response_format for example"
+            raise ApiError(400, f"{names} both constrain the text; give one", param=found[1].param)
+        if whitespace is not None and not (found and _is_json(found[0])):
+            message = f"{whitespace.param} applies only to JSON; request JSON, for example with response_format"
             raise ApiError(400, message, param=whitespace.param)
         if not found or whitespace is None:
             return found[0] if found else None
@@ -115,6 +83,18 @@ def _is_text(structure: Structure) -> bool:
     return structure.param == "response_format" and isinstance(value, Mapping) and value.get("type") == "text"
 
 
+def _is_json(structure: Structure) -> bool:
+    """True if it asks for JSON without fixing the whitespace."""
+    if isinstance(structure.value, Mapping) and structure.reader is _grammar:
+        return structure.value.get("type") == "json_schema"
+    return structure.reader in (read_response_format, _schema, _json_object, _structural_tag)
+
+
+def _is_same(one: Structure, other: Structure) -> bool:
+    """Compares JSON text: member order matters, and 1 differs from true."""
+    return one.reader is other.reader and json.dumps(one.value) == json.dumps(other.value)
+
+
 def _schema(value: Any, limits: GrammarLimits, whitespace: str) -> Grammar:
     return Grammar.json_schema(value, whitespace=whitespace, limits=limits)
 
@@ -123,24 +103,26 @@ def _json_object(value: Any, limits: GrammarLimits, whitespace: str) -> Grammar:
     return Grammar.json(whitespace)
 
 
-def _regex(value: Any, limits: GrammarLimits, whitespace: str) -> Grammar:
-    return Grammar.regex(value, limits=limits)
+def _plain(make: Callable[..., Grammar]) -> GrammarReader:
+    """Returns a reader for grammars that have no JSON."""
+    return lambda value, limits, whitespace: make(value, limits=limits)
 
 
-def _gbnf(value: Any, limits: GrammarLimits, whitespace: str) -> Grammar:
-    """Reads SGLang's `ebnf`, which has the syntax of llama.cpp's grammars."""
-    return Grammar.gbnf(value, limits=limits)
-
-
-def _choices(value: Any, limits: GrammarLimits, whitespace: str) -> Grammar:
-    return Grammar.choices(value, limits=limits)
+_regex, _choices = _plain(Grammar.regex), _plain(Grammar.choices)
+_gbnf = _plain(Grammar.gbnf)
+"""Reads SGLang's `ebnf`, which has the syntax of llama.cpp's grammars."""
 
 
 def _grammar(value: Any, limits: GrammarLimits, whitespace: str) -> Grammar:
     """Reads GBNF, Lark or llguidance's JSON as text, or mistral.rs's object with a type and a value."""
     if not isinstance(value, Mapping):
         return Grammar.read(value, limits=limits)
-    readers: dict[str, Reader] = {"json_schema": _schema, "regex": _regex, "lark": _grammar, "llguidance": _grammar}
+    readers: dict[str, GrammarReader] = {
+        "json_schema": _schema,
+        "regex": _regex,
+        "lark": _grammar,
+        "llguidance": _grammar,
+    }
     kind, body = value.get("type"), value.get("value")
     if not isinstance(kind, str) or kind not in readers or body is None:
         raise ValueError(f"an object must have a value, and a type among {', '.join(readers)}; got {kind!r:.100}")
@@ -160,7 +142,7 @@ def _structural_tag(value: Any, limits: GrammarLimits, whitespace: str) -> Gramm
     return read_structural_tag(value, limits, whitespace)
 
 
-_READERS: dict[str, Reader] = {
+_READERS: dict[str, GrammarReader] = {
     "response_format": read_response_format,
     "guided_json": _schema,
     "guided_regex": _regex,
@@ -171,7 +153,7 @@ _READERS: dict[str, Reader] = {
     "regex": _regex,
     "ebnf": _gbnf,
 }
-_OUTPUTS: dict[str, Reader] = {
+_OUTPUTS: dict[str, GrammarReader] = {
     "json": _schema,
     "regex": _regex,
     "choice": _choices,
@@ -188,10 +170,11 @@ def _structured_outputs(value: Any) -> list[Structure]:
     if value is None:
         return []
     if not isinstance(value, dict):
-        raise ApiError(400, f"structured_outputs must be an object, got {value!r:.100}", param="structured_outputs")
+        raise invalid("structured_outputs", f"must be an object, got {value!r:.100}")
     if value.get("disable_additional_properties"):
-        raise refused(
-            "structured_outputs.disable_additional_properties", "say additionalProperties: false in the schema"
+        raise unsupported(
+            "structured_outputs.disable_additional_properties",
+            "not supported; set additionalProperties: false in the schema",
         )
     found = [
         Structure(f"structured_outputs.{name}", value[name], reader)
@@ -199,5 +182,5 @@ def _structured_outputs(value: Any) -> list[Structure]:
         if value.get(name) is not None and not (name == "json_object" and value[name] is False)
     ]
     if not found and all(value.get(name) is None for name in _WHITESPACE):
-        raise ApiError(400, f"structured_outputs must have one of {', '.join(_OUTPUTS)}", param="structured_outputs")
+        raise invalid("structured_outputs", f"must have one of {', '.join(_OUTPUTS)}")
     return found

@@ -10,15 +10,12 @@ from pace.server.limits import Limits
 from pace.server.schemas.chat import ChatRequest
 from pace.server.schemas.fields import Integers, Request
 
-TOKENS_REFUSED = {
-    "chat_template": "templates of a client are not run; chat_template_kwargs sets what the model's own looks at",
-}
-
 
 class TokenizeRequest(Request):
     """Requires exactly one of `prompt`, `content` (llama.cpp's name for it) and `messages`."""
 
-    model: str | None = None
+    UNSUPPORTED = {"chat_template": ChatRequest.UNSUPPORTED["chat_template"]}
+
     prompt: str | None = None
     content: str | None = None
     messages: list[Any] | None = None
@@ -41,7 +38,7 @@ class TokenizeRequest(Request):
         if len(given) != 1:
             names = ", ".join(given) or "none"
             raise ApiError(
-                400, f"give one of prompt, content and messages; got {names}", param=(given or ["prompt"])[-1]
+                400, f"give exactly one of prompt, content and messages; got {names}", param=(given or ["prompt"])[-1]
             )
         if self.messages is None:
             return self.content if self.prompt is None else self.prompt
@@ -63,5 +60,4 @@ class TokenizeRequest(Request):
 
 
 class DetokenizeRequest(Request):
-    model: str | None = None
     tokens: Integers

@@ -6,8 +6,6 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from pace.server.errors import ApiError
-from pace.server.limits import Limits
 from pace.server.schemas.fields import Request
 
 THOUGHT = "reasoning_content"
@@ -18,6 +16,11 @@ class Nested(BaseModel):
     """An object within a request, as strict as the request. Unknown members are ignored."""
 
     model_config = Request.model_config
+
+
+def tool_call(id: str, name: str, arguments: str) -> dict[str, Any]:
+    """Returns a call in the template's terms, which are those of OpenAI's chat."""
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def with_system(system: str | None, messages: list[dict[str, Any]], separator: str = "\n\n") -> list[dict[str, Any]]:
@@ -34,14 +37,3 @@ def add_thought(message: dict[str, Any], thought: str) -> None:
     """Adds the assistant's thoughts before a message. Each template decides if they are shown."""
     if thought := "\n".join(filter(None, [message.get(THOUGHT), thought])):
         message[THOUGHT] = thought
-
-
-def check_count(param: str, values: list[Any], most: int) -> None:
-    if not 1 <= len(values) <= most:
-        raise ApiError(400, f"{param} must hold 1 to {most} entries, got {len(values)}", param=param)
-
-
-def check_salt(cache_salt: str | None, limits: Limits) -> None:
-    most = limits.name_characters
-    if cache_salt is not None and not 1 <= len(cache_salt) <= most:
-        raise ApiError(400, f"cache_salt must have 1 to {most} characters", param="cache_salt")

@@ -6,26 +6,19 @@ from typing import Any
 
 from pace.llm.chat.events import ArgumentsPiece, CallBegins, Event, Text, Thought, calls_of, thought_of
 from pace.server.answers import Piece, TokenPiece, Usage
-from pace.server.errors import ApiError
 from pace.server.schemas.chat import ChatRequest
-from pace.server.wire.form import DONE, data_event, dumps
-from pace.server.wire.openai import Envelope, TokenNames, finite, prompt_logprobs, usage_object, wants_usage
+from pace.server.schemas.turns import tool_call
+from pace.server.wire.openai import Envelope, OpenAIForm, logprob_entry, prompt_logprobs
 
 
-class ChatForm:
+class ChatForm(OpenAIForm):
     """A role first, then text, then the finish reason, in separate chunks."""
 
-    def __init__(self, request: ChatRequest, envelope: Envelope, tokenizer: Any) -> None:
-        self._request = request
-        self._envelope = envelope
-        self._names = TokenNames(tokenizer, bool(request.return_tokens_as_token_ids))
-        self._wants_usage, self._wants_usage_always = wants_usage(request)
-        self._begun: set[int] = set()
-        members = dumps(envelope.members("chat.completion.chunk"))
-        self._head = b"data: " + members[:-1] + b',"choices":['  # made once: a stream is many chunks
+    kind, chunk_kind = "chat.completion", "chat.completion.chunk"
 
-    def begin(self, usage: Usage) -> bytes:
-        return b""
+    def __init__(self, request: ChatRequest, envelope: Envelope, tokenizer: Any) -> None:
+        super().__init__(request, envelope, tokenizer)
+        self._begun: set[int] = set()
 
     def piece(self, piece: Piece, usage: Usage) -> bytes:
         chunks = b""
@@ -46,21 +39,8 @@ class ChatForm:
             chunks += self._chunk(choice, usage)
         return chunks
 
-    def end(self, usage: Usage) -> bytes:
-        if not self._wants_usage:
-            return DONE
-        members = self._envelope.members("chat.completion.chunk")
-        return data_event({**members, "choices": [], "usage": usage_object(usage)}) + DONE
-
-    def error(self, error: ApiError) -> bytes:
-        return data_event(error.openai()) + DONE
-
     def whole(self, choices: list[Piece], usage: Usage) -> dict[str, Any]:
-        body = {
-            **self._envelope.members("chat.completion"),
-            "choices": [self._message(choice) for choice in choices],
-            "usage": usage_object(usage),
-        }
+        body = self._whole([self._message(choice) for choice in choices], usage)
         prompt = choices[0].prompt
         if prompt is not None and self._request.prompt_logprobs is not None:
             body["prompt_logprobs"] = prompt_logprobs(prompt, self._names)
@@ -87,36 +67,17 @@ class ChatForm:
     def _choice(self, index: int, delta: dict[str, Any]) -> dict[str, Any]:
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
-    def _chunk(self, choice: dict[str, Any], usage: Usage, members: dict[str, Any] | None = None) -> bytes:
-        """Returns a chunk of one choice, with `members` next to the choices."""
-        tail = b',"usage":' + dumps(usage_object(usage)) if self._wants_usage_always else b""
-        if members:
-            tail += b"," + dumps(members)[1:-1]
-        return self._head + dumps(choice) + b"]" + tail + b"}\n\n"
-
     def _add_tokens(self, choice: dict[str, Any], tokens: list[TokenPiece]) -> None:
         if self._request.logprobs:
-            shown = [self._entry(token) for token in tokens if not token.is_end]
+            num_top = self._request.top_logprobs or 0
+            shown = [
+                logprob_entry(token, self._token_name(token), num_top, self._names)
+                for token in tokens
+                if not token.is_end
+            ]
             choice["logprobs"] = {"content": shown, "refusal": None}
         if self._request.return_token_ids:
             choice["token_ids"] = [token.token for token in tokens]
-
-    def _entry(self, piece: TokenPiece) -> dict[str, Any]:
-        logprob, most = piece.logprob, self._request.top_logprobs or 0
-        return {
-            "token": self._names.name(piece.token) if self._request.return_tokens_as_token_ids else piece.text,
-            "logprob": finite(logprob.logprob),
-            "bytes": list(piece.data),
-            "top_logprobs": [
-                {
-                    "token": self._names.name(token),
-                    "logprob": finite(value),
-                    "bytes": list(self._names.bytes[token]),
-                }
-                for token, value in logprob.top[:most]
-                if token >= 0
-            ],
-        }
 
 
 def _delta(event: Event) -> dict[str, Any]:
@@ -127,8 +88,7 @@ def _delta(event: Event) -> dict[str, Any]:
         case Thought(text):
             return {"reasoning_content": text}
         case CallBegins(index, id, name):
-            call = {"index": index, "id": id, "type": "function", "function": {"name": name, "arguments": ""}}
-            return {"tool_calls": [call]}
+            return {"tool_calls": [{"index": index, **tool_call(id, name, "")}]}
         case ArgumentsPiece(index, text):
             return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
     return {}
@@ -142,8 +102,5 @@ def _message_of(choice: Piece) -> dict[str, Any]:
         message["reasoning_content"] = thought
     if calls:
         message["content"] = choice.text or None
-        message["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in calls
-        ]
+        message["tool_calls"] = [tool_call(call.id, call.name, call.arguments) for call in calls]
     return message

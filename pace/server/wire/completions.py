@@ -5,47 +5,25 @@ from __future__ import annotations
 from typing import Any
 
 from pace.server.answers import Piece, TokenPiece, Usage
-from pace.server.errors import ApiError
 from pace.server.schemas.completions import CompletionsRequest
-from pace.server.wire.form import DONE, data_event, dumps
-from pace.server.wire.openai import Envelope, TokenNames, finite, prompt_logprobs, usage_object, wants_usage
-
-KIND = "text_completion"
+from pace.server.wire.openai import Envelope, OpenAIForm, finite, prompt_logprobs
 
 
-class CompletionsForm:
+class CompletionsForm(OpenAIForm):
     """Text, and in the last chunk the finish reason."""
 
+    kind = chunk_kind = "text_completion"
+
     def __init__(self, request: CompletionsRequest, envelope: Envelope, tokenizer: Any) -> None:
-        self._request = request
-        self._envelope = envelope
-        self._names = TokenNames(tokenizer, bool(request.return_tokens_as_token_ids))
-        self._wants_usage, self._wants_usage_always = wants_usage(request)
+        super().__init__(request, envelope, tokenizer)
         self._offsets: dict[int, int] = {}
         """Characters of each choice so far."""
-        self._head = b"data: " + dumps(envelope.members(KIND))[:-1] + b',"choices":['
-
-    def begin(self, usage: Usage) -> bytes:
-        return b""
 
     def piece(self, piece: Piece, usage: Usage) -> bytes:
-        tail = b',"usage":' + dumps(usage_object(usage)) if self._wants_usage_always else b""
-        return self._head + dumps(self._choice(piece)) + b"]" + tail + b"}\n\n"
-
-    def end(self, usage: Usage) -> bytes:
-        if not self._wants_usage:
-            return DONE
-        return data_event({**self._envelope.members(KIND), "choices": [], "usage": usage_object(usage)}) + DONE
-
-    def error(self, error: ApiError) -> bytes:
-        return data_event(error.openai()) + DONE
+        return self._chunk(self._choice(piece), usage)
 
     def whole(self, choices: list[Piece], usage: Usage) -> dict[str, Any]:
-        return {
-            **self._envelope.members(KIND),
-            "choices": [self._choice(choice) for choice in choices],
-            "usage": usage_object(usage),
-        }
+        return self._whole([self._choice(choice) for choice in choices], usage)
 
     def _choice(self, piece: Piece) -> dict[str, Any]:
         """Returns a choice, or the new part of one."""
@@ -71,7 +49,7 @@ class CompletionsForm:
     def _logprobs(self, index: int, tokens: list[TokenPiece]) -> dict[str, Any]:
         names, values, tops, offsets = [], [], [], []
         for piece in tokens:
-            names.append(self._names.name(piece.token) if self._request.return_tokens_as_token_ids else piece.text)
+            names.append(self._token_name(piece))
             values.append(None if piece.logprob is None else finite(piece.logprob.logprob))
             tops.append(self._top(piece))
             offsets.append(self._offsets.get(index, 0))

@@ -1,4 +1,4 @@
-"""Parts shared by OpenAI's chat and completions."""
+"""Parts shared by OpenAI's APIs."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pace.llm.text.token_bytes import TokenBytes
+from pace.llm.text.token_texts import TokenPiece
 from pace.server.answers import Usage
-from pace.server.schemas.generation import GenerationRequest
+from pace.server.errors import ApiError
+from pace.server.wire.form import DONE, data_event, dumps
 
-LEAST_LOGPROB = -9999.0
+MIN_LOGPROB = -9999.0
 """Substitute for -inf, which JSON cannot represent."""
 
 
@@ -61,14 +63,65 @@ class TokenNames:
 
 
 def finite(logprob: float) -> float:
-    return max(logprob, LEAST_LOGPROB)
+    return max(logprob, MIN_LOGPROB)
 
 
-def wants_usage(request: GenerationRequest) -> tuple[bool, bool]:
-    """Returns two flags: True if a stream ends with its usage, and True if every chunk has it."""
-    options = request.stream_options
-    at_end = options is not None and bool(options.include_usage)
-    return at_end, at_end and bool(options.continuous_usage_stats)
+class OpenAIForm:
+    """Base of chat and completions: a stream of chunks, each with one choice."""
+
+    kind = ""
+    """The `object` of an answer."""
+    chunk_kind = ""
+    """The `object` of a chunk."""
+
+    def __init__(self, request: Any, envelope: Envelope, tokenizer: Any) -> None:
+        self._request = request
+        self._envelope = envelope
+        self._names = TokenNames(tokenizer, bool(request.return_tokens_as_token_ids))
+        options = request.stream_options
+        self._wants_usage = options is not None and bool(options.include_usage)
+        self._wants_usage_always = self._wants_usage and bool(options.continuous_usage_stats)
+        members = dumps(envelope.members(self.chunk_kind))
+        self._head = b"data: " + members[:-1] + b',"choices":['  # made once: a stream is many chunks
+
+    def begin(self, usage: Usage) -> bytes:
+        return b""
+
+    def end(self, usage: Usage) -> bytes:
+        if not self._wants_usage:
+            return DONE
+        members = self._envelope.members(self.chunk_kind)
+        return data_event({**members, "choices": [], "usage": usage_object(usage)}) + DONE
+
+    def error(self, error: ApiError) -> bytes:
+        return data_event(error.openai()) + DONE
+
+    def _whole(self, choices: list[dict[str, Any]], usage: Usage) -> dict[str, Any]:
+        return {**self._envelope.members(self.kind), "choices": choices, "usage": usage_object(usage)}
+
+    def _chunk(self, choice: dict[str, Any], usage: Usage, members: dict[str, Any] | None = None) -> bytes:
+        """Returns a chunk of one choice, with `members` next to the choices."""
+        tail = b',"usage":' + dumps(usage_object(usage)) if self._wants_usage_always else b""
+        if members:
+            tail += b"," + dumps(members)[1:-1]
+        return self._head + dumps(choice) + b"]" + tail + b"}\n\n"
+
+    def _token_name(self, piece: TokenPiece) -> str:
+        return self._names.name(piece.token) if self._request.return_tokens_as_token_ids else piece.text
+
+
+def logprob_entry(piece: TokenPiece, name: str, num_top: int, names: TokenNames) -> dict[str, Any]:
+    """Returns the log-probability of a token, which is called `name`, and those of the `num_top` likeliest."""
+
+    def entry(name: str, data: bytes, logprob: float) -> dict[str, Any]:
+        return {"token": name, "bytes": list(data), "logprob": finite(logprob)}
+
+    top = [
+        entry(names.name(token), names.bytes[token], value)
+        for token, value in piece.logprob.top[:num_top]
+        if token >= 0
+    ]
+    return {**entry(name, piece.data, piece.logprob.logprob), "top_logprobs": top}
 
 
 def prompt_logprobs(prompt: list[Any], names: TokenNames) -> list[dict[str, Any] | None]:

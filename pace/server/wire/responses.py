@@ -6,14 +6,12 @@ import time
 from typing import Any
 
 from pace.llm.chat.events import ArgumentsPiece, CallBegins, CallEnds, Event, Text, Thought
-from pace.llm.text.token_bytes import TokenBytes
-from pace.llm.text.token_texts import TokenPiece
 from pace.server.answers import Piece, Usage
 from pace.server.errors import ApiError
 from pace.server.schemas.responses import ResponsesRequest
 from pace.server.wire.form import dumps, named_event
 from pace.server.wire.items import CallItem, Events, Item, MessageItem, ReasoningItem
-from pace.server.wire.openai import Envelope, finite
+from pace.server.wire.openai import Envelope, TokenNames, logprob_entry
 
 ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 """Error codes of a response; "server_error" for all other statuses."""
@@ -26,7 +24,7 @@ class ResponsesForm:
         """`tokenizer` gives the names of tokens, if requested."""
         self._request = request
         self._envelope = envelope
-        self._bytes = TokenBytes.of(tokenizer)
+        self._names = TokenNames(tokenizer, as_ids=False)
         self._num_events = 0
         self._items: list[Item] = []
         self._is_open = False
@@ -44,7 +42,10 @@ class ResponsesForm:
 
     def piece(self, piece: Piece, usage: Usage) -> bytes:
         if self._request.wants_logprobs:
-            self._logprobs += [self._logprob(token) for token in piece.tokens if not token.is_end]
+            num_top = self._request.top_logprobs or 0
+            self._logprobs += [
+                logprob_entry(token, token.text, num_top, self._names) for token in piece.tokens if not token.is_end
+            ]
         if piece.finish is not None:
             self._reason = piece.finish.reason
         return b"".join(map(self._take, piece.parts))
@@ -102,23 +103,6 @@ class ResponsesForm:
         rest = self._delta("") if self._logprobs and isinstance(last, MessageItem) else b""
         self._is_open = False
         return rest + self._events(last.end(status))
-
-    def _logprob(self, piece: TokenPiece) -> dict[str, Any]:
-        most = self._request.top_logprobs or 0
-        return {
-            "token": piece.text,
-            "bytes": list(piece.data),
-            "logprob": finite(piece.logprob.logprob),
-            "top_logprobs": [
-                {
-                    "token": self._bytes.text(token),
-                    "bytes": list(self._bytes[token]),
-                    "logprob": finite(value),
-                }
-                for token, value in piece.logprob.top[:most]
-                if token >= 0
-            ],
-        }
 
     def _delta(self, text: str) -> bytes:
         """Returns the event for the text, with the waiting log-probabilities."""

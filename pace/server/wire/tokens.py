@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from pace.llm.text.token_bytes import TokenBytes
-from pace.server.errors import ApiError
+from pace.server.errors import invalid
 from pace.server.jobs import ChatPrompt
 from pace.server.limits import Limits
 from pace.server.prompts import PromptReader
@@ -33,7 +33,7 @@ def detokenize(request: DetokenizeRequest, reader: PromptReader, limits: Limits)
     size = len(reader.tokenizer)
     wrong = next((token for token in request.tokens if not 0 <= token < size), None)
     if wrong is not None:
-        raise ApiError(400, f"tokens: ids are 0 to {size - 1}; got {wrong}", param="tokens")
+        raise invalid("tokens", f"must be from 0 to {size - 1}, got {wrong}")
     text = reader.tokenizer.decode(request.tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     return {"prompt": text, "content": text}
 
@@ -57,6 +57,15 @@ def tokenizer_info(reader: PromptReader) -> dict[str, Any]:
 def apply_template(request: ChatRequest, reader: PromptReader, limits: Limits) -> dict[str, str]:
     """Answers llama.cpp's `POST /apply-template`: the prompt of a chat request."""
     return {"prompt": reader.render(request.to_prompt(limits))}
+
+
+def count(request: Any, reader: PromptReader, limits: Limits) -> dict[str, Any]:
+    """Returns the number of tokens of a conversation's prompt."""
+    return {"input_tokens": len(reader.encode_chat(request.to_prompt(limits)))}
+
+
+def count_response(request: Any, reader: PromptReader, limits: Limits) -> dict[str, Any]:
+    return {"object": "response.input_tokens", **count(request, reader, limits)}
 
 
 def _pieces(tokens: list[int], tokenizer: Any) -> list[dict[str, Any]]:

@@ -21,11 +21,11 @@ from tests.checkpoints.gguf import latent_files, mixture_files
 
 ARCHITECTURES = {
     "llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "phi3": "phi3", "gemma2": "gemma2",
-    "gemma3_text": "gemma3", "smollm3": "smollm3", "granite": "granite", "olmo2": "olmo2", "olmo3": "olmo2", "glm": "chatglm", "glm4": "glm4",
-    "ernie4_5": "ernie4_5", "hunyuan_v1_dense": "hunyuan-dense", "cohere": "command-r", "cohere2": "cohere2", "minicpm": "minicpm",
-    "starcoder2": "starcoder2", "stablelm": "stablelm", "gpt_neox": "gptneox", "gpt2": "gpt2", "chatglm": "chatglm",
-    **mixture_files.ARCHITECTURES,
-    **latent_files.ARCHITECTURES,
+    "gemma3_text": "gemma3", "smollm3": "smollm3", "granite": "granite", "olmo2": "olmo2", "olmo3": "olmo2",
+    "glm": "chatglm", "glm4": "glm4", "ernie4_5": "ernie4_5", "hunyuan_v1_dense": "hunyuan-dense",
+    "cohere": "command-r", "cohere2": "cohere2", "minicpm": "minicpm", "starcoder2": "starcoder2",
+    "stablelm": "stablelm", "gpt_neox": "gptneox", "gpt2": "gpt2", "chatglm": "chatglm",
+    **mixture_files.ARCHITECTURES, **latent_files.ARCHITECTURES,
 }  # fmt: skip
 """GGUF's architecture names by model_type."""
 PERMUTED = ("llama", "smollm3", "granite", "granitemoe", "minicpm")

@@ -28,16 +28,8 @@ def test_reads_what_the_gguf_package_reads(tmp_path):
     gguf = pytest.importorskip("gguf", reason="the gguf package is not installed")
     path = tmp_path / "model.gguf"
     writer = gguf.GGUFWriter(path, "llama")
-    for kind, value in (
-        ("uint8", 200),
-        ("int8", -3),
-        ("uint16", 60000),
-        ("int16", -300),
-        ("uint32", 2**32 - 1),
-        ("int32", -(2**31)),
-        ("uint64", 2**63),
-        ("int64", -(2**62)),
-    ):
+    integers = {"uint8": 200, "int8": -3, "uint16": 60000, "int16": -300, "uint32": 2**32 - 1, "int32": -(2**31)}
+    for kind, value in {**integers, "uint64": 2**63, "int64": -(2**62)}.items():
         getattr(writer, f"add_{kind}")(f"test.{kind}", value)
     writer.add_float32("test.float32", 1e-5)
     writer.add_float64("test.float64", 1e-5)
@@ -70,19 +62,12 @@ def test_reads_what_the_gguf_package_reads(tmp_path):
     assert list(ours.tensors) == list(written)
     for found in theirs.tensors:
         tensor = ours.tensors[found.name]
-        assert (
-            tensor.begin == found.data_offset
-            and tensor.nbytes == found.n_bytes
-            and list(tensor.shape[::-1]) == found.shape.tolist()
-        )
-        assert np.array_equal(
-            ours.rows(found.name).numpy().ravel(), np.ascontiguousarray(found.data).view(np.uint8).ravel()
-        )
-    assert (
-        ours.tensors["blocks"].kind is BLOCK_TYPES[8]
-        and ours.tensors["matrix"].kind is torch.float16
-        and ours.tensors["scalars"].kind is torch.float64
-    )
+        assert (tensor.begin, tensor.nbytes) == (found.data_offset, found.n_bytes)
+        assert list(tensor.shape[::-1]) == found.shape.tolist()
+        data = np.ascontiguousarray(found.data).view(np.uint8).ravel()
+        assert np.array_equal(ours.rows(found.name).numpy().ravel(), data)
+    kinds = [ours.tensors[name].kind for name in ("blocks", "matrix", "scalars")]
+    assert kinds == [BLOCK_TYPES[8], torch.float16, torch.float64]
     assert np.array_equal(ours.rows("blocks", 1, 3).numpy(), written["blocks"][1:3])
     assert np.array_equal(ours.rows("cube", 3, 6).numpy().view(np.float32), written["cube"][1])
     assert ours.rows("vector", 0, 7).shape == (1, 28)
@@ -96,12 +81,8 @@ def test_typed_reading_names_the_file_and_the_key(tmp_path):
         entry("size", F32, struct.pack("<f", 0.5)),
     ]
     metadata = opened(tmp_path, whole(entries)).metadata
-    assert (
-        metadata.integer("count") == 5
-        and metadata.text("name") == "x"
-        and metadata.flag("on") is True
-        and metadata.number("size") == 0.5
-    )
+    assert metadata.integer("count") == 5 and metadata.text("name") == "x"
+    assert metadata.flag("on") is True and metadata.number("size") == 0.5
     assert metadata.integer("absent") is None and metadata.integer("absent", 3) == 3 and metadata.number("count") == 5
     for read, key, what in (
         (metadata.integer, "size", "an integer"),
@@ -119,60 +100,52 @@ def test_typed_reading_names_the_file_and_the_key(tmp_path):
 
 
 ONE = [tensor("x", (3, 4), 0, 0)]
+
+
+def with_entry(kind, data, key="a"):
+    return whole([entry(key, kind, data)])
+
+
+def with_array(kind, count, data=b""):
+    return with_entry(ARRAY, struct.pack("<IQ", kind, count) + data)
+
+
+def with_tensors(*tensors, num_bytes=48):
+    return whole(tensors=tensors, data=bytes(num_bytes))
+
+
+ALIGNMENT = "general.alignment"
 DAMAGED = {
     "empty": (b"", "is not a GGUF file: it has 0 bytes"),
     "other magic": (b"PK\3\4" + bytes(40), "is not a GGUF file: .* begins with b'PK"),
     "lfs": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n", "Git LFS pointer"),
     "counts beyond the file": (whole(num_entries=2**60), "announces 1,152,921,504,606,846,976 metadata entries"),
     "tensors beyond the file": (whole(num_tensors=2**40), "announces 1,099,511,627,776 tensors"),
-    "string beyond the file": (
-        whole([struct.pack("<Q", 2**50) + bytes(40)]),
-        "truncated or damaged: its header goes on beyond",
-    ),
-    "array beyond the file": (
-        whole([entry("a", ARRAY, struct.pack("<IQ", U8, 2**61))]),
-        r"announces .* numbers as the value of 'a'",
-    ),
-    "strings beyond the file": (
-        whole([entry("a", ARRAY, struct.pack("<IQ", STRING, 2**61))]),
-        r"announces .* strings as the value of 'a'",
-    ),
+    "string beyond the file": (whole([struct.pack("<Q", 2**50) + bytes(40)]), "damaged: its header continues beyond"),
+    "array beyond the file": (with_array(U8, 2**61), "announces .* numbers as the value of 'a'"),
+    "strings beyond the file": (with_array(STRING, 2**61), "announces .* strings as the value of 'a'"),
     "a string of strings beyond the file": (
-        whole(
-            [entry("a", ARRAY, struct.pack("<IQ", STRING, 2) + text("x") + struct.pack("<Q", 2**63))], data=bytes(64)
-        ),
-        "goes on beyond",
+        with_array(STRING, 2, text("x") + struct.pack("<Q", 2**63)) + bytes(64),
+        "continues beyond",
     ),
-    "unknown type": (whole([entry("a", 77, bytes(8))]), "the value of 'a' is of the unknown type 77"),
+    "unknown type": (with_entry(77, bytes(8)), "the value of 'a' is of the unknown type 77"),
     "key twice": (whole([entry("a", U8, b"\1")] * 2), "has the key 'a' twice"),
-    "key not UTF-8": (whole([entry(b"\xff", U8, b"\1")]), "a key is not UTF-8"),
-    "text not UTF-8": (whole([entry("a", STRING, text(b"\xff"))]), "the value of 'a' is not UTF-8"),
-    "tensor twice": (whole(tensors=ONE * 2, data=bytes(48)), "has the tensor 'x' twice"),
-    "alignment of 0": (
-        whole([entry("general.alignment", U32, bytes(4))]),
-        "general.alignment must be a power of two; got 0",
-    ),
-    "alignment of 24": (
-        whole([entry("general.alignment", U32, struct.pack("<I", 24))]),
-        "must be a power of two; got 24",
-    ),
-    "alignment as text": (
-        whole([entry("general.alignment", STRING, text("32"))]),
-        "general.alignment must be an integer; got '32'",
-    ),
-    "data truncated": (
-        whole(tensors=ONE, data=bytes(47)),
-        r"truncated or damaged: tensor 'x' ends at byte 144 of a file of 143",
-    ),
-    "offset outside": (whole(tensors=[tensor("x", (3, 4), 0, 2**63)], data=bytes(48)), "tensor 'x' ends at byte"),
-    "shape beyond all": (whole(tensors=[tensor("x", (2**63, 2**63), 0, 0)], data=bytes(48)), "which no file can hold"),
-    "dimensions": (whole(tensors=[tensor("x", (1,) * 5, 0, 0)], data=bytes(48)), "has 5 dimensions; at most 4"),
-    "share bytes": (whole(tensors=[*ONE, tensor("y", (4,), 0, 32)], data=bytes(48)), "'x' and 'y' in .* share bytes"),
+    "key not UTF-8": (with_entry(U8, b"\1", b"\xff"), "a key is not UTF-8"),
+    "text not UTF-8": (with_entry(STRING, text(b"\xff")), "the value of 'a' is not UTF-8"),
+    "tensor twice": (with_tensors(*ONE * 2), "has the tensor 'x' twice"),
+    "alignment of 0": (with_entry(U32, bytes(4), ALIGNMENT), "general.alignment must be a power of two; got 0"),
+    "alignment of 24": (with_entry(U32, struct.pack("<I", 24), ALIGNMENT), "must be a power of two; got 24"),
+    "alignment as text": (with_entry(STRING, text("32"), ALIGNMENT), "alignment must be an integer; got '32'"),
+    "data truncated": (with_tensors(*ONE, num_bytes=47), "damaged: tensor 'x' ends at byte 144 of a file of 143"),
+    "offset outside": (with_tensors(tensor("x", (3, 4), 0, 2**63)), "tensor 'x' ends at byte"),
+    "shape beyond all": (with_tensors(tensor("x", (2**63, 2**63), 0, 0)), "which no file can hold"),
+    "dimensions": (with_tensors(tensor("x", (1,) * 5, 0, 0)), "has 5 dimensions; at most 4"),
+    "share bytes": (with_tensors(*ONE, tensor("y", (4,), 0, 32)), "'x' and 'y' in .* share bytes"),
     "no whole blocks": (
-        whole(tensors=[tensor("x", (2, 40), 2, 0)], data=bytes(48)),
-        r"shape \[2, 40\]; rows of Q4_0 are of a multiple of 32",
+        with_tensors(tensor("x", (2, 40), 2, 0)),
+        r"shape \[2, 40\]; a row of Q4_0 has a multiple of 32",
     ),
-    "blocks without rows": (whole(tensors=[tensor("x", (), 2, 0)], data=bytes(48)), "rows of Q4_0"),
+    "blocks without rows": (with_tensors(tensor("x", (), 2, 0)), "a row of Q4_0"),
 }
 
 
@@ -191,7 +164,7 @@ def test_damaged_files_are_refused_at_once(tmp_path, name):
 @pytest.mark.parametrize(
     ("content", "message"),
     [(whole(version=1), "version 1 of GGUF; implemented: 2, 3"), (whole(version=4), "version 4 of GGUF"),
-     (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "in big endian.*gguf-convert-endian"),
+     (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "big-endian.*gguf-convert-endian"),
      (whole([entry("a", ARRAY, struct.pack("<IQIQ", ARRAY, 1, U8, 0))]), "the value of 'a' is an array of arrays"),
      (whole(tensors=[tensor("blk.0.ffn_up.weight", (1, 256), 16, 0)], data=bytes(66)),
        r"'blk\.0\.ffn_up\.weight' .* is stored as IQ2_XXS, .*implemented: float32, .*Q4_K"),

@@ -8,7 +8,8 @@ import torch
 pytest.importorskip("gguf", reason="the gguf package is not installed")
 
 from pace.checkpoints.gguf.checkpoint import GgufCheckpoint
-from pace.llm.models.model_utils import load_model
+from pace.llm.loading.load import load_model
+from pace.llm.loading.options import LoadOptions
 from tests.checkpoints.gguf import latent_files
 from tests.checkpoints.gguf.files import write_gguf
 from tests.llm.models.families.latent_variants import YARN
@@ -23,7 +24,7 @@ WIDE = {
 
 
 def load(path, dtype="float32", **more):
-    return load_model(path, dtype, num_threads=1, progress=False, **more)
+    return load_model(LoadOptions(path, dtype=dtype, num_threads=1, progress=False, **more))
 
 
 @pytest.mark.parametrize("model_type", ["deepseek_v2", "deepseek_v3"])

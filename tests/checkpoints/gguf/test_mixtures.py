@@ -10,7 +10,8 @@ pytest.importorskip("gguf", reason="the gguf package is not installed")
 from pace.checkpoints.gguf.blocks import BLOCK_TYPES
 from pace.checkpoints.gguf.checkpoint import GgufCheckpoint
 from pace.llm import LLMModel
-from pace.llm.models.model_utils import load_model
+from pace.llm.loading.load import load_model
+from pace.llm.loading.options import LoadOptions
 from tests.checkpoints.gguf.files import write_gguf
 from tests.llm.models.variants import save_tiny
 
@@ -45,7 +46,7 @@ def test_experts_have_the_weights_of_the_file(tmp_path, kind):
     families rotate."""
     model_type = list(FAMILIES)[KINDS.index(kind) % len(FAMILIES)]
     path = written(tmp_path, model_type, lambda name: "Q8_0" if "down" in name else kind)
-    model = load_model(path, "float32", "torch", num_threads=1, progress=False)
+    model = load_model(LoadOptions(path, dtype="float32", backend="torch", num_threads=1, progress=False))
     layout = next(block.layout for block in BLOCK_TYPES.values() if block.name == kind)
     with GgufCheckpoint(path) as reader:
         for layer, block in enumerate(model.layers):

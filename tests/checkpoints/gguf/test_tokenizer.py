@@ -13,8 +13,8 @@ gguf = pytest.importorskip("gguf", reason="the gguf package is not installed")
 pytest.importorskip("transformers")
 
 from pace.assets import TINY  # noqa: E402
-from pace.checkpoints.gguf.tokenizer import CUTS  # noqa: E402
-from pace.llm.models.hf_utils import load_tokenizer  # noqa: E402
+from pace.checkpoints.gguf.tokenizer import PRE_TOKENIZERS  # noqa: E402
+from pace.tokenizer.loading import load_tokenizer  # noqa: E402
 from tests.checkpoints.gguf.files import add_tokenizer  # noqa: E402
 from tests.llm.text.tokenizer_zoo import ZOO, byte_level, sentencepiece  # noqa: E402
 
@@ -23,8 +23,9 @@ HELD_OUT = [
     for line in (Path(__file__).parents[2] / "data" / "tiny_heldout.jsonl").read_text(encoding="utf-8").splitlines()
 ]
 STRANGE = [
-    "", " ", "  two  spaces ", "\n\n\ttab\r\n", "naïve café", "日本語", "🙂👩‍👩‍👧", "\x00\x01\x7f", "don't we'll THEY'RE 12345 3.14", "'the 'tis", "<|en", "e\u0301\u200b",
-    "<|user|>Hello<|end|> <|assistant|> x", "<s>a</s> b<unk>c", "a▁b ▁ c", "trailing   ", "x\n\n\n  y\t", "<0x41><0xE6>",
+    "", " ", "  two  spaces ", "\n\n\ttab\r\n", "naïve café", "日本語", "🙂👩‍👩‍👧", "\x00\x01\x7f",
+    "don't we'll THEY'RE 12345 3.14", "'the 'tis", "<|en", "e\u0301\u200b", "<|user|>Hello<|end|> <|assistant|> x",
+    "<s>a</s> b<unk>c", "a▁b ▁ c", "trailing   ", "x\n\n\n  y\t", "<0x41><0xE6>",
 ]  # fmt: skip
 
 
@@ -44,7 +45,9 @@ def as_file(path: Path, tokenizer, pre=None, *add, **options):
     return load_tokenizer(file_with(path, lambda writer: add_tokenizer(writer, tokenizer, pre), *add, **options))
 
 
-def put(key, value, kind):
+def put(name, value, kind):
+    """Sets the key `tokenizer.{name}`."""
+    key = f"tokenizer.{name}"
     return lambda writer: (writer.kv_data[0].pop(key, None), getattr(writer, f"add_{kind}")(key, value))
 
 
@@ -134,7 +137,9 @@ def test_how_texts_are_cut(tmp_path, name):
         for piece, _ in before.pre_tokenize_str("I'd pay $12345 for the HTMLPage, e.g. 1.5kg\n\n  now!")
     ]
     assert "|".join(pieces) == PIECES[name]
-    assert all(cut in [CUTS[name] for name in PIECES] for cut in CUTS.values()), "every rule is in this test"
+    assert all(cut in [PRE_TOKENIZERS[name] for name in PIECES] for cut in PRE_TOKENIZERS.values()), (
+        "every rule is in this test"
+    )
     composed = tokenizer.backend_tokenizer.normalizer
     assert (composed.normalize_str("e\u0301") if composed else "e\u0301") == ("é" if name == "qwen2" else "e\u0301")
 
@@ -162,15 +167,15 @@ def test_what_comes_before_and_after(tmp_path):
         return whole[:place], whole[place + len(inside) :]
 
     bos, with_bos, with_eos = (
-        put("tokenizer.ggml.bos_token_id", 0, "uint32"),
-        put("tokenizer.ggml.add_bos_token", True, "bool"),
-        put("tokenizer.ggml.add_eos_token", True, "bool"),
+        put("ggml.bos_token_id", 0, "uint32"),
+        put("ggml.add_bos_token", True, "bool"),
+        put("ggml.add_eos_token", True, "bool"),
     )
     assert ids("gpt-2", bos) == ([], [])
     assert ids("gpt-2", bos, with_bos) == ([0], []) and ids("gpt-2", with_bos) == ([], []), "there is none"
     assert ids("gpt-2", bos, with_eos) == ([], [1]) and ids("qwen2", bos, with_bos, with_eos) == ([0], [1])
     assert ids("llama-bpe", bos) == ids("tekken", bos) == ([0], []), "where the file does not say, as llama.cpp"
-    assert ids("llama-bpe", bos, put("tokenizer.ggml.add_bos_token", False, "bool")) == ([], [])
+    assert ids("llama-bpe", bos, put("ggml.add_bos_token", False, "bool")) == ([], [])
     assert ids(None, tokenizer=sentencepiece) == ([1], [])
 
 
@@ -227,9 +232,7 @@ def test_phi3_takes_the_spaces_after_its_special_tokens(tmp_path):
 
 def test_prefix_of_a_space(tmp_path):
     with_prefix, without = (
-        as_file(
-            tmp_path / f"{wanted}.gguf", sentencepiece(), None, put("tokenizer.ggml.add_space_prefix", wanted, "bool")
-        )
+        as_file(tmp_path / f"{wanted}.gguf", sentencepiece(), None, put("ggml.add_space_prefix", wanted, "bool"))
         for wanted in (True, False)
     )
     assert with_prefix.tokenize("the")[0].startswith("▁") and not without.tokenize("the")[0].startswith("▁")
@@ -268,15 +271,16 @@ def test_a_tokenizer_of_an_architecture_that_is_not_implemented(tmp_path):
 @pytest.mark.parametrize(
     ("add", "error", "message"),
     [
-        (put("tokenizer.ggml.pre", "unheard-of", "string"), NotImplementedError, "tokenizer.ggml.pre = 'unheard-of' is not implemented; implemented: default, gpt-2, .*tokenizer_name_or_path"),
-        (put("tokenizer.ggml.model", "t5", "string"), NotImplementedError, "a tokenizer of the kind 't5', .*implemented: gpt2, llama"),
-        (put("tokenizer.ggml.tokens", ["a", "b", "a"], "array"), ValueError, "tokenizer.ggml.tokens has 'a' twice"),
-        (put("tokenizer.ggml.tokens", 3, "uint32"), ValueError, "tokenizer.ggml.tokens must be an array of strings; got 3"),
-        (put("tokenizer.ggml.merges", ["a bc d"], "array"), ValueError, "tokenizer.ggml.merges has 'a bc d', which is no pair"),
-        (put("tokenizer.ggml.merges", ["a qqq"], "array"), ValueError, "tokenizer.ggml.merges has 'a qqq', which is no pair"),
-        (put("tokenizer.ggml.token_type", [1, 1], "array"), ValueError, "token_type must have a type for each of 300 tokens; it has 2"),
-        (put("tokenizer.ggml.eos_token_id", 300, "uint32"), ValueError, "eos_token_id must be one of the 300 tokens; got 300"),
-        (put("tokenizer.huggingface.json", "{", "string"), ValueError, "cannot make the tokenizer in .* from its metadata"),
+        (put("ggml.pre", "unheard-of", "string"), NotImplementedError,
+         "pre = 'unheard-of' is not implemented; implemented: default, gpt-2, .*tokenizer_name_or_path"),
+        (put("ggml.model", "t5", "string"), NotImplementedError, "tokenizer of type 't5', .*implemented: gpt2, llama"),
+        (put("ggml.tokens", ["a", "b", "a"], "array"), ValueError, "tokenizer.ggml.tokens has 'a' twice"),
+        (put("ggml.tokens", 3, "uint32"), ValueError, "tokenizer.ggml.tokens must be an array of strings; got 3"),
+        (put("ggml.merges", ["a bc d"], "array"), ValueError, "ggml.merges has 'a bc d', which must be two tokens"),
+        (put("ggml.merges", ["a qqq"], "array"), ValueError, "ggml.merges has 'a qqq', which must be two tokens"),
+        (put("ggml.token_type", [1, 1], "array"), ValueError, "must have a type for each of 300 tokens; it has 2"),
+        (put("ggml.eos_token_id", 300, "uint32"), ValueError, "eos_token_id must be one of the 300 tokens; got 300"),
+        (put("huggingface.json", "{", "string"), ValueError, "cannot make the tokenizer in .* from its metadata"),
         (lambda writer: writer.kv_data[0].pop("tokenizer.ggml.merges"), ValueError, "has no tokenizer.ggml.merges"),
     ],
 )  # fmt: skip
@@ -289,7 +293,7 @@ def test_what_is_refused(tmp_path, add, error, message):
 def test_sentencepiece_needs_its_scores(tmp_path):
     for add, message in (
         (lambda writer: writer.kv_data[0].pop("tokenizer.ggml.scores"), "has no tokenizer.ggml.scores"),
-        (put("tokenizer.ggml.scores", [1.0], "array"), "a score for each of 360 tokens; it has 1"),
+        (put("ggml.scores", [1.0], "array"), "a score for each of 360 tokens; it has 1"),
     ):
         with pytest.raises(ValueError, match=message):
             as_file(tmp_path / "t.gguf", sentencepiece(), None, add)

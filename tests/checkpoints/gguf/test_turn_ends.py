@@ -12,7 +12,7 @@ pytest.importorskip("transformers")
 
 from pace.checkpoints.gguf.config import special_tokens  # noqa: E402
 from pace.checkpoints.gguf.file import GgufFile  # noqa: E402
-from pace.llm.models.hf_utils import load_tokenizer  # noqa: E402
+from pace.tokenizer.loading import load_tokenizer  # noqa: E402
 from tests.checkpoints.gguf.files import add_tokenizer  # noqa: E402
 from tests.checkpoints.gguf.test_tokenizer import file_with  # noqa: E402
 from tests.llm.text.tokenizer_zoo import ZOO  # noqa: E402
@@ -126,4 +126,4 @@ def test_what_is_corrected_is_told(tmp_path, caplog):
         assert not caplog.records
         load_tokenizer(write(tmp_path / "wrong.gguf", "byte_level", names, KINDS.NORMAL, LOOP.replace("BODY", body)))
     (record,) = caplog.records
-    assert "wrong.gguf: tokenizer.ggml.token_type calls '<|im_start|>', '<|im_end|>' ordinary text" in record.message
+    assert "wrong.gguf: tokenizer.ggml.token_type marks '<|im_start|>', '<|im_end|>' as ordinary text" in record.message

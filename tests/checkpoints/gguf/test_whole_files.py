@@ -12,8 +12,9 @@ pytest.importorskip("transformers")
 from pace.assets import TINY
 from pace.checkpoints.gguf.checkpoint import GgufCheckpoint
 from pace.llm import LLMModel, SamplingConfig
-from pace.llm.models.checkpoint import Checkpoint
-from pace.llm.models.hf_utils import find_checkpoint, load_tokenizer, read_config_json, read_generation_config
+from pace.llm.loading.checkpoint import Checkpoint, read_config_json, read_generation_config
+from pace.llm.loading.find import find_checkpoint
+from pace.tokenizer.loading import load_tokenizer
 from tests.checkpoints.gguf.files import add_tokenizer, write_gguf
 from tests.llm.models.variants import save_tiny
 
@@ -84,7 +85,7 @@ def test_shards_that_do_not_belong_together(shards, tmp_path):
     content = first.read_bytes()
     place = content.index(b"split.tensors.count") + len(b"split.tensors.count") + 4
     first.write_bytes(content[:place] + b"\x07" + content[place + 1 :])
-    with pytest.raises(ValueError, match="announces 7 tensors in 3 shards .*, which hold 47"):
+    with pytest.raises(ValueError, match="announces 7 tensors .*, but its 3 shards have 47"):
         LLMModel(twice)
     first.write_bytes(content[:place] + b"\x3c" + content[place + 1 :])  # 20 + 20 + 20
     third.write_bytes(second.read_bytes().replace(b"split.no\x02\0\0\0\1\0", b"split.no\x02\0\0\0\2\0"))
@@ -92,7 +93,7 @@ def test_shards_that_do_not_belong_together(shards, tmp_path):
         LLMModel(twice)
     wrong = tmp_path / "x-00004-of-00003.gguf"
     wrong.write_bytes(b"GGUF")
-    with pytest.raises(ValueError, match="named as shard 4 of 3"):
+    with pytest.raises(ValueError, match="has the name of shard 4 of 3"):
         find_checkpoint(wrong)
 
 
@@ -143,7 +144,7 @@ def test_ends_of_texts_by_their_names(tmp_path, caplog):
     save_tiny(tmp_path / "hub", "llama", {})
     write_gguf(tmp_path / "hub", tmp_path / "model.gguf", add=add)
     assert read_config_json(tmp_path / "model.gguf")["eos_token_id"] == [2, 5, 3, 4]
-    assert "calls '<|eot_id|>' ordinary text; read as tokens of their own (1 in all)" in caplog.text
+    assert "marks '<|eot_id|>' as ordinary text; treating them as separate tokens (1 in all)" in caplog.text
 
 
 CHAT = [{"role": "user", "content": "Tell me a story about a little fox."}]

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from pace.checkpoints.quantized import read_quant_method
-from pace.llm.models.model_utils import load_model
+from pace.llm.loading.load import load_model
+from pace.llm.loading.options import LoadOptions
 from tests.checkpoints.quantized.models import KINDS, save_quantized
 
 Q = "model.layers.0.self_attn.q_proj"
@@ -32,7 +33,7 @@ def compressed(**more):
             ({"quant_method": name}, f"quant_method = '{name}'.*original")
             for name in ("aqlm", "quip", "hqq", "eetq", "vptq", "higgs", "torchao", "quanto", "spqr", "fbgemm_fp8")
         ],
-        ({"quant_method": "bitnet"}, "quant_method = 'bitnet'.*three values"),
+        ({"quant_method": "bitnet"}, "quant_method = 'bitnet'.*no other checkpoint"),
         ({"quant_method": "auto-round"}, "AutoRound"),
         ({"quant_method": "gguf"}, ".gguf file"),
         ({"quant_method": "a new one"}, "'a new one'.*gptq, awq, bitsandbytes, compressed-tensors"),
@@ -119,8 +120,8 @@ def with_state(**fields):
 
 
 DAMAGES = [
-    ("gptq", without(".qzeros"), "q_proj.qweight.*not.*q_proj.qzeros"),
-    ("gptq", without(".scales"), "not.*q_proj.scales"),
+    ("gptq", without(".qzeros"), "q_proj.qweight.*lacks.*q_proj.qzeros"),
+    ("gptq", without(".scales"), "lacks.*q_proj.scales"),
     ("gptq", without(".qweight"), r"missing \(1\): .*q_proj.weight"),
     ("gptq", changed(".qweight", lambda t: t[:-1]), "q_proj"),
     ("gptq", changed(".qweight", lambda t: t.long()), "q_proj.qweight' is int64.*int32"),
@@ -137,14 +138,14 @@ DAMAGES = [
     ("gptq", lambda state, config: state.update({f"{Q}.weight": torch.zeros(64, 64)}),
       "q_proj.weight quantised.*and not quantised"),
     ("gptq", lambda state, config: config.pop("quantization_config"), "qweight.*no quantization_config"),
-    ("gptq", configured(quant_method="fp8"), "quantised .fp8., but no tensor"),
+    ("gptq", configured(quant_method="fp8"), "quantization_config .fp8., but no tensor"),
     ("gptq", configured(quant_method="awq"), r"\.qzeros' is int32"),
     ("awq", changed(".qzeros", lambda t: t[:1]), "q_proj.qzeros'.*shape"),
     ("awq", first(".scales", torch.nan), "q_proj.scales' holds nan"),
     ("awq", configured(group_size=64), r"\.qzeros' is int32"),
-    ("bnb-nf4", without(".weight.absmax"), "not.*q_proj.weight.absmax"),
-    ("bnb-nf4", without(".weight.quant_map"), "not.*quant_map"),
-    ("bnb-nf4", without(".weight.quant_state.bitsandbytes__nf4"), "not.*quant_state.bitsandbytes__nf4"),
+    ("bnb-nf4", without(".weight.absmax"), "lacks.*q_proj.weight.absmax"),
+    ("bnb-nf4", without(".weight.quant_map"), "lacks.*quant_map"),
+    ("bnb-nf4", without(".weight.quant_state.bitsandbytes__nf4"), "lacks.*quant_state.bitsandbytes__nf4"),
     ("bnb-nf4", without(".weight.nested_absmax"), "lacks nested_absmax"),
     ("bnb-nf4", without(".weight.nested_quant_map"), "lacks nested_quant_map"),
     ("bnb-nf4", changed(".weight", lambda t: t[:-1]), "q_proj.weight' has 2047 bytes"),
@@ -157,24 +158,24 @@ DAMAGES = [
     ("bnb-nf4", with_state(nested_blocksize=None), "nested_blocksize in tensor"),
     ("bnb-nf4", with_state(nested_offset="x"), "nested_offset in tensor"),
     ("bnb-nf4", first(".weight.quant_state.bitsandbytes__nf4", 7), "must hold a JSON object"),
-    ("bnb-int8", without(".SCB"), "not.*q_proj.SCB"), ("bnb-int8", first(".SCB", torch.inf), "q_proj.SCB' holds inf"),
+    ("bnb-int8", without(".SCB"), "lacks.*q_proj.SCB"), ("bnb-int8", first(".SCB", torch.inf), "q_proj.SCB' holds inf"),
     ("bnb-int8", changed(".SCB", lambda t: t[1:]), "q_proj.SCB'.*shape"),
-    ("compressed-int4", without(".weight_shape"), "not.*weight_shape"),
+    ("compressed-int4", without(".weight_shape"), "lacks.*weight_shape"),
     ("compressed-int4", first(".weight_shape", 65), "weight_packed'.*weight_shape"),
     ("compressed-int4", first(".weight_scale", torch.nan), "weight_scale' holds nan"),
     ("compressed-int4", changed(".weight_zero_point", lambda t: t[1:]), "weight_zero_point'.*shape"),
     ("compressed-int4", changed(".weight_scale", lambda t: t.repeat(1, 2)), "weight_scale' has 4 groups"),
     ("compressed-int4", changed(".weight_zero_point", lambda t: torch.full((64, 2), 8, dtype=torch.int8)),
-      "zero points of 8..8; of 4 bits they are -8..7"),
-    ("compressed-int8", without(".weight_scale"), "not.*weight_scale"),
+      "zero points of 8..8; with 4 bits they are -8..7"),
+    ("compressed-int8", without(".weight_scale"), "lacks.*weight_scale"),
     ("compressed-int8", changed(".weight_scale", lambda t: t[1:]), "weight_scale'.*shape"),
     ("compressed-int8", changed(".weight_scale", lambda t: t[:, :0]), "weight_scale' has 0 groups"),
     ("compressed-fp8", first(".weight_scale", torch.inf), "weight_scale' holds inf"),
-    ("fp8", without(".weight_scale_inv"), "not.*weight_scale_inv"),
+    ("fp8", without(".weight_scale_inv"), "lacks.*weight_scale_inv"),
     ("fp8", changed(".weight_scale_inv", lambda t: t[:1]), "weight_scale_inv'.*shape"),
     ("fp8", first(".weight_scale_inv", torch.nan), "weight_scale_inv' holds nan"),
     ("fp8", configured(weight_block_size=[128, 128]), "weight_scale_inv'.*shape"),
-    ("mxfp4", without(".weight_scales"), "not.*weight_scales"),
+    ("mxfp4", without(".weight_scales"), "lacks.*weight_scales"),
     ("mxfp4", changed(".weight_blocks", lambda t: t[:, :1]), "weight_blocks'.*shape"),
     ("mxfp4", first(".weight_scales", 255), "weight_scales' holds nan"),
 ]  # fmt: skip
@@ -186,13 +187,13 @@ DAMAGES = [
 def test_damaged_checkpoints(kind, damage, told, tmp_path):
     folder = save_quantized(tmp_path, kind, change=damage)
     with pytest.raises(ValueError, match=told):
-        load_model(folder, "float32", "torch", progress=False)
+        load_model(LoadOptions(folder, dtype="float32", backend="torch", progress=False))
 
 
 def test_layouts_for_other_machines(tmp_path):
     folder = save_quantized(tmp_path, "bnb-int8", change=changed(".weight_format", lambda t: t + 2))
     with pytest.raises(NotImplementedError, match="weight_format' is 2.*by rows"):
-        load_model(folder, "float32", "torch", progress=False)
+        load_model(LoadOptions(folder, dtype="float32", backend="torch", progress=False))
 
 
 def test_every_kind_has_a_damage():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -43,23 +44,14 @@ def bits(tensor):
     return tensor.clone().flatten().view(torch.uint8)
 
 
-def group_scheme(**weights):
-    return {
-        "group_0": {
-            "targets": ["Linear"],
-            "weights": {"num_bits": 4, "type": "int", **weights},
-            "input_activations": {"num_bits": 8, "dynamic": True},
-        }
-    }
-
-
-def compressed(layout, **weights):
-    return {
-        "quant_method": "compressed-tensors",
-        "format": layout,
-        "ignore": ["lm_head", "re:.*gate$"],
-        "config_groups": group_scheme(**weights),
-    }
+def compressed(layout, strategy, num_bits=4, type="int", group_size=None, **weights):
+    """A `quantization_config` of compressed-tensors; `group_size` is for the strategy "group" only."""
+    weights |= {"num_bits": num_bits, "type": type, "strategy": strategy}
+    weights["group_size"] = group_size if strategy == "group" else None
+    activations = {"num_bits": 8, "dynamic": True}
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": activations}}
+    ignored = ["lm_head", "re:.*gate$"]
+    return {"quant_method": "compressed-tensors", "format": layout, "ignore": ignored, "config_groups": groups}
 
 
 def cases():
@@ -69,29 +61,19 @@ def cases():
     ):
         if order == "irregular" and group != 32 or (group == -1 and order != "sequential"):
             continue
-        config = {
-            "quant_method": "gptq", "bits": bits, "group_size": group, "desc_act": order != "sequential",
-            "sym": symmetric,
-        }  # fmt: skip
-        if version == 2:
-            config["checkpoint_format"] = "gptq_v2"
+        config = {"quant_method": "gptq", "bits": bits, "group_size": group, "sym": symmetric}
+        config |= {"desc_act": order != "sequential"} | ({"checkpoint_format": "gptq_v2"} if version == 2 else {})
         minima = not symmetric and bits in (4, 8)
         size = (K if minima else None) if group == -1 else group
-        layout = (
-            torch.float32
-            if group == 24 or order == "irregular"
-            else WeightLayout("int4" if bits < 8 else "int8", size, minima)
-        )
+        fits = group != 24 and order != "irregular"
+        layout = WeightLayout("int4" if bits < 8 else "int8", size, minima) if fits else torch.float32
         name = f"gptq-{bits}-{group}-{'symmetric' if symmetric else 'zeros'}-{order}-v{version}"
-        yield name, config, lambda a=(bits, group, symmetric, order, version): packers.gptq(N + 16, K, *a), layout
+        pack = partial(packers.gptq, N + 16, K, bits, group, symmetric, order, version)
+        yield name, config, pack, layout
     for group in (-1, 16, 48, 24):
+        config = {"quant_method": "awq", "bits": 4, "group_size": group, "version": "GEMM"}
         layout = torch.float32 if group == 24 else WeightLayout("int4", K if group == -1 else group, True)
-        yield (
-            f"awq-{group}",
-            {"quant_method": "awq", "bits": 4, "group_size": group, "version": "GEMM"},
-            lambda g=group: packers.awq(N, K, g),
-            layout,
-        )
+        yield f"awq-{group}", config, partial(packers.awq, N, K, group), layout
     four = {"quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": False}
     for kind, nested, (k, block, group) in itertools.product(
         ("nf4", "fp4"),
@@ -99,94 +81,47 @@ def cases():
         ((128, 64, 64), (96, 64, 32), (96, 32, 32), (40, 64, 0), (33, 64, 0), (4096, 4096, 4096)),
     ):
         layout = WeightLayout("int4", group, codebook=kind) if group else torch.float32
-        yield (
-            f"bnb-{kind}-{'nested' if nested else 'plain'}-{k}-{block}",
-            four,
-            lambda a=(k, kind, block, nested): packers.bitsandbytes_4bit(N - 1, *a),
-            layout,
-        )
-    yield (
-        "bnb-nf4-as-bfloat16",
-        four,
-        lambda: packers.bitsandbytes_4bit(N, K, stored_as=torch.bfloat16),
-        WeightLayout("int4", 32, codebook="nf4"),
-    )
-    yield "bnb-int8", {"load_in_8bit": True}, lambda: packers.bitsandbytes_8bit(N, K), WeightLayout("int8", None)
+        pack = partial(packers.bitsandbytes_4bit, N - 1, k, kind, block, nested)
+        yield f"bnb-{kind}-{'nested' if nested else 'plain'}-{k}-{block}", four, pack, layout
+    pack = partial(packers.bitsandbytes_4bit, N, K, stored_as=torch.bfloat16)
+    yield "bnb-nf4-as-bfloat16", four, pack, WeightLayout("int4", 32, codebook="nf4")
+    yield "bnb-int8", {"load_in_8bit": True}, partial(packers.bitsandbytes_8bit, N, K), WeightLayout("int8", None)
     for bits, strategy, symmetric, packed in itertools.product(
         range(2, 9), ("group", "channel", "tensor"), (True, False), (True, False)
     ):
         if symmetric and not packed or strategy == "tensor" and not symmetric:
             continue
+        config = compressed("pack-quantized", strategy, bits, group_size=32, symmetric=symmetric)
+        minima = not symmetric and bits in (4, 8)
+        size = 32 if strategy == "group" else K if minima else None
+        layout = WeightLayout("int4" if bits <= 4 else "int8", size, minima)
         for spaced in (False, True) if bits in (3, 5, 6, 7) else (False,):
-            minima = not symmetric and bits in (4, 8)
-            size = 32 if strategy == "group" else K if minima else None
-            config = compressed(
-                "pack-quantized",
-                num_bits=bits,
-                symmetric=symmetric,
-                strategy=strategy,
-                group_size=32 if strategy == "group" else None,
+            pack = partial(
+                packers.pack_quantized, N - 5, K, bits, strategy, 32, symmetric, "sequential", packed, spaced
             )
-            name = f"packed-{bits}-{strategy}-{'symmetric' if symmetric else 'zeros'}-{'packed' if packed else 'plain'}-{'spaced' if spaced else 'dense'}"
-            arguments = (bits, strategy, 32, symmetric, "sequential", packed, spaced)
-            yield (
-                name,
-                config,
-                lambda a=arguments: packers.pack_quantized(N - 5, K, *a),
-                WeightLayout("int4" if bits <= 4 else "int8", size, minima),
-            )
-    act_order = compressed("pack-quantized", strategy="group", group_size=16, actorder="group")
-    yield (
-        "packed-act-order",
-        act_order,
-        lambda: packers.pack_quantized(N, K, 4, group=16, order="act-order"),
-        WeightLayout("int4", 16),
-    )
-    yield (
-        "packed-act-order-irregular",
-        act_order,
-        lambda: packers.pack_quantized(N, K, 4, group=16, order="irregular"),
-        torch.float32,
-    )
-    for strategy, symmetric in (
-        ("channel", True),
-        ("channel", False),
-        ("tensor", True),
-        ("group", True),
-        ("group", False),
+            zeros = "symmetric" if symmetric else "zeros"
+            stored = f"{'packed' if packed else 'plain'}-{'spaced' if spaced else 'dense'}"
+            yield f"packed-{bits}-{strategy}-{zeros}-{stored}", config, pack, layout
+    config = compressed("pack-quantized", "group", group_size=16, actorder="group")
+    for order, layout in (("act-order", WeightLayout("int4", 16)), ("irregular", torch.float32)):
+        yield f"packed-{order}", config, partial(packers.pack_quantized, N, K, 4, group=16, order=order), layout
+    for strategy, symmetric in itertools.product(("channel", "tensor", "group"), (True, False)):
+        if strategy != "tensor" or symmetric:
+            size = 32 if strategy == "group" else None if symmetric else K
+            config = compressed("int-quantized", strategy, 8, group_size=32)
+            pack = partial(packers.int_quantized, N, K, strategy, 32, symmetric)
+            yield f"int8-{strategy}-{symmetric}", config, pack, WeightLayout("int8", size, not symmetric)
+    fp8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+    for block, exponents, layout in (
+        ((32, 64), False, WeightLayout("float8", 64)),
+        ((16, 40), False, torch.float32),
+        ((1, 32), True, WeightLayout("float8", 32)),
     ):
-        size = 32 if strategy == "group" else None if symmetric else K
-        config = compressed(
-            "int-quantized", num_bits=8, strategy=strategy, group_size=32 if strategy == "group" else -1
-        )
-        yield (
-            f"int8-{strategy}-{symmetric}",
-            config,
-            lambda a=(strategy, 32, symmetric): packers.int_quantized(N, K, *a),
-            WeightLayout("int8", None if symmetric and size is None else size, not symmetric),
-        )
-    fp8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [32, 64]}
-    yield "fp8-block", fp8, lambda: packers.float8(N, K, (32, 64)), WeightLayout("float8", 64)
-    yield (
-        "fp8-block-of-40",
-        fp8 | {"weight_block_size": [16, 40]},
-        lambda: packers.float8(N, K, (16, 40)),
-        torch.float32,
-    )
-    yield (
-        "fp8-exponents",
-        fp8 | {"weight_block_size": [1, 32]},
-        lambda: packers.float8(N, K, (1, 32), exponents=True),
-        WeightLayout("float8", 32),
-    )
+        pack = partial(packers.float8, N, K, block, exponents=exponents)
+        yield f"fp8-{block}", fp8 | {"weight_block_size": list(block)}, pack, layout
     for shape, name in itertools.product(((), (1,), (1, 1)), ("weight_scale_inv", "weight_scale")):
-        config = fp8 | {"weight_block_size": None}
-        yield (
-            f"fp8-tensor-{len(shape)}-{name}",
-            config,
-            lambda s=shape, name=name: packers.float8(N, K, (N, K), s, name),
-            WeightLayout("float8", None),
-        )
+        pack = partial(packers.float8, N, K, (N, K), shape, name)
+        yield f"fp8-tensor-{len(shape)}-{name}", fp8 | {"weight_block_size": None}, pack, WeightLayout("float8", None)
     for strategy, block, shape, size in (
         ("tensor", (N, K), (1,), None),
         ("channel", (1, K), None, None),
@@ -194,37 +129,20 @@ def cases():
         ("group", (1, 32), None, 32),
         ("block", (32, 64), None, 64),
     ):
-        config = compressed(
-            "float-quantized",
-            num_bits=8,
-            type="float",
-            strategy=strategy,
-            group_size=32 if strategy == "group" else None,
-        )
-        config["config_groups"]["group_0"]["weights"]["block_structure"] = list(block) if strategy == "block" else None
-        yield (
-            f"float8-{strategy}-{shape}",
-            config,
-            lambda b=block, s=shape: packers.float8(N, K, b, s, "weight_scale"),
-            WeightLayout("float8", size),
-        )
-    config = compressed("mxfp8-quantized", num_bits=8, type="float", strategy="group", group_size=32)
-    yield (
-        "mxfp8",
-        config,
-        lambda: packers.float8(N, K, (1, 32), name="weight_scale", exponents=True),
-        WeightLayout("float8", 32),
-    )
+        structure = list(block) if strategy == "block" else None
+        config = compressed("float-quantized", strategy, 8, "float", group_size=32, block_structure=structure)
+        pack = partial(packers.float8, N, K, block, shape, "weight_scale")
+        yield f"float8-{strategy}-{shape}", config, pack, WeightLayout("float8", size)
+    config = compressed("mxfp8-quantized", "group", 8, "float", group_size=32)
+    pack = partial(packers.float8, N, K, (1, 32), name="weight_scale", exponents=True)
+    yield "mxfp8", config, pack, WeightLayout("float8", 32)
     mxfp4 = WeightLayout("int4", 32, codebook="mxfp4")
-    yield "mxfp4", {"quant_method": "mxfp4"}, lambda: packers.mxfp4(N, K), mxfp4
-    yield "mxfp4-of-module", {"quant_method": "mxfp4"}, lambda: packers.mxfp4(N, K, ("m_blocks", "m_scales")), mxfp4
-    config = compressed("mxfp4-pack-quantized", num_bits=4, type="float", strategy="group", group_size=32)
-    yield (
-        "mxfp4-packed",
-        config,
-        lambda: packers.mxfp4(N, K, ("m.weight_packed", "m.weight_scale"), blocked=False),
-        mxfp4,
-    )
+    yield "mxfp4", {"quant_method": "mxfp4"}, partial(packers.mxfp4, N, K), mxfp4
+    pack = partial(packers.mxfp4, N, K, ("m_blocks", "m_scales"))
+    yield "mxfp4-of-module", {"quant_method": "mxfp4"}, pack, mxfp4
+    config = compressed("mxfp4-pack-quantized", "group", 4, "float", group_size=32)
+    pack = partial(packers.mxfp4, N, K, ("m.weight_packed", "m.weight_scale"), blocked=False)
+    yield "mxfp4-packed", config, pack, mxfp4
 
 
 CASES = {name: (config, pack, dtype) for name, config, pack, dtype in cases()}

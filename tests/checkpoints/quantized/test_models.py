@@ -11,8 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from pace.llm import LLMModel, SamplingConfig
-from pace.llm.models.model_utils import load_model
-from pace.llm.models.repository import needed_files
+from pace.llm.loading.load import load_model
+from pace.llm.loading.options import LoadOptions
+from pace.llm.loading.repository import needed_files
 from pace.ops.weight_layout import WeightLayout
 from tests.checkpoints.quantized import packers
 from tests.checkpoints.quantized.models import KINDS, save_quantized
@@ -36,7 +37,7 @@ def logits(model):
 
 
 def matrices(folder):
-    model = load_model(folder, "float32", "torch", progress=False)
+    model = load_model(LoadOptions(folder, dtype="float32", backend="torch", progress=False))
     return {part: matrix for matrix in model.matrices() for part in matrix.parts}
 
 
@@ -244,7 +245,11 @@ def test_what_a_progress_bar_is_told_adds_up(tmp_path):
 
 
 def test_what_is_quantised_stays_and_the_rest_may_be(tmp_path):
-    model = load_model(save_quantized(tmp_path, "gptq"), "float32", "torch", progress=False, quantization="int8")
+    model = load_model(
+        LoadOptions(
+            save_quantized(tmp_path, "gptq"), dtype="float32", backend="torch", progress=False, quantization="int8"
+        )
+    )
     found = {part: matrix.plan.layouts[part] for matrix in model.matrices() for part in matrix.parts}
     assert found["lm_head"] == WeightLayout("int8", None) and found["model.layers.0.mlp.down_proj"] == WeightLayout(
         "int4", 32

@@ -16,8 +16,9 @@ CORPUS = [
     "日本語 and emoji too, hello hello hello",
 ] * 20
 TEXTS = [
-    "hello", " hello", "hello ", "two  spaces   and  more", "", " ", "\n", "\nhello", "a\n\nb\tc", "你好，世界。ｈｅｌｌｏ", "naïve café ﬁx",
-    "unseen: 🦊 Ж ٣", "sophisticated sop eop", "[gMASK]sop<|user|>\n hello", "▁", "the▁end", "\u3000wide\u3000", "x" * 40, "\ufffd\x00\x7f",
+    "hello", " hello", "hello ", "two  spaces   and  more", "", " ", "\n", "\nhello", "a\n\nb\tc",
+    "你好，世界。ｈｅｌｌｏ", "naïve café ﬁx", "unseen: 🦊 Ж ٣", "sophisticated sop eop", "[gMASK]sop<|user|>\n hello",
+    "▁", "the▁end", "\u3000wide\u3000", "x" * 40, "\ufffd\x00\x7f",
 ]  # fmt: skip
 KINDS = {
     "plain": {"normalization_rule_name": "identity", "remove_extra_whitespaces": False},

@@ -14,8 +14,8 @@ pytest.importorskip("transformers")
 from pace.llm import LLMModel, SamplingConfig
 from pace.llm.chat import Tool
 from pace.llm.chat.template import ChatTemplate
-from pace.llm.models.hf_utils import load_tokenizer
 from pace.tokenizer.chatglm import APART, NAMES
+from pace.tokenizer.loading import load_tokenizer
 from tests.checkpoints.vocabularies.test_vocabularies import HERE, golden, ranks, tokenizer_of, written
 from tests.llm.models.variants import save_tiny
 

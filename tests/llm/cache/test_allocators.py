@@ -10,7 +10,7 @@ import torch
 from pace.assets import TINY
 from pace.batch import BLOCK_SIZE, KVSpec, Positions
 from pace.llm import LLMModel
-from pace.llm.cache.allocators import COPY_COST, balanced_rows
+from pace.llm.cache.contiguous import COPY_COST, balanced_rows
 from pace.llm.cache.manager import CacheManager
 from pace.llm.sequence import Sequence
 
@@ -213,7 +213,7 @@ def test_the_balanced_rows_are_where_the_cost_is_least() -> None:
 def test_options_that_make_no_sense_are_told_before_weights_are_read(
     options: dict, error: type[Exception], message: str, monkeypatch
 ) -> None:
-    from pace.llm.models import checkpoint as checkpoint_module
+    from pace.llm.loading import checkpoint as checkpoint_module
 
     monkeypatch.setattr(checkpoint_module, "CheckpointReader", lambda directory: pytest.fail("weights were read"))
     with pytest.raises(error, match=message):

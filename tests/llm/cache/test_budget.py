@@ -10,8 +10,9 @@ import torch
 
 from pace.assets import TINY
 from pace.cli import main
-from pace.llm import LLMModel, SamplingConfig, loading
-from pace.llm.models import checkpoint as checkpoint_module
+from pace.llm import LLMModel, SamplingConfig
+from pace.llm.loading import checkpoint as checkpoint_module
+from pace.llm.loading import load
 from tests.llm.cache.test_dtype import prompts
 from tests.llm.generators import check_idle
 from tests.plugins.tiers import sample
@@ -155,7 +156,7 @@ def test_max_seq_len_and_a_budget_that_just_holds_it_go_together() -> None:
 
 
 def test_more_than_the_machine_has_is_warned_of(caplog, monkeypatch) -> None:
-    monkeypatch.setattr(loading, "available_memory_bytes", lambda kept=0: 1 << 20)
+    monkeypatch.setattr(load, "available_memory_bytes", lambda kept=0: 1 << 20)
     with caplog.at_level(logging.WARNING, "pace"):
         LLMModel(TINY, progress=False, kv_cache_bytes="2MiB").close()
     assert "kv_cache_bytes=2MiB is more than the 1.0 MiB of memory that are left" in caplog.text

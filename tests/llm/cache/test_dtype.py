@@ -13,8 +13,8 @@ import torch
 from pace.assets import TINY, TINY_DRAFT
 from pace.cli import main
 from pace.llm import DraftModelConfig, LLMModel, PromptLookupConfig, SamplingConfig
-from pace.llm.models import checkpoint as checkpoint_module
-from pace.llm.models import model_utils
+from pace.llm.loading import checkpoint as checkpoint_module
+from pace.llm.loading.options import parse_dtype
 from tests.llm.generators import check_idle
 
 pytest.importorskip("transformers")
@@ -159,7 +159,7 @@ def test_the_same_budget_holds_nearly_twice_the_tokens() -> None:
 )  # fmt: skip
 def test_names_and_dtypes(given, dtype: str, expected: torch.dtype) -> None:
     with LLMModel(TINY, dtype=dtype, kv_cache_dtype=given, kv_cache_bytes="1MiB", progress=False) as loaded:
-        assert loaded._model.dtype == model_utils.parse_dtype(dtype)
+        assert loaded._model.dtype == parse_dtype(dtype)
         assert (
             {layer.k.dtype for layer in loaded._engine.cache.kv}
             == {layer.v.dtype for layer in loaded._engine.cache.kv}

@@ -288,10 +288,10 @@ def engine_by_hand(num_blocks: int = 1000, kept: int | None = None) -> Engine:
     return make_engine(num_blocks, cache_options={"prefix_cache_bytes": kept and kept * SPEC.block_bytes})
 
 
-def salted(engine: Engine, prompt: list[int], salt: str | None = None, adapter: str | None = None) -> int:
-    """Runs the prompt under a salt and an adapter, and returns the number of its tokens that were reused."""
+def salted(engine: Engine, prompt: list[int], salt: str | None = None) -> int:
+    """Runs the prompt under a salt, and returns the number of its tokens that were reused."""
     sequence = Sequence(prompt, Sampling(), StoppingCriteria(len(prompt) + 1, []), len(prompt) + 1)
-    sequence.cache_salt, sequence.adapter = salt, adapter
+    sequence.cache_salt = salt
     engine.submit([sequence])
     while not sequence.is_finished:
         engine.step()
@@ -313,13 +313,6 @@ def test_a_request_has_the_salt_it_asks_for() -> None:
         return generator.add_request(prompt, config, cache_salt=salt).result().metrics.num_reused_tokens
 
     assert [reused(salt) for salt in ("a", "b", None, "a", "b", None)] == [0, 0, 0, 48, 48, 48]
-
-
-def test_two_adapters_never_share_a_block() -> None:
-    engine, prompt = engine_by_hand(), ids(1, 50)
-    found = [salted(engine, prompt, adapter=adapter) for adapter in (None, "a", "b", "a", "b", None)]
-    assert found == [0, 0, 0, 48, 48, 48]
-    assert salted(engine, prompt, salt="a") == 0, "a salt is no adapter"
 
 
 def test_a_fork_has_the_salt_of_its_source() -> None:

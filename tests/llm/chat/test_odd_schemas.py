@@ -14,7 +14,7 @@ from pace.llm.chat import FORMATS, ToolCall, read_choice, read_tools
 from pace.llm.chat.template import ChatTemplate
 from pace.llm.chat.turn import Turn, plan_turn
 from pace.llm.constraints.builder import ConstraintBuilder, _warn_once
-from pace.llm.models.hf_utils import load_tokenizer
+from pace.tokenizer.loading import load_tokenizer
 from tests.llm.chat.turns import parse
 
 pytest.importorskip("llguidance")

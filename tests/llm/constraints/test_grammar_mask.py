@@ -19,8 +19,8 @@ from pace.grammar import Grammar
 from pace.llm.constraints import grammars
 from pace.llm.constraints.grammar_mask import GrammarMask
 from pace.llm.constraints.grammars import GrammarCompiler
-from pace.llm.models.hf_utils import load_tokenizer
 from pace.memory import allocated_bytes
+from pace.tokenizer.loading import load_tokenizer
 from tests.llm.text.tokenizer_zoo import metaspace
 
 VOCAB = 2064

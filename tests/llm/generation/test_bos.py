@@ -55,7 +55,7 @@ def test_where_the_tokenizer_adds_none_or_nobody_gives_text_nothing_is_told(kind
 
 
 def test_the_server_tells_of_it_too(caplog) -> None:
-    pytest.importorskip("fastapi")
+    pytest.importorskip("starlette")
     from tests.server.serving import Serving
 
     for ask in (

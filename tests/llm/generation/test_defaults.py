@@ -17,6 +17,7 @@ from pace.server.schemas.messages import MessagesRequest
 from pace.server.schemas.responses import ResponsesRequest
 
 GREEDY = None
+NO_DRAW = "{} set, but without effect: decoding is greedy; add do_sample=True, or a temperature above 0"
 HI = [{"role": "user", "content": "hi"}]
 CHATS = (
     ChatRequest(messages=HI),
@@ -66,10 +67,13 @@ def test_what_the_caller_says_beats_it(asked, draws, checkpoint, caplog):
     config = SamplingConfig(**asked)
     for is_chat in (False, True):
         merged = with_defaults(config, SamplingConfig.from_dict(checkpoint), is_chat)
+        caplog.clear()
         merged.check_consistent(config.explicit_fields)
+        idle = [] if draws else [name for name in asked if name != "do_sample" and asked[name]]
         assert merged.do_sample is draws
+        assert [record.message for record in caplog.records] == [NO_DRAW.format(", ".join(idle)) for _ in idle[:1]]
         assert all(getattr(merged, name) == value for name, value in asked.items() if name != "do_sample")
-    assert config == SamplingConfig(**asked) and not caplog.records
+    assert config == SamplingConfig(**asked)
 
 
 @pytest.mark.parametrize("checkpoint", [{}, {"do_sample": False}])
@@ -98,6 +102,17 @@ def test_a_temperature_samples_without_a_second_switch(silent):
     assert warm == silent.generate(prompt, temperature=1.5, do_sample=True, **fields).texts != greedy
     assert silent.generate(prompt, temperature=0, **fields).texts == greedy
     assert silent.generate(prompt, temperature=1.5, do_sample=False, **fields).texts == greedy
+
+
+def test_beams_look_for_the_most_likely_answer():
+    assert drawn(with_defaults(SamplingConfig(num_beams=2), SamplingConfig(), is_chat=True)) == GREEDY
+
+
+def test_greedy_clients_of_the_server_may_send_a_seed_and_filters(caplog):
+    greedy = {"messages": HI, "temperature": 0, "top_p": 0.9, "top_k": 3}
+    for request in (ChatRequest(**greedy, seed=3), MessagesRequest(**greedy, model="m", max_tokens=5, seed=3)):
+        request.to_job(Limits(), SamplingConfig()).sampling.check_consistent()
+    assert not caplog.records
 
 
 def test_chats_are_sampled_by_default(silent):

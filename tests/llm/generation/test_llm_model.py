@@ -8,7 +8,7 @@ import pytest
 
 from pace.checkpoints.reader import CheckpointReader
 from pace.llm import GenerateOutput, LLMModel, SamplingConfig
-from pace.llm.models import checkpoint as checkpoint_module
+from pace.llm.loading import checkpoint as checkpoint_module
 from tests.llm.generation.loaded import GREEDY
 
 

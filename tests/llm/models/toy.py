@@ -114,9 +114,9 @@ def random_state(model: BaseModelForCausalLM) -> dict[str, Tensor]:
     """Returns random numbers, exact in bfloat16, for every tensor of the model."""
     generator = torch.Generator().manual_seed(0)
     state = {}
-    for name, [slot, *_] in model.slots().items():
-        values = torch.randn(slot.shape, generator=generator)
-        values = values * 1.5 / slot.shape[-1] ** 0.5 if len(slot.shape) > 1 else 1 + 0.3 * values
+    for name, [target, *_] in model.targets().items():
+        values = torch.randn(target.shape, generator=generator)
+        values = values * 1.5 / target.shape[-1] ** 0.5 if len(target.shape) > 1 else 1 + 0.3 * values
         state[name] = values.bfloat16().float()
     return state
 

@@ -8,10 +8,10 @@ import pytest
 
 from pace.assets import TINY
 from pace.llm.clients.streamer import NoPieces
-from pace.llm.models.hf_utils import load_tokenizer
 from pace.llm.text.detokenizer import TextPieces
 from pace.llm.text.token_bytes import TokenBytes
 from pace.llm.text.token_texts import TokenTexts
+from pace.tokenizer.loading import load_tokenizer
 
 TEXTS = ["Hello, world!", "naïve café – 東京 👩‍👩‍👧 end", "a\n\n  b\tc", "x" * 40, "👍👍👍", "É"]
 

@@ -13,6 +13,7 @@ import torch
 
 from pace.ops import native, reference
 from pace.ops.draws import RULES_DTYPE, Draws, Edits, Rules
+from pace.ops.reference_sampling import top_k_top_p_
 from tests.ops.isas import each_isa, on_each_isa
 from tests.plugins.tiers import quarter
 
@@ -296,7 +297,7 @@ def test_shares_of_tokens_are_their_probabilities() -> None:
         counts = torch.bincount(native.sample(logits, draws).tokens, minlength=40)
         y = logits / rules.get("temperature", 1.0)
         kept = y.clone()
-        reference.top_k_top_p_(kept, torch.tensor([rules.get("top_k", 0)]), torch.tensor([rules.get("top_p", 1.0)]))
+        top_k_top_p_(kept, torch.tensor([rules.get("top_k", 0)]), torch.tensor([rules.get("top_p", 1.0)]))
         kept[(y - y.max()).exp() < rules.get("min_p", 0.0)] = -math.inf
         assert (counts / 20_000 - kept.softmax(-1)[0]).abs().max() <= 2 / 20_000
 

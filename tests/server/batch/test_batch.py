@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("fastapi")
+pytest.importorskip("starlette")
 
 from pace.assets import TINY
 from pace.cli import main
@@ -42,7 +42,7 @@ def test_a_batch(tmp_path, capfd):
         + line("wrong", CHAT, messages=5)
         + line("nowhere", "/v1/embeddings", input="x")
     )
-    assert main(["batch", str(source), str(target), "--kv-cache-bytes", "64MiB"]) == 0
+    assert main(["batch", str(source), str(target), "--kv-cache-bytes", "64MiB"]) == 1
     out, err = capfd.readouterr()
     assert out == "" and err == "pace: 3 requests answered, 5 failed\n"
     results = read(target)
@@ -64,8 +64,13 @@ def test_a_batch(tmp_path, capfd):
     assert results[None]["error"]["line"] == 4
 
     before = target.read_bytes()
-    assert main(["batch", str(source), str(target)]) == 0
-    assert capfd.readouterr().err == "pace: nothing to do: 8 requests done before\n" and target.read_bytes() == before
+    assert main(["batch", str(source), str(target)]) == 1
+    told = "pace: nothing to do: 3 answered and 5 failed before\n"
+    assert capfd.readouterr().err == told and target.read_bytes() == before
+    target.write_bytes(b"".join(line for line in before.splitlines(True) if b'"status_code":200' in line))
+    source.write_text(question("france", "France") + question("italy", "Italy") + question("spain", "Spain"))
+    assert main(["batch", str(source), str(target), "--kv-cache-bytes", "64MiB"]) == 0
+    assert capfd.readouterr().err == "pace: 1 request answered, 0 failed; 2 answered and 0 failed before\n"
 
 
 def test_from_stdin_to_stdout_under_any_name(capfd, monkeypatch):
@@ -102,4 +107,4 @@ def test_fields_that_nobody_knows_are_named_once(tmp_path, caplog):
     assert main(["batch", str(source), str(tmp_path / "out.jsonl"), "--kv-cache-bytes", "64MiB"]) == 0
     assert {result["response"]["status_code"] for result in read(tmp_path / "out.jsonl").values()} == {200}
     told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert told == ["the field 'wat' is known to nobody, and ignored"]
+    assert told == ["unknown field 'wat' ignored"]

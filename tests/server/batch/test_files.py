@@ -55,8 +55,8 @@ def test_lines_are_read():
     "line, custom_id, code, words",
     [
         ('{"custom_id": "a", ', None, "invalid_json_line", "the line is not JSON"),
-        ("[1]", None, "invalid_json_line", "no JSON object"),
-        ('{"custom_id": "a", "custom_id": "b"}', None, "invalid_json_line", "twice"),
+        ("[1]", None, "invalid_json_line", "not a JSON object"),
+        ('{"custom_id": "a", "custom_id": "b"}', None, "invalid_json_line", "duplicate"),
         ("[" * 10_000, None, "invalid_json_line", "128 levels"),
         (b'{"custom_id": "\xff"}', None, "invalid_json_line", "not UTF-8"),
         ('{"method": "POST"}', None, "missing_required_parameter", "custom_id"),
@@ -74,7 +74,7 @@ def test_a_line_that_is_no_request_has_its_reason(line, custom_id, code, words):
 def test_duplicates_are_named_by_their_lines():
     text = "\n".join([request("a"), request("b"), "{bad", request("a"), request("b"), request("c")])
     with pytest.raises(
-        ValueError, match=r"in: a custom_id must come once: 'a' in lines 1 and 4; 'b' in lines 2 and 5$"
+        ValueError, match=r"in: each custom_id must be unique: 'a' in lines 1 and 4; 'b' in lines 2 and 5$"
     ):
         lines_of(text).check()
     with pytest.raises(ValueError, match=r"lines 1 and 6, and 3 more$"):
@@ -145,7 +145,7 @@ def test_a_last_line_that_was_not_finished_is_cut_off(tmp_path):
 def test_a_file_of_anything_else_is_left_alone(tmp_path, content):
     path = tmp_path / "out"
     path.write_bytes(content)
-    with pytest.raises(ValueError, match="line 1 is no result of a batch"):
+    with pytest.raises(ValueError, match="line 1 is not a result of a batch"):
         Results.open(path)
     assert path.read_bytes() == content
 

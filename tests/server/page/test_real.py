@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("fastapi")
+pytest.importorskip("starlette")
 
 from tests.server.page.browser import chromium
 from tests.server.serving import ANSWER, QUESTION, Serving

@@ -13,8 +13,10 @@ from pace.server.limits import Limits
 from tests.server.serving import QUESTION, Serving
 
 pytest.importorskip("pydantic")
-from pace.server.schemas import chat, messages, responses
-from pace.server.schemas.fields import parse
+from pace.server.schemas.chat import ChatRequest
+from pace.server.schemas.messages import CountTokensRequest, MessagesRequest
+from pace.server.schemas.responses import ResponsesRequest
+from tests.server.schemas.requests import read
 
 FUNCTION = {"type": "object", "properties": {"a": {"type": "string"}}}
 BILLING = "x-anthropic-billing-header: cc_version=2.1.197.{0}; cc_entrypoint=cli; cch={0};"
@@ -22,26 +24,18 @@ AGENT = "You are Claude Code."
 
 
 def of_messages(**body: Any) -> ChatPrompt:
-    refused, inert = messages.MESSAGES_REFUSED, messages.MESSAGES_INERT
     body = {"messages": QUESTION, **body}
-    request, unknown = parse(messages.MessagesRequest, {"max_tokens": 5, **body}, refused, inert)
-    counted, also_unknown = parse(messages.CountTokensRequest, body, refused, inert)
-    assert not unknown and not also_unknown and request.to_prompt(Limits()) == counted.to_prompt(Limits())
-    return request.to_prompt(Limits())
+    prompt = read(CountTokensRequest, body).to_prompt(Limits())
+    assert read(MessagesRequest, {"max_tokens": 5, **body}).to_prompt(Limits()) == prompt
+    return prompt
 
 
 def of_responses(**body: Any) -> ChatPrompt:
-    request, unknown = parse(
-        responses.ResponsesRequest, {"input": QUESTION, **body}, responses.RESPONSES_REFUSED, responses.RESPONSES_INERT
-    )
-    assert not unknown
-    return request.to_prompt(Limits())
+    return read(ResponsesRequest, {"input": QUESTION, **body}).to_prompt(Limits())
 
 
 def of_chat(**body: Any) -> ChatPrompt:
-    request, unknown = parse(chat.ChatRequest, {"messages": QUESTION, **body}, chat.CHAT_REFUSED, chat.CHAT_INERT)
-    assert not unknown
-    return request.to_prompt(Limits())
+    return read(ChatRequest, {"messages": QUESTION, **body}).to_prompt(Limits())
 
 
 def said(prompt: ChatPrompt) -> list[tuple[str, str]]:
@@ -187,7 +181,7 @@ def test_items_of_codex():
     prompt = of_responses(input=items)
     assert said(prompt) == [("user", "a"), ("assistant", ""), ("tool", "closed"), ("assistant", "b"), ("user", "c")]
     assert prompt.messages[1]["reasoning_content"] == "hm" and len(prompt.passed_over) == 5
-    with pytest.raises(ApiError, match="input must hold a message"):
+    with pytest.raises(ApiError, match="input must contain a message"):
         of_responses(input=items[2:5])
     with pytest.raises(ApiError, match="computer_call"):
         of_responses(input=[*items, {"type": "computer_call", "call_id": "x"}])
@@ -251,7 +245,7 @@ def test_answers_are_the_same_and_the_log_says_it_once(caplog):
         for _ in range(2):
             assert serving.ask("/v1/responses", codex).status == 200
             assert serving.ask("/v1/responses/input_tokens", codex).status == 200
-    lines = [record.getMessage() for record in caplog.records if "passed over" in record.getMessage()]
+    lines = [record.getMessage() for record in caplog.records if ": ignored" in record.getMessage()]
     assert [line.partition(":")[0] for line in lines] == [
         "tools of the type web_search", "context_management", "tools of the type custom"
     ]  # fmt: skip

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from pace.assets import TINY
-from pace.llm import loading
 from pace.llm.generator import Generator
-from pace.llm.loading import LoadOptions
+from pace.llm.loading import load
+from pace.llm.loading.options import LoadOptions
 from tests.llm.generation.infill_tokenizers import DEEPSEEK, QWEN, with_tokens
 from tests.server.serving import Serving, text_of
 
@@ -23,7 +23,7 @@ ENDS = {"qwen": ["<|file_sep|>", "<|fim_pad|>", "<|repo_name|>", "<|endoftext|>"
 
 @pytest.fixture(scope="module", params=MARKS)
 def coder(request) -> Iterator[Serving]:
-    loaded = loading.open(LoadOptions(str(TINY), progress=False, kv_cache_bytes="32MiB"))
+    loaded = load.open_model(LoadOptions(str(TINY), progress=False, kv_cache_bytes="32MiB"))
     tokenizer = with_tokens(QWEN if request.param == "qwen" else DEEPSEEK)
     generator = Generator(loaded.engine, tokenizer, loaded.defaults)
     with Serving(generator) as serving:

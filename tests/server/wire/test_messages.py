@@ -14,15 +14,14 @@ from anthropic import types
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pace.llm.configs import SamplingConfig
 from pace.server.answers import Finish, Piece
 from pace.server.errors import ApiError
 from pace.server.limits import Limits
-from pace.server.schemas.fields import parse
-from pace.server.schemas.messages import MESSAGES_INERT, MESSAGES_REFUSED, CountTokensRequest, MessagesRequest
+from pace.server.schemas.messages import CountTokensRequest, MessagesRequest
 from pace.server.wire.form import dumps
 from pace.server.wire.messages import MessagesForm
 from pace.server.wire.openai import Envelope
+from tests.server.schemas.requests import job_of, read
 from tests.server.wire.scripted import answer, cut, events, serving, stream, usage, whole
 
 TEXT = "Grüße,\n🦊 “quoted” \u2029 \\ and more"
@@ -56,14 +55,11 @@ class Server:
 
     def __call__(self, path: str, body: dict[str, Any]) -> tuple[int, bytes]:
         if path == "/v1/messages/count_tokens":
-            request, unknown = parse(CountTokensRequest, body, MESSAGES_REFUSED, MESSAGES_INERT)
-            assert not unknown
-            return 200, dumps({"input_tokens": len(request.to_prompt(Limits()).messages)})
+            messages = read(CountTokensRequest, body).to_prompt(Limits()).messages
+            return 200, dumps({"input_tokens": len(messages)})
         assert path == "/v1/messages"
         try:
-            request, unknown = parse(MessagesRequest, body, MESSAGES_REFUSED, MESSAGES_INERT)
-            assert not unknown, "the client sends what the schema does not know"
-            job = request.to_job(Limits(), SamplingConfig())
+            job = job_of(MessagesRequest, body)
         except ApiError as error:
             return error.status, dumps(error.anthropic())
         return 200, answer(form(), self.pieces, job.stream, self.error)
@@ -138,7 +134,7 @@ def test_an_error_amid_a_stream_is_raised(server: Server, status: int, kind: str
 
 
 def test_a_refusal_is_an_error_of_theirs(server: Server) -> None:
-    with pytest.raises(anthropic.BadRequestError, match="mcp_servers: tools are the client's own"):
+    with pytest.raises(anthropic.BadRequestError, match="mcp_servers: only the client's own tools"):
         server.client.messages.create(**ASKED, extra_body={"mcp_servers": [{"url": "u"}]})
 
 

@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from pace.llm.models.hf_utils import load_tokenizer
 from pace.server.errors import ApiError
 from pace.server.limits import Limits
 from pace.server.prompts import PromptReader
+from pace.tokenizer.loading import load_tokenizer
 
 pytest.importorskip("pydantic")
-from pace.server.schemas.chat import CHAT_INERT, CHAT_REFUSED, ChatRequest
-from pace.server.schemas.fields import parse
-from pace.server.schemas.tokens import TOKENS_REFUSED, DetokenizeRequest, TokenizeRequest
+from pace.server.schemas.chat import ChatRequest
+from pace.server.schemas.tokens import DetokenizeRequest, TokenizeRequest
 from pace.server.wire import tokens as wire
+from tests.server.schemas.requests import read
 
 LENGTH = 1024
 TEXT = "Two foxes 🦊🦊, naïve."
@@ -34,13 +34,11 @@ def reader(tokenizer: Any) -> PromptReader:
 
 
 def tokenize(reader: PromptReader, **body: Any) -> dict[str, Any]:
-    request, unknown = parse(TokenizeRequest, body, TOKENS_REFUSED)
-    assert unknown == []
-    return wire.tokenize(request, reader, Limits())
+    return wire.tokenize(read(TokenizeRequest, body), reader, Limits())
 
 
 def detokenize(reader: PromptReader, **body: Any) -> dict[str, str]:
-    return wire.detokenize(parse(DetokenizeRequest, body, {})[0], reader, Limits())
+    return wire.detokenize(read(DetokenizeRequest, body), reader, Limits())
 
 
 def test_a_text_comes_back(reader: PromptReader) -> None:
@@ -63,8 +61,7 @@ def test_special_tokens_are_added_as_each_client_expects(reader: PromptReader, t
 def test_a_conversation_is_tokenised_as_it_would_be_read(reader: PromptReader) -> None:
     answer = tokenize(reader, messages=MESSAGES)
     assert detokenize(reader, tokens=answer["tokens"])["prompt"] == RENDERED
-    request, _ = parse(ChatRequest, {"messages": MESSAGES}, CHAT_REFUSED, CHAT_INERT)
-    assert wire.apply_template(request, reader, Limits()) == {"prompt": RENDERED}
+    assert wire.apply_template(read(ChatRequest, {"messages": MESSAGES}), reader, Limits()) == {"prompt": RENDERED}
     shorter = tokenize(reader, messages=MESSAGES, add_generation_prompt=False)
     assert shorter["tokens"] == answer["tokens"][:-1]
 
@@ -78,11 +75,11 @@ def test_a_template_is_given_thoughts(name: str) -> None:
     )
     reader = PromptReader(tokenizer, len(tokenizer), LENGTH, Limits())
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", name: "hm"}]
-    request, _ = parse(ChatRequest, {"messages": messages}, CHAT_REFUSED, CHAT_INERT)
+    request = read(ChatRequest, {"messages": messages})
     assert wire.apply_template(request, reader, Limits()) == {"prompt": "a\n<think>hm</think>b\n"}
     messages[1][name] = 5
     with pytest.raises(ApiError, match=rf"messages\[1\].{name} must be a string"):
-        parse(ChatRequest, {"messages": messages}, CHAT_REFUSED, CHAT_INERT)[0].to_prompt(Limits())
+        read(ChatRequest, {"messages": messages}).to_prompt(Limits())
 
 
 def test_tokens_have_names_and_pieces(reader: PromptReader) -> None:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from pace.llm.layers import FeedForward, MixtureOfExperts, RouterLinear, Source, Vectors, expert_stacks
+from pace.llm.layers import FeedForward, MixtureOfExperts, RouterLinear, TensorSource, Vectors, expert_stacks
 from pace.llm.models.families.ernie4_5 import Ernie4_5ForCausalLM, Ernie45Config
 from pace.llm.models.families.mixture_config import MixtureConfig, shared_mlp
 from pace.llm.models.model_config import MAX_LAYERS, count, number
@@ -79,7 +79,7 @@ class Ernie4_5_MoeForCausalLM(Ernie4_5ForCausalLM):
             config.router,
             *expert_stacks(f"{mlp}.experts", count, hidden, inner),
             config.hidden_act,
-            choice_bias=Vectors({bias: count}, {bias: Source((1, count))}),
+            choice_bias=Vectors({bias: count}, {bias: TensorSource((1, count))}),
             shared=shared_mlp(
                 f"{mlp}.shared_experts",
                 hidden,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pace.batch import ForwardBatch, Positions
-from pace.llm.layers import Attention, Block, Embedding, LayerNorm, Linear, NoRotary, PlainMLP, Source
+from pace.llm.layers import Attention, Block, Embedding, LayerNorm, Linear, NoRotary, PlainMLP, TensorSource
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.model_config import (
     MAX_LAYERS,
@@ -97,7 +97,7 @@ def gpt2_layer(config: GPT2Config, name: str, index: int) -> Block:
     hidden, heads, dim = config.hidden_size, config.num_attention_heads, config.head_dim
 
     def linear(part: str, n: int, k: int) -> Linear:
-        rows = Source((k, n), transposed=True) if config.matrices_transposed else n
+        rows = TensorSource((k, n), transposed=True) if config.matrices_transposed else n
         return Linear({f"{name}.{part}": rows}, k, bias=True)
 
     attention = Attention(

@@ -10,7 +10,18 @@ from typing import Any, ClassVar
 import torch
 
 from pace.batch import Positions
-from pace.llm.layers import Attention, Block, Embedding, LayerNorm, Linear, PlainMLP, RopeConfig, Rotary, Rows, Source
+from pace.llm.layers import (
+    Attention,
+    Block,
+    Embedding,
+    LayerNorm,
+    Linear,
+    PlainMLP,
+    RopeConfig,
+    Rotary,
+    RowRange,
+    TensorSource,
+)
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.model_config import (
     MAX_LAYERS,
@@ -92,7 +103,7 @@ class GPTNeoXForCausalLM(BaseModelForCausalLM):
 def gpt_neox_layer(config: GPTNeoXConfig, name: str, rotary: Rotary) -> Block:
     """`x + attention(norm(x)) + mlp(other_norm(x))`; if not parallel, the MLP reads a norm of the first sum."""
     hidden, heads, dim = config.hidden_size, config.num_attention_heads, config.head_dim
-    by_head = Source((3 * hidden, hidden), tuple(Rows(part * dim, hidden, dim, 3 * dim) for part in range(3)))
+    by_head = TensorSource((3 * hidden, hidden), tuple(RowRange(part * dim, hidden, dim, 3 * dim) for part in range(3)))
     rows = by_head if config.qkv_by_head else 3 * hidden
     attention = Attention(
         Linear({f"{name}.attention.query_key_value": rows}, hidden, config.attention_bias),

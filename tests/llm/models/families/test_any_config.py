@@ -42,6 +42,6 @@ def test_any_json_gives_a_model_without_memory_or_a_documented_error(architectur
             assert "config.json" in str(error)
             return
         model = model_class(config, torch.float32, reference)
-        assert model.nbytes == 0 and model.slots()
+        assert model.nbytes == 0 and model.targets()
 
     check()

@@ -10,7 +10,8 @@ from safetensors.torch import load_file, save_file
 
 from pace.llm import LLMModel
 from pace.llm.layers import MixtureOfExperts
-from pace.llm.models.model_utils import load_model
+from pace.llm.loading.load import load_model
+from pace.llm.loading.options import LoadOptions
 from pace.quant import QuantizationConfig
 from tests.checkpoints.quantized import packers
 from tests.checkpoints.quantized.models import save_quantized
@@ -158,7 +159,7 @@ def test_every_mixture_as_transformers_5_holds_it(tmp_path, model_type):
 def test_a_pattern_finds_the_experts_of_every_mixture(tmp_path, model_type):
     save_tiny(tmp_path, model_type, {})
     config = QuantizationConfig("int8", overrides={"*.experts.*": "int4"})
-    model = load_model(tmp_path, "bfloat16", "native", quantization=config, progress=False)
+    model = load_model(LoadOptions(tmp_path, dtype="bfloat16", backend="native", quantization=config, progress=False))
     [mixture, *_] = (layer.mlp for layer in model.layers if isinstance(layer.mlp, MixtureOfExperts))
     held = [str(stack.storage(torch.bfloat16)) for stack in (mixture.gate_up, mixture.down)]
     assert all(layout.startswith("int4") for layout in held)
@@ -245,7 +246,7 @@ def test_mxfp4_stacks_are_their_values(gpt_oss, tmp_path_factory):
 
 def test_mxfp4_stacks_stay_as_they_are_beside_what_is_quantised_now(gpt_oss):
     in_mxfp4(gpt_oss)
-    model = load_model(gpt_oss, "bfloat16", "native", progress=False)
+    model = load_model(LoadOptions(gpt_oss, dtype="bfloat16", backend="native", progress=False))
     experts = model.layers[0].mlp.gate_up
     assert str(experts.storage(torch.bfloat16)).startswith("mxfp4")
     assert len({str(expert.plan.layouts) for expert in experts.experts}) == 6  # different parts, one layout
@@ -258,7 +259,7 @@ def test_mxfp4_stacks_stay_as_they_are_beside_what_is_quantised_now(gpt_oss):
 
 
 def test_routers_are_never_quantised(qwen):
-    model = load_model(qwen, "bfloat16", "native", quantization="int4", progress=False)
+    model = load_model(LoadOptions(qwen, dtype="bfloat16", backend="native", quantization="int4", progress=False))
     mixture = model.layers[0].mlp
     assert mixture.gate.weight.layout == torch.float32
     assert all(str(stack.storage(torch.bfloat16)).startswith("int4") for stack in (mixture.gate_up, mixture.down))
@@ -266,6 +267,6 @@ def test_routers_are_never_quantised(qwen):
 
 def test_experts_told_apart_become_floats_together(qwen, caplog):
     config = QuantizationConfig("int4", overrides={"*.experts.3.down_proj": "int8"})
-    model = load_model(qwen, "bfloat16", "native", quantization=config, progress=False)
+    model = load_model(LoadOptions(qwen, dtype="bfloat16", backend="native", quantization=config, progress=False))
     assert model.layers[0].mlp.down.storage(torch.bfloat16) == torch.bfloat16
     assert "model.layers.0.mlp.experts.0.down_proj" in caplog.text

@@ -8,7 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from pace.llm.models.model_utils import load_model
+from pace.llm.loading.load import load_model
+from pace.llm.loading.options import LoadOptions
 from tests.checkpoints.quantized.models import save_quantized
 from tests.checkpoints.quantized.test_models import FIELDS
 from tests.llm.models.variants import save_tiny
@@ -20,7 +21,7 @@ LAST = "model.layers.2."
 
 
 def logits(path):
-    return prefill(load_model(path, "float32", num_threads=1, progress=False), IDS)
+    return prefill(load_model(LoadOptions(path, dtype="float32", num_threads=1, progress=False)), IDS)
 
 
 def with_further_layer(state, last=LAST):

@@ -82,7 +82,7 @@ def weights(**more):
     """Returns random weights with the names of a text-only checkpoint."""
     model = Seeing(flat(**more), torch.float32, reference)
     random = torch.Generator().manual_seed(1)
-    return {name: torch.randn(slots[0].shape, generator=random) for name, slots in model.slots().items()}
+    return {name: torch.randn(targets[0].shape, generator=random) for name, targets in model.targets().items()}
 
 
 NAMES = {

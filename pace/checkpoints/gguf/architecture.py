@@ -1,0 +1,93 @@
+"""The record of one architecture of GGUF files. It says how the tensors and metadata of its files become those of a
+checkpoint of the Hub. dense.py and mixtures.py have the records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, NamedTuple
+
+from pace.checkpoints.gguf.file import Metadata
+from pace.checkpoints.gguf.names import LLAMA, TensorNames
+
+Fields = dict[str, Any]
+"""Fields of a config.json."""
+
+
+class Key(NamedTuple):
+    """A key that becomes a field. Its default gives its type, an integer for None. Without a default it is required."""
+
+    name: str
+    default: bool | int | float | None = None
+
+
+class Keys(Metadata):
+    """The metadata of a file's architecture, without the architecture's prefix, and the shapes of its tensors."""
+
+    def __init__(self, metadata: Metadata, shapes: Mapping[str, tuple[int, ...]]):
+        """`shapes`: by the Hub's names of tensors."""
+        super().__init__(metadata.path, metadata, f"{metadata['general.architecture']}.")
+        self.shapes = shapes
+
+    def read(self, name: str, default: bool | int | float | None = None) -> Any:
+        """Value of a `Key`. Raises ValueError if it is missing and has no default."""
+        method = {bool: self.flag, float: self.number}.get(type(default), self.integer)
+        return self.required(name, method(name, default))
+
+    def refused(self, text: str) -> NotImplementedError:
+        """An error that names the file."""
+        return NotImplementedError(f"{self.path}: {text}")
+
+
+Change = Callable[[Fields, Keys], Fields]
+"""Function that returns changed fields. It raises ValueError or NotImplementedError that names the file."""
+
+
+def unchanged(fields: Fields, keys: Keys) -> Fields:
+    return fields
+
+
+def without_window(fields: Fields, keys: Keys) -> Fields:
+    """Refuses a file with a sliding window. llama.cpp writes none for Qwen."""
+    window = keys.integer("attention.sliding_window", 0)
+    if 0 < window < fields["max_position_embeddings"]:
+        raise keys.refused(f"{keys.prefix}attention.sliding_window = {window} is not implemented")
+    return fields
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """How files of one architecture become a checkpoint of the Hub. The defaults are those of a Llama.
+
+    Fields of config.json come from these, in this order: keys that all architectures have, `present`, `window`,
+    `convert` and `keys`. They replace `defaults` and each other."""
+
+    name: str
+    """Value of general.architecture."""
+    model_type: str
+    """The Hub's name."""
+    _: KW_ONLY
+    marker: str = ""
+    """A tensor that only files of this record have, if another record has the same name."""
+    names: TensorNames = LLAMA
+    permuted: bool = False
+    """True if the rows of queries and keys are permuted, so that rotated pairs are adjacent."""
+    norm_offset: int = 0
+    """What the norms' weights are above the Hub's."""
+    one_row: tuple[str, ...] = ()
+    """Ends of the Hub's names of vectors that are a matrix of one row there."""
+    layer_norms: str | None = None
+    """Field of config.json for the epsilon of layer norms. None for RMS norms."""
+    latent: bool = False
+    """True for latent attention. Then the width of a head is that of its rotated part."""
+    defaults: Fields = field(default_factory=dict)
+    present: Mapping[str, str] = field(default_factory=dict)
+    """Field of config.json -> tensor of the file whose presence it states."""
+    keys: Mapping[str, Key] = field(default_factory=dict)
+    """Field of config.json -> key with its value."""
+    absent: tuple[str, ...] = ()
+    """Fields that the Hub's config.json does not have."""
+    window: Change = without_window
+    """Adds the fields of sliding windows."""
+    convert: Change = unchanged
+    """Makes all other changes."""

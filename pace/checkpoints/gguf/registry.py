@@ -1,0 +1,17 @@
+"""The architectures of GGUF files that can be read."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from pace.checkpoints.gguf.architecture import Architecture
+from pace.checkpoints.gguf.dense import DENSE
+from pace.checkpoints.gguf.mixtures import MIXTURES
+
+ARCHITECTURES: tuple[Architecture, ...] = (*DENSE, *MIXTURES)
+
+
+def find_architecture(name: str, sources: Collection[str]) -> Architecture | None:
+    """Returns the record of general.architecture, given the names of the file's tensors, or None."""
+    found = (each for each in ARCHITECTURES if each.name == name and (not each.marker or each.marker in sources))
+    return next(found, None)

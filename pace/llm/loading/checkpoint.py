@@ -1,0 +1,110 @@
+"""The files of one model: `Checkpoint` reads each of them once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pace.checkpoints.files import read_json_object
+from pace.checkpoints.gguf.checkpoint import GgufCheckpoint
+from pace.checkpoints.gguf.file import is_gguf
+from pace.checkpoints.quantized import Method
+from pace.checkpoints.quantized.reader import QuantizedCheckpoint, check_not_quantized
+from pace.checkpoints.reader import CheckpointReader
+from pace.llm.loading.repository import QUANTIZATION_FILES, some
+from pace.memory import give_back_memory
+from pace.tokenizer.loading import load_tokenizer
+
+
+class Checkpoint:
+    """A directory or GGUF file found by `find_checkpoint`. Its files are read on first use."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    @cached_property
+    def gguf(self) -> GgufCheckpoint | None:
+        """The open GGUF file; None for a directory."""
+        return GgufCheckpoint(self.path) if is_gguf(self.path) else None
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """config.json, or the equivalent metadata of a GGUF file. Raises the errors of `read_config_json`."""
+        return read_config_json(self.path) if self.gguf is None else self.gguf.config
+
+    @cached_property
+    def generation_config(self) -> dict[str, Any]:
+        """generation_config.json; {} if there is none."""
+        return read_generation_config(self.path)
+
+    def load_tokenizer(self, vocab_size: int | None = None, required: bool = True) -> Any:
+        """Calls `pace.tokenizer.loading.load_tokenizer` for this checkpoint."""
+        return load_tokenizer(self.path, vocab_size, required, None if self.gguf is None else self.gguf.metadata)
+
+    def forget_vocabulary(self) -> None:
+        """Frees the vocabulary of a GGUF file after the tokenizer is made: some 50 MB for 262,000 tokens."""
+        if self.gguf is not None:
+            self.gguf.metadata.forget_lists()
+        give_back_memory()
+
+    def open_weights(self, method: Method | None) -> CheckpointReader | GgufCheckpoint | QuantizedCheckpoint:
+        """Opens the weights; the caller must close them. `method` is the quantisation method of a directory."""
+        if self.gguf is not None:
+            return self.gguf
+        reader = CheckpointReader(self.path)
+        if method is None:
+            check_not_quantized(reader)
+            return reader
+        return QuantizedCheckpoint(reader, method)
+
+
+@contextmanager
+def errors_about(checkpoint: Checkpoint) -> Iterator[None]:
+    """Adds the path of a GGUF file to errors. Those about its metadata refer to config.json."""
+    try:
+        yield
+    except (ValueError, NotImplementedError) as error:
+        if checkpoint.gguf is None:
+            raise
+        kind = ValueError if isinstance(error, ValueError) else NotImplementedError
+        converted = " (its metadata as config.json)" if "config.json" in str(error) else ""
+        raise kind(f"{checkpoint.path}{converted}: {error}") from None
+
+
+def read_config_json(directory: str | Path) -> dict:
+    """Reads config.json, with the `quantization_config` that early checkpoints have in a separate file, or the
+    equivalent metadata of a GGUF file. Raises FileNotFoundError if it is missing, ValueError if it is no JSON
+    object."""
+    if is_gguf(Path(directory)):
+        with GgufCheckpoint(directory) as checkpoint:
+            return checkpoint.config
+    path = Path(directory) / "config.json"
+    if not os.path.lexists(path):
+        raise FileNotFoundError(
+            f"{directory} has no config.json, so it is not a Hugging Face checkpoint; give the directory that holds config.json and "
+            f"the weights{_what_is_there(Path(directory))}"
+        )
+    config = read_json_object(path)
+    for name, method in QUANTIZATION_FILES.items():
+        beside = path.with_name(name)
+        if not (config.get("quantization_config") or config.get("compression_config")) and os.path.lexists(beside):
+            config["quantization_config"] = {"quant_method": method, **read_json_object(beside)}
+    return config
+
+
+def _what_is_there(directory: Path) -> str:
+    if not directory.is_dir():
+        return ""
+    names = sorted(entry.name for entry in directory.iterdir())
+    nested = [name for name in names if (directory / name / "config.json").is_file()]
+    return f" (perhaps {nested[0]!r} inside it)" if nested else f" (it has {some(names)})"
+
+
+def read_generation_config(directory: str | Path) -> dict:
+    """Reads generation_config.json; {} if there is none. Raises ValueError if it is no JSON object."""
+    path = Path(directory) / "generation_config.json"
+    return read_json_object(path) if os.path.lexists(path) else {}

@@ -1,0 +1,161 @@
+"""Fills weights from a checkpoint in pieces of bounded size. Each piece is read once, and all its rows are used."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Container, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from threading import Event, Lock
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from pace.checkpoints.files import Version
+from pace.checkpoints.reader import PIECE_BYTES
+from pace.llm.layers import WeightTarget
+from pace.llm.layers.weight_target import Piece
+from pace.llm.loading.memory import check_memory
+from pace.llm.loading.plan import plan_layout
+from pace.ops.weight_layout import WeightLayout
+
+if TYPE_CHECKING:
+    from pace.llm.models.base_model import BaseModelForCausalLM
+
+MIN_BAND_BYTES = 1024
+"""Minimum bytes of a row in a band of columns. It limits how often a page of the file is read: at most the page size
+divided by this."""
+
+
+class TensorReader(Protocol):
+    """A checkpoint's interface for `load_weights`. A quantised matrix, stored in any tensors, appears as one tensor
+    `{module}.weight` whose dtype is a WeightLayout.
+
+    All dimensions of a tensor but the last are flattened to rows; rows of a vector are its elements."""
+
+    tensors: Mapping[str, tuple[torch.dtype | WeightLayout, tuple[int, ...]]]
+    """Name -> (dtype, shape) of every tensor."""
+
+    @property
+    def files(self) -> dict[Path, Version]:
+        """The files that hold the tensors, as they were when they were opened."""
+
+    def column_order(self, name: str) -> Tensor | None:
+        """`QuantizedRows.order` of a quantised tensor's rows. Only called for quantised tensors, before any is read."""
+
+    def row_ranges(self, name: str) -> list[tuple[int, int]]:
+        """Ranges [start, stop) that split the rows of a tensor into pieces of bounded size; one range for a vector."""
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> Piece:
+        """Returns rows [start, stop) of a tensor in its dtype; may be a view of mapped memory. Called from several
+        threads, and again after `release`."""
+
+    def release(self, name: str, start: int = 0, stop: int | None = None) -> None:
+        """Called when the rows just read are no longer needed."""
+
+
+def load_weights(
+    model: BaseModelForCausalLM, reader: TensorReader, workers: int, progress: Callable[[int], object]
+) -> None:
+    """Fills every weight of a model from a checkpoint, `workers` pieces at a time; `progress` is called with the bytes
+    of each piece.
+
+    At most `workers` pieces (`reader.row_ranges`) are in memory at once, plus the packed weights. Nothing is allocated
+    before every name and shape is checked. Raises one ValueError that lists all tensors that are missing, unexpected or
+    of a wrong shape. Raises MemoryError if they do not fit into memory, and with `weights_file`, the errors of its
+    `choose` and `map`."""
+    fill(model, reader, *plan_layout(model, reader), workers, progress)
+
+
+def fill(
+    model: BaseModelForCausalLM,
+    reader: TensorReader,
+    names: Mapping[str, str],
+    targets: Mapping[str, list[WeightTarget]],
+    workers: int,
+    progress: Callable[[int], object] = lambda num_bytes: None,
+) -> None:
+    """The part of `load_weights` after `plan_layout`, which returns `names` and `targets`. Tensors without a target are
+    ignored."""
+    in_file = model.weights_file.choose(model) if model.weights_file else []
+    check_memory(model)
+
+    def fill_tensors(tensors: Container[str]) -> None:
+        some = {name: targets[here] for name, here in names.items() if here in targets and here in tensors}
+        fill_targets(reader, some, workers, progress)
+
+    filled = model.weights_file.map(reader.files, in_file, model.dtype, fill_tensors) if model.weights_file else set()
+    model.allocate(model.ops, model.dtype)
+    fill_tensors(targets.keys() - filled)
+
+
+def fill_targets(
+    reader: TensorReader, targets: Mapping[str, list[WeightTarget]], workers: int, progress: Callable[[int], object]
+) -> None:
+    """Fills the targets of tensors, `workers` pieces at a time; `progress` is called with the bytes of each piece.
+    After an error no other piece is started, and the error is raised."""
+    pieces = (fill for name in targets for fill in fillings(reader, name, targets[name]))
+    lock, stopped = Lock(), Event()
+
+    def work() -> None:
+        while not stopped.is_set():
+            with lock:
+                fill = next(pieces, None)
+            if fill is None:
+                return
+            try:
+                progress(fill())
+            except BaseException:
+                stopped.set()
+                raise
+
+    if workers == 1:
+        work()
+        return
+    with ThreadPoolExecutor(workers) as pool:
+        try:
+            for worker in [pool.submit(work) for _ in range(workers)]:
+                worker.result()
+        finally:
+            stopped.set()
+
+
+def fillings(reader: TensorReader, name: str, targets: list[WeightTarget]) -> Iterator[Callable[[], int]]:
+    """Yields calls that together fill the targets of a tensor, in any order and from several threads. Each returns the
+    bytes that it read."""
+    if not targets[0].transposed:
+        for start, stop in reader.row_ranges(name):
+            yield partial(_fill_rows, reader, name, targets, start, stop)
+        return
+    dtype, (*stack, k, n) = reader.tensors[name]
+    least = MIN_BAND_BYTES // dtype.itemsize
+    width = max(least, PIECE_BYTES // max(1, k * dtype.itemsize) // 16 * 16)
+    for matrix in range(math.prod(stack)):
+        for first in range(0, n, width):
+            yield partial(_fill_columns, reader, name, targets, matrix, range(first, min(n, first + width)))
+
+
+def _fill_rows(reader: TensorReader, name: str, targets: list[WeightTarget], start: int, stop: int) -> int:
+    piece = reader.read(name, start, stop)
+    for target in targets:
+        target.offer(piece, start)
+    num_bytes = piece.nbytes
+    del piece
+    reader.release(name, start, stop)
+    return num_bytes
+
+
+def _fill_columns(reader: TensorReader, name: str, targets: list[WeightTarget], matrix: int, columns: range) -> int:
+    """Transposes a band of columns of one matrix `[K, n]` of a stack, while its rows are read in pieces."""
+    dtype, (*_, k, n) = reader.tensors[name]
+    turned = torch.empty(len(columns), k, dtype=dtype)
+    step = max(1, PIECE_BYTES // max(1, n * dtype.itemsize))
+    for top in range(0, k, step):
+        rows = matrix * k + top, matrix * k + min(k, top + step)
+        turned[:, top : top + step] = reader.read(name, *rows)[:, columns.start : columns.stop].t()
+        reader.release(name, *rows)
+    for target in targets:
+        target.offer(turned, matrix * n + columns.start)
+    return turned.nbytes

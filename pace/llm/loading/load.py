@@ -1,0 +1,251 @@
+"""Opens a model: `open_model` with its engine, `load_model` without."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pace import _C, env
+from pace.batch import BLOCK_SIZE
+from pace.checkpoints.reader import CheckpointReader
+from pace.llm.cache.groups import most_bytes
+from pace.llm.cache.manager import CacheManager, spec_of
+from pace.llm.configs import SamplingConfig
+from pace.llm.engine.engine import Engine
+from pace.llm.loading.checkpoint import Checkpoint
+from pace.llm.loading.find import find_checkpoint
+from pace.llm.loading.model import check_fits, fill_model, make_model
+from pace.llm.loading.options import LoadOptions, use_threads
+from pace.llm.loading.packed_weights import ExpertFile, PackedCopy, WeightsFile, check_has_experts
+from pace.llm.models.base_model import BaseModelForCausalLM
+from pace.llm.runners import make_runner
+from pace.llm.speculation.build import Speculation
+from pace.memory import available_memory_bytes, format_bytes, parse_bytes
+from pace.ops import native
+
+logger = logging.getLogger("pace")
+
+CACHE_SHARE = 0.5
+"""Share of the memory available after loading that the key/value cache may grow to."""
+
+
+class Loaded(NamedTuple):
+    """The result of `open_model`."""
+
+    model: BaseModelForCausalLM
+    """The model, with its weights."""
+    engine: Engine
+    """The engine that runs the model."""
+    tokenizer: Any
+    """The transformers tokenizer of the checkpoint; None if it has none."""
+    defaults: SamplingConfig
+    """The checkpoint's generation settings."""
+
+
+def load_model(options: LoadOptions) -> BaseModelForCausalLM:
+    """Loads the model of a checkpoint alone, ready to run: no tokenizer, no draft model and no engine. Sets the number
+    of kernel threads of this process.
+
+    **Memory**: at most 1.1 times the packed weights + 300 MB, as files are mapped, packed and released in small pieces.
+
+    Raises only these errors, for any contents of the files:
+
+    - FileNotFoundError: no such model, no config, no weights, a missing shard.
+    - PermissionError: gated, or not readable.
+    - NotImplementedError: an unsupported architecture, config field or weight format.
+    - ValueError: anything damaged, contradictory or out of range.
+    - MemoryError: not enough memory for the weights.
+
+    A file that shrinks while it is read is the one exception: the system ends the process with SIGBUS.
+    """
+    threads = use_threads(options.num_threads, options.pin_threads)
+    model, checkpoint = _find_model(options)
+    fill_model(model, checkpoint, threads, options.progress)
+    return model
+
+
+def open_model(options: LoadOptions, check_tokenizer: Callable[[Any], object] = lambda tokenizer: None) -> Loaded:
+    """Finds a checkpoint, checks the options against it, reads its weights, and makes the engine.
+
+    Errors in the options and the small files are found before gigabytes of weights are read or downloaded. Errors that
+    options, config and headers show are found before the tokenizer is read. Sets the number of kernel threads of this
+    process. `check_tokenizer` is called before weights are read, and may raise an error for a tokenizer, or for None.
+
+    Raises the errors of `load_model`, and TypeError for generation settings of the wrong type.
+    """
+    ops, progress = options.ops, options.progress
+    _check_paths(options)
+    if ops is native:
+        _warn_of_missing_kernels()
+    threads = use_threads(options.num_threads, options.pin_threads)
+    model, checkpoint = _find_model(options)
+    if checkpoint.gguf is None:  # the headers of other formats were not read yet
+        CheckpointReader(checkpoint.path).close()
+    tokenizer = _find_tokenizer(options, checkpoint, model)
+    check_tokenizer(tokenizer)
+    defaults = _read_defaults(checkpoint, tokenizer, model)
+    checkpoint.forget_vocabulary()
+    speculation = Speculation.prepare(options.spec_config, model, tokenizer, ops, options.hub)
+    share = speculation.cache_share(model, options.kv_cache_type)
+    if share:
+        _check_budget(options, model, share)
+        speculation.model.weights_file = _weights_file(options, speculation.model, speculation.checkpoint)
+
+    fill_model(model, checkpoint, threads, progress)
+    speculation.load(threads, progress)
+
+    budget = _cache_budget(options, model)
+    drafter = speculation.drafter(model, ops, options.backend, int(budget * share))
+    engine = Engine.create(
+        make_runner(model, options.backend),
+        ops,
+        budget - drafter.memory().cache_budget,
+        drafter,
+        options.max_seq_len,
+        cache_options=options.cache_options,
+        max_tokens_per_step=tokens_per_step(model),
+    )
+    return Loaded(model, engine, tokenizer, defaults)
+
+
+def _find_model(options: LoadOptions) -> tuple[BaseModelForCausalLM, Checkpoint]:
+    """Finds the checkpoint, downloaded if needed, and makes its model, without weights."""
+
+    def make(path: Path) -> tuple[BaseModelForCausalLM, Checkpoint]:
+        checkpoint = Checkpoint(path)
+        return _make_model(options, checkpoint), checkpoint
+
+    return make(find_checkpoint(options.model_name_or_path, **options.hub, check=make))
+
+
+def _make_model(options: LoadOptions, checkpoint: Checkpoint) -> BaseModelForCausalLM:
+    """Makes the model of a checkpoint, without weights; their files need not be downloaded yet. Raises for errors that
+    config and headers show: an architecture, an option, too little memory."""
+    model = make_model(checkpoint, options.weight_dtype, options.ops, options.kv_dtype, options.quantization_config)
+    model.weights_file = _weights_file(options, model, checkpoint)
+    _check_length(options, model)
+    _check_budget(options, model, Fraction(0))
+    check_fits(model, checkpoint)
+    return model
+
+
+def _weights_file(options: LoadOptions, model: BaseModelForCausalLM, checkpoint: Checkpoint) -> WeightsFile | None:
+    """The file of packed weights, present or to be written; None if weights are only kept in memory."""
+    folder = options.weights_cache and Path(options.weights_cache).expanduser()
+    if options.weights == "mapped":
+        check_has_experts(model)
+        return ExpertFile(checkpoint.path, folder)
+    folder = env.cache_directory() if folder is None else folder
+    return PackedCopy(checkpoint.path, folder) if folder and options.ops is native else None
+
+
+def _check_paths(options: LoadOptions) -> None:
+    """Raises the errors of `find_checkpoint` for a tokenizer or draft model given by path, before anything is read or
+    downloaded."""
+    for other in (options.tokenizer_name_or_path, getattr(options.spec_config, "model", None)):
+        if other is not None and _is_path(other):
+            find_checkpoint(other, weights=False)
+
+
+def _is_path(path_or_id: str | Path) -> bool:
+    """True unless it is a Hub id: it exists here, or is written as a path."""
+    text = os.fspath(path_or_id)
+    return (
+        isinstance(path_or_id, os.PathLike)
+        or text.startswith((".", "/", "~"))
+        or text.endswith(("/", ".gguf"))
+        or text.count("/") > 1
+        or os.path.exists(text)
+    )
+
+
+def _warn_of_missing_kernels() -> None:
+    best = _C.best_isa()
+    if best not in _C.built_isas():
+        logger.warning(
+            "this build of pace has no kernels for %s, the best instruction set of this CPU, and is slower without: "
+            "build it with PACE_TABLES=all (`pace env` shows what it has)",
+            best,
+        )
+
+
+def tokens_per_step(model: BaseModelForCausalLM) -> int:
+    """Maximum number of tokens in a step. A step of many tokens reads all experts of a mixture. AMX multiplies so fast
+    that this reading limits it, so it takes more tokens per step."""
+    return 2048 if model.ops is native and _C.isa() == "amx" and any(model.stacks()) else 512
+
+
+def _check_length(options: LoadOptions, model: BaseModelForCausalLM) -> None:
+    most = model.max_position_embeddings
+    if options.max_seq_len is not None and not 2 <= options.max_seq_len <= most:
+        raise ValueError(
+            f"max_seq_len must be from 2 to the {most} positions that config.json gives this model; got {options.max_seq_len}"
+        )
+
+
+def _find_tokenizer(options: LoadOptions, checkpoint: Checkpoint, model: BaseModelForCausalLM) -> Any:
+    if options.tokenizer_name_or_path is None:
+        return checkpoint.load_tokenizer(model.vocab_size, required=False)
+    found = find_checkpoint(options.tokenizer_name_or_path, **options.hub | {"revision": None}, weights=False)
+    return Checkpoint(found).load_tokenizer(model.vocab_size)
+
+
+def _read_defaults(checkpoint: Checkpoint, tokenizer: Any, model: BaseModelForCausalLM) -> SamplingConfig:
+    """The checkpoint's generation settings: generation_config.json, then config.json, then the tokenizer. The
+    tokenizer's own end token always ends a text."""
+    vocab_size = model.vocab_size
+    directory, config = checkpoint.path, checkpoint.config
+    source = f"{directory}/generation_config.json"
+    defaults = SamplingConfig.from_dict(checkpoint.generation_config, source=source)
+    special = {name: config.get(name) for name in ("eos_token_id", "pad_token_id")}
+    defaults.merge_from(SamplingConfig.from_dict(special, source=f"{directory}/config.json"))
+    defaults.merge_from(SamplingConfig(**{name: getattr(tokenizer, name, None) for name in special}))
+    if defaults.eos_token_id is not None:
+        own = [token for token in [getattr(tokenizer, "eos_token_id", None)] if token is not None]
+        ends = [*defaults.eos_token_id, *own, *getattr(tokenizer, "turn_ends", ())]
+        defaults.eos_token_id = list(dict.fromkeys(ends))
+        known = [token for token in defaults.eos_token_id if token < vocab_size]
+        if len(known) < len(defaults.eos_token_id):
+            logger.warning(
+                "the checkpoint's end tokens %s are not all among the model's %d ids", defaults.eos_token_id, vocab_size
+            )
+        defaults.eos_token_id = known or None
+    return defaults
+
+
+def _check_budget(options: LoadOptions, model: BaseModelForCausalLM, draft_share: Fraction) -> None:
+    """Raises ValueError if the cache has no room for one block, or for one sequence of `max_seq_len` tokens, after
+    subtracting a draft model's share. Also for inconsistent sizes."""
+    budget = available_memory_bytes() * CACHE_SHARE
+    if options.kv_cache_bytes is not None:
+        budget = parse_bytes(options.kv_cache_bytes)
+        length = options.max_seq_len
+        spec = spec_of(model.kv_spec, options.kv_cache_type)
+        least = math.ceil(most_bytes(spec, length or 1, tokens_per_step(model)) / (1 - draft_share))
+        if budget < least:
+            why = f"max_seq_len={length} tokens take" if length else f"a block of {BLOCK_SIZE} tokens takes"
+            raise ValueError(
+                f"kv_cache_bytes={options.kv_cache_bytes} is too little: {why} {least} bytes ({format_bytes(least)}) in this model{' and its draft model' if draft_share else ''}"
+            )
+    CacheManager(model.kv_spec, int(budget * (1 - draft_share)), **options.cache_options)
+
+
+def _cache_budget(options: LoadOptions, model: BaseModelForCausalLM) -> int:
+    """Bytes for the keys and values of all models, once the weights are in memory. Pages of a packed copy are reported
+    as available but must stay in memory."""
+    available = available_memory_bytes(kept=model.mapped_nbytes if options.weights == "memory" else 0)
+    if options.kv_cache_bytes is None:
+        return int(available * CACHE_SHARE)
+    budget = parse_bytes(options.kv_cache_bytes)
+    if budget > available:
+        logger.warning(
+            "kv_cache_bytes=%s is more than the %s of memory that are left; once that is used, the system ends the process",
+            options.kv_cache_bytes,
+            format_bytes(available),
+        )
+    return budget

@@ -1,0 +1,68 @@
+"""Makes the model of a checkpoint, then fills it: `make_model`, `check_fits`, `fill_model`."""
+
+from __future__ import annotations
+
+import logging
+import time
+from contextlib import nullcontext
+from types import ModuleType
+
+import torch
+
+from pace.llm.loading.checkpoint import Checkpoint, errors_about
+from pace.llm.loading.memory import check_memory
+from pace.llm.loading.packed_weights import ExpertFile
+from pace.llm.loading.plan import plan_layout
+from pace.llm.loading.progress import progress_bar
+from pace.llm.models.base_model import BaseModelForCausalLM
+from pace.llm.models.model_list import read_config
+from pace.memory import available_memory_bytes
+from pace.quant import QuantizationConfig
+
+logger = logging.getLogger("pace")
+
+MAX_LOADING_THREADS = 16
+"""More threads would only wait for the disk. Their pieces (`PIECE_BYTES` each) stay far below 300 MB."""
+
+
+def make_model(
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    ops: ModuleType,
+    kv_dtype: torch.dtype | None = None,
+    quantization: QuantizationConfig | None = None,
+) -> BaseModelForCausalLM:
+    """Makes the model described by a checkpoint's config.json, without weights: it takes no memory and cannot run yet.
+    Keys and values are in `kv_dtype`; None for `dtype`."""
+    with errors_about(checkpoint):
+        model_class, config = read_config(checkpoint.config)
+    model = model_class(config, dtype, ops)
+    model.kv_dtype = kv_dtype or dtype
+    model.quantize(quantization)
+    return model
+
+
+def check_fits(model: BaseModelForCausalLM, checkpoint: Checkpoint) -> None:
+    """Raises MemoryError if the weights need more than the available memory, from config and headers only. Weights that
+    are not downloaded yet are judged if the config says how they are stored."""
+    if model.planned_nbytes(model.ops, model.dtype) <= available_memory_bytes():
+        return  # quantised checkpoints take less
+    try:
+        reader = checkpoint.open_weights(model.config.quantization_config)
+    except FileNotFoundError:
+        if model.config.quantization_config or isinstance(model.weights_file, ExpertFile):
+            return
+    else:
+        with nullcontext() if reader is checkpoint.gguf else reader, errors_about(checkpoint):
+            plan_layout(model, reader)
+    check_memory(model)
+
+
+def fill_model(model: BaseModelForCausalLM, checkpoint: Checkpoint, threads: int, progress: bool) -> None:
+    """Loads the weights of a checkpoint."""
+    started, path = time.perf_counter(), checkpoint.path
+    with checkpoint.open_weights(model.config.quantization_config) as reader, errors_about(checkpoint):
+        with progress_bar(reader.total_bytes, f"Loading {path.name}", progress) as report:
+            model.load_weights(reader, min(threads, MAX_LOADING_THREADS), report)
+        seconds = time.perf_counter() - started
+        logger.info("%s: %.2f GB from %s in %.1f s", type(model).__name__, reader.total_bytes / 1e9, path, seconds)

@@ -1,0 +1,200 @@
+"""Endpoints for requests with a body. `ENDPOINTS` is the table of them."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from pace.server.answers import Answer, Piece
+from pace.server.body import LARGE, read_json
+from pace.server.errors import ApiError
+from pace.server.limits import Limits
+from pace.server.network import http
+from pace.server.network.access_log import Access
+from pace.server.network.refusals import is_anthropic
+from pace.server.prompts import PromptReader
+from pace.server.schemas.chat import ChatRequest
+from pace.server.schemas.completions import CompletionsRequest
+from pace.server.schemas.fields import Request, parse
+from pace.server.schemas.messages import CountTokensRequest, MessagesRequest
+from pace.server.schemas.responses import ResponsesRequest
+from pace.server.schemas.tokens import DetokenizeRequest, TokenizeRequest
+from pace.server.service import Service
+from pace.server.wire import tokens
+from pace.server.wire.chat import ChatForm
+from pace.server.wire.completions import CompletionsForm
+from pace.server.wire.form import WireForm
+from pace.server.wire.messages import MessagesForm
+from pace.server.wire.openai import Envelope
+from pace.server.wire.responses import ResponsesForm
+
+logger = logging.getLogger("pace")
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """ASGI application for one kind of POST request. Reads the body itself to avoid a second copy. Subclasses define
+    `answer`."""
+
+    paths: tuple[str, ...]
+    """The first is documented, and names the endpoint in metrics."""
+    schema: type[Request]
+    content_types: ClassVar[tuple[str, ...]] = ("application/json",)
+    """Types of its answers, for the OpenAPI document."""
+
+    @property
+    def is_anthropic(self) -> bool:
+        """True if errors have Anthropic's form."""
+        return is_anthropic(self.paths[0])
+
+    def check(self, service: Service) -> None:
+        """Raises ApiError if no request can be answered now, before any work is done for it."""
+
+    async def answer(
+        self, service: Service, request: Any, headers: dict[str, str], scope: http.Scope, send: http.Send
+    ) -> None:
+        """Answers a parsed request, with `headers`. Raises ApiError."""
+        raise NotImplementedError
+
+    async def __call__(self, scope: http.Scope, receive: http.Receive, send: http.Send) -> None:
+        service: Service = scope["app"].state.service
+        has_begun = False
+
+        async def tracked(message: dict[str, Any]) -> None:
+            nonlocal has_begun
+            if not has_begun:
+                service.metrics.answered(self.paths[0], message["status"])
+            has_begun = True
+            await send(message)
+
+        try:
+            body = await http.read_body(scope, receive, service.limits.body_bytes)
+            async with http.cancelled_when_gone(receive):
+                self.check(service)
+                read = functools.partial(self._read, service, body, Access.of(scope))
+                request, headers = await service.work(read) if len(body) > LARGE else read()
+                await self.answer(service, request, headers, scope, tracked)
+        except http.ClientGone:
+            service.metrics.client_gone()
+        except Exception as error:
+            if has_begun:  # the status line is sent: only closing the connection can report it
+                raise
+            await http.send_error(tracked, as_api_error(scope, error), self.is_anthropic)
+
+    def _read(self, service: Service, body: bytes, access: Access) -> tuple[Any, dict[str, str]]:
+        """Returns the request, and headers that name its unknown fields."""
+        options = service.options
+        value = read_json(body, service.limits.json_depth)
+        model = value.get("model", options.model_names[0]) if isinstance(value, dict) else None
+        access.model = model if isinstance(model, str) else None
+        request, unknown = parse(self.schema, value)
+        if unknown and options.strict:
+            raise ApiError(400, f"unknown field {unknown[0][:60]}", param=unknown[0][:60])
+        return request, {"x-pace-ignored": ", ".join(map(_printable, unknown[:20]))} if unknown else {}
+
+
+@dataclass(frozen=True)
+class TokenizerEndpoint(Endpoint):
+    """Endpoint answered by the tokenizer, in a worker."""
+
+    function: Callable[[Any, PromptReader, Limits], dict[str, Any]]
+
+    async def answer(
+        self, service: Service, request: Any, headers: dict[str, str], scope: http.Scope, send: http.Send
+    ) -> None:
+        service.check_model(request.model)
+        service.check_ready()
+        value = await service.work(self.function, request, service.reader, service.limits)
+        await http.send_json(send, value, headers=headers)
+
+
+@dataclass(frozen=True)
+class GenerationEndpoint(Endpoint):
+    """Endpoint answered by the engine. Its schema has `to_job`."""
+
+    form: Callable[[Any, Envelope, Any], WireForm]
+    id_prefix: str
+    content_types = ("application/json", "text/event-stream")
+
+    def check(self, service: Service) -> None:
+        service.check_room()
+
+    @asynccontextmanager
+    async def generate(
+        self, service: Service, request: Any, salt: str | None = None, key: str | None = None
+    ) -> AsyncIterator[tuple[WireForm, Answer]]:
+        """Yields the form of a request's answer, and the answer, which ends with the block. `salt` and `key` are the
+        client's. Raises ApiError."""
+        model = service.check_model(request.model)
+        job = request.to_job(service.limits, service.loaded.defaults)
+        async with service.answer(job, salt, key) as answer:
+            envelope = Envelope.new(self.id_prefix, model, service.fingerprint)
+            yield self.form(request, envelope, service.loaded.tokenizer), answer
+
+    async def answer(
+        self, service: Service, request: Any, headers: dict[str, str], scope: http.Scope, send: http.Send
+    ) -> None:
+        client = scope.get("pace") or {}
+        async with self.generate(service, request, client.get("salt"), client.get("key")) as (form, answer):
+            Access.of(scope).answer = answer
+            if warnings := answer.prepared.warnings:
+                headers["x-pace-warnings"] = "; ".join(map(_printable, warnings[:10]))
+            if request.stream:
+                pieces = answer.pieces(http.KEEP_ALIVE_SECONDS)
+                first = await anext(pieces)  # an immediate failure is a plain error
+                await http.send_events(scope, send, _events(form, answer, first, pieces, scope), headers)
+            else:
+                choices = await answer.whole()
+                await http.send_json(send, form.whole(choices, answer.usage), headers=headers)
+
+
+async def _events(
+    form: WireForm, answer: Answer, first: list[Piece], pieces: AsyncIterator[list[Piece]], scope: http.Scope
+) -> AsyncIterator[bytes]:
+    """Yields the events of a stream: those of the `first` pieces, then of the others. An error is one of them."""
+    yield form.begin(answer.usage)
+    fresh: list[Piece] | None = first
+    try:
+        while fresh is not None:
+            usage = answer.usage
+            yield b"".join(form.piece(piece, usage) for piece in fresh) or http.KEEP_ALIVE
+            fresh = await anext(pieces, None)
+    except Exception as error:
+        yield form.error(as_api_error(scope, error))
+        return
+    yield form.end(answer.usage)
+
+
+def as_api_error(scope: http.Scope, error: Exception) -> ApiError:
+    """Returns the error that a client gets. The log has the details of an internal failure."""
+    if isinstance(error, ApiError):
+        return error
+    request_id = (scope.get("pace") or {}).get("request_id", "")
+    logger.error("request %s failed: %r", request_id, error, exc_info=error)
+    return ApiError(500, "the server failed at this request", headers={"x-should-retry": "false"})
+
+
+def _printable(name: str) -> str:
+    return "".join(letter if letter.isascii() and letter.isprintable() else "?" for letter in name[:60])
+
+
+ENDPOINTS: tuple[Endpoint, ...] = (
+    GenerationEndpoint(("/v1/chat/completions", "/chat/completions"), ChatRequest, ChatForm, "chatcmpl-"),
+    GenerationEndpoint(("/v1/completions", "/completions"), CompletionsRequest, CompletionsForm, "cmpl-"),
+    GenerationEndpoint(("/v1/responses", "/responses"), ResponsesRequest, ResponsesForm, "resp_"),
+    GenerationEndpoint(("/v1/messages", "/messages"), MessagesRequest, MessagesForm, "msg_"),
+    TokenizerEndpoint(("/tokenize", "/v1/tokenize"), TokenizeRequest, tokens.tokenize),
+    TokenizerEndpoint(("/detokenize", "/v1/detokenize"), DetokenizeRequest, tokens.detokenize),
+    TokenizerEndpoint(("/apply-template",), ChatRequest, tokens.apply_template),
+    TokenizerEndpoint(
+        ("/v1/chat/completions/input_tokens", "/chat/completions/input_tokens"), ChatRequest, tokens.count
+    ),
+    TokenizerEndpoint(
+        ("/v1/responses/input_tokens", "/responses/input_tokens"), ResponsesRequest, tokens.count_response
+    ),
+    TokenizerEndpoint(("/v1/messages/count_tokens", "/messages/count_tokens"), CountTokensRequest, tokens.count),
+)
