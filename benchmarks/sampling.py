@@ -26,7 +26,7 @@ from pace.llm import SamplingConfig  # noqa: E402
 from pace.llm.constraints.mask_filler import NO_MASKS, PendingMasks  # noqa: E402
 from pace.llm.constraints.masks import fill_bits  # noqa: E402
 from pace.llm.sampling.logits import Processors, build_processors  # noqa: E402
-from pace.llm.sampling.sampler import Greedy, Rules, Sampler, Sampling  # noqa: E402
+from pace.llm.sampling.sampler import Sampler, Sampling, rules_of  # noqa: E402
 from pace.llm.sequence import Sequence, Span  # noqa: E402
 from pace.ops import native  # noqa: E402
 
@@ -118,7 +118,7 @@ def make_span(fields: dict, seed: int) -> Span:
     tokens = torch.randint(150_000, (LENGTH,), generator=torch.Generator().manual_seed(seed)).tolist()
     config = SamplingConfig(do_sample=True, **fields) if fields else SamplingConfig()
     processors = Processors(build_processors(config, 0, []))
-    strategy = Sampling(processors, Rules.of(config), seed, config.logprobs) if fields else Greedy()
+    strategy = Sampling(processors, rules_of(config), seed, config.logprobs) if fields else Sampling()
     return Span(Sequence(tokens, strategy, None, 2 * LENGTH), LENGTH - 1, 1)
 
 

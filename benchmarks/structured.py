@@ -124,7 +124,7 @@ def main() -> int:
     tokenizer = train_tokenizer(vocab_size)
     generator = Generator(subject.engine, tokenizer)
     begin = time.perf_counter()
-    generator.guides.grammars.compile(Grammar.regex("a"))
+    generator.constraints.grammars.compile(Grammar.regex("a"))
     table_seconds = time.perf_counter() - begin
 
     runs: dict[tuple[int, str], list[Run]] = {}

@@ -15,6 +15,17 @@
 
 namespace pace {
 
+// The rules of one draw, as `RULES_DTYPE` in pace/ops/draws.py.
+struct SampleRules {
+    float temperature;  // 1 is off; 0 takes the largest, as ArgmaxOp
+    int64_t top_k;      // 0 is off
+    float top_p;        // 1 is off
+    float min_p;        // 0 is off
+    float typical_p;    // 1 is off
+};
+
+int64_t SampleOp::rules_bytes() { return sizeof(SampleRules); }
+
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -22,14 +33,6 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 // Inspecting this many elements takes about as long as correcting the maxima after one edit. See benchmarks/RESULTS.md,
 // "Sampling under load".
 constexpr int64_t kPerEdit = 256;
-
-// The sampling parameters of one row.
-struct Rules {
-    float temperature;
-    int64_t top_k;
-    float top_p, min_p, typical_p;
-    double uniform;
-};
 
 // ---- Few candidates
 
@@ -62,7 +65,7 @@ void keep_typical(Candidates& candidates, double mass) {
 
 // Applies min_p and typical_p and draws from candidates, which are in order of rising index. The weight of the largest
 // is 1, and values are logarithms of the weights, to some base.
-int64_t draw(Candidates candidates, const Rules& rules) {
+int64_t draw(Candidates candidates, const SampleRules& rules, double uniform) {
     if (rules.min_p > 0.0f) {
         const double least = std::min(1.0, double(rules.min_p));
         const auto is_unlikely = [&](const Candidate& c) { return c.weight < least; };
@@ -75,12 +78,12 @@ int64_t draw(Candidates candidates, const Rules& rules) {
     for (const Candidate& c : candidates) {
         if (c.weight <= 0) continue;
         last = c.index;
-        if ((sum += c.weight) > rules.uniform * total) break;
+        if ((sum += c.weight) > uniform * total) break;
     }
     return last;
 }
 
-int64_t draw_from_top(const float* x, int64_t n, const Survey& survey, const Rules& rules) {
+int64_t draw_from_top(const float* x, int64_t n, const Survey& survey, const SampleRules& rules, double uniform) {
     Candidates candidates = TopK(x, n, rules.top_k, kLowest, rules.temperature).find(survey.maxima);
     const float shift = survey.max / rules.temperature;
     double total = 0.0;
@@ -91,12 +94,13 @@ int64_t draw_from_top(const float* x, int64_t n, const Survey& survey, const Rul
     if (rules.top_p < 1.0f) cut_to_nucleus(candidates, double(rules.top_p) * total);
     for (Candidate& c : candidates) c.value -= shift;
     std::sort(candidates.begin(), candidates.end(), [](const auto& a, const auto& b) { return a.index < b.index; });
-    return draw(std::move(candidates), rules);
+    return draw(std::move(candidates), rules, uniform);
 }
 
 // ---- A whole row
 
-int64_t draw_from_all(const float* x, int64_t n, float scale, const Survey& survey, const Rules& rules) {
+int64_t draw_from_all(const float* x, int64_t n, float scale, const Survey& survey, const SampleRules& rules,
+                      double uniform) {
     RowWeights weights(x, n, scale, survey);
     const bool has_nucleus = rules.top_p < 1.0f, has_least = rules.min_p > 0.0f, is_typical = rules.typical_p < 1.0f;
     if (has_nucleus) {
@@ -109,7 +113,7 @@ int64_t draw_from_all(const float* x, int64_t n, float scale, const Survey& surv
     } else {
         weights.keep_all();
     }
-    if (!is_typical || !(has_nucleus || has_least)) return weights.draw(rules.uniform);
+    if (!is_typical || !(has_nucleus || has_least)) return weights.draw(uniform);
     thread_local std::vector<float> elements;
     thread_local std::vector<int32_t> indices;
     weights.copy_kept(&elements, &indices);
@@ -117,7 +121,7 @@ int64_t draw_from_all(const float* x, int64_t n, float scale, const Survey& surv
     const Survey all = pace::survey(elements.data(), count, 0.0f);
     RowWeights kept(elements.data(), count, scale, all);
     kept.keep_typical(rules.typical_p);
-    return indices[size_t(kept.draw(rules.uniform))];
+    return indices[size_t(kept.draw(uniform))];
 }
 
 int64_t first_largest(const float* x, int64_t n, const Survey& survey) {
@@ -128,7 +132,7 @@ int64_t first_largest(const float* x, int64_t n, const Survey& survey) {
 float logprob(float value, const Survey& given) { return (value - given.max) - float(std::log(given.total)); }
 
 // True if no rule drops tokens. The first pass must then also sum weights.
-bool keeps_all(const Rules& rules) {
+bool keeps_all(const SampleRules& rules) {
     return rules.temperature > 0 && rules.top_k == 0 && rules.top_p >= 1 && rules.min_p <= 0 && rules.typical_p >= 1;
 }
 
@@ -206,12 +210,11 @@ void SampleOp::run(int, int64_t chunk, int) const {
 
 // Returns the drawn token, or -1 if there is none. Also writes log-probabilities.
 int64_t SampleOp::draw(int64_t chunk, float* x) const {
-    Rules rules = {temperature[chunk], std::max<int64_t>(top_k[chunk], 0), top_p[chunk], min_p[chunk], typical_p[chunk],
-                   uniform[chunk]};
-    if (rules.top_k >= n) rules.top_k = 0;
-    const float scale = weight_scale(rules.temperature);
+    SampleRules own = rules[chunk];
+    if (own.top_k < 0 || own.top_k >= n) own.top_k = 0;
+    const float scale = weight_scale(own.temperature);
     const bool wants_logprobs = num_top != nullptr && num_top[chunk] >= 0;
-    const bool wants_sums = keeps_all(rules);
+    const bool wants_sums = keeps_all(own);
 
     Survey given;
     if (wants_logprobs || !wants_sums) {
@@ -220,7 +223,7 @@ int64_t SampleOp::draw(int64_t chunk, float* x) const {
     }
     const Edited edited(*this, x, chunk);
     Survey found;
-    if (wants_sums && (!wants_logprobs || edited.count() > 0 || rules.temperature != 1.0f)) {
+    if (wants_sums && (!wants_logprobs || edited.count() > 0 || own.temperature != 1.0f)) {
         found = survey(x, n, scale);
     } else if (edited.count() > n / kPerEdit) {
         found = survey(x, n, 0.0f);
@@ -230,12 +233,12 @@ int64_t SampleOp::draw(int64_t chunk, float* x) const {
     }
     int64_t token = -1;
     if (!std::isfinite(found.max)) return token;
-    if (rules.temperature == 0.0f) {
+    if (own.temperature == 0.0f) {
         token = first_largest(x, n, found);
-    } else if (rules.top_k > 0) {
-        token = draw_from_top(x, n, found, rules);
+    } else if (own.top_k > 0) {
+        token = draw_from_top(x, n, found, own, uniform[chunk]);
     } else {
-        token = draw_from_all(x, n, scale, found, rules);
+        token = draw_from_all(x, n, scale, found, own, uniform[chunk]);
     }
     if (wants_logprobs && token >= 0) logprobs[chunk] = logprob(edited.original(token), given);
     return token;

@@ -1,4 +1,6 @@
 // Norms, elementwise ops, and ops that sampling needs on rows of logits.
+#include <stdexcept>
+
 #include "bindings.h"
 #include "pace/ops.h"
 #include "pace/row_ops.h"
@@ -62,21 +64,18 @@ void apply_mask(Address logits, int64_t row_stride, int64_t n, Address bits, int
     pace::execute(op);
 }
 
-void sample(Address logits, int64_t row_stride, int64_t n, int64_t count, Address rows, Address temperature,
-            Address top_k, Address top_p, Address min_p, Address typical_p, Address uniform, Address edit_ends,
-            Address edit_lists, Address masks, int64_t masks_stride, Address mask_rows, Address tokens, Address num_top,
-            int64_t most_top, Address values, Address top_tokens, Address top_values) {
+void sample(Address logits, int64_t row_stride, int64_t n, int64_t count, Address rows, Address rules,
+            int64_t rules_bytes, Address uniform, Address edit_ends, Address edit_lists, Address masks,
+            int64_t masks_stride, Address mask_rows, Address tokens, Address num_top, int64_t most_top, Address values,
+            Address top_tokens, Address top_values) {
+    if (rules_bytes != pace::SampleOp::rules_bytes()) throw std::invalid_argument("RULES_DTYPE is not SampleRules");
     pace::SampleOp op = {};
     op.logits = at<float>(logits);
     op.row_stride = row_stride;
     op.n = n;
     op.count = count;
     op.rows = at<const int64_t>(rows);
-    op.temperature = at<const float>(temperature);
-    op.top_k = at<const int64_t>(top_k);
-    op.top_p = at<const float>(top_p);
-    op.min_p = at<const float>(min_p);
-    op.typical_p = at<const float>(typical_p);
+    op.rules = at<const pace::SampleRules>(rules);
     op.uniform = at<const double>(uniform);
     op.edit_ends = at<const int64_t>(edit_ends);
     op.edit_lists = at<const int64_t>(edit_lists);

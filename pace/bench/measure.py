@@ -25,7 +25,7 @@ from pace.llm.loading.options import LoadOptions, parse_dtype, parse_kv_cache_dt
 from pace.llm.models.model_list import read_config
 from pace.llm.runners import make_runner
 from pace.llm.runners.program import ProgramRunner
-from pace.llm.sampling.sampler import Greedy
+from pace.llm.sampling.sampler import Sampling
 from pace.llm.sequence import Sequence
 from pace.llm.text.stopping_criteria import StoppingCriteria
 from pace.memory import available_memory_bytes, format_bytes, resident_bytes
@@ -129,7 +129,7 @@ def _check(subject: Subject, prompt: int, generated: int, batch: int, repeats: i
 def _sequences(subject: Subject, prompt: int, generated: int, batch: int) -> list[Sequence]:
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(subject.model.vocab_size, (batch, prompt), generator=generator).tolist()
-    return [Sequence(row, Greedy(), StoppingCriteria(prompt + generated, []), prompt + generated) for row in ids]
+    return [Sequence(row, Sampling(), StoppingCriteria(prompt + generated, []), prompt + generated) for row in ids]
 
 
 def prefill_seconds(subject: Subject, prompt: int) -> float:

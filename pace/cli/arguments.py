@@ -17,9 +17,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from pace.assets import TINY
+from pace.llm.aliases import MODEL
 from pace.llm.configs import KVCacheType
 from pace.llm.operators import read_backend
-from pace.llm.other_names import MODEL
 
 MODEL_OPTIONS = (
     "tokenizer_name_or_path",

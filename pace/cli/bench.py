@@ -21,7 +21,7 @@ from pace.cli.arguments import (
     count,
 )
 from pace.cli.options_in_messages import option
-from pace.llm.other_names import MODEL
+from pace.llm.aliases import MODEL
 
 OPTIONS_HERE = ["list", "dtype", "quantization", "kv_cache_dtype", "prompt", "context", "generate", "batch", "repeats"]
 OPTIONS_HERE += ["num_threads", "backend", "profile", "layers"]

@@ -11,8 +11,7 @@ from typing import Any
 
 from pace.cli.arguments import add_with_aliases, field_explanations, option_name
 from pace.cli.options_in_messages import rewrite
-from pace.llm.configs import SamplingConfig
-from pace.llm.other_names import SAMPLING
+from pace.llm.configs import ALIASES, SamplingConfig
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +29,7 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
         notes += [] if field.default in (None, False) else [f"default: {field.default}"]
         explanation = rewrite(explanations[field.name], _option_of_field)
         help_text = (explanation + (f" ({'; '.join(notes)})" if notes else "")).replace("%", "%%")
-        add_with_aliases(group, field.name, SAMPLING, default=argparse.SUPPRESS, help=help_text, **reader)
+        add_with_aliases(group, field.name, ALIASES, default=argparse.SUPPRESS, help=help_text, **reader)
 
 
 def _option_of_field(name: str, flag: bool | None) -> str | None:

@@ -10,12 +10,15 @@ import logging
 import math
 import os
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from pace.grammar import Grammar
 from pace.grammar.response_format import read_response_format
-from pace.llm import checks, other_names
+from pace.grammar.whitespace import whitespace_options
+from pace.llm import aliases
+from pace.llm import validators as check
+from pace.ops.draws import Rules
 
 logger = logging.getLogger("pace")
 
@@ -30,59 +33,21 @@ class KVCacheType(str, enum.Enum):
     PAGED = "paged"
 
 
-_CHECKS: dict[str, Callable[[str, Any], Any]] = {
-    "max_new_tokens": checks.integer(1),
-    "max_length": checks.integer(1),
-    "min_new_tokens": checks.integer(0),
-    "do_sample": checks.flag,
-    "temperature": checks.number(0.0),
-    "top_k": checks.integer(0, 2**63 - 1, hint="; 0 turns it off"),
-    "top_p": checks.number(0.0, 1.0, hint="; 1.0 turns it off"),
-    "min_p": checks.number(0.0, 1.0, hint="; 0.0 turns it off"),
-    "typical_p": checks.number(0.0, 1.0, exclusive=True, hint="; 1.0 turns it off"),
-    "repetition_penalty": checks.number(0.0, exclusive=True, hint="; 1.0 turns it off"),
-    "frequency_penalty": checks.number(-2.0, 2.0),
-    "presence_penalty": checks.number(-2.0, 2.0),
-    "no_repeat_ngram_size": checks.integer(0, hint="; 0 turns it off"),
-    "num_beams": checks.integer(1),
-    "length_penalty": checks.number(-math.inf),
-    "early_stopping": checks.early_stopping,
-    "num_return_sequences": checks.integer(1),
-    "eos_token_id": checks.token_list,
-    "pad_token_id": checks.integer(0),
-    "stop_strings": checks.strings,
-    "bad_words_ids": checks.token_sequences,
-    "logit_bias": checks.logit_bias,
-    "seed": checks.integer(0, 2**64 - 1),
-    "logprobs": checks.logprobs,
-    "unmasked_logprobs": checks.flag,
-    "prompt_logprobs": checks.logprobs,
-    "ignore_eos": checks.flag,
-    "token_healing": checks.flag,
-    "step_callback": checks.callback,
-    "step_every": checks.integer(1),
-    "step_strings": checks.strings,
-    "logits_processors": checks.callables,
-    "token_mask": checks.token_mask,
-    "json_schema": checks.json_schema,
-    "regex": checks.regex,
-    "grammar": checks.grammar,
-    "choices": checks.choices,
-    "response_format": checks.response_format,
-    "json_whitespace": checks.json_whitespace,
-}
-
-
 def _copy(value: Any) -> Any:
     """Copies the value of a field for a second config. Processors and masks are shared, because their owner holds
     references to them."""
     return copy.copy(value) if isinstance(value, (list, dict, set)) else value
 
 
-LEAST_TEMPERATURE = 1e-30
+MIN_TEMPERATURE = 1e-30
 """Smallest temperature: logits stay far below 1e8, and dividing them by less would overflow fp32."""
-WITHOUT_EFFECT = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}
+WITHOUT_EFFECT = Rules()._asdict() | {"temperature": 0.0}
 """Fields that only affect sampling, and the values that are not a wish to sample: greedy, or no filter."""
+
+
+def _field(default: Any, validate: check.Check, *other_names: str) -> Any:
+    """Defines a field: its default, its check, and its names in other tools."""
+    return field(default=default, metadata={"check": validate, "aliases": other_names})
 
 
 @dataclass(init=False, eq=False, repr=False)
@@ -96,100 +61,102 @@ class SamplingConfig:
     out of range.
     """
 
-    max_new_tokens: int | None = None
+    max_new_tokens: int | None = _field(None, check.integer(1), "max_tokens", "max_completion_tokens")
     """Maximum number of tokens to generate. If neither it nor max_length is set, answers in a chat and texts of
     `pace generate` may fill the context; other texts end after 256 tokens."""
-    max_length: int | None = None
+    max_length: int | None = _field(None, check.integer(1))
     """Maximum number of prompt and generated tokens together; max_new_tokens overrides it."""
-    min_new_tokens: int = 0
+    min_new_tokens: int = _field(0, check.integer(0), "min_tokens")
     """Number of generated tokens before which end tokens are forbidden."""
-    do_sample: bool = False
+    do_sample: bool = _field(False, check.flag)
     """False takes the most likely token each time; temperature, top_k, top_p, min_p and typical_p then have no effect.
     If do_sample is not set, a temperature above 0 or one of these filters enables sampling, and a temperature of 0
     disables it. If nothing is set at all, chats are sampled with temperature 0.7 and top_p 0.9, and plain text is
     greedy."""
-    temperature: float = 1.0
+    temperature: float = _field(1.0, check.number(0.0))
     """Divides the logits. 0 means greedy, and contradicts do_sample=True."""
-    top_k: int = 50
+    top_k: int = _field(50, check.integer(0, 2**63 - 1, hint="; 0 turns it off"))
     """Keeps the k most likely tokens (and those equal to the last of them); 0 is off, the default in a chat."""
-    top_p: float = 1.0
+    top_p: float = _field(1.0, check.number(0.0, 1.0, hint="; 1.0 turns it off"))
     """Keeps the smallest set of most likely tokens whose probabilities sum to at least top_p."""
-    min_p: float = 0.0
+    min_p: float = _field(0.0, check.number(0.0, 1.0, hint="; 0.0 turns it off"))
     """Keeps tokens at least this fraction as likely as the most likely one."""
-    typical_p: float = 1.0
+    typical_p: float = _field(1.0, check.number(0.0, 1.0, exclusive=True, hint="; 1.0 turns it off"))
     """Keeps the tokens closest to the expected information, up to this mass (arXiv:2202.00666)."""
-    repetition_penalty: float = 1.0
+    repetition_penalty: float = _field(1.0, check.number(0.0, exclusive=True, hint="; 1.0 turns it off"))
     """Divides positive and multiplies negative logits of every token in the prompt or the output (arXiv:1909.05858)."""
-    frequency_penalty: float = 0.0
+    frequency_penalty: float = _field(0.0, check.number(-2.0, 2.0))
     """Subtracted from a logit once per occurrence of the token in the generated tokens."""
-    presence_penalty: float = 0.0
+    presence_penalty: float = _field(0.0, check.number(-2.0, 2.0))
     """Subtracted from the logits of tokens that occur in the generated tokens."""
-    no_repeat_ngram_size: int = 0
+    no_repeat_ngram_size: int = _field(0, check.integer(0, hint="; 0 turns it off"))
     """No run of this many tokens occurs twice in prompt and output; 0 is off."""
-    num_beams: int = 1
+    num_beams: int = _field(1, check.integer(1))
     """Number of beams in beam search; 1 is no beam search. With do_sample, candidates are sampled instead of taking the
     most likely."""
-    length_penalty: float = 1.0
+    length_penalty: float = _field(1.0, check.number(-math.inf))
     """In beam search, the log-probability of a sequence is divided by this power of its generated length. Above 0
     favours long sequences, below 0 short ones."""
-    early_stopping: bool | str = False
+    early_stopping: bool | str = _field(False, check.early_stopping)
     """In beam search, True ends it with num_beams finished sequences, False when a better one is unlikely, "never" when
     none is possible."""
-    num_return_sequences: int = 1
+    num_return_sequences: int = _field(1, check.integer(1), "n")
     """Samples per prompt; with num_beams, the number of best continuations returned."""
-    eos_token_id: int | list[int] | None = None
+    eos_token_id: int | list[int] | None = _field(None, check.token_list)
     """End tokens; by default those of generation_config.json, config.json, or the tokenizer."""
-    pad_token_id: int | None = None
+    pad_token_id: int | None = _field(None, check.integer(0))
     """Pads the returned tensor; by default the checkpoint's pad token, or the first end token, or 0."""
-    stop_strings: str | list[str] | None = None
+    stop_strings: str | list[str] | None = _field(None, check.strings, "stop")
     """Generation ends when one of these appears in the generated text, which is cut before it."""
-    bad_words_ids: list[list[int]] | None = None
+    bad_words_ids: list[list[int]] | None = _field(None, check.token_sequences)
     """Token sequences that must not be generated. Entries that are exactly one end token are skipped, as in HF."""
-    logit_bias: dict[int, float] | None = None
+    logit_bias: dict[int, float] | None = _field(None, check.logit_bias)
     """Added to the logits of these tokens; -inf bans."""
-    seed: int | None = None
+    seed: int | None = _field(None, check.integer(0, 2**64 - 1))
     """Seed of the draws, which depend only on the seed and the position, not on the batch. Rows with the same prompt
     and seed have the same text; num_return_sequences gives different ones. None takes a seed from torch's default
     generator, and each row then has its own draws."""
-    logprobs: int | bool | None = None
+    logprobs: int | bool | None = _field(None, check.logprobs)
     """Also returns the log-probability of each generated token, and of this many most likely tokens (True is 0 of
     them). They are the model's own, before temperature, penalties and filters, normalised over the tokens that a
     grammar or token_mask allows."""
-    unmasked_logprobs: bool = False
+    unmasked_logprobs: bool = _field(False, check.flag)
     """Normalises log-probabilities, those of captures included, over all tokens. They then show how likely the model
     finds the text that a grammar forces."""
-    prompt_logprobs: int | bool | None = None
+    prompt_logprobs: int | bool | None = _field(None, check.logprobs)
     """The same for each token of the prompt but the first."""
-    ignore_eos: bool = False
+    ignore_eos: bool = _field(False, check.flag)
     """Continues after end tokens."""
-    token_healing: bool = False
+    token_healing: bool = _field(False, check.flag)
     """For prompts that end within a word: removes their last tokens if a longer token may begin with the same text, and
     generates them again. Returned texts still begin after the prompt (docs/decoding.md)."""
-    step_callback: Callable | None = None
+    step_callback: Callable | None = _field(None, check.callback)
     """Called during generation: takes a `pace.llm.StepContext` and returns a `pace.llm.StepFeedback`, or None to
     continue. It runs on a separate thread, at the step points set by the next two fields (docs/decoding.md)."""
-    step_every: int | None = None
+    step_every: int | None = _field(None, check.integer(1))
     """Number of tokens between two step points."""
-    step_strings: str | list[str] | None = None
+    step_strings: str | list[str] | None = _field(None, check.strings)
     """Strings that make a step point when they appear in the generated text."""
-    logits_processors: list[Callable] | None = None
+    logits_processors: list[Callable] | None = _field(None, check.callables, "logits_processor")
     """`pace.llm.LogitsProcessor` objects, forked for every sequence, or transformers' callables: (input_ids LongTensor
     [1, S], logits FloatTensor [1, V]) -> logits. They run after the penalties and before the temperature."""
-    token_mask: Any = None
+    token_mask: Any = _field(None, check.token_mask)
     """A `pace.llm.TokenMask` of the allowed tokens, forked for every sequence. It is applied before everything else
     that changes logits; log-probabilities are then normalised over the allowed tokens."""
-    json_schema: Any = None
+    json_schema: Any = _field(None, check.readable(Grammar.json_schema))
     """The text is JSON of this schema: a dict, its JSON text, or a pydantic model (docs/structured.md). Only one of the
     fields that constrain the text may be set."""
-    regex: str | None = None
+    regex: str | None = _field(None, check.readable(Grammar.regex))
     """The whole text matches this regular expression, in the syntax of Rust's regex."""
-    grammar: Any = None
+    grammar: Any = _field(None, check.grammar)
     """The text matches this `pace.llm.Grammar`, or a grammar in Lark or GBNF, given as text."""
-    choices: list[str] | None = None
+    choices: list[str] | None = _field(None, check.choices)
     """The text is one of these strings."""
-    response_format: dict[str, Any] | None = None
+    response_format: dict[str, Any] | None = _field(None, check.readable(read_response_format))
     """The same in the form of OpenAI's API: {"type": "text"}, "json_object", "json_schema" or "structural_tag"."""
-    json_whitespace: str = "flexible"
+    json_whitespace: str = _field(
+        "flexible", check.readable(whitespace_options), "whitespace_pattern", "guided_whitespace_pattern"
+    )
     """Whitespace allowed between the parts of JSON from json_schema or response_format. One of "flexible", "compact"
     (none), "spaced" (one blank after each colon and comma), or a regular expression of blanks."""
 
@@ -202,15 +169,15 @@ class SamplingConfig:
         Raises TypeError for two names of one field, and the errors of setting a field."""
         names: dict[str, str] = {}
         for name, value in values.items():
-            field = other_names.sampling_field(name, _CHECKS)
-            if field in names:
-                raise TypeError(f"{names[field]} and {name} mean the same; give one of them")
-            names[field] = name
-            self.set_field(field, value, name)
+            field_name = _field_name(name)
+            if field_name in names:
+                raise TypeError(f"{names[field_name]} and {name} mean the same; give one of them")
+            names[field_name] = name
+            self.set_field(field_name, value, name)
         return self
 
     def __setattr__(self, name: str, value: Any) -> None:
-        self.set_field(other_names.sampling_field(name, _CHECKS), value, name)
+        self.set_field(_field_name(name), value, name)
 
     def set_field(self, name: str, value: Any, called: str) -> None:
         """Sets a field; `called` is the name that errors use."""
@@ -218,14 +185,14 @@ class SamplingConfig:
             self.explicit_fields.discard(name)
             self.__dict__.pop(name, None)  # the class attribute, which is the default, shows again
             return
-        self.__dict__[name] = _CHECKS[name](called, value)
+        self.__dict__[name] = FIELDS[name].metadata["check"](called, value)
         self.explicit_fields.add(name)
 
     def __delattr__(self, name: str) -> None:
         setattr(self, name, None)
 
     def __repr__(self) -> str:
-        given = (f"{name}={getattr(self, name)!r}" for name in _CHECKS if name in self.explicit_fields)
+        given = [f"{name}={getattr(self, name)!r}" for name in FIELDS if name in self.explicit_fields]
         return f"SamplingConfig({', '.join(given)})"
 
     def __eq__(self, other: object) -> bool:
@@ -240,7 +207,7 @@ class SamplingConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Every field with its current value, set or default."""
-        return {name: getattr(self, name) for name in _CHECKS}
+        return {name: getattr(self, name) for name in FIELDS}
 
     def copy(self) -> SamplingConfig:
         """An independent config with the same fields set."""
@@ -254,12 +221,13 @@ class SamplingConfig:
         """Sets the fields that are set in `other` and not here; modifies and returns self."""
         if not isinstance(other, SamplingConfig):
             raise TypeError(
-                f"merge_from takes a SamplingConfig, got {type(other).__name__}; SamplingConfig.from_dict makes one of "
-                "a dict"
+                f"merge_from takes a SamplingConfig, got {type(other).__name__}; "
+                f"SamplingConfig.from_dict makes one of a dict"
             )
-        for name in [name for name in _CHECKS if name in other.explicit_fields - self.explicit_fields]:
-            if name in ("max_length", "max_new_tokens") and self.explicit_fields & {"max_length", "max_new_tokens"}:
-                continue  # the two set one limit
+        lengths = {"max_length", "max_new_tokens"}  # the two set one limit
+        for name in [name for name in FIELDS if name in other.explicit_fields - self.explicit_fields]:
+            if name in lengths and self.explicit_fields & lengths:
+                continue
             setattr(self, name, _copy(getattr(other, name)))
         return self
 
@@ -271,13 +239,12 @@ class SamplingConfig:
             raise ValueError(f"{source} must hold a JSON object of fields, got {type(values).__name__}")
         config = cls()
         for name, value in values.items():
-            if name not in _CHECKS or value is None or (name in ("eos_token_id", "pad_token_id") and value == -1):
+            if name not in FIELDS or value is None or (name in ("eos_token_id", "pad_token_id") and value == -1):
                 continue
             config.set_field(name, value, f"{source}: {name}")
-        if asked := other_names.left_out(values):
-            logger.warning(
-                "%s sets %s, which pace does not implement: generation goes without", source, ", ".join(asked)
-            )
+        if unsupported := aliases.unsupported(values):
+            names = ", ".join(unsupported)
+            logger.warning("%s sets %s, which pace does not implement: generation ignores it", source, names)
         return config
 
     @classmethod
@@ -286,9 +253,10 @@ class SamplingConfig:
         TypeError for another object, NotImplementedError for a GenerationConfig with unsupported settings."""
         if hasattr(given, "to_diff_dict"):
             values = given.to_diff_dict()
-            if asked := other_names.left_out(values):
+            if unsupported := aliases.unsupported(values):
                 raise NotImplementedError(
-                    f"this {type(given).__name__} sets {', '.join(asked)}, which pace does not implement; leave it out"
+                    f"this {type(given).__name__} sets {', '.join(unsupported)}, which pace does not implement; "
+                    f"leave it out"
                 )
             config = cls.from_dict(values, source=type(given).__name__)
         elif given is None or isinstance(given, cls):
@@ -318,12 +286,8 @@ class SamplingConfig:
     def make_grammar(self) -> Grammar | None:
         """The grammar of the text, from the one field that constrains it; None if no field does. Raises ValueError for
         two."""
-        names = ("json_schema", "regex", "grammar", "choices", "response_format", "token_mask")
-        asked = [name for name in names if getattr(self, name) is not None]
-        if len(asked) > 1:
-            raise ValueError(f"give one of {', '.join(f'{name}=' for name in asked)}: each says what the text may be")
         whitespace = self.json_whitespace
-        makers = {
+        makers: dict[str, Callable[[Any], Grammar | None]] = {
             "json_schema": lambda schema: Grammar.json_schema(schema, whitespace=whitespace),
             "regex": Grammar.regex,
             "grammar": lambda grammar: grammar,
@@ -331,7 +295,10 @@ class SamplingConfig:
             "response_format": lambda form: read_response_format(form, whitespace=whitespace),
             "token_mask": lambda mask: None,
         }
-        return makers[asked[0]](getattr(self, asked[0])) if asked else None
+        given = [name for name in makers if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"give one of {', '.join(f'{name}=' for name in given)}: each constrains the whole text")
+        return makers[given[0]](getattr(self, given[0])) if given else None
 
     def take_grammar(self) -> Grammar | None:
         """Returns `make_grammar()` and clears the fields that constrain the text."""
@@ -343,52 +310,49 @@ class SamplingConfig:
     def check_consistent(self, asked: Collection[str] | None = None) -> None:
         """Raises ValueError or NotImplementedError for fields that contradict each other. Warns about fields without
         effect among `asked`, the fields set by the caller (default: all that are set)."""
-        asked = self.explicit_fields if asked is None else asked
-        if self.do_sample and self.temperature < LEAST_TEMPERATURE:
-            raise ValueError(
-                f"temperature={self.temperature:g} with do_sample=True divides by zero, or nearly; for the most likely "
-                "token set do_sample=False"
-            )
-        if self.num_return_sequences > self.num_beams > 1:
-            raise ValueError(
-                f"num_return_sequences={self.num_return_sequences} exceeds num_beams={self.num_beams}: beam search "
-                "returns the best of its beams"
-            )
-        if self.num_return_sequences > 1 and not self.do_sample and self.num_beams == 1:
-            raise ValueError(
-                f"num_return_sequences={self.num_return_sequences} without sampling would return the same text each "
-                f"time; set do_sample=True, or num_beams"
-            )
-        if self.step_callback is not None and self.step_every is None and not self.step_strings:
-            raise ValueError(
-                "step_callback is asked at step_every tokens or at step_strings; give one of them, or both"
-            )
-        if self.step_callback is None and (self.step_every is not None or self.step_strings is not None):
-            raise ValueError("step_every and step_strings say when step_callback is asked; give it, too")
-        if self.step_callback is not None and self.num_beams > 1:
-            raise ValueError("beam search knows no text before its end: step_callback goes with num_beams=1")
-        if self.unmasked_logprobs and self.num_beams > 1:
-            raise NotImplementedError("unmasked_logprobs goes with num_beams=1: beams are ranked by what is allowed")
-        if self.token_healing and self.token_mask is not None:
-            raise ValueError("token_healing and token_mask both say which tokens come first; give one of them")
-        if self.token_healing and self.num_beams > 1:
-            raise NotImplementedError("token_healing goes with num_beams=1")
-        if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
-            raise ValueError(f"min_new_tokens={self.min_new_tokens} exceeds max_new_tokens={self.max_new_tokens}")
-        self._warn_of_idle(asked)
+        rows, beams, has_callback = self.num_return_sequences, self.num_beams, self.step_callback is not None
+        has_step_points = self.step_every is not None or self.step_strings is not None
+        max_new_tokens = math.inf if self.max_new_tokens is None else self.max_new_tokens
+        contradictions = {
+            f"temperature={self.temperature:g} with do_sample=True divides by zero, or nearly; for the most likely "
+            f"token set do_sample=False": self.do_sample and self.temperature < MIN_TEMPERATURE,
+            f"num_return_sequences={rows} exceeds num_beams={beams}: beam search returns the best of its beams": (
+                rows > beams > 1
+            ),
+            f"num_return_sequences={rows} without sampling would return the same text each time; set do_sample=True, "
+            f"or num_beams": rows > 1 and not self.do_sample and beams == 1,
+            "step_callback needs step_every or step_strings, which say when it is called": (
+                has_callback and self.step_every is None and not self.step_strings
+            ),
+            "step_every and step_strings need step_callback, which they call": has_step_points and not has_callback,
+            "step_callback needs num_beams=1: beam search has no text until it ends": has_callback and beams > 1,
+            "give one of token_healing and token_mask: both constrain the first tokens": (
+                self.token_healing and self.token_mask is not None
+            ),
+            f"min_new_tokens={self.min_new_tokens} exceeds max_new_tokens={max_new_tokens}": (
+                self.min_new_tokens > max_new_tokens
+            ),
+        }
+        for message, is_so in contradictions.items():
+            if is_so:
+                raise ValueError(message)
+        for name in ("unmasked_logprobs", "token_healing"):
+            if getattr(self, name) and beams > 1:
+                raise NotImplementedError(f"{name} needs num_beams=1: beam search does not implement it")
+        self._warn_of_unused(self.explicit_fields if asked is None else asked)
 
-    def _warn_of_idle(self, asked: Collection[str]) -> None:
+    def _warn_of_unused(self, asked: Collection[str]) -> None:
         """Warns about fields that have no effect, and names what would use them."""
-        idle: dict[str, Collection[str]] = {}
+        unused: dict[str, Collection[str]] = {}
         if self.num_beams == 1:
-            idle["beam search alone looks at it, with num_beams"] = ("length_penalty", "early_stopping")
+            unused["beam search uses it, with num_beams"] = ("length_penalty", "early_stopping")
         if self.logprobs is None and self.grammar is None:
-            idle["add logprobs, or a grammar with captures"] = ("unmasked_logprobs",)
+            unused["add logprobs, or a grammar with captures"] = ("unmasked_logprobs",)
         if self.json_schema is None and self.response_format is None:
-            idle["add json_schema or response_format"] = ("json_whitespace",)
+            unused["add json_schema or response_format"] = ("json_whitespace",)
         if "do_sample" in self.explicit_fields and not self.do_sample:
-            idle["decoding is greedy; add do_sample=True, or a temperature above 0"] = ("seed", *WITHOUT_EFFECT)
-        for advice, names in idle.items():
+            unused["decoding is greedy; add do_sample=True, or a temperature above 0"] = ("seed", *WITHOUT_EFFECT)
+        for advice, names in unused.items():
             names = [name for name in names if name in asked and not self._is_neutral(name)]
             if names:
                 logger.warning("%s set, but without effect: %s", ", ".join(names), advice)
@@ -398,10 +362,24 @@ class SamplingConfig:
         return getattr(self, name) in (getattr(SamplingConfig, name), WITHOUT_EFFECT.get(name))
 
 
-assert set(_CHECKS) == {field.name for field in fields(SamplingConfig)}, "every field has a check"
+FIELDS = {field.name: field for field in fields(SamplingConfig)}
+ALIASES = {alias: name for name, field in FIELDS.items() for alias in field.metadata["aliases"]}
+"""Other tools' names of fields."""
+
+
+def _field_name(name: str) -> str:
+    """Returns pace's name of a field. Raises TypeError for an unknown field, and NotImplementedError for an unsupported
+    one of transformers."""
+    if name in FIELDS:
+        return name
+    if name in aliases.NOT_IMPLEMENTED:
+        raise NotImplementedError(f"SamplingConfig has no field {name!r}: pace does not implement it")
+    return aliases.translated("SamplingConfig has no field", name, ALIASES, aliases.SAMPLING_ADVICE, FIELDS)
+
+
 SamplingConfig.__signature__ = inspect.Signature(
     [
         inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type)
-        for field in fields(SamplingConfig)
+        for field in FIELDS.values()
     ]
 )

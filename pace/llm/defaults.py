@@ -6,7 +6,7 @@ is greedy.
 
 from __future__ import annotations
 
-from pace.llm.configs import LEAST_TEMPERATURE, WITHOUT_EFFECT, SamplingConfig
+from pace.llm.configs import MIN_TEMPERATURE, WITHOUT_EFFECT, SamplingConfig
 
 CHAT = SamplingConfig(temperature=0.7, top_p=0.9)
 """Sampling of chats if the checkpoint sets nothing."""
@@ -24,8 +24,18 @@ def with_defaults(asked: SamplingConfig, checkpoint: SamplingConfig, is_chat: bo
             config.top_k = 0
     if "do_sample" not in asked.explicit_fields:
         said = next((wish for wish in map(samples, (asked, checkpoint)) if wish is not None), is_chat)
-        config.do_sample = said and config.temperature >= LEAST_TEMPERATURE
+        config.do_sample = said and config.temperature >= MIN_TEMPERATURE
     return config
+
+
+def end_tokens_of(config: SamplingConfig) -> list[int]:
+    """Returns the tokens that end a sequence."""
+    return [] if config.ignore_eos or config.eos_token_id is None else config.eos_token_id
+
+
+def pad_token_of(config: SamplingConfig) -> int:
+    """Returns the token that pads outputs: the config's, or the first end token, or 0."""
+    return config.pad_token_id if config.pad_token_id is not None else [*(config.eos_token_id or ()), 0][0]
 
 
 def samples(config: SamplingConfig) -> bool | None:
@@ -35,5 +45,5 @@ def samples(config: SamplingConfig) -> bool | None:
     if "do_sample" in said:
         return config.do_sample
     if "temperature" in said:
-        return config.temperature >= LEAST_TEMPERATURE
+        return config.temperature >= MIN_TEMPERATURE
     return True if any(name in said and getattr(config, name) != off for name, off in WITHOUT_EFFECT.items()) else None

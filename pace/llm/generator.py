@@ -1,4 +1,4 @@
-"""Turns prompts into sequences, runs them, and turns finished sequences into outputs."""
+"""The verbs of a model: generate, stream, add_request, chat."""
 
 from __future__ import annotations
 
@@ -9,35 +9,25 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
-import torch
-
 from pace.llm.chat import Tool, format_named, read_choice, read_tools
 from pace.llm.chat.template import ChatTemplate, Message
 from pace.llm.chat.turn import Turn, plan_turn
 from pace.llm.clients.batch import Batch
-from pace.llm.clients.beam_search import BeamBatch, check_length_penalty
+from pace.llm.clients.beam_search import BeamBatch
 from pace.llm.clients.chat import AnswerReader, ChatAnswer
-from pace.llm.clients.requests import Request, Stream, text_of
+from pace.llm.clients.requests import Request, Stream
 from pace.llm.clients.streamer import Feed, make_feed
 from pace.llm.configs import SamplingConfig
-from pace.llm.defaults import with_defaults
 from pace.llm.engine.driver import EngineDriver
 from pace.llm.engine.engine import Engine
-from pace.llm.guides import Guides
 from pace.llm.infill import infill_prompts
-from pace.llm.inputs import Prompts, read_prompts
 from pace.llm.limits import checked_priority, checked_salt
-from pace.llm.outputs import GenerateOutput, Metrics
-from pace.llm.prepared import Prepared, end_tokens_of
-from pace.llm.sampling.sampler import mix
+from pace.llm.outputs import GenerateOutput
+from pace.llm.preparation import PreparedCall, Preparer
 from pace.llm.sequence import Sequence
-from pace.llm.text.token_texts import with_texts
+from pace.llm.sequences import make_beam_search, make_samples
 
 logger = logging.getLogger("pace")
-
-DEFAULT_MAX_NEW_TOKENS = 256
-"""Default for texts that are no chat answers, if neither the caller nor the checkpoint sets a limit. It is short enough
-to wait for on a slow machine."""
 
 
 class Generator:
@@ -54,7 +44,8 @@ class Generator:
         self.tokenizer = tokenizer
         self.defaults = defaults or SamplingConfig()
         self.progress = progress
-        self.guides = Guides(tokenizer, engine.model.vocab_size)
+        self._preparer = Preparer(self.driver, tokenizer, self.defaults)
+        self.constraints = self._preparer.constraints
 
     @property
     def engine(self) -> Engine:
@@ -71,34 +62,13 @@ class Generator:
         skip_special_tokens: bool = True,
         /,
         **fields: Any,
-    ) -> Prepared:
+    ) -> PreparedCall:
         """Checks everything that can be checked before any work is done. `sampling_config` and `fields` are as in
         `SamplingConfig.read`. `turn` is the turn of a conversation that the prompt asks for; it has the defaults of
         chats. Without `skip_special_tokens`, texts that need no parser show special tokens. Raises TypeError,
         ValueError, NotImplementedError."""
         asked = SamplingConfig.read(sampling_config, fields)
-        config = with_defaults(asked, self.defaults, is_chat=turn is not None)
-        if turn is not None and not config.has_length:
-            config.max_length = self.engine.max_length
-        config.check_consistent(asked.explicit_fields)
-        self._check_against_model(config)
-        prompts = read_prompts(inputs, self.tokenizer, self.engine.model.vocab_size)
-        limits = [self._max_length(config, len(row), index) for index, row in enumerate(prompts.rows)]
-        if config.num_beams > 1:
-            check_length_penalty(
-                config.length_penalty, max(limit - len(row) for row, limit in zip(prompts.rows, limits))
-            )
-        seed = int(torch.randint(2**63 - 1, ())) if config.seed is None else config.seed
-        # Without a seed every prompt draws from its own stream; with a seed, as if it were the only prompt.
-        seeds = [mix((seed + index) % 2**64) if config.seed is None else seed for index in range(len(limits))]
-        end_tokens = end_tokens_of(config)
-        continues, hidden = turn is None or turn.continues, None if skip_special_tokens else frozenset()
-        if turn is not None and (skip_special_tokens or not turn.is_plain):
-            hidden = turn.hidden | frozenset(end_tokens)
-        guides, warnings = self.guides.make(config, prompts.rows, end_tokens, continues, hidden)
-        if any(guide.text_rules.prompt_end for guide in guides):
-            prompts = Prompts([guide.prompt for guide in guides], None)
-        return Prepared(prompts, config, limits, seeds, guides, warnings)
+        return self._preparer.prepare(inputs, asked, turn, skip_special_tokens)
 
     def prepare_with_suffix(
         self,
@@ -106,7 +76,7 @@ class Generator:
         sampling_config: SamplingConfig | None = None,
         suffix: str | list[str] | None = None,
         **fields: Any,
-    ) -> Prepared:
+    ) -> PreparedCall:
         """Like `prepare_for_generate`, for text before an optional `suffix` (`LLMModel.generate`)."""
         if suffix is None:
             return self.prepare_for_generate(inputs, sampling_config, **fields)
@@ -115,67 +85,9 @@ class Generator:
         infill.add_ends(config, self.defaults)
         return self.prepare_for_generate(rows, config)
 
-    def sequences_of(self, prepared: Prepared, index: int) -> list[Sequence]:
-        """Calls `Prepared.sequences` with this tokenizer and driver."""
-        return prepared.sequences(index, self.tokenizer, self.driver)
-
-    def _max_length(self, config: SamplingConfig, num_prompt_tokens: int, index: int) -> int:
-        """Maximum number of tokens in a row, prompt included. Raises ValueError if the prompt leaves no room for
-        another one."""
-        most = self.engine.max_length
-        if num_prompt_tokens >= most:
-            raise ValueError(
-                f"prompt {index} has {num_prompt_tokens} tokens, and prompt and output together may have {most}: "
-                f"{self.engine.explain_length_limit(num_prompt_tokens + 1)}"
-            )
-        if config.max_new_tokens is not None:
-            wanted = num_prompt_tokens + config.max_new_tokens
-        elif config.max_length is not None:
-            wanted = config.max_length
-            if wanted <= num_prompt_tokens:
-                raise ValueError(
-                    f"prompt {index} has {num_prompt_tokens} tokens, which max_length={wanted} leaves nothing of; set "
-                    "max_new_tokens"
-                )
-        else:
-            return min(most, num_prompt_tokens + DEFAULT_MAX_NEW_TOKENS)
-        if wanted > most:
-            why = self.engine.explain_length_limit(wanted)
-            logger.warning(
-                "prompt %d with its new tokens may reach %d tokens; it ends with 'length' at %d: %s",
-                index,
-                wanted,
-                most,
-                why,
-            )
-        return min(most, wanted)
-
-    def _check_against_model(self, config: SamplingConfig) -> None:
-        """Raises ValueError for token ids that the model does not have, and for stop strings without a tokenizer."""
-        vocab_size = self.engine.model.vocab_size
-        asked = {
-            "logit_bias": config.logit_bias or (),
-            "bad_words_ids": [token for word in config.bad_words_ids or () for token in word],
-            "eos_token_id": end_tokens_of(config),
-        }
-        for name, tokens in asked.items():
-            beyond = [token for token in tokens if token >= vocab_size]
-            if beyond:
-                raise ValueError(f"{name} names the token {beyond[0]}; this model's ids are 0 to {vocab_size - 1}")
-        for name in ("logprobs", "prompt_logprobs"):
-            if (num_top := getattr(config, name)) is not None and num_top > vocab_size:
-                raise ValueError(f"{name}={num_top} asks for more tokens than the vocabulary's {vocab_size}")
-        if config.step_callback is not None and self.tokenizer is None:
-            raise ValueError("step_callback is about text, and this model has no tokenizer; give one")
-        if config.stop_strings and self.tokenizer is None:
-            raise ValueError(
-                "stop_strings need text, and this model has no tokenizer; give eos_token_id, or a tokenizer"
-            )
-        if any([token] in (config.bad_words_ids or ()) for token in end_tokens_of(config)):
-            logger.warning(
-                "bad_words_ids holds an end token, which is not banned (as in transformers); use ignore_eos or "
-                "min_new_tokens for that",
-            )
+    def sequences_of(self, call: PreparedCall, index: int) -> list[Sequence]:
+        """Makes the sequences of a prompt, one for each sample."""
+        return make_samples(call, index, self.tokenizer, self.driver)
 
     # -- the run -------------------------------------------------------------------------------------------------------
 
@@ -204,46 +116,54 @@ class Generator:
         return self._generate(lambda: self.prepare_for_generate(prompt, sampling_config, turn), streamer, cancel)
 
     def _generate(
-        self, prepare: Callable[[], Prepared], streamer: Any, cancel: threading.Event | None
+        self, prepare: Callable[[], PreparedCall], streamer: Any, cancel: threading.Event | None
     ) -> GenerateOutput:
         if cancel is not None and not callable(getattr(cancel, "is_set", None)):
             raise TypeError(
                 f"cancel must be a threading.Event, which another thread sets to end this call; got {cancel!r}"
             )
-        told = streamer
+        unfinished = streamer
         try:
-            prepared = prepare()
-            rules = [guide.text_rules for guide in prepared.row_guides]
-            told = feed = make_feed(streamer, prepared.config, prepared.num_rows, self.progress, rules)
-            batch = self._batch(prepared, feed, cancel)
-            batch.run(prepared.row_prompts)
+            call = prepare()
+            prompts = call.row_prompts
+            rules = [prompt.constraints.text_rules for prompt in prompts]
+            unfinished = feed = make_feed(streamer, call.config, len(prompts), self.progress, rules)
+            batch = self._batch(call, feed, cancel)
+            batch.run([prompt.tokens[:] for prompt in prompts])
         except BaseException:
-            self._end_quietly(told)
+            _end_quietly(unfinished)
             raise
         feed.end()
-        return self._output(prepared, batch.rows)
+        return self._output(call, batch.rows)
 
-    def _batch(self, prepared: Prepared, feed: Feed, cancel: threading.Event | None) -> Batch:
-        indices = range(len(prepared.limits))
-        if prepared.config.num_beams > 1:
-            return BeamBatch(
-                self.driver, (prepared.beam_search(index, self.tokenizer) for index in indices), feed, cancel
-            )
-        return Batch(self.driver, (self.sequences_of(prepared, index) for index in indices), feed, cancel)
+    def _batch(self, call: PreparedCall, feed: Feed, cancel: threading.Event | None) -> Batch:
+        indices = range(len(call.prompts))
+        if call.config.num_beams > 1:
+            searches = (make_beam_search(call, index, self.tokenizer) for index in indices)
+            return BeamBatch(self.driver, searches, feed, cancel)
+        return Batch(self.driver, (self.sequences_of(call, index) for index in indices), feed, cancel)
+
+    def _output(self, call: PreparedCall, rows: list[Sequence]) -> GenerateOutput:
+        captures = [
+            prompt.constraints.captures.read(row.generated, row.logprobs)
+            for prompt, row in zip(call.row_prompts, rows)
+            if call.has_captures
+        ]
+        return GenerateOutput.of(rows, call.config, call.padded_prompts, self.tokenizer, captures or None)
 
     def stream(self, prompt: Any, sampling_config: SamplingConfig | None = None, **fields: Any) -> Iterator[str]:
         """Yields the text of one prompt's continuation in pieces; joined, they equal its text in `generate`'s output.
         Generation does not wait for the caller to take a piece. Closing the iterator ends it."""
-        prepared = self._prepare_stream("stream", prompt, sampling_config, **fields)
-        return Stream(lambda: self._request(prepared))
+        call = self._prepare_stream("stream", prompt, sampling_config, **fields)
+        return Stream(lambda: self._request(call))
 
     async def astream(
         self, prompt: Any, sampling_config: SamplingConfig | None = None, **fields: Any
     ) -> AsyncIterator[str]:
         """Yields the pieces of `stream` without blocking the event loop: the prompt is read on another thread. Leaving
         the iteration ends the generation."""
-        prepared = await asyncio.to_thread(self._prepare_stream, "astream", prompt, sampling_config, **fields)
-        request = self._request(prepared)
+        call = await asyncio.to_thread(self._prepare_stream, "astream", prompt, sampling_config, **fields)
+        request = self._request(call)
         try:
             async with contextlib.aclosing(aiter(request)) as pieces:
                 async for piece in pieces:
@@ -260,8 +180,8 @@ class Generator:
         **fields: Any,
     ) -> Request:
         """Queues one prompt and returns at once; see `LLMModel.add_request`."""
-        prepared = self._prepare_one("add_request", prompt, sampling_config, **fields)
-        return self._request(prepared, checked_priority(priority), checked_salt(cache_salt))
+        call = self.prepare_with_suffix(prompt, sampling_config, **fields).require_one_prompt("add_request")
+        return self._request(call, checked_priority(priority), checked_salt(cache_salt))
 
     def chat(
         self,
@@ -277,7 +197,7 @@ class Generator:
         """Returns the answer to a conversation. Generation begins when its first event is requested; see
         `LLMModel.chat`."""
         if self.tokenizer is None:
-            raise ValueError("a conversation needs a tokenizer with a chat template, and this model has none")
+            raise ValueError("chat needs a tokenizer with a chat template, and this model has none")
         template = ChatTemplate(self.tokenizer, None if tool_format is None else format_named(tool_format))
         listed = [tool.for_template() if isinstance(tool, Tool) else tool for tool in tools or ()]
         known = read_tools(listed)
@@ -300,112 +220,38 @@ class Generator:
         config = sampling_config.copy()
         config.take_grammar()
         config.grammar = turn.grammar
-        prepared = self._prepare_one("chat", prompt, config, turn)
-        if prepared.config.step_callback is not None:
+        call = self.prepare_for_generate(prompt, config, turn).require_one_prompt("chat", one_row=True)
+        if call.config.step_callback is not None:
             raise ValueError(
-                "chat reads calls and thoughts from the text, which step_callback may change; use generate"
+                "chat reads tool calls and reasoning from the text, which step_callback may change; use generate"
             )
-        if prepared.config.token_healing:
-            raise ValueError(
-                "a conversation's prompt ends where its template says: token_healing has nothing to heal in it"
-            )
-        if prepared.num_rows > 1:
-            raise ValueError(f"chat gives one answer, and this config asks for {prepared.num_rows}; use generate")
-        return ChatAnswer(
-            lambda: self._request(prepared),
-            AnswerReader(turn, self.tokenizer, prepared.guides[0].text_rules, prepared.config.stop_strings or []),
-        )
+        if call.config.token_healing:
+            raise ValueError("token_healing has no effect in chat, where the template ends the prompt; leave it out")
+        rules, stop_strings = call.prompts[0].constraints.text_rules, call.config.stop_strings or []
+        return ChatAnswer(lambda: self._request(call), AnswerReader(turn, self.tokenizer, rules, stop_strings))
 
     def _prepare_stream(
         self, caller: str, prompt: Any, sampling_config: SamplingConfig | None, **fields: Any
-    ) -> Prepared:
+    ) -> PreparedCall:
         if self.tokenizer is None:
             raise ValueError(
-                "streaming text needs a tokenizer, and this model has none; use generate with a CallbackStreamer"
+                f"{caller} returns text, and this model has no tokenizer; use generate with a CallbackStreamer"
             )
-        prepared = self._prepare_one(caller, prompt, sampling_config, **fields)
-        if prepared.num_rows > 1:
-            raise ValueError(
-                f"{caller} gives the text of one continuation, and this call makes {prepared.num_rows}; use "
-                f"add_request and its events()"
-            )
-        return prepared
+        return self.prepare_with_suffix(prompt, sampling_config, **fields).require_one_prompt(caller, one_row=True)
 
-    def _prepare_one(
-        self,
-        caller: str,
-        prompt: Any,
-        sampling_config: SamplingConfig | None,
-        turn: Turn | None = None,
-        /,
-        **fields: Any,
-    ) -> Prepared:
-        if turn is None:
-            prepared = self.prepare_with_suffix(prompt, sampling_config, **fields)
-        else:
-            prepared = self.prepare_for_generate(prompt, sampling_config, turn, **fields)
-        if prepared.config.num_beams > 1:
-            raise ValueError(
-                f"{caller} tells tokens as they come, and beam search knows none for certain before its end: "
-                f"use generate, or num_beams=1"
-            )
-        if len(prepared.prompts.rows) != 1:
-            raise ValueError(f"{caller} continues one prompt, and was given {len(prepared.prompts.rows)}; use generate")
-        return prepared
-
-    def _request(self, prepared: Prepared, priority: int = 0, cache_salt: str | None = None) -> Request:
-        sequences = self.sequences_of(prepared, 0)
+    def _request(self, call: PreparedCall, priority: int = 0, cache_salt: str | None = None) -> Request:
+        sequences = self.sequences_of(call, 0)
         for sequence in sequences:
             sequence.priority, sequence.cache_salt = priority, cache_salt
-        return Request(
-            self.driver,
-            sequences,
-            self.tokenizer,
-            prepared.config.stop_strings,
-            lambda rows: self._output(prepared, rows),
-        )
+        stop_strings = call.config.stop_strings
+        return Request(self.driver, sequences, self.tokenizer, stop_strings, lambda rows: self._output(call, rows))
 
-    def _end_quietly(self, told: Any) -> None:
-        """Ends the streamer after a failed generation, so that its readers stop waiting. An error of `end` is only
-        logged, because the generation's own error is raised."""
-        try:
-            if told is not None:
-                told.end()
-        except Exception as error:
-            logger.debug("the streamer's end() failed after a failed generation: %s", error)
 
-    # -- after ---------------------------------------------------------------------------------------------------------
-
-    def _output(self, prepared: Prepared, rows: list[Sequence]) -> GenerateOutput:
-        config = prepared.config
-        generated = [row.generated for row in rows]
-        pad = self._pad_token(config)
-        longest = max(map(len, generated))
-        continuation = torch.tensor(
-            [tokens + [pad] * (longest - len(tokens)) for tokens in generated], dtype=torch.int64
-        )
-        prompts = prepared.prompts.padded(pad).repeat_interleave(config.num_return_sequences, dim=0)
-        return GenerateOutput(
-            output_token_ids=torch.cat([prompts, continuation], dim=1),
-            generated_token_ids=generated,
-            texts=[text_of(row, self.tokenizer) for row in rows] if self.tokenizer else [],
-            finish_reasons=[row.finish_reason for row in rows],
-            # Drafts may have been scored beyond the token that ended the row.
-            logprobs=None
-            if config.logprobs is None
-            else [with_texts(row.logprobs[: len(tokens)], self.tokenizer) for row, tokens in zip(rows, generated)],
-            prompt_logprobs=None
-            if config.prompt_logprobs is None
-            else [with_texts(row.prompt_logprobs, self.tokenizer) for row in rows],
-            captures=[guide.captures.read(row.generated, row.logprobs) for guide, row in zip(prepared.row_guides, rows)]
-            if prepared.has_captures
-            else None,
-            metrics=Metrics.of(rows),
-            request_metrics=[Metrics.of([row]) for row in rows],
-            sequence_scores=None if config.num_beams == 1 else [row.score for row in rows],
-        )
-
-    def _pad_token(self, config: SamplingConfig) -> int:
-        if config.pad_token_id is not None:
-            return config.pad_token_id
-        return config.eos_token_id[0] if config.eos_token_id else 0
+def _end_quietly(streamer: Any) -> None:
+    """Ends the streamer after a failed generation, so that its readers stop waiting. An error of `end` is only logged,
+    because the generation's own error is raised."""
+    try:
+        if streamer is not None:
+            streamer.end()
+    except Exception as error:
+        logger.debug("the streamer's end() failed after a failed generation: %s", error)

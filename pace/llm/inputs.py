@@ -169,8 +169,8 @@ def warn_of_second_bos(text: str, tokens: list[int], tokenizer: Any) -> None:
     if tokens[: num_written + 1] == [bos] * (num_written + 1):
         _warned.add(tokenizer)
         logger.warning(
-            "the prompt begins with %d %s tokens: its text begins with %s, and the tokenizer adds one. Models are trained "
-            "on one: leave it out of the text, or give token ids",
+            "the prompt begins with %d %s tokens: its text begins with %s, and the tokenizer adds one. Models are "
+            "trained on one: leave it out of the text, or give token ids",
             num_written + 1,
             name,
             name,
@@ -197,7 +197,8 @@ def _check_rows(rows: list[list[int]], vocab_size: int) -> None:
     for index, row in enumerate(rows):
         if not row:
             raise ValueError(
-                f"prompt {index} is empty: the model needs at least one token to continue; give it a beginning-of-text token"
+                f"prompt {index} is empty: the model needs at least one token to continue; give it a beginning-of-text "
+                f"token"
             )
         worst = min(row) if min(row) < 0 else max(row)
         if not 0 <= worst < vocab_size:

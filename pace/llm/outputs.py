@@ -5,9 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from pace.llm.configs import SamplingConfig
+from pace.llm.defaults import pad_token_of
 from pace.llm.sequence import Sequence, TokenLogprob
+from pace.llm.text.detokenizer import decode_after
+from pace.llm.text.token_texts import with_texts
 from pace.memory import format_bytes
 from pace.naming import counted, meant
 
@@ -48,17 +53,18 @@ class Metrics:
     @classmethod
     def of(cls, sequences: list[Sequence]) -> Metrics:
         """Computes the metrics of finished sequences. Speeds are 0.0 if their divisor is 0."""
-        begin = min(sequence.times.submitted for sequence in sequences)
-        end = max(sequence.times.finished or begin for sequence in sequences)
-        admitted = min(
-            (sequence.times.admitted for sequence in sequences if sequence.times.admitted is not None), default=end
-        )
-        firsts = [sequence.times.first_token for sequence in sequences if sequence.times.first_token is not None]
+        times = [sequence.times for sequence in sequences]
+        begin = min(each.submitted for each in times)
+        end = max(each.finished or begin for each in times)
+        admitted = min((each.admitted for each in times if each.admitted is not None), default=end)
+        firsts = [each.first_token for each in times if each.first_token is not None]
         first, last_first = min(firsts, default=end), max(firsts, default=end)
         num_prompt = sum(sequence.num_prompt_tokens for sequence in sequences)
-        num_reused = sum(sequence.times.num_reused for sequence in sequences)
+        num_reused = sum(each.num_reused for each in times)
         num_generated = sum(sequence.num_generated for sequence in sequences)
         num_after_first = num_generated - len(firsts)
+        seconds, num_drafted = sum(each.step_seconds for each in times), sum(each.num_drafted for each in times)
+        plain_seconds = sum(each.plain_seconds for each in times)
         return cls(
             num_prompt_tokens=num_prompt,
             num_reused_tokens=num_reused,
@@ -68,11 +74,11 @@ class Metrics:
             seconds_to_first_token=first - begin,
             prefill_tokens_per_second=(num_prompt - num_reused) / (last_first - begin) if last_first > begin else 0.0,
             decode_tokens_per_second=num_after_first / (end - first) if num_after_first and end > first else 0.0,
-            num_preemptions=sum(sequence.times.num_preemptions for sequence in sequences),
-            num_drafted_tokens=sum(sequence.times.num_drafted for sequence in sequences),
-            num_accepted_tokens=sum(sequence.times.num_accepted for sequence in sequences),
-            num_forced_tokens=sum(sequence.times.num_forced for sequence in sequences),
-            draft_speedup=_draft_speedup(sequences),
+            num_preemptions=sum(each.num_preemptions for each in times),
+            num_drafted_tokens=num_drafted,
+            num_accepted_tokens=sum(each.num_accepted for each in times),
+            num_forced_tokens=sum(each.num_forced for each in times),
+            draft_speedup=plain_seconds / seconds if num_drafted and seconds else None,
         )
 
     def __str__(self) -> str:
@@ -92,12 +98,6 @@ class Metrics:
             f"{self.seconds_to_first_token * 1e3:.0f} ms, prefill {self.prefill_tokens_per_second:,.0f} tokens/s, "
             f"decode {self.decode_tokens_per_second:,.0f} tokens/s{drafted}{waited}{preempted}"
         )
-
-
-def _draft_speedup(sequences: list[Sequence]) -> float | None:
-    seconds = sum(sequence.times.step_seconds for sequence in sequences)
-    drafted = any(sequence.times.num_drafted for sequence in sequences)
-    return sum(sequence.times.plain_seconds for sequence in sequences) / seconds if drafted and seconds else None
 
 
 @dataclass(frozen=True)
@@ -142,6 +142,39 @@ class GenerateOutput:
     """Beam search scores per row. A score is the sum of the generated tokens' log-probabilities, after the processors,
     divided by the number of tokens to the power of `length_penalty`."""
 
+    @classmethod
+    def of(
+        cls,
+        rows: list[Sequence],
+        config: SamplingConfig,
+        prompts: Tensor,
+        tokenizer: Any,
+        captures: list[dict[str, list[Capture]]] | None,
+    ) -> GenerateOutput:
+        """Makes the output of finished sequences. `prompts [prompts, S]` are padded; each has `num_return_sequences`
+        rows."""
+        generated = [row.generated for row in rows]
+        pad, longest = pad_token_of(config), max(map(len, generated))
+        padded = [tokens + [pad] * (longest - len(tokens)) for tokens in generated]
+        prompts = prompts.repeat_interleave(config.num_return_sequences, dim=0)
+        logprobs = prompt_logprobs = None
+        if config.logprobs is not None:  # drafts may have been scored beyond the token that ended the row
+            logprobs = [with_texts(row.logprobs[: row.num_generated], tokenizer) for row in rows]
+        if config.prompt_logprobs is not None:
+            prompt_logprobs = [with_texts(row.prompt_logprobs, tokenizer) for row in rows]
+        return cls(
+            output_token_ids=torch.cat([prompts, torch.tensor(padded, dtype=torch.int64)], dim=1),
+            generated_token_ids=generated,
+            texts=[text_of(row, tokenizer) for row in rows] if tokenizer else [],
+            finish_reasons=[row.finish_reason for row in rows],
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            captures=captures,
+            metrics=Metrics.of(rows),
+            request_metrics=[Metrics.of([row]) for row in rows],
+            sequence_scores=None if config.num_beams == 1 else [row.score for row in rows],
+        )
+
     def __repr__(self) -> str:
         """The beginnings of the first texts, and counts."""
         texts = self.texts or [f"tokens {tokens}" for tokens in self.generated_token_ids]
@@ -168,6 +201,13 @@ class GenerateOutput:
 _ELSEWHERE = {"text": "texts", "generated_text": "texts", "outputs": "texts", "choices": "texts"}
 _ELSEWHERE |= {"sequences": "output_token_ids", "token_ids": "generated_token_ids"}
 """Other tools' names, and the field that has the same."""
+
+
+def text_of(sequence: Sequence, tokenizer: Any) -> str:
+    """Returns the generated text, up to a stop string."""
+    return sequence.stopping.trim(decode_after(tokenizer, sequence.generated, sequence.text_rules))
+
+
 SHOWN_ROWS, SHOWN_CHARACTERS = 5, 80
 
 

@@ -7,8 +7,13 @@ import itertools
 import time
 from array import array
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
+
+from torch import Tensor
+
+from pace.ops.draws import Edits, Rules
 
 _ids = itertools.count()
 
@@ -58,6 +63,101 @@ PLAIN_TEXT = TextRules()
 """Rules for a text without context."""
 
 
+@dataclass(frozen=True, slots=True)
+class RowPlan:
+    """What the sampler's batched call does with the rows of a span: edit a few logits, pick a token, record."""
+
+    edits: Callable[[Span], list[list[Edits]]] | None = None
+    """Returns the edits of each wanted row; None if nothing is edited."""
+    rules: Rules | None = None
+    """Rules of the draw; None to take the largest logit."""
+    seed: int = 0
+    num_logprobs: int | None = None
+    """Records the log-probability of the token, and of this many most likely ones; None records nothing."""
+
+    @property
+    def needs_sampling(self) -> bool:
+        """True if more than the largest logit is needed."""
+        return self.rules is not None or self.edits is not None or self.num_logprobs is not None
+
+
+class Strategy(Protocol):
+    """Decides what is done with the logits of one sequence, which owns it. A subclass that picks tokens changes the
+    defaults."""
+
+    plan: RowPlan | None = None
+    """The plan by which the sampler handles all rows in one call, and accepts drafts; None to call `choose`."""
+    rules: Rules | None = None
+    """Rules of the draw; None to take the largest logit."""
+    takes_drafts: bool = False
+    """True if the sequence continues with one token of each row, so that drafts can be verified."""
+    needs_every_row: bool = True
+    """True if the strategy needs the logits even where the mask leaves a single token."""
+    num_logprobs: int | None = None
+    is_unmasked: bool = False
+    """True if log-probabilities cover all tokens, including those that the sequence's mask forbids."""
+
+    def choose(self, ops: Any, logits: Tensor, span: Span) -> list[int]:
+        """Takes masked `logits [rows, V]` of the span's wanted rows, which it must not keep or change. Returns the
+        tokens that the sequence continues with: none, one, or one more than the drafts it accepts. The last rows of
+        drafts may be missing if no token can be picked from them. Changes no token list."""
+        ...
+
+    def follow(self, tokens: list[int]) -> None:
+        """Called between two steps, after the sequence lost some of its last tokens."""
+
+    def guess(self, ops: Any, logits: Tensor, num_generated: int) -> int:
+        """Returns the token after `num_generated` others if `logits [V]` were the model's, after the processors; -1 if
+        none is left. Draft models use it for strategies that take drafts."""
+        ...
+
+
+class Stopping(Protocol):
+    """Decides when a sequence ends. The defaults suit one that has no text."""
+
+    matched_string: str | None
+    """The stop string that was found."""
+
+    def stop_now(self, sequence: Sequence) -> str | None:
+        """Returns the finish reason after the sequence's last token, or None to continue."""
+        ...
+
+    def rewind(self, num_generated: int) -> None:
+        """Drops all generated tokens but the first `num_generated`."""
+
+    def trim(self, text: str) -> str:
+        """Returns the generated text up to the stop string that ended it."""
+        return text
+
+
+class Mask(Protocol):
+    """The tokens that may come next in one sequence (`SequenceMask`)."""
+
+    error: BaseException | None
+    """Error that could not be raised at once."""
+
+    @property
+    def releases_gil(self) -> bool: ...
+
+    def follow(self, sequence: Sequence) -> None: ...
+
+    def is_finished_after(self, sequence: Sequence) -> bool: ...
+
+    def forced_after(self, sequence: Sequence, vocab_size: int) -> list[int]: ...
+
+    def cut(self, sequence: Sequence, drafts: list[int]) -> list[int]: ...
+
+    def fill(self, rows: Tensor, drafts: list[int]) -> tuple[int, BaseException | None]: ...
+
+
+class Steps(Protocol):
+    """Step points of one sequence (`RowSteps`)."""
+
+    def before(self, sink: Any, sequence: Sequence) -> TokenSink:
+        """Returns a sink that finds step points and forwards events to `sink`."""
+        ...
+
+
 class Sequence:
     """One row of tokens on its way through the engine.
 
@@ -65,11 +165,11 @@ class Sequence:
     `num_computed`. The scheduler moves the sequence between its queues. Only step callbacks remove tokens while the
     sequence is in the engine. Otherwise `tokens` grows, so its owner may read new ones from another thread.
 
-    `strategy` chooses tokens from the logits (see `sampler.py`), `stopping` ends the sequence (see
-    `stopping_criteria.py`), and `mask` limits the allowed tokens (see `masks.py`). Each sequence has its own.
+    `strategy` chooses tokens from the logits, `stopping` ends the sequence, and `mask` limits the allowed tokens. Each
+    sequence has its own.
     """
 
-    def __init__(self, prompt: list[int], strategy: Any, stopping: Any, max_length: int) -> None:
+    def __init__(self, prompt: list[int], strategy: Strategy | None, stopping: Stopping, max_length: int) -> None:
         self.id = next(_ids)
         self.tokens: list[int] = list(prompt)
         self.num_prompt_tokens = len(prompt)
@@ -77,13 +177,13 @@ class Sequence:
         self.strategy = strategy
         self.stopping = stopping
         self.sink: TokenSink = NULL_SINK
-        self.steps: Any = None
-        """A `RowSteps`, if the caller set a step callback."""
+        self.steps: Steps | None = None
+        """Set if the caller has a step callback."""
         self.is_held = False
         """True from the token at a step point on: no more tokens are generated before the sequence is parked and
         resumed."""
-        self.mask: Any = None
-        """A `SequenceMask`; None if every token is allowed."""
+        self.mask: Mask | None = None
+        """None if every token is allowed."""
         self.max_length = max_length
         """Number of tokens, prompt included, at which it finishes with "length". The cache must be able to hold
         them."""
@@ -121,7 +221,7 @@ class Sequence:
         not yet computed."""
         self.score: float | None = None
         """Score of a continuation found by beam search."""
-        self.times = Times()
+        self.times = SequenceStats()
 
     @property
     def block_tables(self) -> list[array]:
@@ -193,7 +293,7 @@ class Sequence:
 
 
 @dataclass(slots=True)
-class Times:
+class SequenceStats:
     """Times in seconds on the clock of `time.perf_counter`, and statistics of drafts and the prefix cache."""
 
     submitted: float = field(default_factory=time.perf_counter)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, get_type_hints
 
 import numpy as np
 from torch import Tensor
@@ -58,10 +58,10 @@ class Edits:
 
     def copy(self) -> Edits:
         """Returns an independent copy."""
-        twin = Edits()
-        twin._size = self._size
-        twin._place(self._records.copy())
-        return twin
+        other = Edits()
+        other._size = self._size
+        other._place(self._records.copy())
+        return other
 
     def apply_(self, logits: np.ndarray) -> None:
         """Applies the edits to `logits [V]` in place, like the op. All edits of one token must be equal."""
@@ -72,25 +72,35 @@ class Edits:
         logits[records["token"]] = values
 
 
+class Rules(NamedTuple):
+    """Rules of one draw, with the values that turn them off: the fields of `SamplingConfig` with these names. They are
+    applied in this order. Each leaves at least the most likely token of those that remain."""
+
+    temperature: float = 1.0
+    """0 takes the largest logit, like `argmax`."""
+    top_k: int = 0
+    """Number of most likely tokens to keep, plus those equal to the last of them."""
+    top_p: float = 1.0
+    """Mass of the nucleus."""
+    min_p: float = 0.0
+    """Minimum probability of a token, as a share of the most likely token's."""
+    typical_p: float = 1.0
+    """Mass of the tokens whose information is closest to the entropy."""
+
+
+_DTYPES = {int: np.int64, float: np.float32}
+RULES_DTYPE = np.dtype([(name, _DTYPES[kind]) for name, kind in get_type_hints(Rules).items()], align=True)
+"""The layout of `SampleRules` in csrc/ops/sample.cpp."""
+
+
 @dataclass(frozen=True)
 class Draws:
-    """M tokens to draw, each from its own row and with its own rules; all fields are `[M]`.
-
-    The rules are applied in the order of the fields. Each leaves at least the most likely token of those that
-    remain."""
+    """M tokens to draw, each from its own row and with its own rules; all fields are `[M]`."""
 
     rows: Tensor
     """int64: the row of logits for each draw."""
-    temperature: Tensor
-    """float32; 1 is off, and 0 takes the largest, like `argmax`."""
-    top_k: Tensor
-    """int64: number of most likely tokens to keep, plus those equal to the last of them; 0 is off."""
-    top_p: Tensor
-    """float32: the mass of the nucleus; 1 is off."""
-    min_p: Tensor
-    """float32: minimum probability of a token, as a share of the most likely token's; 0 is off."""
-    typical_p: Tensor
-    """float32: mass of the tokens whose information is closest to the entropy; 1 is off."""
+    rules: np.ndarray
+    """`RULES_DTYPE`."""
     uniform: Tensor
     """float64 in [0, 1): position of the draw in the cumulative probability, in ascending order of token ids."""
     edits: list[list[Edits]] | None = None

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from pace.ops.draws import Drawn, Draws
+from pace.ops.draws import Drawn, Draws, Rules
 
 
 def argmax(logits: Tensor) -> Tensor:
@@ -74,15 +74,15 @@ def sample(logits: Tensor, draws: Draws) -> Drawn:
 
 
 def _draw(x: Tensor, draws: Draws, index: int) -> int:
-    largest = int(argmax(x[None])[0])
-    if largest < 0 or not draws.temperature[index]:
+    largest, rules = int(argmax(x[None])[0]), Rules(*draws.rules[index].item())
+    if largest < 0 or not rules.temperature:
         return largest
-    y = (x / draws.temperature[index])[None]
-    top_k_top_p_(y, draws.top_k[index : index + 1], draws.top_p[index : index + 1])
+    y = (x / rules.temperature)[None]
+    top_k_top_p_(y, torch.tensor([rules.top_k]), torch.tensor([rules.top_p]))
     log_weights = (y[0] - y.max()).double()
-    log_weights[log_weights.exp() < float(draws.min_p[index])] = -math.inf
-    if draws.typical_p[index] < 1:
-        keep_typical_(log_weights, float(draws.typical_p[index]))
+    log_weights[log_weights.exp() < rules.min_p] = -math.inf
+    if rules.typical_p < 1:
+        keep_typical_(log_weights, rules.typical_p)
     cumulative = log_weights.exp().cumsum(0)
     place = torch.searchsorted(cumulative, float(draws.uniform[index]) * cumulative[-1], right=True)
     return min(int(place), int(log_weights.exp().nonzero()[-1]))

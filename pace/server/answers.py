@@ -15,7 +15,7 @@ from pace.llm.clients.streamer import NoPieces
 from pace.llm.clients.wakeups import Wakeups
 from pace.llm.constraints.grammar_mask import GrammarTooComplex
 from pace.llm.engine.driver import EngineDriver
-from pace.llm.sampling.sampler import NothingLeft
+from pace.llm.sampling.sampler import NoAllowedToken
 from pace.llm.sequence import Sequence, TextRules
 from pace.llm.text.detokenizer import Detokenizer, TextPieces
 from pace.llm.text.token_texts import TokenPiece, TokenTexts
@@ -349,7 +349,7 @@ def as_api_error(error: BaseException) -> ApiError:
         return error
     if isinstance(error, GrammarTooComplex):
         return ApiError(500, str(error), code="grammar_too_complex", headers={"x-should-retry": "false"})
-    if isinstance(error, NothingLeft):
+    if isinstance(error, NoAllowedToken):
         return ApiError(
             400,
             f"after {error.num_generated} generated tokens no token is left to pick; loosen allowed_token_ids, "

@@ -76,8 +76,8 @@ class Service:
         self.fingerprint = fingerprint(self.load_options)
         self.generator = generator
         self._warm_workers()
-        generator.guides.grammars.cache_bytes = self.limits.grammar_cache_bytes
-        generator.guides.grammars.start()
+        generator.constraints.grammars.cache_bytes = self.limits.grammar_cache_bytes
+        generator.constraints.grammars.start()
         self.status = "ready"
 
     def _warm_workers(self) -> None:
@@ -195,7 +195,9 @@ class Service:
             if config.grammar is not None:
                 param = job.structure and job.structure.param
                 with _errors_of(job):
-                    compiled = await self._grammar_workers.compile(generator.guides.grammars, config.grammar, param)
+                    compiled = await self._grammar_workers.compile(
+                        generator.constraints.grammars, config.grammar, param
+                    )
             prepared = await self.work(self._prepare, generator, job, rows, config, turn, salt)
             del compiled  # kept until here, so that it is not compiled again
             samples = prepared.samples

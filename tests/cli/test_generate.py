@@ -17,8 +17,7 @@ from pace.assets import TINY, TINY_DRAFT
 from pace.cli.arguments import field_explanations
 from pace.cli.sampling import add_sampling_arguments, sampling_config
 from pace.llm import LLMModel
-from pace.llm.configs import SamplingConfig
-from pace.llm.other_names import SAMPLING
+from pace.llm.configs import ALIASES, WITHOUT_EFFECT, SamplingConfig
 from tests.cli.processes import process
 from tests.support import finish
 
@@ -246,6 +245,7 @@ VALUES = {
     "pad_token_id": ("3", 3), "bad_words_ids": ("[[5,6],[7]]", [[5, 6], [7]]), "logit_bias": ('{"42":1.5,"7":"-inf"}', {42: 1.5, 7: float("-inf")}),
     "seed": ("11", 11), "logprobs": ("4", 4), "prompt_logprobs": ("3", 3), "json_whitespace": ("spaced", "spaced"),
 }  # fmt: skip
+VALUES |= {name: (str(value), value) for name, value in WITHOUT_EFFECT.items() if name not in VALUES}
 
 
 def parse(*arguments: str) -> SamplingConfig:
@@ -268,7 +268,7 @@ def test_names_of_other_tools_are_options_too():
     ours = SamplingConfig(max_new_tokens=3, num_return_sequences=2, stop_strings=["a", "b"], min_new_tokens=1)
     assert parse(*said) == ours
     assert parse("--max-completion-tokens", "3").max_new_tokens == 3
-    for name in SAMPLING:
+    for name in ALIASES:
         assert name == "logits_processor" or f"--{name.replace('_', '-')}" in _options()
 
 

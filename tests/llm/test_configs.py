@@ -14,41 +14,16 @@ import pytest
 import torch
 
 from pace.cli.arguments import field_explanations
-from pace.llm.configs import KVCacheType, SamplingConfig
+from pace.llm.configs import FIELDS, KVCacheType, SamplingConfig
 
-INTEGERS = [
-    "max_new_tokens",
-    "max_length",
-    "min_new_tokens",
-    "top_k",
-    "no_repeat_ngram_size",
-    "num_beams",
-    "num_return_sequences",
-    "pad_token_id",
-    "seed",
-]
-NUMBERS = [
-    "temperature",
-    "top_p",
-    "min_p",
-    "typical_p",
-    "repetition_penalty",
-    "frequency_penalty",
-    "presence_penalty",
-    "length_penalty",
-]
-FLAGS = ["do_sample", "ignore_eos"]
+INTEGERS = [name for name, field in FIELDS.items() if field.type in ("int", "int | None")]
+NUMBERS = [name for name, field in FIELDS.items() if field.type == "float"]
+FLAGS = [name for name, field in FIELDS.items() if field.type == "bool"]
 
 
 def test_the_defaults() -> None:
     config = SamplingConfig()
-    assert (config.do_sample, config.temperature, config.top_k, config.top_p, config.num_beams) == (
-        False,
-        1.0,
-        50,
-        1.0,
-        1,
-    )
+    assert (config.do_sample, config.temperature, config.top_k, config.top_p, config.num_beams) == (False, 1, 50, 1, 1)
     assert config.max_new_tokens is None and config.explicit_fields == set()
 
 
@@ -130,13 +105,8 @@ def test_an_unknown_field_names_the_nearest(wrong: str, right: str) -> None:
 
 def test_values_are_made_canonical() -> None:
     config = SamplingConfig(eos_token_id=5, stop_strings="x", logprobs=True, temperature=2, bad_words_ids=((1, 2),))
-    assert (config.eos_token_id, config.stop_strings, config.logprobs, config.temperature, config.bad_words_ids) == (
-        [5],
-        ["x"],
-        0,
-        2.0,
-        [[1, 2]],
-    )
+    assert (config.eos_token_id, config.stop_strings, config.bad_words_ids) == ([5], ["x"], [[1, 2]])
+    assert config.logprobs == 0 and isinstance(config.temperature, float)
     assert SamplingConfig(eos_token_id=torch.tensor([4, 5, 4])).eos_token_id == [4, 5]
     assert SamplingConfig(logit_bias={3: -math.inf}).logit_bias == {3: -math.inf}
 

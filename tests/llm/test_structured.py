@@ -15,7 +15,7 @@ import torch
 from pace.assets import TINY
 from pace.llm import AllowedTokens, Grammar, LLMModel, SamplingConfig
 from pace.llm.sampling.logits import Processors, build_processors
-from pace.llm.sampling.sampler import Rules, Sampling, token_logprobs
+from pace.llm.sampling.sampler import Sampling, rules_of, token_logprobs
 from pace.llm.sequence import Sequence, Span
 from tests.llm.bundled import KINDS, bundled
 from tests.llm.constraints.test_grammar_mask import GRAMMARS, PERSON, satisfies
@@ -56,7 +56,7 @@ def plain_loop(prompt: str, name: str, rules: str) -> tuple[list[int], list]:
     matcher = llguidance.LLMatcher(llguidance_tokenizer(ends[0]), GRAMMARS[name].source)
     tokens = tokenizer(prompt)["input_ids"]
     processors = Processors(build_processors(config, len(tokens), ends))
-    strategy = Sampling(processors, Rules.of(config), config.seed or 0, config.logprobs)
+    strategy = Sampling(processors, rules_of(config), config.seed or 0, config.logprobs)
     sequence = Sequence(tokens, strategy, None, 1000)
     with model.session() as session:
         logits = session.append(tokens)

@@ -19,18 +19,18 @@ LAYERS: list[list[str]] = [
     ["pace.checkpoints"],
     ["pace.tokenizer"],
     ["pace.grammar"],
-    ["pace.llm.checks", "pace.llm.configs", "pace.llm.defaults", "pace.llm.inputs", "pace.llm.limits"]
-    + ["pace.llm.operators", "pace.llm.other_names", "pace.llm.outputs"]
-    + ["pace.llm.infill", "pace.llm.sequence", "pace.llm.speculation.configs", "pace.llm.chat"],
+    ["pace.llm.aliases", "pace.llm.configs", "pace.llm.defaults", "pace.llm.inputs", "pace.llm.limits"]
+    + ["pace.llm.operators", "pace.llm.infill", "pace.llm.validators", "pace.llm.sequence"]
+    + ["pace.llm.speculation.configs", "pace.llm.chat"],
     ["pace.llm.layers"],
     ["pace.llm.models", "pace.llm.loading"],
     ["pace.llm.runners"],
-    ["pace.llm.cache", "pace.llm.text"],
+    ["pace.llm.cache", "pace.llm.text", "pace.llm.outputs"],
     ["pace.llm.constraints"],
     ["pace.llm.sampling"],
     ["pace.llm.engine", "pace.llm.speculation"],
     ["pace.llm.clients"],
-    ["pace.llm", "pace.llm.generator", "pace.llm.guides", "pace.llm.prepared", "pace.llm.llm"]
+    ["pace.llm", "pace.llm.generator", "pace.llm.llm", "pace.llm.preparation", "pace.llm.sequences"]
     + ["pace.llm.loading.load", "pace.llm.loading.options"],
     ["pace.bench", "pace.eval"],
     ["pace.calibrate"],

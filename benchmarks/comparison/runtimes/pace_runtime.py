@@ -73,11 +73,11 @@ class Pace(SteppedRuntime):
         self.sequences, self.length = [], length
 
     def start(self, prompts: Prompts) -> None:
-        from pace.llm.sampling.sampler import Greedy
+        from pace.llm.sampling.sampler import Sampling
         from pace.llm.sequence import Sequence
         from pace.llm.text.stopping_criteria import StoppingCriteria
 
-        self.sequences = [Sequence(ids, Greedy(), StoppingCriteria(self.length, []), self.length) for ids in prompts]
+        self.sequences = [Sequence(ids, Sampling(), StoppingCriteria(self.length, []), self.length) for ids in prompts]
         self.engine.submit(self.sequences)
         while any(not sequence.num_generated for sequence in self.sequences):
             self.engine.step()

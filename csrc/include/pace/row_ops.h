@@ -145,6 +145,7 @@ struct LogitEdit {
 };
 
 struct Survey;
+struct SampleRules;  // csrc/ops/sample.cpp
 
 // csrc/ops/sample.cpp. Draws a token from every row. It applies temperature, top_k (with all equal to the last), top_p,
 // min_p and typical_p in this order, each to the tokens that are left. It then takes the first token, by rising id, at
@@ -159,10 +160,9 @@ struct SampleOp {
     float* logits;  // row_stride floats between rows of n
     int64_t row_stride, n, count;
     const int64_t* rows;  // [count]: the row of each draw
-    // [count]; 1, 1, 0 and 1 are off. Temperature 0 takes the largest, as ArgmaxOp.
-    const float *temperature, *top_p, *min_p, *typical_p;
-    const int64_t* top_k;   // [count]; 0 is off
-    const double* uniform;  // [count], in [0, 1)
+    static int64_t rules_bytes();  // size of a SampleRules
+    const SampleRules* rules;      // [count]
+    const double* uniform;         // [count], in [0, 1)
     // Draw i has the lists from edit_ends[i - 1] (0 for the first) to edit_ends[i]; null if nothing is edited. A list
     // is the address of its LogitEdits and their count.
     const int64_t *edit_ends, *edit_lists;

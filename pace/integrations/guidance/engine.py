@@ -61,7 +61,7 @@ class PaceEngine(Engine):
         **options: Any,
     ) -> None:
         """`options` are those of guidance's Engine. Raises ValueError for a model without a tokenizer."""
-        table = model.generator.guides.grammars.table
+        table = model.generator.constraints.grammars.table
         self.model_obj = model  # guidance reads this name
         self.hf_tokenizer = model.tokenizer
         if isinstance(chat_template, str):

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pace.llm.sampling.sampler import Rules, draws, uniform
+from pace.llm.sampling.sampler import draws, uniform
 from pace.ops import native as ops
-from pace.ops.draws import Edits
+from pace.ops.draws import Edits, Rules
 from pace.ops.reference_sampling import top_k_top_p_
 
 GREEDY_BELOW = 1e-5

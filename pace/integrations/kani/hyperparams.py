@@ -7,12 +7,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
-from pace.llm import SamplingConfig
+from pace.llm import SamplingConfig, configs
 from pace.llm.configs import WITHOUT_EFFECT
-from pace.llm.other_names import SAMPLING
 from pace.naming import meant
 
-ALIASES = {**SAMPLING, "repeat_penalty": "repetition_penalty"}
+ALIASES = {**configs.ALIASES, "repeat_penalty": "repetition_penalty"}
 """Alternative names of fields, including llama.cpp's."""
 REFUSED = {
     "num_return_sequences": "an engine of kani returns one message",

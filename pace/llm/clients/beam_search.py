@@ -3,7 +3,7 @@
 The results are those of transformers (`GenerationMixin._beam_search`, 5.24) for each prompt by itself. One round, with
 K beams and E end tokens:
 
-    choices     log-probabilities of the next token of each beam, after the processors (not renormalised).
+    logits      log-probabilities of the next token of each beam, after the processors (not renormalised).
     candidates  the max(2, 1 + E) K likeliest continuations of all beams together. With do_sample, that number is drawn
                 without replacement. The likeliest are first.
     finished    those of the first K candidates that stop join those of earlier rounds; the K best stay. The score is
@@ -40,18 +40,18 @@ from pace.llm.engine.driver import EngineDriver
 from pace.llm.engine.engine import Engine
 from pace.llm.sampling.filters import Filter, largest, log_softmax
 from pace.llm.sampling.logits import Processors
-from pace.llm.sampling.sampler import PromptLogprobs, draw, uniform
-from pace.llm.sequence import Sequence, Span, TokenLogprob
+from pace.llm.sampling.sampler import draw, prompt_logprobs_collector, uniform
+from pace.llm.sequence import Sequence, Span, Strategy, TokenLogprob
 from pace.llm.text.stopping_criteria import NeverStops, StoppingCriteria
 
 
-def branching(num_end_tokens: int) -> int:
+def candidates_per_beam(num_end_tokens: int) -> int:
     """Returns the number of candidates per beam: enough to continue even if every end token is among them."""
     return max(2, 1 + num_end_tokens)
 
 
 @dataclass(frozen=True, slots=True)
-class Choices:
+class Candidates:
     """Candidates for the next token of one beam."""
 
     num_tokens: int
@@ -66,12 +66,8 @@ class Choices:
     """The likeliest tokens by the model's own probabilities, as in `TokenLogprob`."""
 
 
-class Ranking:
-    """Strategy that keeps the candidates of a beam and generates no token: the search decides."""
-
-    is_picked = wants_sample = is_unmasked = False
-    rules = None
-    takes_drafts = False
+class BeamStrategy(Strategy):
+    """Keeps the candidates of a beam and generates no token: the search decides."""
 
     def __init__(
         self, processors: Processors, filter_: Filter | None, num_kept: int | None, num_logprobs: int | None
@@ -82,11 +78,11 @@ class Ranking:
         self.filter_ = filter_
         self.num_kept = num_kept
         self.num_logprobs = num_logprobs
-        self.choices: Choices | None = None
+        self.candidates: Candidates | None = None
 
-    def fork(self) -> Ranking:
+    def fork(self) -> BeamStrategy:
         """Returns the strategy of a second beam with the same tokens."""
-        return Ranking(self.processors.fork(), self.filter_, self.num_kept, self.num_logprobs)
+        return BeamStrategy(self.processors.fork(), self.filter_, self.num_kept, self.num_logprobs)
 
     def choose(self, ops: Any, logits: Tensor, span: Span) -> list[int]:
         tokens = span.sequence.tokens
@@ -97,16 +93,17 @@ class Ranking:
         self.processors.apply_(log_probabilities)
         if not numbers.max() < np.inf:  # catches NaN too
             raise ValueError(
-                f"after {len(tokens)} tokens the logits_processors gave NaN or inf; they must return numbers, or -inf to ban a token"
+                f"after {len(tokens)} tokens the logits_processors gave NaN or inf; they must return numbers, or -inf "
+                f"to ban a token"
             )
         if self.filter_ is not None:
             self.filter_(log_probabilities)
         kept = np.flatnonzero(numbers > -np.inf) if self.num_kept is None else largest(numbers, self.num_kept)
         if own is None:
-            self.choices = Choices(len(tokens), kept, numbers[kept], own=numbers[:0], top=())
+            self.candidates = Candidates(len(tokens), kept, numbers[kept], own=numbers[:0], top=())
         else:
             best = largest(own, self.num_logprobs)
-            self.choices = Choices(
+            self.candidates = Candidates(
                 len(tokens), kept, numbers[kept], own[kept], tuple(zip(best.tolist(), own[best].tolist()))
             )
         return []
@@ -165,7 +162,7 @@ class BeamSearch:
         max_length: int,
         config: SamplingConfig,
         stopping: StoppingCriteria,
-        make_strategy: Callable[[], Ranking],
+        make_strategy: Callable[[], BeamStrategy],
         seed: int,
         mask: TokenMask | None = None,
     ) -> None:
@@ -178,7 +175,7 @@ class BeamSearch:
         self.make_strategy = make_strategy
         self.seed = seed
         self.mask = mask
-        self.num_candidates = branching(len(stopping.end_tokens)) * config.num_beams
+        self.num_candidates = candidates_per_beam(len(stopping.end_tokens)) * config.num_beams
         self.rows = [Sequence(prompt, None, stopping, max_length) for _ in range(config.num_return_sequences)]
         prompt_logprobs = None if config.prompt_logprobs is None else [None] * len(prompt)
         for row in self.rows:
@@ -209,8 +206,9 @@ class BeamSearch:
         first = self._sequences[0]
         first.mask = self._state.now.running[0].mask
         if self.config.prompt_logprobs is not None:
-            first.strategy, first.wanted_from = PromptLogprobs(first.strategy, self.config.prompt_logprobs), 0
-            first.prompt_logprobs = self.rows[0].prompt_logprobs
+            record, num_top = self.rows[0].prompt_logprobs, self.config.prompt_logprobs
+            first.strategy = prompt_logprobs_collector(self.prompt, record, num_top, first.strategy)
+            first.wanted_from = 0
         for sequence in self._sequences[1:]:
             engine.scheduler.park(sequence)
         engine.scheduler.add(first)
@@ -290,41 +288,45 @@ class BeamSearch:
     def _is_ranked(self, beam: Sequence) -> bool:
         if beam not in self._engine.scheduler.parked:
             return False
-        choices = beam.strategy.choices
-        return choices is not None and choices.num_tokens == len(beam.tokens)
+        candidates = beam.strategy.candidates
+        return candidates is not None and candidates.num_tokens == len(beam.tokens)
 
     # -- one round -----------------------------------------------------------------------------------------------------
 
     def _decide(self) -> Round:
         """Returns the next round. Changes nothing."""
         num_beams, now = self.config.num_beams, self._state.now
-        choices = [beam.strategy.choices for beam in self._state.beams]
+        candidates = [beam.strategy.candidates for beam in self._state.beams]
         running: list[Hypothesis] = []
         finished = list(now.finished)
-        for rank, (parent, index) in enumerate(self._candidates(now.running, choices)):
-            candidate = self._extend(now.running[parent], choices[parent], parent, index)
-            if candidate.finish_reason is None:
-                running.append(candidate)
+        for rank, (parent, index) in enumerate(self._best(now.running, candidates)):
+            hypothesis = self._extend(now.running[parent], candidates[parent], parent, index)
+            if hypothesis.finish_reason is None:
+                running.append(hypothesis)
             elif rank < num_beams:
-                finished.append(candidate)
+                finished.append(hypothesis)
         running.sort(key=lambda hypothesis: -hypothesis.log_probability)
         finished.sort(key=lambda hypothesis: -self._score(hypothesis))  # stable: among equals the earlier one is first
         return Round(running[:num_beams], finished[:num_beams])
 
-    def _candidates(self, running: list[Hypothesis], choices: list[Choices]) -> list[tuple[int, int]]:
-        """Returns (rank of the beam, index of the choice) of the likeliest or drawn candidates, the likeliest first."""
+    def _best(self, running: list[Hypothesis], candidates: list[Candidates]) -> list[tuple[int, int]]:
+        """Returns (rank of the beam, index of the candidate) of the likeliest or drawn ones, likeliest first."""
         sums = np.concatenate(
-            [beam.log_probability + those.log_probabilities.astype(np.float64) for beam, those in zip(running, choices)]
+            [
+                beam.log_probability + those.log_probabilities.astype(np.float64)
+                for beam, those in zip(running, candidates)
+            ]
         )
         if self.config.do_sample:
             drawn = self._draw(sums, running[0].num_generated)
             picked = sorted(drawn, key=lambda index: -sums[index])
         else:
             picked = np.argsort(-sums, kind="stable")[: self.num_candidates].tolist()
-        ends = np.cumsum([len(those.tokens) for those in choices])
+        ends = np.cumsum([len(those.tokens) for those in candidates])
         parents = np.searchsorted(ends, picked, side="right").tolist()
         return [
-            (parent, index - int(ends[parent]) + len(choices[parent].tokens)) for parent, index in zip(parents, picked)
+            (parent, index - int(ends[parent]) + len(candidates[parent].tokens))
+            for parent, index in zip(parents, picked)
         ]
 
     def _draw(self, sums: np.ndarray, num_generated: int) -> list[int]:
@@ -342,11 +344,13 @@ class BeamSearch:
             weights[picked[-1]] = 0.0
         return picked
 
-    def _extend(self, beam: Hypothesis, choices: Choices, parent: int, index: int) -> Hypothesis:
-        token = int(choices.tokens[index])
-        log_probability = beam.log_probability + float(choices.log_probabilities[index])
+    def _extend(self, beam: Hypothesis, candidates: Candidates, parent: int, index: int) -> Hypothesis:
+        token = int(candidates.tokens[index])
+        log_probability = beam.log_probability + float(candidates.log_probabilities[index])
         logprobs = (
-            [*beam.logprobs, TokenLogprob(token, float(choices.own[index]), choices.top)] if len(choices.own) else []
+            [*beam.logprobs, TokenLogprob(token, float(candidates.own[index]), candidates.top)]
+            if len(candidates.own)
+            else []
         )
         hypothesis = Hypothesis(
             [*beam.tokens, token],
@@ -411,8 +415,9 @@ class BeamSearch:
         result are then the prompt only. Otherwise raises ValueError for too few results."""
         if reason is None and len(hypotheses) < len(self.rows):
             raise ValueError(
-                f"beam search found {len(hypotheses)} texts and has to return num_return_sequences={len(self.rows)}: no more are possible; "
-                f"loosen bad_words_ids, logit_bias, no_repeat_ngram_size or the logits_processors, or ask for less"
+                f"beam search found {len(hypotheses)} texts and has to return num_return_sequences={len(self.rows)}: "
+                f"no more are possible; loosen bad_words_ids, logit_bias, no_repeat_ngram_size or the "
+                f"logits_processors, or ask for less"
             )
         now = time.perf_counter()
         self.rows[0].times.num_preemptions = sum(sequence.times.num_preemptions for sequence in self._sequences)
@@ -443,7 +448,8 @@ def check_length_penalty(length_penalty: float, most: int) -> None:
         is_fine = False
     if not is_fine:
         raise ValueError(
-            f"length_penalty={length_penalty:g} is out of range: {most} tokens to the power of it is 0 or infinite; use a number nearer to 0"
+            f"length_penalty={length_penalty:g} is out of range: {most} tokens to the power of it is 0 or infinite; "
+            f"use a number nearer to 0"
         )
 
 

@@ -14,9 +14,9 @@ from pace.llm.clients.streamer import NoPieces, ShownText, StreamEvent, TextPiec
 from pace.llm.clients.waiting import Waiters
 from pace.llm.clients.wakeups import News
 from pace.llm.engine.driver import EngineDriver
-from pace.llm.outputs import GenerateOutput
+from pace.llm.outputs import GenerateOutput, text_of
 from pace.llm.sequence import Sequence, TakenBack, TokenLogprob
-from pace.llm.text.detokenizer import REPLACEMENT, TextPieces, decode_after
+from pace.llm.text.detokenizer import REPLACEMENT, TextPieces
 
 MOST_AT_ONCE = 32
 """Events that a task takes before other tasks of its loop get a turn."""
@@ -116,11 +116,6 @@ class Reading:
         if sequence.error is not None:
             raise sequence.error
         return StreamEvent(row, None, text.flush(), sequence.finish_reason)
-
-
-def text_of(sequence: Sequence, tokenizer: Any) -> str:
-    """Returns the generated text, up to a stop string."""
-    return sequence.stopping.trim(decode_after(tokenizer, sequence.generated, sequence.text_rules))
 
 
 class Choice:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
-from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import torch
@@ -11,7 +10,8 @@ from torch import Tensor
 
 from pace.llm.clients.session import OutcomeSink
 from pace.llm.engine.driver import EngineDriver
-from pace.llm.sequence import Sequence, Span
+from pace.llm.sampling.sampler import Collector
+from pace.llm.sequence import Sequence
 from pace.llm.text.stopping_criteria import NeverStops
 
 
@@ -24,30 +24,21 @@ class Scores(NamedTuple):
     """bool `[N]`: True if greedy decoding would have picked the token."""
 
 
-class ScoreTokens:
-    """Strategy that scores `tokens[start:]`, for a sequence of all tokens but the last. Holds the logits of one step
-    only."""
+def score_collector(tokens: list[int], start: int) -> Collector:
+    """Returns a strategy whose outcome is the `Scores` of `tokens[start:]`, for a sequence of all tokens but the last.
+    Holds the logits of one step only."""
+    targets = torch.tensor(tokens[start:])
+    scores = Scores(torch.empty(len(targets)), torch.empty(len(targets), dtype=torch.bool))
 
-    is_picked = wants_sample = is_unmasked = False
-    rules = None
-    takes_drafts = False
+    def collect(ops: Any, logits: Tensor, first: int) -> Scores | None:
+        begin = first - start + 1
+        end = begin + logits.shape[0]
+        values, likeliest, _ = ops.token_logprobs(logits, torch.arange(end - begin), targets[begin:end], 1)
+        scores.logprobs[begin:end] = values
+        scores.are_likeliest[begin:end] = likeliest[:, 0] == targets[begin:end]
+        return scores if end == len(targets) else None
 
-    def __init__(self, tokens: list[int], start: int) -> None:
-        self._start = start
-        self._targets = torch.tensor(tokens[start:])
-        self._scores = Scores(torch.empty(len(self._targets)), torch.empty(len(self._targets), dtype=torch.bool))
-        self.outcome: Future[Scores] = Future()
-
-    def choose(self, ops: Any, logits: Tensor, span: Span) -> list[int]:
-        end = span.end - self._start + 1
-        begin = end - logits.shape[0]  # rows may repeat after a dropped cache, with equal content
-        targets = self._targets[begin:end]
-        values, likeliest, _ = ops.token_logprobs(logits, torch.arange(len(targets)), targets, 1)
-        self._scores.logprobs[begin:end] = values
-        self._scores.are_likeliest[begin:end] = likeliest[:, 0] == targets
-        if end == len(self._targets) and not self.outcome.done():
-            self.outcome.set_result(self._scores)
-        return []
+    return Collector(collect)
 
 
 def score(driver: EngineDriver, rows: list[list[int]]) -> list[Tensor]:
@@ -71,7 +62,7 @@ def score_from(driver: EngineDriver, rows: list[list[int]], starts: SequenceOf[i
                 f"text {index} has {len(row)} tokens; the model takes at most {engine.max_length + 1} to score: "
                 f"{engine.explain_length_limit(len(row) - 1)}"
             )
-    strategies = [ScoreTokens(row, start) for row, start in zip(rows, starts)]
+    strategies = [score_collector(row, start) for row, start in zip(rows, starts)]
     sequences = []
     for row, start, strategy in zip(rows, starts, strategies):
         if start >= len(row):

@@ -6,7 +6,6 @@ import math
 import numbers
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
-from concurrent.futures import Future
 from typing import Any
 
 import torch
@@ -14,7 +13,8 @@ from torch import Tensor
 
 from pace.llm.engine.driver import EngineDriver
 from pace.llm.engine.engine import Engine
-from pace.llm.sequence import Sequence, Span, TokenLogprob
+from pace.llm.sampling.sampler import Collector
+from pace.llm.sequence import Sequence, TokenLogprob
 from pace.llm.text.stopping_criteria import NeverStops
 from pace.memory import available_memory_bytes, format_bytes
 
@@ -22,29 +22,20 @@ MANY_BYTES = 64 << 20
 """Below this size, available memory is not checked: that takes as long as a decode step of a small model."""
 
 
-class CollectLogits:
-    """Strategy that keeps the logits of positions `first .. first + num_rows - 1`, and generates no token."""
+def logits_collector(first: int, num_rows: int, vocab_size: int) -> Collector:
+    """Returns a strategy whose outcome is the logits of positions `first .. first + num_rows - 1`."""
+    rows = torch.empty(num_rows, vocab_size)
 
-    is_picked = wants_sample = is_unmasked = False
-    rules = None
-    takes_drafts = False
-
-    def __init__(self, first: int, num_rows: int, vocab_size: int) -> None:
-        self.first = first
-        self.rows = torch.empty(num_rows, vocab_size)
-        self.outcome: Future[Tensor] = Future()
-        """The rows, once all of them are computed."""
-
-    def choose(self, ops: Any, logits: Tensor, span: Span) -> list[int]:
-        begin = span.end - logits.shape[0] - self.first  # rows may repeat after a dropped cache, with equal content
+    def collect(ops: Any, logits: Tensor, position: int) -> Tensor | None:
+        begin, end = position - first, position - first + logits.shape[0]
         if logits.numpy().min() == -math.inf:
             raise ValueError(
-                f"the model's logits are not finite: some are -inf, after {span.end - logits.shape[0] + 1} to {span.end} tokens"
+                f"the model's logits are not finite: some are -inf, after {position + 1} to {first + end} tokens"
             )
-        self.rows[begin : begin + logits.shape[0]] = logits
-        if begin + logits.shape[0] == self.rows.shape[0] and not self.outcome.done():
-            self.outcome.set_result(self.rows)
-        return []
+        rows[begin:end] = logits
+        return rows if end == num_rows else None
+
+    return Collector(collect)
 
 
 class OutcomeSink:
@@ -95,7 +86,7 @@ class Session:
         """
         return append_each([(self, ids)], logits)[0]
 
-    def _plan(self, ids: Iterable[int] | Tensor, logits: str | int) -> tuple[Callable[[Engine], None], CollectLogits]:
+    def _plan(self, ids: Iterable[int] | Tensor, logits: str | int) -> tuple[Callable[[Engine], None], Collector]:
         """Checks an append. Returns the function that starts it on the engine's thread, and the strategy that collects
         its logits."""
         self._check_open()
@@ -103,13 +94,14 @@ class Session:
         num_rows = self._num_rows(logits, len(ids))
         self._check_room(num_rows)
         sequence, length = self._sequence, len(self)
-        strategy = CollectLogits(length + len(ids) - num_rows, num_rows, self._driver.engine.model.vocab_size)
+        first = length + len(ids) - num_rows
+        strategy = logits_collector(first, num_rows, self._driver.engine.model.vocab_size)
 
         def begin(engine: Engine) -> None:
             sequence.strategy, sequence.error, sequence.finish_reason = strategy, None, None
             sequence.tokens.extend(ids)
             sequence.num_prompt_tokens = sequence.num_prompt_tokens or len(ids)
-            sequence.wanted_from = strategy.first
+            sequence.wanted_from = first
             engine.scheduler.add(sequence)
 
         return begin, strategy
@@ -127,8 +119,8 @@ class Session:
         """Returns a second session with the same tokens. Cached blocks are shared until one of the two writes to
         them."""
         self._check_open()
-        twin = Session(self._driver)
-        source, target = self._sequence, twin._sequence
+        fork = Session(self._driver)
+        source, target = self._sequence, fork._sequence
 
         def share(engine: Engine) -> None:
             target.tokens = list(source.tokens)
@@ -136,7 +128,7 @@ class Session:
             engine.cache.fork(source, target, source.num_computed)
 
         self._run(share)
-        return twin
+        return fork
 
     def close(self) -> None:
         """Frees the memory. Closing twice is harmless."""
@@ -184,7 +176,8 @@ class Session:
         length, most = len(self) + len(ids), self._sequence.max_length
         if length > most:
             raise ValueError(
-                f"the session has {len(self)} tokens; {len(ids)} more would pass the {most} that fit: {self._driver.engine.explain_length_limit(length)}"
+                f"the session has {len(self)} tokens; {len(ids)} more would pass the {most} that fit: "
+                f"{self._driver.engine.explain_length_limit(length)}"
             )
         return [int(token) for token in ids]
 
@@ -203,8 +196,9 @@ class Session:
         num_bytes = 4 * num_rows * self._driver.engine.model.vocab_size
         if num_bytes > MANY_BYTES and num_bytes > (available := available_memory_bytes()):
             raise MemoryError(
-                f"{num_rows} rows of logits take {format_bytes(num_bytes)}, and {format_bytes(available)} of memory are left; append the tokens in "
-                f"pieces, ask for fewer rows, or use score, which keeps one number for each token"
+                f"{num_rows} rows of logits take {format_bytes(num_bytes)}, and {format_bytes(available)} of memory "
+                f"are left; append the tokens in pieces, ask for fewer rows, or use score, which keeps one number for "
+                f"each token"
             )
 
     def _run(self, function: Callable[[Engine], None]) -> None:

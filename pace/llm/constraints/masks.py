@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pace.llm.sequence import fork_by_copy
+from pace.llm.sequence import Mask, Sequence, fork_by_copy
 
 
 class TokenMask:
@@ -77,7 +76,8 @@ def fill_bits(row: Tensor, tokens: Iterable[int] | np.ndarray) -> None:
     words = row.numpy().view(np.uint32)
     if len(tokens) and not 0 <= tokens.min() <= tokens.max() < 32 * len(words):
         raise ValueError(
-            f"a mask of {32 * len(words)} bits has no place for the token {tokens.max() if tokens.min() >= 0 else tokens.min()}"
+            f"a mask of {32 * len(words)} bits has no place for the token "
+            f"{tokens.max() if tokens.min() >= 0 else tokens.min()}"
         )
     words.fill(0)
     np.bitwise_or.at(words, tokens >> 5, np.uint32(1) << (tokens & 31).astype(np.uint32))
@@ -111,7 +111,7 @@ class AllowedTokens(TokenMask):
         return next((index for index, token in enumerate(tokens) if token not in self._allowed), len(tokens))
 
 
-class SequenceMask:
+class SequenceMask(Mask):
     """The mask of one sequence, and how many generated tokens it has accepted."""
 
     def __init__(self, template: TokenMask) -> None:
@@ -136,12 +136,12 @@ class SequenceMask:
 
     def fork(self) -> SequenceMask:
         """Returns a copy for a second sequence with the same tokens."""
-        twin = SequenceMask(self.mask)
-        twin.error, twin._num_accepted = self.error, self._num_accepted
-        twin._mask, twin._template = self.mask.fork(), None
-        return twin
+        fork = SequenceMask(self.mask)
+        fork.error, fork._num_accepted = self.error, self._num_accepted
+        fork._mask, fork._template = self.mask.fork(), None
+        return fork
 
-    def follow(self, sequence: Any) -> None:
+    def follow(self, sequence: Sequence) -> None:
         """Accepts the sequence's new generated tokens and rolls back those it no longer has. Removes the mask from the
         sequence if every token may follow from here on."""
         if self.error is not None:
@@ -156,12 +156,12 @@ class SequenceMask:
         if self.mask.is_open and sequence.steps is None:  # otherwise tokens may be rolled back
             sequence.mask = None
 
-    def is_finished_after(self, sequence: Any) -> bool:
+    def is_finished_after(self, sequence: Sequence) -> bool:
         """True if no token may follow the sequence's tokens."""
         self.follow(sequence)
         return self.mask.is_finished
 
-    def forced_after(self, sequence: Any, vocab_size: int) -> list[int]:
+    def forced_after(self, sequence: Sequence, vocab_size: int) -> list[int]:
         """Returns the tokens that must follow the sequence's. Errors of the mask go to `error`, as does a ValueError
         for an invalid token."""
         try:
@@ -175,7 +175,7 @@ class SequenceMask:
             self.error = error
             return []
 
-    def cut(self, sequence: Any, drafts: list[int]) -> list[int]:
+    def cut(self, sequence: Sequence, drafts: list[int]) -> list[int]:
         """Returns the first of `drafts`, up to one that may not follow. Errors of the mask go to `error`."""
         try:
             self.follow(sequence)

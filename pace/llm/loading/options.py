@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from pace import _C, env
+from pace.llm.aliases import model_options
 from pace.llm.cache.manager import check_cache_options
 from pace.llm.configs import KVCacheType
 from pace.llm.operators import OperatorConfig, read_backend
-from pace.llm.other_names import model_options
 from pace.llm.speculation.build import check_spec_config
 from pace.llm.speculation.configs import SpecConfig
 from pace.memory import parse_bytes

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from pace.llm.configs import SamplingConfig
-from pace.llm.sequence import fork_by_copy
+from pace.llm.sequence import Span, fork_by_copy
 from pace.ops.draws import Edits
 
 
@@ -82,7 +82,8 @@ class LogitsProcessor:
         result = self.apply(logits)
         if result is not None and result is not logits:
             raise TypeError(
-                f"{type(self).__name__}.apply must change the logits in place and return None, got {type(result).__name__}; use logits.copy_(...)"
+                f"{type(self).__name__}.apply must change the logits in place and return None, got "
+                f"{type(result).__name__}; use logits.copy_(...)"
             )
 
     def __call__(self, input_ids: Tensor, logits: Tensor) -> Tensor:
@@ -112,11 +113,11 @@ class SparseProcessor(LogitsProcessor):
         return type(self).apply is SparseProcessor.apply
 
     def fork(self) -> SparseProcessor:
-        twin = fork_by_copy(self)
+        fork = fork_by_copy(self)
         for name, value in vars(self).items():
             if isinstance(value, Edits):
-                setattr(twin, name, value.copy())
-        return twin
+                setattr(fork, name, value.copy())
+        return fork
 
 
 def bans(tokens: Sequence[int] | np.ndarray) -> Edits:
@@ -218,9 +219,9 @@ class NoRepeatNgram(SparseProcessor):
         return bans(np.array(followers, np.int32)) if followers else NOTHING
 
     def fork(self) -> NoRepeatNgram:
-        twin = super().fork()
-        twin.followers = {prefix: tokens[:] for prefix, tokens in self.followers.items()}
-        return twin
+        fork = super().fork()
+        fork.followers = {prefix: tokens[:] for prefix, tokens in self.followers.items()}
+        return fork
 
     def _prefix(self, end: int) -> tuple[int, ...]:
         """Returns the first `size - 1` tokens of the run whose last token is at position `end`."""
@@ -348,6 +349,21 @@ class Processors:
     def edits(self) -> list[Edits]:
         """Returns the changes for the next token if all are sparse; valid until the next token is accepted."""
         return [processor.edits() for processor in self._processors]
+
+    def edits_of(self, span: Span) -> list[list[Edits]]:
+        """Returns the edits for each wanted row of a span, assuming the drafts before it are accepted."""
+        tokens, drafts = span.sequence.tokens, span.drafts
+        self.follow(tokens)
+        if not drafts:
+            return [self.edits()]
+        rows: list[list[Edits]] = []
+        for number in range(len(drafts) + 1):
+            if number >= span.num_certain:
+                rows.append([edits.copy() for edits in self.edits()])
+            if number < len(drafts):
+                self.accept(drafts[number])
+        self.follow(tokens)
+        return rows
 
     def apply_(self, logits: Tensor) -> None:
         """Changes `logits [V]` of the next token in place."""

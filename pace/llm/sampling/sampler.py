@@ -1,4 +1,4 @@
-"""The sampler: logits in, accepted tokens out. Each sequence has a strategy; greedy sequences share one call.
+"""The sampler: logits in, accepted tokens out. Sequences whose strategy has a plan share one call.
 
 Work on a whole vocabulary uses a kernel of `pace.ops`, or numpy. torch would use its own threads, and on few cores
 waiting for them costs more than the work (benchmarks/RESULTS.md, "Sampling under load").
@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,81 +20,13 @@ from torch import Tensor
 from pace.llm.configs import SamplingConfig
 from pace.llm.constraints.mask_filler import NO_MASKS, MaskFiller, NoMasks, PendingMasks
 from pace.llm.sampling.logits import Processors
-from pace.llm.sequence import Sequence, Span, TokenLogprob
-from pace.ops.draws import Drawn, Draws, Edits
+from pace.llm.sequence import RowPlan, Sequence, Span, Strategy, TokenLogprob
+from pace.ops.draws import RULES_DTYPE, Drawn, Draws, Edits, Rules
 
 
-class DecodingStrategy(Protocol):
-    """Decides what is done with the logits of one sequence. Created anew for each sequence."""
-
-    is_picked: bool
-    """True if the sampler may handle this row in its batched call; `choose` is then not called. `choose` may then only
-    edit a few logits, draw by `rules`, accept drafts, and record `num_logprobs`."""
-    has_edits: bool
-    """True if `is_picked` and logits are edited before the draw; `edits` is then defined."""
-    wants_sample: bool
-    """True if `is_picked` and more than the largest logit is needed."""
-    rules: Rules | None
-    """Filters for the draw; None to take the largest logit."""
-    seed: int
-    num_logprobs: int | None
-    is_unmasked: bool
-    """True if log-probabilities cover all tokens, including those that the sequence's mask forbids."""
-    takes_drafts: bool
-    """True if the sequence continues with one token of each row, so that drafts can be verified. `guess` and
-    `needs_every_row` are then defined."""
-    needs_every_row: bool
-    """True if the strategy needs the logits even where the mask leaves a single token."""
-
-    def choose(self, ops: Any, logits: Tensor, span: Span) -> list[int]:
-        """Takes masked `logits [rows, V]` of the span's wanted rows, which it must not keep or change. Returns the
-        tokens that the sequence continues with: none, one, or one more than the drafts it accepts. The last rows of
-        drafts may be missing if no token can be picked from them. Changes no token list."""
-        ...
-
-    def follow(self, tokens: list[int]) -> None:
-        """Called between two steps, after the sequence lost some of its last tokens."""
-        ...
-
-
-class Greedy:
-    """Takes the most likely token, without processors."""
-
-    is_picked = True
-    has_edits = wants_sample = False
-    rules = num_logprobs = None
-    seed = 0
-    is_unmasked = False
-    takes_drafts = True
-    needs_every_row = False
-
-    def choose(self, ops: Any, logits: Tensor, span: Span) -> list[int]:
-        return accept_drafts(ops.argmax(logits).tolist(), span)
-
-    def follow(self, tokens: list[int]) -> None:
-        pass
-
-    def guess(self, ops: Any, logits: Tensor, num_generated: int) -> int:
-        return int(ops.argmax(logits[None])[0])
-
-
-class Rules(NamedTuple):
-    """Filters for the draw: the fields of `SamplingConfig` with these names."""
-
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    typical_p: float = 1.0
-
-    @classmethod
-    def of(cls, config: SamplingConfig) -> Rules | None:
-        """Returns the rules of `config`; None if nothing is drawn."""
-        return cls(*(getattr(config, name) for name in cls._fields)) if config.do_sample else None
-
-
-class Sampling:
+class Sampling(Strategy):
     """Applies processors, then draws by rules or takes the largest logit. Records log-probabilities if requested.
+    `Sampling()` is greedy decoding.
 
     A draw depends only on the seed and the number of tokens generated before. Drafts are verified by drawing the token
     of each row and continuing while it equals the draft. So the tokens are the same as without drafts. If a row after
@@ -104,7 +38,7 @@ class Sampling:
 
     def __init__(
         self,
-        processors: Processors,
+        processors: Processors | None = None,
         rules: Rules | None = None,
         seed: int = 0,
         num_logprobs: int | None = None,
@@ -112,15 +46,14 @@ class Sampling:
     ) -> None:
         """Takes the largest logit if `rules` is None. Records the `num_logprobs` most likely tokens in addition to the
         chosen one; None records nothing."""
-        self.processors = processors
+        self.processors = processors = Processors([]) if processors is None else processors
         self.rules = rules
         self.seed = seed
         self.num_logprobs = num_logprobs
         self.is_unmasked = is_unmasked and num_logprobs is not None
-        self.is_picked = processors.are_sparse
-        self.has_edits = bool(processors) and self.is_picked
-        self.wants_sample = self.is_picked and (rules is not None or self.has_edits or num_logprobs is not None)
         self.needs_every_row = bool(processors) or num_logprobs is not None
+        if processors.are_sparse:
+            self.plan = RowPlan(processors.edits_of if processors else None, rules, seed, num_logprobs)
 
     def choose(self, ops: Any, logits: Tensor, span: Span) -> list[int]:
         sequence, drafts = span.sequence, span.drafts
@@ -144,21 +77,6 @@ class Sampling:
     def follow(self, tokens: list[int]) -> None:
         self.processors.follow(tokens)
 
-    def edits(self, span: Span) -> list[list[Edits]]:
-        """Returns the edits for each wanted row of a span, assuming the drafts before it are accepted."""
-        tokens, drafts = span.sequence.tokens, span.drafts
-        self.processors.follow(tokens)
-        if not drafts:
-            return [self.processors.edits()]
-        rows: list[list[Edits]] = []
-        for number in range(len(drafts) + 1):
-            if number >= span.num_certain:
-                rows.append([edits.copy() for edits in self.processors.edits()])
-            if number < len(drafts):
-                self.processors.accept(drafts[number])
-        self.processors.follow(tokens)
-        return rows
-
     def _choose_one(self, ops: Any, given: Tensor, sequence: Sequence, num_ahead: int) -> int:
         """Returns the token after the sequence's tokens and `num_ahead` others."""
         num_generated = sequence.num_generated + num_ahead
@@ -166,23 +84,28 @@ class Sampling:
         self.processors.apply_(logits)
         token = self.guess(ops, logits, num_generated)
         if token < 0 or logits[token] == -math.inf:
-            raise NothingLeft(num_generated)
+            raise NoAllowedToken(num_generated)
         if self.num_logprobs is not None:
             row, tokens = torch.tensor([0]), torch.tensor([token])
             note(sequence, num_generated, token_logprobs(ops, given[None], row, tokens, self.num_logprobs)[0])
         return token
 
     def guess(self, ops: Any, logits: Tensor, num_generated: int) -> int:
-        """Returns the token after `num_generated` others if `logits [V]` were the model's, after the processors; -1 if
-        none is left. A draft model's logits do not pass the processors, which accept each token once, and no rejected
-        draft."""
+        # A draft model's logits do not pass the processors, which accept each token once, and no rejected draft.
         if self.rules is None:
             return int(ops.argmax(logits[None])[0])
         return int(ops.sample(logits[None], draws([self.rules], [uniform(self.seed, num_generated)])).tokens[0])
 
 
+def rules_of(config: SamplingConfig) -> Rules | None:
+    """Returns the rules of `config`; None if nothing is drawn."""
+    return Rules(*(getattr(config, name) for name in Rules._fields)) if config.do_sample else None
+
+
 LARGEST = Rules(temperature=0.0)
 """Rules of a row without a draw."""
+TAKE_LARGEST = RowPlan()
+"""Plan of a row whose token from the batched call is not used, or is its largest logit."""
 
 
 def draws(
@@ -190,14 +113,9 @@ def draws(
 ) -> Draws:
     """Builds the arguments of the batched draw. For each row: its rules, its place in the cumulative probability, its
     edits, and its number of log-probabilities."""
-    temperature, top_k, top_p, min_p, typical_p = zip(*rules)
     return Draws(
         rows=torch.arange(len(rules)),
-        temperature=torch.tensor(temperature),
-        top_k=torch.tensor(top_k),
-        top_p=torch.tensor(top_p),
-        min_p=torch.tensor(min_p),
-        typical_p=torch.tensor(typical_p),
+        rules=np.array(rules, RULES_DTYPE),
         uniform=torch.tensor(places, dtype=torch.float64),
         edits=edits,
         num_top=None if num_top is None else torch.tensor(num_top),
@@ -210,46 +128,58 @@ def note(sequence: Sequence, number: int, logprob: TokenLogprob) -> None:
     sequence.logprobs.append(logprob)
 
 
-class NothingLeft(ValueError):
+class NoAllowedToken(ValueError):
     """Error of a sequence for which no token can be picked."""
 
     def __init__(self, num_generated: int, why: str = "") -> None:
         super().__init__(
             why
-            or f"after {num_generated} generated tokens no token is left to pick: all logits are -inf, or one is NaN or "
-            f"inf; loosen bad_words_ids, logit_bias, no_repeat_ngram_size, the logits_processors or the token_mask"
+            or f"after {num_generated} generated tokens no token is left to pick: all logits are -inf, or one is NaN "
+            f"or inf; loosen bad_words_ids, logit_bias, no_repeat_ngram_size, the logits_processors or the token_mask"
         )
         self.num_generated = num_generated
 
 
-class PromptLogprobs:
-    """Records the log-probabilities of a prompt's tokens, then is replaced by `strategy`. Needs `wanted_from = 0`."""
+class Collector(Strategy):
+    """Passes rows of logits to a callback, as they are computed, and picks no token."""
 
-    is_picked = has_edits = wants_sample = False
-    rules = None
-    takes_drafts = False
-
-    def __init__(self, strategy: DecodingStrategy, num_top: int) -> None:
-        """Records the `num_top` most likely tokens in addition to each prompt token."""
-        self.strategy = strategy
-        self.num_top = num_top
-        self.is_unmasked = strategy.is_unmasked
+    def __init__(self, collect: Callable[[Any, Tensor, int], Any], then: Strategy | None = None) -> None:
+        """Calls `collect(ops, logits [rows, V], position of the first row)`. Rows may repeat after a dropped cache,
+        with equal content. Its result, if not None, becomes that of `outcome`. `then` replaces this strategy at the row
+        of the last token, which it gets."""
+        self.collect = collect
+        self.outcome: Future[Any] = Future()
+        self._then = then
+        self.is_unmasked = then is not None and then.is_unmasked
 
     def choose(self, ops: Any, logits: Tensor, span: Span) -> list[int]:
-        sequence = span.sequence
-        first = span.end - logits.shape[0]
-        num_known = min(logits.shape[0], len(sequence.tokens) - 1 - first)  # rows followed by a prompt token
-        tokens = sequence.tokens[first + 1 : first + 1 + num_known]
-        known = torch.tensor(tokens, dtype=torch.int64)
-        found = token_logprobs(ops, logits, torch.arange(num_known), known, self.num_top)
-        ranks = _ranks(logits[:num_known], known)
-        sequence.prompt_logprobs[first + 1 : first + 1 + num_known] = [
-            replace(logprob, rank=rank) for logprob, rank in zip(found, ranks)
-        ]
-        if num_known == logits.shape[0]:
+        sequence, first = span.sequence, span.end - logits.shape[0]
+        num_rows = logits.shape[0]
+        if self._then is not None:
+            num_rows = min(num_rows, len(sequence.tokens) - 1 - first)
+        result = self.collect(ops, logits[:num_rows], first)
+        if result is not None and not self.outcome.done():
+            self.outcome.set_result(result)
+        if num_rows == logits.shape[0]:
             return []
-        sequence.strategy, sequence.wanted_from = self.strategy, None
-        return self.strategy.choose(ops, logits[num_known:], span)
+        sequence.strategy, sequence.wanted_from = self._then, None
+        return self._then.choose(ops, logits[num_rows:], span)
+
+
+def prompt_logprobs_collector(
+    prompt: list[int], record: list[TokenLogprob | None], num_top: int, then: Strategy
+) -> Collector:
+    """Returns a strategy that records the log-probability of each token of `prompt` but the first, with the `num_top`
+    most likely tokens. `record [len(prompt)]` gets them. `then` follows. The sequence needs `wanted_from = 0`."""
+
+    def collect(ops: Any, logits: Tensor, first: int) -> None:
+        places = slice(first + 1, first + 1 + logits.shape[0])
+        tokens = torch.tensor(prompt[places], dtype=torch.int64)
+        found = token_logprobs(ops, logits, torch.arange(len(tokens)), tokens, num_top)
+        ranks = 1 + (logits > logits.gather(1, tokens[:, None])).sum(1)
+        record[places] = [replace(logprob, rank=rank) for logprob, rank in zip(found, ranks.tolist())]
+
+    return Collector(collect, then)
 
 
 class Sampler:
@@ -292,11 +222,11 @@ class Sampler:
             try:
                 if min(own) < 0:
                     own = own[: self._count_left(logits, row, own, span, failures, pending)]
-                if not strategy.is_picked:
+                if strategy.plan is None:
                     outcomes[index] = self._choose(self._masked(logits, row, len(own), pending), span)
                 else:
                     outcomes[index] = accept_drafts(own, span)
-                    if strategy.num_logprobs is not None:
+                    if strategy.plan.num_logprobs is not None:
                         self._note(drawn, row, span.sequence, len(outcomes[index]))
                 if strategy.is_unmasked and span.sequence.mask is not None and outcomes[index]:
                     first = row + num_rows - 1 - len(span.drafts) + span.num_certain
@@ -312,25 +242,24 @@ class Sampler:
         """Draws a token for each row, or takes the largest logit if nothing is drawn. The token is -1 if the row holds
         NaN or +inf, or no token is left. Returns None if only the largest are wanted: `argmax` finds those without
         rules, and any masks are then applied to `logits`."""
-        if not any(span.sequence.strategy.wants_sample for span in spans):
+        plans = [span.sequence.strategy.plan for span in spans]
+        if not any(plan is not None and plan.needs_sampling for plan in plans):
             if pending.bits is None:
                 return None
-            if all(span.sequence.strategy.is_picked for span in spans):  # else a strategy needs the unmasked logits
+            if None not in plans:  # else a strategy needs the unmasked logits
                 self.ops.apply_mask_(logits, pending.bits, torch.tensor(pending.rows))
                 return None
         rules: list[Rules] = []
         places: list[float] = []
         edits: list[list[Edits]] = []
         num_top: list[int] = []
-        for span in spans:
-            strategy, num_rows = span.sequence.strategy, span.num_rows
+        for span, plan in zip(spans, plans):
+            plan, num_rows = plan or TAKE_LARGEST, span.num_rows
             number = span.sequence.num_generated + span.num_certain
-            is_drawn = strategy.is_picked and strategy.rules is not None
-            rules += [strategy.rules if is_drawn else LARGEST] * num_rows
-            places += [uniform(strategy.seed, number + row) if is_drawn else 0.0 for row in range(num_rows)]
-            edits += self._edits(span, strategy)
-            wants_logprobs = strategy.is_picked and strategy.num_logprobs is not None
-            num_top += [min(strategy.num_logprobs, logits.shape[1]) if wants_logprobs else -1] * num_rows
+            rules += [plan.rules or LARGEST] * num_rows
+            places += [uniform(plan.seed, number + row) if plan.rules else 0.0 for row in range(num_rows)]
+            edits += self._edits(span, plan)
+            num_top += [-1 if plan.num_logprobs is None else min(plan.num_logprobs, logits.shape[1])] * num_rows
         wanted = draws(rules, places, edits if any(edits) else None, num_top if max(num_top) >= 0 else None)
         if pending.bits is not None:
             mask_rows = torch.full((len(rules),), -1)
@@ -338,11 +267,11 @@ class Sampler:
             wanted = replace(wanted, masks=pending.bits, mask_rows=mask_rows)
         return self.ops.sample(logits, wanted)
 
-    def _edits(self, span: Span, strategy: DecodingStrategy) -> list[list[Edits]]:
+    def _edits(self, span: Span, plan: RowPlan) -> list[list[Edits]]:
         """Returns the edits for each wanted row of a span. Its processors' errors fail only this sequence."""
-        if span.num_rows and strategy.is_picked and strategy.has_edits:
+        if span.num_rows and plan.edits is not None:
             try:
-                return strategy.edits(span)
+                return plan.edits(span)
             except Exception as error:
                 span.sequence.fail(error)
         return [[] for _ in range(span.num_rows)]
@@ -395,12 +324,13 @@ class Sampler:
                 raise failures[row]
             if not self._masked(logits, row, 1, pending).amax() < math.inf:  # catches NaN too
                 raise not_finite(span.sequence)
-            if row in pending.rows and not (span.sequence.strategy.is_picked and span.sequence.strategy.has_edits):
-                raise NothingLeft(
+            plan = span.sequence.strategy.plan
+            if row in pending.rows and (plan is None or plan.edits is None):
+                raise NoAllowedToken(
                     span.sequence.num_generated,
                     "no token is left to pick: the token_mask allows none, or none that the model does not rule out",
                 )
-            raise NothingLeft(span.sequence.num_generated)
+            raise NoAllowedToken(span.sequence.num_generated)
         return num_left
 
 
@@ -421,8 +351,8 @@ def accept_drafts(chosen: list[int], span: Span) -> list[int]:
 def not_finite(sequence: Sequence) -> ValueError:
     """Error of a sequence for which the model gave NaN or +inf. (-inf is a ban, which a model may use.)"""
     return ValueError(
-        f"the model's logits are not finite (NaN or inf) after {len(sequence.tokens)} tokens; the weights may be damaged, "
-        f"or the dtype too narrow: try dtype=float32"
+        f"the model's logits are not finite (NaN or inf) after {len(sequence.tokens)} tokens; the weights may be "
+        f"damaged, or the dtype too narrow: try dtype=float32"
     )
 
 
@@ -435,11 +365,6 @@ def token_logprobs(ops: Any, logits: Tensor, rows: Tensor, tokens: Tensor, num_t
         TokenLogprob(token, value, tuple(zip(*top)))
         for token, value, *top in zip(tokens.tolist(), values.tolist(), top_tokens.tolist(), top_values.tolist())
     ]
-
-
-def _ranks(logits: Tensor, tokens: Tensor) -> list[int]:
-    """Returns the rank of each of `tokens [M]` in its row of `logits [M, V]`: 1 + the number of likelier tokens."""
-    return (1 + (logits > logits.gather(1, tokens[:, None])).sum(1)).tolist()
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -6,11 +6,11 @@ import copy
 from collections.abc import Iterable
 from typing import Any, Protocol
 
-from pace.llm.sequence import PLAIN_TEXT, Sequence, TextRules
+from pace.llm.sequence import PLAIN_TEXT, Sequence, Stopping, TextRules
 from pace.llm.text.detokenizer import Detokenizer, StopSearch
 
 
-class StoppingCriteria:
+class StoppingCriteria(Stopping):
     """Ends one sequence at an end token, a stop string, a finished mask, or the maximum length."""
 
     def __init__(self, max_length: int, end_tokens: Iterable[int] = (), stop_strings: TextStop | None = None) -> None:
@@ -48,8 +48,10 @@ class StoppingCriteria:
         return self.stop_strings.matched
 
 
-class NeverStops:
+class NeverStops(Stopping):
     """Criteria of sequences that generate nothing: sessions and scores."""
+
+    matched_string = None
 
     def stop_now(self, sequence: Sequence) -> str | None:
         return None

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pace import _C
 from pace.ops.checks import check_rows, check_vector, describe
-from pace.ops.draws import Drawn, Draws
+from pace.ops.draws import RULES_DTYPE, Drawn, Draws
 
 
 def argmax(logits: Tensor) -> Tensor:
@@ -47,16 +47,13 @@ def sample(logits: Tensor, draws: Draws) -> Drawn:
     Numerics: with top_k weights are fp64; else fp32, summed in fp32 over 4096 tokens and in fp64 over those sums."""
     num_rows, vocab_size = _check_logits(logits)
     count = len(draws.rows)
-    vectors = {
-        "rows": torch.int64,
-        "temperature": torch.float32,
-        "top_k": torch.int64,
-        "top_p": torch.float32,
-        "min_p": torch.float32,
-        "typical_p": torch.float32,
-        "uniform": torch.float64,
-    }
-    addresses = [check_vector(name, getattr(draws, name), count, dtype) for name, dtype in vectors.items()]
+    rows_address = check_vector("rows", draws.rows, count, torch.int64)
+    uniform_address = check_vector("uniform", draws.uniform, count, torch.float64)
+    rules = draws.rules
+    if rules.dtype != RULES_DTYPE or rules.shape != (count,) or not rules.flags.c_contiguous:
+        raise ValueError(
+            f"rules must be a contiguous array of {count} RULES_DTYPE; got {rules.dtype} {list(rules.shape)}"
+        )
     _check_rows(draws.rows, num_rows)
     ends, lists = (None, None) if draws.edits is None else _lists_of(draws, count)
     masks = _masks_of(draws, count, vocab_size)
@@ -76,7 +73,10 @@ def sample(logits: Tensor, draws: Draws) -> Drawn:
         logits.stride(0),
         vocab_size,
         count,
-        *addresses,
+        rows_address,
+        rules.ctypes.data,
+        RULES_DTYPE.itemsize,
+        uniform_address,
         0 if ends is None else ends.data_ptr(),
         0 if lists is None else lists.data_ptr(),
         *masks,
@@ -123,7 +123,8 @@ def _check_masks(name: str, masks: Tensor, num_masks: int, vocab_size: int) -> N
     num_words = -(-vocab_size // 32)
     if masks.dtype != torch.int32 or masks.shape != (num_masks, num_words) or (masks.stride(1) != 1 and num_words > 1):
         raise ValueError(
-            f"{name} must be int32 [{num_masks}, {num_words}] with contiguous rows, a bit for each of {vocab_size} tokens; got {describe(masks)}"
+            f"{name} must be int32 [{num_masks}, {num_words}] with contiguous rows, a bit for each of {vocab_size} "
+            f"tokens; got {describe(masks)}"
         )
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_type_hints
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, create_model
 
 from pace.llm.configs import SamplingConfig
 from pace.llm.limits import MAX_PRIORITY
 from pace.naming import shown
+from pace.ops.draws import Rules
 from pace.server.errors import ApiError, invalid
 from pace.server.jobs import ChatPrompt, GenerationJob, TextPrompts
 from pace.server.limits import Limits
@@ -30,8 +31,11 @@ class StreamOptions(BaseModel):
     """Accepted without effect."""
 
 
-class GenerationRequest(StructuredRequest):
-    """OpenAI's fields, then those of vLLM and llama.cpp that the same clients send."""
+_RULES = {name: (kind | None, None) for name, kind in get_type_hints(Rules).items()}
+
+
+class GenerationRequest(create_model("RuleFields", __base__=StructuredRequest, **_RULES)):
+    """The rules of a draw, OpenAI's fields, then those of vLLM and llama.cpp that the same clients send."""
 
     UNSUPPORTED = {
         "use_beam_search": "beam search is not supported over HTTP; use best_of, or LLMModel.generate with num_beams",
@@ -46,8 +50,6 @@ class GenerationRequest(StructuredRequest):
     )
 
     max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     n: int | None = None
     stop: str | Strings | None = None
     seed: int | None = None
@@ -59,9 +61,6 @@ class GenerationRequest(StructuredRequest):
     service_tier: Literal["auto", "default"] | None = None
     """There is only one tier."""
 
-    top_k: int | None = None
-    min_p: float | None = None
-    typical_p: float | None = None
     repetition_penalty: float | None = None
     no_repeat_ngram_size: int | None = None
     min_tokens: int | None = None
@@ -83,7 +82,7 @@ class GenerationRequest(StructuredRequest):
     def settings(self, limits: Limits, defaults: SamplingConfig, is_chat: bool) -> Settings:
         """Returns the settings for sampling and stopping. Raises ApiError."""
         settings = Settings(limits, defaults, is_chat)
-        settings.draws(self.temperature, self.top_k, top_p=self.top_p, min_p=self.min_p, typical_p=self.typical_p)
+        settings.draws(self)
         for name in ("repetition_penalty", "no_repeat_ngram_size", "frequency_penalty", "presence_penalty"):
             settings.set(name, getattr(self, name))
         settings.set("min_new_tokens", self.min_tokens, "min_tokens")

@@ -114,7 +114,7 @@ class MessagesRequest(CountTokensRequest):
         """Returns the job of the request. `defaults` are the checkpoint's. Raises ApiError for unsupported requests."""
         check_salt(self.cache_salt, limits)
         settings = Settings(limits, defaults)
-        settings.draws(self.temperature, self.top_k, top_p=self.top_p)
+        settings.draws(self)
         settings.seed(self.seed)
         settings.stop(self.stop_sequences, "stop_sequences")
         return GenerationJob(

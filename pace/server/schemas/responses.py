@@ -100,7 +100,7 @@ class ResponsesRequest(Request):
         self._check_served()
         check_salt(self.cache_salt, limits)
         settings = Settings(limits, defaults)
-        settings.draws(self.temperature, self.top_k, top_p=self.top_p, min_p=self.min_p)
+        settings.draws(self)
         settings.seed(self.seed)
         settings.stop(self.stop)
         if self.wants_logprobs:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from pydantic import BaseModel
+
 from pace.llm.configs import WITHOUT_EFFECT, SamplingConfig
 from pace.llm.constraints.masks import AllowedTokens
 from pace.llm.defaults import with_defaults
@@ -42,15 +44,17 @@ class Settings:
         except (TypeError, ValueError) as error:
             raise ApiError(400, str(error), param=param or name) from None
 
-    def draws(self, temperature: float | None, top_k: int | None, **filters: float | None) -> None:
-        """Sets the parameters of the draw: the client's, else pace's usual defaults (`with_defaults`). Only `top_k` is
-        off by default over HTTP. A temperature of 0 means greedy. A `top_k` of -1 means off, as in vLLM."""
-        if temperature is not None and 0 <= temperature < GREEDY_BELOW:
-            self.config.do_sample = False
-        else:
-            self.set("temperature", temperature)
-        self.set("top_k", 0 if top_k == -1 else top_k)
-        for name, value in filters.items():
+    def draws(self, request: BaseModel) -> None:
+        """Sets the rules of the draw: the request's fields of these names, else pace's defaults (`with_defaults`).
+        Only `top_k` is off by default over HTTP. A temperature of 0 means greedy. A `top_k` of -1 means off, as in
+        vLLM."""
+        known = type(request).model_fields  # other fields of the body are attributes, too
+        rules = {name: getattr(request, name) if name in known else None for name in WITHOUT_EFFECT}
+        if rules["temperature"] is not None and 0 <= rules["temperature"] < GREEDY_BELOW:
+            rules["temperature"], self.config.do_sample = None, False
+        if rules["top_k"] == -1:
+            rules["top_k"] = 0
+        for name, value in rules.items():
             self.set(name, value)
         settled = with_defaults(self.config, self._defaults, self._is_chat)
         for name in {"do_sample", *WITHOUT_EFFECT, *PENALTIES} & settled.explicit_fields:

@@ -14,7 +14,7 @@ from pace.llm.clients.requests import Request
 from pace.llm.clients.session import Session
 from pace.llm.engine.engine import Engine
 from pace.llm.generator import Generator
-from pace.llm.sampling.sampler import Greedy
+from pace.llm.sequence import RowPlan
 from tests.llm.cache.test_allocators import OPTIONS, SPEC
 from tests.llm.engine.failing import WatchedEngine, fails_before_line, in_files
 from tests.llm.engine.test_engine import ScriptedDrafter, make_sequence
@@ -27,7 +27,7 @@ class GenerationDrafter(ScriptedDrafter):
     """Drafts for sequences that generate. Sessions do not use drafts."""
 
     def extend(self, spans, cache) -> None:
-        super().extend([span for span in spans if isinstance(span.sequence.strategy, Greedy)], cache)
+        super().extend([span for span in spans if span.sequence.strategy.plan == RowPlan()], cache)
 
 
 @pytest.mark.parametrize("name", OPTIONS)

@@ -13,12 +13,12 @@ from pace.batch import KVSpec, Positions
 from pace.llm.cache.manager import CacheManager
 from pace.llm.cache.prefix_cache import tokens_of
 from pace.llm.clients.scoring import score
-from pace.llm.clients.session import CollectLogits, Session
+from pace.llm.clients.session import Session, logits_collector
 from pace.llm.configs import SamplingConfig
 from pace.llm.engine.driver import EngineDriver
 from pace.llm.engine.engine import Engine
 from pace.llm.generator import Generator
-from pace.llm.sampling.sampler import Greedy
+from pace.llm.sampling.sampler import Sampling
 from pace.llm.sequence import Sequence
 from pace.llm.text.stopping_criteria import StoppingCriteria
 from tests.llm.fake_model import FakeModel, make_engine
@@ -82,7 +82,7 @@ def test_what_two_texts_computed_at_once_is_held_once() -> None:
     with by_hand(generator) as hand:
         for sequence in sequences:  # the same as `append` does before the step
             sequence.tokens, sequence.num_prompt_tokens = list(prompt), 40
-            sequence.strategy = CollectLogits(39, 1, hand.engine.model.vocab_size)
+            sequence.strategy = logits_collector(39, 1, hand.engine.model.vocab_size)
             hand.engine.scheduler.add(sequence)
         hand.step()
         assert [sequence.num_computed for sequence in sequences] == [40, 40]
@@ -290,7 +290,7 @@ def engine_by_hand(num_blocks: int = 1000, kept: int | None = None) -> Engine:
 
 def salted(engine: Engine, prompt: list[int], salt: str | None = None) -> int:
     """Runs the prompt under a salt, and returns the number of its tokens that were reused."""
-    sequence = Sequence(prompt, Greedy(), StoppingCriteria(len(prompt) + 1, []), len(prompt) + 1)
+    sequence = Sequence(prompt, Sampling(), StoppingCriteria(len(prompt) + 1, []), len(prompt) + 1)
     sequence.cache_salt = salt
     engine.submit([sequence])
     while not sequence.is_finished:

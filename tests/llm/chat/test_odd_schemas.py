@@ -13,7 +13,7 @@ from pace.llm import SamplingConfig
 from pace.llm.chat import FORMATS, ToolCall, read_choice, read_tools
 from pace.llm.chat.template import ChatTemplate
 from pace.llm.chat.turn import Turn, plan_turn
-from pace.llm.guides import Guides, _warn_once
+from pace.llm.constraints.builder import ConstraintBuilder, _warn_once
 from pace.tokenizer.loading import load_tokenizer
 from tests.llm.chat.turns import parse
 
@@ -41,51 +41,51 @@ def turn(items: list[dict], choice="required", format: str = "hermes", answer: G
 
 
 @pytest.fixture(scope="module")
-def guides() -> Guides:
-    return Guides(load_tokenizer(TINY), 2064)
+def constraints() -> ConstraintBuilder:
+    return ConstraintBuilder(load_tokenizer(TINY), 2064)
 
 
-def make(guides: Guides, planned: Turn) -> tuple[str, ...]:
-    return guides.make(SamplingConfig(grammar=planned.grammar), [[1]], [7])[1]
+def make(constraints: ConstraintBuilder, planned: Turn) -> tuple[str, ...]:
+    return constraints.build(SamplingConfig(grammar=planned.grammar), [[1]], [7])[1]
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "name": "send"}])
-def test_a_pattern_of_a_tool_that_is_not_strict_is_passed_over(guides, pattern: str, choice) -> None:
-    warnings = make(guides, turn(tools(pattern), choice))
+def test_a_pattern_of_a_tool_that_is_not_strict_is_passed_over(constraints, pattern: str, choice) -> None:
+    warnings = make(constraints, turn(tools(pattern), choice))
     assert len(warnings) == 1 and warnings[0].startswith("the tool 'send': #/properties/to/pattern: ")
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_in_each_format_the_parser_reads_what_the_grammar_allows(guides, format: str) -> None:
+def test_in_each_format_the_parser_reads_what_the_grammar_allows(constraints, format: str) -> None:
     """Formats that write strings without quotes also do so for a string whose pattern was dropped."""
     planned = turn(tools(PATTERNS[0])[1:2], format=format)
     values = {"to": "a.b", "copies": 2}
     call = ToolCall(planned.format.make_id("send", 0), "send", "")
     text = planned.format.write([call], {"send": planned.tools[0]}, [values])
-    matcher = guides.grammars.compile(planned.grammar).matcher.deep_copy()
-    tokens = guides.grammars.table.tokenize_str(text, parse_special=True)
+    matcher = constraints.grammars.compile(planned.grammar).matcher.deep_copy()
+    tokens = constraints.grammars.table.tokenize_str(text, parse_special=True)
     assert matcher.try_consume_tokens(tokens) == len(tokens), text
     parsed = parse(planned.parser(), text)
     assert [(name, json.loads(arguments)) for name, arguments in parsed.calls] == [("send", values)]
 
 
-def test_it_is_logged_once(guides, caplog) -> None:
+def test_it_is_logged_once(constraints, caplog) -> None:
     _warn_once.cache_clear()
     with caplog.at_level(logging.WARNING, "pace"):
         for _ in range(3):
-            make(guides, turn(tools("(?=once)")))
+            make(constraints, turn(tools("(?=once)")))
     (record,) = caplog.records
     assert "the tool 'send': #/properties/to/pattern" in record.getMessage()
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("answer", [None, Grammar.json()])
-def test_a_strict_tool_is_named(guides, pattern: str, answer) -> None:
+def test_a_strict_tool_is_named(constraints, pattern: str, answer) -> None:
     with pytest.raises(
         GrammarError, match="the strict tool 'send' cannot be used: #/properties/to/pattern: "
     ) as caught:
-        make(guides, turn(tools(pattern, strict=True), "auto", answer=answer))
+        make(constraints, turn(tools(pattern, strict=True), "auto", answer=answer))
     assert caught.value.place == "tools[1]"
 
 
@@ -96,20 +96,20 @@ def test_a_strict_tool_is_named(guides, pattern: str, answer) -> None:
       None)],
 )  # fmt: skip
 @pytest.mark.parametrize("strict", [False, True])
-def test_what_else_cannot_be_held_names_the_tool(guides, part, message, strict) -> None:
+def test_what_else_cannot_be_held_names_the_tool(constraints, part, message, strict) -> None:
     parameters = {"type": "object", "properties": {"a": part}, "required": ["a"]}
     items = [{"name": "weather", "parameters": PLAIN}, {"name": "odd", "parameters": parameters, "strict": strict}]
     if message is None and not strict:
-        assert any("uniqueItems" in warning for warning in make(guides, turn(items)))
+        assert any("uniqueItems" in warning for warning in make(constraints, turn(items)))
         return
     with pytest.raises(GrammarError, match=f"tool 'odd' cannot be used: .*{message or '#/properties/a/uniqueItems'}"):
-        make(guides, turn(items))
+        make(constraints, turn(items))
 
 
-def test_a_false_keyword_of_a_strict_tool_says_nothing(guides) -> None:
+def test_a_false_keyword_of_a_strict_tool_says_nothing(constraints) -> None:
     part = {"type": "array", "items": {"type": "integer"}, "uniqueItems": False}
     parameters = {"type": "object", "properties": {"a": part}}
-    assert make(guides, turn([{"name": "odd", "parameters": parameters, "strict": True}])) == ()
+    assert make(constraints, turn([{"name": "odd", "parameters": parameters, "strict": True}])) == ()
 
 
 REFERRING = {
@@ -135,13 +135,13 @@ TRIPS = [
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_references_to_other_places_of_a_schema(guides, format: str) -> None:
+def test_references_to_other_places_of_a_schema(constraints, format: str) -> None:
     planned = turn([{"name": "go", "parameters": REFERRING}], format=format)
-    compiled = guides.grammars.compile(planned.grammar)
+    compiled = constraints.grammars.compile(planned.grammar)
     for values, is_allowed in TRIPS:
         call = ToolCall(planned.format.make_id("go", 0), "go", "")
         text = planned.format.write([call], {"go": planned.tools[0]}, [values])
-        tokens = guides.grammars.table.tokenize_str(text, parse_special=True)
+        tokens = constraints.grammars.table.tokenize_str(text, parse_special=True)
         taken = compiled.matcher.deep_copy().try_consume_tokens(tokens)
         assert (taken == len(tokens)) == is_allowed, text
         if is_allowed:

@@ -7,6 +7,7 @@ from typing import Any
 from pace.llm import SamplingConfig
 from pace.llm.clients.beam_search import BeamSearch
 from pace.llm.generator import Generator
+from pace.llm.sequences import make_beam_search
 from tests.llm import generators
 from tests.llm.fake_model import FakeModel
 
@@ -22,8 +23,8 @@ def rows_of(out) -> list[tuple]:
 
 
 def searches_of(generator: Generator, prompts: list[list[int]], config: SamplingConfig = BEAMS) -> list[BeamSearch]:
-    prepared = generator.prepare_for_generate(prompts, config)
-    return [prepared.beam_search(index, generator.tokenizer) for index in range(len(prompts))]
+    call = generator.prepare_for_generate(prompts, config)
+    return [make_beam_search(call, index, generator.tokenizer) for index in range(len(prompts))]
 
 
 def rows_found(searches: list[BeamSearch]) -> list[tuple]:

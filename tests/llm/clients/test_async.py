@@ -116,7 +116,7 @@ def test_a_chat_gives_its_events_to_tasks_once(model):
 def test_what_cannot_be_served_is_told_with_the_first_piece(model):
     with pytest.raises(ValueError, match="prompt and output together"):
         run(text_of(model.astream([5] * 2000)))
-    with pytest.raises(ValueError, match="astream gives the text of one continuation"):
+    with pytest.raises(ValueError, match="astream returns one text, got num_return_sequences"):
         run(text_of(model.astream(STORY, SamplingConfig(num_return_sequences=2, do_sample=True))))
 
 

@@ -263,11 +263,11 @@ def test_what_a_request_cannot_be_is_told() -> None:
     for salt, error in (("", ValueError), ("x" * 129, ValueError), (7, TypeError)):
         with pytest.raises(error, match="cache_salt must"):
             generator.add_request([1], cache_salt=salt)
-    with pytest.raises(ValueError, match="add_request continues one prompt, and was given 2"):
+    with pytest.raises(ValueError, match="add_request continues one prompt, got 2"):
         generator.add_request([[1], [2]])
-    with pytest.raises(ValueError, match="stream gives the text of one continuation, and this call makes 3"):
+    with pytest.raises(ValueError, match="stream returns one text, got num_return_sequences=3"):
         generator.stream([1], SamplingConfig(do_sample=True, num_return_sequences=3))
-    with pytest.raises(ValueError, match="beam search knows none for certain"):
+    with pytest.raises(ValueError, match="beam search only has them at the end"):
         generator.add_request([1], SamplingConfig(num_beams=3))
     with pytest.raises(ValueError, match="token id 999"):
         generator.add_request([999])

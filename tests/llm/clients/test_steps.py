@@ -12,7 +12,7 @@ import pytest
 from pace.assets import TINY
 from pace.llm import CallbackStreamer, LLMModel, SamplingConfig, StepContext, StepFeedback, TextStreamer
 from pace.llm.sampling.logits import Processors, build_processors
-from pace.llm.sampling.sampler import Rules, Sampling
+from pace.llm.sampling.sampler import Sampling, rules_of
 from pace.llm.sequence import Sequence, Span
 from tests.llm.bundled import KINDS, bundled
 from tests.llm.fake_model import OPS, FakeModel, FakeTokenizer
@@ -69,7 +69,7 @@ def by_definition(
     searched = 0
     while True:
         processors = Processors(build_processors(config, len(prompt), [0]))
-        sequence = Sequence(prompt, Sampling(processors, Rules.of(config), config.seed), None, 10**6)
+        sequence = Sequence(prompt, Sampling(processors, rules_of(config), config.seed), None, 10**6)
         sequence.tokens += tokens
         tokens += sequence.strategy.choose(OPS, model.logits_of(prompt + tokens)[None], Span(sequence, 0, 1))
         if reason := finished():
@@ -340,8 +340,8 @@ def test_the_end_of_a_healed_prompt_stays() -> None:
 def test_what_cannot_be_asked_is_refused() -> None:
     model, callback = bundled(), lambda context: None
     for fields, words in [
-        ({"step_callback": callback}, "step_every tokens or at step_strings"),
-        ({"step_every": 3}, "give it, too"),
+        ({"step_callback": callback}, "needs step_every or step_strings"),
+        ({"step_every": 3}, "need step_callback"),
         ({"step_callback": callback, "step_every": 3, "num_beams": 2}, "num_beams=1"),
     ]:
         with pytest.raises(ValueError, match=words):

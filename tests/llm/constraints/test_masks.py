@@ -14,7 +14,7 @@ from pace.llm.configs import SamplingConfig
 from pace.llm.constraints import mask_filler
 from pace.llm.constraints.masks import AllowedTokens
 from pace.llm.sampling.logits import Processors, build_processors
-from pace.llm.sampling.sampler import Rules, Sampling
+from pace.llm.sampling.sampler import Sampling, rules_of
 from pace.llm.sequence import Sequence, Span
 from tests.llm.bundled import bundled
 from tests.llm.constraints.masks import VOCAB, Automaton, FunctionMask, MaskedModel, random_allowed, with_mask
@@ -343,7 +343,7 @@ def row_by_row(model: LLMModel, prompt: list[int], config: SamplingConfig, allow
     """Returns tokens and log-probabilities, computed one row at a time."""
     config = config.copy().merge_from(SamplingConfig())
     processors = Processors(build_processors(config, len(prompt), []))
-    strategy = Sampling(processors, Rules.of(config), config.seed or 0, config.logprobs)
+    strategy = Sampling(processors, rules_of(config), config.seed or 0, config.logprobs)
     sequence = Sequence(prompt, strategy, None, 1000)
     with model.session() as session:
         logits = session.append(prompt)

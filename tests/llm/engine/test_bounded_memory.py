@@ -23,7 +23,7 @@ from pace.llm.engine.driver import EngineDriver
 from pace.llm.engine.engine import Engine
 from pace.llm.models.model_list import read_config
 from pace.llm.runners import make_runner
-from pace.llm.sampling.sampler import Greedy
+from pace.llm.sampling.sampler import Sampling
 from pace.llm.sequence import Sequence
 from pace.llm.text.stopping_criteria import StoppingCriteria
 from pace.memory import resident_bytes
@@ -81,7 +81,7 @@ def driving() -> Iterator[EngineDriver]:
 
 
 def generate(length: int) -> None:
-    sequence = Sequence(text(length), Greedy(), StoppingCriteria(length + 4, []), length + 4)
+    sequence = Sequence(text(length), Sampling(), StoppingCriteria(length + 4, []), length + 4)
     engine().submit([sequence])
     while not sequence.is_finished:
         engine().step()

@@ -12,7 +12,7 @@ from pace.llm.configs import SamplingConfig
 from pace.llm.engine.drafter import NoDraft
 from pace.llm.engine.engine import Engine
 from pace.llm.generator import Generator
-from pace.llm.sampling.sampler import Greedy
+from pace.llm.sampling.sampler import Sampling
 from pace.llm.sequence import Sequence
 from pace.llm.text.stopping_criteria import StoppingCriteria
 from tests.llm.fake_model import OPS, FakeModel, FakeTokenizer, greedy
@@ -24,7 +24,7 @@ PLENTY = 1 << 22
 
 def make_sequence(model: FakeModel, prompt: list[int], num_tokens: int) -> Sequence:
     limit = len(prompt) + num_tokens
-    return Sequence(prompt, Greedy(), StoppingCriteria(limit, end_tokens=[0]), limit)
+    return Sequence(prompt, Sampling(), StoppingCriteria(limit, end_tokens=[0]), limit)
 
 
 def assert_greedy(model: FakeModel, sequence: Sequence, num_tokens: int) -> None:

@@ -137,7 +137,7 @@ def test_healed_prompts_go_on_after_what_they_had(generator, kind) -> None:
     tokens = ids(generator, PROMPT + TEXT)
     for length in range(1, len(PROMPT + TEXT)):
         begin = (PROMPT + TEXT)[:length]
-        healer = generator.guides._prompt_healer()
+        healer = generator.constraints._prompt_healer()
         healed = healer.heal(ids(generator, begin))
         if healed.tokens != tokens[: len(healed.tokens)]:
             continue

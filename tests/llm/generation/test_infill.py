@@ -41,10 +41,11 @@ def test_a_prompt_is_the_text_around_the_gap(family):
     prefix, suffix, middle = map(tokenizer.convert_tokens_to_ids, MARKS[family])
     expected = [tokenizer.bos_token_id, prefix, *ids(BEFORE), suffix, *ids(AFTER), middle]
     for before in (BEFORE, ids(BEFORE), [BEFORE], [ids(BEFORE)]):
-        assert generator.prepare_with_suffix(before, suffix=AFTER).prompts.rows == [expected]
-    rows = generator.prepare_with_suffix(["", BEFORE], suffix=[AFTER, ""]).prompts.rows
-    assert rows[0] == [expected[0], prefix, suffix, *ids(AFTER), middle]
-    assert rows[1] == [expected[0], prefix, *ids(BEFORE), suffix, middle]
+        (prompt,) = generator.prepare_with_suffix(before, suffix=AFTER).prompts
+        assert prompt.tokens == expected
+    prompts = generator.prepare_with_suffix(["", BEFORE], suffix=[AFTER, ""]).prompts
+    assert prompts[0].tokens == [expected[0], prefix, suffix, *ids(AFTER), middle]
+    assert prompts[1].tokens == [expected[0], prefix, *ids(BEFORE), suffix, middle]
     assert Infill.of(tokenizer).prompt(tokenizer, BEFORE, AFTER, add_special_tokens=False) == expected[1:]
 
 

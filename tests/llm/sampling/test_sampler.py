@@ -13,17 +13,17 @@ from pace.llm.engine.engine import Engine
 from pace.llm.generator import Generator
 from pace.llm.sampling.logits import Processors, RepetitionPenalty, build_processors
 from pace.llm.sampling.sampler import (
-    Greedy,
-    Rules,
     Sampler,
     Sampling,
     accept_drafts,
     draw,
     mix,
+    rules_of,
     token_logprobs,
     uniform,
 )
 from pace.llm.sequence import Sequence, Span
+from pace.ops.draws import Rules
 from tests.llm.fake_model import OPS, FakeModel, FakeTokenizer
 
 
@@ -184,10 +184,10 @@ def test_edits_of_a_step_are_the_processors_one_by_one(name: str, sampled: dict,
 
     def make() -> Sequence:
         processors = Processors(build_processors(config, 3, [0, 4]))
-        return Sequence([1, 2, 1], Sampling(processors, Rules.of(config), 5, num_logprobs), None, 100)
+        return Sequence([1, 2, 1], Sampling(processors, rules_of(config), 5, num_logprobs), None, 100)
 
     together, alone = make(), make()
-    assert together.strategy.is_picked and together.strategy.has_edits
+    assert together.strategy.plan.edits is not None
     sampler, num_accepted = Sampler(OPS, 40), 0
     for step in range(12):
         logits = 2.0 * torch.randn(4, 40, generator=generator)
@@ -216,7 +216,7 @@ def test_a_processor_that_changes_logits_in_its_own_way_is_called() -> None:
 
     for processors in ([Louder(2.0)], [RepetitionPenalty(2.0), Louder(2.0)]):
         strategy = Sampling(Processors(processors))
-        assert not strategy.is_picked
+        assert strategy.plan is None
         (tokens,) = Sampler(OPS, 20).sample(torch.zeros(1, 20), [Span(Sequence([1], strategy, None, 9), 0, 1)])
         assert tokens == [7]
 
@@ -263,7 +263,7 @@ class LargeOperations(TorchDispatchMode):
 def test_no_thread_of_torch_is_woken_for_a_token(fields: dict) -> None:
     native = pytest.importorskip("pace.ops.native")
     config = SamplingConfig(**fields).merge_from(SamplingConfig())
-    strategy = Sampling(Processors(build_processors(config, 3, [])), Rules.of(config), 5) if fields else Greedy()
+    strategy = Sampling(Processors(build_processors(config, 3, [])), rules_of(config), 5) if fields else Sampling()
     sequence = Sequence([1, 2, 3], strategy, None, 10)
     logits = torch.randn(1, 50_000, generator=torch.Generator().manual_seed(0))
     with LargeOperations() as seen:

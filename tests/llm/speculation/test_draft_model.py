@@ -14,12 +14,13 @@ import torch
 from pace.llm import DraftModelConfig, LLMModel, PardConfig, PromptLookupConfig, SamplingConfig
 from pace.llm.cache.manager import CacheManager
 from pace.llm.sampling.logits import Processors
-from pace.llm.sampling.sampler import Greedy, Rules, Sampling, draw, uniform
+from pace.llm.sampling.sampler import Sampling, draw, uniform
 from pace.llm.sequence import Sequence
 from pace.llm.speculation.build import check_vocabularies
 from pace.llm.speculation.draft_model import DraftModel, ParallelDraftModel
 from pace.llm.text.stopping_criteria import NeverStops
 from pace.ops import reference
+from pace.ops.draws import Rules
 from tests.llm.fake_model import FakeModel
 from tests.llm.models.variants import save_tiny
 from tests.plugins.tiers import sample
@@ -45,7 +46,7 @@ def make_source(folder, parallel: bool = False, vocab_size: int = 99, num_blocks
 
 
 def make_sequence(tokens: list[int], strategy=None) -> Sequence:
-    return Sequence(tokens, strategy or Greedy(), NeverStops(), max_length=250)
+    return Sequence(tokens, strategy or Sampling(), NeverStops(), max_length=250)
 
 
 def logits(model, tokens: list[int]) -> torch.Tensor:

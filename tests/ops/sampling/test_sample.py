@@ -7,11 +7,12 @@ import itertools
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from pace.ops import native, reference
-from pace.ops.draws import Draws, Edits
+from pace.ops.draws import RULES_DTYPE, Draws, Edits, Rules
 from pace.ops.reference_sampling import top_k_top_p_
 from tests.ops.isas import each_isa, on_each_isa
 from tests.plugins.tiers import quarter
@@ -29,8 +30,6 @@ RULES = {
     "all": dict(temperature=1.3, top_p=0.95, min_p=0.001, typical_p=0.9),
     "all of few": dict(temperature=1.3, top_k=200, top_p=0.95, min_p=0.01, typical_p=0.9),
 }  # fmt: skip
-OFF = dict(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, typical_p=1.0)
-DTYPES = dict(top_k=torch.int64)
 
 
 def peaked(rows: int, n: int, generator: torch.Generator) -> torch.Tensor:
@@ -66,11 +65,7 @@ DISTRIBUTIONS = {
 
 
 def make_draws(rows: torch.Tensor, uniform: torch.Tensor, **rules: float) -> Draws:
-    values = {
-        name: torch.full((len(rows),), value, dtype=DTYPES.get(name, torch.float32))
-        for name, value in (OFF | rules).items()
-    }
-    return Draws(rows=rows, uniform=uniform.double(), **values)
+    return Draws(rows=rows, rules=np.array([Rules(**rules)] * len(rows), RULES_DTYPE), uniform=uniform.double())
 
 
 @functools.cache
@@ -137,16 +132,13 @@ def is_at_a_boundary(logits: torch.Tensor, token: int, place: float, **rules: fl
 def test_a_row_is_its_own() -> None:
     generator = torch.Generator().manual_seed(5)
     logits = DISTRIBUTIONS["bell"](6, 9000, generator)
-    rules = [OFF | rules for rules in RULES.values()]
+    rules = np.array([Rules(**rules) for rules in RULES.values()], RULES_DTYPE)
     rows = torch.randint(6, (len(rules),), generator=generator)
     uniform = torch.rand(len(rules), generator=generator).double()
-    columns = {name: torch.tensor([rule[name] for rule in rules]) for name in OFF}
-    together = native.sample(logits, Draws(rows=rows, uniform=uniform, **columns)).tokens
+    together = native.sample(logits, Draws(rows=rows, rules=rules, uniform=uniform)).tokens
     for index in range(len(rules)):
         one = slice(index, index + 1)
-        alone = Draws(
-            rows=torch.tensor([0]), uniform=uniform[one], **{name: column[one] for name, column in columns.items()}
-        )
+        alone = Draws(rows=torch.tensor([0]), rules=rules[one], uniform=uniform[one])
         assert torch.equal(native.sample(logits[rows[one]], alone).tokens, together[one])
 
 

@@ -143,10 +143,10 @@ def test_many_schemas_at_once_and_one_many_times(serving):
     assert len(answers) == 64
     for schema, text in answers:
         jsonschema.validate(json.loads(text), schema)
-    compiled = dict(serving.generator.guides.grammars._compiled)
+    compiled = dict(serving.generator.constraints.grammars._compiled)
     for _ in range(30):
         assert is_city(serving.chat(guided_json=SCHEMA, max_tokens=60).json["choices"][0]["message"]["content"])
-    assert len(serving.generator.guides.grammars._compiled) <= len(compiled) + 1
+    assert len(serving.generator.constraints.grammars._compiled) <= len(compiled) + 1
     serving.check_well()
 
 
@@ -155,7 +155,7 @@ def test_what_is_kept_has_a_bound():
     with Serving(generator, grammar_cache_bytes=4 * 2**16) as serving:
         for index in range(12):
             assert serving.chat(guided_choice=[f"number {index}"], max_tokens=8).status == 200
-        assert len(generator.guides.grammars._compiled) <= 4
+        assert len(generator.constraints.grammars._compiled) <= 4
         serving.check_well()
     generator.driver.close()
 

@@ -83,6 +83,8 @@ def test_sampling_is_what_was_asked(caplog: pytest.LogCaptureFixture) -> None:
     config = job.sampling
     assert (config.do_sample, config.temperature, config.top_p, config.min_p) == (True, 0.5, 0.9, 0.1)
     assert (config.top_k, config.seed, config.stop_strings) == (3, 2**64 - 1, ["x"])
+    request = ResponsesRequest.model_validate(body | {"typical_p": 0.5})
+    assert request.to_job(Limits(), SamplingConfig()).sampling.typical_p == 1.0, "no field of this endpoint"
     assert (job.max_tokens, job.stream, job.cache_salt) == (7, True, "s")
     with caplog.at_level(logging.WARNING, "pace"):
         config.check_consistent()

@@ -11,7 +11,7 @@ from pace.llm.configs import SamplingConfig
 from pace.llm.engine.drafter import Drafter, NoDraft
 from pace.llm.engine.engine import Engine
 from pace.llm.generator import Generator
-from pace.llm.sampling.sampler import Greedy, Sampling
+from pace.llm.sampling.sampler import Sampling
 from pace.llm.speculation.draft_length import FixedLength
 from pace.llm.speculation.drafter import SpeculativeDrafter
 from pace.llm.speculation.prompt_lookup import PromptLookup
@@ -31,7 +31,7 @@ class TrueDrafts(NoDraft):
             sequence = span.sequence
             room = min(self.chance.randint(0, 4), sequence.max_length - len(sequence.tokens) - 1)
             if (
-                isinstance(sequence.strategy, (Greedy, Sampling))
+                isinstance(sequence.strategy, Sampling)
                 and span.num_rows == 1
                 and room > 0
                 and cache.reserve(sequence, len(sequence.tokens) + room)

@@ -1,5 +1,5 @@
 """Other tools' names for pace's options. A name with the same meaning is accepted; for any other, the error says what
-to use."""
+to use. The aliases of `SamplingConfig` are in its fields."""
 
 from __future__ import annotations
 
@@ -8,17 +8,6 @@ from typing import Any
 
 from pace.naming import meant
 
-SAMPLING = {
-    "max_tokens": "max_new_tokens",
-    "max_completion_tokens": "max_new_tokens",
-    "min_tokens": "min_new_tokens",
-    "n": "num_return_sequences",
-    "stop": "stop_strings",
-    "logits_processor": "logits_processors",
-    "whitespace_pattern": "json_whitespace",
-    "guided_whitespace_pattern": "json_whitespace",
-}
-"""Names that mean the same as these fields of SamplingConfig."""
 SAMPLING_ADVICE = {
     "best_of": "num_return_sequences with logprobs gives several texts to choose from",
     "stop_token_ids": "eos_token_id takes the place of the checkpoint's end tokens",
@@ -44,11 +33,11 @@ SAMPLING_ADVICE = {
     "use_cache": "keys and values are always kept",
 }
 NOT_IMPLEMENTED = (
-    "min_length", "forced_bos_token_id", "forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens", "sequence_bias",
-    "guidance_scale", "penalty_alpha", "epsilon_cutoff", "eta_cutoff", "top_h", "encoder_repetition_penalty",
-    "encoder_no_repeat_ngram_size", "exponential_decay_length_penalty", "num_beam_groups", "diversity_penalty", "constraints",
-    "force_words_ids", "watermarking_config", "max_time", "dola_layers",
-)  # fmt: skip
+    "min_length forced_bos_token_id forced_eos_token_id suppress_tokens begin_suppress_tokens sequence_bias "
+    "guidance_scale penalty_alpha epsilon_cutoff eta_cutoff top_h encoder_repetition_penalty "
+    "encoder_no_repeat_ngram_size exponential_decay_length_penalty num_beam_groups diversity_penalty constraints "
+    "force_words_ids watermarking_config max_time dola_layers"
+).split()
 """Fields of HF's GenerationConfig that change the text and are not implemented."""
 _NEUTRAL = (None, False, 0, 1, [], {})
 
@@ -60,24 +49,14 @@ MODEL_ADVICE = {
     "gpu_memory_utilization": "kv_cache_bytes bounds keys and values",
     "model": "the model is the first argument",
     "tokenizer": "tokenizer_name_or_path says where it is",
-    "low_cpu_mem_usage": "no checkpoint is in memory twice",
-    "use_safetensors": "what is there is read, safetensors first",
+    "low_cpu_mem_usage": "a checkpoint is never in memory twice",
+    "use_safetensors": "safetensors files are preferred",
     "draft_model": "spec_config=DraftModelConfig(...) drafts",
     "assistant_model": "spec_config=DraftModelConfig(...) drafts",
 }
 
 
-def sampling_field(name: str, known: Collection[str]) -> str:
-    """Returns pace's name of a field. Raises TypeError for an unknown field, and NotImplementedError for an unsupported
-    one of transformers."""
-    if name in known:
-        return name
-    if name in NOT_IMPLEMENTED:
-        raise NotImplementedError(f"SamplingConfig has no field {name!r}: pace does not implement it")
-    return _translated("SamplingConfig has no field", name, SAMPLING, SAMPLING_ADVICE, known)
-
-
-def left_out(values: Mapping[str, Any]) -> list[str]:
+def unsupported(values: Mapping[str, Any]) -> list[str]:
     """Unimplemented fields of a GenerationConfig that would change the text."""
     return [name for name in NOT_IMPLEMENTED if values.get(name) not in _NEUTRAL]
 
@@ -91,21 +70,22 @@ def model_options(given: Mapping[str, Any], known: Collection[str]) -> dict[str,
     for name, value in given.items():
         if name in ("device", "device_map"):
             if str(value) not in ("cpu", "auto", "None"):
-                raise ValueError(f"{name}={value!r}: pace runs on the CPU alone; leave it out")
+                raise ValueError(f"{name}={value!r}: pace only runs on the CPU; leave it out")
         elif name == "trust_remote_code":
             if value:
                 raise ValueError("trust_remote_code=True: pace runs no code that comes with a checkpoint; leave it out")
         else:
-            option = _translated("LLMModel has no option", name, MODEL, MODEL_ADVICE, known)
+            option = translated("LLMModel has no option", name, MODEL, MODEL_ADVICE, known)
             if option in options:
                 raise TypeError(f"{option} is given by two names ({', '.join(given)}); give it once")
             options[option] = value
     return options
 
 
-def _translated(
+def translated(
     problem: str, name: str, same: Mapping[str, str], advice: Mapping[str, str], known: Collection[str]
 ) -> str:
+    """Returns pace's name of an option: `same` has the aliases. Raises TypeError with the advice for any other name."""
     if name in same:
         return same[name]
     if name in advice:

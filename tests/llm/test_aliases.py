@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from pace.assets import TINY
-from pace.llm import LLMModel, SamplingConfig, other_names
+from pace.llm import LLMModel, SamplingConfig, aliases
+from pace.llm.configs import ALIASES
 from pace.llm.loading.options import LoadOptions
 from tests.llm.bundled import bundled
 
@@ -17,13 +18,10 @@ PROMPT = "1, 2, 3, 4,"
 
 def test_every_name_leads_to_one_of_ours():
     ours = {field.name for field in fields(SamplingConfig)}
-    assert set(other_names.SAMPLING.values()) <= ours
-    assert not ours & (
-        other_names.SAMPLING.keys() | other_names.SAMPLING_ADVICE.keys() | {*other_names.NOT_IMPLEMENTED}
-    )
+    assert not ours & (ALIASES.keys() | aliases.SAMPLING_ADVICE.keys() | {*aliases.NOT_IMPLEMENTED})
     options = {field.name for field in fields(LoadOptions)}
-    assert set(other_names.MODEL.values()) <= options
-    assert not options & (other_names.MODEL.keys() | other_names.MODEL_ADVICE.keys())
+    assert set(aliases.MODEL.values()) <= options
+    assert not options & (aliases.MODEL.keys() | aliases.MODEL_ADVICE.keys())
 
 
 def test_names_of_the_same_meaning():
@@ -131,7 +129,7 @@ def test_options_of_the_same_meaning():
     [
         ({"torch_dtype": "float32", "dtype": "float16"}, TypeError, "dtype is given by two names"),
         ({"torch_dtype": "float32", "max_model_len": 5, "n_ctx": 4}, TypeError, "max_seq_len is given by two names"),
-        ({"device": "cuda"}, ValueError, "CPU alone"),
+        ({"device": "cuda"}, ValueError, "only runs on the CPU"),
         ({"trust_remote_code": True}, ValueError, "no code"),
         ({"attn_implementation": "sdpa"}, TypeError, "no option 'attn_implementation'; backend chooses"),
         ({"num_thread": 1}, TypeError, "did you mean 'num_threads'"),

@@ -9,13 +9,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pace.grammar import Grammar
-from pace.grammar.response_format import read_response_format
-from pace.grammar.whitespace import whitespace_options
 
 Check = Callable[[str, Any], Any]
 
 
-def integer(minimum: int, maximum: int | None = None, hint: str = "") -> Callable[[str, Any], int]:
+def integer(minimum: int, maximum: int | None = None, hint: str = "") -> Check:
     allowed = f"an int >= {minimum}" if maximum is None else f"an int in [{minimum}, {maximum}]"
 
     def check(name: str, value: Any) -> int:
@@ -28,13 +26,10 @@ def integer(minimum: int, maximum: int | None = None, hint: str = "") -> Callabl
     return check
 
 
-def number(
-    minimum: float, maximum: float = math.inf, exclusive: bool = False, hint: str = ""
-) -> Callable[[str, Any], float]:
-    bracket = "(" if exclusive else "["
-    bounds = "" if minimum == -math.inf and maximum == math.inf else f" in {bracket}{minimum:g}, {maximum:g}]"
-    if maximum == math.inf and minimum != -math.inf:
-        bounds = f" {'>' if exclusive else '>='} {minimum:g}"
+def number(minimum: float, maximum: float = math.inf, exclusive: bool = False, hint: str = "") -> Check:
+    bounds = f" in {'(' if exclusive else '['}{minimum:g}, {maximum:g}]"
+    if maximum == math.inf:
+        bounds = "" if minimum == -math.inf else f" {'>' if exclusive else '>='} {minimum:g}"
     allowed = f"a finite number{bounds}"
 
     def check(name: str, value: Any) -> float:
@@ -58,9 +53,7 @@ def flag(name: str, value: Any) -> bool:
 
 
 def early_stopping(name: str, value: Any) -> bool | str:
-    if value == "never" and isinstance(value, str):
-        return value
-    if not isinstance(value, bool):
+    if not isinstance(value, bool) and not (isinstance(value, str) and value == "never"):
         raise ValueError(f'{name} must be True, False or "never", got {value!r}')
     return value
 
@@ -101,10 +94,9 @@ def logit_bias(name: str, value: Any) -> dict[int, float]:
     checked = {}
     for token, bias in value.items():
         token = integer(0)(f"a token id in {name}", token)
-        banned = isinstance(bias, float) and bias == -math.inf
-        checked[token] = (
-            bias if banned else number(-math.inf, hint=" (or -inf, which bans the token)")(f"{name}[{token}]", bias)
-        )
+        if not (isinstance(bias, float) and bias == -math.inf):
+            bias = number(-math.inf, hint=" (or -inf, which bans the token)")(f"{name}[{token}]", bias)
+        checked[token] = bias
     return checked
 
 
@@ -119,7 +111,8 @@ def callables(name: str, value: Any) -> list[Callable]:
     items = [value] if callable(value) else value
     if not isinstance(items, (list, tuple)) or not all(callable(item) for item in items):
         raise TypeError(
-            f"{name} must be a list of pace.llm.LogitsProcessor, or of callables as transformers has them: (input_ids [1, S], logits [1, V]) -> logits; got {value!r}"
+            f"{name} must be a list of pace.llm.LogitsProcessor, or of callables as transformers has them: "
+            f"(input_ids [1, S], logits [1, V]) -> logits; got {value!r}"
         )
     return list(items)
 
@@ -137,19 +130,14 @@ def token_mask(name: str, value: Any) -> Any:
     return value
 
 
-def json_schema(name: str, value: Any) -> Any:
-    Grammar.json_schema(value)
-    return value
+def readable(read: Callable[[Any], Any]) -> Check:
+    """Returns the check of a value that `read` must accept. The value stays as it is."""
 
+    def check(name: str, value: Any) -> Any:
+        read(value)
+        return value
 
-def json_whitespace(name: str, value: Any) -> str:
-    whitespace_options(value)
-    return value
-
-
-def regex(name: str, value: Any) -> str:
-    Grammar.regex(value)
-    return value
+    return check
 
 
 def grammar(name: str, value: Any) -> Grammar:
@@ -159,8 +147,3 @@ def grammar(name: str, value: Any) -> Grammar:
 def choices(name: str, value: Any) -> list[str]:
     Grammar.choices(value)
     return list(value)
-
-
-def response_format(name: str, value: Any) -> Any:
-    read_response_format(value)
-    return value

@@ -1,4 +1,4 @@
-"""Constraints on continuations other than the model: a grammar, the caller's token mask, the end of a healed prompt."""
+"""Constraints on continuations: a grammar, the caller's token mask, the end of a healed prompt."""
 
 from __future__ import annotations
 
@@ -21,21 +21,18 @@ logger = logging.getLogger("pace")
 
 
 @dataclass(frozen=True)
-class Guide:
-    """Constraints on the continuations of one prompt."""
+class Constraints:
+    """Constraints on the continuations of one prompt, and the rules of their text."""
 
-    prompt: list[int]
-    """The prompt's tokens, without those that token healing generates again."""
     text_rules: TextRules
-    """Rules for turning each continuation into text."""
     mask: TokenMask | None = None
-    """The mask; each sequence gets a fork of it."""
+    """Each sequence gets a fork of it."""
     captures: CaptureReader | None = None
     """Finds the grammar's captures; None without captures."""
 
 
-class Guides:
-    """Makes the constraints of one model's prompts. Thread-safe."""
+class ConstraintBuilder:
+    """Builds the constraints of one model's prompts. Thread-safe."""
 
     def __init__(self, tokenizer: Any, vocab_size: int) -> None:
         self.grammars = GrammarCompiler(tokenizer, vocab_size)
@@ -44,53 +41,51 @@ class Guides:
         self._healer: PromptHealer | None = None
         self._lock = threading.Lock()
 
-    def make(
+    def build(
         self,
         config: SamplingConfig,
         prompts: list[list[int]],
         end_tokens: list[int],
         continues: bool = True,
         hidden: frozenset[int] | None = None,
-    ) -> tuple[list[Guide], tuple[str, ...]]:
-        """Returns the constraints of each prompt, and the parts of a JSON schema that are not enforced. `continues` is
-        True if texts continue their prompts; `hidden` is as in `TextRules`. Raises ValueError for a grammar that cannot
-        be used."""
+    ) -> tuple[list[tuple[list[int], Constraints]], tuple[str, ...]]:
+        """Returns the tokens of each prompt, without those that token healing generates again, with its constraints.
+        Also returns the parts of a JSON schema that are not enforced. `continues` is True if texts continue their
+        prompts; `hidden` is as in `TextRules`. Raises ValueError for a grammar that cannot be used."""
         grammar = config.make_grammar()
         warnings = () if grammar is None else grammar.left_out + self.grammars.compile(grammar).warnings
         for warning in warnings:
             _warn_once(warning)
         if config.token_healing:
             healed = list(map(self._prompt_healer().heal, prompts))
-            masks = [self._of_healed(prompt, grammar, end_tokens) for prompt in healed]
+            masks = [self._healed_mask(prompt, grammar, end_tokens) for prompt in healed]
         else:
             healed = [HealedPrompt(prompt, "") for prompt in prompts]
-            mask, captures = self._grammar_parts(grammar, end_tokens) if grammar else (config.token_mask, None)
-            masks = [(mask, captures)] * len(prompts)
-        guides = [
-            Guide(prompt.tokens, self._rules(prompt, continues, hidden), mask, captures)
+            masks = [self._grammar_mask(grammar, end_tokens) if grammar else (config.token_mask, None)] * len(prompts)
+        return [
+            (prompt.tokens, Constraints(self._rules(prompt, continues, hidden), mask, captures))
             for prompt, (mask, captures) in zip(healed, masks)
-        ]
-        return guides, warnings
+        ], warnings
 
     def _rules(self, prompt: HealedPrompt, continues: bool, hidden: frozenset[int] | None) -> TextRules:
         has_context = continues and self._tokenizer is not None
         return TextRules(context_of(prompt.tokens, self._tokenizer) if has_context else (), prompt.end, hidden)
 
-    def _of_healed(
+    def _healed_mask(
         self, prompt: HealedPrompt, grammar: Grammar | None, end_tokens: list[int]
     ) -> tuple[TokenMask | None, CaptureReader | None]:
         if grammar is not None:
-            return self._grammar_parts(grammar.after(prompt.end) if prompt.end else grammar, end_tokens)
+            return self._grammar_mask(grammar.after(prompt.end) if prompt.end else grammar, end_tokens)
         return HealingMask(self._prompt_healer(), prompt.end) if prompt.end else None, None
 
-    def _grammar_parts(self, grammar: Grammar, end_tokens: list[int]) -> tuple[TokenMask, CaptureReader | None]:
+    def _grammar_mask(self, grammar: Grammar, end_tokens: list[int]) -> tuple[TokenMask, CaptureReader | None]:
         return self.grammars.mask(grammar, end_tokens), self.grammars.captures(grammar)
 
     def _prompt_healer(self) -> PromptHealer:
         with self._lock:
             if self._healer is None:
                 if self._tokenizer is None:
-                    raise ValueError("token_healing is about text, and this model has no tokenizer")
+                    raise ValueError("token_healing needs text, and this model has no tokenizer; load one")
                 self._healer = PromptHealer(self._tokenizer, self._vocab_size)
             return self._healer
 
