@@ -159,7 +159,7 @@ struct SampleOp {
     static constexpr int kPhases = 1;
     float* logits;  // row_stride floats between rows of n
     int64_t row_stride, n, count;
-    const int64_t* rows;  // [count]: the row of each draw
+    const int64_t* rows;           // [count]: the row of each draw
     static int64_t rules_bytes();  // size of a SampleRules
     const SampleRules* rules;      // [count]
     const double* uniform;         // [count], in [0, 1)

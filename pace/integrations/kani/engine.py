@@ -25,10 +25,10 @@ from pace.integrations.kani.messages import as_dict, as_tools
 from pace.integrations.kani.prompts import PromptReader
 from pace.integrations.kani.slots import Slots
 from pace.llm import LLMModel, SamplingConfig
+from pace.llm.aliases import model_options
 from pace.llm.chat import Tool, ToolChoice, detect_format, format_named, read_choice
 from pace.llm.chat.template import ChatTemplate
 from pace.llm.chat.turn import AnswerStyle, Turn, turn_after
-from pace.llm.other_names import model_options
 
 logger = logging.getLogger("pace")
 
