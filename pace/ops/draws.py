@@ -58,10 +58,10 @@ class Edits:
 
     def copy(self) -> Edits:
         """Returns an independent copy."""
-        twin = Edits()
-        twin._size = self._size
-        twin._place(self._records.copy())
-        return twin
+        copied = Edits()
+        copied._size = self._size
+        copied._place(self._records.copy())
+        return copied
 
     def apply_(self, logits: np.ndarray) -> None:
         """Applies the edits to `logits [V]` in place, like the op. All edits of one token must be equal."""
