@@ -50,6 +50,7 @@ from pace.bench.measure import draw_blocks
 from pace.bench.shapes import SHAPES
 from pace.llm.models.model_list import read_config
 from pace.ops import native
+from pace.ops.protocol import AttentionOptions
 from pace.ops.weight_layout import CODES, QuantizedRows, WeightLayout
 from pace.quant.format import Format
 from pace.quant.registry import FORMATS
@@ -224,7 +225,7 @@ def decode(shape: str, kv_dtypes: list[torch.dtype], clock: Clock) -> Iterator[R
 
         def step() -> None:
             nonlocal turn
-            native.attention(q, kv, spans[turn % copies], dim**-0.5)
+            native.attention(q, kv, spans[turn % copies], AttentionOptions(dim**-0.5))
             turn += 1
 
         yield clock.measure(
@@ -241,7 +242,12 @@ def prefill(shape: str, kv_dtypes: list[torch.dtype], clock: Clock) -> Iterator[
         span = _spans(tokens, tokens, torch.arange(blocks, dtype=torch.int32).view(1, blocks))
         operations = 4 * heads * dim * tokens * (tokens + 1) // 2
         name = f"{shape} prefill of {tokens}{_named(spec, kv_dtypes)}"
-        yield clock.measure(name, lambda kv=kv, q=q, span=span: native.attention(q, kv, span, dim**-0.5), 0, operations)
+        yield clock.measure(
+            name,
+            lambda kv=kv, q=q, span=span: native.attention(q, kv, span, AttentionOptions(dim**-0.5)),
+            0,
+            operations,
+        )
 
 
 def _points(lengths: tuple[int, ...], shape: str, kv_dtypes: list[torch.dtype]) -> Iterator[tuple[int, KVSpec]]:

@@ -44,10 +44,11 @@ struct Candidate {
     const char* name;
     const KernelTable* table;  // null if it was not built
     bool (*runs)(const CpuFeatures&);
+    const char* build = "all";  // value of PACE_TABLES for a build that has it
     bool runs_here() const { return runs(cpu_info().features); }
 };
 
-// The first table that this CPU can run is chosen. Tables after `generic` are only for tests.
+// The first table that this CPU can run is chosen. Tables after `generic` are only for tests: wheels do not have them.
 const Candidate kAllTables[] = {
     {"amx", &amx::kernel_table, has_amx},
     {"avx512_bf16", &avx512_bf16::kernel_table, has_avx512_bf16},
@@ -56,9 +57,9 @@ const Candidate kAllTables[] = {
     {"avx2_vnni", &avx2_vnni::kernel_table, has_avx2_vnni},
     {"avx2", &avx2::kernel_table, has_avx2},
     {"generic", &generic::kernel_table, any_cpu},
-    {"avx2_vnni_evex", &avx2_vnni_evex::kernel_table, has_avx512_vnni},
-    {"emulated_avx512_bf16", &emulated_avx512_bf16::kernel_table, any_cpu},
-    {"emulated_amx", &emulated_amx::kernel_table, any_cpu},
+    {"avx2_vnni_evex", &avx2_vnni_evex::kernel_table, has_avx512_vnni, "tests"},
+    {"emulated_avx512_bf16", &emulated_avx512_bf16::kernel_table, any_cpu, "tests"},
+    {"emulated_amx", &emulated_amx::kernel_table, any_cpu, "tests"},
 };
 
 std::string joined(const std::vector<std::string>& names) {
@@ -77,7 +78,7 @@ const KernelTable* find(const std::string& name) {
                                         joined(available_isas()));
         if (!candidate.table)
             throw std::invalid_argument("instruction set '" + name + "' is not in this build of pace, which has: " +
-                                        joined(built_isas()) + ". Build it with PACE_TABLES=all");
+                                        joined(built_isas()) + ". Build it with PACE_TABLES=" + candidate.build);
         return candidate.table;
     }
     throw std::invalid_argument("unknown instruction set '" + name + "'; available: " + joined(available_isas()) +

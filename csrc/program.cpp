@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <new>
-#include <optional>
 #include <utility>
 
 namespace pace {
@@ -22,9 +21,8 @@ void Program::Memory::grow(size_t wanted) {
     const size_t rounded = (wanted + kPage - 1) / kPage * kPage;
     void* const memory = mmap(nullptr, rounded, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) throw std::bad_alloc();
-    madvise(
-        memory, rounded,
-        MADV_HUGEPAGE);  // a block of a prefill touches 128 rows; with small pages each of them would need its own page
+    // A block of a prefill touches 128 rows; with small pages each of them would need its own page.
+    madvise(memory, rounded, MADV_HUGEPAGE);
     if (data) munmap(data, bytes);
     data = static_cast<char*>(memory);
     bytes = rounded;
@@ -126,21 +124,14 @@ void Program::norm(Value out, Columns x, const Norm& norm) {
     });
 }
 
-void Program::linear(Value out, Columns x, const Norm& norm, const void* weight, const int32_t* order,
-                     const float* bias, Activation activation, const Value* residual) {
-    const bool adds = residual != nullptr;
-    const Value added = adds ? *residual : out;
+void Program::linear(Value out, Columns x, const LinearOptions& options, std::optional<Value> residual) {
     const std::string name = "linear " + std::to_string(out.columns) + " x " + std::to_string(x.count);
-    record<LinearOp>(name, any_result(out, x, added), [=](LinearOp& op, const Frame& frame) {
+    record<LinearOp>(name, any_result(out, x, residual.value_or(out)), [=](LinearOp& op, const Frame& frame) {
+        static_cast<LinearOptions&>(op) = options;
         op.x = frame.at(x);
         op.x_stride = x.value.columns;
         op.rows = frame.rows_of(out);
-        op.norm = norm;
-        op.weight = weight;
-        op.order = order;
-        op.bias = bias;
-        op.activation = activation;
-        op.residual = adds ? frame.at(added) : nullptr;
+        op.residual = residual ? frame.at(*residual) : nullptr;
         op.out = frame.at(out);
     });
 }
@@ -166,26 +157,19 @@ void Program::route(Value out, Columns logits, const Router& router) {
     });
 }
 
-void Program::experts(Value out, const Mixture& mixture, const Value* residual) {
-    const bool adds = residual != nullptr;
-    const Value added = adds ? *residual : out;
+void Program::experts(Value out, Columns x, Value choices, bool chooses, const Mixture& mixture,
+                      std::optional<Value> residual) {
     const std::string name = "experts " + std::to_string(mixture.router.top_k) + " of " +
                              std::to_string(mixture.router.experts) + ", " + std::to_string(out.columns) + " x " +
-                             std::to_string(mixture.x.count);
-    record<ExpertsOp>(name, any_result(out, added), [=](ExpertsOp& op, const Frame& frame) {
-        op.x = frame.at(mixture.x);
-        op.x_stride = mixture.x.value.columns;
+                             std::to_string(x.count);
+    record<ExpertsOp>(name, any_result(out, residual.value_or(out)), [=](ExpertsOp& op, const Frame& frame) {
+        static_cast<Mixture&>(op) = mixture;
+        op.x = frame.at(x);
+        op.x_stride = x.value.columns;
         op.rows = frame.rows_of(out);
-        op.norm = mixture.norm;
-        op.router = mixture.router;
-        const float* const choices = frame.at(mixture.choices);
-        op.routing = mixture.chooses ? nullptr : choices;
-        op.logits = mixture.chooses ? choices : nullptr;
-        op.gate_up = mixture.gate_up;
-        op.down = mixture.down;
-        op.activation = mixture.activation;
-        op.weighs_input = mixture.weighs_input;
-        op.residual = adds ? frame.at(added) : nullptr;
+        op.routing = chooses ? nullptr : frame.at(choices);
+        op.logits = chooses ? frame.at(choices) : nullptr;
+        op.residual = residual ? frame.at(*residual) : nullptr;
         op.out = frame.at(out);
     });
 }
@@ -236,36 +220,26 @@ void Program::heads_linear(Value out, HeadsOf x, const ExpertStack& weights) {
     });
 }
 
-void Program::attention(Value out, HeadsOf q, const HeadsOf* latent_q, const Preparation* preparation, int layer,
-                        float scale, int64_t window, bool chunked, float softcap, const float* sinks) {
-    const std::optional<Preparation> before = preparation ? std::optional(*preparation) : std::nullopt;
-    const std::optional<HeadsOf> latent = latent_q ? std::optional(*latent_q) : std::nullopt;
+void Program::attention(Value out, HeadsOf q, std::optional<HeadsOf> latent_q, std::optional<Preparation> preparation,
+                        int layer, const AttentionOptions& options) {
     record<AttentionOp>("attention", true, [=](AttentionOp& op, const Frame& frame) {
-        const Step& step = frame.step;
-        const auto& [kv, group] = step.cache[layer];
-        const Table& table = step.tables[group];
-        const HeadsView queries = frame.at(q);
+        const auto& [kv, group] = frame.step.cache[layer];
+        const Table& table = frame.step.tables[group];
+        const HeadsView queries = frame.at(q), latents = latent_q ? frame.at(*latent_q) : HeadsView{};
         op.q = queries.data;
-        op.args = {
-            queries.token_stride, queries.head_stride, kv, q.count, scale, window, softcap, frame.at(out), sinks};
-        op.args.chunked = chunked;
-        if (latent) {
-            const HeadsView of_latents = frame.at(*latent);
-            op.args.latent_q = of_latents.data;
-            op.args.latent_token_stride = of_latents.token_stride;
-            op.args.latent_head_stride = of_latents.head_stride;
-        }
-        if (before) {
-            const Rotation& rotation = before->rotation;
-            const Angles angles = rotation.half > 0 ? step.angles[rotation.table] : Angles{};
+        op.args = {options,      queries.token_stride, queries.head_stride, kv, q.count, frame.at(out),
+                   latents.data, latents.token_stride, latents.head_stride};
+        if (preparation) {
+            const Rotation& rotation = preparation->rotation;
+            const Angles angles = rotation.half > 0 ? frame.step.angles[rotation.table] : Angles{};
             op.heads = {queries,
-                        frame.at(before->k),
-                        frame.at(before->v),
+                        frame.at(preparation->k),
+                        frame.at(preparation->v),
                         q.count,
-                        before->query_norm,
-                        before->key_norm,
-                        before->value_norm,
-                        before->norm_last,
+                        preparation->query_norm,
+                        preparation->key_norm,
+                        preparation->value_norm,
+                        preparation->norm_last,
                         angles.cos,
                         angles.sin,
                         rotation.half,
@@ -273,12 +247,8 @@ void Program::attention(Value out, HeadsOf q, const HeadsOf* latent_q, const Pre
                         kv,
                         table.slots};
         }
-        op.tokens = step.tokens;
-        op.spans = step.spans;
-        op.query_start = step.query_start;
-        op.kv_len = step.kv_len;
-        op.block_table = table.block_table;
-        op.table_stride = step.table_stride;
+        op.tokens = frame.step.tokens;
+        op.spans = table.spans;
     });
 }
 

@@ -99,11 +99,9 @@ static float finish_scores(float* scores, int begin, int end, float softcap) {
     const F32 minus_infinity = broadcast(-__builtin_inff());
     const bool partial = begin > 0 || end < kTilePositions;
     F32 s[kVectors];
-#pragma GCC unroll 16
-    for (int v = 0; v < kVectors; ++v) s[v] = load(scores + v * kLanes);
+    PACE_EACH(v, kVectors) s[v] = load(scores + v * kLanes);
     if (softcap != 0.0f || partial) {
-#pragma GCC unroll 16
-        for (int v = 0; v < kVectors; ++v) {
+        PACE_EACH(v, kVectors) {
             if (softcap != 0.0f) s[v] = broadcast(softcap * kLog2E) * tanh(s[v] / broadcast(softcap));
             const F32 position = lane_numbers() + broadcast(float(v * kLanes));
             s[v] = select(less(position, broadcast(float(begin))), minus_infinity, s[v]);
@@ -114,8 +112,7 @@ static float finish_scores(float* scores, int begin, int end, float softcap) {
     // A NaN score is skipped here, and shows in the sum. The maximum is exact in any order.
 #pragma GCC unroll 16
     for (int step = kVectors / 2; step > 0; step /= 2) {
-#pragma GCC unroll 16
-        for (int v = 0; v < step; ++v) s[v] = max(s[v], max(s[v + step], minus_infinity));
+        PACE_EACH(v, step) s[v] = max(s[v], max(s[v + step], minus_infinity));
     }
     return reduce_max(max(s[0], minus_infinity));
 }
@@ -131,8 +128,7 @@ static void soften_row(float* scores, const float* const* scales, float tile_max
     // If all scores of a row are -infinity, weights are 0 instead of NaN.
     const F32 shift = broadcast(new_max == -__builtin_inff() ? 0.0f : new_max);
     F32 total = zero();
-#pragma GCC unroll 16
-    for (int v = 0; v < kVectors; ++v) {
+    PACE_EACH(v, kVectors) {
         const F32 weight = power_of_two_below_one(load(scores + v * kLanes) - shift);
         if constexpr (kScaled) {
             store(scores + v * kLanes, weight * load(scales[v / kBlockVectors] + v % kBlockVectors * kLanes));

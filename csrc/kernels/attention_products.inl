@@ -39,23 +39,17 @@ template <int R, int kVectors, class Scalar, class Column>
 PACE_INLINE void multiply_add(const Scalar& scalar, const Column& column, F32 (&sums)[R][kVectors]) {
     if constexpr (kVectors <= R) {
         F32 columns[kVectors];
-#pragma GCC unroll 4
-        for (int v = 0; v < kVectors; ++v) columns[v] = column(v);
-#pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) {
+        PACE_EACH(v, kVectors) columns[v] = column(v);
+        PACE_EACH(r, R) {
             const F32 a = scalar(r);
-#pragma GCC unroll 4
-            for (int v = 0; v < kVectors; ++v) sums[r][v] = fma(a, columns[v], sums[r][v]);
+            PACE_EACH(v, kVectors) sums[r][v] = fma(a, columns[v], sums[r][v]);
         }
     } else {
         F32 scalars[R];
-#pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) scalars[r] = scalar(r);
-#pragma GCC unroll 4
-        for (int v = 0; v < kVectors; ++v) {
+        PACE_EACH(r, R) scalars[r] = scalar(r);
+        PACE_EACH(v, kVectors) {
             const F32 b = column(v);
-#pragma GCC unroll 8
-            for (int r = 0; r < R; ++r) sums[r][v] = fma(scalars[r], b, sums[r][v]);
+            PACE_EACH(r, R) sums[r][v] = fma(scalars[r], b, sums[r][v]);
         }
     }
 }
@@ -96,18 +90,14 @@ static void score_pass(const float* q, const T* const* keys, const float* const*
                        int64_t key_dim, float* scores) {
     constexpr int kVectors = kPassVectors<R>, kBlocks = kVectors / kBlockVectors;
     const T *k[kBlocks], *next[kBlocks];
-#pragma GCC unroll 4
-    for (int b = 0; b < kBlocks; ++b) k[b] = keys[b], next[b] = ahead[b];
+    PACE_EACH(b, kBlocks) k[b] = keys[b], next[b] = ahead[b];
     F32 sums[R][kVectors];
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-        for (int v = 0; v < kVectors; ++v) sums[r][v] = zero();
+    PACE_EACH(r, R) {
+        PACE_EACH(v, kVectors) sums[r][v] = zero();
     }
     for (int64_t d = 0; d < key_dim; ++d) {
         const int64_t row_bytes = kBlockPositions * sizeof(T);
-#pragma GCC unroll 4
-        for (int b = 0; b < kBlocks; ++b) {
+        PACE_EACH(b, kBlocks) {
             if constexpr (sizeof(T) == 1) {
                 fetch_line_ahead<kAhead, kBlockPositions>(next[b], d);
             } else {
@@ -120,20 +110,15 @@ static void score_pass(const float* q, const T* const* keys, const float* const*
         };
         multiply_add(query, key, sums);
     }
-#pragma GCC unroll 4
-    for (int b = 0; b < kBlocks; ++b) fetch_scales_ahead<kAhead>(next[b], key_dim * kBlockPositions);
+    PACE_EACH(b, kBlocks) fetch_scales_ahead<kAhead>(next[b], key_dim * kBlockPositions);
     if (scales[0] != nullptr) {
-#pragma GCC unroll 4
-        for (int v = 0; v < kVectors; ++v) {
+        PACE_EACH(v, kVectors) {
             const F32 scale = load(scales[v / kBlockVectors] + v % kBlockVectors * kLanes);
-#pragma GCC unroll 8
-            for (int r = 0; r < R; ++r) sums[r][v] = sums[r][v] * scale;
+            PACE_EACH(r, R) sums[r][v] = sums[r][v] * scale;
         }
     }
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-        for (int v = 0; v < kVectors; ++v) store(scores + r * kTilePositions + v * kLanes, sums[r][v]);
+    PACE_EACH(r, R) {
+        PACE_EACH(v, kVectors) store(scores + r * kTilePositions + v * kLanes, sums[r][v]);
     }
 }
 
@@ -142,10 +127,8 @@ template <int R, int kVectors, bool kAhead, class T>
 static void value_pass(const float* weights, const T* const* values, const T* const* ahead, int64_t column,
                        int64_t padded_dim, int begin, int end, float* out) {
     F32 sums[R][kVectors];
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-        for (int v = 0; v < kVectors; ++v) sums[r][v] = load(out + r * padded_dim + v * kLanes);
+    PACE_EACH(r, R) {
+        PACE_EACH(v, kVectors) sums[r][v] = load(out + r * padded_dim + v * kLanes);
     }
     for (int block = begin / kBlockPositions; block * kBlockPositions < end; ++block) {
         const int block_begin = block * kBlockPositions, block_end = block_begin + kBlockPositions;
@@ -166,10 +149,8 @@ static void value_pass(const float* weights, const T* const* values, const T* co
             multiply_add(weight, value, sums);
         }
     }
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-        for (int v = 0; v < kVectors; ++v) store(out + r * padded_dim + v * kLanes, sums[r][v]);
+    PACE_EACH(r, R) {
+        PACE_EACH(v, kVectors) store(out + r * padded_dim + v * kLanes, sums[r][v]);
     }
 }
 
@@ -212,10 +193,8 @@ static void latent_scores(const float* q, const TileBlocks<T>& tile, int pass, i
             }
         }
         F32 sums[R][kVectors];
-#pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-            for (int v = 0; v < kVectors; ++v) sums[r][v] = zero();
+        PACE_EACH(r, R) {
+            PACE_EACH(v, kVectors) sums[r][v] = zero();
         }
         for (int64_t d = 0; d < whole; d += kLanes) {
             const auto query = [&](int r) __attribute__((always_inline)) { return load(q + r * padded_dim + d); };
@@ -232,10 +211,8 @@ static void latent_scores(const float* q, const TileBlocks<T>& tile, int pass, i
             multiply_add(query, latent, sums);
         }
         const float* const scales = tile.value_scales[block];
-#pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-            for (int v = 0; v < kVectors; ++v) {
+        PACE_EACH(r, R) {
+            PACE_EACH(v, kVectors) {
                 const float sum = reduce_add(sums[r][v]);
                 scores[r * kTilePositions + position + v] += scales ? sum * scales[offset + v] : sum;
             }

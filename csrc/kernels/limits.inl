@@ -4,15 +4,12 @@
 // Reads count floats (a multiple of 128) once, front to back, in eight independent sums.
 static float read_floats(const float* p, int64_t count) {
     F32 sum[8];
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i) sum[i] = zero();
+    PACE_EACH(i, 8) sum[i] = zero();
     for (int64_t at = 0; at + 8 * kLanes <= count; at += 8 * kLanes) {
-#pragma GCC unroll 8
-        for (int i = 0; i < 8; ++i) sum[i] = sum[i] + load(p + at + i * kLanes);
+        PACE_EACH(i, 8) sum[i] = sum[i] + load(p + at + i * kLanes);
     }
     F32 total = zero();
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i) total = total + sum[i];
+    PACE_EACH(i, 8) total = total + sum[i];
     volatile float result = reduce_add(total);
     return result;
 }
@@ -21,16 +18,13 @@ static float read_floats(const float* p, int64_t count) {
 static double spin_fma(int64_t steps) {
     constexpr int kSums = 12;
     F32 sum[kSums];
-#pragma GCC unroll 12
-    for (int i = 0; i < kSums; ++i) sum[i] = broadcast(float(i));
+    PACE_EACH(i, kSums) sum[i] = broadcast(float(i));
     const F32 a = broadcast(0.999f), b = broadcast(0.001f);
     for (int64_t step = 0; step < steps; ++step) {
-#pragma GCC unroll 12
-        for (int i = 0; i < kSums; ++i) sum[i] = fma(sum[i], a, b);
+        PACE_EACH(i, kSums) sum[i] = fma(sum[i], a, b);
     }
     F32 total = zero();
-#pragma GCC unroll 12
-    for (int i = 0; i < kSums; ++i) total = total + sum[i];
+    PACE_EACH(i, kSums) total = total + sum[i];
     volatile float result = reduce_add(total);
     (void)result;
     return 2.0 * kSums * kLanes;

@@ -50,8 +50,7 @@ struct WeightF32 {
     using Vector = F32;
     static constexpr int kStep = 1;  // k in one step
     PACE_INLINE void load_step(const float* p, F32* w) {
-#pragma GCC unroll 4
-        for (int v = 0; v < kVectors; ++v) w[v] = load(p + v * kLanes);
+        PACE_EACH(v, kVectors) w[v] = load(p + v * kLanes);
     }
     PACE_INLINE F32 broadcast_input(const float* x) { return broadcast(*x); }
     PACE_INLINE F32 multiply_add(F32 w, F32 x, F32 sum) { return fma(w, x, sum); }
@@ -60,8 +59,7 @@ struct WeightF32 {
 struct WeightF16 : WeightF32 {
     using Element = F16;
     PACE_INLINE void load_step(const F16* p, F32* w) {
-#pragma GCC unroll 4
-        for (int v = 0; v < kVectors; ++v) w[v] = load(p + v * kLanes);
+        PACE_EACH(v, kVectors) w[v] = load(p + v * kLanes);
     }
 };
 
@@ -72,8 +70,7 @@ struct WeightBF16 : WeightF32 {
     using Element = BF16;
     PACE_INLINE void load_step(const BF16* p, F32* w) {
         constexpr int kHalf = kVectors / 2;
-#pragma GCC unroll 2
-        for (int v = 0; v < kHalf; ++v) {
+        PACE_EACH(v, kHalf) {
             const I32 lanes = bits(load((const float*)p + v * kLanes));
             w[v] = from_bits(shift_left<16>(lanes));
             w[v + kHalf] = from_bits(lanes & broadcast_int((int32_t)0xffff0000));
@@ -109,39 +106,30 @@ static void linear_tile(const typename W::Input* x, int64_t x_stride, const type
                         int64_t panel_stride, int64_t steps, float* sums, int64_t sums_stride, bool first) {
     F32 sum[R][P * kVectors];
     if (first) {
-#pragma GCC unroll 16
-        for (int r = 0; r < R; ++r)
-#pragma GCC unroll 16
-            for (int v = 0; v < P * kVectors; ++v) sum[r][v] = zero();
+        PACE_EACH(r, R)
+            PACE_EACH(v, P * kVectors) sum[r][v] = zero();
     } else {
-#pragma GCC unroll 16
-        for (int r = 0; r < R; ++r)
-#pragma GCC unroll 16
-            for (int v = 0; v < P * kVectors; ++v) sum[r][v] = load(sums + r * sums_stride + v * kLanes);
+        PACE_EACH(r, R)
+            PACE_EACH(v, P * kVectors) sum[r][v] = load(sums + r * sums_stride + v * kLanes);
     }
 
     constexpr int kPrefetchBytes = P == 1 ? 4096 : 2048;
     for (int64_t step = 0; step < steps; ++step) {
         typename W::Vector weights[P * kVectors];
-#pragma GCC unroll 16
-        for (int p = 0; p < P; ++p) {
+        PACE_EACH(p, P) {
             W::load_step(w + p * panel_stride, weights + p * kVectors);
             __builtin_prefetch((const char*)(w + p * panel_stride) + kPrefetchBytes, 0, P == 1 ? 3 : 2);
         }
-#pragma GCC unroll 16
-        for (int r = 0; r < R; ++r) {
+        PACE_EACH(r, R) {
             const typename W::Vector input = W::broadcast_input(x + r * x_stride);
-#pragma GCC unroll 16
-            for (int v = 0; v < P * kVectors; ++v) sum[r][v] = W::multiply_add(weights[v], input, sum[r][v]);
+            PACE_EACH(v, P * kVectors) sum[r][v] = W::multiply_add(weights[v], input, sum[r][v]);
         }
         x += W::kStep;
         w += 16 * W::kStep;
     }
 
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r)
-#pragma GCC unroll 16
-        for (int v = 0; v < P * kVectors; ++v) store(sums + r * sums_stride + v * kLanes, sum[r][v]);
+    PACE_EACH(r, R)
+        PACE_EACH(v, P * kVectors) store(sums + r * sums_stride + v * kLanes, sum[r][v]);
 }
 
 // ---- A range of rows and panels, cut into tiles.

@@ -23,8 +23,7 @@ constexpr int64_t kFloat8K = 16 * 1024 / (16 * sizeof(float) * kFloat8Panels);  
 
 // Powers of two for a panel's rows, from their exponents.
 PACE_INLINE void load_powers(const int8_t* exponents, F32* powers) {
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) powers[v] = power_of_two(to_int(load(exponents + v * kLanes)));
+    PACE_EACH(v, kVectors) powers[v] = power_of_two(to_int(load(exponents + v * kLanes)));
 }
 
 // Scales of group g of a panel in the form that load_float8() needs.
@@ -32,14 +31,11 @@ PACE_INLINE void load_float8_scales(const PackedHeader& h, int64_t panel, int64_
     if (h.group) {
         load_powers((const int8_t*)h.row_scales() + 16 * panel, scales);
         const F16* const place = (const F16*)(h.panel(panel) + h.scales_offset(g));
-#pragma GCC unroll 4
-        for (int v = 0; v < kVectors; ++v) scales[v] = load(place + v * kLanes) * scales[v];
+        PACE_EACH(v, kVectors) scales[v] = load(place + v * kLanes) * scales[v];
     } else {
-#pragma GCC unroll 4
-        for (int v = 0; v < kVectors; ++v) scales[v] = load((const float*)h.row_scales() + 16 * panel + v * kLanes);
+        PACE_EACH(v, kVectors) scales[v] = load((const float*)h.row_scales() + 16 * panel + v * kLanes);
     }
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) scales[v] = scales[v] * broadcast(kFloat8Unit);
+    PACE_EACH(v, kVectors) scales[v] = scales[v] * broadcast(kFloat8Unit);
 }
 
 // ---- Few rows
@@ -55,29 +51,23 @@ static void float8_tile(const PackedHeader& h, int64_t panel, const float* x, in
     F32 sum[R][P * kVectors] = {};
     for (int64_t k = 0; k < h.k; k += group) {
         F32 scales[P * kVectors];
-#pragma GCC unroll 4
-        for (int p = 0; p < P; ++p) load_float8_scales(h, panel + p, k / group, scales + p * kVectors);
+        PACE_EACH(p, P) load_float8_scales(h, panel + p, k / group, scales + p * kVectors);
         const uint8_t* codes = (const uint8_t*)h.panel(panel) + h.codes_offset(k);
         const int64_t count = h.k - k < group ? h.k - k : group;
         for (int64_t i = 0; i < count; ++i, codes += 16) {
             F32 weights[P * kVectors];
-#pragma GCC unroll 4
-            for (int p = 0; p < P; ++p) {
+            PACE_EACH(p, P) {
                 load_float8(codes + p * panel_bytes, weights + p * kVectors);
                 __builtin_prefetch(codes + p * panel_bytes + 2048);
             }
-#pragma GCC unroll 16
-            for (int r = 0; r < R; ++r) {
+            PACE_EACH(r, R) {
                 const F32 input = broadcast(x[r * x_stride + k + i]);
-#pragma GCC unroll 16
-                for (int v = 0; v < P * kVectors; ++v) sum[r][v] = fma(weights[v] * scales[v], input, sum[r][v]);
+                PACE_EACH(v, P * kVectors) sum[r][v] = fma(weights[v] * scales[v], input, sum[r][v]);
             }
         }
     }
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r)
-#pragma GCC unroll 16
-        for (int v = 0; v < P * kVectors; ++v) store(sums + r * sums_stride + v * kLanes, sum[r][v]);
+    PACE_EACH(r, R)
+        PACE_EACH(v, P * kVectors) store(sums + r * sums_stride + v * kLanes, sum[r][v]);
 }
 
 template <int R = 1>
@@ -107,8 +97,7 @@ static void decode_float8(const PackedHeader& h, int64_t panel, int64_t k, int64
             F32 values[kVectors];
             load_float8(codes, values);
             __builtin_prefetch(codes + 2048, 0, 3);
-#pragma GCC unroll 4
-            for (int v = 0; v < kVectors; ++v) store(out + v * kLanes, values[v] * scales[v]);
+            PACE_EACH(v, kVectors) store(out + v * kLanes, values[v] * scales[v]);
         }
     }
 }

@@ -62,8 +62,7 @@ template <class Codes, int R, bool kHasMins>
             p += w.pair_scales_bytes;
             if constexpr (R >= Codes::kPrefetchRows) __builtin_prefetch((const char*)scales_at + kPrefetchBytes);
         }
-#pragma GCC unroll 4
-        for (int v = 0; v < kVectors; ++v) {
+        PACE_EACH(v, kVectors) {
             scales[v] = w.group ? load(scales_at + v * kLanes) * row_scales[v] : row_scales[v];
             if (kHasMins) mins[v] = load(scales_at + PackedHeader::kPairScales + v * kLanes) * row_scales[v];
         }
@@ -75,17 +74,14 @@ template <class Codes, int R, bool kHasMins>
                 return broadcast_int(Codes::kHasStarts ? inputs.starts[g + r * inputs.stride] : 0);
             };
             dots_of_group<Codes, R, 1>(codes, codes_of_x, inputs.codes_stride, p, 0, count, start, dots);
-#pragma GCC unroll 16
-            for (int r = 0; r < R; ++r)
+            PACE_EACH(r, R)
                 add_group(dots[r], scales, kHasMins ? mins : nullptr, inputs.scales + g + r * inputs.stride,
                           inputs.sums + g + r * inputs.stride, sum[r]);
         }
     }
 
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r)
-#pragma GCC unroll 16
-        for (int v = 0; v < kVectors; ++v) store(sums + r * sums_stride + v * kLanes, sum[r][v]);
+    PACE_EACH(r, R)
+        PACE_EACH(v, kVectors) store(sums + r * sums_stride + v * kLanes, sum[r][v]);
 }
 
 template <class Codes, bool kHasMins, int R = 1>

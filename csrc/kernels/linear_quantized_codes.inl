@@ -11,7 +11,7 @@
 constexpr int kPrefetchBytes = 4096, kNever = 1 << 30;
 constexpr bool kOneRowIsSlow = PACE_ISA_LEVEL <= 1 && !PACE_HAS_VNNI;
 
-// Number of k that a NibbleSum can hold, for codes up to PackedHeader::kMostDistance.
+// Number of k that a NibbleSum can hold, for codes up to PackedHeader::kMaxDistance.
 constexpr int kDistanceSumK = kNibbleSumK > 32 ? kInputGroup : 16;
 
 struct CodesI8 {
@@ -26,8 +26,7 @@ struct CodesI8 {
     PACE_INLINE void decode(const CodesI8&, const uint8_t* p, Factor* w) { w[0] = of_signed(load_bytes(p)); }
     PACE_INLINE auto broadcast(const InputCode* x) { return broadcast_input(x); }
     PACE_INLINE uint8_t* unpack(const CodesI8&, const uint8_t* p, uint8_t* out) {
-#pragma GCC unroll 4
-        for (int v = 0; v < kVectors; ++v) store_unpacked(out + v * kVectorBytes, load_bytes(p + v * kVectorBytes));
+        PACE_EACH(v, kVectors) store_unpacked(out + v * kVectorBytes, load_bytes(p + v * kVectorBytes));
         return out + kUnpackedBytes;
     }
 };
@@ -49,8 +48,7 @@ struct CodesU4Levels {
     }
     PACE_INLINE auto broadcast(const InputCode* x) { return broadcast_input(x); }
     PACE_INLINE uint8_t* unpack(const CodesU4Levels& codes, const uint8_t* p, uint8_t* out) {
-#pragma GCC unroll 4
-        for (int v = 0; v < kVectors; ++v) {
+        PACE_EACH(v, kVectors) {
             const Bytes both = load_bytes(p + v * kVectorBytes);
             store_unpacked(out + v * kVectorBytes, codes.levels(low_nibbles(both)));
             store_unpacked(out + kUnpackedBytes + v * kVectorBytes, codes.levels(high_nibbles(both)));
@@ -76,8 +74,7 @@ struct CodesU4 {
     }
     PACE_INLINE auto broadcast(const InputCode* x) { return broadcast_input(x); }
     PACE_INLINE uint8_t* unpack(const CodesU4&, const uint8_t* p, uint8_t* out) {
-#pragma GCC unroll 4
-        for (int v = 0; v < kVectors; ++v) {
+        PACE_EACH(v, kVectors) {
             const Bytes both = load_bytes(p + v * kVectorBytes);
             store_bytes(out + v * kVectorBytes, low_nibbles(both));
             store_bytes(out + 64 + v * kVectorBytes, high_nibbles(both));
@@ -105,8 +102,7 @@ struct CodesU4Near {
     }
     PACE_INLINE auto broadcast(const InputCode* x) { return broadcast_input(x); }
     PACE_INLINE uint8_t* unpack(const CodesU4Near& codes, const uint8_t* p, uint8_t* out) {
-#pragma GCC unroll 4
-        for (int v = 0; v < kVectors; ++v) {
+        PACE_EACH(v, kVectors) {
             const Bytes both = load_bytes(p + v * kVectorBytes);
             store_bytes(out + v * kVectorBytes, codes.distances(low_nibbles(both)));
             store_bytes(out + 64 + v * kVectorBytes, codes.distances(high_nibbles(both)));
@@ -118,7 +114,7 @@ struct CodesU4Near {
     struct Distances {
         int8_t of_code[16];
         explicit Distances(const PackedHeader& h) {
-            for (int c = 0; c < 16; ++c) of_code[c] = int8_t(h.levels[c] - h.least_level());
+            for (int c = 0; c < 16; ++c) of_code[c] = int8_t(h.levels[c] - h.min_level());
         }
     };
 };
@@ -143,8 +139,7 @@ struct CodesU5 {
     PACE_INLINE auto broadcast(const InputCode* x) { return broadcast_input(x); }
     PACE_INLINE uint8_t* unpack(const CodesU5&, const uint8_t* p, uint8_t* out) {
         unrolled<8>([&](auto s) __attribute__((always_inline)) {
-#pragma GCC unroll 4
-            for (int v = 0; v < kVectors; ++v)
+            PACE_EACH(v, kVectors)
                 store_bytes(out + s * 64 + v * kVectorBytes, Planes<5>::step<s>(p + v * kVectorBytes));
         });
         return out + 8 * 64;
@@ -205,31 +200,23 @@ PACE_INLINE void add_steps(const Codes& codes, const typename Codes::Input*& x, 
                            int64_t panel_bytes, int64_t count, typename Codes::Sum (&sums)[R][P * kVectors]) {
     for (int64_t k = 0; k < count; k += Codes::kStep, x += Codes::kStep, w += Codes::kStepBytes) {
         if constexpr (R >= Codes::kPrefetchRows)
-#pragma GCC unroll 8
-            for (int line = 0; line < Codes::kStepBytes; line += 64) __builtin_prefetch(w + line + kPrefetchBytes);
+            PACE_EACH(line, Codes::kStepBytes / 64) __builtin_prefetch(w + 64 * line + kPrefetchBytes);
         if constexpr (R * P == 1) {  // one vector at a time, because registers are scarce
             decltype(Codes::broadcast(x)) inputs[Codes::kFactors];
-#pragma GCC unroll 16
-            for (int q = 0; q < Codes::kFactors; ++q) inputs[q] = Codes::broadcast(x + 4 * q);
-#pragma GCC unroll 16
-            for (int v = 0; v < kVectors; ++v) {
+            PACE_EACH(q, Codes::kFactors) inputs[q] = Codes::broadcast(x + 4 * q);
+            PACE_EACH(v, kVectors) {
                 typename Codes::Weight weights[Codes::kFactors];
                 Codes::decode(codes, w + v * kVectorBytes, weights);
-#pragma GCC unroll 16
-                for (int q = 0; q < Codes::kFactors; ++q) sums[0][v] = dot(sums[0][v], weights[q], inputs[q]);
+                PACE_EACH(q, Codes::kFactors) sums[0][v] = dot(sums[0][v], weights[q], inputs[q]);
             }
         } else {
             typename Codes::Weight weights[P * kVectors][Codes::kFactors];
-#pragma GCC unroll 16
-            for (int v = 0; v < P * kVectors; ++v)
+            PACE_EACH(v, P * kVectors)
                 Codes::decode(codes, w + v / kVectors * panel_bytes + v % kVectors * kVectorBytes, weights[v]);
-#pragma GCC unroll 16
-            for (int q = 0; q < Codes::kFactors; ++q)
-#pragma GCC unroll 16
-                for (int r = 0; r < R; ++r) {
+            PACE_EACH(q, Codes::kFactors)
+                PACE_EACH(r, R) {
                     const auto input = Codes::broadcast(x + r * x_stride + 4 * q);
-#pragma GCC unroll 16
-                    for (int v = 0; v < P * kVectors; ++v) sums[r][v] = dot(sums[r][v], weights[v][q], input);
+                    PACE_EACH(v, P * kVectors) sums[r][v] = dot(sums[r][v], weights[v][q], input);
                 }
         }
     }
@@ -246,29 +233,22 @@ PACE_INLINE void add_parts_of_steps(const typename Codes::Input*& x, int64_t x_s
             for (int line = 0; line < Codes::kStepBytes; line += 64) __builtin_prefetch(w + line + kPrefetchBytes);
         unrolled<kParts>([&](auto part) __attribute__((always_inline)) {
             Sum sums[R][P * kVectors];
-#pragma GCC unroll 16
-            for (int r = 0; r < R; ++r)
-#pragma GCC unroll 16
-                for (int v = 0; v < P * kVectors; ++v) sums[r][v] = Sum{};
+            PACE_EACH(r, R)
+                PACE_EACH(v, P * kVectors) sums[r][v] = Sum{};
             unrolled<kFactors>([&](auto factor) __attribute__((always_inline)) {
                 constexpr int s = part * kFactors + factor;
                 typename Codes::Weight weights[P * kVectors];
-#pragma GCC unroll 16
-                for (int v = 0; v < P * kVectors; ++v)
+                PACE_EACH(v, P * kVectors)
                     weights[v] =
                         Codes::template weight<s>(w + v / kVectors * panel_bytes + v % kVectors * kVectorBytes);
-#pragma GCC unroll 16
-                for (int r = 0; r < R; ++r) {
+                PACE_EACH(r, R) {
                     const auto input = Codes::broadcast(x + r * x_stride + 4 * s);
-#pragma GCC unroll 16
-                    for (int v = 0; v < P * kVectors; ++v) sums[r][v] = dot(sums[r][v], weights[v], input);
+                    PACE_EACH(v, P * kVectors) sums[r][v] = dot(sums[r][v], weights[v], input);
                 }
             });
             const AddLanes<Sum> add_lanes;
-#pragma GCC unroll 16
-            for (int r = 0; r < R; ++r)
-#pragma GCC unroll 16
-                for (int v = 0; v < P * kVectors; ++v) dots[r][v] = add_lanes(dots[r][v], sums[r][v]);
+            PACE_EACH(r, R)
+                PACE_EACH(v, P * kVectors) dots[r][v] = add_lanes(dots[r][v], sums[r][v]);
         });
     }
 }
@@ -279,10 +259,8 @@ template <class Codes, int R, int P, class Start>
 PACE_INLINE void dots_of_group(const Codes& codes, const typename Codes::Input*& x, int64_t x_stride, const uint8_t*& w,
                                int64_t panel_bytes, int64_t count, const Start& start, I32 (&dots)[R][P * kVectors]) {
     using Sum = typename Codes::Sum;
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r)
-#pragma GCC unroll 16
-        for (int v = 0; v < P * kVectors; ++v) dots[r][v] = start(r, v);
+    PACE_EACH(r, R)
+        PACE_EACH(v, P * kVectors) dots[r][v] = start(r, v);
     if constexpr (std::is_same_v<Sum, I32>) {
         add_steps<Codes, R, P>(codes, x, x_stride, w, panel_bytes, count, dots);
     } else if constexpr (Codes::kSumK < Codes::kStep) {
@@ -290,17 +268,13 @@ PACE_INLINE void dots_of_group(const Codes& codes, const typename Codes::Input*&
     } else {
         for (int64_t k = 0; k < count; k += Codes::kSumK) {
             Sum sums[R][P * kVectors];
-#pragma GCC unroll 16
-            for (int r = 0; r < R; ++r)
-#pragma GCC unroll 16
-                for (int v = 0; v < P * kVectors; ++v) sums[r][v] = Sum{};
+            PACE_EACH(r, R)
+                PACE_EACH(v, P * kVectors) sums[r][v] = Sum{};
             add_steps<Codes, R, P>(codes, x, x_stride, w, panel_bytes,
                                    count - k < Codes::kSumK ? count - k : Codes::kSumK, sums);
             const AddLanes<Sum> add_lanes;
-#pragma GCC unroll 16
-            for (int r = 0; r < R; ++r)
-#pragma GCC unroll 16
-                for (int v = 0; v < P * kVectors; ++v) dots[r][v] = add_lanes(dots[r][v], sums[r][v]);
+            PACE_EACH(r, R)
+                PACE_EACH(v, P * kVectors) dots[r][v] = add_lanes(dots[r][v], sums[r][v]);
         }
     }
 }
@@ -309,11 +283,9 @@ PACE_INLINE void dots_of_group(const Codes& codes, const typename Codes::Input*&
 template <int kSums>
 PACE_INLINE void add_group(const I32 (&dots)[kSums], const F32* scales, const F32* mins, const float* x_scale,
                            const float* x_sum, F32 (&sum)[kSums]) {
-#pragma GCC unroll 16
-    for (int v = 0; v < kSums; ++v) sum[v] = fused_fma(to_f32(dots[v]), scales[v] * broadcast(*x_scale), sum[v]);
+    PACE_EACH(v, kSums) sum[v] = fused_fma(to_f32(dots[v]), scales[v] * broadcast(*x_scale), sum[v]);
     if (!mins) return;
-#pragma GCC unroll 16
-    for (int v = 0; v < kSums; ++v) sum[v] = fused_fma(mins[v] * broadcast(*x_scale), broadcast(*x_sum), sum[v]);
+    PACE_EACH(v, kSums) sum[v] = fused_fma(mins[v] * broadcast(*x_scale), broadcast(*x_sum), sum[v]);
 }
 
 // Fields of the header that all tiles of a call share; computing them takes divisions.
@@ -336,8 +308,7 @@ struct QuantizedWeight {
     // Loads scales for the 16 outputs of a panel, or the powers of two for group scales.
     void load_row_scales(int64_t panel, F32* scales) const {
         if (group) return load_powers((const int8_t*)row_scales + 16 * panel, scales);
-#pragma GCC unroll 4
-        for (int v = 0; v < kVectors; ++v) scales[v] = load((const float*)row_scales + 16 * panel + v * kLanes);
+        PACE_EACH(v, kVectors) scales[v] = load((const float*)row_scales + 16 * panel + v * kLanes);
     }
     // Number of k in input group g.
     int64_t count(int64_t g) const {

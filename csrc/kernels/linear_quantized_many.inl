@@ -45,10 +45,8 @@ PACE_INLINE void sum_own_products(const uint8_t* p, const uint8_t* end, float* o
     I32 sums[kVectors];
     for (I32& sum : sums) sum = broadcast_int(0);
     for (; p < end; p += kUnpackedBytes)
-#pragma GCC unroll 4
-        for (int v = 0; v < kVectors; ++v) sums[v] = own_products(sums[v], load_unpacked(p + v * kVectorBytes));
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) store(out + v * kLanes, from_bits(sums[v]));
+        PACE_EACH(v, kVectors) sums[v] = own_products(sums[v], load_unpacked(p + v * kVectorBytes));
+    PACE_EACH(v, kVectors) store(out + v * kLanes, from_bits(sums[v]));
 }
 
 // Unpacks groups of inputs [first, end) of a panel.
@@ -65,8 +63,7 @@ static void unpack_block(const Codes& codes, const QuantizedWeight& w, int64_t p
         out = unpack_codes(codes, p, count, out);
         if (Codes::Unpacked::kHasOwnProducts) sum_own_products(begin, out, block.own_products[g - first]);
         const F16* const place = w.group ? (const F16*)(w.panel(panel) + w.h.scales_offset(k / w.group)) : nullptr;
-#pragma GCC unroll 4
-        for (int v = 0; v < kVectors; ++v) {
+        PACE_EACH(v, kVectors) {
             store(block.scales[g - first] + v * kLanes,
                   place ? load(place + v * kLanes) * row_scales[v] : row_scales[v]);
             if (w.h.has_mins)
@@ -78,13 +75,11 @@ static void unpack_block(const Codes& codes, const QuantizedWeight& w, int64_t p
 
 template <int kSums>
 PACE_INLINE void load_row(const float* sums, F32 (&row)[kSums]) {
-#pragma GCC unroll 16
-    for (int v = 0; v < kSums; ++v) row[v] = load(sums + v * kLanes);
+    PACE_EACH(v, kSums) row[v] = load(sums + v * kLanes);
 }
 template <int kSums>
 PACE_INLINE void store_row(float* sums, const F32 (&row)[kSums]) {
-#pragma GCC unroll 16
-    for (int v = 0; v < kSums; ++v) store(sums + v * kLanes, row[v]);
+    PACE_EACH(v, kSums) store(sums + v * kLanes, row[v]);
 }
 
 // One tile: R rows x P panels over the groups of inputs [first, end), which `blocks` contain. Adds to `sums` unless
@@ -98,8 +93,7 @@ template <class Unpacked, int R, int P>
     if (first == 0)
         for (int r = 0; r < R; ++r) store_row(sums + r * sums_stride, sum[0]);
     else if (kSumsStay)
-#pragma GCC unroll 16
-        for (int r = 0; r < R; ++r) load_row(sums + r * sums_stride, sum[r]);
+        PACE_EACH(r, R) load_row(sums + r * sums_stride, sum[r]);
 
     const InputRows<typename Unpacked::Input> inputs(w, x, x_stride);
     const auto* codes_of_x = inputs.codes + first * w.input_group;
@@ -119,8 +113,7 @@ template <class Unpacked, int R, int P>
 
         const auto end_group = [&](auto with_mins) {
             F32 scales[kSums], mins[kSums];
-#pragma GCC unroll 16
-            for (int v = 0; v < kSums; ++v) {
+            PACE_EACH(v, kSums) {
                 scales[v] = of_block(&UnpackedBlock::scales, v);
                 if (with_mins) mins[v] = of_block(&UnpackedBlock::mins, v);
             }
@@ -132,8 +125,7 @@ template <class Unpacked, int R, int P>
                 if (!kSumsStay) store_row(sums + r * sums_stride, row);
             };
             if constexpr (Unpacked::kUnrolledEnd) {
-#pragma GCC unroll 16
-                for (int r = 0; r < R; ++r) end_row(r);
+                PACE_EACH(r, R) end_row(r);
             } else {
 #pragma GCC unroll 1
                 for (int r = 0; r < R; ++r) end_row(r);
@@ -145,8 +137,7 @@ template <class Unpacked, int R, int P>
             end_group(std::false_type());
     }
     if (kSumsStay)
-#pragma GCC unroll 16
-        for (int r = 0; r < R; ++r) store_row(sums + r * sums_stride, sum[r]);
+        PACE_EACH(r, R) store_row(sums + r * sums_stride, sum[r]);
 }
 
 // Tiles for `rows` rows, at most Unpacked::kRows, x `panels` panels, at most kManyPanels.

@@ -18,27 +18,20 @@ PACE_INLINE void add_unit(const Codes& codes, const uint8_t* p, const int8_t* gr
     unrolled<8 / Codes::kSumSteps>([&](auto part) __attribute__((always_inline)) {
         constexpr int kFirst = part * Codes::kSumSteps, kGroup = kFirst / Codes::kGroupSteps;
         Sum sums[R][kVectors];
-#pragma GCC unroll 8
-        for (int r = 0; r < R; ++r)
-#pragma GCC unroll 4
-            for (int v = 0; v < kVectors; ++v) sums[r][v] = Sum{};
+        PACE_EACH(r, R)
+            PACE_EACH(v, kVectors) sums[r][v] = Sum{};
         unrolled<Codes::kSumSteps>([&](auto step) __attribute__((always_inline)) {
             constexpr int s = kFirst + step;
             typename Codes::Weight weights[kVectors];
-#pragma GCC unroll 4
-            for (int v = 0; v < kVectors; ++v) weights[v] = Codes::template step<s>(codes, p + v * kVectorBytes);
-#pragma GCC unroll 8
-            for (int r = 0; r < R; ++r) {
+            PACE_EACH(v, kVectors) weights[v] = Codes::template step<s>(codes, p + v * kVectorBytes);
+            PACE_EACH(r, R) {
                 const auto input = broadcast_input(x + r * x_stride + 4 * s);
-#pragma GCC unroll 4
-                for (int v = 0; v < kVectors; ++v) sums[r][v] = dot(sums[r][v], weights[v], input);
+                PACE_EACH(v, kVectors) sums[r][v] = dot(sums[r][v], weights[v], input);
             }
         });
-#pragma GCC unroll 4
-        for (int v = 0; v < kVectors; ++v) {
+        PACE_EACH(v, kVectors) {
             const I32 scale = scale_of<Sum>(load_int(group_scales + kGroup * 16 + v * kLanes));
-#pragma GCC unroll 8
-            for (int r = 0; r < R; ++r) total[r][v] = add_scaled(total[r][v], sums[r][v], scale);
+            PACE_EACH(r, R) total[r][v] = add_scaled(total[r][v], sums[r][v], scale);
         }
     });
 }
@@ -61,45 +54,34 @@ template <class Codes, int R>
             const int64_t c = 2 * b + half;
             const int first_group = half * Codes::kGroups / 2;
             I32 total[R][kVectors];
-#pragma GCC unroll 8
-            for (int r = 0; r < R; ++r)
-#pragma GCC unroll 4
-                for (int v = 0; v < kVectors; ++v) total[r][v] = broadcast_int(0);
+            PACE_EACH(r, R)
+                PACE_EACH(v, kVectors) total[r][v] = broadcast_int(0);
 #pragma GCC unroll 1
             for (int u = 0; u < kUnitsOfHalf; ++u, unit += kUnitBytes) {
-#pragma GCC unroll 8
-                for (int line = 0; line < kUnitBytes; line += 64) __builtin_prefetch(unit + line + kPrefetchBytes);
+                PACE_EACH(line, kUnitBytes / 64) __builtin_prefetch(unit + 64 * line + kPrefetchBytes);
                 add_unit<Codes, R>(codes, unit, head.group_scales + (first_group + u * (32 / Codes::kGroup)) * 16,
                                    inputs.codes + 128 * c + 32 * u, inputs.codes_stride, total);
             }
             const int8_t* const numbers = (has_mins ? head.group_mins : head.group_scales) + first_group * 16;
             I32 numbers_of[kUnitsOfHalf][kVectors];
             if (has_mins || has_offset)
-#pragma GCC unroll 8
-                for (int j = 0; j < kUnitsOfHalf; ++j)
-#pragma GCC unroll 4
-                    for (int v = 0; v < kVectors; ++v) numbers_of[j][v] = numbers_of_sums<Codes>(numbers, j, v);
-#pragma GCC unroll 8
-            for (int r = 0; r < R; ++r) {
+                PACE_EACH(j, kUnitsOfHalf)
+                    PACE_EACH(v, kVectors) numbers_of[j][v] = numbers_of_sums<Codes>(numbers, j, v);
+            PACE_EACH(r, R) {
                 I32 sums[kVectors];
-#pragma GCC unroll 4
-                for (int v = 0; v < kVectors; ++v) sums[v] = broadcast_int(0);
+                PACE_EACH(v, kVectors) sums[v] = broadcast_int(0);
                 if (has_mins || has_offset)
-#pragma GCC unroll 8
-                    for (int j = 0; j < kUnitsOfHalf; ++j) {
+                    PACE_EACH(j, kUnitsOfHalf) {
                         const I32 of_inputs = broadcast_sums(inputs.sums + 8 * c + r * inputs.sums_stride, j);
-#pragma GCC unroll 4
-                        for (int v = 0; v < kVectors; ++v) sums[v] = add_pairs(sums[v], numbers_of[j][v], of_inputs);
+                        PACE_EACH(v, kVectors) sums[v] = add_pairs(sums[v], numbers_of[j][v], of_inputs);
                     }
                 add_half(total[r], sums, codes.offset, head.scales, has_mins ? head.mins : nullptr,
                          inputs.scales[c + r * inputs.scales_stride], sum[r]);
             }
         }
     }
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r)
-#pragma GCC unroll 4
-        for (int v = 0; v < kVectors; ++v) store(out + r * out_stride + v * kLanes, sum[r][v]);
+    PACE_EACH(r, R)
+        PACE_EACH(v, kVectors) store(out + r * out_stride + v * kLanes, sum[r][v]);
 }
 
 template <class Codes, int R = 1>

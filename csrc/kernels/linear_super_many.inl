@@ -51,8 +51,7 @@ static void unpack_super_blocks(const Codes& codes, const PackedHeader& h, int64
     for (int64_t b = 0; b < end - first; ++b, p += h.super_block_bytes()) {
         const SuperHead<Codes> head(h, p);
         const int8_t* const numbers = h.has_mins ? head.group_mins : head.group_scales;
-#pragma GCC unroll 4
-        for (int v = 0; v < kVectors; ++v) {
+        PACE_EACH(v, kVectors) {
             const int lane = v * kLanes;
             for (int half = 0; half < 2; ++half) {
                 store(block.scales[2 * b + half] + lane, head.scales[v]);
@@ -68,11 +67,9 @@ static void unpack_super_blocks(const Codes& codes, const PackedHeader& h, int64
         }
         const uint8_t* unit = head.codes;
         for (int u = 0; u < 8; ++u, unit += Codes::kUnitBytes, out += 8 * 64) {
-#pragma GCC unroll 8
-            for (int line = 0; line < Codes::kUnitBytes; line += 64) __builtin_prefetch(unit + line + kPrefetchBytes);
+            PACE_EACH(line, Codes::kUnitBytes / 64) __builtin_prefetch(unit + 64 * line + kPrefetchBytes);
             unrolled<8>([&](auto s) __attribute__((always_inline)) {
-#pragma GCC unroll 4
-                for (int v = 0; v < kVectors; ++v)
+                PACE_EACH(v, kVectors)
                     store_bytes(out + s * 64 + v * kVectorBytes,
                                 Codes::template bytes<s>(codes, unit + v * kVectorBytes));
             });
@@ -95,10 +92,8 @@ template <class Codes, int R, int P>
     const bool has_mins = h.has_mins;
     for (int64_t c = 0; c < halves; ++c) {
         I32 total[R][kSums];
-#pragma GCC unroll 16
-        for (int r = 0; r < R; ++r)
-#pragma GCC unroll 16
-            for (int v = 0; v < kSums; ++v) total[r][v] = broadcast_int(0);
+        PACE_EACH(r, R)
+            PACE_EACH(v, kSums) total[r][v] = broadcast_int(0);
         const InputCode* codes_of_x = inputs.codes + 128 * (first + c);
         const uint8_t* codes = blocks->codes + c * 128 * 16;
 #pragma GCC unroll 1
@@ -106,61 +101,48 @@ template <class Codes, int R, int P>
 #pragma GCC unroll 1
             for (int part = 0; part < Unpacked::kGroupSteps; part += Unpacked::kSumSteps) {
                 Sum sums[R][kSums];
-#pragma GCC unroll 16
-                for (int r = 0; r < R; ++r)
-#pragma GCC unroll 16
-                    for (int v = 0; v < kSums; ++v) sums[r][v] = Sum{};
+                PACE_EACH(r, R)
+                    PACE_EACH(v, kSums) sums[r][v] = Sum{};
 #pragma GCC unroll 8
                 for (int s = 0; s < Unpacked::kSumSteps; ++s, codes += 64, codes_of_x += 4) {
                     decltype(Unpacked::weight(codes)) weights[kSums];
-#pragma GCC unroll 16
-                    for (int v = 0; v < kSums; ++v)
+                    PACE_EACH(v, kSums)
                         weights[v] = Unpacked::weight(codes + v / kVectors * sizeof(UnpackedSuperBlocks) +
                                                       v % kVectors * kVectorBytes);
-#pragma GCC unroll 16
-                    for (int r = 0; r < R; ++r) {
+                    PACE_EACH(r, R) {
                         const auto input = broadcast_input(codes_of_x + r * inputs.codes_stride);
-#pragma GCC unroll 16
-                        for (int v = 0; v < kSums; ++v) sums[r][v] = dot(sums[r][v], weights[v], input);
+                        PACE_EACH(v, kSums) sums[r][v] = dot(sums[r][v], weights[v], input);
                     }
                 }
-#pragma GCC unroll 16
-                for (int v = 0; v < kSums; ++v) {
+                PACE_EACH(v, kSums) {
                     const I32 scale =
                         load_int(blocks[v / kVectors].group_scales[c * kGroupsOfHalf + g] + v % kVectors * kLanes);
-#pragma GCC unroll 16
-                    for (int r = 0; r < R; ++r) total[r][v] = add_scaled(total[r][v], sums[r][v], scale);
+                    PACE_EACH(r, R) total[r][v] = add_scaled(total[r][v], sums[r][v], scale);
                 }
             }
         F32 scales[kSums], mins[kSums];
-#pragma GCC unroll 16
-        for (int v = 0; v < kSums; ++v) {
+        PACE_EACH(v, kSums) {
             scales[v] = load(blocks[v / kVectors].scales[c] + v % kVectors * kLanes);
             mins[v] = load(blocks[v / kVectors].mins[c] + v % kVectors * kLanes);
         }
-#pragma GCC unroll 16
-        for (int r = 0; r < R; ++r) {
+        PACE_EACH(r, R) {
             I32 sums[kSums];
             F32 row[kSums];
-#pragma GCC unroll 16
-            for (int v = 0; v < kSums; ++v) {
+            PACE_EACH(v, kSums) {
                 sums[v] = broadcast_int(0);
                 row[v] = first + c == 0 ? zero() : load(out + r * out_stride + v * kLanes);
             }
             if (has_mins || offset)
-#pragma GCC unroll 4
-                for (int j = 0; j < 4; ++j) {
+                PACE_EACH(j, 4) {
                     const I32 of_inputs = broadcast_sums(inputs.sums + 8 * (first + c) + r * inputs.sums_stride, j);
-#pragma GCC unroll 16
-                    for (int v = 0; v < kSums; ++v)
+                    PACE_EACH(v, kSums)
                         sums[v] = add_pairs(sums[v],
                                             load_int(blocks[v / kVectors].numbers[4 * c + j] + v % kVectors * kLanes),
                                             of_inputs);
                 }
             add_half(total[r], sums, offset, scales, has_mins ? mins : nullptr,
                      inputs.scales[first + c + r * inputs.scales_stride], row);
-#pragma GCC unroll 16
-            for (int v = 0; v < kSums; ++v) store(out + r * out_stride + v * kLanes, row[v]);
+            PACE_EACH(v, kSums) store(out + r * out_stride + v * kLanes, row[v]);
         }
     }
 }

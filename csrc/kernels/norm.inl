@@ -17,12 +17,10 @@ constexpr int kNormTotals = 4;
 template <class Term>
 PACE_INLINE float sum_over_row(int64_t k, const Term& term) {
     F32 totals[kNormTotals];
-#pragma GCC unroll 4
-    for (int t = 0; t < kNormTotals; ++t) totals[t] = zero();
+    PACE_EACH(t, kNormTotals) totals[t] = zero();
     int64_t i = 0;
     for (; i + kNormTotals * kLanes <= k; i += kNormTotals * kLanes) {
-#pragma GCC unroll 4
-        for (int t = 0; t < kNormTotals; ++t) totals[t] = totals[t] + term(i + t * kLanes, kLanes);
+        PACE_EACH(t, kNormTotals) totals[t] = totals[t] + term(i + t * kLanes, kLanes);
     }
     for (; i < k; i += kLanes) totals[0] = totals[0] + term(i, k - i < kLanes ? int(k - i) : kLanes);
     return reduce_add((totals[0] + totals[1]) + (totals[2] + totals[3]));

@@ -60,7 +60,7 @@ static void quantize_input(const float* x, const PackedHeader& h, void* row) {
     float* const scales = (float*)QuantizedInput::scales(row, h);
     float* const sums = (float*)QuantizedInput::sums(row, h);
     int32_t* const starts = (int32_t*)QuantizedInput::starts(row, h);
-    const int32_t offset = distances ? -h.least_level() : kSignedOffset;
+    const int32_t offset = distances ? -h.min_level() : kSignedOffset;
     const int64_t group = h.input_group();
     for (int64_t k = h.k; k < h.k_padded; ++k) codes[k] = 0;
     for (int64_t g = 0, k = 0; k < h.k_padded; ++g, k += group) {

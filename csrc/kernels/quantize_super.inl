@@ -8,8 +8,8 @@
 
 // Parameters of a K type with minima.
 struct AffineKType {
-    int most, most_scale, group;  // upper bounds of codes and of the groups' integers; the group size
-    float first, step;            // start and step of the search
+    int max_code, max_scale, group;  // upper bounds of codes and of the groups' integers; the group size
+    float first, step;               // start and step of the search
     int steps;
     bool by_magnitude;
 };
@@ -30,12 +30,12 @@ PACE_INLINE float sum_of_group(int group, const F& f) {
 
 // The smallest and the largest element, as torch's amin and amax for finite numbers.
 PACE_INLINE void ends_of_group(const float* x, int group, float& low, float& high) {
-    F32 least = load(x), most = least;
+    F32 lowest = load(x), highest = lowest;
     for (int i = kLanes; i < group; i += kLanes) {
         const F32 v = load(x + i);
-        least = min(v, least), most = max(v, most);
+        lowest = min(v, lowest), highest = max(v, highest);
     }
-    low = -reduce_max(negate(least)), high = reduce_max(most);
+    low = -reduce_max(negate(lowest)), high = reduce_max(highest);
 }
 
 // `fit_affine`: a group's scale, and the distance of its minimum below zero.
@@ -48,7 +48,7 @@ static void fit_affine(const AffineKType& type, const float* x, float& best_scal
         best_scale = 0.0f, best_low = -low;
         return;
     }
-    const float length = high - low, most = float(type.most);
+    const float length = high - low, highest = float(type.max_code);
     alignas(64) float weights[kMostGroup], above[kMostGroup], levels[kMostGroup];
     const float spread_of_all =
         type.by_magnitude
@@ -60,7 +60,7 @@ static void fit_affine(const AffineKType& type, const float* x, float& best_scal
     }
     const auto set_levels = [&](float inverse) {
         for (int i = 0; i < group; i += kLanes)
-            store(levels + i, rounded_within(broadcast(inverse) * load(above + i), 0.0f, most));
+            store(levels + i, rounded_within(broadcast(inverse) * load(above + i), 0.0f, highest));
     };
     const auto error = [&](float scale, float start) {
         return sum_of_group(group, [&](int i) {
@@ -70,12 +70,12 @@ static void fit_affine(const AffineKType& type, const float* x, float& best_scal
     };
     const float sum_w = sum_of_group(group, [&](int i) { return load(weights + i); });
     const float sum_x = sum_of_group(group, [&](int i) { return load(weights + i) * load(x + i); });
-    const float inverse = most / length;
+    const float inverse = highest / length;
     set_levels(inverse);
     best_scale = 1.0f / inverse;
-    float start = low, least = error(best_scale, start);
+    float start = low, best_error = error(best_scale, start);
     for (int step = 0; step <= type.steps; ++step) {
-        set_levels((type.first + type.step * float(step) + most) / length);
+        set_levels((type.first + type.step * float(step) + highest) / length);
         const auto weighted = [&](int i) { return load(weights + i) * load(levels + i); };
         const float sum_l = sum_of_group(group, weighted);
         const float sum_l2 = sum_of_group(group, [&](int i) { return weighted(i) * load(levels + i); });
@@ -85,35 +85,35 @@ static void fit_affine(const AffineKType& type, const float* x, float& best_scal
         float scale = (sum_w * sum_xl - sum_x * sum_l) / spread, begin = (sum_l2 * sum_x - sum_l * sum_xl) / spread;
         if (begin > 0.0f) scale = sum_xl / sum_l2, begin = 0.0f;
         const float found = error(scale, begin);
-        if (found < least) best_scale = scale, start = begin, least = found;
+        if (found < best_error) best_scale = scale, start = begin, best_error = found;
     }
     best_low = -start;
 }
 
 // `as_numbers`: integers, and the factor for them.
-static F16 as_numbers(const float* values, int groups, int most, int8_t* numbers) {
+static F16 as_numbers(const float* values, int groups, int highest, int8_t* numbers) {
     float largest = values[0];
     for (int g = 1; g < groups; ++g) largest = values[g] > largest ? values[g] : largest;
     F16 super;
-    const float step = largest / float(most);
+    const float step = largest / float(highest);
     from_float(largest > 0.0f ? step : 0.0f, super);
     const bool some = to_float(super) > 0.0f;  // if not, `inverse` may be infinite
-    const float inverse = some ? float(most) / largest : 0.0f;
+    const float inverse = some ? float(highest) / largest : 0.0f;
     for (int g = 0; g < groups; ++g) {
         const float number = __builtin_rintf(inverse * values[g]);
-        numbers[g] = int8_t(number < float(most) ? number : float(most));
+        numbers[g] = int8_t(number < float(highest) ? number : float(highest));
     }
     return super;
 }
 
 PACE_INLINE bool is_finite(F16 half) { return (half.bits & 0x7c00) != 0x7c00; }
 
-// Codes of a group: round((x + low) / scale), clamped to [least, most], plus `offset`.
-PACE_INLINE void super_codes(const float* x, int group, float scale, float low, float least, float most, float offset,
-                             int8_t* codes) {
+// Codes of a group: round((x + low) / scale), clamped to [lowest, highest], plus `offset`.
+PACE_INLINE void super_codes(const float* x, int group, float scale, float low, float lowest, float highest,
+                             float offset, int8_t* codes) {
     for (int i = 0; i < group; i += kLanes) {
         const F32 code =
-            scale == 0.0f ? zero() : rounded_within((load(x + i) + broadcast(low)) / broadcast(scale), least, most);
+            scale == 0.0f ? zero() : rounded_within((load(x + i) + broadcast(low)) / broadcast(scale), lowest, highest);
         store(codes + i, code + broadcast(offset));
     }
 }
@@ -124,13 +124,13 @@ static bool quantize_affine_super_block(const AffineKType& type, const float* x,
     const int groups = int(kSuperBlock) / type.group;
     float of_groups[kMostGroups], lows[kMostGroups];
     for (int g = 0; g < groups; ++g) fit_affine(type, x + g * type.group, of_groups[g], lows[g]);
-    super_scale = as_numbers(of_groups, groups, type.most_scale, scales);
-    const F16 low = as_numbers(lows, groups, type.most_scale, mins);
+    super_scale = as_numbers(of_groups, groups, type.max_scale, scales);
+    const F16 low = as_numbers(lows, groups, type.max_scale, mins);
     super_min = F16{uint16_t(low.bits ^ 0x8000)};
     if (!is_finite(super_scale) || !is_finite(low)) return false;
     for (int g = 0; g < groups; ++g)
         super_codes(x + g * type.group, type.group, float(scales[g]) * to_float(super_scale),
-                    float(mins[g]) * to_float(low), 0.0f, float(type.most), 0.0f, codes + g * type.group);
+                    float(mins[g]) * to_float(low), 0.0f, float(type.max_code), 0.0f, codes + g * type.group);
     return true;
 }
 
@@ -194,19 +194,22 @@ static float fit_q3(const float* x) {
 
 static bool quantize_symmetric_super_block(bool six, const float* x, int8_t* codes, int8_t* scales, F16& super_scale) {
     constexpr int kGroup = 16, kGroups = int(kSuperBlock) / kGroup;
-    const float half = six ? 32.0f : 4.0f, most = six ? 128.0f : 32.0f;
+    const float half = six ? 32.0f : 4.0f, highest = six ? 128.0f : 32.0f;
     float of_groups[kGroups];
     for (int g = 0; g < kGroups; ++g) of_groups[g] = six ? fit_q6(x + g * kGroup) : fit_q3(x + g * kGroup);
     for (const float scale : of_groups)
         if (!(__builtin_fabsf(scale) <= 3.4e38f)) return false;
     const float largest = largest_of(of_groups, kGroups);
     const bool some = __builtin_fabsf(largest) >= kLeastScale;
-    const float inverse = -most / (some ? largest : 1.0f);
+    const float inverse = -highest / (some ? largest : 1.0f);
     from_float(some ? 1.0f / inverse : 0.0f, super_scale);
     if (!is_finite(super_scale)) return false;
     for (int g = 0; g < kGroups; ++g) {
         const float number = __builtin_rintf(inverse * of_groups[g]);
-        scales[g] = int8_t(!some ? 0.0f : number < -most ? -most : number > most - 1.0f ? most - 1.0f : number);
+        scales[g] = int8_t(!some                     ? 0.0f
+                           : number < -highest       ? -highest
+                           : number > highest - 1.0f ? highest - 1.0f
+                                                     : number);
         super_codes(x + g * kGroup, kGroup, float(scales[g]) * to_float(super_scale), 0.0f, -half, half - 1.0f, half,
                     codes + g * kGroup);
     }

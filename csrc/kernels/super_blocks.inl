@@ -71,8 +71,7 @@ struct SuperHead {
 
     SuperHead(const PackedHeader& h, const uint8_t* p) {
         constexpr int kGroups = Codes::kGroups;
-#pragma GCC unroll 4
-        for (int v = 0; v < kVectors; ++v) {
+        PACE_EACH(v, kVectors) {
             scales[v] = load((const F16*)p + v * kLanes);
             mins[v] = h.has_mins ? load((const F16*)p + kPanelRows + v * kLanes) : zero();
         }
@@ -135,8 +134,7 @@ template <int kSums>
 PACE_INLINE void add_half(I32 (&total)[kSums], const I32 (&sums)[kSums], int32_t offset, const F32* scales,
                           const F32* mins, float x_scale, F32 (&sum)[kSums]) {
     const F32 by = broadcast(x_scale);
-#pragma GCC unroll 16
-    for (int v = 0; v < kSums; ++v) {
+    PACE_EACH(v, kSums) {
         if (offset) total[v] = total[v] - multiply(sums[v], broadcast_int(offset));
         sum[v] = fused_fma(to_f32(total[v]), scales[v] * by, sum[v]);
         if (mins) sum[v] = fused_fma(to_f32(sums[v]), mins[v] * by, sum[v]);

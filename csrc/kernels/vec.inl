@@ -35,6 +35,9 @@
 #define PACE_INLINE static inline __attribute__((always_inline))
 #endif
 
+// PACE_EACH(i, n): a loop over 0 <= i < n, unrolled completely; n is a constant of at most 16.
+#define PACE_EACH(i, n) _Pragma("GCC unroll 16") for (int i = 0; i < (n); ++i)
+
 #if PACE_ISA_EMULATED
 #include "vec_emulated.inl"
 #elif PACE_ISA_LEVEL >= 2

@@ -58,7 +58,7 @@ int row_pieces(int rows, int64_t row_work, int64_t tasks, int threads) {
 }  // namespace
 
 void AttentionOp::check_span(int64_t span) const {
-    const int64_t begin = query_start[span], end = query_start[span + 1], length = kv_len[span];
+    const int64_t begin = spans.query_start[span], end = spans.query_start[span + 1], length = spans.kv_len[span];
     if (begin > end || end > tokens) {
         refuse(span, "query_start goes from " + std::to_string(begin) + " to " + std::to_string(end) +
                          "; it must not fall and "
@@ -69,14 +69,14 @@ void AttentionOp::check_span(int64_t span) const {
         refuse(span, "kv_len is " + std::to_string(length) + ", less than its own " + std::to_string(end - begin) +
                          " tokens");
     }
-    if (divide_up(length, kBlockPositions) > table_stride) {
-        refuse(span,
-               "kv_len is " + std::to_string(length) + ", more than " + std::to_string(table_stride) + " blocks hold");
+    if (divide_up(length, kBlockPositions) > spans.table_stride) {
+        refuse(span, "kv_len is " + std::to_string(length) + ", more than " + std::to_string(spans.table_stride) +
+                         " blocks hold");
     }
     if (begin == end) return;
     const int64_t oldest = args.oldest(length - (end - begin));
     for (int64_t block = oldest / kBlockPositions; block * kBlockPositions < length; ++block) {
-        const int64_t id = block_table[span * table_stride + block];
+        const int64_t id = spans.block_table[span * spans.table_stride + block];
         if (id < 0 || id >= args.kv.num_blocks) {
             refuse(span, "entry " + std::to_string(block) + " of the block table is " + std::to_string(id) +
                              "; blocks are numbered 0 to " + std::to_string(args.kv.num_blocks - 1));
@@ -86,15 +86,15 @@ void AttentionOp::check_span(int64_t span) const {
 
 void AttentionOp::prepare(int threads) {
     table = &kernels();
-    if (query_start[0] != 0 || query_start[spans] != tokens) {
+    if (spans.query_start[0] != 0 || spans.query_start[spans.count] != tokens) {
         throw std::invalid_argument("query_start must go from 0 to the " + std::to_string(tokens) +
-                                    " tokens of q; it goes from " + std::to_string(query_start[0]) + " to " +
-                                    std::to_string(query_start[spans]));
+                                    " tokens of q; it goes from " + std::to_string(spans.query_start[0]) + " to " +
+                                    std::to_string(spans.query_start[spans.count]));
     }
     if (heads) check_slots(heads.slots, tokens, args.kv);
     preparations.clear();
     tiles.clear();
-    for (int64_t span = 0; span < spans; ++span) {
+    for (int64_t span = 0; span < spans.count; ++span) {
         check_span(span);
         add_tiles(span);
     }
@@ -109,8 +109,8 @@ void AttentionOp::prepare(int threads) {
 }
 
 void AttentionOp::add_tiles(int64_t span) {
-    const int64_t group = args.group(), begin = query_start[span], end = query_start[span + 1];
-    const int64_t span_rows = (end - begin) * group, first_position = kv_len[span] - (end - begin);
+    const int64_t group = args.group(), begin = spans.query_start[span], end = spans.query_start[span + 1];
+    const int64_t span_rows = (end - begin) * group, first_position = spans.kv_len[span] - (end - begin);
     const int64_t max_rows = args.max_rows();
     const bool prepares = heads && span_rows <= max_rows;
     if (heads && !prepares) {
@@ -123,7 +123,7 @@ void AttentionOp::add_tiles(int64_t span) {
         const int64_t first_row = tile * max_rows;
         const int rows = int(std::min(max_rows, span_rows - first_row));
         for (int64_t head = 0; head < args.kv.kv_heads; ++head) {
-            const int32_t* const blocks = block_table + span * table_stride;
+            const int32_t* const blocks = spans.block_table + span * spans.table_stride;
             const float* const queries = q + begin * args.q_token_stride + head * group * args.q_head_stride;
             tiles.push_back({{queries, begin, first_position, blocks, head, first_row, rows}, prepares});
         }
@@ -165,15 +165,15 @@ void AttentionOp::cut_tiles(int threads) {
 }
 
 int64_t AttentionOp::chunks(int phase) const {
-    return int64_t(phase == 0 ? preparations.size() : phase == 1 ? tasks.size() : merges.size());
+    return int64_t(phase == kPrepare ? preparations.size() : phase == kRows ? tasks.size() : merges.size());
 }
 
 void AttentionOp::run(int phase, int64_t chunk, int) const {
-    if (phase == 0) {
+    if (phase == kPrepare) {
         const Preparation& p = preparations[chunk];
         return prepare_heads(heads, p.first_token, p.tokens, p.first_head, p.kv_heads);
     }
-    if (phase == 1) return run_task(tasks[chunk]);
+    if (phase == kRows) return run_task(tasks[chunk]);
     const Merge& merge = merges[chunk];
     float* const scratch = static_cast<float*>(thread_scratch(attention_scratch_floats(args) * sizeof(float)));
     table->attention_merge(args, merge.rows, merge.partitions, states + merge.state, scratch);

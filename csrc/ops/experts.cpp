@@ -20,9 +20,9 @@ constexpr int64_t kMaxBlockRows = 128;
 
 // Up to this many rows the op is memory-bound, and chunks are shares of the weights to read: see ops/linear.cpp.
 constexpr int64_t kFewRows = 16;
-constexpr int64_t kMaxRowsAlone = 4;
+constexpr int64_t kMaxRowsPerThread = 4;
 // Maximum elements of hidden rows that every thread prepares for itself.
-constexpr int64_t kHiddenAlone = 32 * 1024;
+constexpr int64_t kMaxHiddenPerThread = 32 * 1024;
 
 // Panels of a block with many rows. Its sums (rows x panels x 64 bytes) must stay in the second-level cache, and
 // gathering the inputs should serve many panels.
@@ -87,12 +87,12 @@ void ExpertsOp::prepare(int threads) {
     pairs = rows * router.top_k;
     few = rows <= kFewRows;
     const bool mapped = gate_up.mapped || down.mapped;
-    alone = !mapped && rows <= kMaxRowsAlone && pairs * second.k <= kHiddenAlone;
-    copies = alone ? threads : 1;
+    per_thread = !mapped && rows <= kMaxRowsPerThread && pairs * second.k <= kMaxHiddenPerThread;
+    copies = per_thread ? threads : 1;
     x_plain = first.takes_floats && !norm;
     plain = second.takes_floats;
     // Each expert may have one last block that is not full; experts without rows have no blocks.
-    most_blocks = std::min(router.experts, pairs) + pairs / kMaxBlockRows;
+    max_blocks = std::min(router.experts, pairs) + pairs / kMaxBlockRows;
     rows_per_chunk = rows_of_chunk(first.k);
     pairs_per_chunk = rows_of_chunk(second.k);
     const int64_t usual_rows = std::clamp<int64_t>(pairs / router.experts, 1, kMaxBlockRows);
@@ -111,13 +111,13 @@ void ExpertsOp::prepare(int threads) {
             down_starts.push_back(std::min(second.panels, down_starts.back() + panels));
     }
 
-    const bool shared = !alone && rows > 0;
-    chunk_counts[0] = shared ? divide_up(rows, rows_per_chunk) : 0;
-    chunk_counts[1] = shared ? 1 : 0;
-    chunk_counts[2] = rows == 0 ? 0 : few ? int64_t(share_starts.size()) - 1 : most_blocks * panel_blocks;
-    chunk_counts[3] = shared && !plain ? divide_up(pairs, pairs_per_chunk) : 0;
-    chunk_counts[4] = rows == 0 ? 0 : int64_t(down_starts.size()) - 1;
-    sorted.assign(alone ? size_t(threads) : 0, false);
+    const bool shared = !per_thread && rows > 0;
+    chunk_counts[kRoute] = shared ? divide_up(rows, rows_per_chunk) : 0;
+    chunk_counts[kSort] = shared ? 1 : 0;
+    chunk_counts[kUp] = rows == 0 ? 0 : few ? int64_t(share_starts.size()) - 1 : max_blocks * panel_blocks;
+    chunk_counts[kHidden] = shared && !plain ? divide_up(pairs, pairs_per_chunk) : 0;
+    chunk_counts[kDown] = rows == 0 ? 0 : int64_t(down_starts.size()) - 1;
+    sorted.assign(per_thread ? size_t(threads) : 0, false);
     hidden_prepared = sorted;
 }
 
@@ -125,7 +125,7 @@ void ExpertsOp::prepare(int threads) {
 
 size_t ExpertsOp::copy_bytes() const {
     return in_lines(routing ? 0 : size_t(2 * pairs) * sizeof(float)) + in_lines(sizeof(int32_t)) +
-           in_lines(size_t(most_blocks) * sizeof(Block)) + in_lines(size_t(pairs) * sizeof(int32_t)) +
+           in_lines(size_t(max_blocks) * sizeof(Block)) + in_lines(size_t(pairs) * sizeof(int32_t)) +
            in_lines(size_t(pairs) * sizeof(float)) + in_lines(x_plain ? 0 : size_t(rows * first.input_bytes)) +
            in_lines(plain ? 0 : size_t(pairs * second.input_bytes));
 }
@@ -142,8 +142,8 @@ void ExpertsOp::set_workspace(void* memory) {
 }
 
 ExpertsOp::Copy ExpertsOp::copy_of(int thread) const {
-    char* next =
-        workspace + in_lines(size_t(pairs * second.k) * sizeof(float)) + (alone ? size_t(thread) * copy_bytes() : 0);
+    char* next = workspace + in_lines(size_t(pairs * second.k) * sizeof(float)) +
+                 (per_thread ? size_t(thread) * copy_bytes() : 0);
     const auto take = [&next](size_t bytes) {
         char* const taken = next;
         next += in_lines(bytes);
@@ -152,7 +152,7 @@ ExpertsOp::Copy ExpertsOp::copy_of(int thread) const {
     Copy copy;
     copy.routing = reinterpret_cast<float*>(take(routing ? 0 : size_t(2 * pairs) * sizeof(float)));
     copy.block_count = reinterpret_cast<int32_t*>(take(sizeof(int32_t)));
-    copy.blocks = reinterpret_cast<Block*>(take(size_t(most_blocks) * sizeof(Block)));
+    copy.blocks = reinterpret_cast<Block*>(take(size_t(max_blocks) * sizeof(Block)));
     copy.row_of = reinterpret_cast<int32_t*>(take(size_t(pairs) * sizeof(int32_t)));
     copy.weight = reinterpret_cast<float*>(take(size_t(pairs) * sizeof(float)));
     copy.inputs = take(x_plain ? 0 : size_t(rows * first.input_bytes));
@@ -162,7 +162,7 @@ ExpertsOp::Copy ExpertsOp::copy_of(int thread) const {
 
 ExpertsOp::Copy ExpertsOp::ready(int thread) const {
     const Copy copy = copy_of(thread);
-    if (alone && !sorted[size_t(thread)]) {
+    if (per_thread && !sorted[size_t(thread)]) {
         prepare_rows(copy, 0, rows);
         sort(copy);
         sorted[size_t(thread)] = true;
@@ -173,22 +173,22 @@ ExpertsOp::Copy ExpertsOp::ready(int thread) const {
 // ---- Phases
 
 void ExpertsOp::run(int phase, int64_t chunk, int thread) const {
-    if (phase == 0) {
+    if (phase == kRoute) {
         const int64_t begin = chunk * rows_per_chunk;
         return prepare_rows(copy_of(thread), begin, std::min(rows, begin + rows_per_chunk));
     }
-    if (phase == 1) {
+    if (phase == kSort) {
         sort(copy_of(thread));
         return read_ahead(copy_of(thread));
     }
     const Copy copy = ready(thread);
-    if (phase == 2 && !few) {
+    if (phase == kUp && !few) {
         const int64_t block = chunk / panel_blocks, begin = chunk % panel_blocks * panels_per_block;
         if (block < *copy.block_count)
             multiply_up(copy, copy.blocks[block], begin, std::min(first.panels, begin + panels_per_block));
         return;
     }
-    if (phase == 2) {  // a share of the tiles of all blocks, numbered consecutively
+    if (phase == kUp) {  // a share of the tiles of all blocks, numbered consecutively
         const int64_t tiles = divide_up(first.panels, kTilePanels), all = *copy.block_count * tiles;
         const int64_t end = scaled(share_starts[size_t(chunk) + 1], all);
         for (int64_t tile = scaled(share_starts[size_t(chunk)], all); tile < end;) {
@@ -199,11 +199,11 @@ void ExpertsOp::run(int phase, int64_t chunk, int thread) const {
         }
         return;
     }
-    if (phase == 3) {
+    if (phase == kHidden) {
         const int64_t begin = chunk * pairs_per_chunk;
         return prepare_hidden(copy, begin, std::min(pairs, begin + pairs_per_chunk));
     }
-    if (alone && !plain && !hidden_prepared[size_t(thread)]) {
+    if (per_thread && !plain && !hidden_prepared[size_t(thread)]) {
         prepare_hidden(copy, 0, pairs);
         hidden_prepared[size_t(thread)] = true;
     }
@@ -277,15 +277,15 @@ void ExpertsOp::multiply_up(const Copy& copy, const Block& block, int64_t first_
         std::memcpy(scratch + i * bytes, inputs + row_of[i] * stride, size_t(bytes));
     const Product::Inputs rows_of_block = {gathers ? scratch : inputs + row_of[0] * stride, bytes, block.count};
 
-    const float* const bias = gate_up.bias ? gate_up.bias + block.expert * 2 * first.n_out : nullptr;
+    const float* const bias = options.gate_up_bias ? options.gate_up_bias + block.expert * 2 * first.n_out : nullptr;
     first.run(gate_up.of(block.expert), rows_of_block, first_panel, end_panel, sums,
               [&](int64_t first_column, int64_t columns, EpilogueArgs e) {
-                  for (int64_t i = 0; weighs_input && i < block.count * row_sums; ++i)
+                  for (int64_t i = 0; options.weigh_inputs && i < block.count * row_sums; ++i)
                       sums[i] *= copy.weight[block.first + i / row_sums];
                   e.columns = columns;
-                  e.activation = activation.kind;
-                  e.alpha = activation.alpha;
-                  e.limit = activation.limit;
+                  e.activation = options.activation.kind;
+                  e.alpha = options.activation.alpha;
+                  e.limit = options.activation.limit;
                   e.bias = bias ? bias + first_column : nullptr;
                   e.up_bias = bias ? bias + first.n_out + first_column : nullptr;
                   e.out = hidden + block.first * first.n_out + first_column;
@@ -307,7 +307,7 @@ void ExpertsOp::multiply_down(const Copy& copy, int64_t first_panel, int64_t end
     const char* const inputs = plain ? reinterpret_cast<const char*>(hidden) : copy.hidden;
     for (int32_t b = 0; b < *copy.block_count; ++b) {
         const Block& block = copy.blocks[b];
-        const float* const bias = down.bias ? down.bias + block.expert * n : nullptr;
+        const float* const bias = options.down_bias ? options.down_bias + block.expert * n : nullptr;
         float* const sums = static_cast<float*>(
             thread_scratch(size_t(block.count * (end_panel - first_panel) * kPanelRows) * sizeof(float)));
         second.run(down.of(block.expert), {inputs + block.first * stride, stride, block.count}, first_panel, end_panel,
@@ -316,7 +316,7 @@ void ExpertsOp::multiply_down(const Copy& copy, int64_t first_panel, int64_t end
                        e.columns = columns;
                        e.bias = bias ? bias + first_column : nullptr;
                        for (int32_t i = 0; i < block.count; ++i, e.sums += e.sums_stride) {
-                           if (!weighs_input) e.scale = copy.weight[block.first + i];
+                           if (!options.weigh_inputs) e.scale = copy.weight[block.first + i];
                            e.out = out + copy.row_of[block.first + i] * n + first_column;
                            e.residual = e.out;
                            second.table->linear_epilogue(e);

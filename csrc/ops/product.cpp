@@ -32,7 +32,7 @@ bool Product::InputKind::serves(const PackedHeader& other) const {
         return header->layout == other.layout && header->offset == other.offset && header->k_padded == other.k_padded &&
                header->input_group() == other.input_group() &&
                header->multiplies_distances() == other.multiplies_distances() &&
-               (!header->multiplies_distances() || header->least_level() == other.least_level());
+               (!header->multiplies_distances() || header->min_level() == other.min_level());
     return header->dtype == other.dtype && header->k_padded == other.k_padded &&
            (!other.quantized() || other.layout == Layout::PanelF8);
 }

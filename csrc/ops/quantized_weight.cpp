@@ -20,7 +20,7 @@ namespace pace {
 namespace {
 
 // Lower bound of exponents: 2^exponent is a normal number, and 2^-149, the smallest fp32, is an F16 times it.
-constexpr int kLeastExponent = -126;
+constexpr int kMinExponent = -126;
 
 // The exponent e with largest * 2^-e in [2^15, 65520); from 65520 on F16 rounds to infinity.
 int row_exponent(const float* scales, const float* mins, int64_t groups) {
@@ -31,7 +31,7 @@ int row_exponent(const float* scales, const float* mins, int64_t groups) {
     }
     int exponent;
     const float fraction = std::frexp(largest, &exponent);  // in [0.5, 1)
-    return std::max(kLeastExponent, exponent - 16 + (fraction * 65536.0f >= 65520.0f));
+    return std::max(kMinExponent, exponent - 16 + (fraction * 65536.0f >= 65520.0f));
 }
 
 uint32_t load_four(const uint8_t* p) {
@@ -252,7 +252,7 @@ void PackQuantizedOp::prepare(int) {
     weight = const_cast<PackedHeader*>(&h);
     if (h.layout == Layout::PanelF8) check_float8_scales(*this, h);
     if (paired && (h.layout != Layout::PanelU4 || h.k % 2))
-        throw std::invalid_argument("codes of four bits alone come in pairs, and of an even k");
+        throw std::invalid_argument("codes come in pairs only if they have 4 bits and k is even");
     rows_per_chunk = rows_of_chunk(h);
     chunk_count = divide_up(rows, rows_per_chunk);
 }

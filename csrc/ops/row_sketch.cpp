@@ -11,14 +11,14 @@ namespace pace {
 namespace {
 
 constexpr int64_t kPieces = 128, kPiece = 16;  // pieces of the sample: a cache line each
-constexpr int64_t kMost = kPieces * kPiece;
+constexpr int64_t kMaxKept = kPieces * kPiece;
 constexpr size_t kPeaks = 32;     // number of blocks in which the largest elements are searched
 constexpr float kWidest = 40.0f;  // range of t: 2^-40 times the largest weight is never near a cut
 constexpr int kHalvings = 12;     // halvings of that range
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 // Writes all elements of the row that are at least the returned threshold. Returns infinity and writes none if they are
-// more than kMost.
+// more than kMaxKept.
 float find_largest(const float* x, int64_t n, const Survey& survey, float* largest, int64_t* count) {
     *count = 0;
     if (survey.maxima.size() <= kPeaks) return kInfinity;
@@ -32,7 +32,7 @@ float find_largest(const float* x, int64_t n, const Survey& survey, float* large
         const int64_t length = std::min(kPeakBlock, n - int64_t(block) * kPeakBlock);
         int64_t position = 0;
         const int more = kernels().find_at_least(part, length, threshold, &position, found, 2 * kPeakBlock);
-        if (*count + more > kMost) {
+        if (*count + more > kMaxKept) {
             *count = 0;
             return kInfinity;
         }
@@ -44,14 +44,14 @@ float find_largest(const float* x, int64_t n, const Survey& survey, float* large
 }  // namespace
 
 RowSketch::RowSketch(const float* x, int64_t n, float scale, const Survey& survey) : survey_(survey), n_(n) {
-    float* const values = static_cast<float*>(thread_scratch(5 * 2 * kMost * sizeof(float)));
-    t_ = values + 2 * kMost;
-    weight_ = t_ + 2 * kMost;
-    variance_ = weight_ + 2 * kMost;
-    key_ = variance_ + 2 * kMost;
+    float* const values = static_cast<float*>(thread_scratch(5 * 2 * kMaxKept * sizeof(float)));
+    t_ = values + 2 * kMaxKept;
+    weight_ = t_ + 2 * kMaxKept;
+    variance_ = weight_ + 2 * kMaxKept;
+    key_ = variance_ + 2 * kMaxKept;
     int64_t largest;
     const float threshold = find_largest(x, n, survey, values, &largest);
-    size_ = largest + kMost;
+    size_ = largest + kMaxKept;
     int64_t sampled = 0;
     for (int64_t piece = 0; piece < kPieces; ++piece) {
         const float* const from = x + piece * (n - kPiece) / (kPieces - 1);

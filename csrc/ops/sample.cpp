@@ -251,10 +251,10 @@ void SampleOp::write_likeliest(int64_t chunk, const float* x, const Survey& give
     if (wanted > 0) likeliest = TopK(x, n, wanted, kMinusInfinity, 1.0f).find(given.maxima);
     std::sort(likeliest.begin(), likeliest.end(), goes_before);
     logprobs[chunk] = -kInfinity;
-    for (int64_t i = 0; i < most_top; ++i) {
+    for (int64_t i = 0; i < max_top; ++i) {
         const bool is_there = i < wanted && i < int64_t(likeliest.size());
-        top_tokens[chunk * most_top + i] = is_there ? likeliest[i].index : -1;
-        top_logprobs[chunk * most_top + i] = is_there ? logprob(likeliest[i].value, given) : -kInfinity;
+        top_tokens[chunk * max_top + i] = is_there ? likeliest[i].index : -1;
+        top_logprobs[chunk * max_top + i] = is_there ? logprob(likeliest[i].value, given) : -kInfinity;
     }
 }
 

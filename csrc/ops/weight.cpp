@@ -65,7 +65,7 @@ static PackedHeader make_header(int64_t n, int64_t k, const PackedFormat& format
     else if (format.code == Code::U5 && (format.group == 0 || format.group % 32))
         throw std::invalid_argument("codes of five bits come in groups of a multiple of 32");
     else if (format.code == Code::U2 || format.code == Code::U3 || format.code == Code::U6)
-        throw std::invalid_argument("codes of 2, 3 and 6 bits come in super-blocks alone");
+        throw std::invalid_argument("codes of 2, 3 and 6 bits exist only in super-blocks");
     PackedHeader h = {};
     h.magic = PackedHeader::kMagic;
     h.layout = preferred_layout(format);

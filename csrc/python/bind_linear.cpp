@@ -4,11 +4,13 @@
 
 #include <atomic>
 
-#include "bindings.h"
 #include "pace/limits.h"
-#include "pace/ops.h"
+#include "records.h"
 
 namespace {
+
+using pace::Array;
+using pace::Matrix;
 
 // Returns the whole pages inside [address, address + bytes) to the system. Pages of file mappings are read again on
 // use.
@@ -55,18 +57,18 @@ bool is_packed(Address weight, const Parts& parts, int64_t k, bool glu) {
                              : pace::is_packed(at<const void>(weight), parts_of(parts), k, glu);
 }
 
-void linear(Address x, int64_t x_stride, int64_t rows, Address weight, Address order, Address bias, int activation,
-            Address residual, Address out) {
+void linear(const Matrix& x, const pace::Weight& weight, Array<const float> bias, pace::NamedActivation activation,
+            Array<const float> residual, Array<float> out) {
     pace::LinearOp op = {};
-    op.x = at<const float>(x);
-    op.x_stride = x_stride;
-    op.rows = rows;
-    op.weight = at<const void>(weight);
-    op.order = at<const int32_t>(order);
-    op.bias = at<const float>(bias);
-    op.activation = pace::Activation(activation);
-    op.residual = at<const float>(residual);
-    op.out = at<float>(out);
+    op.weight = weight.data;
+    op.order = weight.order;
+    op.bias = bias;
+    op.activation = activation.kind;
+    op.x = x.data;
+    op.x_stride = x.stride;
+    op.rows = x.rows;
+    op.residual = residual;
+    op.out = out;
     pace::execute(op);
 }
 
@@ -165,14 +167,13 @@ bool pack_blocks(Address weight, int64_t row, int64_t rows, int type, Address so
     return all_finite;
 }
 
-void gather_rows(Address weight, Address order, Address ids, int64_t count, Address out, bool widen) {
-    pace::GatherOp op = {
-        at<const void>(weight), at<const int64_t>(ids), count, at<void>(out), widen, 0, at<const int32_t>(order), 0, 0};
+void gather_rows(const pace::Weight& weight, Array<const int64_t> ids, int64_t count, Array<void> out, bool widen) {
+    pace::GatherOp op = {weight.data, ids, count, out, widen, 0, weight.order, 0, 0};
     pace::execute(op);
 }
 
-void activation(int kind, Address x, int64_t rows, int64_t k, Address y) {
-    pace::ActivationOp op = {pace::Activation(kind), at<const float>(x), k, rows, k, at<float>(y), 0, 0};
+void activation(pace::NamedActivation name, const Matrix& x, Array<float> y) {
+    pace::ActivationOp op = {name.kind, x.data, x.stride, x.rows, x.columns, y, 0, 0};
     pace::execute(op);
 }
 

@@ -1,59 +1,35 @@
 // Recorded programs (pace/program.h). Weights, parameters and caches are kept alive by the Python side.
 #include <algorithm>
 
-#include "bindings.h"
 #include "pace/program.h"
+#include "records.h"
 
 namespace {
 
+using pace::Array;
 using pace::Columns;
 using pace::HeadsOf;
 using pace::Norm;
 using pace::Program;
 using pace::Value;
 
-Norm make_norm(const std::string& kind, Address weight, Address bias, float eps, int64_t head_stride) {
-    const Norm::Kind named = kind == "layer" ? Norm::Kind::Layer : Norm::Kind::Rms;
-    return {named, at<const float>(weight), at<const float>(bias), eps, head_stride};
+void linear(Program& program, Value out, Columns x, const Norm& norm, const pace::Weight& weight,
+            Array<const float> bias, pace::NamedActivation activation, std::optional<Value> residual) {
+    program.linear(out, x, {norm, weight.data, weight.order, bias, activation.kind}, residual);
 }
 
-void linear(Program& program, Value out, Columns x, const Norm* norm, Address weight, Address order, Address bias,
-            int activation, const Value* residual) {
-    program.linear(out, x, norm ? *norm : Norm{}, at<const void>(weight), at<const int32_t>(order),
-                   at<const float>(bias), pace::Activation(activation), residual);
-}
-
-void experts(Program& program, Value out, Columns x, const Norm* norm, Value choices, bool chooses,
-             const pace::Router& router, const pace::ExpertStack& gate_up, const pace::ExpertStack& down,
-             int activation, float alpha, float limit, bool weighs_input, const Value* residual) {
-    program.experts(out,
-                    {x,
-                     norm ? *norm : Norm{},
-                     choices,
-                     chooses,
-                     router,
-                     gate_up,
-                     down,
-                     {pace::Activation(activation), alpha, limit},
-                     weighs_input},
-                    residual);
-}
-
-pace::Preparation make_preparation(HeadsOf k, HeadsOf v, const Norm* query_norm, const Norm* key_norm,
-                                   const Norm* value_norm, const pace::Rotation* rotation, bool norm_last) {
-    return {k,
-            v,
-            query_norm ? *query_norm : Norm{},
-            key_norm ? *key_norm : Norm{},
-            value_norm ? *value_norm : Norm{},
-            rotation ? *rotation : pace::Rotation{},
-            norm_last};
-}
-
-void attention(Program& program, Value out, HeadsOf q, const HeadsOf* latent_q, const pace::Preparation* preparation,
-               int layer, float scale, int64_t window, bool chunked, float softcap, Address sinks) {
-    program.attention(out, q, latent_q, preparation, layer, scale, window == 0 ? pace::kNoWindow : window, chunked,
-                      softcap, at<const float>(sinks));
+// Without a router, `choices` is a routing.
+void experts(Program& program, Value out, Columns x, const Norm& norm, Value choices,
+             std::optional<pace::Router> router, Array<const float> choice_bias, int64_t count,
+             const pace::ExpertStack& gate_up, const pace::ExpertStack& down, const pace::ExpertOptions& options,
+             std::optional<Value> residual) {
+    pace::Mixture mixture = {norm, router.value_or(pace::Router{}), gate_up, down, options};
+    mixture.router.choice_bias = choice_bias;
+    if (!router) {
+        mixture.router.experts = count;
+        mixture.router.top_k = choices.columns / 2;
+    }
+    program.experts(out, x, choices, router.has_value(), mixture, residual);
 }
 
 // The caches of all layers, built once and reused by many steps.
@@ -70,21 +46,42 @@ struct KvCache {
     }
 };
 
-void run(Program& program, const KvCache& cache, int64_t tokens, int64_t logit_rows, Address ids, Address positions,
-         Address rows, int64_t spans, Address query_start, Address kv_len,
-         const std::vector<std::pair<Address, Address>>& groups, int64_t table_stride,
+// The arrays of a ForwardBatch of pace/batch.py, which must outlive it.
+struct Batch {
+    pace::Step step = {};
+    std::vector<pace::Table> tables;  // for each group of layers
+
+    explicit Batch(py::handle batch) {
+        pace::read_field(batch, "tokens", step.ids);
+        pace::read_field(batch, "positions", step.positions);
+        pace::read_field(batch, "logit_rows", step.rows);
+        step.tokens = int64_t(py::len(batch.attr("tokens")));
+        step.logit_rows = int64_t(py::len(batch.attr("logit_rows")));
+        add_table(batch);
+        for (const py::handle other : batch.attr("others")) add_table(other);
+    }
+    void add_table(py::handle batch) {
+        pace::Table& table = tables.emplace_back();
+        pace::read_field(batch, "slots", table.slots);
+        pace::read_field(batch, "spans", table.spans);
+    }
+};
+
+void run(Program& program, const KvCache& cache, const Batch& batch,
          const std::vector<std::pair<Address, Address>>& rotations, Address logits) {
-    std::vector<pace::Table> tables;
-    for (const auto& [slots, blocks] : groups) tables.push_back({at<const int64_t>(slots), at<const int32_t>(blocks)});
-    if (int(tables.size()) < cache.groups) {
+    if (int(batch.tables.size()) < cache.groups) {
         throw std::invalid_argument("the cache has " + std::to_string(cache.groups) +
-                                    " groups of layers, the batch has tables for " + std::to_string(tables.size()));
+                                    " groups of layers, the batch has tables for " +
+                                    std::to_string(batch.tables.size()));
     }
     std::vector<pace::Angles> angles;
     for (const auto& [cos, sin] : rotations) angles.push_back({at<const float>(cos), at<const float>(sin)});
-    program.run({cache.layers.data(), tokens, logit_rows, at<const int64_t>(ids), at<const int64_t>(positions),
-                 angles.data(), at<const int64_t>(rows), spans, at<const int32_t>(query_start),
-                 at<const int32_t>(kv_len), tables.data(), table_stride, at<float>(logits)});
+    pace::Step step = batch.step;
+    step.cache = cache.layers.data();
+    step.angles = angles.data();
+    step.tables = batch.tables.data();
+    step.logits = at<float>(logits);
+    program.run(step);
 }
 
 py::list timings(const Program& program) {
@@ -105,38 +102,42 @@ void bind_program(py::module_& m) {
     py::class_<HeadsOf>(m, "Heads")
         .def(py::init<Value, int64_t, int64_t, int64_t, int64_t>(), py::arg("value"), py::arg("column"),
              py::arg("count"), py::arg("head_dim"), py::arg("stride"));
-    py::class_<Norm>(m, "Norm").def(py::init(&make_norm), py::arg("kind"), py::arg("weight"), py::arg("bias"),
-                                    py::arg("eps"), py::arg("head_stride"));
-    py::class_<pace::Rotation>(m, "Rotation")
-        .def(py::init<int, int64_t, bool>(), py::arg("table"), py::arg("half"), py::arg("interleaved"));
     py::class_<pace::Preparation>(m, "Preparation")
-        .def(py::init(&make_preparation), py::arg("k"), py::arg("v"), py::arg("query_norm"), py::arg("key_norm"),
-             py::arg("value_norm"), py::arg("rotation"), py::arg("norm_last"));
+        .def(py::init<HeadsOf, HeadsOf, Norm, Norm, Norm, pace::Rotation, bool>(), py::arg("k"), py::arg("v"),
+             py::arg("query_norm"), py::arg("key_norm"), py::arg("value_norm"), py::arg("rotation"),
+             py::arg("norm_last"));
+    py::class_<Batch>(m, "Batch")
+        .def(py::init<py::handle>(), py::arg("batch"))
+        .def_property_readonly("num_logit_rows", [](const Batch& batch) { return batch.step.logit_rows; });
     py::class_<KvCache>(m, "KvCache")
         .def(py::init<const std::vector<std::pair<pace::KvView, int>>&>(), py::arg("layers"));
     py::class_<Program>(m, "Program")
         .def(py::init<std::vector<int64_t>>(), py::arg("widths"))
         .def("embedding",
-             [](Program& program, Value out, Address weight, Address order, bool positions, int64_t offset) {
-                 program.embedding(out, at<const void>(weight), at<const int32_t>(order),
+             [](Program& program, Value out, const pace::Weight& weight, bool positions, int64_t offset) {
+                 program.embedding(out, weight.data, weight.order,
                                    positions ? Program::Ids::Positions : Program::Ids::Tokens, offset);
              })
         .def("gather_rows", &Program::gather_rows)
         .def("add", &Program::add)
         .def("activation", [](Program& program, Value out, Columns x,
-                              int kind) { program.activation(out, x, pace::Activation(kind)); })
+                              pace::NamedActivation name) { program.activation(out, x, name.kind); })
         .def("scale", &Program::scale)
         .def("softcap", &Program::softcap)
         .def("norm", &Program::norm)
         .def("linear", linear)
         .def("gate", &Program::gate)
-        .def("route", &Program::route)
+        .def("route",
+             [](Program& program, Value out, Columns logits, pace::Router router, Array<const float> choice_bias) {
+                 router.choice_bias = choice_bias;
+                 program.route(out, logits, router);
+             })
         .def("experts", experts)
         .def("norm_heads", &Program::norm_heads)
         .def("rotate_heads", &Program::rotate_heads)
         .def("store_kv", &Program::store_kv)
         .def("heads_linear", &Program::heads_linear)
-        .def("attention", attention)
+        .def("attention", &Program::attention)
         .def("run", run, release)
         .def("set_profiling", &Program::set_profiling)
         .def("timings", timings)

@@ -1,54 +1,31 @@
 // Norms, elementwise ops, and ops that sampling needs on rows of logits.
 #include <stdexcept>
 
-#include "bindings.h"
-#include "pace/ops.h"
-#include "pace/row_ops.h"
+#include "records.h"
 
 namespace {
 
-void norm(bool layer, Address x, int64_t x_stride, Address weight, Address bias, float eps, int64_t rows, int64_t k,
-          Address y) {
-    pace::NormOp op = {};
-    op.norm = {layer ? pace::Norm::Kind::Layer : pace::Norm::Kind::Rms, at<const float>(weight), at<const float>(bias),
-               eps};
-    op.x = at<const float>(x);
-    op.x_stride = x_stride;
-    op.rows = rows;
-    op.k = k;
-    op.y = at<float>(y);
+using pace::Array;
+using pace::HeadsTensor;
+using pace::Matrix;
+
+void norm(const Matrix& x, const pace::Norm& norm, Array<float> y) {
+    pace::NormOp op = {norm, x.data, x.stride, x.rows, x.columns, y, 0, 0};
     pace::execute(op);
 }
 
-void head_norm(bool layer, Address x, int64_t tokens, int64_t heads, int64_t head_dim, int64_t token_stride,
-               int64_t head_stride, Address weight, int64_t weight_stride, float eps) {
-    pace::HeadNormOp op = {};
-    op.x = {at<float>(x), token_stride, head_stride};
-    op.tokens = tokens;
-    op.heads = heads;
-    op.head_dim = head_dim;
-    op.norm = {layer ? pace::Norm::Kind::Layer : pace::Norm::Kind::Rms, at<const float>(weight), nullptr, eps,
-               weight_stride};
+void head_norm(const HeadsTensor& x, const pace::Norm& norm) {
+    pace::HeadNormOp op = {x, x.tokens, x.heads, x.dim, norm, 0, 0};
     pace::execute(op);
 }
 
-void scale(Address x, int64_t x_stride, int64_t rows, int64_t k, float factor) {
-    pace::ScaleOp op = {};
-    op.x = at<float>(x);
-    op.x_stride = x_stride;
-    op.rows = rows;
-    op.k = k;
-    op.factor = factor;
+void scale(const Matrix& x, float factor) {
+    pace::ScaleOp op = {x.data, x.stride, x.rows, x.columns, factor};
     pace::execute(op);
 }
 
-void softcap(Address x, int64_t x_stride, int64_t rows, int64_t k, float cap) {
-    pace::SoftcapOp op = {};
-    op.x = at<float>(x);
-    op.x_stride = x_stride;
-    op.rows = rows;
-    op.k = k;
-    op.cap = cap;
+void softcap(const Matrix& x, float cap) {
+    pace::SoftcapOp op = {x.data, x.stride, x.rows, x.columns, cap};
     pace::execute(op);
 }
 
@@ -66,7 +43,7 @@ void apply_mask(Address logits, int64_t row_stride, int64_t n, Address bits, int
 
 void sample(Address logits, int64_t row_stride, int64_t n, int64_t count, Address rows, Address rules,
             int64_t rules_bytes, Address uniform, Address edit_ends, Address edit_lists, Address masks,
-            int64_t masks_stride, Address mask_rows, Address tokens, Address num_top, int64_t most_top, Address values,
+            int64_t masks_stride, Address mask_rows, Address tokens, Address num_top, int64_t max_top, Address values,
             Address top_tokens, Address top_values) {
     if (rules_bytes != pace::SampleOp::rules_bytes()) throw std::invalid_argument("RULES_DTYPE is not SampleRules");
     pace::SampleOp op = {};
@@ -84,7 +61,7 @@ void sample(Address logits, int64_t row_stride, int64_t n, int64_t count, Addres
     op.mask_rows = at<const int64_t>(mask_rows);
     op.tokens = at<int64_t>(tokens);
     op.num_top = at<const int64_t>(num_top);
-    op.most_top = most_top;
+    op.max_top = max_top;
     op.logprobs = at<float>(values);
     op.top_tokens = at<int64_t>(top_tokens);
     op.top_logprobs = at<float>(top_values);

@@ -12,8 +12,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
-from torch import Tensor
-
 from pace import _C
 
 LOGITS = -1
@@ -136,8 +134,3 @@ class Instruction(ABC):
         """All values that it reads or writes, each once."""
         made = self.makes()
         return list(dict.fromkeys([*(operand.value for operand in self.reads()), *([made] if made else [])]))
-
-
-def address(tensor: Tensor | None) -> int:
-    """Returns the address of a parameter for C++; 0 for None."""
-    return 0 if tensor is None else tensor.data_ptr()

@@ -35,7 +35,7 @@ def fuse_routes(instructions: list[Instruction]) -> list[Instruction]:
             fused[instruction.out.whole] = instruction
         elif isinstance(instruction, Experts) and instruction.choices in fused:
             route = fused[instruction.choices]
-            kept.append(replace(instruction, choices=route.logits, choice=route.choice))
+            kept.append(replace(instruction, choices=route.logits, router=route.router, choice_bias=route.choice_bias))
         else:
             kept.append(instruction)
     return kept

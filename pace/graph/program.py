@@ -54,7 +54,7 @@ class Program:
         self.instructions = fuse(recording.instructions, self._result) if optimise else recording.instructions
         self._program = _lower(self.instructions, self._result)
         self._last_cache: tuple[list[LayerBlocks] | None, _C.KvCache] = (None, _C.KvCache([]))
-        self._last_batch: tuple[ForwardBatch | None, tuple] = (None, ())
+        self._last_batch: tuple[ForwardBatch | None, _C.Batch | None] = (None, None)
         self._pages = ReusedPages()
 
     def run(self, batch: ForwardBatch, angles: tuple[tuple[Tensor, Tensor], ...]) -> Tensor:
@@ -68,11 +68,10 @@ class Program:
         tables = [(cos.data_ptr(), sin.data_ptr()) for cos, sin in angles]
         last, arrays = self._last_batch
         if batch is not last:
-            arrays = _arrays(batch)
+            arrays = _C.Batch(batch)
             self._last_batch = batch, arrays
-        num_tokens, num_rows, *addresses = arrays
-        logits = self._empty_logits(num_rows)
-        self._program.run(cache, num_tokens, num_rows, *addresses, tables, logits.data_ptr())
+        logits = self._empty_logits(arrays.num_logit_rows)
+        self._program.run(cache, arrays, tables, logits.data_ptr())
         return logits
 
     def _empty_logits(self, rows: int) -> Tensor:
@@ -85,8 +84,8 @@ class Program:
             memory = self._pages.take(num_bytes)
         except OSError as error:
             raise MemoryError(
-                f"{rows} rows of logits take {format_bytes(num_bytes)}: {error.strerror}; score fewer texts at once, or "
-                "give the process more memory"
+                f"{rows} rows of logits take {format_bytes(num_bytes)}: {error.strerror}; score fewer texts at once, "
+                "or give the process more memory"
             ) from None
         return torch.frombuffer(memory, dtype=torch.float32, count=rows * columns).view(rows, columns)
 
@@ -107,23 +106,6 @@ class Program:
     def buffer_bytes(self) -> int:
         """Bytes of memory for activations, sized for the largest step so far."""
         return self._program.buffer_bytes
-
-
-def _arrays(batch: ForwardBatch) -> tuple[int | list[tuple[int, int]], ...]:
-    """The sizes of a batch and the addresses of its arrays, in the order of `_C.Program.run`."""
-    spans = batch.spans
-    return (
-        len(batch.tokens),
-        len(batch.logit_rows),
-        batch.tokens.data_ptr(),
-        batch.positions.data_ptr(),
-        batch.logit_rows.data_ptr(),
-        len(spans.kv_len),
-        spans.query_start.data_ptr(),
-        spans.kv_len.data_ptr(),
-        [(group.slots.data_ptr(), group.spans.block_table.data_ptr()) for group in (batch, *batch.others)],
-        spans.block_table.shape[1],
-    )
 
 
 def _lower(instructions: list[Instruction], result: Value) -> _C.Program:

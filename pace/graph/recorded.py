@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from pace import _C
-from pace.graph.instructions import Columns, Heads, Instruction, Places, Value, address
+from pace.graph.instructions import Columns, Heads, Instruction, Places, Value
 from pace.graph.symbols import HeadRows, Ids, LayerKv, Rows, Slots, Spans, SymbolicAngles
 from pace.ops.checks import check_head_weights, check_vector
-from pace.ops.experts import ClampedSwiglu, Router
+from pace.ops.experts import Router
 from pace.ops.kernels import experts as expert_kernels
-from pace.ops.kernels.linear import ACTIVATION_CODES
+from pace.ops.kernels.norm import NormParameters
+from pace.ops.protocol import AttentionOptions, ExpertOptions
 from pace.ops.weight import PackedWeight
 
 # -- rows of a table
@@ -37,8 +38,7 @@ class Embedding(Instruction):
     offset: int
 
     def lower(self, program: _C.Program, places: Places) -> None:
-        weight = self.weight
-        program.embedding(places.value(self.out), weight.address, weight.order_address, self.positions, self.offset)
+        program.embedding(places.value(self.out), self.weight, self.positions, self.offset)
 
 
 def embedding(ids: Ids, weight: PackedWeight) -> Rows:
@@ -46,20 +46,6 @@ def embedding(ids: Ids, weight: PackedWeight) -> Rows:
 
 
 # -- norms
-
-
-@dataclass(frozen=True)
-class NormParameters:
-    kind: str
-    """"rms" or "layer"."""
-    weight: Tensor | None
-    """`[K]`; for a norm of heads `[D]` or `[H, D]`."""
-    bias: Tensor | None
-    eps: float
-
-    def lower(self) -> _C.Norm:
-        stride = self.weight.shape[1] if self.weight is not None and self.weight.ndim == 2 else 0
-        return _C.Norm(self.kind, address(self.weight), address(self.bias), self.eps, stride)
 
 
 @dataclass(eq=False)
@@ -73,7 +59,7 @@ class Norm(Instruction):
     parameters: NormParameters
 
     def lower(self, program: _C.Program, places: Places) -> None:
-        program.norm(places.value(self.out), places.columns(self.x), self.parameters.lower())
+        program.norm(places.value(self.out), places.columns(self.x), self.parameters)
 
 
 def rms_norm(x: Rows, weight: Tensor, eps: float) -> Rows:
@@ -109,11 +95,10 @@ class Linear(Instruction):
         program.linear(
             places.value(self.out),
             places.columns(self.x),
-            self.norm and self.norm.lower(),
-            self.weight.address,
-            self.weight.order_address,
-            address(self.bias),
-            ACTIVATION_CODES[self.activation],
+            self.norm,
+            self.weight,
+            self.bias,
+            self.activation,
             self.residual and places.value(self.residual.value),
         )
 
@@ -153,17 +138,6 @@ def _product(
 # -- mixtures of experts
 
 
-@dataclass(frozen=True)
-class Choice:
-    """Parameters that turn logits into a routing."""
-
-    router: Router
-    choice_bias: Tensor | None
-
-    def lower(self) -> _C.Router:
-        return expert_kernels.lower_router(self.router, self.choice_bias)
-
-
 @dataclass(eq=False)
 class Route(Instruction):
     """out `[T, 2 top_k]` = the routing of each row of logits."""
@@ -172,21 +146,23 @@ class Route(Instruction):
     operator = "mlp"
     out: Value
     logits: Columns
-    choice: Choice
+    router: Router
+    choice_bias: Tensor | None
 
     def lower(self, program: _C.Program, places: Places) -> None:
-        program.route(places.value(self.out), places.columns(self.logits), self.choice.lower())
+        program.route(places.value(self.out), places.columns(self.logits), self.router, self.choice_bias)
 
 
 def route(logits: Rows, router: Router, choice_bias: Tensor | None = None) -> Rows:
     if logits.columns.count != router.num_experts:
         raise ValueError(f"logits must be float32 [T, {router.num_experts}]; got {logits.columns.count} columns")
-    return logits.recording.rows(Route(logits.like(2 * router.top_k), logits.columns, Choice(router, choice_bias)))
+    expert_kernels.check_choice_bias(choice_bias, router)
+    return logits.recording.rows(Route(logits.like(2 * router.top_k), logits.columns, router, choice_bias))
 
 
 @dataclass(eq=False)
 class Experts(Instruction):
-    """out = residual + the chosen experts of norm(x). `choices` is a routing, or with `choice`, the logits from which
+    """out = residual + the chosen experts of norm(x). `choices` is a routing, or with `router`, the logits from which
     it is computed. Choices and residual must be whole values."""
 
     operations = ("experts",)
@@ -196,33 +172,30 @@ class Experts(Instruction):
     gate_up: expert_kernels.ExpertStack
     down: expert_kernels.ExpertStack
     choices: Columns
-    activation: str | ClampedSwiglu
-    gate_up_bias: Tensor | None
-    down_bias: Tensor | None
+    options: ExpertOptions
     residual: Columns | None
-    weigh_inputs: bool = False
     norm: NormParameters | None = None
-    choice: Choice | None = None
+    router: Router | None = None
+    choice_bias: Tensor | None = None
 
     def lower(self, program: _C.Program, places: Places) -> None:
-        choice = self.choice or Choice(Router(len(self.gate_up), self.choices.count // 2), None)
         program.experts(
             places.value(self.out),
             places.columns(self.x),
-            self.norm and self.norm.lower(),
+            self.norm,
             places.value(self.choices.value),
-            self.choice is not None,
-            choice.lower(),
-            expert_kernels.lower_stack(self.gate_up, self.gate_up_bias),
-            expert_kernels.lower_stack(self.down, self.down_bias),
-            *expert_kernels.lower_activation(self.activation),
-            self.weigh_inputs,
+            self.router,
+            self.choice_bias,
+            len(self.gate_up),
+            self.gate_up,
+            self.down,
+            self.options,
             self.residual and places.value(self.residual.value),
         )
 
     def operators(self, of_weight: Mapping[int, str]) -> Iterator[str]:
         yield "mlp"
-        if self.choice:
+        if self.router:
             yield "mlp"
         if self.norm:
             yield "norm"
@@ -233,13 +206,10 @@ def experts(
     gate_up: expert_kernels.ExpertStack,
     down: expert_kernels.ExpertStack,
     routing: Rows,
-    activation: str | ClampedSwiglu,
-    gate_up_bias: Tensor | None = None,
-    down_bias: Tensor | None = None,
+    options: ExpertOptions,
     residual: Rows | None = None,
-    weigh_inputs: bool = False,
 ) -> Rows:
-    expert_kernels.check_stacks(gate_up, down)
+    expert_kernels.check_stacks(gate_up, down, options)
     if x.columns.count != gate_up.k:
         raise ValueError(f"x must be float32 [T, {gate_up.k}]; got {x.columns.count} columns")
     added = residual and residual.columns
@@ -248,11 +218,7 @@ def experts(
     if not routing.columns.is_whole or (added and not added.is_whole):
         raise NotImplementedError("routing and residual of recorded experts are whole matrices")
     out = Value(down.n, x.columns.value.per_token)
-    return x.recording.rows(
-        Experts(
-            out, x.columns, gate_up, down, routing.columns, activation, gate_up_bias, down_bias, added, weigh_inputs
-        )
-    )
+    return x.recording.rows(Experts(out, x.columns, gate_up, down, routing.columns, options, added))
 
 
 @dataclass(eq=False)
@@ -266,8 +232,7 @@ class HeadsLinear(Instruction):
     weights: expert_kernels.ExpertStack
 
     def lower(self, program: _C.Program, places: Places) -> None:
-        stack = expert_kernels.lower_stack(self.weights, None)
-        program.heads_linear(places.value(self.out), places.heads(self.x), stack)
+        program.heads_linear(places.value(self.out), places.heads(self.x), self.weights)
 
 
 def heads_linear(x: HeadRows, weights: expert_kernels.ExpertStack) -> Rows:
@@ -310,7 +275,7 @@ class Activation(Instruction):
     name: str
 
     def lower(self, program: _C.Program, places: Places) -> None:
-        program.activation(places.value(self.out), places.columns(self.x), ACTIVATION_CODES[self.name])
+        program.activation(places.value(self.out), places.columns(self.x), self.name)
 
 
 def activation(x: Rows, name: str) -> Rows:
@@ -367,7 +332,7 @@ class NormHeads(Instruction):
     parameters: NormParameters
 
     def lower(self, program: _C.Program, places: Places) -> None:
-        program.norm_heads(places.heads(self.heads), self.parameters.lower())
+        program.norm_heads(places.heads(self.heads), self.parameters)
 
 
 def head_rms_norm_(x: HeadRows, weight: Tensor, eps: float) -> None:
@@ -388,9 +353,6 @@ class Rotation:
     half: int
     interleaved: bool
 
-    def lower(self) -> _C.Rotation:
-        return _C.Rotation(self.table, self.half, self.interleaved)
-
 
 @dataclass(eq=False)
 class RotateHeads(Instruction):
@@ -403,7 +365,7 @@ class RotateHeads(Instruction):
     rotation: Rotation
 
     def lower(self, program: _C.Program, places: Places) -> None:
-        program.rotate_heads(places.heads(self.heads), self.rotation.lower())
+        program.rotate_heads(places.heads(self.heads), self.rotation)
 
 
 def rotary_(x: HeadRows, cos: SymbolicAngles, sin: SymbolicAngles, interleaved: bool) -> None:
@@ -451,10 +413,10 @@ class Preparation:
         return _C.Preparation(
             places.heads(self.k),
             places.heads(self.v),
-            self.query_norm and self.query_norm.lower(),
-            self.key_norm and self.key_norm.lower(),
-            self.value_norm and self.value_norm.lower(),
-            self.rotation and self.rotation.lower(),
+            self.query_norm,
+            self.key_norm,
+            self.value_norm,
+            self.rotation,
             self.norm_last,
         )
 
@@ -474,12 +436,8 @@ class Attention(Instruction):
     out: Value
     q: Heads
     layer: int
-    scale: float
-    window: int | None
-    softcap: float | None
-    sinks: Tensor | None = None
+    options: AttentionOptions
     latent_q: Heads | None = None
-    chunked: bool = False
     preparation: Preparation | None = None
 
     def lower(self, program: _C.Program, places: Places) -> None:
@@ -489,11 +447,7 @@ class Attention(Instruction):
             self.latent_q and places.heads(self.latent_q),
             self.preparation and self.preparation.lower(places),
             self.layer,
-            self.scale,
-            self.window or 0,
-            self.chunked,
-            self.softcap or 0.0,
-            address(self.sinks),
+            self.options,
         )
 
     def operators(self, of_weight: Mapping[int, str]) -> Iterator[str]:
@@ -510,26 +464,18 @@ class Attention(Instruction):
 
 
 def attention(
-    q: HeadRows,
-    kv: LayerKv,
-    spans: Spans,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-    latent_q: HeadRows | None = None,
-    chunked: bool = False,
+    q: HeadRows, kv: LayerKv, spans: Spans, options: AttentionOptions, latent_q: HeadRows | None = None
 ) -> Rows:
     out = Value(q.heads.count * kv.value_dim)
-    if sinks is not None:
-        check_vector("sinks", sinks, q.heads.count)
+    if options.sinks is not None:
+        check_vector("sinks", options.sinks, q.heads.count)
     of_latents = latent_q and latent_q.heads
     if of_latents and (of_latents.count, of_latents.head_dim) != (q.heads.count, kv.value_dim):
         raise ValueError(
             f"latent_q must be [T, {q.heads.count}, {kv.value_dim}] for this cache; got {of_latents.count} heads of "
             f"{of_latents.head_dim}"
         )
-    return q.recording.rows(Attention(out, q.heads, kv.number, scale, window, softcap, sinks, of_latents, chunked))
+    return q.recording.rows(Attention(out, q.heads, kv.number, options, of_latents))
 
 
 OPERATOR_OF = {name: kind.operator for kind in Instruction.__subclasses__() for name in kind.operations}

@@ -116,7 +116,8 @@ class Rows:
         chosen = _slice_of_all_tokens(index, 2)
         if chosen is None:
             raise NotImplementedError(
-                f"a recorded matrix can be indexed by the batch's logit_rows, or by neighbouring columns of all rows; not by {index!r}"
+                "a recorded matrix can be indexed by the batch's logit_rows, or by neighbouring columns of all rows; "
+                f"got {index!r}"
             )
         start, stop, _ = chosen[0].indices(self.columns.count)
         view = Columns(self.columns.value, self.columns.first + start, max(0, stop - start))
@@ -138,7 +139,8 @@ class Rows:
             sizes = sizes[0], columns.count // sizes[0]
         if dim != 1 or sizes[0] * sizes[1] != columns.count or not columns.value.per_token:
             raise NotImplementedError(
-                f"{columns.count} columns of all tokens can be cut into heads, and nothing else; not along {dim} into {sizes}"
+                f"{columns.count} columns of all tokens can be split into heads, along dimension 1; got dimension "
+                f"{dim} and sizes {sizes}"
             )
         count, head_dim = sizes
         return HeadRows(self.recording, Heads(columns.value, columns.first, count, head_dim, head_dim))
@@ -171,13 +173,13 @@ class HeadRows:
         """Returns a view `[T, H * D]` of adjacent heads."""
         heads = self.heads
         if start_dim != 1 or heads.stride != heads.head_dim:
-            raise NotImplementedError(f"recorded heads are one row where they are neighbours; got {heads}")
+            raise NotImplementedError(f"only adjacent recorded heads can be flattened; got {heads}")
         return Rows(self.recording, Columns(heads.value, heads.column, heads.count * heads.head_dim))
 
 
-def _slice_of_all_tokens(index: object, most: int) -> list[slice] | None:
+def _slice_of_all_tokens(index: object, max_dims: int) -> list[slice] | None:
     """Returns the slices of the dimensions after the first; None unless each is a slice with step 1."""
-    if not isinstance(index, tuple) or not 2 <= len(index) <= most or index[0] != slice(None):
+    if not isinstance(index, tuple) or not 2 <= len(index) <= max_dims or index[0] != slice(None):
         return None
     chosen = list(index[1:])
     return chosen if all(isinstance(part, slice) and part.step in (None, 1) for part in chosen) else None

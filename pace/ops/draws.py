@@ -58,10 +58,10 @@ class Edits:
 
     def copy(self) -> Edits:
         """Returns an independent copy."""
-        other = Edits()
-        other._size = self._size
-        other._place(self._records.copy())
-        return other
+        copied = Edits()
+        copied._size = self._size
+        copied._place(self._records.copy())
+        return copied
 
     def apply_(self, logits: np.ndarray) -> None:
         """Applies the edits to `logits [V]` in place, like the op. All edits of one token must be equal."""

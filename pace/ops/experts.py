@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 SCORES = ("softmax", "sigmoid", "softmax_of_chosen", "sparsemixer", "sigmoid_of_chosen")
-"""Ways of scoring, in the order of Router::Score in csrc/include/pace/expert_ops.h."""
+"""Ways of scoring."""
 
 MAX_TOP_K = 64
 MAX_EXPERTS = 2**16
@@ -58,7 +58,7 @@ class Router:
                 f"{' in the groups that are kept' if self.groups > 1 else ''}; got {self.top_k}"
             )
         if self.group_score == "top2" and self.groups > 1 and self.num_experts // self.groups < 2:
-            raise ValueError("the two best of a group want two experts in each; got groups of 1")
+            raise ValueError("group_score='top2' needs two experts or more in each group; got 1")
         if self.score == "sparsemixer" and (self.top_k != 2 or self.groups > 1 or self.normalise or self.scale != 1.0):
             raise ValueError("sparsemixer chooses two experts of all, with weights as they are")
         for name in ("eps", "least_sum", "scale", "jitter"):

@@ -17,6 +17,7 @@ raises torch's errors, unless "Raises" says more.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -76,6 +77,43 @@ class Stack(Protocol):
     def __len__(self) -> int: ...
 
 
+@dataclass(frozen=True, eq=False)
+class AttentionOptions:
+    """Settings of a layer's `attention`. Raises ValueError for settings that contradict each other."""
+
+    scale: float
+    """Factor of the scores."""
+    window: int | None = None
+    """With `window = w`, position p sees `p - w + 1 .. p`. None: all up to p."""
+    softcap: float | None = None
+    """With `softcap = c`, scores become `c tanh(score / c)`."""
+    sinks: Tensor | None = None
+    """float32 `[Hq]`: one additional score per head, used unscaled, which takes weight and has no value."""
+    chunked: bool = False
+    """With a window w, position p sees `p // w * w .. p`."""
+
+    def __post_init__(self) -> None:
+        if self.window is not None and self.window < 1:
+            raise ValueError(f"window must be at least 1 (None is unlimited); got {self.window}")
+        if self.chunked and self.window is None:
+            raise ValueError("chunked attention needs a window, the length of the chunks; got None")
+        if self.softcap is not None and not self.softcap > 0:
+            raise ValueError(f"softcap must be positive (None is off); got {self.softcap}")
+
+
+@dataclass(frozen=True, eq=False)
+class ExpertOptions:
+    """Settings of a layer's `experts`."""
+
+    activation: str | ClampedSwiglu
+    gate_up_bias: Tensor | None = None
+    """float32 `[E, 2 I]`, gate and up in one."""
+    down_bias: Tensor | None = None
+    """float32 `[E, H]`."""
+    weigh_inputs: bool = False
+    """The sum is `f1(w1 x) + f2(w2 x) + ...`."""
+
+
 class ForwardOps(Protocol):
     """Operations of a model's forward pass.
 
@@ -133,20 +171,16 @@ class ForwardOps(Protocol):
         gate_up: Stack,
         down: Stack,
         routing: Tensor,
-        activation: str | ClampedSwiglu,
-        gate_up_bias: Tensor | None = None,
-        down_bias: Tensor | None = None,
+        options: ExpertOptions,
         residual: Tensor | None = None,
-        weigh_inputs: bool = False,
     ) -> Tensor:
         """Returns `[T, H]`: `residual + w1 f1(x) + w2 f2(x) + ...` for `x [T, K]`, added in this order; without a
         residual, the sum starts at 0.
 
         The experts e and weights w of a row are those of `routing [T, 2 top_k]`, the result of `route`.
         `fe(x) = h We' + be`, `h = activation(x Wg' + bg) * (x Wu' + bu)`, or a ClampedSwiglu of the two. `gate_up` has
-        rows `[gate; up]`, made with `glu`. Biases are `[E, n]`, with gate and up in one. x may have any row stride; the
-        residual must be contiguous. An expert that no row chooses is not read. With `weigh_inputs`, the sum is
-        `f1(w1 x) + f2(w2 x) + ...`.
+        rows `[gate; up]`, made with `glu`. x may have any row stride; the residual must be contiguous. An expert that
+        no row chooses is not read.
 
         Raises ValueError (`native`) for stacks of inconsistent shapes, and for an invalid routing."""
 
@@ -191,22 +225,16 @@ class ForwardOps(Protocol):
         q: Tensor,
         kv: LayerBlocks,
         spans: Spans,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks: Tensor | None = None,
+        options: AttentionOptions,
         latent_q: Tensor | None = None,
-        chunked: bool = False,
     ) -> Tensor:
         """Returns `[T, Hq * Dv]`: `softmax(scale * q k') v` for every head of `q [T, Hq, D]`, causal within each span's
         own blocks.
 
-        Query head h reads key/value head `h // (Hq / Hkv)`. With `window = w`, position p sees `p - w + 1 .. p`, or
-        with `chunked`, `p // w * w .. p`. Blocks that no token sees may be unmapped (any number in the table). With
-        `softcap = c`, scores become `c tanh(score / c)`. `sinks [Hq]` are one additional score per head, used unscaled,
-        which takes weight and has no value. With `latent_q [T, Hq, Dv]`, values are also keys: scores are
-        `scale * (q k' + latent_q v')`. Positions at or beyond `kv_len` never affect a result, even if they hold NaN. q
-        and latent_q may be strided views with contiguous heads.
+        Query head h reads key/value head `h // (Hq / Hkv)`. `options` limit the positions that a token sees. Blocks
+        that no token sees may be unmapped (any number in the table). With `latent_q [T, Hq, Dv]`, values are also keys:
+        scores are `scale * (q k' + latent_q v')`. Positions at or beyond `kv_len` never affect a result, even if they
+        hold NaN. q and latent_q may be strided views with contiguous heads.
 
         Raises ValueError (`native`) for spans that do not fit q, their own lengths or the cache."""
 

@@ -1,9 +1,8 @@
 """All operations in plain torch: the specification of `pace.ops.native`, and a backend that separates bugs of models
-from bugs of kernels.
+from bugs of kernels. `pace.ops.protocol` has the contracts.
 
-Shapes use T tokens, N outputs, K inputs, H heads of D elements, R rows of logits over V words. Activations are float32,
-or float64 if the weights are. Weights of any float dtype are widened to the activations' dtype first, so that only the
-stored weights are rounded. Names that end in `_` work in place.
+Activations are float32, or float64 if the weights are. Weights of any float dtype are widened to the activations' dtype
+first, so that only the stored weights are rounded.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from torch.nn import functional
 from pace.ops import checks, reference_experts, weight_layout
 from pace.ops.blocks import BlockRows
 from pace.ops.experts import ClampedSwiglu
+from pace.ops.protocol import AttentionOptions, ExpertOptions
 from pace.ops.quantizer import Quantizer
 from pace.ops.reference_experts import route  # noqa: F401
 from pace.ops.reference_sampling import (  # noqa: F401
@@ -81,14 +81,10 @@ class DenseWeight:
 
 
 def weight_nbytes(n: int, k: int, layout: AnyLayout, glu: bool = False) -> int:
-    """Bytes of a weight."""
     return n * k * (layout if isinstance(layout, torch.dtype) else torch.float32).itemsize
 
 
 def empty_weight(n: int, k: int, layout: AnyLayout, glu: bool = False, order: Tensor | None = None) -> DenseWeight:
-    """Returns a weight of zeros, to be filled by `pack_rows_`, or by `pack_quantized_` if it is quantised.
-
-    order: the column order of all its rows (`QuantizedRows`)."""
     if glu and n % 2:
         raise ValueError(f"a gate/up weight has as many gate rows as up rows; got {n} rows in all")
     if order is not None:
@@ -99,31 +95,20 @@ def empty_weight(n: int, k: int, layout: AnyLayout, glu: bool = False, order: Te
 
 
 def pack_rows_(weight: DenseWeight, source: Tensor, row: int) -> None:
-    """Writes logical rows `row .. row + rows` of `weight` from `source [rows, K]`, rounding to the weight's dtype.
-
-    Disjoint rows may be written from several threads."""
     dtype = checks.check_float_rows(weight, source, row)
     weight.matrix[row : row + source.shape[0]].copy_(source.to(dtype))
 
 
 def pack_quantized_(weight: DenseWeight, rows: QuantizedRows | BlockRows, row: int) -> None:
-    """Writes `rows` into a quantised weight of the same layout and order, from logical row `row` on. Raises ValueError
-    for another layout or order.
-
-    Disjoint rows may be written from several threads."""
     checks.check_quantized_rows(weight, rows, row)
     weight.matrix[row : row + rows.shape[0]] = rows.dequantize()
 
 
 def quantize(rows: Tensor, format: Quantizer, name: str = "the matrix") -> QuantizedRows:
-    """Quantises `rows [R, K]` of any float dtype. Raises a ValueError that contains `name` if an element is NaN or
-    infinite."""
     return format.quantize(rows, name)
 
 
 def unpack(weight: DenseWeight) -> Tensor:
-    """Returns the logical matrix `[N, K]` in `weight.dtype`, float32 for a quantised one; columns in the order of the
-    input."""
     return weight.matrix
 
 
@@ -132,8 +117,6 @@ def unpack(weight: DenseWeight) -> Tensor:
 
 
 def embedding(ids: Tensor, weight: DenseWeight) -> Tensor:
-    """Returns `[T, K]`: row `ids[t]` of the weight, widened to float32 (float64 stays). Raises ValueError for ids out
-    of range."""
     if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < weight.n:
         raise ValueError(f"ids must be in 0..{weight.n - 1}; got {int(ids.min())}..{int(ids.max())}")
     return weight.matrix[ids].to(torch.promote_types(weight.dtype, torch.float32))
@@ -146,7 +129,6 @@ def linear(
     activation: str | None = None,
     residual: Tensor | None = None,
 ) -> Tensor:
-    """Returns `[T, N]`: `residual + activation(x [T, K] W' + bias [N])`; bias, activation and residual are optional."""
     y = functional.linear(x, weight.matrix.to(x.dtype), _like(bias, x))
     if activation is not None:
         y = ACTIVATIONS[activation](y)
@@ -154,24 +136,19 @@ def linear(
 
 
 def linear_glu(x: Tensor, weight: DenseWeight, activation: str | ClampedSwiglu, bias: Tensor | None = None) -> Tensor:
-    """Returns `[T, N / 2]`: `activation(x Wg' + bg) * (x Wu' + bu)`. The rows of the weight (and of `bias [N]`) are
-    `[gate; up]`."""
     gate, up = linear(x, weight, bias).chunk(2, dim=-1)
     return _gated(gate, up, activation)
 
 
 def activation(x: Tensor, name: str) -> Tensor:
-    """Applies an activation of `ACTIVATIONS` to every element."""
     return ACTIVATIONS[name](x)
 
 
 def scale_(x: Tensor, factor: float) -> None:
-    """Multiplies `x [T, K]` by a number, in place."""
     x.mul_(factor)
 
 
 def softcap_(x: Tensor, cap: float) -> None:
-    """Computes `x [T, K] = cap * tanh(x / cap)` in place: between -cap and cap."""
     x.copy_(cap * torch.tanh(x / cap))
 
 
@@ -180,22 +157,18 @@ def softcap_(x: Tensor, cap: float) -> None:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Returns `[T, K]`: `x / sqrt(mean(x^2) + eps) * weight [K]`."""
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight.to(x.dtype)
 
 
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-    """Returns `[T, K]`: `(x - mean(x)) / sqrt(var(x) + eps) * weight [K] + bias [K]`, population variance."""
     return functional.layer_norm(x, x.shape[-1:], _like(weight, x), _like(bias, x), eps)
 
 
 def head_rms_norm_(x: Tensor, weight: Tensor, eps: float) -> None:
-    """Applies `rms_norm` to every head of `x [T, H, D]` with one `weight [D]`, in place; x may be a strided view."""
     x.copy_(rms_norm(x, weight, eps))
 
 
 def head_layer_norm_(x: Tensor, weight: Tensor, eps: float) -> None:
-    """Applies `layer_norm` to every head of `x [T, H, D]` with `weight [H, D]`, in place; x may be a strided view."""
     x.copy_(layer_norm(x, None, None, eps) * weight.to(x.dtype))
 
 
@@ -204,9 +177,6 @@ def head_layer_norm_(x: Tensor, weight: Tensor, eps: float) -> None:
 
 
 def rotary_(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> None:
-    """Rotates the first R of the D elements of every head of `x [T, H, D]` in place, with `cos, sin [T, R / 2]`.
-
-    Pair i is elements (i, i + R/2), or (2i, 2i + 1) if interleaved: `(a, b) -> (a cos - b sin, b cos + a sin)`."""
     half = cos.shape[-1]
     first, second = (
         (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if interleaved else (slice(0, half), slice(half, 2 * half))
@@ -219,8 +189,6 @@ def rotary_(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> None:
 
 
 def store_kv(k: Tensor, v: Tensor, kv: KVBlocks, slots: Tensor) -> None:
-    """Writes `k [T, Hkv, D]` and `v [T, Hkv, Dv]` into position `slot % 16` of block `slot // 16`, rounded to the
-    cache's dtype. In int8, their scales, too (`ForwardOps.store_kv`)."""
     block_size = kv.k.shape[-1]
     block, offset = slots // block_size, slots % block_size
     if kv.k_scales is not None:
@@ -240,20 +208,9 @@ def _scaled_to_127(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def attention(
-    q: Tensor,
-    kv: KVBlocks,
-    spans: Spans,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-    latent_q: Tensor | None = None,
-    chunked: bool = False,
+    q: Tensor, kv: KVBlocks, spans: Spans, options: AttentionOptions, latent_q: Tensor | None = None
 ) -> Tensor:
-    """Returns `[T, Hq * Dv]`: `softmax(scale * q k') v` for every head of `q [T, Hq, D]`, causal within each span's own
-    blocks.
-
-    `ForwardOps.attention` defines groups, window, softcap, sinks and latents, and what is never read."""
+    window, softcap = options.window, options.softcap
     num_tokens, num_heads, _ = q.shape
     out = torch.empty(num_tokens, num_heads, kv.value_dim, dtype=q.dtype)
     starts = spans.query_start.tolist()
@@ -265,17 +222,19 @@ def attention(
         key_position = torch.arange(kv_len - keys.shape[2], kv_len)[None]
         group = num_heads // keys.shape[0]
         keys, values = keys.repeat_interleave(group, 0), values.repeat_interleave(group, 0)
-        scores = scale * (q[begin:end].transpose(0, 1) @ keys)  # [Hq, tokens, N]
+        scores = options.scale * (q[begin:end].transpose(0, 1) @ keys)  # [Hq, tokens, N]
         if latent_q is not None:
-            scores += scale * (latent_q[begin:end].transpose(0, 1) @ values.transpose(1, 2))
+            scores += options.scale * (latent_q[begin:end].transpose(0, 1) @ values.transpose(1, 2))
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
         hidden = key_position > query_position
         if window is not None:
-            hidden |= key_position < (query_position // window * window if chunked else query_position - window + 1)
+            oldest = query_position // window * window if options.chunked else query_position - window + 1
+            hidden |= key_position < oldest
         scores = scores.masked_fill(hidden, -math.inf)
-        if sinks is not None:
-            scores = torch.cat([scores, sinks.to(q.dtype)[:, None, None].expand(-1, end - begin, 1)], -1)
+        if options.sinks is not None:
+            sinks = options.sinks.to(q.dtype)[:, None, None].expand(-1, end - begin, 1)
+            scores = torch.cat([scores, sinks], -1)
         weights = scores.softmax(-1)[..., : keys.shape[2]]
         out[begin:end] = (weights @ values).transpose(0, 1)
     return out.flatten(1)
@@ -332,17 +291,14 @@ class DenseStack:
 
 
 def stack_nbytes(count: int, n: int, k: int, layout: AnyLayout, glu: bool = False) -> int:
-    """Bytes of a stack."""
     return count * weight_nbytes(n, k, layout, glu)
 
 
 def empty_stack(count: int, n: int, k: int, layout: AnyLayout, glu: bool = False) -> DenseStack:
-    """Returns a stack of zeros; its `experts` are filled like other weights."""
     return DenseStack([empty_weight(n, k, layout, glu) for _ in range(count)])
 
 
 def gate_(x: Tensor, gate: Tensor) -> None:
-    """Multiplies rows of `x [T, K]` by the sigmoid of `gate [T, 1]`, in place."""
     x.mul_(gate.sigmoid())
 
 
@@ -351,21 +307,13 @@ def experts(
     gate_up: DenseStack,
     down: DenseStack,
     routing: Tensor,
-    activation: str | ClampedSwiglu,
-    gate_up_bias: Tensor | None = None,
-    down_bias: Tensor | None = None,
+    options: ExpertOptions,
     residual: Tensor | None = None,
-    weigh_inputs: bool = False,
 ) -> Tensor:
-    """Returns `[T, H]`: `residual + w1 f1(x) + w2 f2(x) + ...`, added in this order, for the experts and weights in
-    `routing` (`ForwardOps.experts`)."""
-    return reference_experts.sum_of_experts(
-        linear, linear_glu, x, gate_up, down, routing, activation, gate_up_bias, down_bias, residual, weigh_inputs
-    )
+    return reference_experts.sum_of_experts(linear, linear_glu, x, gate_up, down, routing, options, residual)
 
 
 def heads_linear(x: Tensor, weights: DenseStack) -> Tensor:
-    """Returns `[T, H * N]`: `x[:, h] W_h'` for every head h of `x [T, H, K]`."""
     return torch.cat([linear(x[:, h], weight) for h, weight in enumerate(weights.experts)], -1)
 
 

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from pace.ops.experts import ClampedSwiglu, Router
+from pace.ops.protocol import ExpertOptions
 
 
 def route(logits: Tensor, router: Router, choice_bias: Tensor | None = None) -> Tensor:
-    """Returns `[T, 2 top_k]`: the experts that rows of `logits [T, E]` choose, ascending, then their weights
-    (`ForwardOps.route`)."""
     k = router.top_k
     chosen, weights = (
         _sparsemixer(logits, router) if router.score == "sparsemixer" else _best(logits, router, choice_bias)
@@ -68,11 +67,8 @@ def sum_of_experts(
     gate_up: Any,
     down: Any,
     routing: Tensor,
-    activation: str | ClampedSwiglu,
-    gate_up_bias: Tensor | None = None,
-    down_bias: Tensor | None = None,
+    options: ExpertOptions,
     residual: Tensor | None = None,
-    weigh_inputs: bool = False,
 ) -> Tensor:
     """Computes `ForwardOps.experts` for stacks of any kind of weight, given its two products: `linear(x, weight, bias)`
     and `linear_glu(x, weight, activation, bias)`."""
@@ -81,8 +77,9 @@ def sum_of_experts(
     for expert in routing[:, :k].unique().long().tolist():
         rows, place = (routing[:, :k] == expert).nonzero(as_tuple=True)
         weights = routing[rows, k + place][:, None]
-        biases = [None if bias is None else bias[expert] for bias in (gate_up_bias, down_bias)]
-        y = linear_glu(weights * x[rows] if weigh_inputs else x[rows], gate_up.experts[expert], activation, biases[0])
+        biases = [None if bias is None else bias[expert] for bias in (options.gate_up_bias, options.down_bias)]
+        y = weights * x[rows] if options.weigh_inputs else x[rows]
+        y = linear_glu(y, gate_up.experts[expert], options.activation, biases[0])
         y = linear(y, down.experts[expert], biases[1])
-        out[rows] += y if weigh_inputs else weights * y
+        out[rows] += y if options.weigh_inputs else weights * y
     return out

@@ -11,8 +11,6 @@ from pace.ops.draws import Drawn, Draws, Rules
 
 
 def argmax(logits: Tensor) -> Tensor:
-    """Returns int64 `[R]`: the index of the largest logit in each row of `logits [R, V]`, the lowest among equals. -1
-    for a row that holds NaN or +inf, or nothing above -inf."""
     return logits.argmax(-1).where(logits.amax(-1).isfinite(), -1)
 
 
@@ -35,9 +33,6 @@ def top_k_top_p_(logits: Tensor, top_k: Tensor, top_p: Tensor) -> None:
 
 
 def apply_mask_(logits: Tensor, mask: Tensor, rows: Tensor | None = None) -> None:
-    """Sets to -inf in `logits [R, V]` what a mask does not allow. `mask` is int32 `[M, ceil(V / 32)]`: bit `i % 32` of
-    word `i // 32` is set if token i is allowed; bits beyond V are ignored. Mask m is for row `rows[m]` (no row twice),
-    or for row m without `rows`."""
     allowed = (mask[..., None] >> torch.arange(32, dtype=torch.int32)) & 1
     banned = allowed.flatten(1)[:, : logits.shape[1]] == 0
     rows = torch.arange(logits.shape[0]) if rows is None else rows
@@ -54,10 +49,10 @@ def sample(logits: Tensor, draws: Draws) -> Drawn:
     is the first, in ascending order of ids, whose cumulative weight exceeds `uniform` of the total."""
     count = len(draws.rows)
     num_top = torch.full((count,), -1) if draws.num_top is None else draws.num_top
-    most_top = max([0, *num_top.tolist()])
+    max_top = max([0, *num_top.tolist()])
     tokens = torch.full((count,), -1, dtype=torch.int64)
     values = torch.full((0 if draws.num_top is None else count,), -math.inf)
-    top, top_values = torch.full((len(values), most_top), -1), torch.full((len(values), most_top), -math.inf)
+    top, top_values = torch.full((len(values), max_top), -1), torch.full((len(values), max_top), -math.inf)
     for index, row in enumerate(draws.rows.tolist()):
         given = logits[row : row + 1].clone()
         if draws.masks is not None and draws.mask_rows[index] >= 0:
@@ -101,9 +96,6 @@ def keep_typical_(log_weights: Tensor, mass: float, num_spared: int = 1) -> None
 
 
 def token_logprobs(logits: Tensor, rows: Tensor, tokens: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the log-probabilities of `tokens [M]` under rows `rows [M]`, float32 `[M]`. Also the `num_top` most
-    likely tokens, int64 `[M, num_top]`, largest first and the lower id first among equals, and their log-probabilities.
-    -1 and -inf beyond V."""
     logprobs = logits[rows].log_softmax(-1)
     ordered, order = logprobs.sort(dim=-1, descending=True, stable=True)
     missing = max(0, num_top - logits.shape[1])

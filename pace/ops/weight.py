@@ -97,7 +97,8 @@ class PackedWeight:
     Raises ValueError for impossible sizes, TypeError for other dtypes. Layout: csrc/kernels/pack.inl."""
 
     __slots__ = (
-        "n", "k", "layout", "dtype", "glu", "order", "nbytes", "address", "n_out", "_order32", "order_address", "_buffer", "__weakref__",
+        "n", "k", "layout", "dtype", "glu", "order", "nbytes", "address", "n_out", "_order32", "order_address",
+        "_buffer", "__weakref__",
     )  # fmt: skip
 
     def __init__(
@@ -185,19 +186,11 @@ def _levels(layout: torch.dtype | WeightLayout) -> Tensor | None:
 
 
 def empty_weight(n: int, k: int, layout: AnyLayout, glu: bool = False, order: Tensor | None = None) -> PackedWeight:
-    """Returns a weight of zeros, to be filled by `pack_rows_`, or by `pack_quantized_` if it is quantised.
-
-    order: the column order of all its rows (`QuantizedRows`); not counted in `nbytes`."""
     return PackedWeight(n, k, layout, glu, order)
 
 
 def pack_rows_(weight: PackedWeight, source: Tensor, row: int) -> None:
-    """Writes logical rows `row .. row + rows` of `weight` from `source [rows, K]`, rounding to the weight's dtype like
-    `.to()`.
-
-    source: float32, bfloat16, float16 or float64 (rounded to float32 first), any row stride. Disjoint rows may be
-    written from several threads. Raises ValueError for a wrong shape or a quantised weight, TypeError for another
-    dtype."""
+    """Rounds float64 to float32 first. Raises TypeError for another dtype."""
     dtype = check_float_rows(weight, source, row)
     if source.dtype not in DTYPE_CODES:
         if source.dtype != torch.float64:
@@ -211,10 +204,6 @@ def pack_rows_(weight: PackedWeight, source: Tensor, row: int) -> None:
 
 
 def pack_quantized_(weight: PackedWeight, rows: QuantizedRows | BlockRows, row: int) -> None:
-    """Writes `rows` into a quantised weight of the same layout and order, from logical row `row` on. Raises ValueError
-    for another layout or order.
-
-    Disjoint rows may be written from several threads."""
     check_quantized_rows(weight, rows, row)
     if isinstance(rows, BlockRows):
         return rows.pack(weight.address, row)
@@ -253,12 +242,9 @@ def _pack_super_blocks(weight: PackedWeight, rows: QuantizedRows, row: int) -> N
 
 
 def unpack(weight: PackedWeight) -> Tensor:
-    """Returns the logical matrix `[N, K]` in `weight.dtype`, bit for bit what was packed.
-
-    For a quantised weight: the values used in products, in float32, columns in the order of the input. They differ from
-    `QuantizedRows.dequantize` by the rounding of groups' scales and minima (by 2^-11) and by the error in
-    `LEVEL_FACTORS`. In super-blocks they are equal."""
+    """Float weights come back bit for bit. Quantised ones differ from `QuantizedRows.dequantize` by the rounding of
+    groups' scales and minima (by 2^-11) and by the error in `LEVEL_FACTORS`. In super-blocks they are equal."""
     out = torch.empty(weight.n, weight.k, dtype=weight.dtype)
     mixed = isinstance(weight.layout, MixedLayout)
-    _C.gather_rows(weight.address, weight.order_address, 0, weight.n, out.data_ptr(), mixed)
+    _C.gather_rows(weight, None, weight.n, out, mixed)
     return out

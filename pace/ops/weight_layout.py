@@ -19,9 +19,10 @@ SMALL_CODES = {f"int{bits}": bits for bits in (2, 3, 4, 5, 6)}
 CODEBOOKS: dict[str, tuple[float, ...]] = {
     # Normal quantiles, relative to the largest weight of a block (QLoRA, arXiv 2305.14314); the constants are those of
     # bitsandbytes.
-    "nf4": (-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
-            -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
-            0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+    "nf4": (-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
+            -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
+            0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023,
+            1.0),
     # Sign, two bits of exponent, one of mantissa, in the order and scale of bitsandbytes.
     "fp4": tuple(sign * value / 192 for sign in (1, -1) for value in (0, 1, 128, 192, 64, 96, 32, 48)),
     # E2M1 (OCP Microscaling Formats 1.0).
@@ -73,14 +74,15 @@ class WeightLayout:
             raise ValueError(f"a group is a multiple of {MIN_GROUP} weights, or None for a whole row; got {self.group}")
         if self.codebook is not None and (self.code != "int4" or self.codebook not in CODEBOOKS):
             raise ValueError(
-                f"int4 codes may have one of the codebooks {', '.join(CODEBOOKS)}; got {self.codebook!r} for {self.code}"
+                f"int4 codes may have one of the codebooks {', '.join(CODEBOOKS)}; got {self.codebook!r} for "
+                f"{self.code}"
             )
         if self.has_mins and (self.code == "float8" or self.codebook or self.group is None):
-            raise ValueError("integer codes in groups alone have minima")
+            raise ValueError("minima (has_mins) need integer codes in groups, without a codebook")
         if self.scale_bits is not None:
             self._check_super_blocks()
         elif self.code in ("int2", "int3", "int6"):
-            raise ValueError(f"{self.code} codes come in super-blocks alone")
+            raise ValueError(f"{self.code} codes exist only in super-blocks")
         elif self.code == "int5" and (self.group is None or self.group % 32):
             raise ValueError(f"a group of int5 codes is a multiple of 32 weights; got {self.group}")
         self._set_offset()
@@ -90,11 +92,12 @@ class WeightLayout:
             known = ", ".join(f"{code} in groups of {group}" for code, group in SUPER_GROUPS.items())
             raise ValueError(f"super-blocks have codes of {known}; got {self.code} in groups of {self.group}")
         if self.codebook not in (None, "iq4_nl"):
-            raise ValueError(f"in super-blocks, iq4_nl alone is a codebook; got {self.codebook!r}")
+            raise ValueError(f"the only codebook of super-blocks is iq4_nl; got {self.codebook!r}")
         by_32 = self.group == 32
         if self.scale_bits not in ((6,) if by_32 else (4,) if self.has_mins else (6, 8)):
             raise ValueError(
-                f"scales of super-blocks have 6 bits, or, in groups of 16, 4 with minima and 6 or 8 without; got {self.scale_bits}"
+                "scales of super-blocks have 6 bits, or, in groups of 16, 4 with minima and 6 or 8 without; got "
+                f"{self.scale_bits}"
             )
 
     def _set_offset(self) -> None:
@@ -198,19 +201,21 @@ class QuantizedRows:
         codes, layout = self.codes, self.layout
         if codes.ndim != 2 or codes.dtype != CODES[layout.code]:
             raise ValueError(
-                f"{layout.code} codes are a matrix of {CODES[layout.code]}; got {codes.dtype} of shape {tuple(codes.shape)}"
+                f"{layout.code} codes are a matrix of {CODES[layout.code]}; got {codes.dtype} of shape "
+                f"{tuple(codes.shape)}"
             )
         if self.paired_k is not None and (layout.code != "int4" or codes.shape[1] != -(-self.paired_k // 2)):
             raise ValueError(
-                f"codes of int4 alone come in pairs, ceil(K / 2) bytes a row; got {layout.code} codes of shape {tuple(codes.shape)} for K = {self.paired_k}"
+                "only int4 codes come in pairs, ceil(K / 2) bytes a row; got "
+                f"{layout.code} codes of shape {tuple(codes.shape)} for K = {self.paired_k}"
             )
         self._check_scales()
         k = self.shape[1]
         if self.order is not None and (tuple(self.order.shape) != (k,) or self.order.dtype != torch.int64):
             raise ValueError(f"order is int64 ({k},); got {self.order.dtype} of shape {tuple(self.order.shape)}")
-        most = (1 << SMALL_CODES.get(layout.code, 8)) - 1
-        if layout.code in SMALL_CODES and self.paired_k is None and codes.numel() and codes.max() > most:
-            raise ValueError(f"{layout.code} codes are 0..{most}; got {codes.max().item()}")
+        max_code = (1 << SMALL_CODES.get(layout.code, 8)) - 1
+        if layout.code in SMALL_CODES and self.paired_k is None and codes.numel() and codes.max() > max_code:
+            raise ValueError(f"{layout.code} codes are 0..{max_code}; got {codes.max().item()}")
 
     def _check_scales(self) -> None:
         layout, (num_rows, k) = self.layout, self.shape
@@ -228,7 +233,7 @@ class QuantizedRows:
             values = getattr(self, name)
             if (values is not None) != wanted:
                 raise ValueError(
-                    f"a layout of {layout} has {'' if wanted else 'no '}{name}; {'none' if wanted else 'some'} were given"
+                    f"a layout of {layout} has {'' if wanted else 'no '}{name}; got {'none' if wanted else 'some'}"
                 )
             if values is not None and (tuple(values.shape) != shape or values.dtype != dtype):
                 raise ValueError(f"{name} are {dtype} {shape}; got {values.dtype} of shape {tuple(values.shape)}")

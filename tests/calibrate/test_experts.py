@@ -15,6 +15,7 @@ from pace.llm import QuantizationConfig
 from pace.llm.loading.load import load_model
 from pace.llm.loading.options import LoadOptions
 from pace.ops import reference
+from pace.ops.protocol import ExpertOptions
 from pace.ops.reference_experts import sum_of_experts
 from pace.ops.weight_layout import WeightLayout
 from tests.calibrate.inputs import quantize_checkpoint, tokens
@@ -75,10 +76,9 @@ def test_an_expert_reads_the_rows_that_chose_it(model_type, tmp_path, monkeypatc
         alone[:, 0], alone[:, 1:k] = expert, (expert + 1) % count
         hidden = []
         sum_of_experts(
-            lambda rows, weight, bias: hidden.append(rows) or reference.linear(rows, weight, bias),
-            reference.linear_glu,
-            x[chosen], mixture.gate_up.stack, mixture.down.stack, alone[:, [0, k]], mixture.activation,
-            mixture.gate_up.biases,
+            lambda rows, weight, bias: hidden.append(rows) or reference.linear(rows, weight, bias), reference.linear_glu,
+            x[chosen], mixture.gate_up.stack, mixture.down.stack, alone[:, [0, k]],
+            ExpertOptions(mixture.activation, mixture.gate_up.biases),
         )  # fmt: skip
         assert torch.allclose(of_down.hessian, hidden[0].T @ hidden[0], rtol=1e-4, atol=1e-3)
 

@@ -47,7 +47,7 @@ struct Problem {
         // 4 bytes off alignment: the kernels must not rely on alignment.
         const KvView kv = {
             k_memory.data() + 4, v_memory.data() + 4, k_stride, v_stride, dtype, blocks, kv_heads, key_dim, value_dim};
-        args = {heads * key_dim, key_dim, kv, heads, 0.3f, window, softcap, out.data()};
+        args = {{.scale = 0.3f, .window = window, .softcap = softcap}, heads * key_dim, key_dim, kv, heads, out.data()};
         for (int64_t p = 0; p < length; ++p) {
             kernels().store_kv(&k[p * kv_heads * key_dim], key_dim, &v[p * kv_heads * value_dim], value_dim, kv, 0,
                                kv_heads, table[p / 16] * 16 + p % 16);
@@ -106,11 +106,7 @@ struct Problem {
         op.q = q.data();
         op.args = args;
         op.tokens = length;
-        op.spans = 1;
-        op.query_start = starts;
-        op.kv_len = lengths;
-        op.block_table = table.data();
-        op.table_stride = blocks;
+        op.spans = {1, starts, lengths, table.data(), blocks};
         op.prepare(threads);
         std::vector<char> workspace(op.workspace_bytes());
         op.set_workspace(workspace.data());
@@ -330,11 +326,8 @@ TEST(attention_refuses_spans_that_do_not_fit) {
         problem.table[0] = first_block;
         op.args = problem.args;
         op.tokens = 40;
-        op.spans = int64_t(starts.size()) - 1;
-        op.query_start = starts.data();
-        op.kv_len = &length;
-        op.block_table = problem.table.data();
-        op.table_stride = int64_t(problem.table.size());
+        op.spans = {int64_t(starts.size()) - 1, starts.data(), &length, problem.table.data(),
+                    int64_t(problem.table.size())};
         try {
             op.prepare(2);
         } catch (const std::invalid_argument& error) {

@@ -60,15 +60,12 @@ class Step {
         const Norm norm = {Norm::Kind::Rms, norm_.data(), nullptr, 1e-6f};
         AttentionOp op = {};
         op.q = q.data;
-        op.args = {width_, dim, kv_, heads, 0.1f, model_.window, model_.softcap, out_.data()};
+        op.args = {
+            {.scale = 0.1f, .window = model_.window, .softcap = model_.softcap}, width_, dim, kv_, heads, out_.data()};
         op.heads = {q,     k,           v,           heads,   norm,  norm, {},
                     false, cos_.data(), sin_.data(), dim / 2, false, kv_,  slots_.data()};
         op.tokens = starts_.back();
-        op.spans = int64_t(lengths_.size());
-        op.query_start = starts_.data();
-        op.kv_len = lengths_.data();
-        op.block_table = table_.data();
-        op.table_stride = stride_;
+        op.spans = {int64_t(lengths_.size()), starts_.data(), lengths_.data(), table_.data(), stride_};
         return op;
     }
 
@@ -90,7 +87,7 @@ class Step {
         const AttentionOp op = this->op();
         std::vector<float> scratch(attention_scratch_floats(op.args), check::kPoison);
         prepare_heads(op.heads, 0, op.tokens, 0, model_.kv_heads);
-        for (int64_t s = 0; s < op.spans; ++s) {
+        for (int64_t s = 0; s < op.spans.count; ++s) {
             const int64_t begin = starts_[s], tokens = starts_[s + 1] - begin;
             for (int64_t head = 0; head < model_.kv_heads; ++head) {
                 const float* const queries = op.heads.q.at(begin, head * model_.group);

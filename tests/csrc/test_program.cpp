@@ -60,14 +60,13 @@ struct Layer {
         const HeadsOf v = {heads, (kHeads + kKvHeads) * kHeadDim, kKvHeads, kHeadDim, kHeadDim};
         const Preparation preparation = {k, v, none, none, none, {0, kHalf, false}, false};
         program.embedding(x, embedding.get(), nullptr, Program::Ids::Tokens, 0);
-        program.linear(heads, whole(x), norm, qkv.get(), nullptr, nullptr, Activation::None, nullptr);
-        program.attention(mixed, q, nullptr, &preparation, 0, 0.35f, kNoWindow, false, 0, nullptr);
-        program.linear(x, whole(mixed), none, out.get(), nullptr, nullptr, Activation::None, &x);
-        program.linear(inner, whole(x), norm, gate_up.get(), nullptr, nullptr, Activation::Silu, nullptr);
-        program.linear(x, whole(inner), none, down.get(), nullptr, nullptr, Activation::None, &x);
+        program.linear(heads, whole(x), {norm, qkv.get()}, {});
+        program.attention(mixed, q, {}, preparation, 0, {.scale = 0.35f});
+        program.linear(x, whole(mixed), {none, out.get()}, x);
+        program.linear(inner, whole(x), {norm, gate_up.get(), nullptr, nullptr, Activation::Silu}, {});
+        program.linear(x, whole(inner), {none, down.get()}, x);
         program.gather_rows(last, whole(x));
-        program.linear({Value::kLogits, kVocabulary, false}, whole(last), norm, embedding.get(), nullptr, nullptr,
-                       Activation::None, nullptr);
+        program.linear({Value::kLogits, kVocabulary, false}, whole(last), {norm, embedding.get()}, {});
         const int64_t k_stride = int64_t(keys.size()) / kBlocks, v_stride = int64_t(values.size()) / kBlocks;
         cache = {{keys.data(), values.data(), k_stride, v_stride, DType::F32, kBlocks, kKvHeads, kHeadDim, kHeadDim},
                  1};
@@ -91,9 +90,10 @@ struct Layer {
             const int64_t tokens = std::min(count, kTokens - p);
             const int32_t query_start[] = {0, int32_t(tokens)}, length = int32_t(p + tokens);
             const Angles angles = {&cos[p * kHalf], &sin[p * kHalf]};
-            const Table tables[] = {{}, {&slots[p], blocks.data()}};  // the layer belongs to the second group
-            program.run({&cache, tokens, tokens, &ids[p], &positions[p], &angles, rows.data(), 1, query_start, &length,
-                         tables, kBlocks, &logits[p * kVocabulary]});
+            const Spans spans = {1, query_start, &length, blocks.data(), kBlocks};
+            const Table tables[] = {{}, {&slots[p], spans}};  // the layer belongs to the second group
+            program.run({&cache, tokens, tokens, &ids[p], &positions[p], &angles, rows.data(), tables,
+                         &logits[p * kVocabulary]});
         }
         return logits;
     }

@@ -16,13 +16,14 @@ from pace.graph.recorded import (
     Linear,
     Norm,
     NormHeads,
-    NormParameters,
     Preparation,
     RotateHeads,
     Rotation,
     StoreKv,
 )
 from pace.graph.symbols import Add
+from pace.ops.kernels.norm import NormParameters
+from pace.ops.protocol import AttentionOptions
 from pace.ops.weight import PackedWeight
 
 RMS = NormParameters("rms", torch.ones(8), None, 1e-5)
@@ -54,7 +55,7 @@ def test_a_norm_that_others_read_too_stays(also):
     other = {
         "residual": linear(Value(8), residual=norm.out),
         "add": Add(Value(8), norm.out.whole, Value(8).whole),
-        "attention": Attention(Value(8), Heads(norm.out, 0, 2, 4, 4), 0, 1.0, None, None),
+        "attention": Attention(Value(8), Heads(norm.out, 0, 2, 4, 4), 0, AttentionOptions(1.0)),
     }[also]
     instructions = [norm, linear(norm.out), other]
     assert fuse_norms(instructions, other.out) == instructions
@@ -73,7 +74,7 @@ def heads_of(value):
 
 def attention(value, layer=0):
     q, k, v = heads_of(value)
-    return [StoreKv(k, v, layer=0), Attention(Value(8), q, layer, 1.0, None, None)]
+    return [StoreKv(k, v, layer=0), Attention(Value(8), q, layer, AttentionOptions(1.0))]
 
 
 @pytest.mark.parametrize("norm_last", [False, True])
@@ -155,7 +156,7 @@ def test_queries_and_keys_that_others_read_or_share_stay_as_they_are():
     for read in (Columns(value, 0, 4), Columns(value, 6, 4), value.whole):
         instructions = [*before, *attention(value), Norm(Value(read.count), read, RMS)]
         assert fuse_heads(instructions) == instructions
-    values_are_keys = [*before, StoreKv(k, k, 0), Attention(Value(8), q, 0, 1.0, None, None)]
+    values_are_keys = [*before, StoreKv(k, k, 0), Attention(Value(8), q, 0, AttentionOptions(1.0))]
     assert fuse_heads(values_are_keys) == values_are_keys
 
 

@@ -14,6 +14,7 @@ from pace.batch import KVSpec, Positions
 from pace.graph.program import Program
 from pace.graph.recorded import Attention, Linear, Norm, RotateHeads, StoreKv
 from pace.ops import native
+from pace.ops.protocol import AttentionOptions
 from tests.support import Runner, isas_of_floats
 
 pytestmark = pytest.mark.usefixtures("restore_isa_and_threads")
@@ -73,7 +74,7 @@ class Model:
         v = ops.linear(latent, self.values)
         k, v = (part.unflatten(1, (KV_HEADS, HEAD_DIM)) for part in (k, v))
         ops.store_kv(k, v, kv, batch.slots)
-        return ops.linear(ops.attention(q, kv, batch.spans, 0.2), self.out, residual=x)
+        return ops.linear(ops.attention(q, kv, batch.spans, AttentionOptions(0.2)), self.out, residual=x)
 
     def gated_layer(self, ops, x, batch, angles, kv):
         """Operations on heads that are not contiguous are fused into attention, although the elements between the
@@ -87,7 +88,9 @@ class Model:
         ops.rotary_(q, *angles[1], False)
         ops.rotary_(k, *angles[1], False)
         ops.store_kv(k, v, kv, batch.slots)
-        x = ops.linear(ops.attention(q, kv, batch.spans, 0.2, window=150, softcap=5.0), self.out, residual=x)
+        x = ops.linear(
+            ops.attention(q, kv, batch.spans, AttentionOptions(0.2, window=150, softcap=5.0)), self.out, residual=x
+        )
         x = x + ops.linear(ops.linear_glu(x[:, 8:], self.gate_up, "silu"), self.down)
         gate = ops.activation(mixed[:, HEAD_DIM : 2 * HEAD_DIM], "gelu")
         return ops.linear(x[:, 3 : 3 + HEAD_DIM] + gate, self.gated, residual=x)

@@ -13,6 +13,7 @@ from torch import Tensor
 from pace import _C
 from pace.batch import BLOCK_SIZE, KVBlocks, KVSpec, Positions, Spans
 from pace.ops import native, reference
+from pace.ops.protocol import AttentionOptions
 from tests.ops.isas import each_isa, on_each_isa
 from tests.support import poison
 
@@ -66,6 +67,10 @@ def make_spans(parts: list[tuple[int, int, list[int]]]) -> Spans:
     return Spans(torch.tensor(starts, dtype=torch.int32), torch.tensor(lengths, dtype=torch.int32), table)
 
 
+def attention(q: Tensor, kv: KVBlocks, spans: Spans, scale: float = 1.0, **options) -> Tensor:
+    return native.attention(q, kv, spans, AttentionOptions(scale, **options))
+
+
 def attend(sequence: Sequence, kv: KVBlocks, blocks: list[int], span: int, **options) -> Tensor:
     """Attention of all positions of a sequence, `span` tokens at a time."""
     scale = sequence.q.shape[-1] ** -0.5
@@ -73,7 +78,7 @@ def attend(sequence: Sequence, kv: KVBlocks, blocks: list[int], span: int, **opt
     for begin in range(0, sequence.length, span):
         end = min(begin + span, sequence.length)
         spans = make_spans([(end - begin, end, blocks)])
-        outputs.append(native.attention(sequence.q[begin:end], kv, spans, scale, **options))
+        outputs.append(attention(sequence.q[begin:end], kv, spans, scale, **options))
     return torch.cat(outputs)
 
 
@@ -207,7 +212,7 @@ def test_bits_do_not_depend_on_the_span(window, dtype):
         assert torch.equal(attend(sequence, kv, blocks, span, window=window), at_once), span
     singles = [1, 15, 63, 64, 65, 500, 1023, 1024, 1025, 1099]
     for p in singles:
-        one = native.attention(sequence.q[p : p + 1], kv, make_spans([(1, p + 1, blocks)]), 40**-0.5, window=window)
+        one = attention(sequence.q[p : p + 1], kv, make_spans([(1, p + 1, blocks)]), 40**-0.5, window=window)
         assert torch.equal(one[0], at_once[p]), p
 
 
@@ -234,11 +239,9 @@ def test_bits_do_not_depend_on_the_batch_the_blocks_or_the_threads(dtype):
             q = torch.cat([sequences[i].q[-spans[i] :] for i in order])
             for threads in (1, 2, 3, 8, 16):
                 _C.set_num_threads(threads)
-                rows = native.attention(q, kv, make_spans([parts[i] for i in order]), 0.2).split(
-                    [spans[i] for i in order]
-                )
+                rows = attention(q, kv, make_spans([parts[i] for i in order]), 0.2).split([spans[i] for i in order])
                 outputs.append([rows[order.index(i)] for i in range(5)])
-        alone = [native.attention(s.q[-n:], kv, make_spans([part]), 0.2) for n, s, part in zip(spans, sequences, parts)]
+        alone = [attention(s.q[-n:], kv, make_spans([part]), 0.2) for n, s, part in zip(spans, sequences, parts)]
         outputs.append(alone)
     for other in outputs[1:]:
         assert all(torch.equal(a, b) for a, b in zip(outputs[0], other))
@@ -255,7 +258,7 @@ def test_rows_cut_over_threads_have_the_same_bits(heads, head_dim, dtype):
     outputs = []
     for threads in (1, 2, 3, 8, 16):
         _C.set_num_threads(threads)
-        outputs.append([native.attention(query, kv, spans, scale, **kind) for kind in kinds])
+        outputs.append([attention(query, kv, spans, scale, **kind) for kind in kinds])
     for kind, first, *others in zip(kinds, *outputs):
         assert first.isfinite().all(), kind
         assert all(torch.equal(other, first) for other in others), kind
@@ -270,13 +273,13 @@ def test_what_lies_beyond_kv_len_or_before_the_window_is_never_read(kv_len, dtyp
     q = sequence.q[kv_len - 1 : kv_len]
     seen = {"window": 30, "chunked": chunked}
     oldest = (kv_len - 1) // 30 * 30 if chunked else max(0, kv_len - 30)
-    expected = native.attention(q, kv, make_spans([(1, kv_len, blocks)]), 0.3, **seen)
+    expected = attention(q, kv, make_spans([(1, kv_len, blocks)]), 0.3, **seen)
     keys, values = (kv.k_scales.unsqueeze(2), kv.v_scales.unsqueeze(3)) if dtype == torch.int8 else (kv.k, kv.v)
     for p in [*range(oldest), *range(kv_len, 1200)]:
         keys[blocks[p // 16], :, :, p % 16] = math.nan
         values[blocks[p // 16], :, p % 16] = math.inf
     unmapped = [-1 if b < oldest // 16 or b * 16 >= kv_len else block for b, block in enumerate(blocks)]
-    got = native.attention(q, kv, make_spans([(1, kv_len, unmapped)]), 0.3, **seen)
+    got = attention(q, kv, make_spans([(1, kv_len, unmapped)]), 0.3, **seen)
     assert torch.equal(got, expected)
 
 
@@ -304,12 +307,12 @@ def test_store_kv_rounds_as_torch(dtype, head_dim):
     fused[7] = 127.0 - torch.arange(head_dim) / 2
     k, v = fused[:, 2:4], fused[:, 4:6]  # strided views of one matrix, like those of a fused projection
     slots = torch.randperm(64, generator=generator)[:19]
-    (kv,), (twin,) = (KVSpec((Positions(2, head_dim, head_dim),), dtype).allocate(4) for _ in range(2))
-    for tensor in (*kv.tensors, *twin.tensors):
+    (kv,), (other,) = (KVSpec((Positions(2, head_dim, head_dim),), dtype).allocate(4) for _ in range(2))
+    for tensor in (*kv.tensors, *other.tensors):
         tensor.fill_(7)
     native.store_kv(k, v, kv, slots)
-    reference.store_kv(k, v, twin, slots)
-    for got, expected in zip(kv.tensors, twin.tensors, strict=True):
+    reference.store_kv(k, v, other, slots)
+    for got, expected in zip(kv.tensors, other.tensors, strict=True):
         assert torch.equal(got.isnan(), expected.isnan())
         assert torch.equal(got.nan_to_num(nan=1.0), expected.nan_to_num(nan=1.0))
 
@@ -319,15 +322,16 @@ def test_store_kv_rounds_as_torch(dtype, head_dim):
     ("window", "softcap", "chunked"), [(None, None, False), (30, None, False), (None, 5.0, False), (30, None, True)]
 )
 @on_each_isa
-def test_attention_is_its_twin(dtype, window, softcap, chunked):
+def test_attention_is_its_reference(dtype, window, softcap, chunked):
     sequence = make_sequence(90, 6, 2, 40, seed=9)
     kv, (blocks,) = fill_cache([sequence], dtype)
     spans = make_spans([(90, 90, blocks)])
     _, tolerance = expected_and_tolerance(sequence, dtype, window, softcap, chunked)
-    ours, twin = (
-        ops.attention(sequence.q, kv, spans, 40**-0.5, window, softcap, chunked=chunked) for ops in (native, reference)
+    found, expected = (
+        ops.attention(sequence.q, kv, spans, AttentionOptions(40**-0.5, window, softcap, chunked=chunked))
+        for ops in (native, reference)
     )
-    assert ((ours - twin).abs() <= 2 * tolerance).all()
+    assert ((found - expected).abs() <= 2 * tolerance).all()
 
 
 def test_int8_is_off_by_at_most_half_a_scale():
@@ -352,7 +356,7 @@ def test_strided_queries():
     fused[:, : 4 * 32] = sequence.q.flatten(1)
     view = fused[:, : 4 * 32].view(40, 4, 32)
     spans = make_spans([(40, 40, blocks)])
-    assert torch.equal(native.attention(view, kv, spans, 0.2), native.attention(sequence.q, kv, spans, 0.2))
+    assert torch.equal(attention(view, kv, spans, 0.2), attention(sequence.q, kv, spans, 0.2))
 
 
 def test_empty_spans_and_empty_batches():
@@ -360,10 +364,10 @@ def test_empty_spans_and_empty_batches():
     kv, (blocks,) = fill_cache([sequence], torch.float32)
     spans = make_spans([(0, 20, blocks), (1, 20, blocks), (0, 0, blocks)])
     assert torch.equal(
-        native.attention(sequence.q[19:], kv, spans, 0.25),
-        native.attention(sequence.q[19:], kv, make_spans([(1, 20, blocks)]), 0.25),
+        attention(sequence.q[19:], kv, spans, 0.25),
+        attention(sequence.q[19:], kv, make_spans([(1, 20, blocks)]), 0.25),
     )
-    assert native.attention(sequence.q[:0], kv, make_spans([(0, 20, blocks)]), 0.25).shape == (0, 32)
+    assert attention(sequence.q[:0], kv, make_spans([(0, 20, blocks)]), 0.25).shape == (0, 32)
 
 
 def test_several_python_threads_at_once():
@@ -389,33 +393,33 @@ def test_wrong_arguments_are_refused_with_what_was_wrong():
         return Spans(*(torch.tensor(t, dtype=torch.int32) for t in (start, kv_len, rows)))
 
     cases = [
-        ("query_start", lambda: native.attention(q, kv, spans(start=(0, 39)), 1.0)),
-        ("query_start", lambda: native.attention(q, kv, spans(start=(1, 40)), 1.0)),
-        ("less than its own", lambda: native.attention(q, kv, spans(kv_len=(39,)), 1.0)),
-        ("blocks hold", lambda: native.attention(q, kv, spans(kv_len=(49,)), 1.0)),
-        ("block table", lambda: native.attention(q, kv, spans(table=[[0, -1, 1]]), 1.0)),
-        ("block table", lambda: native.attention(q, kv, spans(table=[[0, 1, 5]]), 1.0)),
-        ("Hq", lambda: native.attention(q[:, :3], kv, good, 1.0)),
-        ("Hq", lambda: native.attention(q[..., :31], kv, good, 1.0)),
-        ("float32", lambda: native.attention(q.double(), kv, good, 1.0)),
-        ("window", lambda: native.attention(q, kv, good, 1.0, window=0)),
-        ("softcap", lambda: native.attention(q, kv, good, 1.0, softcap=0.0)),
-        ("float32, bfloat16", lambda: native.attention(q, KVBlocks(kv.k.double(), kv.v.double()), good, 1.0)),
-        ("cache values", lambda: native.attention(q, KVBlocks(kv.k, kv.v[..., :16]), good, 1.0)),
-        ("cache keys", lambda: native.attention(q, KVBlocks(kv.k[..., :8], kv.v), good, 1.0)),
-        ("each block contiguous", lambda: native.attention(q, KVBlocks(kv.k[:1].expand(kv.k.shape), kv.v), good, 1.0)),
-        ("int32", lambda: native.attention(q, kv, Spans(good.query_start.long(), good.kv_len, good.block_table), 1.0)),
+        ("query_start", lambda: attention(q, kv, spans(start=(0, 39)))),
+        ("query_start", lambda: attention(q, kv, spans(start=(1, 40)))),
+        ("less than its own", lambda: attention(q, kv, spans(kv_len=(39,)))),
+        ("blocks hold", lambda: attention(q, kv, spans(kv_len=(49,)))),
+        ("block table", lambda: attention(q, kv, spans(table=[[0, -1, 1]]))),
+        ("block table", lambda: attention(q, kv, spans(table=[[0, 1, 5]]))),
+        ("Hq", lambda: attention(q[:, :3], kv, good)),
+        ("Hq", lambda: attention(q[..., :31], kv, good)),
+        ("float32", lambda: attention(q.double(), kv, good)),
+        ("window", lambda: attention(q, kv, good, window=0)),
+        ("softcap", lambda: attention(q, kv, good, softcap=0.0)),
+        ("float32, bfloat16", lambda: attention(q, KVBlocks(kv.k.double(), kv.v.double()), good)),
+        ("cache values", lambda: attention(q, KVBlocks(kv.k, kv.v[..., :16]), good)),
+        ("cache keys", lambda: attention(q, KVBlocks(kv.k[..., :8], kv.v), good)),
+        ("each block contiguous", lambda: attention(q, KVBlocks(kv.k[:1].expand(kv.k.shape), kv.v), good)),
+        ("int32", lambda: attention(q, kv, Spans(good.query_start.long(), good.kv_len, good.block_table))),
         (
             "have scales where they are int8",
-            lambda: native.attention(q, KVBlocks(kv.k.to(torch.int8), kv.v.to(torch.int8)), good, 1.0),
+            lambda: attention(q, KVBlocks(kv.k.to(torch.int8), kv.v.to(torch.int8)), good),
         ),
         (
             "have scales where they are int8",
-            lambda: native.attention(q, KVBlocks(kv.k, kv.v, int8.k_scales, int8.v_scales), good, 1.0),
+            lambda: attention(q, KVBlocks(kv.k, kv.v, int8.k_scales, int8.v_scales), good),
         ),
-        ("scales right behind", lambda: native.attention(q, replace(int8, k_scales=int8.k_scales.clone()), good, 1.0)),
-        ("scales right behind", lambda: native.attention(q, replace(int8, v_scales=int8.k_scales), good, 1.0)),
-        ("scales right behind", lambda: native.attention(q, replace(int8, v=int8.v.clone()), good, 1.0)),
+        ("scales right behind", lambda: attention(q, replace(int8, k_scales=int8.k_scales.clone()), good)),
+        ("scales right behind", lambda: attention(q, replace(int8, v_scales=int8.k_scales), good)),
+        ("scales right behind", lambda: attention(q, replace(int8, v=int8.v.clone()), good)),
         ("slot 80", lambda: native.store_kv(sequence.k[:1], sequence.v[:1], kv, torch.tensor([80]))),
         ("slot -1", lambda: native.store_kv(sequence.k[:1], sequence.v[:1], kv, torch.tensor([-1]))),
         ("tokens", lambda: native.store_kv(sequence.k[:2], sequence.v[:1], kv, torch.tensor([0, 1]))),

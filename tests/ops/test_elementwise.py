@@ -11,7 +11,7 @@ from tests.ops.isas import on_each_isa
 
 @pytest.mark.parametrize("shape", [(1, 1), (3, 33), (2, 40_000)])
 @on_each_isa
-def test_twins(shape) -> None:
+def test_agreement_with_the_reference(shape) -> None:
     x = 20 * torch.randn(shape, generator=torch.Generator().manual_seed(0))
     ours, theirs = x.clone(), x.clone()
     native.scale_(ours, 1 / 3)

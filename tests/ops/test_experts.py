@@ -10,6 +10,7 @@ import torch
 from pace import _C
 from pace.ops import native, reference
 from pace.ops.experts import SCORES, ClampedSwiglu, Router
+from pace.ops.protocol import ExpertOptions
 from pace.quant import read_format
 
 ROUTERS = {
@@ -146,6 +147,7 @@ def biases(count, hidden, inner):
     return [torch.randn(count, n, generator=generator) for n in (2 * inner, hidden)]
 
 
+SILU = ExpertOptions("silu")
 LAYOUTS = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -172,8 +174,10 @@ def test_experts_are_those_of_the_specification(layout, sizes):
         for activation, bias, weigh_inputs in kinds:
             more = {"gate_up_bias": gate_up_bias, "down_bias": down_bias} if bias else {}
             more["weigh_inputs"] = weigh_inputs
-            found = native.experts(x, *ours, routing, activation, residual=residual, **more)
-            exact = reference.experts(x.double(), *theirs, routing, activation, residual=residual.double(), **more)
+            found = native.experts(x, *ours, routing, ExpertOptions(activation, **more), residual=residual)
+            exact = reference.experts(
+                x.double(), *theirs, routing, ExpertOptions(activation, **more), residual=residual.double()
+            )
             error = (found.double() - exact).norm()
             assert error <= tolerance * exact.norm(), (rows, activation, bias, weigh_inputs)
 
@@ -188,7 +192,7 @@ def test_an_expert_is_the_products_of_one_expert(layout):
         x = torch.randn(rows, 256, generator=torch.Generator().manual_seed(rows))
         expert = torch.arange(rows) % 4
         routing = torch.stack([expert.float(), torch.ones(rows)], 1)
-        found = native.experts(x, gate_up, down, routing, "silu")
+        found = native.experts(x, gate_up, down, routing, SILU)
         for e in range(4):
             chosen = x[expert == e]
             alone = native.linear(native.linear_glu(chosen, gate_up.experts[e], "silu"), down.experts[e])
@@ -203,13 +207,13 @@ def test_a_row_has_the_same_bits_whoever_is_beside_it(layout):
     x = torch.randn(300, hidden, generator=torch.Generator().manual_seed(3))
     routing = native.route(logits_for(router, 300), router)
     _C.set_num_threads(1)
-    together = native.experts(x, gate_up, down, routing, "silu", residual=x)
+    together = native.experts(x, gate_up, down, routing, SILU, residual=x)
     for threads in (1, 2, 3, 8):
         _C.set_num_threads(threads)
-        assert torch.equal(native.experts(x, gate_up, down, routing, "silu", residual=x), together), threads
+        assert torch.equal(native.experts(x, gate_up, down, routing, SILU, residual=x), together), threads
         for start, rows in ((0, 1), (7, 2), (11, 4), (20, 5), (40, 16), (60, 17), (100, 150)):
             part = slice(start, start + rows)
-            alone = native.experts(x[part], gate_up, down, routing[part], "silu", residual=x[part].contiguous())
+            alone = native.experts(x[part], gate_up, down, routing[part], SILU, residual=x[part].contiguous())
             assert torch.equal(alone, together[part]), (threads, start, rows)
 
 
@@ -221,8 +225,8 @@ def test_weights_of_inputs_are_those_of_rows_times_a_power_of_two(layout):
         x = torch.randn(rows, 256, generator=torch.Generator().manual_seed(rows))
         routing = torch.tensor([[1.0, 3.0, 0.25, 0.25]]).repeat(rows, 1)
         once = torch.tensor([[1.0, 3.0, 1.0, 1.0]]).repeat(rows, 1)
-        found = native.experts(x, gate_up, down, routing, "silu", residual=x, weigh_inputs=True)
-        assert torch.equal(found, native.experts(x / 4, gate_up, down, once, "silu", residual=x)), rows
+        found = native.experts(x, gate_up, down, routing, ExpertOptions("silu", weigh_inputs=True), residual=x)
+        assert torch.equal(found, native.experts(x / 4, gate_up, down, once, SILU, residual=x)), rows
 
 
 @pytest.mark.parametrize("rows", [1, 4, 9, 64])
@@ -232,7 +236,7 @@ def test_an_expert_that_nobody_chose_is_not_read(rows):
         native.pack_rows_(stack.experts[2], torch.full((stack.n, stack.k), torch.nan), 0)
     x = torch.randn(rows, 64)
     routing = torch.tensor([[1.0, 4.0, 0.5, 0.5]]).repeat(rows, 1)
-    assert native.experts(x, gate_up, down, routing, "silu").isfinite().all()
+    assert native.experts(x, gate_up, down, routing, SILU).isfinite().all()
 
 
 @pytest.mark.parametrize("rows", [2, 40, 400])
@@ -241,14 +245,14 @@ def test_all_rows_may_choose_one_expert_or_none_the_same(rows):
     x = torch.randn(rows, 64)
     for chosen in (torch.full((rows, 1), 7.0), (torch.arange(rows) % 40)[:, None].float()):
         routing = torch.cat([chosen, torch.full((rows, 1), 0.5)], 1)
-        found = native.experts(x, *stacks(native, *sizes), routing, "silu")
-        exact = reference.experts(x.double(), *stacks(reference, *sizes), routing, "silu")
+        found = native.experts(x, *stacks(native, *sizes), routing, SILU)
+        exact = reference.experts(x.double(), *stacks(reference, *sizes), routing, SILU)
         assert (found.double() - exact).norm() <= 1e-5 * exact.norm()
 
 
 def test_no_rows_give_no_rows():
     gate_up, down = stacks(native, 6, 64, 32)
-    assert native.experts(torch.empty(0, 64), gate_up, down, torch.empty(0, 4), "silu").shape == (0, 64)
+    assert native.experts(torch.empty(0, 64), gate_up, down, torch.empty(0, 4), SILU).shape == (0, 64)
     assert native.route(torch.empty(0, 6), Router(6, 2)).shape == (0, 4)
 
 
@@ -268,7 +272,7 @@ def test_no_rows_give_no_rows():
 def test_a_routing_that_no_router_makes_is_refused(routing):
     gate_up, down = stacks(native, 6, 64, 32)
     with pytest.raises(ValueError, match="routing"):
-        native.experts(torch.randn(1, 64), gate_up, down, torch.tensor(routing), "silu")
+        native.experts(torch.randn(1, 64), gate_up, down, torch.tensor(routing), SILU)
 
 
 def test_stacks_that_do_not_fit_are_refused():
@@ -276,13 +280,13 @@ def test_stacks_that_do_not_fit_are_refused():
     x, routing = torch.randn(1, 64), torch.tensor([[1.0, 1.0]])
     for wrong in ((down, gate_up), (gate_up, gate_up), (gate_up, stacks(native, 5, 64, 32)[1])):
         with pytest.raises(ValueError, match="expert"):
-            native.experts(x, *wrong, routing, "silu")
+            native.experts(x, *wrong, routing, SILU)
     with pytest.raises(ValueError, match="x must be"):
-        native.experts(x[:, :32], gate_up, down, routing, "silu")
+        native.experts(x[:, :32], gate_up, down, routing, SILU)
     with pytest.raises(ValueError, match="residual"):
-        native.experts(x, gate_up, down, routing, "silu", residual=x[:, :32])
+        native.experts(x, gate_up, down, routing, SILU, residual=x[:, :32])
     with pytest.raises(ValueError, match="bias"):
-        native.experts(x, gate_up, down, routing, "silu", down_bias=torch.zeros(6, 63))
+        native.experts(x, gate_up, down, routing, ExpertOptions("silu", down_bias=torch.zeros(6, 63)))
 
 
 def test_a_gate_opens_rows():

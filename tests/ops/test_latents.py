@@ -10,6 +10,7 @@ import torch
 from pace import _C
 from pace.batch import BLOCK_SIZE, KVSpec, Latent, Spans
 from pace.ops import native, reference
+from pace.ops.protocol import AttentionOptions
 from pace.quant import QuantizationConfig
 from tests.ops.isas import FLOATS, each_isa
 from tests.support import poison
@@ -47,7 +48,7 @@ class Text:
             end = min(self.length, begin + step)
             spans = Spans(torch.tensor([0, end - begin]).int(), torch.tensor([end]).int(), self.table)
             q, latent_q = self.q[begin:end], self.latent_q[begin:end]
-            outs.append(ops.attention(q, self.kv, spans, self.scale, latent_q=latent_q))
+            outs.append(ops.attention(q, self.kv, spans, AttentionOptions(self.scale), latent_q=latent_q))
         return torch.cat(outs)
 
     def expected(self) -> tuple[torch.Tensor, float]:

@@ -16,11 +16,13 @@ from pace.checkpoints.mapping import address_of
 from pace.ops import native
 from pace.ops.experts import Router
 from pace.ops.kernels.experts import ExpertStack
+from pace.ops.protocol import ExpertOptions
 from pace.ops.weight import Room
 from pace.ops.weight_layout import MixedLayout
 from pace.quant import read_format
 
 COUNT, HIDDEN, INNER, TOP_K = 16, 256, 512, 4
+SILU = ExpertOptions("silu")
 FORMATS = {name: read_format(name) for name in ("int8", "int4", "q4_k")}
 
 
@@ -81,8 +83,11 @@ def test_bits_are_those_of_stacks_in_memory(name, make_file):
     for threads, rows in itertools.product((1, 2, 5), (1, 3, 40, 200)):
         _C.set_num_threads(threads)
         x = torch.randn(rows, HIDDEN, generator=torch.Generator().manual_seed(rows))
-        expected = native.experts(x, *in_memory, routing_of(rows), "silu")
-        assert torch.equal(native.experts(x, *mapped, routing_of(rows), "silu"), expected), (threads, rows)
+        expected = native.experts(x, *in_memory, routing_of(rows), SILU)
+        assert torch.equal(native.experts(x, *mapped, routing_of(rows), SILU), expected), (
+            threads,
+            rows,
+        )
 
 
 def test_other_layouts_than_the_file_has_are_refused(make_file):
@@ -122,7 +127,7 @@ def test_pages_of_chosen_experts_are_read_before_products_want_them(rows, make_f
 
     def faults(work):
         """Number of pages that threads waited for, because they had not been read ahead."""
-        native.experts(x, *in_memory, routing, "silu")  # so that code and buffers are loaded
+        native.experts(x, *in_memory, routing, SILU)  # so that code and buffers are loaded
         mapping.madvise(mmap.MADV_DONTNEED)
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         before = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
@@ -133,7 +138,7 @@ def test_pages_of_chosen_experts_are_read_before_products_want_them(rows, make_f
     fill(in_memory, FORMATS["int8"])
     if faults(lambda: sum(mapping[:: mmap.PAGESIZE])) < len(mapping) // mmap.PAGESIZE:
         pytest.skip("pages of this file system stay in memory")
-    assert faults(lambda: native.experts(x, *stacks, routing, "silu")) <= 4 + pages // 50
+    assert faults(lambda: native.experts(x, *stacks, routing, SILU)) <= 4 + pages // 50
     for stack in stacks:
         stack.is_mapped = False
-    assert faults(lambda: native.experts(x, *stacks, routing, "silu")) >= pages // 2, "this does not see who asks"
+    assert faults(lambda: native.experts(x, *stacks, routing, SILU)) >= pages // 2, "this does not see who asks"

@@ -10,6 +10,7 @@ import torch
 
 from pace.batch import KVBlocks, KVSpec, Positions, Spans
 from pace.ops import reference as ops
+from pace.ops.protocol import AttentionOptions
 from pace.ops.reference_sampling import top_k_top_p_
 from pace.ops.weight_layout import QuantizedRows, WeightLayout
 
@@ -239,7 +240,9 @@ def test_attention_is_its_definition(window, softcap, heads, kv_heads):
         table[s, : max(0, n - new[s] - (window or n) + 1) // 16] = -1
     starts = torch.tensor([0, 9, 10, 24], dtype=torch.int32)
     q = torch.randn(24, heads, dim).double()
-    out = ops.attention(q, kv, Spans(starts, torch.tensor(lengths, dtype=torch.int32), table), 0.3, window, softcap)
+    out = ops.attention(
+        q, kv, Spans(starts, torch.tensor(lengths, dtype=torch.int32), table), AttentionOptions(0.3, window, softcap)
+    )
 
     for s, n in enumerate(lengths):
         for j in range(new[s]):

@@ -7,6 +7,7 @@ import torch
 
 from pace.batch import BLOCK_SIZE, KVSpec, Positions, Spans
 from pace.ops import native, reference
+from pace.ops.protocol import AttentionOptions
 from tests.support import poison
 
 LENGTH = 70
@@ -25,7 +26,11 @@ def attend(ops, layer: Positions, dtype: torch.dtype, q, k, v, step: int, **opti
     for begin in range(0, LENGTH, step):
         end = min(LENGTH, begin + step)
         starts, lengths = torch.tensor([0, end - begin]).int(), torch.tensor([end]).int()
-        outs.append(ops.attention(q[begin:end], kv, Spans(starts, lengths, table), 0.3, layer.window, **options))
+        outs.append(
+            ops.attention(
+                q[begin:end], kv, Spans(starts, lengths, table), AttentionOptions(0.3, layer.window, **options)
+            )
+        )
     return torch.cat(outs)
 
 
@@ -59,7 +64,7 @@ def test_widths_that_do_not_fit_are_refused() -> None:
         native.store_kv(v, v, kv, slots)
     spans = Spans(torch.tensor([0, 1]).int(), torch.tensor([1]).int(), torch.zeros(1, 1).int())
     with pytest.raises(ValueError, match=r"q must be \[T, Hq, 8\]"):
-        native.attention(v, kv, spans, 1.0)
+        native.attention(v, kv, spans, AttentionOptions(1.0))
     [wide] = KVSpec((Positions(1, 8, 513),), torch.float32).allocate(1)
     with pytest.raises(ValueError, match="heads of 1 to 512 elements are supported"):
         native.store_kv(torch.zeros(1, 1, 8), torch.zeros(1, 1, 513), wide, slots)

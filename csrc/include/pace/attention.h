@@ -15,6 +15,9 @@ constexpr int kTilePositions = 64;
 constexpr int kPartitionPositions = 1024;
 constexpr int kTileBlocks = kTilePositions / kBlockPositions;
 
+// Maximum number of elements in a head's key or value.
+constexpr int kMaxHeadDim = 512;
+
 // Maximum number of query rows that share one pass over the keys and values. 96 rows of 128 floats are 48 KB. Queries,
 // sums, weights and a tile in fp32 together take 190 KB of the second-level cache. Fetching and widening a 16-bit tile
 // takes a tenth of the time of 48 rows; 96 rows halve that share.
@@ -63,31 +66,42 @@ struct KvView {
 
 constexpr int64_t kNoWindow = int64_t(1) << 40;
 
-struct AttentionArgs {
-    int64_t q_token_stride;  // of queries [tokens][heads][key_dim], in floats
-    int64_t q_head_stride;
-    KvView kv;
-    int64_t query_heads;  // a multiple of kv.kv_heads; head h reads kv head h / group()
-    float scale;
-    int64_t window;  // number of positions that each position sees, itself included; kNoWindow = all up to itself
-    float softcap;   // scores become softcap * tanh(score / softcap); 0 = off
-    float* out;      // [tokens][query_heads * value_dim]
-    const float* sinks =
-        nullptr;  // [query_heads]: one extra score per head, not multiplied by scale and without a value; or null
-
-    // Not null if values are latents, which also act as keys. The score then adds the product of this query
-    // [tokens][query_heads][value_dim] and the value to the product of q and the key.
-    const float* latent_q = nullptr;
-    int64_t latent_token_stride = 0, latent_head_stride = 0;
-
-    // Positions are divided into chunks of `window`. Each position sees those of its own chunk, up to itself.
-    bool chunked = false;
+// Settings of a layer's attention: AttentionOptions of pace/ops/protocol.py.
+struct AttentionOptions {
+    float scale = 1;
+    int64_t window = kNoWindow;    // number of positions that each position sees, itself included
+    bool chunked = false;          // positions are divided into chunks of `window`, and see none before their own chunk
+    float softcap = 0;             // scores become softcap * tanh(score / softcap); 0 = off
+    const float* sinks = nullptr;  // [query_heads], or null
 
     // The first position that `position` sees.
     int64_t oldest(int64_t position) const {
         if (chunked) return position / window * window;
         return position < window ? 0 : position - window + 1;
     }
+};
+
+// The tokens of a step, by sequence: Spans of pace/batch.py.
+struct Spans {
+    int64_t count;
+    const int32_t* query_start;  // [count + 1]
+    const int32_t* kv_len;       // [count]
+    const int32_t* block_table;  // [count][table_stride]
+    int64_t table_stride;        // blocks of each span
+};
+
+struct AttentionArgs : AttentionOptions {
+    int64_t q_token_stride;  // of queries [tokens][heads][key_dim], in floats
+    int64_t q_head_stride;
+    KvView kv;
+    int64_t query_heads;  // a multiple of kv.kv_heads; head h reads kv head h / group()
+    float* out;           // [tokens][query_heads * value_dim]
+
+    // Not null if values are latents, which also act as keys. The score then adds the product of this query
+    // [tokens][query_heads][value_dim] and the value to the product of q and the key.
+    const float* latent_q = nullptr;
+    int64_t latent_token_stride = 0, latent_head_stride = 0;
+
     int64_t group() const { return query_heads / kv.kv_heads; }
     int max_rows() const { return latent_q ? kMaxLatentRows : kMaxQueryRows; }
 };

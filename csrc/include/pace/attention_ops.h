@@ -36,25 +36,20 @@ void store_key_value(const HeadsArgs& heads, int64_t token, int64_t kv_head, flo
 int64_t prepared_tokens_per_chunk(const HeadsArgs& heads);
 
 // csrc/ops/attention.cpp. args.out [tokens][query_heads * value_dim] = attention of every token of every span over its
-// own positions. Span s has tokens query_start[s] .. query_start[s + 1]. Its last token stands at position kv_len[s] -
-// 1. Position p lives in block block_table[s * table_stride + p / 16]. Blocks before every token's window are not read.
+// own positions. Blocks before every token's window are not read.
 //
 // If `heads` is set, heads are prepared and stored first. A span that fits into one tile of rows, as in a decode step,
 // needs no barrier for that. Each of its tasks prepares the queries it reads, and stores the keys and values of its own
 // head and positions. If the rows of a tile are cut over threads, its heads are prepared in an earlier phase, before a
 // barrier.
 struct AttentionOp {
-    static constexpr int kPhases =
-        3;           // prepare heads of long spans or cut rows; rows, or single partitions of them; merge
+    // Prepare heads of long spans or cut rows; compute rows, or single partitions of them; merge.
+    enum Phases : int { kPrepare, kRows, kMerge, kPhases };
     const float* q;  // [tokens][query_heads][key_dim], strides in args
     AttentionArgs args;
     HeadsArgs heads;  // for the same q, or none
     int64_t tokens;
-    int64_t spans;
-    const int32_t* query_start;  // [spans + 1]
-    const int32_t* kv_len;       // [spans]
-    const int32_t* block_table;  // [spans][table_stride]
-    int64_t table_stride;        // entries of the table for each span
+    Spans spans;
 
     // Throws std::invalid_argument if spans do not cover the tokens in order or name a block that does not exist.
     void prepare(int threads);

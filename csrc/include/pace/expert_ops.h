@@ -52,9 +52,23 @@ struct RouteOp {
 struct ExpertStack {
     const void* weights;
     int64_t stride;
-    const float* bias;  // [experts][n], or null
-    bool mapped;        // memory-mapped from a file: pages may have to be read first
+    bool mapped;  // memory-mapped from a file: pages may have to be read first
     const void* of(int64_t expert) const { return static_cast<const char*>(weights) + expert * stride; }
+};
+
+// Settings of a layer's experts: ExpertOptions of pace/ops/protocol.py.
+struct ExpertOptions {
+    GluActivation activation;
+    const float *gate_up_bias, *down_bias;  // [experts][n], or null
+    bool weigh_inputs;                      // routing weights multiply the experts' inputs, not their outputs
+};
+
+// A layer's experts.
+struct Mixture {
+    Norm norm;  // of x
+    Router router;
+    ExpertStack gate_up, down;  // gate_up [2 I, K] with glu, and down [H, I]
+    ExpertOptions options;
 };
 
 // csrc/ops/experts.cpp. out [rows][H] = residual + w1 f1(x) + w2 f2(x) + ..., added one by one for the chosen experts,
@@ -64,26 +78,21 @@ struct ExpertStack {
 // Pairs of a row and an expert are sorted by expert. The pairs of one expert are multiplied together, as blocks of
 // rows:
 //
-//   phase 0  rows:      choose, if logits are given; prepare inputs.
-//   phase 1  one chunk: sort pairs, cut them into blocks.
-//   phase 2  blocks x panels of gate and up:  hidden [pairs][I], in sorted order.
-//   phase 3  pairs:     prepare hidden rows as inputs.
-//   phase 4  panels of down: all blocks, experts ascending, each row added to its token.
+//   kRoute  rows:      choose, if logits are given; prepare inputs.
+//   kSort   one chunk: sort pairs, cut them into blocks.
+//   kUp     blocks x panels of gate and up:  hidden [pairs][I], in sorted order.
+//   kHidden pairs:     prepare hidden rows as inputs.
+//   kDown   panels of down: all blocks, experts ascending, each row added to its token.
 //
-// With very few rows a barrier would cost more than it saves. Phases 0, 1 and 3 then have no chunks, and every thread
-// does their work for itself. An exception is a mapped stack: phase 1 then asks the system once for the pages of all
-// chosen experts. Pages of later experts are read while earlier experts are multiplied.
-struct ExpertsOp {
-    static constexpr int kPhases = 5;
+// With very few rows a barrier would cost more than it saves. kRoute, kSort and kHidden then have no chunks, and every
+// thread does their work for itself. An exception is a mapped stack: kSort then asks the system once for the pages of
+// all chosen experts. Pages of later experts are read while earlier experts are multiplied.
+struct ExpertsOp : Mixture {
+    enum Phases : int { kRoute, kSort, kUp, kHidden, kDown, kPhases };
     const float* x;  // [rows][K]
     int64_t x_stride, rows;
-    Norm norm;             // of x
-    const float* routing;  // [rows][2 top_k]; if null, computed from logits
-    const float* logits;   // [rows][experts]
-    Router router;
-    ExpertStack gate_up, down;  // gate_up [2 I, K] with glu, and down [H, I]
-    GluActivation activation;
-    bool weighs_input;      // routing weights multiply the experts' inputs, not their outputs
+    const float* routing;   // [rows][2 top_k]; if null, computed from logits
+    const float* logits;    // [rows][experts]
     const float* residual;  // [rows][H] contiguous, or null; may equal out
     float* out;             // contiguous
 
@@ -115,20 +124,20 @@ struct ExpertsOp {
 
     Product first, second;
     int64_t chunk_counts[kPhases];
-    int64_t pairs, most_blocks, rows_per_chunk, pairs_per_chunk, panels_per_block, panel_blocks;
+    int64_t pairs, max_blocks, rows_per_chunk, pairs_per_chunk, panels_per_block, panel_blocks;
     bool few;             // few rows: memory-bound, and chunks are shares of the weights to read
-    bool alone;           // every thread sorts and prepares for itself
+    bool per_thread;      // every thread sorts and prepares for itself
     bool plain, x_plain;  // hidden rows, and x, need no preparation
     int copies;
     std::vector<int64_t> down_starts;  // in panels
-    std::vector<double> share_starts;  // for phase 2, if rows are few
+    std::vector<double> share_starts;  // for kUp, if rows are few
     char* workspace;
     float* hidden;                                      // [pairs][I]
-    mutable std::vector<char> sorted, hidden_prepared;  // by thread, if alone
+    mutable std::vector<char> sorted, hidden_prepared;  // by thread, if per_thread
 
     size_t copy_bytes() const;
     Copy copy_of(int thread) const;
-    Copy ready(int thread) const;  // after the work of phases 0 and 1
+    Copy ready(int thread) const;  // after the work of kRoute and kSort
     void prepare_rows(const Copy& copy, int64_t begin, int64_t end) const;
     void sort(const Copy& copy) const;
     void read_ahead(const Copy& copy) const;

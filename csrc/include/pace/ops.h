@@ -256,21 +256,25 @@ struct GatherOp {
 
 // ---- Linear (ops/linear.cpp)
 
+// Settings of a product: the weight and what is applied around it.
+struct LinearOptions {
+    Norm norm;  // of x
+    const void* weight;
+    const int32_t* order = nullptr;  // [k], or null: column j of a quantised weight multiplies x[order[j]]
+    const float* bias = nullptr;     // [N], or null
+    Activation activation = Activation::None;
+};
+
 // out [rows, N] = residual + act(norm(x) W' + bias); a glu weight gives out [rows, N / 2] = act(gate) * up.
 //
 // Inputs need preparation if they are normalised, rounded to bf16 for this table, or quantised for this weight. A
 // separate phase prepares them. With very few rows a barrier would cost more, so every thread prepares all inputs for
 // itself before its first product.
-struct LinearOp {
+struct LinearOp : LinearOptions {
     static constexpr int kPhases = 2;  // prepare the inputs; multiply
     const float* x;
     int64_t x_stride;  // elements between rows
     int64_t rows;
-    Norm norm;  // applied to x
-    const void* weight;
-    const int32_t* order;  // [k], or null: column j of a quantised weight multiplies x[order[j]]
-    const float* bias;     // [N], or null
-    Activation activation;
     const float* residual;  // [rows, N] contiguous, or null; may equal out
     float* out;             // contiguous
 

@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -33,27 +34,23 @@ struct LayerCache {
     int group;
 };
 
-// Addresses of a step's positions in the cache, for one group of layers.
+// A step's positions in the cache, for one group of layers.
 struct Table {
-    const int64_t* slots;        // [T]
-    const int32_t* block_table;  // [S][table_stride]
+    const int64_t* slots;  // [T]
+    Spans spans;
 };
 
 // The inputs of one step; the arrays are those of ForwardBatch in pace/batch.py.
 struct Step {
-    const LayerCache* cache;     // for every layer
-    int64_t tokens;              // T
-    int64_t logit_rows;          // R
-    const int64_t* ids;          // [T]
-    const int64_t* positions;    // [T]
-    const Angles* angles;        // for every rotation table of the program
-    const int64_t* rows;         // [R], ascending
-    int64_t spans;               // S
-    const int32_t* query_start;  // [S + 1]
-    const int32_t* kv_len;       // [S]
-    const Table* tables;         // for every group of layers
-    int64_t table_stride;
-    float* logits;  // [R][vocabulary], written
+    const LayerCache* cache;   // for every layer
+    int64_t tokens;            // T
+    int64_t logit_rows;        // R
+    const int64_t* ids;        // [T]
+    const int64_t* positions;  // [T]
+    const Angles* angles;      // for every rotation table of the program
+    const int64_t* rows;       // [R], ascending
+    const Table* tables;       // for every group of layers
+    float* logits;             // [R][vocabulary], written
 };
 
 // [rows][columns] of fp32: one row for each token, or for each row of logits. Row r begins at r * columns of its
@@ -92,18 +89,6 @@ struct Preparation {
     bool norm_last;  // apply the norms of queries and keys after the rotation
 };
 
-// A mixture of experts; see ExpertsOp.
-struct Mixture {
-    Columns x;
-    Norm norm;      // applied to x
-    Value choices;  // a routing; or, if `chooses`, the logits for the router
-    bool chooses;
-    Router router;
-    ExpertStack gate_up, down;
-    GluActivation activation;
-    bool weighs_input;
-};
-
 // A recorded model. Every method that runs or inspects takes a turn of the thread pool. So several threads may use a
 // program, and so may a child after fork().
 class Program {
@@ -121,17 +106,18 @@ class Program {
     void scale(Columns x, float factor);  // in place
     void softcap(Columns x, float cap);   // in place
     void norm(Value out, Columns x, const Norm& norm);
-    void linear(Value out, Columns x, const Norm& norm, const void* weight, const int32_t* order, const float* bias,
-                Activation activation, const Value* residual);
+    void linear(Value out, Columns x, const LinearOptions& options, std::optional<Value> residual);
     void gate(Columns x, Columns gate);  // in place
     void route(Value out, Columns logits, const Router& router);
-    void experts(Value out, const Mixture& mixture, const Value* residual);
+    // `choices`: a routing; or, if `chooses`, the logits for the router.
+    void experts(Value out, Columns x, Value choices, bool chooses, const Mixture& mixture,
+                 std::optional<Value> residual);
     void norm_heads(HeadsOf heads, const Norm& norm);            // in place
     void rotate_heads(HeadsOf heads, const Rotation& rotation);  // in place
     void store_kv(HeadsOf k, HeadsOf v, int layer);
     void heads_linear(Value out, HeadsOf x, const ExpertStack& weights);
-    void attention(Value out, HeadsOf q, const HeadsOf* latent_q, const Preparation* preparation, int layer,
-                   float scale, int64_t window, bool chunked, float softcap, const float* sinks);
+    void attention(Value out, HeadsOf q, std::optional<HeadsOf> latent_q, std::optional<Preparation> preparation,
+                   int layer, const AttentionOptions& options);
 
     // Addresses of this step's values.
     struct Frame {

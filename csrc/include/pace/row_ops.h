@@ -172,13 +172,13 @@ struct SampleOp {
     int64_t masks_stride;
     const int64_t* mask_rows;  // [count]
     int64_t* tokens;           // [count], written; -1 if a row has NaN or +infinity, or nothing above -infinity
-    // Log-probabilities of the masked row, in most_top columns: for the drawn tokens, and for the num_top likeliest as
+    // Log-probabilities of the masked row, in max_top columns: for the drawn tokens, and for the num_top likeliest as
     // in LogprobsOp. A row with num_top -1 gets none; no row does if num_top is null.
     const int64_t* num_top;
-    int64_t most_top;
+    int64_t max_top;
     float* logprobs;      // [count], written
-    int64_t* top_tokens;  // [count][most_top], written
-    float* top_logprobs;  // [count][most_top], written
+    int64_t* top_tokens;  // [count][max_top], written
+    float* top_logprobs;  // [count][max_top], written
 
     void prepare(int) {}
     int64_t chunks(int) const { return count; }

@@ -108,7 +108,7 @@ constexpr int64_t kInputSum = 16;
 struct PackedHeader {
     static constexpr uint32_t kMagic = 0x45434150;          // "PACE"
     static constexpr int64_t kPairScales = 2 * kPanelRows;  // F16 numbers for two groups
-    static constexpr int kMostDistance = 32;                // 16 bits hold eight products with inputs: 8 * 32 * 127
+    static constexpr int kMaxDistance = 32;                 // 16 bits hold eight products with inputs: 8 * 32 * 127
     uint32_t magic;
     Layout layout;
     uint8_t glu;       // 1: rows are [gate; up], stored as alternating panels
@@ -132,12 +132,12 @@ struct PackedHeader {
         for (int c = 0; c < 16; ++c) even &= levels[c] == c - offset;
         return even;
     }
-    constexpr int least_level() const {
+    constexpr int min_level() const {
         int least = levels[0];
         for (int c = 1; c < 16; ++c) least = levels[c] < least ? levels[c] : least;
         return least;
     }
-    constexpr int most_level() const {
+    constexpr int max_level() const {
         int most = levels[0];
         for (int c = 1; c < 16; ++c) most = levels[c] > most ? levels[c] : most;
         return most;
@@ -145,8 +145,7 @@ struct PackedHeader {
     // True if products use each code's distance from the smallest level: 5-bit codes, and 4-bit codes whose levels are
     // close together. Other codes use their signed levels.
     constexpr bool multiplies_distances() const {
-        return (layout == Layout::PanelU4 || layout == Layout::PanelU5) &&
-               most_level() - least_level() <= kMostDistance;
+        return (layout == Layout::PanelU4 || layout == Layout::PanelU5) && max_level() - min_level() <= kMaxDistance;
     }
 
     // -- parts; a weight of any other layout is its own only part

@@ -11,6 +11,7 @@ from pace.llm.layers.base import Layer, Vectors
 from pace.llm.layers.linear import Linear
 from pace.llm.layers.norm import HeadNorm, NoHeadNorm
 from pace.llm.layers.rotary import Angles, NoRotary, Rotary, Temperature
+from pace.ops.protocol import AttentionOptions
 
 
 class Attention(Layer):
@@ -74,9 +75,8 @@ class Attention(Layer):
         self.temperature.rotate_(ops, q, angles)
         ops.store_kv(k, v, kv, batch.slots)
         cache = self.cache
-        context = ops.attention(
-            q, kv, batch.spans, self.scale, cache.window, self.softcap, self.sinks.values, chunked=cache.chunked
-        )
+        options = AttentionOptions(self.scale, cache.window, self.softcap, self.sinks.values, cache.chunked)
+        context = ops.attention(q, kv, batch.spans, options)
         return self.output(ops, context, residual=residual)
 
     def _normalise(self, ops: ModuleType, q: Tensor, k: Tensor) -> None:

@@ -13,7 +13,7 @@ from pace.llm.layers.linear import GatedLinear, Linear
 from pace.llm.layers.mlp import GatedMLP
 from pace.llm.layers.weight_target import RowRange, TensorSource
 from pace.ops.experts import ClampedSwiglu, Router
-from pace.ops.protocol import Stack
+from pace.ops.protocol import ExpertOptions, Stack
 from pace.ops.weight_layout import AnyLayout, WeightLayout, parts_of
 
 Parts = dict[str, int | TensorSource]
@@ -153,17 +153,8 @@ class MixtureOfExperts(Layer):
 
     def __call__(self, ops: ModuleType, x: Tensor, residual: Tensor | None = None) -> Tensor:
         routing = ops.route(self.gate(ops, x), self.router, self.choice_bias.values)
-        y = ops.experts(
-            x,
-            self.gate_up.stack,
-            self.down.stack,
-            routing,
-            self.activation,
-            self.gate_up.biases,
-            self.down.biases,
-            residual,
-            self.weigh_inputs,
-        )
+        options = ExpertOptions(self.activation, self.gate_up.biases, self.down.biases, self.weigh_inputs)
+        y = ops.experts(x, self.gate_up.stack, self.down.stack, routing, options, residual)
         if self.shared is None:
             return y
         if self.shared_gate is None:

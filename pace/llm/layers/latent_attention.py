@@ -21,6 +21,7 @@ from pace.llm.layers.linear import Linear
 from pace.llm.layers.norm import HeadNorm, RMSNorm
 from pace.llm.layers.rotary import Angles, NoRotary, Rotary
 from pace.llm.layers.weight_target import Piece, RowRange, TensorSource, WeightTarget
+from pace.ops.protocol import AttentionOptions
 
 
 class LatentAttention(Layer):
@@ -78,7 +79,7 @@ class LatentAttention(Layer):
         self.rotary.rotate_(ops, key, angles)
         ops.store_kv(key, latent, kv, batch.slots)
         heads = (self.num_heads, self.cache.rank)
-        context = ops.attention(q, kv, batch.spans, self.scale, latent_q=latent_q.unflatten(1, heads))
+        context = ops.attention(q, kv, batch.spans, AttentionOptions(self.scale), latent_q.unflatten(1, heads))
         values = ops.heads_linear(context.unflatten(1, heads), self.values_up.stack)
         return self.output(ops, values, residual=residual)
 

@@ -24,6 +24,7 @@ import re
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+from pace._C import MAX_HEAD_DIM
 from pace.checkpoints.quantized import Method, read_quant_method
 from pace.naming import shown
 
@@ -33,8 +34,6 @@ MAX_COUNT = 2**24
 """Upper bound of every size but positions. The largest vocabulary of a real model is 2^18.6, the largest MLP 2^18."""
 MAX_LAYERS = 2**12
 """Layers are Python objects that exist before the checkpoint is checked; the deepest known model has 126."""
-MAX_HEAD_DIM = 512
-"""Limit of the attention kernels; the widest head of the supported families has 256 (GPT-J)."""
 MAX_POSITIONS = 2**31 - 1
 """Positions are int32 in the kernels."""
 

@@ -10,22 +10,17 @@ from torch import Tensor
 from pace import _C
 from pace.batch import BLOCK_SIZE, KVBlocks
 from pace.ops.checks import check_heads, check_vector, describe
+from pace.ops.protocol import AttentionOptions
 
 if TYPE_CHECKING:
     from pace.batch import LayerBlocks, Spans
-
-MAX_HEAD_DIM = 512
 
 # Numbers of DType in csrc/include/pace/types.h.
 CACHE_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}
 
 
 def rotary_(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> None:
-    """Rotates the first R of the D elements of every head of `x [T, H, D]` in place, with `cos, sin [T, R / 2]`.
-
-    Pair i is elements (i, i + R/2), or (2i, 2i + 1) if interleaved: `(a, b) -> (a cos - b sin, b cos + a sin)`. x may
-    be a strided view with contiguous heads."""
-    tokens, heads, head_dim = check_heads("x", x)
+    tokens, _, head_dim = check_heads("x", x)
     half = cos.shape[-1]
     for name, table in (("cos", cos), ("sin", sin)):
         if table.dtype != torch.float32 or table.shape != (tokens, half) or not table.is_contiguous():
@@ -34,45 +29,25 @@ def rotary_(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> None:
             )
     if 2 * half > head_dim:
         raise ValueError(f"cos and sin rotate {2 * half} elements of a head, but x has heads of {head_dim}")
-    _C.rotary(x.data_ptr(), tokens, heads, x.stride(0), x.stride(1), cos.data_ptr(), sin.data_ptr(), half, interleaved)
+    _C.rotary(x, cos, sin, interleaved)
 
 
 def store_kv(k: Tensor, v: Tensor, kv: LayerBlocks, slots: Tensor) -> None:
-    """Writes `k [T, Hkv, D]` and `v [T, Hkv, Dv]` into position `slot % 16` of block `slot // 16`, rounded to nearest
-    even in the cache's dtype. In int8, their scales, too (`ForwardOps.store_kv`). Raises ValueError for a slot outside
-    of the cache."""
     view, kv_heads = kv_view(kv), kv.k.shape[1]
     for name, tensor, dim in (("k", k, kv.k.shape[2]), ("v", v, kv.value_dim)):
         if check_heads(name, tensor)[1:] != (kv_heads, dim):
             raise ValueError(f"{name} must be [T, {kv_heads}, {dim}] for this cache; got {describe(tensor)}")
-    tokens = k.shape[0]
-    if v.shape[0] != tokens:
-        raise ValueError(f"k has {tokens} tokens, v has {v.shape[0]}")
-    slots_address = check_vector("slots", slots, tokens, torch.int64)
-    _C.store_kv(
-        view, k.data_ptr(), k.stride(0), k.stride(1), v.data_ptr(), v.stride(0), v.stride(1), slots_address, tokens
-    )
+    if v.shape[0] != k.shape[0]:
+        raise ValueError(f"k has {k.shape[0]} tokens, v has {v.shape[0]}")
+    check_vector("slots", slots, k.shape[0], torch.int64)
+    _C.store_kv(view, k, v, slots)
 
 
 def attention(
-    q: Tensor,
-    kv: LayerBlocks,
-    spans: Spans,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-    latent_q: Tensor | None = None,
-    chunked: bool = False,
+    q: Tensor, kv: LayerBlocks, spans: Spans, options: AttentionOptions, latent_q: Tensor | None = None
 ) -> Tensor:
-    """Returns `[T, Hq * Dv]`: `softmax(scale * q k') v` for every head of `q [T, Hq, D]`, causal within each span's own
-    blocks.
-
-    `ForwardOps.attention` defines groups, window, softcap, sinks and latents, and what is never read.
-
-    Numerics: fp32. A token's bits depend only on its own position and on the keys and values it sees. They do not
-    depend on spans, blocks or threads. Raises ValueError for spans that do not fit q, their own lengths or the
-    cache."""
+    """Numerics: fp32. A token's bits depend only on its own position and on the keys and values it sees. They do not
+    depend on spans, blocks or threads."""
     view, (_, kv_heads, key_dim, _) = kv_view(kv), kv.k.shape
     tokens, heads, query_dim = check_heads("q", q)
     if query_dim != key_dim or heads == 0 or heads % kv_heads:
@@ -83,37 +58,15 @@ def attention(
         raise ValueError(
             f"latent_q must be [{tokens}, {heads}, {kv.value_dim}] for this cache; got {describe(latent_q)}"
         )
-    if window is not None and window < 1:
-        raise ValueError(f"window must be at least 1 (None is unlimited); got {window}")
-    if chunked and window is None:
-        raise ValueError("chunked attention needs a window, the length of the chunks; got None")
-    if softcap is not None and not softcap > 0:
-        raise ValueError(f"softcap must be positive (None is off); got {softcap}")
+    if options.sinks is not None:
+        check_vector("sinks", options.sinks, heads)
     table = spans.block_table
     if table.dtype != torch.int32 or table.ndim != 2 or not table.is_contiguous():
         raise ValueError(f"block_table must be a contiguous int32 matrix [spans, blocks]; got {describe(table)}")
-    num_spans, table_stride = table.shape
+    check_vector("query_start", spans.query_start, len(table) + 1, torch.int32)
+    check_vector("kv_len", spans.kv_len, len(table), torch.int32)
     out = torch.empty(tokens, heads * kv.value_dim)
-    _C.attention(
-        view,
-        q.data_ptr(),
-        q.stride(0),
-        q.stride(1),
-        *((0, 0, 0) if latent_q is None else (latent_q.data_ptr(), latent_q.stride(0), latent_q.stride(1))),
-        tokens,
-        heads,
-        scale,
-        window or 0,
-        chunked,
-        softcap or 0.0,
-        0 if sinks is None else check_vector("sinks", sinks, heads),
-        check_vector("query_start", spans.query_start, num_spans + 1, torch.int32),
-        check_vector("kv_len", spans.kv_len, num_spans, torch.int32),
-        table.data_ptr(),
-        num_spans,
-        table_stride,
-        out.data_ptr(),
-    )
+    _C.attention(view, q, latent_q, spans, options, out)
     return out
 
 
@@ -129,14 +82,16 @@ def kv_view(kv: LayerBlocks) -> _C.KvView:
     for name, blocks, scales in (("keys", k, kv.k_scales), ("values", v, kv.v_scales)):
         if (scales is not None) != (k.dtype == torch.int8):
             raise ValueError(
-                f"cache {name} have scales where they are int8, and only there; got {blocks.dtype} {'without' if scales is None else 'with'} scales"
+                f"cache {name} have scales where they are int8, and only there; got {blocks.dtype} "
+                f"{'without' if scales is None else 'with'} scales"
             )
     if k.ndim != 4 or k.shape[3] != BLOCK_SIZE or not _has_contiguous_heads(k, kv.k_scales):
         raise ValueError(f"cache keys must be [blocks, Hkv, D, {BLOCK_SIZE}], {_LAYOUT}; got {describe(k)}")
     num_blocks, kv_heads, key_dim, _ = k.shape
-    if not 1 <= key_dim <= MAX_HEAD_DIM or not 1 <= kv.value_dim <= MAX_HEAD_DIM or kv_heads < 1:
+    if not 1 <= key_dim <= _C.MAX_HEAD_DIM or not 1 <= kv.value_dim <= _C.MAX_HEAD_DIM or kv_heads < 1:
         raise ValueError(
-            f"heads of 1 to {MAX_HEAD_DIM} elements are supported, at least one of them; the cache has keys {describe(k)} and values of {kv.value_dim}"
+            f"heads of 1 to {_C.MAX_HEAD_DIM} elements are supported, at least one of them; the cache has keys "
+            f"{describe(k)} and values of {kv.value_dim}"
         )
     padded_dim = -(-kv.value_dim // BLOCK_SIZE) * BLOCK_SIZE
     if v.shape != (num_blocks, kv_heads, BLOCK_SIZE, padded_dim) or not _has_contiguous_heads(v, kv.v_scales):

@@ -7,13 +7,10 @@ from torch import Tensor
 
 from pace import _C
 from pace.ops.checks import check_heads, check_rows, check_vector, describe
-from pace.ops.experts import SCORES, ClampedSwiglu, Router
-from pace.ops.kernels.linear import activation_code
+from pace.ops.experts import Router
+from pace.ops.protocol import ExpertOptions
 from pace.ops.weight import PackedWeight, Room, weight_nbytes
 from pace.ops.weight_layout import AnyLayout
-
-CLAMPED_SWIGLU = 6
-"""Number of this Activation in csrc/include/pace/types.h."""
 
 ALIGNMENT = 4096
 """Experts are page-aligned, so that each can be mapped, read ahead and dropped separately."""
@@ -52,23 +49,20 @@ def _stride(n: int, k: int, layout: AnyLayout, glu: bool) -> int:
 
 
 def stack_nbytes(count: int, n: int, k: int, layout: AnyLayout, glu: bool = False) -> int:
-    """Bytes of a stack, gaps included."""
     return count * _stride(n, k, layout, glu)
 
 
 def empty_stack(count: int, n: int, k: int, layout: AnyLayout, glu: bool = False) -> ExpertStack:
-    """Returns a stack of zeros; its `experts` are filled like other weights."""
     return ExpertStack(count, n, k, layout, glu)
 
 
 def route(logits: Tensor, router: Router, choice_bias: Tensor | None = None) -> Tensor:
-    """Returns `[T, 2 top_k]`: the experts that rows of `logits [T, E]` choose, ascending, then their weights
-    (`ForwardOps.route`)."""
     rows, columns = check_rows("logits", logits)
     if columns != router.num_experts:
         raise ValueError(f"logits must be float32 [T, {router.num_experts}]; got {describe(logits)}")
+    check_choice_bias(choice_bias, router)
     out = torch.empty(rows, 2 * router.top_k)
-    _C.route(logits.data_ptr(), logits.stride(0), rows, lower_router(router, choice_bias), out.data_ptr())
+    _C.route(logits, router, choice_bias, out)
     return out
 
 
@@ -77,15 +71,11 @@ def experts(
     gate_up: ExpertStack,
     down: ExpertStack,
     routing: Tensor,
-    activation: str | ClampedSwiglu,
-    gate_up_bias: Tensor | None = None,
-    down_bias: Tensor | None = None,
+    options: ExpertOptions,
     residual: Tensor | None = None,
-    weigh_inputs: bool = False,
 ) -> Tensor:
-    """Returns `[T, H]`: `residual + w1 f1(x) + w2 f2(x) + ...`, added in this order, for the experts and weights in
-    `routing` (`ForwardOps.experts`). Products as in `linear`; a row's result does not depend on the other rows."""
-    check_stacks(gate_up, down)
+    """Products as in `linear`."""
+    check_stacks(gate_up, down, options)
     rows, columns = check_rows("x", x)
     if columns != gate_up.k:
         raise ValueError(f"x must be float32 [T, {gate_up.k}]; got {describe(x)}")
@@ -93,78 +83,36 @@ def experts(
     if residual is not None and (check_rows("residual", residual) != (rows, down.n) or not residual.is_contiguous()):
         raise ValueError(f"residual must be contiguous float32 [{rows}, {down.n}]; got {describe(residual)}")
     out = torch.empty(rows, down.n)
-    _C.experts(
-        x.data_ptr(),
-        x.stride(0),
-        rows,
-        routing.data_ptr(),
-        len(gate_up),
-        routing.shape[1] // 2,
-        lower_stack(gate_up, gate_up_bias),
-        lower_stack(down, down_bias),
-        *lower_activation(activation),
-        weigh_inputs,
-        0 if residual is None else residual.data_ptr(),
-        out.data_ptr(),
-    )
+    _C.experts(x, routing, len(gate_up), gate_up, down, options, residual, out)
     return out
 
 
 def heads_linear(x: Tensor, weights: ExpertStack) -> Tensor:
-    """Returns `[T, H * N]`: `x[:, h] W_h'` for every head h of `x [T, H, K]`, which may be a strided view. Products as
-    in `linear`."""
+    """Products as in `linear`."""
     tokens, heads, head_dim = check_heads("x", x)
     check_head_stack(weights, heads, head_dim)
     out = torch.empty(tokens, heads * weights.n)
-    _C.heads_linear(x.data_ptr(), x.stride(0), x.stride(1), tokens, heads, lower_stack(weights, None), out.data_ptr())
+    _C.heads_linear(x, weights, out)
     return out
 
 
 def gate_(x: Tensor, gate: Tensor) -> None:
-    """Multiplies rows of `x [T, K]` by the sigmoid of `gate [T, 1]`, in place."""
-    rows, k = check_rows("x", x)
+    rows, _ = check_rows("x", x)
     if check_rows("gate", gate) != (rows, 1):
         raise ValueError(f"gate must be float32 [{rows}, 1]; got {describe(gate)}")
-    _C.gate(x.data_ptr(), x.stride(0), rows, k, gate.data_ptr(), gate.stride(0))
+    _C.gate(x, gate)
 
 
-# -- conversion to C++ types
+# -- checks that recorded operations share
 
 
-def lower_router(router: Router, choice_bias: Tensor | None) -> _C.Router:
-    bias = 0 if choice_bias is None else check_vector("choice_bias", choice_bias, router.num_experts)
-    return _C.Router(
-        SCORES.index(router.score),
-        router.num_experts,
-        router.top_k,
-        router.groups,
-        router.kept_groups,
-        router.group_score == "top2",
-        router.normalise,
-        router.eps,
-        router.least_sum,
-        router.scale,
-        router.jitter,
-        bias,
-    )
+def check_choice_bias(choice_bias: Tensor | None, router: Router) -> None:
+    if choice_bias is not None:
+        check_vector("choice_bias", choice_bias, router.num_experts)
 
 
-def lower_stack(stack: ExpertStack, bias: Tensor | None) -> _C.ExpertStack:
-    if bias is not None and (
-        bias.shape != (len(stack), stack.n) or bias.dtype != torch.float32 or not bias.is_contiguous()
-    ):
-        raise ValueError(f"bias must be contiguous float32 [{len(stack)}, {stack.n}]; got {describe(bias)}")
-    return _C.ExpertStack(stack.address, stack.stride, 0 if bias is None else bias.data_ptr(), stack.is_mapped)
-
-
-def lower_activation(activation: str | ClampedSwiglu) -> tuple[int, float, float]:
-    if isinstance(activation, ClampedSwiglu):
-        return CLAMPED_SWIGLU, activation.alpha, activation.limit
-    return activation_code(activation), 0.0, 0.0
-
-
-def check_stacks(gate_up: ExpertStack, down: ExpertStack) -> None:
-    """Raises ValueError unless the output of `gate_up` fits the input of `down`."""
+def check_stacks(gate_up: ExpertStack, down: ExpertStack, options: ExpertOptions) -> None:
+    """Raises ValueError unless the output of `gate_up` fits the input of `down`, and biases fit both."""
     if not gate_up.glu or down.glu:
         raise ValueError("experts are a stack of gate and up, made with glu=True, and one of down, made without")
     if len(gate_up) != len(down) or gate_up.n_out != down.k:
@@ -172,6 +120,11 @@ def check_stacks(gate_up: ExpertStack, down: ExpertStack) -> None:
             f"gate_up gives {gate_up.n_out} elements from each of {len(gate_up)} experts, and down takes {down.k} in "
             f"each of {len(down)}"
         )
+    for stack, bias in ((gate_up, options.gate_up_bias), (down, options.down_bias)):
+        if bias is not None and (
+            bias.shape != (len(stack), stack.n) or bias.dtype != torch.float32 or not bias.is_contiguous()
+        ):
+            raise ValueError(f"bias must be contiguous float32 [{len(stack)}, {stack.n}]; got {describe(bias)}")
 
 
 def check_head_stack(weights: ExpertStack, heads: int, head_dim: int) -> None:

@@ -16,10 +16,7 @@ QUANTIZER_CODES |= {"q2_k": 7, "q3_k": 8, "q4_k": 9, "q5_k": 10, "q6_k": 11}
 
 
 def quantize(rows: Tensor, format: Quantizer, name: str = "the matrix") -> QuantizedRows:
-    """Quantises `rows [R, K]` of any float dtype: the values of `format.quantize`, bit for bit. int4 codes are paired
-    if the format has a kernel.
-
-    Raises a ValueError that contains `name` if an element is NaN or infinite."""
+    """int4 codes are paired if the format has a kernel."""
     layout, kernel, (num_rows, k) = format.layout, format.kernel, rows.shape
     if kernel is None or (layout.in_super_blocks and k % SUPER_BLOCK):
         return format.quantize(rows, name)

@@ -13,8 +13,6 @@ from pace.ops.draws import RULES_DTYPE, Drawn, Draws
 
 
 def argmax(logits: Tensor) -> Tensor:
-    """Returns int64 `[R]`: the index of the largest logit in each row of `logits [R, V]`, the lowest among equals. -1
-    for a row that holds NaN or +inf, or nothing above -inf, so that the caller can reject it without another pass."""
     rows, vocab_size = _check_logits(logits)
     indices = torch.empty(rows, dtype=torch.int64)
     _C.argmax(logits.data_ptr(), logits.stride(0), rows, vocab_size, indices.data_ptr())
@@ -22,10 +20,6 @@ def argmax(logits: Tensor) -> Tensor:
 
 
 def apply_mask_(logits: Tensor, mask: Tensor, rows: Tensor | None = None) -> None:
-    """Sets to -inf in `logits [R, V]` what a mask does not allow. `mask` is int32 `[M, ceil(V / 32)]`: bit `i % 32` of
-    word `i // 32` (1 is the lowest) is set if token i is allowed; bits beyond V are ignored.
-
-    Mask m is for row `rows[m]` (int64 `[M]`, no row twice). Without `rows`, M is R and mask m is for row m."""
     num_rows, vocab_size = _check_logits(logits)
     num_masks = num_rows if rows is None else len(rows)
     _check_masks("mask", mask, num_masks, vocab_size)
@@ -57,11 +51,11 @@ def sample(logits: Tensor, draws: Draws) -> Drawn:
     _check_rows(draws.rows, num_rows)
     ends, lists = (None, None) if draws.edits is None else _lists_of(draws, count)
     masks = _masks_of(draws, count, vocab_size)
-    most_top, wanted = 0, draws.num_top is not None
+    max_top, wanted = 0, draws.num_top is not None
     if wanted:
         num_top_address = check_vector("num_top", draws.num_top, count, torch.int64)
-        most_top = max(0, int(draws.num_top.max())) if count else 0
-    shape = (count if wanted else 0, most_top)
+        max_top = max(0, int(draws.num_top.max())) if count else 0
+    shape = (count if wanted else 0, max_top)
     drawn = Drawn(
         torch.empty(count, dtype=torch.int64),
         torch.full(shape[:1], -math.inf),
@@ -82,7 +76,7 @@ def sample(logits: Tensor, draws: Draws) -> Drawn:
         *masks,
         drawn.tokens.data_ptr(),
         num_top_address if wanted else 0,
-        most_top,
+        max_top,
         drawn.logprobs.data_ptr(),
         drawn.top_tokens.data_ptr(),
         drawn.top_logprobs.data_ptr(),
@@ -129,9 +123,6 @@ def _check_masks(name: str, masks: Tensor, num_masks: int, vocab_size: int) -> N
 
 
 def token_logprobs(logits: Tensor, rows: Tensor, tokens: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the log-probabilities of `tokens [M]` under rows `rows [M]` of `logits [R, V]`, float32 `[M]`. Also the
-    `num_top` most likely tokens, int64 `[M, num_top]`, largest first and the lower id first among equals, and their
-    log-probabilities. -1 and -inf beyond the vocabulary."""
     num_rows, vocab_size = _check_logits(logits)
     count = len(rows)
     rows_address = check_vector("rows", rows, count, torch.int64)

@@ -100,15 +100,15 @@ def compare(rules: str, distribution: str, n: int) -> None:
 def compare_all(logits: torch.Tensor, draws: Draws, kept: slice = slice(None)) -> torch.Tensor:
     """Compares the tokens of all draws, and the log-probabilities of the `kept` ones, with the definition on each
     instruction set. Checks that the logits do not change. Returns the tokens."""
-    given, twin = logits.clone(), logits.clone()
-    expected = reference.sample(twin, draws)
+    given, other = logits.clone(), logits.clone()
+    expected = reference.sample(other, draws)
     for isa in each_isa():
         drawn = native.sample(logits, draws)
         assert torch.equal(drawn.tokens, expected.tokens), isa
         assert torch.equal(drawn.top_tokens[kept], expected.top_tokens[kept]), isa
         for found, wanted in ((drawn.logprobs, expected.logprobs), (drawn.top_logprobs, expected.top_logprobs)):
             torch.testing.assert_close(found[kept], wanted[kept], rtol=0, atol=2e-6)
-        for after in (logits, twin):
+        for after in (logits, other):
             assert torch.equal(after.view(torch.int32), given.view(torch.int32)), isa
     return expected.tokens
 
@@ -273,10 +273,10 @@ def test_edits_grow_and_are_cut() -> None:
         edits.append(number, 2.0, -0.5)
         expected.append((number, 2.0, -0.5))
         assert edits.records.tolist() == expected and edits.address == edits.records.ctypes.data
-    twin = edits.copy()
+    copied = edits.copy()
     edits.truncate(3)
     edits.set_addend(1, 7.0)
-    assert edits.records.tolist() == [expected[0], (1, 2.0, 7.0), expected[2]] and twin.records.tolist() == expected
+    assert edits.records.tolist() == [expected[0], (1, 2.0, 7.0), expected[2]] and copied.records.tolist() == expected
 
 
 @on_each_isa

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.project.recipes import toy_model, toy_operation
+from tests.project.recipes import toy_model, toy_operation, toy_setting
 from tests.project.recipes.copied_sources import BUILT_TABLES, ROOT, Copy
 
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -55,15 +55,18 @@ def test_a_model_that_is_wrong_and_has_no_row(copy):
 @pytest.mark.thorough
 @pytest.mark.timeout(900)
 def test_a_kernel(copy):
-    """Adds an operation from its kernel to its instruction. The tests of all operations check its contract. The build
-    has three tables, and errors for other tables name them."""
+    """Adds an operation from its kernel to its instruction, and a setting of attention. The tests of all operations
+    check their contracts. The build has three tables, and errors for other tables name them."""
     toy_operation.add(copy)
+    of_setting = toy_setting.add(copy)
+    assert of_setting == paths_of("A new argument of an op") and len(of_setting) <= 6
     copy.build("test_hinge.cpp")
     status, output = copy.run("build/pace_tests", "hinge")
     assert status == 0 and f"kernels tested: {' '.join(BUILT_TABLES)}" in output, output
-    status, output = copy.pytest("tests/ops/test_hinge.py", "tests/ops/test_protocol.py", "tests/project/test_stub.py")
+    toys = ["tests/ops/test_hinge.py", "tests/ops/test_gain.py"]
+    status, output = copy.pytest(*toys, "tests/ops/test_protocol.py", "tests/project/test_stub.py")
     assert status == 0 and num_passed(output) > 5, output
     absent = "from pace import _C; print(sorted(_C.built_isas())); _C.select_isa('emulated_amx')"
     status, output = copy.run(sys.executable, "-c", absent)
-    assert status == 1 and str(BUILT_TABLES) in output and "Build it with PACE_TABLES=all" in output, output
+    assert status == 1 and str(BUILT_TABLES) in output and "Build it with PACE_TABLES=tests" in output, output
     assert not [path for path in paths_of("A kernel") if path not in copy.touched and "test" not in path]

@@ -48,8 +48,8 @@ void HingeOp::run(int, int64_t row, int) const { kernels().hinge(x + row * x_str
 """
 
 BINDING = """\
-void hinge(Address x, int64_t x_stride, int64_t rows, int64_t k, float margin, Address y) {
-    pace::HingeOp op = {at<const float>(x), x_stride, rows, k, margin, at<float>(y)};
+void hinge(const Matrix& x, float margin, Array<float> y) {
+    pace::HingeOp op = {x.data, x.stride, x.rows, x.columns, margin, y};
     pace::execute(op);
 }
 """
@@ -83,21 +83,19 @@ from pace import _C
 
 
 def hinge(x: Tensor, margin: float) -> Tensor:
-    """`[T, K]`: `max(x - margin, 0)`; x may have any row stride."""
     if x.dtype != torch.float32 or x.ndim != 2 or x.stride(1) != 1:
         raise ValueError(f"x must be float32 [T, K] with contiguous rows; got {x.dtype} {list(x.shape)}")
     out = torch.empty(x.shape)
-    _C.hinge(x.data_ptr(), x.stride(0), *x.shape, margin, out.data_ptr())
+    _C.hinge(x, margin, out)
     return out
 '''
 
-TWIN = '''\
+REFERENCE = """\
 def hinge(x: Tensor, margin: float) -> Tensor:
-    """`[T, K]`: `max(x - margin, 0)`."""
     return (x - margin).clamp(min=0)
 
 
-'''
+"""
 
 RECORDED = '''\
 @dataclass(eq=False)
@@ -136,7 +134,7 @@ TEST_TABLES(hinge_of_every_length) {
 """
 
 TEST = '''\
-"""The toy operation: the kernel, its twin and its instruction agree to the bit."""
+"""The toy operation: the kernel, its reference and its instruction agree to the bit."""
 
 import torch
 
@@ -156,7 +154,7 @@ class Model:
         return ops.hinge(ops.embedding(batch.tokens, self.table)[:, 3:20], 0.5)[batch.logit_rows]
 
 
-def test_the_twin():
+def test_the_reference():
     x = torch.randn(5, 40)[:, 2:39]
     y = native.hinge(x, 0.25)
     assert torch.equal(y, reference.hinge(x, 0.25)) and 0 < int((y > 0).sum()) < y.numel()
@@ -184,14 +182,14 @@ def add(copy: Copy) -> None:
     # 3. One binding
     copy.add_before("csrc/python/bind_rows.cpp", "void argmax(", BINDING + "\n")
     copy.add_after("csrc/python/bind_rows.cpp", '    m.def("argmax"', '    m.def("hinge", hinge, release);\n')
-    stub = "def hinge(x: int, x_stride: int, rows: int, k: int, margin: float, y: int) -> None: ...\n"
+    stub = "def hinge(x: Tensor, margin: float, y: Tensor) -> None: ...\n"
     copy.add_before("pace/_C.pyi", "def argmax(", stub)
-    # 4. One op with its twin
+    # 4. One op with its reference
     copy.add_before("pace/ops/protocol.py", "    def rms_norm(", PROMISE)
     copy.write("pace/ops/native_hinge.py", NATIVE)
     copy.add_after("pace/ops/native.py", "from pace.ops.kernels.attention", "from pace.ops.native_hinge import hinge\n")
     copy.add_after("pace/ops/native.py", '    "head_rms_norm_",', '    "hinge",\n')
-    copy.add_before("pace/ops/reference.py", "def activation(", TWIN)
+    copy.add_before("pace/ops/reference.py", "def activation(", REFERENCE)
     # 5. One instruction
     copy.add_before("pace/graph/recorded.py", "# -- heads and attention", RECORDED)
     declaration = "    void hinge(Value out, Columns x, float margin);\n"

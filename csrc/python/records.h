@@ -1,0 +1,209 @@
+// Python objects that functions of `_C` take as they are: tensors, and records of pace.ops and pace.batch. A call reads
+// their attributes by name, before it releases the GIL. It stores addresses of tensors and checks no shapes.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <stdexcept>
+#include <tuple>
+#include <utility>
+
+#include "bindings.h"
+#include "pace/attention_ops.h"
+#include "pace/expert_ops.h"
+#include "pace/program.h"
+
+namespace pace {
+
+// A contiguous tensor, or null for None.
+template <class T>
+void read(py::handle from, T*& to) {
+    to = from.is_none() ? nullptr : at<T>(from.attr("data_ptr")().cast<Address>());
+}
+
+template <class T>
+void read_field(py::handle record, const char* name, T& to) {
+    const py::object value = record.attr(name);
+    if constexpr (requires { read(value, to); }) {
+        read(value, to);
+    } else {
+        to = value.cast<T>();
+    }
+}
+
+inline std::string text(py::handle record, const char* name) { return record.attr(name).cast<std::string>(); }
+
+// A field for which None means `to` as it is.
+template <class T>
+void read_optional(py::handle record, const char* name, T& to) {
+    if (const py::object value = record.attr(name); !value.is_none()) to = value.cast<T>();
+}
+
+// A contiguous tensor of T, or null for None.
+template <class T>
+struct Array {
+    T* data;
+    operator T*() const { return data; }
+};
+
+template <class T>
+void read(py::handle from, Array<T>& to) {
+    read(from, to.data);
+}
+
+// float32 [rows][columns], with contiguous rows.
+struct Matrix {
+    float* data;
+    int64_t stride, rows, columns;
+};
+
+inline void read(py::handle tensor, Matrix& to) {
+    const auto [rows, columns] = tensor.attr("shape").cast<std::pair<int64_t, int64_t>>();
+    to = {nullptr, tensor.attr("stride")(0).cast<int64_t>(), rows, columns};
+    read(tensor, to.data);
+}
+
+// float32 [tokens][heads][dim], with contiguous heads.
+struct HeadsTensor : HeadsView {
+    int64_t tokens, heads, dim;
+};
+
+inline void read(py::handle tensor, HeadsTensor& to) {
+    const py::tuple shape = tensor.attr("shape"), strides = tensor.attr("stride")();
+    read(tensor, to.data);
+    to.token_stride = strides[0].cast<int64_t>();
+    to.head_stride = strides[1].cast<int64_t>();
+    to.tokens = shape[0].cast<int64_t>();
+    to.heads = shape[1].cast<int64_t>();
+    to.dim = shape[2].cast<int64_t>();
+}
+
+// An activation of one matrix: its name, or None.
+struct NamedActivation {
+    Activation kind;
+};
+
+inline void read(py::handle name, NamedActivation& to) {
+    // gelu_new, gelu_tanh and gelu_fast are the same function.
+    static const std::map<std::string, Activation> kNames = {
+        {"silu", Activation::Silu},          {"gelu", Activation::Gelu},          {"gelu_new", Activation::GeluTanh},
+        {"gelu_tanh", Activation::GeluTanh}, {"gelu_fast", Activation::GeluTanh}, {"quick_gelu", Activation::QuickGelu},
+        {"relu", Activation::Relu}};
+    to.kind = Activation::None;
+    if (name.is_none()) return;
+    const auto found = kNames.find(py::str(name));
+    if (found == kNames.end()) {
+        std::string known;
+        for (const auto& [each, _] : kNames) known += (known.empty() ? "" : ", ") + each;
+        throw std::invalid_argument("unknown activation " + std::string(py::repr(name)) + "; known: " + known);
+    }
+    to.kind = found->second;
+}
+
+// A name of an activation, or a ClampedSwiglu.
+inline void read(py::handle from, GluActivation& to) {
+    to = {};
+    if (py::hasattr(from, "alpha")) {
+        to.kind = Activation::ClampedSwiglu;
+        read_field(from, "alpha", to.alpha);
+        read_field(from, "limit", to.limit);
+    } else {
+        NamedActivation named;
+        read(from, named);
+        to.kind = named.kind;
+    }
+}
+
+// NormParameters of pace/ops/kernels/norm.py, or None.
+inline void read(py::handle record, Norm& to) {
+    to = {};
+    if (record.is_none()) return;
+    to.kind = text(record, "kind") == "layer" ? Norm::Kind::Layer : Norm::Kind::Rms;
+    read_field(record, "weight", to.weight);
+    read_field(record, "bias", to.bias);
+    read_field(record, "eps", to.eps);
+    const py::object weight = record.attr("weight");
+    if (to.weight && weight.attr("ndim").cast<int>() == 2) to.head_stride = weight.attr("stride")(0).cast<int64_t>();
+}
+
+// Rotation of pace/graph/recorded.py, or None.
+inline void read(py::handle record, Rotation& to) {
+    to = {};
+    if (record.is_none()) return;
+    read_field(record, "table", to.table);
+    read_field(record, "half", to.half);
+    read_field(record, "interleaved", to.interleaved);
+}
+
+// PackedWeight of pace/ops/weight.py.
+struct Weight {
+    const void* data;
+    const int32_t* order;
+};
+
+inline void read(py::handle record, Weight& to) {
+    to.data = at<const void>(record.attr("address").cast<Address>());
+    to.order = at<const int32_t>(record.attr("order_address").cast<Address>());
+}
+
+inline void read(py::handle record, ExpertStack& to) {
+    to.weights = at<const void>(record.attr("address").cast<Address>());
+    read_field(record, "stride", to.stride);
+    read_field(record, "is_mapped", to.mapped);
+}
+
+// Router of pace/ops/experts.py; the choice bias is a parameter of its own.
+inline void read(py::handle record, Router& to) {
+    static const char* const kScores[] = {"softmax", "sigmoid", "softmax_of_chosen", "sparsemixer",
+                                          "sigmoid_of_chosen"};  // in the order of Router::Score
+    to = {};
+    for (int i = 0; i < int(std::size(kScores)); ++i)
+        if (text(record, "score") == kScores[i]) to.score = Router::Score(i);
+    to.group_top2 = text(record, "group_score") == "top2";
+    read_field(record, "num_experts", to.experts);
+    read_field(record, "top_k", to.top_k);
+    read_field(record, "groups", to.groups);
+    read_field(record, "kept_groups", to.kept_groups);
+    read_field(record, "normalise", to.normalise);
+    read_field(record, "eps", to.eps);
+    read_field(record, "least_sum", to.least_sum);
+    read_field(record, "scale", to.scale);
+    read_field(record, "jitter", to.jitter);
+}
+
+inline void read(py::handle record, ExpertOptions& to) {
+    read_field(record, "activation", to.activation);
+    read_field(record, "gate_up_bias", to.gate_up_bias);
+    read_field(record, "down_bias", to.down_bias);
+    read_field(record, "weigh_inputs", to.weigh_inputs);
+}
+
+inline void read(py::handle record, AttentionOptions& to) {
+    to = {};
+    read_field(record, "scale", to.scale);
+    read_optional(record, "window", to.window);
+    read_field(record, "chunked", to.chunked);
+    read_optional(record, "softcap", to.softcap);
+    read_field(record, "sinks", to.sinks);
+}
+
+inline void read(py::handle record, Spans& to) {
+    read_field(record, "query_start", to.query_start);
+    read_field(record, "kv_len", to.kv_len);
+    read_field(record, "block_table", to.block_table);
+    std::tie(to.count, to.table_stride) = record.attr("block_table").attr("shape").cast<std::pair<int64_t, int64_t>>();
+}
+
+template <class T>
+concept Record = std::is_class_v<T> && requires(py::handle from, T& to) { read(from, to); };
+
+}  // namespace pace
+
+template <pace::Record T>
+struct pybind11::detail::type_caster<T> {
+    PYBIND11_TYPE_CASTER(T, const_name("object"));
+    bool load(handle from, bool) {
+        read(from, value);
+        return true;
+    }
+};
