@@ -23,6 +23,10 @@ class TokenSink(Protocol):
         """Receives a generated token, already appended to `sequence.tokens`, and its log-probability if requested."""
         ...
 
+    def rollback(self, sequence: Sequence, num_tokens: int) -> None:
+        """A step callback has removed the last `num_tokens` generated tokens."""
+        ...
+
     def end(self, sequence: Sequence, reason: str, error: BaseException | None) -> None:
         """The last call, made once: the sequence has left the engine for `reason` ("error": because of `error`)."""
         ...
@@ -32,6 +36,9 @@ class NullSink:
     """Discards everything."""
 
     def token(self, sequence: Sequence, token: int, logprob: TokenLogprob | None) -> None:
+        pass
+
+    def rollback(self, sequence: Sequence, num_tokens: int) -> None:
         pass
 
     def end(self, sequence: Sequence, reason: str, error: BaseException | None) -> None:
@@ -166,7 +173,7 @@ class Sequence:
         """Sets the receiver of the sequence's tokens; step callbacks run before it."""
         self.sink = sink if self.steps is None else self.steps.before(sink, self)
 
-    def take_back(self, num_generated: int) -> None:
+    def rollback(self, num_generated: int) -> None:
         """Removes all but the first `num_generated` generated tokens. The sequence must not be in a step."""
         del self.tokens[self.num_prompt_tokens + num_generated :]
         del self.logprobs[num_generated:]
@@ -250,13 +257,6 @@ class Span:
     def num_rows(self) -> int:
         """Number of rows of logits needed: those from `sequence.logits_from` on, without certain drafts."""
         return max(0, self.end - max(self.start, self.sequence.logits_from + self.num_certain))
-
-
-@dataclass(frozen=True, slots=True)
-class TakenBack:
-    """Reports that a step callback removed the last generated tokens."""
-
-    num_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,13 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from pace.llm.constraints.captures import CaptureReader
 from pace.llm.engine.driver import EngineDriver
 from pace.llm.engine.engine import Engine
 from pace.llm.outputs import Capture
-from pace.llm.sequence import Sequence, TokenLogprob, TokenSink
+from pace.llm.sequence import NULL_SINK, Sequence, TokenLogprob, TokenSink
 from pace.llm.text.detokenizer import REPLACEMENT, Detokenizer, decode_after, find_stop
 from pace.llm.text.token_bytes import TokenBytes
 
@@ -68,12 +68,6 @@ class StepFeedback:
             raise ValueError(f"StepFeedback: take_back must be 0 or more tokens, got {self.take_back}")
 
 
-class RevisedSink(TokenSink, Protocol):
-    """Sink that is also notified of rollbacks."""
-
-    def taken_back(self, sequence: Sequence, num_tokens: int) -> None: ...
-
-
 @dataclass(frozen=True)
 class Steps:
     """Step points of one call, and their callback."""
@@ -92,14 +86,14 @@ class RowSteps:
         self._steps = steps
         self._row = row
         self._captures = captures
-        self._sink: RevisedSink | None = None
+        self._sink: TokenSink = NULL_SINK
         self._last = 0
         """Number of generated tokens at the last step point, including inserted ones."""
         self._found: str | None = None
         """The string at the current step point."""
         self._text: _SearchedText | None = None
 
-    def before(self, sink: RevisedSink, sequence: Sequence) -> RowSteps:
+    def before(self, sink: TokenSink, sequence: Sequence) -> RowSteps:
         """Returns this sink, which forwards events to `sink`."""
         self._sink = sink
         self._text = _SearchedText(self._steps, sequence)
@@ -138,7 +132,7 @@ class RowSteps:
         try:
             if feedback.take_back:
                 engine.park(sequence, sequence.num_generated - feedback.take_back)
-                self._sink.taken_back(sequence, feedback.take_back)
+                self._sink.rollback(sequence, feedback.take_back)
             self._put_in(sequence, tokens)
             if feedback.stop and not sequence.is_finished:
                 sequence.finish_reason = "stop"

@@ -12,7 +12,7 @@ import torch
 from pace.llm import LLMModel, SamplingConfig
 from pace.llm.clients.requests import Request
 from pace.llm.generator import Generator
-from tests.llm.clients.test_waiting import wait_until
+from tests.llm.clients.test_thread_notifier import wait_until
 from tests.llm.fake_model import FakeModel
 from tests.llm.generators import CONFIGS, by_hand, check_idle, make_generator, random_prompts, what_matters, with_length
 from tests.plugins.tiers import sample

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from pace.llm import CallbackStreamer, SamplingConfig
-from pace.llm.clients.batch import Mail
 from pace.llm.clients.requests import Request
 from pace.llm.clients.streamer import NullFeed, ProgressFeed, make_feed
+from pace.llm.clients.token_log import TokenLog
 from pace.llm.engine.scheduler import HEAD_START
 from pace.llm.generator import Generator
 from pace.llm.sampling.logits import LogitsProcessor
@@ -138,8 +138,8 @@ def test_many_prompts_run_in_bounded_memory(end_seconds: float, num_prompts: int
     scheduler = generator.engine.scheduler
     in_engine, chance = [], random.Random(2)
     model.hook = lambda batch: in_engine.append(len(scheduler.waiting) + len(scheduler.running))
-    tell_end = Mail.end
-    monkeypatch.setattr(Mail, "end", lambda *event: (tell_end(*event), time.sleep(end_seconds)))
+    record_end = TokenLog.end
+    monkeypatch.setattr(TokenLog, "end", lambda *event: (record_end(*event), time.sleep(end_seconds)))
     monkeypatch.setattr(Remembering, "most_alive", 0)
     prompts = random_prompts(2, num_prompts, longest=12)
     out = generator.generate(prompts, SamplingConfig(max_new_tokens=3, logits_processors=[Remembering()]))

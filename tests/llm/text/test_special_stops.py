@@ -161,7 +161,7 @@ def test_tokens_that_are_taken_back_do_not_stop(generator) -> None:
         sequence.append(token)
         stopping.stop_now(sequence)
     place = tokens.index(tokenizer.convert_tokens_to_ids("</turn>"))
-    sequence.take_back(place)
+    sequence.rollback(place)
     for token in tokens[place + 1 :]:
         sequence.append(token)
         assert stopping.stop_now(sequence) is None

@@ -1,0 +1,86 @@
+"""Notification of an event loop about logs: all of them, in order, but not once for every token."""
+
+from __future__ import annotations
+
+import asyncio
+
+from pace.llm.clients.notifiers import LoopNotifier
+from pace.llm.clients.token_log import TokenLog
+from pace.llm.sequence import Sequence
+
+
+async def passes_of_the_loop(number: int) -> None:
+    for _ in range(number):
+        await asyncio.sleep(0)
+
+
+class Row:
+    """A sequence with a log, whose changes are noted."""
+
+    def __init__(self, notified: list[Row]) -> None:
+        self.log, self.sequence = TokenLog(), Sequence([1], None, None, 100)
+        self.log.add(self.sequence)
+        self.changed = lambda: notified.append(self)
+        self.log.subscribe(LoopNotifier(lambda: self.changed()))
+
+    def token(self) -> None:
+        self.sequence.append(7)
+        self.log.token(self.sequence, 7, None)
+
+    def end(self) -> None:
+        self.log.end(self.sequence, "stop", None)
+
+
+def make_rows(number: int, notified: list[Row]) -> list[Row]:
+    return [Row(notified) for _ in range(number)]
+
+
+def test_one_wake_notifies_all_rows_in_order():
+    async def play():
+        notified: list[Row] = []
+        rows = make_rows(20, notified)
+        for row in rows:
+            row.token()
+        assert notified == []
+        await passes_of_the_loop(1)
+        assert notified == rows
+
+    asyncio.run(play())
+
+
+def test_a_row_that_changes_while_others_are_notified_is_notified_again():
+    async def play():
+        notified: list[Row] = []
+        first, second = make_rows(2, notified)
+        note_second = second.changed
+
+        def end_the_first() -> None:
+            note_second()
+            first.end()
+
+        second.changed = end_the_first
+        for row in (first, second):
+            row.token()
+        await passes_of_the_loop(3)
+        assert notified == [first, second, first]
+
+    asyncio.run(play())
+
+
+def test_between_two_wakes_only_first_tokens_and_ends_are_notified():
+    async def play():
+        notified: list[Row] = []
+        first, second = make_rows(2, notified)
+        first.token()
+        await passes_of_the_loop(3)
+        first.token()
+        await passes_of_the_loop(3)
+        assert notified == [first]
+        second.token()
+        await passes_of_the_loop(3)
+        assert notified == [first, first, second]
+        second.token()
+        await asyncio.sleep(0.05)  # the rest has finished
+        assert notified == [first, first, second, second]
+
+    asyncio.run(play())
