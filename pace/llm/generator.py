@@ -16,9 +16,9 @@ from pace.llm.chat.template import ChatTemplate, Message
 from pace.llm.chat.turn import Turn, plan_turn
 from pace.llm.clients.batch import Batch
 from pace.llm.clients.beam_search import BeamBatch, check_length_penalty
-from pace.llm.clients.chat import AnswerReader, ChatAnswer
-from pace.llm.clients.requests import Request, Stream, text_of
-from pace.llm.clients.streamer import Feed, make_feed
+from pace.llm.clients.chat import ChatAnswer
+from pace.llm.clients.requests import Request, Stream
+from pace.llm.clients.streamer import Streamer, make_streamer
 from pace.llm.configs import SamplingConfig
 from pace.llm.defaults import with_defaults
 from pace.llm.engine.driver import EngineDriver
@@ -210,26 +210,25 @@ class Generator:
             raise TypeError(
                 f"cancel must be a threading.Event, which another thread sets to end this call; got {cancel!r}"
             )
-        told = streamer
         try:
             prepared = prepare()
             rules = [guide.text_rules for guide in prepared.row_guides]
-            told = feed = make_feed(streamer, prepared.config, prepared.num_rows, self.progress, rules)
-            batch = self._batch(prepared, feed, cancel)
+            streamer = make_streamer(streamer, prepared.config, prepared.num_rows, self.progress, rules)
+            batch = self._batch(prepared, streamer, cancel)
             batch.run(prepared.row_prompts)
         except BaseException:
-            self._end_quietly(told)
+            self._end_quietly(streamer)
             raise
-        feed.end()
+        streamer.end()
         return self._output(prepared, batch.rows)
 
-    def _batch(self, prepared: Prepared, feed: Feed, cancel: threading.Event | None) -> Batch:
+    def _batch(self, prepared: Prepared, streamer: Streamer, cancel: threading.Event | None) -> Batch:
         indices = range(len(prepared.limits))
         if prepared.config.num_beams > 1:
             return BeamBatch(
-                self.driver, (prepared.beam_search(index, self.tokenizer) for index in indices), feed, cancel
+                self.driver, (prepared.beam_search(index, self.tokenizer) for index in indices), streamer, cancel
             )
-        return Batch(self.driver, (self.sequences_of(prepared, index) for index in indices), feed, cancel)
+        return Batch(self.driver, (self.sequences_of(prepared, index) for index in indices), streamer, cancel)
 
     def stream(self, prompt: Any, sampling_config: SamplingConfig | None = None, **fields: Any) -> Iterator[str]:
         """Yields the text of one prompt's continuation in pieces; joined, they equal its text in `generate`'s output.
@@ -311,10 +310,7 @@ class Generator:
             )
         if prepared.num_rows > 1:
             raise ValueError(f"chat gives one answer, and this config asks for {prepared.num_rows}; use generate")
-        return ChatAnswer(
-            lambda: self._request(prepared),
-            AnswerReader(turn, self.tokenizer, prepared.guides[0].text_rules, prepared.config.stop_strings or []),
-        )
+        return ChatAnswer(lambda: self._request(prepared), turn)
 
     def _prepare_stream(
         self, caller: str, prompt: Any, sampling_config: SamplingConfig | None, **fields: Any
@@ -357,20 +353,14 @@ class Generator:
         sequences = self.sequences_of(prepared, 0)
         for sequence in sequences:
             sequence.priority, sequence.cache_salt = priority, cache_salt
-        return Request(
-            self.driver,
-            sequences,
-            self.tokenizer,
-            prepared.config.stop_strings,
-            lambda rows: self._output(prepared, rows),
-        )
+        return Request(self.driver, sequences, lambda rows: self._output(prepared, rows))
 
-    def _end_quietly(self, told: Any) -> None:
+    def _end_quietly(self, streamer: Any) -> None:
         """Ends the streamer after a failed generation, so that its readers stop waiting. An error of `end` is only
         logged, because the generation's own error is raised."""
         try:
-            if told is not None:
-                told.end()
+            if streamer is not None:
+                streamer.end()
         except Exception as error:
             logger.debug("the streamer's end() failed after a failed generation: %s", error)
 
@@ -388,7 +378,7 @@ class Generator:
         return GenerateOutput(
             output_token_ids=torch.cat([prompts, continuation], dim=1),
             generated_token_ids=generated,
-            texts=[text_of(row, self.tokenizer) for row in rows] if self.tokenizer else [],
+            texts=[row.stopping.text.text_of(row.generated) for row in rows] if self.tokenizer else [],
             finish_reasons=[row.finish_reason for row in rows],
             # Drafts may have been scored beyond the token that ended the row.
             logprobs=None

@@ -15,7 +15,8 @@ from pace.llm.sampling.filters import make_filter
 from pace.llm.sampling.logits import Processors, build_processors
 from pace.llm.sampling.sampler import DecodingStrategy, Greedy, PromptLogprobs, Rules, Sampling, mix
 from pace.llm.sequence import Sequence
-from pace.llm.text.stopping_criteria import StoppingCriteria, StopStrings
+from pace.llm.text.reader import TextReader
+from pace.llm.text.stopping_criteria import StoppingCriteria
 
 
 @dataclass(frozen=True)
@@ -107,9 +108,8 @@ class Prepared:
         return search
 
     def _stopping(self, index: int, tokenizer: Any) -> StoppingCriteria:
-        config, rules = self.config, self.guides[index].text_rules
-        strings = StopStrings(tokenizer, config.stop_strings, rules) if config.stop_strings else None
-        return StoppingCriteria(self.limits[index], end_tokens_of(config), strings)
+        text = TextReader(tokenizer, self.config.stop_strings, self.guides[index].text_rules)
+        return StoppingCriteria(self.limits[index], end_tokens_of(self.config), text)
 
     def _strategy(self, processors: Processors, seed: int) -> DecodingStrategy:
         config = self.config

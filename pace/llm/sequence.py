@@ -171,7 +171,7 @@ class Sequence:
 
     def report_to(self, sink: TokenSink) -> None:
         """Sets the receiver of the sequence's tokens; step callbacks run before it."""
-        self.sink = sink if self.steps is None else self.steps.before(sink, self)
+        self.sink = sink if self.steps is None else self.steps.before(sink)
 
     def rollback(self, num_generated: int) -> None:
         """Removes all but the first `num_generated` generated tokens. The sequence must not be in a step."""

@@ -10,13 +10,12 @@ from typing import Any
 from pace.llm.chat.events import Event, Text
 from pace.llm.chat.turn import TurnReader
 from pace.llm.clients.notifiers import LoopNotifier
-from pace.llm.clients.streamer import NoPieces
 from pace.llm.clients.token_log import TokenEvent, TokenLog
 from pace.llm.constraints.grammar_mask import GrammarTooComplex
 from pace.llm.engine.driver import EngineDriver
 from pace.llm.sampling.sampler import NothingLeft
 from pace.llm.sequence import Sequence, TextRules
-from pace.llm.text.detokenizer import Detokenizer, TextPieces
+from pace.llm.text.reader import TextReader
 from pace.llm.text.token_texts import TokenPiece, TokenTexts
 from pace.server.errors import ApiError
 from pace.server.jobs import PreparedJob
@@ -73,33 +72,33 @@ class ChoiceReader:
     """Reads one row as text. Holds back text that may become a stop string or is an incomplete character, with its
     tokens."""
 
-    def __init__(self, index: int, sequence: Sequence, tokenizer: Any, prepared: PreparedJob) -> None:
+    def __init__(self, index: int, sequence: Sequence, prepared: PreparedJob) -> None:
         """Without a tokenizer texts are empty."""
         self.index = index
         self.sequence = sequence
         self.num_read = 0
         self._job = prepared.job
-        turn = None if prepared.turn is None or prepared.turn.is_plain else prepared.turn
-        self._reader = None if turn is None else TurnReader(turn)
-        self._pieces: TextPieces | NoPieces = (
-            NoPieces() if tokenizer is None else TextPieces(tokenizer, prepared.stop_strings, sequence.text_rules)
-        )
-        self._end_token = getattr(tokenizer, "eos_token_id", None)
-        self._token_texts = TokenTexts(tokenizer) if self._job.wants_tokens else None
+        self._text = sequence.stopping.text.fresh()
+        turn = prepared.turn
+        self._turn = None if turn is None or turn.is_plain else TurnReader(turn)
+        self._token_texts = TokenTexts(self._text.tokenizer) if self._job.wants_tokens else None
 
     @property
     def num_thought(self) -> int:
         """Number of read tokens that are thoughts."""
-        return 0 if self._reader is None else self._reader.num_thought
+        return 0 if self._turn is None else self._turn.num_thought
 
     def read(self, fresh: list[TokenEvent]) -> Piece | None:
         """Returns the piece of the row's next events; None if there is nothing to show. Raises the row's error."""
-        is_ended = fresh[-1].finish_reason is not None
-        if is_ended and fresh[-1].error is not None:
-            raise fresh[-1].error
-        text, finish = self._read_tokens(fresh[:-1] if is_ended else fresh), None
+        end, finish = fresh[-1], None
+        if end.error is not None:
+            raise end.error
+        is_ended = end.finish_reason is not None
+        text = self._read_tokens(fresh[: len(fresh) - is_ended])
         if is_ended:
-            text += self._flush()
+            text += self._take(self._text.flush())
+            if self._token_texts is not None:
+                self._token_texts.close(self._text.piece)
             finish = self._finish()
             if self._job.include_stop and isinstance(finish.stop, str):
                 text += finish.stop
@@ -107,51 +106,43 @@ class ChoiceReader:
         if finish is not None and finish.is_end_token and tokens and not tokens[-1].text:
             tokens[-1] = tokens[-1].as_end()
         events: list[Event] = []
-        if self._reader is not None:
-            text, events = self._reader.told(is_ended)
-            if finish is not None and finish.reason == "stop" and self._reader.has_called:
+        if self._turn is not None:
+            text, events = self._turn.told(is_ended)
+            if finish is not None and finish.reason == "stop" and self._turn.has_called:
                 finish = replace(finish, reason="tool_calls")
         if not (text or tokens or events or finish is not None):
             return None
         return Piece(self.index, text, tokens, finish, events=events)
 
     def _read_tokens(self, fresh: list[TokenEvent]) -> str:
+        """Returns the text that tokens make certain. They are detokenised at once unless the text of each is needed."""
         self.num_read += len(fresh)
-        if not fresh:
-            return ""
-        if self._token_texts is None and self._reader is None:
-            return self._pieces.release(self._pieces.detokenize([event.token for event in fresh]))
+        if fresh and self._token_texts is None and self._turn is None:
+            return self._text.extend([event.token for event in fresh])
         text = ""
         for event in fresh:
-            given = self._pieces.detokenize([event.token])
-            text += self._release(given)
+            text += self._take(self._text.push(event.token))
             if self._token_texts is not None:
-                self._token_texts.push(event.token, event.logprob, given)
+                self._token_texts.push(event.token, event.logprob, self._text.piece)
         return text
 
-    def _release(self, given: str, ended: bool = False) -> str:
-        """Returns the text that may be shown, and passes it to the turn's reader."""
-        text = self._pieces.release(given, ended)
-        if self._reader is not None:
-            self._reader.push(text)
+    def _take(self, text: str) -> str:
+        """Passes text to the reader of the turn, if there is one, and returns it."""
+        if self._turn is not None:
+            self._turn.push(text)
         return text
-
-    def _flush(self) -> str:
-        rest = self._pieces.detokenize_rest()
-        if self._token_texts is not None:
-            self._token_texts.close(rest)
-        return self._release(rest, ended=True)
 
     def _finish(self) -> Finish:
         sequence = self.sequence
         if sequence.finish_reason != "stop":
             return Finish(sequence.finish_reason)
-        if (matched := sequence.stopping.matched_string) is not None:
+        if (matched := sequence.stopping.text.matched) is not None:
             return Finish("stop", matched)
         token = sequence.tokens[-1]
         if token not in sequence.stopping.end_tokens:  # a grammar has ended
             return Finish("stop")
-        return Finish("stop", None if token == self._end_token else token, is_end_token=True)
+        is_own_end = token == getattr(self._text.tokenizer, "eos_token_id", None)
+        return Finish("stop", None if is_own_end else token, is_end_token=True)
 
 
 class Answer:
@@ -251,7 +242,7 @@ class Answer:
         """Adds a row, and a reader for each choice that it answers: several greedy choices share one row."""
         self._log.add(sequence)
         first = len(self._choices)
-        own = [ChoiceReader(first + number, sequence, self._tokenizer, self.prepared) for number in range(num_choices)]
+        own = [ChoiceReader(first + number, sequence, self.prepared) for number in range(num_choices)]
         self._choices += own
         self._choices_of_row.append(own)
 
@@ -291,17 +282,12 @@ class Answer:
         """Returns the tokens of a prompt with their texts, and log-probabilities if they were computed."""
         tokens = sequence.tokens[: sequence.num_prompt_tokens]
         logprobs = sequence.prompt_logprobs or [None] * len(tokens)
-        texts = TokenTexts(self._tokenizer)
         rules = TextRules(hidden=None if self._job.skip_special_tokens else frozenset())
-        detokenizer = None if self._tokenizer is None else Detokenizer(self._tokenizer, rules)
-        length = 0
+        text, texts = TextReader(self._tokenizer, rules=rules), TokenTexts(self._tokenizer)
         for token, logprob in zip(tokens, logprobs):
-            given = detokenizer.push(token) if detokenizer else ""
-            length += len(given)
-            texts.push(token, logprob, given)
-        rest = detokenizer.flush() if detokenizer else ""
-        texts.close(rest)
-        return texts.take(length + len(rest), is_last=True)
+            texts.push(token, logprob, text.push(token))
+        texts.close(text.flush())
+        return texts.take(len(text.shown), is_last=True)
 
     def _best(self, choices: list[Piece]) -> list[Piece]:
         """Returns the choices to answer: for each prompt those with the highest mean log-probability, if more were

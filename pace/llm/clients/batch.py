@@ -1,11 +1,11 @@
-"""Batches: the rows of one call of `generate`, submitted as there is room, with events for a feed."""
+"""Batches: the rows of one call of `generate`, submitted as there is room, with their events for a streamer."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
 
-from pace.llm.clients.streamer import Feed
+from pace.llm.clients.streamer import Streamer
 from pace.llm.clients.token_log import TokenEvent, TokenLog
 from pace.llm.engine.driver import EngineDriver
 from pace.llm.engine.engine import Engine
@@ -16,32 +16,32 @@ class Batch:
     """Runs all rows of one call.
 
     The engine holds at most twice the number of rows of a step, so that new rows are ready when others end. So the
-    state of sequences (of processors, say) and the wait of other calls' requests do not grow with the batch. The feed
-    is called on the caller's thread.
+    state of sequences (of processors, say) and the wait of other calls' requests do not grow with the batch. The
+    streamer is called on the caller's thread.
     """
 
     def __init__(
-        self, driver: EngineDriver, groups: Iterator[list[Sequence]], feed: Feed, cancel: threading.Event | None
+        self, driver: EngineDriver, groups: Iterator[list[Sequence]], streamer: Streamer, cancel: threading.Event | None
     ) -> None:
         """`groups` creates the sequences of the next prompt on demand; the first of them shares its prompt with the
         others. `cancel` ends the batch after the current step once it is set, by any thread."""
         self.driver = driver
         self.groups = groups
-        self.feed = feed
+        self.streamer = streamer
         self.cancel = cancel
         self.rows: list[Sequence] = []
         """In order. Finished rows are their `Sequence.outcome()`."""
         self._cancel_error: BaseException | None = None
-        self._log = TokenLog(feed.wants_tokens)
+        self._log = TokenLog(streamer.wants_tokens)
         self._live: dict[int, list[int]] = {}
-        """Rows that have not ended, and the tokens that the feed got."""
+        """Rows that have not ended, and the tokens that the streamer got."""
         self._cut: set[int] = set()
-        """Live rows that the feed cancelled."""
+        """Live rows that the streamer cancelled."""
 
     def run(self, prompts: list[list[int]]) -> None:
-        """Runs all rows to their ends, and passes all `prompts` and then the events of the rows to the feed. Leaves
+        """Runs all rows to their ends, and passes all `prompts` and then the events of the rows to the streamer. Leaves
         nothing in the engine, even after an error."""
-        is_cancelled = self.feed.start(prompts) is False
+        is_cancelled = self.streamer.on_start(prompts) is False
         try:
             if self.cancel is not None:
                 self.driver.call(lambda engine: engine.between_steps.append(self._look_at_cancel))
@@ -88,10 +88,10 @@ class Batch:
             return
         elif event.num_removed:
             del tokens[-event.num_removed :]
-            self.feed.taken_back(row, event.num_removed)
+            self.streamer.on_event(event)
         else:
             tokens.append(event.token)
-            if self.feed.token(row, event.token, event.logprob) is False:
+            if self.streamer.on_event(event) is False:
                 self._cut.add(row)
                 self.driver.abort([self.rows[row]])
 
@@ -108,7 +108,8 @@ class Batch:
             sequence.tokens += tokens[num_kept:]
             sequence.finish_reason, sequence.error = "cancelled", None
         self.rows[row] = sequence.outcome()
-        self.feed.finished(row, sequence.finish_reason, sequence.num_generated)
+        end = TokenEvent(row, finish_reason=sequence.finish_reason, num_tokens=sequence.num_generated)
+        self.streamer.on_event(end)
 
     def _look_at_cancel(self) -> None:
         """Runs between two steps, on the engine's thread."""

@@ -89,7 +89,8 @@ class LoopNotifier:
         """True while the loop's waker holds it."""
         self._on_change = on_change
         self._waker = _LoopWaker.of_running_loop()
-        self._future: asyncio.Future[bool] | None = None
+        self._future: asyncio.Future[None] | None = None
+        self._is_late = False
 
     def notify(self, is_urgent: bool) -> None:
         self._waker.notify(self, is_urgent)
@@ -98,26 +99,30 @@ class LoopNotifier:
         """Wakes the task; called on the loop."""
         if self._on_change is not None:
             self._on_change()
-        self._end_wait(True)
+        self._end_wait()
 
     async def wait_for(self, condition: Callable[[], bool], seconds: float | None = None) -> bool:
         """Returns True once `condition()` holds, or False after `seconds`. The code that makes it hold must call
         `notify` afterwards. Runs for every chunk of every stream, hence a bare future and a timer."""
         loop = asyncio.get_running_loop()
-        timer = None if seconds is None else loop.call_later(seconds, self._end_wait, False)
+        timer = None if seconds is None else loop.call_later(seconds, self._time_out)
+        self._is_late = False
         try:
-            while not condition():
+            while not (is_met := condition()) and not self._is_late:
                 self._future = loop.create_future()
-                if not await self._future:
-                    return condition()
-            return True
+                await self._future
+            return is_met
         finally:
             if timer is not None:
                 timer.cancel()
 
-    def _end_wait(self, is_changed: bool) -> None:
+    def _time_out(self) -> None:
+        self._is_late = True
+        self._end_wait()
+
+    def _end_wait(self) -> None:
         if self._future is not None and not self._future.done():
-            self._future.set_result(is_changed)
+            self._future.set_result(None)
 
 
 class _LoopWaker:

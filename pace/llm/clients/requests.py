@@ -6,16 +6,15 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from functools import partial
-from typing import Any
 
 from pace.llm.clients.notifiers import LoopNotifier, ThreadNotifier
-from pace.llm.clients.streamer import NoPieces, ShownText, StreamEvent, TextPiece
+from pace.llm.clients.streamer import StreamEvent, TextPiece
 from pace.llm.clients.token_log import TokenLog
 from pace.llm.engine.driver import EngineDriver
 from pace.llm.outputs import GenerateOutput
 from pace.llm.sequence import Sequence
-from pace.llm.text.detokenizer import REPLACEMENT, TextPieces, decode_after
+from pace.llm.text.detokenizer import REPLACEMENT
+from pace.llm.text.reader import TextReader
 
 MAX_EVENTS_PER_TURN = 32
 """Events that a task takes before other tasks of its loop get a turn."""
@@ -24,12 +23,12 @@ MAX_EVENTS_PER_TURN = 32
 class LogReader:
     """Reads a log from its beginning, at its own pace."""
 
-    def __init__(self, log: TokenLog, make_pieces: list[Callable[[], TextPieces | NoPieces]]) -> None:
-        """`make_pieces` has one entry for each row."""
+    def __init__(self, log: TokenLog, texts: list[TextReader]) -> None:
+        """`texts` has one entry for each row."""
         self._events = log.events
-        self._texts = [ShownText(make) for make in make_pieces]
+        self._texts = texts
         self._index = 0
-        self._num_open = len(make_pieces)
+        self._num_open = len(texts)
 
     @property
     def is_done(self) -> bool:
@@ -44,29 +43,18 @@ class LogReader:
         """Returns the next event. Raises the row's error at its end."""
         event = self._events[self._index]
         self._index += 1
-        text = self._texts[event.row]
-        if event.num_removed:
-            num_chars = text.take_back(event.num_removed)
-            return StreamEvent(event.row, None, "", num_taken_back=event.num_removed, num_chars_taken_back=num_chars)
-        if event.finish_reason is None:
-            return StreamEvent(event.row, event.token, text.push(event.token), logprob=event.logprob)
-        self._num_open -= 1
+        if event.finish_reason is not None:
+            self._num_open -= 1
         if event.error is not None:
             raise event.error
-        return StreamEvent(event.row, None, text.flush(), event.finish_reason)
-
-
-def text_of(sequence: Sequence, tokenizer: Any) -> str:
-    """Returns the generated text, up to a stop string."""
-    return sequence.stopping.trim(decode_after(tokenizer, sequence.generated, sequence.text_rules))
+        return StreamEvent.of(event, self._texts[event.row])
 
 
 class Choice:
     """One continuation of a request's prompt."""
 
-    def __init__(self, sequence: Sequence, tokenizer: Any) -> None:
+    def __init__(self, sequence: Sequence) -> None:
         self._sequence = sequence
-        self._tokenizer = tokenizer
 
     @property
     def tokens(self) -> list[int]:
@@ -76,11 +64,10 @@ class Choice:
     @property
     def text(self) -> str:
         """The text of the tokens so far; "" without a tokenizer. A stop string is only cut off at the end."""
-        if self._tokenizer is None:
-            return ""
-        is_done = self.done  # read before the tokens
-        text = text_of(self._sequence, self._tokenizer)
-        return text if is_done else text.rstrip(REPLACEMENT)
+        reader = self._sequence.stopping.text
+        if self.done:
+            return reader.text_of(self._sequence.generated)
+        return reader.fresh().text_of(self._sequence.generated).rstrip(REPLACEMENT)
 
     @property
     def done(self) -> bool:
@@ -104,18 +91,14 @@ class Request:
         self,
         driver: EngineDriver,
         sequences: list[Sequence],
-        tokenizer: Any,
-        stop_strings: list[str] | None,
         output_of: Callable[[list[Sequence]], GenerateOutput],
     ) -> None:
         """`sequences` continue the same prompt; `output_of` makes an output of them once they are done."""
         self._driver = driver
         self._sequences = sequences
-        self._tokenizer = tokenizer
-        self._stop_strings = stop_strings
         self._output_of = output_of
         self._log = TokenLog()
-        self.choices = [Choice(sequence, tokenizer) for sequence in sequences]
+        self.choices = [Choice(sequence) for sequence in sequences]
         """The continuations, `num_return_sequences` of them."""
         for sequence in sequences:
             self._log.add(sequence)
@@ -215,20 +198,15 @@ class Request:
             raise ValueError(f"this request has {len(self.choices)} continuations: look at `choices`, or at events()")
 
     def _check_tokenizer(self) -> None:
-        if self._tokenizer is None:
+        if self._sequences[0].stopping.text.tokenizer is None:
             raise ValueError(
                 "pieces of text need a tokenizer, and this model has none; look at tokens, or wait for result()"
             )
         self._check_one()
 
     def _reader(self, with_text: bool) -> LogReader:
-        make = [partial(self._pieces, sequence) if with_text else NoPieces for sequence in self._sequences]
-        return LogReader(self._log, make)
-
-    def _pieces(self, sequence: Sequence) -> TextPieces | NoPieces:
-        if self._tokenizer is None:
-            return NoPieces()
-        return TextPieces(self._tokenizer, self._stop_strings, sequence.text_rules)
+        make = lambda text: text.fresh() if with_text else TextReader(None)
+        return LogReader(self._log, [make(sequence.stopping.text) for sequence in self._sequences])
 
     def _wait(self, notifier: ThreadNotifier, condition: Callable[[], bool], deadline: float | None = None) -> bool:
         if condition():

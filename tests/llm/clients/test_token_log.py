@@ -1,8 +1,9 @@
-"""Notification of an event loop about logs: all of them, in order, but not once for every token."""
+"""Logs lose no event, and notify event loops: of all logs, in order, but not once for every token."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 
 from pace.llm.clients.notifiers import LoopNotifier
 from pace.llm.clients.token_log import TokenLog
@@ -84,3 +85,53 @@ def test_between_two_wakes_only_first_tokens_and_ends_are_notified():
         assert notified == [first, first, second, second]
 
     asyncio.run(play())
+
+
+def test_a_log_that_is_read_while_it_is_written_loses_no_event():
+    log, sequence = TokenLog(), Sequence([1], None, None, 5000)
+    log.add(sequence)
+
+    def write() -> None:
+        for token in range(4000):
+            sequence.append(token)
+            log.token(sequence, token, None)
+        log.end(sequence, "length", None)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    events = log.drain()
+    while events[-1].finish_reason is None:
+        events += log.drain()
+    writer.join()
+    assert [event.token for event in events] == [*range(4000), None]
+    assert log.is_complete and not log.events and events[-1].num_tokens == 4000
+
+
+def test_a_log_notifies_subscribers_only_while_they_are_subscribed():
+    notified: list[bool] = []
+
+    class Listener:
+        def notify(self, is_urgent: bool) -> None:
+            notified.append(is_urgent)
+
+    log, sequence = TokenLog(), Sequence([1], None, None, 100)
+    log.add(sequence)
+    with log.subscribed(Listener()):
+        for token in (7, 8):
+            sequence.append(token)
+            log.token(sequence, token, None)
+        log.rollback(sequence, 1)
+        log.end(sequence, "stop", None)
+    log.rollback(sequence, 1)
+    assert notified == [True, False, False, True], "the first token and the end are urgent"
+
+
+def test_a_wait_for_what_does_not_come_ends_in_time_whatever_else_comes():
+    async def play():
+        notifier = LoopNotifier()
+        loop = asyncio.get_running_loop()
+        loop.call_later(0.01, notifier.wake)
+        loop.call_later(0.02, lambda: (notifier.wake(), notifier._time_out()))  # in the same pass
+        return await notifier.wait_for(lambda: False, 0.5), await notifier.wait_for(lambda: True, 0.0)
+
+    assert asyncio.run(asyncio.wait_for(play(), 20)) == (False, True)
