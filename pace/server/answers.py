@@ -107,7 +107,7 @@ class ChoiceReader:
             tokens[-1] = tokens[-1].as_end()
         events: list[Event] = []
         if self._turn is not None:
-            text, events = self._turn.told(is_ended)
+            text, events = self._turn.drain(is_ended)
             if finish is not None and finish.reason == "stop" and self._turn.has_called:
                 finish = replace(finish, reason="tool_calls")
         if not (text or tokens or events or finish is not None):

@@ -112,6 +112,6 @@ class ChatAnswer:
     def _read(self, event: StreamEvent) -> list[Event]:
         """Returns the parts of the turn that an event makes certain."""
         self._reader.push(event.text)
-        _, parts = self._reader.told(is_ended=event.finish_reason is not None)
+        _, parts = self._reader.drain(is_ended=event.finish_reason is not None)
         self._seen += parts
         return parts

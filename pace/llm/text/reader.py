@@ -62,7 +62,10 @@ class TextReader:
         """Takes one token or more at the cost of one. Returns the joined results of `push` for each."""
         self._tokens += tokens
         self.search(tokens)
-        return self._show(is_ended=False)
+        if self.strings:
+            return self._show(is_ended=False)
+        self._num_shown += len(self.piece)
+        return self.piece
 
     def flush(self) -> str:
         """Returns the rest, at the end of the row."""
@@ -92,7 +95,7 @@ class TextReader:
         text, begin = self._detokenizer.text, self._num_shown
         if self.cut is not None:
             end = min(self.cut, len(text))
-        elif is_ended or not self.strings:
+        elif is_ended:
             end = len(text)
         else:
             end = len(text) - self._search.num_open(text[begin:], self._marks_from(begin, len(text)))
@@ -125,18 +128,21 @@ class TextReader:
         if self._detokenizer.num_pushed == self._num_searched:
             self.piece = self._detokenizer.extend(tokens)
         if self.strings and self.cut is None:
-            text, pending = self._detokenizer.text, self._detokenizer.pending
+            text = self._detokenizer.text
+            unseen = text[self._begin :] + self._detokenizer.pending
+            end = self._begin + len(unseen)
             if letter := self._search.letter_of(tokens[0]):
                 before = [mark for mark in self._marks if mark[0] < self._num_searched]
-                self._marks = (*before, (self._num_searched, len(text + pending), letter))[-self._search.longest :]
-            unseen = text[self._begin :] + pending
-            found = self._search.find(unseen, self._marks_from(self._begin, self._begin + len(unseen)))
+                self._marks = (*before, (self._num_searched, end, letter))[-self._search.longest :]
+            found = self._search.find(unseen, self._marks_from(self._begin, end))
             if found is not None:
                 self.cut, self.matched = self._begin + found[0], found[1]
             self._begin = max(0, len(text) - self._search.longest + 1)
         self._num_searched += len(tokens)
 
     def _marks_from(self, begin: int, end: int) -> Marks:
+        if not self._marks:
+            return ()
         return tuple([(place - begin, letter) for _, place, letter in self._marks if begin <= place <= end])
 
     @property
@@ -152,8 +158,12 @@ class TextReader:
 
 def find_first(text: str, strings: Iterable[str]) -> tuple[int, str] | None:
     """Returns the position of the first of some strings in `text`, and that string."""
-    found = [(text.find(string), string) for string in strings]
-    return min((one for one in found if one[0] >= 0), key=lambda one: one[0], default=None)
+    found = None
+    for string in strings:
+        index = text.find(string)
+        if index >= 0 and (found is None or index < found[0]):
+            found = index, string
+    return found
 
 
 Marks = tuple[tuple[int, str], ...]
@@ -193,13 +203,14 @@ class StopSearch:
 
     def find(self, text: str, marks: Marks = ()) -> tuple[int, str] | None:
         """Returns the position of the first stop string in `text`, and that string."""
-        found = [find_first(text, self.strings)]
-        if marks and self._lettered:
-            lettered = _with_letters(text, marks)
-            for pattern, string in self._lettered.items():
-                index = lettered.find(pattern)
-                found.append((index - _num_letters(marks, index), string) if index >= 0 else None)
-        return min(filter(None, found), key=lambda one: one[0], default=None)
+        found = find_first(text, self.strings)
+        lettered = _with_letters(text, marks) if marks else ""
+        for pattern, string in self._lettered.items() if marks else ():
+            index = lettered.find(pattern)
+            place = index - _num_letters(marks, index)
+            if index >= 0 and (found is None or place < found[0]):
+                found = place, string
+        return found
 
     def num_open(self, text: str, marks: Marks = ()) -> int:
         """Returns how many of the last characters may turn out to begin a stop string."""

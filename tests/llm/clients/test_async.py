@@ -252,7 +252,7 @@ def test_the_loop_has_turns_while_a_long_text_is_read(model):
 
 @pytest.mark.alone
 def test_one_wake_is_for_all_requests(model):
-    """Several requests of a hundred steps wake the loop for their first tokens, their ends, and sometimes in between."""
+    """Several requests of a hundred steps wake the loop for first tokens, ends, and sometimes in between."""
     config, num_requests = SamplingConfig(max_new_tokens=100, ignore_eos=True), 8
 
     async def read():

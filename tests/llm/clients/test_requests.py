@@ -19,7 +19,7 @@ from tests.plugins.tiers import sample
 
 
 def assert_as_alone(request: Request, prompt: list[int], config: SamplingConfig, eos_bias: float = 0.0) -> None:
-    """Asserts that the output equals that of the request run alone. A cancelled request has a prefix of those tokens."""
+    """Asserts that the output equals that of the request run alone; a cancelled one has a prefix of its tokens."""
     alone = make_generator(FakeModel(eos_bias=eos_bias)).generate(prompt, config)
     if request.finish_reason == "cancelled":
         assert request.tokens == alone.generated_token_ids[0][: len(request.tokens)]

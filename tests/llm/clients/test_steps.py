@@ -1,4 +1,4 @@
-"""Step callbacks are called at the right places and their feedback is applied. Tokens equal those of a simple reference."""
+"""Step callbacks are called at the right places, and their feedback is applied: tokens equal those of a reference."""
 
 from __future__ import annotations
 

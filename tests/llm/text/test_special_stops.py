@@ -23,7 +23,7 @@ TEMPLATE = "{% for message in messages %}{{ message['content'] + '\n' }}{% endfo
 
 @functools.cache
 def with_special_tokens(kind: str) -> PreTrainedTokenizerFast:
-    """Returns a tokenizer of the zoo with NAMES as special tokens and <tool> as text. Its settings name none of them."""
+    """Returns a tokenizer of the zoo with NAMES as special tokens and <tool> as text. Its settings name none."""
     tokenizer = ZOO[kind]()
     backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     backend.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in NAMES])
