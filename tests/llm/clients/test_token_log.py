@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
+from pace.llm.clients import notifiers
 from pace.llm.clients.notifiers import LoopNotifier
 from pace.llm.clients.token_log import TokenLog
 from pace.llm.sequence import Sequence
@@ -68,7 +69,9 @@ def test_a_row_that_changes_while_others_are_notified_is_notified_again():
     asyncio.run(play())
 
 
-def test_between_two_wakes_only_first_tokens_and_ends_are_notified():
+def test_between_two_wakes_only_first_tokens_and_ends_are_notified(monkeypatch):
+    monkeypatch.setattr(notifiers, "REST_SECONDS", 0.3)
+
     async def play():
         notified: list[Row] = []
         first, second = make_rows(2, notified)
@@ -81,7 +84,8 @@ def test_between_two_wakes_only_first_tokens_and_ends_are_notified():
         await passes_of_the_loop(3)
         assert notified == [first, first, second]
         second.token()
-        await asyncio.sleep(0.05)  # the rest has finished
+        while len(notified) < 4:  # until the rest has finished
+            await asyncio.sleep(0.01)
         assert notified == [first, first, second, second]
 
     asyncio.run(play())
