@@ -14,9 +14,9 @@ from pace.llm.chat.template import ChatTemplate, Message
 from pace.llm.chat.turn import Turn, plan_turn
 from pace.llm.clients.batch import Batch
 from pace.llm.clients.beam_search import BeamBatch
-from pace.llm.clients.chat import AnswerReader, ChatAnswer
+from pace.llm.clients.chat import ChatAnswer
 from pace.llm.clients.requests import Request, Stream
-from pace.llm.clients.streamer import Feed, make_feed
+from pace.llm.clients.streamer import Streamer, make_streamer
 from pace.llm.configs import SamplingConfig
 from pace.llm.engine.driver import EngineDriver
 from pace.llm.engine.engine import Engine
@@ -127,21 +127,21 @@ class Generator:
             call = prepare()
             prompts = call.row_prompts
             rules = [prompt.constraints.text_rules for prompt in prompts]
-            unfinished = feed = make_feed(streamer, call.config, len(prompts), self.progress, rules)
-            batch = self._batch(call, feed, cancel)
+            unfinished = streamer = make_streamer(streamer, call.config, len(prompts), self.progress, rules)
+            batch = self._batch(call, streamer, cancel)
             batch.run([prompt.tokens[:] for prompt in prompts])
         except BaseException:
             _end_quietly(unfinished)
             raise
-        feed.end()
+        streamer.end()
         return self._output(call, batch.rows)
 
-    def _batch(self, call: PreparedCall, feed: Feed, cancel: threading.Event | None) -> Batch:
+    def _batch(self, call: PreparedCall, streamer: Streamer, cancel: threading.Event | None) -> Batch:
         indices = range(len(call.prompts))
         if call.config.num_beams > 1:
             searches = (make_beam_search(call, index, self.tokenizer) for index in indices)
-            return BeamBatch(self.driver, searches, feed, cancel)
-        return Batch(self.driver, (self.sequences_of(call, index) for index in indices), feed, cancel)
+            return BeamBatch(self.driver, searches, streamer, cancel)
+        return Batch(self.driver, (self.sequences_of(call, index) for index in indices), streamer, cancel)
 
     def _output(self, call: PreparedCall, rows: list[Sequence]) -> GenerateOutput:
         captures = [
@@ -227,8 +227,7 @@ class Generator:
             )
         if call.config.token_healing:
             raise ValueError("token_healing has no effect in chat, where the template ends the prompt; leave it out")
-        rules, stop_strings = call.prompts[0].constraints.text_rules, call.config.stop_strings or []
-        return ChatAnswer(lambda: self._request(call), AnswerReader(turn, self.tokenizer, rules, stop_strings))
+        return ChatAnswer(lambda: self._request(call), turn)
 
     def _prepare_stream(
         self, caller: str, prompt: Any, sampling_config: SamplingConfig | None, **fields: Any
@@ -243,8 +242,7 @@ class Generator:
         sequences = self.sequences_of(call, 0)
         for sequence in sequences:
             sequence.priority, sequence.cache_salt = priority, cache_salt
-        stop_strings = call.config.stop_strings
-        return Request(self.driver, sequences, self.tokenizer, stop_strings, lambda rows: self._output(call, rows))
+        return Request(self.driver, sequences, lambda rows: self._output(call, rows))
 
 
 def _end_quietly(streamer: Any) -> None:

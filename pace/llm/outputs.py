@@ -11,7 +11,6 @@ from torch import Tensor
 from pace.llm.configs import SamplingConfig
 from pace.llm.defaults import pad_token_of
 from pace.llm.sequence import Sequence, TokenLogprob
-from pace.llm.text.detokenizer import decode_after
 from pace.llm.text.token_texts import with_texts
 from pace.memory import format_bytes
 from pace.naming import counted, meant
@@ -165,7 +164,7 @@ class GenerateOutput:
         return cls(
             output_token_ids=torch.cat([prompts, torch.tensor(padded, dtype=torch.int64)], dim=1),
             generated_token_ids=generated,
-            texts=[text_of(row, tokenizer) for row in rows] if tokenizer else [],
+            texts=[row.stopping.text.text_of(row.generated) for row in rows] if tokenizer else [],
             finish_reasons=[row.finish_reason for row in rows],
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
@@ -201,11 +200,6 @@ class GenerateOutput:
 _ELSEWHERE = {"text": "texts", "generated_text": "texts", "outputs": "texts", "choices": "texts"}
 _ELSEWHERE |= {"sequences": "output_token_ids", "token_ids": "generated_token_ids"}
 """Other tools' names, and the field that has the same."""
-
-
-def text_of(sequence: Sequence, tokenizer: Any) -> str:
-    """Returns the generated text, up to a stop string."""
-    return sequence.stopping.trim(decode_after(tokenizer, sequence.generated, sequence.text_rules))
 
 
 SHOWN_ROWS, SHOWN_CHARACTERS = 5, 80

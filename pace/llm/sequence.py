@@ -28,6 +28,10 @@ class TokenSink(Protocol):
         """Receives a generated token, already appended to `sequence.tokens`, and its log-probability if requested."""
         ...
 
+    def rollback(self, sequence: Sequence, num_tokens: int) -> None:
+        """A step callback has removed the last `num_tokens` generated tokens."""
+        ...
+
     def end(self, sequence: Sequence, reason: str, error: BaseException | None) -> None:
         """The last call, made once: the sequence has left the engine for `reason` ("error": because of `error`)."""
         ...
@@ -37,6 +41,9 @@ class NullSink:
     """Discards everything."""
 
     def token(self, sequence: Sequence, token: int, logprob: TokenLogprob | None) -> None:
+        pass
+
+    def rollback(self, sequence: Sequence, num_tokens: int) -> None:
         pass
 
     def end(self, sequence: Sequence, reason: str, error: BaseException | None) -> None:
@@ -115,19 +122,12 @@ class Strategy(Protocol):
 class Stopping(Protocol):
     """Decides when a sequence ends. The defaults suit one that has no text."""
 
-    matched_string: str | None
-    """The stop string that was found."""
-
     def stop_now(self, sequence: Sequence) -> str | None:
         """Returns the finish reason after the sequence's last token, or None to continue."""
         ...
 
     def rewind(self, num_generated: int) -> None:
         """Drops all generated tokens but the first `num_generated`."""
-
-    def trim(self, text: str) -> str:
-        """Returns the generated text up to the stop string that ended it."""
-        return text
 
 
 class Mask(Protocol):
@@ -264,9 +264,9 @@ class Sequence:
 
     def report_to(self, sink: TokenSink) -> None:
         """Sets the receiver of the sequence's tokens; step callbacks run before it."""
-        self.sink = sink if self.steps is None else self.steps.before(sink, self)
+        self.sink = sink if self.steps is None else self.steps.before(sink)
 
-    def take_back(self, num_generated: int) -> None:
+    def rollback(self, num_generated: int) -> None:
         """Removes all but the first `num_generated` generated tokens. The sequence must not be in a step."""
         del self.tokens[self.num_prompt_tokens + num_generated :]
         del self.logprobs[num_generated:]
@@ -350,13 +350,6 @@ class Span:
     def num_rows(self) -> int:
         """Number of rows of logits needed: those from `sequence.logits_from` on, without certain drafts."""
         return max(0, self.end - max(self.start, self.sequence.logits_from + self.num_certain))
-
-
-@dataclass(frozen=True, slots=True)
-class TakenBack:
-    """Reports that a step callback removed the last generated tokens."""
-
-    num_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

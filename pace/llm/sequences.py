@@ -14,7 +14,8 @@ from pace.llm.sampling.filters import make_filter
 from pace.llm.sampling.logits import Processors, build_processors
 from pace.llm.sampling.sampler import Sampling, mix, prompt_logprobs_collector, rules_of
 from pace.llm.sequence import Sequence, TokenLogprob
-from pace.llm.text.stopping_criteria import StoppingCriteria, StopStrings
+from pace.llm.text.reader import TextReader
+from pace.llm.text.stopping_criteria import StoppingCriteria
 
 
 def make_samples(call: PreparedCall, index: int, tokenizer: Any, driver: EngineDriver) -> list[Sequence]:
@@ -70,6 +71,5 @@ def _processors(call: PreparedCall, prompt: PreparedPrompt) -> Processors:
 
 
 def _stopping(call: PreparedCall, prompt: PreparedPrompt, tokenizer: Any) -> StoppingCriteria:
-    strings, rules = call.config.stop_strings, prompt.constraints.text_rules
-    stop_strings = StopStrings(tokenizer, strings, rules) if strings else None
-    return StoppingCriteria(prompt.max_length, end_tokens_of(call.config), stop_strings)
+    text = TextReader(tokenizer, call.config.stop_strings, prompt.constraints.text_rules)
+    return StoppingCriteria(prompt.max_length, end_tokens_of(call.config), text)

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 from pace.llm.chat.events import Event, Text
 from pace.llm.chat.turn import TurnReader
-from pace.llm.clients.streamer import NoPieces
-from pace.llm.clients.wakeups import Wakeups
+from pace.llm.clients.notifiers import LoopNotifier
+from pace.llm.clients.token_log import TokenEvent, TokenLog
 from pace.llm.constraints.grammar_mask import GrammarTooComplex
 from pace.llm.engine.driver import EngineDriver
 from pace.llm.sampling.sampler import NoAllowedToken
 from pace.llm.sequence import Sequence, TextRules
-from pace.llm.text.detokenizer import Detokenizer, TextPieces
+from pace.llm.text.reader import TextReader
 from pace.llm.text.token_texts import TokenPiece, TokenTexts
 from pace.server.errors import ApiError
 from pace.server.jobs import PreparedJob
-from pace.server.rows import Row
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,130 +68,122 @@ class Usage:
         return self.prompt_tokens + self.completion_tokens
 
 
-class Cursor:
+class ChoiceReader:
     """Reads one row as text. Holds back text that may become a stop string or is an incomplete character, with its
     tokens."""
 
-    def __init__(self, index: int, row: Row, tokenizer: Any, prepared: PreparedJob) -> None:
+    def __init__(self, index: int, sequence: Sequence, prepared: PreparedJob) -> None:
         """Without a tokenizer texts are empty."""
         self.index = index
-        self.row = row
+        self.sequence = sequence
         self.num_read = 0
-        self.is_done = False
         self._job = prepared.job
-        turn = None if prepared.turn is None or prepared.turn.is_plain else prepared.turn
-        self._reader = None if turn is None else TurnReader(turn)
-        self._pieces: TextPieces | NoPieces = (
-            NoPieces() if tokenizer is None else TextPieces(tokenizer, prepared.stop_strings, row.sequence.text_rules)
-        )
-        self._end_token = getattr(tokenizer, "eos_token_id", None)
-        self._token_texts = TokenTexts(tokenizer) if self._job.wants_tokens else None
+        self._text = sequence.stopping.text.fresh()
+        turn = prepared.turn
+        self._turn = None if turn is None or turn.is_plain else TurnReader(turn)
+        self._token_texts = TokenTexts(self._text.tokenizer) if self._job.wants_tokens else None
 
     @property
     def num_thought(self) -> int:
         """Number of read tokens that are thoughts."""
-        return 0 if self._reader is None else self._reader.num_thought
+        return 0 if self._turn is None else self._turn.num_thought
 
-    def read(self) -> Piece | None:
-        """Returns the new piece since the last call; None if there is nothing to show. Raises the row's error."""
-        if self.is_done:
-            return None
-        is_ended = self.row.is_ended  # read before the tokens, so that all tokens before the end are included
-        if is_ended and self.row.error is not None:
-            self.is_done = True
-            raise self.row.error
-        text, finish = self._read_tokens(), None
+    def read(self, fresh: list[TokenEvent]) -> Piece | None:
+        """Returns the piece of the row's next events; None if there is nothing to show. Raises the row's error."""
+        end, finish = fresh[-1], None
+        if end.error is not None:
+            raise end.error
+        is_ended = end.finish_reason is not None
+        text = self._read_tokens(fresh[: len(fresh) - is_ended])
         if is_ended:
-            text += self._flush()
-            self.is_done, finish = True, self._finish()
+            text += self._take(self._text.flush())
+            if self._token_texts is not None:
+                self._token_texts.close(self._text.piece)
+            finish = self._finish()
             if self._job.include_stop and isinstance(finish.stop, str):
                 text += finish.stop
         tokens = [] if self._token_texts is None else self._token_texts.take(len(text), is_ended)
         if finish is not None and finish.is_end_token and tokens and not tokens[-1].text:
             tokens[-1] = tokens[-1].as_end()
         events: list[Event] = []
-        if self._reader is not None:
-            text, events = self._reader.told(is_ended)
-            if finish is not None and finish.reason == "stop" and self._reader.has_called:
+        if self._turn is not None:
+            text, events = self._turn.drain(is_ended)
+            if finish is not None and finish.reason == "stop" and self._turn.has_called:
                 finish = replace(finish, reason="tool_calls")
         if not (text or tokens or events or finish is not None):
             return None
         return Piece(self.index, text, tokens, finish, events=events)
 
-    def _read_tokens(self) -> str:
-        fresh = self.row.tokens[self.num_read :]
+    def _read_tokens(self, fresh: list[TokenEvent]) -> str:
+        """Returns the text that tokens make certain. They are detokenised at once unless the text of each is needed."""
         self.num_read += len(fresh)
-        if not fresh:
-            return ""
-        if self._token_texts is None and self._reader is None:
-            return self._pieces.release(self._pieces.detokenize([token for token, _ in fresh]))
+        if fresh and self._token_texts is None and self._turn is None:
+            return self._text.extend([event.token for event in fresh])
         text = ""
-        for token, logprob in fresh:
-            given = self._pieces.detokenize([token])
-            text += self._release(given)
+        for event in fresh:
+            text += self._take(self._text.push(event.token))
             if self._token_texts is not None:
-                self._token_texts.push(token, logprob, given)
+                self._token_texts.push(event.token, event.logprob, self._text.piece)
         return text
 
-    def _release(self, given: str, ended: bool = False) -> str:
-        """Returns the text that may be shown, and passes it to the turn's reader."""
-        text = self._pieces.release(given, ended)
-        if self._reader is not None:
-            self._reader.push(text)
+    def _take(self, text: str) -> str:
+        """Passes text to the reader of the turn, if there is one, and returns it."""
+        if self._turn is not None:
+            self._turn.push(text)
         return text
-
-    def _flush(self) -> str:
-        rest = self._pieces.detokenize_rest()
-        if self._token_texts is not None:
-            self._token_texts.close(rest)
-        return self._release(rest, ended=True)
 
     def _finish(self) -> Finish:
-        sequence = self.row.sequence
+        sequence = self.sequence
         if sequence.finish_reason != "stop":
             return Finish(sequence.finish_reason)
-        if (matched := sequence.stopping.matched_string) is not None:
+        if (matched := sequence.stopping.text.matched) is not None:
             return Finish("stop", matched)
-        token = self.row.tokens[-1][0]
+        token = sequence.tokens[-1]
         if token not in sequence.stopping.end_tokens:  # a grammar has ended
             return Finish("stop")
-        return Finish("stop", None if token == self._end_token else token, is_end_token=True)
+        is_own_end = token == getattr(self._text.tokenizer, "eos_token_id", None)
+        return Finish("stop", None if is_own_end else token, is_end_token=True)
 
 
 class Answer:
     """The engine's answer to one job: several choices, read as they are generated."""
 
-    def __init__(self, driver: EngineDriver, prepared: PreparedJob, tokenizer: Any, most_running: int) -> None:
-        """Submits the first sequences, and others as these end. At most `most_running` run at once, so that prompts of
+    def __init__(self, driver: EngineDriver, prepared: PreparedJob, tokenizer: Any, max_running: int) -> None:
+        """Submits the first sequences, and others as these end. At most `max_running` run at once, so that prompts of
         other requests get their turn. It must be at least the number of samples of a prompt. Raises the error that
         ended the driver."""
         self._driver = driver
         self.prepared = prepared
         self._job = prepared.job
         self._tokenizer = tokenizer
-        self._news: asyncio.Future[None] | None = None
-        self._fresh: dict[Cursor, None] = {}
         self._sequences = [sequence for group in prepared.samples for sequence in group]
-        self._cursors: list[Cursor] = []
-        self._waiting: deque[list[Row]] = deque()
-        self._running: set[Row] = set()
-        self._most_running = most_running
+        self._waiting = deque(prepared.samples)
+        self._num_submitted = 0
+        self._max_running = max_running
         self._failure: ApiError | None = None
-        wakeups = Wakeups.of_running_loop()
+        self._log = TokenLog()
+        self._num_read = 0
+        self._is_due = False
+        """True if the loop was notified of events since the last read."""
+        self._notifier = LoopNotifier(self._note_events)
+        self._log.subscribe(self._notifier)
+        self._choices: list[ChoiceReader] = []
+        self._choices_of_row: list[list[ChoiceReader]] = []
         for group in prepared.samples:
-            self._waiting.append([self._add_row(sequence, len(group), wakeups) for sequence in group])
-        self._prompts = {cursor: self._job.wants_prompt for cursor in self._cursors}
+            for sequence in group:
+                self._add_row(sequence, self._job.num_choices if len(group) == 1 else 1)
+        self._prompts = {choice: self._job.wants_prompt for choice in self._choices}
         self._submit()
 
     @property
     def usage(self) -> Usage:
         """Usage of the tokens read so far; a prompt counts once, regardless of its number of choices."""
-        firsts = [cursor.row.sequence for cursor in self._cursors[:: self._per_prompt]]
+        firsts = [choice.sequence for choice in self._choices[:: self._per_prompt]]
         return Usage(
             prompt_tokens=sum(sequence.num_prompt_tokens for sequence in firsts),
-            completion_tokens=0 if self._job.max_tokens == 0 else sum(cursor.num_read for cursor in self._cursors),
+            completion_tokens=0 if self._job.max_tokens == 0 else sum(choice.num_read for choice in self._choices),
             cached_tokens=sum(sequence.times.num_reused for sequence in firsts),
-            reasoning_tokens=sum(cursor.num_thought for cursor in self._cursors),
+            reasoning_tokens=sum(choice.num_thought for choice in self._choices),
         )
 
     @property
@@ -210,24 +199,28 @@ class Answer:
     async def pieces(self, patience: float) -> AsyncIterator[list[Piece]]:
         """Yields new pieces as they are generated, until all choices are done; an empty list after `patience` seconds
         without any. Raises ApiError for the error of a row."""
-        left = len(self._cursors)
-        while left:
-            if not self._fresh:
-                await self._wait_for_news(patience)
+        num_left = len(self._choices)
+        while num_left:
+            is_due = await self._notifier.wait_for(lambda: self._is_due, patience)
+            self._is_due = False
             if self._failure is not None:
                 raise self._failure
-            cursors, self._fresh = self._fresh, {}
+            fresh: dict[int, list[TokenEvent]] = {}
+            for event in self._log.events[self._num_read :]:
+                self._num_read += 1
+                fresh.setdefault(event.row, []).append(event)
             pieces = []
-            for cursor in cursors:
-                if (piece := self._read(cursor)) is not None:
-                    pieces.append(piece)
-                    left -= piece.finish is not None
-            if pieces or not cursors:
+            for row, events in fresh.items():
+                for choice in self._choices_of_row[row]:
+                    if (piece := self._read(choice, events)) is not None:
+                        pieces.append(piece)
+                        num_left -= piece.finish is not None
+            if pieces or not is_due:
                 yield pieces
 
     async def whole(self) -> list[Piece]:
         """Returns each choice with all of its text. Raises as `pieces` does."""
-        choices = [Piece(cursor.index, "") for cursor in self._cursors]
+        choices = [Piece(choice.index, "") for choice in self._choices]
         async for pieces in self.pieces(3600.0):
             for piece in pieces:
                 choice = choices[piece.index]
@@ -245,56 +238,34 @@ class Answer:
 
     # ------------------------------------------------------------------------------------------------------------------
 
-    async def _wait_for_news(self, patience: float) -> None:
-        """Returns once a row has something new, or after `patience` seconds. Runs for every chunk of every stream,
-        hence a bare future and a timer."""
-        loop = asyncio.get_running_loop()
-        self._news = loop.create_future()
-        timer = loop.call_later(patience, self._end_wait)
-        try:
-            await self._news
-        finally:
-            timer.cancel()
-            self._news = None
-
-    def _end_wait(self) -> None:
-        if self._news is not None and not self._news.done():
-            self._news.set_result(None)
-
-    def _add_row(self, sequence: Sequence, num_samples: int, wakeups: Wakeups) -> Row:
-        """Adds a row, and a cursor for each choice that it answers: several greedy choices share one row."""
-        row = Row(sequence, wakeups.notify)
-        first = len(self._cursors)
-        own = [
-            Cursor(first + number, row, self._tokenizer, self.prepared)
-            for number in range(self._job.num_choices if num_samples == 1 else 1)
-        ]
-        self._cursors += own
-        row.changed = partial(self._take_note, row, own)
-        sequence.sink = row
-        return row
+    def _add_row(self, sequence: Sequence, num_choices: int) -> None:
+        """Adds a row, and a reader for each choice that it answers: several greedy choices share one row."""
+        self._log.add(sequence)
+        first = len(self._choices)
+        own = [ChoiceReader(first + number, sequence, self.prepared) for number in range(num_choices)]
+        self._choices += own
+        self._choices_of_row.append(own)
 
     def _submit(self) -> None:
         """Submits the rows of prompts while there is room for them. Raises the error that ended the driver."""
-        while self._waiting and len(self._running) + len(self._waiting[0]) <= self._most_running:
-            rows = self._waiting.popleft()
-            self._running.update(rows)
-            self._driver.submit([row.sequence for row in rows])
+        while self._waiting and (
+            self._num_submitted - self._log.num_ended + len(self._waiting[0]) <= self._max_running
+        ):
+            group = self._waiting.popleft()
+            self._num_submitted += len(group)
+            self._driver.submit(group)
 
-    def _take_note(self, row: Row, cursors: list[Cursor]) -> None:
-        """Called on the loop when a row has something new."""
-        self._fresh.update(dict.fromkeys(cursors))
-        self._end_wait()
-        if row.is_ended and row in self._running:
-            self._running.discard(row)
-            try:
-                self._submit()
-            except (RuntimeError, ValueError) as error:
-                self._failure = ApiError(503, str(error))
-
-    def _read(self, cursor: Cursor) -> Piece | None:
+    def _note_events(self) -> None:
+        """Called on the loop when there are new events."""
+        self._is_due = True
         try:
-            piece = cursor.read()
+            self._submit()
+        except (RuntimeError, ValueError) as error:
+            self._failure = ApiError(503, str(error))
+
+    def _read(self, choice: ChoiceReader, events: list[TokenEvent]) -> Piece | None:
+        try:
+            piece = choice.read(events)
         except Exception as error:
             raise as_api_error(error) from error
         if piece is None:
@@ -303,25 +274,20 @@ class Answer:
             raise ApiError(503, "the server is shutting down", headers={"retry-after": "10"})
         if self._job.max_tokens == 0:
             piece.text, piece.tokens = "", []
-        if self._prompts.pop(cursor, False):
-            piece.prompt = self._prompt(cursor.row.sequence)
+        if self._prompts.pop(choice, False):
+            piece.prompt = self._prompt(choice.sequence)
         return piece
 
     def _prompt(self, sequence: Sequence) -> list[TokenPiece]:
         """Returns the tokens of a prompt with their texts, and log-probabilities if they were computed."""
         tokens = sequence.tokens[: sequence.num_prompt_tokens]
         logprobs = sequence.prompt_logprobs or [None] * len(tokens)
-        texts = TokenTexts(self._tokenizer)
         rules = TextRules(hidden=None if self._job.skip_special_tokens else frozenset())
-        detokenizer = None if self._tokenizer is None else Detokenizer(self._tokenizer, rules)
-        length = 0
+        text, texts = TextReader(self._tokenizer, rules=rules), TokenTexts(self._tokenizer)
         for token, logprob in zip(tokens, logprobs):
-            given = detokenizer.push(token) if detokenizer else ""
-            length += len(given)
-            texts.push(token, logprob, given)
-        rest = detokenizer.flush() if detokenizer else ""
-        texts.close(rest)
-        return texts.take(length + len(rest), is_last=True)
+            texts.push(token, logprob, text.push(token))
+        texts.close(text.flush())
+        return texts.take(len(text.shown), is_last=True)
 
     def _best(self, choices: list[Piece]) -> list[Piece]:
         """Returns the choices to answer: for each prompt those with the highest mean log-probability, if more were

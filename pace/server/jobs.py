@@ -105,8 +105,6 @@ class PreparedJob:
     job: GenerationJob
     samples: list[list[Sequence]]
     """Sequences of each prompt, ready to be submitted."""
-    stop_strings: list[str]
-    """Stop strings of the job and of the checkpoint, and the marks that end a gap."""
     turn: Turn | None = None
     """How to parse the answer of a conversation."""
     warnings: tuple[str, ...] = ()

@@ -255,7 +255,7 @@ class Service:
             for sequence in group:
                 sequence.priority = job.priority
                 sequence.cache_salt = _joined_salt(salt, job.cache_salt)
-        return PreparedJob(job, samples, prepared.config.stop_strings or [], turn, prepared.warnings)
+        return PreparedJob(job, samples, turn, prepared.warnings)
 
     def _measure(self, samples: list[list[Sequence]]) -> None:
         """Reports the time of each prompt's prefill to the queue."""

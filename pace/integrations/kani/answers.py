@@ -69,7 +69,7 @@ async def beam_search(
         cancel.set()
     reader = TurnReader(turn)
     reader.push(output.texts[0])
-    for event in reader.told(is_ended=True)[1]:
+    for event in reader.drain(is_ended=True)[1]:
         yield event
     yield Outcome(output.finish_reasons[0], output.metrics, output.logprobs and output.logprobs[0])
 

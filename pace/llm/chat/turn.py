@@ -69,7 +69,7 @@ class TurnReader:
         self.num_thought += self._parser.is_thinking
         self._take(self._parser.push(text) if text else [])
 
-    def told(self, is_ended: bool) -> tuple[str, list[Event]]:
+    def drain(self, is_ended: bool) -> tuple[str, list[Event]]:
         """Returns the text of the answer and all events (including this text) since the last call."""
         if is_ended:
             self._take(self._parser.close())

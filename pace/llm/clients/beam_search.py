@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from pace.llm.clients.batch import Batch
-from pace.llm.clients.streamer import Feed
+from pace.llm.clients.streamer import Streamer
 from pace.llm.configs import SamplingConfig
 from pace.llm.constraints.masks import SequenceMask, TokenMask
 from pace.llm.engine.driver import EngineDriver
@@ -458,10 +458,10 @@ class BeamBatch(Batch):
     least one."""
 
     def __init__(
-        self, driver: EngineDriver, searches: Iterator[BeamSearch], feed: Feed, cancel: threading.Event | None
+        self, driver: EngineDriver, searches: Iterator[BeamSearch], streamer: Streamer, cancel: threading.Event | None
     ) -> None:
         self._searches: list[BeamSearch] = []
-        super().__init__(driver, self._rows_of(searches), feed, cancel)
+        super().__init__(driver, self._rows_of(searches), streamer, cancel)
 
     def _rows_of(self, searches: Iterator[BeamSearch]) -> Iterator[list[Sequence]]:
         for search in searches:

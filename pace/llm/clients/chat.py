@@ -11,9 +11,9 @@ from pace.llm.chat.events import Event, Text, calls_of, thought_of
 from pace.llm.chat.tools import ToolCall
 from pace.llm.chat.turn import Turn, TurnReader
 from pace.llm.clients.requests import Request
+from pace.llm.clients.streamer import StreamEvent
 from pace.llm.outputs import Metrics
-from pace.llm.sequence import TextRules, TokenLogprob
-from pace.llm.text.detokenizer import TextPieces
+from pace.llm.sequence import TokenLogprob
 
 
 @dataclass(frozen=True)
@@ -47,30 +47,16 @@ class ChatOutput:
         return message
 
 
-class AnswerReader:
-    """Turns the tokens of an answer into events."""
-
-    def __init__(self, turn: Turn, tokenizer: Any, rules: TextRules, stop_strings: list[str]) -> None:
-        """`rules` hide tokens that are no text in this turn, including end tokens."""
-        self._pieces = TextPieces(tokenizer, stop_strings, rules)
-        self._reader = TurnReader(turn)
-
-    def read(self, token: int | None) -> list[Event]:
-        """Returns the events that a token makes certain; None stands for the end."""
-        self._reader.push(self._pieces.flush() if token is None else self._pieces.push(token))
-        return self._reader.told(is_ended=token is None)[1]
-
-
 class ChatAnswer:
     """A streamed answer, made by `LLMModel.chat(stream=True)`. Iterating, also by `async for`, yields each event once,
     as it occurs. Closing or dropping it ends the generation."""
 
-    def __init__(self, start: Callable[[], Request], reader: AnswerReader) -> None:
+    def __init__(self, start: Callable[[], Request], turn: Turn) -> None:
         """`start` posts the request, when the first event is requested."""
         self._start = start
-        self._reader = reader
+        self._reader = TurnReader(turn)
         self._request: Request | None = None
-        self._told: list[Event] = []
+        self._seen: list[Event] = []
         self._coming = self._events()
 
     def __iter__(self) -> Iterator[Event]:
@@ -94,10 +80,10 @@ class ChatAnswer:
         output = self._request.result()
         reason = output.finish_reasons[0]
         return ChatOutput(
-            text="".join(event.text for event in self._told if isinstance(event, Text)),
-            thought=thought_of(self._told),
-            tool_calls=calls_of(self._told),
-            finish_reason="tool_calls" if reason == "stop" and calls_of(self._told) else reason,
+            text="".join(event.text for event in self._seen if isinstance(event, Text)),
+            thought=thought_of(self._seen),
+            tool_calls=calls_of(self._seen),
+            finish_reason="tool_calls" if reason == "stop" and calls_of(self._seen) else reason,
             logprobs=output.logprobs and output.logprobs[0],
             metrics=output.metrics,
         )
@@ -105,8 +91,8 @@ class ChatAnswer:
     def _events(self) -> Iterator[Event]:
         self._request = self._start()
         try:
-            for event in self._request.events(with_text=False):
-                yield from self._read(event.token)
+            for event in self._request.events():
+                yield from self._read(event)
         finally:
             self._request.cancel()
 
@@ -116,14 +102,16 @@ class ChatAnswer:
         self._coming.close()
         self._request = self._start()
         try:
-            async with contextlib.aclosing(self._request.aevents(with_text=False)) as events:
+            async with contextlib.aclosing(self._request.aevents()) as events:
                 async for event in events:
-                    for told in self._read(event.token):
-                        yield told
+                    for part in self._read(event):
+                        yield part
         finally:
             self._request.cancel()
 
-    def _read(self, token: int | None) -> Iterator[Event]:
-        for event in self._reader.read(token):
-            self._told.append(event)
-            yield event
+    def _read(self, event: StreamEvent) -> list[Event]:
+        """Returns the parts of the turn that an event makes certain."""
+        self._reader.push(event.text)
+        _, parts = self._reader.drain(is_ended=event.finish_reason is not None)
+        self._seen += parts
+        return parts

@@ -4,98 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from functools import partial
-from typing import Any
 
-from pace.llm.clients.streamer import NoPieces, ShownText, StreamEvent, TextPiece
-from pace.llm.clients.waiting import Waiters
-from pace.llm.clients.wakeups import News
+from pace.llm.clients.notifiers import LoopNotifier, ThreadNotifier
+from pace.llm.clients.streamer import StreamEvent, TextPiece
+from pace.llm.clients.token_log import TokenLog
 from pace.llm.engine.driver import EngineDriver
-from pace.llm.outputs import GenerateOutput, text_of
-from pace.llm.sequence import Sequence, TakenBack, TokenLogprob
-from pace.llm.text.detokenizer import REPLACEMENT, TextPieces
+from pace.llm.outputs import GenerateOutput
+from pace.llm.sequence import Sequence
+from pace.llm.text.detokenizer import REPLACEMENT
+from pace.llm.text.reader import TextReader
 
-MOST_AT_ONCE = 32
+MAX_EVENTS_PER_TURN = 32
 """Events that a task takes before other tasks of its loop get a turn."""
 
 
-class Record:
-    """Sink of a request's sequences. Records all events in order; it only grows."""
+class LogReader:
+    """Reads a log from its beginning, at its own pace."""
 
-    def __init__(self, sequences: list[Sequence]) -> None:
-        self.waiters = Waiters()
-        """Threads waiting for the next event."""
-        self.end_waiters = Waiters()
-        self._news: tuple[News, ...] = ()
-        """Notify tasks of the next event."""
-        self._lock = threading.Lock()
-        self.events: list[tuple[int, int | TakenBack | None, TokenLogprob | None]] = []
-        """(row, token, its log-probability). The token is None at the row's end, and TakenBack if tokens are rolled
-        back."""
-        self.error: BaseException | None = None
-        self._rows = {sequence.id: row for row, sequence in enumerate(sequences)}
-        self._num_ended = 0
-
-    @property
-    def is_complete(self) -> bool:
-        return self._num_ended == len(self._rows)
-
-    @contextlib.contextmanager
-    def news(self) -> Iterator[News]:
-        """Notifier for a task of the running loop, for the duration of the block."""
-        news = News()
-        with self._lock:
-            self._news = (*self._news, news)
-        try:
-            yield news
-        finally:
-            with self._lock:
-                self._news = tuple(other for other in self._news if other is not news)
-
-    def token(self, sequence: Sequence, token: int, logprob: TokenLogprob | None) -> None:
-        self.events.append((self._rows[sequence.id], token, logprob))
-        self.waiters.wake()
-        self._tell(is_urgent=sequence.num_generated == 1)
-
-    def taken_back(self, sequence: Sequence, num_tokens: int) -> None:
-        self.events.append((self._rows[sequence.id], TakenBack(num_tokens), None))
-        self.waiters.wake()
-        self._tell(is_urgent=False)
-
-    def end(self, sequence: Sequence, reason: str, error: BaseException | None) -> None:
-        self.error = self.error or error
-        self.events.append((self._rows[sequence.id], None, None))
-        self._num_ended += 1
-        self.waiters.wake_at_once()
-        self._tell(is_urgent=True)
-        if self.is_complete:
-            self.end_waiters.wake()
-
-    def _tell(self, is_urgent: bool) -> None:
-        for news in self._news:
-            news.tell(is_urgent)
-
-
-class Reading:
-    """Reads a record from its beginning, at its own pace."""
-
-    def __init__(
-        self, sequences: list[Sequence], record: Record, make_pieces: list[Callable[[], TextPieces | NoPieces]]
-    ) -> None:
-        """`make_pieces` has one entry for each row."""
-        self._sequences = sequences
-        self._events = record.events
-        self._texts = [ShownText(make) for make in make_pieces]
+    def __init__(self, log: TokenLog, texts: list[TextReader]) -> None:
+        """`texts` has one entry for each row."""
+        self._events = log.events
+        self._texts = texts
         self._index = 0
-        self._num_going = len(sequences)
+        self._num_open = len(texts)
 
     @property
     def is_done(self) -> bool:
         """True if all rows have been read to their end."""
-        return self._num_going == 0
+        return self._num_open == 0
 
     def has_more(self) -> bool:
         """True if there is an event to take."""
@@ -103,27 +41,20 @@ class Reading:
 
     def take(self) -> StreamEvent:
         """Returns the next event. Raises the row's error at its end."""
-        row, token, logprob = self._events[self._index]
+        event = self._events[self._index]
         self._index += 1
-        text = self._texts[row]
-        if isinstance(token, TakenBack):
-            num_chars = text.take_back(token.num_tokens)
-            return StreamEvent(row, None, "", num_taken_back=token.num_tokens, num_chars_taken_back=num_chars)
-        if token is not None:
-            return StreamEvent(row, token, text.push(token), logprob=logprob)
-        self._num_going -= 1
-        sequence = self._sequences[row]
-        if sequence.error is not None:
-            raise sequence.error
-        return StreamEvent(row, None, text.flush(), sequence.finish_reason)
+        if event.finish_reason is not None:
+            self._num_open -= 1
+        if event.error is not None:
+            raise event.error
+        return StreamEvent.of(event, self._texts[event.row])
 
 
 class Choice:
     """One continuation of a request's prompt."""
 
-    def __init__(self, sequence: Sequence, tokenizer: Any) -> None:
+    def __init__(self, sequence: Sequence) -> None:
         self._sequence = sequence
-        self._tokenizer = tokenizer
 
     @property
     def tokens(self) -> list[int]:
@@ -133,11 +64,10 @@ class Choice:
     @property
     def text(self) -> str:
         """The text of the tokens so far; "" without a tokenizer. A stop string is only cut off at the end."""
-        if self._tokenizer is None:
-            return ""
-        is_done = self.done  # read before the tokens
-        text = text_of(self._sequence, self._tokenizer)
-        return text if is_done else text.rstrip(REPLACEMENT)
+        reader = self._sequence.stopping.text
+        if self.done:
+            return reader.text_of(self._sequence.generated)
+        return reader.fresh().text_of(self._sequence.generated).rstrip(REPLACEMENT)
 
     @property
     def done(self) -> bool:
@@ -161,21 +91,17 @@ class Request:
         self,
         driver: EngineDriver,
         sequences: list[Sequence],
-        tokenizer: Any,
-        stop_strings: list[str] | None,
         output_of: Callable[[list[Sequence]], GenerateOutput],
     ) -> None:
         """`sequences` continue the same prompt; `output_of` makes an output of them once they are done."""
         self._driver = driver
         self._sequences = sequences
-        self._tokenizer = tokenizer
-        self._stop_strings = stop_strings
         self._output_of = output_of
-        self._record = Record(sequences)
-        self.choices = [Choice(sequence, tokenizer) for sequence in sequences]
+        self._log = TokenLog()
+        self.choices = [Choice(sequence) for sequence in sequences]
         """The continuations, `num_return_sequences` of them."""
         for sequence in sequences:
-            sequence.report_to(self._record)
+            self._log.add(sequence)
         driver.submit(sequences)
 
     @property
@@ -197,7 +123,7 @@ class Request:
     @property
     def done(self) -> bool:
         """True once all continuations have ended."""
-        return self._record.is_complete
+        return self._log.is_complete
 
     def cancel(self) -> None:
         """Ends the request with the tokens it has, and frees its memory after the current step. Does not wait; harmless
@@ -215,11 +141,11 @@ class Request:
                 f"timeout must be a number of seconds, or None to wait for as long as it takes; got {timeout!r}"
             )
         deadline = None if timeout is None else time.perf_counter() + timeout
-        if not self._wait(self._record.end_waiters, lambda: self._record.is_complete, deadline):
+        if not self._wait(self._log.completion, lambda: self._log.is_complete, deadline):
             num_tokens = sum(sequence.num_generated for sequence in self._sequences)
             raise TimeoutError(f"the request is not done in time: {num_tokens} tokens so far; ask again, or cancel it")
-        if self._record.error is not None:
-            raise self._record.error
+        if self._log.error is not None:
+            raise self._log.error
         return self._output_of(self._sequences)
 
     def __iter__(self) -> Iterator[str]:
@@ -232,10 +158,10 @@ class Request:
         """Iterates over the events of all continuations from the beginning, in the order in which they occur. There is
         one for each token with its text and log-probability (if requested), for each rollback by a step callback, and
         for each end. Without `with_text` texts are "". Raises the request's error."""
-        reading = self._reading(with_text)
-        while not reading.is_done:
-            self._wait(self._record.waiters, reading.has_more)
-            yield reading.take()
+        reader = self._reader(with_text)
+        while not reader.is_done:
+            self._wait(self._log.threads, reader.has_more)
+            yield reader.take()
 
     async def __aiter__(self) -> AsyncIterator[str]:
         """Iterates over the same pieces as `iter`, for a task of an event loop."""
@@ -248,16 +174,17 @@ class Request:
     async def aevents(self, with_text: bool = True) -> AsyncIterator[StreamEvent]:
         """Iterates over the same events as `events`, for a task of an event loop, without blocking the loop. The loop
         is woken once after a step, for all requests, and at most about a hundred times a second."""
-        reading, num_taken = self._reading(with_text), 0
-        with self._record.news() as news:
-            while not reading.is_done:
-                if not reading.has_more():
+        reader, num_taken = self._reader(with_text), 0
+        notifier = LoopNotifier()
+        with self._log.subscribed(notifier):
+            while not reader.is_done:
+                if not reader.has_more():
                     self._check_going()
-                    await news.wait_for(reading.has_more)
-                elif num_taken % MOST_AT_ONCE == 0:
+                    await notifier.wait_for(reader.has_more)
+                elif num_taken % MAX_EVENTS_PER_TURN == 0:
                     await asyncio.sleep(0)
                 num_taken += 1
-                yield reading.take()
+                yield reader.take()
 
     # ------------------------------------------------------------------------------------------------------------------
 
@@ -271,26 +198,21 @@ class Request:
             raise ValueError(f"this request has {len(self.choices)} continuations: look at `choices`, or at events()")
 
     def _check_tokenizer(self) -> None:
-        if self._tokenizer is None:
+        if self._sequences[0].stopping.text.tokenizer is None:
             raise ValueError(
                 "pieces of text need a tokenizer, and this model has none; look at tokens, or wait for result()"
             )
         self._check_one()
 
-    def _reading(self, with_text: bool) -> Reading:
-        make = [partial(self._pieces, sequence) if with_text else NoPieces for sequence in self._sequences]
-        return Reading(self._sequences, self._record, make)
+    def _reader(self, with_text: bool) -> LogReader:
+        make = lambda text: text.fresh() if with_text else TextReader(None)
+        return LogReader(self._log, [make(sequence.stopping.text) for sequence in self._sequences])
 
-    def _pieces(self, sequence: Sequence) -> TextPieces | NoPieces:
-        if self._tokenizer is None:
-            return NoPieces()
-        return TextPieces(self._tokenizer, self._stop_strings, sequence.text_rules)
-
-    def _wait(self, waiters: Waiters, condition: Callable[[], bool], deadline: float | None = None) -> bool:
+    def _wait(self, notifier: ThreadNotifier, condition: Callable[[], bool], deadline: float | None = None) -> bool:
         if condition():
             return True
         self._check_going()
-        return waiters.wait_for(condition, deadline)
+        return notifier.wait_for(condition, deadline)
 
     def _check_going(self) -> None:
         """Raises on the engine's own thread, which must not wait. Restarts the engine's thread after `fork()`."""
@@ -298,9 +220,8 @@ class Request:
         self._driver.start()
 
     def __del__(self) -> None:
-        if record := getattr(self, "_record", None):  # if the constructor got that far
-            if not record.is_complete:
-                self._driver.abort(self._sequences)
+        if (log := getattr(self, "_log", None)) and not log.is_complete:  # if the constructor got that far
+            self._driver.abort(self._sequences)
 
 
 class Stream:

@@ -14,7 +14,7 @@ from torch import Tensor
 from pace.llm.engine.driver import EngineDriver
 from pace.llm.engine.engine import Engine
 from pace.llm.sampling.sampler import Collector
-from pace.llm.sequence import Sequence, TokenLogprob
+from pace.llm.sequence import NullSink, Sequence
 from pace.llm.text.stopping_criteria import NeverStops
 from pace.memory import available_memory_bytes, format_bytes
 
@@ -38,11 +38,8 @@ def logits_collector(first: int, num_rows: int, vocab_size: int) -> Collector:
     return Collector(collect)
 
 
-class OutcomeSink:
+class OutcomeSink(NullSink):
     """Sets an error on the outcome of a sequence's strategy if the sequence ends without one."""
-
-    def token(self, sequence: Sequence, token: int, logprob: TokenLogprob | None) -> None:
-        pass
 
     def end(self, sequence: Sequence, reason: str, error: BaseException | None) -> None:
         if sequence.strategy is not None and not sequence.strategy.outcome.done():

@@ -11,14 +11,15 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from pace.llm.constraints.captures import CaptureReader
 from pace.llm.engine.driver import EngineDriver
 from pace.llm.engine.engine import Engine
 from pace.llm.outputs import Capture
-from pace.llm.sequence import Sequence, TokenLogprob, TokenSink
-from pace.llm.text.detokenizer import REPLACEMENT, Detokenizer, decode_after, find_stop
+from pace.llm.sequence import NULL_SINK, Sequence, TokenLogprob, TokenSink
+from pace.llm.text.detokenizer import REPLACEMENT, decode_after
+from pace.llm.text.reader import find_first
 from pace.llm.text.token_bytes import TokenBytes
 
 
@@ -68,12 +69,6 @@ class StepFeedback:
             raise ValueError(f"StepFeedback: take_back must be 0 or more tokens, got {self.take_back}")
 
 
-class RevisedSink(TokenSink, Protocol):
-    """Sink that is also notified of rollbacks."""
-
-    def taken_back(self, sequence: Sequence, num_tokens: int) -> None: ...
-
-
 @dataclass(frozen=True)
 class Steps:
     """Step points of one call, and their callback."""
@@ -92,17 +87,17 @@ class RowSteps:
         self._steps = steps
         self._row = row
         self._captures = captures
-        self._sink: RevisedSink | None = None
+        self._sink: TokenSink = NULL_SINK
         self._last = 0
         """Number of generated tokens at the last step point, including inserted ones."""
         self._found: str | None = None
         """The string at the current step point."""
-        self._text: _SearchedText | None = None
+        self._begin = 0
+        """Start of the search for step strings in the text."""
 
-    def before(self, sink: RevisedSink, sequence: Sequence) -> RowSteps:
+    def before(self, sink: TokenSink) -> RowSteps:
         """Returns this sink, which forwards events to `sink`."""
         self._sink = sink
-        self._text = _SearchedText(self._steps, sequence)
         return self
 
     # -- on the engine's thread, within a step -------------------------------------------------------------------------
@@ -111,7 +106,7 @@ class RowSteps:
         self._sink.token(sequence, token, logprob)
         if sequence.is_finished:
             return
-        self._found = self._text.find_after(token)
+        self._found = self._find(sequence) if self._steps.strings else None
         every = self._steps.every
         if self._found or (every is not None and sequence.num_generated - self._last >= every):
             sequence.is_held = True
@@ -120,6 +115,15 @@ class RowSteps:
     def end(self, sequence: Sequence, reason: str, error: BaseException | None) -> None:
         self._sink.end(sequence, reason, error)
 
+    def _find(self, sequence: Sequence) -> str | None:
+        """Returns the step string that the last token completes."""
+        text, strings = sequence.stopping.text, self._steps.strings
+        text.follow(sequence)
+        certain = text.certain
+        found = find_first(certain[self._begin :] + text.pending, strings)
+        self._begin = max(self._begin, len(certain) - max(map(len, strings)) + 1)
+        return found and found[1]
+
     # -- on the engine's thread, between two steps ---------------------------------------------------------------------
 
     def _pause(self, engine: Engine, sequence: Sequence) -> None:
@@ -127,34 +131,35 @@ class RowSteps:
             return
         try:
             engine.park(sequence, sequence.num_generated)
-            told = (sequence, sequence.generated, list(sequence.logprobs))
-            threading.Thread(target=self._ask, args=told, name="pace-step", daemon=True).start()
+            known = (sequence, sequence.generated, list(sequence.logprobs))
+            threading.Thread(target=self._call_back, args=known, name="pace-step", daemon=True).start()
         except BaseException as error:  # an error of a mask, say
             _fail(engine, sequence, error)
 
-    def _go_on(self, engine: Engine, sequence: Sequence, feedback: StepFeedback, tokens: list[int]) -> None:
+    def _resume(self, engine: Engine, sequence: Sequence, feedback: StepFeedback, tokens: list[int]) -> None:
         if sequence.is_finished:
             return
         try:
             if feedback.take_back:
                 engine.park(sequence, sequence.num_generated - feedback.take_back)
-                self._sink.taken_back(sequence, feedback.take_back)
-            self._put_in(sequence, tokens)
+                self._sink.rollback(sequence, feedback.take_back)
+            self._insert(sequence, tokens)
             if feedback.stop and not sequence.is_finished:
                 sequence.finish_reason = "stop"
         except BaseException as error:  # an error of a mask, say
             sequence.fail(error)
-        if self._found or feedback.take_back or tokens:
-            self._text = _SearchedText(self._steps, sequence)
+        if self._steps.strings and (self._found or feedback.take_back or tokens):
+            sequence.stopping.text.follow(sequence)
+            self._begin = len(sequence.stopping.text.certain)
         self._last, self._found = sequence.num_generated, None
         sequence.is_held = False
         engine.go_on(sequence)
 
-    def _put_in(self, sequence: Sequence, tokens: list[int]) -> None:
+    def _insert(self, sequence: Sequence, tokens: list[int]) -> None:
         for number, token in enumerate(tokens):
             if sequence.mask is not None and not sequence.mask.cut(sequence, [token]):
                 raise sequence.mask.error or ValueError(
-                    f"step_callback: the grammar does not allow the text that is put in, from its token {number} on"
+                    f"step_callback: the grammar does not allow the inserted text, from its token {number} on"
                 )
             sequence.append(token)
             logprob = None if sequence.strategy.num_logprobs is None else TokenLogprob(token, math.nan)
@@ -167,7 +172,7 @@ class RowSteps:
 
     # -- on the callback's thread --------------------------------------------------------------------------------------
 
-    def _ask(self, sequence: Sequence, tokens: list[int], logprobs: list[TokenLogprob]) -> None:
+    def _call_back(self, sequence: Sequence, tokens: list[int], logprobs: list[TokenLogprob]) -> None:
         steps = self._steps
         try:
             feedback = steps.callback(self._context(sequence, tokens, logprobs))
@@ -175,14 +180,16 @@ class RowSteps:
                 feedback = StepFeedback()
             if not isinstance(feedback, StepFeedback):
                 raise TypeError(f"step_callback must return a StepFeedback or None, got {feedback!r:.100}")
-            most = len(tokens) - self._num_healed(sequence, tokens)
-            if feedback.take_back > most:
-                raise ValueError(f"step_callback takes back {feedback.take_back} tokens; there are {most}")
-            put_in = _tokens_of(feedback.text, steps.tokenizer)
+            max_removed = len(tokens) - self._num_healed(sequence, tokens)
+            if feedback.take_back > max_removed:
+                raise ValueError(
+                    f"step_callback: take_back={feedback.take_back}, but only {max_removed} tokens can be removed"
+                )
+            inserted = _tokens_of(feedback.text, steps.tokenizer)
         except BaseException as error:
             steps.driver.tidy(partial(_fail, sequence=sequence, error=error))
             return
-        steps.driver.tidy(lambda engine: self._go_on(engine, sequence, feedback, put_in))
+        steps.driver.tidy(lambda engine: self._resume(engine, sequence, feedback, inserted))
 
     def _context(self, sequence: Sequence, tokens: list[int], logprobs: list[TokenLogprob]) -> StepContext:
         def text_of(count: int) -> str:
@@ -205,29 +212,6 @@ class RowSteps:
             left -= len(table[tokens[count]])
             count += 1
         return count
-
-
-class _SearchedText:
-    """Finds step strings in the text after the current one."""
-
-    def __init__(self, steps: Steps, sequence: Sequence) -> None:
-        self._strings = steps.strings
-        self._longest = max(map(len, self._strings), default=0)
-        self._detokenizer = Detokenizer(steps.tokenizer, sequence.text_rules)
-        for token in sequence.generated if self._strings else ():
-            self._detokenizer.push(token)
-        self._searched = len(self._detokenizer.text)
-
-    def find_after(self, token: int) -> str | None:
-        """Returns the string that the next token completes."""
-        if not self._strings:
-            return None
-        self._detokenizer.push(token)
-        text = self._detokenizer.text
-        unseen = text[self._searched :] + self._detokenizer.pending
-        index = find_stop(unseen, self._strings)
-        self._searched = max(self._searched, len(text) - self._longest + 1)
-        return None if index is None else next(string for string in self._strings if unseen.startswith(string, index))
 
 
 def _tokens_of(text: str, tokenizer: Any) -> list[int]:

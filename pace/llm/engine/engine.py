@@ -220,7 +220,7 @@ class Engine:
         append others. To be called between two steps. The cached part is kept, as for a session."""
         self.drafter.forget(sequence)
         self.scheduler.park(sequence)
-        sequence.take_back(num_generated)
+        sequence.rollback(num_generated)
         sequence.strategy.follow(sequence.tokens)
         self.cache.truncate(sequence, len(sequence.tokens) - 1)
         if sequence.recomputed_length > len(sequence.tokens):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import codecs
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from os.path import commonprefix
 from typing import Any, NamedTuple
 
@@ -29,6 +29,8 @@ def decoder_of(tokenizer: Any, skip_special_tokens: bool = True) -> Callable[[li
     """Returns `decode` for one tokenizer, with or without special tokens. It calls the tokenizers package directly if
     the tokenizer's own method adds nothing. A stream decodes twice for each token, and that method costs several times
     as much."""
+    if tokenizer is None:
+        return lambda tokens: ""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     methods = [getattr(type(tokenizer), name) for name in ("decode", "_decode") if hasattr(type(tokenizer), name)]
     if backend is not None and all(method.__module__.startswith(BASE_CLASSES) for method in methods):
@@ -94,9 +96,9 @@ class Detokenizer:
         """Text of the tokens not yet in `text`; its end may still change."""
         return self._pending_of(self._state)
 
-    def pending_after(self, tokens: list[int]) -> str:
-        """Returns what `pending` would be if these tokens were held back, too."""
-        return self._pending_of(self._holding(tokens))
+    def text_after(self, tokens: list[int]) -> str:
+        """Returns all text so far and that of `tokens`, complete or not. Changes nothing."""
+        return self.text + self._pending_of(self._holding(tokens))
 
     def _holding(self, tokens: list[int]) -> _Followed:
         state, shown = self._state, tokens
@@ -117,6 +119,8 @@ class Detokenizer:
 
     def _held_text(self, state: _Followed) -> str:
         """Returns the text of the tokens held back, including the end of the prompt."""
+        if len(state.tokens) == state.num_given:
+            return ""
         before = self._decode(state.tokens[: state.num_given]) if state.num_given else ""
         text = self._decode(state.tokens) if state.tokens else ""
         return _beyond(before, text)
@@ -153,7 +157,7 @@ def _beyond(before: str, text: str) -> str:
 
 def decode_after(tokenizer: Any, tokens: list[int], rules: TextRules) -> str:
     """Returns the text of all generated tokens at once."""
-    return Detokenizer(tokenizer, rules).pending_after(tokens)
+    return Detokenizer(tokenizer, rules).text_after(tokens)
 
 
 def hidden_tokens(tokenizer: Any, rules: TextRules) -> frozenset[int]:
@@ -202,148 +206,3 @@ def _num_open(prompt: list[int], table: TokenBytes) -> int:
         num_bytes -= len(parts[count])
         count += 1
     return count
-
-
-def find_stop(text: str, stop_strings: list[str]) -> int | None:
-    """Returns the position of the first stop string in `text`, or None."""
-    return min((index for index in (text.find(stop) for stop in stop_strings) if index >= 0), default=None)
-
-
-Marks = Sequence[tuple[int, str]]
-"""Positions in a text, in order, and the letter that stands for a hidden token there."""
-FIRST_LETTER, OTHER_LETTER = 0xF0000, "\U0010ffff"
-"""Private-use characters, which no text contains."""
-
-
-class StopSearch:
-    """Searches stop strings in a text. A string may name hidden tokens, which are no text: "<|im_end|>", or "\\n</s>".
-    Each hidden token is then represented by one letter, in the string and in the text."""
-
-    def __init__(self, tokenizer: Any, strings: list[str], rules: TextRules = PLAIN_TEXT) -> None:
-        self.strings = strings
-        self.longest = max(map(len, strings), default=0)
-        self._hidden, table = hidden_tokens(tokenizer, rules), TokenBytes.of(tokenizer)
-        joined = "\0".join(strings)
-        named = {token: name for token in self._hidden if (name := table.text(token)) and name in joined}
-        names = sorted(set(named.values()), key=len, reverse=True)
-        letters = {name: chr(FIRST_LETTER + number) for number, name in enumerate(names)}
-        self._letters = {token: letters[name] for token, name in named.items()}
-        self._lettered = {
-            _replaced(string, letters): string for string in strings if _replaced(string, letters) != string
-        }
-
-    @property
-    def wants_marks(self) -> bool:
-        """True if a string names a hidden token."""
-        return bool(self._letters)
-
-    def letter_of(self, token: int) -> str | None:
-        """Returns the letter of a hidden token; None for other tokens, and if no string names one."""
-        if not self._letters:
-            return None
-        return self._letters.get(token, OTHER_LETTER if token in self._hidden else None)
-
-    def find(self, text: str, marks: Marks = ()) -> tuple[int, str] | None:
-        """Returns the position of the first stop string in `text`, and that string."""
-        found = [(text.find(string), string) for string in self.strings]
-        if marks and self._lettered:
-            lettered = _with_letters(text, marks)
-            for pattern, string in self._lettered.items():
-                index = lettered.find(pattern)
-                found.append((index - _num_letters(marks, index), string))
-        return min((one for one in found if one[0] >= 0), key=lambda one: one[0], default=None)
-
-    def num_open(self, text: str, marks: Marks = ()) -> int:
-        """Returns how many of the last characters may turn out to begin a stop string."""
-        num_open = _longest_beginning(text, self.strings)
-        if marks and self._lettered:
-            lettered = _with_letters(text, marks)
-            length = _longest_beginning(lettered, self._lettered)
-            num_open = max(num_open, length - len(marks) + _num_letters(marks, len(lettered) - length))
-        return num_open
-
-
-def _replaced(string: str, letters: dict[str, str]) -> str:
-    for name, letter in letters.items():
-        string = string.replace(name, letter)
-    return string
-
-
-def _with_letters(text: str, marks: Marks) -> str:
-    edges = [0, *(place for place, _ in marks), len(text)]
-    parts = [text[begin:end] for begin, end in zip(edges, edges[1:])]
-    return parts[0] + "".join([letter + part for (_, letter), part in zip(marks, parts[1:])])
-
-
-def _num_letters(marks: Marks, index: int) -> int:
-    """Returns the number of letters before an index of the text with letters."""
-    return sum(place + number < index for number, (place, _) in enumerate(marks))
-
-
-def _longest_beginning(text: str, strings: Iterable[str]) -> int:
-    """Returns the length of the longest end of `text` that begins a string but is not all of it."""
-    longest = max(map(len, strings), default=1) - 1
-    for length in range(min(longest, len(text)), 0, -1):
-        if any(string.startswith(text[-length:]) for string in strings):
-            return length
-    return 0
-
-
-class TextPieces:
-    """Turns tokens of one sequence into text to show: no partial characters, and nothing of a stop string or after it.
-
-    Text that may turn out to begin a stop string is held back until that is known.
-    """
-
-    def __init__(self, tokenizer: Any, stop_strings: list[str] | None = None, rules: TextRules = PLAIN_TEXT) -> None:
-        self.detokenizer = Detokenizer(tokenizer, rules)
-        self._search = StopSearch(tokenizer, stop_strings or [], rules)
-        self._marks: list[tuple[int, str]] = []
-        """Hidden tokens, by their positions in the whole text."""
-        self._num_released = 0
-        self._held = ""
-        self._stopped = False
-
-    def push(self, token: int) -> str:
-        """Returns the text that this token makes certain, maybe ""."""
-        return self.release(self.detokenize([token]))
-
-    def flush(self) -> str:
-        """Returns the rest, at the end of the sequence."""
-        return self.release(self.detokenize_rest(), ended=True)
-
-    def detokenize(self, tokens: list[int]) -> str:
-        """Returns text of these and earlier tokens that is certain except for stop strings: the first half of
-        `push`."""
-        if not self._search.wants_marks:
-            return self.detokenizer.extend(tokens)
-        return "".join([self._detokenize_marked(token) for token in tokens])
-
-    def _detokenize_marked(self, token: int) -> str:
-        piece = self.detokenizer.push(token)
-        if letter := self._search.letter_of(token):
-            place = len(self.detokenizer.text + self.detokenizer.pending)
-            self._marks = [*self._marks, (place, letter)][-self._search.longest :]
-        return piece
-
-    def detokenize_rest(self) -> str:
-        """Returns the rest of the text: the first half of `flush`."""
-        return self.detokenizer.flush()
-
-    def release(self, piece: str, ended: bool = False) -> str:
-        """Returns the part of the text so far that may be shown: the second half of `push` and `flush`."""
-        if not self._search.strings:
-            return piece
-        if self._stopped:
-            return ""
-        self._held += piece
-        marks = [(place - self._num_released, letter) for place, letter in self._marks]
-        marks = [(place, letter) for place, letter in marks if 0 <= place <= len(self._held)]
-        found = self._search.find(self._held, marks)
-        if found is not None:
-            self._stopped = True
-            return self._held[: found[0]]
-        num_certain = len(self._held) - (0 if ended else self._search.num_open(self._held, marks))
-        certain, self._held = self._held[:num_certain], self._held[num_certain:]
-        self._num_released += num_certain
-        return certain

@@ -57,7 +57,7 @@ def read(turn, text):
     reader = TurnReader(turn)
     for token in WORDS.encode(text):
         reader.push("" if token in turn.hidden else WORDS.decode([token]))
-    events = reader.told(is_ended=True)[1]
+    events = reader.drain(is_ended=True)[1]
     thought = "".join(event.text for event in events if isinstance(event, Thought))
     text = "".join(event.text for event in events if isinstance(event, Text))
     return thought, text, [(call.name, json.loads(call.arguments)) for call in calls_of(events)], reader.num_thought

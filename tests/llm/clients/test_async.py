@@ -11,7 +11,7 @@ import pytest
 
 from pace.assets import TINY
 from pace.llm import LLMModel, SamplingConfig
-from pace.llm.clients import wakeups
+from pace.llm.clients import notifiers
 from tests.llm.fake_model import FakeModel, greedy
 from tests.llm.generators import check_idle, make_generator
 
@@ -252,7 +252,7 @@ def test_the_loop_has_turns_while_a_long_text_is_read(model):
 
 @pytest.mark.alone
 def test_one_wake_is_for_all_requests(model):
-    """Several requests of a hundred steps wake the loop for their first tokens, their ends, and sometimes in between."""
+    """Several requests of a hundred steps wake the loop for first tokens, ends, and sometimes in between."""
     config, num_requests = SamplingConfig(max_new_tokens=100, ignore_eos=True), 8
 
     async def read():
@@ -274,10 +274,10 @@ def test_one_wake_is_for_all_requests(model):
 
 def test_loops_that_are_gone_are_forgotten(model):
     gc.collect()
-    before = len(wakeups._of_loops)
+    before = len(notifiers._wakers)
     for _ in range(3):
         asyncio.run(text_of(model.astream(STORY, SHORT)))
     deadline = time.monotonic() + 10  # the engine's thread may still hold the wakeup of the last loop
-    while gc.collect() is not None and len(wakeups._of_loops) > before and time.monotonic() < deadline:
+    while gc.collect() is not None and len(notifiers._wakers) > before and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert len(wakeups._of_loops) <= before
+    assert len(notifiers._wakers) <= before

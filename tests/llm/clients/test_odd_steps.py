@@ -109,7 +109,7 @@ def test_a_callback_that_changes_its_context_takes_no_more_back() -> None:
         context.token_ids.extend([1] * 50)
         return StepFeedback(take_back=40)
 
-    with pytest.raises(ValueError, match="there are 4"):
+    with pytest.raises(ValueError, match="only 4 tokens"):
         bundled().generate("x", SamplingConfig(max_new_tokens=9, step_every=4, step_callback=greedy_hands))
 
 

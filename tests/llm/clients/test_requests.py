@@ -12,14 +12,14 @@ import torch
 from pace.llm import LLMModel, SamplingConfig
 from pace.llm.clients.requests import Request
 from pace.llm.generator import Generator
-from tests.llm.clients.test_waiting import wait_until
+from tests.llm.clients.test_thread_notifier import wait_until
 from tests.llm.fake_model import FakeModel
 from tests.llm.generators import CONFIGS, by_hand, check_idle, make_generator, random_prompts, what_matters, with_length
 from tests.plugins.tiers import sample
 
 
 def assert_as_alone(request: Request, prompt: list[int], config: SamplingConfig, eos_bias: float = 0.0) -> None:
-    """Asserts that the output equals that of the request run alone. A cancelled request has a prefix of those tokens."""
+    """Asserts that the output equals that of the request run alone; a cancelled one has a prefix of its tokens."""
     alone = make_generator(FakeModel(eos_bias=eos_bias)).generate(prompt, config)
     if request.finish_reason == "cancelled":
         assert request.tokens == alone.generated_token_ids[0][: len(request.tokens)]

@@ -1,4 +1,4 @@
-"""Step callbacks are called at the right places and their feedback is applied. Tokens equal those of a simple reference."""
+"""Step callbacks are called at the right places, and their feedback is applied: tokens equal those of a reference."""
 
 from __future__ import annotations
 
@@ -292,7 +292,7 @@ def test_a_callback_may_use_the_model() -> None:
     [
         (lambda context: 1 / 0, ZeroDivisionError, "division"),
         (lambda context: "go on", TypeError, "must return a StepFeedback"),
-        (lambda context: StepFeedback(take_back=99), ValueError, "takes back 99 tokens; there are 4"),
+        (lambda context: StepFeedback(take_back=99), ValueError, "take_back=99, but only 4 tokens can be removed"),
         (lambda context: StepFeedback(take_back=-1), ValueError, "0 or more"),
         (lambda context: StepFeedback(text=3), TypeError, "of type str"),
     ],
@@ -331,7 +331,7 @@ def test_the_end_of_a_healed_prompt_stays() -> None:
     config = SamplingConfig(max_new_tokens=10, token_healing=True, step_every=4)
     everything = lambda context: StepFeedback(take_back=len(context.token_ids))
     config.step_callback = no_more_than(1, everything)
-    with pytest.raises(ValueError, match="takes back 4 tokens; there are 3"):
+    with pytest.raises(ValueError, match="take_back=4, but only 3 tokens can be removed"):
         bundled().generate("The capital of Fra", config)
     config.step_callback = no_more_than(1, lambda context: StepFeedback(take_back=3, text=" is big"))
     assert bundled().generate("The capital of Fra", config).texts[0].startswith("n is big")

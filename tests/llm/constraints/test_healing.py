@@ -11,7 +11,8 @@ import torch
 from pace.llm import AllowedTokens, CallbackStreamer, SamplingConfig, TextStreamer
 from pace.llm.constraints.healing import HealingMask, PromptHealer
 from pace.llm.sequence import TextRules
-from pace.llm.text.detokenizer import TextPieces, context_of, decode, decode_after
+from pace.llm.text.detokenizer import context_of, decode, decode_after
+from pace.llm.text.reader import TextReader
 from pace.llm.text.token_bytes import TokenBytes
 from tests.llm.bundled import KINDS, bundled
 from tests.llm.generators import check_idle
@@ -167,7 +168,7 @@ def test_pieces_leave_the_end_out_whatever_the_tokenizer_does_with_blanks(kind: 
         if healed.tokens != tokens[: len(healed.tokens)]:
             continue
         rules = TextRules(context_of(healed.tokens, tokenizer), healed.end)
-        pieces = TextPieces(tokenizer, rules=rules)
+        pieces = TextReader(tokenizer, rules=rules)
         joined = "".join([pieces.push(token) for token in again]) + pieces.flush()
         assert joined == decode_after(tokenizer, again, rules)
         assert decode(tokenizer, healed.tokens) + healed.end + joined == text

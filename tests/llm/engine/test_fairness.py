@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from pace.llm import CallbackStreamer, SamplingConfig
-from pace.llm.clients.batch import Mail
 from pace.llm.clients.requests import Request
-from pace.llm.clients.streamer import NullFeed, ProgressFeed, make_feed
+from pace.llm.clients.streamer import ProgressBar, Streamer, make_streamer
+from pace.llm.clients.token_log import TokenEvent, TokenLog
 from pace.llm.engine.scheduler import HEAD_START
 from pace.llm.generator import Generator
 from pace.llm.sampling.logits import LogitsProcessor
@@ -138,8 +138,8 @@ def test_many_prompts_run_in_bounded_memory(end_seconds: float, num_prompts: int
     scheduler = generator.engine.scheduler
     in_engine, chance = [], random.Random(2)
     model.hook = lambda batch: in_engine.append(len(scheduler.waiting) + len(scheduler.running))
-    tell_end = Mail.end
-    monkeypatch.setattr(Mail, "end", lambda *event: (tell_end(*event), time.sleep(end_seconds)))
+    record_end = TokenLog.end
+    monkeypatch.setattr(TokenLog, "end", lambda *event: (record_end(*event), time.sleep(end_seconds)))
     monkeypatch.setattr(Remembering, "most_alive", 0)
     prompts = random_prompts(2, num_prompts, longest=12)
     out = generator.generate(prompts, SamplingConfig(max_new_tokens=3, logits_processors=[Remembering()]))
@@ -211,18 +211,18 @@ def test_a_bar_is_shown_on_a_terminal_for_several_rows(monkeypatch) -> None:
 
     config = SamplingConfig()
     monkeypatch.setattr(sys, "stderr", io.StringIO())
-    assert isinstance(make_feed(None, config, 2, progress=True), NullFeed), "no terminal"
+    assert type(make_streamer(None, config, 2, progress=True)) is Streamer, "no terminal"
     monkeypatch.setattr(sys, "stderr", Terminal())
-    assert isinstance(make_feed(None, config, 1, progress=True), NullFeed)
-    assert isinstance(make_feed(None, config, 2, progress=False), NullFeed)
-    assert not isinstance(make_feed(CallbackStreamer(print), config, 2, progress=True), ProgressFeed)
-    feed = make_feed(None, config, 2, progress=True)
-    feed.start([[1], [2]])
-    feed.bar.delay = 0
-    feed.finished(0, "stop", 2)
-    feed.bar.refresh()
-    assert feed.bar.n == 1 and "1/2" in sys.stderr.getvalue() and "2 tokens" in sys.stderr.getvalue()
-    feed.end()
+    assert type(make_streamer(None, config, 1, progress=True)) is Streamer
+    assert type(make_streamer(None, config, 2, progress=False)) is Streamer
+    assert not isinstance(make_streamer(CallbackStreamer(print), config, 2, progress=True), ProgressBar)
+    bar = make_streamer(None, config, 2, progress=True)
+    bar.on_start([[1], [2]])
+    bar.bar.delay = 0
+    bar.on_event(TokenEvent(0, finish_reason="stop", num_tokens=2))
+    bar.bar.refresh()
+    assert bar.bar.n == 1 and "1/2" in sys.stderr.getvalue() and "2 tokens" in sys.stderr.getvalue()
+    bar.end()
     generator = make_generator()
     generator.progress = True
     assert len(generator.generate([[1], [2]], SamplingConfig(max_new_tokens=3)).generated_token_ids) == 2

@@ -12,16 +12,20 @@ from hypothesis import strategies as st
 from pace.llm.sequence import TextRules
 from pace.llm.text.detokenizer import (
     Detokenizer,
-    TextPieces,
     context_of,
     decode,
     decode_after,
     decoder_of,
-    find_stop,
 )
+from pace.llm.text.reader import TextReader, find_first
 from tests.llm.text.tokenizer_zoo import CORPUS, DECODERS, ZOO
 
 TEXTS = [*CORPUS[:3], "🦊", "a🦊b é", "   leading and trailing   ", "naïve café\n\n日本", "don't . ' , x !"]
+
+
+def up_to_stop(text: str, stops: list[str]) -> str:
+    found = find_first(text, stops)
+    return text if found is None else text[: found[0]]
 
 
 @pytest.mark.parametrize("kind", ZOO)
@@ -90,13 +94,13 @@ def test_pieces_end_before_the_first_stop_string(kind: str, stops: list[str]) ->
     tokenizer = ZOO[kind]()
     for text in CORPUS[:3]:
         tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
-        pieces = TextPieces(tokenizer, stops)
+        pieces = TextReader(tokenizer, stops)
         shown = "".join([pieces.push(token) for token in tokens] + [pieces.flush()])
-        assert shown == text[: find_stop(text, stops)]
+        assert shown == up_to_stop(text, stops)
 
 
 def test_what_may_begin_a_stop_string_is_held_back() -> None:
-    pieces = TextPieces(ZOO["byte_level"](), ["end"])
+    pieces = TextReader(ZOO["byte_level"](), ["end"])
     encode = lambda text: ZOO["byte_level"]()(text)["input_ids"]
     shown = ""
     for token in encode("the e"):
@@ -114,11 +118,11 @@ def test_random_stops_never_leak() -> None:
         stops = [
             "".join(chance.choice("abc") for _ in range(chance.randint(1, 6))) for _ in range(chance.randint(1, 3))
         ]
-        pieces = TextPieces(tokenizer, stops)
+        pieces = TextReader(tokenizer, stops)
         shown = "".join([pieces.push(token) for token in tokens] + [pieces.flush()])
         prefixes = [decode(tokenizer, tokens[:count]) for count in range(1, len(tokens) + 1)]
-        first = next((prefix for prefix in prefixes if find_stop(prefix, stops) is not None), text)
-        assert shown == first[: find_stop(first, stops)], stops
+        first = next((prefix for prefix in prefixes if find_first(prefix, stops)), text)
+        assert shown == up_to_stop(first, stops), stops
 
 
 # -- after a prompt ----------------------------------------------------------------------------------------------------

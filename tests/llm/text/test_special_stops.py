@@ -11,8 +11,9 @@ from transformers import PreTrainedTokenizerFast
 
 from pace.llm import SamplingConfig
 from pace.llm.sequence import PLAIN_TEXT, Sequence, TextRules
-from pace.llm.text.detokenizer import TextPieces, decode_after
-from pace.llm.text.stopping_criteria import StoppingCriteria, StopStrings
+from pace.llm.text.detokenizer import decode_after
+from pace.llm.text.reader import TextReader
+from pace.llm.text.stopping_criteria import StoppingCriteria
 from tests.llm.generation.scripted import say, scripted
 from tests.llm.text.tokenizer_zoo import ZOO
 
@@ -22,7 +23,7 @@ TEMPLATE = "{% for message in messages %}{{ message['content'] + '\n' }}{% endfo
 
 @functools.cache
 def with_special_tokens(kind: str) -> PreTrainedTokenizerFast:
-    """Returns a tokenizer of the zoo with NAMES as special tokens and <tool> as text. Its settings name none of them."""
+    """Returns a tokenizer of the zoo with NAMES as special tokens and <tool> as text. Its settings name none."""
     tokenizer = ZOO[kind]()
     backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     backend.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in NAMES])
@@ -128,8 +129,8 @@ def test_pieces_are_cut_where_the_engine_stops(kind: str, hides: bool) -> None:
         begins = [chance.randrange(len(said)) for _ in range(3)]
         stops = [said[begin : begin + chance.randint(1, 14)] for begin in begins]
         stops += chance.choices(NAMES, k=chance.randint(0, 1))
-        stopping, pieces = StoppingCriteria(100, (), StopStrings(tokenizer, stops, rules)), []
-        sequence, shown = Sequence([3], None, stopping, 100), TextPieces(tokenizer, stops, rules)
+        stopping, pieces = StoppingCriteria(100, (), TextReader(tokenizer, stops, rules)), []
+        sequence, shown = Sequence([3], None, stopping, 100), TextReader(tokenizer, stops, rules)
         reason = None
         while reason is None and sequence.num_generated < len(tokens):
             sequence.append(tokens[sequence.num_generated])
@@ -137,13 +138,16 @@ def test_pieces_are_cut_where_the_engine_stops(kind: str, hides: bool) -> None:
             reason = stopping.stop_now(sequence)
         pieces.append(shown.flush())
         text = decode_after(tokenizer, sequence.generated, rules)
-        assert "".join(pieces) == stopping.trim(text), (stops, tokens)
-        assert not any(stop in stopping.trim(text) for stop in stops)
-        at_once = TextPieces(tokenizer, stops, rules)
-        assert at_once.release(at_once.detokenize(sequence.generated)) + at_once.flush() == "".join(pieces)
+        assert "".join(pieces) == stopping.text.text_of(sequence.generated) == text[: stopping.text.cut], (
+            stops,
+            tokens,
+        )
+        assert not any(stop in text[: stopping.text.cut] for stop in stops)
+        at_once = TextReader(tokenizer, stops, rules)
+        assert at_once.extend(sequence.generated) + at_once.flush() == "".join(pieces)
         if reason == "stop":
             num_stopped += 1
-            assert stopping.matched_string in stops
+            assert stopping.text.matched in stops
             before = decode_after(tokenizer, sequence.generated[:-1], rules)
             assert not any(stop in before for stop in stops), "it stops at once"
         else:
@@ -155,13 +159,13 @@ def test_pieces_are_cut_where_the_engine_stops(kind: str, hides: bool) -> None:
 def test_tokens_that_are_taken_back_do_not_stop(generator) -> None:
     tokenizer = generator.tokenizer
     tokens = parts(tokenizer, " fox", "</turn>", " who")
-    stopping = StoppingCriteria(100, (), StopStrings(tokenizer, ["</turn> who"]))
+    stopping = StoppingCriteria(100, (), TextReader(tokenizer, ["</turn> who"]))
     sequence = Sequence([3], None, stopping, 100)
     for token in tokens[:-1]:
         sequence.append(token)
         stopping.stop_now(sequence)
     place = tokens.index(tokenizer.convert_tokens_to_ids("</turn>"))
-    sequence.take_back(place)
+    sequence.rollback(place)
     for token in tokens[place + 1 :]:
         sequence.append(token)
         assert stopping.stop_now(sequence) is None

@@ -7,8 +7,9 @@ import pytest
 from pace.llm.clients.streamer import CallbackStreamer
 from pace.llm.configs import SamplingConfig
 from pace.llm.sequence import Sequence
-from pace.llm.text.detokenizer import Detokenizer, TextPieces, decode, find_stop
-from pace.llm.text.stopping_criteria import StoppingCriteria, StopStrings
+from pace.llm.text.detokenizer import Detokenizer, decode
+from pace.llm.text.reader import TextReader
+from pace.llm.text.stopping_criteria import StoppingCriteria
 from tests.llm.fake_model import FakeTokenizer
 from tests.llm.generators import make_generator
 from tests.llm.speculation import drafters
@@ -50,25 +51,25 @@ def test_stop_strings_across_and_within_tokens(kind: str, stop: str) -> None:
     tokenizer = ZOO[kind]()
     text = CORPUS[0]
     tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
-    stopping = StoppingCriteria(1000, stop_strings=StopStrings(tokenizer, ["never said", stop]))
+    stopping = StoppingCriteria(1000, text=TextReader(tokenizer, ["never said", stop]))
     reason, used = run(stopping, [3], tokens)
     assert reason == "stop"
     assert stop in decode(tokenizer, used) and stop not in decode(tokenizer, used[:-1]), "it stops at once"
-    assert stopping.trim(decode(tokenizer, used)) == text[: text.index(stop)]
+    assert stopping.text.text_of(used) == text[: text.index(stop)]
 
 
 def test_a_stop_string_in_the_prompt_does_not_stop() -> None:
     tokenizer = ZOO["byte_level"]()
     prompt, generated = tokenizer("the fox and the f")["input_ids"], tokenizer("oxen")["input_ids"]
-    reason, _ = run(StoppingCriteria(1000, stop_strings=StopStrings(tokenizer, ["fox"])), prompt, generated)
+    reason, _ = run(StoppingCriteria(1000, text=TextReader(tokenizer, ["fox"])), prompt, generated)
     assert reason is None
 
 
 def test_without_a_match_the_text_is_whole() -> None:
     tokenizer = ZOO["byte_level"]()
-    stopping = StoppingCriteria(1000, stop_strings=StopStrings(tokenizer, ["zebra"]))
+    stopping = StoppingCriteria(1000, text=TextReader(tokenizer, ["zebra"]))
     run(stopping, [3], tokenizer("a fox")["input_ids"])
-    assert stopping.trim("a fox") == "a fox"
+    assert "a fox"[: stopping.text.cut] == "a fox"
 
 
 @pytest.mark.parametrize("kind", ZOO)
@@ -76,11 +77,11 @@ def test_without_a_match_the_text_is_whole() -> None:
 def test_a_stop_string_in_the_text_of_an_end_token_is_cut(kind: str, ends: bool) -> None:
     tokenizer = ZOO[kind]()
     tokens = tokenizer("Once upon a time", add_special_tokens=False)["input_ids"]
-    stopping = StoppingCriteria(1000, tokens[-1:] if ends else [], StopStrings(tokenizer, ["ime", "time"]))
+    stopping = StoppingCriteria(1000, tokens[-1:] if ends else [], TextReader(tokenizer, ["ime", "time"]))
     reason, used = run(stopping, [3], tokens)
-    pieces = TextPieces(tokenizer, ["ime", "time"])
+    pieces = TextReader(tokenizer, ["ime", "time"])
     streamed = "".join([pieces.push(token) for token in used] + [pieces.flush()])
-    assert reason == "stop" and stopping.trim(decode(tokenizer, used)) == streamed == "Once upon a "
+    assert reason == "stop" and stopping.text.text_of(used) == streamed == "Once upon a "
 
 
 def test_generate_and_stream_agree_about_the_text_of_an_end_token() -> None:
@@ -100,19 +101,19 @@ def test_tokens_that_are_dropped_do_not_cut_the_text(kind: str) -> None:
     tokenizer = ZOO[kind]()
     tokens = tokenizer("Once upon a time there was", add_special_tokens=False)["input_ids"]
     for kept in range(len(tokens)):
-        stopping = StoppingCriteria(1000, stop_strings=StopStrings(tokenizer, ["time"]))
+        stopping = StoppingCriteria(1000, text=TextReader(tokenizer, ["time"]))
         reason, used = run(stopping, [3], tokens)
         assert reason == "stop"
         stopping.rewind(kept)
         text = decode(tokenizer, tokens[:kept])
-        assert stopping.trim(text) == text[: find_stop(text, ["time"])]
+        assert stopping.text.text_of(tokens[:kept]) == text.partition("time")[0]
         if kept < len(used):
             again = Sequence([3], None, stopping, 1000)
             again.tokens += tokens[:kept]
             assert stopping.stop_now(again) is None
             again.tokens += used[kept:]
             assert stopping.stop_now(again) == "stop", "and what stays is followed again"
-            assert stopping.trim(decode(tokenizer, used)) == "Once upon a "
+            assert stopping.text.text_of(used) == "Once upon a "
 
 
 class Struck:
@@ -144,7 +145,7 @@ def test_broken_off_at_any_call_and_asked_again(kind: str) -> None:
     while was_struck:
         strike_at += 1
         struck = Struck(tokenizer, strike_at)
-        stopping = StoppingCriteria(1000, stop_strings=StopStrings(struck, ["🦊 ti"]))
+        stopping = StoppingCriteria(1000, text=TextReader(struck, ["🦊 ti"]))
         sequence, reason = Sequence([3], None, stopping, 1000), None
         while reason is None:
             sequence.append(tokens[sequence.num_generated])
@@ -154,7 +155,7 @@ def test_broken_off_at_any_call_and_asked_again(kind: str) -> None:
                 reason = stopping.stop_now(sequence)
         was_struck = struck.calls_left <= 0
         assert reason == "stop"
-        assert stopping.trim(decode(tokenizer, sequence.generated)) == "Once upon a naïve ", f"call {strike_at}"
+        assert decode(tokenizer, sequence.generated)[: stopping.text.cut] == "Once upon a naïve ", f"call {strike_at}"
     assert strike_at > 30
 
 

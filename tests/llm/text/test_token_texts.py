@@ -7,8 +7,7 @@ import random
 import pytest
 
 from pace.assets import TINY
-from pace.llm.clients.streamer import NoPieces
-from pace.llm.text.detokenizer import TextPieces
+from pace.llm.text.reader import TextReader
 from pace.llm.text.token_bytes import TokenBytes
 from pace.llm.text.token_texts import TokenTexts
 from pace.tokenizer.loading import load_tokenizer
@@ -23,20 +22,18 @@ def tokenizer():
 
 def follow(tokenizer, tokens, stop_strings, generator):
     """Returns the text and the tokens that a reader gets who reads after random numbers of tokens."""
-    pieces, texts = TextPieces(tokenizer, stop_strings), TokenTexts(tokenizer)
+    pieces, texts = TextReader(tokenizer, stop_strings), TokenTexts(tokenizer)
     shown, given, unread = "", [], 0
     for token in tokens:
-        part = pieces.detokenize([token])
-        released = pieces.release(part)
-        texts.push(token, None, part)
+        released = pieces.push(token)
+        texts.push(token, None, pieces.piece)
         shown, unread = shown + released, unread + len(released)
         if generator.random() < 0.4:
             given += texts.take(unread, False)
             assert "".join(piece.text for piece in given) == shown[: sum(len(piece.text) for piece in given)]
             unread = 0
-    rest = pieces.detokenize_rest()
-    texts.close(rest)
-    released = pieces.release(rest, ended=True)
+    released = pieces.flush()
+    texts.close(pieces.piece)
     given += texts.take(unread + len(released), True)
     return shown + released, given
 
@@ -91,7 +88,9 @@ def test_sentencepiece_names(monkeypatch):
 
 
 def test_without_a_tokenizer_there_is_no_text():
-    pieces, texts = NoPieces(), TokenTexts(None)
-    texts.push(5, None, pieces.detokenize([5]))
-    texts.close(pieces.detokenize_rest())
+    pieces, texts = TextReader(None, ["5"]), TokenTexts(None)
+    assert pieces.push(5) == pieces.text_of([5, 6]) == ""
+    texts.push(5, None, pieces.piece)
+    assert pieces.flush() == pieces.shown == ""
+    texts.close(pieces.piece)
     assert [piece.token for piece in texts.take(0, True)] == [5]

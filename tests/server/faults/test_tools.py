@@ -128,7 +128,7 @@ def read(turn, pieces: list[str]) -> tuple[str, list[dict]]:
     text, events = "", []
     for number, piece in enumerate(pieces, 1):
         reader.push(piece)
-        told = reader.told(number == len(pieces))
+        told = reader.drain(number == len(pieces))
         text, events = text + told[0], events + told[1]
     assert reader.has_called
     assert "".join(event.text for event in events if isinstance(event, Text)) == text
@@ -149,7 +149,7 @@ def test_a_call_begins_once_and_its_arguments_follow(turn):
     kinds = []
     for character in written({"text": "abc"}):
         reader.push(character)
-        kinds += [type(event) for event in reader.told(False)[1]]
+        kinds += [type(event) for event in reader.drain(False)[1]]
     assert kinds.count(CallBegins) == 1 and kinds.count(ArgumentsPiece) > 5
     assert kinds.index(CallBegins) < kinds.index(ArgumentsPiece)
 

@@ -7,15 +7,15 @@ import time
 
 import pytest
 
-from pace.llm.clients import waiting
-from pace.llm.clients.waiting import Waiters
+from pace.llm.clients import notifiers
+from pace.llm.clients.notifiers import ThreadNotifier
 
 
 class Belt:
     """Passes items from one thread to another, and records how many are taken at each wake."""
 
     def __init__(self, num_things: int) -> None:
-        self.waiters = Waiters()
+        self.notifier = ThreadNotifier()
         self.things: list[float] = []
         self.num_things = num_things
         self.handfuls: list[int] = []
@@ -24,15 +24,12 @@ class Belt:
 
     def put(self) -> None:
         self.things.append(time.perf_counter())
-        if len(self.things) == self.num_things:
-            self.waiters.wake_at_once()
-        else:
-            self.waiters.wake()
+        self.notifier.notify(is_urgent=len(self.things) == self.num_things)
 
     def _take(self) -> None:
         taken = 0
         while taken < self.num_things:
-            assert self.waiters.wait_for(lambda: len(self.things) > taken)
+            assert self.notifier.wait_for(lambda: len(self.things) > taken)
             there = len(self.things)
             self.handfuls.append(there - taken)
             taken = there
@@ -47,7 +44,7 @@ def wait_until(condition) -> None:
 
 @pytest.mark.alone
 def test_what_comes_fast_is_taken_by_the_handful(monkeypatch) -> None:
-    monkeypatch.setattr(waiting, "LEAST_SECONDS", 0.2)
+    monkeypatch.setattr(notifiers, "REST_SECONDS", 0.2)
     belt = Belt(50)
     for _ in range(50):
         belt.put()
@@ -58,7 +55,7 @@ def test_what_comes_fast_is_taken_by_the_handful(monkeypatch) -> None:
 
 
 def test_what_comes_slowly_is_taken_one_by_one(monkeypatch) -> None:
-    monkeypatch.setattr(waiting, "LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(notifiers, "REST_SECONDS", 0.0)
     belt = Belt(20)
     for number in range(20):
         belt.put()
@@ -68,7 +65,7 @@ def test_what_comes_slowly_is_taken_one_by_one(monkeypatch) -> None:
 
 
 def test_the_first_and_the_last_wait_for_no_rest(monkeypatch) -> None:
-    monkeypatch.setattr(waiting, "LEAST_SECONDS", 1000.0)
+    monkeypatch.setattr(notifiers, "REST_SECONDS", 1000.0)
     belt = Belt(3)
     belt.put()
     wait_until(lambda: belt.handfuls == [1])
@@ -78,11 +75,11 @@ def test_the_first_and_the_last_wait_for_no_rest(monkeypatch) -> None:
     belt.put()
     belt.taker.join(30)
     assert belt.handfuls == [1, 2]
-    assert not belt.waiters._asleep and not belt.waiters._at_rest
+    assert not belt.notifier._asleep and not belt.notifier._at_rest
 
 
 def test_who_gives_up_leaves_nothing_behind() -> None:
-    waiters = Waiters()
+    notifier = ThreadNotifier()
     for _ in range(5):
-        assert not waiters.wait_for(lambda: False, time.perf_counter() + 0.001)
-    assert not waiters._asleep and not waiters._at_rest
+        assert not notifier.wait_for(lambda: False, time.perf_counter() + 0.001)
+    assert not notifier._asleep and not notifier._at_rest
