@@ -18,7 +18,7 @@ from pace.grammar.response_format import read_response_format
 from pace.grammar.whitespace import whitespace_options
 from pace.llm import aliases
 from pace.llm import validators as check
-from pace.ops.draws import Rules
+from pace.ops.rules import Rules
 
 logger = logging.getLogger("pace")
 

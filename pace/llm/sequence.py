@@ -13,7 +13,8 @@ from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
-from pace.ops.draws import Edits, Rules
+from pace.ops.draws import Edits
+from pace.ops.rules import Rules
 
 _ids = itertools.count()
 

@@ -9,6 +9,8 @@ from typing import NamedTuple, get_type_hints
 import numpy as np
 from torch import Tensor
 
+from pace.ops.rules import Rules
+
 EDIT = np.dtype([("token", np.int32), ("factor", np.float32), ("addend", np.float32)])
 """The layout of `LogitEdit` in csrc/include/pace/row_ops.h."""
 
@@ -70,22 +72,6 @@ class Edits:
         with np.errstate(invalid="ignore", over="ignore"):
             values = np.where(values < 0, values * records["factor"], values / records["factor"]) + records["addend"]
         logits[records["token"]] = values
-
-
-class Rules(NamedTuple):
-    """Rules of one draw, with the values that turn them off: the fields of `SamplingConfig` with these names. They are
-    applied in this order. Each leaves at least the most likely token of those that remain."""
-
-    temperature: float = 1.0
-    """0 takes the largest logit, like `argmax`."""
-    top_k: int = 0
-    """Number of most likely tokens to keep, plus those equal to the last of them."""
-    top_p: float = 1.0
-    """Mass of the nucleus."""
-    min_p: float = 0.0
-    """Minimum probability of a token, as a share of the most likely token's."""
-    typical_p: float = 1.0
-    """Mass of the tokens whose information is closest to the entropy."""
 
 
 _DTYPES = {int: np.int64, float: np.float32}

@@ -7,7 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from pace.ops.draws import Drawn, Draws, Rules
+from pace.ops.draws import Drawn, Draws
+from pace.ops.rules import Rules
 
 
 def argmax(logits: Tensor) -> Tensor:

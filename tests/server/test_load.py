@@ -55,7 +55,7 @@ def test_a_refusal_costs_no_parsing(monkeypatch):
 
     with Serving(max_queue=0) as serving:
         monkeypatch.setattr(serving.service.admission, "_max_requests", 0)
-        monkeypatch.setattr("pace.server.app.read_json", unread)
+        monkeypatch.setattr("pace.server.endpoints.read_json", unread)
         reply = serving.chat()
         assert reply.status == 429 and reply.error["code"] == "rate_limit_exceeded"
 

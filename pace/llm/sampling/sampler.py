@@ -21,7 +21,8 @@ from pace.llm.configs import SamplingConfig
 from pace.llm.constraints.mask_filler import NO_MASKS, MaskFiller, NoMasks, PendingMasks
 from pace.llm.sampling.logits import Processors
 from pace.llm.sequence import RowPlan, Sequence, Span, Strategy, TokenLogprob
-from pace.ops.draws import RULES_DTYPE, Drawn, Draws, Edits, Rules
+from pace.ops.draws import RULES_DTYPE, Drawn, Draws, Edits
+from pace.ops.rules import Rules
 
 
 class Sampling(Strategy):

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, create_model
 from pace.llm.configs import SamplingConfig
 from pace.llm.limits import MAX_PRIORITY
 from pace.naming import shown
-from pace.ops.draws import Rules
+from pace.ops.rules import Rules
 from pace.server.errors import ApiError, invalid
 from pace.server.jobs import ChatPrompt, GenerationJob, TextPrompts
 from pace.server.limits import Limits

@@ -62,7 +62,11 @@ def test_a_step_masks_all_rows_at_once_and_picks_by_one_call(config: SamplingCon
     assert all(request.done for request in requests)
     assert calls == of_a_step * 5
     calls.clear()
-    generator.generate([[1], [2]], SamplingConfig(max_new_tokens=5))
+    with by_hand(generator) as hand:  # both prompts are there before the first step
+        requests = [generator.add_request([index], SamplingConfig(max_new_tokens=5)) for index in (1, 2)]
+        while hand.step():
+            pass
+    assert all(request.done for request in requests)
     assert calls == ["argmax"] * 5, "nothing of masks where there are none"
 
 

@@ -23,7 +23,7 @@ from pace.llm.sampling.sampler import (
     uniform,
 )
 from pace.llm.sequence import Sequence, Span
-from pace.ops.draws import Rules
+from pace.ops.rules import Rules
 from tests.llm.fake_model import OPS, FakeModel, FakeTokenizer
 
 

@@ -20,7 +20,7 @@ from pace.llm.speculation.build import check_vocabularies
 from pace.llm.speculation.draft_model import DraftModel, ParallelDraftModel
 from pace.llm.text.stopping_criteria import NeverStops
 from pace.ops import reference
-from pace.ops.draws import Rules
+from pace.ops.rules import Rules
 from tests.llm.fake_model import FakeModel
 from tests.llm.models.variants import save_tiny
 from tests.plugins.tiers import sample

@@ -97,7 +97,7 @@ def test_what_cannot_be_run_is_refused_before_the_model_is_loaded(tmp_path, caps
     assert "cannot go where the requests are" in capsys.readouterr().err
     target.write_text("my diary\n")
     assert main(["batch", str(source), str(target), *model]) == 1
-    assert "is no result of a batch" in capsys.readouterr().err and target.read_text() == "my diary\n"
+    assert "is not a result of a batch" in capsys.readouterr().err and target.read_text() == "my diary\n"
 
 
 def test_fields_that_nobody_knows_are_named_once(tmp_path, caplog):
