@@ -34,7 +34,7 @@ struct GluActivation {
     float alpha, limit;  // for ClampedSwiglu
 };
 
-// Order of the elements within a panel of 16 output rows; drawn in kernels/pack.inl and docs/architecture.md.
+// Order of the elements within a panel of 16 output rows; drawn in kernels/pack.inl and docs/architecture/kernels.md.
 enum class Layout : uint16_t {
     PanelF32 = 1,    // [k][16]
     PanelF16,        // [k][16]
