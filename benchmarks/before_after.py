@@ -166,7 +166,8 @@ def alternate(before: Tree, after: Tree, case: Case, options: argparse.Namespace
 def table(cases: list[Case], options: argparse.Namespace, earlier: dict[tuple[str, ...], str]) -> str:
     lines = [
         f"`{page.command(SCRIPT)}` with {use_threads(options.num_threads)} threads: prompts of "
-        f"{options.prompt} tokens, {options.generate} steps, {options.rounds * options.loads} pairs. Tokens a second before, after, and "
+        f"{options.prompt} tokens, {options.generate} steps, {options.rounds * options.loads} pairs. Tokens a "
+        f"second before, after, and "
         "their ratio; rows that this command does not name are of an earlier one.\n",
         "| model | weights | batch | instructions | prefill before | after | ratio | decode before | after | ratio |",
         "|---|---|---:|---|---:|---:|---:|---:|---:|---:|",

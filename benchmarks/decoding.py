@@ -38,7 +38,9 @@ SCRIPT = "benchmarks/decoding.py"
 LEAST_LOOKUP, LEAST_ADAPTIVE = 2.0, 0.95
 """Target ratios: for prompt lookup on text that copies, and for adaptive drafts on any text."""
 
-WORDS = "river lantern copper Marisol window silver harbour Quentin basket thunder velvet crates Ludwig cactus piano garden".split()
+WORDS = (
+    "river lantern copper Marisol window silver harbour Quentin basket thunder velvet crates Ludwig cactus piano garden"
+).split()
 
 
 def chat(model: LLMModel, question: str) -> list[int]:
@@ -289,7 +291,8 @@ def table_of_drafts(results: list[dict[str, Any]]) -> str:
         )
         accepted = f"{result['num_accepted'] / result['num_drafted']:.0%}" if result["num_drafted"] else "-"
         lines.append(
-            f"| {result['case']} | {result['drafts']} | {result['plain_tokens_per_second']:,.0f} | {result['drafted_tokens_per_second']:,.0f} | "
+            f"| {result['case']} | {result['drafts']} | {result['plain_tokens_per_second']:,.0f} | "
+            f"{result['drafted_tokens_per_second']:,.0f} | "
             f"{result['speedup']:.2f} | {least} | {result['num_drafted'] / result['num_tokens']:.2f} | {accepted} |"
         )
     return "\n".join(lines)

@@ -395,7 +395,10 @@ def main() -> None:
     kv_dtypes = [getattr(torch, name) for name in kv_names]
     dtypes = " and ".join(args.dtype) + (f", cache {' and '.join(kv_names)}" if kv_names != args.dtype else "")
     bandwidth, peak = _C.read_bandwidth(COLD_BYTES, 0.5) / 1e9, _C.fma_peak(0.5) / 1e9
-    title = f"{_C.isa()}, {args.threads} threads, {dtypes}: {bandwidth:.1f} GB/s read, {peak:.0f} GFLOPS fp32 FMA; shares are MBU and MFU"
+    title = (
+        f"{_C.isa()}, {args.threads} threads, {dtypes}: {bandwidth:.1f} GB/s read, {peak:.0f} GFLOPS fp32 FMA; "
+        f"shares are MBU and MFU"
+    )
     print(title)
     for shape in args.shape:
         for kernel in dict.fromkeys(kernel for name in args.only for kernel in KERNELS[name]):

@@ -127,7 +127,8 @@ def main() -> None:
         return
     rows = []
     print(
-        f"{'stored':>10} {'kind':>20} {'as':>9} {'weights MB':>10} {'peak MB':>8} {'bound MB':>8} {'above start':>11} {'s':>6} {'CPU s':>6} {'GB/s':>6}"
+        f"{'stored':>10} {'kind':>20} {'as':>9} {'weights MB':>10} {'peak MB':>8} {'bound MB':>8} "
+        f"{'above start':>11} {'s':>6} {'CPU s':>6} {'GB/s':>6}"
     )
     with tempfile.TemporaryDirectory() as scratch:
         for stored in ["as is"] if options.model else options.stored:
@@ -142,8 +143,10 @@ def main() -> None:
                         name[:-6]: round(value / 1e6) for name, value in row.items() if name.endswith("_bytes")
                     }
                     print(
-                        f"{stored:>10} {kind:>20} {dtype:>9} {megabytes['weights']:>10} {megabytes['peak']:>8} {megabytes['bound']:>8} "
-                        f"{megabytes['peak'] - megabytes['start']:>11} {row['seconds']:>6.2f} {row['cpu_seconds']:>6.2f} {row['gb_per_s']:>6.2f}"
+                        f"{stored:>10} {kind:>20} {dtype:>9} {megabytes['weights']:>10} {megabytes['peak']:>8} "
+                        f"{megabytes['bound']:>8} "
+                        f"{megabytes['peak'] - megabytes['start']:>11} {row['seconds']:>6.2f} "
+                        f"{row['cpu_seconds']:>6.2f} {row['gb_per_s']:>6.2f}"
                     )
     print(json.dumps({"benchmark": "load", "rows": rows}))
 

@@ -88,7 +88,10 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
 
 def markdown(report: dict[str, Any]) -> str:
     lines = [
-        f"`{report['command']}`: {report['model']} over {report['num_tokens']} tokens of {report['text']}, calibrated on {report['calibrate']}, on `{report['isa']}`. Against the model in bf16.",
+        (
+            f"`{report['command']}`: {report['model']} over {report['num_tokens']} tokens of {report['text']}, "
+            f"calibrated on {report['calibrate']}, on `{report['isa']}`. Against the model in bf16."
+        ),
         "",
         "| format | bits per weight | MiB | perplexity | KL divergence | largest of a token | top-1 |",
         "|---|---:|---:|---:|---:|---:|---:|",
@@ -96,7 +99,8 @@ def markdown(report: dict[str, Any]) -> str:
     for row in report["rows"]:
         found = row["quality"]
         lines.append(
-            f"| {row['format']} | {row['bits']:.2f} | {row['weight_bytes'] / 2**20:.2f} | {found['perplexity']:.4f} | {found['kl_divergence']:.6f} | {found['kl_max']:.3f} "
+            f"| {row['format']} | {row['bits']:.2f} | {row['weight_bytes'] / 2**20:.2f} | "
+            f"{found['perplexity']:.4f} | {found['kl_divergence']:.6f} | {found['kl_max']:.3f} "
             f"| {100 * found['top1_agreement']:.2f} % |"
         )
     return "\n".join(lines) + "\n"

@@ -165,10 +165,16 @@ def measure(options: argparse.Namespace, format: str, machine: Worker) -> Row:
 
 def markdown(report: dict) -> str:
     lines = [
-        f"`{report['command']}`: {report['shape']} on `{report['isa']}` with {report['threads']} threads. A prompt of {report['prompt']} tokens, {report['generate']} decode steps after it. MFU counts the multiply-adds of the prompt "
-        "against the peak of fp32, MBU the bytes that a step reads against the read bandwidth, both measured before and after each run; bits are what a decode step reads for each weight.",
+        f"`{report['command']}`: {report['shape']} on `{report['isa']}` with {report['threads']} threads. A "
+        f"prompt of {report['prompt']} tokens, {report['generate']} decode steps after it. MFU counts the "
+        f"multiply-adds of the prompt "
+        "against the peak of fp32, MBU the bytes that a step reads against the read bandwidth, both measured "
+        "before and after each run; bits are what a decode step reads for each weight.",
         "",
-        "| format | bits | peak MiB | prefill t/s | MFU | decode t/s | MBU | prefill / bf16 | decode / bf16 | llama.cpp | prefill / it | decode / it |",
+        (
+            "| format | bits | peak MiB | prefill t/s | MFU | decode t/s | MBU | prefill / bf16 | decode / bf16 | "
+            "llama.cpp | prefill / it | decode / it |"
+        ),
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|---|---:|---:|",
     ]
     for row in report["rows"]:
@@ -177,8 +183,10 @@ def markdown(report: dict) -> str:
             for value in (row["prefill_over_nearest"], row["decode_over_nearest"])
         ]
         lines.append(
-            f"| {row['format']} | {row['bits']:.2f} | {row['peak_mib']:,.0f} | {row['prefill']:.1f} | {row['prefill_mfu']:.2f} | {row['decode']:.1f} | {row['decode_mbu']:.2f} | "
-            f"{row['prefill_over_bf16']:.2f} | {row['decode_over_bf16']:.2f} | {row['nearest']} | {ratios[0]} | {ratios[1]} |"
+            f"| {row['format']} | {row['bits']:.2f} | {row['peak_mib']:,.0f} | {row['prefill']:.1f} | "
+            f"{row['prefill_mfu']:.2f} | {row['decode']:.1f} | {row['decode_mbu']:.2f} | "
+            f"{row['prefill_over_bf16']:.2f} | {row['decode_over_bf16']:.2f} | {row['nearest']} | {ratios[0]} | "
+            f"{ratios[1]} |"
         )
     return "\n".join(lines) + "\n"
 

@@ -156,7 +156,10 @@ def beside_llama(server: PaceServer, options: argparse.Namespace) -> Rows:
         rows += [
             (
                 f"tokens a second, {clients} clients: `pace serve`, `llama_cpp.server`, ratio",
-                f"{rates[0]:,.1f}, {rates[1]:,.1f}, **{statistics.median(a[0] / b[0] for a, b in zip(pace, llama)):.2f}**",
+                (
+                    f"{rates[0]:,.1f}, {rates[1]:,.1f}, "
+                    f"**{statistics.median(a[0] / b[0] for a, b in zip(pace, llama)):.2f}**"
+                ),
             ),
             (f"first token, {clients} clients, median: the same", f"{firsts[0]:.2f}, {firsts[1]:.2f} s"),
         ]

@@ -157,7 +157,8 @@ def report(
 ) -> str:
     lines = [
         f"`{page.command(SCRIPT)}`: {options.shape}, {options.quantization}, a tokenizer of {num_tokens:,} tokens, "
-        f"{options.generate} tokens a sequence, {options.rounds} rounds. Table of the vocabulary: {table_seconds:.1f} s. "
+        f"{options.generate} tokens a sequence, {options.rounds} rounds. Table of the vocabulary: "
+        f"{table_seconds:.1f} s. "
         f"First token: free {1e3 * firsts['free']:.1f} ms, with a grammar {1e3 * firsts['records']:.1f} ms.\n",
         "| sequences | text | tokens/s | of free | forced | masks took, ms a token | waited for them |",
         "|---:|---|---:|---:|---:|---:|---:|",

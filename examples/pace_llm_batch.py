@@ -45,7 +45,8 @@ def main() -> None:
     for prompt, text, reason in zip(args.prompts, together.texts, together.finish_reasons):
         print(f"- {prompt}\n  {text} [{reason}]")
     print(
-        f"\ntogether: {seconds_together:.2f} s, one by one: {seconds_one_by_one:.2f} s, same texts: {together.texts == one_by_one}"
+        f"\ntogether: {seconds_together:.2f} s, one by one: {seconds_one_by_one:.2f} s, same texts: "
+        f"{together.texts == one_by_one}"
     )
 
 

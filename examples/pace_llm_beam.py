@@ -40,7 +40,8 @@ def main() -> None:
     for name, output in (("greedy", greedy), (f"{args.num_beams} beams", beams)):
         for text, tokens in zip(output.texts, output.logprobs):
             print(
-                f"{name}: log-probability {sum(token.logprob for token in tokens):7.3f} in {len(tokens):2} tokens: {text!r}"
+                f"{name}: log-probability {sum(token.logprob for token in tokens):7.3f} in {len(tokens):2} "
+                f"tokens: {text!r}"
             )
     print("scores: " + ", ".join(f"{score:.4f}" for score in beams.sequence_scores))
 

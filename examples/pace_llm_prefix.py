@@ -37,7 +37,10 @@ def main() -> None:
             prompt = model.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
             output = model.generate(prompt, config)
             metrics = output.metrics
-            told = f"{metrics.num_prompt_tokens} tokens, {metrics.num_reused_tokens} reused, first token after {metrics.seconds_to_first_token * 1e3:.1f} ms"
+            told = (
+                f"{metrics.num_prompt_tokens} tokens, {metrics.num_reused_tokens} reused, first token after "
+                f"{metrics.seconds_to_first_token * 1e3:.1f} ms"
+            )
             print(f"- {turn} [{told}]\n  {output.texts[0]}")
             messages.append({"role": "assistant", "content": output.texts[0]})
     print(f"\n{model.memory_report()}")

@@ -37,8 +37,10 @@ def main() -> None:
             text = text or prompt + output.generated_token_ids[0]  # the first model's text, which all models score
             likelihood = model.score(text)[0].mean().item()
             print(
-                f"{name}: {sum(report.weights.values()) / 2**20:.1f} MiB of weights, {report.compression():.2f} times less than bfloat16, "
-                f"{output.metrics.decode_tokens_per_second:,.0f} tokens/s, mean log-probability of the first text {likelihood:.3f}\n  {output.texts[0]}"
+                f"{name}: {sum(report.weights.values()) / 2**20:.1f} MiB of weights, {report.compression():.2f} "
+                f"times less than bfloat16, "
+                f"{output.metrics.decode_tokens_per_second:,.0f} tokens/s, mean log-probability of the first text "
+                f"{likelihood:.3f}\n  {output.texts[0]}"
             )
 
 

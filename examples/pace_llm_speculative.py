@@ -43,7 +43,8 @@ def main() -> None:
             output = model.generate(inputs, config)
             metrics = output.metrics
             print(
-                f"  {way:<15}{metrics.decode_tokens_per_second:>7,.0f} tokens/s, {metrics.num_accepted_tokens} of {metrics.num_drafted_tokens} "
+                f"  {way:<15}{metrics.decode_tokens_per_second:>7,.0f} tokens/s, {metrics.num_accepted_tokens} of "
+                f"{metrics.num_drafted_tokens} "
                 f"drafts accepted, same text: {output.texts == expected.texts}"
             )
 

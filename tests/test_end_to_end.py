@@ -182,7 +182,10 @@ def test_start_up_is_quick(monkeypatch):
     transformers. Wall time would be longer on a busy machine. Modules are compiled beforehand, like those of torch."""
     monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
     base = "import torch; from transformers import AutoTokenizer"
-    ours = "from pace.llm import LLMModel, SamplingConfig; from pace.assets import TINY; LLMModel(TINY).generate('a', SamplingConfig(max_new_tokens=1))"
+    ours = (
+        "from pace.llm import LLMModel, SamplingConfig; from pace.assets import TINY; LLMModel(TINY).generate('a', "
+        "SamplingConfig(max_new_tokens=1))"
+    )
 
     def seconds(program: str) -> float:
         before, process = resource.getrusage(resource.RUSAGE_CHILDREN), child("-c", program)

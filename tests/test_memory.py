@@ -115,7 +115,10 @@ def test_address_space_is_memory_too(make_system) -> None:
 
 def test_a_limit_of_data_is_one_too(make_system) -> None:
     system = make_system("/")
-    lines = "Limit  Soft Limit  Hard Limit  Units\nMax data size   20480  unlimited  bytes\nMax address space unlimited 7 bytes\n"
+    lines = (
+        "Limit  Soft Limit  Hard Limit  Units\nMax data size   20480  unlimited  bytes\nMax address space "
+        "unlimited 7 bytes\n"
+    )
     system.write("proc/self/limits", lines)
     system.write("proc/self/status", "Name: x\nVmSize:\t      99 kB\nVmData:\t 13 kB\n")
     assert system.available == 7 << 10

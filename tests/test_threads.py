@@ -185,7 +185,10 @@ def test_threads_that_others_start_later_are_not_pinned():
             "work()",
             "torch.set_num_threads(2)",
             "torch.randn(600, 600) @ torch.randn(600, 600)",
-            "child = subprocess.run([sys.executable, '-c', 'import os; print(sorted(os.sched_getaffinity(0)))'], capture_output=True, text=True)",
+            (
+                "child = subprocess.run([sys.executable, '-c', 'import os; print(sorted(os.sched_getaffinity(0)))'], "
+                "capture_output=True, text=True)"
+            ),
             "print(json.dumps({**masks(), 'child': json.loads(child.stdout)}))",
         ]
     )

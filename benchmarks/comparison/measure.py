@@ -269,7 +269,8 @@ class Comparison:
         )  # fmt: skip
         warning = f"   others used {others:.2f} cores" if others > 0.05 else ""
         self.plan.say(
-            f"  {subject.shape:<14}{subject.label:<28}{scenario.title:<16}prefill {run.prefill_rate:8.1f}   decode {run.decode_rate:8.1f} tokens/s   "
+            f"  {subject.shape:<14}{subject.label:<28}{scenario.title:<16}prefill {run.prefill_rate:8.1f}   "
+            f"decode {run.decode_rate:8.1f} tokens/s   "
             f"limits {run.read_gb_s:5.1f} GB/s {run.fma_gflops:4.0f} GFLOPS{warning}"
         )
         return run
@@ -394,7 +395,10 @@ def _machine() -> dict:
         if flag in flags
     ]
     return {
-        "cpu": f"{fields.get('model name', platform.machine())} (family {fields.get('cpu family', '?')}, model {fields.get('model', '?')})",
+        "cpu": (
+            f"{fields.get('model name', platform.machine())} (family {fields.get('cpu family', '?')}, model "
+            f"{fields.get('model', '?')})"
+        ),
         "features": shown,
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),

@@ -63,7 +63,10 @@ def machine_line(results: Results) -> str:
     peers = (
         f"on {machine['peers_isa']} where they have a variable for it" if machine["peers_isa"] else "on what they chose"
     )
-    return f"{machine['cpu']}, {machine['cores']} cores, {machine['threads']} threads; pace on {isa}, peers {peers}; {results.date}"
+    return (
+        f"{machine['cpu']}, {machine['cores']} cores, {machine['threads']} threads; pace on {isa}, peers {peers}; "
+        f"{results.date}"
+    )
 
 
 def scenario_line(scenario: Scenario) -> str:
@@ -170,7 +173,10 @@ def notes(results: Results) -> Iterator[str]:
     if results.runs:
         worst = max(results.runs, key=lambda run: run.others_cpu)
         busy = sum(run.others_cpu > 0.05 for run in results.runs)
-        yield f"In {busy} of {len(results.runs)} runs something else used more than 0.05 cores; the most was {worst.others_cpu:.2f}."
+        yield (
+            f"In {busy} of {len(results.runs)} runs something else used more than 0.05 cores; the most was "
+            f"{worst.others_cpu:.2f}."
+        )
 
 
 def cells(every: list[Results]) -> Iterator[tuple[Results, Subject, list[list[float]]]]:
@@ -206,7 +212,10 @@ def _glance(every: list[Results]) -> list[str]:
         rows.append(row)
     if not rows:
         return []
-    words = "How many times as fast as a peer `pace` is, with weights of the same kind: the median and the span of pairs of neighbouring runs."
+    words = (
+        "How many times as fast as a peer `pace` is, with weights of the same kind: the median and the span of "
+        "pairs of neighbouring runs."
+    )
     summary = [
         [name, str(number), f"{prefill:.2f}", f"{decode:.2f}"]
         for name, (number, prefill, decode) in sorted(medians(every).items())
@@ -225,12 +234,18 @@ def _section(results: Results, pictures: list[str]) -> str:
     machine = results.machine
     lines = [f"## {results.name}", ""]
     lines += [
-        f"{machine_line(results)}. {machine['memory_gib']} GiB, Linux {machine['system']}, Python {machine['python']}; features: {', '.join(machine['features'])}.",
+        (
+            f"{machine_line(results)}. {machine['memory_gib']} GiB, Linux {machine['system']}, Python "
+            f"{machine['python']}; features: {', '.join(machine['features'])}."
+        ),
         "",
     ]
     if reads:
         lines += [
-            f"Limits, measured with each of {len(reads)} runs: {_span(reads)} GB/s read, {_span(peaks)} GFLOPS fp32 FMA (least, median, most).",
+            (
+                f"Limits, measured with each of {len(reads)} runs: {_span(reads)} GB/s read, {_span(peaks)} GFLOPS "
+                f"fp32 FMA (least, median, most)."
+            ),
             "",
         ]
     lines += [

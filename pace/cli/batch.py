@@ -19,7 +19,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         'A line of IN is {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {...}}, or the '
         "same for /v1/completions. A line of OUT has its custom_id, and its response or error. A run after a stopped "
-        "one continues: lines that OUT has are not computed again. Delete the failed lines of OUT to try them again. The "
+        "one continues: lines that OUT has are not computed again. Delete the failed lines of OUT to try them "
+        "again. The "
         "exit code is 1 if any line failed."
     )
     add_model_arguments(parser)

@@ -75,7 +75,10 @@ def as_text(report: dict[str, Any]) -> str:
         ("threads", f"{threads['default'] or 'none'}: {threads['reason']}"),
         (
             "",
-            f"{_pinning(threads['pinned_cpus'])}; {threads['numa_nodes']} NUMA node{'s' if threads['numa_nodes'] > 1 else ''}",
+            (
+                f"{_pinning(threads['pinned_cpus'])}; {threads['numa_nodes']} NUMA "
+                f"node{'s' if threads['numa_nodes'] > 1 else ''}"
+            ),
         ),
         ("memory", f"{_gib(memory['available_bytes'])} available of {_gib(memory['total_bytes'])}; {limit}"),
         ("versions", ", ".join(f"{name} {version or 'not installed'}" for name, version in report["versions"].items())),

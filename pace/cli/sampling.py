@@ -120,7 +120,8 @@ _EXPLANATIONS = {
     "context is full.",
     "max_length": "Maximum number of tokens of prompt and text together. --max-new-tokens overrides it.",
     "do_sample": "Draw each token at random, or always take the most likely one. By default, a temperature above 0 or "
-    "a filter such as --top-p turns sampling on. Without any, a chat is sampled with temperature 0.7 and top-p 0.9, and "
+    "a filter such as --top-p turns sampling on. Without any, a chat is sampled with temperature 0.7 and top-p "
+    "0.9, and "
     "plain text is greedy.",
     "temperature": "Below 1, likely tokens become likelier; 0 always takes the most likely one. In a chat, 0.7 if "
     "nothing is set.",

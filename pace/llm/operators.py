@@ -77,7 +77,8 @@ def read_backend(backend: str | OperatorConfig) -> str | OperatorConfig:
         return OperatorConfig.parse(backend)
     names = ", ".join(map(repr, BACKENDS))
     raise ValueError(
-        f"backend must be one of {names}, or say what runs each operator, as 'attention=torch,mlp=torch'; got {backend!r}"
+        f"backend must be one of {names}, or say what runs each operator, as 'attention=torch,mlp=torch'; got "
+        f"{backend!r}"
     )
 
 

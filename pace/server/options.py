@@ -148,7 +148,8 @@ class ServeOptions:
                     )
             elif not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s,*@]+", origin):
                 raise ValueError(
-                    f"cors_origins: {shown(origin)} must be scheme://host or scheme://host:port, in lower case and without "
+                    f"cors_origins: {shown(origin)} must be scheme://host or scheme://host:port, in lower case "
+                    f"and without "
                     "a path"
                 )
         for name in self.allowed_hosts:

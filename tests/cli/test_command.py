@@ -158,7 +158,10 @@ QUANTIZE = ["quantize", str(TINY), "out"]
      ([*QUANTIZE, "--method", "rtn", "--tokens", "512", "--tokenizer", "x"],
        "--tokens and --tokenizer would have no effect"),
      ([*QUANTIZE, "--method", "rtn", "--calibrate", TEXT, "--tokens", "512"], "--tokens=512 would have no effect"),
-     ([*QUANTIZE, "--method", "rtn", "--calibrate", TEXT, "--no-report"], "the text would have no effect on the method rtn with --no-report"),
+     ([*QUANTIZE, "--method", "rtn", "--calibrate", TEXT, "--no-report"], (
+         "the text would have no effect on the method "
+         "rtn with --no-report"
+     )),
      ([*QUANTIZE, "--method", "rtn", "--no-act-order"], "--no-act-order has no effect"),
      ([*QUANTIZE, "--method", "awq", "--calibrate", TEXT, "--act-order"], "--act-order has no effect"),
      ([*QUANTIZE, "--calibrate", TEXT, "--context", "5000"], "--context must be from 2 to the 1024"),
@@ -221,11 +224,20 @@ FLAGS = {("act_order", True): "--act-order", ("act_order", False): "--no-act-ord
 @pytest.mark.parametrize(
     ("message", "expected"),
     [
-        ("max_new_tokens=5 is too many; lower max_new_tokens, or", "--max-new-tokens=5 is too many; lower --max-new-tokens, or"),
+        ("max_new_tokens=5 is too many; lower max_new_tokens, or", (
+            "--max-new-tokens=5 is too many; lower "
+            "--max-new-tokens, or"
+        )),
         ("context must be 2; the context is read", "--context must be 2; the context is read"),
         ("context and max_tokens would have no effect", "--context and --tokens would have no effect"),
-        ("give one to calibrate on (calibrate), or calibrate it", "give one to calibrate on (--calibrate), or calibrate it"),
-        ("load with dtype=bfloat16; tensor x is of dtype float64", "load with --dtype=bfloat16; tensor x is of dtype float64"),
+        ("give one to calibrate on (calibrate), or calibrate it", (
+            "give one to calibrate on (--calibrate), or "
+            "calibrate it"
+        )),
+        ("load with dtype=bfloat16; tensor x is of dtype float64", (
+            "load with --dtype=bfloat16; tensor x is of dtype "
+            "float64"
+        )),
         ("context, max_tokens set, but without effect", "--context, --tokens set, but without effect"),
         ("overrides: no module; leave it out by overrides", "--keep: no module; leave it out by --keep"),
         ("act_order=False tells (report=False), report=True", "--no-act-order tells (--no-report), report=True"),

@@ -49,7 +49,10 @@ CODEX = script(
     read=call("exec_command", cmd="ls") + call("exec_command", cmd=f"cat {FILE}"),
     edit=call(
         "exec_command",
-        cmd=f"apply_patch <<'END'\n*** Begin Patch\n*** Update File: {FILE}\n@@\n-{BEFORE}\n+{AFTER}\n*** End Patch\nEND",
+        cmd=(
+            f"apply_patch <<'END'\n*** Begin Patch\n*** Update File: {FILE}\n@@\n-{BEFORE}\n+{AFTER}\n*** End "
+            f"Patch\nEND"
+        ),
     ),
     edited="Success. Updated the following files",
 )

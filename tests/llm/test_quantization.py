@@ -104,7 +104,8 @@ IDS = torch.tensor(prompts(50, vocab_size=256)[0])
 """A text for `read_small`."""
 
 
-# -- weights -------------------------------------------------------------------------------------------------------------
+# -- weights
+# -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -285,7 +286,8 @@ def test_weights_that_cannot_be_quantised_are_named() -> None:
         load(config_json, state, quantization=QuantizationConfig("int4"))
 
 
-# -- bits ----------------------------------------------------------------------------------------------------------------
+# -- bits
+# ----------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4", "nf4", "fp8", "q4_k", "q6_k"])
@@ -362,7 +364,8 @@ def test_an_int8_cache_prefixes_and_beams(quantization) -> None:
         check_idle(model)
 
 
-# -- memory --------------------------------------------------------------------------------------------------------------
+# -- memory
+# --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("quantization", FORMATS_AND_MORE, ids=str)
@@ -405,7 +408,8 @@ def test_the_report_tells_bytes_by_part_and_how_many_times_smaller_they_are() ->
     assert lines["all weights"][-2] == f"{report.compression(bits=32):.2f}"
 
 
-# -- user input ----------------------------------------------------------------------------------------------------------
+# -- user input
+# ----------------------------------------------------------------------------------------------------------
 
 
 def test_synonyms_and_mistakes() -> None:

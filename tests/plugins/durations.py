@@ -129,7 +129,10 @@ def page(kept: dict[str, Any]) -> str:
         [
             "# How long the tests take",
             "",
-            f"`make test` at {kept['commit']} on {kept['date']}: {kept['num_tests']:,} tests in {kept['seconds']} s, on",
+            (
+                f"`make test` at {kept['commit']} on {kept['date']}: {kept['num_tests']:,} tests in {kept['seconds']} "
+                f"s, on"
+            ),
             f"{kept['machine']}. Seconds are of all workers together.",
             "",
             kept["test_all"],

@@ -77,6 +77,9 @@ def test_an_instruction_set_that_was_left_out_says_how_to_have_it(tmp_path):
     lines = subprocess.run([tmp_path / "main"], check=True, capture_output=True, text=True).stdout.splitlines()
     assert lines == [
         "generic",
-        "instruction set 'emulated_amx' is not in this build of pace, which has: generic. Build it with PACE_TABLES=tests",
+        (
+            "instruction set 'emulated_amx' is not in this build of pace, which has: generic. Build it with "
+            "PACE_TABLES=tests"
+        ),
         "unknown instruction set 'avx3'; available: generic. Set PACE_ISA to one of them, or unset it to use the best",
     ]

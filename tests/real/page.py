@@ -21,7 +21,10 @@ OPENING = """Times of "Opening" are those of a
 machine that did other things, too; `benchmarks/opening.py` measures them next to llama.cpp."""
 
 NOTES = {
-    "Tools": "Texts are the models' own. Qwen2.5's chat template shows calls with doubled braces, and the model repeats them.\n"
+    "Tools": (
+        "Texts are the models' own. Qwen2.5's chat template shows calls with doubled braces, and the model "
+        "repeats them.\n"
+    )
 }
 """What stands under the title of a table."""
 

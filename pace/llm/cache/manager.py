@@ -54,18 +54,21 @@ class CacheManager:
         num_blocks = min(budget_bytes // spec.block_bytes, 2**31 // BLOCK_SIZE - 1)
         if num_blocks < len(spec.groups):
             raise ValueError(
-                f"a cache of {budget_bytes} bytes holds no block of {BLOCK_SIZE} positions, which takes {self.bytes_for(1)} bytes here; "
+                f"a cache of {budget_bytes} bytes holds no block of {BLOCK_SIZE} positions, which takes "
+                f"{self.bytes_for(1)} bytes here; "
                 f"give it more (kv_cache_bytes), or free some memory"
             )
         if prefix_cache_bytes is None:
             prefix_cache_bytes = int(PREFIX_SHARE * budget_bytes) if kv_cache_type == KVCacheType.PAGED else 0
         elif prefix_cache_bytes > budget_bytes:
             raise ValueError(
-                f"prefix_cache_bytes={prefix_cache_bytes} is a part of kv_cache_bytes, which is {budget_bytes} here; lower it, or raise that"
+                f"prefix_cache_bytes={prefix_cache_bytes} is a part of kv_cache_bytes, which is {budget_bytes} "
+                f"here; lower it, or raise that"
             )
         elif 0 < prefix_cache_bytes < spec.block_bytes:
             raise ValueError(
-                f"prefix_cache_bytes={prefix_cache_bytes} keeps no block, which takes {spec.block_bytes} bytes here; raise it, or say 0 for none"
+                f"prefix_cache_bytes={prefix_cache_bytes} keeps no block, which takes {spec.block_bytes} bytes "
+                f"here; raise it, or say 0 for none"
             )
         if kv_cache_type == KVCacheType.PAGED:
             self.pool = BlockPool(spec, num_blocks, prefix_cache_bytes // spec.block_bytes)
@@ -259,7 +262,8 @@ def check_cache_options(
             )
     if prefix_cache_bytes and kind != KVCacheType.PAGED:
         raise ValueError(
-            f"a prefix cache (prefix_cache_bytes={prefix_cache_bytes}) needs kv_cache_type='paged', where texts share blocks; "
+            f"a prefix cache (prefix_cache_bytes={prefix_cache_bytes}) needs kv_cache_type='paged', where texts "
+            f"share blocks; "
             f"with {kind.value!r} leave it out, or say 0"
         )
     return kind

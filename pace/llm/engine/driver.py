@@ -235,7 +235,8 @@ class EngineDriver:
     def _give_up(self, cause: BaseException) -> None:
         def reason() -> Exception:
             error = RuntimeError(
-                f"the engine has ended after {MOST_FAILURES} failed steps in a row; load the model again. The last one: "
+                f"the engine has ended after {MOST_FAILURES} failed steps in a row; load the model again. The "
+                f"last one: "
                 f"{cause!r}"
             )
             error.__cause__ = cause

@@ -84,7 +84,8 @@ class Engine:
             return f"the model was loaded with max_seq_len={self.max_seq_len}; raise it, or shorten the text"
         wanted = cache.bytes_for(num_tokens) + self.drafter.bytes_for(num_tokens)
         return (
-            f"the cache of {format_bytes(cache.budget_bytes)} has no room for more, at {format_bytes(cache.bytes_for(1) / BLOCK_SIZE)} a token; "
+            f"the cache of {format_bytes(cache.budget_bytes)} has no room for more, at "
+            f"{format_bytes(cache.bytes_for(1) / BLOCK_SIZE)} a token; "
             f"load the model with kv_cache_bytes={wanted} ({format_bytes(wanted)}) or more, or shorten the text"
         )
 

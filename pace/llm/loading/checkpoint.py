@@ -85,7 +85,8 @@ def read_config_json(directory: str | Path) -> dict:
     path = Path(directory) / "config.json"
     if not os.path.lexists(path):
         raise FileNotFoundError(
-            f"{directory} has no config.json, so it is not a Hugging Face checkpoint; give the directory that holds config.json and "
+            f"{directory} has no config.json, so it is not a Hugging Face checkpoint; give the directory that "
+            f"holds config.json and "
             f"the weights{_what_is_there(Path(directory))}"
         )
     config = read_json_object(path)

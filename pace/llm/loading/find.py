@@ -90,11 +90,13 @@ def _find_here(path: Path, quant: str | None, revision: str | None, weights: boo
         raise PermissionError(f"{path} may not be read by this user; check its permissions")
     if not path.is_dir() and not is_gguf(path):
         raise ValueError(
-            f"{path} is a file; give the directory that holds config.json, the tokenizer and the weights, or a GGUF file"
+            f"{path} is a file; give the directory that holds config.json, the tokenizer and the weights, or a "
+            f"GGUF file"
         )
     if revision is not None:
         raise ValueError(
-            f"revision={revision!r} was given, but {path} is a local {'directory' if path.is_dir() else 'file'}, which has no revisions"
+            f"revision={revision!r} was given, but {path} is a local {'directory' if path.is_dir() else 'file'}, "
+            f"which has no revisions"
         )
     if not path.is_dir():
         if quant is not None:

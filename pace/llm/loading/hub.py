@@ -273,7 +273,8 @@ class Repository:
             found, size = (directory / name).stat().st_size, sizes[name]
             if not self._is_there(name, directory.name, size):
                 raise BrokenDownload(
-                    f"{name} of {self.where} came with {found:,} bytes, and the Hub says it has {size:,}; it was thrown "
+                    f"{name} of {self.where} came with {found:,} bytes, and the Hub says it has {size:,}; it was "
+                    f"thrown "
                     f"away. {ADVICE}"
                 )
         return directory
@@ -327,7 +328,8 @@ class Repository:
         free = shutil.disk_usage(existing).free
         if needed - partial > free:
             raise NoRoom(
-                f"{self.where} takes {format_bytes(needed)}, and {self.cache_dir} has room for {format_bytes(free)}; free "
+                f"{self.where} takes {format_bytes(needed)}, and {self.cache_dir} has room for "
+                f"{format_bytes(free)}; free "
                 f"some, or keep downloads elsewhere (cache_dir, or HF_HOME in the environment)"
             )
 
@@ -361,14 +363,16 @@ class Repository:
             )
         if isinstance(error, errors.RepositoryNotFoundError):
             return FileNotFoundError(
-                f"{self.where} is neither a directory here{hint_of_directory(self.repo)} nor a repository on the Hub that "
+                f"{self.where} is neither a directory here{hint_of_directory(self.repo)} nor a repository on the "
+                f"Hub that "
                 "you may see. Check the spelling; for a private repository log in with `hf auth login` or pass token="
             )
         if isinstance(error, errors.LocalTokenNotFoundError):
             return PermissionError("token=True asks for a saved token, and there is none: log in with `hf auth login`")
         if status == 401:
             return PermissionError(
-                f"the Hub does not take the token for {self.where}; log in anew with `hf auth login`, pass another token=, "
+                f"the Hub does not take the token for {self.where}; log in anew with `hf auth login`, pass "
+                f"another token=, "
                 "or token=False for none"
             )
         if status in (403, 451):

@@ -184,7 +184,8 @@ def _check_length(options: LoadOptions, model: BaseModelForCausalLM) -> None:
     most = model.max_position_embeddings
     if options.max_seq_len is not None and not 2 <= options.max_seq_len <= most:
         raise ValueError(
-            f"max_seq_len must be from 2 to the {most} positions that config.json gives this model; got {options.max_seq_len}"
+            f"max_seq_len must be from 2 to the {most} positions that config.json gives this model; got "
+            f"{options.max_seq_len}"
         )
 
 
@@ -230,7 +231,8 @@ def _check_budget(options: LoadOptions, model: BaseModelForCausalLM, draft_share
         if budget < least:
             why = f"max_seq_len={length} tokens take" if length else f"a block of {BLOCK_SIZE} tokens takes"
             raise ValueError(
-                f"kv_cache_bytes={options.kv_cache_bytes} is too little: {why} {least} bytes ({format_bytes(least)}) in this model{' and its draft model' if draft_share else ''}"
+                f"kv_cache_bytes={options.kv_cache_bytes} is too little: {why} {least} bytes "
+                f"({format_bytes(least)}) in this model{' and its draft model' if draft_share else ''}"
             )
     CacheManager(model.kv_spec, int(budget * (1 - draft_share)), **options.cache_options)
 
@@ -244,7 +246,10 @@ def _cache_budget(options: LoadOptions, model: BaseModelForCausalLM) -> int:
     budget = parse_bytes(options.kv_cache_bytes)
     if budget > available:
         logger.warning(
-            "kv_cache_bytes=%s is more than the %s of memory that are left; once that is used, the system ends the process",
+            (
+                "kv_cache_bytes=%s is more than the %s of memory that are left; once that is used, the system ends "
+                "the process"
+            ),
             options.kv_cache_bytes,
             format_bytes(available),
         )

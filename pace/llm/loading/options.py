@@ -219,12 +219,14 @@ def parse_kv_cache_dtype(kv_cache_dtype: torch.dtype | str, dtype: torch.dtype) 
     TypeError or ValueError."""
     if not isinstance(kv_cache_dtype, (str, torch.dtype)):
         raise TypeError(
-            f"kv_cache_dtype must be a name, such as 'auto' or 'int8', or a torch.dtype; got {type(kv_cache_dtype).__name__}"
+            f"kv_cache_dtype must be a name, such as 'auto' or 'int8', or a torch.dtype; got "
+            f"{type(kv_cache_dtype).__name__}"
         )
     found = (DTYPES | {"auto": dtype, "int8": torch.int8}).get(str(kv_cache_dtype).removeprefix("torch.").lower())
     if found is None:
         raise ValueError(
-            f"kv_cache_dtype must be 'auto' (that of the weights), bfloat16, float16, float32 (short: bf16, fp16, fp32) or int8; got {str(kv_cache_dtype)!r}"
+            f"kv_cache_dtype must be 'auto' (that of the weights), bfloat16, float16, float32 (short: bf16, fp16, "
+            f"fp32) or int8; got {str(kv_cache_dtype)!r}"
         )
     return found
 

@@ -139,7 +139,8 @@ class ExpertFile(WeightsFile):
         found = [stack for stack in model.stacks() if stack.is_quantised]
         if not found:
             raise ValueError(
-                'weights="mapped" maps experts that are stored quantised, and those of this checkpoint are floats; take '
+                'weights="mapped" maps experts that are stored quantised, and those of this checkpoint are '
+                "floats; take "
                 "a quantised checkpoint or a GGUF file, or load with quantization='int4', say"
             )
         return found

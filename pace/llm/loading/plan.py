@@ -75,11 +75,13 @@ def plan_weights(
         name, (layout, _) = next(iter(stored.items()))
         if not formats:
             raise ValueError(
-                f"this checkpoint is quantised already ({name} as {layout}, and {len(stored) - 1} more tensors), and quantising it again would lose twice; load it without "
+                f"this checkpoint is quantised already ({name} as {layout}, and {len(stored) - 1} more tensors), "
+                f"and quantising it again would lose twice; load it without "
                 f"quantization, or give the original checkpoint"
             )
         warnings.append(
-            f"{len(stored)} tensors of this checkpoint are quantised already and stay as they are ({name} as {layout}, ...); {len(formats)} others are quantised now"
+            f"{len(stored)} tensors of this checkpoint are quantised already and stay as they are ({name} as "
+            f"{layout}, ...); {len(formats)} others are quantised now"
         )
     apart: dict[str, None] = {}
     for matrix in matrices:
@@ -87,7 +89,10 @@ def plan_weights(
     for stack in model.stacks():
         _make_alike(stack, formats, apart)
     return warnings + [
-        f"{parts} are one matrix here, whose inputs have one order: it has the values of the quantised ones, and the size of floats"
+        (
+            f"{parts} are one matrix here, whose inputs have one order: it has the values of the quantised ones, and "
+            f"the size of floats"
+        )
         for parts in apart
     ]
 

@@ -318,7 +318,8 @@ class ModelConfig:
         for name, allowed in cls.implemented_values().items():
             if name in fields and not any(same(fields[name], value) for value in allowed):
                 raise NotImplementedError(
-                    f"config.json: {name} = {shown(fields[name])} is not implemented for {cls.__name__.removesuffix('Config')};"
+                    f"config.json: {name} = {shown(fields[name])} is not implemented for "
+                    f"{cls.__name__.removesuffix('Config')};"
                     f" implemented: {', '.join(shown(value) for value in allowed)}"
                 )
 
@@ -380,7 +381,8 @@ def check_divides(config: ModelConfig, part: str, whole: str) -> None:
     """Raises ValueError unless field `part` divides field `whole`."""
     if getattr(config, whole) % getattr(config, part):
         raise ValueError(
-            f"config.json: {whole} must be a multiple of {part}; got {getattr(config, whole)} and {getattr(config, part)}"
+            f"config.json: {whole} must be a multiple of {part}; got {getattr(config, whole)} and "
+            f"{getattr(config, part)}"
         )
 
 

@@ -29,7 +29,8 @@ def check_spec_config(spec_config: object) -> None:
     """Raises TypeError for an invalid `spec_config`."""
     if spec_config is not None and not isinstance(spec_config, SpecConfig):
         raise TypeError(
-            f"spec_config must be a PromptLookupConfig, DraftModelConfig or PardConfig of pace.llm, or None; got {spec_config!r:.100}"
+            f"spec_config must be a PromptLookupConfig, DraftModelConfig or PardConfig of pace.llm, or None; got "
+            f"{spec_config!r:.100}"
         )
 
 
@@ -131,7 +132,8 @@ def check_vocabularies(target_size: int, target_tokenizer: Any, draft_size: int,
         if target_size != draft_size:
             which = "the draft model has" if draft_tokenizer is None else "the model has"
             raise ValueError(
-                f"the draft model knows {draft_size} token ids and the model {target_size}, and {which} no tokenizer to tell whether they "
+                f"the draft model knows {draft_size} token ids and the model {target_size}, and {which} no "
+                f"tokenizer to tell whether they "
                 f"mean the same; give a draft model with the same tokenizer"
             )
         return
@@ -142,7 +144,8 @@ def check_vocabularies(target_size: int, target_tokenizer: Any, draft_size: int,
     for token in sorted(ours.keys() & theirs.keys()):
         if token < min(target_size, draft_size) and ours[token] != theirs[token]:
             raise ValueError(
-                f"the draft model has another tokenizer: token {token} is {theirs[token]!r} to it and {ours[token]!r} to the model; give a draft "
+                f"the draft model has another tokenizer: token {token} is {theirs[token]!r} to it and "
+                f"{ours[token]!r} to the model; give a draft "
                 f"model of the same family"
             )
 
@@ -155,7 +158,8 @@ def read_mask_token(config: PardConfig, checkpoint: Checkpoint, vocab_size: int)
         token, source = checkpoint.config.get("pard_token"), f"pard_token in {directory}/config.json"
     if token is None:
         raise ValueError(
-            f"{directory}/config.json names no pard_token, so this is no PARD model; give its mask token as PardConfig(mask_token_id=...), or use "
+            f"{directory}/config.json names no pard_token, so this is no PARD model; give its mask token as "
+            f"PardConfig(mask_token_id=...), or use "
             f"DraftModelConfig for an ordinary draft model"
         )
     if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:

@@ -71,7 +71,8 @@ def attention(
 
 
 def kv_view(kv: LayerBlocks) -> _C.KvView:
-    """Returns the C++ view of a layer's cache. Raises unless k and v have the layout of docs/architecture/kernels.md."""
+    """Returns the C++ view of a layer's cache. Raises unless k and v have the layout of
+    docs/architecture/kernels.md."""
     if not isinstance(kv, KVBlocks):
         raise NotImplementedError("attention reads and writes the KVBlocks of a layer; got a layer without a cache")
     k, v = kv.k, kv.v

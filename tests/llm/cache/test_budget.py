@@ -100,7 +100,10 @@ def test_what_can_never_fit_is_refused_before_anything_runs(monkeypatch) -> None
         steps = steps_of(model, monkeypatch)
         with pytest.raises(
             ValueError,
-            match=rf"prompt 1 has 128 tokens.* may have 128: the cache of .* KiB.* kv_cache_bytes={9 * block_bytes()} .*or more",
+            match=(
+                rf"prompt 1 has 128 tokens.* may have 128: the cache of .* KiB.* kv_cache_bytes={9 * block_bytes()} "
+                rf".*or more"
+            ),
         ):
             model.generate([short, long], GREEDY)
         with pytest.raises(

@@ -107,7 +107,8 @@ def test_masked_and_unmasked_rows_in_one_batch(case: tuple, monkeypatch: pytest.
     check_idle(generator)
 
 
-# -- drafts and forced tokens --------------------------------------------------------------------------------------------
+# -- drafts and forced tokens
+# --------------------------------------------------------------------------------------------
 
 
 def test_drafts_that_are_not_allowed_never_reach_the_model() -> None:
@@ -203,7 +204,8 @@ def test_text_ends_within_forced_tokens(forces: bool) -> None:
         check_idle(generator)
 
 
-# -- ends and errors -----------------------------------------------------------------------------------------------------
+# -- ends and errors
+# -----------------------------------------------------------------------------------------------------
 
 
 def test_a_finished_mask_ends_its_sequence() -> None:
@@ -333,7 +335,8 @@ def test_drafts_beyond_a_row_that_fails_are_dropped() -> None:
     assert what_matters(out) == what_matters(plain) and out.metrics.num_drafted_tokens > 20
 
 
-# -- the bundled model, row by row in Python -----------------------------------------------------------------------------
+# -- the bundled model, row by row in Python
+# -----------------------------------------------------------------------------
 
 
 native = pytest.importorskip("pace.ops.native", reason="the kernels are not built")

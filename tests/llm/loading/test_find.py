@@ -189,7 +189,10 @@ def tokenizers(tmp_path_factory):
 def test_loading_a_tokenizer_imports_no_compiler():
     """Importing torch._dynamo and torch.distributed takes a second. transformers imports them with a model's config
     class."""
-    program = "import sys; from pace.tokenizer.loading import load_tokenizer; load_tokenizer(sys.argv[1]); print('torch._dynamo' in sys.modules)"
+    program = (
+        "import sys; from pace.tokenizer.loading import load_tokenizer; load_tokenizer(sys.argv[1]); "
+        "print('torch._dynamo' in sys.modules)"
+    )
     command = [sys.executable, "-c", program, TINY]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "False\n"
 

@@ -40,7 +40,10 @@ class Gemma3Config(Gemma2Config):
             return fields
         cap = fields.pop("final_logit_softcapping")
         logger.warning(
-            "config.json: final_logit_softcapping = %s is ignored, as transformers does for checkpoints that see images",
+            (
+                "config.json: final_logit_softcapping = %s is ignored, as transformers does for checkpoints that see "
+                "images"
+            ),
             shown(cap),
         )
         return fields

@@ -48,7 +48,8 @@ class Glm4MoeLiteConfig(BiasedChoiceConfig):
         super().check()
         if self.mlp_layer_types is not None and len(self.mlp_layer_types) < self.num_hidden_layers:
             raise ValueError(
-                f"config.json: mlp_layer_types must name {self.num_hidden_layers} layers; got {len(self.mlp_layer_types)}"
+                f"config.json: mlp_layer_types must name {self.num_hidden_layers} layers; got "
+                f"{len(self.mlp_layer_types)}"
             )
 
     def derived(self, fields: dict[str, Any]) -> dict[str, Any]:

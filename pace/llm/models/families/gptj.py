@@ -53,7 +53,8 @@ class GPTJConfig(ModelConfig):
         checked_head_dim(self.head_dim)
         if self.rotary_dim % 2 or self.rotary_dim > self.head_dim:
             raise ValueError(
-                f"config.json: rotary_dim must be even and at most n_embd / n_head = {self.head_dim}; got {self.rotary_dim}"
+                f"config.json: rotary_dim must be even and at most n_embd / n_head = {self.head_dim}; got "
+                f"{self.rotary_dim}"
             )
 
     def derived(self, fields: dict[str, Any]) -> dict[str, Any]:

@@ -32,7 +32,8 @@ class Qwen2Config(LlamaConfig):
         check_layer_types(self.layer_types, self.num_hidden_layers)
         if SLIDING in (self.layer_types or ()) and self.effective_window is None:
             raise ValueError(
-                "config.json: layer_types asks for sliding_attention, but use_sliding_window is false or sliding_window is null"
+                "config.json: layer_types asks for sliding_attention, but use_sliding_window is false or "
+                "sliding_window is null"
             )
 
     @property

@@ -36,7 +36,8 @@ class SmolLM3Config(UnrotatedConfig):
         check_layer_types(self.layer_types, self.num_hidden_layers)
         if SLIDING in (self.layer_types or ()) and self.effective_window is None:
             raise ValueError(
-                "config.json: layer_types asks for sliding_attention, but use_sliding_window is false or sliding_window is null"
+                "config.json: layer_types asks for sliding_attention, but use_sliding_window is false or "
+                "sliding_window is null"
             )
 
     def read_rope(self, fields: dict[str, Any], head_dim: int) -> RopeConfig:

@@ -157,7 +157,8 @@ class World:
         if reason == "cancelled":
             expected, ending = expected[: len(tokens)], reason
         assert (tokens, reason) == (expected, ending), (
-            f"prompt {prompt}, config {config}, row {row}, {num_tokens} tokens: {tokens} {reason}, alone {expected} {ending}"
+            f"prompt {prompt}, config {config}, row {row}, {num_tokens} tokens: {tokens} {reason}, alone "
+            f"{expected} {ending}"
         )
         with self._lock:
             self.num_tokens += len(tokens)
