@@ -173,8 +173,10 @@ def measure(options: argparse.Namespace) -> Results:
     scenarios += [Scenario(context, LONG_STEPS) for context in options.deep]
     runtimes = ["pace", *(RUNTIMES.keys() - {"pace"} if options.peers is None else options.peers)]
     plan = Plan(
-        options.shapes, sorted(runtimes, key=list(RUNTIMES).index), options.dtypes, scenarios, options.other_dtypes, options.repeats,
-        options.other_repeats, options.threads, options.isa, options.peers_isa, options.folder, options.patience, dict(pair.split("=", 1) for pair in options.python),
+        options.shapes, sorted(runtimes, key=list(RUNTIMES).index), options.dtypes, scenarios, options.other_dtypes,
+        options.repeats,
+        options.other_repeats, options.threads, options.isa, options.peers_isa, options.folder, options.patience,
+        dict(pair.split("=", 1) for pair in options.python),
         options.prepare, lambda line: print(line, flush=True),
     )  # fmt: skip
     command = shlex.join(["python", "benchmarks/compare.py", *page.without_paths(sys.argv[1:])])

@@ -1,7 +1,7 @@
 """Measures the gain of batching and of speculation, as Markdown and one line of JSON.
 
     python benchmarks/decoding.py                                       # About 8 minutes on two cores.
-    python benchmarks/decoding.py --into benchmarks/RESULTS.md          # Tables go between its two lines that name this script.
+    python benchmarks/decoding.py --into benchmarks/RESULTS.md          # Tables go between its two lines there.
     python benchmarks/decoding.py --requests 1 8 --new-tokens 16 --repeats 1 --peer-dtypes float32
 
 Requests: prompts of different lengths, each continued by the same number of tokens. They run in one `generate`, one by

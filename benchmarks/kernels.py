@@ -7,7 +7,8 @@ Shares are of the read bandwidth (MBU) and of the fp32 FMA peak (MFU).
 
     PACE_ISA=avx2 python benchmarks/kernels.py --only linear --rows 1 4
 
-    python benchmarks/kernels.py --only linear --shape qwen2.5-0.5b --dtype bfloat16 int8 int4:32 int4:128 float8:128 --rows 1 8 64 512    # about 3 minutes
+    python benchmarks/kernels.py --only linear --shape qwen2.5-0.5b --rows 1 8 64 512    # about 3 minutes
+        --dtype bfloat16 int8 int4:32 int4:128 float8:128
 
     python benchmarks/kernels.py --only attention --kv-dtype bfloat16 int8
 

@@ -2,8 +2,8 @@
 
 The table has bits, bytes, perplexity, KL divergence to bf16 and top-1 agreement.
 
-    python benchmarks/quality.py                                    # The bundled model over its held-out text: some minutes on two cores.
-    python benchmarks/quality.py --into docs/quantization.md        # The table goes between its two lines that name this script.
+    python benchmarks/quality.py                                    # The bundled model, some minutes on two cores.
+    python benchmarks/quality.py --into docs/quantization.md        # The table goes between its two lines there.
     python benchmarks/quality.py --model PATH --text text.jsonl --calibrate other.jsonl --formats int4
 
 Formats are those of `LLMModel(quantization=...)`. Rows with a method are checkpoints that `pace quantize` writes here,

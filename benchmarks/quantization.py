@@ -2,7 +2,7 @@
 one line of JSON.
 
     python benchmarks/quantization.py                                     # qwen2.5-0.5b, about 20 minutes on two cores.
-    python benchmarks/quantization.py --into benchmarks/RESULTS.md        # The table goes between its two lines that name this script.
+    python benchmarks/quantization.py --into benchmarks/RESULTS.md        # The table goes between its two lines there.
     python benchmarks/quantization.py smollm2-135m --formats int4 --prompt 64 --generate 8 --rounds 1
 
 Weights are random in a known shape, and each runtime has a separate process. Conversions in `--folder` are shared with
@@ -45,7 +45,8 @@ NEAREST = {
     **{name: name for name in ("q2_k", "q6_k", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0")},
     **{name: f"{name}_s" for name in ("q3_k", "q4_k", "q5_k")},
 }
-"""Maps a format to llama.cpp's type with the same number of bits. 4-bit codes are evenly spaced in q4_0, and not in iq4_nl."""
+"""Maps a format to llama.cpp's type with the same number of bits. 4-bit codes are evenly spaced in q4_0, and not in
+iq4_nl."""
 FLOATS, PEER = "bf16", "peer"
 
 

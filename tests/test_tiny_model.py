@@ -140,7 +140,8 @@ def test_chat_template_with_tools(tokenizer):
     ]
     assert tokenizer.apply_chat_template(messages, tools=[tool], tokenize=False, add_generation_prompt=True) == (
         "<|bos|><|system|>You are a helpful assistant.\nTools: get_weather(city)<|end|><|user|>?<|end|>"
-        '<|assistant|><tool_call>{"name": "get_weather", "arguments": {"city": "Rome"}}</tool_call><|end|><|tool|>{}<|end|><|assistant|>'
+        '<|assistant|><tool_call>{"name": "get_weather", "arguments": {"city": "Rome"}}</tool_call><|end|>'
+        "<|tool|>{}<|end|><|assistant|>"
     )
     call["function"]["arguments"] = '{"city": "Rome"}'  # as in the OpenAI interface
     assert '"arguments": {"city": "Rome"}}</tool_call>' in tokenizer.apply_chat_template(messages, tokenize=False)

@@ -264,7 +264,8 @@ class Comparison:
         seen += [before, self._limits()]
         limits = between(*seen[-2:])
         run = Run(
-            *subject.key, self.group, index, scenario, timing["prefill_s"], timing["step_s"], *self._work(subject, scenario),
+            *subject.key, self.group, index, scenario, timing["prefill_s"], timing["step_s"], *self._work(subject,
+            scenario),
             limits.read_gb_s, limits.fma_gflops, others,
         )  # fmt: skip
         warning = f"   others used {others:.2f} cores" if others > 0.05 else ""

@@ -180,8 +180,8 @@ def notes(results: Results) -> Iterator[str]:
 
 
 def cells(every: list[Results]) -> Iterator[tuple[Results, Subject, list[list[float]]]]:
-    """Yields each peer measured next to pace with weights of the same kind. With it come pace's ratios of speed in pairs
-    of neighbouring runs, of prefill and of decode."""
+    """Yields each peer measured next to pace with weights of the same kind. With it come pace's ratios of speed in
+    pairs of neighbouring runs, of prefill and of decode."""
     for results in every:
         scenario = results.scenarios[0]
         for peer in (s for shape in results.shapes for s in measured(results, shape, scenario)):

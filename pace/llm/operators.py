@@ -114,7 +114,8 @@ class OperatorReport:
             for run in self.runs:
                 if run.operator == operator:
                     lines.append(
-                        f"{operator:<12}{run.implementation:<20}{run.calls:>10}{'-' if run.seconds is None else f'{run.seconds:.3f}':>10}"
+                        f"{operator:<12}{run.implementation:<20}{run.calls:>10}"
+                        f"{'-' if run.seconds is None else f'{run.seconds:.3f}':>10}"
                     )
             if operator not in ran:
                 lines.append(f"{operator:<12}{'did not run':<20}{0:>10}{'-':>10}")

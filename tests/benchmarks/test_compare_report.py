@@ -75,7 +75,8 @@ def results() -> Results:
         SHAPE, "transformers", "bf16", "bf16", missing="ModuleNotFoundError: No module named 'transformers'\nmore"
     )
     made = Results(
-        "made-up", "2026-01-01", "python benchmarks/compare.py", {"cpu": "CPU | one", "features": ["avx2"], "cores": 2, "threads": 2, "isa": "avx2"},
+        "made-up", "2026-01-01", "python benchmarks/compare.py", {"cpu": "CPU | one", "features": ["avx2"], "cores": 2,
+        "threads": 2, "isa": "avx2"},
         {"llama-cpp-python": "0.3.36"}, [MAIN, BATCH], {SHAPE: 494 * 10**6}, [pace, llama, q8, torch],
     )  # fmt: skip
     made.machine |= {"is_forced": True, "peers_isa": None, "memory_gib": 24.0, "system": "6.1", "python": "3.11"}

@@ -76,7 +76,8 @@ def test_an_expert_reads_the_rows_that_chose_it(model_type, tmp_path, monkeypatc
         alone[:, 0], alone[:, 1:k] = expert, (expert + 1) % count
         hidden = []
         sum_of_experts(
-            lambda rows, weight, bias: hidden.append(rows) or reference.linear(rows, weight, bias), reference.linear_glu,
+            lambda rows, weight, bias: hidden.append(rows) or reference.linear(rows, weight, bias),
+            reference.linear_glu,
             x[chosen], mixture.gate_up.stack, mixture.down.stack, alone[:, [0, k]],
             ExpertOptions(mixture.activation, mixture.gate_up.biases),
         )  # fmt: skip

@@ -68,7 +68,8 @@ def test_help_is_about_options_and_not_about_python(command, name):
 
 @pytest.mark.parametrize(
     "arguments, message",
-    [(["nonsense"], "invalid choice"), (["genrate", "x"], "; did you mean generate?"), (["env", "--nonsense"], "--nonsense"),
+    [(["nonsense"], "invalid choice"), (["genrate", "x"], "; did you mean generate?"), (["env", "--nonsense"],
+     "--nonsense"),
      (["generate", "x", "--top-k", "-1"], "--top-k"), (["generate", "x", "--top-k", "many"], "--top-k"),
      (["generate", "x", "--temp", "1"], "--temp"), (["generate", "x", "--logit-bias", "[1]"], "token id"),
      (["generate", "x", "--bad-words-ids", "[["], "JSON"), (["generate", "x", "--system", "y"], "--chat"),

@@ -93,14 +93,19 @@ def test_no_other_file_reads_the_environment():
     "files, expected",
     [
         ({}, (None, None)),
-        ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/memory.max": "1000\n", "sys/fs/cgroup/a/b/memory.max": "max\n"}, (1000, "/sys/fs/cgroup/a/memory.max")),
+        ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/memory.max": "1000\n",
+         "sys/fs/cgroup/a/b/memory.max": "max\n"}, (1000, "/sys/fs/cgroup/a/memory.max")),
         ({"proc/self/cgroup": "0::/gone\n", "sys/fs/cgroup/memory.max": "500\n"}, (500, "/sys/fs/cgroup/memory.max")),
         (
-            {"proc/self/cgroup": "5:cpu:/x\n4:memory:/x\n", "sys/fs/cgroup/memory/x/memory.limit_in_bytes": "700\n", "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n"},
+            {"proc/self/cgroup": "5:cpu:/x\n4:memory:/x\n", "sys/fs/cgroup/memory/x/memory.limit_in_bytes": "700\n",
+             "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n"},
             (700, "/sys/fs/cgroup/memory/x/memory.limit_in_bytes"),
         ),
         ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "99999999\n"}, (None, None)),
-        ({"proc/self/limits": "Limit  Soft Limit Hard Limit Units\nMax address space         2000   unlimited   bytes\n"}, (2000, "ulimit -v")),
+        (
+            {"proc/self/limits": "Limit  Soft Limit Hard Limit Units\nMax address space    2000   unlimited   bytes\n"},
+            (2000, "ulimit -v"),
+        ),
     ],
     ids=["nothing", "an ancestor's", "in a container", "version 1", "more than there is", "address space"],
 )  # fmt: skip

@@ -238,11 +238,15 @@ def test_generate_with_a_system_prompt(command):
 # -- the options of SamplingConfig -------------------------------------------------------------------------------------
 
 VALUES = {
-    "max_new_tokens": ("7", 7), "max_length": ("70", 70), "min_new_tokens": ("2", 2), "temperature": ("0.5", 0.5), "top_k": ("3", 3),
+    "max_new_tokens": ("7", 7), "max_length": ("70", 70), "min_new_tokens": ("2", 2), "temperature": ("0.5", 0.5),
+    "top_k": ("3", 3),
     "top_p": ("0.9", 0.9), "min_p": ("0.1", 0.1), "typical_p": ("0.9", 0.9), "repetition_penalty": ("1.2", 1.2),
-    "frequency_penalty": ("-1.5", -1.5), "presence_penalty": ("1", 1.0), "no_repeat_ngram_size": ("3", 3), "num_beams": ("4", 4),
-    "length_penalty": ("-0.5", -0.5), "early_stopping": ("never", "never"), "num_return_sequences": ("2", 2), "eos_token_id": ("5 --eos-token-id 6", [5, 6]),
-    "pad_token_id": ("3", 3), "bad_words_ids": ("[[5,6],[7]]", [[5, 6], [7]]), "logit_bias": ('{"42":1.5,"7":"-inf"}', {42: 1.5, 7: float("-inf")}),
+    "frequency_penalty": ("-1.5", -1.5), "presence_penalty": ("1", 1.0), "no_repeat_ngram_size": ("3", 3),
+    "num_beams": ("4", 4),
+    "length_penalty": ("-0.5", -0.5), "early_stopping": ("never", "never"), "num_return_sequences": ("2", 2),
+    "eos_token_id": ("5 --eos-token-id 6", [5, 6]),
+    "pad_token_id": ("3", 3), "bad_words_ids": ("[[5,6],[7]]", [[5, 6], [7]]), "logit_bias": ('{"42":1.5,"7":"-inf"}',
+    {42: 1.5, 7: float("-inf")}),
     "seed": ("11", 11), "logprobs": ("4", 4), "prompt_logprobs": ("3", 3), "json_whitespace": ("spaced", "spaced"),
 }  # fmt: skip
 VALUES |= {name: (str(value), value) for name, value in WITHOUT_EFFECT.items() if name not in VALUES}

@@ -35,7 +35,8 @@ def random_prompts(seed: int, count: int, longest: int = 70) -> list[list[int]]:
 
 
 class Odd(LogitsProcessor):
-    """Favours odd tokens after an odd number of generated ones, and asserts that it was given every token and rollback."""
+    """Favours odd tokens after an odd number of generated ones, and asserts that it was given every token and
+    rollback."""
 
     def __init__(self) -> None:
         self.total = 0

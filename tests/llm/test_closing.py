@@ -60,8 +60,8 @@ def found():
     return dict(weights=weights, freed=before - resident_bytes(), alive=alive)
 
 
-# Without close, what a session's end posts may still be under way on the engine's thread, which holds the model then. It
-# gives back one weight after another, when the model's weak reference has long gone.
+# Without close, what a session's end posts may still be under way on the engine's thread, which holds the model then.
+# It gives back one weight after another, when the model's weak reference has long gone.
 deadline = time.monotonic() + 10
 while way == "rebind" and time.monotonic() < deadline:
     now = found()
@@ -96,7 +96,8 @@ ENDINGS = [
     "",
     "raise SystemExit(0)",
     "model.close()",
-    "import os, warnings; warnings.simplefilter('ignore')\n"  # Python 3.12 warns that a child of a process with threads may hang
+    # Python 3.12 warns that a child of a process with threads may hang.
+    "import os, warnings; warnings.simplefilter('ignore')\n"
     "pid = os.fork(); os._exit(0) if pid == 0 else os.waitpid(pid, 0)",
     "model = None",
     "threading.Thread(target=model.generate, args=('Once', endless), daemon=True).start(); time.sleep(0.1)",

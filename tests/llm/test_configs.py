@@ -56,10 +56,14 @@ def test_a_flag_is_a_flag(name: str, value) -> None:
 
 
 OUT_OF_RANGE = dict(
-    max_new_tokens=[0, -1], max_length=[0], min_new_tokens=[-1], temperature=[-0.1, 10**400], top_k=[-1, 2**63], top_p=[-0.1, 1.1], min_p=[-1, 2],
-    typical_p=[0.0, 1.5], repetition_penalty=[0.0, -1], frequency_penalty=[-3, 2.5], presence_penalty=[3], no_repeat_ngram_size=[-1],
-    num_beams=[0], num_return_sequences=[0], eos_token_id=[-1, [], [5, -2]], pad_token_id=[-1], stop_strings=["", ["a", ""]],
-    bad_words_ids=[[], [[]], [[-1]]], logit_bias=[{-1: 0.0}, {1: math.nan}, {1: math.inf}], seed=[-1, 2**64], logprobs=[-1],
+    max_new_tokens=[0, -1], max_length=[0], min_new_tokens=[-1], temperature=[-0.1, 10**400], top_k=[-1, 2**63],
+    top_p=[-0.1, 1.1], min_p=[-1, 2],
+    typical_p=[0.0, 1.5], repetition_penalty=[0.0, -1], frequency_penalty=[-3, 2.5], presence_penalty=[3],
+    no_repeat_ngram_size=[-1],
+    num_beams=[0], num_return_sequences=[0], eos_token_id=[-1, [], [5, -2]], pad_token_id=[-1], stop_strings=["", ["a",
+    ""]],
+    bad_words_ids=[[], [[]], [[-1]]], logit_bias=[{-1: 0.0}, {1: math.nan}, {1: math.inf}], seed=[-1, 2**64],
+    logprobs=[-1],
     early_stopping=["sometimes", 1],
 )  # fmt: skip
 

@@ -1,5 +1,5 @@
-"""The bits of a text depend only on the text. They do not depend on the batch, chunks, the number of threads, preemption,
-kept keys and values, or drafts. Tests one model of each kind with every kind of weight."""
+"""The bits of a text depend only on the text. They do not depend on the batch, chunks, the number of threads,
+preemption, kept keys and values, or drafts. Tests one model of each kind with every kind of weight."""
 
 from __future__ import annotations
 

@@ -112,7 +112,8 @@ IDS = torch.tensor(prompts(50, vocab_size=256)[0])
     "quantization", sample(FORMATS_AND_MORE, lambda format: format not in ("q2_k", "q5_k", "q6_k")), ids=str
 )
 def test_logits_are_those_of_the_dequantised_weights(quantization) -> None:
-    """On torch the bits equal those of a float32 model with these weights. On the kernels quantised inputs add an error.
+    """On torch the bits equal those of a float32 model with these weights. On the kernels quantised inputs add an
+    error.
 
     An integer product rounds its input to max / 127 of a group. The relative error is peak / (127 sqrt 12), with peaks
     of 2 to 4 times the mean. The errors of successive products add up like independent ones. float8 does not round its

@@ -217,8 +217,10 @@ def test_the_largest_codes_do_not_saturate(isa):
     signs = torch.cat(
         [torch.ones(1, k), -torch.ones(1, k), 1 - 2.0 * (torch.arange(k) % 2).view(1, k), torch.randn(1, k).sign()]
     )
-    for layout, ends in ((WeightLayout("int8", None), (-128, 127)), (WeightLayout("int8", 32), (-128, 127)), (WeightLayout("int4", 128), (0, 15)),
-                          (WeightLayout("int4", None), (0, 15)), (WeightLayout("int4", 32, codebook="iq4_nl"), (0, 15))):  # fmt: skip
+    for layout, ends in ((WeightLayout("int8", None), (-128, 127)), (WeightLayout("int8", 32), (-128, 127)),
+    (WeightLayout("int4", 128), (0, 15)),
+                          (WeightLayout("int4", None), (0, 15)), (WeightLayout("int4", 32, codebook="iq4_nl"), (0,
+                           15))):  # fmt: skip
         ends = torch.tensor(ends, dtype=torch.int8 if layout.code == "int8" else torch.uint8)
         codes = torch.cat([ends[[0]].expand(1, k), ends[[1]].expand(1, k), ends[torch.randint(2, (14, k))]])
         rows = QuantizedRows(layout, codes, torch.ones(16, layout.num_groups(k)))

@@ -1,4 +1,5 @@
-"""Tests marked `alone` measure time, memory or the progress of a thread: while one runs, no other test of this tree does.
+"""Tests marked `alone` measure time, memory or the progress of a thread: while one runs, no other test of this tree
+does.
 
 Every worker holds a shared lock during an ordinary test, and an exclusive lock during tests marked `alone`. It keeps
 the exclusive lock until its next ordinary test, so that several `alone` tests in a row wait for the others once. A

@@ -12,7 +12,8 @@ CLAIMS = {
         "The capital of Egypt": """
             assert "Cairo" in output.texts[0] and output.metrics.num_generated_tokens <= 4""",
         "model.stream(": """
-            pieces = list(model.stream(prompt, SamplingConfig(do_sample=True, temperature=0.7, seed=1, max_new_tokens=60)))
+            drawn = SamplingConfig(do_sample=True, temperature=0.7, seed=1, max_new_tokens=60)
+            pieces = list(model.stream(prompt, drawn))
             assert len(pieces) > 10
             assert "".join(pieces) == model.generate(prompt, SamplingConfig(
                 do_sample=True, temperature=0.7, seed=1, max_new_tokens=60)).texts[0]""",
@@ -60,7 +61,8 @@ CLAIMS = {
         "gen, regex": """
             assert "Tokyo" in answer["city"] and out["next"] == "5" and out["pet"] in ("dogs", "cats")""",
         "lm.batch": """
-            assert texts == [str(lm + question + gen(max_tokens=8)) for question in questions] and "Cairo" in texts[0]""",
+            assert texts == [str(lm + question + gen(max_tokens=8)) for question in questions]
+            assert "Cairo" in texts[0]""",
         "get_weather": """
             assert "sunny, 24 degrees" in str(chat) and "24" in chat["answer"]""",
     },
@@ -88,7 +90,8 @@ CLAIMS = {
             assert len(out.generated_token_ids[1]) < 200""",
         "class Budget": """
             said = [*model.tokenizer("1, 2, 3, 4,")["input_ids"], *out.generated_token_ids[0]]
-            assert all(a != b for a, b in zip(said[-len(out.generated_token_ids[0]) - 1:], said[-len(out.generated_token_ids[0]):]))
+            last = said[-len(out.generated_token_ids[0]) - 1:]
+            assert all(a != b for a, b in zip(last, last[1:]))
             assert out.texts[0].count(",") == 2 == out.generated_token_ids[0].count(comma)
             unlimited = model.generate("1, 2, 3, 4,", SamplingConfig(max_new_tokens=16))
             assert unlimited.texts[0].count(",") > 2""",
@@ -99,7 +102,8 @@ CLAIMS = {
             assert all(len(entry.top) == 2 for entry in out.logprobs[0])""",
         "num_beams=4": """
             assert len(output.texts) == 3 and output.sequence_scores == sorted(output.sequence_scores, reverse=True)
-            greedy = model.score(model.generate("Once upon a time", SamplingConfig(max_new_tokens=20)).output_token_ids)[0][-20:]
+            likely = model.generate("Once upon a time", SamplingConfig(max_new_tokens=20))
+            greedy = model.score(likely.output_token_ids)[0][-20:]
             assert output.sequence_scores[0] >= float(greedy.mean()) - 1e-5""",
         "PromptLookupConfig())": """
             plain = LLMModel(TINY).generate("1, 2, 3, 4, 5, 6, 7, 8, 9,", SamplingConfig(max_new_tokens=40))
@@ -132,7 +136,8 @@ CLAIMS = {
     },
     "docs/quantization.md": {
         "careful": """
-            layouts = {part: matrix.plan.layouts.get(part) for matrix in model._model.matrices() for part in matrix.parts}
+            matrices = model._model.matrices()
+            layouts = {part: matrix.plan.layouts.get(part) for matrix in matrices for part in matrix.parts}
             assert all(layout is None for part, layout in layouts.items() if ".layers.0." in part)
             down, gate = layouts["model.layers.1.mlp.down_proj"], layouts["model.layers.1.mlp.gate_proj"]
             assert (down.code, gate.code, gate.group, gate.has_mins) == ("int8", "int4", 32, True)""",

@@ -1,7 +1,7 @@
 """Finds sentences that are hard to read: long ones, ones that begin with the wrong word, and private idioms.
 
-`python -m tests.project.test_prose PATH ...` lists them. It reads docstrings and comments of Python, comments of C++, and
-the text of Markdown pages outside of code blocks and tables."""
+`python -m tests.project.test_prose PATH ...` lists them. It reads docstrings and comments of Python, comments of C++,
+and the text of Markdown pages outside of code blocks and tables."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ def cpp_comments(source: str) -> Iterator[tuple[int, str]]:
 
 
 def joined(comments: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str, bool]]:
-    """Comments on lines of their own that follow each other are one passage; one behind code, with a negative number, is
-    its own."""
+    """Comments on lines of their own that follow each other are one passage; one behind code, with a negative number,
+    is its own."""
     begin, last, texts = 0, -1, []
     for number, text in comments:
         if number > 0 and number == last + 1 and text:

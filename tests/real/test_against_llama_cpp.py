@@ -23,8 +23,8 @@ PERPLEXITY_ERROR = 0.01
 log-probability of a token by about 0.1, and the mean of 511 by about 0.004. Measured errors: up to 0.005 in pace, 0.009
 in llama.cpp."""
 DIVERGENCE = 0.01
-"""Bound of the Kullback-Leibler divergence in nats, the mean of 511 tokens, which such noise changes little. SmolLM2 has
-0.003 on both pages."""
+"""Bound of the Kullback-Leibler divergence in nats, the mean of 511 tokens, which such noise changes little. SmolLM2
+has 0.003 on both pages."""
 
 
 def test_texts_are_the_same_tokens(real, model):

@@ -26,7 +26,8 @@ TRANSFORMERS_DIFFERS = {
     "qwen-coder": {"e\u0301\u200b"},
 }
 """Texts that transformers tokenises differently from a GGUF file. For the first two, llama.cpp's tokens equal ours."""
-SENTENCES = ["the quick brown fox", "every good boy", "rain falls on the hills", "seven small stones", "open the red door",
+SENTENCES = ["the quick brown fox", "every good boy", "rain falls on the hills", "seven small stones",
+"open the red door",
              "cats sleep all day", "birds sing at dawn", "we walk to town"]  # fmt: skip
 WEATHER = {
     "type": "function",

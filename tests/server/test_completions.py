@@ -42,7 +42,8 @@ def test_echo_gives_the_prompt_and_its_logprobs(serving, stream):
     tokens = ids(serving, PROMPT)
     reply = serving.ask(
         "/v1/completions",
-        {"prompt": [tokens], "temperature": 0, "max_tokens": 1, "logprobs": 1, "seed": 1234, "echo": True, "stream": stream},
+        {"prompt": [tokens], "temperature": 0, "max_tokens": 1, "logprobs": 1, "seed": 1234, "echo": True,
+         "stream": stream},
     )  # fmt: skip
     parts = [event["choices"][0] for event in reply.events[:-1]] if stream else reply.json["choices"]
     logprobs = {name: sum((part["logprobs"][name] for part in parts), []) for name in parts[0]["logprobs"]}

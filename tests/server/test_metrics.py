@@ -56,7 +56,8 @@ def test_another_prefix():
         assert not any(name.startswith("pace:") for name in values(serving))
 
 
-@pytest.mark.parametrize("path", ["/v1/models", "/models", "/v1/models/tiny", "/limits", "/version", "/props", "/live", "/health", "/ready", "/openapi.json"])  # fmt: skip
+@pytest.mark.parametrize("path", ["/v1/models", "/models", "/v1/models/tiny", "/limits", "/version", "/props", "/live",
+"/health", "/ready", "/openapi.json"])  # fmt: skip
 def test_information_is_json(serving, path):
     reply = serving.ask(path)
     assert reply.status == 200 and reply.json

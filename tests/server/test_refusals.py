@@ -41,7 +41,8 @@ FIELDS = {
     "stop": [5, [""], "", ["x"] * 65, "x" * 257, [1]],
     "stream": ["true", 1],
     "stream_options": [{"include_usage": True}, 1],
-    "logit_bias": [{"x": 1}, {"5": 1e308}, {"5": "1"}, {"99999": 1}, {"05": 1, "5": -1}, {str(i): 1 for i in range(1025)}, [1]],
+    "logit_bias": [{"x": 1}, {"5": 1e308}, {"5": "1"}, {"99999": 1}, {"05": 1, "5": -1},
+    {str(i): 1 for i in range(1025)}, [1]],
     "stop_token_ids": [[-1], [99999], ["1"], 5],
     "allowed_token_ids": [[], [-1], [99999]],
     "bad_words": [[""], 5],
@@ -97,8 +98,10 @@ def test_prompts_that_are_too_long_are_known_as_such(serving):
     for text in ("a " * 2000, "a" * 3_000_000):
         messages = [{"role": "user", "content": text}]
         for path, body in ((CHAT, {"messages": messages}), (COMPLETIONS, {"prompt": text}),
-                           ("/v1/responses", {"input": text}), ("/v1/messages", {"messages": messages, "max_tokens": 5}),
-                           ("/tokenize", {"prompt": text}), ("/v1/messages/count_tokens", {"messages": messages})):  # fmt: skip
+                           ("/v1/responses", {"input": text}), ("/v1/messages", {"messages": messages,
+                            "max_tokens": 5}),
+                           ("/tokenize", {"prompt": text}), ("/v1/messages/count_tokens",
+                            {"messages": messages})):  # fmt: skip
             reply = serving.ask(path, {"model": "tiny", **body})
             if reply.status == 200:  # nothing is generated, so the only limit is in bytes
                 assert len(text) < 10_000 and path in ("/tokenize", "/v1/messages/count_tokens")
@@ -128,8 +131,10 @@ def test_prompts_that_are_too_long(serving):
 @pytest.mark.parametrize(
     "body",
     [b"[]", b'"x"', b"null", b"", b"{", b'{"messages": NaN}', b'{"a": 1e999}', b'{"a": 1, "a": 2}',
-     b'{"a": ' + b"9" * 5000 + b"}", b"\xff\xfe", b'{"a": "\\ud800"}', b'{"x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
-     b'{"x": ' + b"[" * 200 + b"]" * 200 + b"}", b'{"a": [' + b"1," * LARGE + b"9" * 5000 + b"]}", b'{"a": [' + b"1," * LARGE + b"]}"],
+     b'{"a": ' + b"9" * 5000 + b"}", b"\xff\xfe", b'{"a": "\\ud800"}',
+     b'{"x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+     b'{"x": ' + b"[" * 200 + b"]" * 200 + b"}", b'{"a": [' + b"1," * LARGE + b"9" * 5000 + b"]}",
+     b'{"a": [' + b"1," * LARGE + b"]}"],
     ids=lambda body: repr(body[:16]),
 )  # fmt: skip
 def test_a_body_that_is_no_json_object(serving, body):
@@ -150,7 +155,8 @@ PAIRS = b",".join(b'"%d":""' % number for number in range(200_000))
 @pytest.mark.parametrize(
     "path, body",
     [(CHAT, b'{"messages": [], "stop": %b}' % MANY), ("/v1/responses", b'{"input": %b}' % MANY),
-     ("/v1/responses", b'{"input": %b}' % MANY.replace(b"1", b"{}")), ("/detokenize", b'{"tokens": %b}' % MANY.replace(b"1", b"[]")),
+     ("/v1/responses", b'{"input": %b}' % MANY.replace(b"1", b"{}")), ("/detokenize",
+      b'{"tokens": %b}' % MANY.replace(b"1", b"[]")),
      ("/v1/messages", b'{"max_tokens": 1, "messages": %b}' % MANY)],
     ids=["stop", "input", "items", "tokens", "turns"],
 )  # fmt: skip

@@ -14,7 +14,8 @@ TOOLS = [
 ]
 CALLED = [{"role": "user", "content": "Well?"},
           {"role": "assistant", "content": None, "tool_calls": [
-              {"id": f"c{k}", "type": "function", "function": {"name": "time", "arguments": '{"city": "city%d"}' % k}} for k in range(2)]},
+              {"id": f"c{k}", "type": "function", "function": {"name": "time",
+               "arguments": '{"city": "city%d"}' % k}} for k in range(2)]},
           *({"role": "tool", "tool_call_id": f"c{k}", "content": f"result{k}"} for k in range(2))]  # fmt: skip
 
 ONE = {"role": "user", "content": "One?"}

@@ -1,8 +1,8 @@
 """Maps rows of checkpoint tensors to rows of weights.
 
 A tensor may hold the rows of one matrix or of several. For example all experts; queries, keys and values head by head;
-or alternating gate and up. It may also hold them as columns. `RowRange` selects rows of a tensor, `TensorSource` locates
-a part of a matrix, and a `WeightTarget` is their destination.
+or alternating gate and up. It may also hold them as columns. `RowRange` selects rows of a tensor, `TensorSource`
+locates a part of a matrix, and a `WeightTarget` is their destination.
 """
 
 from __future__ import annotations

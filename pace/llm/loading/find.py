@@ -47,8 +47,8 @@ def find_checkpoint(
     "NAME:QUANT", such as "org/name:Q4_K_M", is the GGUF file of a repository or directory with that quant in its name.
     Without QUANT, a GGUF repository gives Q4_K_M, else its only file.
 
-    Raises FileNotFoundError for a directory, repository, revision or quant that does not exist, or is not cached and the
-    Hub is offline. Also for a missing shard, and a download that ended early. Raises PermissionError for a gated or
+    Raises FileNotFoundError for a directory, repository, revision or quant that does not exist, or is not cached and
+    the Hub is offline. Also for a missing shard, and a download that ended early. Raises PermissionError for a gated or
     private repository. Raises ValueError for another file, several GGUF files, an invalid id, and a revision of a local
     directory. Also raises TypeError, OSError (disk full), and the errors of `check`.
     """

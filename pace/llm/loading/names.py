@@ -87,8 +87,8 @@ def check_coverage(
     names: Mapping[str, str],
     targets: Mapping[str, list[WeightTarget]],
 ) -> None:
-    """Raises ValueError unless every target has one tensor of its shape, and every tensor has a target or a reason to be
-    ignored. `names`: the result of `match_names`."""
+    """Raises ValueError unless every target has one tensor of its shape, and every tensor has a target or a reason to
+    be ignored. `names`: the result of `match_names`."""
     ignored = list(model.ignored_tensors)
     if isinstance(model.lm_head, TiedLMHead):
         # A tied int8 head, for which transformers needs the scales twice (pace/calibrate/encoding.py).

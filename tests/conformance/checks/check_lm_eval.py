@@ -25,7 +25,8 @@ def results(kind: str, chat: bool = False, /, **arguments: str | int | bool) -> 
     with_tasks = ["pace_generation"] if chat else ["pace_choice", "pace_generation"]
     os.chdir(TASKS)  # the tasks name their data files relative to this folder
     return simple_evaluate(
-        model=kind, model_args=dict(arguments), tasks=with_tasks, batch_size=4, apply_chat_template=chat, bootstrap_iters=0,
+        model=kind, model_args=dict(arguments), tasks=with_tasks, batch_size=4, apply_chat_template=chat,
+        bootstrap_iters=0,
         task_manager=TaskManager(include_path=str(TASKS), include_defaults=False), log_samples=True,
     )  # fmt: skip
 

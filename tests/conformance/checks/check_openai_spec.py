@@ -38,7 +38,8 @@ STREAMED = [
         {}, {"stream_options": {"include_usage": True}}, {"logprobs": True, "top_logprobs": 2},
         {"n": 2, "temperature": 1.0}, {"stop": "Par", "logprobs": True},
     )],
-    *[("/completions", "CreateCompletionResponse", TEXT | more) for more in ({}, {"logprobs": 2}, {"echo": True, "n": 2})],
+    *[("/completions", "CreateCompletionResponse", TEXT | more) for more in ({}, {"logprobs": 2}, {"echo": True,
+    "n": 2})],
     *[("/responses", "ResponseStreamEvent", RESPONSE | more) for more in (
         {}, {"max_output_tokens": 1}, {"top_logprobs": 2, "include": ["message.output_text.logprobs"]},
     )],

@@ -1,5 +1,5 @@
-"""`kv_cache_dtype` sets the dtype of keys and values. The promises about equal bits hold in every dtype. int8 takes half
-the memory of bfloat16 and costs little accuracy."""
+"""`kv_cache_dtype` sets the dtype of keys and values. The promises about equal bits hold in every dtype. int8 takes
+half the memory of bfloat16 and costs little accuracy."""
 
 from __future__ import annotations
 
@@ -124,7 +124,8 @@ def test_the_backends_agree() -> None:
 def test_logits_are_near() -> None:
     """The bundled float32 model with its cache in other dtypes, over 5,003 tokens that it was not trained on.
 
-    Measured: the mean error of log-probabilities is 0.0010 in bfloat16 and 0.0030 in int8. Their mean of -1.2409 becomes
+    Measured: the mean error of log-probabilities is 0.0010 in bfloat16 and 0.0030 in int8. Their mean of -1.2409
+    becomes
     -1.2409 and -1.2404."""
     texts = [json.loads(line)["text"] for line in HELDOUT.read_text(encoding="utf-8").splitlines()]
     text = [text for text in texts if 60 < len(text) < 2000][:60]

@@ -1,5 +1,5 @@
-"""Operations in any order on every kind of cache. The bookkeeping stays right, and each sequence keeps the positions that
-its next tokens attend to, also if blocks are shared."""
+"""Operations in any order on every kind of cache. The bookkeeping stays right, and each sequence keeps the positions
+that its next tokens attend to, also if blocks are shared."""
 
 from __future__ import annotations
 

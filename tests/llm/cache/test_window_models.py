@@ -96,8 +96,8 @@ def test_logits_of_sessions_that_grow_are_cut_back_and_forked(checkpoint, kv_dty
 
 
 def test_texts_that_compete_for_a_small_pool(checkpoint) -> None:
-    """Greedy, sampled and beam search texts are preempted, drafted for and reused. One of the small pools runs op by op,
-    with the same bits as the program."""
+    """Greedy, sampled and beam search texts are preempted, drafted for and reused. One of the small pools runs op by
+    op, with the same bits as the program."""
     prompts = [text(length, length) for length in (150, 90, 170, 17)] + [text(150, 150)[:120] + text(9)]
     configs = [
         SamplingConfig(max_new_tokens=30, ignore_eos=True, logprobs=1),

@@ -366,14 +366,17 @@ def test_what_counting_does_not_see_is_refused_before_the_first_token() -> None:
 KEPT = {
     "choices": lambda number: Grammar.choices([f"number {number} {index}" for index in range(400)]),
     "optional": lambda number: Grammar.json_schema(optional(300, f"p{number}x")),
-    "required": lambda number: Grammar.json_schema(optional(400, f"p{number}x", required=[f"p{number}x{i}" for i in range(400)])),
-    "nested": lambda number: Grammar.json_schema({"properties": {f"p{number}{i}": optional(20, f"{i}") for i in range(20)}}),
+    "required": lambda number: Grammar.json_schema(optional(400, f"p{number}x",
+    required=[f"p{number}x{i}" for i in range(400)])),
+    "nested": lambda number: Grammar.json_schema({"properties": {f"p{number}{i}": optional(20,
+    f"{i}") for i in range(20)}}),
     "multiple": lambda number: Grammar.json_schema({"type": "integer", "multipleOf": 2001 + number}),
     "long": lambda number: Grammar.json_schema({"const": f"{number}" * 5000}),
     "merged": lambda number: Grammar.json_schema(
         {
             "$defs": {"x": optional(60, f"{number}x")},
-            "properties": {f"q{i}": {"allOf": [{"$ref": "#/$defs/x"}, {"properties": {f"z{i}": {}}}]} for i in range(10)},
+            "properties": {f"q{i}": {"allOf": [{"$ref": "#/$defs/x"},
+            {"properties": {f"z{i}": {}}}]} for i in range(10)},
         }
     ),
 }  # fmt: skip

@@ -37,8 +37,8 @@ STEP_TOKENS, STEP_ROWS = 512, 128
 """Limits of the scheduler: tokens and logit rows per step."""
 
 ALLOCATOR_BYTES = 24 << 20
-"""Allowance for token lists, block tables, and memory kept by Python, threads and the allocator. Activations of the long
-text would take far more."""
+"""Allowance for token lists, block tables, and memory kept by Python, threads and the allocator. Activations of the
+long text would take far more."""
 
 
 @functools.cache

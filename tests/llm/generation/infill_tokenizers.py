@@ -17,7 +17,8 @@ DEEPSEEK = {"<｜fim▁begin｜>": False, "<｜fim▁hole｜>": False, "<｜fim�
 
 
 def with_tokens(names: dict[str, bool]) -> PreTrainedTokenizerFast:
-    """Returns the tokenizer with its last words replaced by the tokens `names`. The values are True for special ones."""
+    """Returns the tokenizer with its last words replaced by the tokens `names`. The values are True for special
+    ones."""
     plain = AutoTokenizer.from_pretrained(str(TINY))
     state = json.loads(plain.backend_tokenizer.to_str())
     words = sorted(state["model"]["vocab"], key=state["model"]["vocab"].get)[-len(names) :]

@@ -24,7 +24,8 @@ def random_ids(seed: int, *shape: int) -> torch.Tensor:
 
 
 def likeliest(model, ids: list[int], tokens: list[int]) -> list[int]:
-    """Returns transformers' greedy token in place of each of `tokens`. They are equal if `tokens` is its greedy text."""
+    """Returns transformers' greedy token in place of each of `tokens`. They are equal if `tokens` is its greedy
+    text."""
     with torch.no_grad():
         rows = model(torch.tensor([ids + tokens[:-1]])).logits[0, len(ids) - 1 :]
     return rows.argmax(-1).tolist()

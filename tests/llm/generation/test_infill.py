@@ -71,7 +71,8 @@ def test_a_tokenizer_that_puts_a_blank_before_texts():
     tokenizer = tokenizer_zoo.sentencepiece()
     tokenizer = type(tokenizer)(
         tokenizer_object=type(tokenizer.backend_tokenizer).from_str(tokenizer.backend_tokenizer.to_str()),
-        bos_token="<s>", eos_token="</s>", unk_token="<unk>", additional_special_tokens=["▁<PRE>", "▁<SUF>", "▁<MID>", "▁<EOT>"],
+        bos_token="<s>", eos_token="</s>", unk_token="<unk>", additional_special_tokens=["▁<PRE>", "▁<SUF>", "▁<MID>",
+        "▁<EOT>"],
     )  # fmt: skip
     infill = Infill.of(tokenizer)
     prompt = infill.prompt(tokenizer, "the end", "\nfox")

@@ -23,7 +23,8 @@ IDS = torch.arange(3, 40)
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
-    """Returns the folder and logits of a tiny float32 Llama saved by transformers. Its weights are exact in bfloat16."""
+    """Returns the folder and logits of a tiny float32 Llama saved by transformers. Its weights are exact in
+    bfloat16."""
     folder = tmp_path_factory.mktemp("tiny")
     model = save_tiny(folder, "llama", {})
     with torch.no_grad():

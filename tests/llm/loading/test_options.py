@@ -1,5 +1,5 @@
-"""Loading checks its options in two steps. `LoadOptions` refuses values that are wrong for every checkpoint. `open_model`
-refuses the rest before weights are read."""
+"""Loading checks its options in two steps. `LoadOptions` refuses values that are wrong for every checkpoint.
+`open_model` refuses the rest before weights are read."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ GOOD = {
     "bmc_rows": (32, lambda model: model._engine.cache.allocator.spare_rows(100) == 32),
 }
 HUB = {"revision": "v1", "token": "secret", "cache_dir": "/nowhere", "local_files_only": True, "progress": False}
-"""Options for the Hub. `GOOD` has the others: a value, mostly not the default, and a check that it reached the model."""
+"""Options for the Hub. `GOOD` has the others: a value, mostly not the default, and a check that it reached the
+model."""
 
 WRONG = {
     "model_name_or_path": [(5, TypeError), (None, TypeError), ("no/such/model/here", FileNotFoundError)],

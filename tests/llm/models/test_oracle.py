@@ -1,5 +1,5 @@
-"""Compares every architecture and variant without experts with transformers and with itself: cached, ragged, chunked and
-recorded. test_oracle_of_experts.py tests those with experts."""
+"""Compares every architecture and variant without experts with transformers and with itself: cached, ragged, chunked
+and recorded. test_oracle_of_experts.py tests those with experts."""
 
 from __future__ import annotations
 

@@ -98,7 +98,8 @@ VISION = {
         "patch_size": 4,
     },
     "llama4": {
-        "hidden_size": 8, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vision_output_dim": 12,
+        "hidden_size": 8, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "vision_output_dim": 12,
         "image_size": 16, "patch_size": 4, "projector_input_dim": 12, "projector_output_dim": 12,
     },
     "qwen2_vl": {"depth": 1, "embed_dim": 8, "hidden_size": 32, "num_heads": 2, "patch_size": 4},
@@ -398,8 +399,8 @@ def text_part(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def as_published(model: torch.nn.Module) -> torch.nn.Module:
-    """Makes Phi-3.5-MoE behave as published: transformers 5.24 detects a long sequence but then uses the frequencies for
-    short ones."""
+    """Makes Phi-3.5-MoE behave as published: transformers 5.24 detects a long sequence but then uses the frequencies
+    for short ones."""
     if model.config.model_type == "phimoe":
         rotary = model.model.rotary_emb
         # bound to this instance, so that a deep copy of the model uses the copy
@@ -416,8 +417,8 @@ def auto_class(model_type: str) -> Any:
 def save_tiny(folder: Path, model_type: str, fields: dict[str, Any]) -> torch.nn.Module:
     """Makes the tiny model with `make_oracle`, saves it in float32, and returns it.
 
-    All weights are random, also those of norms and biases, so that a model that forgets one fails. The numbers are exact
-    in bfloat16, so that the same checkpoint serves both dtypes."""
+    All weights are random, also those of norms and biases, so that a model that forgets one fails. The numbers are
+    exact in bfloat16, so that the same checkpoint serves both dtypes."""
     torch.manual_seed(sum(map(ord, model_type)))
     model = make_oracle(model_type, config_fields(model_type, fields)).eval()
     with torch.no_grad():

@@ -191,8 +191,8 @@ class Visit:
             assert agree(ops, torch.cat(rows), prefill(model, self.ids))
 
     def generate(self, model: BaseModelForCausalLM, count: int) -> tuple[Tensor, Tensor]:
-        """Returns the first `START` tokens of the prompt and `count` greedy ones `[T]`, and the logits after each of them
-        `[T, V]`."""
+        """Returns the first `START` tokens of the prompt and `count` greedy ones `[T]`, and the logits after each of
+        them `[T, V]`."""
         runner, text, logits = Runner(model, 1, START + count), [*self.ids[:START]], []
         for position in range(START + count):
             logits.append(runner.step({0: text[position][None]}, {0: START})[0][-1])
@@ -202,8 +202,8 @@ class Visit:
 
     @torch.no_grad()
     def check_greedy(self, text: Tensor, logits: Tensor) -> None:
-        """Compares logits and greedy tokens with transformers. Uses the cache of transformers if the frequencies depend on
-        the length (dynamic, longrope), and crosses the lengths at which they change."""
+        """Compares logits and greedy tokens with transformers. Uses the cache of transformers if the frequencies depend
+        on the length (dynamic, longrope), and crosses the lengths at which they change."""
         if self.frequencies_change:
             theirs = copy.deepcopy(self.theirs)  # dynamic rotations remember the longest sequence
             out = theirs(text[None, :START], use_cache=True)
@@ -371,8 +371,8 @@ def assert_same_program(
     kv_dtype: torch.dtype | None = None,
     threads: Sequence[int | None] = (None,),
 ) -> None:
-    """Checks that a recorded model, fused or not, has the same bits of logits and cache as the model run op by op. It is
-    recorded once and runs with each number of `threads`; None leaves the number as it is."""
+    """Checks that a recorded model, fused or not, has the same bits of logits and cache as the model run op by op. It
+    is recorded once and runs with each number of `threads`; None leaves the number as it is."""
     model.kv_dtype = kv_dtype or model.dtype
     programs = ProgramRunner(model), ProgramRunner(model, optimise=False)
     eager, expected = Runner(model, 4, PROMPT), []

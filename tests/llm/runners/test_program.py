@@ -39,8 +39,8 @@ def test_the_same_bits_on_every_table(isa, model_type, fields, tmp_path):
 def test_long_spans_short_spans_and_partitions_of_both(tmp_path, threads, kv_dtype):
     """Heads are prepared before attention if a span has many rows, or if its rows are split over threads.
 
-    With few rows the tasks of attention prepare them. A task covers a whole span or a partition of 1024 positions, and a
-    span may cross two partitions."""
+    With few rows the tasks of attention prepare them. A task covers a whole span or a partition of 1024 positions, and
+    a span may cross two partitions."""
     save_tiny(tmp_path, "qwen3", {"max_position_embeddings": 4096})
     model = load_model(tmp_path, torch.bfloat16, native)
     model.kv_dtype = kv_dtype

@@ -17,8 +17,8 @@ def free(lengths: list[int]) -> float:
 
 @dataclass
 class Machine:
-    """Simulates decoding with drafts that are right with probability `rate`, and counts tokens and seconds. A step takes
-    `base + slope * tokens` seconds, and `asking` more unless drafting rests."""
+    """Simulates decoding with drafts that are right with probability `rate`, and counts tokens and seconds. A step
+    takes `base + slope * tokens` seconds, and `asking` more unless drafting rests."""
 
     lengths: FixedLength | AdaptiveLength
     rate: float

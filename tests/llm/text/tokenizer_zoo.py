@@ -29,7 +29,8 @@ def byte_level(vocab_size: int = 300) -> PreTrainedTokenizerFast:
 
 @functools.cache
 def sentencepiece(vocab_size: int = 360) -> PreTrainedTokenizerFast:
-    """Returns a tokenizer like those of Llama 2 and Mistral: words begin with ▁, and other bytes have one token each."""
+    """Returns a tokenizer like those of Llama 2 and Mistral: words begin with ▁, and other bytes have one token
+    each."""
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     tokenizer.decoder = decoders.Sequence(

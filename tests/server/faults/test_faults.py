@@ -49,7 +49,8 @@ def test_a_salt_is_a_name_and_no_path(serving):
 def test_logprobs_of_the_longest_prompt(serving):
     most = serving.service.max_length
     done = []
-    worker = threading.Thread(target=lambda: done.append(serving.complete([5, 6, 7] * (most // 3), echo=True, logprobs=20, max_tokens=1)))  # fmt: skip
+    worker = threading.Thread(target=lambda: done.append(serving.complete([5, 6, 7] * (most // 3), echo=True,
+    logprobs=20, max_tokens=1)))  # fmt: skip
     worker.start()
     serving.check_well()  # runs in turns with it
     worker.join()

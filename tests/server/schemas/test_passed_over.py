@@ -83,10 +83,12 @@ def test_only_the_first_line_of_a_system_prompt_is_taken_for_it():
 @pytest.mark.parametrize(
     "tool",
     [
-        {"type": "web_search", "external_web_access": False}, {"type": "web_search_preview", "search_context_size": "low"},
+        {"type": "web_search", "external_web_access": False}, {"type": "web_search_preview",
+         "search_context_size": "low"},
         {"type": "web_search_2025_08_26"}, {"type": "tool_search", "execution": "client"},
         {"type": "custom", "name": "apply_patch", "format": {"type": "grammar", "syntax": "lark", "definition": "x"}},
-        {"type": "namespace", "name": "agents", "tools": [{"type": "function", "name": "close", "parameters": FUNCTION}]},
+        {"type": "namespace", "name": "agents", "tools": [{"type": "function", "name": "close",
+         "parameters": FUNCTION}]},
     ],
     ids=lambda tool: tool["type"],
 )  # fmt: skip
@@ -198,7 +200,8 @@ def test_blocks_of_claude_code():
             {"type": "web_search_tool_result", "tool_use_id": "s1", "content": [{"type": "web_search_result"}]},
             {"type": "text", "text": "b"}, {"type": "tool_use", "id": "t1", "name": "ToolSearch", "input": {}}]},
         {"role": "user", "content": [
-            {"type": "tool_result", "tool_use_id": "t1", "content": [reference("Bash"), {"type": "text", "text": "c"}]}]},
+            {"type": "tool_result", "tool_use_id": "t1", "content": [reference("Bash"), {"type": "text",
+             "text": "c"}]}]},
         {"role": "assistant", "content": [{"type": "tool_use", "id": "t2", "name": "ToolSearch", "input": {}}]},
         {"role": "user", "content": [
             {"type": "tool_result", "tool_use_id": "t2", "content": [reference("Read")] * 40}, reference("Bash")]},

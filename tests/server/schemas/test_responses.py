@@ -61,7 +61,8 @@ def test_thoughts_go_back_to_the_template() -> None:
     messages = job_of({"input": items}).prompt.messages
     thoughts = [(message["role"], message.get("reasoning_content")) for message in messages]
     assert thoughts == [
-        ("user", None), ("assistant", "a\nb"), ("tool", None), ("assistant", "c\nd"), ("user", None), ("assistant", None)
+        ("user", None), ("assistant", "a\nb"), ("tool", None), ("assistant", "c\nd"), ("user", None), ("assistant",
+         None)
     ]  # fmt: skip
 
 
@@ -165,7 +166,8 @@ def test_what_is_not_served_is_refused_by_name(fields: dict[str, Any], param: st
         ({"input": [{"role": "tool", "content": "a"}]}, "input[0].role"),
         ({"input": [{"role": "user", "content": 5}]}, "input[0].content"),
         ({"input": [{"role": "user", "content": [part("a"), {"type": "input_text"}]}]}, "input[0].content[1]"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "file:///"}]}]}, "input[0].content[0]"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "file:///"}]}]},
+         "input[0].content[0]"),
         ({"input": [{"role": "user", "content": [part("a")] * 4097}]}, "input[0].content"),
         ({"input": [{"type": "function_call", "call_id": "c", "name": "f"}]}, "input[0].arguments"),
         ({"input": [{"type": "function_call", "call_id": 5, "name": "f", "arguments": "{}"}]}, "input[0].call_id"),

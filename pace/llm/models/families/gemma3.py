@@ -30,7 +30,8 @@ class Gemma3Config(Gemma2Config):
     without_effect: ClassVar[dict[str, tuple]] = {"attn_logit_softcapping": (None,)}
     also_read: ClassVar[frozenset[str]] = Gemma2Config.also_read | {"rope_local_base_freq"}
     beside_text: ClassVar[frozenset[str]] = frozenset(
-        {"vision_config", "mm_tokens_per_image", *(f"{name}_token_{end}" for name in ("boi", "eoi", "image") for end in ("id", "index"))}
+        {"vision_config", "mm_tokens_per_image", *(f"{name}_token_{end}" for name in ("boi", "eoi",
+         "image") for end in ("id", "index"))}
     )  # fmt: skip
 
     @classmethod

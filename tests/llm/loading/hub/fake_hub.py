@@ -1,4 +1,5 @@
-"""A Hugging Face Hub with a few files on a local port. Implements the part of the protocol that huggingface_hub uses."""
+"""A Hugging Face Hub with a few files on a local port. Implements the part of the protocol that huggingface_hub
+uses."""
 
 from __future__ import annotations
 

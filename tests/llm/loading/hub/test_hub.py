@@ -127,8 +127,10 @@ def test_repositories_that_cannot_be_used(hub, tmp_path):
 
 @pytest.mark.parametrize(
     ("address", "advice"),
-    [("https://huggingface.co/org/single", "; give the id alone, 'org/single'"), ("hf://org/single", "; give the id alone, 'org/single'"),
-     ("https://hf.co/org/single/resolve/main/m.gguf?download=true", "; give the id alone, 'org/single'"), ("http://", "")],
+    [("https://huggingface.co/org/single", "; give the id alone, 'org/single'"), ("hf://org/single",
+     "; give the id alone, 'org/single'"),
+     ("https://hf.co/org/single/resolve/main/m.gguf?download=true", "; give the id alone, 'org/single'"), ("http://",
+      "")],
 )  # fmt: skip
 def test_the_address_of_a_page_is_no_id(address, advice, hub):
     with pytest.raises(FileNotFoundError) as raised:

@@ -138,7 +138,8 @@ def spoilt(content: bytes, what: str) -> bytes:
 @pytest.mark.parametrize(
     ("what", "options", "error", "message"),
     [("architecture", {}, NotImplementedError, "org/tiny-GGUF/.*gguf.*'lhama'"),
-     ("type", {}, NotImplementedError, "org/tiny-GGUF/.*gguf.*type 99"), ("memory", {}, MemoryError, "of memory are left"),
+     ("type", {}, NotImplementedError, "org/tiny-GGUF/.*gguf.*type 99"), ("memory", {}, MemoryError,
+      "of memory are left"),
      ("option", {"max_seq_len": 1 << 20}, ValueError, "max_seq_len"),
      ("option", {"kv_cache_bytes": 64}, ValueError, "kv_cache_bytes")],
     ids=str,

@@ -57,7 +57,8 @@ FORMS = {
     "org/mistral": ("mistral", {"tokenizer_class": "LlamaTokenizerFast"}),
     "unnamed": (None, {"tokenizer_class": None}),
 }
-"""The checkpoints to open. GGUF files: the kind of pre-tokenizer. Directories: the model_type and tokenizer settings."""
+"""The checkpoints to open. GGUF files: the kind of pre-tokenizer. Directories: the model_type and tokenizer
+settings."""
 
 
 @pytest.fixture(scope="module")

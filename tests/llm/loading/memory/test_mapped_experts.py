@@ -1,5 +1,5 @@
-"""Experts in a file give the same bits. The file is made once and used only for the same weights. A mixture can be larger
-than a memory limit."""
+"""Experts in a file give the same bits. The file is made once and used only for the same weights. A mixture can be
+larger than a memory limit."""
 
 from __future__ import annotations
 

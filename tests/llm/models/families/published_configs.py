@@ -1,5 +1,5 @@
-"""Published config.json of checkpoints by name, including fields that `transformers` does not read. Long lists of numbers
-are made up, and vision parts are shortened."""
+"""Published config.json of checkpoints by name, including fields that `transformers` does not read. Long lists of
+numbers are made up, and vision parts are shortened."""
 
 from __future__ import annotations
 
@@ -92,7 +92,8 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     },
     "MiniCPM3-4B": {
         "_name_or_path": "openbmb/MiniCPM3-4B", "architectures": ["MiniCPM3ForCausalLM"],
-        "auto_map": {"AutoConfig": "configuration_minicpm.MiniCPM3Config"}, "bos_token_id": 1, "eos_token_id": [2, 73440],
+        "auto_map": {"AutoConfig": "configuration_minicpm.MiniCPM3Config"}, "bos_token_id": 1, "eos_token_id": [2,
+        73440],
         "hidden_act": "silu", "initializer_range": 0.1, "hidden_size": 2560, "num_hidden_layers": 62,
         "intermediate_size": 6400, "max_position_embeddings": 32768, "model_type": "minicpm3",
         "num_attention_heads": 40, "num_key_value_heads": 40, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32,
@@ -152,7 +153,8 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "router_aux_loss_coef": 0.001, "qkv_bias": True,
     },
     "gpt-oss-20b": {
-        "architectures": ["GptOssForCausalLM"], "attention_bias": True, "attention_dropout": 0.0, "eos_token_id": 200002,
+        "architectures": ["GptOssForCausalLM"], "attention_bias": True, "attention_dropout": 0.0,
+        "eos_token_id": 200002,
         "experts_per_token": 4, "head_dim": 64, "hidden_act": "silu", "hidden_size": 2880,
         "initial_context_length": 4096, "initializer_range": 0.02, "intermediate_size": 2880,
         "layer_types": GPT_OSS_LAYERS * 12, "max_position_embeddings": 131072, "model_type": "gpt_oss",
@@ -314,7 +316,8 @@ PUBLISHED: dict[str, dict[str, Any]] = {
             "rms_norm_eps": 1e-05,
             "rope_scaling": {"factor": 16.0, "high_freq_factor": 1.0, "low_freq_factor": 1.0,
                              "original_max_position_embeddings": 8192, "rope_type": "llama3"},
-            "rope_theta": 500000.0, "router_aux_loss_coef": 0.001, "router_jitter_noise": 0.0, "torch_dtype": "bfloat16",
+            "rope_theta": 500000.0, "router_aux_loss_coef": 0.001, "router_jitter_noise": 0.0,
+            "torch_dtype": "bfloat16",
             "use_cache": True, "use_qk_norm": True, "vocab_size": 202048,
         },
         "vision_config": {"hidden_size": 1408, "model_type": "llama4_vision_model", "rope_theta": 10000},
@@ -475,7 +478,8 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "activation_function": "gelu", "architectures": ["Starcoder2ForCausalLM"], "attention_dropout": 0.1,
         "attention_softmax_in_fp32": True, "bos_token_id": 0, "embedding_dropout": 0.1, "eos_token_id": 0,
         "hidden_act": "gelu_pytorch_tanh", "hidden_size": 3072, "initializer_range": 0.018042,
-        "intermediate_size": 12288, "layer_norm_epsilon": 1e-05, "max_position_embeddings": 16384, "mlp_type": "default",
+        "intermediate_size": 12288, "layer_norm_epsilon": 1e-05, "max_position_embeddings": 16384,
+        "mlp_type": "default",
         "model_type": "starcoder2", "norm_epsilon": 1e-05, "norm_type": "layer_norm", "num_attention_heads": 24,
         "num_hidden_layers": 30, "num_key_value_heads": 2, "residual_dropout": 0.1, "rope_theta": 999999.4420358813,
         "scale_attention_softmax_in_fp32": True, "scale_attn_weights": True, "sliding_window": 4096,

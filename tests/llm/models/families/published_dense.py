@@ -1,4 +1,5 @@
-"""Published config.json of more dense checkpoints. Long lists of numbers are made up, and vision parts are shortened."""
+"""Published config.json of more dense checkpoints. Long lists of numbers are made up, and vision parts are
+shortened."""
 
 from __future__ import annotations
 
@@ -75,7 +76,8 @@ DENSE: dict[str, dict[str, Any]] = {
     "gemma-2-9b-it": GEMMA_2,
     "gemma-2-27b-it": GEMMA_2 | {
         "head_dim": 128, "hidden_size": 4608, "intermediate_size": 36864, "num_attention_heads": 32,
-        "num_hidden_layers": 46, "num_key_value_heads": 16, "query_pre_attn_scalar": 144, "_attn_implementation": "eager",
+        "num_hidden_layers": 46, "num_key_value_heads": 16, "query_pre_attn_scalar": 144,
+        "_attn_implementation": "eager",
     },
     "gemma-3-1b-it": USUAL | {
         "architectures": ["Gemma3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,

@@ -170,8 +170,8 @@ def test_a_pattern_finds_the_experts_of_every_mixture(tmp_path, model_type):
 
 @pytest.mark.parametrize("options", [{}, {"dtype": "bfloat16"}, {"quantization": "int4"}], ids=str)
 def test_llama_4_with_a_tensor_for_each_expert(tmp_path, options):
-    """Compares the published form (transposed, one tensor for all experts) with one tensor per expert, as in checkpoints
-    whose experts are quantised one by one."""
+    """Compares the published form (transposed, one tensor for all experts) with one tensor per expert, as in
+    checkpoints whose experts are quantised one by one."""
     save_tiny(tmp_path, "llama4_text", {"num_hidden_layers": 2})
     expected = logits(tmp_path, **options)
 

@@ -1,7 +1,7 @@
 """Reference models of families without a class in transformers, written from their published code or description.
 
-A reference is called, saved and loaded like the models of transformers. Its cache is the tokens of the sequence, and each
-call computes all of them again."""
+A reference is called, saved and loaded like the models of transformers. Its cache is the tokens of the sequence, and
+each call computes all of them again."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Reference(nn.Module):
     def forward(
         self, ids: Tensor, past_key_values: list[Tensor] | None = None, use_cache: bool = False
     ) -> SimpleNamespace:
-        """Returns the logits `[1, T, V]` of `ids [1, T]`, which continue the tokens of `past_key_values`. Appends them to
-        that list."""
+        """Returns the logits `[1, T, V]` of `ids [1, T]`, which continue the tokens of `past_key_values`. Appends them
+        to that list."""
         past = [] if past_key_values is None else past_key_values
         past.append(ids[0])
         return SimpleNamespace(logits=self.logits(torch.cat(past))[None, -ids.shape[1] :], past_key_values=past)
