@@ -52,7 +52,7 @@ class Metrics:
     @classmethod
     def of(cls, sequences: list[Sequence]) -> Metrics:
         """Computes the metrics of finished sequences. Speeds are 0.0 if their divisor is 0."""
-        times = [sequence.times for sequence in sequences]
+        times = [sequence.stats for sequence in sequences]
         begin = min(each.submitted for each in times)
         end = max(each.finished or begin for each in times)
         admitted = min((each.admitted for each in times if each.admitted is not None), default=end)

@@ -192,7 +192,7 @@ class Sequence:
         """Position of the first token whose logits are needed; None for the last token at the time."""
         self.priority = 0
         """Priority in the scheduler's order; higher runs earlier, negative runs later."""
-        self.place: tuple[int, int] | None = None
+        self.sort_key: tuple[int, int] | None = None
         """Sort key in the scheduler's order, smallest first; set by the scheduler. None while the sequence neither
         waits nor runs."""
 
@@ -222,7 +222,7 @@ class Sequence:
         not yet computed."""
         self.score: float | None = None
         """Score of a continuation found by beam search."""
-        self.times = SequenceStats()
+        self.stats = SequenceStats()
 
     @property
     def block_tables(self) -> list[array]:
@@ -260,8 +260,8 @@ class Sequence:
     def append(self, token: int) -> None:
         """Adds a generated token."""
         self.tokens.append(token)
-        if self.times.first_token is None:
-            self.times.first_token = time.perf_counter()
+        if self.stats.first_token is None:
+            self.stats.first_token = time.perf_counter()
 
     def report_to(self, sink: TokenSink) -> None:
         """Sets the receiver of the sequence's tokens; step callbacks run before it."""

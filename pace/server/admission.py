@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
-from pace.llm.engine.scheduler import HEAD_START
+from pace.llm.engine.scheduler import ARRIVALS_PER_PRIORITY
 from pace.server.errors import ApiError
 from pace.server.limits import Limits
 
@@ -125,7 +125,9 @@ class Admission:
             raise self._too_long()
         self._arrivals += 1
         turn = asyncio.get_running_loop().create_future()
-        waiting = Waiting((self._arrivals - HEAD_START * priority, self._arrivals), num_rows, num_tokens, turn)
+        waiting = Waiting(
+            (self._arrivals - ARRIVALS_PER_PRIORITY * priority, self._arrivals), num_rows, num_tokens, turn
+        )
         insort(self._waiting, waiting)
         try:
             await turn

@@ -182,14 +182,14 @@ class Answer:
         return Usage(
             prompt_tokens=sum(sequence.num_prompt_tokens for sequence in firsts),
             completion_tokens=0 if self._job.max_tokens == 0 else sum(choice.num_read for choice in self._choices),
-            cached_tokens=sum(sequence.times.num_reused for sequence in firsts),
+            cached_tokens=sum(sequence.stats.num_reused for sequence in firsts),
             reasoning_tokens=sum(choice.num_thought for choice in self._choices),
         )
 
     @property
     def first_token(self) -> float | None:
         """Time of the first token of any choice, by `time.perf_counter`."""
-        times = [sequence.times.first_token for sequence in self._sequences]
+        times = [sequence.stats.first_token for sequence in self._sequences]
         return min((when for when in times if when is not None), default=None)
 
     @property

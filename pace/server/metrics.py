@@ -74,7 +74,7 @@ class Metrics:
             self._prompt.inc(group[0].num_prompt_tokens)
             self._prompt_sizes.observe(group[0].num_prompt_tokens)
             self._queries.inc(group[0].num_prompt_tokens)
-            self._hits.inc(group[0].times.num_reused)
+            self._hits.inc(group[0].stats.num_reused)
             for sequence in group:
                 self._count(sequence)
 
@@ -85,7 +85,7 @@ class Metrics:
     # ------------------------------------------------------------------------------------------------------------------
 
     def _count(self, sequence: Sequence) -> None:
-        times, num_generated = sequence.times, sequence.num_generated
+        times, num_generated = sequence.stats, sequence.num_generated
         self._success.labels(sequence.finish_reason or "cancelled").inc()
         self._generated.inc(num_generated)
         self._sizes.observe(num_generated)

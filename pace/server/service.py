@@ -260,7 +260,7 @@ class Service:
     def _measure(self, samples: list[list[Sequence]]) -> None:
         """Reports the time of each prompt's prefill to the queue."""
         for group in samples:
-            times = group[0].times
+            times = group[0].stats
             if times.first_token is not None and times.admitted is not None:
                 self.admission.measured(
                     group[0].num_prompt_tokens - times.num_reused, times.first_token - times.admitted

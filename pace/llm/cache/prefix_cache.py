@@ -77,7 +77,7 @@ class PrefixCache:
         index, end = sequence.num_computed // BLOCK_SIZE, sequence.logits_from // BLOCK_SIZE
         if index >= end:
             return
-        num_before, times = sequence.num_computed, sequence.times
+        num_before, times = sequence.num_computed, sequence.stats
         found: list[Node] = []
         node = self._node_before(sequence, index)
         while index + len(found) < end and node:

@@ -212,7 +212,7 @@ class BeamSearch:
         for sequence in self._sequences[1:]:
             engine.scheduler.park(sequence)
         engine.scheduler.add(first)
-        self._place = first.place
+        self._sort_key = first.sort_key
         engine.between_steps.append(self.advance)
 
     def cancel(self) -> None:
@@ -276,14 +276,14 @@ class BeamSearch:
             self._go_on(self._state.next)
         for beam in self._state.beams:
             if not self._is_ranked(beam):
-                self._engine.scheduler.resume(beam, self._place)
+                self._engine.scheduler.resume(beam, self._sort_key)
 
     def _note_times(self, beam: Sequence) -> None:
         """Records the rows' first token when the prompt has been computed."""
         for row in self.rows:
-            if row.times.first_token is None:
-                row.times.admitted, row.times.num_reused = beam.times.admitted, beam.times.num_reused
-                row.times.first_token = time.perf_counter()
+            if row.stats.first_token is None:
+                row.stats.admitted, row.stats.num_reused = beam.stats.admitted, beam.stats.num_reused
+                row.stats.first_token = time.perf_counter()
 
     def _is_ranked(self, beam: Sequence) -> bool:
         if beam not in self._engine.scheduler.parked:
@@ -396,7 +396,7 @@ class BeamSearch:
                 sequence.strategy = parent.strategy.fork()
         for (sequence, _), hypothesis in zip(placed, next.running):
             sequence.tokens, sequence.mask = hypothesis.tokens, hypothesis.mask
-            sequence.times.first_token = self.rows[0].times.first_token
+            sequence.stats.first_token = self.rows[0].stats.first_token
         self._state = State([sequence for sequence, _ in placed], next)
 
     def _assign(self, running: list[Hypothesis]) -> list[tuple[Sequence, Sequence]]:
@@ -420,12 +420,12 @@ class BeamSearch:
                 f"logits_processors, or ask for less"
             )
         now = time.perf_counter()
-        self.rows[0].times.num_preemptions = sum(sequence.times.num_preemptions for sequence in self._sequences)
+        self.rows[0].stats.num_preemptions = sum(sequence.stats.num_preemptions for sequence in self._sequences)
         for row, hypothesis in zip_longest(self.rows, hypotheses[: len(self.rows)]):
             if hypothesis is not None:
                 row.tokens, row.stopping, row.logprobs = hypothesis.tokens, hypothesis.stopping, hypothesis.logprobs
                 row.score = self._score(hypothesis)
-            row.times.finished = now
+            row.stats.finished = now
             row.finish_reason = reason or hypothesis.finish_reason
 
     def _leave(self) -> None:

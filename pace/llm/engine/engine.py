@@ -144,7 +144,7 @@ class Engine:
         num_accepted = max(0, len(sequence.tokens) - length - 1)
         self.cache.commit(sequence, span.start + span.num_tokens + num_accepted)
         if span.drafts:
-            sequence.times.count_drafts(span, num_accepted)
+            sequence.stats.count_drafts(span, num_accepted)
         self.cache.publish(sequence)
         self._recompute_if_grown(sequence)
         self.scheduler.settle(sequence)
@@ -166,14 +166,14 @@ class Engine:
         """Drops the cache of a sequence whose generated tokens reached the length at which the model changes all RoPE
         angles. Keeps the cache of a session: its tokens come from the caller and are not generated."""
         length = self.recompute_length
-        has_generated = sequence.times.first_token is not None
+        has_generated = sequence.stats.first_token is not None
         if length and has_generated and sequence.rope_length < length <= len(sequence.tokens):
             sequence.recomputed_length = length
             self.cache.free(sequence)
 
     def _end(self, sequence: Sequence) -> None:
         """Removes a finished sequence and notifies its sink of the end."""
-        sequence.times.finished = time.perf_counter()
+        sequence.stats.finished = time.perf_counter()
         self.scheduler.remove(sequence)
         if sequence.error is not None:
             self.failures.append(sequence.error)
@@ -261,7 +261,7 @@ class Engine:
         self.between_steps.clear()
         parked = [sequence for sequence in self.scheduler.parked if sequence.steps is None]
         for span in self._under_way:
-            if span.sequence.is_finished and span.sequence.times.finished is None:
+            if span.sequence.is_finished and span.sequence.stats.finished is None:
                 self._end(span.sequence)
         self.abort([sequence for sequence in self._start_afresh() if sequence not in parked])
 

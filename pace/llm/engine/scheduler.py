@@ -12,10 +12,10 @@ from typing import Any
 
 from pace.llm.sequence import Sequence, Span
 
-HEAD_START = 64
+ARRIVALS_PER_PRIORITY = 64
 """Positions in the order that one unit of priority is worth: the default number of sequences in a step."""
 
-_place = attrgetter("place")
+_sort_key = attrgetter("sort_key")
 
 
 class Scheduler:
@@ -25,9 +25,10 @@ class Scheduler:
     A sequence is `waiting`, `running` (gets spans), or `parked`: everything is computed and nothing is asked of it, as
     in an idle session. Parked sequences are in order of last use, oldest first.
 
-    The order is by arrival, 0, 1, 2, ..., less HEAD_START for each unit of priority; ties go to the earlier arrival.
-    Let q be the highest priority among sequences that arrive after one of priority p. Fewer than `HEAD_START * (q - p)`
-    of them overtake it, however many come: no sequence starves. A session has a new arrival with every append.
+    The order is by arrival, 0, 1, 2, ..., less ARRIVALS_PER_PRIORITY for each unit of priority; ties go to the earlier
+    arrival. Let q be the highest priority among sequences that arrive after one of priority p. Fewer than
+    `ARRIVALS_PER_PRIORITY * (q - p)` of them overtake it, however many come: no sequence starves. A session has a new
+    arrival with every append.
 
     When the pool runs out, cached blocks of parked sequences are freed first, then those that waiting sequences hold.
     Then the running sequence that is last in the order loses its blocks and waits again, at its old position. A
@@ -76,10 +77,10 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Queues a new or parked sequence at its position in the order. Assigns a position if it has none."""
-        if sequence.place is None:
+        if sequence.sort_key is None:
             arrival = next(self._arrivals)
-            sequence.place = (arrival - HEAD_START * sequence.priority, arrival)
-        insort(self.waiting, sequence, key=_place)
+            sequence.sort_key = (arrival - ARRIVALS_PER_PRIORITY * sequence.priority, arrival)
+        insort(self.waiting, sequence, key=_sort_key)
         self.parked.pop(sequence, None)
 
     def park(self, sequence: Sequence) -> None:
@@ -89,16 +90,16 @@ class Scheduler:
         if sequence in self.waiting:
             self.waiting.remove(sequence)
 
-    def resume(self, sequence: Sequence, place: tuple[int, int]) -> None:
-        """Resumes a parked sequence that got a token, at `place` in the order. It runs at once if the cache still holds
-        the rest of it. Otherwise it waits for room. Does nothing for a sequence that is not parked."""
+    def resume(self, sequence: Sequence, sort_key: tuple[int, int]) -> None:
+        """Resumes a parked sequence that got a token, at `sort_key` in the order. It runs at once if the cache still
+        holds the rest of it. Otherwise it waits for room. Does nothing for a sequence that is not parked."""
         if sequence not in self.parked:
             return
-        sequence.place = place
+        sequence.sort_key = sort_key
         if sequence.num_pending == 1:
             self.running[sequence] = None
         else:
-            insort(self.waiting, sequence, key=_place)
+            insort(self.waiting, sequence, key=_sort_key)
         self.parked.pop(sequence)
 
     def settle(self, sequence: Sequence) -> None:
@@ -111,7 +112,7 @@ class Scheduler:
         elif sequence.num_pending == 0:
             self.parked[sequence] = None
             self.running.pop(sequence)
-            sequence.place = None
+            sequence.sort_key = None
 
     def remove(self, sequence: Sequence) -> None:
         """Frees the blocks of a sequence and removes it from its queue. Does nothing for one that is already
@@ -121,7 +122,7 @@ class Scheduler:
         self.parked.pop(sequence, None)
         if sequence in self.waiting:
             self.waiting.remove(sequence)
-        sequence.place = None
+        sequence.sort_key = None
         for sharer in sequence.prompt_sharers:
             sharer.waits_for_prompt = False
         sequence.prompt_sharers.clear()
@@ -129,7 +130,7 @@ class Scheduler:
     def restart(self) -> None:
         """Sends all running sequences back to the queue, in order, after the cache was reset. Tolerates a sequence that
         a failed move left in two queues; every move enters the new queue before it leaves the old one."""
-        self.waiting = sorted(dict.fromkeys((*self.running, *self.waiting)), key=_place)
+        self.waiting = sorted(dict.fromkeys((*self.running, *self.waiting)), key=_sort_key)
         self.running.clear()
         for sequence in self.waiting:
             self.parked.pop(sequence, None)
@@ -147,7 +148,7 @@ class Scheduler:
         spans: dict[Sequence, Span] = {}
         tokens_left, rows_left = self.max_tokens_per_step, self.max_logit_rows_per_step
         prefilling = []
-        for sequence in sorted(self.running, key=_place):
+        for sequence in sorted(self.running, key=_sort_key):
             if sequence.num_pending != 1:
                 prefilling.append(sequence)
             elif tokens_left and self._reserve(sequence, len(sequence.tokens), spans):
@@ -175,13 +176,13 @@ class Scheduler:
                 return
             self.running[sequence] = None
             self.waiting.remove(sequence)
-            sequence.times.admitted = sequence.times.admitted or time.perf_counter()
+            sequence.stats.admitted = sequence.stats.admitted or time.perf_counter()
 
     def _make_room(self, sequence: Sequence) -> bool:
         """Makes room to run a waiting sequence: one of `max_sequences_per_step` and blocks for all its tokens. Frees
         blocks of idle sequences, then, if that is enough, of running ones later in the order. Returns False if there is
         no room."""
-        behind = sorted((other for other in self.running if other.place > sequence.place), key=_place)
+        behind = sorted((other for other in self.running if other.sort_key > sequence.sort_key), key=_sort_key)
         while True:
             may_run = len(self.running) < self.max_sequences_per_step
             if may_run and self._has_room(sequence):
@@ -240,14 +241,14 @@ class Scheduler:
         none."""
         others = [other for other in self.running if other not in spans and other is not spared]
         if others:
-            self._preempt(max(others, key=_place))
+            self._preempt(max(others, key=_sort_key))
         return bool(others)
 
     def _preempt(self, sequence: Sequence) -> None:
         """Sends a running sequence back to its position in the queue. It keeps its blocks until they are reclaimed."""
-        insort(self.waiting, sequence, key=_place)
+        insort(self.waiting, sequence, key=_sort_key)
         del self.running[sequence]
-        sequence.times.num_preemptions += 1
+        sequence.stats.num_preemptions += 1
 
     def _share_prompt(self, sequence: Sequence) -> None:
         """Shares the prompt's blocks once all of it but its last token is computed. The sharers compute that token

@@ -148,8 +148,8 @@ class SpeculativeDrafter:
         """Notes a step of a rest, which is not measured: it counts as a plain step."""
         for span in spans:
             sequence = span.sequence
-            sequence.times.step_seconds += self._plain_share
-            sequence.times.plain_seconds += self._plain_share
+            sequence.stats.step_seconds += self._plain_share
+            sequence.stats.plain_seconds += self._plain_share
             if sequence.is_finished:
                 self.forget(sequence)
 
@@ -178,7 +178,7 @@ class SpeculativeDrafter:
         if plain_seconds is None:
             return
         for span, tokens in zip(spans, outcomes):
-            times = span.sequence.times
+            times = span.sequence.stats
             times.step_seconds += seconds / num_spans
             times.plain_seconds += plain_seconds / num_spans * len(tokens)
 

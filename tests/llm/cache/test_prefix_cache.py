@@ -296,7 +296,7 @@ def salted(engine: Engine, prompt: list[int], salt: str | None = None) -> int:
     while not sequence.is_finished:
         engine.step()
     engine.check_idle()
-    return sequence.times.num_reused
+    return sequence.stats.num_reused
 
 
 def test_two_salts_never_share_a_block() -> None:

@@ -15,7 +15,7 @@ from pace.llm import CallbackStreamer, SamplingConfig
 from pace.llm.clients.requests import Request
 from pace.llm.clients.streamer import ProgressBar, Streamer, make_streamer
 from pace.llm.clients.token_log import TokenEvent, TokenLog
-from pace.llm.engine.scheduler import HEAD_START
+from pace.llm.engine.scheduler import ARRIVALS_PER_PRIORITY
 from pace.llm.generator import Generator
 from pace.llm.sampling.logits import LogitsProcessor
 from tests.llm.fake_model import FakeModel
@@ -40,7 +40,7 @@ def test_a_stream_of_higher_priority_starves_no_one(num_at_once: int, low: int, 
                 break
             engine.step()
         num_before = sum(bool(other.tokens) for other in others)
-    most = max(0, HEAD_START * (high - low) - 1)  # requests that arrive later but are served first
+    most = max(0, ARRIVALS_PER_PRIORITY * (high - low) - 1)  # requests that arrive later but are served first
     assert most <= num_before <= most + num_at_once - 1, "and those beside it in the same step"
 
 

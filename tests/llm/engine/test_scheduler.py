@@ -129,7 +129,7 @@ def test_the_last_in_the_order_gives_way() -> None:
     assert list(scheduler.running) == [first, second, third] and scheduler.cache.num_free_blocks == 0
     run_step(scheduler, scheduler.schedule())
     assert list(scheduler.running) == [first, second] and scheduler.waiting == [third]
-    assert third.times.num_preemptions == 1 and not third.block_table
+    assert third.stats.num_preemptions == 1 and not third.block_table
 
 
 def test_a_prompt_of_higher_priority_is_read_before_one_that_is_being_read() -> None:

@@ -80,7 +80,7 @@ def test_reused_prefixes_and_forks_are_the_bits_of_fresh_texts(kv_dtype) -> None
         with Session(generator.driver) as session:
             rows = session.append(ids[:length], 5)
             assert torch.equal(rows, whole[length - 5 : length])
-            reused += session._sequence.times.num_reused
+            reused += session._sequence.stats.num_reused
             with session.fork() as twin:
                 assert torch.equal(twin.append([7, 8], "all"), prefill(model, torch.tensor([*ids[:length], 7, 8]))[-2:])
             assert torch.equal(session.append([9], "all"), prefill(model, torch.tensor([*ids[:length], 9]))[-1:])

@@ -314,13 +314,13 @@ def test_whoever_hears_of_the_end_finds_nothing_left_and_all_times_noted(name: s
 
     class Sink(NullSink):
         def end(self, sequence, reason, error) -> None:
-            seen.append((engine.cache.used_bytes, engine.drafter.memory().cache_used, sequence.times.step_seconds))
+            seen.append((engine.cache.used_bytes, engine.drafter.memory().cache_used, sequence.stats.step_seconds))
 
     sequence.sink = Sink()
     engine.submit([sequence])
     while engine.step():
         pass
-    assert sequence.times.num_drafted > 0 and seen == [(0, 0, sequence.times.step_seconds)]
+    assert sequence.stats.num_drafted > 0 and seen == [(0, 0, sequence.stats.step_seconds)]
 
 
 @pytest.mark.parametrize("name", SOURCES)
