@@ -142,8 +142,16 @@ print(min(seconds_of_steps(16) / seconds_of_steps(1) for _ in range(3)))
 # -- pinning -----------------------------------------------------------------------------------------------------------
 
 
-def masks() -> dict[str, list[list[int]]]:
-    """CPU masks of all threads of this process, from the operating system: the pool's workers, and the others."""
+def masks(num_workers: int) -> dict[str, list[list[int]]]:
+    """CPU masks of all threads of this process, from the operating system: the pool's workers, and the others. Waits
+    until there are `num_workers`, because the system lists a thread for a moment after it was joined."""
+    deadline = time.monotonic() + 5
+    while len((found := current_masks())["pace"]) != num_workers and time.monotonic() < deadline:
+        time.sleep(0.001)
+    return found
+
+
+def current_masks() -> dict[str, list[list[int]]]:
     found: dict[str, list[list[int]]] = {"pace": [], "others": []}
     for task in Path("/proc/self/task").iterdir():
         try:
@@ -165,14 +173,12 @@ def test_pinned_workers_have_a_cpu_each_and_nobody_else_has():
     _C.set_num_threads(count, pinned=True)
     work()
     assert _C.pinned_cpus() == _C.cpus_to_pin(count) and len(set(_C.pinned_cpus())) == count
-    found = masks()
+    found = masks(count - 1)
     assert found["pace"] == sorted([cpu] for cpu in _C.pinned_cpus()[1:])
     assert all(cpus == CPUS for cpus in found["others"])
     _C.set_num_threads(count)
     work()
-    assert (
-        _C.pinned_cpus() == [] and all(cpus == CPUS for cpus in masks()["pace"]) and len(masks()["pace"]) == count - 1
-    )
+    assert _C.pinned_cpus() == [] and masks(count - 1)["pace"] == [CPUS] * (count - 1)
 
 
 @pytest.mark.skipif(len(CPUS) < 2, reason="one CPU")
@@ -187,7 +193,7 @@ def test_threads_that_others_start_later_are_not_pinned():
             "torch.set_num_threads(2)",
             "torch.randn(600, 600) @ torch.randn(600, 600)",
             "child = subprocess.run([sys.executable, '-c', 'import os; print(sorted(os.sched_getaffinity(0)))'], capture_output=True, text=True)",
-            "print(json.dumps({**masks(), 'child': json.loads(child.stdout)}))",
+            "print(json.dumps({**masks(1), 'child': json.loads(child.stdout)}))",
         ]
     )
     result = subprocess.run(
