@@ -42,6 +42,7 @@ def test_prompt_logprobs_are_those_of_the_model(limits: dict[str, int], num_bloc
             logits, token = model.logits_of(prompt[:index]), prompt[index]
             own, _, _ = OPS.token_logprobs(logits[None], torch.tensor([0]), torch.tensor([token]), 0)
             assert told[index].token == token and told[index].logprob == float(own[0])
+            assert told[index].logprob == pytest.approx(float(logits.log_softmax(-1)[token]), abs=1e-5)
             assert [token for token, _ in told[index].top] == logits.topk(2).indices.tolist()
     plain = make_generator(model).generate(prompts, SamplingConfig(max_new_tokens=25, ignore_eos=True))
     assert out.generated_token_ids == plain.generated_token_ids and plain.prompt_logprobs is None
