@@ -16,6 +16,7 @@ from pace.llm.runners.batch_builder import BatchBuilder
 from pace.llm.sampling.sampler import Sampler
 from pace.llm.sequence import Sequence, Span
 from pace.memory import format_bytes
+from pace.ops.protocol import Ops
 
 MOST_PRIORITY = 100
 """Limit in both directions, so the number of sequences that can overtake another is bounded."""
@@ -30,7 +31,7 @@ class Engine:
     def __init__(
         self,
         model: Any,
-        ops: Any,
+        ops: Ops,
         cache: CacheManager,
         scheduler: Scheduler,
         drafter: Drafter | None = None,
@@ -61,7 +62,7 @@ class Engine:
     def create(
         cls,
         model: Any,
-        ops: Any,
+        ops: Ops,
         cache_bytes: int,
         drafter: Drafter | None = None,
         max_seq_len: int | None = None,
@@ -180,6 +181,7 @@ class Engine:
         self.scheduler.remove(sequence)
         if sequence.error is not None:
             self.failures.append(sequence.error)
+        assert sequence.finish_reason is not None
         sequence.sink.end(sequence, sequence.finish_reason, sequence.error)
 
     def _recover(self, error: BaseException) -> None:

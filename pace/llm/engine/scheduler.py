@@ -181,7 +181,7 @@ class Scheduler:
         """Makes room to run a waiting sequence: one of `max_sequences_per_step` and blocks for all its tokens. Frees
         blocks of idle sequences, then, if that is enough, of running ones later in the order. Returns False if there is
         no room."""
-        behind = sorted((other for other in self.running if other.place > sequence.place), key=_place)
+        behind = sorted((other for other in self.running if _place(other) > _place(sequence)), key=_place)
         while True:
             may_run = len(self.running) < self.max_sequences_per_step
             if may_run and self._has_room(sequence):
