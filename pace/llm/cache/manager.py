@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from pace.batch import BLOCK_SIZE, KVSpec, LayerBlocks
-from pace.llm.cache.allocators import Paged, Windowed
+from pace.llm.cache.allocators import BlockAllocator, Paged, Windowed
 from pace.llm.cache.block_pool import BlockPool, num_blocks_of
 from pace.llm.cache.contiguous import Contiguous, RunPool, balanced_rows
 from pace.llm.cache.groups import by_lifetime, is_kept, most_bytes, most_tokens, tables_of
@@ -70,6 +70,8 @@ class CacheManager:
                 f"prefix_cache_bytes={prefix_cache_bytes} keeps no block, which takes {spec.block_bytes} bytes "
                 f"here; raise it, or say 0 for none"
             )
+        self.pool: BlockPool
+        self.allocator: BlockAllocator
         if kv_cache_type == KVCacheType.PAGED:
             self.pool = BlockPool(spec, num_blocks, prefix_cache_bytes // spec.block_bytes)
             keeps_all = all(group.window is None for group in spec.groups)

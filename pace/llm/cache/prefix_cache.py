@@ -25,6 +25,9 @@ class RootKey(NamedTuple):
     cache_salt: str | None
 
 
+NodeKey = Tokens | RootKey
+
+
 @dataclass(eq=False, slots=True, repr=False)
 class Node:
     """16 positions whose keys and values are known, and the nodes that follow them.
@@ -35,10 +38,10 @@ class Node:
 
     parent: Node | None
     """None for a root, which has a key instead of tokens, and no blocks."""
-    tokens: Tokens | RootKey
+    tokens: NodeKey
     blocks: list[int]
     """One block for each group of layers; -1 if a group with a window has lost its block."""
-    children: dict[Tokens, Node] = field(default_factory=dict)
+    children: dict[NodeKey, Node] = field(default_factory=dict)
 
 
 class PrefixCache:
@@ -60,15 +63,19 @@ class PrefixCache:
         self.pool = pool
         self.rope_regime = rope_regime
         self.windows = [group.window for group in pool.spec.groups]
-        forget = weakref.WeakMethod(
-            self._forget
-        )  # a strong reference from the pool would keep all memory until a collection
-        pool.content_is_lost = lambda block: forget()(block)
+        # A strong reference from the pool would keep all memory until a collection.
+        forget = weakref.WeakMethod(self._forget)
+
+        def content_is_lost(block: int) -> None:
+            if own_forget := forget():
+                own_forget(block)
+
+        pool.content_is_lost = content_is_lost
         self.reset()
 
     def reset(self) -> None:
         """Drops everything; the pool was reset."""
-        self._roots: dict[RootKey, Node] = {}
+        self._roots: dict[NodeKey, Node] = {}
         self._nodes: dict[int, Node] = {}  # by block
 
     def reuse(self, sequence: Sequence) -> None:

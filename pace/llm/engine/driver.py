@@ -72,9 +72,10 @@ class EngineDriver:
     @property
     def engine(self) -> Engine:
         """The engine, for reading; only `call` may change it. Raises the error that ended the driver."""
-        engine = self._engine
+        engine, why_ended = self._engine, self._why_ended
         if engine is None:
-            raise self._why_ended()
+            assert why_ended is not None
+            raise why_ended()
         return engine
 
     def submit(self, sequences: Iterable[Sequence]) -> None:
@@ -88,6 +89,7 @@ class EngineDriver:
                     sequence.finish_reason = "cancelled"
                 else:
                     sequence.fail(error)
+                assert sequence.finish_reason is not None
                 sequence.sink.end(sequence, sequence.finish_reason, sequence.error)
 
         self.post(lambda engine: engine.submit(sequences), refuse)
@@ -196,9 +198,9 @@ class EngineDriver:
                 return False
             try:
                 self.stepping_since = time.perf_counter()
-                has_stepped = self._engine.step()
+                has_stepped = self.engine.step()
                 self.stepping_since = None
-                for error in self._engine.failures:
+                for error in self.engine.failures:
                     forget_engine_frames(error)
                 if not has_stepped:
                     if not self._inbox:
@@ -218,7 +220,7 @@ class EngineDriver:
             self._current = work, refuse = self._inbox[0]
             self._inbox.popleft()
             try:
-                work(self._engine)
+                work(self.engine)
             except BaseException as error:
                 forget_engine_frames(error)
                 _quietly(refuse, error)
@@ -230,7 +232,7 @@ class EngineDriver:
         self._current, self._of_the_parent = None, []
         for _, refuse in posted:
             _quietly(refuse, OfTheParent())
-        self._engine.abandon()
+        self.engine.abandon()
 
     def _give_up(self, cause: BaseException) -> None:
         def reason() -> Exception:
@@ -249,11 +251,12 @@ class EngineDriver:
         """Fails everything in flight. Holds the lock, so work posted meanwhile is failed here or refused when it is
         posted."""
         with self._lock:
-            if self._is_exiting or self._engine is None:
+            why_ended = self._why_ended
+            if self._is_exiting or self._engine is None or why_ended is None:
                 return
-            _quietly(self._engine.fail_all, self._why_ended())
+            _quietly(self._engine.fail_all, why_ended())
             while self._inbox:
-                _quietly(self._inbox.popleft()[1], self._why_ended())
+                _quietly(self._inbox.popleft()[1], why_ended())
             self._engine = None
 
     def _end(self, reason: Callable[[], Exception]) -> None:

@@ -17,6 +17,7 @@ from pace.llm.runners.batch_builder import BatchBuilder
 from pace.llm.sampling.sampler import Sampler
 from pace.llm.sequence import Sequence, Span
 from pace.memory import format_bytes
+from pace.ops.protocol import Ops
 
 
 class Engine:
@@ -26,7 +27,7 @@ class Engine:
     def __init__(
         self,
         model: Any,
-        ops: Any,
+        ops: Ops,
         cache: CacheManager,
         scheduler: Scheduler,
         drafter: Drafter | None = None,
@@ -57,7 +58,7 @@ class Engine:
     def create(
         cls,
         model: Any,
-        ops: Any,
+        ops: Ops,
         cache_bytes: int,
         drafter: Drafter | None = None,
         max_seq_len: int | None = None,
@@ -177,6 +178,7 @@ class Engine:
         self.scheduler.remove(sequence)
         if sequence.error is not None:
             self.failures.append(sequence.error)
+        assert sequence.finish_reason is not None
         sequence.sink.end(sequence, sequence.finish_reason, sequence.error)
 
     def _recover(self, error: BaseException) -> None:
@@ -219,6 +221,7 @@ class Engine:
     def park(self, sequence: Sequence, num_generated: int) -> None:
         """Pauses a sequence until `go_on` and keeps only its first `num_generated` generated tokens; its owner may
         append others. To be called between two steps. The cached part is kept, as for a session."""
+        assert sequence.strategy is not None, f"{sequence} was never to be generated"
         self.drafter.forget(sequence)
         self.scheduler.park(sequence)
         sequence.rollback(num_generated)

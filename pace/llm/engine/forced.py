@@ -23,14 +23,15 @@ class ForcedTokens:
         self._recompute_length = recompute_length
 
     def extend(self, spans: list[Span], cache: Any) -> None:
-        masked = [span for span in spans if span.sequence.mask is not None]
         tokens_left = self._scheduler.max_tokens_per_step - sum(span.num_tokens for span in spans)
         rows_left = self._scheduler.max_logit_rows_per_step - sum(span.num_rows for span in spans)
-        for span in masked:
-            sequence, strategy = span.sequence, span.sequence.strategy
-            if not strategy.takes_drafts or span.start + span.num_tokens < len(sequence.tokens):
+        for span in spans:
+            sequence, mask, strategy = span.sequence, span.sequence.mask, span.sequence.strategy
+            if mask is None or strategy is None or not strategy.takes_drafts:
                 continue
-            tokens = sequence.mask.forced_after(sequence, self._vocab_size)
+            if span.start + span.num_tokens < len(sequence.tokens):
+                continue
+            tokens = mask.forced_after(sequence, self._vocab_size)
             if not tokens:
                 continue
             most = min(tokens_left, rows_left) if strategy.needs_every_row else tokens_left

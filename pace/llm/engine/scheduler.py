@@ -182,7 +182,7 @@ class Scheduler:
         """Makes room to run a waiting sequence: one of `max_sequences_per_step` and blocks for all its tokens. Frees
         blocks of idle sequences, then, if that is enough, of running ones later in the order. Returns False if there is
         no room."""
-        behind = sorted((other for other in self.running if other.sort_key > sequence.sort_key), key=_sort_key)
+        behind = sorted((other for other in self.running if _sort_key(other) > _sort_key(sequence)), key=_sort_key)
         while True:
             may_run = len(self.running) < self.max_sequences_per_step
             if may_run and self._has_room(sequence):

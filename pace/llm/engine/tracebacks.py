@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import FrameType
 
 
-def forget_engine_frames(error: BaseException) -> None:
+def forget_engine_frames(error: BaseException | None) -> None:
     """Drops the local variables of pace's frames from an error's traceback, which prints as before.
 
     Otherwise a reference to the error (a notebook, `sys.last_exc`) would keep the engine, and the weights after

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import ModuleType
-
 from torch import Tensor
 
 from pace.batch import ForwardBatch, KVBlocks, Positions
@@ -11,7 +9,7 @@ from pace.llm.layers.base import Layer, Vectors
 from pace.llm.layers.linear import Linear
 from pace.llm.layers.norm import HeadNorm, NoHeadNorm
 from pace.llm.layers.rotary import Angles, NoRotary, Rotary, Temperature
-from pace.ops.protocol import AttentionOptions
+from pace.ops.protocol import AttentionOptions, ForwardOps
 
 
 class Attention(Layer):
@@ -58,7 +56,7 @@ class Attention(Layer):
 
     def __call__(
         self,
-        ops: ModuleType,
+        ops: ForwardOps,
         x: Tensor,
         angles: Angles,
         batch: ForwardBatch,
@@ -79,7 +77,7 @@ class Attention(Layer):
         context = ops.attention(q, kv, batch.spans, options)
         return self.output(ops, context, residual=residual)
 
-    def _normalise(self, ops: ModuleType, q: Tensor, k: Tensor) -> None:
+    def _normalise(self, ops: ForwardOps, q: Tensor, k: Tensor) -> None:
         self.query_norm(ops, q)
         self.key_norm(ops, k)
 

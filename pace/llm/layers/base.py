@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from types import ModuleType
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from pace.llm.layers.weight_target import TensorSource, WeightTarget
+from pace.ops.protocol import WeightOps
 
 FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 """Dtypes of weights that are not quantised."""
@@ -48,13 +48,13 @@ class Layer:
         the model (pace/calibrate)."""
         return []
 
-    def allocate(self, ops: ModuleType, dtype: torch.dtype) -> None:
+    def allocate(self, ops: WeightOps, dtype: torch.dtype) -> None:
         """Allocates all weights: matrices in `dtype`, or quantised, in the storage of `ops`; vectors in float32
         (float64 for a float64 model)."""
         for child in self.children():
             child.allocate(ops, dtype)
 
-    def planned_nbytes(self, ops: ModuleType, dtype: torch.dtype) -> int:
+    def planned_nbytes(self, ops: WeightOps, dtype: torch.dtype) -> int:
         """The value of `nbytes` after `allocate(ops, dtype)`."""
         return sum(child.planned_nbytes(ops, dtype) for child in self.children())
 
@@ -105,11 +105,11 @@ class Vectors(Layer):
         for name, part in zip(self.lengths, self.values.split(list(self.lengths.values())) if self.lengths else ()):
             yield name, part - self.offset if self.offset else part
 
-    def allocate(self, ops: ModuleType, dtype: torch.dtype) -> None:
+    def allocate(self, ops: WeightOps, dtype: torch.dtype) -> None:
         if self.lengths:
             self.values = torch.zeros(sum(self.lengths.values()), dtype=torch.promote_types(dtype, torch.float32))
 
-    def planned_nbytes(self, ops: ModuleType, dtype: torch.dtype) -> int:
+    def planned_nbytes(self, ops: WeightOps, dtype: torch.dtype) -> int:
         return sum(self.lengths.values()) * torch.promote_types(dtype, torch.float32).itemsize
 
     @property

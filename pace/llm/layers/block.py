@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from types import ModuleType
 from typing import Protocol
 
 from torch import Tensor
@@ -14,6 +13,7 @@ from pace.llm.layers.base import Layer
 from pace.llm.layers.linear import Linear
 from pace.llm.layers.norm import LayerNorm, NoNorm, RMSNorm
 from pace.llm.layers.rotary import Angles
+from pace.ops.protocol import ForwardOps
 
 Norm = RMSNorm | LayerNorm | NoNorm
 
@@ -30,7 +30,7 @@ class Mixer(Protocol):
 
     def __call__(
         self,
-        ops: ModuleType,
+        ops: ForwardOps,
         x: Tensor,
         angles: Angles,
         batch: ForwardBatch,
@@ -45,7 +45,7 @@ class FeedForward(Protocol):
     @property
     def readers(self) -> list[Linear]: ...
 
-    def __call__(self, ops: ModuleType, x: Tensor, residual: Tensor | None = None) -> Tensor: ...
+    def __call__(self, ops: ForwardOps, x: Tensor, residual: Tensor | None = None) -> Tensor: ...
 
 
 class Block(Layer):
@@ -97,7 +97,7 @@ class Block(Layer):
             found = [(self.mixer_norm, self.mixer.readers), (self.mlp_norm, self.mlp.readers)]
         return [(norm, readers) for norm, readers in found if not isinstance(norm, NoNorm)]
 
-    def __call__(self, ops: ModuleType, x: Tensor, angles: Angles, batch: ForwardBatch, kv: LayerBlocks) -> Tensor:
+    def __call__(self, ops: ForwardOps, x: Tensor, angles: Angles, batch: ForwardBatch, kv: LayerBlocks) -> Tensor:
         normed = self.mixer_norm(ops, x)
         mixer = partial(self.mixer, ops, normed, angles, batch, kv)
         if self.parallel:
@@ -109,7 +109,7 @@ class Block(Layer):
             normed = self.mlp_norm(ops, x)
         return self._add(ops, x, partial(self.mlp, ops, normed), self.mlp_post_norm)
 
-    def _add(self, ops: ModuleType, x: Tensor, branch: Callable[..., Tensor], post_norm: Norm | None) -> Tensor:
+    def _add(self, ops: ForwardOps, x: Tensor, branch: Callable[..., Tensor], post_norm: Norm | None) -> Tensor:
         """Adds a branch to x. `branch(residual)` returns `residual + branch`, or only the branch without a residual."""
         if post_norm is not None and self.norms_sum:
             return post_norm(ops, branch(residual=x))

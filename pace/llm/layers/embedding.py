@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import ModuleType
 
 from torch import Tensor
 
 from pace.llm.layers.base import Layer, Vectors
 from pace.llm.layers.linear import Linear
+from pace.ops.protocol import ForwardOps
 
 
 class Embedding(Linear):
@@ -18,7 +18,7 @@ class Embedding(Linear):
     def __init__(self, name: str, num_rows: int, k: int):
         super().__init__({name: num_rows}, k)
 
-    def __call__(self, ops: ModuleType, ids: Tensor) -> Tensor:
+    def __call__(self, ops: ForwardOps, ids: Tensor) -> Tensor:
         return ops.embedding(ids, self.weight)
 
 
@@ -43,5 +43,5 @@ class TiedLMHead(Layer):
     def children(self) -> Iterator[Layer]:
         yield self.bias
 
-    def __call__(self, ops: ModuleType, x: Tensor) -> Tensor:
+    def __call__(self, ops: ForwardOps, x: Tensor) -> Tensor:
         return ops.linear(x, self.embedding.weight, self.bias.values)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator
-from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -13,7 +12,7 @@ from pace.llm.layers.linear import GatedLinear, Linear
 from pace.llm.layers.mlp import GatedMLP
 from pace.llm.layers.weight_target import RowRange, TensorSource
 from pace.ops.experts import ClampedSwiglu, Router
-from pace.ops.protocol import ExpertOptions, Stack
+from pace.ops.protocol import ExpertOptions, ForwardOps, Stack, WeightOps
 from pace.ops.weight_layout import AnyLayout, WeightLayout, parts_of
 
 Parts = dict[str, int | TensorSource]
@@ -91,22 +90,22 @@ class ExpertLinear(Layer):
         """The names of the tensors that hold its matrices."""
         return {expert.tensor(part) for expert in self.experts for part in expert.parts}
 
-    def allocate(self, ops: ModuleType, dtype: torch.dtype) -> None:
+    def allocate(self, ops: WeightOps, dtype: torch.dtype) -> None:
         if self.has_bias:
             self.biases = torch.zeros(self.count, self.n, dtype=torch.promote_types(dtype, torch.float32))
         self.hold(ops, self.in_file or ops.empty_stack(self.count, self.n, self.k, self.storage(dtype), self.glu))
 
-    def hold(self, ops: ModuleType, stack: Stack) -> None:
+    def hold(self, ops: WeightOps, stack: Stack) -> None:
         """Uses a stack as its weights."""
         self.stack = stack
         for index, (expert, weight) in enumerate(zip(self.experts, stack.experts, strict=True)):
             expert.hold(ops, weight, self.biases[index] if self.biases is not None else None)
 
-    def matrix_nbytes(self, ops: ModuleType, dtype: torch.dtype) -> int:
+    def matrix_nbytes(self, ops: WeightOps, dtype: torch.dtype) -> int:
         """Bytes of the matrices, without biases."""
         return ops.stack_nbytes(self.count, self.n, self.k, self.storage(dtype), self.glu)
 
-    def planned_nbytes(self, ops: ModuleType, dtype: torch.dtype) -> int:
+    def planned_nbytes(self, ops: WeightOps, dtype: torch.dtype) -> int:
         of_biases = sum(expert.bias.planned_nbytes(ops, dtype) for expert in self.experts)
         return of_biases + self.matrix_nbytes(ops, dtype)
 
@@ -151,7 +150,7 @@ class MixtureOfExperts(Layer):
         of_shared = self.shared.readers if self.shared else []
         return [self.gate, *self.gate_up.experts, *of_shared, *([self.shared_gate] if self.shared_gate else [])]
 
-    def __call__(self, ops: ModuleType, x: Tensor, residual: Tensor | None = None) -> Tensor:
+    def __call__(self, ops: ForwardOps, x: Tensor, residual: Tensor | None = None) -> Tensor:
         routing = ops.route(self.gate(ops, x), self.router, self.choice_bias.values)
         options = ExpertOptions(self.activation, self.gate_up.biases, self.down.biases, self.weigh_inputs)
         y = ops.experts(x, self.gate_up.stack, self.down.stack, routing, options, residual)

@@ -9,7 +9,6 @@ prefill compute attention without materialising them, so that a row has the same
 from __future__ import annotations
 
 from threading import Lock
-from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -21,7 +20,7 @@ from pace.llm.layers.linear import Linear
 from pace.llm.layers.norm import HeadNorm, RMSNorm
 from pace.llm.layers.rotary import Angles, NoRotary, Rotary
 from pace.llm.layers.weight_target import Piece, RowRange, TensorSource, WeightTarget
-from pace.ops.protocol import AttentionOptions
+from pace.ops.protocol import AttentionOptions, ForwardOps
 
 
 class LatentAttention(Layer):
@@ -64,7 +63,7 @@ class LatentAttention(Layer):
 
     def __call__(
         self,
-        ops: ModuleType,
+        ops: ForwardOps,
         x: Tensor,
         angles: Angles,
         batch: ForwardBatch,
@@ -83,7 +82,7 @@ class LatentAttention(Layer):
         values = ops.heads_linear(context.unflatten(1, heads), self.values_up.stack)
         return self.output(ops, values, residual=residual)
 
-    def _heads(self, ops: ModuleType, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _heads(self, ops: ForwardOps, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Returns queries `[T, heads, nope_dim + rope_dim]`, latent `[T, 1, rank]` and the key `[T, 1, rope_dim]`."""
         rank, rope_dim = self.cache.rank, self.cache.rope_dim
         last = self.down.n - rope_dim

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from types import ModuleType
 
 import torch
 from torch import Tensor
 
 from pace.llm.layers.base import Layer, Vectors
 from pace.llm.layers.weight_target import Piece, TensorSource, WeightTarget
-from pace.ops.protocol import Weight
+from pace.ops.protocol import ForwardOps, Weight, WeightOps
 from pace.ops.weight_layout import AnyLayout, MixedLayout, WeightLayout, layout_of_rows
 from pace.quant import Format
 
@@ -31,7 +30,7 @@ class WeightPlan:
     order: Tensor | None = None
     """Order of the columns, as in `QuantizedRows`."""
 
-    def prepare(self, ops: ModuleType, rows: Piece, part: str) -> Piece:
+    def prepare(self, ops: WeightOps, rows: Piece, part: str) -> Piece:
         """Converts rows of a part to the weight's format. Raises a ValueError that names the tensor for floats that
         cannot be quantised."""
         if part in self.formats:
@@ -67,7 +66,7 @@ class Linear(Layer):
         self._ops = None
 
     def __call__(
-        self, ops: ModuleType, x: Tensor, activation: str | None = None, residual: Tensor | None = None
+        self, ops: ForwardOps, x: Tensor, activation: str | None = None, residual: Tensor | None = None
     ) -> Tensor:
         return ops.linear(x, self.weight, self.bias.values, activation, residual)
 
@@ -88,22 +87,22 @@ class Linear(Layer):
         """The names of the tensors that hold its matrix."""
         return {self.tensor(part) for part in self.parts}
 
-    def allocate(self, ops: ModuleType, dtype: torch.dtype) -> None:
+    def allocate(self, ops: WeightOps, dtype: torch.dtype) -> None:
         super().allocate(ops, dtype)
         empty = self.in_file or ops.empty_weight(self.n, self.k, self.storage(dtype), self.glu, self.plan.order)
         self.hold(ops, empty)
 
-    def hold(self, ops: ModuleType, weight: Weight, bias: Tensor | None = None) -> None:
+    def hold(self, ops: WeightOps, weight: Weight, bias: Tensor | None = None) -> None:
         """Uses a weight, and a bias, as its own."""
         self._ops = ops
         self.weight = weight
         if bias is not None:
             self.bias.values = bias
 
-    def planned_nbytes(self, ops: ModuleType, dtype: torch.dtype) -> int:
+    def planned_nbytes(self, ops: WeightOps, dtype: torch.dtype) -> int:
         return super().planned_nbytes(ops, dtype) + self.matrix_nbytes(ops, dtype)
 
-    def matrix_nbytes(self, ops: ModuleType, dtype: torch.dtype) -> int:
+    def matrix_nbytes(self, ops: WeightOps, dtype: torch.dtype) -> int:
         """Bytes of the matrix, without biases."""
         return ops.weight_nbytes(self.n, self.k, self.storage(dtype), self.glu)
 
@@ -146,7 +145,7 @@ class GatedLinear(Linear):
 
     glu = True
 
-    def __call__(self, ops: ModuleType, x: Tensor, activation: str) -> Tensor:
+    def __call__(self, ops: ForwardOps, x: Tensor, activation: str) -> Tensor:
         return ops.linear_glu(x, self.weight, activation, self.bias.values)
 
 

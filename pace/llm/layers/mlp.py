@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from types import ModuleType
-
 from torch import Tensor
 
 from pace.llm.layers.base import Layer
 from pace.llm.layers.linear import GatedLinear, Linear
+from pace.ops.protocol import ForwardOps
 
 
 class GatedMLP(Layer):
@@ -24,7 +23,7 @@ class GatedMLP(Layer):
     def readers(self) -> list[Linear]:
         return [self.gate_up]
 
-    def __call__(self, ops: ModuleType, x: Tensor, residual: Tensor | None = None) -> Tensor:
+    def __call__(self, ops: ForwardOps, x: Tensor, residual: Tensor | None = None) -> Tensor:
         return self.down(ops, self.gate_up(ops, x, self.activation), residual=residual)
 
 
@@ -42,5 +41,5 @@ class PlainMLP(Layer):
     def readers(self) -> list[Linear]:
         return [self.up]
 
-    def __call__(self, ops: ModuleType, x: Tensor, residual: Tensor | None = None) -> Tensor:
+    def __call__(self, ops: ForwardOps, x: Tensor, residual: Tensor | None = None) -> Tensor:
         return self.down(ops, self.up(ops, x, self.activation), residual=residual)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import ModuleType
 
 import torch
 from torch import Tensor
 
 from pace.llm.layers.base import Layer, Vectors
 from pace.llm.layers.weight_target import TensorSource
+from pace.ops.protocol import ForwardOps
 
 
 class RMSNorm(Layer):
@@ -20,7 +20,7 @@ class RMSNorm(Layer):
         self.weight = Vectors({f"{name}.weight": size}, offset=offset)
         self.eps = eps
 
-    def __call__(self, ops: ModuleType, x: Tensor) -> Tensor:
+    def __call__(self, ops: ForwardOps, x: Tensor) -> Tensor:
         return ops.rms_norm(x, self.weight.values, self.eps)
 
 
@@ -33,21 +33,21 @@ class LayerNorm(Layer):
         self.bias = Vectors({f"{name}.bias": size} if affine and bias else {})
         self.eps = eps
 
-    def __call__(self, ops: ModuleType, x: Tensor) -> Tensor:
+    def __call__(self, ops: ForwardOps, x: Tensor) -> Tensor:
         return ops.layer_norm(x, self.weight.values, self.bias.values, self.eps)
 
 
 class NoNorm(Layer):
     """Returns x unchanged."""
 
-    def __call__(self, ops: ModuleType, x: Tensor) -> Tensor:
+    def __call__(self, ops: ForwardOps, x: Tensor) -> Tensor:
         return x
 
 
 class HeadNorm(RMSNorm):
     """The RMS norm of every head of `x [T, H, D]`, in place; x may be a strided view."""
 
-    def __call__(self, ops: ModuleType, x: Tensor) -> None:
+    def __call__(self, ops: ForwardOps, x: Tensor) -> None:
         ops.head_rms_norm_(x, self.weight.values, self.eps)
 
 
@@ -58,7 +58,7 @@ class HeadUnitNorm(Layer):
         self.ones = torch.ones(head_dim)
         self.eps = eps
 
-    def __call__(self, ops: ModuleType, x: Tensor) -> None:
+    def __call__(self, ops: ForwardOps, x: Tensor) -> None:
         ops.head_rms_norm_(x, self.ones, self.eps)
 
 
@@ -74,19 +74,19 @@ class HeadLayerNorm(Layer):
         self.head_dim = head_dim
         self.eps = eps
 
-    def __call__(self, ops: ModuleType, x: Tensor) -> None:
+    def __call__(self, ops: ForwardOps, x: Tensor) -> None:
         ops.head_layer_norm_(x, self.weight.values.view(-1, self.head_dim), self.eps)
 
 
 class WholeNorm(RMSNorm):
     """The RMS norm over all heads of `x [T, H, D]` together, in place; the heads must be adjacent."""
 
-    def __call__(self, ops: ModuleType, x: Tensor) -> None:
+    def __call__(self, ops: ForwardOps, x: Tensor) -> None:
         ops.head_rms_norm_(x.flatten(1).unflatten(1, (1, -1)), self.weight.values, self.eps)
 
 
 class NoHeadNorm(Layer):
     """Leaves the heads unchanged."""
 
-    def __call__(self, ops: ModuleType, x: Tensor) -> None:
+    def __call__(self, ops: ForwardOps, x: Tensor) -> None:
         pass

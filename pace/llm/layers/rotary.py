@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from types import ModuleType
 
 import torch
 from torch import Tensor
+
+from pace.ops.protocol import ForwardOps
 
 Angles = tuple[tuple[Tensor, Tensor], ...]
 """Cosines and sines `[T, R / 2]` in float32, for each of a model's tables; empty for a model without rotation."""
@@ -104,7 +105,7 @@ class Rotary:
         factors = torch.tensor([config.attention_factor, config.long_attention_factor], dtype=torch.float64)
         return factors[(rope_lengths > config.original_max_positions).long()][:, None]
 
-    def rotate_(self, ops: ModuleType, x: Tensor, angles: Angles) -> None:
+    def rotate_(self, ops: ForwardOps, x: Tensor, angles: Angles) -> None:
         """Rotates the heads of `x [T, H, D]` in place."""
         cos, sin = angles[self.table]
         ops.rotary_(x, cos, sin, self.config.interleaved)
@@ -131,7 +132,7 @@ class Temperature:
     def regime(self, length: int) -> int:
         return 0
 
-    def rotate_(self, ops: ModuleType, x: Tensor, angles: Angles) -> None:
+    def rotate_(self, ops: ForwardOps, x: Tensor, angles: Angles) -> None:
         """Multiplies the heads of `x [T, H, D]` in place; D must be even."""
         cos, sin = angles[self.table]
         ops.rotary_(x, cos, sin, False)
@@ -140,7 +141,7 @@ class Temperature:
 class NoRotary:
     """Null object for layers without positions, or with learned ones."""
 
-    def rotate_(self, ops: ModuleType, x: Tensor, angles: Angles) -> None:
+    def rotate_(self, ops: ForwardOps, x: Tensor, angles: Angles) -> None:
         pass
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from contextlib import nullcontext
-from types import ModuleType
 
 import torch
 
@@ -17,6 +16,7 @@ from pace.llm.loading.progress import progress_bar
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.model_list import read_config
 from pace.memory import available_memory_bytes
+from pace.ops.protocol import Ops
 from pace.quant import QuantizationConfig
 
 logger = logging.getLogger("pace")
@@ -28,7 +28,7 @@ MAX_LOADING_THREADS = 16
 def make_model(
     checkpoint: Checkpoint,
     dtype: torch.dtype,
-    ops: ModuleType,
+    ops: Ops,
     kv_dtype: torch.dtype | None = None,
     quantization: QuantizationConfig | None = None,
 ) -> BaseModelForCausalLM:

@@ -7,7 +7,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from pace.llm.speculation.build import check_spec_config
 from pace.llm.speculation.configs import SpecConfig
 from pace.memory import parse_bytes
 from pace.ops import native, reference
+from pace.ops.protocol import Ops
 from pace.quant import QuantizationConfig, read_quantization
 
 DTYPES = {
@@ -173,7 +173,7 @@ class LoadOptions:
         return read_quantization(self.quantization, self.load_in_4bit, self.load_in_8bit)
 
     @property
-    def ops(self) -> ModuleType:
+    def ops(self) -> Ops:
         """The implementation of `pace.ops` that packs weights and samples tokens."""
         return select_ops(self.backend)
 
@@ -231,7 +231,7 @@ def parse_kv_cache_dtype(kv_cache_dtype: torch.dtype | str, dtype: torch.dtype) 
     return found
 
 
-def select_ops(backend: str | OperatorConfig) -> ModuleType:
+def select_ops(backend: str | OperatorConfig) -> Ops:
     """Returns the implementation of `pace.ops` that packs weights and samples for a backend. Raises ValueError for an
     unknown one."""
     return reference if read_backend(backend) == "torch" else native

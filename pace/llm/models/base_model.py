@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from types import ModuleType
 from typing import ClassVar
 
 import torch
@@ -29,6 +28,7 @@ from pace.llm.loading.fill import TensorReader, load_weights
 from pace.llm.loading.packed_weights import WeightsFile
 from pace.llm.loading.plan import plan_weights
 from pace.llm.models.model_config import ModelConfig
+from pace.ops.protocol import ForwardOps, Ops
 from pace.ops.weight_layout import WeightLayout
 from pace.quant import QuantizationConfig
 
@@ -63,7 +63,7 @@ class BaseModelForCausalLM(Layer):
     stored_as: str | None = None
     """The weight file's own name for its quantisation."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, ops: ModuleType):
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, ops: Ops):
         """Takes no memory yet: `load_weights` allocates after checking that the checkpoint fits. Matrices are stored in
         `dtype`, and so are keys and values unless `kv_dtype` is changed. `ops` is the implementation that packs and
         computes."""
@@ -116,7 +116,7 @@ class BaseModelForCausalLM(Layer):
         """The angles of every token of the step for each of `rotaries`; plain torch."""
         return tuple([rotary.angles(batch.positions, batch.rope_lengths) for rotary in self.rotaries])
 
-    def compute(self, ops: ModuleType, batch: ForwardBatch, angles: Angles) -> Tensor:
+    def compute(self, ops: ForwardOps, batch: ForwardBatch, angles: Angles) -> Tensor:
         """`forward` after the angles are computed: only `ops`, views, sums and the choice of rows, so that it can be
         recorded (pace/graph). The final norm and the head run only on the logit rows."""
         x = self.embed(ops, batch)
@@ -124,14 +124,14 @@ class BaseModelForCausalLM(Layer):
             x = layer(ops, x, angles, batch.of_layer(kv), kv)
         return self.head(ops, x[batch.logit_rows])
 
-    def embed(self, ops: ModuleType, batch: ForwardBatch) -> Tensor:
+    def embed(self, ops: ForwardOps, batch: ForwardBatch) -> Tensor:
         """Returns `[T, hidden]`: the input of the first layer."""
         x = self.embedding(ops, batch.tokens)
         if self.embedding_scale != 1.0:
             ops.scale_(x, self.embedding_scale)
         return x
 
-    def head(self, ops: ModuleType, x: Tensor) -> Tensor:
+    def head(self, ops: ForwardOps, x: Tensor) -> Tensor:
         """Returns the logits of the last layer's output `x [R, hidden]`."""
         logits = self.lm_head(ops, self.final_norm(ops, x))
         if self.config.logits_scale != 1.0:

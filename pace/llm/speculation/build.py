@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
-from types import ModuleType
 from typing import Any
 
 from pace.llm.cache.groups import by_lifetime, most_bytes
@@ -23,6 +22,7 @@ from pace.llm.speculation.draft_model import DraftModel, ParallelDraftModel, mos
 from pace.llm.speculation.drafter import SpeculativeDrafter
 from pace.llm.speculation.prompt_lookup import PromptLookup
 from pace.llm.speculation.source import DraftSource
+from pace.ops.protocol import Ops
 
 
 def check_spec_config(spec_config: object) -> None:
@@ -50,7 +50,7 @@ class Speculation:
         config: SpecConfig | None,
         target: BaseModelForCausalLM,
         tokenizer: Any,
-        ops: ModuleType,
+        ops: Ops,
         hub: dict[str, Any],
     ) -> Speculation:
         """Finds and checks the draft model; its weights are not read yet. `hub` are arguments of `find_checkpoint`.
@@ -92,7 +92,7 @@ class Speculation:
         return Fraction(own, own + others)
 
     def drafter(
-        self, target: BaseModelForCausalLM, ops: ModuleType, backend: str | OperatorConfig, cache_bytes: int
+        self, target: BaseModelForCausalLM, ops: Ops, backend: str | OperatorConfig, cache_bytes: int
     ) -> Drafter:
         """Returns the drafter for an engine that runs `target`; the weights must be loaded. `cache_bytes` are the draft
         model's own."""
@@ -104,7 +104,7 @@ class Speculation:
         return SpeculativeDrafter(source, lengths, most, target.recompute_length)
 
     def _source(
-        self, target: BaseModelForCausalLM, ops: ModuleType, backend: str | OperatorConfig, cache_bytes: int
+        self, target: BaseModelForCausalLM, ops: Ops, backend: str | OperatorConfig, cache_bytes: int
     ) -> DraftSource:
         if self.model is None:
             return PromptLookup(self.config.min_ngram, self.config.max_ngram)

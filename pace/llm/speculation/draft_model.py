@@ -14,6 +14,7 @@ from pace.llm.engine.drafter import DraftMemory
 from pace.llm.runners.batch_builder import BatchBuilder
 from pace.llm.sequence import Sequence, Span
 from pace.llm.speculation.draft_length import StepCosts
+from pace.ops.protocol import Ops
 
 CATCH_UP_TOKENS = 512
 """Tokens of new sequences that the draft model reads in one step, for all sequences together. Equal to the scheduler's
@@ -44,7 +45,7 @@ class DraftModel:
     def __init__(
         self,
         model: Any,
-        ops: Any,
+        ops: Ops,
         cache: CacheManager,
         vocab_size: int,
         weights: dict[str, int],

@@ -4,7 +4,6 @@ rotated in half of each head. Queries, keys and values are one tensor, and so ar
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import ModuleType
 from typing import ClassVar
 
 import torch
@@ -23,6 +22,7 @@ from pace.llm.models.model_config import (
     number,
     token_ids,
 )
+from pace.ops.protocol import Ops
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +102,7 @@ class ChatGLMForConditionalGeneration(BaseModelForCausalLM):
     text_prefixes: ClassVar[dict[str, str]] = {"transformer.output_layer.": "lm_head."}
     ignored_tensors: ClassVar[tuple[str, ...]] = (r"transformer\.rotary_pos_emb\.inv_freq",)
 
-    def __init__(self, config: ChatGLMConfig, dtype: torch.dtype, ops: ModuleType):
+    def __init__(self, config: ChatGLMConfig, dtype: torch.dtype, ops: Ops):
         super().__init__(config, dtype, ops)
         self.rotaries = (Rotary(config.rope),)
         self.embedding = Embedding(self.embedding_name, config.vocab_size, config.hidden_size)

@@ -4,7 +4,6 @@ the first ones."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any, ClassVar
 
 import torch
@@ -14,6 +13,7 @@ from pace.llm.models.families.latent import LatentConfig, LatentForCausalLM
 from pace.llm.models.families.mixture_config import MixtureConfig, shared_mlp
 from pace.llm.models.model_config import MAX_LAYERS, MAX_POSITIONS, count, declared, number
 from pace.ops.experts import MAX_EXPERTS, Router
+from pace.ops.protocol import Ops
 
 TOPK_METHODS = ("greedy", "group_limited_greedy")
 
@@ -87,7 +87,7 @@ class DeepseekV2ForCausalLM(LatentForCausalLM):
     Config = DeepseekV2Config
     has_choice_bias: ClassVar[bool] = False
 
-    def __init__(self, config: DeepseekConfig, dtype: torch.dtype, ops: ModuleType):
+    def __init__(self, config: DeepseekConfig, dtype: torch.dtype, ops: Ops):
         super().__init__(config, dtype, ops)
         last = config.num_hidden_layers
         left_out = range(last, last + config.num_nextn_predict_layers)

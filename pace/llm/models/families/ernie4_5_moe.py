@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any, ClassVar
 
 import torch
@@ -13,6 +12,7 @@ from pace.llm.models.families.ernie4_5 import Ernie4_5ForCausalLM, Ernie45Config
 from pace.llm.models.families.mixture_config import MixtureConfig, shared_mlp
 from pace.llm.models.model_config import MAX_LAYERS, count, number
 from pace.ops.experts import MAX_EXPERTS, Router
+from pace.ops.protocol import Ops
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ class Ernie4_5_MoeForCausalLM(Ernie4_5ForCausalLM):
     """The last pattern matches layers that predict further tokens."""
     other_names: ClassVar[dict[str, str]] = {r"(.*\.mlp)\.gate\.moe_statics\.": r"\1.moe_statics."}
 
-    def __init__(self, config: Ernie45MoeConfig, dtype: torch.dtype, ops: ModuleType):
+    def __init__(self, config: Ernie45MoeConfig, dtype: torch.dtype, ops: Ops):
         super().__init__(config, dtype, ops)
         self.lm_head = self.make_head(config.hidden_size, bias=config.use_bias)
 

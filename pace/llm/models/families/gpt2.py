@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any, ClassVar
 
 import torch
@@ -24,6 +23,7 @@ from pace.llm.models.model_config import (
     number,
     token_ids,
 )
+from pace.ops.protocol import ForwardOps, Ops
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,7 @@ class GPT2LMHeadModel(BaseModelForCausalLM):
     embedding_name = "transformer.wte"
     ignored_tensors: ClassVar[tuple[str, ...]] = (r"transformer\.h\.\d+\.attn\.(bias|masked_bias)",)
 
-    def __init__(self, config: GPT2Config, dtype: torch.dtype, ops: ModuleType):
+    def __init__(self, config: GPT2Config, dtype: torch.dtype, ops: Ops):
         super().__init__(config, dtype, ops)
         hidden = config.hidden_size
         self.embedding = Embedding(self.embedding_name, config.vocab_size, hidden)
@@ -88,7 +88,7 @@ class GPT2LMHeadModel(BaseModelForCausalLM):
         self.final_norm = LayerNorm("transformer.ln_f", hidden, config.layer_norm_epsilon)
         self.lm_head = self.make_head(hidden)
 
-    def embed(self, ops: ModuleType, batch: ForwardBatch) -> Tensor:
+    def embed(self, ops: ForwardOps, batch: ForwardBatch) -> Tensor:
         return self.embedding(ops, batch.tokens) + self.positions(ops, batch.positions)
 
 

@@ -4,7 +4,6 @@ rows of queries, keys and values are stored head by head."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any, ClassVar
 
 import torch
@@ -36,6 +35,7 @@ from pace.llm.models.model_config import (
     token_ids,
 )
 from pace.llm.models.rope_config import ROPE_FIELDS, check_even, longest_sequence, read_rope
+from pace.ops.protocol import Ops
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +89,7 @@ class GPTNeoXForCausalLM(BaseModelForCausalLM):
         r"gpt_neox\.layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)",
     )
 
-    def __init__(self, config: GPTNeoXConfig, dtype: torch.dtype, ops: ModuleType):
+    def __init__(self, config: GPTNeoXConfig, dtype: torch.dtype, ops: Ops):
         super().__init__(config, dtype, ops)
         self.rotaries = (Rotary(config.rope),)
         self.embedding = Embedding(self.embedding_name, config.vocab_size, config.hidden_size)

@@ -4,7 +4,6 @@ bias."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any, ClassVar
 
 import torch
@@ -23,6 +22,7 @@ from pace.llm.models.model_config import (
     number,
     token_ids,
 )
+from pace.ops.protocol import Ops
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,7 @@ class GPTJForCausalLM(BaseModelForCausalLM):
     embedding_name = "transformer.wte"
     ignored_tensors: ClassVar[tuple[str, ...]] = (r"transformer\.h\.\d+\.attn\.(bias|masked_bias|embed_positions)",)
 
-    def __init__(self, config: GPTJConfig, dtype: torch.dtype, ops: ModuleType):
+    def __init__(self, config: GPTJConfig, dtype: torch.dtype, ops: Ops):
         super().__init__(config, dtype, ops)
         self.rotaries = (Rotary(config.rope),)
         self.embedding = Embedding(self.embedding_name, config.vocab_size, config.hidden_size)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any, ClassVar
 
 import torch
@@ -41,6 +40,7 @@ from pace.llm.models.model_config import (
     token_ids,
 )
 from pace.llm.models.rope_config import ROPE_FIELDS, longest_sequence, read_rope
+from pace.ops.protocol import Ops
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +130,7 @@ class LlamaForCausalLM(BaseModelForCausalLM):
     norm_last: ClassVar[bool] = False
     """True if they are normalised after they are rotated."""
 
-    def __init__(self, config: LlamaConfig, dtype: torch.dtype, ops: ModuleType):
+    def __init__(self, config: LlamaConfig, dtype: torch.dtype, ops: Ops):
         super().__init__(config, dtype, ops)
         self.rotaries = self.make_rotaries()
         self.embedding = Embedding("model.embed_tokens", config.vocab_size, config.hidden_size)

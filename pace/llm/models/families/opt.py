@@ -4,7 +4,6 @@ projections around the layers."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any, ClassVar
 
 import torch
@@ -23,6 +22,7 @@ from pace.llm.models.model_config import (
     flag,
     token_ids,
 )
+from pace.ops.protocol import ForwardOps, Ops
 
 POSITION_OFFSET = 2
 """Row of the position embedding for position 0: fairseq's table has two rows for padding."""
@@ -67,7 +67,7 @@ class OPTForCausalLM(BaseModelForCausalLM):
     embedding_name = "model.decoder.embed_tokens"
     ignored_tensors: ClassVar[tuple[str, ...]] = (r"model\.decoder\.version",)
 
-    def __init__(self, config: OPTConfig, dtype: torch.dtype, ops: ModuleType):
+    def __init__(self, config: OPTConfig, dtype: torch.dtype, ops: Ops):
         super().__init__(config, dtype, ops)
         hidden, narrow = config.hidden_size, config.word_embed_proj_dim
         self.embedding = Embedding(self.embedding_name, config.vocab_size, narrow)
@@ -85,18 +85,18 @@ class OPTForCausalLM(BaseModelForCausalLM):
             self.final_norm = opt_norm(config, "model.decoder.final_layer_norm")
         self.lm_head = self.make_head(narrow)
 
-    def embed(self, ops: ModuleType, batch: ForwardBatch) -> Tensor:
+    def embed(self, ops: ForwardOps, batch: ForwardBatch) -> Tensor:
         positions = self.positions(ops, batch.positions + POSITION_OFFSET)
         return self.project_in(ops, self.embedding(ops, batch.tokens), residual=positions)
 
-    def head(self, ops: ModuleType, x: Tensor) -> Tensor:
+    def head(self, ops: ForwardOps, x: Tensor) -> Tensor:
         return self.lm_head(ops, self.project_out(ops, self.final_norm(ops, x)))
 
 
 class NoProjection(Layer):
     """Null object if embeddings are as wide as the model: `x + residual`."""
 
-    def __call__(self, ops: ModuleType, x: Tensor, residual: Tensor | None = None) -> Tensor:
+    def __call__(self, ops: ForwardOps, x: Tensor, residual: Tensor | None = None) -> Tensor:
         return x if residual is None else x + residual
 
 

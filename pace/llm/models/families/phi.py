@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any, ClassVar
 
 import torch
@@ -14,6 +13,7 @@ from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.families.llama import LlamaConfig
 from pace.llm.models.model_config import MAX_LAYERS, activation, count, number
 from pace.llm.models.rope_config import check_even, read_rope
+from pace.ops.protocol import Ops
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class PhiConfig(LlamaConfig):
 class PhiForCausalLM(BaseModelForCausalLM):
     Config = PhiConfig
 
-    def __init__(self, config: PhiConfig, dtype: torch.dtype, ops: ModuleType):
+    def __init__(self, config: PhiConfig, dtype: torch.dtype, ops: Ops):
         super().__init__(config, dtype, ops)
         self.rotaries = (Rotary(config.rope),)
         self.embedding = Embedding(self.embedding_name, config.vocab_size, config.hidden_size)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
-from types import ModuleType
 from typing import Any, ClassVar
 
 import torch
@@ -15,6 +14,7 @@ from pace.llm.models.families.mixtral import MixtralConfig, MixtralForCausalLM
 from pace.llm.models.model_config import MAX_POSITIONS, count, flag, number
 from pace.llm.models.rope_config import KIND_NAMES, RopeReader, first_long, read_rope
 from pace.ops.experts import MAX_EXPERTS, Router
+from pace.ops.protocol import Ops
 
 logger = logging.getLogger("pace")
 
@@ -67,7 +67,7 @@ class PhimoeForCausalLM(MixtralForCausalLM):
         r"(.*)\.mlp\.router\.(.*)": r"\1.mlp.gate.\2"
     }
 
-    def __init__(self, config: PhimoeConfig, dtype: torch.dtype, ops: ModuleType):
+    def __init__(self, config: PhimoeConfig, dtype: torch.dtype, ops: Ops):
         super().__init__(config, dtype, ops)
         self.lm_head = self.make_head(config.hidden_size, bias=config.lm_head_bias)
 
