@@ -26,7 +26,7 @@ TEST_SOURCES := $(wildcard tests/csrc/*)
 # architecture against transformers, the bundled model end to end. Under 90 seconds on two cores, once the extension is
 # built.
 QUICK_TESTS := tests/project/test_formatting.py tests/project/test_layering.py tests/project/test_stub.py \
-    tests/project/test_tiers.py tests/project/test_types.py \
+    tests/project/test_tiers.py \
     tests/ops tests/graph tests/llm/engine tests/llm/sampling tests/llm/constraints tests/llm/text tests/llm/test_configs.py tests/llm/models/test_oracle.py \
     tests/test_end_to_end.py
 QUICK_WORDS := "(not test_oracle or llama-gqa or llama-longrope) and not stress"

@@ -1,4 +1,5 @@
-"""Every source is formatted as by `make format`, with the versions that pyproject.toml pins."""
+"""Every source is formatted as by `make format`, and types fit in the rooms that pyproject.toml lists, by the tools'
+versions that it pins."""
 
 from __future__ import annotations
 
@@ -50,8 +51,13 @@ def test_cpp():
     assert problems_in_cpp(*CPP_SOURCES) == "", "run: make format"
 
 
+def test_types_fit():
+    result = run("mypy")
+    assert result.returncode == 0, result.stdout
+
+
 def test_faults_are_found(tmp_path):
-    """Each of the three commands fails on a wrong source, with the settings of this repository."""
+    """Each command fails on a wrong source, with the settings of this repository."""
     shutil.copy(ROOT / ".clang-format", tmp_path)
     (tmp_path / "wrong.cpp").write_text("int  main( ){return 0;}\n")
     assert "wrong.cpp:1" in problems_in_cpp(tmp_path / "wrong.cpp")
@@ -59,3 +65,6 @@ def test_faults_are_found(tmp_path):
     settings = ("--config", ROOT / "pyproject.toml", tmp_path)
     assert "F401" in run("ruff", "check", *settings).stdout
     assert run("ruff", "format", "--check", *settings).returncode == 1
+    (tmp_path / "wrong.py").write_text("x: int = 'one'\n")
+    settings = ("--config-file", ROOT / "pyproject.toml", "--cache-dir", tmp_path / "cache")
+    assert "[assignment]" in run("mypy", *settings, tmp_path / "wrong.py").stdout
