@@ -279,7 +279,7 @@ class BeamSearch:
                 self._engine.scheduler.resume(beam, self._sort_key)
 
     def _note_times(self, beam: Sequence) -> None:
-        """Records the rows' first token when the prompt has been computed."""
+        """Records the time of the rows' first token when the prompt has been computed."""
         for row in self.rows:
             if row.stats.first_token is None:
                 row.stats.admitted, row.stats.num_reused = beam.stats.admitted, beam.stats.num_reused
@@ -454,8 +454,8 @@ def check_length_penalty(length_penalty: float, most: int) -> None:
 
 
 class BeamBatch(Batch):
-    """The rows of one call with beam search. Runs at once the searches whose beams fit into a step together, and at
-    least one."""
+    """The rows of one call with beam search. Runs several searches at the same time if all their beams fit into one
+    step, and always at least one."""
 
     def __init__(
         self, driver: EngineDriver, searches: Iterator[BeamSearch], streamer: Streamer, cancel: threading.Event | None

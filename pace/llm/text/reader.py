@@ -35,7 +35,7 @@ class TextReader:
         """Text that the last tokens made certain, except for stop strings."""
         self._detokenizer = Detokenizer(self.tokenizer, self.rules)
         self._num_searched = 0
-        """Number of tokens."""
+        """Number of tokens searched so far."""
         self._begin = 0
         """Start of the next search in the text."""
         self._marks: tuple[tuple[int, int, str], ...] = ()

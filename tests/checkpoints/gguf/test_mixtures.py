@@ -42,8 +42,8 @@ KINDS = [kind.name for kind in BLOCK_TYPES.values()]
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_experts_have_the_weights_of_the_file(tmp_path, kind):
-    """Gate and up have the given type, down has Q8_0. Weights are equal to the bit for types whose values the kernels
-    keep. Each type is tested with one of the families, in turn."""
+    """Gate and up have the given type, down has Q8_0. All weights are equal to the bit on the torch backend. Each type
+    is tested with one of the families, in turn."""
     model_type = list(FAMILIES)[KINDS.index(kind) % len(FAMILIES)]
     path = written(tmp_path, model_type, lambda name: "Q8_0" if "down" in name else kind)
     model = load_model(LoadOptions(path, dtype="float32", backend="torch", num_threads=1, progress=False))
