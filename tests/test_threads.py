@@ -258,8 +258,8 @@ def test_a_pinned_model_writes_the_same_text():
 
 
 def resident_share(address: int, num_bytes: int) -> float:
-    """Returns the share of a buffer's whole pages that are in memory. The memory of the process would also count what
-    other objects give back meanwhile."""
+    """Returns the share of a buffer's whole pages that are in memory. The resident memory of the process would also
+    change when other objects are freed."""
     page = mmap.PAGESIZE
     first, last = -(-address // page), (address + num_bytes) // page
     pages = (ctypes.c_ubyte * (last - first))()

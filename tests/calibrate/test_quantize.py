@@ -77,8 +77,8 @@ def distance(found, exact, model_type) -> float:
 
 
 def cases() -> list[Any]:
-    """Variants with methods. A variant with a part that no earlier variant has runs with one method every time, and
-    with the other in some runs. Other representative variants run in some runs."""
+    """Variants with methods. A variant with a part that no earlier variant has is tested with one method in every run,
+    and with the other in some runs. Other representative variants are tested in some runs."""
     found, seen = [], set()
     for index, name in enumerate(IDS):
         marks = [pytest.mark.thorough] * 2

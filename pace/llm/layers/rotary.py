@@ -40,7 +40,7 @@ class RopeConfig:
     long_attention_factor: float | None = None
     """Factor for longrope at lengths that use the long factors; None for `attention_factor`."""
     mscale_all_dim: float = 0.0
-    """Growth of the scores of latent attention with `factor`, for yarn."""
+    """The mscale of the score scale in latent attention (`LatentConfig.attention_scale`), for yarn."""
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     beta_fast: float = 32.0
