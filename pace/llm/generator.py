@@ -1,4 +1,4 @@
-"""The verbs of a model: generate, stream, add_request, chat."""
+"""`Generator`: the methods generate, stream, add_request and chat of a model."""
 
 from __future__ import annotations
 

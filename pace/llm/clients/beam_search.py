@@ -146,7 +146,7 @@ class State:
     """The sequences of `now.running`, one for each."""
     now: Round
     next: Round | None = None
-    """Decided, and possibly applied in part."""
+    """The next round once it is decided; it may have been applied in part."""
 
 
 class BeamSearch:

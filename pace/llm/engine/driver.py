@@ -37,7 +37,7 @@ Refusal = Callable[[BaseException], None]
 
 
 class OfTheParent(RuntimeError):
-    """Error in a child for work that was posted before `fork()`, which the parent does."""
+    """Error in a child process for work that was posted before `fork()`; the parent does this work."""
 
     def __init__(self) -> None:
         super().__init__("this was begun before fork(), and goes on in the parent process")
@@ -95,8 +95,8 @@ class EngineDriver:
         self.post(lambda engine: engine.submit(sequences), refuse)
 
     def abort(self, sequences: Iterable[Sequence]) -> None:
-        """Removes sequences before the next step. Those not finished finish as "cancelled". Harmless for finished ones
-        and after the driver has ended. A finaliser may call it at any moment."""
+        """Removes sequences before the next step. Unfinished ones end as "cancelled". Harmless for finished ones and
+        after the driver has ended. A finaliser may call it at any moment."""
         sequences = list(sequences)
         self.tidy(lambda engine: engine.abort(sequences))
 

@@ -1,8 +1,8 @@
 """Maps rows of checkpoint tensors to rows of weights.
 
-A tensor may hold the rows of one matrix or of several: all experts, queries, keys and values head by head, or
-alternating rows of gate and up. It may also hold them as columns. `RowRange` selects rows of a tensor. `TensorSource`
-locates a part of a matrix in a tensor. `WeightTarget` is the destination of rows.
+A tensor may hold the rows of one matrix or of several. Examples are all experts, queries, keys and values head by head,
+and alternating rows of gate and up. It may also hold them as columns. `RowRange` selects rows of a tensor.
+`TensorSource` locates a part of a matrix in a tensor. `WeightTarget` is the destination of rows.
 """
 
 from __future__ import annotations
