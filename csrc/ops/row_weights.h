@@ -17,7 +17,7 @@ namespace pace {
 // Results of the first pass over a row.
 struct Survey {
     std::vector<float> maxima;  // for blocks of kPeakBlock
-    float max;                  // of the row; NaN if the row has one
+    float max;                  // of the row; NaN if the row contains NaN
     double total = 0.0;         // sum of the weights for some scale, if requested
     std::vector<double> sums;   // sums of the pieces
 };

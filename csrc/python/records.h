@@ -1,5 +1,5 @@
-// Python objects that functions of `_C` take without conversion: tensors, and records of pace.ops and pace.batch. A call
-// reads their attributes by name, before it releases the GIL. It stores addresses of tensors and checks no shapes.
+// Python objects that functions of `_C` take directly: tensors, and records of pace.ops and pace.batch. A call reads
+// their attributes by name, before it releases the GIL. It stores addresses of tensors and checks no shapes.
 #pragma once
 
 #include <map>

@@ -31,8 +31,8 @@ class BlockAllocator(Protocol):
 
     def reserve(self, sequence: Sequence, num_tokens: int) -> bool:
         """Makes room to write positions `num_computed .. num_tokens - 1` of the sequence. Returns False and changes
-        nothing if there is no room. Shared blocks that will be written are replaced by copies. A sequence alone in the
-        pool can have all of it."""
+        nothing if there is no room. Shared blocks that will be written are replaced by copies. The only sequence in the
+        pool can use all of it."""
         ...
 
     def check_layout(self, block_table: array) -> None:

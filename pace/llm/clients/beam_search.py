@@ -13,7 +13,7 @@ K beams and E end tokens:
 The search is over when nothing runs. It is also over when K have finished and `early_stopping` is True. With False, it
 is over when K have finished and the likeliest beam, at its length now, is no better than the worst of them. "never"
 with a positive length_penalty scores that beam at the maximum length. If bans leave fewer than K continuations, the
-search goes on with those; transformers adds copies of log-probability -1e9.
+search continues with those; transformers adds copies of log-probability -1e9.
 
 A beam is a sequence of the engine that is parked after every token. Beams with the same parent share its blocks in the
 cache: a fork counts references, and only a shared block that is written is copied.
@@ -368,7 +368,7 @@ class BeamSearch:
         return hypothesis.log_probability / max(1, hypothesis.num_generated) ** self.config.length_penalty
 
     def _is_decided(self, round: Round) -> bool:
-        """True if no beam could change the finished ones any more, or none runs."""
+        """True if no running beam can change the finished ones, or none runs."""
         config = self.config
         if not round.running:
             return True

@@ -46,7 +46,7 @@ class OfTheParent(RuntimeError):
 class EngineDriver:
     """Steps an engine on its own thread while there is work. Any thread may post, and so may a finaliser.
 
-    A step that raises fails the sequences it worked on (`Engine.step`), and the others go on. After MOST_FAILURES in a
+    A step that raises fails the sequences it worked on (`Engine.step`); others continue. After MOST_FAILURES in a
     row, or `close`, everything in flight fails with the reason, and posting raises it. After `fork()`, work in flight
     belongs to the parent: in the child it ends as "cancelled". The child starts its own thread with the next post.
     """
@@ -130,7 +130,7 @@ class EngineDriver:
         _release(self._wake)
 
     def start(self) -> None:
-        """Starts the thread so that existing work goes on. After `fork()` it otherwise starts only with the next
+        """Starts the thread so that existing work continues. After `fork()` it otherwise starts only with the next
         post."""
         if self._thread is None:
             self.post(lambda engine: None, lambda error: None)

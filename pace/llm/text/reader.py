@@ -55,7 +55,7 @@ class TextReader:
     # -- text to show --------------------------------------------------------------------------------------------------
 
     def push(self, token: int) -> str:
-        """Takes a token and returns the text that it makes certain, maybe ""."""
+        """Takes a token and returns the text that it makes certain, which may be ""."""
         return self.extend([token])
 
     def extend(self, tokens: list[int]) -> str:
