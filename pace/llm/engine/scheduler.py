@@ -167,8 +167,8 @@ class Scheduler:
         return list(spans.values())
 
     def _admit(self) -> None:
-        """Moves waiting sequences to running while there is room. Skips sequences that wait for another's prompt; no
-        other is overtaken."""
+        """Moves waiting sequences to running while there is room, in order. Skips only sequences that wait for
+        another's prompt."""
         for sequence in list(self.waiting):
             if sequence.waits_for_prompt:
                 continue
