@@ -75,8 +75,8 @@ def scenario_line(scenario: Scenario) -> str:
 
 
 def main_table(results: Results, shape: str) -> Table:
-    """One row for each runtime and kind of weights. `pace / it` compares with pace in the same kind of weights, from
-    runs in turn."""
+    """One row for each runtime and kind of weights. `pace / it` compares with pace in the same kind of weights, in the
+    same rounds."""
     header = [
         "runtime",
         "weights",

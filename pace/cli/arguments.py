@@ -34,8 +34,8 @@ MODEL_OPTIONS = (
     "prefix_cache_bytes",
 )
 MODEL_OPTIONS += ("quantization", "backend", "revision", "cache_dir", "local_files_only", "weights", "weights_cache")
-"""Arguments of LLMModel that the command line can set. The token is missing: set HF_TOKEN, which no process list
-shows."""
+"""Arguments of LLMModel that the command line can set. The Hub's access token is not among them: HF_TOKEN sets it, so
+that no process list shows it."""
 
 
 TOKENIZER_HELP = "location of the tokenizer, if it is not with the model"

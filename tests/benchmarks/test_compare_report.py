@@ -97,7 +97,7 @@ def test_medians_and_ratios_of_pairs(results):
     assert results.median(pace, MAIN, targets.prefill_mfu) == pytest.approx(100 / 1.5 / FMA)
     assert results.ratio(pace, llama, MAIN, targets.prefill_rate) == pytest.approx(2.0)
     assert results.ratio(pace, llama, MAIN, targets.decode_rate) == pytest.approx(0.75)
-    assert results.ratio(pace, q8, MAIN, targets.decode_rate) is None  # never ran in turn
+    assert results.ratio(pace, q8, MAIN, targets.decode_rate) is None  # no round has runs of both
     assert results.median(torch, MAIN, targets.decode_rate) is None
     assert results.ours(llama) is pace and results.ours(q8) is None
 

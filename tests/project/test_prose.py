@@ -81,8 +81,8 @@ def cpp_comments(source: str) -> Iterator[tuple[int, str]]:
 
 
 def joined(comments: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str, bool]]:
-    """Comments on lines of their own that follow each other are one passage; one behind code, with a negative number,
-    is its own."""
+    """Joins comments on consecutive lines to one passage. A comment after code has a negative line number and is a
+    passage by itself."""
     begin, last, texts = 0, -1, []
     for number, text in comments:
         if number > 0 and number == last + 1 and text:

@@ -139,8 +139,8 @@ class CacheManager:
 
     def reserve(self, sequence: Sequence, num_tokens: int) -> bool:
         """Makes room to write positions `num_computed .. num_tokens - 1` of the sequence. Returns False and takes
-        nothing if the pool has too few free blocks. First gives back blocks that no later position sees. Copies blocks
-        to be written that others hold too."""
+        nothing if the pool has too few free blocks. First gives back blocks that no later position sees. Copies shared
+        blocks that will be written."""
         return self.allocator.reserve(sequence, num_tokens)
 
     def admit(self, sequence: Sequence, num_tokens: int) -> bool:

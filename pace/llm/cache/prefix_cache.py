@@ -18,7 +18,7 @@ Tokens = tuple[int, ...]
 
 
 class RootKey(NamedTuple):
-    """What determines keys and values, or who may share them, in addition to the tokens."""
+    """Values that must be equal, in addition to the tokens, for sequences to share keys and values."""
 
     rope_regime: int
     """The model's `rope_regime` for the sequence's `rope_length`."""
@@ -79,8 +79,8 @@ class PrefixCache:
         self._nodes: dict[int, Node] = {}  # by block
 
     def reuse(self, sequence: Sequence) -> None:
-        """Gives the sequence the known blocks of its next tokens, in place of its own there. At least the tokens whose
-        logits are wanted remain to be computed."""
+        """Replaces the sequence's blocks for its next tokens by known blocks with these tokens. Tokens whose logits are
+        wanted are still computed."""
         index, end = sequence.num_computed // BLOCK_SIZE, sequence.logits_from // BLOCK_SIZE
         if index >= end:
             return
@@ -163,8 +163,8 @@ class PrefixCache:
         return RootKey(self.rope_regime(sequence.rope_length), sequence.cache_salt)
 
     def _num_usable(self, found: list[Node], index: int) -> int:
-        """Returns how many of `found`, which follow block `index - 1` of a sequence, can be used. After the last one,
-        every group must have all that the next position sees."""
+        """Returns the number of nodes in `found` that can be used; they follow block `index - 1` of a sequence. After
+        the last one, every group must have all blocks that the next position sees."""
         if all(window is None for window in self.windows):
             return len(found)
         num_usable, gaps = 0, [0] * len(self.windows)  # the index after each group's last gap

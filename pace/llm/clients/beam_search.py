@@ -13,7 +13,7 @@ K beams and E end tokens:
 The search is over when nothing runs. It is also over when K have finished and `early_stopping` is True. With False, it
 is over when K have finished and the likeliest beam, at its length now, is no better than the worst of them. "never"
 with a positive length_penalty scores that beam at the maximum length. If bans leave fewer than K continuations, the
-search goes on with those; transformers adds copies of log-probability -1e9.
+search continues with those; transformers adds copies of log-probability -1e9.
 
 A beam is a sequence of the engine that is parked after every token. Beams with the same parent share its blocks in the
 cache: a fork counts references, and only a shared block that is written is copied.
@@ -146,7 +146,7 @@ class State:
     """The sequences of `now.running`, one for each."""
     now: Round
     next: Round | None = None
-    """Decided, and possibly applied in part."""
+    """The next round once it is decided; it may have been applied in part."""
 
 
 class BeamSearch:
@@ -279,7 +279,7 @@ class BeamSearch:
                 self._engine.scheduler.resume(beam, self._sort_key)
 
     def _note_times(self, beam: Sequence) -> None:
-        """Records the rows' first token when the prompt has been computed."""
+        """Records the time of the rows' first token when the prompt has been computed."""
         for row in self.rows:
             if row.stats.first_token is None:
                 row.stats.admitted, row.stats.num_reused = beam.stats.admitted, beam.stats.num_reused
@@ -368,7 +368,7 @@ class BeamSearch:
         return hypothesis.log_probability / max(1, hypothesis.num_generated) ** self.config.length_penalty
 
     def _is_decided(self, round: Round) -> bool:
-        """True if no beam could change the finished ones any more, or none runs."""
+        """True if no running beam can change the finished ones, or none runs."""
         config = self.config
         if not round.running:
             return True
@@ -454,8 +454,8 @@ def check_length_penalty(length_penalty: float, most: int) -> None:
 
 
 class BeamBatch(Batch):
-    """The rows of one call with beam search. Runs at once the searches whose beams fit into a step together, and at
-    least one."""
+    """The rows of one call with beam search. Runs several searches at the same time if all their beams fit into one
+    step, and always at least one."""
 
     def __init__(
         self, driver: EngineDriver, searches: Iterator[BeamSearch], streamer: Streamer, cancel: threading.Event | None

@@ -76,7 +76,7 @@ class Choice:
 
     @property
     def finish_reason(self) -> str | None:
-        """ "stop", "length", "cancelled", "error" (which `result` raises), or None while it goes on."""
+        """ "stop", "length", "cancelled", "error" (which `result` raises), or None before the end."""
         return self._sequence.finish_reason
 
 
@@ -133,7 +133,7 @@ class Request:
     def result(self, timeout: float | None = None) -> GenerateOutput:
         """Waits until the request is done. Returns its output, as `generate` does, with a row for each continuation.
 
-        Raises TimeoutError after `timeout` seconds; the request goes on, and `result` may be called again. Raises the
+        Raises TimeoutError after `timeout` seconds; the request continues, and `result` may be called again. Raises the
         request's own error, if any.
         """
         if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float))):

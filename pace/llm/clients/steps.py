@@ -1,7 +1,7 @@
 """Step callbacks: the caller inspects a text during generation, and may stop it or replace its end.
 
 A sequence that reaches a step point, a number of tokens or a string, is parked before the engine's next step. The
-callback runs on its own thread, so that other sequences go on meanwhile. Its answer is applied between two steps.
+callback runs on its own thread, so that other sequences continue meanwhile. Its answer is applied between two steps.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ Refusal = Callable[[BaseException], None]
 
 
 class OfTheParent(RuntimeError):
-    """Error in a child for work that was posted before `fork()`, which the parent does."""
+    """Error in a child process for work that was posted before `fork()`; the parent does this work."""
 
     def __init__(self) -> None:
         super().__init__("this was begun before fork(), and goes on in the parent process")
@@ -46,7 +46,7 @@ class OfTheParent(RuntimeError):
 class EngineDriver:
     """Steps an engine on its own thread while there is work. Any thread may post, and so may a finaliser.
 
-    A step that raises fails the sequences it worked on (`Engine.step`), and the others go on. After MOST_FAILURES in a
+    A step that raises fails the sequences it worked on (`Engine.step`); others continue. After MOST_FAILURES in a
     row, or `close`, everything in flight fails with the reason, and posting raises it. After `fork()`, work in flight
     belongs to the parent: in the child it ends as "cancelled". The child starts its own thread with the next post.
     """
@@ -95,8 +95,8 @@ class EngineDriver:
         self.post(lambda engine: engine.submit(sequences), refuse)
 
     def abort(self, sequences: Iterable[Sequence]) -> None:
-        """Removes sequences before the next step. Those not finished finish as "cancelled". Harmless for finished ones
-        and after the driver has ended. A finaliser may call it at any moment."""
+        """Removes sequences before the next step. Unfinished ones end as "cancelled". Harmless for finished ones and
+        after the driver has ended. A finaliser may call it at any moment."""
         sequences = list(sequences)
         self.tidy(lambda engine: engine.abort(sequences))
 
@@ -130,7 +130,7 @@ class EngineDriver:
         _release(self._wake)
 
     def start(self) -> None:
-        """Starts the thread so that existing work goes on. After `fork()` it otherwise starts only with the next
+        """Starts the thread so that existing work continues. After `fork()` it otherwise starts only with the next
         post."""
         if self._thread is None:
             self.post(lambda engine: None, lambda error: None)

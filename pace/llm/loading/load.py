@@ -48,7 +48,7 @@ class Loaded(NamedTuple):
 
 
 def load_model(options: LoadOptions) -> BaseModelForCausalLM:
-    """Loads the model of a checkpoint alone, ready to run: no tokenizer, no draft model and no engine. Sets the number
+    """Loads only the model of a checkpoint, ready to run: no tokenizer, no draft model and no engine. Sets the number
     of kernel threads of this process.
 
     **Memory**: at most 1.1 times the packed weights + 300 MB, as files are mapped, packed and released in small pieces.

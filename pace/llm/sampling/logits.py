@@ -65,7 +65,7 @@ class LogitsProcessor:
     # -- use without a sequence ----------------------------------------------------------------------------------------
 
     def sync(self, tokens: list[int]) -> None:
-        """Brings the state to any `tokens`: rolls back from the end what differs, accepts what is new."""
+        """Changes the state to that after `tokens`: rolls back the tokens that differ, and accepts the new ones."""
         num_kept = next(
             (index for index, pair in enumerate(zip(self.seen, tokens)) if pair[0] != pair[1]),
             min(len(tokens), len(self.seen)),
