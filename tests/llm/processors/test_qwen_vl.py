@@ -245,6 +245,7 @@ def test_processors_of_an_architecture(tmp_path):
         ({"resample": 6}, ValueError, "resample"),
         ({"size": {"height": 4, "width": 4}}, ValueError, "size must have shortest_edge and longest_edge"),
         ({"size": {"shortest_edge": 4}}, ValueError, "size must have"),
+        ({"size": {"shortest_edge": None, "longest_edge": 9000}}, ValueError, "size must have"),
         ({"size": 224}, ValueError, "size must have"),
         ({"size": QWEN3["size"], "max_pixels": 70000}, ValueError, "max_pixels = 70000 contradicts size.longest_edge"),
         ({"do_resize": False}, NotImplementedError, "do_resize = False is not implemented; implemented: True"),
