@@ -213,8 +213,8 @@ def _glance(every: list[Results]) -> list[str]:
     if not rows:
         return []
     words = (
-        "This table shows how many times as fast as a peer `pace` is, with weights of the same kind. Ratios are of pairs "
-        "of neighbouring runs: their median and their span."
+        "This table shows how many times as fast as a peer `pace` is, with weights of the same kind. Ratios are of "
+        "pairs of neighbouring runs: their median and their span."
     )
     summary = [
         [name, str(number), f"{prefill:.2f}", f"{decode:.2f}"]
@@ -243,8 +243,8 @@ def _section(results: Results, pictures: list[str]) -> str:
     if reads:
         lines += [
             (
-                f"Limits, measured before and after each of {len(reads)} runs: {_span(reads)} GB/s read, {_span(peaks)} GFLOPS "
-                f"fp32 FMA (minimum, median, maximum)."
+                f"Limits, measured before and after each of {len(reads)} runs: {_span(reads)} GB/s read, "
+                f"{_span(peaks)} GFLOPS fp32 FMA (minimum, median, maximum)."
             ),
             "",
         ]
