@@ -230,7 +230,7 @@ def test_the_front_page_says_what_was_measured():
     assert len(runtimes - {"pace"}) == 5
     assert "prompts {:.1f} times as fast as llama.cpp, and writes {:.1f} times".format(*llama) in words
     assert (
-        f"median of {number} cells" in words and "Over ik_llama.cpp it is {:.1f} and {:.1f}.".format(*ik_llama) in words
+        f"median of {number} cells" in words and "For ik_llama.cpp it is {:.1f} and {:.1f}.".format(*ik_llama) in words
     )
 
 

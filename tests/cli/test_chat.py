@@ -74,8 +74,9 @@ def test_set(command):
 @pytest.mark.parametrize(
     ("line", "message"),
     [("temperatur 1", "did you mean 'temperature'"), ("temperature warm", "temperature: invalid float value: 'warm'"),
-     ("top_k -1", "top_k must be"), ("do_sample maybe", "do_sample is true or false"), ("num_beams 2", "as it comes"),
-     ("num_return_sequences 2", "one answer"), ("logprobs 2", "no place"), ("logits_processors 2", "Python alone"),
+     ("top_k -1", "top_k must be"), ("do_sample maybe", "do_sample must be true or false"),
+     ("num_beams 2", "while they come"), ("num_return_sequences 2", "a single answer"),
+     ("logprobs 2", "does not show them"), ("logits_processors 2", "can only be set from Python"),
      ("penalty_alpha 2", "pace does not implement it")],
 )  # fmt: skip
 def test_settings_that_are_refused(command, line, message):
@@ -394,4 +395,4 @@ def test_history_that_cannot_be_written_is_told_of_once(tmp_path, caplog):
     history.read()
     for text in ("one", "two"):
         history.add(text)
-    assert len(caplog.records) == 1 and "not kept" in caplog.text
+    assert len(caplog.records) == 1 and "not saved for the next run" in caplog.text

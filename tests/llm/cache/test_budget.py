@@ -113,7 +113,8 @@ def test_what_can_never_fit_is_refused_before_anything_runs(monkeypatch) -> None
         with model.session() as session:
             session.append(short)
             with pytest.raises(
-                ValueError, match=rf"has 20 tokens; 128 more would pass the 128.*kv_cache_bytes={10 * block_bytes()} "
+                ValueError,
+                match=rf"has 20 tokens, and 128 more would exceed .* of 128.*kv_cache_bytes={10 * block_bytes()} ",
             ):
                 session.append(long)
         assert steps == [20]
@@ -139,7 +140,7 @@ def test_the_tightest_bound_is_named() -> None:
         (dict(kv_cache_bytes=-1), ValueError, "kv_cache_bytes"),
         (dict(kv_cache_bytes=True), TypeError, "kv_cache_bytes"),
         (dict(kv_cache_bytes=1.5e9), TypeError, "kv_cache_bytes"),
-        (dict(kv_cache_bytes=0), ValueError, "kv_cache_bytes=0 is too little: a block of 16 tokens takes"),
+        (dict(kv_cache_bytes=0), ValueError, "kv_cache_bytes=0 is too small: a block of 16 tokens takes"),
         (dict(kv_cache_bytes="100KiB", max_seq_len=1000), ValueError, "too little: max_seq_len=1000 tokens take"),
     ],
 )
@@ -162,7 +163,7 @@ def test_more_than_the_machine_has_is_warned_of(caplog, monkeypatch) -> None:
     monkeypatch.setattr(load, "available_memory_bytes", lambda kept=0: 1 << 20)
     with caplog.at_level(logging.WARNING, "pace"):
         LLMModel(TINY, progress=False, kv_cache_bytes="2MiB").close()
-    assert "kv_cache_bytes=2MiB is more than the 1.0 MiB of memory that are left" in caplog.text
+    assert "kv_cache_bytes=2MiB is more than the 1.0 MiB of free memory" in caplog.text
 
 
 def test_the_command_line_has_it(capsys) -> None:
