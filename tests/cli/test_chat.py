@@ -55,7 +55,7 @@ def test_what_stands_between_quotes_is_no_command(command):
     code, out, err = command("chat", stdin='"""/help"""\n')
     assert code == 0 and out and not err
     code, out, err = command("chat", stdin='"""What is\n')
-    assert (code, out) == (0, "") and err.startswith("pace: error: ") and 'before the """' in err
+    assert (code, out) == (0, "") and err.startswith("pace: error: ") and 'without the closing """' in err
 
 
 def test_set(command):
@@ -95,7 +95,7 @@ def test_set_knows_names_of_other_tools(command, name):
     assert "invalid int value: 'many'" in refused and name.strip("-").replace("_", "-") in refused
     code, out, err = command("chat", stdin="/set stop a b\n/set n 2\n/set stop\n")
     told = err.splitlines()
-    assert "stop_strings ['a b']" in told[0] and "one answer" in told[1] and "(set: nothing;" in told[2]
+    assert "stop_strings ['a b']" in told[0] and "a single answer" in told[1] and "(set: nothing;" in told[2]
 
 
 def test_set_shows_what_decides_about_draws(command, tmp_path):

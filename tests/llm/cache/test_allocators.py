@@ -195,7 +195,7 @@ def test_the_balanced_rows_are_where_the_cost_is_least() -> None:
     ("options", "error", "message"),
     [({"kv_cache_type": "ring"}, ValueError, "'dynamic', 'bmc', 'paged'; got 'ring'"),
      ({"bmc_rows": 64}, ValueError, "bmc_rows=64 needs kv_cache_type='bmc', got 'paged'"),
-     ({"kv_cache_type": "dynamic", "bmc_rows": 64}, ValueError, "this is 'dynamic'"),
+     ({"kv_cache_type": "dynamic", "bmc_rows": 64}, ValueError, "got 'dynamic'"),
      ({"kv_cache_type": "bmc", "bmc_rows": 0}, ValueError, "bmc_rows must be an int >= 1"),
      ({"kv_cache_type": "bmc", "bmc_rows": 1.5}, TypeError, "bmc_rows must be an int >= 1"),
      ({"kv_cache_type": "bmc", "bmc_rows": True}, TypeError, "bmc_rows must be an int >= 1"),

@@ -289,7 +289,7 @@ def test_two_at_once_download_it_once(hub, large):
 
 def test_no_room_on_the_disk(hub, large, monkeypatch):
     monkeypatch.setattr(hub_module.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1000}))
-    with pytest.raises(OSError, match="takes 1.0 MiB.*room for 1000 bytes.*cache_dir"):
+    with pytest.raises(OSError, match="takes 1.0 MiB.*has only 1000 bytes free.*cache_dir"):
         large()
     assert "model.safetensors" not in hub.downloads
     monkeypatch.undo()

@@ -41,7 +41,7 @@ def test_the_file_of_a_quant(names, quant, expected):
      (PLAIN, "Q4_K", FileNotFoundError, "no GGUF file of 'Q4_K'"),
      (SNAKE, None, ValueError, "several GGUF files, but none of Q4_K_M; .*org/x:q4_0.*ggml_model_q4_1.gguf"),
      (["a-Q4_K_M.gguf", "b-Q4_K_M.gguf"], None, ValueError, "several GGUF files of Q4_K_M: .*org/x:a-Q4_K_M.gguf"),
-     (PARTS[:2], None, FileNotFoundError, "org/x lacks Q4_K_M/m-00003-of-00003.gguf, of the 3 shards"),
+     (PARTS[:2], None, FileNotFoundError, "org/x lacks Q4_K_M/m-00003-of-00003.gguf, from the 3 shards"),
      (["model.safetensors"], "Q4_0", FileNotFoundError, "no GGUF file.*leave out ':Q4_0'"),
      (["mmproj-f16.gguf"], "f16", FileNotFoundError, "no GGUF file")],
     ids=str,
