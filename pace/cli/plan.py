@@ -120,7 +120,7 @@ def run(arguments: argparse.Namespace) -> int:
         f"{measured.fma_gflops:.0f} GFLOPS, {_gib(available)} available"
     )
     width = max(12, *(len(p.dtype) + 2 for p in plans))
-    print(f"{'held as':<{width}}{'weights':>11}{'cache/token':>14}{'most tokens':>14}{'prefill':>13}{'decode':>13}")
+    print(f"{'stored as':<{width}}{'weights':>11}{'cache/token':>14}{'max tokens':>14}{'prefill':>13}{'decode':>13}")
     for p in plans:
         context = f"{p.max_context:,}" if p.fits else "does not fit"
         print(
