@@ -192,7 +192,7 @@ def test_a_folder_that_cannot_be_written_is_told(qwen):
 
 
 def test_what_has_no_such_experts_is_refused_by_name(qwen):
-    with pytest.raises(ValueError, match="LlamaForCausalLM has none"):
+    with pytest.raises(ValueError, match="LlamaForCausalLM has no experts"):
         LLMModel(TINY, progress=False, **INT4, **MAPPED)
     with pytest.raises(ValueError, match="those of this checkpoint are floats"):
         LLMModel(qwen, progress=False, **MAPPED)
