@@ -66,7 +66,7 @@ def settle_model(parser: argparse.ArgumentParser, arguments: argparse.Namespace)
     if (before := arguments.model_before) and getattr(arguments, before) is None:
         if word is not None and arguments.named_model is None and (_is_checkpoint(word) or _is_piped_model(word)):
             parser.error(
-                f"{word!r} is a model, and a single word is the {before}: write `{word} {before.upper()}`, or "
+                f"{word!r} is a model, but a single argument is the {before}: write `{word} {before.upper()}`, or "
                 f"`{word} -` to read the {before} from stdin; for {word!r} as the {before}, name a model with -m"
             )
         setattr(arguments, before, word)

@@ -68,7 +68,7 @@ def _logit_bias(text: str) -> dict[int, float]:
         return {int(token): float(bias) for token, bias in pairs.items()}
     except (AttributeError, TypeError, ValueError):
         raise argparse.ArgumentTypeError(
-            f"{text!r} must be a JSON object of token id to number, as '{{\"42\": 1.5}}'"
+            f"{text!r} must be a JSON object of token ids and numbers, such as '{{\"42\": 1.5}}'"
         ) from None
 
 

@@ -90,7 +90,7 @@ class Windowed(BlockAllocator):
         held = [block for block in block_table if block >= 0]
         assert len(set(held)) == len(held), f"a block is in one table twice: {list(block_table)}"
         assert list(block_table[len(block_table) - len(held) :]) == held, (
-            f"a block was given back before those in front of it: {list(block_table)}"
+            f"a block was freed before the earlier blocks of its table: {list(block_table)}"
         )
 
     def _admitted(self, sequence: Sequence, num_tokens: int) -> list[int]:

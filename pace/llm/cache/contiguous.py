@@ -77,7 +77,7 @@ class Contiguous(BlockAllocator):
 
     def check_layout(self, block_table: array) -> None:
         assert all(after == before + 1 for before, after in itertools.pairwise(block_table)), (
-            f"blocks do not lie side by side: {list(block_table)}"
+            f"the blocks of a run are not adjacent: {list(block_table)}"
         )
 
     def _has_room(self, sequence: Sequence, num_tokens: int) -> bool:

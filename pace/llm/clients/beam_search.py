@@ -93,8 +93,8 @@ class BeamStrategy(Strategy):
         self.processors.apply_(log_probabilities)
         if not numbers.max() < np.inf:  # catches NaN too
             raise ValueError(
-                f"after {len(tokens)} tokens the logits_processors gave NaN or inf; they must return numbers, or -inf "
-                f"to ban a token"
+                f"after {len(tokens)} tokens the logits_processors gave NaN or inf; they must return finite numbers, "
+                f"or -inf to ban a token"
             )
         if self.filter_ is not None:
             self.filter_(log_probabilities)
@@ -415,9 +415,9 @@ class BeamSearch:
         result are then the prompt only. Otherwise raises ValueError for too few results."""
         if reason is None and len(hypotheses) < len(self.rows):
             raise ValueError(
-                f"beam search found {len(hypotheses)} texts and has to return num_return_sequences={len(self.rows)}: "
-                f"no more are possible; loosen bad_words_ids, logit_bias, no_repeat_ngram_size or the "
-                f"logits_processors, or ask for less"
+                f"beam search found {len(hypotheses)} texts, but num_return_sequences={len(self.rows)}; no more are "
+                f"possible. Loosen bad_words_ids, logit_bias, no_repeat_ngram_size or the logits_processors, or lower "
+                f"num_return_sequences"
             )
         now = time.perf_counter()
         self.rows[0].stats.num_preemptions = sum(sequence.stats.num_preemptions for sequence in self._sequences)
@@ -448,8 +448,8 @@ def check_length_penalty(length_penalty: float, most: int) -> None:
         is_fine = False
     if not is_fine:
         raise ValueError(
-            f"length_penalty={length_penalty:g} is out of range: {most} tokens to the power of it is 0 or infinite; "
-            f"use a number nearer to 0"
+            f"length_penalty={length_penalty:g} is out of range: {most} tokens to this power is 0 or infinite; use a "
+            f"number closer to 0"
         )
 
 

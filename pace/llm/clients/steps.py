@@ -64,7 +64,9 @@ class StepFeedback:
         try:
             self.text.encode()
         except UnicodeEncodeError as error:
-            raise ValueError(f"StepFeedback: text holds half a character, a lone surrogate, at {error.start}") from None
+            raise ValueError(
+                f"StepFeedback: text must be whole characters, got a lone surrogate at index {error.start}"
+            ) from None
         if self.take_back < 0:
             raise ValueError(f"StepFeedback: take_back must be 0 or more tokens, got {self.take_back}")
 

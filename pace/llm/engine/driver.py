@@ -139,8 +139,8 @@ class EngineDriver:
         """Raises ValueError on the driver's own thread."""
         if threading.current_thread() is self._thread:
             raise ValueError(
-                "the model was called from within its own step (by a logits processor, say), where it cannot run; "
-                "call it after generate"
+                "the model cannot be called from within its own step, for example by a logits processor; call it after "
+                "generate has returned"
             )
 
     def close(self) -> None:
@@ -210,7 +210,7 @@ class EngineDriver:
             except BaseException as error:
                 self.stepping_since = None
                 self._num_failures += 1
-                logger.warning("a step failed, and with it what it worked on: %r", error)
+                logger.warning("a step failed, and so did the sequences in it: %r", error)
                 forget_engine_frames(error)
                 if self._num_failures == MOST_FAILURES:
                     self._give_up(error)
@@ -237,9 +237,8 @@ class EngineDriver:
     def _give_up(self, cause: BaseException) -> None:
         def reason() -> Exception:
             error = RuntimeError(
-                f"the engine has ended after {MOST_FAILURES} failed steps in a row; load the model again. The "
-                f"last one: "
-                f"{cause!r}"
+                f"the engine has ended after {MOST_FAILURES} failed steps in a row; load the model again. The last "
+                f"error was {cause!r}"
             )
             error.__cause__ = cause
             return error
@@ -303,7 +302,7 @@ def _quietly(function: Callable[[Any], object], argument: Any) -> None:
     try:
         function(argument)
     except BaseException as error:
-        logger.warning("while others were told why their work is not done: %r", error)
+        logger.warning("error while reporting a failure to another caller: %r", error)
 
 
 def _release(lock: Any) -> None:

@@ -26,7 +26,7 @@ class LogitsProcessor:
 
     One object serves one sequence: each gets a `fork()` of those in `SamplingConfig(logits_processors=[...])`. `accept`
     receives each new token of prompt and output, then `apply` changes the logits of the next. `rollback` undoes
-    proposed tokens that were verified and dropped.
+    tokens that a step callback removed, or that a repeated step computes again.
 
     Subclasses define `apply`. Those with state define the other two: after `rollback(n)` the state must equal that
     before the last n calls of `accept`.
