@@ -202,7 +202,7 @@ LayerBlocks = KVBlocks | None
 
 @dataclass(frozen=True)
 class Spans:
-    """The token ranges of a step, one per sequence, and their block tables. All int32.
+    """The token ranges of a step, one per sequence, their block tables, and what their tokens see. All int32.
 
     Span s has the tokens `query_start[s] .. query_start[s + 1]`. Its last token is at position `kv_len[s] - 1`, and its
     position p is in block `block_table[s, p // 16]`. Entries of the table beyond `kv_len` may hold any value. So may
@@ -212,9 +212,14 @@ class Spans:
     query_start: Tensor
     """`[S + 1]`, from 0 to T."""
     kv_len: Tensor
-    """`[S]`, number of keys visible to the last token of the span, itself included."""
+    """`[S]`, number of positions of the span's sequence up to its last token, which is included."""
     block_table: Tensor
     """`[S, max_blocks]`."""
+    newest: Tensor | None = None
+    """`[T]`: token t sees positions up to `newest[t]`, which is included. None: each token sees up to its own position.
+
+    The newest position may be before or after the token's own. It is at least the oldest position that the layer's
+    window shows to the token, and less than the `kv_len` of its span."""
 
 
 @dataclass(frozen=True)

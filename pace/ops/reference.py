@@ -227,7 +227,7 @@ def attention(
             scores += options.scale * (latent_q[begin:end].transpose(0, 1) @ values.transpose(1, 2))
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
-        hidden = key_position > query_position
+        hidden = key_position > (query_position if spans.newest is None else spans.newest[begin:end, None])
         if window is not None:
             oldest = query_position // window * window if options.chunked else query_position - window + 1
             hidden |= key_position < oldest
