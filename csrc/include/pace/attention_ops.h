@@ -51,8 +51,8 @@ struct AttentionOp {
     int64_t tokens;
     Spans spans;
 
-    // Throws std::invalid_argument if spans do not cover the tokens in order, name a block that does not exist, or let
-    // a token see a position that it must not see.
+    // Throws std::invalid_argument if spans do not cover the tokens in order or name a block that does not exist. The
+    // same for a newest position outside of its span or before the token's oldest.
     void prepare(int threads);
     int64_t chunks(int phase) const;
     void run(int phase, int64_t chunk, int thread) const;
