@@ -16,7 +16,7 @@ LAYERS: list[list[str]] = [
     ["pace", "pace._C", "pace.assets", "pace.env", "pace.memory", "pace.naming"],
     ["pace.batch", "pace.ops", "pace.graph"],
     ["pace.quant"],
-    ["pace.checkpoints"],
+    ["pace.checkpoints", "pace.media"],
     ["pace.tokenizer"],
     ["pace.grammar"],
     ["pace.llm.aliases", "pace.llm.configs", "pace.llm.defaults", "pace.llm.inputs", "pace.llm.limits"]
