@@ -45,7 +45,7 @@ class QwenVisionConfig:
 
     depth: int = count(32, MAX_LAYERS)
     hidden_size: int = count(1152)
-    hidden_act: str = activation("gelu_pytorch_tanh")
+    hidden_act: str = activation("gelu_tanh")
     intermediate_size: int = count(4304)
     num_heads: int = count(16)
     in_channels: int = count(3)
