@@ -290,7 +290,7 @@ def test_inputs_that_are_refused(model, inputs, message) -> None:
 def test_inputs_in_two_forms_or_none(model) -> None:
     with pytest.raises(TypeError, match="given twice"):
         model.generate([1, 2], **inputs_of([ROWS[0]]))
-    with pytest.raises(TypeError, match="inputs are missing"):
+    with pytest.raises(TypeError, match="none are given"):
         model.generate(max_new_tokens=3)
     with pytest.raises(TypeError, match="media must be True or False"):
         LLMModel("x", media="image")
