@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pace.llm import LLMModel
+from pace.llm import DraftModelConfig, LLMModel, PromptLookupConfig
 from tests.llm.models.towers.seeing import IMAGE, MODELS, inputs_of, save_seeing, with_other_names
 from tests.support import backends
 
@@ -116,6 +116,27 @@ def test_every_way_to_run_it_gives_the_same_text(seeing, model) -> None:
         from pace import _C
 
         _C.set_num_threads(2)
+
+
+@pytest.mark.parametrize("source", ["prompt lookup", "draft model"])
+def test_drafts_change_no_token(seeing, model, source) -> None:
+    """A draft model reads placeholders as text, so it may propose other tokens, which are not accepted."""
+    batch = together(ROWS)
+    spec_config = PromptLookupConfig() if source == "prompt lookup" else DraftModelConfig(seeing[1])
+    with load(seeing[1], spec_config=spec_config) as drafted:
+        output = drafted.generate(**batch, max_new_tokens=40, logprobs=0)
+        assert output.metrics.num_drafted_tokens and results(output) == run(model, batch, 40)
+
+
+def test_preempted_prompts_are_computed_again(seeing, model) -> None:
+    """The cache holds one or two of the prompts at once, so that images are encoded again."""
+    rows = [[(8, 8), (4, 6)], [(6, 10)], [(12, 4), (4, 4)], [(10, 10)]]
+    batch, count = together(rows), 60
+    expected = [run(model, inputs_of([grids], index), count)[0] for index, grids in enumerate(rows)]
+    with load(seeing[1], kv_cache_bytes=200_000, prefix_cache_bytes=0) as small:
+        output = small.generate(**batch, max_new_tokens=count, logprobs=0)
+        assert results(output) == expected
+        assert output.metrics.num_preemptions > 0
 
 
 def test_samples_and_beams_see_the_images(model) -> None:
