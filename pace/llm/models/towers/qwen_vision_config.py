@@ -7,8 +7,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from pace.batch import Positions
-from pace.llm.models.model_config import MAX_LAYERS, activation, count, declared, read_declared, read_number
+from pace.llm.models.model_config import (
+    MAX_HEAD_DIM,
+    MAX_LAYERS,
+    activation,
+    count,
+    declared,
+    read_declared,
+    read_number,
+)
 from pace.naming import shown
+
+MAX_SIZE = 2**16
+"""Maximum hidden_size of a tower. The largest known is below 2^13."""
 
 
 def layer_numbers(default: tuple[int, ...]) -> Any:
@@ -44,14 +55,14 @@ class QwenVisionConfig:
     """Fields of `vision_config` in config.json."""
 
     depth: int = count(32, MAX_LAYERS)
-    hidden_size: int = count(1152)
+    hidden_size: int = count(1152, MAX_SIZE)
     hidden_act: str = activation("gelu_tanh")
     intermediate_size: int = count(4304)
     num_heads: int = count(16)
-    in_channels: int = count(3)
-    patch_size: int = count(16)
-    spatial_merge_size: int = count(2)
-    temporal_patch_size: int = count(2)
+    in_channels: int = count(3, 64)
+    patch_size: int = count(16, 512)
+    spatial_merge_size: int = count(2, 8)
+    temporal_patch_size: int = count(2, 16)
     out_hidden_size: int = count(3584)
     rope_parameters: float = axial_theta()
 
@@ -70,6 +81,11 @@ class QwenVisionConfig:
             raise ValueError(
                 f"config.json: vision_config.hidden_size must be a multiple of 4 * num_heads; got {self.hidden_size} "
                 f"and {self.num_heads} heads"
+            )
+        if self.head_dim > MAX_HEAD_DIM:
+            raise ValueError(
+                f"config.json: vision_config.hidden_size / num_heads must be at most {MAX_HEAD_DIM}; got "
+                f"{self.head_dim}"
             )
 
     @property
@@ -115,10 +131,10 @@ class Qwen3VisionConfig(QwenVisionConfig):
 class Qwen2VisionConfig(QwenVisionConfig):
     """Its `vision_config` has other names: `embed_dim` is the tower's size, and `hidden_size` the text model's."""
 
-    hidden_size: int = count(1280)
+    hidden_size: int = count(1280, MAX_SIZE)
     intermediate_size: int = count(5120)
     hidden_act: str = activation("quick_gelu")
-    patch_size: int = count(14)
+    patch_size: int = count(14, 512)
 
     @classmethod
     def read(cls, fields: Any) -> QwenVisionConfig:
@@ -139,10 +155,10 @@ class Qwen2VisionConfig(QwenVisionConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen2_5VisionConfig(QwenVisionConfig):
-    hidden_size: int = count(3584)
+    hidden_size: int = count(3584, MAX_SIZE)
     hidden_act: str = activation("silu")
     intermediate_size: int = count(3420)
-    patch_size: int = count(14)
+    patch_size: int = count(14, 512)
     window_size: int = count(112)
     fullatt_block_indexes: tuple[int, ...] = layer_numbers((7, 15, 23, 31))
 

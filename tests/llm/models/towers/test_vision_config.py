@@ -52,6 +52,8 @@ def test_a_tower_is_there_if_the_config_has_one_and_it_is_wanted(model_type) -> 
             ValueError,
             r"vision_config\.hidden_size must be a multiple of 4 \* num_heads",
         ),
+        ("qwen3_vl", {"hidden_size": 4096}, ValueError, r"hidden_size / num_heads must be at most \d+; got 2048"),
+        ("qwen3_vl", {"spatial_merge_size": 9}, ValueError, r"spatial_merge_size must be an integer in 1\.\.8"),
         ("qwen3_vl", {"num_position_embeddings": 35}, ValueError, "num_position_embeddings must be a square; got 35"),
         ("qwen3_vl", {"deepstack_visual_indexes": [0, 4]}, ValueError, "must be below depth, 4; got 4"),
         ("qwen3_vl", {"deepstack_visual_indexes": [1, 1]}, ValueError, "must be a list of different layers"),
