@@ -192,7 +192,7 @@ def test_a_wrong_value_of_any_option_is_told_before_weights_are_read(
         ({}, {"kv_cache_bytes": 64}, ValueError, "kv_cache_bytes"),
         ({}, {"weights": "mapped"}, ValueError, "experts"),
         ({}, {"quantization": {"format": "int4", "overrides": {"nothing": "int8"}}}, ValueError, "nothing"),
-        ({}, {}, MemoryError, "GiB of memory are left"),
+        ({}, {}, MemoryError, "GiB of memory are free"),
     ],
     ids=str,
 )
