@@ -223,6 +223,16 @@ class Spans:
 
 
 @dataclass(frozen=True)
+class GivenRows:
+    """Rows of floats that stand in for rows of a step, such as rows of images in place of embeddings."""
+
+    rows: Tensor
+    """float32 `[G, W]`. A model reads ranges of its columns."""
+    at: Tensor
+    """int64 `[G]`, ascending: the rows of the step that they stand for."""
+
+
+@dataclass(frozen=True)
 class ForwardBatch:
     """One step of a model over T tokens of S spans; `forward(batch)` returns the logits of `logit_rows`."""
 
@@ -240,6 +250,11 @@ class ForwardBatch:
     """int64 `[R]`, ascending: the rows whose logits are returned."""
     kv: list[LayerBlocks]
     """One per layer. The forward pass writes the slots above and reads what the spans can see."""
+    given: GivenRows | None = None
+    """Rows that the step does not compute from token ids. None: no such rows."""
+    angle_positions: Tensor | None = None
+    """int64 `[3, T]`, for a model that rotates by time, height and width: the three positions of each token. None: all
+    three are `positions`."""
     others: tuple[ForwardBatch, ...] = ()
     """The same step for the second and later groups of layers, with their slots and block tables."""
 

@@ -125,6 +125,16 @@ class ForwardOps(Protocol):
 
         Raises ValueError for an id outside of the weight, TypeError (`native`) for ids of another dtype."""
 
+    def given_rows(self, rows: Tensor) -> Tensor:
+        """Returns a copy of `rows [T, W]`, columns of `GivenRows.rows`. The first operation of a tower, all of whose
+        rows are given; rows may have any row stride."""
+
+    def place_rows_(self, x: Tensor, rows: Tensor, at: Tensor, add: bool) -> None:
+        """Replaces rows `at` of `x [T, W]` by `rows [G, W]`, columns of `GivenRows.rows`, or adds them with `add`.
+        int64 `at [G]` ascends. x and rows may have any row stride.
+
+        Raises ValueError (`native`) for an index outside of x, and if `at` does not ascend."""
+
     def linear(
         self,
         x: Tensor,

@@ -122,6 +122,14 @@ def embedding(ids: Tensor, weight: DenseWeight) -> Tensor:
     return weight.matrix[ids].to(torch.promote_types(weight.dtype, torch.float32))
 
 
+def given_rows(rows: Tensor) -> Tensor:
+    return rows.clone(memory_format=torch.contiguous_format)
+
+
+def place_rows_(x: Tensor, rows: Tensor, at: Tensor, add: bool) -> None:
+    x[at] = x[at] + rows if add else rows.to(x.dtype)
+
+
 def linear(
     x: Tensor,
     weight: DenseWeight,

@@ -40,8 +40,10 @@ from pace.llm.models.families.qwen2 import Qwen2ForCausalLM
 from pace.llm.models.families.qwen2_moe import Qwen2MoeForCausalLM
 from pace.llm.models.families.qwen3 import Qwen3ForCausalLM
 from pace.llm.models.families.qwen3_moe import Qwen3MoeForCausalLM
+from pace.llm.models.families.qwen3_vl_moe import Qwen3VLMoeForConditionalGeneration
 from pace.llm.models.families.qwen_vl import (
     Qwen2_5_VLForConditionalGeneration,
+    Qwen2VLForConditionalGeneration,
     Qwen3VLForConditionalGeneration,
 )
 from pace.llm.models.families.smollm3 import SmolLM3ForCausalLM
@@ -89,9 +91,11 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     Qwen2_5_VLForConditionalGeneration,
     Qwen2ForCausalLM,
     Qwen2MoeForCausalLM,
+    Qwen2VLForConditionalGeneration,
     Qwen3ForCausalLM,
     Qwen3MoeForCausalLM,
     Qwen3VLForConditionalGeneration,
+    Qwen3VLMoeForConditionalGeneration,
     SmolLM3ForCausalLM,
     StableLmForCausalLM,
     Starcoder2ForCausalLM,
@@ -99,15 +103,15 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
 MODEL_LIST = {model_class.__name__: model_class for model_class in MODEL_CLASSES} | {
     "Gemma3ForCausalLM": Gemma3ForConditionalGeneration,
     "Llama4ForCausalLM": Llama4ForConditionalGeneration,
-    "Qwen2VLForConditionalGeneration": Qwen2_5_VLForConditionalGeneration,
 }
 
 OTHER_STEMS = {"hunyuanv1dense": "hunyuandensev1", "hunyuanv1moe": "hunyuanmoev1"}
 """Stems of a model_type that differ from the class's stem."""
 
 
-def read_config(raw: Any) -> tuple[type[BaseModelForCausalLM], ModelConfig]:
-    """Returns the class and the config of a checkpoint, from its parsed config.json.
+def read_config(raw: Any, media: bool = False) -> tuple[type[BaseModelForCausalLM], ModelConfig]:
+    """Returns the class and the config of a checkpoint, from its parsed config.json. With `media`, the config has the
+    towers for images and sound; otherwise it is the text part alone.
 
     The class is the one named by `architectures`, in any case and also as a bare decoder (`LlamaModel`); without
     `architectures`, by `model_type`. Raises ValueError if both are missing, if they name different classes, or if a
@@ -128,7 +132,8 @@ def read_config(raw: Any) -> tuple[type[BaseModelForCausalLM], ModelConfig]:
                 raise ValueError(
                     f"config.json: architectures ({name}) and model_type ({raw['model_type']}) contradict each other"
                 )
-            return model_class, model_class.Config.from_dict(raw)
+            config = model_class.Config.from_dict(raw)
+            return model_class, config.with_media(raw) if media else config
     raise NotImplementedError(
         f"the architecture {shown(names[0])} is not implemented; implemented: {', '.join(MODEL_LIST)}"
     )
