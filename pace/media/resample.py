@@ -25,8 +25,8 @@ PIECE = 1 << 20
 
 
 def num_weights(rate: int, target: int) -> int:
-    """Number of weights that `resample` computes for a long clip: up to 500,000 for usual rates, and up to 50 million
-    for rates that have little in common. A million takes 0.3 s."""
+    """Number of weights that `resample` computes for a long clip. Usual rates need up to 500,000, and rates that have
+    little in common up to 50 million. A million takes 0.3 s."""
     divisor = math.gcd(rate, target)
     return target // divisor * 2 * math.ceil(CROSSINGS * max(1.0, rate / target))
 

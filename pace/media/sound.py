@@ -20,8 +20,8 @@ RATES = (4000, 192000)
 """Lowest and highest sampling rate in Hz."""
 MAX_SAMPLES = MAX_SECONDS * 48000 * 2
 """Maximum samples of all channels: a compressed file of a few bytes may hold any number."""
-MAX_WEIGHTS = 8 << 20
-"""Maximum weights of the filter from the sampling rate: at most three seconds of work."""
+MAX_WEIGHTS = 2 << 20
+"""Maximum number of weights of the filter from one sampling rate to the other: less than a second of work."""
 MAX_BYTES = 256 << 20
 MAX_LEVEL = 65536.0
 """Maximum size of a sample. The range is -1 to 1; files that hold integers as floats are still read."""

@@ -10,8 +10,8 @@ from pace.media.sound import MAX_WEIGHTS
 from tests.media.wavs import speech
 from tests.plugins.tiers import sample
 
-RATES = [4000, 8000, 11025, 12000, 15999, 22050, 24000, 32000, 44100, 48000, 88200, 96000, 192000]
-USUAL = (8000, 22050, 44100, 48000, 15999)
+RATES = [4000, 8000, 11025, 12000, 15990, 22050, 44056, 24000, 32000, 44100, 48000, 88200, 96000, 192000]
+USUAL = (8000, 22050, 44100, 48000, 15990)
 
 
 def by_definition(samples: np.ndarray, rate: int, target: int, outputs: np.ndarray) -> np.ndarray:
