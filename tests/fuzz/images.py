@@ -27,7 +27,7 @@ from pace.memory import resident_bytes
 from tests.media.samples import draw, encode, files
 
 MAX_SECONDS = 0.5
-"""Of the processor's time, which other processes do not change."""
+"""Seconds of CPU time, which other processes do not change."""
 MAX_GROWTH_BYTES = 64 << 20
 ADDRESS_SPACE_BYTES = 4 << 30
 
@@ -142,7 +142,7 @@ def webp(*chunks: tuple[bytes, bytes]) -> bytes:
 
 
 def exif_bomb() -> bytes:
-    """EXIF of 5,000 entries, each of which says that it holds all of the block."""
+    """EXIF of 5,000 entries that all share one large value."""
     entries = b"".join(struct.pack("<HHII", tag, 1, 60_000, 8) for tag in range(1, 5001))
     return b"Exif\0\0II*\0\x08\0\0\0" + struct.pack("<H", 5000) + entries + bytes(4)
 
