@@ -58,12 +58,13 @@ class LLMModel:
         load_in_8bit: bool = False,
         weights: str = "memory",
         weights_cache: str | Path | bool | None = None,
+        media: bool = True,
         **other_names: Any,
     ) -> None:
         """Loads a local directory, a GGUF file or a Hub id. `help(LoadOptions)` describes each argument.
 
-        What to load: `model_name_or_path`, `tokenizer_name_or_path`; from the Hub `revision`, `token`, `cache_dir`,
-        `local_files_only`.
+        What to load: `model_name_or_path`, `tokenizer_name_or_path`, and `media` (False leaves out the towers for
+        images and sound); from the Hub `revision`, `token`, `cache_dir`, `local_files_only`.
         How weights are stored: `dtype`, or `quantization` ("int8", "int4", "nf4", ...; `load_in_4bit`, `load_in_8bit`).
         Where: `weights` ("mapped" keeps experts in a file, which may be larger than memory) and `weights_cache`.
         Keys and values: `kv_cache_bytes` (such as "2GiB"), `kv_cache_dtype`, `kv_cache_type`, `bmc_rows`,
@@ -105,7 +106,7 @@ class LLMModel:
 
     def generate(
         self,
-        inputs: Any,
+        inputs: Any = None,
         sampling_config: SamplingConfig | None = None,
         streamer: Any = None,
         cancel: threading.Event | None = None,
@@ -115,7 +116,8 @@ class LLMModel:
         """Continues one prompt or several.
 
         `inputs`: a string, a list of strings, token ids (a list, or a list of lists), or an integer tensor `[S]` or
-        `[B, S]`. Or a tokenizer's output with its attention mask, padded on either side.
+        `[B, S]`. Or a tokenizer's output with its attention mask, padded on either side. Or the output of a processor
+        of transformers, with images: as one argument, or as `generate(**processor(...))`.
         `sampling_config`: overrides the checkpoint's generation_config.json field by field, which overrides the
         defaults. May be a transformers GenerationConfig.
         `fields`: fields of a SamplingConfig, which override `sampling_config`: `generate(prompt, max_new_tokens=8)`.

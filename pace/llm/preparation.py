@@ -17,6 +17,7 @@ from pace.llm.defaults import end_tokens_of, pad_token_of, with_defaults
 from pace.llm.engine.driver import EngineDriver
 from pace.llm.inputs import Prompts, read_prompts
 from pace.llm.sampling.sampler import mix
+from pace.llm.sequence import MediaSpan
 
 logger = logging.getLogger("pace")
 
@@ -35,6 +36,8 @@ class PreparedPrompt:
     """Maximum length of its rows, prompt included."""
     seed: int
     constraints: Constraints
+    media: tuple[MediaSpan, ...] = ()
+    """The images among its tokens."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +106,8 @@ class Preparer:
             config.max_length = engine.max_length
         config.check_consistent(asked.explicit_fields)
         self._check_against_model(config)
-        prompts = read_prompts(inputs, self._tokenizer, engine.model.vocab_size)
+        model = engine.model
+        prompts = read_prompts(inputs, self._tokenizer, model.vocab_size, model.towers, model_name(model))
         max_lengths = [self._max_length(config, len(row), index) for index, row in enumerate(prompts.rows)]
         if config.num_beams > 1:
             longest = max(length - len(row) for row, length in zip(prompts.rows, max_lengths))
@@ -116,10 +120,14 @@ class Preparer:
         # Without a seed every prompt draws from its own stream; with a seed, as if it were the only prompt.
         seeds = [mix((seed + index) % 2**64) if config.seed is None else seed for index in range(len(rows))]
         is_healed = any(constraints.text_rules.prompt_end for _, constraints in rows)
+        media = prompts.media or [()] * len(rows)
         prepared = [
-            PreparedPrompt(tokens, max_length, seed, constraints)
-            for (tokens, constraints), max_length, seed in zip(rows, max_lengths, seeds)
+            PreparedPrompt(tokens, max_length, seed, constraints, placed)
+            for (tokens, constraints), max_length, seed, placed in zip(rows, max_lengths, seeds, media)
         ]
+        for prompt in prepared:
+            if prompt.media and prompt.media[-1].end > len(prompt.tokens):
+                raise ValueError("token_healing would generate the end of an image again; leave it out")
         return PreparedCall(config, prepared, None if is_healed else prompts.given, warnings)
 
     def _max_length(self, config: SamplingConfig, num_prompt_tokens: int, index: int) -> int:
@@ -173,3 +181,8 @@ class Preparer:
                 "bad_words_ids holds an end token, which is not banned (as in transformers); use ignore_eos or "
                 "min_new_tokens for that"
             )
+
+
+def model_name(runner: Any) -> str:
+    """Name of a runner's architecture, for errors."""
+    return type(getattr(runner, "model", runner)).__name__

@@ -126,7 +126,8 @@ def _find_model(options: LoadOptions) -> tuple[BaseModelForCausalLM, Checkpoint]
 def _make_model(options: LoadOptions, checkpoint: Checkpoint) -> BaseModelForCausalLM:
     """Makes the model of a checkpoint, without weights; their files need not be downloaded yet. Raises for errors that
     config and headers show: an architecture, an option, too little memory."""
-    model = make_model(checkpoint, options.weight_dtype, options.ops, options.kv_dtype, options.quantization_config)
+    dtypes = options.weight_dtype, options.ops, options.kv_dtype
+    model = make_model(checkpoint, *dtypes, options.quantization_config, options.media)
     model.weights_file = _weights_file(options, model, checkpoint)
     _check_length(options, model)
     _check_budget(options, model, Fraction(0))

@@ -111,6 +111,9 @@ class LoadOptions:
     makes the next load immediate. None for PACE_CACHE, False for no copy (docs/models.md). With "mapped" it has the
     experts; None for the folder of the checkpoint."""
 
+    media: bool = True
+    """True to load the towers of a checkpoint that takes images or sound; False for its text model alone."""
+
     def __post_init__(self) -> None:
         optional = type(None)
         self._check("model_name_or_path", "a path or a Hub id", str, os.PathLike)
@@ -128,6 +131,7 @@ class LoadOptions:
         self._check("cache_dir", "a path or None", str, os.PathLike, optional)
         self._check("local_files_only", "True or False", bool)
         self._check("progress", "True or False", bool)
+        self._check("media", "True or False", bool)
         self._check("weights_cache", "a path, False or None", str, os.PathLike, bool, optional)
         self._check_weights()
 
