@@ -48,7 +48,7 @@ def half_chunk() -> Any:
 class QwenAudioConfig:
     """Fields of `audio_config` in config.json; the defaults are those of Qwen3-Omni."""
 
-    num_mel_bins: int = count(128)
+    num_mel_bins: int = count(128, 512)
     encoder_layers: int = count(32, MAX_LAYERS)
     encoder_attention_heads: int = count(20)
     encoder_ffn_dim: int = count(5120)
