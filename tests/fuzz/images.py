@@ -17,6 +17,7 @@ import sys
 import time
 import zlib
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 from pace.media.containers import MAX_BLOCKS
@@ -31,14 +32,19 @@ MAX_GROWTH_BYTES = 64 << 20
 ADDRESS_SPACE_BYTES = 4 << 30
 
 
-def outcome_of(data: bytes) -> str:
-    """ "image" or "MediaError"; else "FAIL: ..."."""
+def read(data: bytes) -> str:
+    """Reads an image; "image" if it is one."""
+    opened = open_source(data)
+    size, image = image_size(opened), load_rgb(opened)
+    return "image" if image.mode == "RGB" and (image.height, image.width) == size else "FAIL: another size"
+
+
+def outcome_of(data: bytes, read: Callable[[bytes], str] = read) -> str:
+    """The result of `read` or "MediaError"; else "FAIL: ..."."""
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before, begin = resident_bytes(), time.process_time()
     try:
-        opened = open_source(data)
-        size, image = image_size(opened), load_rgb(opened)
-        outcome = "image" if image.mode == "RGB" and (image.height, image.width) == size else "FAIL: another size"
+        outcome = read(data)
     except MediaError as error:
         text = str(error)
         outcome = "MediaError" if len(text) < 200 and text.isprintable() and text.isascii() else f"FAIL: {text!r}"
