@@ -16,7 +16,9 @@ from pace.llm.constraints.builder import ConstraintBuilder, Constraints
 from pace.llm.defaults import end_tokens_of, pad_token_of, with_defaults
 from pace.llm.engine.driver import EngineDriver
 from pace.llm.inputs import Prompts, read_prompts
+from pace.llm.processors.prompts import PromptEncoder
 from pace.llm.sampling.sampler import mix
+from pace.llm.sequence import MediaSpan
 
 logger = logging.getLogger("pace")
 
@@ -35,6 +37,8 @@ class PreparedPrompt:
     """Maximum length of its rows, prompt included."""
     seed: int
     constraints: Constraints
+    media: tuple[MediaSpan, ...] = ()
+    """The images and sound among its tokens."""
 
 
 @dataclass(frozen=True)
@@ -88,12 +92,13 @@ class PreparedCall:
 class Preparer:
     """Prepares calls for one model. Thread-safe."""
 
-    def __init__(self, driver: EngineDriver, tokenizer: Any, defaults: SamplingConfig) -> None:
+    def __init__(self, driver: EngineDriver, tokenizer: Any, defaults: SamplingConfig, encoder: PromptEncoder) -> None:
         """`defaults` are the checkpoint's settings. Without a tokenizer, prompts must be token ids."""
         self.constraints = ConstraintBuilder(tokenizer, driver.engine.model.vocab_size)
         self._driver = driver
         self._tokenizer = tokenizer
         self._defaults = defaults
+        self._encoder = encoder
 
     def prepare(self, inputs: Any, asked: SamplingConfig, turn: Turn | None, skip_special_tokens: bool) -> PreparedCall:
         """Does `Generator.prepare_for_generate`."""
@@ -103,7 +108,7 @@ class Preparer:
             config.max_length = engine.max_length
         config.check_consistent(asked.explicit_fields)
         self._check_against_model(config)
-        prompts = read_prompts(inputs, self._tokenizer, engine.model.vocab_size)
+        prompts = read_prompts(inputs, self._tokenizer, engine.model.vocab_size, self._encoder)
         max_lengths = [self._max_length(config, len(row), index) for index, row in enumerate(prompts.rows)]
         if config.num_beams > 1:
             longest = max(length - len(row) for row, length in zip(prompts.rows, max_lengths))
@@ -116,10 +121,14 @@ class Preparer:
         # Without a seed every prompt draws from its own stream; with a seed, as if it were the only prompt.
         seeds = [mix((seed + index) % 2**64) if config.seed is None else seed for index in range(len(rows))]
         is_healed = any(constraints.text_rules.prompt_end for _, constraints in rows)
+        media = prompts.media or [()] * len(rows)
         prepared = [
-            PreparedPrompt(tokens, max_length, seed, constraints)
-            for (tokens, constraints), max_length, seed in zip(rows, max_lengths, seeds)
+            PreparedPrompt(tokens, max_length, seed, constraints, placed)
+            for (tokens, constraints), max_length, seed, placed in zip(rows, max_lengths, seeds, media)
         ]
+        for prompt in prepared:
+            if prompt.media and prompt.media[-1].end > len(prompt.tokens):
+                raise ValueError("token_healing would generate the end of an image again; leave it out")
         return PreparedCall(config, prepared, None if is_healed else prompts.given, warnings)
 
     def _max_length(self, config: SamplingConfig, num_prompt_tokens: int, index: int) -> int:

@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
+from pace.media.media import Media
 from pace.ops.draws import Edits
 from pace.ops.rules import Rules
 
@@ -65,6 +66,20 @@ class TextRules:
     """Text of the prompt that the generated tokens begin with: token healing removed it from the prompt's tokens."""
     hidden: frozenset[int] | None = None
     """Tokens omitted from the text; None for the tokenizer's special tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class MediaSpan:
+    """The tokens of a sequence that stand for an image or a clip: its placeholders."""
+
+    start: int
+    """Index of the first of them."""
+    media: Media
+
+    @property
+    def end(self) -> int:
+        """Index after the last of them."""
+        return self.start + self.media.num_tokens
 
 
 PLAIN_TEXT = TextRules()
@@ -174,6 +189,8 @@ class Sequence:
         self.id = next(_ids)
         self.tokens: list[int] = list(prompt)
         self.num_prompt_tokens = len(prompt)
+        self.media: tuple[MediaSpan, ...] = ()
+        """Images and clips of the prompt, in order. Set it before the sequence is submitted."""
         self.text_rules = PLAIN_TEXT
         self.strategy = strategy
         self.stopping = stopping
@@ -279,9 +296,10 @@ class Sequence:
         self.finish_reason = "error"
 
     def outcome(self) -> Sequence:
-        """Returns a copy of a finished sequence without its strategy and mask, which may be large."""
+        """Returns a copy of a finished sequence without its strategy, mask and media, which may be large."""
         outcome = copy.copy(self)
         outcome.strategy, outcome.mask, outcome.prompt_sharers = None, None, []
+        outcome.media = ()
         outcome.block_table, outcome.more_tables = array("i"), []
         outcome.sink = NULL_SINK
         return outcome

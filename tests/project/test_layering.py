@@ -16,14 +16,15 @@ LAYERS: list[list[str]] = [
     ["pace", "pace._C", "pace.assets", "pace.env", "pace.memory", "pace.naming"],
     ["pace.batch", "pace.ops", "pace.graph"],
     ["pace.quant"],
-    ["pace.checkpoints"],
+    ["pace.checkpoints", "pace.media"],
     ["pace.tokenizer"],
     ["pace.grammar"],
     ["pace.llm.aliases", "pace.llm.configs", "pace.llm.defaults", "pace.llm.inputs", "pace.llm.limits"]
     + ["pace.llm.operators", "pace.llm.infill", "pace.llm.validators", "pace.llm.sequence"]
-    + ["pace.llm.speculation.configs", "pace.llm.chat"],
+    + ["pace.llm.speculation.configs", "pace.llm.chat"]
+    + ["pace.llm.processors.processor", "pace.llm.processors.prompts"],
     ["pace.llm.layers"],
-    ["pace.llm.models", "pace.llm.loading"],
+    ["pace.llm.models", "pace.llm.loading", "pace.llm.processors"],
     ["pace.llm.runners"],
     ["pace.llm.cache", "pace.llm.text", "pace.llm.outputs"],
     ["pace.llm.constraints"],

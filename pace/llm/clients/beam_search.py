@@ -199,6 +199,8 @@ class BeamSearch:
             Sequence(self.prompt, self.make_strategy(), NeverStops(), self.max_length)
             for _ in range(self.config.num_beams)
         ]
+        for sequence in self._sequences:
+            sequence.media = self.rows[0].media
         mask = None if self.mask is None else SequenceMask(self.mask)
         self._state = State(
             self._sequences[:1], Round([Hypothesis(self.prompt, len(self.prompt), 0.0, self.stopping, mask)], [])
