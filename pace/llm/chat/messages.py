@@ -64,7 +64,7 @@ def read_messages(messages: Any) -> list[Said]:
     a result.
 
     Raises TypeError if they are not a list of dicts. Raises ValueError for an empty list, a message without a role, and
-    content that is neither text nor media. The same for media that are neither the user's nor a tool's, and for a call
+    content that is neither text nor media. The same for media that are neither the user's nor a tool's. Also for a call
     without a name, or with arguments that are not a JSON object."""
     if not isinstance(messages, Sequence) or isinstance(messages, str):
         raise TypeError(f"messages must be a list of dicts with role and content; got {messages!r:.60}")

@@ -91,7 +91,7 @@ class PromptEncoder:
         max_image_tokens: int | None = None,
         kinds: Iterable[str] | None = None,
     ) -> None:
-        """`processors` are those of the model, and `kinds` those that prompts may have; None for all. `max_image_tokens`
+        """`processors` are those of the model, and `kinds` what prompts may have; None for all. `max_image_tokens`
         limits the tokens of an image, which is made smaller; None for the checkpoint's own limit. Raises ValueError for
         a tokenizer without the placeholder of a processor."""
         self.all = processors
