@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <new>
+#include <stdexcept>
 #include <utility>
 
 namespace pace {
@@ -44,6 +45,21 @@ bool any_result(Operands... operands) {
     return (is_result(operands) || ...);
 }
 
+// The columns that an op reads of the step's given rows.
+PlaceRowsOp of_given(const GivenRows& given, int64_t first, int64_t columns) {
+    if (given.count > 0 && first + columns > given.columns) {
+        throw std::invalid_argument("the given rows have " + std::to_string(given.columns) + " columns; columns " +
+                                    std::to_string(first) + " to " + std::to_string(first + columns) +
+                                    " of them are needed");
+    }
+    PlaceRowsOp op = {};
+    op.rows = given.data + first;
+    op.rows_stride = given.stride;
+    op.count = given.count;
+    op.k = columns;
+    return op;
+}
+
 }  // namespace
 
 void Program::embedding(Value out, const void* weight, const int32_t* order, Ids ids, int64_t offset) {
@@ -55,6 +71,31 @@ void Program::embedding(Value out, const void* weight, const int32_t* order, Ids
         op.count = frame.rows_of(out);
         op.out = frame.at(out);
         op.widen = true;
+    });
+}
+
+void Program::given_rows(Value out, int64_t first) {
+    record<PlaceRowsOp>("given rows", true, [=](PlaceRowsOp& op, const Frame& frame) {
+        const GivenRows& given = frame.step.given;
+        if (given.count != frame.step.tokens) {
+            throw std::invalid_argument(std::to_string(given.count) + " rows are given for " +
+                                        std::to_string(frame.step.tokens) + " tokens; this program needs one for each");
+        }
+        op = of_given(given, first, out.columns);
+        op.x = frame.at(out);
+        op.x_stride = out.columns;
+        op.x_rows = frame.step.tokens;
+    });
+}
+
+void Program::place_rows(Columns x, int64_t first, bool add) {
+    record<PlaceRowsOp>(add ? "add given rows" : "place given rows", true, [=](PlaceRowsOp& op, const Frame& frame) {
+        op = of_given(frame.step.given, first, x.count);
+        op.x = frame.at(x);
+        op.x_stride = x.value.columns;
+        op.x_rows = frame.rows_of(x.value);
+        op.indices = frame.step.given.at;
+        op.add = add;
     });
 }
 
@@ -267,9 +308,9 @@ void Program::lay_out(const Step& step) {
     const auto rounded = [&](int64_t width) { return (width * step.tokens * int64_t(sizeof(float)) + 63) / 64 * 64; };
     size_t total = 0;
     for (const int64_t width : widths_) total += rounded(width);
-    arena_.grow(total);
+    memory_->arena.grow(total);
     buffers_.clear();
-    char* next = arena_.data;
+    char* next = memory_->arena.data;
     for (const int64_t width : widths_) {
         buffers_.push_back(reinterpret_cast<float*>(next));
         next += rounded(width);
@@ -278,7 +319,7 @@ void Program::lay_out(const Step& step) {
 
 void Program::bind(const Step& step) {
     const int threads = ThreadPool::instance().num_threads();
-    const Shape shape = {step.tokens, step.logit_rows, threads, &kernels()};
+    Shape shape = {step.tokens, step.logit_rows, threads, memory_->arena.data, &kernels()};
     const bool reshaped = shape != bound_;
     bound_ = {};  // set again once all instructions are bound, because some may throw
     if (reshaped) lay_out(step);
@@ -288,9 +329,10 @@ void Program::bind(const Step& step) {
         if (reshaped || instruction->varies) instruction->bind(frame, threads);
         workspace = std::max(workspace, instruction->workspace_bytes());
     }
-    workspace_.grow(workspace);
-    for (const auto& instruction : instructions_) instruction->set_workspace(workspace_.data);
+    memory_->workspace.grow(workspace);
+    for (const auto& instruction : instructions_) instruction->set_workspace(memory_->workspace.data);
     collect_phases();
+    shape.arena = memory_->arena.data;
     bound_ = shape;
 }
 

@@ -202,7 +202,7 @@ LayerBlocks = KVBlocks | None
 
 @dataclass(frozen=True)
 class Spans:
-    """The token ranges of a step, one per sequence, and their block tables. All int32.
+    """The token ranges of a step, one per sequence, their block tables, and what their tokens see. All int32.
 
     Span s has the tokens `query_start[s] .. query_start[s + 1]`. Its last token is at position `kv_len[s] - 1`, and its
     position p is in block `block_table[s, p // 16]`. Entries of the table beyond `kv_len` may hold any value. So may
@@ -212,9 +212,24 @@ class Spans:
     query_start: Tensor
     """`[S + 1]`, from 0 to T."""
     kv_len: Tensor
-    """`[S]`, number of keys visible to the last token of the span, itself included."""
+    """`[S]`, number of positions of the span's sequence up to its last token, which is included."""
     block_table: Tensor
     """`[S, max_blocks]`."""
+    newest: Tensor | None = None
+    """`[T]`: token t sees positions up to `newest[t]`, which is included. None: each token sees up to its own position.
+
+    The newest position may be before or after the token's own. It is at least the oldest position that the layer's
+    window shows to the token, and less than the `kv_len` of its span."""
+
+
+@dataclass(frozen=True)
+class GivenRows:
+    """Rows of floats that stand in for rows of a step, such as rows of images in place of embeddings."""
+
+    rows: Tensor
+    """float32 `[G, W]`. A model reads ranges of its columns."""
+    at: Tensor
+    """int64 `[G]`, ascending: the rows of the step that they stand for."""
 
 
 @dataclass(frozen=True)
@@ -235,6 +250,11 @@ class ForwardBatch:
     """int64 `[R]`, ascending: the rows whose logits are returned."""
     kv: list[LayerBlocks]
     """One per layer. The forward pass writes the slots above and reads what the spans can see."""
+    given: GivenRows | None = None
+    """Rows that the step does not compute from token ids. None: no such rows."""
+    angle_positions: Tensor | None = None
+    """int64 `[3, T]`, for a model that rotates by time, height and width: the three positions of each token. None: all
+    three are `positions`."""
     others: tuple[ForwardBatch, ...] = ()
     """The same step for the second and later groups of layers, with their slots and block tables."""
 

@@ -106,9 +106,14 @@ class Runner:
         self.positions = torch.arange(blocks_each * BLOCK_SIZE + 1)
         self.lengths = [0] * num_sequences
 
-    def step(self, chunks: dict[int, Tensor], prompt_lengths: dict[int, int] | None = None) -> dict[int, Tensor]:
+    def step(
+        self,
+        chunks: dict[int, Tensor],
+        prompt_lengths: dict[int, int] | None = None,
+        newest: Callable[[Tensor], Tensor] | None = None,
+    ) -> dict[int, Tensor]:
         """Appends `chunks[s]` to each sequence s. `prompt_lengths[s]` is a lower bound of the length that rope scaling
-        uses; by default there is none."""
+        uses; by default there is none. `newest` maps the positions of a chunk to the newest that each of them sees."""
         positions, rope_lengths, slots, starts, kv_len = [], [], [], [0], []
         for s, chunk in chunks.items():
             begin, end = self.lengths[s], self.lengths[s] + len(chunk)
@@ -119,8 +124,13 @@ class Runner:
             slots.append(self.slots[s, begin:end])
             starts.append(starts[-1] + len(chunk))
             kv_len.append(end)
-        table = self.tables[list(chunks)]
-        spans = Spans(torch.tensor(starts, dtype=torch.int32), torch.tensor(kv_len, dtype=torch.int32), table)
+        seen = torch.cat([newest(part) for part in positions]).int() if newest else None
+        spans = Spans(
+            torch.tensor(starts, dtype=torch.int32),
+            torch.tensor(kv_len, dtype=torch.int32),
+            self.tables[list(chunks)],
+            seen,
+        )
         batch = ForwardBatch(
             torch.cat(list(chunks.values())),
             torch.cat(positions),

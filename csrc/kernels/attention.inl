@@ -3,7 +3,8 @@
 // SHAPES      R rows (<= 96) of D. Each block of 16 positions has keys [D][16] and values [16][Dp]; Dp is the width of
 //             a value rounded up to 16.
 //
-// // DEFINITION  For each row at position p, over the positions j in max(0, p - window + 1) .. p, or of its chunk:
+// DEFINITION  For each row at position p, over the positions j in max(0, p - window + 1) .. p, or of its chunk up to p.
+//             A row with a newest position sees up to that instead of p:
 //
 //               s[j] = scale * sum_d q[d] k[d][j]               (softcap: s = c tanh(s / c)).
 //               out[d] = sum_j exp(s[j] - max s) v[j][d] / sum_j exp(s[j] - max s).
@@ -20,9 +21,9 @@
 //             power of two (2^x: 1.4 ulp). Each partition of 1024 positions is computed independently; the results are
 //             merged in order. int8 widens exactly; a complete score is multiplied by its scale, and a weight after it
 //             was added to the sum of weights. Tiles and partitions begin at fixed absolute positions. So a row's bits
-//             depend only on its own position, its own visible keys and values, and the instruction set. They do not
-//             depend on R, the span, the batch or the threads. Positions that a row does not see are neither multiplied
-//             nor added, so NaN there has no effect.
+//             depend only on its oldest and newest visible position, the keys and values there, and the instruction
+//             set. They do not depend on R, the span, the batch or the threads. Positions that a row does not see are
+//             neither multiplied nor added, so NaN there has no effect.
 
 // Working memory for one set of rows, allocated from the caller's scratch.
 struct AttentionScratch {
@@ -36,7 +37,8 @@ struct AttentionScratch {
     float* total;        // [rows][partial_floats]: merged state of the earlier partitions
     float* wide_keys;    // [4][D][16]: a 16-bit or int8 tile in fp32, without scales
     float* wide_values;  // [4][16][Dp]
-    int64_t position[kMaxQueryRows];
+    int64_t oldest[kMaxQueryRows], newest[kMaxQueryRows];  // the positions that each row sees
+    int64_t first, last;                                   // the positions that any row sees
     int begin[kMaxQueryRows], end[kMaxQueryRows];  // the positions of the tile that each row sees; begin >= end: none
 };
 
@@ -44,7 +46,13 @@ static AttentionScratch cut_scratch(const AttentionArgs& args, const QueryRows& 
     const KvView& kv = args.kv;
     const int64_t padded = kv.padded_dim(), group = args.group(), max_rows = args.max_rows();
     AttentionScratch s;
-    for (int row = 0; row < rows.rows; ++row) s.position[row] = rows.position(group, row);
+    s.last = 0;
+    for (int row = 0; row < rows.rows; ++row) {
+        s.oldest[row] = args.oldest(rows.position(group, row));
+        s.newest[row] = rows.newest_of(group, row);
+        if (s.newest[row] > s.last) s.last = s.newest[row];
+    }
+    s.first = s.oldest[0];  // the positions of the rows ascend
     const auto take = [&memory](int64_t floats) {
         float* const taken = memory;
         memory += floats;
@@ -208,7 +216,7 @@ static void attend_tile(const AttentionArgs& args, const QueryRows& rows, int64_
     const int32_t* const blocks = rows.blocks + position / kBlockPositions;
     TileBlocks<T> tile = {first, last, {}, {}, {}, {}, {}, {}, 0};
     for (int b = first; b <= last; ++b) {
-        const bool has_next = position + kTilePositions + b * kBlockPositions <= s.position[rows.rows - 1];
+        const bool has_next = position + kTilePositions + b * kBlockPositions <= s.last;
         tile.keys[b] = kv.keys<const T>(blocks[b], rows.kv_head);
         tile.values[b] = kv.values<const T>(blocks[b], rows.kv_head);
         tile.next_keys[b] = has_next ? kv.keys<const T>(blocks[b + kTileBlocks], rows.kv_head) : tile.keys[b];

@@ -48,7 +48,7 @@ static void attend_partition(const AttentionArgs& args, const QueryRows& rows, i
     for (int64_t tile = begin / kTilePositions * kTilePositions; tile < end; tile += kTilePositions) {
         int first = kTilePositions, last = 0;  // range of tile positions that any row sees
         for (int row = 0; row < rows.rows; ++row) {
-            const int64_t to = s.position[row] + 1 - tile, from = args.oldest(s.position[row]) - tile;
+            const int64_t to = s.newest[row] + 1 - tile, from = s.oldest[row] - tile;
             s.begin[row] = from < 0 ? 0 : from > kTilePositions ? kTilePositions : int(from);
             s.end[row] = to < 0 ? 0 : to > kTilePositions ? kTilePositions : int(to);
             if (s.begin[row] >= s.end[row]) continue;
@@ -116,7 +116,7 @@ static void write_row(const AttentionArgs& args, const QueryRows& rows, int row,
 static void attention(const AttentionArgs& args, const QueryRows& rows, float* scratch) {
     AttentionScratch s = cut_scratch(args, rows, scratch);
     const int64_t padded = args.kv.padded_dim(), state_floats = partial_floats(args.kv);
-    const int64_t begin = args.oldest(s.position[0]), end = s.position[rows.rows - 1] + 1;
+    const int64_t begin = s.first, end = s.last + 1;
     pack_queries(args, rows, s.q, s.latent_q);
     for (int row = 0; row < rows.rows; ++row) s.total[row * state_floats + 1] = 0.0f;
     for (int64_t from = begin; from < end;) {
@@ -136,9 +136,9 @@ static void attention_partition(const AttentionArgs& args, const QueryRows& rows
     AttentionScratch s = cut_scratch(args, rows, scratch);
     const int64_t padded = args.kv.padded_dim(), state_floats = partial_floats(args.kv);
     const int64_t begin = partition * kPartitionPositions, next = begin + kPartitionPositions;
-    const int64_t last = s.position[rows.rows - 1] + 1;
+    const int64_t end = s.last + 1;
     pack_queries(args, rows, s.q, s.latent_q);
-    attend_partition(args, rows, begin, next < last ? next : last, s);
+    attend_partition(args, rows, begin, next < end ? next : end, s);
     for (int row = 0; row < rows.rows; ++row, states += state_floats) {
         states[0] = s.max[row];
         states[1] = s.sum[row];

@@ -24,7 +24,7 @@ struct PartitionRange {
 
 PartitionRange partitions_of(const AttentionArgs& args, const QueryRows& rows) {
     const int64_t oldest = args.oldest(rows.position(args.group(), 0));
-    const int64_t newest = rows.position(args.group(), rows.rows - 1);
+    const int64_t newest = rows.newest_of_all(args.group());
     return {oldest / kPartitionPositions, newest / kPartitionPositions + 1, newest - oldest + 1};
 }
 
@@ -82,6 +82,13 @@ void AttentionOp::check_span(int64_t span) const {
                              "; blocks are numbered 0 to " + std::to_string(args.kv.num_blocks - 1));
         }
     }
+    for (int64_t token = begin; spans.newest && token < end; ++token) {
+        const int64_t first = args.oldest(length - end + token), newest = spans.newest[token];
+        if (newest < first || newest >= length) {
+            refuse(span, "the newest position of token " + std::to_string(token) + " is " + std::to_string(newest) +
+                             "; it must be between " + std::to_string(first) + " and " + std::to_string(length - 1));
+        }
+    }
 }
 
 void AttentionOp::prepare(int threads) {
@@ -112,7 +119,9 @@ void AttentionOp::add_tiles(int64_t span) {
     const int64_t group = args.group(), begin = spans.query_start[span], end = spans.query_start[span + 1];
     const int64_t span_rows = (end - begin) * group, first_position = spans.kv_len[span] - (end - begin);
     const int64_t max_rows = args.max_rows();
-    const bool prepares = heads && span_rows <= max_rows;
+    // A task stores the new positions of the partition that it computes. With `newest`, the partitions that a tile sees
+    // may lack its own positions, so these are stored in the phase before.
+    const bool prepares = heads && span_rows <= max_rows && !spans.newest;
     if (heads && !prepares) {
         const int64_t step = prepared_tokens_per_chunk(heads);
         for (int64_t t = begin; t < end; t += step)
@@ -124,8 +133,9 @@ void AttentionOp::add_tiles(int64_t span) {
         const int rows = int(std::min(max_rows, span_rows - first_row));
         for (int64_t head = 0; head < args.kv.kv_heads; ++head) {
             const int32_t* const blocks = spans.block_table + span * spans.table_stride;
+            const int32_t* const newest = spans.newest ? spans.newest + begin : nullptr;
             const float* const queries = q + begin * args.q_token_stride + head * group * args.q_head_stride;
-            tiles.push_back({{queries, begin, first_position, blocks, head, first_row, rows}, prepares});
+            tiles.push_back({{queries, begin, first_position, blocks, head, first_row, rows, newest}, prepares});
         }
     }
 }

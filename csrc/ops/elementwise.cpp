@@ -83,6 +83,34 @@ void SoftcapOp::run(int, int64_t chunk, int) const {
     kernels().softcap(x + row * x_stride + begin, end - begin, cap);
 }
 
+void PlaceRowsOp::prepare(int) {
+    for (int64_t r = 0; indices && r < count; ++r) {
+        if (indices[r] < 0 || indices[r] >= x_rows) {
+            throw std::invalid_argument("a row is given for row " + std::to_string(indices[r]) + " of " +
+                                        std::to_string(x_rows));
+        }
+        if (r > 0 && indices[r] <= indices[r - 1]) {
+            throw std::invalid_argument("the places of given rows must ascend; got " + std::to_string(indices[r - 1]) +
+                                        " before " + std::to_string(indices[r]));
+        }
+    }
+    rows_per_chunk = rows_of_chunk(k);
+    chunk_count = divide_up(count, rows_per_chunk);
+}
+
+void PlaceRowsOp::run(int, int64_t chunk, int) const {
+    const int64_t end = std::min(count, (chunk + 1) * rows_per_chunk);
+    for (int64_t r = chunk * rows_per_chunk; r < end; ++r) {
+        float* const to = x + (indices ? indices[r] : r) * x_stride;
+        const float* const from = rows + r * rows_stride;
+        if (add) {
+            for (int64_t i = 0; i < k; ++i) to[i] += from[i];
+        } else {
+            std::memcpy(to, from, size_t(k) * sizeof(float));
+        }
+    }
+}
+
 void GatherRowsOp::prepare(int) {
     for (int64_t r = 0; r < count; ++r) {
         if (indices[r] < 0 || indices[r] >= x_rows) {

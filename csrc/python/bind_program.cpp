@@ -57,6 +57,12 @@ struct Batch {
         pace::read_field(batch, "logit_rows", step.rows);
         step.tokens = int64_t(py::len(batch.attr("tokens")));
         step.logit_rows = int64_t(py::len(batch.attr("logit_rows")));
+        if (const py::object given = batch.attr("given"); !given.is_none()) {
+            pace::Matrix rows;
+            pace::read(given.attr("rows"), rows);
+            step.given = {rows.data, rows.stride, rows.rows, rows.columns, nullptr};
+            pace::read_field(given, "at", step.given.at);
+        }
         add_table(batch);
         for (const py::handle other : batch.attr("others")) add_table(other);
     }
@@ -108,16 +114,19 @@ void bind_program(py::module_& m) {
              py::arg("norm_last"));
     py::class_<Batch>(m, "Batch")
         .def(py::init<py::handle>(), py::arg("batch"))
+        .def_property_readonly("num_tokens", [](const Batch& batch) { return batch.step.tokens; })
         .def_property_readonly("num_logit_rows", [](const Batch& batch) { return batch.step.logit_rows; });
     py::class_<KvCache>(m, "KvCache")
         .def(py::init<const std::vector<std::pair<pace::KvView, int>>&>(), py::arg("layers"));
     py::class_<Program>(m, "Program")
-        .def(py::init<std::vector<int64_t>>(), py::arg("widths"))
+        .def(py::init<std::vector<int64_t>, const Program*>(), py::arg("widths"), py::arg("neighbour") = nullptr)
         .def("embedding",
              [](Program& program, Value out, const pace::Weight& weight, bool positions, int64_t offset) {
                  program.embedding(out, weight.data, weight.order,
                                    positions ? Program::Ids::Positions : Program::Ids::Tokens, offset);
              })
+        .def("given_rows", &Program::given_rows)
+        .def("place_rows", &Program::place_rows)
         .def("gather_rows", &Program::gather_rows)
         .def("add", &Program::add)
         .def("activation", [](Program& program, Value out, Columns x,

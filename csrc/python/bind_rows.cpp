@@ -29,6 +29,11 @@ void softcap(const Matrix& x, float cap) {
     pace::execute(op);
 }
 
+void place_rows(const Matrix& x, const Matrix& rows, Array<const int64_t> at, bool add) {
+    pace::PlaceRowsOp op = {x.data, x.stride, x.rows, x.columns, rows.data, rows.stride, rows.rows, at, add, 0, 0};
+    pace::execute(op);
+}
+
 void argmax(Address logits, int64_t row_stride, int64_t rows, int64_t n, Address indices) {
     pace::ArgmaxOp op = {at<const float>(logits), row_stride, rows, n, at<int64_t>(indices)};
     pace::execute(op);
@@ -92,6 +97,7 @@ void bind_rows(py::module_& m) {
     m.def("head_norm", head_norm, release);
     m.def("scale", scale, release);
     m.def("softcap", softcap, release);
+    m.def("place_rows", place_rows, release);
     m.def("argmax", argmax, release);
     m.def("apply_mask", apply_mask, release);
     m.def("sample", sample, release);

@@ -191,6 +191,7 @@ inline void read(py::handle record, Spans& to) {
     read_field(record, "query_start", to.query_start);
     read_field(record, "kv_len", to.kv_len);
     read_field(record, "block_table", to.block_table);
+    read_field(record, "newest", to.newest);
     std::tie(to.count, to.table_stride) = record.attr("block_table").attr("shape").cast<std::pair<int64_t, int64_t>>();
 }
 

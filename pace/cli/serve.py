@@ -173,7 +173,7 @@ def make_service(options: ServeOptions, arguments: argparse.Namespace) -> tuple[
     from pace.server.service import Service
 
     try:
-        service = Service(options, LoadOptions(**load_arguments(arguments)))
+        service = Service(options, LoadOptions(**load_arguments(arguments), media=options.media != ()))
     except (TypeError, ValueError) as error:
         raise WrongOptions(str(error)) from None
     return service, make_app(service)

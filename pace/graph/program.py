@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -16,7 +17,7 @@ from pace.memory import ReusedPages, format_bytes
 from pace.ops.kernels.attention import kv_view
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from pace.batch import ForwardBatch, LayerBlocks, LayerCache
 
@@ -26,24 +27,30 @@ size."""
 
 
 class Recordable(Protocol):
-    """The part of a model that is recorded."""
+    """A model, or a part of a tower, that is recorded."""
 
     def compute(self, ops: Any, batch: Any, angles: Any) -> Any:
-        """The forward pass from embedding to logits. Uses its tensors only through `ops`."""
+        """The forward pass, from embedding or given rows to logits or rows. Uses its tensors only through `ops`."""
 
 
 class Program:
-    """A recorded forward pass: `run(batch, angles)` returns the logits of `model.compute(native, batch, angles)`, bit
-    for bit.
+    """A recorded forward pass: `run(batch, angles)` returns the result of `model.compute(native, batch, angles)`, bit
+    for bit. This is logits, or a row of floats for each token.
 
     It holds for the current instruction set and memory of the weights, so a model is recorded after loading. The
     program keeps the model alive. Thread-safe; concurrent calls take turns."""
 
     def __init__(
-        self, model: Recordable, layers: Sequence[LayerCache], angle_halves: Sequence[int], optimise: bool = True
+        self,
+        model: Recordable,
+        layers: Sequence[LayerCache],
+        angle_halves: Sequence[int],
+        optimise: bool = True,
+        neighbour: Program | None = None,
     ):
         """`layers`: those of the model's `KVSpec`. `angle_halves`: the pairs of a head that each table of angles
-        rotates. Without `optimise`, every instruction is a single operation: the same bits, with more barriers."""
+        rotates. Without `optimise`, every instruction is a single operation: the same bits, with more barriers.
+        `neighbour`: a program with which it shares the memory of activations."""
         self._model = model
         recording = Recording()
         angles = tuple((SymbolicAngles(half, table),) * 2 for table, half in enumerate(angle_halves))
@@ -52,29 +59,30 @@ class Program:
             raise NotImplementedError("a recorded forward pass ends in a whole matrix, not in some columns of one")
         self._result = logits.columns.value
         self.instructions = fuse(recording.instructions, self._result) if optimise else recording.instructions
-        self._program = _lower(self.instructions, self._result)
+        self._program = _lower(self.instructions, self._result, neighbour and neighbour._program)
         self._last_cache: tuple[list[LayerBlocks] | None, _C.KvCache] = (None, _C.KvCache([]))
-        self._last_batch: tuple[ForwardBatch | None, _C.Batch | None] = (None, None)
+        self._last_batch: tuple[Callable[[], ForwardBatch | None], _C.Batch | None] = (lambda: None, None)
+        """A weak reference: given rows may be large."""
         self._pages = ReusedPages()
 
     def run(self, batch: ForwardBatch, angles: tuple[tuple[Tensor, Tensor], ...]) -> Tensor:
-        """Returns logits `[R, V]` of `batch.logit_rows`; writes the batch's slots of the cache.
+        """Returns logits `[R, V]` of `batch.logit_rows`, or rows `[T, W]`; writes the batch's slots of the cache.
 
-        Raises ValueError for ids, slots and spans that do not fit, before anything is written."""
+        Raises ValueError for ids, slots, spans and given rows that do not fit, before anything is written."""
         kv, cache = self._last_cache  # read both at once: another thread may run with another cache
         if batch.kv is not kv:
             cache = _C.KvCache([(kv_view(layer), layer.group) for layer in batch.kv if layer is not None])
             self._last_cache = batch.kv, cache
         tables = [(cos.data_ptr(), sin.data_ptr()) for cos, sin in angles]
         last, arrays = self._last_batch
-        if batch is not last:
+        if batch is not last():
             arrays = _C.Batch(batch)
-            self._last_batch = batch, arrays
-        logits = self._empty_logits(arrays.num_logit_rows)
+            self._last_batch = weakref.ref(batch), arrays
+        logits = self._empty_result(arrays.num_tokens if self._result.per_token else arrays.num_logit_rows)
         self._program.run(cache, arrays, tables, logits.data_ptr())
         return logits
 
-    def _empty_logits(self, rows: int) -> Tensor:
+    def _empty_result(self, rows: int) -> Tensor:
         """Returns fp32 `[rows, V]` with undefined contents. Raises MemoryError."""
         columns = self._result.columns
         num_bytes = rows * columns * torch.float32.itemsize
@@ -108,10 +116,10 @@ class Program:
         return self._program.buffer_bytes
 
 
-def _lower(instructions: list[Instruction], result: Value) -> _C.Program:
+def _lower(instructions: list[Instruction], result: Value, neighbour: _C.Program | None) -> _C.Program:
     """Converts the instructions to a C++ program."""
     plan = plan_buffers(instructions, result)
-    program, places = _C.Program(plan.widths), Places(plan.number, result)
+    program, places = _C.Program(plan.widths, neighbour), Places(plan.number, result)
     for instruction in instructions:
         instruction.lower(program, places)
     return program

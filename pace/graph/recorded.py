@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pace import _C
 from pace.graph.instructions import Columns, Heads, Instruction, Places, Value
-from pace.graph.symbols import HeadRows, Ids, LayerKv, Rows, Slots, Spans, SymbolicAngles
+from pace.graph.symbols import GivenColumns, GivenPlaces, HeadRows, Ids, LayerKv, Rows, Slots, Spans, SymbolicAngles
 from pace.ops.checks import check_head_weights, check_vector
 from pace.ops.experts import Router
 from pace.ops.kernels import experts as expert_kernels
@@ -43,6 +43,47 @@ class Embedding(Instruction):
 
 def embedding(ids: Ids, weight: PackedWeight) -> Rows:
     return ids.recording.rows(Embedding(Value(weight.k), weight, ids.positions, ids.offset))
+
+
+# -- given rows
+
+
+@dataclass(eq=False)
+class Given(Instruction):
+    """out = columns `first ..` of the step's given rows, one for each token."""
+
+    operations = ("given_rows",)
+    operator = "embedding"
+    out: Value
+    first: int
+
+    def lower(self, program: _C.Program, places: Places) -> None:
+        program.given_rows(places.value(self.out), self.first)
+
+
+def given_rows(rows: GivenColumns) -> Rows:
+    return rows.recording.rows(Given(Value(rows.count), rows.first))
+
+
+@dataclass(eq=False)
+class PlaceRows(Instruction):
+    """Some rows of x become columns `first ..` of the step's given rows, or with `add` the sum of both."""
+
+    operations = ("place_rows_",)
+    operator = "embedding"
+    changed = "x"
+    x: Columns
+    first: int
+    add: bool
+
+    def lower(self, program: _C.Program, places: Places) -> None:
+        program.place_rows(places.columns(self.x), self.first, self.add)
+
+
+def place_rows_(x: Rows, rows: GivenColumns, at: GivenPlaces, add: bool) -> None:
+    if rows.count != x.columns.count:
+        raise ValueError(f"rows must be float32 [G, {x.columns.count}], as wide as x; got {rows.count} columns")
+    x.recording.append(PlaceRows(x.columns, rows.first, add))
 
 
 # -- norms

@@ -30,7 +30,8 @@ class Recording:
 
     def batch(self, layers: Sequence[LayerCache]) -> SymbolicBatch:
         """A symbolic `ForwardBatch`, for a model whose `KVSpec` has these layers."""
-        return SymbolicBatch(symbolic_cache(layers), Ids(self, positions=False), Ids(self, positions=True))
+        ids = Ids(self, positions=False), Ids(self, positions=True)
+        return SymbolicBatch(symbolic_cache(layers), *ids, SymbolicGiven(GivenMatrix(self)))
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,42 @@ class Ids:
 
     def __add__(self, number: int) -> Ids:
         return Ids(self.recording, self.positions, self.offset + number)
+
+
+@dataclass(frozen=True)
+class GivenColumns:
+    """Columns `first .. first + count` of the step's given rows."""
+
+    recording: Recording
+    first: int
+    count: int
+
+
+@dataclass(frozen=True)
+class GivenMatrix:
+    """The step's given rows, of any width."""
+
+    recording: Recording
+
+    def __getitem__(self, index: tuple[slice, slice]) -> GivenColumns:
+        """`rows[:, first:last]`."""
+        chosen = _slice_of_all_tokens(index, 2)
+        if chosen is None or chosen[0].stop is None or not 0 <= (chosen[0].start or 0) < chosen[0].stop:
+            raise NotImplementedError(f"recorded given rows are indexed by neighbouring columns; got {index!r}")
+        first = chosen[0].start or 0
+        return GivenColumns(self.recording, first, chosen[0].stop - first)
+
+
+class GivenPlaces:
+    """The rows that given rows stand for."""
+
+
+@dataclass(frozen=True)
+class SymbolicGiven:
+    """Symbols with the field names of `GivenRows`."""
+
+    rows: GivenMatrix
+    at: GivenPlaces = GivenPlaces()
 
 
 class LogitRows:
@@ -85,6 +122,7 @@ class SymbolicBatch:
     kv: list[LayerKv | None]
     tokens: Ids
     positions: Ids
+    given: SymbolicGiven
     slots: Slots = Slots()
     spans: Spans = Spans()
     logit_rows: LogitRows = LogitRows()

@@ -21,6 +21,7 @@ from pace.llm.configs import SamplingConfig
 from pace.llm.engine.driver import EngineDriver
 from pace.llm.engine.engine import Engine
 from pace.llm.infill import infill_prompts
+from pace.llm.inputs import with_keywords
 from pace.llm.limits import checked_priority, checked_salt
 from pace.llm.outputs import GenerateOutput
 from pace.llm.preparation import PreparedCall, Preparer
@@ -79,12 +80,14 @@ class Generator:
 
     def prepare_with_suffix(
         self,
-        inputs: Any,
+        inputs: Any = None,
         sampling_config: SamplingConfig | None = None,
         suffix: str | list[str] | None = None,
         **fields: Any,
     ) -> PreparedCall:
-        """Like `prepare_for_generate`, for text before an optional `suffix` (`LLMModel.generate`)."""
+        """Like `prepare_for_generate`, for text before an optional `suffix` (`LLMModel.generate`). `fields` may have
+        the tensors of a processor instead of `inputs`."""
+        inputs, fields = with_keywords(inputs, fields)
         if suffix is None:
             return self.prepare_for_generate(inputs, sampling_config, **fields)
         config = SamplingConfig.read(sampling_config, fields)
@@ -100,7 +103,7 @@ class Generator:
 
     def generate(
         self,
-        inputs: Any,
+        inputs: Any = None,
         sampling_config: SamplingConfig | None = None,
         streamer: Any = None,
         cancel: threading.Event | None = None,

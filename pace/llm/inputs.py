@@ -6,14 +6,15 @@ import logging
 import numbers
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from pace.llm.processors.prompts import NO_MEDIA, MediaPart, Prompt, PromptEncoder
 from pace.llm.sequence import MediaSpan
+from pace.media.media import Media
 from pace.naming import check_text, shown
 
 logger = logging.getLogger("pace")
@@ -22,6 +23,8 @@ _IGNORED_KEYS = frozenset(
     {"token_type_ids", "special_tokens_mask", "offset_mapping", "length", "overflow_to_sample_mapping", "position_ids"}
 )
 """Other keys that tokenizers return; none of them changes what a causal model computes for these tokens."""
+_OF_MEDIA = ("mm_token_type_ids", "pixel_values", "image_grid_thw")
+"""Keys that transformers' processors add for models that take images."""
 _KINDS = (
     "a string, a list of strings, a list of token ids, a list of such lists, an integer tensor [S] or [B, S], "
     "or a tokenizer's output with input_ids and attention_mask"
@@ -49,8 +52,38 @@ class Prompts:
         return torch.tensor([[pad_token] * (width - len(row)) + row for row in self.rows], dtype=torch.int64)
 
 
-def read_prompts(inputs: Any, tokenizer: Any, vocab_size: int, encoder: PromptEncoder = NO_MEDIA) -> Prompts:
-    """Reads prompts in any form that `LLMModel.generate` takes. `encoder` is the model's.
+class MediaReader(Protocol):
+    """What inputs need of a tower."""
+
+    kind: str
+    input_names: tuple[str, ...]
+    placeholder: int
+
+    def read_inputs(self, inputs: Mapping[str, Any]) -> list[Media]: ...
+
+
+def with_keywords(inputs: Any, fields: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Takes the tensors of `generate(**processor(...))` out of keyword arguments. Returns the inputs, and the other
+    arguments. Raises TypeError for inputs in both forms, or in neither."""
+    names = fields.keys() & {"input_ids", "attention_mask", "token_type_ids", *_OF_MEDIA}
+    if not names and inputs is None:
+        raise TypeError(f"inputs are missing; give {_KINDS}")
+    if names and inputs is not None:
+        raise TypeError(f"inputs are given twice: as the first argument, and as {', '.join(sorted(names))}")
+    rest = {name: value for name, value in fields.items() if name not in names}
+    return {name: fields[name] for name in fields if name in names} or inputs, rest
+
+
+def read_prompts(
+    inputs: Any,
+    tokenizer: Any,
+    vocab_size: int,
+    towers: Sequence[MediaReader] = (),
+    model_name: str = "this model",
+    encoder: PromptEncoder = NO_MEDIA,
+) -> Prompts:
+    """Reads prompts in any form that `LLMModel.generate` takes. A mapping may hold the arrays of `towers`, those of the
+    model named `model_name`. `encoder` is the model's.
 
     Raises TypeError for another kind of object. Raises ValueError for an empty batch or prompt, for ids outside
     `0 .. vocab_size - 1`, and for text without a tokenizer. Also for a mask of another shape, with a hole, or all 0.
@@ -59,7 +92,9 @@ def read_prompts(inputs: Any, tokenizer: Any, vocab_size: int, encoder: PromptEn
     if isinstance(inputs, (str, Prompt)) or _is_media_prompt(inputs):
         inputs = [inputs]
     if isinstance(inputs, Mapping):
-        prompts = _from_mapping(inputs)
+        of_media = {name: inputs[name] for name in _OF_MEDIA if inputs.get(name) is not None}
+        prompts = _from_mapping({name: value for name, value in inputs.items() if name not in _OF_MEDIA})
+        prompts = replace(prompts, media=_read_media(prompts.rows, of_media, towers, model_name))
     elif _is_array(inputs):
         prompts = _from_tensor(_tensor(inputs), None)
     elif isinstance(inputs, (list, tuple)):
@@ -71,6 +106,48 @@ def read_prompts(inputs: Any, tokenizer: Any, vocab_size: int, encoder: PromptEn
         if not (prompts.media and prompts.media[index]):
             encoder.check_ids(row)
     return prompts
+
+
+def _read_media(
+    rows: list[list[int]], inputs: dict[str, Any], towers: Sequence[MediaReader], model_name: str
+) -> list[tuple[MediaSpan, ...]] | None:
+    """Reads the arrays of towers, and finds the place of each medium in the rows."""
+    known = {name for tower in towers for name in tower.input_names} | {"mm_token_type_ids"}
+    if refused := [name for name in inputs if name not in known]:
+        raise ValueError(f"{model_name} takes no images: it was loaded without a tower, so leave out {refused[0]}")
+    places: list[list[MediaSpan]] = [[] for _ in rows]
+    for tower in towers:
+        media = tower.read_inputs(inputs) if any(name in inputs for name in tower.input_names) else []
+        for placed, found in zip(places, place_media(rows, media, tower.placeholder, tower.kind)):
+            placed += found
+    found = [tuple(sorted(placed, key=lambda span: span.start)) for placed in places]
+    return found if any(found) else None
+
+
+def place_media(
+    rows: list[list[int]], media: list[Media], placeholder: int, kind: str = "image"
+) -> list[list[MediaSpan]]:
+    """Returns the place of each medium in rows of tokens: the runs of `placeholder`, in order. Raises ValueError unless
+    the media need this number of placeholders, without a gap within one."""
+    places = [(index, at) for index, row in enumerate(rows) for at, token in enumerate(row) if token == placeholder]
+    needed = sum(medium.num_tokens for medium in media)
+    if len(places) != needed:
+        raise ValueError(
+            f"the prompts have {len(places)} {kind} placeholders (token {placeholder}), and the {len(media)} {kind}s "
+            f"given need {needed}"
+        )
+    found: list[list[MediaSpan]] = [[] for _ in rows]
+    first = 0
+    for number, medium in enumerate(media):
+        (row, start), (last_row, end) = places[first], places[first + medium.num_tokens - 1]
+        if (last_row, end - start + 1) != (row, medium.num_tokens):
+            raise ValueError(
+                f"{kind} {number} needs {medium.num_tokens} placeholders (token {placeholder}) in a row; they are "
+                f"interrupted after token {start} of prompt {row}"
+            )
+        found[row].append(MediaSpan(start, medium))
+        first += medium.num_tokens
+    return found
 
 
 def _from_list(items: list[Any], tokenizer: Any, encoder: PromptEncoder = NO_MEDIA) -> Prompts:

@@ -23,6 +23,7 @@ from pace.llm.loading.options import LoadOptions
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.operators import OperatorConfig, OperatorReport
 from pace.llm.outputs import GenerateOutput, MemoryReport
+from pace.llm.processors.processor import Processors
 from pace.llm.speculation.configs import SpecConfig
 from pace.memory import resident_bytes
 
@@ -58,12 +59,14 @@ class LLMModel:
         load_in_8bit: bool = False,
         weights: str = "memory",
         weights_cache: str | Path | bool | None = None,
+        media: bool = True,
+        max_image_tokens: int | None = None,
         **other_names: Any,
     ) -> None:
         """Loads a local directory, a GGUF file or a Hub id. `help(LoadOptions)` describes each argument.
 
-        What to load: `model_name_or_path`, `tokenizer_name_or_path`; from the Hub `revision`, `token`, `cache_dir`,
-        `local_files_only`.
+        What to load: `model_name_or_path`, `tokenizer_name_or_path`, and `media` (False leaves out the towers for
+        images and sound) with `max_image_tokens`; from the Hub `revision`, `token`, `cache_dir`, `local_files_only`.
         How weights are stored: `dtype`, or `quantization` ("int8", "int4", "nf4", ...; `load_in_4bit`, `load_in_8bit`).
         Where: `weights` ("mapped" keeps experts in a file, which may be larger than memory) and `weights_cache`.
         Keys and values: `kv_cache_bytes` (such as "2GiB"), `kv_cache_dtype`, `kv_cache_type`, `bmc_rows`,
@@ -84,7 +87,7 @@ class LLMModel:
         self.tokenizer = loaded.tokenizer
         self._model: BaseModelForCausalLM | None = loaded.model
         self._generator: Generator | None = Generator(
-            loaded.engine, loaded.tokenizer, loaded.defaults, options.progress
+            loaded.engine, loaded.tokenizer, loaded.defaults, options.progress, loaded.encoder
         )
         self.config = self._model.config
         """The model's config: config.json, completed with the architecture's defaults."""
@@ -105,7 +108,7 @@ class LLMModel:
 
     def generate(
         self,
-        inputs: Any,
+        inputs: Any = None,
         sampling_config: SamplingConfig | None = None,
         streamer: Any = None,
         cancel: threading.Event | None = None,
@@ -115,7 +118,10 @@ class LLMModel:
         """Continues one prompt or several.
 
         `inputs`: a string, a list of strings, token ids (a list, or a list of lists), or an integer tensor `[S]` or
-        `[B, S]`. Or a tokenizer's output with its attention mask, padded on either side.
+        `[B, S]`. Or a tokenizer's output with its attention mask, padded on either side. Or the output of a processor
+        of transformers, with images: as one argument, or as `generate(**processor(...))`.
+        A prompt with media is `{"prompt": text, "images": [...], "audio": [...]}`: its text has one placeholder for
+        each, in order (docs/media.md). Images are PIL images, paths or bytes; sound is paths, bytes or samples.
         `sampling_config`: overrides the checkpoint's generation_config.json field by field, which overrides the
         defaults. May be a transformers GenerationConfig.
         `fields`: fields of a SamplingConfig, which override `sampling_config`: `generate(prompt, max_new_tokens=8)`.
@@ -187,7 +193,8 @@ class LLMModel:
         context.
 
         `messages`: one question, or dicts with `role` and `content`, including tool calls and their results, as in
-        OpenAI's API.
+        OpenAI's API. Content with media is a list of parts: `{"type": "text", "text": ...}`,
+        `{"type": "image", "image": ..., "detail": "auto"}` and `{"type": "audio", "audio": ...}`.
         `tools`: functions that the model may call, in the form of OpenAI's API, or `pace.llm.chat.Tool`. A call always
         names one of them, and its arguments follow the schema (docs/structured.md).
         `tool_choice`: "auto", "none", "required", or `{"type": "function", "function": {"name": ...}}`. The last two
@@ -251,6 +258,12 @@ class LLMModel:
         """Maximum number of tokens in a sequence, prompt included: the smallest of the loading option, the config's
         limit and the cache's capacity."""
         return self.generator.engine.max_length
+
+    @property
+    def processor(self) -> Processors:
+        """Prepares media for the model: `model.processor(images=[...])` and `(audio=[...])` return numpy arrays, with
+        the names, shapes and bits of the checkpoint's transformers processor."""
+        return self.generator.encoder.all
 
     @property
     def generator(self) -> Generator:

@@ -108,7 +108,9 @@ class Preparer:
             config.max_length = engine.max_length
         config.check_consistent(asked.explicit_fields)
         self._check_against_model(config)
-        prompts = read_prompts(inputs, self._tokenizer, engine.model.vocab_size, self._encoder)
+        model = engine.model
+        names = model.towers, model_name(model)
+        prompts = read_prompts(inputs, self._tokenizer, model.vocab_size, *names, self._encoder)
         max_lengths = [self._max_length(config, len(row), index) for index, row in enumerate(prompts.rows)]
         if config.num_beams > 1:
             longest = max(length - len(row) for row, length in zip(prompts.rows, max_lengths))
@@ -182,3 +184,8 @@ class Preparer:
                 "bad_words_ids holds an end token, which is not banned (as in transformers); use ignore_eos or "
                 "min_new_tokens for that"
             )
+
+
+def model_name(runner: Any) -> str:
+    """Name of a runner's architecture, for errors."""
+    return type(getattr(runner, "model", runner)).__name__

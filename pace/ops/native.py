@@ -5,7 +5,7 @@ shapes and dtypes, then makes one call, which releases the GIL and uses the thre
 """
 
 from pace.ops.kernels.attention import attention, rotary_, store_kv
-from pace.ops.kernels.elementwise import scale_, softcap_
+from pace.ops.kernels.elementwise import given_rows, place_rows_, scale_, softcap_
 from pace.ops.kernels.experts import ExpertStack, empty_stack, experts, gate_, heads_linear, route, stack_nbytes
 from pace.ops.kernels.linear import activation, embedding, linear, linear_glu
 from pace.ops.kernels.norm import head_layer_norm_, head_rms_norm_, layer_norm, rms_norm
@@ -30,6 +30,7 @@ __all__ = [
     "empty_weight",
     "experts",
     "gate_",
+    "given_rows",
     "head_layer_norm_",
     "head_rms_norm_",
     "heads_linear",
@@ -38,6 +39,7 @@ __all__ = [
     "linear_glu",
     "pack_quantized_",
     "pack_rows_",
+    "place_rows_",
     "quantize",
     "rms_norm",
     "rotary_",

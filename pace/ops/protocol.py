@@ -84,13 +84,13 @@ class AttentionOptions:
     scale: float
     """Factor of the scores."""
     window: int | None = None
-    """With `window = w`, position p sees `p - w + 1 .. p`. None: all up to p."""
+    """With `window = w`, position p sees `p - w + 1 .. p`. None: all up to p. `Spans.newest` replaces p as the end."""
     softcap: float | None = None
     """With `softcap = c`, scores become `c tanh(score / c)`."""
     sinks: Tensor | None = None
     """float32 `[Hq]`: one additional score per head, used unscaled, which takes weight and has no value."""
     chunked: bool = False
-    """With a window w, position p sees `p // w * w .. p`."""
+    """With a window w, position p sees `p // w * w .. p`. `Spans.newest` replaces p as the end."""
 
     def __post_init__(self) -> None:
         if self.window is not None and self.window < 1:
@@ -124,6 +124,16 @@ class ForwardOps(Protocol):
         """Returns `[T, K]`: row `ids[t]` of the weight for int64 `ids [T]`, widened to float32.
 
         Raises ValueError for an id outside of the weight, TypeError (`native`) for ids of another dtype."""
+
+    def given_rows(self, rows: Tensor) -> Tensor:
+        """Returns a copy of `rows [T, W]`, columns of `GivenRows.rows`. The first operation of a tower, all of whose
+        rows are given; rows may have any row stride."""
+
+    def place_rows_(self, x: Tensor, rows: Tensor, at: Tensor, add: bool) -> None:
+        """Replaces rows `at` of `x [T, W]` by `rows [G, W]`, columns of `GivenRows.rows`, or adds them with `add`.
+        int64 `at [G]` ascends. x and rows may have any row stride.
+
+        Raises ValueError (`native`) for an index outside of x, and if `at` does not ascend."""
 
     def linear(
         self,
@@ -228,15 +238,17 @@ class ForwardOps(Protocol):
         options: AttentionOptions,
         latent_q: Tensor | None = None,
     ) -> Tensor:
-        """Returns `[T, Hq * Dv]`: `softmax(scale * q k') v` for every head of `q [T, Hq, D]`, causal within each span's
-        own blocks.
+        """Returns `[T, Hq * Dv]`: `softmax(scale * q k') v` for every head of `q [T, Hq, D]`, over positions of its own
+        span's blocks.
 
-        Query head h reads key/value head `h // (Hq / Hkv)`. `options` limit the positions that a token sees. Blocks
-        that no token sees may be unmapped (any number in the table). With `latent_q [T, Hq, Dv]`, values are also keys:
-        scores are `scale * (q k' + latent_q v')`. Positions at or beyond `kv_len` never affect a result, even if they
-        hold NaN. q and latent_q may be strided views with contiguous heads.
+        Query head h reads key/value head `h // (Hq / Hkv)`. A token sees the positions up to its own or, with
+        `spans.newest`, up to `newest[t]`, which is included. `options` limit the oldest position. Blocks before the
+        window of all tokens may be unmapped (any number in the table). With `latent_q [T, Hq, Dv]`, values are also
+        keys: scores are `scale * (q k' + latent_q v')`. Positions at or beyond `kv_len` never affect a result, even if
+        they hold NaN. q and latent_q may be strided views with contiguous heads.
 
-        Raises ValueError (`native`) for spans that do not fit q, their own lengths or the cache."""
+        Raises ValueError (`native`) for spans that do not fit q, their own lengths or the cache. The same holds for a
+        newest position before the token's oldest, or at or beyond `kv_len`."""
 
 
 class WeightOps(Protocol):

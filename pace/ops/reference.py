@@ -122,6 +122,14 @@ def embedding(ids: Tensor, weight: DenseWeight) -> Tensor:
     return weight.matrix[ids].to(torch.promote_types(weight.dtype, torch.float32))
 
 
+def given_rows(rows: Tensor) -> Tensor:
+    return rows.clone(memory_format=torch.contiguous_format)
+
+
+def place_rows_(x: Tensor, rows: Tensor, at: Tensor, add: bool) -> None:
+    x[at] = x[at] + rows if add else rows.to(x.dtype)
+
+
 def linear(
     x: Tensor,
     weight: DenseWeight,
@@ -227,7 +235,7 @@ def attention(
             scores += options.scale * (latent_q[begin:end].transpose(0, 1) @ values.transpose(1, 2))
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
-        hidden = key_position > query_position
+        hidden = key_position > (query_position if spans.newest is None else spans.newest[begin:end, None])
         if window is not None:
             oldest = query_position // window * window if options.chunked else query_position - window + 1
             hidden |= key_position < oldest

@@ -16,17 +16,17 @@ class Limits:
     """Limits of requests and connections. Sizes are in bytes, times in seconds."""
 
     body_bytes: int = 4 * MIB
-    """Of a request whose model takes text only, and of what is no image or sound in other requests."""
+    """Size of a request for a model of text, and of the other parts of a request with images or sound."""
     media_body_bytes: int = 32 * MIB
-    """Of a request whose model takes images or sound."""
+    """Size of a request for a model that takes images or sound."""
     large_body_bytes: int = 1024 * MIB
-    """Of all requests in progress together that are larger than `body_bytes`."""
+    """Size of all requests in progress together that are larger than `body_bytes`."""
     images: int = 16
     """Images of one request."""
     clips: int = 4
     """Clips of sound of one request."""
     media_bytes: int = 20 * MIB
-    """Of one image or clip, before it is decoded."""
+    """Size of one image or clip, before it is decoded."""
     media_seconds: float = 60.0
     """Maximum time to decode the images and sound of a request, waiting included."""
     media_tokens: int = 1 << 15

@@ -67,7 +67,7 @@ class Service:
         """Loads the model. Raises what `load.open_model` raises."""
         try:
             loaded = load.open_model(self.load_options)
-            self.use(Generator(loaded.engine, loaded.tokenizer, loaded.defaults))
+            self.use(Generator(loaded.engine, loaded.tokenizer, loaded.defaults, encoder=loaded.encoder))
         except BaseException:
             self.status = "failed"
             raise

@@ -18,6 +18,7 @@ struct Problem {
     std::vector<float> q, k, v;  // [length][heads][key_dim or value_dim]; k and v as the cache holds them
     std::vector<char> k_memory, v_memory;
     std::vector<int32_t> table;
+    std::vector<int32_t> newest;  // of each position; empty: its own
     std::vector<float> out;
     AttentionArgs args;
 
@@ -93,7 +94,8 @@ struct Problem {
             for (int64_t row = 0; row < rows; row += rows_at_once) {
                 const int count = int(std::min<int64_t>(rows_at_once, rows - row));
                 const float* const queries = &q[head * args.group() * key_dim];
-                kernels().attention(args, {queries, 0, 0, table.data(), head, row, count}, scratch.data());
+                const int32_t* const ends = newest.empty() ? nullptr : newest.data();
+                kernels().attention(args, {queries, 0, 0, table.data(), head, row, count, ends}, scratch.data());
             }
         }
         return out;
@@ -106,7 +108,7 @@ struct Problem {
         op.q = q.data();
         op.args = args;
         op.tokens = length;
-        op.spans = {1, starts, lengths, table.data(), blocks};
+        op.spans = {1, starts, lengths, table.data(), blocks, newest.empty() ? nullptr : newest.data()};
         op.prepare(threads);
         std::vector<char> workspace(op.workspace_bytes());
         op.set_workspace(workspace.data());
@@ -125,9 +127,10 @@ struct Problem {
         for (int64_t p = 0; p < length; ++p) {
             for (int64_t h = 0; h < heads; ++h) {
                 const int64_t begin = std::max<int64_t>(0, p - args.window + 1), kv_head = h / args.group();
-                std::vector<double> score(p + 1), magnitude(p + 1);
+                const int64_t last = newest.empty() ? p : newest[p];
+                std::vector<double> score(length), magnitude(length);
                 double largest = -HUGE_VAL, worst = 0, sum = 0;
-                for (int64_t j = begin; j <= p; ++j) {
+                for (int64_t j = begin; j <= last; ++j) {
                     for (int64_t d = 0; d < key_dim; ++d) {
                         const double product = args.scale * double(q[(p * heads + h) * key_dim + d]) *
                                                k[(j * kv_heads + kv_head) * key_dim + d];
@@ -140,11 +143,11 @@ struct Problem {
                     largest = std::max(largest, score[j]);
                 }
                 std::vector<double>& weight = score;
-                for (int64_t j = begin; j <= p; ++j) sum += weight[j] = std::exp(score[j] - largest);
+                for (int64_t j = begin; j <= last; ++j) sum += weight[j] = std::exp(score[j] - largest);
                 for (int64_t d = 0; d < value_dim; ++d) {
                     double total = 0, absolute = 0,
                            lost = 1e-37;  // a weight below 2^-126 of the largest counts as nothing
-                    for (int64_t j = begin; j <= p; ++j) {
+                    for (int64_t j = begin; j <= last; ++j) {
                         const double value = v[(j * kv_heads + kv_head) * value_dim + d],
                                      term = weight[j] / sum * value;
                         total += term;
@@ -212,6 +215,37 @@ TEST_TABLES(attention_split_by_partition_is_the_same) {
         const std::vector<float> windowed = problem.run(7);
         CHECK(!same_bits(windowed, whole));
         CHECK(same_bits(problem.run_op(64), windowed));
+    }
+}
+
+TEST_TABLES(attention_up_to_a_newest_position_is_close_and_the_same_in_every_cut) {
+    (void)table;
+    struct Shape {
+        int64_t length, heads, kv_heads, head_dim, window;
+        float softcap;
+    };
+    for (const Shape& s : {Shape{1, 1, 1, 5, kNoWindow, 0}, Shape{70, 7, 1, 20, kNoWindow, 2},
+                           Shape{66, 4, 2, 16, 9, 0}, Shape{1100, 1, 1, 3, kNoWindow, 0}}) {
+        for (const DType dtype : {DType::F32, DType::BF16, DType::I8}) {
+            Problem problem(s.length, s.heads, s.kv_heads, s.head_dim, dtype, s.window, s.softcap);
+            const int64_t last = s.length - 1;
+            const std::vector<float> causal = problem.run(kMaxQueryRows);
+            for (int64_t p = 0; p <= last; ++p) problem.newest.push_back(int32_t(p));
+            CHECK(same_bits(problem.run(kMaxQueryRows), causal));
+            for (int kind = 0; kind < 3; ++kind) {  // all positions; a symmetric window; any after the oldest
+                for (int64_t p = 0; p <= last; ++p) {
+                    const int64_t oldest = problem.args.oldest(p);
+                    problem.newest[p] = int32_t(kind == 0   ? last
+                                                : kind == 1 ? std::min(p + 8, last)
+                                                            : oldest + p * 7919 % (last - oldest + 1));
+                }
+                const std::vector<float> whole = problem.run(kMaxQueryRows);
+                problem.check_against_definition(whole, "up to a newest position");
+                CHECK(s.length == 1 || !same_bits(whole, causal));
+                for (const int rows : {2, 13}) CHECK(same_bits(problem.run(rows), whole));
+                for (const int threads : {1, 64}) CHECK(same_bits(problem.run_op(threads), whole));
+            }
+        }
     }
 }
 
@@ -321,13 +355,14 @@ TEST_TABLES(int8_is_stored_as_defined) {
 
 TEST(attention_refuses_spans_that_do_not_fit) {
     Problem problem(40, 2, 1, 8, DType::F32, kNoWindow, 0);
-    const auto message = [&](std::vector<int32_t> starts, int32_t length, int32_t first_block) {
+    const auto message = [&](std::vector<int32_t> starts, int32_t length, int32_t first_block,
+                             const int32_t* newest = nullptr) {
         AttentionOp op = {};
         problem.table[0] = first_block;
         op.args = problem.args;
         op.tokens = 40;
-        op.spans = {int64_t(starts.size()) - 1, starts.data(), &length, problem.table.data(),
-                    int64_t(problem.table.size())};
+        op.spans = {int64_t(starts.size()) - 1,    starts.data(), &length, problem.table.data(),
+                    int64_t(problem.table.size()), newest};
         try {
             op.prepare(2);
         } catch (const std::invalid_argument& error) {
@@ -342,4 +377,15 @@ TEST(attention_refuses_spans_that_do_not_fit) {
     CHECK(message({0, 40}, 65, good).find("blocks hold") != std::string::npos);
     CHECK(message({0, 40}, 40, -1).find("block table") != std::string::npos);
     CHECK(message({0, 40}, 40, int32_t(problem.blocks)).find("block table") != std::string::npos);
+    std::vector<int32_t> newest(40, 39);
+    CHECK(message({0, 40}, 40, good, newest.data()).empty());
+    newest[3] = 40;
+    CHECK(message({0, 40}, 40, good, newest.data()) ==
+          "span 0: the newest position of token 3 is 40; it must be between 0 and 39");
+    problem.args.window = 6;
+    newest.assign(40, 34);
+    CHECK(message({0, 40}, 40, good, newest.data()).empty());
+    newest[39] = 33;
+    CHECK(message({0, 40}, 40, good, newest.data()).find("token 39 is 33; it must be between 34 and 39") !=
+          std::string::npos);
 }

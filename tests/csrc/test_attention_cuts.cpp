@@ -15,6 +15,7 @@ struct Model {
     DType dtype;
     int64_t window = kNoWindow;
     float softcap = 0;
+    bool has_newest = false;  // rows see up to positions before and after their own
 };
 
 struct Span {
@@ -42,6 +43,12 @@ class Step {
         v_memory_.assign(blocks * v_stride * dtype_bytes(model.dtype), char(0xff));
         kv_ = {k_memory_.data(), v_memory_.data(), k_stride, v_stride, model.dtype, blocks, model.kv_heads, dim, dim};
         for (size_t s = 0; s < spans.size(); ++s) fill(int64_t(s), spans[s]);
+        for (const Span& span : spans) {
+            for (int64_t p = span.kv_len - span.tokens; p < span.kv_len; ++p) {
+                const int64_t oldest = p < model.window ? 0 : p - model.window + 1;
+                newest_.push_back(int32_t(p % 2 ? span.kv_len - 1 : oldest + (p - oldest) / 2));
+            }
+        }
         // Queries, keys and values of a token side by side, as the output of one product.
         width_ = (heads + 2 * model.kv_heads) * dim;
         fused_ = check::heavy_tailed(starts_.back() * width_, 1);
@@ -65,7 +72,7 @@ class Step {
         op.heads = {q,     k,           v,           heads,   norm,  norm, {},
                     false, cos_.data(), sin_.data(), dim / 2, false, kv_,  slots_.data()};
         op.tokens = starts_.back();
-        op.spans = {int64_t(lengths_.size()), starts_.data(), lengths_.data(), table_.data(), stride_};
+        op.spans = {int64_t(lengths_.size()), starts_.data(), lengths_.data(), table_.data(), stride_, newest()};
         return op;
     }
 
@@ -93,7 +100,8 @@ class Step {
                 const float* const queries = op.heads.q.at(begin, head * model_.group);
                 for (int64_t row = 0; row < tokens * model_.group; ++row) {
                     const int32_t* const blocks = &table_[s * stride_];
-                    kernels().attention(op.args, {queries, begin, lengths_[s] - tokens, blocks, head, row, 1},
+                    const int32_t* const ends = newest() ? newest() + begin : nullptr;
+                    kernels().attention(op.args, {queries, begin, lengths_[s] - tokens, blocks, head, row, 1, ends},
                                         scratch.data());
                 }
             }
@@ -111,6 +119,7 @@ class Step {
     }
 
   private:
+    const int32_t* newest() const { return model_.has_newest ? newest_.data() : nullptr; }
     void fill(int64_t span, const Span& size) {
         const int64_t dim = model_.head_dim, old = size.kv_len - size.tokens;
         const std::vector<float> heads =
@@ -124,7 +133,7 @@ class Step {
     }
 
     Model model_;
-    std::vector<int32_t> starts_, lengths_, table_;
+    std::vector<int32_t> starts_, lengths_, table_, newest_;
     std::vector<int64_t> slots_;
     int64_t stride_, width_;
     std::vector<char> k_memory_, v_memory_;
@@ -165,6 +174,15 @@ TEST_TABLES(steps_of_several_spans_are_the_same_for_every_number_of_threads) {
         check_all_cuts({7, 1, 64, dtype}, {{5, 1026}, {1, 200}});                // across two partitions
         check_all_cuts({3, 1, 64, dtype, 1500, 4.0f}, {{1, 2100}});              // across three partitions
         check_all_cuts({7, 1, 64, dtype, 150}, {{3, 1100}, {40, 160}, {0, 0}});  // the second span has several tiles
+    }
+}
+
+TEST_TABLES(steps_up_to_newest_positions_are_the_same_for_every_number_of_threads) {
+    for (const DType dtype : {DType::F32, DType::BF16, DType::I8}) {
+        check_all_cuts({7, 1, 64, dtype, kNoWindow, 0, true}, {{1, 1}, {5, 140}, {40, 600}});
+        check_all_cuts({3, 2, 64, dtype, 150, 4.0f, true}, {{3, 1100}, {40, 160}, {0, 0}});
+        check_all_cuts({3, 1, 64, dtype, kNoWindow, 0, true}, {{1, 2051}});  // it sees two partitions before its own
+        check_all_cuts({3, 1, 64, dtype, kNoWindow, 0, true}, {{7, 2100}});  // across three partitions
     }
 }
 

@@ -35,6 +35,7 @@ class FakeModel:
         self.vocab_size = vocab_size
         self.max_position_embeddings = max_position_embeddings
         self.recompute_length: int | None = None
+        self.towers: list = []
         self.rope_regime = lambda length: 0
         self.eos_bias = eos_bias
         self.sharpness = 3.0

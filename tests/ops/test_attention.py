@@ -56,7 +56,7 @@ def fill_cache(sequences: list[Sequence], dtype: torch.dtype, seed: int = 0) -> 
     return kv, tables
 
 
-def make_spans(parts: list[tuple[int, int, list[int]]]) -> Spans:
+def make_spans(parts: list[tuple[int, int, list[int]]], newest: Tensor | None = None) -> Spans:
     """Spans from `(tokens, kv_len, blocks)`. Unused entries of a block table are -1."""
     starts, lengths = [0], []
     table = torch.full((len(parts), max(len(blocks) for _, _, blocks in parts) + 1), -1, dtype=torch.int32)
@@ -64,7 +64,7 @@ def make_spans(parts: list[tuple[int, int, list[int]]]) -> Spans:
         starts.append(starts[-1] + tokens)
         lengths.append(kv_len)
         table[s, : len(blocks)] = torch.tensor(blocks, dtype=torch.int32)
-    return Spans(torch.tensor(starts, dtype=torch.int32), torch.tensor(lengths, dtype=torch.int32), table)
+    return Spans(torch.tensor(starts, dtype=torch.int32), torch.tensor(lengths, dtype=torch.int32), table, newest)
 
 
 def attention(q: Tensor, kv: KVBlocks, spans: Spans, scale: float = 1.0, **options) -> Tensor:
@@ -91,7 +91,12 @@ def as_stored(heads: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def expected_and_tolerance(
-    sequence: Sequence, dtype: torch.dtype, window: int | None, softcap: float | None, chunked: bool = False
+    sequence: Sequence,
+    dtype: torch.dtype,
+    window: int | None,
+    softcap: float | None,
+    chunked: bool = False,
+    newest: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The definition in float64 on keys and values rounded to the cache's dtype, and the tolerance for fp32.
 
@@ -109,7 +114,7 @@ def expected_and_tolerance(
         scores = softcap * torch.tanh(scores / softcap)
         score_error = score_error + 8 * eps * softcap
     position = torch.arange(length)
-    hidden = position[None] > position[:, None]
+    hidden = position[None] > (position if newest is None else newest)[:, None]
     if window is not None:
         oldest = position // window * window if chunked else position - window + 1
         hidden |= position[None] < oldest[:, None]

@@ -41,17 +41,18 @@ class Text:
         self.slots = self.table[0, position // BLOCK_SIZE].long() * BLOCK_SIZE + position % BLOCK_SIZE
         native.store_kv(self.key, self.latent, self.kv, self.slots)
 
-    def attend(self, ops, step: int) -> torch.Tensor:
+    def attend(self, ops, step: int, newest: torch.Tensor | None = None) -> torch.Tensor:
         """Attention of all positions, `step` tokens at a time."""
         outs = []
         for begin in range(0, self.length, step):
             end = min(self.length, begin + step)
-            spans = Spans(torch.tensor([0, end - begin]).int(), torch.tensor([end]).int(), self.table)
+            of_step = None if newest is None else newest[begin:end].int()
+            spans = Spans(torch.tensor([0, end - begin]).int(), torch.tensor([end]).int(), self.table, of_step)
             q, latent_q = self.q[begin:end], self.latent_q[begin:end]
             outs.append(ops.attention(q, self.kv, spans, AttentionOptions(self.scale), latent_q=latent_q))
         return torch.cat(outs)
 
-    def expected(self) -> tuple[torch.Tensor, float]:
+    def expected(self, newest: torch.Tensor | None = None) -> tuple[torch.Tensor, float]:
         """The definition in float64 over the cache's contents, and the tolerance for float32.
 
         A score is a chain of `rank + rope_dim` products, with an error of one eps of the sum of their sizes for each.
@@ -65,7 +66,8 @@ class Text:
         whole_q, whole_key = torch.cat([self.q, self.latent_q], -1).to(dtype), torch.cat([key, latent], -1)
         scores = self.scale * torch.einsum("thd,jd->htj", whole_q, whole_key)
         sizes = self.scale * torch.einsum("thd,jd->htj", whole_q.abs(), whole_key.abs())
-        hidden = torch.ones(self.length, self.length).triu(1).bool()
+        position = torch.arange(self.length)
+        hidden = position[None] > (position if newest is None else newest)[:, None]
         weights = scores.masked_fill(hidden, -math.inf).softmax(-1)
         off = 2 * whole_key.shape[1] * float(sizes.max()) + self.length + 80
         out = torch.einsum("htj,jd->thd", weights, latent).flatten(1)
@@ -83,6 +85,24 @@ def test_against_the_definition_and_in_every_cut(shape, dtype):
         for step in (1, 7, 64):
             assert torch.equal(text.attend(native, step), found), (isa, step)
     assert (text.attend(reference, LENGTH) - expected).abs().max() < tolerance
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_tokens_that_see_later_latents(shape, dtype):
+    position = torch.arange(LENGTH)
+    later = torch.minimum(position + 9, torch.tensor(LENGTH - 1))
+    for isa in each_isa():
+        text = Text(*shape, dtype)
+        assert torch.equal(text.attend(native, LENGTH, position), text.attend(native, LENGTH)), isa
+        found = {}
+        for threads in (1, 2, 5):
+            _C.set_num_threads(threads)
+            found[threads] = text.attend(native, LENGTH, later)
+            assert torch.equal(found[threads], found[1]), (isa, threads)
+        expected, tolerance = text.expected(later)
+        assert (found[1] - expected).abs().max() < tolerance, isa
+    assert (text.attend(reference, LENGTH, later) - expected).abs().max() < tolerance
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])

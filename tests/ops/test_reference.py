@@ -224,9 +224,10 @@ def test_stored_keys_and_values_are_where_the_layout_says():
 
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (1, None), (5, None), (17, None), (None, 2.0), (5, 0.5)])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 2), (3, 1)])
-def test_attention_is_its_definition(window, softcap, heads, kv_heads):
+@pytest.mark.parametrize("has_newest", [False, True])
+def test_attention_is_its_definition(window, softcap, heads, kv_heads, has_newest):
     """Three spans, written out query by query: a whole prompt, and a single token and a chunk after earlier tokens.
-    Blocks that lie wholly before the window of a span's first token are freed."""
+    Blocks that lie wholly before the window of a span's first token are freed. Newest positions are random."""
     dim, lengths, new = 5, [9, 20, 33], [9, 1, 14]
     keys = [torch.randn(n, kv_heads, dim).double() for n in lengths]
     values = [torch.randn(n, kv_heads, dim).double() for n in lengths]
@@ -240,21 +241,23 @@ def test_attention_is_its_definition(window, softcap, heads, kv_heads):
         table[s, : max(0, n - new[s] - (window or n) + 1) // 16] = -1
     starts = torch.tensor([0, 9, 10, 24], dtype=torch.int32)
     q = torch.randn(24, heads, dim).double()
-    out = ops.attention(
-        q, kv, Spans(starts, torch.tensor(lengths, dtype=torch.int32), table), AttentionOptions(0.3, window, softcap)
-    )
+    positions = [(s, n - new[s] + j) for s, n in enumerate(lengths) for j in range(new[s])]
+    firsts = [0 if window is None else max(0, position - window + 1) for _, position in positions]
+    lasts = [position for _, position in positions]
+    if has_newest:
+        lasts = [int(torch.randint(first, lengths[s], ())) for first, (s, _) in zip(firsts, positions)]
+    newest = torch.tensor(lasts, dtype=torch.int32) if has_newest else None
+    spans = Spans(starts, torch.tensor(lengths, dtype=torch.int32), table, newest)
+    out = ops.attention(q, kv, spans, AttentionOptions(0.3, window, softcap))
 
-    for s, n in enumerate(lengths):
-        for j in range(new[s]):
-            position, token = n - new[s] + j, int(starts[s]) + j
-            first = 0 if window is None else max(0, position - window + 1)
-            for h in range(heads):
-                g = h * kv_heads // heads
-                scores = 0.3 * keys[s][first : position + 1, g] @ q[token, h]
-                if softcap is not None:
-                    scores = softcap * torch.tanh(scores / softcap)
-                expected = scores.softmax(0) @ values[s][first : position + 1, g]
-                torch.testing.assert_close(out[token, h * dim : (h + 1) * dim], expected)
+    for token, ((s, _), first, last) in enumerate(zip(positions, firsts, lasts)):
+        for h in range(heads):
+            g = h * kv_heads // heads
+            scores = 0.3 * keys[s][first : last + 1, g] @ q[token, h]
+            if softcap is not None:
+                scores = softcap * torch.tanh(scores / softcap)
+            expected = scores.softmax(0) @ values[s][first : last + 1, g]
+            torch.testing.assert_close(out[token, h * dim : (h + 1) * dim], expected)
 
 
 # ---------------------------------------------------------------------------------------------------------------

@@ -69,7 +69,7 @@ constexpr int64_t kNoWindow = int64_t(1) << 40;
 // Settings of a layer's attention: AttentionOptions of pace/ops/protocol.py.
 struct AttentionOptions {
     float scale = 1;
-    int64_t window = kNoWindow;    // number of positions that each position sees, itself included
+    int64_t window = kNoWindow;    // number of positions that each position sees up to itself, which is included
     bool chunked = false;          // positions are divided into chunks of `window`, and see none before their own chunk
     float softcap = 0;             // scores become softcap * tanh(score / softcap); 0 = off
     const float* sinks = nullptr;  // [query_heads], or null
@@ -84,10 +84,11 @@ struct AttentionOptions {
 // The tokens of a step, by sequence: Spans of pace/batch.py.
 struct Spans {
     int64_t count;
-    const int32_t* query_start;  // [count + 1]
-    const int32_t* kv_len;       // [count]
-    const int32_t* block_table;  // [count][table_stride]
-    int64_t table_stride;        // blocks of each span
+    const int32_t* query_start;       // [count + 1]
+    const int32_t* kv_len;            // [count]
+    const int32_t* block_table;       // [count][table_stride]
+    int64_t table_stride;             // blocks of each span
+    const int32_t* newest = nullptr;  // [tokens]: the newest position that each sees; null: its own
 };
 
 struct AttentionArgs : AttentionOptions {
@@ -114,10 +115,23 @@ struct QueryRows {
     int64_t first_position;  // the position of that token in its sequence
     const int32_t* blocks;   // the span's block table
     int64_t kv_head;
-    int64_t first_row;  // within the span
-    int rows;           // 1..AttentionArgs::max_rows()
+    int64_t first_row;                // within the span
+    int rows;                         // 1..AttentionArgs::max_rows()
+    const int32_t* newest = nullptr;  // Spans::newest from the span's first token on, or null
 
     int64_t position(int64_t group, int row) const { return first_position + (first_row + row) / group; }
+    // The newest position that the row sees.
+    int64_t newest_of(int64_t group, int row) const {
+        return newest ? newest[(first_row + row) / group] : position(group, row);
+    }
+    // The newest position that any of the rows sees.
+    int64_t newest_of_all(int64_t group) const {
+        int64_t last = newest_of(group, rows - 1);
+        for (int row = 0; newest && row < rows; ++row) {
+            if (const int64_t own = newest_of(group, row); own > last) last = own;
+        }
+        return last;
+    }
 };
 
 // Space for rows of one pass in the packed queries: each element is stored for this many rows, side by side.

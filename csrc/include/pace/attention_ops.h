@@ -41,7 +41,7 @@ int64_t prepared_tokens_per_chunk(const HeadsArgs& heads);
 // If `heads` is set, heads are prepared and stored first. A span that fits into one tile of rows, as in a decode step,
 // needs no barrier for that. Each of its tasks prepares the queries it reads, and stores the keys and values of its own
 // head and positions. If the rows of a tile are cut over threads, its heads are prepared in an earlier phase, before a
-// barrier.
+// barrier. The same holds for all spans with `newest`.
 struct AttentionOp {
     // Prepare heads of long spans or cut rows; compute rows, or single partitions of them; merge.
     enum Phases : int { kPrepare, kRows, kMerge, kPhases };
@@ -51,7 +51,8 @@ struct AttentionOp {
     int64_t tokens;
     Spans spans;
 
-    // Throws std::invalid_argument if spans do not cover the tokens in order or name a block that does not exist.
+    // Throws std::invalid_argument if spans do not cover the tokens in order or name a block that does not exist. The
+    // same for a newest position outside of its span or before the token's oldest.
     void prepare(int threads);
     int64_t chunks(int phase) const;
     void run(int phase, int64_t chunk, int thread) const;

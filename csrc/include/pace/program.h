@@ -40,6 +40,13 @@ struct Table {
     Spans spans;
 };
 
+// Rows of floats that stand for some rows of a step.
+struct GivenRows {
+    const float* data;  // [count][columns], stride floats between rows
+    int64_t stride, count, columns;
+    const int64_t* at;  // [count], ascending: the rows of the step
+};
+
 // The inputs of one step; the arrays are those of ForwardBatch in pace/batch.py.
 struct Step {
     const LayerCache* cache;   // for every layer
@@ -49,8 +56,9 @@ struct Step {
     const int64_t* positions;  // [T]
     const Angles* angles;      // for every rotation table of the program
     const int64_t* rows;       // [R], ascending
-    const Table* tables;       // for every group of layers
-    float* logits;             // [R][vocabulary], written
+    GivenRows given;
+    const Table* tables;  // for every group of layers
+    float* logits;        // [R][vocabulary], written
 };
 
 // [rows][columns] of fp32: one row for each token, or for each row of logits. Row r begins at r * columns of its
@@ -93,13 +101,18 @@ struct Preparation {
 // program, and so may a child after fork().
 class Program {
   public:
-    // Buffer i has room for `widths[i]` floats for each token.
-    explicit Program(std::vector<int64_t> widths) : widths_(std::move(widths)) {}
+    // Buffer i has room for `widths[i]` floats for each token. The buffers lie in the same memory as those of
+    // `neighbour`, if there is one. They hold nothing between two runs.
+    explicit Program(std::vector<int64_t> widths, const Program* neighbour = nullptr)
+        : widths_(std::move(widths)), memory_(neighbour ? neighbour->memory_ : std::make_shared<Buffers>()) {}
 
     enum class Ids { Tokens, Positions };
 
     // -- recording; weights and parameters must outlive the program
     void embedding(Value out, const void* weight, const int32_t* order, Ids ids, int64_t offset);
+    // Columns from `first` on of the step's given rows: one for each token; or in place of rows of x, or added to them.
+    void given_rows(Value out, int64_t first);
+    void place_rows(Columns x, int64_t first, bool add);
     void gather_rows(Value out, Columns x);
     void add(Value out, Columns a, Columns b);
     void activation(Value out, Columns x, Activation activation);
@@ -155,7 +168,7 @@ class Program {
     std::vector<Timing> timings() const;
     int64_t num_instructions() const { return int64_t(instructions_.size()); }
     int64_t barriers() const { return int64_t(phases_.size()); }  // in the last run
-    size_t buffer_bytes() const { return arena_.bytes + workspace_.bytes; }
+    size_t buffer_bytes() const { return memory_->arena.bytes + memory_->workspace.bytes; }
 
     Program(const Program&) = delete;
     Program& operator=(const Program&) = delete;
@@ -167,6 +180,10 @@ class Program {
         void grow(size_t wanted);  // discards the contents
         Memory() = default;
         ~Memory();
+    };
+
+    struct Buffers {
+        Memory arena, workspace;
     };
 
     // One op, and the function that turns a step's memory into its arguments.
@@ -217,6 +234,7 @@ class Program {
     struct Shape {
         int64_t tokens = -1, logit_rows = -1;
         int threads = 0;
+        const char* arena = nullptr;  // a neighbour may have moved it
         const KernelTable* table = nullptr;
         bool operator==(const Shape&) const = default;
     };
@@ -229,7 +247,7 @@ class Program {
     const std::vector<int64_t> widths_;
     std::vector<std::unique_ptr<Instruction>> instructions_;
     std::vector<float*> buffers_;
-    Memory arena_, workspace_;
+    const std::shared_ptr<Buffers> memory_;
     Shape bound_;
     std::vector<Phase> phases_;
     std::vector<int> first_phase_;  // index in phases_ for each instruction

@@ -125,6 +125,23 @@ struct GatherRowsOp {
     int64_t chunk_count, rows_per_chunk;
 };
 
+// csrc/ops/elementwise.cpp. Row indices[r] of x = row r of `rows`, or their sum with `add`.
+struct PlaceRowsOp {
+    static constexpr int kPhases = 1;
+    float* x;  // [x_rows][k], x_stride floats between rows
+    int64_t x_stride, x_rows, k;
+    const float* rows;  // [count][k], rows_stride floats between rows
+    int64_t rows_stride, count;
+    const int64_t* indices;  // [count], ascending; null if row r goes to row r
+    bool add;
+
+    void prepare(int threads);  // throws std::invalid_argument for indices outside x or not ascending
+    int64_t chunks(int) const { return chunk_count; }
+    void run(int phase, int64_t chunk, int thread) const;
+
+    int64_t chunk_count, rows_per_chunk;
+};
+
 // csrc/ops/sampling.cpp. indices[r] = index of the largest element of row r, the lowest among equals. It is -1 for a
 // row with NaN or +infinity, which has no valid choice.
 struct ArgmaxOp {

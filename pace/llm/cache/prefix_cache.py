@@ -14,7 +14,11 @@ from pace.llm.cache.block_pool import BlockPool
 from pace.llm.cache.groups import first_kept, give_back_before, tables_of
 from pace.llm.sequence import Sequence
 
-Tokens = tuple[int, ...]
+MediaPart = tuple[bytes, int]
+"""Digest of a medium that overlaps a block, and the index of the block's first token among its tokens, which may be
+negative."""
+Tokens = tuple[int | MediaPart, ...]
+"""Token ids of a block, then the media that overlap it."""
 
 
 class RootKey(NamedTuple):
@@ -228,5 +232,11 @@ class NoPrefixCache:
 
 
 def tokens_of(sequence: Sequence, index: int) -> Tokens:
-    """Tokens of a full block, given its index in the sequence's table."""
-    return tuple(sequence.tokens[index * BLOCK_SIZE : (index + 1) * BLOCK_SIZE])
+    """Tokens of a full block, given its index in the sequence's table. Placeholders of two images are equal, so the
+    images are a part of them."""
+    start, end = index * BLOCK_SIZE, (index + 1) * BLOCK_SIZE
+    tokens = tuple(sequence.tokens[start:end])
+    for placed in sequence.media:
+        if placed.start < end and start < placed.end:
+            tokens += ((placed.media.digest, start - placed.start),)
+    return tokens

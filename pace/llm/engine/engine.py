@@ -11,6 +11,7 @@ from pace.llm.cache.manager import STEP_TOKENS, CacheManager
 from pace.llm.constraints.mask_filler import NO_MASKS
 from pace.llm.engine.drafter import Drafter, NoDraft
 from pace.llm.engine.forced import ForcedTokens
+from pace.llm.engine.media import MediaRows
 from pace.llm.engine.scheduler import Scheduler
 from pace.llm.limits import checked_priority
 from pace.llm.runners.batch_builder import BatchBuilder
@@ -33,8 +34,9 @@ class Engine:
         drafter: Drafter | None = None,
         max_seq_len: int | None = None,
     ) -> None:
-        """`model` has `forward(batch)`, `vocab_size`, `max_position_embeddings`, `recompute_length` and `rope_regime`.
-        `scheduler` works on `cache`. `max_seq_len` is at most the model's."""
+        """`model` has `forward(batch)`, `vocab_size`, `max_position_embeddings`, `recompute_length`, `rope_regime` and
+        `towers`. If it has any, also `encode(media)` and `angle_positions(media, start, end)`. `scheduler` works on
+        `cache`. `max_seq_len` is at most the model's."""
         self.model = model
         self.ops = ops
         self.cache = cache
@@ -42,7 +44,8 @@ class Engine:
         self.drafter = drafter or NoDraft()
         self.sampler = Sampler(ops, model.vocab_size)
         self.forced = ForcedTokens(scheduler, model.vocab_size, model.recompute_length)
-        self.batches = BatchBuilder()
+        self.media = MediaRows(model)
+        self.batches = BatchBuilder(model, self.media.of if model.towers else None)
         self.max_seq_len = max_seq_len
         self.recompute_length = model.recompute_length
         self.max_length = min(max_seq_len or model.max_position_embeddings, cache.capacity)
@@ -111,10 +114,23 @@ class Engine:
         self._under_way = self.scheduler.schedule()
         if not self._under_way:
             return False
-        ended = self._compute(self._under_way)
+        if any(span.sequence.media for span in self._under_way):
+            self._under_way = [span for span in self._under_way if self._has_media(span)]
+        ended = self._compute(self._under_way) if self._under_way else []
         self._under_way = []
         while ended:  # releases each sequence once its sink was notified
             self._end(ended.pop(0))
+        self.media.keep_for(self.scheduler.sequences())
+        return True
+
+    def _has_media(self, span: Span) -> bool:
+        """Encodes the media that a span needs. Returns False for a sequence that failed, because a tower raised."""
+        try:
+            self.media.encode_for(span)
+        except Exception as error:
+            span.sequence.fail(error)
+            self._end(span.sequence)
+            return False
         return True
 
     def _compute(self, spans: list[Span]) -> list[Sequence]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -53,13 +53,20 @@ class ExpertLinear(Layer):
         kind = GatedLinear if self.glu else Linear
         return [kind(form(expert), self.k, self.has_bias) for expert in range(self.count)]
 
-    def choose(self, tensors: Container[str]) -> None:
-        """Uses the first form whose tensors are all among these names; without one, changes nothing."""
+    def choose(self, tensors: Mapping[str, tuple[int, ...]]) -> None:
+        """Uses the first form whose tensors have these names and shapes, or else the first with these names; without
+        one, changes nothing."""
+        named: list[list[Linear]] = []
         for form in self.forms:
             experts = self._of_form(form)
-            if all(name in tensors for expert in experts for name in expert.targets()):
-                self.experts = experts
-                return
+            wanted = {name: found[0].shape for expert in experts for name, found in expert.targets().items()}
+            if wanted.keys() <= tensors.keys():
+                named.append(experts)
+                if all(tensors[name] == shape for name, shape in wanted.items()):
+                    self.experts = experts
+                    return
+        if named:
+            self.experts = named[0]
 
     def apart(self) -> list[Linear]:
         """Returns the experts in the form in which each part has its own tensor. Raises NotImplementedError if there is
@@ -217,14 +224,15 @@ def expert_stacks(
     interleaved: bool = False,
 ) -> tuple[ExpertLinear, ExpertLinear]:
     """Gate and up, and down, of `count` experts below `name`. Their tensors are gate_proj, up_proj and down_proj of
-    each expert or of all, or gate_up_proj and down_proj of all. `transposed` and `interleaved` describe the latter."""
-    gate_up, down = ("gate_proj", "up_proj"), ("down_proj",)
+    each expert or of all, or gate_up_proj and down_proj of all. `transposed` and `interleaved` describe the latter;
+    transformers saves some transposed ones as they are."""
+    gate_up, down, forms = ("gate_proj", "up_proj"), ("down_proj",), dict.fromkeys((transposed, False))
     return (
         ExpertLinear(
             count,
             hidden,
             one_by_one(name, gate_up, inner),
-            fused(f"{name}.gate_up_proj", 2 * inner, count, hidden, transposed, interleaved),
+            *(fused(f"{name}.gate_up_proj", 2 * inner, count, hidden, form, interleaved) for form in forms),
             stacked(name, gate_up, inner, count, hidden),
             glu=True,
             bias=bias,
@@ -233,7 +241,7 @@ def expert_stacks(
             count,
             inner,
             one_by_one(name, down, hidden),
-            fused(f"{name}.down_proj", hidden, count, inner, transposed),
+            *(fused(f"{name}.down_proj", hidden, count, inner, form) for form in forms),
             stacked(name, down, hidden, count, inner),
             bias=bias,
         ),

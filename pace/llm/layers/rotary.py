@@ -50,6 +50,11 @@ class RopeConfig:
     long_factor: tuple[float, ...] = ()
     interleaved: bool = False
     """True if pairs are adjacent elements (GPT-J), not halves."""
+    sections: tuple[int, int, int] | None = None
+    """Frequencies for the positions in time, height and width (M-RoPE); None if a token has one position."""
+    alternates: bool = False
+    """True if the frequencies of the sections alternate: time, height, width, time, ... Otherwise the sections follow
+    each other, and are all of the frequencies."""
 
 
 class Rotary:
@@ -61,13 +66,18 @@ class Rotary:
         self.table = table
         self.half = -(-config.dim // 2)
         self.frequencies = FREQUENCIES[config.kind](config)
+        self.axes = None if config.sections is None else axes_of_frequencies(config)
         self._grow_tables(1)
 
     def angles(self, positions: Tensor, rope_lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns cosines and sines `[T, R / 2]`, float32, of int64 `[T]` positions and lengths.
+        """Returns cosines and sines `[T, R / 2]`, float32, of int64 `[T]` positions and lengths. Positions may also be
+        `[3, T]`, in time, height and width. Then `sections` choose one for each frequency.
 
         **Numerics**: angle = float32(position) * float32 frequency, rounded to float32 like transformers. Its cosine is
         computed in float64 and rounded once, so that a row does not depend on its place in a vectorised loop."""
+        if positions.ndim == 2:
+            cos, sin = self.angles(positions.flatten(), rope_lengths.repeat(3))
+            return self._by_axis(cos), self._by_axis(sin)
         if not isinstance(self.frequencies, FixedFrequencies):
             return self._compute(positions, rope_lengths)
         try:
@@ -96,6 +106,12 @@ class Rotary:
         angle = (positions.float()[:, None] * self.frequencies(rope_lengths)).double()
         factor = self._factor(rope_lengths)
         return (angle.cos() * factor).float(), (angle.sin() * factor).float()
+
+    def _by_axis(self, tables: Tensor) -> Tensor:
+        """Chooses from tables `[3 T, R / 2]` of three positions of each token."""
+        assert self.axes is not None, "tokens have three positions, and this rotation has no sections"
+        tables = tables.view(3, -1, self.half)
+        return tables.gather(0, self.axes.expand(1, tables.shape[1], -1))[0]
 
     def _factor(self, rope_lengths: Tensor) -> float | Tensor:
         """Returns the factor of cosines and sines: one number, or float64 `[T, 1]`."""
@@ -143,6 +159,17 @@ class NoRotary:
 
     def rotate_(self, ops: ForwardOps, x: Tensor, angles: Angles) -> None:
         pass
+
+
+def axes_of_frequencies(config: RopeConfig) -> Tensor:
+    """int64 `[R / 2]`: 0, 1 or 2 for a frequency of the position in time, height or width."""
+    time, height, width = config.sections
+    if not config.alternates:
+        return torch.arange(3).repeat_interleave(torch.tensor([time, height, width]))
+    axes = torch.zeros(-(-config.dim // 2), dtype=torch.int64)
+    for axis, count in ((1, height), (2, width)):
+        axes[axis : 3 * count : 3] = axis
+    return axes
 
 
 # ------------------------------------------------------------------------------------------------------------

@@ -67,10 +67,14 @@ class WeightTarget:
     transposed: bool = False
     """True if the tensor is `[..., K, n]`: its rows here are the n columns of each matrix."""
     is_vector: bool = False
+    joined: bool = False
+    """True if all dimensions of the tensor but the first are one row, as in a convolution over patches."""
 
     @property
     def num_rows(self) -> int:
         """Number of rows of the tensor."""
+        if self.joined:
+            return self.shape[0]
         if self.is_vector:
             return math.prod(self.shape)
         return math.prod(self.shape[:-1]) if not self.transposed else math.prod(self.shape[:-2]) * self.shape[-1]
@@ -78,11 +82,11 @@ class WeightTarget:
     @property
     def is_plain(self) -> bool:
         """True if the tensor is used as it is."""
-        return self.rows is None and not self.transposed
+        return self.rows is None and not self.transposed and not self.joined
 
     def offer(self, piece: Piece, start: int) -> None:
-        """Fills in the rows that belong here, from rows `start ..` of the tensor (for a transposed tensor, from its
-        columns as rows)."""
+        """Fills in the rows that belong here, from rows `start ..` of the tensor. For a transposed tensor, these are
+        its columns, and for a joined one, rows of all other dimensions."""
         if self.is_vector and piece.ndim > 1:
             piece, start = piece.flatten(), start * piece.shape[1]
         if self.rows is None:
@@ -112,17 +116,20 @@ class TensorSource:
     bias: str | None = None
     """Name of the tensor with an element for each row; None for the part's name with ".bias"."""
     transposed: bool = False
+    joined: bool = False
 
     @property
     def num_rows(self) -> int:
         """Number of rows of the part."""
+        if self.joined:
+            return self.shape[0]
         if self.rows:
             return sum(rows.count for rows in self.rows)
         return math.prod(self.shape[:-2]) * self.shape[-1 if self.transposed else -2]
 
     def of_bias(self) -> TensorSource:
         """The same rows of the biases, `[..., R]`."""
-        lead = (*self.shape[:-2], self.shape[-1]) if self.transposed else self.shape[:-1]
+        lead = (*self.shape[:-2], self.shape[-1]) if self.transposed else self.shape[: 1 if self.joined else -1]
         return TensorSource(lead, self.rows, self.bias)
 
     def targets(self, fill: Callable[[Piece, int], None], row: int, is_vector: bool = False) -> list[WeightTarget]:
@@ -136,6 +143,7 @@ class TensorSource:
                     rows,
                     self.transposed,
                     is_vector,
+                    self.joined and not is_vector,
                 )
             )
             row += 0 if rows is None else rows.count

@@ -125,6 +125,12 @@ def fill_targets(
 def fillings(reader: TensorReader, name: str, targets: list[WeightTarget]) -> Iterator[Callable[[], int]]:
     """Yields calls that together fill the targets of a tensor, in any order and from several threads. Each returns the
     bytes that it read."""
+    if targets[0].joined:
+        count, *rest = reader.tensors[name][1]
+        step = max(1, PIECE_BYTES // (math.prod(rest) * reader.tensors[name][0].itemsize))
+        for start in range(0, count, step):
+            yield partial(_fill_joined, reader, name, targets, start, min(count, start + step))
+        return
     if not targets[0].transposed:
         for start, stop in reader.row_ranges(name):
             yield partial(_fill_rows, reader, name, targets, start, stop)
@@ -144,6 +150,18 @@ def _fill_rows(reader: TensorReader, name: str, targets: list[WeightTarget], sta
     num_bytes = piece.nbytes
     del piece
     reader.release(name, start, stop)
+    return num_bytes
+
+
+def _fill_joined(reader: TensorReader, name: str, targets: list[WeightTarget], start: int, stop: int) -> int:
+    """Fills rows that are rows `start .. stop` of the tensor's first dimension."""
+    height = math.prod(reader.tensors[name][1][1:-1])
+    piece = reader.read(name, start * height, stop * height)
+    for target in targets:
+        target.offer(piece.reshape(stop - start, -1), start)
+    num_bytes = piece.nbytes
+    del piece
+    reader.release(name, start * height, stop * height)
     return num_bytes
 
 

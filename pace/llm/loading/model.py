@@ -31,11 +31,12 @@ def make_model(
     ops: Ops,
     kv_dtype: torch.dtype | None = None,
     quantization: QuantizationConfig | None = None,
+    media: bool = False,
 ) -> BaseModelForCausalLM:
     """Makes the model described by a checkpoint's config.json, without weights: it takes no memory and cannot run yet.
-    Keys and values are in `kv_dtype`; None for `dtype`."""
+    Keys and values are in `kv_dtype`; None for `dtype`. With `media`, it has its towers for images and sound."""
     with errors_about(checkpoint):
-        model_class, config = read_config(checkpoint.config)
+        model_class, config = read_config(checkpoint.config, media)
     model = model_class(config, dtype, ops)
     model.kv_dtype = kv_dtype or dtype
     model.quantize(quantization)

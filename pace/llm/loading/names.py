@@ -26,11 +26,19 @@ MAX_LISTED = 50
 
 
 def match_names(model: BaseModelForCausalLM, reader: TensorReader) -> dict[str, str]:
-    """Returns name in the checkpoint -> name in the model, without the tensors of `other_parts`. Unties the head if the
-    checkpoint has two different matrices."""
-    names = {name: _name_in_model(model, name) for name in reader.tensors if not name.startswith(model.other_parts)}
+    """Returns name in the checkpoint -> name in the model, without the tensors of `other_parts` that no tower has.
+    Unties the head if the checkpoint has two different matrices, and drops towers that it does not have."""
+    names = {name: _name_in_model(model, name) for name in reader.tensors}
+    model.towers = [tower for tower in model.towers if any(here.startswith(tower.prefix) for here in names.values())]
+    of_towers = tuple(tower.prefix for tower in model.towers)
+    names = {
+        name: here
+        for name, here in names.items()
+        if here.startswith(of_towers) or not name.startswith(model.other_parts)
+    }
     if not any(here.startswith(model.prefix) for here in names.values()):
-        names = {name: here if here.startswith("lm_head.") else model.prefix + here for name, here in names.items()}
+        whole = ("lm_head.", *of_towers)
+        names = {name: here if here.startswith(whole) else model.prefix + here for name, here in names.items()}
     if isinstance(model.lm_head, TiedLMHead):
         sources = {here: name for name, here in names.items()}
         head, embedding = sources.get("lm_head.weight"), sources.get(f"{model.embedding_name}.weight")

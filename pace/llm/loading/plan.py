@@ -38,8 +38,9 @@ def plan_layout(
     match the config."""
     model.stored_as = getattr(reader, "file_type", None)
     names = match_names(model, reader)
+    shapes = {here: tuple(reader.tensors[name][1]) for name, here in names.items()}
     for stack in model.stacks():
-        stack.choose(set(names.values()))
+        stack.choose(shapes)
     targets = model.targets()
     for name, claims in targets.items():
         check_targets(name, claims)

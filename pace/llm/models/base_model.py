@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,6 +29,8 @@ from pace.llm.loading.fill import TensorReader, load_weights
 from pace.llm.loading.packed_weights import WeightsFile
 from pace.llm.loading.plan import plan_weights
 from pace.llm.models.model_config import ModelConfig
+from pace.llm.models.towers.tower import Tower
+from pace.llm.sequence import MediaSpan
 from pace.ops.protocol import ForwardOps, Ops
 from pace.ops.weight_layout import WeightLayout
 from pace.quant import QuantizationConfig
@@ -52,7 +55,8 @@ class BaseModelForCausalLM(Layer):
     """Prefixes of names in checkpoints that name a part differently or also take images or sound, and the prefix used
     here. An example is `lm_head.` for the head."""
     other_parts: ClassVar[tuple[str, ...]] = ()
-    """Prefixes of tensors that are ignored in such checkpoints: encoders of images and sound."""
+    """Prefixes of tensors that are ignored in such checkpoints, unless a tower has them: encoders of images and
+    sound."""
 
     embedding: Embedding
     rotaries: tuple[Rotary | Temperature, ...] = ()
@@ -77,6 +81,8 @@ class BaseModelForCausalLM(Layer):
         self.quantization: QuantizationConfig | None = None
         self.weights_file: WeightsFile | None = None
         """The file from which `load_weights` maps packed weights; None for weights in memory."""
+        self.towers: list[Tower] = []
+        """Encoders of images and sound, at most one of each kind. Loading drops those that the checkpoint lacks."""
 
     # -------------------------------------------------------------------------------------------------------------
     # the engine's interface
@@ -112,16 +118,23 @@ class BaseModelForCausalLM(Layer):
         """Returns logits `[R, V]` of `batch.logit_rows`, op by op; writes the batch's targets of the cache."""
         return self.compute(self.ops, batch, self.angles(batch))
 
+    def angle_positions(self, media: Sequence[MediaSpan], start: int, end: int) -> np.ndarray | None:
+        """Positions in time, height and width, int64 `[3, end - start]`, of tokens `start .. end` of a sequence with
+        these media. None: the position of a token is its index."""
+        return None
+
     def angles(self, batch: ForwardBatch) -> Angles:
         """The angles of every token of the step for each of `rotaries`; plain torch."""
-        return tuple([rotary.angles(batch.positions, batch.rope_lengths) for rotary in self.rotaries])
+        positions = batch.positions if batch.angle_positions is None else batch.angle_positions
+        return tuple([rotary.angles(positions, batch.rope_lengths) for rotary in self.rotaries])
 
     def compute(self, ops: ForwardOps, batch: ForwardBatch, angles: Angles) -> Tensor:
         """`forward` after the angles are computed: only `ops`, views, sums and the choice of rows, so that it can be
         recorded (pace/graph). The final norm and the head run only on the logit rows."""
         x = self.embed(ops, batch)
-        for layer, kv in zip(self.layers, batch.kv, strict=True):
+        for index, (layer, kv) in enumerate(zip(self.layers, batch.kv, strict=True)):
             x = layer(ops, x, angles, batch.of_layer(kv), kv)
+            self.after_layer(ops, batch, x, index)
         return self.head(ops, x[batch.logit_rows])
 
     def embed(self, ops: ForwardOps, batch: ForwardBatch) -> Tensor:
@@ -130,6 +143,9 @@ class BaseModelForCausalLM(Layer):
         if self.embedding_scale != 1.0:
             ops.scale_(x, self.embedding_scale)
         return x
+
+    def after_layer(self, ops: ForwardOps, batch: ForwardBatch, x: Tensor, index: int) -> None:
+        """Changes `x [T, hidden]`, the output of a layer, in place."""
 
     def head(self, ops: ForwardOps, x: Tensor) -> Tensor:
         """Returns the logits of the last layer's output `x [R, hidden]`."""

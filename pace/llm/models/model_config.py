@@ -258,6 +258,10 @@ class ModelConfig:
         cls.warn_of_unknown(fields)
         return dataclasses.replace(config, **config.derived(fields))
 
+    def with_media(self, raw: dict[str, Any]) -> ModelConfig:
+        """Returns this config with what `raw`, a config.json, says about towers. Raises as `from_dict`."""
+        return self
+
     @classmethod
     def text_part(cls, raw: dict[str, Any]) -> dict[str, Any]:
         """The fields about text, in the form of a flat config.json."""
@@ -300,18 +304,7 @@ class ModelConfig:
     @classmethod
     def read_fields(cls, fields: dict[str, Any]) -> dict[str, Any]:
         """Checks and returns the declared fields that are present."""
-        values = {}
-        for field in dataclasses.fields(cls):
-            if field.name in fields and "read" in field.metadata:
-                try:
-                    values[field.name] = field.metadata["read"](fields[field.name])
-                except ValueError as error:
-                    raise ValueError(
-                        f"config.json: {field.name} must be {error}; got {shown(fields[field.name])}"
-                    ) from None
-                except NotImplementedError as error:
-                    raise NotImplementedError(f"config.json: {field.name}: {error}") from None
-        return values
+        return read_declared(cls, fields)
 
     @classmethod
     def refuse(cls, fields: dict[str, Any]) -> None:
@@ -370,6 +363,22 @@ class ModelConfig:
     def derived(self, fields: dict[str, Any]) -> dict[str, Any]:
         """Values of this class's fields that are computed from others, or from several entries of config.json."""
         return {}
+
+
+def read_declared(kind: type, fields: dict[str, Any], section: str = "") -> dict[str, Any]:
+    """Checks and returns the fields of `kind` that are declared and present. `section` comes before their names in
+    errors, such as `vision_config.`."""
+    values = {}
+    for field in dataclasses.fields(kind):
+        if field.name in fields and "read" in field.metadata:
+            name = section + field.name
+            try:
+                values[field.name] = field.metadata["read"](fields[field.name])
+            except ValueError as error:
+                raise ValueError(f"config.json: {name} must be {error}; got {shown(fields[field.name])}") from None
+            except NotImplementedError as error:
+                raise NotImplementedError(f"config.json: {name}: {error}") from None
+    return values
 
 
 def same(a: Any, b: Any) -> bool:

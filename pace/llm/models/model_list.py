@@ -40,6 +40,7 @@ from pace.llm.models.families.qwen2 import Qwen2ForCausalLM
 from pace.llm.models.families.qwen2_moe import Qwen2MoeForCausalLM
 from pace.llm.models.families.qwen3 import Qwen3ForCausalLM
 from pace.llm.models.families.qwen3_moe import Qwen3MoeForCausalLM
+from pace.llm.models.families.qwen3_vl_moe import Qwen3VLMoeForConditionalGeneration
 from pace.llm.models.families.qwen_vl import (
     Qwen2_5_VLForConditionalGeneration,
     Qwen3VLForConditionalGeneration,
@@ -92,6 +93,7 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     Qwen3ForCausalLM,
     Qwen3MoeForCausalLM,
     Qwen3VLForConditionalGeneration,
+    Qwen3VLMoeForConditionalGeneration,
     SmolLM3ForCausalLM,
     StableLmForCausalLM,
     Starcoder2ForCausalLM,
@@ -106,8 +108,9 @@ OTHER_STEMS = {"hunyuanv1dense": "hunyuandensev1", "hunyuanv1moe": "hunyuanmoev1
 """Stems of a model_type that differ from the class's stem."""
 
 
-def read_config(raw: Any) -> tuple[type[BaseModelForCausalLM], ModelConfig]:
-    """Returns the class and the config of a checkpoint, from its parsed config.json.
+def read_config(raw: Any, media: bool = False) -> tuple[type[BaseModelForCausalLM], ModelConfig]:
+    """Returns the class and the config of a checkpoint, from its parsed config.json. With `media`, the config has the
+    towers for images and sound; otherwise it is the text part alone.
 
     The class is the one named by `architectures`, in any case and also as a bare decoder (`LlamaModel`); without
     `architectures`, by `model_type`. Raises ValueError if both are missing, if they name different classes, or if a
@@ -128,7 +131,8 @@ def read_config(raw: Any) -> tuple[type[BaseModelForCausalLM], ModelConfig]:
                 raise ValueError(
                     f"config.json: architectures ({name}) and model_type ({raw['model_type']}) contradict each other"
                 )
-            return model_class, model_class.Config.from_dict(raw)
+            config = model_class.Config.from_dict(raw)
+            return model_class, config.with_media(raw) if media else config
     raise NotImplementedError(
         f"the architecture {shown(names[0])} is not implemented; implemented: {', '.join(MODEL_LIST)}"
     )

@@ -9,8 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from pace.llm.processors.processor import MediaProcessor, Processors
-from pace.llm.sequence import MediaSpan
-from pace.media.media import Media, MediaError
+from pace.media.media import Media, MediaError, MediaSpan
 
 LOW_DETAIL_TOKENS = 256
 """Maximum tokens of an image with `detail` "low"."""

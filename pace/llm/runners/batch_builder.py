@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from pace.batch import BLOCK_SIZE, ForwardBatch, LayerBlocks, Spans
+from pace.batch import BLOCK_SIZE, ForwardBatch, GivenRows, LayerBlocks, Spans
 from pace.llm.sequence import Span
+from pace.media.media import Media
 
 _TABLE_STEP = 8
 """The block table's width grows in steps of this, so that decoding changes the shape every 128 tokens instead of every
@@ -19,7 +23,11 @@ _TABLE_STEP = 8
 class BatchBuilder:
     """Builds the `ForwardBatch` of a list of spans. The tensors of a batch are overwritten by the next `build`."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: Any = None, rows_of: Callable[[Media], Tensor] | None = None) -> None:
+        """`rows_of` returns the rows of a medium, float32 `[num_tokens, W]`, and `model` has the `angle_positions` of
+        sequences with media. Without them, sequences have none."""
+        self._model = model
+        self._rows_of = rows_of
         self._shape: tuple[int, ...] = ()
 
     def build(self, spans: list[Span], kv: list[LayerBlocks]) -> ForwardBatch:
@@ -43,7 +51,29 @@ class BatchBuilder:
             for logit_row in range(first - num_rows, first):
                 self._logit_rows[row] = logit_row
                 row += 1
+        if self._rows_of and any(span.sequence.media for span in spans):
+            return self._with_media(spans, self._rows_of)
         return self._batch
+
+    def _with_media(self, spans: list[Span], rows_of: Callable[[Media], Tensor]) -> ForwardBatch:
+        """The batch, with the rows of the media that spans overlap, and the positions of their tokens."""
+        rows, places, positions, first = [], [], [], 0
+        for span in spans:
+            start, end, media = span.start, span.end, span.sequence.media
+            for placed in media:
+                begin, stop = max(start, placed.start), min(end, placed.end)
+                if begin < stop:
+                    rows.append(rows_of(placed.media)[begin - placed.start : stop - placed.start])
+                    places.append(np.arange(begin, stop) + first - start)
+            positions.append(self._model.angle_positions(media, start, end))
+            first += end - start
+        changes: dict[str, Any] = {}
+        if rows:
+            changes["given"] = GivenRows(torch.cat(rows), torch.from_numpy(np.concatenate(places)))
+        if positions[0] is not None:
+            changes["angle_positions"] = torch.from_numpy(np.concatenate(positions, 1))
+        others = tuple(replace(other, **changes) for other in self._batch.others)
+        return replace(self._batch, **changes, others=others)
 
     def _fill(self, span: Span, end: int, first: int) -> None:
         """Writes the tokens of one span, starting at column `first`."""

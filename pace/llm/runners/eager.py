@@ -12,7 +12,9 @@ from torch import Tensor
 from pace.batch import ForwardBatch
 from pace.graph.recorded import OPERATOR_OF
 from pace.llm.layers import Embedding, Layer, Linear, TiedLMHead
+from pace.llm.layers.rotary import Angles
 from pace.llm.models.base_model import BaseModelForCausalLM
+from pace.llm.models.towers.tower import Slice
 from pace.llm.operators import OPERATORS, OperatorConfig, OperatorReport, OperatorRun
 from pace.llm.runners.runner import ModelRunner
 from pace.ops import native, reference
@@ -34,6 +36,9 @@ class EagerRunner(ModelRunner):
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         return self.model.compute(self._ops, batch, self.model.angles(batch))
+
+    def run_slice(self, piece: Slice, batch: ForwardBatch, angles: Angles) -> Tensor:
+        return piece.compute(self._ops, batch, angles)
 
     def operator_report(self) -> OperatorReport:
         return OperatorReport("op by op", self._ops.runs())

@@ -8,7 +8,9 @@ from torch import Tensor
 
 from pace.batch import ForwardBatch
 from pace.graph import Program
+from pace.llm.layers.rotary import Angles
 from pace.llm.models.base_model import BaseModelForCausalLM
+from pace.llm.models.towers.tower import Slice
 from pace.llm.operators import OPERATORS, OperatorReport, OperatorRun
 from pace.llm.runners.eager import product_operators
 from pace.llm.runners.runner import ModelRunner
@@ -22,11 +24,20 @@ class ProgramRunner(ModelRunner):
         super().__init__(model)
         self.program = Program(model, model.kv_spec.layers, [rotary.half for rotary in model.rotaries], optimise)
         self.num_steps = 0
+        self._slices: dict[Slice, Program] = {}
+        """Programs of the towers, recorded on first use."""
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         logits = self.program.run(batch, self.model.angles(batch))
         self.num_steps += 1
         return logits
+
+    def run_slice(self, piece: Slice, batch: ForwardBatch, angles: Angles) -> Tensor:
+        program = self._slices.get(piece)
+        if program is None:
+            program = Program(piece, piece.caches, piece.angle_halves, neighbour=self.program)
+            self._slices[piece] = program
+        return program.run(batch, angles)
 
     def operator_report(self) -> OperatorReport:
         """Calls are counted by instruction, because all of them run in every step. Seconds are only measured while the

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Generator, Sequence
 
+import numpy as np
 from torch import Tensor
 
 from pace.batch import ForwardBatch, KVSpec
+from pace.llm.layers.rotary import Angles
 from pace.llm.models.base_model import BaseModelForCausalLM
+from pace.llm.models.towers.tower import Slice, Tower
 from pace.llm.operators import OperatorReport
+from pace.llm.sequence import MediaSpan
+from pace.media.media import Media
 
 
 class ModelRunner(ABC):
@@ -21,6 +27,15 @@ class ModelRunner(ABC):
     @abstractmethod
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Returns logits `[R, V]` of `batch.logit_rows`; writes the batch's slots of the cache."""
+
+    @abstractmethod
+    def run_slice(self, piece: Slice, batch: ForwardBatch, angles: Angles) -> Tensor:
+        """Computes a slice of one of the model's towers: rows `[T, W]`."""
+
+    def encode(self, media: Media) -> Generator[None, None, Tensor]:
+        """Encodes an image or a clip slice by slice, as `Tower.encode`; a tower of its kind must be there."""
+        tower = next(tower for tower in self.towers if tower.kind == media.kind)
+        return tower.encode(media, self.run_slice)
 
     @abstractmethod
     def operator_report(self) -> OperatorReport:
@@ -44,3 +59,10 @@ class ModelRunner(ABC):
     @property
     def kv_spec(self) -> KVSpec:
         return self.model.kv_spec
+
+    @property
+    def towers(self) -> list[Tower]:
+        return self.model.towers
+
+    def angle_positions(self, media: Sequence[MediaSpan], start: int, end: int) -> np.ndarray | None:
+        return self.model.angle_positions(media, start, end)

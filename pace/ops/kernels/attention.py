@@ -46,8 +46,8 @@ def store_kv(k: Tensor, v: Tensor, kv: LayerBlocks, slots: Tensor) -> None:
 def attention(
     q: Tensor, kv: LayerBlocks, spans: Spans, options: AttentionOptions, latent_q: Tensor | None = None
 ) -> Tensor:
-    """Numerics: fp32. A token's bits depend only on its own position and on the keys and values it sees. They do not
-    depend on spans, blocks or threads."""
+    """Numerics: fp32. A token's bits depend only on the positions it sees, and on the keys and values there. They do
+    not depend on spans, blocks or threads."""
     view, (_, kv_heads, key_dim, _) = kv_view(kv), kv.k.shape
     tokens, heads, query_dim = check_heads("q", q)
     if query_dim != key_dim or heads == 0 or heads % kv_heads:
@@ -65,6 +65,8 @@ def attention(
         raise ValueError(f"block_table must be a contiguous int32 matrix [spans, blocks]; got {describe(table)}")
     check_vector("query_start", spans.query_start, len(table) + 1, torch.int32)
     check_vector("kv_len", spans.kv_len, len(table), torch.int32)
+    if spans.newest is not None:
+        check_vector("newest", spans.newest, tokens, torch.int32)
     out = torch.empty(tokens, heads * kv.value_dim)
     _C.attention(view, q, latent_q, spans, options, out)
     return out

@@ -1,13 +1,14 @@
-"""Elementwise operations on a matrix, in place, on the C++ kernels. Activations are float32."""
+"""Elementwise operations on a matrix, and copies of its rows, on the C++ kernels. Activations are float32."""
 
 from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor
 
 from pace import _C
-from pace.ops.checks import check_rows
+from pace.ops.checks import check_rows, check_vector
 
 
 def scale_(x: Tensor, factor: float) -> None:
@@ -22,3 +23,17 @@ def softcap_(x: Tensor, cap: float) -> None:
         raise ValueError(f"cap must be positive and finite; got {cap}")
     check_rows("x", x)
     _C.softcap(x, cap)
+
+
+def given_rows(rows: Tensor) -> Tensor:
+    out = torch.empty(check_rows("rows", rows))
+    _C.place_rows(out, rows, None, False)
+    return out
+
+
+def place_rows_(x: Tensor, rows: Tensor, at: Tensor, add: bool) -> None:
+    columns, (count, given) = check_rows("x", x)[1], check_rows("rows", rows)
+    if given != columns:
+        raise ValueError(f"rows must be float32 [G, {columns}], as wide as x; got {given} columns")
+    check_vector("at", at, count, torch.int64)
+    _C.place_rows(x, rows, at, add)

@@ -95,7 +95,7 @@ class RequestMedia:
         return MediaPart(medium, self._decode(media_type, data, place), detail, place)
 
     def _decode(self, media_type: str, data: str, place: str) -> bytes:
-        """Returns the bytes of base64 text. Its length tells theirs, so that nothing larger is decoded."""
+        """Returns the bytes of base64 text. Their number follows from its length, so that nothing larger is decoded."""
         num_bytes = len(data) // 4 * 3 - data[-2:].count("=")
         if num_bytes > self._limits.media_bytes:
             raise invalid(place, f"has {num_bytes} bytes; the maximum is {self._limits.media_bytes}")

@@ -415,12 +415,17 @@ def auto_class(model_type: str) -> Any:
 
 
 def save_tiny(folder: Path, model_type: str, fields: dict[str, Any]) -> torch.nn.Module:
-    """Makes the tiny model with `make_oracle`, saves it in float32, and returns it.
-
-    All weights are random, also those of norms and biases, so that a model that forgets one fails. The numbers are
-    exact in bfloat16, so that the same checkpoint serves both dtypes."""
+    """Makes the tiny model with `make_oracle`, saves it in float32, and returns it."""
     torch.manual_seed(sum(map(ord, model_type)))
     model = make_oracle(model_type, config_fields(model_type, fields)).eval()
+    randomise(model, model_type)
+    save_pretrained(model, folder)
+    return text_part(model)
+
+
+def randomise(model: torch.nn.Module, model_type: str) -> None:
+    """Makes all weights random, also those of norms and biases, so that a model that forgets one fails. The numbers are
+    exact in bfloat16, so that the same checkpoint serves both dtypes."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim == 2:
@@ -436,9 +441,6 @@ def save_tiny(folder: Path, model_type: str, fields: dict[str, Any]) -> torch.nn
             if name.endswith("e_score_correction_bias"):
                 buffer.normal_(0.0, 0.3)
                 buffer.copy_(buffer.bfloat16())
-
-    save_pretrained(model, folder)
-    return text_part(model)
 
 
 def save_pretrained(model: torch.nn.Module, folder: Path) -> None:

@@ -108,7 +108,7 @@ def test_a_tokenizer_without_the_placeholder(tokenizer):
 
 
 def read(tokenizer, inputs):
-    return read_prompts(inputs, tokenizer, 2048, make(tokenizer))
+    return read_prompts(inputs, tokenizer, 2048, encoder=make(tokenizer))
 
 
 def test_prompts_with_media(tokenizer, tmp_path):

@@ -57,6 +57,48 @@ def test_long_spans_short_spans_and_partitions_of_both(tmp_path, threads, kv_dty
     assert_same_cache(compiled.kv, eager.kv)
 
 
+def up_to_the_last(positions):
+    return positions[-1].expand(len(positions))
+
+
+def before_and_after(positions):
+    return torch.where(positions % 2 == 1, positions[-1], positions // 2)
+
+
+@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.int8])
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_one_program_serves_steps_with_and_without_newest_positions(tmp_path, threads, kv_dtype):
+    save_tiny(tmp_path, "qwen3", {"max_position_embeddings": 4096})
+    model = load_model(tmp_path, torch.bfloat16, native)
+    model.kv_dtype = kv_dtype
+    ids = torch.randint(2, 99, (2200,), generator=torch.Generator().manual_seed(0))
+    _C.set_num_threads(threads)
+    steps = [
+        ({0: 40, 1: 5}, up_to_the_last),
+        ({0: 1, 1: 1}, None),
+        ({1: 17, 2: 4}, before_and_after),
+        ({0: 2009}, None),
+        ({0: 1, 1: 1}, before_and_after),  # position 2050 sees up to 1025, two partitions without its own
+        ({0: 9, 1: 100}, up_to_the_last),
+        ({0: 1, 1: 1, 2: 1}, None),
+    ]
+
+    def outputs(runner):
+        kv, done, logits = Runner(runner, 3, len(ids)), {s: 0 for s in range(3)}, []
+        for counts, newest in steps:
+            step = {s: ids[done[s] : done[s] + count] for s, count in counts.items()}
+            done |= {s: done[s] + count for s, count in counts.items()}
+            logits.append(kv.step(step, newest=newest))
+        return kv.kv, logits
+
+    expected_kv, expected = outputs(model)
+    for optimise in (True, False):
+        kv, found = outputs(ProgramRunner(model, optimise=optimise))
+        for (counts, newest), ours, theirs in zip(steps, found, expected):
+            assert all(torch.equal(ours[s], theirs[s]) for s in counts), (optimise, counts, newest)
+        assert_same_cache(kv, expected_kv)
+
+
 @pytest.fixture
 def models(tmp_path):
     save_tiny(tmp_path, "qwen2", {})
@@ -64,13 +106,14 @@ def models(tmp_path):
     return model, ProgramRunner(model)
 
 
-def batch_of(model, tokens, logit_rows, slots=None):
+def batch_of(model, tokens, logit_rows, slots=None, newest=None):
     count = len(tokens)
     blocks = -(-max(count, 1) // 16)
     spans = Spans(
         torch.tensor([0, count], dtype=torch.int32),
         torch.tensor([count], dtype=torch.int32),
         torch.arange(blocks, dtype=torch.int32)[None],
+        newest,
     )
     positions = torch.arange(count)
     slots = positions if slots is None else slots
@@ -114,6 +157,12 @@ def test_a_refused_step_harms_nothing(models):
         compiled.forward(batch_of(model, torch.arange(2, 7), [4], torch.tensor([0, 1, 2, 3, 160])))
     with pytest.raises(ValueError, match="row 5 is wanted of 5"):
         compiled.forward(batch_of(model, torch.arange(2, 7), [5]))
+    bad = batch_of(model, torch.arange(2, 7), [4], newest=torch.tensor([4, 4, 5, 4, 4], dtype=torch.int32))
+    for layer in bad.kv:
+        layer.k.fill_(7)
+    with pytest.raises(ValueError, match="the newest position of token 2 is 5; it must be between 0 and 4"):
+        compiled.forward(bad)
+    assert all((layer.k == 7).all() for layer in bad.kv)  # nothing was stored
     assert torch.equal(compiled.forward(good), expected)
 
 

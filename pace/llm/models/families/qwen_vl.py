@@ -1,17 +1,39 @@
-"""The text parts of Qwen2-VL, Qwen2.5-VL and Qwen3-VL: Qwen2 and Qwen3. Their rotation uses three positions (time,
-height and width), which are equal for every text token."""
+"""Qwen2.5-VL and Qwen3-VL: Qwen2 and Qwen3, which also take the rows of images, and Qwen2-VL for text.
+
+Every token has three positions: in time, height and width. They are equal for text. Those of an image start where the
+text before it ended, and the text after it goes on behind the largest of them (M-RoPE).
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
+import torch
+from torch import Tensor
+
+from pace.batch import ForwardBatch
 from pace.llm.layers import RopeConfig
+from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.families.qwen2 import Qwen2Config, Qwen2ForCausalLM
 from pace.llm.models.families.qwen3 import Qwen3Config, Qwen3ForCausalLM
 from pace.llm.models.model_config import MAX_LAYERS, MAX_POSITIONS, count, number, token_ids
 from pace.llm.models.rope_config import read_rope
+from pace.llm.models.towers.qwen_vision import (
+    Qwen2_5VisionConfig,
+    Qwen2_5VisionTower,
+    Qwen3VisionConfig,
+    Qwen3VisionTower,
+    QwenVisionConfig,
+    QwenVisionTower,
+)
+from pace.llm.sequence import MediaSpan
+from pace.naming import shown
+from pace.ops.protocol import ForwardOps, Ops
 
 logger = logging.getLogger("pace")
 
@@ -22,7 +44,11 @@ BESIDE_TEXT = frozenset(
         *(f"{name}_token_id" for name in ("image", "video", "vision_start", "vision_end")),
     }
 )
-TEXT_PREFIXES = {"model.language_model.": "model.", "language_model.model.": "model."}
+TEXT_PREFIXES = {
+    "model.language_model.": "model.",
+    "language_model.model.": "model.",
+    "model.visual.": "visual.",
+}
 OTHER_PARTS = ("visual.", "model.visual.")
 
 
@@ -38,7 +64,107 @@ def text_rope(fields: dict[str, Any], default_theta: float, head_dim: int, max_p
 
 
 @dataclass(frozen=True, kw_only=True)
-class Qwen2_5_VLConfig(Qwen2Config):
+class SeesImagesConfig:
+    """Fields about images, in addition to those of the text model."""
+
+    vision: QwenVisionConfig | None = None
+    """The tower; None for text alone."""
+    image_token_id: int = 151655
+    """Id of the token that stands for a row of an image."""
+
+    beside_text: ClassVar[frozenset[str]] = BESIDE_TEXT
+    Vision: ClassVar[type[QwenVisionConfig]]
+    default_sections: ClassVar[tuple[int, int, int]]
+    alternates: ClassVar[bool]
+    """True if frequencies of time, height and width alternate."""
+
+    def with_media(self, raw: dict[str, Any]) -> Any:
+        if raw.get("vision_config") is None or not self.has_tower(raw["vision_config"]):
+            return self
+        try:
+            vision, placeholder = self.Vision.read(raw["vision_config"]), raw.get("image_token_id", 151655)
+            if type(placeholder) is not int or placeholder < 0:
+                raise ValueError(f"config.json: image_token_id must be a token's id; got {shown(placeholder)}")
+            if vision.out_hidden_size != self.hidden_size:
+                raise ValueError(
+                    f"config.json: vision_config.out_hidden_size must be the text's hidden_size, {self.hidden_size}; "
+                    f"got {vision.out_hidden_size}"
+                )
+            rope = dataclasses.replace(self.rope, sections=self.read_sections(raw), alternates=self.alternates)
+        except (ValueError, NotImplementedError) as error:
+            raise type(error)(f"{error}; media=False loads the text model alone") from None
+        return dataclasses.replace(self, vision=vision, image_token_id=placeholder, rope=rope)
+
+    @staticmethod
+    def has_tower(fields: Any) -> bool:
+        """True if the tower of a `vision_config` is one of these."""
+        return True
+
+    def read_sections(self, raw: dict[str, Any]) -> tuple[int, int, int]:
+        """Reads `mrope_section`: the frequencies of a head for time, height and width."""
+        text, given = raw.get("text_config") or raw, None
+        for source in ("rope_parameters", "rope_scaling"):
+            if isinstance(values := text.get(source), dict):
+                given = values.get("mrope_section", given)
+        sections = list(self.default_sections) if given is None else given
+        half, allowed = self.rope.dim // 2, "three numbers"
+        if not self.alternates:
+            allowed += f" whose sum is {half}, the frequencies of a head"
+        if (
+            not isinstance(sections, list)
+            or len(sections) != 3
+            or not all(type(section) is int and section >= 0 for section in sections)
+            or (not self.alternates and sum(sections) != half)
+        ):
+            raise ValueError(f"config.json: mrope_section must be {allowed}; got {shown(sections)}")
+        return tuple(sections)
+
+
+class SeesImages(BaseModelForCausalLM):
+    """A text model whose prompts may have images. Rows of an image take the place of the embeddings of its
+    placeholders. Further columns of the rows are added to the outputs of the first layers (deepstack)."""
+
+    text_prefixes: ClassVar[dict[str, str]] = TEXT_PREFIXES
+    other_parts = OTHER_PARTS
+    Tower: ClassVar[type[QwenVisionTower]]
+
+    def __init__(self, config: Any, dtype: torch.dtype, ops: Ops):
+        super().__init__(config, dtype, ops)
+        if config.vision is not None:
+            self.towers = [self.Tower(config.vision, config.image_token_id)]
+
+    def embed(self, ops: ForwardOps, batch: ForwardBatch) -> Tensor:
+        x = super().embed(ops, batch)
+        self._place(ops, batch, x, 0, add=False)
+        return x
+
+    def after_layer(self, ops: ForwardOps, batch: ForwardBatch, x: Tensor, index: int) -> None:
+        self._place(ops, batch, x, index + 1, add=True)
+
+    def _place(self, ops: ForwardOps, batch: ForwardBatch, x: Tensor, part: int, add: bool) -> None:
+        """Places part `part` of the columns of given rows in x, if the tower has it and rows are given."""
+        size = self.config.hidden_size
+        if self.towers and batch.given is not None and size * part < self.towers[0].width:
+            ops.place_rows_(x, batch.given.rows[:, size * part : size * (part + 1)], batch.given.at, add)
+
+    def angle_positions(self, media: Sequence[MediaSpan], start: int, end: int) -> np.ndarray:
+        positions = np.tile(np.arange(start, end), (3, 1))
+        lag = 0  # positions of text behind the index of its tokens
+        for span in media:
+            offsets, num_taken = self.towers[0].angle_offsets(span.media)
+            first, last = max(start, span.start), min(end, span.end)
+            if first < last:
+                positions[:, first - start : last - start] = (
+                    span.start - lag + offsets[:, first - span.start : last - span.start]
+                )
+            lag += span.media.num_tokens - num_taken
+            after = max(start, span.end)
+            positions[:, after - start :] = np.arange(after, max(after, end)) - lag
+        return positions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen2_5_VLConfig(SeesImagesConfig, Qwen2Config):
     vocab_size: int = count(152064)
     hidden_size: int = count(8192)
     intermediate_size: int = count(29568)
@@ -50,32 +176,41 @@ class Qwen2_5_VLConfig(Qwen2Config):
     bos_token_id: int | tuple[int, ...] | None = token_ids(151643)
     eos_token_id: int | tuple[int, ...] | None = token_ids(151645)
 
-    beside_text: ClassVar[frozenset[str]] = BESIDE_TEXT
+    Vision: ClassVar[type[QwenVisionConfig]] = Qwen2_5VisionConfig
+    default_sections: ClassVar[tuple[int, int, int]] = (16, 24, 24)
+    alternates: ClassVar[bool] = False
+
+    @staticmethod
+    def has_tower(fields: Any) -> bool:
+        """False for Qwen2-VL, whose tower has an `embed_dim`: only its text part is implemented."""
+        return not (isinstance(fields, dict) and "embed_dim" in fields)
 
     def read_rope(self, fields: dict[str, Any], head_dim: int) -> RopeConfig:
         return text_rope(fields, 1e6, head_dim, self.max_position_embeddings)
 
 
-class Qwen2_5_VLForConditionalGeneration(Qwen2ForCausalLM):
-    """Qwen2.5-VL for text; `Qwen2VLForConditionalGeneration` is the same model."""
+class Qwen2_5_VLForConditionalGeneration(SeesImages, Qwen2ForCausalLM):
+    """Qwen2.5-VL; `Qwen2VLForConditionalGeneration` is the same model for text."""
 
     Config = Qwen2_5_VLConfig
-    text_prefixes: ClassVar[dict[str, str]] = TEXT_PREFIXES
-    other_parts = OTHER_PARTS
+    Tower = Qwen2_5VisionTower
 
 
 @dataclass(frozen=True, kw_only=True)
-class Qwen3VLConfig(Qwen3Config):
-    hidden_size: int = count(4096)
+class OfQwen3VLConfig(SeesImagesConfig):
+    """What the dense models and the mixtures of Qwen3-VL have in common."""
+
     max_position_embeddings: int = count(128000, MAX_POSITIONS)
 
-    beside_text: ClassVar[frozenset[str]] = BESIDE_TEXT
+    Vision: ClassVar[type[QwenVisionConfig]] = Qwen3VisionConfig
+    default_sections: ClassVar[tuple[int, int, int]] = (24, 20, 20)
+    alternates: ClassVar[bool] = True
 
     def read_rope(self, fields: dict[str, Any], head_dim: int) -> RopeConfig:
         return text_rope(fields, 5e5, head_dim, self.max_position_embeddings)
 
     def derived(self, fields: dict[str, Any]) -> dict[str, Any]:
-        if any(super(Qwen3VLConfig, self).window(layer) for layer in range(self.num_hidden_layers)):
+        if any(super(OfQwen3VLConfig, self).window(layer) for layer in range(self.num_hidden_layers)):
             logger.warning("config.json: sliding_window is ignored, as transformers does for Qwen3VL")
         return super().derived(fields)
 
@@ -83,7 +218,11 @@ class Qwen3VLConfig(Qwen3Config):
         return None
 
 
-class Qwen3VLForConditionalGeneration(Qwen3ForCausalLM):
+@dataclass(frozen=True, kw_only=True)
+class Qwen3VLConfig(OfQwen3VLConfig, Qwen3Config):
+    hidden_size: int = count(4096)
+
+
+class Qwen3VLForConditionalGeneration(SeesImages, Qwen3ForCausalLM):
     Config = Qwen3VLConfig
-    text_prefixes: ClassVar[dict[str, str]] = TEXT_PREFIXES
-    other_parts = OTHER_PARTS
+    Tower = Qwen3VisionTower

@@ -1,0 +1,1 @@
+"""Towers: encoders of images and sound, one file for each family."""

@@ -1,0 +1,500 @@
+"""The vision towers of Qwen2.5-VL and Qwen3-VL.
+
+An image is a grid of patches. The rows of `merge * merge` neighbouring patches follow each other, and become one row
+for the text model. Source: `modeling_qwen3_vl.py` and `modeling_qwen2_5_vl.py` of transformers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from abc import abstractmethod
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pace.batch import ForwardBatch, Positions
+from pace.llm.layers import (
+    Attention,
+    Block,
+    GatedLinear,
+    GatedMLP,
+    Layer,
+    LayerNorm,
+    Linear,
+    NoNorm,
+    PlainMLP,
+    RMSNorm,
+    RopeConfig,
+    Rotary,
+    TensorSource,
+    Vectors,
+)
+from pace.llm.layers.rotary import Angles
+from pace.llm.models.model_config import MAX_LAYERS, activation, count, declared, read_declared, read_number
+from pace.llm.models.towers.tower import (
+    FloatLinear,
+    RunSlice,
+    Slice,
+    Tower,
+    rows_batch,
+    scratch,
+    with_rows,
+)
+from pace.media.media import Media
+from pace.naming import shown
+from pace.ops.protocol import ForwardOps
+
+Grid = tuple[int, int, int]
+"""Frames, rows and columns of patches."""
+
+EPS = 1e-6
+"""Added to the variance in all norms; it is not in the config."""
+
+
+def layer_numbers(default: tuple[int, ...]) -> Any:
+    """A list of different layers."""
+
+    def read(value: Any) -> tuple[int, ...]:
+        if not isinstance(value, list) or not all(type(item) is int and item >= 0 for item in value):
+            raise ValueError("a list of numbers of layers")
+        if len(set(value)) < len(value):
+            raise ValueError("a list of different layers")
+        return tuple(value)
+
+    return declared(default, read)
+
+
+def axial_theta() -> Any:
+    """The base of the rotation, in an object whose type is axial."""
+
+    def read(value: Any) -> float:
+        if value is None:
+            return 10000.0
+        if not isinstance(value, dict):
+            raise ValueError("an object or null")
+        if value.get("rope_type", "axial") != "axial":
+            raise NotImplementedError(f"rope_type = {shown(value['rope_type'])} is not implemented; implemented: axial")
+        return read_number(value.get("rope_theta", 10000.0), 1e-3, 1e30)
+
+    return declared(10000.0, read)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QwenVisionConfig:
+    """Fields of `vision_config` in config.json."""
+
+    depth: int = count(32, MAX_LAYERS)
+    hidden_size: int = count(1152)
+    hidden_act: str = activation("gelu_pytorch_tanh")
+    intermediate_size: int = count(4304)
+    num_heads: int = count(16)
+    in_channels: int = count(3)
+    patch_size: int = count(16)
+    spatial_merge_size: int = count(2)
+    temporal_patch_size: int = count(2)
+    out_hidden_size: int = count(3584)
+    rope_parameters: float = axial_theta()
+
+    @classmethod
+    def read(cls, fields: Any) -> QwenVisionConfig:
+        """Raises ValueError or NotImplementedError for a field that is wrong, or that the tower does not implement."""
+        if not isinstance(fields, dict):
+            raise ValueError(f"config.json: vision_config must be an object; got {shown(fields)}")
+        config = cls(**read_declared(cls, fields, "vision_config."))
+        config.check()
+        return config
+
+    def check(self) -> None:
+        """Raises ValueError if fields contradict each other."""
+        if self.hidden_size % (4 * self.num_heads):
+            raise ValueError(
+                f"config.json: vision_config.hidden_size must be a multiple of 4 * num_heads; got {self.hidden_size} "
+                f"and {self.num_heads} heads"
+            )
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_heads
+
+    @property
+    def cache(self) -> Positions:
+        """What a block keeps of each patch."""
+        return Positions(self.num_heads, self.head_dim, self.head_dim)
+
+    @property
+    def patch_shape(self) -> tuple[int, int, int, int]:
+        """Channels, frames, rows and columns of a patch."""
+        return self.in_channels, self.temporal_patch_size, self.patch_size, self.patch_size
+
+    @property
+    def merged_size(self) -> int:
+        """Floats of the patches that become one row."""
+        return self.hidden_size * self.spatial_merge_size**2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen3VisionConfig(QwenVisionConfig):
+    depth: int = count(27, MAX_LAYERS)
+    num_position_embeddings: int = count(2304)
+    deepstack_visual_indexes: tuple[int, ...] = layer_numbers((8, 16, 24))
+
+    def check(self) -> None:
+        super().check()
+        if wrong := [block for block in self.deepstack_visual_indexes if block >= self.depth]:
+            raise ValueError(
+                f"config.json: vision_config.deepstack_visual_indexes must be below depth, {self.depth}; got {wrong[0]}"
+            )
+        if math.isqrt(self.num_position_embeddings) ** 2 != self.num_position_embeddings:
+            raise ValueError(
+                f"config.json: vision_config.num_position_embeddings must be a square; got "
+                f"{self.num_position_embeddings}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen2_5VisionConfig(QwenVisionConfig):
+    hidden_size: int = count(3584)
+    hidden_act: str = activation("silu")
+    intermediate_size: int = count(3420)
+    patch_size: int = count(14)
+    window_size: int = count(112)
+    fullatt_block_indexes: tuple[int, ...] = layer_numbers((7, 15, 23, 31))
+
+    def check(self) -> None:
+        super().check()
+        if self.window_size < self.spatial_merge_size * self.patch_size:
+            raise ValueError(
+                f"config.json: vision_config.window_size must be at least {self.spatial_merge_size * self.patch_size}, "
+                f"the size of merged patches; got {self.window_size}"
+            )
+
+
+class PatchEmbedding(Slice):
+    """Rows of patches, and rows of positions that are added; without `positions`, only the former. Given rows are both,
+    one after the other."""
+
+    def __init__(self, name: str, config: QwenVisionConfig, bias: bool, positions: bool):
+        shape = config.hidden_size, *config.patch_shape
+        self.matrix = FloatLinear({name: TensorSource(shape, joined=True)}, math.prod(config.patch_shape), bias)
+        self.positions = positions
+
+    def compute(self, ops: ForwardOps, batch: ForwardBatch, angles: Angles) -> Tensor:
+        rows, k = batch.given.rows, self.matrix.k
+        positions = ops.given_rows(rows[:, k : k + self.matrix.n]) if self.positions else None
+        return self.matrix(ops, ops.given_rows(rows[:, :k]), residual=positions)
+
+
+class VisionBlock(Slice):
+    """A block whose rows see the others of their span: in group 0 those of a frame, in group 1 those of a window."""
+
+    def __init__(self, block: Block, config: QwenVisionConfig, group: int, num_groups: int):
+        self.block = block
+        self.size = config.hidden_size
+        self.group = group
+        self.caches = (config.cache,) * num_groups
+        self.angle_halves = (config.head_dim // 2,)
+
+    def compute(self, ops: ForwardOps, batch: ForwardBatch, angles: Angles) -> Tensor:
+        kv = batch.kv[self.group]
+        return self.block(ops, ops.given_rows(batch.given.rows[:, : self.size]), angles, batch.of_layer(kv), kv)
+
+
+class PatchNorm(Slice):
+    """The norm of each patch before patches are merged."""
+
+    def __init__(self, norm: LayerNorm | RMSNorm, size: int):
+        self.norm = norm
+        self.size = size
+
+    def compute(self, ops: ForwardOps, batch: ForwardBatch, angles: Angles) -> Tensor:
+        return self.norm(ops, ops.given_rows(batch.given.rows[:, : self.size]))
+
+
+class MergedMLP(Slice):
+    """Rows for the text model of merged patches: `fc2(gelu(fc1(norm(x))))`."""
+
+    def __init__(self, norm: LayerNorm | NoNorm, first: str, second: str, config: QwenVisionConfig):
+        self.size = size = config.merged_size
+        self.norm = norm
+        first_matrix = FloatLinear({first: size}, size, True)
+        self.mlp = PlainMLP(first_matrix, FloatLinear({second: config.out_hidden_size}, size, True), "gelu")
+
+    def compute(self, ops: ForwardOps, batch: ForwardBatch, angles: Angles) -> Tensor:
+        return self.mlp(ops, self.norm(ops, ops.given_rows(batch.given.rows[:, : self.size])))
+
+
+class Merger(Layer):
+    """Merges patches into rows for the text model. The norm is of each patch, or of all that are merged."""
+
+    def __init__(self, patch_norm: PatchNorm | None, mlp: MergedMLP):
+        self.patch_norm = patch_norm
+        self.mlp = mlp
+
+    def run(self, x: Tensor, run: RunSlice) -> Tensor:
+        """Returns `[N / merge^2, out_hidden_size]` of `x [N, hidden_size]`."""
+        if self.patch_norm is not None:
+            x = run(self.patch_norm, rows_batch(x), ())
+        return run(self.mlp, rows_batch(x.view(-1, self.mlp.size)), ())
+
+
+class QwenVisionTower(Tower):
+    """What the towers have in common: patches, blocks with an axial rotation, and a merger."""
+
+    kind = "image"
+    prefix = "visual."
+    input_names = ("pixel_values", "image_grid_thw")
+    num_groups: ClassVar[int] = 1
+    """Groups of spans: frames, and windows if there are any."""
+
+    def __init__(self, config: QwenVisionConfig, placeholder: int, adds_positions: bool):
+        self.config = config
+        self.placeholder = placeholder
+        # The first half of a head's pairs turns with the row, the other with the column.
+        self.rotary = Rotary(RopeConfig("default", config.rope_parameters, config.head_dim // 2, 2))
+        name = "visual.patch_embed.proj"
+        self.patches = PatchEmbedding(name, config, bias=adds_positions, positions=adds_positions)
+        self.blocks = [
+            VisionBlock(self.make_block(f"visual.blocks.{index}"), config, self.group_of(index), self.num_groups)
+            for index in range(config.depth)
+        ]
+        self.merger = self.make_merger("visual.merger")
+
+    @property
+    def width(self) -> int:
+        return self.config.out_hidden_size
+
+    # -- parts that differ
+
+    @abstractmethod
+    def make_block(self, name: str) -> Block:
+        """Makes a block."""
+
+    @abstractmethod
+    def make_merger(self, name: str) -> Merger:
+        """Makes the merger of the last block's output."""
+
+    def group_of(self, block: int) -> int:
+        """The group of spans whose rows see each other in a block."""
+        return 0
+
+    def order(self, grid: Grid) -> tuple[Tensor | None, list[int]]:
+        """The order of merged patches in the tower (None: as given), and the lengths of its windows in patches."""
+        return None, []
+
+    def positions_of(self, grid: Grid) -> Tensor | None:
+        """float32 `[N, hidden_size]`, added to the patches; None for nothing."""
+        return None
+
+    def tap(self, block: int, x: Tensor, run: RunSlice) -> Tensor | None:
+        """Returns `[N / merge^2, out_hidden_size]`, what the text model gets of a block's output `x`; None for
+        nothing."""
+        return None
+
+    # -- a run
+
+    def encode(self, media: Media, run: RunSlice) -> Generator[None, None, Tensor]:
+        config = self.config
+        frames, rows, columns = grid = media.grid
+        order, windows = self.order(grid)
+        patches = self._in_order(torch.from_numpy(media.features), order)
+        positions = self.positions_of(grid)
+        if positions is not None:
+            patches = torch.cat([patches, positions], 1)
+        x = run(self.patches, rows_batch(patches), ())
+        yield
+        groups = ([rows * columns] * frames, windows)[: self.num_groups]
+        batch, angles = rows_batch(x, scratch(config.cache, *groups), *groups), self._angles(grid, order)
+        taps = []
+        for index, block in enumerate(self.blocks):
+            x = run(block, with_rows(batch, x), angles)
+            yield
+            if (tapped := self.tap(index, x, run)) is not None:
+                taps.append(tapped)
+                yield
+        merged = torch.cat([self.merger.run(x, run), *taps], 1)
+        return merged if order is None else torch.empty_like(merged).index_copy_(0, order, merged)
+
+    def _in_order(self, x: Tensor, order: Tensor | None) -> Tensor:
+        """Puts the merged patches of `x [N, W]` in the tower's order."""
+        return x if order is None else x.unflatten(0, (len(order), -1))[order].flatten(0, 1)
+
+    def _angles(self, grid: Grid, order: Tensor | None) -> Angles:
+        """Cosines and sines `[N, head_dim / 2]` of the row and the column of each patch."""
+        of_rows, of_columns = [self.rotary.angles(axis, axis) for axis in self.places(grid)]
+        cos, sin = [self._in_order(torch.cat(pair, 1), order) for pair in zip(of_rows, of_columns)]
+        return ((cos, sin),)
+
+    def places(self, grid: Grid) -> tuple[Tensor, Tensor]:
+        """int64 `[N]` each: row and column of the patches, in the order in which they are given."""
+        frames, rows, columns = grid
+        merge = self.config.spatial_merge_size
+        shape = rows // merge, merge, columns // merge, merge
+        row = torch.arange(rows)[:, None].expand(rows, columns)
+        column = torch.arange(columns).expand(rows, columns)
+        return tuple(axis.reshape(shape).transpose(1, 2).flatten().repeat(frames) for axis in (row, column))
+
+    # -- inputs
+
+    def num_tokens(self, grid: Grid) -> int:
+        """Rows for the text model."""
+        return math.prod(grid) // self.config.spatial_merge_size**2
+
+    def read_inputs(self, inputs: Mapping[str, Any]) -> list[Media]:
+        if missing := [name for name in self.input_names if inputs.get(name) is None]:
+            raise ValueError(f"images are given as {' and '.join(self.input_names)}; {missing[0]} is missing")
+        patches, grids = (torch.as_tensor(inputs[name]) for name in self.input_names)
+        grids = grids.reshape(-1, 3).tolist()
+        merge, k = self.config.spatial_merge_size, self.patches.matrix.k
+        for index, (frames, rows, columns) in enumerate(grids):
+            if frames != 1 or min(rows, columns) < merge or rows % merge or columns % merge:
+                raise ValueError(
+                    f"image_grid_thw of image {index} must be one frame, and rows and columns in multiples of {merge}; "
+                    f"got {[frames, rows, columns]}"
+                )
+        total = sum(map(math.prod, grids))
+        if not patches.is_floating_point() or patches.shape != (total, k):
+            raise ValueError(
+                f"pixel_values must be floats [{total}, {k}], the patches of image_grid_thw; got {patches.dtype} "
+                f"{list(patches.shape)}"
+            )
+        pieces = patches.detach().float().cpu().split([math.prod(grid) for grid in grids])
+        return [self._media(piece.contiguous().numpy(), tuple(grid)) for piece, grid in zip(pieces, grids)]
+
+    def _media(self, patches: np.ndarray, grid: Grid) -> Media:
+        digest = hashlib.sha256(f"patches {grid} {patches.shape[1]} ".encode())
+        digest.update(patches)
+        return Media("image", patches, grid, self.num_tokens(grid), digest.digest())
+
+    def angle_offsets(self, media: Media) -> tuple[np.ndarray, int]:
+        """Positions `[3, num_tokens]` of a medium's rows in time, height and width, counted from its first token; and
+        the number of positions that it takes."""
+        frames, rows, columns = media.grid
+        merge = self.config.spatial_merge_size
+        grid = frames, rows // merge, columns // merge
+        return np.indices(grid).reshape(3, -1), max(grid[1:])
+
+
+class Qwen3VisionTower(QwenVisionTower):
+    """Layer norms, biases everywhere, and a table of positions that is interpolated to the grid. The outputs of some
+    blocks go to the text model as well (deepstack)."""
+
+    def __init__(self, config: Qwen3VisionConfig, placeholder: int):
+        super().__init__(config, placeholder, adds_positions=True)
+        size = config.hidden_size
+        table = "visual.pos_embed.weight"
+        self.position_table = Vectors(
+            {table: config.num_position_embeddings * size},
+            {table: TensorSource((config.num_position_embeddings, size))},
+        )
+        self.deepstack = [
+            self.make_merger(f"visual.deepstack_merger_list.{index}", norm_joined=True)
+            for index in range(len(config.deepstack_visual_indexes))
+        ]
+
+    @property
+    def width(self) -> int:
+        return self.config.out_hidden_size * (1 + len(self.deepstack))
+
+    def make_block(self, name: str) -> Block:
+        config = self.config
+        size, inner = config.hidden_size, config.intermediate_size
+        mlp = PlainMLP(
+            Linear({f"{name}.mlp.linear_fc1": inner}, size, True),
+            Linear({f"{name}.mlp.linear_fc2": size}, inner, True),
+            config.hidden_act,
+        )
+        return Block(
+            LayerNorm(f"{name}.norm1", size, EPS),
+            make_attention(f"{name}.attn", config, self.rotary),
+            LayerNorm(f"{name}.norm2", size, EPS),
+            mlp,
+        )
+
+    def make_merger(self, name: str, norm_joined: bool = False) -> Merger:
+        config = self.config
+        norm = LayerNorm(f"{name}.norm", config.merged_size if norm_joined else config.hidden_size, EPS)
+        names = f"{name}.linear_fc1", f"{name}.linear_fc2"
+        if norm_joined:
+            return Merger(None, MergedMLP(norm, *names, config))
+        return Merger(PatchNorm(norm, config.hidden_size), MergedMLP(NoNorm(), *names, config))
+
+    def positions_of(self, grid: Grid) -> Tensor:
+        side = math.isqrt(self.config.num_position_embeddings)
+        table = self.position_table.values.view(side * side, -1)
+        _, rows, columns = grid
+        taps, weights = [], []
+        for places, size in zip(self.places(grid), (rows, columns)):
+            at = places.float() * (side - 1) / max(size - 1, 1)
+            low = at.long()
+            taps.append((low, (low + 1).clamp(max=side - 1)))
+            weights.append((1 - (at - low), at - low))
+        found = torch.zeros(len(taps[0][0]), table.shape[1])
+        for i in range(2):
+            for j in range(2):
+                found += table[taps[0][i] * side + taps[1][j]] * (weights[0][i] * weights[1][j])[:, None]
+        return found
+
+    def tap(self, block: int, x: Tensor, run: RunSlice) -> Tensor | None:
+        indexes = self.config.deepstack_visual_indexes
+        return self.deepstack[indexes.index(block)].run(x, run) if block in indexes else None
+
+
+class Qwen2_5VisionTower(QwenVisionTower):
+    """RMS norms, gated MLPs, and windows in most blocks."""
+
+    num_groups = 2
+
+    def __init__(self, config: Qwen2_5VisionConfig, placeholder: int):
+        super().__init__(config, placeholder, adds_positions=False)
+
+    def make_block(self, name: str) -> Block:
+        config = self.config
+        size, inner = config.hidden_size, config.intermediate_size
+        gate_up = {f"{name}.mlp.gate_proj": inner, f"{name}.mlp.up_proj": inner}
+        mlp = GatedMLP(
+            GatedLinear(gate_up, size, True), Linear({f"{name}.mlp.down_proj": size}, inner, True), config.hidden_act
+        )
+        return Block(
+            RMSNorm(f"{name}.norm1", size, EPS),
+            make_attention(f"{name}.attn", config, self.rotary),
+            RMSNorm(f"{name}.norm2", size, EPS),
+            mlp,
+        )
+
+    def make_merger(self, name: str) -> Merger:
+        config = self.config
+        norm = PatchNorm(RMSNorm(f"{name}.ln_q", config.hidden_size, EPS), config.hidden_size)
+        return Merger(norm, MergedMLP(NoNorm(), f"{name}.mlp.0", f"{name}.mlp.2", config))
+
+    def group_of(self, block: int) -> int:
+        return 0 if block in self.config.fullatt_block_indexes else 1
+
+    def order(self, grid: Grid) -> tuple[Tensor, list[int]]:
+        config = self.config
+        merge = config.spatial_merge_size
+        side = config.window_size // merge // config.patch_size
+        frames, rows, columns = grid[0], grid[1] // merge, grid[2] // merge
+        index = torch.arange(frames * rows * columns).view(frames, rows, columns)
+        windows = [
+            frame[row : row + side, column : column + side].flatten()
+            for frame in index
+            for row in range(0, rows, side)
+            for column in range(0, columns, side)
+        ]
+        return torch.cat(windows), [len(window) * merge**2 for window in windows]
+
+
+def make_attention(name: str, config: QwenVisionConfig, rotary: Rotary) -> Attention:
+    size = config.hidden_size
+    return Attention(
+        Linear({f"{name}.qkv": 3 * size}, size, True),
+        Linear({f"{name}.proj": size}, size, True),
+        config.num_heads,
+        config.cache,
+        rotary,
+    )

@@ -1,0 +1,111 @@
+"""Base class of towers. A tower turns one medium, an image or a clip, into rows that take the place of embeddings."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pace.batch import BLOCK_SIZE, ForwardBatch, GivenRows, KVBlocks, KVSpec, LayerBlocks, LayerCache, Positions, Spans
+from pace.llm.layers import Layer, Linear
+from pace.llm.layers.rotary import Angles
+from pace.media.media import Media
+from pace.ops.protocol import ForwardOps
+
+
+class Slice(Layer):
+    """A part of a tower that runs as one program: rows in, rows out."""
+
+    caches: tuple[LayerCache, ...] = ()
+    """What it keeps of each row, for each group of spans; its keys and values are not needed after it."""
+    angle_halves: tuple[int, ...] = ()
+    """Width of each table of angles that it uses."""
+
+    @abstractmethod
+    def compute(self, ops: ForwardOps, batch: ForwardBatch, angles: Angles) -> Tensor:
+        """Returns rows `[T, W]`, computed from the given rows of a batch, one for each of its T tokens. Recorded like
+        the `compute` of a model."""
+
+
+RunSlice = Callable[[Slice, ForwardBatch, Angles], Tensor]
+"""Runs a slice of a loaded tower; see `ModelRunner.run_slice`."""
+
+
+class FloatLinear(Linear):
+    """A matrix that no QuantizationConfig quantises: of patches, and of mergers."""
+
+    keeps_floats = True
+
+
+class Tower(Layer):
+    """Encodes media of one kind. Its layers are part of the model, and loaded with it.
+
+    The programs of its slices are recorded like the model's, and run between the steps of the model. Rows of different
+    media are never in one batch, so the rows of a medium depend on no other."""
+
+    kind: ClassVar[str]
+    """Kind of `Media` that it encodes: "image" or "audio"."""
+    prefix: ClassVar[str]
+    """Prefix of the names of its tensors."""
+    input_names: ClassVar[tuple[str, ...]]
+    """Names of the arrays that a processor of transformers makes for it."""
+    placeholder: int
+    """Id of the token that stands for each of its rows in a prompt."""
+    width: int
+    """Floats of a row."""
+
+    @abstractmethod
+    def encode(self, media: Media, run: RunSlice) -> Generator[None, None, Tensor]:
+        """Yields after each slice but the last. Returns float32 `[media.num_tokens, width]`. `run` computes a slice."""
+
+    @abstractmethod
+    def read_inputs(self, inputs: Mapping[str, Any]) -> list[Media]:
+        """Makes media of the arrays in `input_names`, as a processor of transformers makes them. Raises ValueError or
+        TypeError for arrays that do not fit the tower."""
+
+
+def rows_batch(rows: Tensor, kv: Sequence[LayerBlocks] = (), *lengths: Sequence[int]) -> ForwardBatch:
+    """A batch of rows `[T, W]`, in spans of these lengths whose rows see each other: one list for each group of `kv`.
+    Without lengths, no row needs another."""
+    at = torch.arange(len(rows))
+    groups = [whole_spans(each) for each in lengths or ([len(rows)],)]
+    given = GivenRows(rows, at)
+    batch = ForwardBatch(at, at, at, groups[0][0], groups[0][1], at[:0], list(kv), given)
+    return replace(batch, others=tuple(replace(batch, spans=spans, slots=slots) for spans, slots in groups[1:]))
+
+
+def with_rows(batch: ForwardBatch, rows: Tensor) -> ForwardBatch:
+    """The batch with other rows in the same spans."""
+    given = GivenRows(rows, batch.tokens)
+    return replace(batch, given=given, others=tuple(replace(other, given=given) for other in batch.others))
+
+
+def whole_spans(lengths: Sequence[int]) -> tuple[Spans, Tensor]:
+    """Spans of these lengths whose rows see each other, and their slots. Each span has blocks of its own."""
+    sizes = np.array(lengths, dtype=np.int64)
+    blocks = -(-sizes // BLOCK_SIZE)
+    first_blocks = np.cumsum(blocks) - blocks
+    positions = np.concatenate([np.arange(size) for size in sizes])
+    tables = first_blocks[:, None] + np.arange(blocks.max())
+    starts = np.concatenate([[0], np.cumsum(sizes)])
+    spans = Spans(
+        torch.from_numpy(starts.astype(np.int32)),
+        torch.from_numpy(sizes.astype(np.int32)),
+        torch.from_numpy(tables.astype(np.int32)),
+        torch.from_numpy((sizes - 1).repeat(sizes).astype(np.int32)),
+    )
+    return spans, torch.from_numpy(first_blocks.repeat(sizes) * BLOCK_SIZE + positions)
+
+
+def scratch(layer: Positions, *groups: Sequence[int]) -> list[LayerBlocks]:
+    """Keys and values of one layer, which all layers of a tower use in turn. Each group of spans, given by their
+    lengths, has the same memory."""
+    num_blocks = max(sum(-(-length // BLOCK_SIZE) for length in lengths) for lengths in groups)
+    blocks = KVSpec((layer,), torch.float32).allocate(num_blocks)[0]
+    assert isinstance(blocks, KVBlocks)
+    return [replace(blocks, group=group) for group in range(len(groups))]

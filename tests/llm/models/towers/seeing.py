@@ -1,0 +1,117 @@
+"""Tiny random models that take images, in transformers and here, and the inputs that a processor would make."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.llm.models.variants import SIZES, mrope, randomise, save_pretrained
+
+IMAGE = 90
+"""Id of the placeholder."""
+MERGE, PATCH, TEXT_SIZE = 2, 4, SIZES["hidden_size"]
+VISION = {"patch_size": PATCH, "num_heads": 2, "out_hidden_size": TEXT_SIZE, "spatial_merge_size": MERGE}
+LONG = {"max_position_embeddings": 600, "eos_token_id": None, "pad_token_id": 0}
+MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "qwen3_vl": (
+        {**SIZES, **LONG, "num_key_value_heads": 2, "head_dim": 12, "num_hidden_layers": 3, **mrope([2, 2, 2])},
+        {
+            **VISION, "depth": 4, "hidden_size": 24, "intermediate_size": 40, "num_position_embeddings": 36,
+            "deepstack_visual_indexes": [0, 3],
+        },
+    ),
+    "qwen3_vl_moe": (
+        {
+            **SIZES, **LONG, "num_key_value_heads": 2, "head_dim": 12, "num_hidden_layers": 3, "num_experts": 6,
+            "num_experts_per_tok": 3, "moe_intermediate_size": 24, "mlp_only_layers": [1], **mrope([2, 2, 2]),
+        },
+        {
+            **VISION, "depth": 3, "hidden_size": 24, "intermediate_size": 40, "num_position_embeddings": 36,
+            "deepstack_visual_indexes": [1],
+        },
+    ),
+    "qwen2_5_vl": (
+        {**SIZES, **LONG, "bos_token_id": 1, "num_key_value_heads": 2, **mrope([1, 1, 2])},
+        {
+            **VISION, "depth": 4, "hidden_size": 24, "intermediate_size": 40, "window_size": 3 * MERGE * PATCH,
+            "fullatt_block_indexes": [1, 3],
+        },
+    ),
+}  # fmt: skip
+"""Fields of `text_config` and `vision_config`."""
+
+
+def save_seeing(
+    folder: Path, model_type: str, text: dict[str, Any] | None = None, vision: dict[str, Any] | None = None
+) -> torch.nn.Module:
+    """Saves a tiny random model in float32, and returns it."""
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    of_text, of_vision = MODELS[model_type]
+    ids = {"image_token_id": IMAGE, "video_token_id": 91, "vision_start_token_id": 92, "vision_end_token_id": 93}
+    config = AutoConfig.for_model(
+        model_type, text_config=of_text | (text or {}), vision_config=of_vision | (vision or {}), **ids, pad_token_id=0
+    )
+    torch.manual_seed(sum(map(ord, model_type)))
+    model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()
+    randomise(model, model_type)
+    save_pretrained(model, folder)
+    return model
+
+
+def with_other_names(folder: Path) -> None:
+    """Renames the tensors of a checkpoint to the other spelling: `visual.*` and `model.*`, or `model.visual.*` and
+    `model.language_model.*`."""
+    from safetensors.torch import load_file, save_file
+
+    path = folder / "model.safetensors"
+    state = load_file(path)
+    to_new = {"visual.": "model.visual.", "model.": "model.language_model."}
+    to_old = {new: old for old, new in to_new.items()}
+    names = to_new if any(name.startswith("visual.") for name in state) else to_old
+
+    def renamed(name: str) -> str:
+        old = next((old for old in names if name.startswith(old)), "")
+        return names.get(old, "") + name.removeprefix(old)
+
+    assert len([name for name in state if renamed(name) != name]) >= len(state) - 1
+    save_file({renamed(name): tensor for name, tensor in state.items()}, path, {"format": "pt"})
+
+
+def pixels(grids: list[tuple[int, int]], seed: int) -> Tensor:
+    """Random patches of images, whose grids are rows and columns of patches."""
+    count = sum(rows * columns for rows, columns in grids)
+    return torch.randn(count, 3 * 2 * PATCH**2, generator=torch.Generator().manual_seed(seed))
+
+
+def grid_thw(grids: list[tuple[int, int]]) -> Tensor:
+    return torch.tensor([(1, *grid) for grid in grids]).view(-1, 3)
+
+
+def prompt_of(grids: list[tuple[int, int]], seed: int) -> list[int]:
+    """Random text with the placeholders of images in it: the first at the start, others next to each other or apart."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def text(count: int) -> list[int]:
+        return torch.randint(2, 89, (count,), generator=generator).tolist()
+
+    tokens = text(seed % 2 * 5)
+    for number, (rows, columns) in enumerate(grids):
+        tokens += [IMAGE] * (rows * columns // MERGE**2) + text(1 + 7 * (number % 2))
+    return tokens + text(4)
+
+
+def inputs_of(rows: list[list[tuple[int, int]]], seed: int = 0) -> dict[str, Tensor]:
+    """What a processor makes of a batch of prompts with images, padded on the left. `rows`: the grids of each
+    prompt."""
+    prompts = [prompt_of(grids, seed + index) for index, grids in enumerate(rows)]
+    width = max(map(len, prompts))
+    ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    inputs = {"input_ids": ids, "attention_mask": mask, "mm_token_type_ids": (ids == IMAGE).int()}
+    if grids := [grid for row in rows for grid in row]:
+        inputs |= {"pixel_values": pixels(grids, seed), "image_grid_thw": grid_thw(grids)}
+    return inputs
