@@ -17,6 +17,7 @@ import sys
 import time
 import zlib
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 from pace.media.containers import MAX_BLOCKS
@@ -26,19 +27,24 @@ from pace.memory import resident_bytes
 from tests.media.samples import draw, encode, files
 
 MAX_SECONDS = 0.5
-"""Of the processor's time, which other processes do not change."""
+"""Seconds of CPU time, which other processes do not change."""
 MAX_GROWTH_BYTES = 64 << 20
 ADDRESS_SPACE_BYTES = 4 << 30
 
 
-def outcome_of(data: bytes) -> str:
-    """ "image" or "MediaError"; else "FAIL: ..."."""
+def read(data: bytes) -> str:
+    """Reads an image; "image" if it is one."""
+    opened = open_source(data)
+    size, image = image_size(opened), load_rgb(opened)
+    return "image" if image.mode == "RGB" and (image.height, image.width) == size else "FAIL: another size"
+
+
+def outcome_of(data: bytes, read: Callable[[bytes], str] = read) -> str:
+    """The result of `read` or "MediaError"; else "FAIL: ..."."""
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before, begin = resident_bytes(), time.process_time()
     try:
-        opened = open_source(data)
-        size, image = image_size(opened), load_rgb(opened)
-        outcome = "image" if image.mode == "RGB" and (image.height, image.width) == size else "FAIL: another size"
+        outcome = read(data)
     except MediaError as error:
         text = str(error)
         outcome = "MediaError" if len(text) < 200 and text.isprintable() and text.isascii() else f"FAIL: {text!r}"
@@ -136,7 +142,7 @@ def webp(*chunks: tuple[bytes, bytes]) -> bytes:
 
 
 def exif_bomb() -> bytes:
-    """EXIF of 5,000 entries, each of which says that it holds all of the block."""
+    """EXIF of 5,000 entries that all share one large value."""
     entries = b"".join(struct.pack("<HHII", tag, 1, 60_000, 8) for tag in range(1, 5001))
     return b"Exif\0\0II*\0\x08\0\0\0" + struct.pack("<H", 5000) + entries + bytes(4)
 

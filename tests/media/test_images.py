@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import struct
+import subprocess
+import sys
+import zlib
 
 import numpy as np
 import PIL.Image
@@ -100,6 +103,36 @@ def test_only_what_pixels_depend_on_reaches_the_decoder():
         ):
             assert word not in clean, f"{name}: {word}"
         assert clean.count(b"ANMF") <= 1
+
+
+def test_files_with_16_bits_a_channel():
+    rows = np.random.default_rng(0).integers(0, 256, (5, 1 + 7 * 8), np.uint8)
+    rows[:, 0] = 0  # unfiltered
+    header = struct.pack(">IIBBBBB", 7, 5, 16, 6, 0, 0, 0)
+    data = b"\x89PNG\r\n\x1a\n"
+    for kind, block in ((b"IHDR", header), (b"IDAT", zlib.compress(rows.tobytes())), (b"IEND", b"")):
+        data += struct.pack(">I", len(block)) + kind + block + struct.pack(">I", zlib.crc32(kind + block))
+    assert np.array_equal(load_rgb(data), reference(data)) and len(np.unique(load_rgb(data))) > 50
+    assert set(np.unique(load_rgb(modes()["I;16"]))) == {255}, "cut off, as Pillow and transformers do"
+
+
+def test_without_pillow_sizes_are_known_and_pixels_name_the_extra():
+    program = """
+import sys
+sys.modules["PIL"] = None
+from pace.media.images import image_size, load_rgb
+data = sys.stdin.buffer.read()
+print(image_size(data))
+try:
+    load_rgb(data)
+except ImportError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], input=files()["png"], capture_output=True, check=True)
+    assert done.stdout.decode().splitlines() == [
+        "(43, 61)",
+        "images need Pillow; install it with: pip install 'pace-llm[vision]'",
+    ]
 
 
 def test_arrays_are_rgb_and_other_kinds_are_refused():

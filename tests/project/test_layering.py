@@ -45,6 +45,7 @@ MAX_FILES = 15
 LISTS = [Path("pace/llm/models/families")]
 """Folders that are lists of like things, each found by its name."""
 HOMES = {
+    "PIL": ["pace.media.images", "pace.media.patches"],
     "huggingface_hub": ["pace.llm.loading.download", "pace.llm.loading.hub"],
     "transformers": ["pace.tokenizer.loading"],
 }
