@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 from pace.llm.processors.processor import MediaProcessor, Processors
@@ -48,19 +47,22 @@ class CountedMedia:
     processor: MediaProcessor
     max_tokens: int | None
     num_tokens: int
+    _prepared: list[Media] = field(default_factory=list, init=False, repr=False)
 
     @property
     def kind(self) -> str:
         return self.part.kind
 
-    @cached_property
+    @property
     def prepared(self) -> Media:
         """The medium, decoded when this is first asked for. Raises MediaPartError, TypeError, OSError."""
-        with _errors_of(self.part):
-            media = self.processor.prepare(self.part.source, self.max_tokens)
-            if media.num_tokens != self.num_tokens:
-                raise MediaError(f"it has {media.num_tokens} tokens, and its header said {self.num_tokens}")
-        return media
+        if not self._prepared:  # a cached_property of Python 3.11 decodes one medium of the process at a time
+            with _errors_of(self.part):
+                media = self.processor.prepare(self.part.source, self.max_tokens)
+                if media.num_tokens != self.num_tokens:
+                    raise MediaError(f"it has {media.num_tokens} tokens, and its header said {self.num_tokens}")
+            self._prepared.append(media)
+        return self._prepared[0]
 
 
 @dataclass(frozen=True)
