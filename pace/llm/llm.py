@@ -222,19 +222,22 @@ class LLMModel:
     def score(self, texts_or_ids: Any) -> list[Tensor]:
         """Returns fp32 `[T - 1]` for each sequence of T tokens (inputs as in `generate`). Entry i is the
         log-probability of token i + 1 after tokens 0 .. i. The first token has none."""
-        generator = self.generator
-        return score(
-            generator.driver, read_prompts(texts_or_ids, self.tokenizer, generator.engine.model.vocab_size).rows
-        )
+        return score(self.generator.driver, self._scored(texts_or_ids))
 
     def score_from(self, texts_or_ids: Any, starts: list[int]) -> list[Scores]:
         """Scores the tokens of each sequence from `starts[i]` on: their log-probabilities, and whether greedy decoding
         would have taken them. A prefix shared with a text of an earlier call is not computed again.
 
         Raises ValueError for a start below 1, and the errors of `score`."""
+        return score_from(self.generator.driver, self._scored(texts_or_ids), starts)
+
+    def _scored(self, texts_or_ids: Any) -> list[list[int]]:
         generator = self.generator
-        rows = read_prompts(texts_or_ids, self.tokenizer, generator.engine.model.vocab_size).rows
-        return score_from(generator.driver, rows, starts)
+        vocab_size = generator.engine.model.vocab_size
+        prompts = read_prompts(texts_or_ids, self.tokenizer, vocab_size, encoder=generator.encoder)
+        if prompts.media:
+            raise ValueError("only texts and token ids are scored, without images and sound")
+        return prompts.rows
 
     # -- about the model -----------------------------------------------------------------------------------------------
 

@@ -137,6 +137,9 @@ def test_options(folder, model, tmp_path):
         spans = spans_of(small, picture(200, 200))
         assert [span.media.num_tokens for span in spans] == [4]
     assert [span.media.num_tokens for span in spans_of(model, picture(200, 200))] == [64]
+    for scored, match in (({"prompt": TOKEN, "images": [picture(8, 8)]}, "only texts"), (TOKEN, "placeholder")):
+        with pytest.raises(ValueError, match=match):
+            model.score(scored)
     with pytest.raises(ValueError, match="this model takes no audio"):
         model.processor(audio=[b"x"])
 
