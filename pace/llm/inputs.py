@@ -67,7 +67,7 @@ def with_keywords(inputs: Any, fields: dict[str, Any]) -> tuple[Any, dict[str, A
     arguments. Raises TypeError for inputs in both forms, or in neither."""
     names = fields.keys() & {"input_ids", "attention_mask", "token_type_ids", *_OF_MEDIA}
     if not names and inputs is None:
-        raise TypeError(f"inputs are missing; give {_KINDS}")
+        raise TypeError(f"inputs must be {_KINDS}; none are given")
     if names and inputs is not None:
         raise TypeError(f"inputs are given twice: as the first argument, and as {', '.join(sorted(names))}")
     rest = {name: value for name, value in fields.items() if name not in names}

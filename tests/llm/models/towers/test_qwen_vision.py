@@ -11,7 +11,7 @@ from pace.llm.engine.media import run_to_end
 from pace.llm.models.model_list import read_config
 from pace.llm.runners import EagerRunner, ProgramRunner
 from tests.llm.models.towers.seeing import grid_thw, pixels, save_seeing, with_other_names
-from tests.support import TensorDict, backend
+from tests.support import TensorDict, backend, backends
 
 pytest.importorskip("transformers")
 
@@ -21,6 +21,7 @@ VARIANTS = [
     ("qwen3_vl", {"deepstack_visual_indexes": [], "num_position_embeddings": 9, "spatial_merge_size": 1}),
     ("qwen3_vl", {"deepstack_visual_indexes": [2, 1], "temporal_patch_size": 2, "num_heads": 3, "depth": 3}),
     ("qwen3_vl_moe", {}),
+    ("qwen2_vl", {}),
     ("qwen2_5_vl", {}),
     ("qwen2_5_vl", {"fullatt_block_indexes": [], "window_size": 20, "depth": 2}),
     ("qwen2_5_vl", {"fullatt_block_indexes": [0, 1, 2, 3, 9], "spatial_merge_size": 1, "hidden_act": "gelu"}),
@@ -55,7 +56,7 @@ def test_rows_are_those_of_transformers(model_type, fields, names, tmp_path) -> 
     if names == "other":
         with_other_names(tmp_path)
     expected = oracle_rows(oracle, GRIDS)
-    for ops in ["reference"]:
+    for ops in backends():
         model = load(tmp_path, ops)
         ours = rows_of(EagerRunner(model), GRIDS)
         for found, wanted in zip(ours, expected, strict=True):
