@@ -32,6 +32,7 @@ MODEL_OPTIONS = (
     "kv_cache_type",
     "bmc_rows",
     "prefix_cache_bytes",
+    "media_cache_bytes",
 )
 MODEL_OPTIONS += ("quantization", "backend", "revision", "cache_dir", "local_files_only", "weights", "weights_cache")
 """Arguments of LLMModel that the command line can set. The Hub's access token is not among them: HF_TOKEN sets it, so
@@ -187,6 +188,12 @@ def add_loading_arguments(group: argparse._ActionsContainer, reads_quantization:
         metavar="SIZE",
         help="part of the key/value cache that keeps prompts for later ones with the same beginning; 0 for none "
         "(default: a quarter)",
+    )
+    group.add_argument(
+        "--media-cache-bytes",
+        default=argparse.SUPPRESS,
+        metavar="SIZE",
+        help="memory for rows of encoded images and clips (default: 256MiB)",
     )
     add_kv_cache_dtype_argument(group, argparse.SUPPRESS)
     add_hub_arguments(group)

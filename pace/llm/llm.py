@@ -61,6 +61,7 @@ class LLMModel:
         weights_cache: str | Path | bool | None = None,
         media: bool = True,
         max_image_tokens: int | None = None,
+        media_cache_bytes: int | str = "256MiB",
         **other_names: Any,
     ) -> None:
         """Loads a local directory, a GGUF file or a Hub id. `help(LoadOptions)` describes each argument.
@@ -70,7 +71,7 @@ class LLMModel:
         How weights are stored: `dtype`, or `quantization` ("int8", "int4", "nf4", ...; `load_in_4bit`, `load_in_8bit`).
         Where: `weights` ("mapped" keeps experts in a file, which may be larger than memory) and `weights_cache`.
         Keys and values: `kv_cache_bytes` (such as "2GiB"), `kv_cache_dtype`, `kv_cache_type`, `bmc_rows`,
-        `prefix_cache_bytes`, and `max_seq_len`, the maximum length of a sequence.
+        `prefix_cache_bytes`, and `max_seq_len`, the maximum length of a sequence. Rows of images: `media_cache_bytes`.
         How it runs: `backend`, `num_threads`, `pin_threads`, and `spec_config` for speculative decoding. `progress`
         shows bars, on a terminal or in a notebook.
         `other_names`: names of other tools for the same arguments, such as `torch_dtype`.

@@ -11,7 +11,7 @@ from pace.llm.cache.manager import STEP_TOKENS, CacheManager
 from pace.llm.constraints.mask_filler import NO_MASKS
 from pace.llm.engine.drafter import Drafter, NoDraft
 from pace.llm.engine.forced import ForcedTokens
-from pace.llm.engine.media import MediaRows
+from pace.llm.engine.media import MEDIA_CACHE_BYTES, MediaEncoder
 from pace.llm.engine.scheduler import Scheduler
 from pace.llm.limits import checked_priority
 from pace.llm.runners.batch_builder import BatchBuilder
@@ -33,6 +33,7 @@ class Engine:
         scheduler: Scheduler,
         drafter: Drafter | None = None,
         max_seq_len: int | None = None,
+        media_cache_bytes: int = MEDIA_CACHE_BYTES,
     ) -> None:
         """`model` has `forward(batch)`, `vocab_size`, `max_position_embeddings`, `recompute_length`, `rope_regime` and
         `towers`. If it has any, also `encode(media)` and `angle_positions(media, start, end)`. `scheduler` works on
@@ -44,7 +45,8 @@ class Engine:
         self.drafter = drafter or NoDraft()
         self.sampler = Sampler(ops, model.vocab_size)
         self.forced = ForcedTokens(scheduler, model.vocab_size, model.recompute_length)
-        self.media = MediaRows(model)
+        self.media = MediaEncoder(model, media_cache_bytes)
+        scheduler.ready = self.media.ready
         self.batches = BatchBuilder(model, self.media.of if model.towers else None)
         self.max_seq_len = max_seq_len
         self.recompute_length = model.recompute_length
@@ -66,6 +68,7 @@ class Engine:
         drafter: Drafter | None = None,
         max_seq_len: int | None = None,
         cache_options: dict[str, Any] | None = None,
+        media_cache_bytes: int = MEDIA_CACHE_BYTES,
         **limits: int,
     ) -> Engine:
         """Creates an engine with a cache of at most `cache_bytes`. `cache_options` are keyword arguments of
@@ -77,7 +80,7 @@ class Engine:
             step_tokens=limits.get("max_tokens_per_step", STEP_TOKENS),
             **(cache_options or {}),
         )
-        return cls(model, ops, cache, Scheduler(cache, **limits), drafter, max_seq_len)
+        return cls(model, ops, cache, Scheduler(cache, **limits), drafter, max_seq_len, media_cache_bytes)
 
     def explain_length_limit(self, num_tokens: int) -> str:
         """Explains why a sequence cannot have `num_tokens` tokens, more than `max_length`, and how to fix it."""
@@ -112,26 +115,21 @@ class Engine:
         for move in list(self.between_steps):
             move()
         self._under_way = self.scheduler.schedule()
-        if not self._under_way:
-            return False
-        if any(span.sequence.media for span in self._under_way):
-            self._under_way = [span for span in self._under_way if self._has_media(span)]
-        ended = self._compute(self._under_way) if self._under_way else []
+        has_spans = bool(self._under_way)
+        ended = self._compute(self._under_way) if has_spans else []
         self._under_way = []
         while ended:  # releases each sequence once its sink was notified
             self._end(ended.pop(0))
-        self.media.keep_for(self.scheduler.sequences())
-        return True
+        return self._encode() or has_spans
 
-    def _has_media(self, span: Span) -> bool:
-        """Encodes the media that a span needs. Returns False for a sequence that failed, because a tower raised."""
-        try:
-            self.media.encode_for(span)
-        except Exception as error:
-            span.sequence.fail(error)
-            self._end(span.sequence)
+    def _encode(self) -> bool:
+        """Encodes a part of an image or clip, if a running sequence waits for one. Returns False if none does."""
+        if not self.model.towers:
             return False
-        return True
+        sequence = self.media.advance(self.scheduler.in_order())
+        if sequence is not None and sequence.is_finished:
+            self._end(sequence)
+        return sequence is not None
 
     def _compute(self, spans: list[Span]) -> list[Sequence]:
         """Computes one step with one model call. Returns the sequences that ended in it; only the scheduler still holds
@@ -210,6 +208,7 @@ class Engine:
         """Empties the cache and sends all running sequences back to the queue. Returns all sequences."""
         live = list(dict.fromkeys(self.scheduler.sequences()))
         self.cache.reset(live)
+        self.media.reset()
         self.drafter.reset()
         self.scheduler.restart()
         self._under_way = []

@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import time
 from bisect import insort
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from operator import attrgetter
 from typing import Any
 
@@ -65,6 +65,9 @@ class Scheduler:
         self.waiting: list[Sequence] = []
         self.running: dict[Sequence, None] = {}
         self.parked: dict[Sequence, None] = {}
+        self.ready: Callable[[Sequence], int] = lambda sequence: len(sequence.tokens)
+        """Returns the number of first tokens of a sequence that can be computed; it waits for rows of media before the
+        others."""
         self._arrivals = itertools.count()
 
     def sequences(self) -> Iterator[Sequence]:
@@ -72,6 +75,10 @@ class Scheduler:
         yield from self.waiting
         yield from self.running
         yield from self.parked
+
+    def in_order(self) -> list[Sequence]:
+        """The running sequences, first come first."""
+        return sorted(self.running, key=_sort_key)
 
     # -- adding and removing -------------------------------------------------------------------------------------------
 
@@ -148,8 +155,8 @@ class Scheduler:
         spans: dict[Sequence, Span] = {}
         tokens_left, rows_left = self.max_tokens_per_step, self.max_logit_rows_per_step
         prefilling = []
-        for sequence in sorted(self.running, key=_sort_key):
-            if sequence.num_pending != 1:
+        for sequence in self.in_order():
+            if sequence.num_pending != 1 or (sequence.media and self.ready(sequence) < len(sequence.tokens)):
                 prefilling.append(sequence)
             elif tokens_left and self._reserve(sequence, len(sequence.tokens), spans):
                 spans[sequence] = Span(sequence, sequence.num_computed, 1)
@@ -160,7 +167,9 @@ class Scheduler:
             start = sequence.num_computed
             rows_free = max(0, sequence.logits_from - start) + rows_left
             num_tokens = min(sequence.num_pending, tokens_left, rows_free)
-            if num_tokens and sequence in self.running and self._reserve(sequence, start + num_tokens, spans):
+            if sequence.media:
+                num_tokens = min(num_tokens, self.ready(sequence) - start)
+            if num_tokens > 0 and sequence in self.running and self._reserve(sequence, start + num_tokens, spans):
                 spans[sequence] = span = Span(sequence, sequence.num_computed, num_tokens)
                 tokens_left -= num_tokens
                 rows_left -= span.num_rows

@@ -115,6 +115,7 @@ def open_model(options: LoadOptions, check_tokenizer: Callable[[Any], object] = 
         drafter,
         options.max_seq_len,
         cache_options=options.cache_options,
+        media_cache_bytes=options.media_bytes,
         max_tokens_per_step=tokens_per_step(model),
     )
     return Loaded(model, engine, tokenizer, defaults, _make_encoder(options, processors, model, tokenizer))

@@ -116,6 +116,8 @@ class LoadOptions:
     max_image_tokens: int | None = None
     """Maximum number of tokens of an image. One with more pixels is made smaller. None for the checkpoint's own
     limit."""
+    media_cache_bytes: int | str = "256MiB"
+    """Memory for the rows of encoded images and clips, so that one that is asked about again is not encoded again."""
 
     def __post_init__(self) -> None:
         optional = type(None)
@@ -138,6 +140,7 @@ class LoadOptions:
         self._check("max_image_tokens", "an int >= 1 or None", int, optional)
         if self.max_image_tokens is not None and self.max_image_tokens < 1:
             raise ValueError(f"max_image_tokens must be at least 1; got {self.max_image_tokens}")
+        _read_bytes("media_cache_bytes", self.media_cache_bytes)
         self._check("weights_cache", "a path, False or None", str, os.PathLike, bool, optional)
         self._check_weights()
 
@@ -193,6 +196,11 @@ class LoadOptions:
         if self.prefix_cache_bytes == "auto":
             return None
         return _read_bytes("prefix_cache_bytes", self.prefix_cache_bytes, ', or "auto"')
+
+    @property
+    def media_bytes(self) -> int:
+        """Bytes of the cache of rows of media."""
+        return _read_bytes("media_cache_bytes", self.media_cache_bytes)
 
     @property
     def cache_options(self) -> dict[str, Any]:

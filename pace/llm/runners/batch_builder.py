@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pace.batch import BLOCK_SIZE, ForwardBatch, GivenRows, LayerBlocks, Spans
-from pace.llm.sequence import Span
+from pace.llm.sequence import Sequence, Span
 from pace.media.media import Media
 
 _TABLE_STEP = 8
@@ -23,9 +23,9 @@ _TABLE_STEP = 8
 class BatchBuilder:
     """Builds the `ForwardBatch` of a list of spans. The tensors of a batch are overwritten by the next `build`."""
 
-    def __init__(self, model: Any = None, rows_of: Callable[[Media], Tensor] | None = None) -> None:
-        """`rows_of` returns the rows of a medium, float32 `[num_tokens, W]`, and `model` has the `angle_positions` of
-        sequences with media. Without them, sequences have none."""
+    def __init__(self, model: Any = None, rows_of: Callable[[Sequence, Media], Tensor] | None = None) -> None:
+        """`rows_of` returns the rows of a medium of a sequence, float32 `[num_tokens, W]`. `model` has the
+        `angle_positions` of sequences with media. Without them, sequences have none."""
         self._model = model
         self._rows_of = rows_of
         self._shape: tuple[int, ...] = ()
@@ -55,7 +55,7 @@ class BatchBuilder:
             return self._with_media(spans, self._rows_of)
         return self._batch
 
-    def _with_media(self, spans: list[Span], rows_of: Callable[[Media], Tensor]) -> ForwardBatch:
+    def _with_media(self, spans: list[Span], rows_of: Callable[[Sequence, Media], Tensor]) -> ForwardBatch:
         """The batch, with the rows of the media that spans overlap, and the positions of their tokens."""
         rows, places, positions, first = [], [], [], 0
         for span in spans:
@@ -63,7 +63,7 @@ class BatchBuilder:
             for placed in media:
                 begin, stop = max(start, placed.start), min(end, placed.end)
                 if begin < stop:
-                    rows.append(rows_of(placed.media)[begin - placed.start : stop - placed.start])
+                    rows.append(rows_of(span.sequence, placed.media)[begin - placed.start : stop - placed.start])
                     places.append(np.arange(begin, stop) + first - start)
             positions.append(self._model.angle_positions(media, start, end))
             first += end - start

@@ -44,6 +44,8 @@ GOOD = {
     "load_in_4bit": (True, lambda model: model._model.quantization.format.name == "nf4"),
     "load_in_8bit": (True, lambda model: model._model.quantization.format.name == "int8"),
     "progress": (False, lambda model: model._generator.progress is False),
+    "media": (False, lambda model: model._model.towers == []),
+    "media_cache_bytes": ("1MiB", lambda model: model._engine.media.cache_bytes == 1 << 20),
     "bmc_rows": (32, lambda model: model._engine.cache.allocator.spare_rows(100) == 32),
 }
 HUB = {"revision": "v1", "token": "secret", "cache_dir": "/nowhere", "local_files_only": True, "progress": False}
@@ -76,6 +78,7 @@ WRONG = {
     "weights_cache": [(5, TypeError), (True, TypeError)],
     "media": [("image", TypeError), (None, TypeError), (1, TypeError)],
     "max_image_tokens": [(0, ValueError), (1280.0, TypeError), (True, TypeError)],
+    "media_cache_bytes": [("most", ValueError), (None, TypeError)],
 }
 NEEDED_WITH = {"bmc_rows": {"kv_cache_type": "bmc"}}
 
@@ -109,8 +112,8 @@ def test_the_face_and_the_options_have_the_same_names_order_and_defaults() -> No
 
 
 def test_every_option_is_tried() -> None:
-    # Below, in loading/memory/test_mapped_experts.py, generation/test_images.py and processors/test_loading.py.
-    elsewhere = {"pin_threads", "weights", "weights_cache", "media", "max_image_tokens"}
+    # Below, in loading/memory/test_mapped_experts.py and processors/test_loading.py.
+    elsewhere = {"pin_threads", "weights", "weights_cache", "max_image_tokens"}
     assert {*GOOD, *HUB, *elsewhere, "model_name_or_path"} == {*WRONG} == {*names()}
 
 

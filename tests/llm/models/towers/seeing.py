@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -122,3 +123,12 @@ def inputs_of(rows: list[list[tuple[int, int]]], seed: int = 0) -> dict[str, Ten
     if grids := [grid for row in rows for grid in row]:
         inputs |= {"pixel_values": pixels(grids, seed), "image_grid_thw": grid_thw(grids)}
     return inputs
+
+
+def run_to_end(encoding: Generator[None, None, Tensor]) -> Tensor:
+    """Runs all slices of a tower, and returns the rows."""
+    while True:
+        try:
+            next(encoding)
+        except StopIteration as end:
+            return end.value

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from pace.llm.engine.media import run_to_end
 from pace.llm.models.model_list import read_config
 from pace.llm.models.towers import qwen_audio
 from pace.llm.models.towers.qwen_audio import Convolution, QwenAudioConfig, QwenAudioTower, sinusoids
@@ -20,6 +19,7 @@ from pace.llm.runners import EagerRunner, ProgramRunner
 from pace.media.media import Media
 from pace.ops import reference
 from tests.llm.models.towers.hearing import AUDIO, MELS, features, save_hearing
+from tests.llm.models.towers.seeing import run_to_end
 from tests.support import TensorDict, backend, backends
 
 pytest.importorskip("transformers")

@@ -7,10 +7,9 @@ import json
 import pytest
 import torch
 
-from pace.llm.engine.media import run_to_end
 from pace.llm.models.model_list import read_config
 from pace.llm.runners import EagerRunner, ProgramRunner
-from tests.llm.models.towers.seeing import MODELS, grid_thw, pixels, save_seeing, with_other_names
+from tests.llm.models.towers.seeing import MODELS, grid_thw, pixels, run_to_end, save_seeing, with_other_names
 from tests.support import TensorDict, backend, backends
 
 pytest.importorskip("transformers")

@@ -1,0 +1,238 @@
+"""Images are encoded slice by slice between steps, on a model that checks the rows of each step."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from pace.batch import ForwardBatch
+from pace.llm.engine import media as engine_media
+from pace.llm.engine.engine import Engine
+from pace.llm.sampling.sampler import Sampling
+from pace.llm.sequence import MediaSpan, Sequence
+from pace.llm.text.stopping_criteria import StoppingCriteria
+from pace.media.media import Media
+from tests.llm.fake_model import OPS, FakeModel, greedy
+
+FIRST_PLACEHOLDER = 100
+"""Image i has the placeholder FIRST_PLACEHOLDER + i, so that a step shows which rows it needs."""
+NUM_SLICES = 4
+
+
+class SeeingModel(FakeModel):
+    """Encodes image i to rows (i, 0), (i, 1), ... in `NUM_SLICES` slices."""
+
+    def __init__(self) -> None:
+        super().__init__(vocab_size=FIRST_PLACEHOLDER + 40, eos_bias=-50.0)
+        self.towers = [object()]
+        self.failing: set[int] = set()
+        self.num_slices = 0
+        self.hook = self.check_rows
+
+    def logits_of(self, tokens: list[int]) -> Tensor:
+        logits = super().logits_of(tokens)
+        logits[FIRST_PLACEHOLDER:] = -50.0
+        return logits
+
+    def encode(self, image: Media) -> Iterator[None]:
+        number = int(image.features[0, 0])
+        for part in range(NUM_SLICES):
+            self.num_slices += 1
+            if number in self.failing and part == 2:
+                raise RuntimeError(f"image {number} cannot be encoded")
+            if part + 1 < NUM_SLICES:
+                yield
+        return torch.tensor([[number, row] for row in range(image.num_tokens)], dtype=torch.float32)
+
+    def angle_positions(self, media: object, start: int, end: int) -> None:
+        return None
+
+    def check_rows(self, batch: ForwardBatch) -> None:
+        tokens, positions = batch.tokens.tolist(), batch.positions.tolist()
+        places = [place for place, token in enumerate(tokens) if token >= FIRST_PLACEHOLDER]
+        given = [] if batch.given is None else batch.given.rows.tolist()
+        assert places == ([] if batch.given is None else batch.given.at.tolist())
+        for place, (number, row) in zip(places, given, strict=True):
+            assert number == tokens[place] - FIRST_PLACEHOLDER
+            assert row == positions[place] - 3, "images begin at position 3"
+
+
+def image(number: int, num_tokens: int) -> Media:
+    return Media("image", np.full((1, 1), number, np.float32), (1, 1, 1), num_tokens, f"{number} {num_tokens}".encode())
+
+
+def ask(number: int | None, num_tokens: int = 20, after: int = 2, generated: int = 6) -> Sequence:
+    """Three tokens, an image, and `after` others; a prompt without an image for None."""
+    prompt, media = [1, 2, 3], ()
+    if number is not None:
+        prompt += [FIRST_PLACEHOLDER + number] * num_tokens
+        media = (MediaSpan(3, image(number, num_tokens)),)
+    prompt += [4 + index for index in range(after)]
+    limit = len(prompt) + generated
+    sequence = Sequence(prompt, Sampling(), StoppingCriteria(limit, end_tokens=[0]), limit)
+    sequence.media = media
+    return sequence
+
+
+def make_engine(media_cache_bytes: int = 1 << 20, num_blocks: int = 100, **limits: int) -> Engine:
+    model = SeeingModel()
+    options = {"prefix_cache_bytes": num_blocks // 4 * model.kv_spec.block_bytes}
+    cache_bytes = num_blocks * model.kv_spec.block_bytes
+    return Engine.create(model, OPS, cache_bytes, cache_options=options, media_cache_bytes=media_cache_bytes, **limits)
+
+
+def run(engine: Engine, *sequences: Sequence) -> None:
+    engine.submit(sequences)
+    for _ in range(3000):
+        if not engine.step():
+            break
+        engine.cache.check_integrity(engine.scheduler.sequences())
+    assert all(sequence.is_finished for sequence in sequences)
+
+
+def assert_right(engine: Engine, *sequences: Sequence) -> None:
+    for sequence in sequences:
+        assert sequence.error is None
+        prompt = sequence.tokens[: sequence.num_prompt_tokens]
+        assert sequence.generated == greedy(engine.model, prompt, sequence.num_generated)
+        assert sequence.num_generated == sequence.max_length - len(prompt)
+
+
+@pytest.fixture(autouse=True)
+def one_slice_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_media, "SLICE_SECONDS", 0.0)
+
+
+@pytest.mark.parametrize("max_tokens_per_step", [1, 2, 7, 22, 512])
+@pytest.mark.parametrize("num_tokens, after", [(1, 0), (16, 0), (20, 2), (45, 30)])
+def test_a_prompt_is_computed_up_to_missing_rows(max_tokens_per_step: int, num_tokens: int, after: int) -> None:
+    engine = make_engine(max_tokens_per_step=max_tokens_per_step)
+    sequence = ask(5, num_tokens, after)
+    run(engine, sequence)
+    assert_right(engine, sequence)
+    assert engine.model.num_slices == NUM_SLICES
+
+
+def test_others_generate_between_two_slices() -> None:
+    engine = make_engine()
+    writer, sequence = ask(None, generated=30), ask(1)
+    engine.submit([writer])
+    engine.step()
+    engine.submit([sequence])
+    for part in range(NUM_SLICES):
+        before = writer.num_generated
+        assert engine.step()
+        assert writer.num_generated == before + 1 and engine.model.num_slices == part + 1
+        assert sequence.num_computed == 3
+    run(engine)
+    assert_right(engine, writer, sequence)
+
+
+def test_an_image_is_encoded_once() -> None:
+    engine = make_engine()
+    first, second, other = ask(1), ask(1, after=5), ask(2)
+    run(engine, first, second, other)
+    assert engine.media.num_encoded == 2
+    run(engine, ask(1, after=9), ask(2, after=9))
+    assert engine.media.num_encoded == 2, "the rows were kept"
+    salted = ask(1)
+    salted.cache_salt = "another tenant"
+    run(engine, salted)
+    assert engine.media.num_encoded == 3
+    assert_right(engine, first, second, other, salted)
+
+
+def test_an_image_in_the_prefix_cache_is_not_encoded() -> None:
+    engine = make_engine(media_cache_bytes=0)
+    run(engine, ask(1, num_tokens=29))
+    assert engine.media.num_encoded == 1
+    again = ask(1, num_tokens=29, after=7)
+    run(engine, ask(2), again)
+    assert again.stats.num_reused == 32 and engine.media.num_encoded == 2
+    longer = ask(1, num_tokens=30)
+    run(engine, longer)
+    assert longer.stats.num_reused == 0, "another image with the same placeholders"
+    assert_right(engine, again, longer)
+
+
+def test_rows_are_bounded() -> None:
+    bound = 3 * 20 * 8
+    engine = make_engine(media_cache_bytes=bound)
+    sequences = [ask(number) for number in range(12)]
+    engine.submit(sequences)
+    while engine.step():
+        assert engine.media.num_bytes <= bound + 20 * 8
+    assert_right(engine, *sequences)
+    recent = ask(11, after=3)
+    run(engine, recent)
+    assert engine.media.num_encoded == 12, "the last ones are kept"
+
+
+def test_a_tower_that_raises_fails_its_sequence_alone() -> None:
+    engine = make_engine()
+    engine.model.failing = {3}
+    writer, bad, good = ask(None, generated=20), ask(3), ask(4)
+    run(engine, writer, bad, good)
+    assert isinstance(bad.error, RuntimeError) and "image 3" in str(bad.error)
+    assert bad.finish_reason == "error"
+    assert_right(engine, writer, good)
+    engine.model.failing = set()
+    again = ask(3)
+    run(engine, again)
+    assert_right(engine, again)
+
+
+def test_an_aborted_sequence_is_encoded_no_further() -> None:
+    engine = make_engine()
+    gone, next_one = ask(1), ask(2)
+    engine.submit([gone, next_one])
+    engine.step()
+    engine.step()
+    engine.abort([gone])
+    run(engine)
+    assert_right(engine, next_one)
+    assert engine.media.num_encoded == 1
+    assert not engine.step() and engine.media._encoding is None
+
+
+def test_rows_are_encoded_again_after_a_step_that_failed() -> None:
+    engine = make_engine()
+    sequence = ask(1)
+    engine.submit([sequence])
+    engine.model.hook = lambda batch: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        while engine.step():
+            pass
+    assert isinstance(sequence.error, ZeroDivisionError) and engine.media.num_bytes == 0
+    engine.model.hook = engine.model.check_rows
+    again = ask(1)
+    run(engine, again)
+    assert_right(engine, again)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_arrivals_in_a_small_cache(seed: int) -> None:
+    """Sequences are preempted and aborted, rows are dropped, and every token is right."""
+    rng = random.Random(seed)
+    engine = make_engine(rng.choice([0, 500, 5000]), num_blocks=14, max_tokens_per_step=rng.choice([3, 20, 60]))
+    kept, aborted = [], []
+    for _ in range(40):
+        number = rng.choice([None, *range(8)])
+        sequence = ask(number, rng.randint(1, 50), rng.randint(1, 20), rng.randint(1, 30))
+        sequence.priority = rng.choice([0, 0, 1])
+        engine.submit([sequence])
+        kept.append(sequence)
+        for _ in range(rng.randint(0, 12)):
+            engine.step()
+        if rng.random() < 0.1:
+            aborted.append(kept.pop(rng.randrange(len(kept))))
+            engine.abort([aborted[-1]])
+        engine.cache.check_integrity(engine.scheduler.sequences())
+    run(engine)
+    assert_right(engine, *kept)
+    assert sum(sequence.stats.num_preemptions for sequence in kept) > 0
