@@ -13,7 +13,6 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -277,10 +276,6 @@ class QwenAudioTower(Tower):
         digest = hashlib.sha256(f"frames {found.shape} ".encode())
         digest.update(found)
         return Media("audio", found, None, num_tokens(frames), digest.digest())
-
-    def angle_offsets(self, media: Media) -> tuple[np.ndarray, int]:
-        """Positions `[3, num_tokens]` of a clip's rows, which are those of text, and the number of positions."""
-        return np.broadcast_to(np.arange(media.num_tokens), (3, media.num_tokens)), media.num_tokens
 
 
 class Qwen3ASRAudioTower(QwenAudioTower):
