@@ -97,3 +97,14 @@ def test_a_client_that_leaves(generator):
         assert generator.image.num_decoded < 8
         serving.check_idle()
         assert serving.service._media_workers._num_tokens == 0
+
+
+def test_an_error_ends_a_request(generator):
+    """Images after one that cannot be decoded are not decoded."""
+    generator.image.seconds = 0.1
+    with Serving(generator) as serving:
+        parts = [image_url(data_url(png() + b"broken")), *[image_url(data_url(png(8, 8, at))) for at in range(9)]]
+        reply = serving.chat(said(parts))
+        assert reply.status == 400 and reply.error["param"] == "messages[0].content[0]"
+        assert ask(serving, 1).status == 200
+        assert generator.image.num_decoded < 8
