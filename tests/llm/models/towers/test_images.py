@@ -202,7 +202,7 @@ def test_text_alone_has_the_bits_of_a_model_without_a_tower(seeing, model, caplo
             for each in (plain, model):
                 each.generate(**text, max_new_tokens=1)
             assert ours.num_barriers == theirs.num_barriers
-        with pytest.raises(ValueError, match="Qwen3VLForConditionalGeneration was loaded without a tower.*pixel_values"):
+        with pytest.raises(ValueError, match="was loaded without a tower that takes pixel_values"):
             plain.generate(**inputs_of([ROWS[0]]))
 
 
