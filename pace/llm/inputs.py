@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from pace.llm.processors.prompts import NO_MEDIA, MediaPart, Prompt, PromptEncoder
-from pace.llm.sequence import MediaSpan
-from pace.media.media import Media
+from pace.media.media import Media, MediaSpan
 from pace.naming import check_text, shown
 
 logger = logging.getLogger("pace")

@@ -18,7 +18,7 @@ from pace.llm.engine.driver import EngineDriver
 from pace.llm.inputs import Prompts, read_prompts
 from pace.llm.processors.prompts import PromptEncoder
 from pace.llm.sampling.sampler import mix
-from pace.llm.sequence import MediaSpan
+from pace.media.media import MediaSpan
 
 logger = logging.getLogger("pace")
 
