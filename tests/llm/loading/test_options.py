@@ -109,7 +109,7 @@ def test_the_face_and_the_options_have_the_same_names_order_and_defaults() -> No
 
 
 def test_every_option_is_tried() -> None:
-    # Below, in loading/memory/test_mapped_experts.py, generation/test_images.py and processors/test_loading.py.
+    # Below, in loading/memory/test_mapped_experts.py, models/towers/test_images.py and processors/test_loading.py.
     elsewhere = {"pin_threads", "weights", "weights_cache", "media", "max_image_tokens"}
     assert {*GOOD, *HUB, *elsewhere, "model_name_or_path"} == {*WRONG} == {*names()}
 

@@ -150,7 +150,7 @@ class SeesImages(BaseModelForCausalLM):
         positions = np.tile(np.arange(start, end), (3, 1))
         lag = 0  # positions of text behind the index of its tokens
         for span in media:
-            offsets, num_taken = self.towers[0].angle_offsets(span.media)
+            offsets, num_taken = self.tower(span.media.kind).angle_offsets(span.media)
             first, last = max(start, span.start), min(end, span.end)
             if first < last:
                 positions[:, first - start : last - start] = (
