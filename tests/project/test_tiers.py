@@ -245,5 +245,7 @@ def test_the_lock_of_a_process_that_died_is_free(tmp_path):
 
 
 def test_planted_bugs_fit_the_sources():
-    stale = [bug.id for bug in read_bugs() if bug.is_stale(ROOT)]
+    bugs = read_bugs()
+    stale = [bug.id for bug in bugs if bug.is_stale(ROOT)]
+    assert [test for bug in bugs for test in bug.tests if not (ROOT / test).exists()] == []
     assert not stale, f"tests/planted/bugs.txt: lines of {', '.join(stale)} are not in their files exactly once"
