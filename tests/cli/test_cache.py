@@ -65,7 +65,9 @@ def test_a_name_of_no_copy_removes_none(command, folder):
     before = names(folder)
     code, out, err = command("cache", "clear", str(TINY), "/nowhere")
     assert (
-        (code, out) == (1, "") and err.startswith("pace: error: there is no copy /nowhere") and names(folder) == before
+        (code, out) == (1, "")
+        and err.startswith("pace: error: there is no copy with the name or of the model /nowhere")
+        and names(folder) == before
     )
 
 

@@ -171,7 +171,7 @@ def test_a_text_between_quotes(start, tmp_path):
         chat.type('"""What\r')
         chat.read_until("... ")
         chat.type(CTRL_D)
-        chat.read_until('ends before the """', "> ")
+        chat.read_until('without the closing """', "> ")
         chat.type(CTRL_D)
         assert chat.wait() == 0
 

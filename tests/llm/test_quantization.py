@@ -262,7 +262,7 @@ def test_what_is_quantised_already_is_not_quantised_again(caplog) -> None:
     assert found["model.embed_tokens"] == Int8().layout and found["model.layers.0.self_attn.o_proj"].codebook == "nf4"
     state["model.embed_tokens.weight"] = Int8().quantize(state["model.embed_tokens.weight"])
     model = make(config_json, quantization=QuantizationConfig("int4"))
-    told = r"quantised already \(model.*, and 36 more tensors\).*load it without quantization, or"
+    told = r"already quantised \(model.*, and 36 more tensors\).*load it without quantization, or"
     with pytest.raises(ValueError, match=told):
         model.load_weights(QuantizedReader(state))
     assert model.nbytes == 0

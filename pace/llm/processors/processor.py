@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from pace.media.media import Media, MediaSpan
 from pace.naming import counted
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class MediaProcessor(Protocol):
@@ -96,7 +97,7 @@ class Processors:
         media of its kind, one after the other."""
         spans = []
         for kind, processor in self.of_kind.items():
-            places = (np.asarray(tokens) == token_ids[kind]).nonzero()[0]
+            places = [place for place, token in enumerate(tokens) if token == token_ids[kind]]
             own = [medium for medium in media if medium.kind == kind]
             check_tokens(processor, len(places), own)
             begin = 0
@@ -107,7 +108,7 @@ class Processors:
                         f"the {medium.num_tokens} tokens {processor.token} from {places[begin]} on are of one medium, "
                         "but other tokens are between them"
                     )
-                spans.append(MediaSpan(int(places[begin]), medium))
+                spans.append(MediaSpan(places[begin], medium))
                 begin = end
         return sorted(spans, key=lambda span: span.start)
 

@@ -246,4 +246,4 @@ def test_the_command_line_has_them(capsys) -> None:
         texts.append(capsys.readouterr().out)
     assert len(set(texts)) == 1 and len(texts[0]) > 20
     assert main(["generate", "Once", "--bmc-rows", "20"]) == 1
-    assert "is for --kv-cache-type='bmc'" in capsys.readouterr().err
+    assert "needs --kv-cache-type='bmc'" in capsys.readouterr().err
