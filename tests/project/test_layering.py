@@ -23,7 +23,7 @@ LAYERS: list[list[str]] = [
     + ["pace.llm.operators", "pace.llm.infill", "pace.llm.validators", "pace.llm.sequence"]
     + ["pace.llm.speculation.configs", "pace.llm.chat"],
     ["pace.llm.layers"],
-    ["pace.llm.models", "pace.llm.loading"],
+    ["pace.llm.models", "pace.llm.loading", "pace.llm.processors"],
     ["pace.llm.runners"],
     ["pace.llm.cache", "pace.llm.text", "pace.llm.outputs"],
     ["pace.llm.constraints"],
@@ -44,6 +44,7 @@ MAX_FILES = 15
 LISTS = [Path("pace/llm/models/families")]
 """Folders that are lists of like things, each found by its name."""
 HOMES = {
+    "PIL": ["pace.media.images", "pace.media.patches"],
     "huggingface_hub": ["pace.llm.loading.download", "pace.llm.loading.hub"],
     "transformers": ["pace.tokenizer.loading"],
 }

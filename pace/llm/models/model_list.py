@@ -39,6 +39,7 @@ from pace.llm.models.families.phimoe import PhimoeForCausalLM
 from pace.llm.models.families.qwen2 import Qwen2ForCausalLM
 from pace.llm.models.families.qwen2_moe import Qwen2MoeForCausalLM
 from pace.llm.models.families.qwen3 import Qwen3ForCausalLM
+from pace.llm.models.families.qwen3_asr import Qwen3ASRForConditionalGeneration
 from pace.llm.models.families.qwen3_moe import Qwen3MoeForCausalLM
 from pace.llm.models.families.qwen3_vl_moe import Qwen3VLMoeForConditionalGeneration
 from pace.llm.models.families.qwen_vl import (
@@ -92,6 +93,7 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     Qwen2ForCausalLM,
     Qwen2MoeForCausalLM,
     Qwen2VLForConditionalGeneration,
+    Qwen3ASRForConditionalGeneration,
     Qwen3ForCausalLM,
     Qwen3MoeForCausalLM,
     Qwen3VLForConditionalGeneration,

@@ -1,0 +1,204 @@
+"""Images of Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3-Omni: `Qwen2VLImageProcessor` of transformers.
+
+An image is resized to sides that are multiples of `patch_size * merge_size`, with an area between `min_pixels` and
+`max_pixels`. Its patches are normalised and ordered in blocks of `merge_size` x `merge_size`, which make one token."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+
+from pace.llm.models.model_config import count, declared, number, read_number
+from pace.llm.processors.settings import read_settings
+from pace.media.images import image_size, load_rgb, open_source
+from pace.media.media import Media, MediaError
+from pace.media.patches import level_table, make_patches, resize
+from pace.naming import counted, shown
+
+MAX_ASPECT = 200
+"""Longest side over shortest side of an image, as in transformers."""
+MAX_AREA = 1 << 28
+"""Upper bound of `max_pixels`. Checkpoints have up to 2^24."""
+
+AREAS = {"shortest_edge": "min_pixels", "longest_edge": "max_pixels"}
+"""Names of the areas within `size` -> names of the fields. The first have nothing to do with edges."""
+ONLY = {
+    "image_processor_type": ("Qwen2VLImageProcessor", "Qwen2VLImageProcessorFast"),
+    "do_convert_rgb": (True,),
+    "do_resize": (True,),
+    "do_rescale": (True,),
+    "do_normalize": (True,),
+    "do_center_crop": (False,),
+    "do_pad": (False,),
+    "input_data_format": (),
+}
+"""Fields that are only implemented for these values."""
+WITHOUT_EFFECT = frozenset(
+    """processor_class auto_map feature_extractor_type crop_size pad_size data_format default_to_square device
+    return_tensors disable_grouping image_seq_length _valid_processor_keys
+    chunk_length dither feature_size hop_length n_fft n_samples nb_max_frames padding_side padding_value
+    return_attention_mask sampling_rate""".split()
+)
+"""Fields that change nothing for an image of this family. The last two lines are about sound: Qwen3-Omni has one file
+for both."""
+
+
+def channels(default: tuple[float, float, float], low: float) -> Any:
+    """A field with one number for each channel; a single number counts for all three."""
+
+    def read(value: Any) -> tuple[float, ...]:
+        values = value if isinstance(value, list) else [value] * 3
+        try:
+            numbers = tuple(read_number(item, low, 1e6) for item in values)
+        except ValueError:
+            numbers = ()
+        if len(numbers) != 3:
+            raise ValueError(f"a number in {low:g}..1e6, or a list of three")
+        return numbers
+
+    return declared(default, read)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QwenImageProcessor:
+    """Processor with the settings of one checkpoint, under their names in preprocessor_config.json."""
+
+    kind: ClassVar[str] = "image"
+    token: ClassVar[str] = "<|image_pad|>"
+    placeholder: ClassVar[str] = "<|vision_start|><|image_pad|><|vision_end|>"
+
+    patch_size: int = count(14, 256)
+    merge_size: int = count(2, 16)
+    temporal_patch_size: int = count(2, 16)
+    """Frames of a patch. A still image fills all of them."""
+    min_pixels: int = count(56 * 56, MAX_AREA)
+    max_pixels: int = count(28 * 28 * 1280, MAX_AREA)
+    resample: int = count(3, 5, 0)
+    """Number of Pillow's filter; 3 is bicubic."""
+    rescale_factor: float = number(1 / 255, 1e-6, 1e6)
+    image_mean: tuple[float, ...] = channels((0.48145466, 0.4578275, 0.40821073), -1e6)
+    image_std: tuple[float, ...] = channels((0.26862954, 0.26130258, 0.27577711), 1e-6)
+
+    @classmethod
+    def from_dict(cls, raw: dict[str, Any], file: str = "preprocessor_config.json") -> QwenImageProcessor:
+        """Reads the settings of `raw`. Raises ValueError or NotImplementedError that names `file` and the field."""
+        processor = cls(**read_settings(cls, with_areas(raw, file), file, ONLY, WITHOUT_EFFECT))
+        if processor.min_pixels > processor.max_pixels:
+            raise ValueError(
+                f"{file}: min_pixels must not exceed max_pixels; got {processor.min_pixels} and {processor.max_pixels}"
+            )
+        return processor
+
+    def check_tower(self, vision_config: Any) -> None:
+        """Raises ValueError if the patches are not those of the tower that config.json describes."""
+        if not isinstance(vision_config, dict):
+            return
+        for name, own in (
+            ("patch_size", self.patch_size),
+            ("temporal_patch_size", self.temporal_patch_size),
+            ("spatial_merge_size", self.merge_size),
+        ):
+            if name in vision_config and vision_config[name] != own:
+                raise ValueError(
+                    f"config.json: vision_config.{name} = {shown(vision_config[name])} contradicts the processor's "
+                    f"settings, which have {own}"
+                )
+
+    @cached_property
+    def table(self) -> np.ndarray:
+        """Normalised value of each level of each channel, float32 `[3, 256]`."""
+        return level_table(self.rescale_factor, self.image_mean, self.image_std)
+
+    @property
+    def factor(self) -> int:
+        """Side in pixels of the square that becomes one token."""
+        return self.patch_size * self.merge_size
+
+    def prepare(self, source: Any, max_tokens: int | None = None) -> Media:
+        """Decodes, resizes and cuts an image, as `MediaProcessor` says."""
+        opened = open_source(source)
+        size = self.target_size(*image_size(opened), max_tokens)
+        image = load_rgb(opened)
+        pixels = resize(image, *size, self.resample)
+        digest = hashlib.sha256(repr((self, image.size, size)).encode())
+        digest.update(image.tobytes())
+        return Media(
+            kind=self.kind,
+            features=make_patches(pixels, self.table, self.patch_size, self.merge_size, self.temporal_patch_size),
+            grid=(1, size[0] // self.patch_size, size[1] // self.patch_size),
+            num_tokens=self.tokens_of(size),
+            digest=digest.digest(),
+        )
+
+    def count_tokens(self, source: Any, max_tokens: int | None = None) -> int:
+        """Tokens of an image, from its header."""
+        return self.tokens_of(self.target_size(*image_size(source), max_tokens))
+
+    def arrays(self, media: Sequence[Media]) -> dict[str, np.ndarray]:
+        """`pixel_values` float32 `[sum of N, K]` and `image_grid_thw` int64 `[images, 3]`."""
+        return {
+            "pixel_values": np.concatenate([medium.features for medium in media]),
+            "image_grid_thw": np.array([medium.grid for medium in media], np.int64),
+        }
+
+    def tokens_of(self, size: tuple[int, int]) -> int:
+        return size[0] // self.factor * (size[1] // self.factor)
+
+    def target_size(self, height: int, width: int, max_tokens: int | None = None) -> tuple[int, int]:
+        """Height and width after the resize. `max_tokens` lowers `max_pixels`.
+
+        Raises MediaError for an image that is longer than `MAX_ASPECT` times its other side, or that cannot have so few
+        tokens."""
+        factor, max_pixels = self.factor, self.max_pixels
+        if max_tokens is not None:
+            if max_tokens < 1:
+                raise ValueError(f"max_tokens must be at least 1; got {max_tokens}")
+            max_pixels = min(max_pixels, max_tokens * factor**2)
+        size = smart_resize(height, width, factor, min(self.min_pixels, max_pixels), max_pixels)
+        if max_tokens is not None and self.tokens_of(size) > max_tokens:
+            raise MediaError(
+                f"an image of {width} x {height} pixels needs {self.tokens_of(size)} tokens, but may only have "
+                f"{counted(max_tokens, 'token')}; cut it to a shape nearer to a square"
+            )
+        return size
+
+
+def smart_resize(height: int, width: int, factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
+    """Multiples of `factor` near height and width, with an area in `min_pixels..max_pixels` and the aspect ratio nearly
+    kept. Half a factor is rounded to even. Raises MediaError for an image that is too long and thin."""
+    if max(height, width) > MAX_ASPECT * min(height, width):
+        raise MediaError(
+            f"the image is too long and thin: {width} x {height} pixels; one side may be {MAX_ASPECT} times the other"
+        )
+    sides = [round(side / factor) * factor for side in (height, width)]
+    if sides[0] * sides[1] > max_pixels:
+        shrink = math.sqrt(height * width / max_pixels)
+        sides = [max(factor, math.floor(side / shrink / factor) * factor) for side in (height, width)]
+    elif sides[0] * sides[1] < min_pixels:
+        grow = math.sqrt(min_pixels / (height * width))
+        sides = [math.ceil(side * grow / factor) * factor for side in (height, width)]
+    return sides[0], sides[1]
+
+
+def with_areas(raw: dict[str, Any], file: str) -> dict[str, Any]:
+    """Moves the areas of `size` to min_pixels and max_pixels. Raises ValueError if both are there and differ."""
+    fields = {name: value for name, value in raw.items() if name != "size" and value is not None}
+    size = raw.get("size")
+    if size is None:
+        return fields
+    spellings = (set(AREAS), set(AREAS.values()))
+    if not isinstance(size, dict) or set(size) not in spellings:
+        raise ValueError(f"{file}: size must have shortest_edge and longest_edge, which are areas; got {shown(size)}")
+    for name, value in size.items():
+        field = AREAS.get(name, name)
+        if fields.setdefault(field, value) != value:
+            raise ValueError(
+                f"{file}: {field} = {shown(fields[field])} contradicts size.{name} = {shown(value)}; keep one of them"
+            )
+    return fields

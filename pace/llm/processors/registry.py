@@ -1,0 +1,48 @@
+"""Which processors a checkpoint needs, by its architecture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pace.llm.processors.processor import Processors
+from pace.llm.processors.qwen_audio import Qwen3ASRAudioProcessor, Qwen3OmniAudioProcessor
+from pace.llm.processors.qwen_vl import QwenImageProcessor
+from pace.llm.processors.settings import read_section
+
+IMAGE_PROCESSORS: dict[str, type[QwenImageProcessor]] = dict.fromkeys(
+    [
+        "Qwen2VLForConditionalGeneration",
+        "Qwen2_5_VLForConditionalGeneration",
+        "Qwen3VLForConditionalGeneration",
+        "Qwen3VLMoeForConditionalGeneration",
+        "Qwen3OmniMoeForConditionalGeneration",
+        "Qwen3OmniMoeThinkerForConditionalGeneration",
+    ],
+    QwenImageProcessor,
+)
+"""Architecture -> processor of images."""
+
+AUDIO_PROCESSORS: dict[str, type[Qwen3OmniAudioProcessor]] = {
+    "Qwen3ASRForConditionalGeneration": Qwen3ASRAudioProcessor,
+    "Qwen3OmniMoeForConditionalGeneration": Qwen3OmniAudioProcessor,
+    "Qwen3OmniMoeThinkerForConditionalGeneration": Qwen3OmniAudioProcessor,
+}
+"""Architecture -> processor of sound."""
+
+
+def load_processors(directory: Path, config: dict[str, Any]) -> Processors:
+    """The processors of a checkpoint. `config` is its config.json.
+
+    Raises ValueError or NotImplementedError that names the file and field, and FileNotFoundError if a file is missing.
+    """
+    architecture = (config.get("architectures") or [""])[0]
+    of_towers = config.get("thinker_config", config)
+    image = audio = None
+    if architecture in IMAGE_PROCESSORS:
+        image = IMAGE_PROCESSORS[architecture].from_dict(*read_section(directory, "image_processor"))
+        image.check_tower(of_towers.get("vision_config"))
+    if architecture in AUDIO_PROCESSORS:
+        audio = AUDIO_PROCESSORS[architecture].from_dict(*read_section(directory, "feature_extractor"))
+        audio.check_tower(of_towers.get("audio_config"))
+    return Processors(image, audio)

@@ -1,0 +1,39 @@
+"""Steps that image processors share: resizing, levels of normalised values, and patches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+def resize(image: Image, height: int, width: int, resample: int) -> np.ndarray:
+    """Pixels uint8 `[height, width, 3]` of an RGB image, resized by Pillow's filter of that number."""
+    return np.asarray(image.resize((width, height), resample))
+
+
+def level_table(scale: float, mean: Sequence[float], std: Sequence[float]) -> np.ndarray:
+    """Normalised value of each level of each channel, float32 `[3, 256]`.
+
+    `level * scale` is a float64 product rounded to float32. Then come a float32 difference and quotient, as in the PIL
+    backend of transformers."""
+    levels = (np.arange(256, dtype=np.float64) * scale).astype(np.float32)
+    return (levels - np.array(mean, np.float32)[:, None]) / np.array(std, np.float32)[:, None]
+
+
+def make_patches(pixels: np.ndarray, table: np.ndarray, size: int, merge: int, frames: int) -> np.ndarray:
+    """Patches float32 `[N, 3 * frames * size * size]` of pixels uint8 `[H, W, 3]`, whose values `table` gives.
+
+    H and W are multiples of `size * merge`. Patches come in blocks of merge x merge, both row by row. The order within
+    a patch is channel, frame, row, column; all frames are equal."""
+    rows, columns = pixels.shape[0] // size, pixels.shape[1] // size
+    blocks = pixels.reshape(rows // merge, merge, size, columns // merge, merge, size, 3)
+    levels = blocks.transpose(0, 3, 1, 4, 6, 2, 5).reshape(rows * columns, 3, 1, size * size)
+    patches = np.empty((rows * columns, 3, frames, size * size), np.float32)
+    for channel in range(3):
+        patches[:, channel] = table[channel][levels[:, channel]]
+    return patches.reshape(rows * columns, -1)

@@ -1,0 +1,100 @@
+"""Placeholders in prompts are expanded, found again, and never shifted; the processors of a model give arrays."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+from pace.llm.processors.processor import Processors
+from pace.llm.processors.qwen_vl import QwenImageProcessor
+from pace.media.media import Media
+from tests.media.samples import draw
+
+PAD, CLIP = "<|image_pad|>", "<|audio_pad|>"
+IDS = {"image": 3, "audio": 7}
+
+
+class Clips:
+    """Processor of sound that only has its names."""
+
+    kind, token, placeholder = "audio", CLIP, f"<|audio_start|>{CLIP}<|audio_end|>"
+
+
+def medium(kind: str, num_tokens: int) -> Media:
+    return Media(kind, np.zeros(0, np.float32), None, num_tokens, bytes(32))
+
+
+@pytest.fixture
+def processors() -> Processors:
+    return Processors(QwenImageProcessor(), Clips())
+
+
+def encode(text: str) -> list[int]:
+    """Token ids of a text: one for each special token and for each other character."""
+    tokenizer = Tokenizer(models.WordLevel({"?": 0}, "?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.add_special_tokens(["<a>", "<b>", PAD, "<c>", "<d>", "<e>", CLIP])
+    return tokenizer.encode(text).ids
+
+
+def test_each_placeholder_gets_its_tokens_and_is_found_again(processors):
+    media = [medium("image", 3), medium("image", 1), medium("audio", 2), medium("image", 4)]
+    text = processors.expand(f"a {PAD}{PAD} b {CLIP}\n<|vision_start|>{PAD}<|vision_end|>", media)
+    assert text == f"a {PAD * 3}{PAD} b {CLIP * 2}\n<|vision_start|>{PAD * 4}<|vision_end|>"
+    tokens = encode(text)
+    spans = processors.locate(tokens, media, IDS)
+    assert [span.media for span in spans] == media
+    for span in spans:
+        end = span.start + span.media.num_tokens
+        assert set(tokens[span.start : end]) == {IDS[span.media.kind]}
+    assert [span.start for span in spans] == [2, 5, 9, 28]
+    assert processors.expand("no media", []) == "no media" and processors.locate([0, 1], [], IDS) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "num_images", "message"),
+    [
+        ("no place", 1, f"0 placeholders {PAD} for 1 image;"),
+        (f"{PAD} and {PAD}", 1, f"2 placeholders {PAD} for 1 image;"),
+        (f"a user typed {PAD}", 0, f"1 placeholder {PAD} for 0 images;"),
+        (f"{PAD}", 2, f"1 placeholder {PAD} for 2 images;"),
+    ],
+)
+def test_a_text_with_other_counts_is_refused(processors, text, num_images, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        processors.expand(text, [medium("image", 5)] * num_images)
+
+
+def test_tokens_with_other_counts_are_refused(processors):
+    for tokens, message in (
+        ([0, 3, 3, 0], f"has 2 tokens {PAD}, but 1 image must have 3"),
+        ([3] * 4, f"has 4 tokens {PAD}, but 1 image must have 3"),
+        ([0], f"has 0 tokens {PAD}, but 1 image must have 3"),
+        ([3, 3, 0, 3], f"the 3 tokens {PAD} from 0 on are of one medium, but other tokens are between them"),
+        ([3, 3, 3, 7], f"has 1 token {CLIP}, but 0 clips must have 0"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            processors.locate(tokens, [medium("image", 3)], IDS)
+
+
+def test_the_processors_of_a_model_give_the_arrays_of_transformers():
+    processors = Processors(QwenImageProcessor())
+    images = [draw(60, 90), draw(30, 30)]
+    reference = Qwen2VLImageProcessorPil()(images, return_tensors="np")
+    arrays = processors(images=images)
+    assert arrays.keys() == reference.keys()
+    assert all(np.array_equal(arrays[name], reference[name]) for name in arrays)
+    assert np.array_equal(processors(images=images[1])["image_grid_thw"], [[1, 4, 4]])
+    for kwargs, message in (
+        ({}, "needs images="),
+        ({"images": []}, "images is an empty list"),
+        ({"audio": [b""]}, "this model takes no audio"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            processors(**kwargs)
+    with pytest.raises(TypeError, match="an image is bytes"):
+        processors(images=[None])
