@@ -239,7 +239,7 @@ def tokens_of(sequence: Sequence, index: int) -> Tokens:
     """Tokens of a full block, given its index in the sequence's table. Placeholders of two images are equal, so the
     images are a part of them."""
     start, end = index * BLOCK_SIZE, (index + 1) * BLOCK_SIZE
-    tokens = tuple(sequence.tokens[start:end])
+    tokens: Tokens = tuple(sequence.tokens[start:end])
     for placed in sequence.media:
         if placed.start < end and start < placed.end:
             tokens += ((placed.media.digest, start - placed.start),)

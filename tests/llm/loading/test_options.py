@@ -108,7 +108,7 @@ def test_the_face_and_the_options_have_the_same_names_order_and_defaults() -> No
 
 
 def test_every_option_is_tried() -> None:
-    # below, in loading/memory/test_mapped_experts.py, and in generation/test_images.py
+    # below, in loading/memory/test_mapped_experts.py, and in models/towers/test_images.py
     elsewhere = {"pin_threads", "weights", "weights_cache", "media"}
     assert {*GOOD, *HUB, *elsewhere, "model_name_or_path"} == {*WRONG} == {*names()}
 

@@ -158,8 +158,7 @@ class SeesImages(BaseModelForCausalLM):
         positions = np.tile(np.arange(start, end), (3, 1))
         lag = 0  # positions of text behind the index of its tokens
         for span in media:
-            tower = next(tower for tower in self.towers if tower.kind == span.media.kind)
-            offsets, num_taken = tower.angle_offsets(span.media)
+            offsets, num_taken = self.tower(span.media.kind).angle_offsets(span.media)
             first, last = max(start, span.start), min(end, span.end)
             if first < last:
                 positions[:, first - start : last - start] = (

@@ -13,7 +13,6 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -48,7 +47,7 @@ def half_chunk() -> Any:
 class QwenAudioConfig:
     """Fields of `audio_config` in config.json; the defaults are those of Qwen3-Omni."""
 
-    num_mel_bins: int = count(128)
+    num_mel_bins: int = count(128, 512)
     encoder_layers: int = count(32, MAX_LAYERS)
     encoder_attention_heads: int = count(20)
     encoder_ffn_dim: int = count(5120)
@@ -277,10 +276,6 @@ class QwenAudioTower(Tower):
         digest = hashlib.sha256(f"frames {found.shape} ".encode())
         digest.update(found)
         return Media("audio", found, None, num_tokens(frames), digest.digest())
-
-    def angle_offsets(self, media: Media) -> tuple[np.ndarray, int]:
-        """Positions `[3, num_tokens]` of a clip's rows, which are those of text, and the number of positions."""
-        return np.broadcast_to(np.arange(media.num_tokens), (3, media.num_tokens)), media.num_tokens
 
 
 class Qwen3ASRAudioTower(QwenAudioTower):

@@ -257,8 +257,6 @@ class QwenVisionTower(Tower):
         return Media("image", patches, grid, self.num_tokens(grid), digest.digest())
 
     def angle_offsets(self, media: Media) -> tuple[np.ndarray, int]:
-        """Positions `[3, num_tokens]` of a medium's rows in time, height and width, counted from its first token; and
-        the number of positions that it takes."""
         frames, rows, columns = media.grid
         merge = self.config.spatial_merge_size
         grid = frames, rows // merge, columns // merge

@@ -81,4 +81,4 @@ def test_fields_that_are_refused(model_type, fields, error, message) -> None:
 
 def test_every_class_with_a_tower_is_tested() -> None:
     towers = {model.__name__ for model in MODEL_LIST.values() if hasattr(model, "Tower")}
-    assert len(towers - {"Qwen3OmniMoeForConditionalGeneration"}) == len(MODELS)  # tests/llm/generation/test_omni.py
+    assert len(towers - {"Qwen3OmniMoeForConditionalGeneration"}) == len(MODELS)  # tests/llm/models/towers/test_omni.py
