@@ -12,8 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from pace.llm.sequence import MediaSpan
-from pace.media.media import Media
+from pace.media.media import Media, MediaSpan
 from pace.naming import check_text
 
 logger = logging.getLogger("pace")

@@ -17,7 +17,7 @@ from pace.llm.defaults import end_tokens_of, pad_token_of, with_defaults
 from pace.llm.engine.driver import EngineDriver
 from pace.llm.inputs import Prompts, read_prompts
 from pace.llm.sampling.sampler import mix
-from pace.llm.sequence import MediaSpan
+from pace.media.media import MediaSpan
 
 logger = logging.getLogger("pace")
 

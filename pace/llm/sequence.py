@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
-from pace.media.media import Media
+from pace.media.media import MediaSpan
 from pace.ops.draws import Edits
 from pace.ops.rules import Rules
 
@@ -66,20 +66,6 @@ class TextRules:
     """Text of the prompt that the generated tokens begin with: token healing removed it from the prompt's tokens."""
     hidden: frozenset[int] | None = None
     """Tokens omitted from the text; None for the tokenizer's special tokens."""
-
-
-@dataclass(frozen=True, slots=True)
-class MediaSpan:
-    """The tokens of a sequence that stand for an image or a clip: its placeholders."""
-
-    start: int
-    """Index of the first of them."""
-    media: Media
-
-    @property
-    def end(self) -> int:
-        """Index after the last of them."""
-        return self.start + self.media.num_tokens
 
 
 PLAIN_TEXT = TextRules()

@@ -34,3 +34,8 @@ class MediaSpan:
 
     start: int
     media: Media
+
+    @property
+    def end(self) -> int:
+        """Position after the last of them."""
+        return self.start + self.media.num_tokens

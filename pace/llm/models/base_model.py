@@ -30,7 +30,7 @@ from pace.llm.loading.packed_weights import WeightsFile
 from pace.llm.loading.plan import plan_weights
 from pace.llm.models.model_config import ModelConfig
 from pace.llm.models.towers.tower import Tower
-from pace.llm.sequence import MediaSpan
+from pace.media.media import MediaSpan
 from pace.ops.protocol import ForwardOps, Ops
 from pace.ops.weight_layout import WeightLayout
 from pace.quant import QuantizationConfig

@@ -13,8 +13,7 @@ from pace.llm.layers.rotary import Angles
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.towers.tower import Slice, Tower
 from pace.llm.operators import OperatorReport
-from pace.llm.sequence import MediaSpan
-from pace.media.media import Media
+from pace.media.media import Media, MediaSpan
 
 
 class ModelRunner(ABC):

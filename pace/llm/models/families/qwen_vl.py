@@ -35,7 +35,7 @@ from pace.llm.models.towers.qwen_vision_config import (
     Qwen3VisionConfig,
     QwenVisionConfig,
 )
-from pace.llm.sequence import MediaSpan
+from pace.media.media import MediaSpan
 from pace.naming import shown
 from pace.ops.protocol import ForwardOps, Ops
 

@@ -6,6 +6,7 @@ import pytest
 
 from pace.llm.models.model_list import MODEL_LIST, read_config
 from pace.llm.models.towers.qwen_vision_config import Qwen2_5VisionConfig, Qwen2VisionConfig, Qwen3VisionConfig
+from tests.llm.models.families.published_dense import DENSE
 from tests.llm.models.towers.seeing import IMAGE, MODELS
 
 KINDS = {
@@ -21,6 +22,45 @@ def test_fields_that_are_left_out_have_the_defaults_of_transformers(model_type) 
     transformers = pytest.importorskip("transformers")
     whole = transformers.AutoConfig.for_model(model_type).to_dict()["vision_config"]
     assert KINDS[model_type].read({}) == KINDS[model_type].read(whole)
+
+
+PUBLISHED = {
+    "Qwen2.5-VL-3B-Instruct": (
+        {
+            "depth": 32, "hidden_act": "silu", "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16,
+            "in_chans": 3, "out_hidden_size": 2048, "patch_size": 14, "spatial_merge_size": 2, "spatial_patch_size": 14,
+            "window_size": 112, "fullatt_block_indexes": [7, 15, 23, 31], "tokens_per_second": 2,
+            "temporal_patch_size": 2,
+        },
+        (32, 1280, 80, 3420, "silu", 2048, (16, 24, 24)),
+    ),
+    "Qwen2-VL-2B-Instruct": (
+        {
+            "depth": 32, "embed_dim": 1280, "mlp_ratio": 4, "num_heads": 16, "in_chans": 3, "hidden_size": 1536,
+            "patch_size": 14, "spatial_merge_size": 2, "spatial_patch_size": 14, "temporal_patch_size": 2,
+        },
+        (32, 1280, 80, 5120, "quick_gelu", 1536, (16, 24, 24)),
+    ),
+    "Qwen3-VL-4B-Instruct": (
+        {
+            "deepstack_visual_indexes": [5, 11, 17], "depth": 24, "hidden_act": "gelu_pytorch_tanh",
+            "hidden_size": 1024, "in_channels": 3, "initializer_range": 0.02, "intermediate_size": 4096,
+            "model_type": "qwen3_vl", "num_heads": 16, "num_position_embeddings": 2304, "out_hidden_size": 2560,
+            "patch_size": 16, "spatial_merge_size": 2, "temporal_patch_size": 2,
+        },
+        (24, 1024, 64, 4096, "gelu_tanh", 2560, (24, 20, 20)),
+    ),
+}  # fmt: skip
+"""`vision_config` of published checkpoints; what is read of it, and the sections of the rotation."""
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_configs(name) -> None:
+    fields, expected = PUBLISHED[name]
+    config = read_config(DENSE[name] | {"vision_config": fields, "image_token_id": 151655}, media=True)[1]
+    of, rope = config.vision, config.rope
+    sizes = of.depth, of.hidden_size, of.head_dim, of.intermediate_size, of.hidden_act, of.out_hidden_size
+    assert (*sizes, rope.sections) == expected
 
 
 def config_of(model_type: str, **vision) -> dict:
