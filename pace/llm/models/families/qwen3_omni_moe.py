@@ -51,6 +51,8 @@ class Qwen3OmniMoeConfig(HearsSoundConfig, OfQwen3VLConfig, Qwen3MoeConfig):
         "position_id_per_seconds", "seconds_per_chunk", *OTHER_SPELLINGS,
     }  # fmt: skip
 
+    without_effect: ClassVar[dict[str, tuple]] = {"use_qk_norm": (None, True)}
+
     @classmethod
     def text_part(cls, raw: dict[str, Any]) -> dict[str, Any]:
         return super().text_part(thinker_of(raw))

@@ -225,3 +225,51 @@ def test_configs_that_are_refused(changes, problem) -> None:
     if name not in ("thinker_config", "sliding_window"):
         assert "media=False loads the text model alone" in str(error.value)
         read_config(raw)
+
+
+PUBLISHED = {
+    "text_config": {
+        "attention_bias": False, "decoder_sparse_step": 1, "head_dim": 128, "hidden_act": "silu", "hidden_size": 2048,
+        "intermediate_size": 768, "max_position_embeddings": 65536, "mlp_only_layers": [],
+        "model_type": "qwen3_omni_moe_text", "moe_intermediate_size": 768, "norm_topk_prob": True,
+        "num_attention_heads": 32, "num_experts": 128, "num_experts_per_tok": 8, "num_hidden_layers": 48,
+        "num_key_value_heads": 4, "output_router_logits": False, "rms_norm_eps": 1e-06, "rope_theta": 1000000,
+        "rope_scaling": {
+            "interleaved": True, "mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default",
+            "type": "default",
+        },
+        "router_aux_loss_coef": 0.001, "shared_expert_intermediate_size": 0, "sliding_window": None,
+        "use_qk_norm": True, "use_sliding_window": False, "vocab_size": 152064,
+    },
+    "vision_config": {
+        "apply_vit_abs_pos_embed": True, "deepstack_visual_indexes": [8, 16, 24], "depth": 27, "hidden_size": 1152,
+        "hidden_act": "gelu_pytorch_tanh", "image_size": 768, "in_channels": 3, "intermediate_size": 4304,
+        "num_heads": 16, "num_position_embeddings": 2304, "out_hidden_size": 2048, "patch_size": 16,
+        "spatial_merge_size": 2, "spatial_patch_size": 16, "temporal_patch_size": 2, "tokens_per_second": 2,
+    },
+    "audio_config": {
+        "activation_function": "gelu", "conv_chunksize": 500, "d_model": 1280, "downsample_hidden_size": 480,
+        "encoder_attention_heads": 20, "encoder_ffn_dim": 5120, "encoder_layers": 32, "max_source_positions": 1500,
+        "n_window": 50, "n_window_infer": 800, "num_hidden_layers": 32, "num_mel_bins": 128, "output_dim": 2048,
+    },
+    "audio_token_id": 151675, "image_token_id": 151655, "video_token_id": 151656, "audio_start_token_id": 151669,
+    "audio_end_token_id": 151670, "vision_start_token_id": 151652, "vision_end_token_id": 151653,
+    "user_token_id": 872, "position_id_per_seconds": 13, "seconds_per_chunk": 2, "initializer_range": 0.02,
+    "model_type": "qwen3_omni_moe_thinker",
+}  # fmt: skip
+"""A `thinker_config` in the spelling of transformers 4."""
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_the_published_config_is_read_without_a_warning(alone, caplog) -> None:
+    whole = {
+        "architectures": ["Qwen3OmniMoeForConditionalGeneration"], "model_type": "qwen3_omni_moe",
+        "enable_audio_output": True, "talker_config": {"text_config": {"hidden_size": 1024}}, "code2wav_config": {},
+        "thinker_config": PUBLISHED, "quantization_config": None,
+    }  # fmt: skip
+    _, config = read_config(PUBLISHED if alone else whole, media=True)
+    assert not caplog.records
+    assert (config.vision.out_hidden_size, config.audio.output_dim, config.hidden_size) == (2048, 2048, 2048)
+    assert (config.image_token_id, config.audio_token_id) == (151655, 151675)
+    assert config.rope.sections == (24, 20, 20) and config.rope.alternates and config.rope.theta == 1e6
+    assert config.router.normalise and config.head_dim == 128
