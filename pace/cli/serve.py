@@ -24,6 +24,13 @@ if TYPE_CHECKING:
 
 PACKAGES = ("starlette", "pydantic", "uvicorn", "httptools", "prometheus_client")
 FLAG: dict[str, Any] = {"action": "store_true"}
+
+
+def media_kinds(text: str) -> tuple[str, ...]:
+    """Reads the value of --media."""
+    return () if text == "none" else tuple(text.split(","))
+
+
 SERVE_OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "host": ("--host", {}),
     "port": ("--port", {"type": int, "metavar": "N"}),
@@ -34,6 +41,8 @@ SERVE_OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "tls_key": ("--tls-key", {"metavar": "FILE"}),
     "cors_origins": ("--cors-origin", {"action": "append", "metavar": "ORIGIN"}),
     "allowed_hosts": ("--allowed-host", {"action": "append", "metavar": "NAME"}),
+    "media": ("--media", {"type": media_kinds, "metavar": "KINDS"}),
+    "max_image_tokens": ("--max-image-tokens", {"type": int, "metavar": "N"}),
     "allow_priority": ("--allow-priority", FLAG),
     "strict": ("--strict", FLAG),
     "access_log": ("--access-log", FLAG),
@@ -52,6 +61,9 @@ def size(text: str) -> int:
 
 LIMIT_OPTIONS: dict[str, tuple[str, Any, str]] = {
     "body_bytes": ("--max-body", size, "maximum size of a request's body, such as 4MiB"),
+    "media_body_bytes": ("--max-media-body", size, "maximum size of a body whose model takes images or sound"),
+    "images": ("--max-images", int, "images of one request"),
+    "clips": ("--max-clips", int, "clips of sound of one request"),
     "max_queue": (
         "--max-queue",
         int,
@@ -161,7 +173,7 @@ def make_service(options: ServeOptions, arguments: argparse.Namespace) -> tuple[
     from pace.server.service import Service
 
     try:
-        service = Service(options, LoadOptions(**load_arguments(arguments)))
+        service = Service(options, LoadOptions(**load_arguments(arguments), media=options.media != ()))
     except (TypeError, ValueError) as error:
         raise WrongOptions(str(error)) from None
     return service, make_app(service)

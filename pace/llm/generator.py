@@ -25,6 +25,7 @@ from pace.llm.inputs import with_keywords
 from pace.llm.limits import checked_priority, checked_salt
 from pace.llm.outputs import GenerateOutput
 from pace.llm.preparation import PreparedCall, Preparer
+from pace.llm.processors.prompts import NO_MEDIA, Prompt, PromptEncoder
 from pace.llm.sequence import Sequence
 from pace.llm.sequences import make_beam_search, make_samples
 
@@ -36,16 +37,22 @@ class Generator:
     the engine."""
 
     def __init__(
-        self, engine: Engine, tokenizer: Any = None, defaults: SamplingConfig | None = None, progress: bool = False
+        self,
+        engine: Engine,
+        tokenizer: Any = None,
+        defaults: SamplingConfig | None = None,
+        progress: bool = False,
+        encoder: PromptEncoder = NO_MEDIA,
     ) -> None:
         """`defaults` has the checkpoint's settings: its generation config, end and pad tokens. Without a tokenizer
         prompts must be token ids, and there are no texts and no stop strings. `progress` shows a bar for several rows,
-        on a terminal or in a notebook."""
+        on a terminal or in a notebook. `encoder` puts images and sound into prompts, for models that take them."""
         self.driver = EngineDriver(engine)
         self.tokenizer = tokenizer
         self.defaults = defaults or SamplingConfig()
         self.progress = progress
-        self._preparer = Preparer(self.driver, tokenizer, self.defaults)
+        self.encoder = encoder
+        self._preparer = Preparer(self.driver, tokenizer, self.defaults, encoder)
         self.constraints = self._preparer.constraints
 
     @property
@@ -201,7 +208,8 @@ class Generator:
         `LLMModel.chat`."""
         if self.tokenizer is None:
             raise ValueError("chat needs a tokenizer with a chat template, and this model has none")
-        template = ChatTemplate(self.tokenizer, None if tool_format is None else format_named(tool_format))
+        format = None if tool_format is None else format_named(tool_format)
+        template = ChatTemplate(self.tokenizer, format, self.encoder.processors)
         listed = [tool.for_template() if isinstance(tool, Tool) else tool for tool in tools or ()]
         known = read_tools(listed)
         config = SamplingConfig.read(sampling_config, fields)
@@ -214,12 +222,12 @@ class Generator:
             config.take_grammar(),
             variables=template_variables,
         )
-        prompt = list(self.tokenizer(turn.prompt, add_special_tokens=False)["input_ids"])
+        prompt = self.encoder.encode(turn.prompt, turn.media, self.tokenizer, add_special_tokens=False)
         return self.answer(turn, prompt, config)
 
-    def answer(self, turn: Turn, prompt: list[int], sampling_config: SamplingConfig) -> ChatAnswer:
-        """Returns the answer of a turn, given its prompt in tokens. The turn's grammar replaces the config's. Raises
-        ValueError for settings that conversations do not support."""
+    def answer(self, turn: Turn, prompt: list[int] | Prompt, sampling_config: SamplingConfig) -> ChatAnswer:
+        """Returns the answer of a turn, given its prompt in tokens, or with its media. The turn's grammar
+        replaces the config's. Raises ValueError for settings that conversations do not support."""
         config = sampling_config.copy()
         config.take_grammar()
         config.grammar = turn.grammar

@@ -12,8 +12,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from pace.llm.processors.prompts import NO_MEDIA, MediaPart, Prompt, PromptEncoder
 from pace.media.media import Media, MediaSpan
-from pace.naming import check_text
+from pace.naming import check_text, shown
 
 logger = logging.getLogger("pace")
 
@@ -31,6 +32,8 @@ _KINDS = (
     "a string, a list of strings, a list of token ids, a list of such lists, an integer tensor [S] or [B, S], "
     "or a tokenizer's output with input_ids and attention_mask"
 )
+_LISTS = {"images": "image", "audio": "audio"}
+"""Keys of a prompt with media, and the kind of the media in each."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class Prompts:
     given: Tensor | None
     """int64 `[B, S]`, padding included, if the caller gave a tensor; None if the rows must be padded on the left."""
     media: list[tuple[MediaSpan, ...]] | None = None
-    """The images of each row; None if there are none."""
+    """The images and sound of each row; None if there are none."""
 
     def padded(self, pad_token: int) -> Tensor:
         """int64 `[B, S]`: the caller's tensor, or the rows padded on the left to the longest."""
@@ -75,28 +78,36 @@ def with_keywords(inputs: Any, fields: dict[str, Any]) -> tuple[Any, dict[str, A
 
 
 def read_prompts(
-    inputs: Any, tokenizer: Any, vocab_size: int, towers: Sequence[MediaReader] = (), model_name: str = "this model"
+    inputs: Any,
+    tokenizer: Any,
+    vocab_size: int,
+    towers: Sequence[MediaReader] = (),
+    model_name: str = "this model",
+    encoder: PromptEncoder = NO_MEDIA,
 ) -> Prompts:
     """Reads prompts in any form that `LLMModel.generate` takes. A mapping may hold the arrays of `towers`, those of the
-    model named `model_name`.
+    model named `model_name`. `encoder` is the model's.
 
     Raises TypeError for another kind of object. Raises ValueError for an empty batch or prompt, for ids outside
-    `0 .. vocab_size - 1`, and for text without a tokenizer. Also for a mask of another shape, with a hole, or all 0,
-    and for images that do not match their placeholders.
+    `0 .. vocab_size - 1`, and for text without a tokenizer. Also for a mask of another shape, with a hole, or all 0.
+    Also for media that the model does not take, or that do not match their placeholders.
     """
+    if isinstance(inputs, (str, Prompt)) or _is_media_prompt(inputs):
+        inputs = [inputs]
     if isinstance(inputs, Mapping):
         of_media = {name: inputs[name] for name in _OF_MEDIA if inputs.get(name) is not None}
         prompts = _from_mapping({name: value for name, value in inputs.items() if name not in _OF_MEDIA})
         prompts = replace(prompts, media=_read_media(prompts.rows, of_media, towers, model_name))
     elif _is_array(inputs):
         prompts = _from_tensor(_tensor(inputs), None)
-    elif isinstance(inputs, str):
-        prompts = Prompts([_encode(inputs, tokenizer)], None)
     elif isinstance(inputs, (list, tuple)):
-        prompts = _from_list(list(inputs), tokenizer)
+        prompts = _from_list(list(inputs), tokenizer, encoder)
     else:
         raise TypeError(f"inputs must be {_KINDS}; got {type(inputs).__name__}")
     _check_rows(prompts.rows, vocab_size)
+    for index, row in enumerate(prompts.rows):
+        if not (prompts.media and prompts.media[index]):
+            encoder.check_ids(row)
     return prompts
 
 
@@ -144,11 +155,13 @@ def place_media(
     return found
 
 
-def _from_list(items: list[Any], tokenizer: Any) -> Prompts:
+def _from_list(items: list[Any], tokenizer: Any, encoder: PromptEncoder = NO_MEDIA) -> Prompts:
     if not items:
         raise ValueError("inputs is an empty list: there is no prompt to continue; give at least one")
-    if all(isinstance(item, str) for item in items):
-        return Prompts([_encode(item, tokenizer) for item in items], None)
+    if all(isinstance(item, (str, Prompt)) or _is_media_prompt(item) for item in items):
+        read = [_read(item, f"inputs[{index}]", tokenizer, encoder) for index, item in enumerate(items)]
+        media = [prompt.media for prompt in read] if any(prompt.places for prompt in read) else None
+        return Prompts([prompt.tokens for prompt in read], None, media)
     items = [item.tolist() if _is_array(item) else item for item in items]
     if all(_is_token(item) for item in items):
         return Prompts([[int(item) for item in items]], None)
@@ -156,6 +169,32 @@ def _from_list(items: list[Any], tokenizer: Any) -> Prompts:
         if not isinstance(row, (list, tuple)) or not all(_is_token(token) for token in row):
             raise TypeError(f"inputs must be {_KINDS}; item {index} of the list is {row!r:.100}")
     return Prompts([[int(token) for token in row] for row in items], None)
+
+
+def _is_media_prompt(item: Any) -> bool:
+    return isinstance(item, Mapping) and "prompt" in item
+
+
+def _read(item: Any, place: str, tokenizer: Any, encoder: PromptEncoder) -> Prompt:
+    """Reads a text, or a dict with its `prompt` and its media."""
+    if isinstance(item, Prompt):
+        return item
+    if isinstance(item, str):
+        return encode(item, (), tokenizer, encoder)
+    unknown = [str(key) for key in item if key not in ("prompt", *_LISTS)]
+    if unknown:
+        raise ValueError(f"{place} holds {', '.join(unknown)}; a dict has a prompt, and images or audio")
+    if not isinstance(item["prompt"], str):
+        raise TypeError(
+            f"{place}.prompt must be a text with a placeholder for each image and clip; got {shown(item['prompt'])}"
+        )
+    parts = []
+    for name, kind in _LISTS.items():
+        given = item.get(name)
+        if given is not None and not isinstance(given, (list, tuple)):
+            raise TypeError(f"{place}.{name} must be a list; got {type(given).__name__}")
+        parts += [MediaPart(kind, one, where=f"{place}.{name}[{at}]") for at, one in enumerate(given or ())]
+    return encode(item["prompt"], parts, tokenizer, encoder)
 
 
 def _from_mapping(inputs: Mapping) -> Prompts:
@@ -225,13 +264,17 @@ def _keep(ids: Tensor, mask: Tensor, index: int) -> list[int]:
     return ids[kept[0] : kept[-1] + 1].tolist()
 
 
-def _encode(text: str, tokenizer: Any) -> list[int]:
+def encode(
+    text: str, parts: Sequence[MediaPart], tokenizer: Any, encoder: PromptEncoder, add_special_tokens: bool = True
+) -> Prompt:
+    """Reads a text and the media for its placeholders. Raises ValueError without a tokenizer, and what
+    `PromptEncoder.encode` raises."""
     if tokenizer is None:
         raise ValueError("this model has no tokenizer, so it takes token ids; give tokenizer_name_or_path to use text")
     check_text(text)
-    tokens = list(tokenizer(text)["input_ids"])
-    warn_of_second_bos(text, tokens, tokenizer)
-    return tokens
+    prompt = encoder.encode(text, parts, tokenizer, add_special_tokens)
+    warn_of_second_bos(text, prompt.tokens, tokenizer)
+    return prompt
 
 
 _warned: weakref.WeakSet[Any] = weakref.WeakSet()

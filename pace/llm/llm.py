@@ -23,6 +23,7 @@ from pace.llm.loading.options import LoadOptions
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.operators import OperatorConfig, OperatorReport
 from pace.llm.outputs import GenerateOutput, MemoryReport
+from pace.llm.processors.processor import Processors
 from pace.llm.speculation.configs import SpecConfig
 from pace.memory import resident_bytes
 
@@ -59,12 +60,13 @@ class LLMModel:
         weights: str = "memory",
         weights_cache: str | Path | bool | None = None,
         media: bool = True,
+        max_image_tokens: int | None = None,
         **other_names: Any,
     ) -> None:
         """Loads a local directory, a GGUF file or a Hub id. `help(LoadOptions)` describes each argument.
 
         What to load: `model_name_or_path`, `tokenizer_name_or_path`, and `media` (False leaves out the towers for
-        images and sound); from the Hub `revision`, `token`, `cache_dir`, `local_files_only`.
+        images and sound) with `max_image_tokens`; from the Hub `revision`, `token`, `cache_dir`, `local_files_only`.
         How weights are stored: `dtype`, or `quantization` ("int8", "int4", "nf4", ...; `load_in_4bit`, `load_in_8bit`).
         Where: `weights` ("mapped" keeps experts in a file, which may be larger than memory) and `weights_cache`.
         Keys and values: `kv_cache_bytes` (such as "2GiB"), `kv_cache_dtype`, `kv_cache_type`, `bmc_rows`,
@@ -85,7 +87,7 @@ class LLMModel:
         self.tokenizer = loaded.tokenizer
         self._model: BaseModelForCausalLM | None = loaded.model
         self._generator: Generator | None = Generator(
-            loaded.engine, loaded.tokenizer, loaded.defaults, options.progress
+            loaded.engine, loaded.tokenizer, loaded.defaults, options.progress, loaded.encoder
         )
         self.config = self._model.config
         """The model's config: config.json, completed with the architecture's defaults."""
@@ -118,6 +120,8 @@ class LLMModel:
         `inputs`: a string, a list of strings, token ids (a list, or a list of lists), or an integer tensor `[S]` or
         `[B, S]`. Or a tokenizer's output with its attention mask, padded on either side. Or the output of a processor
         of transformers, with images: as one argument, or as `generate(**processor(...))`.
+        A prompt with media is `{"prompt": text, "images": [...], "audio": [...]}`: its text has one placeholder for
+        each, in order (docs/media.md). Images are PIL images, paths or bytes; sound is paths, bytes or samples.
         `sampling_config`: overrides the checkpoint's generation_config.json field by field, which overrides the
         defaults. May be a transformers GenerationConfig.
         `fields`: fields of a SamplingConfig, which override `sampling_config`: `generate(prompt, max_new_tokens=8)`.
@@ -189,7 +193,8 @@ class LLMModel:
         context.
 
         `messages`: one question, or dicts with `role` and `content`, including tool calls and their results, as in
-        OpenAI's API.
+        OpenAI's API. Content with media is a list of parts: `{"type": "text", "text": ...}`,
+        `{"type": "image", "image": ..., "detail": "auto"}` and `{"type": "audio", "audio": ...}`.
         `tools`: functions that the model may call, in the form of OpenAI's API, or `pace.llm.chat.Tool`. A call always
         names one of them, and its arguments follow the schema (docs/structured.md).
         `tool_choice`: "auto", "none", "required", or `{"type": "function", "function": {"name": ...}}`. The last two
@@ -217,19 +222,22 @@ class LLMModel:
     def score(self, texts_or_ids: Any) -> list[Tensor]:
         """Returns fp32 `[T - 1]` for each sequence of T tokens (inputs as in `generate`). Entry i is the
         log-probability of token i + 1 after tokens 0 .. i. The first token has none."""
-        generator = self.generator
-        return score(
-            generator.driver, read_prompts(texts_or_ids, self.tokenizer, generator.engine.model.vocab_size).rows
-        )
+        return score(self.generator.driver, self._scored(texts_or_ids))
 
     def score_from(self, texts_or_ids: Any, starts: list[int]) -> list[Scores]:
         """Scores the tokens of each sequence from `starts[i]` on: their log-probabilities, and whether greedy decoding
         would have taken them. A prefix shared with a text of an earlier call is not computed again.
 
         Raises ValueError for a start below 1, and the errors of `score`."""
+        return score_from(self.generator.driver, self._scored(texts_or_ids), starts)
+
+    def _scored(self, texts_or_ids: Any) -> list[list[int]]:
         generator = self.generator
-        rows = read_prompts(texts_or_ids, self.tokenizer, generator.engine.model.vocab_size).rows
-        return score_from(generator.driver, rows, starts)
+        vocab_size = generator.engine.model.vocab_size
+        prompts = read_prompts(texts_or_ids, self.tokenizer, vocab_size, encoder=generator.encoder)
+        if prompts.media:
+            raise ValueError("only texts and token ids are scored, without images and sound")
+        return prompts.rows
 
     # -- about the model -----------------------------------------------------------------------------------------------
 
@@ -253,6 +261,12 @@ class LLMModel:
         """Maximum number of tokens in a sequence, prompt included: the smallest of the loading option, the config's
         limit and the cache's capacity."""
         return self.generator.engine.max_length
+
+    @property
+    def processor(self) -> Processors:
+        """Prepares media for the model: `model.processor(images=[...])` and `(audio=[...])` return numpy arrays, with
+        the names, shapes and bits of the checkpoint's transformers processor."""
+        return self.generator.encoder.all
 
     @property
     def generator(self) -> Generator:

@@ -16,6 +16,7 @@ from pace.llm.constraints.builder import ConstraintBuilder, Constraints
 from pace.llm.defaults import end_tokens_of, pad_token_of, with_defaults
 from pace.llm.engine.driver import EngineDriver
 from pace.llm.inputs import Prompts, read_prompts
+from pace.llm.processors.prompts import PromptEncoder
 from pace.llm.sampling.sampler import mix
 from pace.media.media import MediaSpan
 
@@ -37,7 +38,7 @@ class PreparedPrompt:
     seed: int
     constraints: Constraints
     media: tuple[MediaSpan, ...] = ()
-    """The images among its tokens."""
+    """The images and sound among its tokens."""
 
 
 @dataclass(frozen=True)
@@ -91,12 +92,13 @@ class PreparedCall:
 class Preparer:
     """Prepares calls for one model. Thread-safe."""
 
-    def __init__(self, driver: EngineDriver, tokenizer: Any, defaults: SamplingConfig) -> None:
+    def __init__(self, driver: EngineDriver, tokenizer: Any, defaults: SamplingConfig, encoder: PromptEncoder) -> None:
         """`defaults` are the checkpoint's settings. Without a tokenizer, prompts must be token ids."""
         self.constraints = ConstraintBuilder(tokenizer, driver.engine.model.vocab_size)
         self._driver = driver
         self._tokenizer = tokenizer
         self._defaults = defaults
+        self._encoder = encoder
 
     def prepare(self, inputs: Any, asked: SamplingConfig, turn: Turn | None, skip_special_tokens: bool) -> PreparedCall:
         """Implements `Generator.prepare_for_generate`."""
@@ -107,7 +109,8 @@ class Preparer:
         config.check_consistent(asked.explicit_fields)
         self._check_against_model(config)
         model = engine.model
-        prompts = read_prompts(inputs, self._tokenizer, model.vocab_size, model.towers, model_name(model))
+        names = model.towers, model_name(model)
+        prompts = read_prompts(inputs, self._tokenizer, model.vocab_size, *names, self._encoder)
         max_lengths = [self._max_length(config, len(row), index) for index, row in enumerate(prompts.rows)]
         if config.num_beams > 1:
             longest = max(length - len(row) for row, length in zip(prompts.rows, max_lengths))

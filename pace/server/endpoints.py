@@ -72,12 +72,14 @@ class Endpoint:
             await send(message)
 
         try:
-            body = await http.read_body(scope, receive, service.limits.body_bytes)
-            async with http.cancelled_when_gone(receive):
-                self.check(service)
-                read = functools.partial(self._read, service, body, Access.of(scope))
-                request, headers = await service.work(read) if len(body) > LARGE else read()
-                await self.answer(service, request, headers, scope, tracked)
+            with service.large_bodies.one() as check:
+                body = await http.read_body(scope, receive, service.max_body_bytes, check)
+                async with http.cancelled_when_gone(receive):
+                    self.check(service)
+                    read = functools.partial(self._read, service, body, Access.of(scope))
+                    request, headers = await service.work(read) if len(body) > LARGE else read()
+                    del body, read
+                    await self.answer(service, request, headers, scope, tracked)
         except http.ClientGone:
             service.metrics.client_gone()
         except Exception as error:
@@ -88,6 +90,10 @@ class Endpoint:
     def _read(self, service: Service, body: bytes, access: Access) -> tuple[Any, dict[str, str]]:
         """Returns the request, and headers that name its unknown fields."""
         options = service.options
+        max_bytes = service.limits.body_bytes
+        if len(body) > max_bytes and sum(map(body.count, (b",", b"[", b"{"))) > max_bytes // 2:
+            # More values than a body of that size has: they take memory, which the text of an image does not.
+            raise ApiError(413, f"the body may have at most {max_bytes} bytes besides images and sound")
         value = read_json(body, service.limits.json_depth)
         model = value.get("model", options.model_names[0]) if isinstance(value, dict) else None
         access.model = model if isinstance(model, str) else None
@@ -130,7 +136,8 @@ class GenerationEndpoint(Endpoint):
         """Yields the form of a request's answer, and the answer, which ends with the block. `salt` and `key` are the
         client's. Raises ApiError."""
         model = service.check_model(request.model)
-        job = request.to_job(service.limits, service.loaded.defaults)
+        read = functools.partial(request.to_job, service.limits, service.loaded.defaults)
+        job = await service.work(read) if service.takes_media else read()  # decoding base64 takes time
         async with service.answer(job, salt, key) as answer:
             envelope = Envelope.new(self.id_prefix, model, service.fingerprint)
             yield self.form(request, envelope, service.loaded.tokenizer), answer

@@ -18,7 +18,8 @@ GrammarReader = Callable[[Any, GrammarLimits, str], Grammar | None]
 
 @dataclass(frozen=True)
 class ChatPrompt:
-    """Messages for the tokenizer's chat template, in its terms: `role`, and `content` as one string."""
+    """Messages for the tokenizer's chat template, in its terms: `role`, and `content` as one string, or as parts if it
+    has images or sound."""
 
     messages: list[dict[str, Any]]
     add_generation_prompt: bool = True

@@ -16,6 +16,21 @@ class Limits:
     """Limits of requests and connections. Sizes are in bytes, times in seconds."""
 
     body_bytes: int = 4 * MIB
+    """Size of a request for a model of text, and of the other parts of a request with images or sound."""
+    media_body_bytes: int = 32 * MIB
+    """Size of a request for a model that takes images or sound."""
+    large_body_bytes: int = 1024 * MIB
+    """Size of all requests in progress together that are larger than `body_bytes`."""
+    images: int = 16
+    """Images of one request."""
+    clips: int = 4
+    """Clips of sound of one request."""
+    media_bytes: int = 20 * MIB
+    """Size of one image or clip, before it is decoded."""
+    media_seconds: float = 60.0
+    """Maximum time to decode the images and sound of a request, waiting included."""
+    media_tokens: int = 1 << 15
+    """Tokens of decoded images and sound of all requests in progress. One takes up to 24 KiB."""
     header_bytes: int = 32 << 10
     header_lines: int = 100
     header_seconds: float = 10.0

@@ -13,6 +13,7 @@ from pace.naming import shown
 from pace.server.limits import Limits
 
 KEYS_VARIABLE = "PACE_API_KEY"
+MEDIA = ("image", "audio")
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
@@ -46,6 +47,11 @@ class ServeOptions:
     allowed_hosts: tuple[str, ...] = ()
     """Additional names allowed in `Host`. Without keys, names other than this machine's own are refused."""
     limits: Limits = field(default_factory=Limits)
+    media: tuple[str, ...] | None = None
+    """Media that requests may have: image, audio or image,audio; none for text only. Default: all that the model
+    takes."""
+    max_image_tokens: int = 1280
+    """Maximum number of tokens of an image. One with more pixels is made smaller."""
     allow_priority: bool = False
     """Lets requests ask to be served before others."""
     strict: bool = False
@@ -61,6 +67,7 @@ class ServeOptions:
         _check_keys(self.keys)
         self._check_tls()
         self._check_browsers()
+        self._check_media()
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self.metrics_prefix):
             raise ValueError(f"metrics_prefix must be letters, digits and _; got {shown(self.metrics_prefix)}")
 
@@ -129,6 +136,15 @@ class ServeOptions:
                 raise ValueError(
                     f"served_model_names: {shown(name)} must be 1 to {max_characters} printable characters"
                 )
+
+    def _check_media(self) -> None:
+        unknown = [kind for kind in self.media or () if kind not in MEDIA]
+        if unknown or len(set(self.media or ())) < len(self.media or ()):
+            raise ValueError(f"media must be {' or '.join(MEDIA)}, both or none; got {shown(','.join(self.media))}")
+        if isinstance(self.max_image_tokens, bool) or not isinstance(self.max_image_tokens, int):
+            raise TypeError(f"max_image_tokens must be a whole number; got {shown(self.max_image_tokens)}")
+        if self.max_image_tokens < 1:
+            raise ValueError(f"max_image_tokens must be at least 1; got {self.max_image_tokens}")
 
     def _check_tls(self) -> None:
         if (self.tls_certificate is None) != (self.tls_key is None):

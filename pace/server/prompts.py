@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pace.grammar import Grammar, GrammarError
@@ -15,9 +15,11 @@ from pace.llm.chat.template import ChatTemplate, TemplateRefusal
 from pace.llm.chat.turn import Turn, plan_turn
 from pace.llm.infill import Infill
 from pace.llm.inputs import warn_of_second_bos
+from pace.llm.processors.prompts import NO_MEDIA, MediaPart, MediaPartError, Prompt, PromptEncoder
 from pace.server.errors import ApiError, invalid
 from pace.server.jobs import ChatPrompt, GenerationJob, TextPrompts
 from pace.server.limits import Limits
+from pace.server.schemas.media import texts_of
 
 logger = logging.getLogger("pace")
 
@@ -27,9 +29,20 @@ PROMPTS = "a string, a list of strings, a list of token ids, or a list of such l
 class PromptReader:
     """Reads prompts for one model. Each thread has a copy of the tokenizer, which is not safe to share."""
 
-    def __init__(self, tokenizer: Any, vocab_size: int, max_length: int, limits: Limits) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        vocab_size: int,
+        max_length: int,
+        limits: Limits,
+        encoder: PromptEncoder = NO_MEDIA,
+        model_name: str = "this model",
+    ) -> None:
         """`max_length` is the maximum length of prompt and answer together. A text of more than
-        `limits.bytes_per_token` bytes for each of these tokens is refused before it is tokenised."""
+        `limits.bytes_per_token` bytes for each of these tokens is refused before it is tokenised. `encoder` has the
+        media that requests may have; `model_name` is for errors about others."""
+        self.encoder = encoder
+        self._model_name = model_name
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self.max_length = max_length
@@ -58,44 +71,47 @@ class PromptReader:
         """This thread's template. Raises ApiError if the model has none."""
         if not hasattr(self._local, "template"):
             try:
-                self._local.template = ChatTemplate(self.tokenizer)
+                self._local.template = ChatTemplate(self.tokenizer, None, self.encoder.processors)
             except ValueError as error:
                 raise ApiError(400, str(error)) from None
         return self._local.template
 
     def read(
         self, job: GenerationJob, grammar: Grammar | None = None
-    ) -> tuple[list[list[int]], Turn | None, Infill | None]:
-        """Returns the token ids of each prompt, the turn of a conversation, and how to fill a gap. An answer without
-        calls follows `grammar`. Raises ApiError for prompts that cannot be read or are too long, and for token ids
-        outside the vocabulary."""
+    ) -> tuple[list[Prompt], Turn | None, Infill | None]:
+        """Returns the tokens and media of each prompt, the turn of a conversation, and how to fill a gap. Media are
+        counted by their headers, and not decoded yet. An answer without calls follows `grammar`. Raises ApiError for
+        prompts that cannot be read or are too long, and for token ids outside the vocabulary."""
         turn = infill = None
         for param, tokens in job.tokens_named.items():
             self._check_tokens(tokens, param)
         if isinstance(job.prompt, ChatPrompt):
             turn, param = self.plan(job.prompt, grammar), job.prompt.param
-            rows = [self.encode(turn.prompt, job.prompt.add_special_tokens, param)]
+            rows = [self._encode(turn.prompt, turn.media, job.prompt.add_special_tokens, param)]
         elif job.prompt.suffix is not None:
             infill, param = self._infill(), "prompt"
             rows = self._gaps(job.prompt, infill)
         else:
             rows, param = self._texts(job.prompt), "prompt"
         if job.truncate_prompt is not None:
-            rows = [row[-job.truncate_prompt :] for row in rows]
+            if any(row.places for row in rows):
+                raise invalid("truncate_prompt_tokens", "is not supported with images or sound; leave it out")
+            rows = [Prompt(row.tokens[-job.truncate_prompt :]) for row in rows]
         for row in rows:
-            if not row:
+            if not row.tokens:
                 raise invalid(param, "has no tokens")
-            if len(row) >= self.max_length:
-                raise self._too_long(len(row), param)
+            if len(row.tokens) >= self.max_length:
+                raise self._too_long(len(row.tokens), param)
         return rows, turn, infill
 
     def plan(self, prompt: ChatPrompt, grammar: Grammar | None = None) -> Turn:
         """Returns the turn that follows a conversation. Raises ApiError."""
         self._log_passed_over(prompt.passed_over)
         tools, choice = self._tools(prompt)
-        texts = [message.get(name) or "" for message in prompt.messages for name in ("content", "reasoning_content")]
-        self._check_bytes(sum(len(text.encode()) for text in texts), prompt.param)
-
+        names = ("content", "reasoning_content")
+        contents = [message.get(name) for message in prompt.messages for name in names]
+        self._check_bytes(sum(len(text.encode()) for each in contents for text in texts_of(each)), prompt.param)
+        self._check_media(contents)
         try:
             return plan_turn(
                 self.template,
@@ -116,6 +132,15 @@ class PromptReader:
             raise ApiError(400, str(error), param=error.place) from None
         except Exception as error:
             raise ApiError(400, f"these messages are invalid: {error}", param=prompt.param) from None
+
+    def _check_media(self, contents: list[Any]) -> None:
+        """Raises ApiError for media that the model does not take."""
+        for part in (part for each in contents if isinstance(each, list) for part in each):
+            if isinstance(part, MediaPart):
+                try:
+                    self.encoder.check_kind(part, f"the model {self._model_name!r}")
+                except MediaPartError as error:
+                    raise ApiError(400, str(error), param=error.place) from None
 
     def _log_passed_over(self, names: tuple[str, ...]) -> None:
         """Logs once per name what requests ask for without effect."""
@@ -146,18 +171,28 @@ class PromptReader:
         return tools, choice
 
     def render(self, prompt: ChatPrompt) -> str:
-        """Returns the text that the model's chat template makes of messages."""
+        """Returns the text that the model's chat template makes of messages, with a placeholder for each medium."""
         return self.plan(prompt).prompt
 
-    def encode_chat(self, prompt: ChatPrompt) -> list[int]:
-        """Returns the token ids of a conversation."""
-        return self.encode(self.render(prompt), prompt.add_special_tokens, prompt.param)
+    def encode_chat(self, prompt: ChatPrompt, add_special_tokens: bool | None = None) -> list[int]:
+        """Returns the token ids of a conversation, with the placeholders of its media. `add_special_tokens` overrides
+        the prompt's own."""
+        turn = self.plan(prompt)
+        adds = prompt.add_special_tokens if add_special_tokens is None else add_special_tokens
+        return self._encode(turn.prompt, turn.media, adds, prompt.param).tokens
 
     def encode(self, text: str, add_special_tokens: bool = True, param: str = "prompt") -> list[int]:
+        return self._encode(text, (), add_special_tokens, param).tokens
+
+    def _encode(self, text: str, media: Sequence[MediaPart], add_special_tokens: bool, param: str) -> Prompt:
         self._check_bytes(len(text.encode()), param)
-        tokens = list(self.tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
-        warn_of_second_bos(text, tokens, self._tokenizer)
-        return tokens
+        tokenizer = self.tokenizer
+        try:
+            prompt = self.encoder.encode(text, media, tokenizer, add_special_tokens)
+        except (ImportError, ValueError) as error:
+            raise ApiError(400, str(error), param=getattr(error, "place", None) or param) from None
+        warn_of_second_bos(text, prompt.tokens, self._tokenizer)
+        return prompt
 
     def bad_words(self, words: list[str]) -> list[list[int]]:
         """Returns the tokens of each word at the start of a text and after a space."""
@@ -171,17 +206,17 @@ class PromptReader:
         except ValueError as error:
             raise ApiError(400, str(error), param="suffix", code="unsupported_parameter") from None
 
-    def _gaps(self, prompts: TextPrompts, infill: Infill) -> list[list[int]]:
+    def _gaps(self, prompts: TextPrompts, infill: Infill) -> list[Prompt]:
         """Returns prompts with a gap between each and the suffix."""
         self._check_bytes(len(prompts.suffix.encode()), "suffix")
         return [
-            infill.prompt(self.tokenizer, item, prompts.suffix, prompts.add_special_tokens)
+            Prompt(infill.prompt(self.tokenizer, item, prompts.suffix, prompts.add_special_tokens))
             for item in self._checked(prompts)
         ]
 
-    def _texts(self, prompts: TextPrompts) -> list[list[int]]:
+    def _texts(self, prompts: TextPrompts) -> list[Prompt]:
         return [
-            self.encode(item, prompts.add_special_tokens) if isinstance(item, str) else item
+            self._encode(item, (), prompts.add_special_tokens, "prompt") if isinstance(item, str) else Prompt(item)
             for item in self._checked(prompts)
         ]
 
@@ -193,9 +228,16 @@ class PromptReader:
                 self._check_bytes(len(item.encode()), "prompt")
             elif not is_text and isinstance(item, list) and item and all(map(_is_token, item)):
                 self._check_tokens(item, "prompt")
+                self._check_no_placeholders(item)
             else:
                 raise invalid("prompt", f"must be {PROMPTS}, and none may be empty")
             yield item
+
+    def _check_no_placeholders(self, tokens: list[int]) -> None:
+        try:
+            self.encoder.check_ids(tokens)
+        except ValueError as error:
+            raise ApiError(400, f"prompt: {error}", param="prompt") from None
 
     def _check_tokens(self, tokens: list[int], param: str) -> None:
         if max(tokens) >= self._vocab_size:

@@ -17,16 +17,18 @@ from pace.llm.configs import SamplingConfig
 from pace.llm.generator import Generator
 from pace.llm.loading import load
 from pace.llm.loading.options import LoadOptions
+from pace.llm.processors.prompts import NOUNS, Prompt, PromptEncoder
 from pace.llm.sequence import Sequence
 from pace.server.admission import Admission
 from pace.server.answers import Answer
-from pace.server.compiling import GrammarWorkers
 from pace.server.errors import LOADING, ApiError, NotWell, invalid
 from pace.server.fingerprint import fingerprint
 from pace.server.jobs import GenerationJob, PreparedJob
 from pace.server.metrics import Metrics
+from pace.server.network.http import LargeBodies
 from pace.server.options import ServeOptions
 from pace.server.prompts import PromptReader
+from pace.server.workers import GrammarWorkers, MediaWorkers
 
 logger = logging.getLogger("pace")
 
@@ -55,6 +57,8 @@ class Service:
         self.metrics = Metrics(options.metrics_prefix, self)
         self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="pace-prompts")
         self._grammar_workers = GrammarWorkers(self.limits)
+        self._media_workers = MediaWorkers(self.limits)
+        self.large_bodies = LargeBodies(self.limits.body_bytes, self.limits.large_body_bytes, self.metrics.rejected)
         self._answers: set[Answer] = set()
 
     # -- life cycle ----------------------------------------------------------------------------------------------------
@@ -63,15 +67,21 @@ class Service:
         """Loads the model. Raises what `load.open_model` raises."""
         try:
             loaded = load.open_model(self.load_options)
-            self.use(Generator(loaded.engine, loaded.tokenizer, loaded.defaults))
+            self.use(Generator(loaded.engine, loaded.tokenizer, loaded.defaults, encoder=loaded.encoder))
         except BaseException:
             self.status = "failed"
             raise
 
     def use(self, generator: Generator) -> None:
         """Serves a loaded model."""
-        engine = generator.engine
-        self.reader = PromptReader(generator.tokenizer, engine.model.vocab_size, engine.max_length, self.limits)
+        engine, kinds = generator.engine, self.options.media
+        missing = set(kinds or ()) - set(generator.encoder.processors)
+        if missing:
+            raise ValueError(f"media={','.join(kinds)}: this model takes no {NOUNS[missing.pop()]}")
+        encoder = PromptEncoder(generator.encoder.all, generator.tokenizer, self.options.max_image_tokens, kinds)
+        names = self.options.model_names
+        lengths = engine.model.vocab_size, engine.max_length
+        self.reader = PromptReader(generator.tokenizer, *lengths, self.limits, encoder, names[0])
         self.admission = Admission(self.limits, engine.scheduler.max_sequences_per_step, self.metrics.rejected)
         self.fingerprint = fingerprint(self.load_options)
         self.generator = generator
@@ -109,6 +119,7 @@ class Service:
         """Frees the model. Closing twice is harmless."""
         self._workers.shutdown(wait=False, cancel_futures=True)
         self._grammar_workers.close()
+        self._media_workers.close()
         if self.generator is not None:
             self.generator.driver.close()
             self.generator = None
@@ -141,6 +152,15 @@ class Service:
     def max_length(self) -> int | None:
         """Maximum number of tokens of prompt and answer together; None until the model is loaded."""
         return None if self.reader is None else self.reader.max_length
+
+    @property
+    def takes_media(self) -> bool:
+        return self.reader is not None and bool(self.reader.encoder.processors)
+
+    @property
+    def max_body_bytes(self) -> int:
+        """Maximum size of a request's body."""
+        return max(self.limits.body_bytes, self.limits.media_body_bytes if self.takes_media else 0)
 
     def check_model(self, name: str | None) -> str:
         """Returns the model's name for the answer. Raises ApiError for a model that is not served."""
@@ -190,7 +210,7 @@ class Service:
             raise ApiError(400, message, param="priority")
         generator = self.loaded
         with self.admission.request(key):
-            rows, config, turn = await self.work(self._read, generator, job)
+            prompts, config, turn = await self.work(self._read, generator, job)
             compiled = None
             if config.grammar is not None:
                 param = job.structure and job.structure.param
@@ -198,59 +218,66 @@ class Service:
                     compiled = await self._grammar_workers.compile(
                         generator.constraints.grammars, config.grammar, param
                     )
-            prepared = await self.work(self._prepare, generator, job, rows, config, turn, salt)
-            del compiled  # kept until here, so that it is not compiled again
-            samples = prepared.samples
-            max_running = max(generator.engine.scheduler.max_sequences_per_step, *map(len, samples))
-            num_rows = min(max_running, sum(map(len, samples)))
-            num_tokens = sum(group[0].num_prompt_tokens for group in samples)
-            async with self.admission.rows(num_rows, num_tokens, job.priority):
-                try:
-                    answer = Answer(generator.driver, prepared, generator.tokenizer, max_running)
-                except (RuntimeError, ValueError) as error:
-                    raise ApiError(503, str(error)) from error
-                self._answers.add(answer)
-                try:
+            async with self._media_workers.prepared(prompts):
+                prepared = await self.work(self._prepare, generator, job, prompts, config, turn, salt)
+                del compiled, prompts  # kept until here, so that a grammar is not compiled again
+                async with self._running(generator, prepared) as answer:
                     yield answer
-                finally:
-                    self._answers.discard(answer)
-                    answer.cancel()
-                    self._measure(samples)
-                    self.metrics.ended(samples)
+
+    @asynccontextmanager
+    async def _running(self, generator: Generator, prepared: PreparedJob) -> AsyncIterator[Answer]:
+        """Yields the answer of a prepared job, once it has a place in the engine."""
+        samples = prepared.samples
+        max_running = max(generator.engine.scheduler.max_sequences_per_step, *map(len, samples))
+        num_rows = min(max_running, sum(map(len, samples)))
+        num_tokens = sum(group[0].num_prompt_tokens for group in samples)
+        async with self.admission.rows(num_rows, num_tokens, prepared.job.priority):
+            try:
+                answer = Answer(generator.driver, prepared, generator.tokenizer, max_running)
+            except (RuntimeError, ValueError) as error:
+                raise ApiError(503, str(error)) from error
+            self._answers.add(answer)
+            try:
+                yield answer
+            finally:
+                self._answers.discard(answer)
+                answer.cancel()
+                self._measure(samples)
+                self.metrics.ended(samples)
 
     async def work(self, function: Any, *arguments: Any) -> Any:
         """Returns the result of `function`, run by a worker."""
         return await asyncio.get_running_loop().run_in_executor(self._workers, function, *arguments)
 
-    def _read(self, generator: Generator, job: GenerationJob) -> tuple[list[list[int]], SamplingConfig, Turn | None]:
-        """Returns the tokens of each prompt, the sampling config, and the turn of a conversation. Runs in a worker.
+    def _read(self, generator: Generator, job: GenerationJob) -> tuple[list[Prompt], SamplingConfig, Turn | None]:
+        """Returns each prompt, the sampling config, and the turn of a conversation. Runs in a worker.
         Raises ApiError."""
         config = job.sampling.copy()
         grammar = None if job.structure is None else job.structure.read(self.limits.grammar)
-        rows, turn, infill = self.reader.read(job, grammar)
+        prompts, turn, infill = self.reader.read(job, grammar)
         config.grammar = grammar if turn is None else turn.grammar
         if infill is not None:
             infill.add_ends(config, generator.defaults)
-        room = generator.engine.max_length - min(map(len, rows))
+        room = generator.engine.max_length - min(len(prompt.tokens) for prompt in prompts)
         config.max_new_tokens = room if job.max_tokens is None else max(1, min(job.max_tokens, room))
         config.min_new_tokens = min(config.min_new_tokens, config.max_new_tokens)
         if job.bad_words:
             config.bad_words_ids = self.reader.bad_words(job.bad_words)
-        return rows, config, turn
+        return prompts, config, turn
 
     def _prepare(
         self,
         generator: Generator,
         job: GenerationJob,
-        rows: list[list[int]],
+        prompts: list[Prompt],
         config: SamplingConfig,
         turn: Turn | None,
         salt: str | None,
     ) -> PreparedJob:
         """Returns the job with its sequences. Runs in a worker. Raises ApiError."""
         with _errors_of(job):
-            prepared = generator.prepare_for_generate(rows, config, turn, job.skip_special_tokens)
-        samples = [generator.sequences_of(prepared, index) for index in range(len(rows))]
+            prepared = generator.prepare_for_generate(prompts, config, turn, job.skip_special_tokens)
+        samples = [generator.sequences_of(prepared, index) for index in range(len(prompts))]
         for group in samples:
             for sequence in group:
                 sequence.priority = job.priority

@@ -123,7 +123,7 @@ class FakeTokenizer:
     eos_token_id = 0
     pad_token_id = None
 
-    def __call__(self, text: str) -> dict[str, list[int]]:
+    def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
         return {"input_ids": [ord(letter) - 97 for letter in text]}
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:

@@ -21,7 +21,8 @@ LAYERS: list[list[str]] = [
     ["pace.grammar"],
     ["pace.llm.aliases", "pace.llm.configs", "pace.llm.defaults", "pace.llm.inputs", "pace.llm.limits"]
     + ["pace.llm.operators", "pace.llm.infill", "pace.llm.validators", "pace.llm.sequence"]
-    + ["pace.llm.speculation.configs", "pace.llm.chat"],
+    + ["pace.llm.speculation.configs", "pace.llm.chat"]
+    + ["pace.llm.processors.processor", "pace.llm.processors.prompts"],
     ["pace.llm.layers"],
     ["pace.llm.models", "pace.llm.loading", "pace.llm.processors"],
     ["pace.llm.runners"],

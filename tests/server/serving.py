@@ -62,7 +62,7 @@ class Serving:
         listener.bind(("127.0.0.1", 0))
         self.port = listener.getsockname()[1]
         app = Gate(make_app(self.service), self.options)
-        self._server = EndsSoon(uvicorn_config(self.options, app))
+        self._server = EndsSoon(uvicorn_config(self.options, app, lambda: self.service.max_body_bytes))
         self._thread = threading.Thread(target=self._run, args=(listener,), daemon=True)
         self._thread.start()
         while not self._server.started:

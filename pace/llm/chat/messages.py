@@ -9,9 +9,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pace.llm.chat.tools import ToolCall
+from pace.llm.processors.prompts import DETAILS, NOUNS, MediaPart
 from pace.naming import shown
 
 Message = Mapping[str, Any]
+_MEDIA_ROLES = ("user", "tool")
+"""Roles of messages that may have images and sound."""
 
 
 @dataclass(frozen=True)
@@ -27,23 +30,47 @@ class Said:
     """Other fields of the message: `name`, `tool_call_id`, reasoning."""
     is_made: bool = False
     """True if pace made this turn from a message with another role."""
+    media: tuple[tuple[int, MediaPart], ...] = ()
+    """Images and sound, each with the position in `text` where it stands, in order."""
 
     @property
     def call_id(self) -> Any:
         """The id of the call whose result this is."""
         return (self.others or {}).get("tool_call_id")
 
+    @property
+    def pieces(self) -> list[str | MediaPart]:
+        """The text between the media, and the media, in order; no text is empty."""
+        ends = [at for at, _ in self.media] + [len(self.text)]
+        texts = [self.text[begin:end] for begin, end in zip([0, *ends], ends)]
+        found: list[str | MediaPart] = [texts[0]]
+        for (_, part), text in zip(self.media, texts[1:]):
+            found += [part, text]
+        return [piece for piece in found if piece]
+
+    def of_pieces(self, pieces: Iterable[str | MediaPart]) -> Said:
+        """Returns the same message with other texts and media."""
+        text, media = "", []
+        for piece in pieces:
+            if isinstance(piece, str):
+                text += piece
+            else:
+                media.append((len(text), piece))
+        return replace(self, text=text, media=tuple(media))
+
 
 def read_messages(messages: Any) -> list[Said]:
-    """Parses messages.
+    """Parses messages. Media in results of tools move to the user's turn after them, since few templates show them in
+    a result.
 
-    Raises TypeError if they are not a list of dicts. Raises ValueError for an empty list, a message without a role, or
-    content that is not text. The same for a call without a name, or with arguments that are not a JSON object."""
+    Raises TypeError if they are not a list of dicts. Raises ValueError for an empty list, a message without a role, and
+    content that is neither text nor media. The same for media that are neither the user's nor a tool's. Also for a call
+    without a name, or with arguments that are not a JSON object."""
     if not isinstance(messages, Sequence) or isinstance(messages, str):
         raise TypeError(f"messages must be a list of dicts with role and content; got {messages!r:.60}")
     if not messages:
         raise ValueError("messages must hold one message at least")
-    return [_read(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    return list(_media_to_users(_read(message, f"messages[{index}]") for index, message in enumerate(messages)))
 
 
 def _read(message: Any, place: str) -> Said:
@@ -51,28 +78,63 @@ def _read(message: Any, place: str) -> Said:
         raise TypeError(f"{place} must be a dict with role and content; got {message!r:.60}")
     if not isinstance(message.get("role"), str):
         raise ValueError(f'{place} must have a role, such as "user"; got {message!r:.60}')
-    text = _text(message.get("content"), f"{place}.content")
+    pieces = _pieces(message.get("content"), f"{place}.content", message["role"] in _MEDIA_ROLES)
     calls = _calls(message.get("tool_calls") or (), f"{place}.tool_calls")
     others = {key: value for key, value in message.items() if key not in ("role", "content", "tool_calls")}
-    return Said(place, message["role"], text, calls, others)
+    return Said(place, message["role"], calls=calls, others=others).of_pieces(pieces)
 
 
-def _text(content: Any, place: str) -> str:
-    """Joins the content of a message to one string."""
+def _pieces(content: Any, place: str, takes_media: bool) -> list[str | MediaPart]:
+    """Reads the content of a message."""
     if content is None or isinstance(content, str):
-        return content or ""
-    if not isinstance(content, Sequence):
-        raise ValueError(f"{place} must be text, or parts of type text; got {shown(content)}")
-    texts = []
-    for index, part in enumerate(content):
-        text = part.get("text") if isinstance(part, Mapping) else None
-        if not isinstance(text, str):
-            kind = part.get("type") if isinstance(part, Mapping) else part
-            raise ValueError(
-                f"{place}[{index}] must be a part of type text, as models read text only; got {shown(kind)}"
-            )
-        texts.append(text)
-    return "".join(texts)
+        return [content or ""]
+    if not isinstance(content, Sequence) or isinstance(content, bytes):
+        raise ValueError(f"{place} must be text, or a list of parts; got {type(content).__name__}")
+    pieces = [_piece(part, f"{place}[{index}]") for index, part in enumerate(content)]
+    for piece in pieces:
+        if isinstance(piece, MediaPart) and not takes_media:
+            raise ValueError(f"{piece.where}: only messages of the user and of tools may have images and sound")
+    return pieces
+
+
+def _piece(part: Any, place: str) -> str | MediaPart:
+    """Reads a part: text, or `{"type": "image", "image": source, "detail": "auto"}`, or the same of audio."""
+    if isinstance(part, MediaPart):
+        return part
+    kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+    if isinstance(part, Mapping) and kind in tuple(NOUNS):
+        if part.get(kind) is None:
+            raise ValueError(f"{place} is of type {kind} and must have its source as {kind!r}")
+        if (detail := part.get("detail", "auto")) not in DETAILS:
+            raise ValueError(f"{place}.detail must be one of {', '.join(DETAILS)}; got {shown(detail)}")
+        return MediaPart(kind, part[kind], detail, place)
+    text = part.get("text") if isinstance(part, Mapping) else None
+    if not isinstance(text, str):
+        raise ValueError(f"{place} must be a part of type text, image or audio; got {shown(kind)}")
+    return text
+
+
+def _media_to_users(turns: Iterable[Said]) -> Iterator[Said]:
+    """Moves media of results of tools to the beginning of the user's next turn, or to a turn of their own."""
+    held: list[MediaPart] = []
+    for turn in turns:
+        if turn.role == "tool":
+            held += [part for _, part in turn.media]
+            turn = replace(turn, media=())
+        elif held:
+            if turn.role != "user":
+                yield _shows(held)
+            else:
+                turn = turn.of_pieces([*held, *turn.pieces])
+            held = []
+        yield turn
+    if held:
+        yield _shows(held)
+
+
+def _shows(media: list[MediaPart]) -> Said:
+    """Returns a turn of the user with the media of results."""
+    return Said(media[0].where.partition(".")[0], "user", is_made=True).of_pieces(media)
 
 
 def _calls(items: Any, place: str) -> tuple[ToolCall, ...]:
@@ -169,7 +231,8 @@ def _joined(turns: Iterable[Said]) -> Iterator[Said]:
     last: Said | None = None
     for turn in turns:
         if last is not None and last.role == turn.role == "user" and (last.is_made or turn.is_made):
-            last = replace(turn, place=last.place, text=_text_of([last, turn], "\n"))
+            between = ["\n"] if last.text and turn.text else []
+            last = replace(turn, place=last.place).of_pieces([*last.pieces, *between, *turn.pieces])
             continue
         if last is not None:
             yield last

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 from pace.llm.chat.tools import Tool
+from pace.llm.processors.processor import MediaProcessor
+from pace.llm.processors.prompts import MediaPart
 
 logger = logging.getLogger("pace")
 
@@ -25,10 +28,16 @@ class TemplateRefusal(ValueError):
 
 
 class Rendering:
-    """Renders messages that are already in the template's form."""
+    """Renders messages that are already in the template's form, and makes content in this form."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, processors: Mapping[str, MediaProcessor]) -> None:
+        """`processors` are those of the kinds of media that the model takes."""
+        self.processors = processors
         self._tokenizer = tokenizer
+        self._in_parts: dict[str, bool] = {}
+        """True for roles whose content must be a list of parts."""
+        self._media_in_parts: dict[str, bool] = {}
+        """True for kinds of media that the template shows as parts."""
 
     def text(self, messages: list[dict[str, Any]], tools: Sequence[Tool], options: Mapping[str, Any]) -> str:
         """Renders messages. Raises TemplateRefusal."""
@@ -41,6 +50,49 @@ class Rendering:
             return self.text(messages, tools, {"add_generation_prompt": True})
         except TemplateRefusal:
             return ""
+
+    def message(self, role: str, *pieces: str | MediaPart) -> dict[str, Any]:
+        """Returns a message with texts and media. Media are parts without their sources, or placeholders in the text if
+        the template does not show such parts."""
+        shown: list[str | dict[str, str]] = []
+        for piece in pieces:
+            if isinstance(piece, str):
+                shown.append(piece)
+            else:
+                in_parts = self._takes_media(piece.kind)
+                shown.append({"type": piece.kind} if in_parts else self.processors[piece.kind].placeholder)
+        texts = [piece for piece in shown if isinstance(piece, str)]
+        if len(texts) == len(shown):
+            return plain_message(role, "".join(texts), self._takes_parts(role))
+        content = [{"type": "text", "text": piece} if isinstance(piece, str) else piece for piece in shown]
+        return {"role": role, "content": content}
+
+    def shows(self, role: str, in_parts: bool) -> bool:
+        """True if the template shows a message of this role."""
+        probe = plain_message(role, "zq_text", in_parts)
+        question = probe if role == "user" else self.message("user", "zq_question")
+        talks = (
+            [[probe]]
+            if role == "user"
+            else [[probe, question]]
+            if role == "system"
+            else [[question, probe], [question, probe, question]]
+        )
+        return any(re.search(r"(?<!['\"]text['\"]: ['\"])zq_text", self.attempt(talk)) for talk in talks)
+
+    def _takes_parts(self, role: str) -> bool:
+        """True if the template shows a message of this role only if its content is a list of parts."""
+        if role not in self._in_parts:
+            self._in_parts[role] = not self.shows(role, False) and self.shows(role, True)
+        return self._in_parts[role]
+
+    def _takes_media(self, kind: str) -> bool:
+        """True if the template shows a part of this kind by its placeholder, next to a text."""
+        if kind not in self._media_in_parts:
+            content = [{"type": kind}, {"type": "text", "text": "zq_text"}]
+            shown = self.attempt([{"role": "user", "content": content}])
+            self._media_in_parts[kind] = shown.count(self.processors[kind].token) == 1 and "zq_text" in shown
+        return self._media_in_parts[kind]
 
     @property
     def file(self) -> str:

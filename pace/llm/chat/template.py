@@ -28,6 +28,8 @@ from pace.llm.chat.messages import (
 from pace.llm.chat.reasoning import Reasoning, detect_reasoning
 from pace.llm.chat.rendering import Rendering, TemplateRefusal, log_moved_instructions, plain_message
 from pace.llm.chat.tools import Tool, ToolCall
+from pace.llm.processors.processor import MediaProcessor
+from pace.llm.processors.prompts import NOUNS, MediaPart, MediaPartError
 from pace.naming import check_text
 
 _PROBE = Tool("zq_probe", "", {"type": "object", "properties": {"zq_key": {"type": "string"}}})
@@ -55,6 +57,14 @@ class Manner:
     """Content of a message that has only calls."""
 
 
+class Rendered(NamedTuple):
+    """A conversation as text."""
+
+    text: str
+    media: tuple[MediaPart, ...]
+    """Images and sound, one for each placeholder in the text, in order."""
+
+
 class _Way(NamedTuple):
     """A conversation in a form that a template may accept."""
 
@@ -65,11 +75,14 @@ class _Way(NamedTuple):
 
 
 class ChatTemplate:
-    """Renders messages as clients write them: content is a string, None or parts of type text, and the arguments of
-    calls are JSON text. The forms that a template needs instead are found by trying."""
+    """Renders messages as clients write them: content is a string, None or parts of type text, image or audio. The
+    arguments of calls are JSON text. The forms that a template needs instead are found by trying."""
 
-    def __init__(self, tokenizer: Any, format: ToolFormat | None = None) -> None:
-        """`format` overrides the detected format. Raises ValueError if the tokenizer has no template."""
+    def __init__(
+        self, tokenizer: Any, format: ToolFormat | None = None, processors: Mapping[str, MediaProcessor] | None = None
+    ) -> None:
+        """`format` overrides the detected format. `processors` are those of the kinds of media that the model takes.
+        Raises ValueError if the tokenizer has no template."""
         if getattr(tokenizer, "chat_template", None) is None:
             raise ValueError(
                 "this model has no chat template: it was not made for conversations; give it plain text (`pace "
@@ -77,9 +90,7 @@ class ChatTemplate:
             )
         self.tokenizer = tokenizer
         self._format = format
-        self._rendering = Rendering(tokenizer)
-        self._in_parts: dict[str, bool] = {}
-        """True for roles whose content must be a list of parts."""
+        self._rendering = Rendering(tokenizer, processors or {})
 
     @cached_property
     def source(self) -> str:
@@ -107,6 +118,17 @@ class ChatTemplate:
         continue_answer: bool = False,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
+        """Returns the text of `render_media`."""
+        return self.render_media(messages, tools, begin_answer, continue_answer, variables).text
+
+    def render_media(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] = (),
+        begin_answer: bool = True,
+        continue_answer: bool = False,
+        variables: Mapping[str, Any] | None = None,
+    ) -> Rendered:
         """Renders a conversation, up to the beginning of the answer.
 
         With `continue_answer` the last message is continued. `variables` are passed to the template. For a template
@@ -114,11 +136,15 @@ class ChatTemplate:
         or instructions, or show them as the assistant's. These are then passed as separate turns, as text, or as turns
         of the user.
         Raises TypeError for messages that are not dicts. Raises ValueError for a message without a role, content that
-        is not text, and arguments that are not a JSON object. Raises TemplateRefusal for an error of the template, such
-        as roles that must alternate, and for a message that it would omit.
+        is neither text nor media, and arguments that are not a JSON object. The same for media that the model does not
+        take. Raises TemplateRefusal for an error of the template, such as roles that must alternate, and for a message
+        that it would omit.
         """
         options = {"add_generation_prompt": begin_answer, **(variables or {})}
         given = read_messages(messages)
+        for part in (part for turn in given for _, part in turn.media):
+            if part.kind not in self._rendering.processors:
+                raise MediaPartError(part, f"this model takes no {NOUNS[part.kind]}")
         for said in instruction_forms(given):
             way, lost = self._choose_way(said, tools, options, continue_answer)
             if lost is None:
@@ -130,7 +156,7 @@ class ChatTemplate:
         if lost:
             reason = f"the chat template leaves out {lost}, so that the model would not read it"
             raise TemplateRefusal(self._rendering.file, reason)
-        return text
+        return Rendered(text, tuple(part for turn in way.turns for _, part in turn.media))
 
     def encode(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
         """Returns the token ids of a conversation, up to the beginning of the answer."""
@@ -186,14 +212,14 @@ class ChatTemplate:
         words: dict[str, str] = {}
         marked = []
         for number, turn in enumerate(way.turns):
-            text = f"zq{number}x" if turn.text else ""
-            words |= {text: f"{turn.place}.content, of the role {turn.role!r}"} if text else {}
+            marks = [f"zq{number}t{at}x" if isinstance(one, str) else one for at, one in enumerate(turn.pieces)]
+            words |= {one: f"{turn.place}.content, of the role {turn.role!r}" for one in marks if isinstance(one, str)}
             calls = []
             for index, call in enumerate(turn.calls):
                 word = f"zq{number}c{index}x"
                 words[word] = f"{turn.place}.tool_calls, of which it shows none or some"
                 calls.append(replace(call, arguments=json.dumps({"zq_key": word})))
-            marked.append(self._prepared(replace(turn, text=text, calls=tuple(calls)), way.manner))
+            marked.append(self._prepared(replace(turn.of_pieces(marks), calls=tuple(calls)), way.manner))
         shown = self._rendering.text(marked, way.tools, options)
         called = [call.name for turn in way.turns for call in turn.calls]
         for index, tool in enumerate(way.tools):
@@ -201,6 +227,10 @@ class ChatTemplate:
                 return f"tools[{index}]"
         if (place := next((place for word, place in words.items() if word not in shown), None)) is not None:
             return place
+        for kind, processor in self._rendering.processors.items():
+            parts = [part for turn in way.turns for _, part in turn.media if part.kind == kind]
+            if shown.count(processor.token) < len(parts):
+                return parts[0].where or NOUNS[kind]
         mistaken = self._mistaken(marked, way.tools, options, shown)
         if mistaken is None:
             return None
@@ -241,7 +271,8 @@ class ChatTemplate:
                 for calls in ("together", "apart")
             ]
         for in_parts in (False, True):
-            conversation = [self._content("user", "zq_question"), self._content("assistant", "zq_answer")]
+            message = self._rendering.message
+            conversation = [message("user", "zq_question"), message("assistant", "zq_answer")]
             if "zq_result" in self._rendering.attempt([*conversation, plain_message("tool", "zq_result", in_parts)]):
                 found.append(Manner("text", "tool", in_parts))
                 break
@@ -251,7 +282,7 @@ class ChatTemplate:
     def _best_manner(self) -> Manner | None:
         """The first form in which the template shows a call and its result; None if there is none."""
         tools = [_PROBE] if self._knows_tools else []
-        asked = self._content("user", "zq_question")
+        asked = self._rendering.message("user", "zq_question")
         usual = self._rendering.attempt([asked], tools).count("None")
         call = ToolCall(self.format.make_id(_PROBE.name, 0), _PROBE.name, '{"zq_key": "zq_value"}')
         answer, result = (
@@ -275,38 +306,16 @@ class ChatTemplate:
 
     @cached_property
     def _knows_tools(self) -> bool:
-        return _PROBE.name in self._rendering.attempt([self._content("user", "zq_question")], [_PROBE])
-
-    def _takes_parts(self, role: str) -> bool:
-        """True if the template shows a message of this role only if its content is a list of parts."""
-        if role not in self._in_parts:
-            self._in_parts[role] = not self._shows(role, False) and self._shows(role, True)
-        return self._in_parts[role]
-
-    def _shows(self, role: str, in_parts: bool) -> bool:
-        """True if the template shows a message of this role."""
-        probe = plain_message(role, "zq_text", in_parts)
-        question = probe if role == "user" else self._content("user", "zq_question")
-        talks = (
-            [[probe]]
-            if role == "user"
-            else [[probe, question]]
-            if role == "system"
-            else [[question, probe], [question, probe, question]]
-        )
-        return any(re.search(r"(?<!['\"]text['\"]: ['\"])zq_text", self._rendering.attempt(talk)) for talk in talks)
+        return _PROBE.name in self._rendering.attempt([self._rendering.message("user", "zq_question")], [_PROBE])
 
     # -- messages in the template's form -------------------------------------------------------------------------------
-
-    def _content(self, role: str, text: str) -> dict[str, Any]:
-        return plain_message(role, text, self._takes_parts(role))
 
     def _prepared(self, turn: Said, manner: Manner) -> dict[str, Any]:
         """Returns a turn as a message for the template."""
         if turn.role == "tool":
             made = plain_message("tool", turn.text, manner.result_in_parts)
         else:
-            made = self._content(turn.role, turn.text)
+            made = self._rendering.message(turn.role, *turn.pieces)
         made |= turn.others or {}
         if made.get("tool_call_id"):
             made["tool_call_id"] = self._id(made["tool_call_id"])
@@ -349,10 +358,10 @@ class ChatTemplate:
         form = form.replace("$NAME", "NAME").replace("$ARGS", "ARGUMENTS").replace("$ID", "ID").replace("$INDEX", "0")
         told = f"You may call these tools:\n{listed}\nTo call one, answer with nothing but\n{form}"
         first, rest = said[0], said[1:]
-        if first.role != "system" and (self._shows("system", False) or self._shows("system", True)):
+        if first.role != "system" and (self._rendering.shows("system", False) or self._rendering.shows("system", True)):
             return [Said("tools", "system", told), first, *rest]
-        text = f"{first.text}\n\n{told}" if first.role == "system" else f"{told}\n\n{first.text}"
-        return [replace(first, text=text), *rest]
+        pieces = [first.text, f"\n\n{told}"] if first.role == "system" else [f"{told}\n\n", *first.pieces]
+        return [first.of_pieces(pieces), *rest]
 
 
 def special_tokens(tokenizer: Any) -> dict[str, int]:

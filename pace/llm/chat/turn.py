@@ -18,6 +18,7 @@ from pace.llm.chat.reasoning import Reasoning
 from pace.llm.chat.schemas import closed, for_grammar
 from pace.llm.chat.template import ChatTemplate, Message, special_tokens
 from pace.llm.chat.tools import Tool, ToolChoice
+from pace.llm.processors.prompts import MediaPart
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ class Turn:
     """True if the answer continues text at the end of the prompt."""
     max_untagged: int | None = None
     """`max_untagged` of `TurnParser`: 0 unless the choice is "auto" and no grammar constrains the text."""
+    media: tuple[MediaPart, ...] = ()
+    """Images and sound of the conversation, one for each placeholder in the prompt, in order."""
 
     @property
     def is_plain(self) -> bool:
@@ -110,9 +113,9 @@ def plan_turn(
     """
     choice = choice or ToolChoice("auto" if tools else "none")
     told = tools if choice.mode != "none" else ()
-    prompt = template.render(messages, told, begin_answer, continue_answer, variables)
-    turn = turn_after(prompt, template, tools, choice, parallel, answer)
-    return replace(turn, continues=continue_answer and bool(messages[-1].get("content")))
+    rendered = template.render_media(messages, told, begin_answer, continue_answer, variables)
+    turn = turn_after(rendered.text, template, tools, choice, parallel, answer)
+    return replace(turn, continues=continue_answer and bool(messages[-1].get("content")), media=rendered.media)
 
 
 class AnswerStyle(Protocol):

@@ -23,6 +23,10 @@ from pace.llm.loading.model import check_fits, fill_model, make_model
 from pace.llm.loading.options import LoadOptions, use_threads
 from pace.llm.loading.packed_weights import ExpertFile, PackedCopy, WeightsFile, check_has_experts
 from pace.llm.models.base_model import BaseModelForCausalLM
+from pace.llm.processors.processor import Processors
+from pace.llm.processors.prompts import NO_MEDIA, PromptEncoder
+from pace.llm.processors.registry import load_processors
+from pace.llm.processors.settings import FILES
 from pace.llm.runners import make_runner
 from pace.llm.speculation.build import Speculation
 from pace.memory import available_memory_bytes, format_bytes, parse_bytes
@@ -45,6 +49,8 @@ class Loaded(NamedTuple):
     """The transformers tokenizer of the checkpoint; None if it has none."""
     defaults: SamplingConfig
     """The checkpoint's generation settings."""
+    encoder: PromptEncoder = NO_MEDIA
+    """Puts images and sound into prompts, if the model has towers for them."""
 
 
 def load_model(options: LoadOptions) -> BaseModelForCausalLM:
@@ -89,6 +95,7 @@ def open_model(options: LoadOptions, check_tokenizer: Callable[[Any], object] = 
     tokenizer = _find_tokenizer(options, checkpoint, model)
     check_tokenizer(tokenizer)
     defaults = _read_defaults(checkpoint, tokenizer, model)
+    processors = _read_processors(checkpoint, model)
     checkpoint.forget_vocabulary()
     speculation = Speculation.prepare(options.spec_config, model, tokenizer, ops, options.hub)
     share = speculation.cache_share(model, options.kv_cache_type)
@@ -110,7 +117,30 @@ def open_model(options: LoadOptions, check_tokenizer: Callable[[Any], object] = 
         cache_options=options.cache_options,
         max_tokens_per_step=tokens_per_step(model),
     )
-    return Loaded(model, engine, tokenizer, defaults)
+    return Loaded(model, engine, tokenizer, defaults, _make_encoder(options, processors, model, tokenizer))
+
+
+def _read_processors(checkpoint: Checkpoint, model: BaseModelForCausalLM) -> Processors:
+    """Reads the settings of the processors that the model's towers need. Raises ValueError and NotImplementedError for
+    settings, and the errors of reading their files."""
+    if not model.towers:
+        return Processors()
+    if not any((checkpoint.path / name).is_file() for name in FILES):
+        text = "%s has neither %s: images and sound are only taken as arrays of transformers' processor"
+        logger.warning(text, checkpoint.path, " nor ".join(FILES))
+        return Processors()
+    return load_processors(checkpoint.path, checkpoint.config)
+
+
+def _make_encoder(
+    options: LoadOptions, processors: Processors, model: BaseModelForCausalLM, tokenizer: Any
+) -> PromptEncoder:
+    """Makes the encoder of prompts, with the processors of the towers that the model has."""
+    kinds = {tower.kind for tower in model.towers}
+    found = {kind: processor for kind, processor in processors.of_kind.items() if kind in kinds}
+    if not found or tokenizer is None:
+        return NO_MEDIA
+    return PromptEncoder(Processors(**found), tokenizer, options.max_image_tokens)
 
 
 def _find_model(options: LoadOptions) -> tuple[BaseModelForCausalLM, Checkpoint]:

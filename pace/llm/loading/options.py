@@ -113,6 +113,9 @@ class LoadOptions:
 
     media: bool = True
     """True to load the towers of a checkpoint that takes images or sound; False for its text model alone."""
+    max_image_tokens: int | None = None
+    """Maximum number of tokens of an image. One with more pixels is made smaller. None for the checkpoint's own
+    limit."""
 
     def __post_init__(self) -> None:
         optional = type(None)
@@ -132,6 +135,9 @@ class LoadOptions:
         self._check("local_files_only", "True or False", bool)
         self._check("progress", "True or False", bool)
         self._check("media", "True or False", bool)
+        self._check("max_image_tokens", "an int >= 1 or None", int, optional)
+        if self.max_image_tokens is not None and self.max_image_tokens < 1:
+            raise ValueError(f"max_image_tokens must be at least 1; got {self.max_image_tokens}")
         self._check("weights_cache", "a path, False or None", str, os.PathLike, bool, optional)
         self._check_weights()
 

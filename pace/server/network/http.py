@@ -6,8 +6,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 from pace.server.errors import ApiError
@@ -36,14 +36,51 @@ def header(scope: Scope, name: bytes) -> str:
     return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), "")
 
 
-async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
+class LargeBodies:
+    """Bytes of all large bodies of requests in progress, and their maximum. Used on the event loop only."""
+
+    def __init__(self, free_bytes: int, max_bytes: int, rejected: Callable[[str], object]) -> None:
+        """Bodies of at most `free_bytes` do not count. `rejected` is called with "memory" for each refused body."""
+        self._rejected = rejected
+        self._free_bytes = free_bytes
+        self._max_bytes = max_bytes
+        self.num_bytes = 0
+
+    @contextmanager
+    def one(self) -> Iterator[Callable[[int], None]]:
+        """Yields a function that takes the size of a body so far. It raises ApiError 429 if that is too much. The body
+        counts until the block ends."""
+        counted = 0
+
+        def check(num_bytes: int) -> None:
+            nonlocal counted
+            if num_bytes <= max(counted, self._free_bytes):
+                return
+            if self.num_bytes + num_bytes - counted > self._max_bytes:
+                self._rejected("memory")
+                headers = {"retry-after": "5", "connection": "close"}
+                raise ApiError(429, "large requests are in progress; try again in 5 s", headers=headers)
+            self.num_bytes += num_bytes - counted
+            counted = num_bytes
+
+        try:
+            yield check
+        finally:
+            self.num_bytes -= counted
+
+
+async def read_body(
+    scope: Scope, receive: Receive, max_bytes: int, check: Callable[[int], None] = lambda num_bytes: None
+) -> bytes:
     """Returns the whole body, decompressed, and changes the scope's headers accordingly. Raises ApiError 413 for more
-    than `max_bytes`, compressed or not. Raises 415 if the body is not sent as JSON, or has a coding other than gzip.
-    Raises 400 for invalid gzip, and ClientGone."""
+    than `max_bytes`, compressed or not, and what `check` raises for the size so far. Raises 415 if the body is not sent
+    as JSON, or has a coding other than gzip. Raises 400 for invalid gzip, and ClientGone."""
     too_large = ApiError(413, f"the body may have at most {max_bytes} bytes", headers={"connection": "close"})
     length = header(scope, b"content-length")
-    if length.isdigit() and int(length) > max_bytes:
-        raise too_large
+    if length.isdigit():
+        if int(length) > max_bytes:
+            raise too_large
+        check(int(length))
     body = bytearray()
     while True:
         message = await receive()
@@ -52,6 +89,7 @@ async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
         body += message.get("body", b"")
         if len(body) > max_bytes:
             raise too_large
+        check(len(body))
         if not message.get("more_body"):
             break
     kind = header(scope, b"content-type").partition(";")[0].strip().lower()
@@ -63,6 +101,7 @@ async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
         what = f"unsupported content-encoding {coding[:60]!r}; send the body uncompressed or as gzip"
         raise ApiError(415, what, headers={"accept-encoding": "gzip"})
     plain = await asyncio.to_thread(gunzip, bytes(body), max_bytes)
+    check(len(body) + len(plain))
     scope["headers"] = [pair for pair in scope["headers"] if pair[0] not in (b"content-encoding", b"content-length")]
     return plain
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable
 from typing import Any
 
 import httptools
@@ -37,18 +38,26 @@ PROBE_SECONDS, PROBE_INTERVAL, PROBES = 30, 10, 3
 
 class Connection(HttpToolsProtocol):
     """Protocol of an accepted socket in uvicorn. `limits` are those of the server. `refused` holds the server's
-    connections that got an error and are about to close.
+    connections that got an error and are about to close. `max_body` returns the maximum size of a body, which depends
+    on the model; None for the limit of text.
 
     The scope of a request has `pace_request_id`. It has `pace_refused`, an error's status, if the request was refused
     here while its body arrived."""
 
     def __init__(
-        self, *arguments: Any, limits: Limits, refused: set[Connection], logs_access: bool = False, **more: Any
+        self,
+        *arguments: Any,
+        limits: Limits,
+        refused: set[Connection],
+        logs_access: bool = False,
+        max_body: Callable[[], int] | None = None,
+        **more: Any,
     ) -> None:
         super().__init__(*arguments, **more)
         self.limits = limits
         self.refused = refused
         self.logs_access = logs_access
+        self.max_body = max_body or (lambda: limits.body_bytes)
         self.phase = "idle"
         self.url = b""
         self.headers = []
@@ -154,7 +163,7 @@ class Connection(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         self.is_heard = True
         self.body_bytes += len(body)
-        if self.body_bytes > self.limits.body_bytes:
+        if self.body_bytes > self.max_body():
             raise self._body_too_large()
         super().on_body(body)
 
@@ -182,7 +191,7 @@ class Connection(HttpToolsProtocol):
         if self.parser.get_method() == b"CONNECT" or (self.parser.should_upgrade() and has_body):
             # The parser treats such a body as another protocol, and would read a request in it.
             raise ApiError(400, "only HTTP/1.1 is supported: send no Upgrade header with a body")
-        if length > self.limits.body_bytes:
+        if length > self.max_body():
             raise self._body_too_large()
 
     def _headers_too_large(self) -> ApiError:
@@ -191,7 +200,7 @@ class Connection(HttpToolsProtocol):
         )
 
     def _body_too_large(self) -> ApiError:
-        return ApiError(413, f"the body may have at most {self.limits.body_bytes} bytes")
+        return ApiError(413, f"the body may have at most {self.max_body()} bytes")
 
     # -- refusals ------------------------------------------------------------------------------------------------------
 

@@ -50,6 +50,8 @@ class Service(Protocol):
 
     status: str
     """ "loading", "ready", "draining" or "failed"."""
+    max_body_bytes: int
+    """Maximum size of a body, once the model is loaded."""
 
     def load(self) -> None:
         """Loads the model, on its own thread; returns when it is ready. Raises the error of loading."""
@@ -85,7 +87,8 @@ async def _serve(
     options: ServeOptions, make: Callable[[], tuple[Service, Application]], listener: socket.socket
 ) -> int:
     starting = Starting()
-    server = _Server(uvicorn_config(options, Gate(starting, options)))
+    max_body_bytes = options.limits.body_bytes
+    server = _Server(uvicorn_config(options, Gate(starting, options), lambda: max_body_bytes))
     url = _url(options, listener)
     with _first_signal(options) as stop:
         serving = asyncio.create_task(server.serve(sockets=[listener]))
@@ -108,6 +111,7 @@ async def _serve(
                     "keys and prompts cross the network in the clear: use --tls-cert and --tls-key, or a proxy with TLS"
                 )
             await result_of(service.load)
+            max_body_bytes = service.max_body_bytes
             gc.freeze()  # loaded objects stay: garbage collection need not visit them while all threads wait
             _say(f"ready at {url}")
             await _first_of(stop.wait(), serving)
@@ -138,11 +142,16 @@ class _Server(uvicorn.Server):
         return contextlib.nullcontext()
 
 
-def uvicorn_config(options: ServeOptions, app: Application) -> uvicorn.Config:
+def uvicorn_config(
+    options: ServeOptions, app: Application, max_body: Callable[[], int] | None = None
+) -> uvicorn.Config:
+    """Returns uvicorn's options. `max_body` is as in `Connection`."""
     tls = options.tls_context()
     return uvicorn.Config(
         app,
-        http=functools.partial(Connection, limits=options.limits, refused=set(), logs_access=options.access_log),
+        http=functools.partial(
+            Connection, limits=options.limits, refused=set(), logs_access=options.access_log, max_body=max_body
+        ),
         ws="none",
         interface="asgi3",
         lifespan="off",

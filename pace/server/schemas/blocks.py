@@ -11,7 +11,7 @@ from pydantic import WithJsonSchema
 from pace.server.errors import invalid, unsupported
 from pace.server.limits import Limits
 from pace.server.schemas.description import CONTENT
-from pace.server.schemas.generation import joined_text
+from pace.server.schemas.media import RequestMedia, joined
 from pace.server.schemas.passed_over import BLOCKS, PassedOver, without_billing
 from pace.server.schemas.turns import THOUGHT, Nested, add_thought, tool_call
 
@@ -44,13 +44,14 @@ def read_turns(turns: list[Turn], limits: Limits, passed: PassedOver) -> list[di
     """Returns the messages in the template's terms. Adjacent turns of one role become one message. Each result of a
     tool is a separate message, before the text of its turn. Raises ApiError."""
     messages: list[dict[str, Any]] = []
+    media = RequestMedia(limits)
     for index, turn in enumerate(turns):
-        for message in _messages(turn, f"messages[{index}].content", limits, passed):
+        for message in _messages(turn, f"messages[{index}].content", limits, media, passed):
             last = messages[-1] if messages else None
             if last is None or message["role"] == "tool" or last["role"] != message["role"]:
                 messages.append(message)
                 continue
-            last["content"] = "\n".join(filter(None, [last["content"], message["content"]]))
+            last["content"] = joined(last["content"], message["content"], "\n")
             add_thought(last, message.get(THOUGHT, ""))
             if calls := last.get("tool_calls", []) + message.get("tool_calls", []):
                 last["tool_calls"] = calls
@@ -59,7 +60,7 @@ def read_turns(turns: list[Turn], limits: Limits, passed: PassedOver) -> list[di
 
 def system_text(content: Any, place: str, limits: Limits, separator: str = "") -> str:
     """Returns the text of a system prompt, without the part that differs in each request. Raises ApiError."""
-    text = joined_text(content, place, limits.parts, separator)
+    text = RequestMedia(limits).content(content, place, False, separator)
     if not isinstance(content, list):
         return without_billing(text)
     left = [without_billing(block["text"]) for block in content]
@@ -81,7 +82,7 @@ def for_openai(tools: list[Any] | None) -> list[Any] | None:
     return [{k: v for k, v in tool.items() if k != "type"} if isinstance(tool, dict) else tool for tool in tools]
 
 
-def _messages(turn: Turn, place: str, limits: Limits, passed: PassedOver) -> list[dict[str, Any]]:
+def _messages(turn: Turn, place: str, limits: Limits, media: RequestMedia, passed: PassedOver) -> list[dict[str, Any]]:
     """Returns a turn as messages: the results of tools, then the rest. Returns none for a turn that is ignored."""
     content = turn.content
     if content is None:
@@ -90,12 +91,12 @@ def _messages(turn: Turn, place: str, limits: Limits, passed: PassedOver) -> lis
         text = system_text(content, place, limits)
         return [{"role": turn.role, "content": text}] if text else []
     if not isinstance(content, list):
-        return [{"role": turn.role, "content": joined_text(content, place, limits.parts)}]
+        return [{"role": turn.role, "content": media.content(content, place, False)}]
     results, calls, texts, thoughts, num_passed = [], [], [], [], 0
     for index, block in enumerate(content):
         kind, where = _type(block), f"{place}[{index}]"
         if kind == "tool_result" and turn.role == "user":
-            results.append(_result(block, where, limits, passed))
+            results.append(_result(block, where, limits, media, passed))
         elif kind == "tool_use" and turn.role == "assistant":
             calls.append(_call(block, where))
         elif kind == "thinking" and turn.role == "assistant":
@@ -110,10 +111,11 @@ def _messages(turn: Turn, place: str, limits: Limits, passed: PassedOver) -> lis
         raise invalid(place, f"may have at most {limits.tools} calls or results")
     if num_passed and num_passed == len(content):
         return []
-    text = joined_text(texts, place, limits.parts + len(results) + len(calls) + num_passed)
-    message = {"role": turn.role, "content": text, **({"tool_calls": calls} if calls else {})}
+    max_parts = limits.parts + len(results) + len(calls) + num_passed
+    content = media.content(texts, place, turn.role == "user", max_parts=max_parts)
+    message = {"role": turn.role, "content": content, **({"tool_calls": calls} if calls else {})}
     add_thought(message, "\n".join(thoughts))
-    return [*results, message] if text or not results else results
+    return [*results, message] if content or not results else results
 
 
 def _thought(block: dict[str, Any], place: str) -> str:
@@ -129,19 +131,19 @@ def _call(block: dict[str, Any], place: str) -> dict[str, Any]:
     return tool_call(block["id"], block["name"], json.dumps(block["input"], ensure_ascii=False))
 
 
-def _result(block: dict[str, Any], place: str, limits: Limits, passed: PassedOver) -> dict[str, Any]:
+def _result(
+    block: dict[str, Any], place: str, limits: Limits, media: RequestMedia, passed: PassedOver
+) -> dict[str, Any]:
     """Returns the result of a tool. Templates have no errors, so its text begins with "Error"."""
     _check_text(block, "tool_use_id", place)
     content, num_passed = block.get("content"), 0
     if isinstance(content, list):
         kept = [_NO_TEXT if passed.is_passed("blocks", _type(part), BLOCKS) else part for part in content]
         content, num_passed = kept, sum(part is _NO_TEXT for part in kept)
-    text = joined_text(content, f"{place}.content", limits.parts + num_passed)
-    return {
-        "role": "tool",
-        "tool_call_id": block["tool_use_id"],
-        "content": f"Error: {text}" if block.get("is_error") else text,
-    }
+    content = media.content(content, f"{place}.content", True, max_parts=limits.parts + num_passed)
+    if block.get("is_error"):
+        content = f"Error: {content}" if isinstance(content, str) else joined("Error:", content, " ")
+    return {"role": "tool", "tool_call_id": block["tool_use_id"], "content": content}
 
 
 def _type(block: Any) -> Any:

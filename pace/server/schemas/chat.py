@@ -12,7 +12,8 @@ from pace.server.jobs import ChatPrompt, GenerationJob
 from pace.server.limits import Limits
 from pace.server.schemas.description import CONTENT
 from pace.server.schemas.fields import Bounded, Strings, check_count, check_range
-from pace.server.schemas.generation import MAX_TOKENS, GenerationRequest, joined_text
+from pace.server.schemas.generation import MAX_TOKENS, GenerationRequest
+from pace.server.schemas.media import RequestMedia
 from pace.server.schemas.passed_over import OPENAI_TOOLS, PassedOver, without_tools
 from pace.server.schemas.turns import THOUGHT
 
@@ -80,7 +81,8 @@ class ChatRequest(GenerationRequest):
         check_count("messages", self.messages, limits.messages)
         passed = PassedOver()
         items = _without_custom_calls(self.messages, passed)
-        messages = [_message(item, f"messages[{index}]", limits) for index, item in items]
+        media = RequestMedia(limits)
+        messages = [_message(item, f"messages[{index}]", limits, media) for index, item in items]
         goes_on = bool(self.continue_final_message)
         if goes_on and self.add_generation_prompt:
             raise invalid(
@@ -128,7 +130,7 @@ def _without_custom_calls(items: list[Any], passed: PassedOver) -> list[tuple[in
     return kept
 
 
-def _message(item: Any, place: str, limits: Limits) -> dict[str, Any]:
+def _message(item: Any, place: str, limits: Limits, media: RequestMedia) -> dict[str, Any]:
     """Returns a message in the template's terms."""
     if not isinstance(item, dict):
         raise invalid(place, "must be an object with role and content")
@@ -137,11 +139,13 @@ def _message(item: Any, place: str, limits: Limits) -> dict[str, Any]:
         raise invalid(f"{place}.role", f"must be one of {', '.join(ROLES)}; got {role!r:.60}")
     if item.get("function_call"):
         raise unsupported(f"{place}.function_call", "replaced by tool_calls")
+    if item.get("audio"):
+        raise unsupported(f"{place}.audio", "an answer in sound is not stored here; send its text as content")
     if item.get("content") is None and role != "assistant":
         raise invalid(f"{place}.content", "is missing")
     message = {
         "role": "system" if role == "developer" else role,
-        "content": joined_text(item.get("content"), f"{place}.content", limits.parts),
+        "content": media.content(item.get("content"), f"{place}.content", role in ("user", "tool")),
     }
     if (calls := item.get("tool_calls")) and role == "assistant":
         message["tool_calls"] = _tool_calls(calls, f"{place}.tool_calls", limits)

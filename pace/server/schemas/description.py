@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from pace import __version__
+from pace.server.schemas.media import AUDIO_FORMATS, DETAILS, IMAGE_TYPES, TEXTS
 
 
 def _object(required: list[str], **properties: Any) -> dict[str, Any]:
@@ -17,9 +18,29 @@ def _object(required: list[str], **properties: Any) -> dict[str, Any]:
 
 _STRING = {"type": "string"}
 _NULLABLE = {"type": ["string", "null"]}
-_PART = _object(["type", "text"], type={"const": "text"}, text=_STRING)
-CONTENT = {"anyOf": [_STRING, {"type": "array", "items": _PART}]}
-"""Content of a message: a text, or parts of type text."""
+_DATA = {"type": "string", "contentEncoding": "base64"}
+_URL = _STRING | {"pattern": f"^data:({'|'.join(IMAGE_TYPES)});base64,"}
+_DETAIL = {"enum": [*DETAILS]}
+_SOURCE = _object(
+    ["type", "media_type", "data"], type={"const": "base64"}, media_type={"enum": [*IMAGE_TYPES]}, data=_DATA
+)
+_PARTS = [
+    _object(["type", "text"], type={"enum": [*TEXTS]}, text=_STRING),
+    _object(
+        ["type", "image_url"],
+        type={"enum": ["image_url", "input_image"]},
+        image_url={"anyOf": [_URL, _object(["url"], url=_URL, detail=_DETAIL)]},
+        detail=_DETAIL,
+    ),
+    _object(["type", "source"], type={"const": "image"}, source=_SOURCE),
+    _object(
+        ["type", "input_audio"],
+        type={"const": "input_audio"},
+        input_audio=_object(["data", "format"], data=_DATA, format={"enum": [*AUDIO_FORMATS]}),
+    ),
+]
+CONTENT = {"anyOf": [_STRING, {"type": "array", "items": {"anyOf": _PARTS}}]}
+"""Content of a message: a text, or parts with text, images and sound."""
 _OPENAI_ERROR = _object(
     ["error"],
     error=_object(["message", "type", "param", "code"], message=_STRING, type=_STRING, param=_NULLABLE, code=_NULLABLE),

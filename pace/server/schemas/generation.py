@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Literal, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, create_model
 
 from pace.llm.configs import SamplingConfig
 from pace.llm.limits import MAX_PRIORITY
-from pace.naming import shown
 from pace.ops.rules import Rules
 from pace.server.errors import ApiError, invalid
 from pace.server.jobs import ChatPrompt, GenerationJob, TextPrompts
@@ -18,6 +17,7 @@ from pace.server.schemas.sampling import Settings
 from pace.server.schemas.structure import StructuredRequest
 
 MAX_TOKENS = 2**31 - 1
+MEDIA_OPTIONS = "how images and sound are prepared is set by the model and the server"
 
 
 class StreamOptions(BaseModel):
@@ -43,6 +43,8 @@ class GenerationRequest(create_model("RuleFields", __base__=StructuredRequest, *
         "logits_processors": "code from clients is not run",
         "lora_request": "adapters are not supported",
         "store": "nothing is stored here",
+        "mm_processor_kwargs": MEDIA_OPTIONS,
+        "media_io_kwargs": MEDIA_OPTIONS,
     }
     UNUSED = StructuredRequest.UNUSED | set(
         "user metadata safety_identifier prompt_cache_key prompt_cache_retention verbosity request_id "
@@ -146,26 +148,3 @@ class GenerationRequest(create_model("RuleFields", __base__=StructuredRequest, *
             skip_special_tokens=self.skip_special_tokens is not False,
             structure=self.structure(),
         )
-
-
-def joined_text(content: Any, param: str, max_parts: int, separator: str = "") -> str:
-    """Returns the joined text of a message's content: a string, or parts of type text. Raises ApiError for other
-    parts."""
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise invalid(param, f"must be a string or a list of text parts, got {shown(content)}")
-    if len(content) > max_parts:
-        raise invalid(param, f"may have at most {max_parts} parts, got {len(content)}")
-    texts = []
-    for index, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind not in ("text", "input_text", "output_text") or not isinstance(part.get("text"), str):
-            raise invalid(
-                f"{param}[{index}]",
-                f'is of type {shown(kind)}: this model reads text only; send {{"type": "text", "text": ...}}',
-            )
-        texts.append(part["text"])
-    return separator.join(texts)

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pace.server.errors import ApiError, invalid, unsupported
 from pace.server.limits import Limits
-from pace.server.schemas.generation import joined_text
+from pace.server.schemas.media import RequestMedia
 from pace.server.schemas.passed_over import ITEMS, PassedOver
 from pace.server.schemas.turns import Nested, add_thought, tool_call
 
@@ -32,6 +32,7 @@ def read_items(items: list[Item], limits: Limits, passed: PassedOver) -> list[di
     """Returns the items as messages in the template's terms. Calls are added to the assistant's message before them,
     and thoughts to the message after them. Raises ApiError."""
     messages: list[dict[str, Any]] = []
+    media = RequestMedia(limits)
     thought = ""
     for index, item in enumerate(items):
         place = f"input[{index}]"
@@ -43,9 +44,9 @@ def read_items(items: list[Item], limits: Limits, passed: PassedOver) -> list[di
         if item.type == "function_call":
             _add_call(messages, _call(item, place), place, limits)
         elif item.type == "function_call_output":
-            messages.append(_result(item, place, limits))
+            messages.append(_result(item, place, media))
         elif item.type == "message":
-            messages.append(_message(item, place, limits))
+            messages.append(_message(item, place, media))
         elif item.type == "item_reference":
             raise unsupported(place, f"{NOT_STORED}, not references")
         else:
@@ -56,10 +57,10 @@ def read_items(items: list[Item], limits: Limits, passed: PassedOver) -> list[di
     return messages
 
 
-def _message(item: Item, place: str, limits: Limits) -> dict[str, Any]:
+def _message(item: Item, place: str, media: RequestMedia) -> dict[str, Any]:
     _check_members(item, place, "role", "content")
     role = "system" if item.role == "developer" else item.role
-    return {"role": role, "content": joined_text(item.content, f"{place}.content", limits.parts)}
+    return {"role": role, "content": media.content(item.content, f"{place}.content", role == "user")}
 
 
 def _thought(item: Item) -> str:
@@ -85,10 +86,10 @@ def _add_call(messages: list[dict[str, Any]], call: dict[str, Any], place: str, 
         raise ApiError(400, f"{place}: at most {limits.tools} calls may follow each other", param=place)
 
 
-def _result(item: Item, place: str, limits: Limits) -> dict[str, Any]:
+def _result(item: Item, place: str, media: RequestMedia) -> dict[str, Any]:
     _check_members(item, place, "call_id", "output")
-    text = joined_text(item.output, f"{place}.output", limits.parts)
-    return {"role": "tool", "tool_call_id": item.call_id, "content": text}
+    content = media.content(item.output, f"{place}.output", True)
+    return {"role": "tool", "tool_call_id": item.call_id, "content": content}
 
 
 def _check_members(item: Item, place: str, *names: str) -> None:

@@ -14,6 +14,7 @@ from pace.server.jobs import ChatPrompt, GenerationJob, Structure
 from pace.server.limits import Limits
 from pace.server.schemas.blocks import Choice, Turn, check_tools, for_openai, read_turns, system_text
 from pace.server.schemas.fields import Bounded, Request, Strings, check_count, check_salt
+from pace.server.schemas.generation import MEDIA_OPTIONS
 from pace.server.schemas.passed_over import ANTHROPIC_TOOLS, PassedOver
 from pace.server.schemas.sampling import Settings
 from pace.server.schemas.turns import Nested, with_system
@@ -42,6 +43,7 @@ class CountTokensRequest(Request):
     UNSUPPORTED = {
         "mcp_servers": "only the client's own tools are supported",
         "container": "containers are not supported",
+        "mm_processor_kwargs": MEDIA_OPTIONS,
     }
     UNUSED = frozenset(
         "cache_control diagnostics inference_geo metadata service_tier speed user_profile_id workspace_id".split()
@@ -68,7 +70,7 @@ class CountTokensRequest(Request):
         system = system_text(self.system, "system", limits, BETWEEN_SYSTEM)
         turns = read_turns(self.messages, limits, passed)
         if not turns:
-            raise invalid("messages", "must contain text, tool calls or tool results")
+            raise invalid("messages", "must contain text, images, tool calls or tool results")
         if turns[-1] == {"role": "assistant", "content": ""}:
             turns.pop()  # an empty turn, which the answer would not continue
         goes_on = bool(turns) and turns[-1]["role"] == "assistant"

@@ -13,6 +13,7 @@ from pace.server.errors import invalid, unsupported
 from pace.server.jobs import ChatPrompt, GenerationJob, Structure
 from pace.server.limits import Limits
 from pace.server.schemas.fields import Bounded, Request, Strings, check_count, check_salt
+from pace.server.schemas.generation import MEDIA_OPTIONS
 from pace.server.schemas.items import NOT_STORED, Item, read_items
 from pace.server.schemas.passed_over import OPENAI_TOOLS, PassedOver, without_tools
 from pace.server.schemas.sampling import Settings
@@ -56,6 +57,7 @@ class ResponsesRequest(Request):
         "prompt": "prompts are not stored here; send instructions and input",
         "context_management": "conversations are not compacted",
         "moderation": "moderation is not supported",
+        "mm_processor_kwargs": MEDIA_OPTIONS,
     }
     UNUSED = frozenset(
         "access_programs background_options client_metadata image max_tool_calls prompt_cache_key "

@@ -27,6 +27,7 @@ def settings(limits: Limits, defaults: SamplingConfig, max_length: int) -> dict[
 def properties(generator: Generator, name: str, reader: PromptReader, limits: Limits) -> dict[str, Any]:
     """Returns the answer, with the model's `name`. Must run in a worker."""
     tokenizer = reader.tokenizer if reader.has_tokenizer else None
+    kinds = reader.encoder.processors
     return {
         "default_generation_settings": settings(limits, generator.defaults, reader.max_length),
         "total_slots": generator.engine.scheduler.max_sequences_per_step,
@@ -34,6 +35,6 @@ def properties(generator: Generator, name: str, reader: PromptReader, limits: Li
         "chat_template": getattr(tokenizer, "chat_template", None),
         "bos_token": getattr(tokenizer, "bos_token", None),
         "eos_token": getattr(tokenizer, "eos_token", None),
-        "modalities": {"vision": False, "audio": False},
+        "modalities": {"vision": "image" in kinds, "audio": "audio" in kinds},
         "build_info": f"pace {__version__}",
     }

@@ -17,8 +17,10 @@ from pace.server.schemas.tokens import DetokenizeRequest, TokenizeRequest
 def tokenize(request: TokenizeRequest, reader: PromptReader, limits: Limits) -> dict[str, Any]:
     """Answers `POST /tokenize`."""
     given = request.input(limits)
-    text = reader.render(given) if isinstance(given, ChatPrompt) else given
-    tokens = reader.encode(text, request.adds_special_tokens)
+    if isinstance(given, ChatPrompt):
+        tokens = reader.encode_chat(given, request.adds_special_tokens)
+    else:
+        tokens = reader.encode(given, request.adds_special_tokens)
     names = reader.tokenizer.convert_ids_to_tokens(tokens) if request.return_token_strs else None
     return {
         "tokens": _pieces(tokens, reader.tokenizer) if request.with_pieces else tokens,

@@ -75,6 +75,7 @@ WRONG = {
     "weights": [("disk", ValueError), (None, ValueError), ("mapped", ValueError)],
     "weights_cache": [(5, TypeError), (True, TypeError)],
     "media": [("image", TypeError), (None, TypeError), (1, TypeError)],
+    "max_image_tokens": [(0, ValueError), (1280.0, TypeError), (True, TypeError)],
 }
 NEEDED_WITH = {"bmc_rows": {"kv_cache_type": "bmc"}}
 
@@ -108,8 +109,8 @@ def test_the_face_and_the_options_have_the_same_names_order_and_defaults() -> No
 
 
 def test_every_option_is_tried() -> None:
-    # below, in loading/memory/test_mapped_experts.py, and in models/towers/test_images.py
-    elsewhere = {"pin_threads", "weights", "weights_cache", "media"}
+    # Below, in loading/memory/test_mapped_experts.py, models/towers/test_images.py and processors/test_loading.py.
+    elsewhere = {"pin_threads", "weights", "weights_cache", "media", "max_image_tokens"}
     assert {*GOOD, *HUB, *elsewhere, "model_name_or_path"} == {*WRONG} == {*names()}
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from pace.llm.constraints import grammars
-from pace.server.compiling import LARGE_BYTES
+from pace.server.workers import LARGE_BYTES
 from tests.server.serving import QUESTION, Serving, make_generator, request_bytes
 
 pytestmark = pytest.mark.alone  # waits have time limits

@@ -18,6 +18,7 @@ class ExampleService:
 
     def __init__(self, load_seconds: float = 0, fails: bool = False, work_seconds: float = 0, hangs: bool = False):
         self.status = "loading"
+        self.max_body_bytes = Limits().body_bytes
         self.load_seconds, self.fails, self.work_seconds, self.hangs = load_seconds, fails, work_seconds, hangs
         self.at_work: set[asyncio.Task] = set()
 

@@ -1,20 +1,26 @@
-"""Workers that compile grammars, which may take seconds, so that workers that prepare prompts need not wait."""
+"""Workers for what may take seconds, so that workers that prepare prompts need not wait: they compile grammars, and
+decode images and sound."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import threading
-from concurrent.futures import Future
+from collections.abc import AsyncIterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from queue import PriorityQueue
 from typing import Any
 
 from pace.grammar import Grammar
 from pace.llm.constraints.grammars import CompiledGrammar, GrammarCompiler
+from pace.llm.processors.prompts import CountedMedia, MediaPartError, Prompt
 from pace.server.errors import ApiError
 from pace.server.limits import Limits
 
+DECODERS = 2
+"""Images and clips that are decoded at once. Decoding cannot be interrupted, and takes memory for all pixels."""
 LARGE_BYTES = 16 << 10
 """Compiling less takes about 0.1 s. Larger grammars wait separately, so that small ones never wait for them."""
 
@@ -63,6 +69,69 @@ class GrammarWorkers:
     def close(self) -> None:
         self._small.close()
         self._large.close()
+
+
+class MediaWorkers:
+    """Threads that decode images and sound, and the bound on what is decoded. Used on the event loop only."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._pool = ThreadPoolExecutor(DECODERS, thread_name_prefix="pace-media")
+        self._num_tokens = 0
+        """Tokens of the media of requests in progress."""
+        self._freed = asyncio.Event()
+
+    @asynccontextmanager
+    async def prepared(self, prompts: list[Prompt]) -> AsyncIterator[None]:
+        """Decodes the media of a request, which count until the block ends. Raises ApiError for media that cannot be
+        decoded, and after the time limit."""
+        media = [medium for prompt in prompts for _, medium in prompt.places]
+        num_tokens, num_taken = sum(medium.num_tokens for medium in media), 0
+        has_begun = threading.Event()
+        try:
+            if media:
+                try:
+                    async with asyncio.timeout(self._limits.media_seconds):
+                        await self._wait_for_room(num_tokens)
+                        self._num_tokens += (num_taken := num_tokens)
+                        await self._decode(media, has_begun)
+                except TimeoutError:
+                    raise self._too_long(media[0].part.where, has_begun.is_set()) from None
+                except (ImportError, MediaPartError) as error:
+                    place = getattr(error, "place", None) or media[0].part.where
+                    raise ApiError(400, str(error), param=place) from None
+            yield
+        finally:
+            self._num_tokens -= num_taken
+            self._freed.set()
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def _wait_for_room(self, num_tokens: int) -> None:
+        while self._num_tokens and self._num_tokens + num_tokens > self._limits.media_tokens:
+            self._freed.clear()
+            await self._freed.wait()
+
+    async def _decode(self, media: list[CountedMedia], has_begun: threading.Event) -> None:
+        def decode(medium: CountedMedia) -> None:
+            has_begun.set()
+            _ = medium.prepared
+
+        futures = [asyncio.wrap_future(self._pool.submit(decode, medium)) for medium in media]
+        try:
+            await asyncio.gather(*futures)
+        finally:
+            for future in futures:
+                future.cancel()
+
+    def _too_long(self, place: str, has_begun: bool) -> ApiError:
+        if not has_begun:
+            message = f"{place}: images and sound of other requests are in the way; try again"
+            return ApiError(503, message, param=place, headers={"retry-after": "5"})
+        seconds = self._limits.media_seconds
+        message = f"{place}: the images and sound of this request take more than {seconds:g} s to decode; send less"
+        return ApiError(400, message, param=place)
 
 
 @dataclass

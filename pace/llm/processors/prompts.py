@@ -1,0 +1,164 @@
+"""Prompts with images and sound: from a text and its media to token ids, and the media among them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from pace.llm.processors.processor import MediaProcessor, Processors
+from pace.media.media import Media, MediaError, MediaSpan
+
+LOW_DETAIL_TOKENS = 256
+"""Maximum tokens of an image with `detail` "low"."""
+DETAILS = ("auto", "low", "high")
+NOUNS = {"image": "images", "audio": "sound"}
+"""Kinds of media, and what messages call them."""
+
+
+@dataclass(frozen=True, eq=False)
+class MediaPart:
+    """An image or a clip of sound in a message or a prompt, as the caller gave it."""
+
+    kind: str
+    """ "image" or "audio"."""
+    source: Any = field(repr=False)
+    """What the processor takes: bytes, a path, a PIL image, samples."""
+    detail: str = "auto"
+    """ "low" for at most LOW_DETAIL_TOKENS tokens, "auto" or "high"."""
+    where: str = ""
+    """Its place in the request, such as `messages[1].content[0]`."""
+
+
+class MediaPartError(ValueError):
+    """An image or a clip that a prompt cannot have. The message names its place."""
+
+    def __init__(self, part: MediaPart, problem: str) -> None:
+        self.place = part.where
+        super().__init__(f"{part.where}: {problem}" if part.where else problem)
+
+
+@dataclass(frozen=True, eq=False)
+class CountedMedia:
+    """A medium whose header is read, and nothing else."""
+
+    part: MediaPart
+    processor: MediaProcessor
+    max_tokens: int | None
+    num_tokens: int
+    _prepared: list[Media] = field(default_factory=list, init=False, repr=False)
+
+    @property
+    def kind(self) -> str:
+        return self.part.kind
+
+    @property
+    def prepared(self) -> Media:
+        """The medium, decoded when this is first asked for. Raises MediaPartError, TypeError, OSError."""
+        if not self._prepared:  # a cached_property of Python 3.11 decodes one medium of the process at a time
+            with _errors_of(self.part):
+                media = self.processor.prepare(self.part.source, self.max_tokens)
+                if media.num_tokens != self.num_tokens:
+                    raise MediaError(f"it has {media.num_tokens} tokens, and its header said {self.num_tokens}")
+            self._prepared.append(media)
+        return self._prepared[0]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Token ids of a prompt, and the media among them."""
+
+    tokens: list[int]
+    places: tuple[tuple[int, CountedMedia], ...] = ()
+    """Each medium with the position of its first placeholder, in order of positions."""
+
+    @property
+    def media(self) -> tuple[MediaSpan, ...]:
+        """The prepared media. Decodes those that no call has decoded yet, and raises what `CountedMedia.prepared`
+        raises."""
+        return tuple(MediaSpan(start, medium.prepared) for start, medium in self.places)
+
+
+class PromptEncoder:
+    """Turns texts and media into prompts of one model. Thread-safe.
+
+    Without processors, it is that of a model for text: it takes no media."""
+
+    def __init__(
+        self,
+        processors: Processors = Processors(),  # noqa: B008 (frozen)
+        tokenizer: Any = None,
+        max_image_tokens: int | None = None,
+        kinds: Iterable[str] | None = None,
+    ) -> None:
+        """`processors` are those of the model, and `kinds` what prompts may have; None for all. `max_image_tokens`
+        limits the tokens of an image, which is made smaller; None for the checkpoint's own limit. Raises ValueError for
+        a tokenizer without the placeholder of a processor."""
+        self.all = processors
+        """The model's processors. Texts may not have the placeholders of kinds that are not taken either."""
+        taken = {kind: one for kind, one in processors.of_kind.items() if kinds is None or kind in kinds}
+        self.processors = taken
+        """The processor of each kind of media that is taken."""
+        self.max_image_tokens = max_image_tokens
+        self._ids = {kind: _id_of(one.token, tokenizer) for kind, one in processors.of_kind.items()}
+
+    def encode(self, text: str, parts: Sequence[MediaPart], tokenizer: Any, add_special_tokens: bool = True) -> Prompt:
+        """Returns the tokens of a text, with the placeholder of each medium expanded. Sizes come from headers: nothing
+        is decoded.
+
+        The text must have one placeholder for each medium, those of a kind in the order of `parts`. Raises ValueError
+        for another number of them, since a user may have typed one. Raises MediaPartError, TypeError and OSError for
+        media that cannot be read."""
+        media = [self._count(part) for part in parts]
+        text = self.all.expand(text, media)
+        tokens = list(tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
+        spans = self.all.locate(tokens, media, self._ids) if media else []
+        return Prompt(tokens, tuple((span.start, span.media) for span in spans))
+
+    def check_ids(self, tokens: Iterable[int]) -> None:
+        """Raises ValueError for placeholders in a prompt of token ids, where they would have no media."""
+        kind = next((kind for kind, number in self._ids.items() if number in tokens), None)
+        if kind is not None:
+            raise ValueError(
+                f"the prompt has the token id {self._ids[kind]}, a placeholder of {NOUNS[kind]}, without media; give "
+                "the prompt as text, with its media"
+            )
+
+    def check_kind(self, part: MediaPart, model: str = "this model") -> None:
+        """Raises MediaPartError for a kind of media that is not taken."""
+        if part.kind not in self.all.of_kind:
+            raise MediaPartError(part, f"{model} takes no {NOUNS[part.kind]}")
+        if part.kind not in self.processors:
+            raise MediaPartError(part, f"{model} takes {NOUNS[part.kind]}, but it was started without them")
+
+    def _count(self, part: MediaPart) -> CountedMedia:
+        self.check_kind(part)
+        processor, max_tokens = self.processors[part.kind], None
+        if part.kind == "image":
+            limits = [self.max_image_tokens, LOW_DETAIL_TOKENS if part.detail == "low" else None]
+            max_tokens = min((limit for limit in limits if limit is not None), default=None)
+        with _errors_of(part):
+            return CountedMedia(part, processor, max_tokens, processor.count_tokens(part.source, max_tokens))
+
+
+NO_MEDIA = PromptEncoder()
+"""The encoder of a model for text."""
+
+
+def _id_of(token: str, tokenizer: Any) -> int:
+    number = None if tokenizer is None else tokenizer.convert_tokens_to_ids(token)
+    if number is None or number == getattr(tokenizer, "unk_token_id", None):
+        raise ValueError(f"the tokenizer has no token {token}, the placeholder of this model's images or sound")
+    return number
+
+
+@contextmanager
+def _errors_of(part: MediaPart) -> Iterator[None]:
+    """Adds the place of a medium to errors about it."""
+    try:
+        yield
+    except MediaError as error:
+        raise MediaPartError(part, str(error)) from None
+    except (TypeError, ImportError) as error:
+        raise type(error)(f"{part.where}: {error}" if part.where else str(error)) from error
