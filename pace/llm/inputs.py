@@ -119,7 +119,8 @@ def _read_media(
         raise ValueError(f"{videos[0]}: video is not supported as input, so leave it out")
     known = {name for tower in towers for name in tower.input_names} | {"mm_token_type_ids"}
     if refused := [name for name in inputs if name not in known]:
-        raise ValueError(f"{model_name} was loaded without a tower that takes {refused[0]}, so leave it out")
+        kind = "images" if refused[0] in ("pixel_values", "image_grid_thw") else "sound"
+        raise ValueError(f"{model_name} takes no {kind}: it was loaded without a tower, so leave out {refused[0]}")
     places: list[list[MediaSpan]] = [[] for _ in rows]
     for tower in towers:
         media = tower.read_inputs(inputs) if any(name in inputs for name in tower.input_names) else []
