@@ -72,7 +72,10 @@ def with_keywords(inputs: Any, fields: dict[str, Any]) -> tuple[Any, dict[str, A
     if not names and inputs is None:
         raise TypeError(f"inputs must be {_KINDS}; none are given")
     if names and inputs is not None:
-        raise TypeError(f"inputs are given twice: as the first argument, and as {', '.join(sorted(names))}")
+        raise TypeError(
+            f"inputs are given twice: as the first argument, and as {', '.join(sorted(names))}; give the tokenizer's "
+            "output as it is: generate(inputs)"
+        )
     rest = {name: value for name, value in fields.items() if name not in names}
     return {name: fields[name] for name in fields if name in names} or inputs, rest
 
