@@ -31,6 +31,10 @@ SAMPLING_ADVICE = {
     "output_scores": "logprobs=K gives log-probabilities",
     "return_dict_in_generate": "an output always has all of its parts",
     "use_cache": "keys and values are always kept",
+    "return_audio": "pace generates text and no speech, so leave it out",
+    "speaker": "pace generates text and no speech, so leave it out",
+    "use_audio_in_video": "video is not supported as input, so leave it out",
+    "thinker_max_new_tokens": "max_new_tokens bounds the generated tokens",
 }
 NOT_IMPLEMENTED = (
     "min_length forced_bos_token_id forced_eos_token_id suppress_tokens begin_suppress_tokens sequence_bias "

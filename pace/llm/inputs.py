@@ -22,11 +22,12 @@ _IGNORED_KEYS = frozenset(
     {"token_type_ids", "special_tokens_mask", "offset_mapping", "length", "overflow_to_sample_mapping", "position_ids"}
 )
 """Other keys that tokenizers return; none of them changes what a causal model computes for these tokens."""
+_OF_VIDEO = ("pixel_values_videos", "video_grid_thw", "video_second_per_grid", "second_per_grid_ts")
 _OF_MEDIA = (
     "mm_token_type_ids", "pixel_values", "image_grid_thw", "input_features", "input_features_mask",
-    "feature_attention_mask",
+    "feature_attention_mask", *_OF_VIDEO,
 )  # fmt: skip
-"""Keys that transformers' processors add for models that take images or sound."""
+"""Keys that transformers' processors add for models that take images, sound or video."""
 _KINDS = (
     "a string, a list of strings, a list of token ids, a list of such lists, an integer tensor [S] or [B, S], "
     "or a tokenizer's output with input_ids and attention_mask"
@@ -71,7 +72,10 @@ def with_keywords(inputs: Any, fields: dict[str, Any]) -> tuple[Any, dict[str, A
     if not names and inputs is None:
         raise TypeError(f"inputs must be {_KINDS}; none are given")
     if names and inputs is not None:
-        raise TypeError(f"inputs are given twice: as the first argument, and as {', '.join(sorted(names))}")
+        raise TypeError(
+            f"inputs are given twice: as the first argument, and as {', '.join(sorted(names))}; give the tokenizer's "
+            "output as it is: generate(inputs)"
+        )
     rest = {name: value for name, value in fields.items() if name not in names}
     return {name: fields[name] for name in fields if name in names} or inputs, rest
 
@@ -114,6 +118,8 @@ def _read_media(
     rows: list[list[int]], inputs: dict[str, Any], towers: Sequence[MediaReader], model_name: str
 ) -> list[tuple[MediaSpan, ...]] | None:
     """Reads the arrays of towers, and finds the place of each medium in the rows."""
+    if videos := [name for name in inputs if name in _OF_VIDEO]:
+        raise ValueError(f"{videos[0]}: video is not supported as input, so leave it out")
     known = {name for tower in towers for name in tower.input_names} | {"mm_token_type_ids"}
     if refused := [name for name in inputs if name not in known]:
         kind = "images" if refused[0] in ("pixel_values", "image_grid_thw") else "sound"

@@ -24,8 +24,8 @@ from pace.llm.loading import load
 from pace.llm.loading.options import LoadOptions
 from pace.llm.processors.processor import Processors
 from pace.llm.processors.prompts import PromptEncoder
-from pace.llm.sequence import MediaSpan, Sequence
-from pace.media.media import Media, MediaError
+from pace.llm.sequence import Sequence
+from pace.media.media import Media, MediaError, MediaSpan
 
 SIDE = 8
 """Pixels of the side of a token."""

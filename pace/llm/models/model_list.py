@@ -41,6 +41,7 @@ from pace.llm.models.families.qwen2_moe import Qwen2MoeForCausalLM
 from pace.llm.models.families.qwen3 import Qwen3ForCausalLM
 from pace.llm.models.families.qwen3_asr import Qwen3ASRForConditionalGeneration
 from pace.llm.models.families.qwen3_moe import Qwen3MoeForCausalLM
+from pace.llm.models.families.qwen3_omni_moe import Qwen3OmniMoeForConditionalGeneration
 from pace.llm.models.families.qwen3_vl_moe import Qwen3VLMoeForConditionalGeneration
 from pace.llm.models.families.qwen_vl import (
     Qwen2_5_VLForConditionalGeneration,
@@ -96,6 +97,7 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     Qwen3ASRForConditionalGeneration,
     Qwen3ForCausalLM,
     Qwen3MoeForCausalLM,
+    Qwen3OmniMoeForConditionalGeneration,
     Qwen3VLForConditionalGeneration,
     Qwen3VLMoeForConditionalGeneration,
     SmolLM3ForCausalLM,
@@ -105,6 +107,7 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
 MODEL_LIST = {model_class.__name__: model_class for model_class in MODEL_CLASSES} | {
     "Gemma3ForCausalLM": Gemma3ForConditionalGeneration,
     "Llama4ForCausalLM": Llama4ForConditionalGeneration,
+    "Qwen3OmniMoeThinkerForConditionalGeneration": Qwen3OmniMoeForConditionalGeneration,
 }
 
 OTHER_STEMS = {"hunyuanv1dense": "hunyuandensev1", "hunyuanv1moe": "hunyuanmoev1"}

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from pace.batch import BLOCK_SIZE, ForwardBatch, GivenRows, LayerBlocks, Spans
 from pace.llm.sequence import Sequence, Span
@@ -25,7 +26,7 @@ class BatchBuilder:
 
     def __init__(self, model: Any = None, rows_of: Callable[[Sequence, Media], Tensor] | None = None) -> None:
         """`rows_of` returns the rows of a medium of a sequence, float32 `[num_tokens, W]`. `model` has the
-        `angle_positions` of sequences with media. Without them, sequences have none."""
+        `angle_positions` of sequences with media, and `towers`. Without them, sequences have none."""
         self._model = model
         self._rows_of = rows_of
         self._shape: tuple[int, ...] = ()
@@ -56,7 +57,8 @@ class BatchBuilder:
         return self._batch
 
     def _with_media(self, spans: list[Span], rows_of: Callable[[Sequence, Media], Tensor]) -> ForwardBatch:
-        """The batch, with the rows of the media that spans overlap, and the positions of their tokens."""
+        """The batch, with the rows of the media that spans overlap, and the positions of their tokens. Rows of a tower
+        end with zeros if another tower has wider ones."""
         rows, places, positions, first = [], [], [], 0
         for span in spans:
             start, end, media = span.start, span.end, span.sequence.media
@@ -69,7 +71,9 @@ class BatchBuilder:
             first += end - start
         changes: dict[str, Any] = {}
         if rows:
-            changes["given"] = GivenRows(torch.cat(rows), torch.from_numpy(np.concatenate(places)))
+            width = max(tower.width for tower in self._model.towers)
+            padded = [piece if piece.shape[1] == width else pad(piece, (0, width - piece.shape[1])) for piece in rows]
+            changes["given"] = GivenRows(torch.cat(padded), torch.from_numpy(np.concatenate(places)))
         if positions[0] is not None:
             changes["angle_positions"] = torch.from_numpy(np.concatenate(positions, 1))
         others = tuple(replace(other, **changes) for other in self._batch.others)

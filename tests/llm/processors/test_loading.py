@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from pace.llm import LLMModel
-from pace.llm.sequence import MediaSpan
+from pace.media.media import MediaSpan
 from tests.llm.models.towers.seeing import IMAGE, MERGE, PATCH, save_seeing
 from tests.server.schemas.test_media import data_url, image_url, said, text
 
@@ -39,20 +40,24 @@ def picture(width: int, height: int, seed: int = 0, mode: str = "RGB") -> Image.
     return Image.fromarray(pixels).convert(mode)
 
 
+def save_tokenizer(path: Path, special: dict[int, str]) -> None:
+    """Saves a tokenizer of the words w1 to w89, and of `special` ones."""
+    words = {"<unk>": 0, **{f"w{index}": index for index in range(1, 90)}}
+    tokenizer = Tokenizer(WordLevel(words | {name: index for index, name in special.items()}, "<unk>"))
+    tokenizer.pre_tokenizer = Whitespace()
+    names = [name for name in special.values() if name.startswith("<|")]
+    tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
+    tokenizer.save(str(path / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>", "chat_template": TEMPLATE}
+    (path / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """The checkpoint, and the model in transformers."""
     path = tmp_path_factory.mktemp("qwen3_vl")
     oracle = save_seeing(path, "qwen3_vl")
-    words = {"<unk>": 0, **{f"w{index}": index for index in range(1, 90)}, "user": 91} | {
-        name: index for index, name in SPECIAL.items()
-    }
-    tokenizer = Tokenizer(WordLevel(words, "<unk>"))
-    tokenizer.pre_tokenizer = Whitespace()
-    tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in SPECIAL.values()])
-    tokenizer.save(str(path / "tokenizer.json"))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>", "chat_template": TEMPLATE}
-    (path / "tokenizer_config.json").write_text(json.dumps(settings))
+    save_tokenizer(path, SPECIAL | {91: "user"})
     (path / "preprocessor_config.json").write_text(json.dumps(SETTINGS))
     return path, oracle
 

@@ -18,20 +18,20 @@ from pace.ops.protocol import ForwardOps, Ops
 
 
 @dataclass(frozen=True, kw_only=True)
-class Qwen3ASRConfig(Qwen3Config):
-    tie_word_embeddings: bool = flag(True)
+class HearsSoundConfig:
+    """Fields about sound, in addition to those of the text model."""
+
     audio: QwenAudioConfig | None = None
     """The tower; None for text alone."""
-    audio_token_id: int = 151676
+    audio_token_id: int = 151646
     """Id of the token that stands for a row of a clip."""
 
-    beside_text: ClassVar[frozenset[str]] = frozenset(
-        {"audio_config", "audio_token_id", "timestamp_token_id", "token_classification_bias"}
-    )
+    Audio: ClassVar[type[QwenAudioConfig]] = QwenAudioConfig
 
-    def with_media(self, raw: dict[str, Any]) -> Qwen3ASRConfig:
+    def with_media(self, raw: dict[str, Any]) -> Any:
+        config = super().with_media(raw)
         try:
-            audio = Qwen3ASRAudioConfig.read(raw.get("audio_config"))
+            audio = self.Audio.read(raw.get("audio_config"))
             placeholder = raw.get("audio_token_id", self.audio_token_id)
             if type(placeholder) is not int or placeholder < 0:
                 raise ValueError(f"config.json: audio_token_id must be a token's id; got {shown(placeholder)}")
@@ -42,7 +42,18 @@ class Qwen3ASRConfig(Qwen3Config):
                 )
         except (ValueError, NotImplementedError) as error:
             raise type(error)(f"{error}; media=False loads the text model alone") from None
-        return dataclasses.replace(self, audio=audio, audio_token_id=placeholder)
+        return dataclasses.replace(config, audio=audio, audio_token_id=placeholder)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen3ASRConfig(HearsSoundConfig, Qwen3Config):
+    tie_word_embeddings: bool = flag(True)
+    audio_token_id: int = 151676
+
+    beside_text: ClassVar[frozenset[str]] = frozenset(
+        {"audio_config", "audio_token_id", "timestamp_token_id", "token_classification_bias"}
+    )
+    Audio: ClassVar[type[QwenAudioConfig]] = Qwen3ASRAudioConfig
 
 
 class Qwen3ASRForConditionalGeneration(Qwen3ForCausalLM):

@@ -54,6 +54,8 @@ TEXT_PREFIXES = {
     "model.visual.": "visual.",
 }
 OTHER_PARTS = ("visual.", "model.visual.")
+INTERLEAVED = ("mrope_interleaved", "interleaved")
+"""Names of the flag that frequencies of time, height and width alternate."""
 
 
 def text_rope(fields: dict[str, Any], default_theta: float, head_dim: int, max_positions: int) -> RopeConfig:
@@ -62,7 +64,7 @@ def text_rope(fields: dict[str, Any], default_theta: float, head_dim: int, max_p
     for source in ("rope_scaling", "rope_parameters"):
         if isinstance(values := fields.get(source), dict):
             fields[source] = {
-                name: value for name, value in values.items() if name not in ("mrope_section", "mrope_interleaved")
+                name: value for name, value in values.items() if name not in ("mrope_section", *INTERLEAVED)
             }
     return read_rope(fields, head_dim, max_positions, kind_names={"mrope": "default"}, default_theta=default_theta)
 
@@ -105,6 +107,11 @@ class SeesImagesConfig:
         for source in ("rope_parameters", "rope_scaling"):
             if isinstance(values := text.get(source), dict):
                 given = values.get("mrope_section", given)
+                for name in INTERLEAVED:
+                    if values.get(name) not in (None, self.alternates):
+                        raise NotImplementedError(
+                            f"config.json: {name} = {shown(values[name])} is not implemented for this architecture"
+                        )
         sections = list(self.default_sections) if given is None else given
         half, allowed = self.rope.dim // 2, "three numbers"
         if not self.alternates:
@@ -121,7 +128,8 @@ class SeesImagesConfig:
 
 class SeesImages(BaseModelForCausalLM):
     """A text model whose prompts may have images. Rows of an image take the place of the embeddings of its
-    placeholders. Further columns of the rows are added to the outputs of the first layers (deepstack)."""
+    placeholders. Further columns of the rows are added to the outputs of the first layers (deepstack). Rows of sound
+    have zeros there."""
 
     text_prefixes: ClassVar[dict[str, str]] = TEXT_PREFIXES
     other_parts = OTHER_PARTS
@@ -143,7 +151,7 @@ class SeesImages(BaseModelForCausalLM):
     def _place(self, ops: ForwardOps, batch: ForwardBatch, x: Tensor, part: int, add: bool) -> None:
         """Places part `part` of the columns of given rows in x, if the tower has it and rows are given."""
         size = self.config.hidden_size
-        if self.towers and batch.given is not None and size * part < self.towers[0].width:
+        if batch.given is not None and size * part < max((tower.width for tower in self.towers), default=0):
             ops.place_rows_(x, batch.given.rows[:, size * part : size * (part + 1)], batch.given.at, add)
 
     def angle_positions(self, media: Sequence[MediaSpan], start: int, end: int) -> np.ndarray:

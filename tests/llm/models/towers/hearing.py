@@ -35,12 +35,17 @@ def save_hearing(folder: Path, audio: dict[str, Any] | None = None) -> torch.nn.
     torch.manual_seed(7)
     model = Qwen3ASRForConditionalGeneration(config).eval()
     randomise(model, "qwen3_asr")
-    with torch.no_grad():
-        for number in (1, 2, 3):  # sums of all inputs, like rows of matrices
-            weight = getattr(model.model.audio_tower, f"conv2d{number}").weight
-            weight.normal_(0.0, 1.5 / weight[0].numel() ** 0.5)
+    randomise_convolutions(model.model.audio_tower)
     save_pretrained(model, folder)
     return model
+
+
+def randomise_convolutions(tower: torch.nn.Module) -> None:
+    """Makes outputs of convolutions, sums of all inputs, as large as those of matrices."""
+    with torch.no_grad():
+        for number in (1, 2, 3):
+            weight = getattr(tower, f"conv2d{number}").weight
+            weight.normal_(0.0, 1.5 / weight[0].numel() ** 0.5)
 
 
 def features(frames: list[int], seed: int = 0) -> dict[str, Tensor]:

@@ -120,5 +120,5 @@ def test_fields_that_are_refused(model_type, fields, error, message) -> None:
 
 
 def test_every_class_with_a_tower_is_tested() -> None:
-    towers = {name for name, model in MODEL_LIST.items() if hasattr(model, "Tower")}
-    assert len(towers) == len(MODELS)
+    towers = {model.__name__ for model in MODEL_LIST.values() if hasattr(model, "Tower")}
+    assert len(towers - {"Qwen3OmniMoeForConditionalGeneration"}) == len(MODELS)  # tests/llm/models/towers/test_omni.py

@@ -1,0 +1,96 @@
+"""Tiny random thinkers of Qwen3-Omni, in transformers and here, and the inputs that a processor would make."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pace.llm.processors.qwen_audio import num_tokens
+from tests.llm.models.towers import hearing
+from tests.llm.models.towers.seeing import MERGE, MODELS, grid_thw, pixels
+from tests.llm.models.variants import randomise, save_pretrained
+
+IMAGE, VIDEO, IMAGE_START, IMAGE_END, SOUND_START, SOUND_END, CLIP = range(90, 97)
+"""Ids of placeholders, and of the tokens before and after them."""
+TEXT, VISION = MODELS["qwen3_vl_moe"]
+VISION = {**VISION, "deepstack_visual_indexes": [0, 2]}
+IDS: dict[str, Any] = {
+    "image_token_id": IMAGE, "video_token_id": VIDEO, "vision_start_token_id": IMAGE_START,
+    "vision_end_token_id": IMAGE_END, "audio_start_token_id": SOUND_START, "audio_end_token_id": SOUND_END,
+    "audio_token_id": CLIP,
+}  # fmt: skip
+
+Medium = tuple[int, int] | int
+"""Rows and columns of an image's patches, or the frames of a clip."""
+
+
+def make_config(text: dict[str, Any] | None = None) -> Any:
+    """The config of transformers, without the parts that speak."""
+    from transformers import Qwen3OmniMoeConfig
+
+    parts = {"text_config": TEXT | (text or {}), "vision_config": VISION, "audio_config": hearing.AUDIO}
+    return Qwen3OmniMoeConfig(thinker_config=parts | IDS, enable_audio_output=False)
+
+
+def save_omni(folder: Path, text: dict[str, Any] | None = None, alone: bool = False) -> torch.nn.Module:
+    """Saves a tiny random Qwen3-Omni in float32, or its thinker `alone`, and returns the thinker."""
+    from transformers import Qwen3OmniMoeForConditionalGeneration
+
+    torch.manual_seed(3)
+    model = Qwen3OmniMoeForConditionalGeneration(make_config(text)).eval()
+    randomise(model, "qwen3_omni_moe")
+    hearing.randomise_convolutions(model.thinker.model.audio_tower)
+    save_pretrained(model.thinker if alone else model, folder)
+    return model.thinker
+
+
+def add_speaking_parts(folder: Path) -> None:
+    """Adds tensors of the parts that speak to a checkpoint."""
+    from safetensors.torch import load_file, save_file
+
+    path = folder / "model.safetensors"
+    more = {"talker.model.layers.0.mlp.gate.weight": torch.randn(2, 8), "code2wav.decoder.0.conv.weight": torch.ones(3)}
+    save_file(load_file(path) | more, path, {"format": "pt"})
+
+
+def inputs_of(media: list[Medium], seed: int = 0) -> dict[str, Tensor]:
+    """What a processor makes of one prompt with images and clips, the first at its start or after some text."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def text(count: int) -> list[int]:
+        return torch.randint(2, 89, (count,), generator=generator).tolist()
+
+    tokens = text(seed % 2 * 5)
+    for number, medium in enumerate(media):
+        if isinstance(medium, int):
+            tokens += [SOUND_START, *[CLIP] * num_tokens(medium), SOUND_END]
+        else:
+            tokens += [IMAGE_START, *[IMAGE] * (medium[0] * medium[1] // MERGE**2), IMAGE_END]
+        tokens += text(7 * (number % 2))
+    ids = torch.tensor([tokens + text(4)])
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    if grids := [medium for medium in media if not isinstance(medium, int)]:
+        inputs |= {"pixel_values": pixels(grids, seed), "image_grid_thw": grid_thw(grids)}
+    if frames := [medium for medium in media if isinstance(medium, int)]:
+        clips = hearing.features(frames, seed)
+        inputs |= {
+            "input_features": clips["input_features"],
+            "feature_attention_mask": clips["input_features_mask"],
+        }
+    return inputs
+
+
+def together(prompts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """The prompts as one batch, padded on the left, with the arrays of all media."""
+
+    def joined(name: str, side: int) -> Tensor:
+        found = [prompt[name] for prompt in prompts if name in prompt]
+        width = max(one.shape[-1] for one in found)
+        pads = [((width - one.shape[-1], 0), (0, width - one.shape[-1]))[side] for one in found]
+        return torch.cat([torch.nn.functional.pad(one, pad) for one, pad in zip(found, pads, strict=True)])
+
+    names = {name for prompt in prompts for name in prompt}
+    return {name: joined(name, int(name not in ("input_ids", "attention_mask"))) for name in sorted(names)}
