@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from pace.llm.engine.media import run_to_end
 from pace.llm.processors.qwen_vl import QwenImageProcessor
 from pace.llm.runners import EagerRunner
-from tests.llm.models.towers.seeing import MERGE, MODELS, PATCH, save_seeing
+from tests.llm.models.towers.seeing import MERGE, MODELS, PATCH, run_to_end, save_seeing
 from tests.llm.models.towers.test_qwen_vision import load
 from tests.support import backends
 
