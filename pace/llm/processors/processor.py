@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pace.media.media import Media, MediaSpan
 from pace.naming import counted
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class MediaProcessor(Protocol):
@@ -88,6 +89,8 @@ class Processors:
 
         `token_ids` has the id of each kind's placeholder token. Raises ValueError unless the runs of an id are the
         media of its kind, one after the other."""
+        import numpy as np  # `pace --help` loads this module, and needs no numpy
+
         spans = []
         for kind, processor in self.of_kind.items():
             places = (np.asarray(tokens) == token_ids[kind]).nonzero()[0]
