@@ -96,8 +96,8 @@ class Clock:
     repeats: int
 
     def measure(self, kernel: str, step: Callable[[], None], num_bytes: int = 0, operations: int = 0) -> Row:
-        """Returns the median time of `step`, and the medians of its shares of limits that are measured in turn with
-        it."""
+        """Returns the median time of `step`, and the medians of its shares of the limits. The limits are measured
+        before each run."""
         step()
         seconds, mbu, mfu = [], [], []
         started = time.perf_counter()

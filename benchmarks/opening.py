@@ -79,7 +79,8 @@ seconds = time.perf_counter() - began
 peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
 print(json.dumps([seconds, peak, done.returncode, done.stdout.decode(errors="replace")[-2000:]]))
 """
-"""A small process in between: a child of a large process counts that one's memory as its own peak."""
+"""A small process that starts the command: the child of a large process would report the parent's memory as its own
+peak."""
 
 
 def run(command: list[str], cache: Path | None = None) -> tuple[float, int]:

@@ -167,10 +167,10 @@ def measure(options: argparse.Namespace, format: str, machine: Worker) -> Row:
 def markdown(report: dict) -> str:
     lines = [
         f"`{report['command']}`: {report['shape']} on `{report['isa']}` with {report['threads']} threads. A "
-        f"prompt of {report['prompt']} tokens, {report['generate']} decode steps after it. MFU counts the "
-        f"multiply-adds of the prompt "
-        "against the peak of fp32, MBU the bytes that a step reads against the read bandwidth, both measured "
-        "before and after each run; bits are what a decode step reads for each weight.",
+        f"prompt of {report['prompt']} tokens, {report['generate']} decode steps after it. "
+        "MFU is the rate of the prompt's multiply-adds over the fp32 peak. "
+        "MBU is the rate of the bytes that a step reads over the read bandwidth. "
+        "Both limits are measured before and after each run. Bits are those that a decode step reads for each weight.",
         "",
         (
             "| format | bits | peak MiB | prefill t/s | MFU | decode t/s | MBU | prefill / bf16 | decode / bf16 | "

@@ -211,7 +211,7 @@ def parse() -> argparse.Namespace:
 
 def main() -> int:
     options = parse()
-    name = f"{options.shape or Path(options.model).name}{' beside llama.cpp' * ('llama.cpp' in options.parts)}"
+    name = f"{options.shape or Path(options.model).name}{' next to llama.cpp' * ('llama.cpp' in options.parts)}"
     table = f"{SCRIPT} {name}"
     page.check_page(options.into, table)
     if options.shape:

@@ -27,7 +27,7 @@ class Table {
         }
     }
 
-    // The index of a text, or kNone if it is no piece.
+    // The index of a text, or kNone if it is not a piece.
     uint32_t find(std::string_view text, uint64_t hash) const {
         for (size_t at = first_slot(hash); slots_[at].piece != kNone; at = next(at))
             if (slots_[at].hash == uint32_t(hash) && pieces_[slots_[at].piece] == text) return slots_[at].piece;

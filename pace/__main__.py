@@ -13,7 +13,7 @@ EXIT_INTERRUPTED = 128 + signal.SIGINT
 
 def _end_at_ctrl_c(is_wanted: bool) -> None:
     """Lets Ctrl-C end the process at once and silently, or raise KeyboardInterrupt again. A process that ignores Ctrl-C
-    goes on to do so."""
+    continues to ignore it."""
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         end = lambda number, frame: os._exit(EXIT_INTERRUPTED)
         signal.signal(signal.SIGINT, end if is_wanted else signal.default_int_handler)

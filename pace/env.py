@@ -21,7 +21,7 @@ class Variable:
 
     name: str
     default: str
-    """What holds if the variable is not set, in words."""
+    """Description of the behaviour if the variable is not set."""
     meaning: str
     is_secret: bool = False
     """True if the value must not be shown."""

@@ -42,7 +42,6 @@ DEAR = {
     "steps_up_to_newest_positions_are_the_same_for_every_number_of_threads",
     "attention_of_all_shapes_is_close_and_the_same_in_every_cut",
     "attention_split_by_partition_is_the_same",
-    "attention_up_to_a_newest_position_is_close_and_the_same_in_every_cut",
     "products_touch_nothing_behind_their_arguments",
     "quantized_products_of_many_panels_and_rows",
 }

@@ -1,4 +1,4 @@
-"""The table of environment variables: complete, strict, and the only reader in Python."""
+"""The table of environment variables is complete and strict, and no other Python code reads the environment."""
 
 import re
 import subprocess

@@ -106,10 +106,10 @@ def test_threads_without_work_sleep():
 
 @pytest.mark.alone
 def test_a_step_on_more_threads_than_cpus_costs_little_more():
-    """A waiting thread must leave its CPU to the one it waits for, as when processes share CPUs.
+    """A waiting thread must leave its CPU to the thread it waits for, for example if processes share CPUs.
 
-    With 16 threads on one CPU a step took 1.4 to 1.8 times the processor time of one thread. It took 4 to 5 times as
-    much if the waiting threads spin."""
+    With 16 threads on one CPU a step took 1.4 to 1.8 times the processor time of one thread. If waiting threads spin,
+    it took 4 to 5 times that time."""
     program = """
 import os, time
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
@@ -258,8 +258,8 @@ def test_a_pinned_model_writes_the_same_text():
 
 
 def resident_share(address: int, num_bytes: int) -> float:
-    """Returns the share of a buffer's whole pages that are in memory. The memory of the process would also count what
-    other objects give back meanwhile."""
+    """Returns the share of a buffer's whole pages that are in memory. The resident memory of the process would also
+    change when other objects are freed."""
     page = mmap.PAGESIZE
     first, last = -(-address // page), (address + num_bytes) // page
     pages = (ctypes.c_ubyte * (last - first))()

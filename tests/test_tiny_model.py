@@ -184,7 +184,7 @@ def test_a_wrong_answer_is_noticed():
 
 
 def test_heldout_text(model, tokenizer):
-    """The held-out file is predicted well, which a broken model would not do."""
+    """A broken model would not predict the held-out file well."""
     lines = (ROOT / "tests" / "data" / "tiny_heldout.jsonl").read_text(encoding="utf-8").splitlines()
     assert 100e3 <= sum(len(line.encode()) for line in lines) <= 200e3
     texts = [json.loads(line)["text"] for line in lines[:60]]

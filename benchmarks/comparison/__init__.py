@@ -4,8 +4,8 @@ checkpoint.py    A shape's config, random weights and a tokenizer, as a director
 gguf_writer.py   The same checkpoint as a GGUF file; gguf_families.py defines its contents.
 runtimes/        One class for each runtime: how to load it, start prompts, take a step.
 worker.py        One runtime in a separate process, driven over a pipe.
-measure.py       The schedule: groups that fit in memory, rounds in turn, limits around every run.
+measure.py       The schedule: groups that fit in memory, alternating runs in rounds, limits around every run.
 results.py       Results as plain data; medians, shares of the limits, ratios.
-targets.py       The targets, and if they were met.
+targets.py       The targets, and a check of results against them.
 report.py        Tables and docs/benchmarks.md; plot.py draws its pictures.
 """

@@ -61,7 +61,7 @@ def machine_line(results: Results) -> str:
     machine = results.machine
     isa = machine["isa"] + (" (forced)" if machine["is_forced"] else "")
     peers = (
-        f"on {machine['peers_isa']} where they have a variable for it" if machine["peers_isa"] else "on what they chose"
+        f"on {machine['peers_isa']} if they have a variable for it" if machine["peers_isa"] else "on their own choice"
     )
     return (
         f"{machine['cpu']}, {machine['cores']} cores, {machine['threads']} threads; pace on {isa}, peers {peers}; "
@@ -75,8 +75,8 @@ def scenario_line(scenario: Scenario) -> str:
 
 
 def main_table(results: Results, shape: str) -> Table:
-    """One row for each runtime and kind of weights. `pace / it` compares with pace in the same kind of weights, from
-    runs in turn."""
+    """One row for each runtime and kind of weights. `pace / it` compares with pace in the same kind of weights, in the
+    same rounds."""
     header = [
         "runtime",
         "weights",
@@ -167,14 +167,14 @@ def notes(results: Results) -> Iterator[str]:
         yield f"NOT THE SAME MODEL: {line}"
     if results.rounds_again:
         yield (
-            f"The limits changed too much in some of the {results.rounds} rounds: {results.rounds_again} were measured "
-            f"again, and {results.unsteady_rounds} are still unsteady."
+            f"In some of the {results.rounds} rounds the limits changed too much. Repeated measurements: "
+            f"{results.rounds_again}. Rounds still unsteady: {results.unsteady_rounds}."
         )
     if results.runs:
         worst = max(results.runs, key=lambda run: run.others_cpu)
         busy = sum(run.others_cpu > 0.05 for run in results.runs)
         yield (
-            f"In {busy} of {len(results.runs)} runs something else used more than 0.05 cores; the most was "
+            f"In {busy} of {len(results.runs)} runs other processes used more than 0.05 cores; the maximum was "
             f"{worst.others_cpu:.2f}."
         )
 
@@ -213,8 +213,8 @@ def _glance(every: list[Results]) -> list[str]:
     if not rows:
         return []
     words = (
-        "How many times as fast as a peer `pace` is, with weights of the same kind: the median and the span of "
-        "pairs of neighbouring runs."
+        "This table shows how many times as fast as a peer `pace` is, with weights of the same kind. Ratios are of "
+        "pairs of neighbouring runs: their median and their span."
     )
     summary = [
         [name, str(number), f"{prefill:.2f}", f"{decode:.2f}"]
@@ -243,8 +243,8 @@ def _section(results: Results, pictures: list[str]) -> str:
     if reads:
         lines += [
             (
-                f"Limits, measured with each of {len(reads)} runs: {_span(reads)} GB/s read, {_span(peaks)} GFLOPS "
-                f"fp32 FMA (least, median, most)."
+                f"Limits, measured before and after each of {len(reads)} runs: {_span(reads)} GB/s read, "
+                f"{_span(peaks)} GFLOPS fp32 FMA (minimum, median, maximum)."
             ),
             "",
         ]

@@ -34,7 +34,7 @@ class Subject:
     runtime: str
     variant: str
     dtype: str
-    """Kind of weights, which subjects are compared by: bf16, fp16, fp32, int8, int4 or a type of GGUF file."""
+    """Kind of weights: bf16, fp16, fp32, int8, int4 or a type of GGUF file. Subjects of the same kind are compared."""
     missing: str | None = None
     """Reason why it was not measured; None if it was."""
     import_s: float | None = None
@@ -60,7 +60,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a subject. Runs of equal shape, group, round and scenario followed each other in turn."""
+    """One run of a subject. Runs of equal shape, group, round and scenario were made one after another."""
 
     shape: str
     runtime: str
@@ -158,7 +158,7 @@ class Results:
         return statistics.median(values) if values and None not in values else None
 
     def ratio(self, ours: Subject, peer: Subject, scenario: Scenario, value: Callable[[Run], float]) -> float | None:
-        """Median of `ratios`; None if the subjects never ran in turn."""
+        """Median of `ratios`; None if no round has runs of both subjects."""
         ratios = self.ratios(ours, peer, scenario, value)
         return statistics.median(ratios) if ratios else None
 
@@ -168,6 +168,6 @@ class Results:
         return [by_place[run.place] / value(run) for run in self.runs_of(peer, scenario) if run.place in by_place]
 
     def ours(self, peer: Subject) -> Subject | None:
-        """pace with the same kind of weights on the same shape."""
+        """Returns the subject of pace with the same kind of weights on the same shape; None if there is none."""
         found = (s for s in self.subjects if s.runtime == "pace" and s.dtype == peer.dtype and s.shape == peer.shape)
         return next(found, None)

@@ -1,4 +1,4 @@
-"""The targets, and if they were met, computed from results."""
+"""The performance targets, and a check of results against them."""
 
 from __future__ import annotations
 

@@ -183,8 +183,8 @@ static void attend_blocks(const AttentionArgs& args, int rows, const TileBlocks<
         soften_row<kScaled>(scores, tile.value_scales, s.tile_max[row], s.max + row, s.sum + row, out, padded);
     }
     for (int pass = 0; pass < passes; ++pass) {
-        // Rows that see the same positions are computed together; on the diagonal and at the edge of a window each is
-        // alone.
+        // Rows that see the same positions are computed together. On the diagonal and at the edge of a window each row
+        // is computed separately.
         int row = pass_begin(rows, pass);
         const int end = pass_begin(rows, pass + 1);
         while (row < end) {

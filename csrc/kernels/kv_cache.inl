@@ -24,7 +24,7 @@ static float int8_scale(const float* x, int64_t count) {
     return reduce_max(largest) / 127.0f + reduce_add(spoilt);
 }
 
-// x as it is rounded and stored.
+// x divided by its scale if T has scales, else x; storing it rounds it.
 template <class T>
 PACE_INLINE F32 over_scale(F32 x, float scale) {
     if constexpr (kScaleElements<T> == 0) {

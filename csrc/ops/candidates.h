@@ -17,7 +17,7 @@ struct Candidate {
     double weight;  // exp(value - max of the row), if needed; the probability is weight / sum of weights
 };
 
-// Order of preference for tokens: larger values first; of equals the lower index first.
+// Order of preference for tokens: larger values first; among equals the lower index first.
 inline bool goes_before(const Candidate& a, const Candidate& b) {
     return a.value > b.value || (a.value == b.value && a.index < b.index);
 }

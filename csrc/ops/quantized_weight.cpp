@@ -40,7 +40,7 @@ uint32_t load_four(const uint8_t* p) {
     return four;
 }
 
-// ---- From codes of rows, as in PackQuantizedOp, to words of panels. One word of each row follows the other.
+// ---- Codes of rows, as in PackQuantizedOp, are packed to words of panels: one word of each row, row after row.
 
 // A word is four bytes, unchanged.
 struct ByteWords {

@@ -13,7 +13,7 @@ namespace {
 constexpr float kLog2E = 1.44269504f;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr double kCaution = 2.5;     // standard errors; each retry quadruples them
-constexpr double kNoTrust = 100.0;   // from here on all elements are listed
+constexpr double kNoTrust = 100.0;   // with this many standard errors or more, all elements are listed
 constexpr int64_t kShortRow = 8192;  // up to this length all elements are listed: a sample would be half of the row
 constexpr double kRounding = 1e-3;   // rounding difference between keys for two levels, with a margin
 

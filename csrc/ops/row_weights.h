@@ -17,7 +17,7 @@ namespace pace {
 // Results of the first pass over a row.
 struct Survey {
     std::vector<float> maxima;  // for blocks of kPeakBlock
-    float max;                  // of the row; NaN if the row has one
+    float max;                  // of the row; NaN if the row contains NaN
     double total = 0.0;         // sum of the weights for some scale, if requested
     std::vector<double> sums;   // sums of the pieces
 };
@@ -48,7 +48,7 @@ class RowWeights {
     // Results of a pass between its limits.
     struct Near {
         int32_t* found;             // in the thread's scratch
-        float *keys, *weights;      // there too, of the same length
+        float *keys, *weights;      // in the same scratch, with the same length
         std::vector<int64_t> ends;  // end of each piece in the list
         double sure = 0.0;          // the weight above the limits
     };
@@ -69,8 +69,8 @@ class RowWeights {
     const int64_t n_;
     const float scale_;
     const Survey& survey_;
-    double all_ = 0.0;    // total weight of the row, and
-    float level_ = 0.0f;  // the weighted mean of t; both are set by the first pass for a cut
+    double all_ = 0.0;    // total weight of the row; the first pass for a cut sets it and level_
+    float level_ = 0.0f;  // weighted mean of t
     bool typical_ = false;
     Cut cut_ = {kLowest, kLastIndex};  // in terms of keys
     double total_ = 0.0;

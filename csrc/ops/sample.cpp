@@ -31,7 +31,7 @@ namespace {
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 // Inspecting this many elements takes about as long as correcting the maxima after one edit. See benchmarks/RESULTS.md,
-// "Sampling under load".
+// "Choosing tokens".
 constexpr int64_t kPerEdit = 256;
 
 // ---- Few candidates

@@ -1,4 +1,4 @@
-// Python objects that functions of `_C` take as they are: tensors, and records of pace.ops and pace.batch. A call reads
+// Python objects that functions of `_C` take directly: tensors, and records of pace.ops and pace.batch. A call reads
 // their attributes by name, before it releases the GIL. It stores addresses of tensors and checks no shapes.
 #pragma once
 
@@ -33,7 +33,7 @@ void read_field(py::handle record, const char* name, T& to) {
 
 inline std::string text(py::handle record, const char* name) { return record.attr(name).cast<std::string>(); }
 
-// A field for which None means `to` as it is.
+// Reads a field; None leaves `to` unchanged.
 template <class T>
 void read_optional(py::handle record, const char* name, T& to) {
     if (const py::object value = record.attr(name); !value.is_none()) to = value.cast<T>();
@@ -152,7 +152,7 @@ inline void read(py::handle record, ExpertStack& to) {
     read_field(record, "is_mapped", to.mapped);
 }
 
-// Router of pace/ops/experts.py; the choice bias is a parameter of its own.
+// Router of pace/ops/experts.py; the choice bias is a separate parameter.
 inline void read(py::handle record, Router& to) {
     static const char* const kScores[] = {"softmax", "sigmoid", "softmax_of_chosen", "sparsemixer",
                                           "sigmoid_of_chosen"};  // in the order of Router::Score

@@ -25,8 +25,8 @@ class Limits:
 
 
 def between(before: Limits, after: Limits) -> Limits:
-    """Returns the mean of two measurements, as the limits of what ran between them. The read bandwidth of a virtual
-    machine may change by a factor of two within a second. Its cores are moved, and may then share a link to memory."""
+    """Returns the mean of two measurements: the limits for a run between them. The read bandwidth of a virtual machine
+    may change by a factor of two within a second. Its cores are moved, and may then share a link to memory."""
     return replace(
         before,
         read_gb_s=(before.read_gb_s + after.read_gb_s) / 2,

@@ -68,7 +68,7 @@ def load(
     else:
         options = {"dtype": dtype, "backend": backend, "num_threads": num_threads, "quantization": quantization}
         with hint_of_shape(model_or_shape):
-            model = load_model(LoadOptions(model_or_shape, **options, weights_cache=False))
+            model = load_model(LoadOptions(model_or_shape, **options, weights_cache=False, media=False))
     seconds = time.perf_counter() - started
     model.kv_dtype = kv_dtype
     engine = Engine.create(

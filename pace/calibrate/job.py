@@ -191,8 +191,8 @@ class Job:
         return [mixture.gate] if mixture and stack is mixture.gate_up else []
 
     def inputs_of(self, product: Linear, known: dict[int, InputStatistics]) -> InputStatistics:
-        """The statistics a product is rounded with. If an expert has too few rows, its gate and up use the rows of all
-        experts. Its down uses no rows, so all its weights count equally."""
+        """Returns the statistics that a product is rounded with. If an expert has too few rows, gate and up use the
+        rows of all experts. Down then uses no statistics, so all its weights count equally."""
         inputs = known[id(product)]
         if id(product) not in self.parts.mixtures or inputs.are_enough:
             return inputs

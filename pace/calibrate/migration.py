@@ -130,7 +130,7 @@ def choose(
     migration: Migration, kind: str, inputs: InputStatistics, layouts: Sequence[Sequence[tuple[slice, WeightLayout]]]
 ) -> Tensor | None:
     """Returns the scales `[K]` with the least squared error of the readers' products on the samples, with weights and
-    inputs rounded. None if no scales beat leaving everything as it is.
+    inputs rounded. None if no scales reduce the error.
 
     `layouts`: the quantised rows of each reader, and their layouts."""
     weights, parts = [], []

@@ -34,8 +34,8 @@ MODEL_OPTIONS = (
     "prefix_cache_bytes",
 )
 MODEL_OPTIONS += ("quantization", "backend", "revision", "cache_dir", "local_files_only", "weights", "weights_cache")
-"""Arguments of LLMModel that the command line can set. The token is missing: set HF_TOKEN, which no process list
-shows."""
+"""Arguments of LLMModel that the command line can set. The Hub's access token is not among them: HF_TOKEN sets it, so
+that no process list shows it."""
 
 
 TOKENIZER_HELP = "location of the tokenizer, if it is not with the model"
@@ -66,7 +66,7 @@ def settle_model(parser: argparse.ArgumentParser, arguments: argparse.Namespace)
     if (before := arguments.model_before) and getattr(arguments, before) is None:
         if word is not None and arguments.named_model is None and (_is_checkpoint(word) or _is_piped_model(word)):
             parser.error(
-                f"{word!r} is a model, and a single word is the {before}: write `{word} {before.upper()}`, or "
+                f"{word!r} is a model, but a single argument is the {before}: write `{word} {before.upper()}`, or "
                 f"`{word} -` to read the {before} from stdin; for {word!r} as the {before}, name a model with -m"
             )
         setattr(arguments, before, word)

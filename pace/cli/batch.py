@@ -103,5 +103,5 @@ def _open_input(arguments: argparse.Namespace) -> Any:
         return BatchInput.spool(sys.stdin.buffer)
     lines = BatchInput.open(Path(arguments.input))
     if os.path.exists(arguments.output) and os.path.samefile(arguments.input, arguments.output):
-        arguments.parser.error(f"{arguments.output}: the results cannot go where the requests are")
+        arguments.parser.error(f"{arguments.output}: this is the file of requests; give another one for the results")
     return lines

@@ -87,9 +87,9 @@ def run(arguments: argparse.Namespace) -> int:
         print("\n".join(SHAPES))
         return 0
     if arguments.model is None:
-        arguments.parser.error("say what to measure: a checkpoint, or a shape of `pace bench --list`")
+        arguments.parser.error("no model to measure: give a checkpoint, or a shape of `pace bench --list`")
     if arguments.json and arguments.profile:
-        arguments.parser.error("--json has the numbers of the table alone: leave out --profile")
+        arguments.parser.error("--json only has the numbers of the table: leave out --profile")
     if arguments.plot:
         report.check_plot(arguments.plot)
     subject = measure.load(
@@ -119,9 +119,9 @@ def _check_sides(arguments: argparse.Namespace) -> None:
     here = [name for name in OPTIONS_HERE if getattr(arguments, name) != parser.get_default(name)]
     there = [name for name in bench_serving.OPTIONS if name in arguments]
     if arguments.serve and here:
-        parser.error(f"{option(parser, here[0])} is about a model that runs in this process: leave it out with --serve")
+        parser.error(f"{option(parser, here[0])} only applies to a model in this process: leave it out with --serve")
     if not arguments.serve and there:
-        parser.error(f"{option(parser, there[0])} needs --serve URL: it is about the load on a server")
+        parser.error(f"{option(parser, there[0])} needs --serve URL: it only applies to the load on a server")
 
 
 def _rounded(numbers: dict[str, Any]) -> dict[str, Any]:

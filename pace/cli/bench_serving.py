@@ -100,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
         load = Load(**{name: value for name, value in given.items() if name not in DEFAULTS})
         address = Address.parse(arguments.serve)
         if given["save_detailed"] and not given["save_result"]:
-            raise ValueError("save_detailed needs --save-result: the lists are for a file")
+            raise ValueError("save_detailed needs --save-result, because the lists are only written to a file")
     except ValueError as error:
         arguments.parser.error(str(error))
     if arguments.plot:
@@ -155,7 +155,7 @@ def _goal(text: str) -> tuple[str, float]:
 def _metrics(text: str) -> list[str]:
     names = text.split(",")
     if unknown := [name for name in names if name not in METRICS]:
-        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(METRICS)}")
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} must be one of {', '.join(METRICS)}")
     return names
 
 

@@ -63,7 +63,7 @@ def _chosen(copies: list[Copy], names: list[str]) -> list[Copy]:
     for name in names:
         of_name = [copy for copy in copies if name == copy.path.name or os.path.realpath(name) == copy.checkpoint]
         if not of_name:
-            raise ValueError(f"there is no copy {name}, nor one of a model there; `pace cache` lists them")
+            raise ValueError(f"there is no copy with the name or of the model {name}; `pace cache` lists the copies")
         found |= {copy.path: copy for copy in of_name}
     return list(found.values())
 

@@ -64,14 +64,14 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         config = sampling_config(arguments)
         if arguments.system is not None and not arguments.chat:
-            raise ValueError("--system needs --chat: plain text has no place for it")
+            raise ValueError("--system needs --chat: plain text has no system prompt")
         if arguments.suffix is not None and arguments.chat:
-            raise ValueError("--suffix has no place in a chat: give it without --chat")
+            raise ValueError("--suffix does not work with --chat: leave one of them out")
         if arguments.suffix is not None and (arguments.image or arguments.audio):
-            raise ValueError("--suffix has no place next to --image and --audio")
+            raise ValueError("--suffix does not work with --image and --audio: leave it out")
         for option, value in (("--logprobs", config.logprobs), ("--prompt-logprobs", config.prompt_logprobs)):
             if value is not None and not arguments.json:
-                raise ValueError(f"{option} needs --json: plain text has no place for them")
+                raise ValueError(f"{option} needs --json: plain text does not show them")
         prompt = read_prompt(arguments.prompt)
     except (TypeError, ValueError) as error:
         arguments.parser.error(str(error))

@@ -13,8 +13,8 @@ import re
 from collections.abc import Callable
 
 CERTAIN = {"quantization", "overrides"}
-"""Arguments of one word that is not an English word in messages. Like all names with an underscore, they are rewritten
-wherever they stand by themselves."""
+"""Arguments without an underscore that are always rewritten, like those with one: messages use these words for nothing
+else."""
 
 
 def option(parser: argparse.ArgumentParser, name: str, flag: bool | None = None) -> str | None:

@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     from pace.memory import available_memory_bytes
 
     if arguments.model is None:
-        arguments.parser.error("say what to plan for: a checkpoint, or a shape of `pace bench --list`")
+        arguments.parser.error("no model to plan for: give a checkpoint, or a shape of `pace bench --list`")
     config, found = SHAPES.get(arguments.model), None
     if config is None:
         with hint_of_shape(arguments.model):
@@ -98,7 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
         except (CannotSample, OSError, MemoryError) as error:
             if sample is None:
                 raise
-            logger.info("no layers were tried: %s", error)
+            logger.info("no layers were run: %s", error)
             sample = None
             plans = plan.plan(config, limits, available, *asked, tensors)
     measured = limits()
@@ -120,7 +120,7 @@ def run(arguments: argparse.Namespace) -> int:
         f"{measured.fma_gflops:.0f} GFLOPS, {_gib(available)} available"
     )
     width = max(12, *(len(p.dtype) + 2 for p in plans))
-    print(f"{'held as':<{width}}{'weights':>11}{'cache/token':>14}{'most tokens':>14}{'prefill':>13}{'decode':>13}")
+    print(f"{'stored as':<{width}}{'weights':>11}{'cache/token':>14}{'max tokens':>14}{'prefill':>13}{'decode':>13}")
     for p in plans:
         context = f"{p.max_context:,}" if p.fits else "does not fit"
         print(
@@ -129,17 +129,17 @@ def run(arguments: argparse.Namespace) -> int:
         )
     if any(p.kv_bytes_per_late_token < p.kv_bytes_per_token for p in plans):
         late = ", ".join(f"{p.kv_bytes_per_late_token / 1024:.1f} KiB ({p.dtype})" for p in plans)
-        print(f"layers with a window give back what it leaves behind: a later token takes {late}")
+        print(f"layers with a window free earlier keys and values: a later token takes {late}")
     for p in plans:
         if p.mapped:
             print(f"{p.dtype}, --weights mapped: {_mapped(p.mapped)}")
     sequences = f"{arguments.batch} sequences" if arguments.batch > 1 else "one sequence"
-    how = "predictions from a few of its layers, tried here," if sample else "predictions"
+    how = "predictions from a run of a few of its layers" if sample else "predictions"
     print(
         f"speeds are {how} for a prompt of {arguments.prompt} tokens, and {sequences} at "
         f"{arguments.context or arguments.prompt}; `pace bench` measures them"
     )
-    print("a model takes half of the memory that is left for sequences unless it is told more (--kv-cache-bytes)")
+    print("by default, sequences get half of the memory that is left after loading (--kv-cache-bytes)")
     return 0
 
 

@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.model is None:
-        arguments.parser.error("two paths are needed: that of the model, and that of the result")
+        arguments.parser.error("give two paths: the model, and the result")
     from pace.calibrate import quantize_checkpoint
     from pace.eval import read_texts
     from pace.quant import QuantizationConfig

@@ -68,7 +68,7 @@ def _logit_bias(text: str) -> dict[int, float]:
         return {int(token): float(bias) for token, bias in pairs.items()}
     except (AttributeError, TypeError, ValueError):
         raise argparse.ArgumentTypeError(
-            f"{text!r} must be a JSON object of token id to number, as '{{\"42\": 1.5}}'"
+            f"{text!r} must be a JSON object of token ids and numbers, such as '{{\"42\": 1.5}}'"
         ) from None
 
 
@@ -100,7 +100,7 @@ _READERS_OF: dict[str, dict[str, Any]] = {
     "json_whitespace": {"metavar": "flexible|compact|spaced|REGEX"},
     "choices": {"nargs": "+", "metavar": "TEXT"},
 }
-"""How to read fields whose type is not enough to parse them."""
+"""Field -> arguments of `add_argument`, for fields that need more than their type."""
 _READERS: dict[str, dict[str, Any]] = {
     "int": {"type": int, "metavar": "N"},
     "int | None": {"type": int, "metavar": "N"},
@@ -113,7 +113,7 @@ _READERS: dict[str, dict[str, Any]] = {
     "list[list[int]] | None": {"type": _json_of("runs of token ids", "'[[5, 6], [7]]'"), "metavar": "JSON"},
     "dict[int, float] | None": {"type": _logit_bias, "metavar": "JSON"},
 }
-"""How to read a field of each type. Objects (logits_processors, token_mask) have no option."""
+"""Type of a field -> arguments of `add_argument`. Objects (logits_processors, token_mask) have no option."""
 _FIELDS = {field.name for field in fields(SamplingConfig)}
 _EXPLANATIONS = {
     "max_new_tokens": "Maximum number of tokens to generate. By default, a text goes on until the model ends it or the "
@@ -143,6 +143,6 @@ _EXPLANATIONS = {
     "json_whitespace": "Whitespace within JSON: flexible; compact: none; spaced: one blank after each colon and "
     "comma; or a regular expression of blanks.",
 }
-"""Explanations of options where those of the fields are about Python."""
+"""Explanations of options for fields whose own explanations are about Python."""
 _BESIDE_OBJECTS = {"step_every", "step_strings"}
-"""Fields that only apply to such an object."""
+"""Fields that only apply together with an object, such as a step callback."""

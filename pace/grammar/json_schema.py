@@ -194,7 +194,7 @@ def simplified(schema: Any) -> Any:
 
 
 def _says_nothing(keyword: str, schema: dict[str, Any]) -> bool:
-    """True if a keyword has no effect in this schema. Options for llguidance count as such: schemas must not set
+    """True if a keyword has no effect in this schema. Options for llguidance count too, because schemas must not set
     them."""
     if keyword == "x-guidance" or (keyword == "uniqueItems" and schema[keyword] is False):
         return True

@@ -97,6 +97,10 @@ class Program:
             ) from None
         return torch.frombuffer(memory, dtype=torch.float32, count=rows * columns).view(rows, columns)
 
+    def release(self) -> None:
+        """Drops the references to the cache of the last step."""
+        self._last_cache = (None, _C.KvCache([]))
+
     def set_profiling(self, on: bool) -> None:
         """Starts timing every instruction from zero, or stops."""
         self._program.set_profiling(on)

@@ -42,7 +42,7 @@ def _copy(value: Any) -> Any:
 MIN_TEMPERATURE = 1e-30
 """Smallest temperature: logits stay far below 1e8, and dividing them by less would overflow fp32."""
 WITHOUT_EFFECT = Rules()._asdict() | {"temperature": 0.0}
-"""Fields that only affect sampling, and the values that are not a wish to sample: greedy, or no filter."""
+"""Fields that only affect sampling, with the values that do not turn it on: greedy, or no filter."""
 
 
 def _field(default: Any, validate: check.Check, *other_names: str) -> Any:
@@ -224,7 +224,7 @@ class SamplingConfig:
                 f"merge_from takes a SamplingConfig, got {type(other).__name__}; "
                 f"SamplingConfig.from_dict makes one of a dict"
             )
-        lengths = {"max_length", "max_new_tokens"}  # the two set one limit
+        lengths = {"max_length", "max_new_tokens"}  # both set the same limit
         for name in [name for name in FIELDS if name in other.explicit_fields - self.explicit_fields]:
             if name in lengths and self.explicit_fields & lengths:
                 continue

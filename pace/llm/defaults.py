@@ -14,7 +14,7 @@ CHAT = SamplingConfig(temperature=0.7, top_p=0.9)
 
 def with_defaults(asked: SamplingConfig, checkpoint: SamplingConfig, is_chat: bool = False) -> SamplingConfig:
     """Returns a copy of `asked` in which unset fields come from `checkpoint`, or are the defaults. `do_sample` is
-    always set. Beam search has the defaults of plain text in a chat, too: it looks for the most likely answer."""
+    always set. Beam search in a chat has the defaults of plain text, because it looks for the most likely answer."""
     config = asked.copy().merge_from(checkpoint)
     is_chat = is_chat and config.num_beams == 1
     if is_chat:

@@ -1,4 +1,4 @@
-"""The verbs of a model: generate, stream, add_request, chat."""
+"""`Generator`: the methods generate, stream, add_request and chat of a model."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class Generator:
         **fields: Any,
     ) -> GenerateOutput:
         """Continues the prompts; see `LLMModel.generate`. An exception, such as KeyboardInterrupt or an error of the
-        streamer, frees what this call held; calls of other threads go on."""
+        streamer, frees what this call held; calls of other threads continue."""
         return self._generate(lambda: self.prepare_with_suffix(inputs, sampling_config, **fields), streamer, cancel)
 
     def generate_turn(

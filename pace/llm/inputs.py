@@ -23,8 +23,11 @@ _IGNORED_KEYS = frozenset(
     {"token_type_ids", "special_tokens_mask", "offset_mapping", "length", "overflow_to_sample_mapping", "position_ids"}
 )
 """Other keys that tokenizers return; none of them changes what a causal model computes for these tokens."""
-_OF_MEDIA = ("mm_token_type_ids", "pixel_values", "image_grid_thw")
-"""Keys that transformers' processors add for models that take images."""
+_OF_MEDIA = (
+    "mm_token_type_ids", "pixel_values", "image_grid_thw", "input_features", "input_features_mask",
+    "feature_attention_mask",
+)  # fmt: skip
+"""Keys that transformers' processors add for models that take images or sound."""
 _KINDS = (
     "a string, a list of strings, a list of token ids, a list of such lists, an integer tensor [S] or [B, S], "
     "or a tokenizer's output with input_ids and attention_mask"
@@ -67,7 +70,7 @@ def with_keywords(inputs: Any, fields: dict[str, Any]) -> tuple[Any, dict[str, A
     arguments. Raises TypeError for inputs in both forms, or in neither."""
     names = fields.keys() & {"input_ids", "attention_mask", "token_type_ids", *_OF_MEDIA}
     if not names and inputs is None:
-        raise TypeError(f"inputs are missing; give {_KINDS}")
+        raise TypeError(f"inputs must be {_KINDS}; none are given")
     if names and inputs is not None:
         raise TypeError(f"inputs are given twice: as the first argument, and as {', '.join(sorted(names))}")
     rest = {name: value for name, value in fields.items() if name not in names}
@@ -114,7 +117,7 @@ def _read_media(
     """Reads the arrays of towers, and finds the place of each medium in the rows."""
     known = {name for tower in towers for name in tower.input_names} | {"mm_token_type_ids"}
     if refused := [name for name in inputs if name not in known]:
-        raise ValueError(f"{model_name} takes no images: it was loaded without a tower, so leave out {refused[0]}")
+        raise ValueError(f"{model_name} was loaded without a tower that takes {refused[0]}, so leave it out")
     places: list[list[MediaSpan]] = [[] for _ in rows]
     for tower in towers:
         media = tower.read_inputs(inputs) if any(name in inputs for name in tower.input_names) else []

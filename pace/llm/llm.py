@@ -137,7 +137,7 @@ class LLMModel:
         several prompts without a streamer, a bar is shown on a terminal if the model was loaded with `progress`.
 
         Raises ValueError or TypeError for invalid inputs or an invalid config, before any work is done.
-        After an exception or Ctrl-C the model is usable, and generations of other threads go on.
+        After an exception or Ctrl-C the model is usable, and generations of other threads continue.
         """
         return self.generator.generate(inputs, sampling_config, streamer, cancel, suffix=suffix, **fields)
 

@@ -29,8 +29,8 @@ class OperatorConfig:
     norm: str = "native"
     """Norms of rows, and of the heads of queries and keys."""
     projection: str = "native"
-    """The matrix products before and after attention: to queries, keys and values, and back. Also OPT's between two
-    widths."""
+    """The matrix products before and after attention: to queries, keys and values, and back. Also OPT's products
+    between its two widths."""
     rotary: str = "native"
     attention: str = "native"
     """Writing the cache, softmax(q k') and its product with v."""

@@ -136,7 +136,7 @@ class GenerateOutput:
     """Metrics of each row. A later sample of a prompt waits while the first one reads it."""
     captures: list[dict[str, list[Capture]]] | None = None
     """Captures per row, by name and in order: the parts of the text that the grammar's rules with `[capture]` matched.
-    None for a grammar without captures. Of equal captures of one name in a row, llguidance only reports the first."""
+    None for a grammar without captures. For equal captures of one name in a row, llguidance only reports the first."""
     sequence_scores: list[float] | None = None
     """Beam search scores per row. A score is the sum of the generated tokens' log-probabilities, after the processors,
     divided by the number of tokens to the power of `length_penalty`."""

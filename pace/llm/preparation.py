@@ -101,7 +101,7 @@ class Preparer:
         self._encoder = encoder
 
     def prepare(self, inputs: Any, asked: SamplingConfig, turn: Turn | None, skip_special_tokens: bool) -> PreparedCall:
-        """Does `Generator.prepare_for_generate`."""
+        """Implements `Generator.prepare_for_generate`."""
         engine = self._driver.engine
         config = with_defaults(asked, self._defaults, is_chat=turn is not None)
         if turn is not None and not config.has_length:

@@ -35,7 +35,7 @@ class TokenSink(Protocol):
         ...
 
     def end(self, sequence: Sequence, reason: str, error: BaseException | None) -> None:
-        """The last call, made once: the sequence has left the engine for `reason` ("error": because of `error`)."""
+        """Called once, last: the sequence has left the engine for `reason`, which is "error" if there is an `error`."""
         ...
 
 
@@ -91,8 +91,8 @@ class RowPlan:
 
 
 class Strategy(Protocol):
-    """Decides what is done with the logits of one sequence, which owns it. A subclass that picks tokens changes the
-    defaults."""
+    """Decides what is done with the logits of one sequence. Each sequence has its own strategy. A subclass that picks
+    tokens changes the defaults."""
 
     plan: RowPlan | None = None
     """The plan by which the sampler handles all rows in one call, and accepts drafts; None to call `choose`."""
@@ -239,7 +239,7 @@ class Sequence:
 
     @property
     def rope_length(self) -> int:
-        """Minimum length used by rope scaling: the prompt's length, or the length that was recomputed if greater."""
+        """Minimum length used by rope scaling: the prompt's length, or the recomputed length if that is greater."""
         return max(self.num_prompt_tokens, self.recomputed_length)
 
     @property
@@ -277,7 +277,7 @@ class Sequence:
         self.stopping.rewind(num_generated)
 
     def fail(self, error: BaseException) -> None:
-        """Ends the sequence with an error, which its owner raises. Other sequences go on."""
+        """Ends the sequence with an error, which its owner raises. Other sequences continue."""
         self.error = error
         self.finish_reason = "error"
 
@@ -368,7 +368,7 @@ class TokenLogprob:
     rank: int | None = None
     """1 for the most likely token; set for prompt tokens only."""
     text: str = field(default="", compare=False)
-    """Text of the token, if the model has a tokenizer; bytes that are no character become U+FFFD."""
+    """Text of the token, if the model has a tokenizer; bytes that form no character become U+FFFD."""
     top_texts: tuple[str, ...] = field(default=(), compare=False)
     """Texts of the tokens in `top`."""
 

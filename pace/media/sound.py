@@ -27,7 +27,7 @@ MAX_LEVEL = 65536.0
 """Maximum size of a sample. The range is -1 to 1; files that hold integers as floats are still read."""
 PIECE = 1 << 20
 """Frames decoded at once."""
-EXTRA = "pip install 'pace-llm[audio]'"
+EXTRA = 'pip install "pace-llm[audio]"'
 
 SoundSource = bytes | str | os.PathLike | np.ndarray | tuple[np.ndarray, int]
 """The bytes or the path of a file, samples at the rate that is wanted, or samples with their rate."""

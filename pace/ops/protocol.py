@@ -111,7 +111,7 @@ class ExpertOptions:
     down_bias: Tensor | None = None
     """float32 `[E, H]`."""
     weigh_inputs: bool = False
-    """The sum is `f1(w1 x) + f2(w2 x) + ...`."""
+    """True if weights multiply inputs, not outputs: the sum is `f1(w1 x) + f2(w2 x) + ...`."""
 
 
 class ForwardOps(Protocol):
@@ -320,4 +320,4 @@ class SamplingOps(Protocol):
 
 
 class Ops(ForwardOps, WeightOps, SamplingOps, Protocol):
-    """All operations: what a model is loaded with."""
+    """All operations that loading and running a model needs."""

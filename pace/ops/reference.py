@@ -52,7 +52,7 @@ class DenseWeight:
     """A matrix `[n, k]` in plain form. With `glu`, its rows are `[gate; up]`, n / 2 each.
 
     A quantised or mixed weight holds its values in float32; `stored` is its original layout. Activations are not
-    quantised here, unlike in `pace.ops.native`, so that products have no rounding but that of the stored weights."""
+    quantised here, unlike in `pace.ops.native`, so that only the stored weights are rounded."""
 
     matrix: Tensor
     glu: bool = False

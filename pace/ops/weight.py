@@ -242,8 +242,9 @@ def _pack_super_blocks(weight: PackedWeight, rows: QuantizedRows, row: int) -> N
 
 
 def unpack(weight: PackedWeight) -> Tensor:
-    """Float weights come back bit for bit. Quantised ones differ from `QuantizedRows.dequantize` by the rounding of
-    groups' scales and minima (by 2^-11) and by the error in `LEVEL_FACTORS`. In super-blocks they are equal."""
+    """Returns the matrix `[n, k]` of a packed weight. Float weights come back bit for bit. Quantised ones differ from
+    `QuantizedRows.dequantize` by the rounding of groups' scales and minima (by 2^-11) and by the error in
+    `LEVEL_FACTORS`. In super-blocks they are equal."""
     out = torch.empty(weight.n, weight.k, dtype=weight.dtype)
     mixed = isinstance(weight.layout, MixedLayout)
     _C.gather_rows(weight, None, weight.n, out, mixed)

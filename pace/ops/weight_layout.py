@@ -33,7 +33,7 @@ CODEBOOKS: dict[str, tuple[float, ...]] = {
 """Levels of the 16 int4 codes that are not evenly spaced."""
 
 MIN_GROUP = 16
-"""Group sizes are multiples of it."""
+"""Group sizes are multiples of this number."""
 
 
 SUPER_BLOCK = 256

@@ -205,7 +205,7 @@ def _read(name: str, path: str | Path) -> str:
 
 
 def _is_loopback(host: str) -> bool:
-    """True for loopback addresses. Of names, only `localhost` counts: others may resolve to anything."""
+    """True for loopback addresses. The only accepted name is `localhost`: others may resolve to anything."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -239,8 +239,8 @@ def _config(directory: Path, settings: dict[str, Any]) -> Any:
 
 
 def _check_class(path: Path, name: object) -> None:
-    """Raises ValueError if the name is something else in transformers. That would be made instead, for example a model
-    of the default size."""
+    """Raises ValueError if transformers has another class with this name, such as a model, which it would create
+    instead of a tokenizer."""
     if not isinstance(name, str) or "Tokenizer" in name:
         return
     import transformers

@@ -290,7 +290,7 @@ def test_layers_with_a_window_see_no_further():
     full, half = costs_of("mistral-7b"), costs_of("mistral-7b", sliding_window=100)
     assert windows(full) == (None,) * 32 and windows(half) == (100,) * 32
     assert half.kv_bytes_per_token == full.kv_bytes_per_token
-    kept = 100 + STEP_TOKENS + 28  # for every offset in a block
+    kept = 100 + STEP_TOKENS + 28  # enough for every alignment to blocks
     assert half.cached_bytes(90) == full.cached_bytes(90) and full.cached_bytes(5000) == 5000 * full.kv_bytes_per_token
     assert half.cached_bytes(5000) == half.cached_bytes(700) == kept * half.kv_bytes_per_token
     assert (half.kv_bytes_per_late_token, full.kv_bytes_per_late_token) == (0, full.kv_bytes_per_token)

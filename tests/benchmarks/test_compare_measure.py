@@ -157,7 +157,7 @@ def test_a_round_with_unsteady_limits_is_measured_again(compare_small, monkeypat
     assert [run.read_gb_s for run in results.runs] == [20.0, 20.0, 33.0]
     assert (results.rounds, results.rounds_again, results.unsteady_rounds) == (3, 3, 1)
     assert sum("the limits changed by 20% in this round" in line for line in said) == 4
-    assert any("3 were measured again, and 1 are still unsteady" in line for line in report.notes(results))
+    assert any("Repeated measurements: 3. Rounds still unsteady: 1." in line for line in report.notes(results))
 
 
 FAKE_LLAMA_BENCH = """#!/usr/bin/env python3

@@ -97,7 +97,7 @@ def test_medians_and_ratios_of_pairs(results):
     assert results.median(pace, MAIN, targets.prefill_mfu) == pytest.approx(100 / 1.5 / FMA)
     assert results.ratio(pace, llama, MAIN, targets.prefill_rate) == pytest.approx(2.0)
     assert results.ratio(pace, llama, MAIN, targets.decode_rate) == pytest.approx(0.75)
-    assert results.ratio(pace, q8, MAIN, targets.decode_rate) is None  # never ran in turn
+    assert results.ratio(pace, q8, MAIN, targets.decode_rate) is None  # no round has runs of both
     assert results.median(torch, MAIN, targets.decode_rate) is None
     assert results.ours(llama) is pace and results.ours(q8) is None
 
@@ -155,7 +155,7 @@ def test_the_page_keeps_what_is_written_by_hand(results):
         "Not measured: transformers (qwen2.5-0.5b bf16): ModuleNotFoundError: No module named 'transformers'\n" in made
     )
     assert "```text\npython benchmarks/compare.py\n```" in made and "llama-cpp-python 0.3.36" in made
-    assert "2 threads; pace on avx2 (forced), peers on what they chose; 2026-01-01" in made
+    assert "2 threads; pace on avx2 (forced), peers on their own choice; 2026-01-01" in made
     assert "\n4 met, 4 missed, 8 not measured.\n" in made
     assert "30, 30, 30 GB/s read, 200, 200, 200 GFLOPS" in made
 
@@ -230,7 +230,7 @@ def test_the_front_page_says_what_was_measured():
     assert len(runtimes - {"pace"}) == 5
     assert "prompts {:.1f} times as fast as llama.cpp, and writes {:.1f} times".format(*llama) in words
     assert (
-        f"median of {number} cells" in words and "Over ik_llama.cpp it is {:.1f} and {:.1f}.".format(*ik_llama) in words
+        f"median of {number} cells" in words and "For ik_llama.cpp it is {:.1f} and {:.1f}.".format(*ik_llama) in words
     )
 
 

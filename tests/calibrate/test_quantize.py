@@ -77,8 +77,8 @@ def distance(found, exact, model_type) -> float:
 
 
 def cases() -> list[Any]:
-    """Variants with methods. A variant with a part that no earlier variant has runs with one method every time, and
-    with the other in some runs. Other representative variants run in some runs."""
+    """Variants with methods. A variant with a part that no earlier variant has is tested with one method in every run,
+    and with the other in some runs. Other representative variants are tested in some runs."""
     found, seen = [], set()
     for index, name in enumerate(IDS):
         marks = [pytest.mark.thorough] * 2
@@ -270,7 +270,7 @@ def test_the_command(tmp_path, capsys):
 
 @pytest.mark.parametrize("length", [100, 300_000])
 def test_of_a_huge_text_pieces_are_tokenised(length, monkeypatch):
-    """The pieces are evenly spread, and more than are needed. A text that is not much longer stays whole."""
+    """There are more pieces than needed, evenly spread. A text that is not much longer than needed stays whole."""
     encoded = []
     monkeypatch.setattr("pace.calibrate.texts.encode", lambda rows, *arguments: encoded.extend(rows) or rows)
     model = load_layers(LoadOptions(TINY, backend="torch", progress=False))

@@ -55,7 +55,7 @@ def test_what_stands_between_quotes_is_no_command(command):
     code, out, err = command("chat", stdin='"""/help"""\n')
     assert code == 0 and out and not err
     code, out, err = command("chat", stdin='"""What is\n')
-    assert (code, out) == (0, "") and err.startswith("pace: error: ") and 'before the """' in err
+    assert (code, out) == (0, "") and err.startswith("pace: error: ") and 'without the closing """' in err
 
 
 def test_set(command):
@@ -74,8 +74,9 @@ def test_set(command):
 @pytest.mark.parametrize(
     ("line", "message"),
     [("temperatur 1", "did you mean 'temperature'"), ("temperature warm", "temperature: invalid float value: 'warm'"),
-     ("top_k -1", "top_k must be"), ("do_sample maybe", "do_sample is true or false"), ("num_beams 2", "as it comes"),
-     ("num_return_sequences 2", "one answer"), ("logprobs 2", "no place"), ("logits_processors 2", "Python alone"),
+     ("top_k -1", "top_k must be"), ("do_sample maybe", "do_sample must be true or false"),
+     ("num_beams 2", "while they come"), ("num_return_sequences 2", "a single answer"),
+     ("logprobs 2", "does not show them"), ("logits_processors 2", "can only be set from Python"),
      ("penalty_alpha 2", "pace does not implement it")],
 )  # fmt: skip
 def test_settings_that_are_refused(command, line, message):
@@ -94,7 +95,7 @@ def test_set_knows_names_of_other_tools(command, name):
     assert "invalid int value: 'many'" in refused and name.strip("-").replace("_", "-") in refused
     code, out, err = command("chat", stdin="/set stop a b\n/set n 2\n/set stop\n")
     told = err.splitlines()
-    assert "stop_strings ['a b']" in told[0] and "one answer" in told[1] and "(set: nothing;" in told[2]
+    assert "stop_strings ['a b']" in told[0] and "a single answer" in told[1] and "(set: nothing;" in told[2]
 
 
 def test_set_shows_what_decides_about_draws(command, tmp_path):
@@ -394,4 +395,4 @@ def test_history_that_cannot_be_written_is_told_of_once(tmp_path, caplog):
     history.read()
     for text in ("one", "two"):
         history.add(text)
-    assert len(caplog.records) == 1 and "not kept" in caplog.text
+    assert len(caplog.records) == 1 and "not saved for the next run" in caplog.text

@@ -159,7 +159,7 @@ def test_a_checkpoint_alone_is_no_prompt(command, tmp_path):
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     for word in (f"{TINY}/", tmp_path / "model.gguf"):
         code, out, err = command("generate", str(word), stdin="1, 2, 3,")
-        assert (code, out) == (2, "") and f"{str(word)!r} is a model, and a single word is the prompt" in err
+        assert (code, out) == (2, "") and f"{str(word)!r} is a model, but a single argument is the prompt" in err
     given = ["--max-tokens", "3"]
     assert command("generate", "1, 2, 3,", *given)[0] == 0
     assert command("generate", str(TINY), "-", *given, stdin="1, 2, 3,")[0] == 0

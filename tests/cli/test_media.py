@@ -158,7 +158,7 @@ def test_images_of_a_question_that_fails_stay_attached(folder, model):
     commands = Commands(conversation, notices.append)
     for _ in range(40):
         commands.attach("image", str(folder / "a.png"))
-    with pytest.raises(ValueError, match=r"this has 6\d\d tokens, and the context holds 600"):
+    with pytest.raises(ValueError, match=r"has 6\d\d tokens, but the context holds 600"):
         list(conversation.answer("w1"))
     assert len(conversation.attached) == 40 and conversation.messages == []
     list(commands.obey("/image"))
@@ -188,4 +188,4 @@ def test_generate(command, folder, model, chat):
     code, out, err = command("generate", "The capital", *GREEDY, *options)
     assert (code, out) == (1, "") and "this model takes no images" in err
     code, out, err = command("generate", "w1", "--suffix", "w2", *options)
-    assert (code, out) == (2, "") and "--suffix has no place next to --image" in err
+    assert (code, out) == (2, "") and "--suffix does not work with --image" in err

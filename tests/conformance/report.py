@@ -54,7 +54,7 @@ class Report:
 
     @property
     def waived(self) -> dict[str, Waiver]:
-        """Failed tests that may fail, with their waivers."""
+        """Failed tests with a waiver -> the waiver."""
         found = {test: self._waiver(test) for test, why in self.outcomes.items() if why}
         return {test: waiver for test, waiver in found.items() if waiver is not None}
 

@@ -1,5 +1,5 @@
-// Products access nothing behind their inputs, weights and sums: each of these ends at a page that faults. A tile
-// configured for too many rows reads and writes there. With ordinary memory behind, no result would show it.
+// Products access nothing past the end of their inputs, weights and sums: each of these ends at a page that faults. A
+// tile configured for too many rows would read and write there. In ordinary memory, no result would show it.
 #include <algorithm>
 #include <csetjmp>
 #include <csignal>

@@ -196,7 +196,7 @@ TEST_TABLES(vec_converts_every_byte_and_rounds_to_even) {
 
 TEST_TABLES(vec_rounds_to_16_bits_as_the_definition) {
     const Probe& probe = probe_of(table);
-    // For every pair of neighbouring values: the midpoint, and one fp32 step to both sides of it.
+    // Midpoints between neighbouring values, and points one fp32 step away from them.
     std::vector<float> x = {HUGE_VALF, -HUGE_VALF, check::kPoison, 3.4e38f,  65519.99f,
                             65520.0f,  1e-45f,     2e-8f,          0x1p-25f, -0.0f};
     std::mt19937 random(3);

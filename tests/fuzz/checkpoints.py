@@ -164,7 +164,7 @@ def dump(kind: str, state: dict[str, object]) -> bytes:
 
 
 def load_state(name: str, data: bytes) -> tuple[str, dict[str, torch.Tensor]]:
-    """The `kind` and the state that `dump` was given."""
+    """Reads the output of `dump` back: its `kind` and its state."""
     if name.endswith(".safetensors"):
         return "safetensors", load(data)
     return "bin" if data.startswith(b"PK") else "bin-legacy", torch.load(io.BytesIO(data), weights_only=True)

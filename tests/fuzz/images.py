@@ -156,6 +156,7 @@ def bombs() -> dict[str, bytes]:
     large = (b"VP8X", bytes([0, 0, 0, 0]) + b"\xff\x0f\x00" * 2)
     return {
         "png of zeros": png(30_000, 30_000, num_zeros=30_000 * 3751),
+        "png with too many pixels": png(16_000, 16_000, num_zeros=16_000 * 2001),
         "png that is too wide": png(16_385, 1, num_zeros=3000),
         "png without pixels": png(0, 5),
         "png with the largest sides": png(2**31 - 1, 2**31 - 1),

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.parametrize("part", ["of this commit", pytest.param("all", marks=pytest.mark.thorough)])
 def test_damaged_checkpoints_give_one_clear_error_or_run(part):
-    """Runs in a separate process, which forks and limits its memory. Each commit has a quarter of the checkpoints."""
+    """Runs in a separate process, which forks and limits its memory. Each commit tests a quarter of the checkpoints."""
     cases = 400 if part == "all" else 100
     command = [sys.executable, "-W", "ignore", "-m", "tests.fuzz.run", "--cases", str(cases)]
     if part != "all":

@@ -69,7 +69,7 @@ def spellings(value: Any) -> Iterator[Any]:
 
 
 class Judge:
-    """Decides if a grammar admits a JSON value."""
+    """Decides whether a grammar admits a JSON value."""
 
     def __init__(self) -> None:
         self._tokenizer = load_tokenizer(TINY)

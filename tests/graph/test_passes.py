@@ -106,9 +106,9 @@ def test_the_norm_of_values_becomes_part_of_attention(place):
     assert list(fused.reads()) == [q, latent_q, k, v]
 
     others = [
-        [*before, store, attend, Norm(Value(4), Columns(value, 12, 4), RMS)],  # reads values
-        [*before, store, replace(attend, latent_q=Heads(value, 8, 2, 4, 4))],  # shares them
-        [*before, NormHeads(v, RMS), store, attend],  # twice
+        [*before, store, attend, Norm(Value(4), Columns(value, 12, 4), RMS)],  # a norm reads the values
+        [*before, store, replace(attend, latent_q=Heads(value, 8, 2, 4, 4))],  # latent queries share their columns
+        [*before, NormHeads(v, RMS), store, attend],  # values are normalised twice
         [*before, RotateHeads(v, TURN), store, attend],
     ]
     for instructions in others:
@@ -120,10 +120,10 @@ def test_heads_in_another_order_stay_as_they_are():
     q, k, _ = heads_of(value)
     for before in (
         [RotateHeads(q, TURN), NormHeads(q, RMS), RotateHeads(k, TURN)],  # one norm between the rotations
-        [RotateHeads(q, TURN)],  # the keys are not
-        [RotateHeads(q, TURN), RotateHeads(k, Rotation(0, 2, True))],  # in two ways
-        [RotateHeads(q, TURN), RotateHeads(k, Rotation(1, 2, False))],  # by two tables
-        [NormHeads(q, RMS), NormHeads(q, RMS)],  # twice
+        [RotateHeads(q, TURN)],  # keys are not rotated
+        [RotateHeads(q, TURN), RotateHeads(k, Rotation(0, 2, True))],  # keys are rotated in another way
+        [RotateHeads(q, TURN), RotateHeads(k, Rotation(1, 2, False))],  # keys are rotated by another table
+        [NormHeads(q, RMS), NormHeads(q, RMS)],  # queries are normalised twice
     ):
         instructions = [*before, *attention(value)]
         assert fuse_heads(instructions) == instructions

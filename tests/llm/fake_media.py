@@ -69,7 +69,7 @@ class FakeProcessor:
         self.kind = kind
         self.token = {"image": IMAGE, "audio": AUDIO}[kind]
         self.placeholder = f"[{self.token}]"
-        self.num_decoded = self.max_at_once = self._at_once = 0
+        self.num_decoded = self.max_at_once = self.num_at_once = 0
         self.seconds = 0.0
         """Time that decoding takes."""
         self._lock = threading.Lock()
@@ -92,8 +92,8 @@ class FakeProcessor:
     def prepare(self, source: Any, max_tokens: int | None = None) -> Media:
         with self._lock:
             self.num_decoded += 1
-            self._at_once += 1
-            self.max_at_once = max(self.max_at_once, self._at_once)
+            self.num_at_once += 1
+            self.max_at_once = max(self.max_at_once, self.num_at_once)
         try:
             time.sleep(self.seconds)
             num_tokens = self.count_tokens(source, max_tokens)
@@ -104,7 +104,7 @@ class FakeProcessor:
             return Media(self.kind, features, grid, num_tokens, hashlib.sha256(data).digest())
         finally:
             with self._lock:
-                self._at_once -= 1
+                self.num_at_once -= 1
 
     def arrays(self, media: Any) -> dict[str, np.ndarray]:
         return {f"{self.kind}_values": np.concatenate([medium.features for medium in media])}

@@ -393,7 +393,7 @@ def test_what_does_not_fit_is_refused_by_its_quantised_size(monkeypatch) -> None
     with pytest.raises(MemoryError, match="as bfloat16.*quantization='int4', which takes a quarter"):
         make(config_json, native, torch.bfloat16).load_weights(TensorDict(state))
     monkeypatch.setattr("pace.llm.loading.memory.available_memory_bytes", lambda: size - 1)
-    with pytest.raises(MemoryError, match="as they are quantised"):
+    with pytest.raises(MemoryError, match="in quantised form"):
         make(config_json, native, torch.bfloat16, QuantizationConfig("int4")).load_weights(TensorDict(state))
 
 

@@ -78,7 +78,7 @@ def plain_loop(prompt: str, name: str, rules: str) -> tuple[list[int], list]:
 @pytest.mark.parametrize("num_prompts", [1, pytest.param(4, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("rules", RULES)
 def test_each_grammar_as_in_a_plain_loop(rules: str, num_prompts: int) -> None:
-    """Runs on one of four prompts and one kind of model, in turn, or on all."""
+    """Runs each grammar on one prompt and one kind of model, which take turns, or on all of them."""
     for number, name in enumerate(GRAMMARS, list(RULES).index(rules)):
         prompts = (PROMPTS * 2)[number % 4 :][:num_prompts]
         expected = [plain_loop(prompt, name, rules) for prompt in prompts]

@@ -131,8 +131,17 @@ except ImportError as error:
     done = subprocess.run([sys.executable, "-c", program], input=files()["png"], capture_output=True, check=True)
     assert done.stdout.decode().splitlines() == [
         "(43, 61)",
-        "images need Pillow; install it with: pip install 'pace-llm[vision]'",
+        'images need Pillow: pip install "pace-llm[vision]"',
     ]
+
+
+def test_the_largest_sizes():
+    zero = np.zeros(3, np.uint8)
+    for height, width in ((16384, 1), (1, 16384), (16384, 2441), (5000, 8000)):
+        assert image_size(np.broadcast_to(zero, (height, width, 3))) == (height, width)
+    for height, width in ((16385, 1), (1, 16385), (16384, 2442), (5000, 8001), (0, 1), (1, 0)):
+        with pytest.raises(MediaError, match=f"{width} x {height}"):
+            image_size(np.broadcast_to(zero, (height, width, 3)))
 
 
 def test_arrays_are_rgb_and_other_kinds_are_refused():

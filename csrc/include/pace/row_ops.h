@@ -206,8 +206,8 @@ struct SampleOp {
     void write_likeliest(int64_t chunk, const float* x, const Survey& given) const;
 };
 
-// csrc/ops/sample.cpp. Log-probabilities of one token of every row and of the `top` most likely ones, largest first. Of
-// equals the lower id comes first. Places beyond n get -1 and -infinity.
+// csrc/ops/sample.cpp. Log-probabilities of one token of every row and of the `top` most likely ones, largest first.
+// Among equals the lower id comes first. Places beyond n get -1 and -infinity.
 struct LogprobsOp {
     static constexpr int kPhases = 1;
     const float* logits;  // row_stride floats between rows of n

@@ -1,5 +1,5 @@
-"""The record of one architecture of GGUF files. It says how the tensors and metadata of its files become those of a
-checkpoint of the Hub. dense.py and mixtures.py have the records."""
+"""The record of one architecture of GGUF files. It defines how their tensors and metadata become those of a checkpoint
+of the Hub. dense.py and mixtures.py have the records."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ Fields = dict[str, Any]
 
 
 class Key(NamedTuple):
-    """A key that becomes a field. Its default gives its type, an integer for None. Without a default it is required."""
+    """A key that becomes a field. Without a default it is required, and an integer. Otherwise it has the default's
+    type."""
 
     name: str
     default: bool | int | float | None = None
@@ -57,7 +58,7 @@ def without_window(fields: Fields, keys: Keys) -> Fields:
 
 @dataclass(frozen=True)
 class Architecture:
-    """How files of one architecture become a checkpoint of the Hub. The defaults are those of a Llama.
+    """The conversion of one architecture's files to a checkpoint of the Hub. The defaults are those of a Llama.
 
     Fields of config.json come from these, in this order: keys that all architectures have, `present`, `window`,
     `convert` and `keys`. They replace `defaults` and each other."""
@@ -73,13 +74,13 @@ class Architecture:
     permuted: bool = False
     """True if the rows of queries and keys are permuted, so that rotated pairs are adjacent."""
     norm_offset: int = 0
-    """What the norms' weights are above the Hub's."""
+    """Number that files add to the Hub's weights of norms."""
     one_row: tuple[str, ...] = ()
-    """Ends of the Hub's names of vectors that are a matrix of one row there."""
+    """Ends of names of vectors that are matrices of one row on the Hub."""
     layer_norms: str | None = None
     """Field of config.json for the epsilon of layer norms. None for RMS norms."""
     latent: bool = False
-    """True for latent attention. Then the width of a head is that of its rotated part."""
+    """True for latent attention. The head width in the config is then that of the rotated part."""
     defaults: Fields = field(default_factory=dict)
     present: Mapping[str, str] = field(default_factory=dict)
     """Field of config.json -> tensor of the file whose presence it states."""

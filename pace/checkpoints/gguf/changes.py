@@ -16,13 +16,13 @@ ROTATES_ALL = {"partial_rotary_factor": 1.0}
 
 
 def one_window(fields: Fields, keys: Keys) -> Fields:
-    """The same window in all layers, or none."""
+    """Sets the same window in all layers, or none."""
     return fields | {"sliding_window": keys.integer("attention.sliding_window", 0) or None}
 
 
 def alternating(period: int, default: int = 0) -> Change:
-    """Windows in some layers. If the file does not state which, every `period`-th layer has full attention. Without a
-    window, all layers see all positions; `default` is the window of files that state none."""
+    """Returns a change that sets windows in some layers. If the file does not state which, every `period`-th layer has
+    full attention. Without a window, all layers see all positions; `default` is the window of files that state none."""
 
     def add(fields: Fields, keys: Keys) -> Fields:
         layers = range(fields["num_hidden_layers"])
@@ -49,7 +49,7 @@ def rotations(fields: Fields, local_theta: float) -> Fields:
 
 
 def granite(fields: Fields, keys: Keys) -> Fields:
-    """logit_scale is a divisor of the logits in these files."""
+    """Renames logit_scale, which is a divisor of the logits in these files."""
     divisor = fields.pop("logit_scale", None)
     return fields if divisor is None else fields | {"logits_scaling": divisor}
 

@@ -64,13 +64,12 @@ class GgufCheckpoint(OpenFiles):
 
     @property
     def file_type(self) -> str | None:
-        """Name of the mixture of types that the file states, for example "Q4_K_M". None if it states none or an unknown
-        one."""
+        """Name of the file's mixture of types, for example "Q4_K_M". None if it is missing or unknown."""
         number = self.metadata.get("general.file_type")
         return FILE_TYPES.get(number) if type(number) is int else None
 
     def _is_beyond(self, source: str) -> bool:
-        """True if a tensor belongs to a layer after the last, which predicts further tokens."""
+        """True if a tensor belongs to a multi-token prediction layer, which comes after the layers of the model."""
         found = re.match(r"blk\.(\d+)\.", source)
         num_further = self.metadata.integer(f"{self.metadata['general.architecture']}.nextn_predict_layers", 0)
         return bool(found and num_further and int(found[1]) >= self.config["num_hidden_layers"])
@@ -178,8 +177,8 @@ def _as_floats(raw: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def hub_order(rows: range, head_dim: int) -> Tensor:
-    """Row numbers (int64) in llama.cpp's matrix of the Hub's `rows` of a query or key matrix. Element j of half h of a
-    head is its element 2 j + h there."""
+    """Maps `rows` of the Hub's query or key matrix to row numbers (int64) of llama.cpp's matrix. Element j of half h of
+    a head becomes the head's element 2 j + h."""
     index = torch.arange(rows.start, rows.stop)
     head, element = index // head_dim * head_dim, index % head_dim
     return head + 2 * (element % (head_dim // 2)) + element // (head_dim // 2)

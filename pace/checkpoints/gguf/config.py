@@ -76,7 +76,7 @@ def read_config(
     keys, on_hub = Keys(metadata, shapes), architecture.names.on_hub
     fields: Fields = {"model_type": architecture.model_type, **architecture.defaults}
     fields |= {field: keys.read(*key) for field, key in CONFIG_KEYS.items()}
-    fields["num_hidden_layers"] -= keys.integer("nextn_predict_layers", 0)  # they predict further tokens
+    fields["num_hidden_layers"] -= keys.integer("nextn_predict_layers", 0)  # without multi-token prediction layers
     fields |= {field: keys.required(key.name, _same_for_all(keys, key.name)) for field, key in PER_LAYER_KEYS.items()}
     groups = _same_for_all(keys, "attention.head_count_kv")
     fields["num_key_value_heads"] = fields["num_attention_heads"] if groups is None else groups

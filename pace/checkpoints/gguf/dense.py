@@ -21,7 +21,7 @@ from pace.checkpoints.gguf.names import CHATGLM, GEMMA, GLM4, GPT2, GPT_NEOX, HU
 
 
 def llama_window(fields: Fields, keys: Keys) -> Fields:
-    """A Llama with experts is a Mixtral, one with a window a Mistral."""
+    """Sets the model type: a Llama with experts is a Mixtral, one with a window is a Mistral."""
     window = keys.integer("attention.sliding_window", 0)
     if keys.integer("expert_count", 0):
         kept = {name: value for name, value in fields.items() if name not in BOTH_BIASES}

@@ -79,7 +79,7 @@ class Metadata(dict[str, Any]):
     """Keys and values of a file: numbers, booleans, strings, lists of strings, numpy arrays of numbers. Each method
     reads one key. It raises ValueError that names the file and the key if the value has another type.
 
-    With a `prefix`, only the keys that begin with it, and without it."""
+    With a `prefix`, only keys that begin with it are included, and the prefix is removed from them."""
 
     def __init__(self, path: Path, values: dict[str, Any], prefix: str = ""):
         super().__init__({key[len(prefix) :]: value for key, value in values.items() if key.startswith(prefix)})

@@ -3,8 +3,8 @@
 A file does not state which layers have experts, except for the number of dense layers at the start. Nor does it state
 what llama.cpp always does with an architecture's weights. The records supply both.
 
-llama.cpp treats what is cached of a position of latent attention as one wide key/value head. It calls all of DeepSeek's
-kind `deepseek2`: V2, V3, GLM-4.7-Flash, Kimi K2."""
+In llama.cpp, the cached latent of a position is one wide key/value head. All models of DeepSeek's kind have the name
+`deepseek2`: V2, V3, GLM-4.7-Flash, Kimi K2."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def granitemoe(fields: Fields, keys: Keys) -> Fields:
 
 
 def gpt_oss(fields: Fields, keys: Keys) -> Fields:
-    """A config.json without a scaling means the published one; a file without a scaling means none."""
+    """Sets the scaling. A file without one has none, but a config.json without one has that of the published models."""
     scaling = fields.get("rope_scaling")
     rope = {"rope_scaling": scaling | {"truncate": False}} if scaling else {"rope_parameters": {"rope_type": "default"}}
     inner = keys.integer("expert_feed_forward_length", fields["intermediate_size"])
@@ -68,7 +68,7 @@ def glm4moe(fields: Fields, keys: Keys) -> Fields:
 
 
 def phimoe(fields: Fields, keys: Keys) -> Fields:
-    """A file has a single scale of the rotation, for both short and long sequences."""
+    """Uses the file's single scale of the rotation for both short and long sequences."""
     if scaling := fields.get("rope_scaling"):
         scale = scaling["attention_factor"]
         kept = {name: value for name, value in scaling.items() if name != "attention_factor"}
@@ -77,15 +77,15 @@ def phimoe(fields: Fields, keys: Keys) -> Fields:
 
 
 def llama4_window(fields: Fields, keys: Keys) -> Fields:
-    """A window of 0 means that all layers rotate and see all positions."""
+    """Handles a window of 0, which means that all layers rotate and see all positions."""
     layers = fields["num_hidden_layers"]
     rotates_all = keys.integer("attention.sliding_window") == 0
     return fields | ({"no_rope_layers": [1] * layers, "layer_types": [FULL] * layers} if rotates_all else {})
 
 
 def llama4(fields: Fields, keys: Keys) -> Fields:
-    """Files do not state the chunk length, how queries grow, or if heads are normalised. These follow the published
-    models: only Maverick's heads are not normalised."""
+    """Sets fields that files do not state, as in the published models: the chunk length, the growth of queries, and
+    whether heads are normalised. Only Maverick's are not."""
     return fields | {
         "intermediate_size": keys.read("expert_feed_forward_length"),
         "intermediate_size_mlp": fields["intermediate_size"],

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class TensorNames:
-    """Maps GGUF's names to the Hub's. A name without its suffix maps to one without suffix: both files have the same
-    suffix. A whole name, such as `exp_probs_b.bias`, maps to a whole name."""
+    """Maps GGUF's names to the Hub's. Names are mapped without their suffix, which is the same on both sides. A whole
+    name, such as `exp_probs_b.bias`, maps to a whole name."""
 
     outer: Mapping[str, str]
     layers: str

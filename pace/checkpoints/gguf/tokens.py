@@ -58,7 +58,7 @@ class Tokens:
 
 
 def read_tokens(metadata: Metadata) -> Tokens | None:
-    """The vocabulary, read once and cached. None if the file has none."""
+    """Returns the vocabulary, read once and cached; None if the file has no vocabulary."""
     if "tokens" not in metadata.__dict__:
         metadata.__dict__["tokens"] = _read(metadata)
     return metadata.__dict__["tokens"]

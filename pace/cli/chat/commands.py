@@ -72,7 +72,7 @@ class Commands:
             case "/exit":
                 self.is_over = True
             case _:
-                raise ValueError(f"no command {name}; /help lists them")
+                raise ValueError(f"there is no command {name}; /help lists the commands")
 
     def attach(self, kind: str, text: str) -> None:
         """Attaches a file of this kind to the next question. Without a path, removes what is attached. Raises what
@@ -124,7 +124,7 @@ class Commands:
 
     def _save(self, text: str) -> None:
         if not text:
-            raise ValueError("say where to: /save FILE")
+            raise ValueError("/save needs the name of a file: /save FILE")
         path = Path(text).expanduser().resolve()
         if path.exists() and path not in self._known:
             raise ValueError(f"{text} exists already; give another name")
@@ -135,7 +135,7 @@ class Commands:
 
     def _load(self, text: str) -> None:
         if not text:
-            raise ValueError("say where from: /load FILE")
+            raise ValueError("/load needs the name of a file: /load FILE")
         path = Path(text).expanduser().resolve()
         try:
             self.conversation.resume(from_saved(json.loads(path.read_text(encoding="utf-8"))))
@@ -156,15 +156,17 @@ def _listed(config: SamplingConfig, names: list[str]) -> str:
 def check_settings(config: SamplingConfig) -> None:
     """Raises ValueError for settings that a conversation does not support."""
     if config.num_return_sequences > 1:
-        raise ValueError(f"num_return_sequences={config.num_return_sequences}: a conversation goes on from one answer")
+        raise ValueError(
+            f"num_return_sequences={config.num_return_sequences}: a conversation needs a single answer; leave it out"
+        )
     if config.num_beams > 1:
         raise ValueError(
-            f"num_beams={config.num_beams}: an answer is written as it comes, and beam search knows it at its end; "
-            "`pace generate --chat` has beams"
+            f"num_beams={config.num_beams}: answers are shown while they come, and beam search has none until its end; "
+            "use `pace generate --chat`"
         )
     for name, value in (("logprobs", config.logprobs), ("prompt_logprobs", config.prompt_logprobs)):
         if value is not None:
-            raise ValueError(f"{name}={value}: a conversation has no place for them; `pace generate --chat --json` has")
+            raise ValueError(f"{name}={value}: a conversation does not show them; use `pace generate --chat --json`")
 
 
 class _Settings(argparse.ArgumentParser):
@@ -183,10 +185,10 @@ def _read_setting(name: str, text: str):
     option = "--" + name.replace("_", "-")
     action = parser._option_string_actions.get(option)
     if action is None:
-        raise ValueError(f"{name} is set from Python alone")
+        raise ValueError(f"{name} can only be set from Python")
     if isinstance(action, argparse.BooleanOptionalAction):
         if text.lower() not in ("true", "false"):
-            raise ValueError(f"{name} is true or false; got {text!r}")
+            raise ValueError(f"{name} must be true or false; got {text!r}")
         arguments = [option if text.lower() == "true" else f"--no-{option[2:]}"]
     else:
         arguments = [option, *shlex.split(text)] if action.nargs == "+" else [f"{option}={text}"]

@@ -94,7 +94,7 @@ class Conversation:
         """Yields another answer to the last message. It replaces the previous answer when it ends or is stopped. Raises
         ValueError if there is no answer yet."""
         if (last := _last_answer(self.messages)) is None:
-            raise ValueError("there is no answer yet that could be given again")
+            raise ValueError("there is no answer yet to generate again")
         before = self.messages[last]
         yield from self._answer(self.messages[:last])
         if self.messages[-1] == before:
@@ -154,7 +154,10 @@ class Conversation:
         )
         messages = without(num_turns)
         if (length := self._count(messages)) >= most:
-            raise ValueError(f"this has {length} tokens, and the context holds {most} with the answer; shorten it")
+            raise ValueError(
+                f"the prompt with this message has {length} tokens, but the context holds {most} with the answer; "
+                f"shorten it"
+            )
         if num_turns:
             oldest = "oldest turn is" if num_turns == 1 else f"{num_turns} oldest turns are"
             self.notice(f"(the context of {most} tokens is full: the {oldest} forgotten)")

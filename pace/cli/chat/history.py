@@ -70,7 +70,7 @@ class History:
 
     def _give_up(self, error: Exception) -> None:
         self._is_usable = False
-        logger.warning("what is typed is not kept for the next run: %s", error)
+        logger.warning("your input is not saved for the next run: %s", error)
 
 
 def _entry(line: str) -> str | None:

@@ -202,7 +202,7 @@ def read_said(source: Terminal | Pipe) -> Said:
         try:
             text += "\n" + source.line("... ")
         except EOFError:
-            raise ValueError(f"the input ends before the {QUOTES} that ends a text") from None
+            raise ValueError(f"the input ends without the closing {QUOTES}") from None
     source.remember(QUOTES + text)
     return Said(text.rstrip().removesuffix(QUOTES).strip(), is_command=False)
 

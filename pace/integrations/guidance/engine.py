@@ -21,8 +21,8 @@ from pace.llm.chat import read_tools
 from pace.llm.chat.template import ChatTemplate
 
 MAX_ROWS = 256
-"""Maximum rows of logits per call. guidance asks for all rows of a prompt to show probabilities, and copes without the
-missing ones."""
+"""Maximum rows of logits per call. guidance asks for all rows of a prompt to show probabilities, but does not need all
+of them."""
 
 
 class PaceTokenizer(Tokenizer):

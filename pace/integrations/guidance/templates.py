@@ -15,8 +15,8 @@ from guidance.chat import ChatTemplate, UnsupportedRoleException
 USUALLY_AFTER = {"user": "assistant", "assistant": "user", "tool": "assistant"}
 """The assumed previous role of a turn, if it is unknown."""
 UP_TO = {"user": ["user"], "system": ["system"]}
-"""A conversation that ends with a turn of each role. Other roles come after a question; all but "assistant" come after
-its answer."""
+"""Role -> roles of a conversation that ends with it, for `_up_to`. For the assistant a question comes before it; for
+any other role, a question and an answer."""
 
 
 class DerivedTemplate(ChatTemplate):
@@ -57,7 +57,8 @@ def derive(tokenizer: Any, hidden_start: str = "") -> type[DerivedTemplate] | No
 
 
 class Turns:
-    """Text around turns in a tokenizer's template; None for what it cannot render. Each text is computed once."""
+    """Text around turns in a tokenizer's template; None if the template cannot render it. Each text is computed
+    once."""
 
     def __init__(self, tokenizer: Any, hidden_start: str) -> None:
         self._tokenizer = tokenizer

@@ -26,8 +26,7 @@ from pace.server.options import ServeOptions
 from pace.server.wire.form import data_event, named_event
 
 TAKE_SECONDS, LOOK_SECONDS = 60.0, 10.0
-"""Time limits for a replica to accept a request, and for one that does not need the engine: all replicas may be
-starting."""
+"""Time limits for a replica to accept a POST request, and any other request. All replicas may be starting."""
 PASSED_ON = ("type", "http_version", "method", "path", "query_string", "headers", "scheme", "pace")
 """Keys of an ASGI scope that replicas need."""
 EVENTS = "text/event-stream"

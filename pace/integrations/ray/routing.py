@@ -32,9 +32,9 @@ T = TypeVar("T")
 def prefix_key(body: bytes, salt: str | None) -> str:
     """Returns a printable ASCII key for the prefix of a request; "" if it has none.
 
-    The prefix of a conversation is everything up to its first question, which stays the same as turns are added. That
-    of a prompt is its first START_CHARACTERS. A `prompt_cache_key` of OpenAI's API replaces it. `salt` belongs to the
-    client: prefix caches are not shared across salts.
+    The prefix of a conversation is everything up to its first question, which stays the same as turns are added. The
+    prefix of a plain prompt is its first START_CHARACTERS. A `prompt_cache_key` of OpenAI's API replaces either. `salt`
+    belongs to the client: prefix caches are not shared across salts.
     """
     try:
         request = json.loads(body)

@@ -1,4 +1,5 @@
-"""Allocators of the paged cache: blocks from anywhere, with or without windows. `contiguous.py` has the other one.
+"""Allocators of the paged cache: blocks from anywhere, with or without windows. `contiguous.py` has the allocator of
+adjacent blocks.
 
 Attention finds blocks through a table and reads no position beyond a sequence's length. So allocators differ only in
 how much they copy and how much room is spare: docs/cache.md has the costs.
@@ -16,8 +17,8 @@ from pace.llm.sequence import Sequence
 
 
 class BlockAllocator(Protocol):
-    """Decides which blocks of the pool a sequence gets. Changes its block tables, and copies content only when blocks
-    move."""
+    """Decides which blocks of the pool a sequence gets, and changes its block tables. Copies the content of blocks that
+    are shared or must move."""
 
     def blocks_needed(self, sequence: Sequence, num_tokens: int) -> int:
         """Number of free blocks that `admit` needs."""
@@ -30,8 +31,8 @@ class BlockAllocator(Protocol):
 
     def reserve(self, sequence: Sequence, num_tokens: int) -> bool:
         """Makes room to write positions `num_computed .. num_tokens - 1` of the sequence. Returns False and changes
-        nothing if there is no room. Shared blocks are left to their other holders and copied. A sequence alone in the
-        pool can have all of it."""
+        nothing if there is no room. Shared blocks that will be written are replaced by copies. The only sequence in the
+        pool can use all of it."""
         ...
 
     def check_layout(self, block_table: array) -> None:
@@ -70,7 +71,7 @@ class Windowed(BlockAllocator):
     its layers sees are given back before others are taken."""
 
     def __init__(self, pool: BlockPool, step_tokens: int) -> None:
-        """`step_tokens` is the maximum of positions computed between two calls of `reserve`."""
+        """`step_tokens` is the maximum number of positions computed between two calls of `reserve`."""
         self.pool = pool
         self.windows = [group.window for group in pool.spec.groups]
         self.step_tokens = step_tokens
@@ -89,13 +90,13 @@ class Windowed(BlockAllocator):
         held = [block for block in block_table if block >= 0]
         assert len(set(held)) == len(held), f"a block is in one table twice: {list(block_table)}"
         assert list(block_table[len(block_table) - len(held) :]) == held, (
-            f"a block was given back before those in front of it: {list(block_table)}"
+            f"a block was freed before the earlier blocks of its table: {list(block_table)}"
         )
 
     def _admitted(self, sequence: Sequence, num_tokens: int) -> list[int]:
-        """Number of table entries with which each group has room for all steps up to `num_tokens`. From then on, a
-        table with a window gives back and takes equally many blocks. Blocks shared with other sequences free no room
-        when given back, so one more is added for each."""
+        """Number of table entries that give each group room for all steps up to `num_tokens`. After that, a table with
+        a window gives back as much as it takes. Blocks shared with other sequences free no room when given back, so one
+        more is added for each."""
         needed, num_computed = num_blocks_of(num_tokens), sequence.num_computed
         ends = []
         for table, window in zip(tables_of(sequence, len(self.windows)), self.windows):
@@ -132,12 +133,12 @@ class Windowed(BlockAllocator):
 
 
 def shared_and_written(pool: BlockPool, table: array, num_computed: int) -> list[int]:
-    """Indices of blocks in the table, from the first position not computed on, that others rely on too."""
+    """Indices of shared blocks in the table, from the block of the first position that is not computed."""
     return [index for index in range(num_computed // BLOCK_SIZE, len(table)) if pool.is_shared(table[index])]
 
 
 def copy_shared(pool: BlockPool, table: array, shared: list[int], num_computed: int) -> None:
-    """Replaces shared blocks of the table by own ones and copies their computed content."""
+    """Replaces shared blocks of the table by new ones and copies their computed content."""
     for index in shared:
         old, new = table[index], pool.take()
         if index * BLOCK_SIZE < num_computed:

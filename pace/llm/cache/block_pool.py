@@ -151,18 +151,18 @@ class BlockPool:
         """Raises AssertionError unless each block is held as often as `held` says, and is in exactly one of its
         states."""
         free = set(self._free)
-        assert len(free) == len(self._free), "a block is free twice"
+        assert len(free) == len(self._free), "a block is in the free list twice"
         assert len(self._references) == self.num_touched <= self.num_blocks
         for block, count in enumerate(self._references):
-            assert count == held[block], f"block {block} counts {count} holders and has {held[block]}"
+            assert count == held[block], f"block {block} has a count of {count}, but {held[block]} holders"
             states = [
                 name
                 for name, is_so in (("held", count > 0), ("free", block in free), ("idle", block in self._idle))
                 if is_so
             ]
             assert len(states) == 1, f"block {block} is {' and '.join(states) or 'nowhere'}"
-        assert not held or max(held) < self.num_touched, "a sequence holds a block that was never handed out"
-        assert set(self._idle) <= self._kept and not self._kept & free, "a block is free whose content is kept"
+        assert not held or max(held) < self.num_touched, "a sequence holds a block that was never allocated"
+        assert set(self._idle) <= self._kept and not self._kept & free, "an idle block is not kept, or a free one is"
         assert len(self._idle) <= self.max_idle_blocks, (
-            f"{len(self._idle)} blocks are idle, and {self.max_idle_blocks} may be"
+            f"{len(self._idle)} blocks are idle; the maximum is {self.max_idle_blocks}"
         )

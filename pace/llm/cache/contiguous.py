@@ -77,7 +77,7 @@ class Contiguous(BlockAllocator):
 
     def check_layout(self, block_table: array) -> None:
         assert all(after == before + 1 for before, after in itertools.pairwise(block_table)), (
-            f"blocks do not lie side by side: {list(block_table)}"
+            f"the blocks of a run are not adjacent: {list(block_table)}"
         )
 
     def _has_room(self, sequence: Sequence, num_tokens: int) -> bool:
@@ -104,8 +104,8 @@ class Contiguous(BlockAllocator):
         return True
 
     def _widen(self, sequence: Sequence, num_blocks: int) -> bool:
-        """Extends the run to `num_blocks` with free blocks next to it, those above first. If it needs some below, the
-        sequence slides down."""
+        """Extends the run to `num_blocks` with free blocks after it, then before it. If it needs blocks before it, the
+        content moves down."""
         pool, old = self.pool, sequence.block_table
         if not old or self._is_shared(sequence):
             return False
@@ -124,7 +124,7 @@ class Contiguous(BlockAllocator):
 
 
 def balanced_rows(num_tokens: int) -> int:
-    """The r of BMC for a sequence of n tokens: `sqrt(2 c n)`, with c = COPY_COST, in whole blocks.
+    """Returns the r of BMC for a sequence of n tokens: `sqrt(2 c n)`, with c = COPY_COST, in whole blocks.
 
     Copying n rows every r tokens costs c / r of the time in which attention reads them. On average r / 2 rows are
     spare, which is r / 2n of the sequence's size. This r minimises the sum. Derived in docs/cache.md."""

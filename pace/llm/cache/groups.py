@@ -27,9 +27,9 @@ MOST_POSITIONS = 2**31 - BLOCK_SIZE
 def by_lifetime(spec: KVSpec) -> KVSpec:
     """Returns the spec with one or more groups for each lifetime (one window, or none).
 
-    Groups are about equal in size, because their blocks are. Of all group sizes close to the best, takes the one with
-    the fewest groups. Close means that a text of LONG_TEXT windows takes at most SPARE_SHARE more memory. A single
-    group that keeps everything is also a candidate, so layers are grouped only if that saves more."""
+    Groups are about equal in size, because all blocks have the same size. Among the group sizes close to the best, the
+    one with the fewest groups is chosen. Close means that a text of LONG_TEXT windows takes at most SPARE_SHARE more
+    memory. A single group that keeps everything is also a candidate, so layers are grouped only if that saves more."""
     lifetimes: dict[int | None, list[int]] = {}
     for index, layer in enumerate(spec.layers):
         if layer:
@@ -59,8 +59,8 @@ def _deal(layers: list[int], size: int) -> list[tuple[int, ...]]:
 
 
 def first_kept(num_computed: int, window: int | None) -> int:
-    """Index of the first block that a sequence of `num_computed` positions keeps for layers with this window. A later
-    position sees it. The last full block is always kept, since the prefix cache finds the sequence by it."""
+    """Index of the first block that a sequence of `num_computed` positions keeps for layers with this window, because
+    later positions see it. The last full block is always kept: the prefix cache finds the sequence by it."""
     if window is None:
         return 0
     return max(0, num_computed - max(window, BLOCK_SIZE + 1) + 1) // BLOCK_SIZE
@@ -102,8 +102,8 @@ def tables_of(sequence: Sequence, num_groups: int) -> list[array]:
 
 
 def give_back_before(pool: BlockPool, table: array, first: int) -> None:
-    """Gives back the blocks before index `first` of a table and extends the table to at least that length. Blocks given
-    back before are at its start."""
+    """Gives back the blocks before index `first` of a table, and extends the table to at least that length. Blocks that
+    earlier calls gave back are at the table's start."""
     start = stop = min(first, len(table))
     while start and table[start - 1] >= 0:
         start -= 1

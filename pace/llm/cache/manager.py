@@ -54,21 +54,20 @@ class CacheManager:
         num_blocks = min(budget_bytes // spec.block_bytes, 2**31 // BLOCK_SIZE - 1)
         if num_blocks < len(spec.groups):
             raise ValueError(
-                f"a cache of {budget_bytes} bytes holds no block of {BLOCK_SIZE} positions, which takes "
-                f"{self.bytes_for(1)} bytes here; "
-                f"give it more (kv_cache_bytes), or free some memory"
+                f"the cache has {budget_bytes} bytes, but a block of {BLOCK_SIZE} positions takes "
+                f"{self.bytes_for(1)} bytes in this model; raise kv_cache_bytes, or free some memory"
             )
         if prefix_cache_bytes is None:
             prefix_cache_bytes = int(PREFIX_SHARE * budget_bytes) if kv_cache_type == KVCacheType.PAGED else 0
         elif prefix_cache_bytes > budget_bytes:
             raise ValueError(
-                f"prefix_cache_bytes={prefix_cache_bytes} is a part of kv_cache_bytes, which is {budget_bytes} "
-                f"here; lower it, or raise that"
+                f"prefix_cache_bytes={prefix_cache_bytes} is more than all {budget_bytes} bytes of the cache; lower "
+                f"it, or raise kv_cache_bytes"
             )
         elif 0 < prefix_cache_bytes < spec.block_bytes:
             raise ValueError(
-                f"prefix_cache_bytes={prefix_cache_bytes} keeps no block, which takes {spec.block_bytes} bytes "
-                f"here; raise it, or say 0 for none"
+                f"prefix_cache_bytes={prefix_cache_bytes} is less than one block, which takes {spec.block_bytes} bytes "
+                f"in this model; raise it, or use 0 for no prefix cache"
             )
         self.pool: BlockPool
         self.allocator: BlockAllocator
@@ -139,8 +138,8 @@ class CacheManager:
 
     def reserve(self, sequence: Sequence, num_tokens: int) -> bool:
         """Makes room to write positions `num_computed .. num_tokens - 1` of the sequence. Returns False and takes
-        nothing if the pool has too few free blocks. First gives back blocks that no later position sees. Copies blocks
-        to be written that others hold too."""
+        nothing if the pool has too few free blocks. First gives back blocks that no later position sees. Copies shared
+        blocks that will be written."""
         return self.allocator.reserve(sequence, num_tokens)
 
     def admit(self, sequence: Sequence, num_tokens: int) -> bool:
@@ -228,7 +227,9 @@ class CacheManager:
         sequences = list(sequences)
         held: Counter[int] = Counter()
         for sequence in sequences:
-            assert sequence.num_computed <= len(sequence.tokens), f"more computed than there are tokens: {sequence}"
+            assert sequence.num_computed <= len(sequence.tokens), (
+                f"more tokens are computed than the sequence has: {sequence}"
+            )
             for table in sequence.block_tables:
                 held.update(block for block in table if block >= 0)
                 assert 0 <= sequence.num_computed <= len(table) * BLOCK_SIZE, f"blocks are missing: {sequence}"
@@ -259,13 +260,10 @@ def check_cache_options(
         if bmc_rows < 1:
             raise ValueError(f"bmc_rows must be an int >= 1, or None to balance copying and memory; got {bmc_rows}")
         if kind != KVCacheType.BMC:
-            raise ValueError(
-                f"bmc_rows={bmc_rows} is for kv_cache_type='bmc', and this is {kind.value!r}; leave it out"
-            )
+            raise ValueError(f"bmc_rows={bmc_rows} needs kv_cache_type='bmc', got {kind.value!r}; leave bmc_rows out")
     if prefix_cache_bytes and kind != KVCacheType.PAGED:
         raise ValueError(
-            f"a prefix cache (prefix_cache_bytes={prefix_cache_bytes}) needs kv_cache_type='paged', where texts "
-            f"share blocks; "
-            f"with {kind.value!r} leave it out, or say 0"
+            f"a prefix cache (prefix_cache_bytes={prefix_cache_bytes}) needs kv_cache_type='paged', in which texts "
+            f"share blocks; with {kind.value!r} leave it out, or use 0"
         )
     return kind

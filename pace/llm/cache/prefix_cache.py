@@ -22,7 +22,7 @@ Tokens = tuple[int | MediaPart, ...]
 
 
 class RootKey(NamedTuple):
-    """What determines keys and values, or who may share them, in addition to the tokens."""
+    """Values that must be equal, in addition to the tokens, for sequences to share keys and values."""
 
     rope_regime: int
     """The model's `rope_regime` for the sequence's `rope_length`."""
@@ -83,8 +83,8 @@ class PrefixCache:
         self._nodes: dict[int, Node] = {}  # by block
 
     def reuse(self, sequence: Sequence) -> None:
-        """Gives the sequence the known blocks of its next tokens, in place of its own there. At least the tokens whose
-        logits are wanted remain to be computed."""
+        """Replaces the sequence's blocks for its next tokens by known blocks with these tokens. Tokens whose logits are
+        wanted are still computed."""
         index, end = sequence.num_computed // BLOCK_SIZE, sequence.logits_from // BLOCK_SIZE
         if index >= end:
             return
@@ -130,25 +130,29 @@ class PrefixCache:
         """Raises AssertionError unless every known block is reachable from a root and kept by the pool. Holders must
         have the block's tokens, and idle blocks must be droppable in order."""
         for block, node in self._nodes.items():
-            assert block in node.blocks and self.pool.is_kept(block), f"block {block} is known and not kept"
+            assert block in node.blocks and self.pool.is_kept(block), (
+                f"block {block} is indexed, but not kept by the pool"
+            )
             assert node.parent and node.parent.children.get(node.tokens) is node, (
-                f"block {block} is known and cannot be found"
+                f"block {block} is indexed, but not found from its parent"
             )
             full = [block for block, window in zip(node.blocks, self.windows) if window is None]
-            assert -1 not in full, f"block {block} is known and cannot be used"
+            assert -1 not in full, f"block {block} is indexed, but another group lacks its positions"
             root = node.parent
             while root.parent:
-                assert not full or max(root.blocks) in self._nodes, f"block {block} follows one that is not known"
+                assert not full or max(root.blocks) in self._nodes, f"block {block} follows a block that is not indexed"
                 root = root.parent
-            assert root in self._roots.values(), f"block {block} is known below no root"
-        assert len(self._nodes) == self.pool.num_kept, "a block is kept and not known"
-        assert all(root.children for root in self._roots.values()), "a root is known under which nothing is"
+            assert root in self._roots.values(), f"block {block} is indexed below no root"
+        assert len(self._nodes) == self.pool.num_kept, "a block is kept, but not indexed"
+        assert all(root.children for root in self._roots.values()), "a root has no blocks"
         dropped: set[int] = set()
         for block in self.pool.idle_blocks:
             node = self._nodes[block]
             group = node.blocks.index(block)
             is_last = all(child.blocks[group] in dropped for child in node.children.values())
-            assert self.windows[group] is not None or is_last, f"block {block} would be dropped before what follows it"
+            assert self.windows[group] is not None or is_last, (
+                f"block {block} would be evicted before the blocks after it"
+            )
             dropped.add(block)
         for sequence in sequences:
             num_full = sequence.num_computed // BLOCK_SIZE
@@ -167,8 +171,8 @@ class PrefixCache:
         return RootKey(self.rope_regime(sequence.rope_length), sequence.cache_salt)
 
     def _num_usable(self, found: list[Node], index: int) -> int:
-        """Returns how many of `found`, which follow block `index - 1` of a sequence, can be used. After the last one,
-        every group must have all that the next position sees."""
+        """Returns the number of nodes in `found` that can be used; they follow block `index - 1` of a sequence. After
+        the last one, every group must have all blocks that the next position sees."""
         if all(window is None for window in self.windows):
             return len(found)
         num_usable, gaps = 0, [0] * len(self.windows)  # the index after each group's last gap
@@ -235,7 +239,7 @@ def tokens_of(sequence: Sequence, index: int) -> Tokens:
     """Tokens of a full block, given its index in the sequence's table. Placeholders of two images are equal, so the
     images are a part of them."""
     start, end = index * BLOCK_SIZE, (index + 1) * BLOCK_SIZE
-    tokens = tuple(sequence.tokens[start:end])
+    tokens: Tokens = tuple(sequence.tokens[start:end])
     for placed in sequence.media:
         if placed.start < end and start < placed.end:
             tokens += ((placed.media.digest, start - placed.start),)

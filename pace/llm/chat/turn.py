@@ -167,7 +167,7 @@ def turn_after(
 
 @dataclass(frozen=True)
 class _Held:
-    """A tool with a schema that a grammar can enforce, and what errors and warnings report about it."""
+    """A tool with a schema that a grammar can enforce, and the details for errors and warnings."""
 
     tool: Tool
     given: GivenSchema

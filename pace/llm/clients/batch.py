@@ -23,8 +23,8 @@ class Batch:
     def __init__(
         self, driver: EngineDriver, groups: Iterator[list[Sequence]], streamer: Streamer, cancel: threading.Event | None
     ) -> None:
-        """`groups` creates the sequences of the next prompt on demand; the first of them shares its prompt with the
-        others. `cancel` ends the batch after the current step once it is set, by any thread."""
+        """`groups` yields the sequences of one prompt at a time, and creates them on demand. The first of them shares
+        its prompt with the others. `cancel` ends the batch after the current step once any thread sets it."""
         self.driver = driver
         self.groups = groups
         self.streamer = streamer

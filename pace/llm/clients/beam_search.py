@@ -13,7 +13,7 @@ K beams and E end tokens:
 The search is over when nothing runs. It is also over when K have finished and `early_stopping` is True. With False, it
 is over when K have finished and the likeliest beam, at its length now, is no better than the worst of them. "never"
 with a positive length_penalty scores that beam at the maximum length. If bans leave fewer than K continuations, the
-search goes on with those; transformers adds copies of log-probability -1e9.
+search continues with those; transformers adds copies of log-probability -1e9.
 
 A beam is a sequence of the engine that is parked after every token. Beams with the same parent share its blocks in the
 cache: a fork counts references, and only a shared block that is written is copied.
@@ -93,8 +93,8 @@ class BeamStrategy(Strategy):
         self.processors.apply_(log_probabilities)
         if not numbers.max() < np.inf:  # catches NaN too
             raise ValueError(
-                f"after {len(tokens)} tokens the logits_processors gave NaN or inf; they must return numbers, or -inf "
-                f"to ban a token"
+                f"after {len(tokens)} tokens the logits_processors gave NaN or inf; they must return finite numbers, "
+                f"or -inf to ban a token"
             )
         if self.filter_ is not None:
             self.filter_(log_probabilities)
@@ -146,7 +146,7 @@ class State:
     """The sequences of `now.running`, one for each."""
     now: Round
     next: Round | None = None
-    """Decided, and possibly applied in part."""
+    """The next round once it is decided; it may have been applied in part."""
 
 
 class BeamSearch:
@@ -281,7 +281,7 @@ class BeamSearch:
                 self._engine.scheduler.resume(beam, self._sort_key)
 
     def _note_times(self, beam: Sequence) -> None:
-        """Records the rows' first token when the prompt has been computed."""
+        """Records the time of the rows' first token when the prompt has been computed."""
         for row in self.rows:
             if row.stats.first_token is None:
                 row.stats.admitted, row.stats.num_reused = beam.stats.admitted, beam.stats.num_reused
@@ -370,7 +370,7 @@ class BeamSearch:
         return hypothesis.log_probability / max(1, hypothesis.num_generated) ** self.config.length_penalty
 
     def _is_decided(self, round: Round) -> bool:
-        """True if no beam could change the finished ones any more, or none runs."""
+        """True if no running beam can change the finished ones, or none runs."""
         config = self.config
         if not round.running:
             return True
@@ -417,9 +417,9 @@ class BeamSearch:
         result are then the prompt only. Otherwise raises ValueError for too few results."""
         if reason is None and len(hypotheses) < len(self.rows):
             raise ValueError(
-                f"beam search found {len(hypotheses)} texts and has to return num_return_sequences={len(self.rows)}: "
-                f"no more are possible; loosen bad_words_ids, logit_bias, no_repeat_ngram_size or the "
-                f"logits_processors, or ask for less"
+                f"beam search found {len(hypotheses)} texts, but num_return_sequences={len(self.rows)}; no more are "
+                f"possible. Loosen bad_words_ids, logit_bias, no_repeat_ngram_size or the logits_processors, or lower "
+                f"num_return_sequences"
             )
         now = time.perf_counter()
         self.rows[0].stats.num_preemptions = sum(sequence.stats.num_preemptions for sequence in self._sequences)
@@ -450,14 +450,14 @@ def check_length_penalty(length_penalty: float, most: int) -> None:
         is_fine = False
     if not is_fine:
         raise ValueError(
-            f"length_penalty={length_penalty:g} is out of range: {most} tokens to the power of it is 0 or infinite; "
-            f"use a number nearer to 0"
+            f"length_penalty={length_penalty:g} is out of range: {most} tokens to this power is 0 or infinite; use a "
+            f"number closer to 0"
         )
 
 
 class BeamBatch(Batch):
-    """The rows of one call with beam search. Runs at once the searches whose beams fit into a step together, and at
-    least one."""
+    """The rows of one call with beam search. Runs several searches at the same time if all their beams fit into one
+    step, and always at least one."""
 
     def __init__(
         self, driver: EngineDriver, searches: Iterator[BeamSearch], streamer: Streamer, cancel: threading.Event | None

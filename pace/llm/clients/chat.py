@@ -76,7 +76,7 @@ class ChatAnswer:
         for _ in self._coming:
             pass
         if self._request is None:
-            raise ValueError("this answer was closed before it began")
+            raise ValueError("this answer was closed before its generation began")
         output = self._request.result()
         reason = output.finish_reasons[0]
         return ChatOutput(

@@ -76,7 +76,7 @@ class Choice:
 
     @property
     def finish_reason(self) -> str | None:
-        """ "stop", "length", "cancelled", "error" (which `result` raises), or None while it goes on."""
+        """ "stop", "length", "cancelled", "error" (which `result` raises), or None before the end."""
         return self._sequence.finish_reason
 
 
@@ -133,7 +133,7 @@ class Request:
     def result(self, timeout: float | None = None) -> GenerateOutput:
         """Waits until the request is done. Returns its output, as `generate` does, with a row for each continuation.
 
-        Raises TimeoutError after `timeout` seconds; the request goes on, and `result` may be called again. Raises the
+        Raises TimeoutError after `timeout` seconds; the request continues, and `result` may be called again. Raises the
         request's own error, if any.
         """
         if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float))):
@@ -143,7 +143,10 @@ class Request:
         deadline = None if timeout is None else time.perf_counter() + timeout
         if not self._wait(self._log.completion, lambda: self._log.is_complete, deadline):
             num_tokens = sum(sequence.num_generated for sequence in self._sequences)
-            raise TimeoutError(f"the request is not done in time: {num_tokens} tokens so far; ask again, or cancel it")
+            raise TimeoutError(
+                f"the request is not done after {timeout:g} seconds: {num_tokens} tokens so far; call result() again, "
+                f"or cancel() it"
+            )
         if self._log.error is not None:
             raise self._log.error
         return self._output_of(self._sequences)
@@ -195,13 +198,11 @@ class Request:
 
     def _check_one(self) -> None:
         if len(self.choices) > 1:
-            raise ValueError(f"this request has {len(self.choices)} continuations: look at `choices`, or at events()")
+            raise ValueError(f"this request has {len(self.choices)} continuations; use `choices` or events()")
 
     def _check_tokenizer(self) -> None:
         if self._sequences[0].stopping.text.tokenizer is None:
-            raise ValueError(
-                "pieces of text need a tokenizer, and this model has none; look at tokens, or wait for result()"
-            )
+            raise ValueError("pieces of text need a tokenizer, but this model has none; use `tokens` or result()")
         self._check_one()
 
     def _reader(self, with_text: bool) -> LogReader:

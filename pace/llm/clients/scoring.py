@@ -56,10 +56,10 @@ def score_from(driver: EngineDriver, rows: list[list[int]], starts: SequenceOf[i
     engine = driver.engine
     for index, (row, start) in enumerate(zip(rows, starts, strict=True)):
         if start < 1:
-            raise ValueError(f"text {index} is scored from token {start}; the first that has one before it is 1")
+            raise ValueError(f"text {index}: the start must be 1 or more, as token 0 follows nothing; got {start}")
         if len(row) - 1 > engine.max_length:
             raise ValueError(
-                f"text {index} has {len(row)} tokens; the model takes at most {engine.max_length + 1} to score: "
+                f"text {index} has {len(row)} tokens, but this model can score at most {engine.max_length + 1}: "
                 f"{engine.explain_length_limit(len(row) - 1)}"
             )
     strategies = [score_collector(row, start) for row, start in zip(rows, starts)]

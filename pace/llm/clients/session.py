@@ -169,11 +169,11 @@ class Session:
             if not 0 <= token < vocab_size:
                 raise ValueError(f"append got the token id {token}; this model's ids are 0 to {vocab_size - 1}")
         if not ids:
-            raise ValueError("append got no token; give at least one")
+            raise ValueError("append got no tokens; give at least one")
         length, most = len(self) + len(ids), self._sequence.max_length
         if length > most:
             raise ValueError(
-                f"the session has {len(self)} tokens; {len(ids)} more would pass the {most} that fit: "
+                f"the session has {len(self)} tokens, and {len(ids)} more would exceed its maximum of {most}: "
                 f"{self._driver.engine.explain_length_limit(length)}"
             )
         return [int(token) for token in ids]
@@ -193,9 +193,9 @@ class Session:
         num_bytes = 4 * num_rows * self._driver.engine.model.vocab_size
         if num_bytes > MANY_BYTES and num_bytes > (available := available_memory_bytes()):
             raise MemoryError(
-                f"{num_rows} rows of logits take {format_bytes(num_bytes)}, and {format_bytes(available)} of memory "
-                f"are left; append the tokens in pieces, ask for fewer rows, or use score, which keeps one number for "
-                f"each token"
+                f"{num_rows} rows of logits take {format_bytes(num_bytes)}, but only {format_bytes(available)} of "
+                f"memory are free; append the tokens in pieces, ask for fewer rows, or use score, which keeps one "
+                f"number for each token"
             )
 
     def _run(self, function: Callable[[Engine], None]) -> None:

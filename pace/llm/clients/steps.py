@@ -1,7 +1,7 @@
 """Step callbacks: the caller inspects a text during generation, and may stop it or replace its end.
 
 A sequence that reaches a step point, a number of tokens or a string, is parked before the engine's next step. The
-callback runs on its own thread, so that other sequences go on meanwhile. Its answer is applied between two steps.
+callback runs on its own thread, so that other sequences continue meanwhile. Its answer is applied between two steps.
 """
 
 from __future__ import annotations
@@ -64,7 +64,9 @@ class StepFeedback:
         try:
             self.text.encode()
         except UnicodeEncodeError as error:
-            raise ValueError(f"StepFeedback: text holds half a character, a lone surrogate, at {error.start}") from None
+            raise ValueError(
+                f"StepFeedback: text must be whole characters, got a lone surrogate at index {error.start}"
+            ) from None
         if self.take_back < 0:
             raise ValueError(f"StepFeedback: take_back must be 0 or more tokens, got {self.take_back}")
 

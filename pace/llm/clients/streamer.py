@@ -80,8 +80,8 @@ class TransformersStreamer(BaseStreamer):
     def take_back(self, num_tokens: int) -> None:
         if not callable(getattr(self._streamer, "take_back", None)):
             raise ValueError(
-                f"a step_callback removed {num_tokens} tokens, and {type(self._streamer).__name__} has no "
-                f"take_back(num_tokens)"
+                f"a step_callback removed {num_tokens} tokens, but {type(self._streamer).__name__} has no "
+                f"take_back(num_tokens); define it"
             )
         self._streamer.take_back(num_tokens)
 
@@ -253,11 +253,12 @@ def make_streamer(
         receiver = TransformersStreamer(streamer)
     else:
         raise TypeError(
-            f"a streamer has put(tokens) and end(), got {streamer!r}; pace.llm.CallbackStreamer makes one of a function"
+            f"a streamer needs put(tokens) and end(), got {streamer!r}; pace.llm.CallbackStreamer makes one from a "
+            f"function"
         )
     if num_rows > 1 and not receiver.takes_batches:
         raise ValueError(
-            f"{type(streamer).__name__} streams one sequence, and this call makes {num_rows}; use "
-            f"pace.llm.CallbackStreamer, or generate one by one"
+            f"{type(streamer).__name__} streams one sequence, but this call makes {num_rows}; use "
+            f"pace.llm.CallbackStreamer, or generate one at a time"
         )
     return receiver

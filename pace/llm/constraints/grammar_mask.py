@@ -22,7 +22,7 @@ class Usage:
     num_tokens: int = 0
     """Accepted tokens; the lexer grows with them."""
     has_failed: bool = False
-    """True if a mask has failed, maybe because the lexer had grown too large."""
+    """True if a mask has failed, possibly because the lexer had grown too large."""
 
 
 class GrammarMask(TokenMask):

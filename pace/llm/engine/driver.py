@@ -37,7 +37,7 @@ Refusal = Callable[[BaseException], None]
 
 
 class OfTheParent(RuntimeError):
-    """Error in a child for work that was posted before `fork()`, which the parent does."""
+    """Error in a child process for work that was posted before `fork()`; the parent does this work."""
 
     def __init__(self) -> None:
         super().__init__("this was begun before fork(), and goes on in the parent process")
@@ -46,7 +46,7 @@ class OfTheParent(RuntimeError):
 class EngineDriver:
     """Steps an engine on its own thread while there is work. Any thread may post, and so may a finaliser.
 
-    A step that raises fails the sequences it worked on (`Engine.step`), and the others go on. After MOST_FAILURES in a
+    A step that raises fails the sequences it worked on (`Engine.step`); others continue. After MOST_FAILURES in a
     row, or `close`, everything in flight fails with the reason, and posting raises it. After `fork()`, work in flight
     belongs to the parent: in the child it ends as "cancelled". The child starts its own thread with the next post.
     """
@@ -95,8 +95,8 @@ class EngineDriver:
         self.post(lambda engine: engine.submit(sequences), refuse)
 
     def abort(self, sequences: Iterable[Sequence]) -> None:
-        """Removes sequences before the next step. Those not finished finish as "cancelled". Harmless for finished ones
-        and after the driver has ended. A finaliser may call it at any moment."""
+        """Removes sequences before the next step. Unfinished ones end as "cancelled". Harmless for finished ones and
+        after the driver has ended. A finaliser may call it at any moment."""
         sequences = list(sequences)
         self.tidy(lambda engine: engine.abort(sequences))
 
@@ -130,7 +130,7 @@ class EngineDriver:
         _release(self._wake)
 
     def start(self) -> None:
-        """Starts the thread so that existing work goes on. After `fork()` it otherwise starts only with the next
+        """Starts the thread so that existing work continues. After `fork()` it otherwise starts only with the next
         post."""
         if self._thread is None:
             self.post(lambda engine: None, lambda error: None)
@@ -139,8 +139,8 @@ class EngineDriver:
         """Raises ValueError on the driver's own thread."""
         if threading.current_thread() is self._thread:
             raise ValueError(
-                "the model was called from within its own step (by a logits processor, say), where it cannot run; "
-                "call it after generate"
+                "the model cannot be called from within its own step, for example by a logits processor; call it after "
+                "generate has returned"
             )
 
     def close(self) -> None:
@@ -210,7 +210,7 @@ class EngineDriver:
             except BaseException as error:
                 self.stepping_since = None
                 self._num_failures += 1
-                logger.warning("a step failed, and with it what it worked on: %r", error)
+                logger.warning("a step failed, and so did the sequences in it: %r", error)
                 forget_engine_frames(error)
                 if self._num_failures == MOST_FAILURES:
                     self._give_up(error)
@@ -237,9 +237,8 @@ class EngineDriver:
     def _give_up(self, cause: BaseException) -> None:
         def reason() -> Exception:
             error = RuntimeError(
-                f"the engine has ended after {MOST_FAILURES} failed steps in a row; load the model again. The "
-                f"last one: "
-                f"{cause!r}"
+                f"the engine has ended after {MOST_FAILURES} failed steps in a row; load the model again. The last "
+                f"error was {cause!r}"
             )
             error.__cause__ = cause
             return error
@@ -303,7 +302,7 @@ def _quietly(function: Callable[[Any], object], argument: Any) -> None:
     try:
         function(argument)
     except BaseException as error:
-        logger.warning("while others were told why their work is not done: %r", error)
+        logger.warning("error while reporting a failure to another caller: %r", error)
 
 
 def _release(lock: Any) -> None:

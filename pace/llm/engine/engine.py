@@ -256,8 +256,7 @@ class Engine:
             self.scheduler.add(sequence)
 
     def abort(self, sequences: Iterable[Sequence]) -> None:
-        """Removes sequences and frees their blocks. Those not finished finish as "cancelled". Harmless for finished
-        ones."""
+        """Removes sequences and frees their blocks. Unfinished ones end as "cancelled". Harmless for finished ones."""
         for sequence in sequences:
             if sequence.is_finished:
                 self.scheduler.remove(sequence)

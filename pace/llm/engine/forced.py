@@ -1,4 +1,4 @@
-"""Computes tokens that a sequence's mask forces together in one step."""
+"""Forced tokens: a step computes all tokens together that a sequence's mask makes certain."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from pace.llm.sequence import Span
 
 
 class ForcedTokens:
-    """Adds tokens that a mask forces to the spans, as certain drafts.
+    """Adds drafts to the spans: the tokens that the sequence's mask makes certain.
 
-    They are treated as drafts: the cache has room for them, and those after a token that ends the sequence are dropped.
+    They are treated like other drafts. The cache has room for them, and those after a token that ends the sequence are
+    dropped.
     No logits are computed for rows that the strategy does not need.
     """
 

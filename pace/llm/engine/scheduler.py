@@ -22,8 +22,8 @@ class Scheduler:
     """Schedules first come, first served, with a head start for priority. Prefill is split into chunks, so that
     decoding continues during it.
 
-    A sequence is `waiting`, `running` (gets spans), or `parked`: everything is computed and nothing is asked of it, as
-    in an idle session. Parked sequences are in order of last use, oldest first.
+    A sequence is `waiting`, `running` (gets spans), or `parked`: everything is computed and no token is wanted, as in
+    an idle session. Parked sequences are in order of last use, oldest first.
 
     The order is by arrival, 0, 1, 2, ..., less ARRIVALS_PER_PRIORITY for each unit of priority; ties go to the earlier
     arrival. Let q be the highest priority among sequences that arrive after one of priority p. Fewer than
@@ -167,8 +167,8 @@ class Scheduler:
         return list(spans.values())
 
     def _admit(self) -> None:
-        """Moves waiting sequences to running while there is room. Skips sequences that wait for another's prompt; no
-        other is overtaken."""
+        """Moves waiting sequences to running while there is room, in order. Skips only sequences that wait for
+        another's prompt."""
         for sequence in list(self.waiting):
             if sequence.waits_for_prompt:
                 continue

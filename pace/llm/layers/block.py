@@ -19,7 +19,7 @@ Norm = RMSNorm | LayerNorm | NoNorm
 
 
 class Mixer(Protocol):
-    """Layer that combines each position with those before it, such as attention. A `Layer`."""
+    """Protocol of a `Layer` that combines each position with those before it, such as attention."""
 
     cache: LayerCache
     """What it caches for each position."""

@@ -40,7 +40,7 @@ class RopeConfig:
     long_attention_factor: float | None = None
     """Factor for longrope at lengths that use the long factors; None for `attention_factor`."""
     mscale_all_dim: float = 0.0
-    """Growth of the scores of latent attention with `factor`, for yarn."""
+    """The mscale of the score scale in latent attention (`LatentConfig.attention_scale`), for yarn."""
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     beta_fast: float = 32.0
@@ -61,7 +61,7 @@ class Rotary:
     """Computes the angles of a step, and rotates heads by them. Has no weights in the checkpoint."""
 
     def __init__(self, config: RopeConfig, table: int = 0):
-        """`table`: index of its table among the model's rotations."""
+        """`table`: index of this rotation's table in `Angles`."""
         self.config = config
         self.table = table
         self.half = -(-config.dim // 2)
@@ -132,7 +132,7 @@ class Temperature:
     cosines and sines of 0. The scores of layers without positions then grow with the position (arXiv 2501.19399)."""
 
     def __init__(self, head_dim: int, period: int, scale: float, table: int):
-        """`table`: index of its table among the model's rotations."""
+        """`table`: index of this rotation's table in `Angles`."""
         self.half = head_dim // 2
         self.period = period
         self.scale = scale
@@ -235,7 +235,8 @@ def _plain(config: RopeConfig) -> Tensor:
 
 
 def _llama3(config: RopeConfig) -> Tensor:
-    """Stretches long waves by `factor`, keeps short ones, and interpolates between, if there is a range between."""
+    """Stretches long waves by `factor`, and keeps short ones. Interpolates those in between, if `low_freq_factor` and
+    `high_freq_factor` differ."""
     plain = _plain(config)
     turns = config.original_max_positions * plain / (2 * math.pi)  # full turns within the original length
     low, high = config.low_freq_factor, config.high_freq_factor

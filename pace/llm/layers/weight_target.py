@@ -1,8 +1,8 @@
 """Maps rows of checkpoint tensors to rows of weights.
 
-A tensor may hold the rows of one matrix or of several. For example all experts; queries, keys and values head by head;
-or alternating gate and up. It may also hold them as columns. `RowRange` selects rows of a tensor, `TensorSource`
-locates a part of a matrix, and a `WeightTarget` is their destination.
+A tensor may hold the rows of one matrix or of several. Examples are all experts, queries, keys and values head by head,
+and alternating rows of gate and up. It may also hold them as columns. `RowRange` selects rows of a tensor.
+`TensorSource` locates a part of a matrix in a tensor. `WeightTarget` is the destination of rows.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def take(piece: Piece, indices: Tensor) -> Piece:
 
 @dataclass(frozen=True)
 class TensorSource:
-    """Location of the rows of a part of a matrix `[n, K]` that has no tensor of its own."""
+    """Location of the rows of a part of a matrix `[n, K]`, if the part is not a whole tensor."""
 
     shape: tuple[int, ...]
     """Shape of the tensor, `[..., R, K]`; transposed `[..., K, R]`. Its rows are counted over all matrices."""

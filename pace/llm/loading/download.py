@@ -72,7 +72,7 @@ class FileOnHub:
             with self.bar(total=size, initial=begin, desc=self.name, unit="B", unit_scale=True) as bar:
                 self._transfer(file, size, bar)
             if begin and len(etag) == 64 and _sha256(partial) != etag:
-                raise self._thrown_away(file, "came damaged: its SHA-256 is not the Hub's")
+                raise self._thrown_away(file, "arrived damaged: its SHA-256 differs from the Hub's")
             os.replace(partial, blob)
 
     def _transfer(self, file: BinaryIO, size: int, bar: Any) -> None:
@@ -98,15 +98,15 @@ class FileOnHub:
                 if fruitless > MAX_FRUITLESS:
                     raise BrokenDownload(
                         f"the download of {self.name} of {self.where} ended after {kept:,} of {size:,} bytes "
-                        f"({one_line(error)}). Nothing unfinished is used; the next call goes on from there"
+                        f"({one_line(error)}). The unfinished file is not used; the next call resumes it"
                     ) from error
                 time.sleep(fruitless)
             if has_ended and (kept := file.seek(0, os.SEEK_END)) != size:
-                raise self._thrown_away(file, f"came with {kept:,} bytes, and the Hub says it has {size:,}")
+                raise self._thrown_away(file, f"arrived with {kept:,} bytes, but the Hub lists {size:,}")
 
     def _thrown_away(self, file: BinaryIO, what: str) -> BrokenDownload:
         file.truncate(0)
-        return BrokenDownload(f"{self.name} of {self.where} {what}; it was thrown away. {ADVICE}")
+        return BrokenDownload(f"{self.name} of {self.where} {what}; it was deleted. {ADVICE}")
 
     def read_beginning(self, path: Path, count: int) -> bool:
         """Writes the first `count` bytes to a file. Returns False if they cannot be read separately. Raises the
@@ -122,7 +122,7 @@ class FileOnHub:
         except Exception as error:  # from the HTTP library
             if told := self.refused(error):
                 raise told from error
-            logger.info("the beginning of %s cannot be read alone: %s", self.name, one_line(error))
+            logger.info("cannot read only the beginning of %s: %s", self.name, one_line(error))
             return False
         return True
 

@@ -61,7 +61,7 @@ def find_checkpoint(
         )
     if address := re.match(r"(?:https?|hf)://(?:[^/]*\.[^/]*/)?([^/]+/[^/?#]+)?", text):
         advice = f"; give the id alone, {address[1]!r}" if address[1] else ""
-        raise FileNotFoundError(f"there is no directory {text[:300]!r}: an address is no Hub id{advice}")
+        raise FileNotFoundError(f"there is no directory {text[:300]!r}: an address is not a Hub id{advice}")
     text, quant = _split_quant(text)
     path = Path(text).expanduser()
     if exists(path):
@@ -87,20 +87,20 @@ def _split_quant(text: str) -> tuple[str, str | None]:
 def _find_here(path: Path, quant: str | None, revision: str | None, weights: bool) -> Path:
     """The checkpoint at a local path."""
     if not os.access(path, os.R_OK | (os.X_OK if path.is_dir() else 0)):
-        raise PermissionError(f"{path} may not be read by this user; check its permissions")
+        raise PermissionError(f"this user may not read {path}; check its permissions")
     if not path.is_dir() and not is_gguf(path):
         raise ValueError(
-            f"{path} is a file; give the directory that holds config.json, the tokenizer and the weights, or a "
-            f"GGUF file"
+            f"{path} is a file, but not a GGUF file; give the directory that holds config.json, the tokenizer and the "
+            f"weights, or a GGUF file"
         )
     if revision is not None:
         raise ValueError(
             f"revision={revision!r} was given, but {path} is a local {'directory' if path.is_dir() else 'file'}, "
-            f"which has no revisions"
+            f"which has no revisions; leave it out"
         )
     if not path.is_dir():
         if quant is not None:
-            raise ValueError(f"{path} is one file; leave out ':{quant}', which chooses among several")
+            raise ValueError(f"{path} is a single file; leave out ':{quant}', which chooses among several")
         return shard_paths(path)[0]
     if quant is not None:
         names = [file.relative_to(path).as_posix() for file in path.rglob("*.[gG][gG][uU][fF]")]

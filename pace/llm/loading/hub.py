@@ -81,7 +81,7 @@ def find_on_hub(
         import huggingface_hub  # noqa: F401
     except ImportError as error:
         raise FileNotFoundError(
-            f"there is no directory {repo!r}, and asking the Hub for it needs huggingface_hub ({error})"
+            f"there is no directory {repo!r}, and a download from the Hub needs huggingface_hub ({error})"
         ) from error
     repository = Repository(repo, quant, revision, token, cache_dir, weights, progress, check)
     if local_files_only:
@@ -141,8 +141,8 @@ class Repository:
             chosen = self._in_snapshot(found)
         except FileNotFoundError as error:
             raise FileNotFoundError(
-                f"{self.where} is in the Hub's cache only in part, and {reason}; download it once more when the Hub "
-                f"can be asked, which goes on where it ended ({error})"
+                f"the Hub's cache has only a part of {self.where}, and {reason}; try again when the Hub can be used, "
+                f"and the download resumes ({error})"
             ) from cause
         if cause is not None:
             logger.warning("%s: %s; using the cached copy", self.repo, reason)
@@ -200,7 +200,7 @@ class Repository:
                 raise told from error
             if isinstance(error, OURS) and not isinstance(error, (errors.HfHubHTTPError, errors.EntryNotFoundError)):
                 raise
-            raise BrokenDownload(f"{self.where} was not downloaded in full: {one_line(error)}. {ADVICE}") from error
+            raise BrokenDownload(f"the download of {self.where} is incomplete: {one_line(error)}. {ADVICE}") from error
 
     def _list(self) -> tuple[dict[str, int | None], str | None]:
         """The names and sizes of all files, if the Hub reports sizes, and the commit."""
@@ -216,7 +216,7 @@ class Repository:
         """Raises BrokenDownload for names that point outside of the cache's folder; no real repository has them."""
         parts = [part for name in names for part in (name.split("/") if not name.startswith("/") else [".."])]
         if ".." in parts or not (commit is None or commit.isalnum()):
-            raise BrokenDownload(f"{self.where} has files with names that reach out of it; nothing was downloaded")
+            raise BrokenDownload(f"{self.where} has file names that point outside of it; nothing was downloaded")
 
     def _download_gguf(self, sizes: dict[str, int | None], commit: str | None) -> Path:
         files = gguf_files(sizes, self.quant, self.repo)
@@ -231,7 +231,7 @@ class Repository:
 
         needed = needed_files(sizes, read_index, self.weights, self.where)
         if missing := [name for name in needed if name not in sizes]:
-            raise FileNotFoundError(f"{self.where} lacks {some(missing)}, which its index of weights names")
+            raise FileNotFoundError(f"{self.where} lacks {some(missing)}, which its index of weights lists")
         large = [name for name in needed if name.endswith(OTHER_WEIGHT_SUFFIXES)]
         small = [name for name in needed if name not in large]
         directory = self._fetch(small)
@@ -258,7 +258,7 @@ class Repository:
             )
         )
         if missing := [name for name in files if not (directory / name).is_file()]:
-            raise BrokenDownload(f"{self.where} was not downloaded in full: {some(missing)} did not come. {ADVICE}")
+            raise BrokenDownload(f"the download of {self.where} is incomplete: {some(missing)} is missing. {ADVICE}")
         return directory
 
     def _fetch_weights(
@@ -273,9 +273,8 @@ class Repository:
             found, size = (directory / name).stat().st_size, sizes[name]
             if not self._is_there(name, directory.name, size):
                 raise BrokenDownload(
-                    f"{name} of {self.where} came with {found:,} bytes, and the Hub says it has {size:,}; it was "
-                    f"thrown "
-                    f"away. {ADVICE}"
+                    f"{name} of {self.where} arrived with {found:,} bytes, but the Hub lists {size:,}; it was "
+                    f"deleted. {ADVICE}"
                 )
         return directory
 
@@ -313,7 +312,7 @@ class Repository:
                 self.check(path)
             except (ValueError, NotImplementedError, MemoryError) as error:
                 if isinstance(error, ValueError) and not says_all:
-                    logger.info("the header of %s is checked once the file is there", name)
+                    logger.info("the header of %s is checked after the download", name)
                     return
                 kind = next(kind for kind in (NotImplementedError, MemoryError, ValueError) if isinstance(error, kind))
                 raise kind(str(error).replace(str(path), f"{self.repo}/{name}")) from None
@@ -328,9 +327,8 @@ class Repository:
         free = shutil.disk_usage(existing).free
         if needed - partial > free:
             raise NoRoom(
-                f"{self.where} takes {format_bytes(needed)}, and {self.cache_dir} has room for "
-                f"{format_bytes(free)}; free "
-                f"some, or keep downloads elsewhere (cache_dir, or HF_HOME in the environment)"
+                f"{self.where} takes {format_bytes(needed)}, but {self.cache_dir} has only {format_bytes(free)} free; "
+                f"free some space, or use another folder (cache_dir, or HF_HOME in the environment)"
             )
 
     def _bar(self) -> type:
@@ -364,19 +362,18 @@ class Repository:
         if isinstance(error, errors.RepositoryNotFoundError):
             return FileNotFoundError(
                 f"{self.where} is neither a directory here{hint_of_directory(self.repo)} nor a repository on the "
-                f"Hub that "
-                "you may see. Check the spelling; for a private repository log in with `hf auth login` or pass token="
+                "Hub that you may read. Check the spelling; for a private repository log in with `hf auth login` or "
+                "pass token="
             )
         if isinstance(error, errors.LocalTokenNotFoundError):
-            return PermissionError("token=True asks for a saved token, and there is none: log in with `hf auth login`")
+            return PermissionError("token=True needs a saved token, but there is none; log in with `hf auth login`")
         if status == 401:
             return PermissionError(
-                f"the Hub does not take the token for {self.where}; log in anew with `hf auth login`, pass "
-                f"another token=, "
+                f"the Hub rejects the token for {self.where}; log in again with `hf auth login`, pass another token=, "
                 "or token=False for none"
             )
         if status in (403, 451):
-            return PermissionError(f"the Hub does not give {self.where} to you: {one_line(error)}")
+            return PermissionError(f"the Hub denies access to {self.where}: {one_line(error)}")
         return None
 
 

@@ -54,7 +54,7 @@ class Loaded(NamedTuple):
 
 
 def load_model(options: LoadOptions) -> BaseModelForCausalLM:
-    """Loads the model of a checkpoint alone, ready to run: no tokenizer, no draft model and no engine. Sets the number
+    """Loads only the model of a checkpoint, ready to run: no tokenizer, no draft model and no engine. Sets the number
     of kernel threads of this process.
 
     **Memory**: at most 1.1 times the packed weights + 300 MB, as files are mapped, packed and released in small pieces.
@@ -199,8 +199,8 @@ def _warn_of_missing_kernels() -> None:
     best = _C.best_isa()
     if best not in _C.built_isas():
         logger.warning(
-            "this build of pace has no kernels for %s, the best instruction set of this CPU, and is slower without: "
-            "build it with PACE_TABLES=all (`pace env` shows what it has)",
+            "this build of pace has no kernels for %s, the best instruction set of this CPU, so it is slower than it "
+            "could be; build it with PACE_TABLES=all (`pace env` lists the sets of this build)",
             best,
         )
 
@@ -215,8 +215,7 @@ def _check_length(options: LoadOptions, model: BaseModelForCausalLM) -> None:
     most = model.max_position_embeddings
     if options.max_seq_len is not None and not 2 <= options.max_seq_len <= most:
         raise ValueError(
-            f"max_seq_len must be from 2 to the {most} positions that config.json gives this model; got "
-            f"{options.max_seq_len}"
+            f"max_seq_len must be from 2 to {most}, the number of positions in config.json; got {options.max_seq_len}"
         )
 
 
@@ -244,7 +243,9 @@ def _read_defaults(checkpoint: Checkpoint, tokenizer: Any, model: BaseModelForCa
         known = [token for token in defaults.eos_token_id if token < vocab_size]
         if len(known) < len(defaults.eos_token_id):
             logger.warning(
-                "the checkpoint's end tokens %s are not all among the model's %d ids", defaults.eos_token_id, vocab_size
+                "some of the checkpoint's end tokens %s are not among the model's %d ids",
+                defaults.eos_token_id,
+                vocab_size,
             )
         defaults.eos_token_id = known or None
     return defaults
@@ -262,7 +263,7 @@ def _check_budget(options: LoadOptions, model: BaseModelForCausalLM, draft_share
         if budget < least:
             why = f"max_seq_len={length} tokens take" if length else f"a block of {BLOCK_SIZE} tokens takes"
             raise ValueError(
-                f"kv_cache_bytes={options.kv_cache_bytes} is too little: {why} {least} bytes "
+                f"kv_cache_bytes={options.kv_cache_bytes} is too small: {why} {least} bytes "
                 f"({format_bytes(least)}) in this model{' and its draft model' if draft_share else ''}"
             )
     CacheManager(model.kv_spec, int(budget * (1 - draft_share)), **options.cache_options)
@@ -278,7 +279,7 @@ def _cache_budget(options: LoadOptions, model: BaseModelForCausalLM) -> int:
     if budget > available:
         logger.warning(
             (
-                "kv_cache_bytes=%s is more than the %s of memory that are left; once that is used, the system ends "
+                "kv_cache_bytes=%s is more than the %s of free memory; if the cache grows beyond that, the system ends "
                 "the process"
             ),
             options.kv_cache_bytes,

@@ -25,7 +25,7 @@ def check_memory(model: BaseModelForCausalLM) -> None:
         return
     kind, advice = f"as {str(dtype).removeprefix('torch.')}", ""
     if any(matrix.plan.layouts for matrix in model.matrices()):
-        kind = "as they are quantised"
+        kind = "in quantised form"
     elif dtype == torch.float32:
         advice = "load with dtype=bfloat16, which takes half, or quantization='int4', an eighth; or "
     else:
@@ -36,6 +36,6 @@ def check_memory(model: BaseModelForCausalLM) -> None:
     elif ops is native and 0 < needed - mappable <= available:
         advice = f'load with weights="mapped", which leaves {mappable / 2**30:.2f} GiB of experts in a file; or '
     raise MemoryError(
-        f"the weights take {needed / 2**30:.2f} GiB {kind}, and {available / 2**30:.2f} GiB of memory are left; "
-        f"{advice}free some memory or take a smaller model"
+        f"the weights take {needed / 2**30:.2f} GiB {kind}, but only {available / 2**30:.2f} GiB of memory are free; "
+        f"{advice}free some memory or use a smaller model"
     )

@@ -111,8 +111,8 @@ def check_coverage(
         target = targets[here][0]
         if target.transposed and isinstance(dtype, WeightLayout):
             raise NotImplementedError(
-                f"{name} is stored as {dtype}, and the model needs it transposed, which is not implemented for codes; "
-                "load the checkpoint of floats"
+                f"{name} is stored as {dtype}, but the model needs it transposed, which works only for floats; load "
+                "the float checkpoint"
             )
         if tuple(shape) != target.shape:
             wrong.append(f"{name} has shape {list(shape)}, the config demands {list(target.shape)}")

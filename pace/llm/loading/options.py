@@ -164,7 +164,7 @@ class LoadOptions:
         if self.weights_cache is True:
             raise TypeError("weights_cache must be a path, False or None; got True")
         if self.weights_cache is False and self.weights == "mapped":
-            raise ValueError('weights="mapped" keeps experts in a file; give weights_cache= a folder, or None')
+            raise ValueError('weights="mapped" needs a file for the experts; weights_cache must be a folder or None')
         if self.weights == "mapped" and self.ops is not native:
             raise ValueError(f'weights="mapped" needs the native kernels; got backend={str(self.backend)!r}')
 
@@ -256,7 +256,7 @@ def read_threads(num_threads: int | None, pin_threads: bool | None = None) -> tu
     if type(num_threads) is not int:
         raise TypeError(f"num_threads must be an integer or None; got {type(num_threads).__name__}")
     if not 1 <= num_threads <= env.MAX_THREADS:
-        raise ValueError(f"num_threads must be in 1..{env.MAX_THREADS}; got {num_threads}")
+        raise ValueError(f"num_threads must be from 1 to {env.MAX_THREADS}; got {num_threads}")
     if pin_threads is None:
         pin_threads = env.pin_threads()
     if type(pin_threads) is not bool:

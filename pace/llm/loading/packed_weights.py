@@ -139,9 +139,8 @@ class ExpertFile(WeightsFile):
         found = [stack for stack in model.stacks() if stack.is_quantised]
         if not found:
             raise ValueError(
-                'weights="mapped" maps experts that are stored quantised, and those of this checkpoint are '
-                "floats; take "
-                "a quantised checkpoint or a GGUF file, or load with quantization='int4', say"
+                'weights="mapped" needs quantised experts, but those of this checkpoint are floats; use a quantised '
+                "checkpoint or a GGUF file, or load with quantization='int4', for example"
             )
         return found
 
@@ -197,7 +196,7 @@ def check_has_experts(model: Layer) -> None:
     """Raises ValueError for a model without experts."""
     if not any(model.stacks()):
         raise ValueError(
-            f'weights="mapped" maps the experts of a mixture, and {type(model).__name__} has none; load with '
+            f'weights="mapped" needs a mixture of experts, but {type(model).__name__} has no experts; load with '
             'weights="memory"'
         )
 

@@ -76,9 +76,8 @@ def plan_weights(
         name, (layout, _) = next(iter(stored.items()))
         if not formats:
             raise ValueError(
-                f"this checkpoint is quantised already ({name} as {layout}, and {len(stored) - 1} more tensors), "
-                f"and quantising it again would lose twice; load it without "
-                f"quantization, or give the original checkpoint"
+                f"this checkpoint is already quantised ({name} as {layout}, and {len(stored) - 1} more tensors), and "
+                f"quantising it again would lose more; load it without quantization, or give the original checkpoint"
             )
         warnings.append(
             f"{len(stored)} tensors of this checkpoint are quantised already and stay as they are ({name} as "

@@ -110,7 +110,7 @@ def gguf_files(names: Iterable[str], quant: str | None, where: str) -> list[str]
             )
         if quant is None:
             raise ValueError(
-                f"{where} has several GGUF files and none of {DEFAULT_QUANT}; say which one, such as {example}. "
+                f"{where} has several GGUF files, but none of {DEFAULT_QUANT}; name one of them, such as {example}. "
                 f"It has {listed}"
             )
         raise FileNotFoundError(f"{where} has no GGUF file of {quant!r}; it has {listed}")
@@ -152,10 +152,10 @@ def _all_shards(first: str, present: list[str], where: str) -> list[str]:
         return [first]
     count = int(shard["count"])
     if not 1 <= count <= MAX_SHARDS:
-        raise ValueError(f"{first} in {where} is named as a shard of {count}; at most {MAX_SHARDS} are read")
+        raise ValueError(f"{first} in {where} is one of {count} shards by its name; at most {MAX_SHARDS} are supported")
     wanted = [f"{shard['stem']}-{number:05}-of-{count:05}.gguf" for number in range(1, count + 1)]
     if missing := [name for name in wanted if name not in present]:
-        raise FileNotFoundError(f"{where} lacks {some(missing)}, of the {count} shards of one GGUF file")
+        raise FileNotFoundError(f"{where} lacks {some(missing)}, from the {count} shards of a GGUF file")
     return wanted
 
 

@@ -118,6 +118,10 @@ class BaseModelForCausalLM(Layer):
         """Returns logits `[R, V]` of `batch.logit_rows`, op by op; writes the batch's targets of the cache."""
         return self.compute(self.ops, batch, self.angles(batch))
 
+    def tower(self, kind: str) -> Tower:
+        """The tower of a kind of media, which must be there."""
+        return next(tower for tower in self.towers if tower.kind == kind)
+
     def angle_positions(self, media: Sequence[MediaSpan], start: int, end: int) -> np.ndarray | None:
         """Positions in time, height and width, int64 `[3, end - start]`, of tokens `start .. end` of a sequence with
         these media. None: the position of a token is its index."""

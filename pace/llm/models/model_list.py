@@ -39,10 +39,12 @@ from pace.llm.models.families.phimoe import PhimoeForCausalLM
 from pace.llm.models.families.qwen2 import Qwen2ForCausalLM
 from pace.llm.models.families.qwen2_moe import Qwen2MoeForCausalLM
 from pace.llm.models.families.qwen3 import Qwen3ForCausalLM
+from pace.llm.models.families.qwen3_asr import Qwen3ASRForConditionalGeneration
 from pace.llm.models.families.qwen3_moe import Qwen3MoeForCausalLM
 from pace.llm.models.families.qwen3_vl_moe import Qwen3VLMoeForConditionalGeneration
 from pace.llm.models.families.qwen_vl import (
     Qwen2_5_VLForConditionalGeneration,
+    Qwen2VLForConditionalGeneration,
     Qwen3VLForConditionalGeneration,
 )
 from pace.llm.models.families.smollm3 import SmolLM3ForCausalLM
@@ -90,6 +92,8 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     Qwen2_5_VLForConditionalGeneration,
     Qwen2ForCausalLM,
     Qwen2MoeForCausalLM,
+    Qwen2VLForConditionalGeneration,
+    Qwen3ASRForConditionalGeneration,
     Qwen3ForCausalLM,
     Qwen3MoeForCausalLM,
     Qwen3VLForConditionalGeneration,
@@ -101,7 +105,6 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
 MODEL_LIST = {model_class.__name__: model_class for model_class in MODEL_CLASSES} | {
     "Gemma3ForCausalLM": Gemma3ForConditionalGeneration,
     "Llama4ForCausalLM": Llama4ForConditionalGeneration,
-    "Qwen2VLForConditionalGeneration": Qwen2_5_VLForConditionalGeneration,
 }
 
 OTHER_STEMS = {"hunyuanv1dense": "hunyuandensev1", "hunyuanv1moe": "hunyuanmoev1"}

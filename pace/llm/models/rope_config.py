@@ -276,7 +276,8 @@ def _yarn(reader: RopeReader, common: dict[str, Any]) -> dict[str, Any]:
 
 
 def yarn_magnitude(factor: float, mscale: float) -> float:
-    """YaRN's factor of cosines and sines, if `mscale` is 1."""
+    """Returns `0.1 * mscale * ln(factor) + 1`, or 1 for a factor of at most 1. With an mscale of 1 it is YaRN's factor
+    of cosines and sines."""
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from pace.media.media import Media, MediaSpan
 from pace.naming import counted
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 class MediaProcessor(Protocol):
     """Prepares media of one kind for a model's tower."""
 
-    kind: str
+    kind: ClassVar[str]
     """"image" or "audio"."""
-    placeholder: str
+    placeholder: ClassVar[str]
     """Text of one medium in a prompt before its expansion, such as "<|vision_start|><|image_pad|><|vision_end|>"."""
-    token: str
+    token: ClassVar[str]
     """The special token in `placeholder` that is repeated for every row of the tower, such as "<|image_pad|>"."""
 
     def prepare(self, source: Any, max_tokens: int | None = None) -> Media:
@@ -52,6 +52,11 @@ class Processors:
         """Kind -> processor, for the kinds that the model takes."""
         return {processor.kind: processor for processor in (self.image, self.audio) if processor is not None}
 
+    def check_kind(self, kind: str) -> None:
+        """Raises ValueError if the model does not take media of that kind."""
+        if kind not in self.of_kind:
+            raise ValueError(f"this model takes no {'images' if kind == 'image' else kind}")
+
     def __call__(self, images: Any = None, audio: Any = None) -> dict[str, np.ndarray]:
         """Prepares images and clips, one or a list of each, with the checkpoint's own limits of tokens.
 
@@ -61,8 +66,7 @@ class Processors:
         for kind, name, sources in (("image", "images", images), ("audio", "audio", audio)):
             if sources is None:
                 continue
-            if kind not in self.of_kind:
-                raise ValueError(f"this model takes no {name}")
+            self.check_kind(kind)
             sources = list(sources) if isinstance(sources, (list, tuple)) else [sources]
             if not sources:
                 raise ValueError(f"{name} is an empty list; give at least one or leave {name} out")
@@ -75,8 +79,10 @@ class Processors:
     def expand(self, text: str, media: Sequence[Media]) -> str:
         """The text with each placeholder token repeated as often as its medium has tokens.
 
-        Raises ValueError unless the text has one placeholder for each medium, kind by kind. The text may hold more of
-        them if a user typed one."""
+        Raises ValueError for a kind that the model does not take, and unless the text has one placeholder for each
+        medium of a kind. The text may hold more of them if a user typed one."""
+        for medium in media:
+            self.check_kind(medium.kind)
         for kind, processor in self.of_kind.items():
             counts = [medium.num_tokens for medium in media if medium.kind == kind]
             pieces = text.split(processor.token)

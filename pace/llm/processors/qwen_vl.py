@@ -189,14 +189,14 @@ def smart_resize(height: int, width: int, factor: int, min_pixels: int, max_pixe
 def with_areas(raw: dict[str, Any], file: str) -> dict[str, Any]:
     """Moves the areas of `size` to min_pixels and max_pixels. Raises ValueError if both are there and differ."""
     fields = {name: value for name, value in raw.items() if name != "size" and value is not None}
-    size = raw.get("size")
+    size: Any = raw.get("size")
     if size is None:
         return fields
     spellings = (set(AREAS), set(AREAS.values()))
-    if not isinstance(size, dict) or set(size) not in spellings:
+    if not isinstance(size, dict) or size.keys() not in spellings or None in size.values():
         raise ValueError(f"{file}: size must have shortest_edge and longest_edge, which are areas; got {shown(size)}")
     for name, value in size.items():
-        field = AREAS.get(name, name)
+        field = AREAS[name] if name in AREAS else name
         if fields.setdefault(field, value) != value:
             raise ValueError(
                 f"{file}: {field} = {shown(fields[field])} contradicts size.{name} = {shown(value)}; keep one of them"

@@ -37,7 +37,9 @@ class ProgramRunner(ModelRunner):
         if program is None:
             program = Program(piece, piece.caches, piece.angle_halves, neighbour=self.program)
             self._slices[piece] = program
-        return program.run(batch, angles)
+        rows = program.run(batch, angles)
+        program.release()  # the next image has another scratch
+        return rows
 
     def operator_report(self) -> OperatorReport:
         """Calls are counted by instruction, because all of them run in every step. Seconds are only measured while the

@@ -34,8 +34,7 @@ class ModelRunner(ABC):
 
     def encode(self, media: Media) -> Generator[None, None, Tensor]:
         """Encodes an image or a clip slice by slice, as `Tower.encode`; a tower of its kind must be there."""
-        tower = next(tower for tower in self.towers if tower.kind == media.kind)
-        return tower.encode(media, self.run_slice)
+        return self.model.tower(media.kind).encode(media, self.run_slice)
 
     @abstractmethod
     def operator_report(self) -> OperatorReport:

@@ -26,7 +26,7 @@ class LogitsProcessor:
 
     One object serves one sequence: each gets a `fork()` of those in `SamplingConfig(logits_processors=[...])`. `accept`
     receives each new token of prompt and output, then `apply` changes the logits of the next. `rollback` undoes
-    proposed tokens that were verified and dropped.
+    tokens that a step callback removed, or that a repeated step computes again.
 
     Subclasses define `apply`. Those with state define the other two: after `rollback(n)` the state must equal that
     before the last n calls of `accept`.
@@ -65,7 +65,7 @@ class LogitsProcessor:
     # -- use without a sequence ----------------------------------------------------------------------------------------
 
     def sync(self, tokens: list[int]) -> None:
-        """Brings the state to any `tokens`: rolls back from the end what differs, accepts what is new."""
+        """Changes the state to that after `tokens`: rolls back the tokens that differ, and accepts the new ones."""
         num_kept = next(
             (index for index, pair in enumerate(zip(self.seen, tokens)) if pair[0] != pair[1]),
             min(len(tokens), len(self.seen)),

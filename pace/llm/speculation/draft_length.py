@@ -107,7 +107,7 @@ class StepCosts:
 
 @dataclass
 class _Measured:
-    """An entry of `StepCosts`, inserted complete: an interrupt may come after any line."""
+    """An entry of `StepCosts`. It is inserted only when complete, because an interrupt may come after any line."""
 
     seconds: float
     times: int = 0
@@ -181,7 +181,7 @@ class FixedLength:
 
 
 LEVELS = 32
-"""Acceptance is rounded to 32nds: finer than it is known."""
+"""Acceptance is rounded to 32nds; the measurements are less precise than that."""
 THRESHOLDS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.42, 0.35, 0.28, 0.22, 0.16, 0.1, 0.05)
 """A draft is proposed if it is accepted with at least this probability. A common threshold for all sequences of a step
 gives the best lengths, since each draft row costs about the same. The best threshold is found by trying all."""
@@ -211,10 +211,11 @@ class AdaptiveLength:
     FIRST_CREDIT = 8.0
     """Initial credit, in plain steps, for the first drafts, whose cost and acceptance are unknown."""
     PROBE_EVERY, MOST_BETWEEN_PROBES = 32, 512
-    """Plain steps after which drafts are tried although none seem to pay. Doubles after each try, until drafts pay
-    again."""
+    """Plain steps after which drafts are tried, although none seem to pay, and the maximum of that number. It doubles
+    after each try, until drafts pay again."""
     PLAIN_EVERY, PLAIN_RUN = 64, 4
-    """Drafted steps after which some are plain, to measure them: their cost changes as sequences grow."""
+    """After PLAIN_EVERY drafted steps, PLAIN_RUN steps are plain, to measure them: their cost changes as sequences
+    grow."""
     KEEP_FOR = 8
     """Decisions for which a threshold is kept before it is recomputed."""
     MOST_REST = 32

@@ -18,7 +18,7 @@ from pace.ops.protocol import Ops
 
 CATCH_UP_TOKENS = 512
 """Tokens of new sequences that the draft model reads in one step, for all sequences together. Equal to the scheduler's
-limit for prefill, so that other sequences wait no longer for it."""
+limit for prefill, so that other sequences do not wait longer than for a prefill chunk."""
 
 AMORTISED_OVER = 64
 """Tokens over which the cost of reading a new sequence is spread; fewer if fewer are left to generate."""

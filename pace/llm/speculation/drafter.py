@@ -12,11 +12,11 @@ from pace.llm.speculation.draft_length import Acceptance, DraftLengths
 from pace.llm.speculation.source import DraftSource
 
 FIRST_RATE = 0.6
-"""Initial acceptance of a kind of draft: that of a fair draft model, so that drafts are tried."""
+"""Initial acceptance of a kind of draft: about that of a fair draft model, so that drafts are tried."""
 
 
 class SpeculativeDrafter:
-    """`Drafter` whose source proposes the number of tokens that pays.
+    """`Drafter` that takes drafts from a source. Their number is chosen for the most tokens per second.
 
     Sequences get drafts if they decode and their strategy takes drafts. A step that also computes prompts or forced
     tokens has none: the processor is then busy, and each row costs its full price. Proposals and their timing affect
@@ -66,8 +66,8 @@ class SpeculativeDrafter:
                 self._extend(spans, cache)
 
     def _goes_on_resting(self, num_spans: int) -> bool:
-        """Returns True if this step belongs to the rest. At the end of the rest, its total time is reported, unless the
-        decoding sequences changed."""
+        """Returns True if this step belongs to the current rest. At the end of a rest, reports its total time unless
+        the decoding sequences changed."""
         self._is_left_alone = False
         if not self._is_decode or num_spans != self._resting_spans:
             self._resting, self._ended = 0, None

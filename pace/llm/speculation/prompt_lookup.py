@@ -36,8 +36,7 @@ class NgramIndex:
         return None
 
     def following(self, num_tokens: int) -> list[int]:
-        """Returns the tokens after the run that was found. If they reach the end of the sequence, they are repeated
-        from there."""
+        """Returns the tokens after the run that was found. If the sequence ends before, they are repeated."""
         tokens, start = self.tokens, self.match
         found = tokens[start : start + num_tokens]
         while len(found) < num_tokens:

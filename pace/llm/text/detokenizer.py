@@ -74,12 +74,12 @@ class Detokenizer:
         return copy.copy(self)
 
     def push(self, token: int) -> str:
-        """Takes a token and returns the text that is now certain, maybe "". An error or Ctrl-C leaves the state
+        """Takes a token and returns the text that is now certain, which may be "". An error or Ctrl-C leaves the state
         unchanged."""
         return self.extend([token])
 
     def extend(self, tokens: list[int]) -> str:
-        """Takes one token or more at the cost of one. Returns the joined results of `push` for each."""
+        """Takes several tokens at the cost of one. Returns the joined results of `push` for each."""
         held, last = self._holding(tokens), tokens[-1]
         text = "" if last in self._hidden or self._table.is_byte(last) else self._held_text(held)
         if not text or text.endswith(REPLACEMENT):

@@ -35,7 +35,7 @@ class TextReader:
         """Text that the last tokens made certain, except for stop strings."""
         self._detokenizer = Detokenizer(self.tokenizer, self.rules)
         self._num_searched = 0
-        """Number of tokens."""
+        """Number of tokens searched so far."""
         self._begin = 0
         """Start of the next search in the text."""
         self._marks: tuple[tuple[int, int, str], ...] = ()
@@ -55,11 +55,11 @@ class TextReader:
     # -- text to show --------------------------------------------------------------------------------------------------
 
     def push(self, token: int) -> str:
-        """Takes a token and returns the text that it makes certain, maybe ""."""
+        """Takes a token and returns the text that it makes certain, which may be ""."""
         return self.extend([token])
 
     def extend(self, tokens: list[int]) -> str:
-        """Takes one token or more at the cost of one. Returns the joined results of `push` for each."""
+        """Takes several tokens at the cost of one. Returns the joined results of `push` for each."""
         self._tokens += tokens
         self.search(tokens)
         if self.strings:
@@ -87,8 +87,8 @@ class TextReader:
         return self._detokenizer.text[: self._num_shown]
 
     def text_of(self, tokens: list[int]) -> str:
-        """Returns the whole text of the row's `tokens`, up to a stop string. This reader has taken none of them or the
-        first ones, which are not decoded again."""
+        """Returns the whole text of the row's `tokens`, up to a stop string. Tokens that this reader has already taken
+        must be the first ones; they are not decoded again."""
         return self._detokenizer.text_after(tokens[self._detokenizer.num_pushed :])[: self.cut]
 
     def _show(self, is_ended: bool) -> str:
@@ -111,7 +111,7 @@ class TextReader:
             self.search([sequence.tokens[sequence.num_prompt_tokens + self._num_searched]])
 
     def rewind(self, num_tokens: int) -> None:
-        """Forgets what was read if it is more than `num_tokens` tokens, to be followed again."""
+        """Restarts the search if it has read more than `num_tokens` tokens; the next `follow` reads them again."""
         if num_tokens < self._detokenizer.num_pushed:
             self._restart()
 
@@ -173,8 +173,8 @@ FIRST_LETTER, OTHER_LETTER = 0xF0000, "\U0010ffff"
 
 
 class StopSearch:
-    """Searches stop strings in a text. A string may name hidden tokens, which are no text: "<|im_end|>", or "\\n</s>".
-    Each hidden token is then represented by one letter, in the string and in the text."""
+    """Searches for stop strings in a text. A string may name hidden tokens, which are not part of the text, for example
+    "<|im_end|>" or "\\n</s>". Each hidden token is then represented by one letter, in the string and in the text."""
 
     def __init__(self, tokenizer: Any, strings: list[str], rules: TextRules = PLAIN_TEXT) -> None:
         self.strings = strings
@@ -213,7 +213,7 @@ class StopSearch:
         return found
 
     def num_open(self, text: str, marks: Marks = ()) -> int:
-        """Returns how many of the last characters may turn out to begin a stop string."""
+        """Returns the number of last characters that may turn out to begin a stop string."""
         num_open = _longest_beginning(text, self.strings)
         if marks and self._lettered:
             lettered = _with_letters(text, marks)

@@ -18,7 +18,7 @@ class StoppingCriteria(Stopping):
         self.max_length = max_length
         self.end_tokens = frozenset(end_tokens)
         self.text = text or TextReader(None)
-        """Text of the generated tokens. Follows them only if there are stop strings or step strings."""
+        """Text of the generated tokens; read only if there are stop strings or step strings."""
 
     def stop_now(self, sequence: Sequence) -> str | None:
         """Returns "stop" if the last token ends the sequence, completes a stop string or finishes its mask, "length" at
@@ -38,8 +38,8 @@ class StoppingCriteria(Stopping):
         return StoppingCriteria(self.max_length, self.end_tokens, self.text.fork())
 
     def rewind(self, num_generated: int) -> None:
-        """Drops all generated tokens but the first `num_generated`. To be called when tokens are dropped from the end
-        of a sequence, so that they do not cut its text."""
+        """Drops all generated tokens but the first `num_generated`. Must be called when tokens are removed from the end
+        of a sequence, so that their stop strings do not cut its text."""
         self.text.rewind(num_generated)
 
 

@@ -75,7 +75,11 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         _detect_dead_peers(transport.get_extra_info("socket"), self.limits.write_seconds)
         if len(self.connections) > self.limits.connections:
-            self._refuse(ApiError(503, "this server has no connection left: try again", headers={"retry-after": "1"}))
+            self._refuse(
+                ApiError(
+                    503, "all connections of this server are in use; try again later", headers={"retry-after": "1"}
+                )
+            )
         else:
             self._allow_reading(self.limits.header_seconds)
 
@@ -129,7 +133,7 @@ class Connection(HttpToolsProtocol):
             # would have to stop reading, and then we would not notice that the client has gone.
             self.ignores_input = True
             self.cycle.keep_alive = False
-            raise ApiError(400, "a request came before the last one was answered")
+            raise ApiError(400, "pipelining is not supported: wait for the answer before the next request")
         self.phase, self.is_heard = "head", True
         self.head_bytes = self.body_bytes = 0
         self._allow_reading(self.limits.header_seconds)
@@ -178,7 +182,7 @@ class Connection(HttpToolsProtocol):
     def _check_head(self) -> None:
         version, fields = self.parser.get_http_version(), dict(self.headers)
         if version not in ("1.0", "1.1"):
-            raise ApiError(400, "this server speaks HTTP/1.1")
+            raise ApiError(400, "only HTTP/1.1 and HTTP/1.0 are supported")
         hosts = sum(name == b"host" for name, _ in self.headers)
         if hosts > 1 or (hosts == 0 and version == "1.1"):
             raise ApiError(400, "a request must have one Host header")
@@ -186,7 +190,7 @@ class Connection(HttpToolsProtocol):
         has_body = length > 0 or b"transfer-encoding" in fields
         if self.parser.get_method() == b"CONNECT" or (self.parser.should_upgrade() and has_body):
             # The parser treats such a body as another protocol, and would read a request in it.
-            raise ApiError(400, "this server speaks HTTP/1.1 only: have your client send no Upgrade header with a body")
+            raise ApiError(400, "only HTTP/1.1 is supported: send no Upgrade header with a body")
         if length > self.max_body():
             raise self._body_too_large()
 

@@ -196,7 +196,7 @@ def _open_port(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise CannotListen(
-            f"port={port} at {host} cannot be opened ({error.strerror}); with 0 the system chooses one"
+            f"port={port} at {host} cannot be opened ({error.strerror}); choose another, or 0 for any free port"
         ) from None
     return listener
 
@@ -221,7 +221,7 @@ def _remove_stale(path: Path) -> None:
     if not path.exists():
         return
     if not stat.S_ISSOCK(path.stat().st_mode):
-        raise OSError("there is a file of that name")
+        raise OSError("a file with that name exists")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
             probe.connect(str(path))

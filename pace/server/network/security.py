@@ -97,7 +97,7 @@ class Gate:
                 raise
             if not isinstance(error, ApiError):
                 logger.exception("request %s failed", own_id)
-                error = ApiError(500, f"the server failed at this request; its log has details under {own_id}")
+                error = ApiError(500, f"the server failed to answer this request; its log has details under {own_id}")
                 error.headers["x-should-retry"] = "false"
             await send_error(send_with_headers, error, is_anthropic(scope["path"]))
         finally:
@@ -114,7 +114,7 @@ class Gate:
         if len(named) != 1 or _without_port(named[0]) not in self.hosts:
             raise ApiError(
                 403,
-                "the name in Host is not allowed; the server's owner may add it to the allowed hosts",
+                "the name in the Host header is not allowed; the server's owner may add it to the allowed hosts",
                 code="unknown_host",
             )
 
@@ -186,7 +186,7 @@ def _check_path(path: str) -> None:
     """Refuses paths that a proxy in front or a file system could resolve to another path."""
     parts = path.split("/")
     if "" in parts[1:-1] or "." in parts or ".." in parts or "\\" in path or not path.isprintable():
-        raise ApiError(404, "there is nothing at this path", code="unknown_path")
+        raise ApiError(404, "there is no such path", code="unknown_path")
 
 
 def _keys(headers: Headers) -> list[bytes]:

@@ -34,6 +34,6 @@ def with_system(system: str | None, messages: list[dict[str, Any]], separator: s
 
 
 def add_thought(message: dict[str, Any], thought: str) -> None:
-    """Adds the assistant's thoughts before a message. Each template decides if they are shown."""
+    """Adds the assistant's thoughts before a message. Each template decides whether they are shown."""
     if thought := "\n".join(filter(None, [message.get(THOUGHT), thought])):
         message[THOUGHT] = thought

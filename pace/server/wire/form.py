@@ -16,7 +16,7 @@ class WireForm(Protocol):
 
     In a stream `begin` comes first. Then comes `piece` for each piece in order, with choices interleaved; each choice's
     last piece has its `finish`. `end` comes last, or `error` instead after an error. Each returns whole events as
-    bytes, maybe b"".
+    bytes, or b"" for none.
     """
 
     def begin(self, usage: Usage) -> bytes:

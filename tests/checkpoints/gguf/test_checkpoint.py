@@ -261,5 +261,5 @@ def test_quantization_takes_what_is_in_floats(tmp_path, caplog):
     assert str(plans.pop("lm_head")) == str(plans.pop("model.embed_tokens")) == "int8, a scale a row"
     assert set(plans.values()) == {WeightLayout("int4", 32)}
     whole, _, _ = quantised(tmp_path / "whole", "llama", "Q8_0")
-    with pytest.raises(ValueError, match="model.gguf.* is quantised already .*load it without quantization, or"):
+    with pytest.raises(ValueError, match="model.gguf.* is already quantised .*load it without quantization, or"):
         load(whole, backend="torch", quantization="int4")

@@ -180,7 +180,7 @@ def test_what_comes_before_and_after(tmp_path):
 
 
 def test_words_that_are_tokens_are_taken_whole(tmp_path):
-    """Llama 3's rule does so. For Qwen's only the merges decide."""
+    """Llama 3's rule takes them whole. In Qwen's rule only the merges decide."""
 
     def drop_merge(writer):
         merges = writer.kv_data[0]["tokenizer.ggml.merges"]

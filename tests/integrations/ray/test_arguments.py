@@ -59,7 +59,7 @@ def test_a_replica_has_as_long_as_pace_serve_gives_to_finish():
      ({"num_replicas": "2"}, "num_threads: say how many threads"),
      ({"max_replicas": "2"}, "num_threads: say how many threads"),
      ({"min_replicas": "2"}, "min_replicas need max_replicas"),
-     ({"num_replicas": "2", "max_replicas": "3"}, "give one"), ({"num_threads": "0"}, "num_threads must be in 1"),
+     ({"num_replicas": "2", "max_replicas": "3"}, "give one"), ({"num_threads": "0"}, "num_threads must be from 1 to"),
      ({"port": "80"}, "port: Ray's proxy holds the connections"), ({"body_seconds": "1"}, "body_seconds: Ray's proxy"),
      ({"access_log": "true"}, "access_log: Ray Serve has one"),
      ({"max_n": "0"}, "n must be at least 1"), ({"kv_cache_type": "rope"}, "invalid choice: 'rope'"),

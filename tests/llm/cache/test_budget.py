@@ -107,13 +107,14 @@ def test_what_can_never_fit_is_refused_before_anything_runs(monkeypatch) -> None
         ):
             model.generate([short, long], GREEDY)
         with pytest.raises(
-            ValueError, match=rf"text 0 has 130 tokens.* at most 129 to score.*kv_cache_bytes={9 * block_bytes()} "
+            ValueError, match=rf"text 0 has 130 tokens.* can score at most 129.*kv_cache_bytes={9 * block_bytes()} "
         ):
             model.score([long + [5, 5]])
         with model.session() as session:
             session.append(short)
             with pytest.raises(
-                ValueError, match=rf"has 20 tokens; 128 more would pass the 128.*kv_cache_bytes={10 * block_bytes()} "
+                ValueError,
+                match=rf"has 20 tokens, and 128 more would exceed .* of 128.*kv_cache_bytes={10 * block_bytes()} ",
             ):
                 session.append(long)
         assert steps == [20]
@@ -139,8 +140,8 @@ def test_the_tightest_bound_is_named() -> None:
         (dict(kv_cache_bytes=-1), ValueError, "kv_cache_bytes"),
         (dict(kv_cache_bytes=True), TypeError, "kv_cache_bytes"),
         (dict(kv_cache_bytes=1.5e9), TypeError, "kv_cache_bytes"),
-        (dict(kv_cache_bytes=0), ValueError, "kv_cache_bytes=0 is too little: a block of 16 tokens takes"),
-        (dict(kv_cache_bytes="100KiB", max_seq_len=1000), ValueError, "too little: max_seq_len=1000 tokens take"),
+        (dict(kv_cache_bytes=0), ValueError, "kv_cache_bytes=0 is too small: a block of 16 tokens takes"),
+        (dict(kv_cache_bytes="100KiB", max_seq_len=1000), ValueError, "too small: max_seq_len=1000 tokens take"),
     ],
 )
 def test_budgets_that_make_no_sense_are_told_before_weights_are_read(
@@ -154,7 +155,7 @@ def test_budgets_that_make_no_sense_are_told_before_weights_are_read(
 def test_max_seq_len_and_a_budget_that_just_holds_it_go_together() -> None:
     with bounded(4, max_seq_len=64) as model:
         assert model.generate(prompts(10), GREEDY).output_token_ids.shape == (1, 64)
-    with pytest.raises(ValueError, match="too little"):
+    with pytest.raises(ValueError, match="too small"):
         bounded(4, max_seq_len=65)
 
 
@@ -162,7 +163,7 @@ def test_more_than_the_machine_has_is_warned_of(caplog, monkeypatch) -> None:
     monkeypatch.setattr(load, "available_memory_bytes", lambda kept=0: 1 << 20)
     with caplog.at_level(logging.WARNING, "pace"):
         LLMModel(TINY, progress=False, kv_cache_bytes="2MiB").close()
-    assert "kv_cache_bytes=2MiB is more than the 1.0 MiB of memory that are left" in caplog.text
+    assert "kv_cache_bytes=2MiB is more than the 1.0 MiB of free memory" in caplog.text
 
 
 def test_the_command_line_has_it(capsys) -> None:

@@ -25,7 +25,7 @@ def make_sequence(length: int = 1000) -> Sequence:
 
 
 def test_a_budget_below_one_block_is_told() -> None:
-    with pytest.raises(ValueError, match="holds no block"):
+    with pytest.raises(ValueError, match="but a block of 16 positions takes"):
         CacheManager(SPEC, SPEC.block_bytes - 1)
 
 

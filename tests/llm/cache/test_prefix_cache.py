@@ -1,5 +1,5 @@
-"""Prefixes of texts are computed once. Reused positions have the same bits as computed ones, and never too many are
-reused."""
+"""Prefixes of texts are computed once. Reused positions have the same bits as computed ones, and no position of another
+text is reused."""
 
 from __future__ import annotations
 

@@ -300,7 +300,7 @@ def test_bans_may_leave_less_texts_than_beams() -> None:
     config = dict(num_beams=6, max_new_tokens=2, logit_bias=bans, ignore_eos=True)
     out = make_generator().generate([[7]], SamplingConfig(num_return_sequences=4, **config))
     assert sorted(out.generated_token_ids) == [[4, 4], [4, 5], [5, 4], [5, 5]]
-    with pytest.raises(ValueError, match="found 4 texts and has to return num_return_sequences=5"):
+    with pytest.raises(ValueError, match="found 4 texts, but num_return_sequences=5"):
         make_generator().generate([[7]], SamplingConfig(num_return_sequences=5, **config))
     for added, message in ((np.nan, "NaN or inf"), (np.inf, "NaN or inf"), (-np.inf, "found 0 texts")):
         config = SamplingConfig(num_beams=2, logits_processors=[lambda ids, logits: logits + added])

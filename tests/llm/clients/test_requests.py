@@ -196,7 +196,7 @@ def test_several_continuations_are_those_of_generate() -> None:
     )
     assert request.done and all(choice.done for choice in request.choices)
     for look in (lambda: request.tokens, lambda: request.text, lambda: request.finish_reason, lambda: iter(request)):
-        with pytest.raises(ValueError, match="has 3 continuations: look at `choices`"):
+        with pytest.raises(ValueError, match="has 3 continuations; use `choices`"):
             look()
     check_idle(generator)
 

@@ -138,7 +138,8 @@ def test_logits_that_memory_does_not_hold_are_refused(monkeypatch) -> None:
     monkeypatch.setattr(session, "available_memory_bytes", lambda: 100 << 20)
     with driving() as driver, Session(driver) as s:
         with pytest.raises(
-            MemoryError, match=r"1000 rows of logits take 122.1 MiB, and 100.0 MiB of memory are left; .* or use score"
+            MemoryError,
+            match=r"1000 rows of logits take 122.1 MiB, but only 100.0 MiB of memory are free; .* or use score",
         ):
             s.append(text(1000), "all")
         assert len(s) == 0 and s.append(text(600), 600).shape == (600, VOCAB)

@@ -41,7 +41,7 @@ def test_a_directory_is_itself(tmp_path, monkeypatch):
 
 def test_what_is_not_a_directory(tmp_path):
     (tmp_path / "model.safetensors").touch()
-    with pytest.raises(ValueError, match="is a file; give the directory"):
+    with pytest.raises(ValueError, match="is a file, but not a GGUF file; give the directory"):
         find_checkpoint(tmp_path / "model.safetensors")
     for wrong in (None, 3, ["a"], b"x"):
         with pytest.raises(TypeError, match="path or a Hub id"):
@@ -53,7 +53,7 @@ def test_what_is_not_a_directory(tmp_path):
 
 def test_a_directory_that_may_not_be_read(tmp_path, monkeypatch):
     monkeypatch.setattr(find.os, "access", lambda path, mode: path != tmp_path)  # root may read it despite chmod
-    with pytest.raises(PermissionError, match="may not be read by this user"):
+    with pytest.raises(PermissionError, match="this user may not read"):
         find_checkpoint(tmp_path)
 
 

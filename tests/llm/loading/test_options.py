@@ -74,7 +74,7 @@ WRONG = {
     "load_in_8bit": [("yes", TypeError)],
     "weights": [("disk", ValueError), (None, ValueError), ("mapped", ValueError)],
     "weights_cache": [(5, TypeError), (True, TypeError)],
-    "media": [("image", TypeError), (None, TypeError)],
+    "media": [("image", TypeError), (None, TypeError), (1, TypeError)],
     "max_image_tokens": [(0, ValueError), (1280.0, TypeError), (True, TypeError)],
 }
 NEEDED_WITH = {"bmc_rows": {"kv_cache_type": "bmc"}}
@@ -109,7 +109,7 @@ def test_the_face_and_the_options_have_the_same_names_order_and_defaults() -> No
 
 
 def test_every_option_is_tried() -> None:
-    # Below, in loading/memory/test_mapped_experts.py, and in models/towers and processors/test_loading.py.
+    # Below, in loading/memory/test_mapped_experts.py, models/towers/test_images.py and processors/test_loading.py.
     elsewhere = {"pin_threads", "weights", "weights_cache", "media", "max_image_tokens"}
     assert {*GOOD, *HUB, *elsewhere, "model_name_or_path"} == {*WRONG} == {*names()}
 
@@ -193,7 +193,7 @@ def test_a_wrong_value_of_any_option_is_told_before_weights_are_read(
         ({}, {"kv_cache_bytes": 64}, ValueError, "kv_cache_bytes"),
         ({}, {"weights": "mapped"}, ValueError, "experts"),
         ({}, {"quantization": {"format": "int4", "overrides": {"nothing": "int8"}}}, ValueError, "nothing"),
-        ({}, {}, MemoryError, "GiB of memory are left"),
+        ({}, {}, MemoryError, "GiB of memory are free"),
     ],
     ids=str,
 )

@@ -111,6 +111,7 @@ VISION = {
         "num_position_embeddings": 16, "deepstack_visual_indexes": [0],
     },
 }  # fmt: skip
+VISION["qwen3_vl_moe"] = VISION["qwen3_vl"]
 """The `vision_config` of models that also take images and have a `text_config`, by model_type."""
 
 SIZES = {

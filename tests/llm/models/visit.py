@@ -180,7 +180,7 @@ class Visit:
         model = self.model(ops, torch.float32)
         if generates := ops == "native" or self.in_full:
             is_long = self.is_first or self.in_full or self.frequencies_change
-            text, logits = self.generate(model, 64 if is_long else 28)  # 28 end in the third block
+            text, logits = self.generate(model, 64 if is_long else 28)  # with 28 the text ends in the third block
             if not self.frequencies_change:
                 assert agree(ops, logits, prefill(model, text))
             self.check_greedy(text, logits)

@@ -69,6 +69,15 @@ def test_a_text_with_other_counts_is_refused(processors, text, num_images, messa
         processors.expand(text, [medium("image", 5)] * num_images)
 
 
+def test_a_kind_that_the_model_does_not_take_is_refused():
+    for processors, kind, name in (
+        (Processors(), "image", "images"),
+        (Processors(QwenImageProcessor()), "audio", "audio"),
+    ):
+        with pytest.raises(ValueError, match=f"this model takes no {name}"):
+            processors.expand("", [medium(kind, 1)])
+
+
 def test_tokens_with_other_counts_are_refused(processors):
     for tokens, message in (
         ([0, 3, 3, 0], f"has 2 tokens {PAD}, but 1 image must have 3"),

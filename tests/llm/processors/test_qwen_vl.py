@@ -182,6 +182,10 @@ def test_digests_name_pixels_size_and_settings():
     ]
     digests = [digest, *(media.digest for media in different)]
     assert len(set(digests)) == len(digests) and all(len(digest) == 32 for digest in digests)
+    # Two shapes of the same bytes that are resized to the same size.
+    shapes = [PIL.Image.frombytes("RGB", size, draw(100, 102).tobytes()) for size in ((100, 102), (102, 100))]
+    wide, tall = (QwenImageProcessor.from_dict({}).prepare(image) for image in shapes)
+    assert wide.grid == tall.grid and wide.digest != tall.digest
 
 
 def test_settings_written_by_transformers_are_read_back(tmp_path):
@@ -241,6 +245,7 @@ def test_processors_of_an_architecture(tmp_path):
         ({"resample": 6}, ValueError, "resample"),
         ({"size": {"height": 4, "width": 4}}, ValueError, "size must have shortest_edge and longest_edge"),
         ({"size": {"shortest_edge": 4}}, ValueError, "size must have"),
+        ({"size": {"shortest_edge": None, "longest_edge": 9000}}, ValueError, "size must have"),
         ({"size": 224}, ValueError, "size must have"),
         ({"size": QWEN3["size"], "max_pixels": 70000}, ValueError, "max_pixels = 70000 contradicts size.longest_edge"),
         ({"do_resize": False}, NotImplementedError, "do_resize = False is not implemented; implemented: True"),

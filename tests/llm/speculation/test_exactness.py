@@ -72,8 +72,8 @@ LENGTHS = [1, 2, 5, 16]
 @pytest.mark.parametrize("is_product", [False, pytest.param(True, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("name", SOURCES)
 def test_drafts_on_or_off(name: str, is_product: bool) -> None:
-    """Runs every config, with one draft length in turn or with all of them. Over all sources each length meets every
-    config."""
+    """Runs every config with one draft length, or with all. The lengths take turns, so that over all sources every
+    config runs with every length."""
     for number, config in enumerate(CONFIGS, SOURCES.index(name)):
         for length in LENGTHS if is_product else [LENGTHS[number % len(LENGTHS)]]:
             drafted = make_generator(make_source(name), length)

@@ -94,7 +94,7 @@ def test_what_cannot_be_run_is_refused_before_the_model_is_loaded(tmp_path, caps
     source.write_text(question("a", "France"))
     with pytest.raises(SystemExit):
         main(["batch", str(source), str(source), *model])
-    assert "cannot go where the requests are" in capsys.readouterr().err
+    assert "this is the file of requests" in capsys.readouterr().err
     target.write_text("my diary\n")
     assert main(["batch", str(source), str(target), *model]) == 1
     assert "is not a result of a batch" in capsys.readouterr().err and target.read_text() == "my diary\n"

@@ -75,7 +75,7 @@ class ExampleApp:
 
 
 class EndsSoon(_Server):
-    """Checks 100 times a second, not 10 times, if it should end and then if its connections are closed."""
+    """Checks 100 times a second, not 10 times, whether it should end, and then whether its connections are closed."""
 
     async def main_loop(self) -> None:
         while not await self.on_tick(0):

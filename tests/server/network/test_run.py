@@ -228,7 +228,7 @@ def test_a_unix_socket_takes_nobodys_place(tmp_path):
         pass
 
     path.write_text("mine")
-    with pytest.raises(CannotListen, match="a file of that name"), listening(serve_options(uds=path)):
+    with pytest.raises(CannotListen, match="a file with that name exists"), listening(serve_options(uds=path)):
         pass
     assert path.read_text() == "mine"
     for wrong in (tmp_path / "absent" / "socket", tmp_path / ("a" * 200)):

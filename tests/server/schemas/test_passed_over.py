@@ -106,7 +106,8 @@ def test_tools_of_codex(tool):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_tools_that_are_passed_over_are_shown_as_they_came(stream):
-    """The answer repeats them, as OpenAI's does. None becomes a function: clients would read one without a name."""
+    """The answer repeats them, as OpenAI's does. They do not become functions, which clients would read without a
+    name."""
     tools = [
         {"type": "web_search", "external_web_access": False},
         {"type": "function", "name": "exec", "parameters": {"type": "object", "properties": {}}},

@@ -36,7 +36,7 @@ class DeepseekConfig(MixtureConfig, LatentConfig):
     topk_group: int | None = count(None, MAX_EXPERTS, optional=True)
     first_k_dense_replace: int = count(0, MAX_LAYERS, minimum=0)
     num_nextn_predict_layers: int = count(1, MAX_LAYERS, minimum=0)
-    """Number of layers after the last one that predict further tokens; they are ignored."""
+    """Number of multi-token prediction layers after the model's own layers; they are ignored."""
 
     aliases: ClassVar[dict[str, str]] = {
         "n_routed_experts": "num_experts",

@@ -81,7 +81,7 @@ class Glm4MoeForCausalLM(LlamaForCausalLM):
 
     def __init__(self, config: Glm4MoeConfig, dtype: torch.dtype, ops: Ops):
         super().__init__(config, dtype, ops)
-        # The layer after the last one predicts further tokens, which drafting could use.
+        # An additional last layer is for multi-token prediction, which drafting could use.
         self.ignored_tensors = (*self.ignored_tensors, rf"model\.layers\.{config.num_hidden_layers}\..*")
 
     def make_head_norm(self, name: str, num_heads: int) -> HeadNorm | NoHeadNorm:

@@ -1,4 +1,4 @@
-"""Qwen2.5-VL and Qwen3-VL: Qwen2 and Qwen3, which also take the rows of images, and Qwen2-VL for text.
+"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL: Qwen2 and Qwen3, which also take the rows of images.
 
 Every token has three positions: in time, height and width. They are equal for text. Those of an image start where the
 text before it ended, and the text after it goes on behind the largest of them (M-RoPE).
@@ -24,12 +24,16 @@ from pace.llm.models.families.qwen3 import Qwen3Config, Qwen3ForCausalLM
 from pace.llm.models.model_config import MAX_LAYERS, MAX_POSITIONS, count, number, token_ids
 from pace.llm.models.rope_config import read_rope
 from pace.llm.models.towers.qwen_vision import (
-    Qwen2_5VisionConfig,
     Qwen2_5VisionTower,
-    Qwen3VisionConfig,
+    Qwen2VisionTower,
     Qwen3VisionTower,
-    QwenVisionConfig,
     QwenVisionTower,
+)
+from pace.llm.models.towers.qwen_vision_config import (
+    Qwen2_5VisionConfig,
+    Qwen2VisionConfig,
+    Qwen3VisionConfig,
+    QwenVisionConfig,
 )
 from pace.llm.sequence import MediaSpan
 from pace.naming import shown
@@ -79,7 +83,7 @@ class SeesImagesConfig:
     """True if frequencies of time, height and width alternate."""
 
     def with_media(self, raw: dict[str, Any]) -> Any:
-        if raw.get("vision_config") is None or not self.has_tower(raw["vision_config"]):
+        if raw.get("vision_config") is None:
             return self
         try:
             vision, placeholder = self.Vision.read(raw["vision_config"]), raw.get("image_token_id", 151655)
@@ -94,11 +98,6 @@ class SeesImagesConfig:
         except (ValueError, NotImplementedError) as error:
             raise type(error)(f"{error}; media=False loads the text model alone") from None
         return dataclasses.replace(self, vision=vision, image_token_id=placeholder, rope=rope)
-
-    @staticmethod
-    def has_tower(fields: Any) -> bool:
-        """True if the tower of a `vision_config` is one of these."""
-        return True
 
     def read_sections(self, raw: dict[str, Any]) -> tuple[int, int, int]:
         """Reads `mrope_section`: the frequencies of a head for time, height and width."""
@@ -151,7 +150,7 @@ class SeesImages(BaseModelForCausalLM):
         positions = np.tile(np.arange(start, end), (3, 1))
         lag = 0  # positions of text behind the index of its tokens
         for span in media:
-            offsets, num_taken = self.towers[0].angle_offsets(span.media)
+            offsets, num_taken = self.tower(span.media.kind).angle_offsets(span.media)
             first, last = max(start, span.start), min(end, span.end)
             if first < last:
                 positions[:, first - start : last - start] = (
@@ -180,20 +179,23 @@ class Qwen2_5_VLConfig(SeesImagesConfig, Qwen2Config):
     default_sections: ClassVar[tuple[int, int, int]] = (16, 24, 24)
     alternates: ClassVar[bool] = False
 
-    @staticmethod
-    def has_tower(fields: Any) -> bool:
-        """False for Qwen2-VL, whose tower has an `embed_dim`: only its text part is implemented."""
-        return not (isinstance(fields, dict) and "embed_dim" in fields)
-
     def read_rope(self, fields: dict[str, Any], head_dim: int) -> RopeConfig:
         return text_rope(fields, 1e6, head_dim, self.max_position_embeddings)
 
 
 class Qwen2_5_VLForConditionalGeneration(SeesImages, Qwen2ForCausalLM):
-    """Qwen2.5-VL; `Qwen2VLForConditionalGeneration` is the same model for text."""
-
     Config = Qwen2_5_VLConfig
     Tower = Qwen2_5VisionTower
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen2VLConfig(Qwen2_5_VLConfig):
+    Vision: ClassVar[type[QwenVisionConfig]] = Qwen2VisionConfig
+
+
+class Qwen2VLForConditionalGeneration(SeesImages, Qwen2ForCausalLM):
+    Config = Qwen2VLConfig
+    Tower = Qwen2VisionTower
 
 
 @dataclass(frozen=True, kw_only=True)

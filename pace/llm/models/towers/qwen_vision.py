@@ -1,7 +1,8 @@
-"""The vision towers of Qwen2.5-VL and Qwen3-VL.
+"""The vision towers of Qwen2-VL, Qwen2.5-VL and Qwen3-VL.
 
 An image is a grid of patches. The rows of `merge * merge` neighbouring patches follow each other, and become one row
-for the text model. Source: `modeling_qwen3_vl.py` and `modeling_qwen2_5_vl.py` of transformers.
+for the text model. Source: `modeling_qwen3_vl.py`, `modeling_qwen2_5_vl.py` and `modeling_qwen2_vl.py` of
+transformers.
 """
 
 from __future__ import annotations
@@ -10,14 +11,13 @@ import hashlib
 import math
 from abc import abstractmethod
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pace.batch import ForwardBatch, Positions
+from pace.batch import ForwardBatch
 from pace.llm.layers import (
     Attention,
     Block,
@@ -35,7 +35,12 @@ from pace.llm.layers import (
     Vectors,
 )
 from pace.llm.layers.rotary import Angles
-from pace.llm.models.model_config import MAX_LAYERS, activation, count, declared, read_declared, read_number
+from pace.llm.models.towers.qwen_vision_config import (
+    Qwen2_5VisionConfig,
+    Qwen2VisionConfig,
+    Qwen3VisionConfig,
+    QwenVisionConfig,
+)
 from pace.llm.models.towers.tower import (
     FloatLinear,
     RunSlice,
@@ -46,7 +51,6 @@ from pace.llm.models.towers.tower import (
     with_rows,
 )
 from pace.media.media import Media
-from pace.naming import shown
 from pace.ops.protocol import ForwardOps
 
 Grid = tuple[int, int, int]
@@ -54,124 +58,6 @@ Grid = tuple[int, int, int]
 
 EPS = 1e-6
 """Added to the variance in all norms; it is not in the config."""
-
-
-def layer_numbers(default: tuple[int, ...]) -> Any:
-    """A list of different layers."""
-
-    def read(value: Any) -> tuple[int, ...]:
-        if not isinstance(value, list) or not all(type(item) is int and item >= 0 for item in value):
-            raise ValueError("a list of numbers of layers")
-        if len(set(value)) < len(value):
-            raise ValueError("a list of different layers")
-        return tuple(value)
-
-    return declared(default, read)
-
-
-def axial_theta() -> Any:
-    """The base of the rotation, in an object whose type is axial."""
-
-    def read(value: Any) -> float:
-        if value is None:
-            return 10000.0
-        if not isinstance(value, dict):
-            raise ValueError("an object or null")
-        if value.get("rope_type", "axial") != "axial":
-            raise NotImplementedError(f"rope_type = {shown(value['rope_type'])} is not implemented; implemented: axial")
-        return read_number(value.get("rope_theta", 10000.0), 1e-3, 1e30)
-
-    return declared(10000.0, read)
-
-
-@dataclass(frozen=True, kw_only=True)
-class QwenVisionConfig:
-    """Fields of `vision_config` in config.json."""
-
-    depth: int = count(32, MAX_LAYERS)
-    hidden_size: int = count(1152)
-    hidden_act: str = activation("gelu_pytorch_tanh")
-    intermediate_size: int = count(4304)
-    num_heads: int = count(16)
-    in_channels: int = count(3)
-    patch_size: int = count(16)
-    spatial_merge_size: int = count(2)
-    temporal_patch_size: int = count(2)
-    out_hidden_size: int = count(3584)
-    rope_parameters: float = axial_theta()
-
-    @classmethod
-    def read(cls, fields: Any) -> QwenVisionConfig:
-        """Raises ValueError or NotImplementedError for a field that is wrong, or that the tower does not implement."""
-        if not isinstance(fields, dict):
-            raise ValueError(f"config.json: vision_config must be an object; got {shown(fields)}")
-        config = cls(**read_declared(cls, fields, "vision_config."))
-        config.check()
-        return config
-
-    def check(self) -> None:
-        """Raises ValueError if fields contradict each other."""
-        if self.hidden_size % (4 * self.num_heads):
-            raise ValueError(
-                f"config.json: vision_config.hidden_size must be a multiple of 4 * num_heads; got {self.hidden_size} "
-                f"and {self.num_heads} heads"
-            )
-
-    @property
-    def head_dim(self) -> int:
-        return self.hidden_size // self.num_heads
-
-    @property
-    def cache(self) -> Positions:
-        """What a block keeps of each patch."""
-        return Positions(self.num_heads, self.head_dim, self.head_dim)
-
-    @property
-    def patch_shape(self) -> tuple[int, int, int, int]:
-        """Channels, frames, rows and columns of a patch."""
-        return self.in_channels, self.temporal_patch_size, self.patch_size, self.patch_size
-
-    @property
-    def merged_size(self) -> int:
-        """Floats of the patches that become one row."""
-        return self.hidden_size * self.spatial_merge_size**2
-
-
-@dataclass(frozen=True, kw_only=True)
-class Qwen3VisionConfig(QwenVisionConfig):
-    depth: int = count(27, MAX_LAYERS)
-    num_position_embeddings: int = count(2304)
-    deepstack_visual_indexes: tuple[int, ...] = layer_numbers((8, 16, 24))
-
-    def check(self) -> None:
-        super().check()
-        if wrong := [block for block in self.deepstack_visual_indexes if block >= self.depth]:
-            raise ValueError(
-                f"config.json: vision_config.deepstack_visual_indexes must be below depth, {self.depth}; got {wrong[0]}"
-            )
-        if math.isqrt(self.num_position_embeddings) ** 2 != self.num_position_embeddings:
-            raise ValueError(
-                f"config.json: vision_config.num_position_embeddings must be a square; got "
-                f"{self.num_position_embeddings}"
-            )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Qwen2_5VisionConfig(QwenVisionConfig):
-    hidden_size: int = count(3584)
-    hidden_act: str = activation("silu")
-    intermediate_size: int = count(3420)
-    patch_size: int = count(14)
-    window_size: int = count(112)
-    fullatt_block_indexes: tuple[int, ...] = layer_numbers((7, 15, 23, 31))
-
-    def check(self) -> None:
-        super().check()
-        if self.window_size < self.spatial_merge_size * self.patch_size:
-            raise ValueError(
-                f"config.json: vision_config.window_size must be at least {self.spatial_merge_size * self.patch_size}, "
-                f"the size of merged patches; got {self.window_size}"
-            )
 
 
 class PatchEmbedding(Slice):
@@ -371,8 +257,6 @@ class QwenVisionTower(Tower):
         return Media("image", patches, grid, self.num_tokens(grid), digest.digest())
 
     def angle_offsets(self, media: Media) -> tuple[np.ndarray, int]:
-        """Positions `[3, num_tokens]` of a medium's rows in time, height and width, counted from its first token; and
-        the number of positions that it takes."""
         frames, rows, columns = media.grid
         merge = self.config.spatial_merge_size
         grid = frames, rows // merge, columns // merge
@@ -401,19 +285,7 @@ class Qwen3VisionTower(QwenVisionTower):
         return self.config.out_hidden_size * (1 + len(self.deepstack))
 
     def make_block(self, name: str) -> Block:
-        config = self.config
-        size, inner = config.hidden_size, config.intermediate_size
-        mlp = PlainMLP(
-            Linear({f"{name}.mlp.linear_fc1": inner}, size, True),
-            Linear({f"{name}.mlp.linear_fc2": size}, inner, True),
-            config.hidden_act,
-        )
-        return Block(
-            LayerNorm(f"{name}.norm1", size, EPS),
-            make_attention(f"{name}.attn", config, self.rotary),
-            LayerNorm(f"{name}.norm2", size, EPS),
-            mlp,
-        )
+        return plain_block(name, "linear_fc1", "linear_fc2", self.config, self.rotary)
 
     def make_merger(self, name: str, norm_joined: bool = False) -> Merger:
         config = self.config
@@ -442,6 +314,21 @@ class Qwen3VisionTower(QwenVisionTower):
     def tap(self, block: int, x: Tensor, run: RunSlice) -> Tensor | None:
         indexes = self.config.deepstack_visual_indexes
         return self.deepstack[indexes.index(block)].run(x, run) if block in indexes else None
+
+
+class Qwen2VisionTower(QwenVisionTower):
+    """Layer norms, and MLPs of two products."""
+
+    def __init__(self, config: Qwen2VisionConfig, placeholder: int):
+        super().__init__(config, placeholder, adds_positions=False)
+
+    def make_block(self, name: str) -> Block:
+        return plain_block(name, "fc1", "fc2", self.config, self.rotary)
+
+    def make_merger(self, name: str) -> Merger:
+        config = self.config
+        norm = PatchNorm(LayerNorm(f"{name}.ln_q", config.hidden_size, EPS), config.hidden_size)
+        return Merger(norm, MergedMLP(NoNorm(), f"{name}.mlp.0", f"{name}.mlp.2", config))
 
 
 class Qwen2_5VisionTower(QwenVisionTower):
@@ -487,6 +374,22 @@ class Qwen2_5VisionTower(QwenVisionTower):
             for column in range(0, columns, side)
         ]
         return torch.cat(windows), [len(window) * merge**2 for window in windows]
+
+
+def plain_block(name: str, first: str, second: str, config: QwenVisionConfig, rotary: Rotary) -> Block:
+    """A block with layer norms, whose MLP has the products `first` and `second`."""
+    size, inner = config.hidden_size, config.intermediate_size
+    mlp = PlainMLP(
+        Linear({f"{name}.mlp.{first}": inner}, size, True),
+        Linear({f"{name}.mlp.{second}": size}, inner, True),
+        config.hidden_act,
+    )
+    return Block(
+        LayerNorm(f"{name}.norm1", size, EPS),
+        make_attention(f"{name}.attn", config, rotary),
+        LayerNorm(f"{name}.norm2", size, EPS),
+        mlp,
+    )
 
 
 def make_attention(name: str, config: QwenVisionConfig, rotary: Rotary) -> Attention:

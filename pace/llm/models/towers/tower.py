@@ -68,6 +68,11 @@ class Tower(Layer):
         """Makes media of the arrays in `input_names`, as a processor of transformers makes them. Raises ValueError or
         TypeError for arrays that do not fit the tower."""
 
+    def angle_offsets(self, media: Media) -> tuple[np.ndarray, int]:
+        """Positions `[3, num_tokens]` of a medium's rows in time, height and width, counted from its first one, and the
+        number of positions that it takes (M-RoPE). The default is the positions of text."""
+        return np.tile(np.arange(media.num_tokens), (3, 1)), media.num_tokens
+
 
 def rows_batch(rows: Tensor, kv: Sequence[LayerBlocks] = (), *lengths: Sequence[int]) -> ForwardBatch:
     """A batch of rows `[T, W]`, in spans of these lengths whose rows see each other: one list for each group of `kv`.

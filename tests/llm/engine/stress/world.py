@@ -22,7 +22,7 @@ VOCAB = 50
 
 
 class Planted(Exception):
-    """Raised by the stress test within steps. The requests of that step get it, and all others must go on."""
+    """Raised by the stress test within steps. The requests of that step get it, and all others must continue."""
 
 
 class Parity(LogitsProcessor):

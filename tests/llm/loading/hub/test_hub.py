@@ -77,10 +77,10 @@ def test_a_hub_that_is_not_there_is_asked_once(hub, tmp_path, monkeypatch, capfd
 def test_a_cached_snapshot_that_lacks_its_weights(repo, hub, tmp_path):
     directory = find_checkpoint(repo, cache_dir=tmp_path, weights=False)
     assert find_checkpoint(repo, cache_dir=tmp_path, local_files_only=True, weights=False) == directory
-    with pytest.raises(FileNotFoundError, match="cache only in part.*local_files_only.*(weights|missing|model)"):
+    with pytest.raises(FileNotFoundError, match="cache has only a part.*local_files_only.*(weights|missing|model)"):
         find_checkpoint(repo, cache_dir=tmp_path, local_files_only=True)
     hub.close()
-    with pytest.raises(FileNotFoundError, match="cache only in part.*cannot be reached"):
+    with pytest.raises(FileNotFoundError, match="cache has only a part.*cannot be reached"):
         find_checkpoint(repo, cache_dir=tmp_path)
 
 
@@ -135,7 +135,7 @@ def test_repositories_that_cannot_be_used(hub, tmp_path):
 def test_the_address_of_a_page_is_no_id(address, advice, hub):
     with pytest.raises(FileNotFoundError) as raised:
         find_checkpoint(address)
-    assert str(raised.value).endswith(f"{address!r}: an address is no Hub id{advice}") and not hub.requests
+    assert str(raised.value).endswith(f"{address!r}: an address is not a Hub id{advice}") and not hub.requests
 
 
 def test_names_with_wildcards_are_taken_literally():
@@ -186,7 +186,7 @@ def test_a_download_that_is_cut_for_good(arrives, resumes, hub, large, tmp_path)
         assert path.suffix != ".safetensors" and (
             path.suffix == ".incomplete" or path.parent.name != "blobs" or path.stat().st_size < 100_000
         )
-    with pytest.raises(FileNotFoundError, match="only in part"):
+    with pytest.raises(FileNotFoundError, match="has only a part"):
         large(local_files_only=True)
     hub.cut_for_good.clear()
     hub.sent.clear()
@@ -215,7 +215,7 @@ def test_a_listing_of_another_length_than_the_file(hub, large, monkeypatch, tmp_
 
     with monkeypatch.context() as patch:
         patch.setattr(hub_module.Repository, "_list", wrong)
-        with pytest.raises(FileNotFoundError, match="came with 1,048,576 bytes, and the Hub says it has 7"):
+        with pytest.raises(FileNotFoundError, match="arrived with 1,048,576 bytes, but the Hub lists 7"):
             large()
     assert not list(tmp_path.rglob("*.safetensors"))
     assert is_whole(large())
@@ -229,7 +229,7 @@ def test_names_that_reach_out_of_the_cache(name, hub, large, tmp_path):
     victim = tmp_path / "victim.safetensors"
     victim.write_bytes(b"mine")
     hub.repos["org/large"] |= {name: b"another"}
-    with pytest.raises(FileNotFoundError, match="names that reach out of it"):
+    with pytest.raises(FileNotFoundError, match="names that point outside of it"):
         large()
     assert victim.read_bytes() == b"mine" and not hub.downloads
 
@@ -263,10 +263,10 @@ def test_a_cached_file_that_was_cut_is_downloaded_again(hub, large):
 
 def test_small_files_that_do_not_come(hub, large, tmp_path):
     hub.sent_instead["tokenizer.json"] = b"{"
-    with pytest.raises(FileNotFoundError, match="'org/large' was not downloaded in full.*tokenizer.json"):
+    with pytest.raises(FileNotFoundError, match="the download of 'org/large' is incomplete: .*tokenizer.json"):
         large()
     assert "model.safetensors" not in hub.downloads, "weights come last"
-    with pytest.raises(FileNotFoundError, match="only in part"):
+    with pytest.raises(FileNotFoundError, match="has only a part"):
         large(local_files_only=True)
     hub.sent_instead.clear()
     assert is_whole(large())
@@ -289,7 +289,7 @@ def test_two_at_once_download_it_once(hub, large):
 
 def test_no_room_on_the_disk(hub, large, monkeypatch):
     monkeypatch.setattr(hub_module.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1000}))
-    with pytest.raises(OSError, match="takes 1.0 MiB.*room for 1000 bytes.*cache_dir"):
+    with pytest.raises(OSError, match="takes 1.0 MiB.*has only 1000 bytes free.*cache_dir"):
         large()
     assert "model.safetensors" not in hub.downloads
     monkeypatch.undo()
@@ -311,7 +311,7 @@ def test_revisions_have_their_own_snapshots_in_the_cache(hub, tmp_path):
 
 def test_a_token_that_the_hub_does_not_take(hub, tmp_path):
     hub.token_of["org/bin"] = "secret"
-    with pytest.raises(PermissionError, match="does not take the token for 'org/bin'.*hf auth login"):
+    with pytest.raises(PermissionError, match="rejects the token for 'org/bin'.*hf auth login"):
         find_checkpoint("org/bin", cache_dir=tmp_path, token="wrong")
 
 

@@ -102,7 +102,7 @@ def without_memory(monkeypatch) -> None:
      ({"quantization_config": {"quant_method": "unheard"}}, {}, NotImplementedError, "unheard"),
      ({}, {"max_seq_len": 1 << 20}, ValueError, "max_seq_len"), ({}, {"kv_cache_bytes": 64}, ValueError, "kv_cache_"),
      ({}, {"weights": "mapped"}, ValueError, "experts"),
-     ({}, {"dtype": "float32"}, MemoryError, "GiB of memory are left")],
+     ({}, {"dtype": "float32"}, MemoryError, "GiB of memory are free")],
     ids=str,
 )  # fmt: skip
 def test_what_config_json_shows_is_told_before_weights_come(changes, options, error, message, repos, hub, monkeypatch):
@@ -139,7 +139,7 @@ def spoilt(content: bytes, what: str) -> bytes:
     ("what", "options", "error", "message"),
     [("architecture", {}, NotImplementedError, "org/tiny-GGUF/.*gguf.*'lhama'"),
      ("type", {}, NotImplementedError, "org/tiny-GGUF/.*gguf.*type 99"), ("memory", {}, MemoryError,
-      "of memory are left"),
+      "of memory are free"),
      ("option", {"max_seq_len": 1 << 20}, ValueError, "max_seq_len"),
      ("option", {"kv_cache_bytes": 64}, ValueError, "kv_cache_bytes")],
     ids=str,

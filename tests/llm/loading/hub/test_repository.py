@@ -39,9 +39,9 @@ def test_the_file_of_a_quant(names, quant, expected):
     [(PLAIN, "Q6_K", FileNotFoundError, "org/x has no GGUF file of 'Q6_K'; it has m-Q2_K.gguf, .*m-f16.gguf$"),
      (PLAIN, "K", FileNotFoundError, "no GGUF file of 'K'"), (PLAIN, "Q4", FileNotFoundError, "no GGUF file of 'Q4'"),
      (PLAIN, "Q4_K", FileNotFoundError, "no GGUF file of 'Q4_K'"),
-     (SNAKE, None, ValueError, "several GGUF files and none of Q4_K_M; .*org/x:q4_0.*ggml_model_q4_1.gguf"),
+     (SNAKE, None, ValueError, "several GGUF files, but none of Q4_K_M; .*org/x:q4_0.*ggml_model_q4_1.gguf"),
      (["a-Q4_K_M.gguf", "b-Q4_K_M.gguf"], None, ValueError, "several GGUF files of Q4_K_M: .*org/x:a-Q4_K_M.gguf"),
-     (PARTS[:2], None, FileNotFoundError, "org/x lacks Q4_K_M/m-00003-of-00003.gguf, of the 3 shards"),
+     (PARTS[:2], None, FileNotFoundError, "org/x lacks Q4_K_M/m-00003-of-00003.gguf, from the 3 shards"),
      (["model.safetensors"], "Q4_0", FileNotFoundError, "no GGUF file.*leave out ':Q4_0'"),
      (["mmproj-f16.gguf"], "f16", FileNotFoundError, "no GGUF file")],
     ids=str,
@@ -96,10 +96,10 @@ def test_a_repository_of_both_kinds(found, hub, tmp_path):
 
 def test_what_is_cached_is_not_taken_for_all_there_is(found):
     found("org/mixed:Q4_K_M")
-    with pytest.raises(FileNotFoundError, match="only in part.*model.safetensors"):
+    with pytest.raises(FileNotFoundError, match="has only a part.*model.safetensors"):
         found("org/mixed", local_files_only=True)
     found("org/plain-GGUF:Q8_0")
-    with pytest.raises(FileNotFoundError, match="only in part.*m-Q4_K_M.gguf"):
+    with pytest.raises(FileNotFoundError, match="has only a part.*m-Q4_K_M.gguf"):
         found("org/plain-GGUF", local_files_only=True)
 
 
@@ -142,7 +142,7 @@ def test_a_quant_chooses_in_a_directory(tmp_path, hub, monkeypatch):
         find_checkpoint("org/m:Q9")
     with pytest.raises(ValueError, match="several GGUF files.*:QUANT"):
         find_checkpoint("org/m")
-    with pytest.raises(ValueError, match="is one file; leave out ':Q8_0'"):
+    with pytest.raises(ValueError, match="is a single file; leave out ':Q8_0'"):
         find_checkpoint("org/m/m-Q8_0.gguf:Q8_0")
     (tmp_path / "a:Q4_K_M").mkdir()
     assert find_checkpoint("a:Q4_K_M").name == "a:Q4_K_M"

@@ -192,7 +192,7 @@ def test_a_folder_that_cannot_be_written_is_told(qwen):
 
 
 def test_what_has_no_such_experts_is_refused_by_name(qwen):
-    with pytest.raises(ValueError, match="LlamaForCausalLM has none"):
+    with pytest.raises(ValueError, match="LlamaForCausalLM has no experts"):
         LLMModel(TINY, progress=False, **INT4, **MAPPED)
     with pytest.raises(ValueError, match="those of this checkpoint are floats"):
         LLMModel(qwen, progress=False, **MAPPED)
@@ -249,7 +249,7 @@ def test_a_mixture_larger_than_a_limit_is_refused_with_numbers_or_runs_from_the_
     programs = [f"arguments = {(str(large), ROOM, weights, str(tmp_path / out))}\n{LIMITED}" for weights, out in runs]
     refused, *mapped = run_each(programs)
     assert refused.code == 3, refused.err
-    assert "the weights take 0.05 GiB as they are quantised, and 0.0" in refused.out
+    assert "the weights take 0.05 GiB in quantised form, but only 0.0" in refused.out
     assert 'load with weights="mapped", which leaves 0.05 GiB of experts in a file' in refused.out
     expected = logits(large, [3, 14, 15, 92, 65, 35], quantization="int8")
     for ran, (_, out) in zip(mapped, runs[1:], strict=True):

@@ -96,6 +96,14 @@ MIXTURE_BASE: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 3,
         "moe_intermediate_size": 24,
     },
+    "qwen3_vl_moe": {
+        "num_key_value_heads": 2,
+        "head_dim": 12,
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 2, 2]},
+    },
 }
 
 MIXTURES: list[tuple[str, str, dict[str, Any]]] = [
@@ -165,4 +173,6 @@ MIXTURES: list[tuple[str, str, dict[str, Any]]] = [
     ("qwen3_moe", "bias-all", {"attention_bias": True, "num_experts_per_tok": 8}),
     ("qwen3_moe", "mlp-layers", {"mlp_only_layers": [0]}),
     ("qwen3_moe", "window", {"use_sliding_window": True, "sliding_window": 9}),
+    ("qwen3_vl_moe", "default", {}),
+    ("qwen3_vl_moe", "mlp-layers", {"mlp_only_layers": [0], "attention_bias": True}),
 ]

@@ -81,7 +81,7 @@ def test_what_transformers_ignores_is_ignored_with_a_warning(caplog, architectur
     plain = config_of(architectures=[architecture])
     if architecture == "Qwen3VLForConditionalGeneration":
         assert found.window(0) is found.window(35) is None
-    elif architecture != "Olmo3ForCausalLM":  # its other layers have the theta
+    elif architecture != "Olmo3ForCausalLM":  # its layers without a window use rope_theta
         assert found == plain
 
 

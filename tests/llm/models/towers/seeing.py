@@ -33,6 +33,13 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "deepstack_visual_indexes": [1],
         },
     ),
+    "qwen2_vl": (
+        {**SIZES, **LONG, "bos_token_id": 1, "num_key_value_heads": 2, **mrope([2, 1, 1])},
+        {
+            "patch_size": PATCH, "num_heads": 2, "hidden_size": TEXT_SIZE, "spatial_merge_size": MERGE, "depth": 2,
+            "embed_dim": 16, "mlp_ratio": 3,
+        },
+    ),
     "qwen2_5_vl": (
         {**SIZES, **LONG, "bos_token_id": 1, "num_key_value_heads": 2, **mrope([1, 1, 2])},
         {

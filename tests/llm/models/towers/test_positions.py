@@ -63,6 +63,9 @@ CASES = [
     ("qwen3_vl", {}),
     ("qwen3_vl", {"mrope_section": [4, 1, 1]}),
     ("qwen3_vl", {"mrope_section": [0, 9, 1]}),
+    ("qwen2_5_vl", {}),
+    ("qwen2_5_vl", {"mrope_section": [0, 3, 1]}),
+    ("qwen2_vl", {}),
 ]
 
 
@@ -97,7 +100,13 @@ def test_a_text_model_rotates_by_one_position() -> None:
 
 @pytest.mark.parametrize(
     ("model_type", "sections"),
-    [("qwen3_vl", [2, 2]), ("qwen3_vl", [2, 2, -1]), ("qwen3_vl", "2"), ("qwen3_vl", [2, 2, 2.0])],
+    [
+        ("qwen3_vl", [2, 2]),
+        ("qwen3_vl", [2, 2, -1]),
+        ("qwen3_vl", "2"),
+        ("qwen3_vl", [2, 2, 2.0]),
+        ("qwen2_5_vl", [1, 1, 1]),
+    ],
 )
 def test_sections_that_are_refused(model_type, sections) -> None:
     config = oracle_of(model_type).config.to_dict()

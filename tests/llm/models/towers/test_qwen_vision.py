@@ -10,8 +10,8 @@ import torch
 from pace.llm.engine.media import run_to_end
 from pace.llm.models.model_list import read_config
 from pace.llm.runners import EagerRunner, ProgramRunner
-from tests.llm.models.towers.seeing import grid_thw, pixels, save_seeing, with_other_names
-from tests.support import TensorDict, backend
+from tests.llm.models.towers.seeing import MODELS, grid_thw, pixels, save_seeing, with_other_names
+from tests.support import TensorDict, backend, backends
 
 pytest.importorskip("transformers")
 
@@ -21,17 +21,18 @@ VARIANTS = [
     ("qwen3_vl", {"deepstack_visual_indexes": [], "num_position_embeddings": 9, "spatial_merge_size": 1}),
     ("qwen3_vl", {"deepstack_visual_indexes": [2, 1], "temporal_patch_size": 2, "num_heads": 3, "depth": 3}),
     ("qwen3_vl_moe", {}),
+    ("qwen2_vl", {}),
     ("qwen2_5_vl", {}),
     ("qwen2_5_vl", {"fullatt_block_indexes": [], "window_size": 20, "depth": 2}),
     ("qwen2_5_vl", {"fullatt_block_indexes": [0, 1, 2, 3, 9], "spatial_merge_size": 1, "hidden_act": "gelu"}),
 ]
 
 
-def load(folder, ops: str):
+def load(folder, ops: str, dtype: torch.dtype = torch.float32):
     from safetensors.torch import load_file
 
     model_class, config = read_config(json.loads((folder / "config.json").read_text()), media=True)
-    model = model_class(config, torch.float32, backend(ops))
+    model = model_class(config, dtype, backend(ops))
     model.load_weights(TensorDict(load_file(folder / "model.safetensors")))
     return model
 
@@ -43,7 +44,8 @@ def rows_of(runner, grids, seed: int = 0) -> list[torch.Tensor]:
 
 @torch.no_grad()
 def oracle_rows(oracle, grids, seed: int = 0) -> list[torch.Tensor]:
-    out = oracle.model.get_image_features(pixels(grids, seed), grid_thw(grids), return_dict=True)
+    patches = pixels(grids, seed).to(oracle.dtype)
+    out = oracle.model.get_image_features(patches, grid_thw(grids), return_dict=True)
     parts = [out.pooler_output, *(getattr(out, "deepstack_features", None) or ())]
     return [torch.cat(of_image, 1) for of_image in zip(*parts)]
 
@@ -55,7 +57,7 @@ def test_rows_are_those_of_transformers(model_type, fields, names, tmp_path) -> 
     if names == "other":
         with_other_names(tmp_path)
     expected = oracle_rows(oracle, GRIDS)
-    for ops in ["reference"]:
+    for ops in backends():
         model = load(tmp_path, ops)
         ours = rows_of(EagerRunner(model), GRIDS)
         for found, wanted in zip(ours, expected, strict=True):
@@ -72,3 +74,15 @@ def test_rows_are_those_of_transformers(model_type, fields, names, tmp_path) -> 
                     {"pixel_values": pixel, "image_grid_thw": grid_thw([GRIDS[image]])}
                 )
                 assert torch.equal(run_to_end(program.encode(alone)), ours[image]), "whatever was encoded before"
+
+
+@pytest.mark.parametrize("model_type", MODELS)
+def test_bfloat16_rows_are_as_near_as_those_of_transformers(model_type, tmp_path) -> None:
+    """Weights in bfloat16 are the same numbers, and activations are float32 here."""
+    from transformers import AutoModelForImageTextToText
+
+    exact = oracle_rows(save_seeing(tmp_path, model_type), GRIDS)
+    usual = oracle_rows(AutoModelForImageTextToText.from_pretrained(tmp_path, dtype=torch.bfloat16).eval(), GRIDS)
+    for ops in backends():
+        for ours, theirs, wanted in zip(rows_of(EagerRunner(load(tmp_path, ops, torch.bfloat16)), GRIDS), usual, exact):
+            assert (ours - wanted).square().mean() <= (theirs.float() - wanted).square().mean()

@@ -1,0 +1,325 @@
+"""Prompts with images: greedy text is that of transformers, alone and in a batch, with every way of running a model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pace.llm import DraftModelConfig, LLMModel, PromptLookupConfig
+from tests.llm.models.towers.seeing import IMAGE, MODELS, inputs_of, save_seeing, with_other_names
+from tests.support import backends
+
+pytest.importorskip("transformers")
+
+ROWS = [
+    [(4, 6)],
+    [],
+    [(2, 2), (8, 4)],
+    [(4, 4), (2, 10), (6, 2)],
+    [(2, 2), (2, 4), (12, 6), (4, 2)],
+]
+"""Grids of the images of each prompt."""
+NEW = 64
+NATIVE = "native" in backends()
+BACKEND = "native" if NATIVE else "torch"
+
+
+def load(folder, **options) -> LLMModel:
+    return LLMModel(folder, **{"dtype": "float32", "progress": False, "backend": BACKEND, **options})
+
+
+@torch.no_grad()
+def oracle_tokens(oracle, inputs, count: int = NEW) -> list[int]:
+    oracle.model.rope_deltas = None  # or it has those of the last prompt
+    given = inputs if "pixel_values" in inputs else {name: inputs[name] for name in ("input_ids", "attention_mask")}
+    out = oracle.generate(**given, max_new_tokens=count, do_sample=False)
+    return out[0, inputs["input_ids"].shape[1] :].tolist()
+
+
+def results(output) -> list:
+    """Tokens and their log-probabilities."""
+    return [
+        (tokens, [entry.logprob for entry in entries])
+        for tokens, entries in zip(output.generated_token_ids, output.logprobs)
+    ]
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("seeing")
+    oracle = save_seeing(folder, "qwen3_vl")
+    return oracle, folder
+
+
+@pytest.fixture(scope="module")
+def model(seeing):
+    with load(seeing[1]) as model:
+        yield model
+
+
+def run(model, inputs, count: int = NEW, **fields) -> list:
+    return results(model.generate(**inputs, max_new_tokens=count, logprobs=0, **fields))
+
+
+@pytest.mark.parametrize("model_type", MODELS)
+def test_greedy_text_is_that_of_transformers(model_type, tmp_path) -> None:
+    """Alone, in a batch that is padded on the left, and with prompts cut into chunks: the same bits."""
+    oracle = save_seeing(tmp_path, model_type)
+    with load(tmp_path, prefix_cache_bytes=0) as model:
+        alone = []
+        for index, grids in enumerate(ROWS):
+            inputs = inputs_of([grids], index)
+            alone += run(model, inputs)
+            assert alone[-1][0] == oracle_tokens(oracle, inputs), f"{len(grids)} images"
+        assert len({tuple(tokens) for tokens, _ in alone}) == len(ROWS)
+        batch = together(ROWS)
+        assert run(model, batch) == alone
+        assert run(model, {name: tensor.numpy() for name, tensor in batch.items()}) == alone
+        model._engine.scheduler.max_tokens_per_step = 7
+        assert run(model, batch) == alone
+
+
+def together(rows):
+    """The prompts and images of `inputs_of([row], index)` as one batch."""
+    each = [inputs_of([grids], index) for index, grids in enumerate(rows)]
+    width = max(inputs["input_ids"].shape[1] for inputs in each)
+
+    def padded(name):
+        return torch.cat([torch.nn.functional.pad(one[name], (width - one[name].shape[1], 0)) for one in each])
+
+    batch = {name: padded(name) for name in ("input_ids", "attention_mask", "mm_token_type_ids")}
+    for name in ("pixel_values", "image_grid_thw"):
+        batch[name] = torch.cat([one[name] for one in each if name in one])
+    return batch
+
+
+def test_a_mapping_is_taken_as_well(model) -> None:
+    inputs = inputs_of([ROWS[0]])
+    expected = run(model, inputs, 8)
+    assert results(model.generate(inputs, max_new_tokens=8, logprobs=0)) == expected
+    request = model.add_request(inputs, max_new_tokens=8)
+    assert request.result().generated_token_ids[0] == expected[0][0]
+
+
+def test_every_way_to_run_it_gives_the_same_text(seeing, model) -> None:
+    batch = together(ROWS)
+    expected = run(model, batch, 12)
+    for backend in ("native-eager", "torch", "attention=torch") if NATIVE else ():
+        with load(seeing[1], backend=backend) as other:
+            found = run(other, batch, 12)
+        if backend == "native-eager":
+            assert found == expected
+        assert [tokens for tokens, _ in found] == [tokens for tokens, _ in expected], backend
+    for options in ({"kv_cache_type": "dynamic"}, {"num_threads": 1}, {"num_threads": 5}):
+        with load(seeing[1], **options) as other:
+            assert run(other, batch, 12) == expected, options
+        from pace import _C
+
+        _C.set_num_threads(2)
+
+
+@pytest.mark.parametrize("source", ["prompt lookup", "draft model"])
+def test_drafts_change_no_token(seeing, model, source) -> None:
+    """A draft model reads placeholders as text, so it may propose other tokens, which are not accepted."""
+    batch = together(ROWS)
+    spec_config = PromptLookupConfig() if source == "prompt lookup" else DraftModelConfig(seeing[1])
+    with load(seeing[1], spec_config=spec_config) as drafted:
+        output = drafted.generate(**batch, max_new_tokens=40, logprobs=0)
+        assert output.metrics.num_drafted_tokens and results(output) == run(model, batch, 40)
+
+
+def test_preempted_prompts_are_computed_again(seeing, model) -> None:
+    """The cache holds one or two of the prompts at once, so that images are encoded again."""
+    rows = [[(8, 8), (4, 6)], [(6, 10)], [(12, 4), (4, 4)], [(10, 10)]]
+    batch, count = together(rows), 60
+    expected = [run(model, inputs_of([grids], index), count)[0] for index, grids in enumerate(rows)]
+    with load(seeing[1], kv_cache_bytes=200_000, prefix_cache_bytes=0) as small:
+        output = small.generate(**batch, max_new_tokens=count, logprobs=0)
+        assert results(output) == expected
+        assert output.metrics.num_preemptions > 0
+
+
+def test_samples_and_beams_see_the_images(model) -> None:
+    inputs = inputs_of([ROWS[2]], 2)
+    ((expected, _),) = run(model, inputs, 10)
+    samples = model.generate(**inputs, max_new_tokens=10, num_return_sequences=3, do_sample=True, top_k=1)
+    assert samples.generated_token_ids == [expected] * 3
+    beams = model.generate(**inputs, max_new_tokens=10, num_beams=2, do_sample=False)
+    plain = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+    plain["input_ids"] = plain["input_ids"].where(plain["input_ids"] != IMAGE, 5)
+    without = model.generate(**plain, max_new_tokens=10, num_beams=2, do_sample=False)
+    assert beams.generated_token_ids != without.generated_token_ids
+
+
+def test_the_cache_tells_images_apart(seeing) -> None:
+    """Prompts have the same tokens, and one, the other or both images differ. Blocks before the first image that
+    differs are reused, and all of them if none does."""
+    tokens = [*range(2, 42), *[IMAGE] * 12, *range(42, 62), *[IMAGE] * 6, *range(62, 72)]
+    images = {
+        name: torch.randn(48, 96, generator=torch.Generator().manual_seed(seed)) for seed, name in enumerate("ab")
+    }
+    images |= {
+        name: torch.randn(24, 96, generator=torch.Generator().manual_seed(9 + seed)) for seed, name in enumerate("cd")
+    }
+
+    def inputs(names: str, first_grid=(8, 6)):
+        return {
+            "input_ids": torch.tensor([tokens]),
+            "pixel_values": torch.cat([images[name] for name in names]),
+            "image_grid_thw": torch.tensor([(1, *first_grid), (1, 4, 6)]),
+        }
+
+    with load(seeing[1], prefix_cache_bytes=0) as fresh, load(seeing[1]) as cached:
+        for names, grid, reused in [
+            ("ac", (8, 6), 0),
+            ("ac", (8, 6), 80),
+            ("bc", (8, 6), 32),
+            ("ad", (8, 6), 64),
+            ("bd", (8, 6), 64),
+            ("ad", (8, 6), 80),
+            ("ac", (6, 8), 32),
+        ]:
+            expected = results(fresh.generate(inputs(names, grid), max_new_tokens=8, logprobs=0))
+            output = cached.generate(inputs(names, grid), max_new_tokens=8, logprobs=0)
+            assert results(output) == expected, names
+            assert output.metrics.num_reused_tokens == reused, (names, grid)
+        cached._engine.check_idle()
+        assert not cached._engine.media._rows, "rows are kept no longer than a sequence needs them"
+
+
+def test_text_alone_has_the_bits_of_a_model_without_a_tower(seeing, model, caplog) -> None:
+    text = {"input_ids": torch.arange(2, 60)[None]}
+    with load(seeing[1], media=False) as plain:
+        assert run(plain, text) == run(model, text)
+        assert plain.memory_report().weights.keys() | {"Qwen3VisionTower"} == model.memory_report().weights.keys()
+        if NATIVE:
+            ours, theirs = (each._engine.model.program for each in (plain, model))
+            kinds = [type(instruction).__name__ for instruction in ours.instructions]
+            assert "PlaceRows" not in kinds
+            assert [name for name in map(type, theirs.instructions) if name.__name__ != "PlaceRows"] == [
+                *map(type, ours.instructions)
+            ]
+            for each in (plain, model):
+                each.generate(**text, max_new_tokens=1)
+            assert ours.num_barriers == theirs.num_barriers
+        with pytest.raises(ValueError, match="Qwen3VLForConditionalGeneration takes no images.*leave out pixel_values"):
+            plain.generate(**inputs_of([ROWS[0]]))
+
+
+def test_a_checkpoint_without_the_tower_is_a_text_model(seeing, tmp_path, caplog) -> None:
+    import shutil
+
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path / "text"
+    shutil.copytree(seeing[1], folder)
+    state = load_file(folder / "model.safetensors")
+    save_file({name: tensor for name, tensor in state.items() if "visual" not in name}, folder / "model.safetensors")
+    with load(folder) as model:
+        model.generate([1, 2, 3], max_new_tokens=2)
+        with pytest.raises(ValueError, match="takes no images"):
+            model.generate(**inputs_of([ROWS[0]]))
+
+
+def test_both_spellings_of_names(seeing, model, tmp_path) -> None:
+    save_seeing(tmp_path, "qwen3_vl")
+    with_other_names(tmp_path)
+    batch = together(ROWS[:3])
+    with load(tmp_path) as other:
+        assert run(other, batch, 5) == run(model, batch, 5)
+
+
+def test_packed_copies_and_quantised_weights_have_the_tower(seeing, model, tmp_path) -> None:
+    inputs = inputs_of([ROWS[2]], 2)
+    if not NATIVE:
+        pytest.skip("needs the kernels")
+    for _ in range(2):
+        with load(seeing[1], weights_cache=tmp_path) as copied:
+            assert run(copied, inputs, 5) == run(model, inputs, 5)
+    with load(seeing[1], quantization="int8") as quantised, load(seeing[1], dtype="bfloat16") as half:
+        assert quantised.generate(**inputs, max_new_tokens=5) and half.generate(**inputs, max_new_tokens=5)
+        tower = quantised._engine.model.towers[0]
+        assert tower.blocks[0].block.mixer.qkv.plan.layouts and not tower.patches.matrix.plan.layouts
+        assert not tower.merger.mlp.mlp.up.plan.layouts
+
+
+def test_a_tower_that_raises_fails_its_own_prompt(seeing) -> None:
+    with load(seeing[1]) as model:
+        tower, inputs = model._engine.model.towers[0], inputs_of([ROWS[0]])
+        expected = run(model, inputs, 4)
+        read = tower.positions_of
+
+        def broken(grid):
+            raise RuntimeError("no position")
+
+        tower.positions_of = broken
+        request = model.add_request([1, 2, 3], max_new_tokens=30)
+        with pytest.raises(RuntimeError, match="no position"):
+            model.generate(**inputs_of([ROWS[2]], 2), max_new_tokens=4)
+        assert len(request.result().generated_token_ids[0]) == 30
+        tower.positions_of = read
+        assert run(model, inputs, 4) == expected
+        model._engine.check_idle()
+
+
+# -- what is refused
+
+
+def changed(**tensors):
+    inputs = inputs_of([ROWS[2]], 2)
+    return {name: value for name, value in (inputs | tensors).items() if value is not None}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        (
+            lambda: changed(pixel_values=None, image_grid_thw=None),
+            r"the prompts have 9 image placeholders \(token 90\), and the 0 images given need 0",
+        ),
+        (
+            lambda: changed(input_ids=inputs_of([ROWS[0]])["input_ids"], attention_mask=None),
+            "the prompts have 6 image placeholders.*and the 2 images given need 9",
+        ),
+        (lambda: changed(image_grid_thw=None), "pixel_values and image_grid_thw; image_grid_thw is missing"),
+        (lambda: changed(pixel_values=None), "pixel_values is missing"),
+        (
+            lambda: changed(image_grid_thw=torch.tensor([[1, 2, 2], [1, 8, 3]])),
+            r"image 1 must be one frame.*\[1, 8, 3\]",
+        ),
+        (lambda: changed(image_grid_thw=torch.tensor([[2, 2, 2], [1, 8, 4]])), "image 0 must be one frame"),
+        (lambda: changed(image_grid_thw=torch.tensor([[1, 2, 2], [1, -8, -4]])), "image 1 must be one frame"),
+        (lambda: changed(pixel_values=torch.zeros(36, 95)), r"pixel_values must be floats \[36, 96\].*\[36, 95\]"),
+        (lambda: changed(pixel_values=torch.zeros(35, 96)), r"pixel_values must be floats \[36, 96\]"),
+        (lambda: changed(pixel_values=torch.zeros(36, 96).int()), "pixel_values must be floats"),
+        (
+            lambda: {
+                "input_ids": torch.tensor([[1, IMAGE, 2, IMAGE]]),
+                "pixel_values": torch.zeros(8, 96),
+                "image_grid_thw": torch.tensor([[1, 2, 4]]),
+            },
+            "image 0 needs 2 placeholders.*interrupted after token 1 of prompt 0",
+        ),
+        (lambda: changed(pixel_values_videos=torch.zeros(1)), "pixel_values_videos"),
+    ],
+)
+def test_inputs_that_are_refused(model, inputs, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        model.generate(inputs(), max_new_tokens=2)
+
+
+def test_inputs_in_two_forms_or_none(model) -> None:
+    with pytest.raises(TypeError, match="given twice"):
+        model.generate([1, 2], **inputs_of([ROWS[0]]))
+    with pytest.raises(TypeError, match="none are given"):
+        model.generate(max_new_tokens=3)
+    with pytest.raises(TypeError, match="media must be True or False"):
+        LLMModel("x", media="image")
+
+
+def test_a_model_of_text_refuses_images(tmp_path) -> None:
+    from tests.llm.models.variants import save_tiny
+
+    save_tiny(tmp_path, "qwen3", {})
+    with load(tmp_path) as model, pytest.raises(ValueError, match="Qwen3ForCausalLM takes no images"):
+        model.generate(**inputs_of([ROWS[0]]))

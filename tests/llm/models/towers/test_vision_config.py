@@ -1,0 +1,84 @@
+"""The `vision_config` of a config.json: its defaults are those of transformers, and wrong fields are named."""
+
+from __future__ import annotations
+
+import pytest
+
+from pace.llm.models.model_list import MODEL_LIST, read_config
+from pace.llm.models.towers.qwen_vision_config import Qwen2_5VisionConfig, Qwen2VisionConfig, Qwen3VisionConfig
+from tests.llm.models.towers.seeing import IMAGE, MODELS
+
+KINDS = {
+    "qwen2_vl": Qwen2VisionConfig,
+    "qwen2_5_vl": Qwen2_5VisionConfig,
+    "qwen3_vl": Qwen3VisionConfig,
+    "qwen3_vl_moe": Qwen3VisionConfig,
+}
+
+
+@pytest.mark.parametrize("model_type", MODELS)
+def test_fields_that_are_left_out_have_the_defaults_of_transformers(model_type) -> None:
+    transformers = pytest.importorskip("transformers")
+    whole = transformers.AutoConfig.for_model(model_type).to_dict()["vision_config"]
+    assert KINDS[model_type].read({}) == KINDS[model_type].read(whole)
+
+
+def config_of(model_type: str, **vision) -> dict:
+    text, of_vision = MODELS[model_type]
+    return {
+        "model_type": model_type, "text_config": text, "vision_config": of_vision | vision, "image_token_id": IMAGE
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("model_type", MODELS)
+def test_a_tower_is_there_if_the_config_has_one_and_it_is_wanted(model_type) -> None:
+    config = config_of(model_type)
+    seeing, text = read_config(config, media=True)[1], read_config(config)[1]
+    assert seeing.vision is not None and text.vision is None and seeing.image_token_id == IMAGE
+    assert read_config({**config, "vision_config": None}, media=True)[1] == text
+    flat = {name: value for name, value in config.items() if name != "text_config"} | MODELS[model_type][0]
+    assert read_config(flat, media=True)[1].vision == seeing.vision
+
+
+@pytest.mark.parametrize(
+    ("model_type", "fields", "error", "message"),
+    [
+        ("qwen3_vl", {"patch_size": 0}, ValueError, r"vision_config\.patch_size must be an integer"),
+        ("qwen3_vl", {"patch_size": [4, 4]}, ValueError, r"vision_config\.patch_size must be an integer"),
+        ("qwen3_vl", {"hidden_act": "mish"}, NotImplementedError, r"vision_config\.hidden_act.*mish"),
+        (
+            "qwen3_vl",
+            {"hidden_size": 20},
+            ValueError,
+            r"vision_config\.hidden_size must be a multiple of 4 \* num_heads",
+        ),
+        ("qwen3_vl", {"hidden_size": 4096}, ValueError, r"hidden_size / num_heads must be at most \d+; got 2048"),
+        ("qwen3_vl", {"spatial_merge_size": 9}, ValueError, r"spatial_merge_size must be an integer in 1\.\.8"),
+        ("qwen3_vl", {"num_position_embeddings": 35}, ValueError, "num_position_embeddings must be a square; got 35"),
+        ("qwen3_vl", {"deepstack_visual_indexes": [0, 4]}, ValueError, "must be below depth, 4; got 4"),
+        ("qwen3_vl", {"deepstack_visual_indexes": [1, 1]}, ValueError, "must be a list of different layers"),
+        ("qwen3_vl", {"deepstack_visual_indexes": "1"}, ValueError, "must be a list of numbers of layers"),
+        ("qwen3_vl", {"out_hidden_size": 48}, ValueError, "must be the text's hidden_size, 32; got 48"),
+        ("qwen3_vl", {"rope_parameters": {"rope_type": "default"}}, NotImplementedError, "implemented: axial"),
+        ("qwen3_vl", {"rope_parameters": 5}, ValueError, r"vision_config\.rope_parameters must be an object or null"),
+        ("qwen2_5_vl", {"window_size": 7}, ValueError, r"vision_config\.window_size must be at least 8"),
+        ("qwen2_vl", {"mlp_ratio": "4"}, ValueError, "embed_dim and mlp_ratio must be"),
+    ],
+)
+def test_fields_that_are_refused(model_type, fields, error, message) -> None:
+    config = config_of(model_type, **fields)
+    with pytest.raises(error, match=f"{message}.*; media=False loads the text model alone"):
+        read_config(config, media=True)
+    assert read_config(config)[1].vision is None
+    if fields.get("patch_size") == 0:
+        for other in ([], "x"):
+            with pytest.raises(ValueError, match="vision_config must be an object"):
+                read_config({**config, "vision_config": other}, media=True)
+        for placeholder in (-1, "x", None):
+            with pytest.raises(ValueError, match="image_token_id must be a token"):
+                read_config({**config_of(model_type), "image_token_id": placeholder}, media=True)
+
+
+def test_every_class_with_a_tower_is_tested() -> None:
+    towers = {name for name, model in MODEL_LIST.items() if hasattr(model, "Tower")}
+    assert len(towers) == len(MODELS)
