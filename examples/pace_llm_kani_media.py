@@ -3,18 +3,15 @@
     python examples/pace_llm_kani_media.py --model Qwen/Qwen3-VL-2B-Instruct cat.png "What is this?"
     python examples/pace_llm_kani_media.py --model Qwen/Qwen3-Omni-30B-A3B-Instruct cat.png dog.wav "Who barks?"
 
-Needs kani with its parts for media: pip install "pace-llm[kani-multimodal]".
+Needs kani with its parts for media: pip install "pace-llm[kani-multimodal]". Sound other than WAV also needs ffmpeg.
 """
 
 import argparse
 import asyncio
-import warnings
 from pathlib import Path
 
 from kani import Kani
-
-with warnings.catch_warnings(action="ignore"):  # WAV files need no ffmpeg
-    from kani.ext.multimodal_core import AudioPart, ImagePart
+from kani.ext.multimodal_core import AudioPart, ImagePart
 
 from pace.integrations.kani import PaceEngine
 

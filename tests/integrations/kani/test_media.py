@@ -8,15 +8,13 @@ import io
 import logging
 import runpy
 import sys
-import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 pytest.importorskip("PIL.Image")
-with warnings.catch_warnings(action="ignore"):  # pydub looks for ffmpeg
-    pytest.importorskip("kani.ext.multimodal_core")
+pytest.importorskip("kani.ext.multimodal_core")
 
 import torch
 from kani import ChatMessage, Kani
