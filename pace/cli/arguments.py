@@ -103,6 +103,19 @@ def add_model_arguments(parser: argparse.ArgumentParser, before: str | None = No
     add_draft_arguments(group)
 
 
+def add_media_arguments(parser: argparse.ArgumentParser, explanation: str) -> None:
+    """Adds --image and --audio, lists of paths. `explanation` is that of --image."""
+
+    def existing(path: str) -> str:
+        if not os.path.isfile(path):
+            raise argparse.ArgumentTypeError(f"there is no file {path}")
+        return path
+
+    reader = {"action": "append", "default": [], "metavar": "FILE", "type": existing}
+    parser.add_argument("--image", help=explanation, **reader)
+    parser.add_argument("--audio", help="the same with a clip of sound", **reader)
+
+
 def add_draft_arguments(group: argparse._ActionsContainer) -> None:
     """Adds the options that choose a drafter; at most one may be given."""
     drafts = group.add_mutually_exclusive_group()

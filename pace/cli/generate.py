@@ -9,7 +9,7 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING
 
-from pace.cli.arguments import add_model_arguments, open_llm
+from pace.cli.arguments import add_media_arguments, add_model_arguments, open_llm
 from pace.cli.sampling import add_sampling_arguments, sampling_config
 from pace.llm.chat.template import ChatTemplate
 from pace.naming import counted
@@ -40,6 +40,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TEXT",
         help="the text after the gap that the model fills; PROMPT is the text before it. For models trained on it",
     )
+    add_media_arguments(
+        parser,
+        "an image for a placeholder in the text, such as <|vision_start|><|image_pad|><|vision_end|>; with --chat it "
+        "is put before the question. May be repeated",
+    )
     parser.add_argument(
         "--json",
         action="store_true",
@@ -62,6 +67,8 @@ def run(arguments: argparse.Namespace) -> int:
             raise ValueError("--system needs --chat: plain text has no system prompt")
         if arguments.suffix is not None and arguments.chat:
             raise ValueError("--suffix does not work with --chat: leave one of them out")
+        if arguments.suffix is not None and (arguments.image or arguments.audio):
+            raise ValueError("--suffix does not work with --image and --audio: leave it out")
         for option, value in (("--logprobs", config.logprobs), ("--prompt-logprobs", config.prompt_logprobs)):
             if value is not None and not arguments.json:
                 raise ValueError(f"{option} needs --json: plain text does not show them")
@@ -71,15 +78,21 @@ def run(arguments: argparse.Namespace) -> int:
 
     from pace.llm import CallbackStreamer, StreamEvent
     from pace.llm.chat.turn import plan_turn
+    from pace.llm.processors.prompts import MediaPart
     from pace.llm.text.token_bytes import TokenBytes
 
     model = open_llm(arguments, arguments.chat)
     inputs, generate = prompt, partial(model.generate, suffix=arguments.suffix)
+    media = [MediaPart(kind, path, where=path) for kind in ("image", "audio") for path in getattr(arguments, kind)]
+    if media:
+        inputs = {"prompt": prompt, "images": arguments.image, "audio": arguments.audio}
     if arguments.chat:
+        encoder = model.generator.encoder
         system = [] if arguments.system is None else [{"role": "system", "content": arguments.system}]
-        turn = plan_turn(ChatTemplate(model.tokenizer), [*system, {"role": "user", "content": prompt}])
+        question = {"role": "user", "content": [*media, {"type": "text", "text": prompt}] if media else prompt}
+        turn = plan_turn(ChatTemplate(model.tokenizer, None, encoder.processors), [*system, question])
         turn = dataclasses.replace(turn, hidden=TokenBytes.of(model.tokenizer).special)  # nothing is parsed
-        inputs = list(model.tokenizer(turn.prompt, add_special_tokens=False)["input_ids"])
+        inputs = encoder.encode(turn.prompt, turn.media, model.tokenizer, add_special_tokens=False)
         generate = partial(model.generator.generate_turn, turn)
 
     if not (config.has_length or model.generator.defaults.has_length):

@@ -116,7 +116,7 @@ class Generator:
     def generate_turn(
         self,
         turn: Turn,
-        prompt: list[int],
+        prompt: list[int] | Prompt,
         sampling_config: SamplingConfig | None = None,
         streamer: Any = None,
         cancel: threading.Event | None = None,

@@ -95,7 +95,7 @@ def read_prompts(
     `0 .. vocab_size - 1`, and for text without a tokenizer. Also for a mask of another shape, with a hole, or all 0.
     Also for media that the model does not take, or that do not match their placeholders.
     """
-    if isinstance(inputs, (str, Prompt)) or _is_media_prompt(inputs):
+    if isinstance(inputs, (str, Prompt)) or is_media_prompt(inputs):
         inputs = [inputs]
     if isinstance(inputs, Mapping):
         of_media = {name: inputs[name] for name in _OF_MEDIA if inputs.get(name) is not None}
@@ -162,7 +162,7 @@ def place_media(
 def _from_list(items: list[Any], tokenizer: Any, encoder: PromptEncoder = NO_MEDIA) -> Prompts:
     if not items:
         raise ValueError("inputs is an empty list: there is no prompt to continue; give at least one")
-    if all(isinstance(item, (str, Prompt)) or _is_media_prompt(item) for item in items):
+    if all(isinstance(item, (str, Prompt)) or is_media_prompt(item) for item in items):
         read = [_read(item, f"inputs[{index}]", tokenizer, encoder) for index, item in enumerate(items)]
         media = [prompt.media for prompt in read] if any(prompt.places for prompt in read) else None
         return Prompts([prompt.tokens for prompt in read], None, media)
@@ -175,7 +175,8 @@ def _from_list(items: list[Any], tokenizer: Any, encoder: PromptEncoder = NO_MED
     return Prompts([[int(token) for token in row] for row in items], None)
 
 
-def _is_media_prompt(item: Any) -> bool:
+def is_media_prompt(item: Any) -> bool:
+    """True for a dict of a text and its media."""
     return isinstance(item, Mapping) and "prompt" in item
 
 
@@ -185,6 +186,12 @@ def _read(item: Any, place: str, tokenizer: Any, encoder: PromptEncoder) -> Prom
         return item
     if isinstance(item, str):
         return encode(item, (), tokenizer, encoder)
+    return encode(*read_media_prompt(item, place), tokenizer, encoder)
+
+
+def read_media_prompt(item: Mapping[str, Any], place: str) -> tuple[str, list[MediaPart]]:
+    """Reads a dict with a text as `prompt`, and its `images` and `audio`. `place` names it in errors. Raises TypeError
+    and ValueError."""
     unknown = [str(key) for key in item if key not in ("prompt", *_LISTS)]
     if unknown:
         raise ValueError(f"{place} holds {', '.join(unknown)}; a dict has a prompt, and images or audio")
@@ -198,7 +205,7 @@ def _read(item: Any, place: str, tokenizer: Any, encoder: PromptEncoder) -> Prom
         if given is not None and not isinstance(given, (list, tuple)):
             raise TypeError(f"{place}.{name} must be a list; got {type(given).__name__}")
         parts += [MediaPart(kind, one, where=f"{place}.{name}[{at}]") for at, one in enumerate(given or ())]
-    return encode(item["prompt"], parts, tokenizer, encoder)
+    return item["prompt"], parts
 
 
 def _from_mapping(inputs: Mapping) -> Prompts:

@@ -117,5 +117,5 @@ def pillow() -> Any:
     try:
         import PIL.Image
     except ImportError:
-        raise ImportError('images need Pillow; install it with: pip install "pace-llm[vision]"') from None
+        raise ImportError('images need Pillow: pip install "pace-llm[vision]"') from None
     return PIL.Image

@@ -323,7 +323,7 @@ class Answer:
 class Recorder:
     """A model that only records its calls."""
 
-    tokenizer, max_seq_len = bundled().tokenizer, 1024
+    tokenizer, generator, max_seq_len = bundled().tokenizer, bundled().generator, 1024
 
     def __init__(self):
         self.given = []

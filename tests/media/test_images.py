@@ -131,7 +131,7 @@ except ImportError as error:
     done = subprocess.run([sys.executable, "-c", program], input=files()["png"], capture_output=True, check=True)
     assert done.stdout.decode().splitlines() == [
         "(43, 61)",
-        'images need Pillow; install it with: pip install "pace-llm[vision]"',
+        'images need Pillow: pip install "pace-llm[vision]"',
     ]
 
 

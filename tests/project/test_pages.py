@@ -297,6 +297,7 @@ def environment(commands: Path | None = None, ready: Path | None = None) -> dict
     clean = {
         **os.environ,
         "HF_HUB_OFFLINE": "1",
+        "PYTHONWARNINGS": "ignore::RuntimeWarning:pydub.utils",  # of machines without ffmpeg; kani loads pydub
         "PYTHONPATH": os.pathsep.join(filter(None, [package_root(), os.environ.get("PYTHONPATH")])),
     }
     if commands is not None:

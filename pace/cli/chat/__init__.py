@@ -7,7 +7,7 @@ import json
 import sys
 from contextlib import closing
 
-from pace.cli.arguments import add_model_arguments, open_llm
+from pace.cli.arguments import add_media_arguments, add_model_arguments, open_llm
 from pace.cli.chat.commands import Commands, check_settings
 from pace.cli.chat.conversation import Conversation
 from pace.cli.chat.screen import Screen
@@ -25,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tools that the model may call: a file with a JSON list, in the form of OpenAI's API. A call is shown, "
         "and what you type next is its result",
     )
+    add_media_arguments(parser, "show the model an image with the first question, like /image; may be repeated")
     parser.add_argument(
         "--no-history",
         dest="history",
@@ -49,6 +50,9 @@ def run(arguments: argparse.Namespace) -> int:
             model = open_llm(arguments, is_chat=True)
             conversation = Conversation(model, config, arguments.system, arguments.tools, screen.notice)
         commands = Commands(conversation, screen.notice)
+        for kind, paths in (("image", arguments.image), ("audio", arguments.audio)):
+            for path in paths:
+                commands.attach(kind, path)
         while not commands.is_over:
             try:
                 _turn(source, screen, conversation, commands)
@@ -79,7 +83,7 @@ def _turn(source: Terminal | Pipe, screen: Screen, conversation: Conversation, c
         screen.write(" [stopped]")
     except BrokenPipeError:
         raise
-    except (MemoryError, NotImplementedError, OSError, TypeError, ValueError) as error:
+    except (ImportError, MemoryError, NotImplementedError, OSError, TypeError, ValueError) as error:
         screen.notice(f"pace: error: {error}")
     screen.end_line()
 

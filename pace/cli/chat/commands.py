@@ -8,10 +8,12 @@ import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from pace.cli.chat.attachments import attach, from_saved, to_saved
 from pace.cli.chat.conversation import Conversation
 from pace.cli.sampling import add_sampling_arguments, sampling_config
 from pace.llm.configs import WITHOUT_EFFECT, SamplingConfig
 from pace.llm.defaults import with_defaults
+from pace.llm.processors.prompts import NOUNS
 
 HELP = '''\
 /system TEXT     start again, with TEXT as the system prompt (without TEXT: with none)
@@ -21,6 +23,8 @@ HELP = '''\
 /stats           times and tokens of the last answer, and how full the context is
 /save FILE       write the conversation: a JSON list of messages
 /load FILE       take up a conversation that is written there
+/image FILE      show the model an image with the next question; several commands show several (without FILE: none)
+/audio FILE      the same with a clip of sound
 /help            this
 /exit            leave (so does Ctrl-D)
 A text of several lines stands between """ and """; one that is pasted needs none. Ctrl-C stops an answer; what was said
@@ -61,12 +65,26 @@ class Commands:
                 self._save(text)
             case "/load":
                 self._load(text)
+            case "/image" | "/audio" as name:
+                self.attach(name[1:], text)
             case "/help":
                 self.notice(HELP)
             case "/exit":
                 self.is_over = True
             case _:
                 raise ValueError(f"there is no command {name}; /help lists the commands")
+
+    def attach(self, kind: str, text: str) -> None:
+        """Attaches a file of this kind to the next question. Without a path, removes what is attached. Raises what
+        `attachments.attach` raises."""
+        conversation = self.conversation
+        if not text:
+            conversation.attached = [part for part in conversation.attached if part.kind != kind]
+            self.notice(f"(no {NOUNS[kind]} with the next question)")
+            return
+        part, size = attach(kind, text, conversation.encoder, conversation.model.tokenizer)
+        conversation.attached.append(part)
+        self.notice(f"({part.where}, {size}, is sent with the next question)")
 
     def _restart(self, system: str | None) -> None:
         self.conversation.restart(system)
@@ -110,7 +128,7 @@ class Commands:
         path = Path(text).expanduser().resolve()
         if path.exists() and path not in self._known:
             raise ValueError(f"{text} exists already; give another name")
-        messages = json.dumps(self.conversation.messages, ensure_ascii=False, indent=1)
+        messages = json.dumps(to_saved(self.conversation.messages), ensure_ascii=False, indent=1)
         path.write_text(messages + "\n", encoding="utf-8")
         self._known.add(path)
         self.notice(f"({len(self.conversation.messages)} messages in {text})")
@@ -120,7 +138,7 @@ class Commands:
             raise ValueError("/load needs the name of a file: /load FILE")
         path = Path(text).expanduser().resolve()
         try:
-            self.conversation.resume(json.loads(path.read_text(encoding="utf-8")))
+            self.conversation.resume(from_saved(json.loads(path.read_text(encoding="utf-8"))))
         except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"{text} holds no conversation for this model: {error}") from None
         self._known.add(path)

@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from pace.cli.chat.attachments import with_media
 from pace.llm.chat import ArgumentsPiece, CallBegins, CallEnds, Event, Text, Thought, ToolCall, read_tools
 from pace.llm.chat.template import ChatTemplate
+from pace.llm.processors.prompts import MediaPart
 from pace.naming import counted
 
 if TYPE_CHECKING:
@@ -39,7 +41,9 @@ class Conversation:
         """`notice` is called with messages for the user that are not part of an answer. Raises ValueError if the model
         has no chat template."""
         self.model, self.config, self.tools, self.notice = model, config, tools, notice
-        self._template, self._known_tools = ChatTemplate(model.tokenizer), read_tools(tools or [])
+        self.encoder = model.generator.encoder
+        self._template = ChatTemplate(model.tokenizer, None, self.encoder.processors)
+        self._known_tools = read_tools(tools or [])
         self.restart(system)
 
     def restart(self, system: str | None) -> None:
@@ -50,6 +54,8 @@ class Conversation:
         """Tool calls that have no result yet."""
         self.last: ChatOutput | None = None
         """The last answer."""
+        self.attached: list[MediaPart] = []
+        """Images and sound that are sent with the next question."""
         self._is_warned = False
 
     def resume(self, messages: list[dict]) -> None:
@@ -68,19 +74,19 @@ class Conversation:
 
     def answer(self, said: str) -> Iterator[str]:
         """Yields the answer in pieces. `said` is a question, or the result of the first open tool call. While other
-        calls are open, there is no answer.
+        calls are open, there is no answer. What is attached is sent before the text.
 
         `said` and the answer join the messages when the answer ends, Ctrl-C stops it or the iterator is closed. If the
         model raises, neither is kept.
 
         Raises ValueError for a question that is longer than the context."""
         call = self.open_calls[0] if self.open_calls else None
-        message = {"role": "user", "content": said}
+        message = {"role": "user", "content": with_media(self.attached, said)}
         if call is not None:
-            message = {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": said}
+            message |= {"role": "tool", "tool_call_id": call.id, "name": call.name}
         messages = [*self.messages, message]
         if len(self.open_calls) > 1:
-            self.messages, self.open_calls = messages, self.open_calls[1:]
+            self.messages, self.open_calls, self.attached = messages, self.open_calls[1:], []
             return
         yield from self._answer(messages)
 
@@ -111,7 +117,7 @@ class Conversation:
         self.last = output
         self.open_calls = output.tool_calls if output.finish_reason == "tool_calls" else []
         message = output.message if self.open_calls else {"role": "assistant", "content": output.text}
-        self.messages = [*messages, message]
+        self.messages, self.attached = [*messages, message], []
 
     def _tell_of_end(self) -> None:
         """Notifies the user if the answer was cut off or is empty, or if the context is nearly full."""
@@ -160,7 +166,8 @@ class Conversation:
 
     def _count(self, messages: list[dict]) -> int:
         """Tokens of the messages in the model's template."""
-        return len(self._template.encode(messages, self._known_tools))
+        shown = self._template.render_media(messages, self._known_tools)
+        return len(self.encoder.encode(shown.text, shown.media, self.model.tokenizer, add_special_tokens=False).tokens)
 
 
 def _turns(messages: list[dict]) -> tuple[list[dict], list[list[dict]]]:

@@ -21,13 +21,13 @@ from kani.utils.warnings import deprecated
 
 from pace.integrations.kani import hyperparams as hyper
 from pace.integrations.kani.answers import beam_search, pieces_and_completion, stepwise
-from pace.integrations.kani.messages import as_dict, as_tools
-from pace.integrations.kani.prompts import PromptReader
+from pace.integrations.kani.messages import as_dict, as_tools, media_of
+from pace.integrations.kani.prompts import PromptReader, ReadPrompt
 from pace.integrations.kani.slots import Slots
 from pace.llm import LLMModel, SamplingConfig
 from pace.llm.aliases import model_options
 from pace.llm.chat import Tool, ToolChoice, detect_format, format_named, read_choice
-from pace.llm.chat.template import ChatTemplate
+from pace.llm.chat.template import ChatTemplate, Rendered
 from pace.llm.chat.turn import AnswerStyle, Turn, turn_after
 
 logger = logging.getLogger("pace")
@@ -39,6 +39,15 @@ NEEDLESS = {
     "trust_remote_code": "pace runs no code of a checkpoint",
 }
 """Arguments of transformers without effect, and why."""
+_OWN_RATE = "pace converts sound to the sampling rate of the model's processor"
+NEEDLESS_HERE = {
+    "model_cls": "pace chooses the class by the checkpoint's config",
+    "mm_audio_sample_rate": _OWN_RATE,
+    "audio_sample_rate": _OWN_RATE,
+    "audio_sr": _OWN_RATE,
+    "mm_video_fps": "pace takes no video",
+}
+"""Arguments of kani's engine for transformers without effect, and why."""
 REASONING_KEYS = ("reasoning_content", "thinking")
 """Keys under which chat templates look for the reasoning of a message."""
 NUM_LAST = 32
@@ -77,7 +86,8 @@ class PaceEngine(BaseEngine):
         template gets `chat_template_kwargs`, and the reasoning of messages as `chat_template_reasoning_content_key`
         (None: as the template names it).
         `tokenizer_cls`, `tokenizer_kwargs`: make prompts with another tokenizer of the same vocabulary,
-        `tokenizer_cls.from_pretrained(model_id, **tokenizer_kwargs)`.
+        `tokenizer_cls.from_pretrained(model_id, **tokenizer_kwargs)`. A class of processors has no effect: pace has its
+        own.
         `parser`: "auto" separates calls and reasoning from the text, in the format of the template; a name of
         `pace.llm.chat.FORMATS` chooses that format. None returns the raw text with special tokens, for a parser of kani
         around this engine.
@@ -101,6 +111,12 @@ class PaceEngine(BaseEngine):
             raise TypeError(f"prompt_pipeline must be a PromptPipeline or a function; got {prompt_pipeline!r:.60}")
         model_options({"device": device}, ())  # raises for a device other than the CPU
         format = None if parser in ("auto", None) else format_named(parser)
+        if str(getattr(tokenizer_cls, "__name__", "")).endswith("Processor"):
+            logger.warning("tokenizer_cls=%s has no effect: pace has processors of its own", tokenizer_cls.__name__)
+            tokenizer_cls = None
+        for name in NEEDLESS_HERE.keys() & hyperparams.keys():
+            if hyperparams.pop(name) is not None:
+                logger.warning("%s has no effect: %s", name, NEEDLESS_HERE[name])
         self._defaults = hyper.read(hyperparams)
         self.model_id = None if model_id is None else str(model_id)
         self.hyperparams = hyperparams
@@ -114,7 +130,7 @@ class PaceEngine(BaseEngine):
         try:
             self._tokenizer = self._read_tokenizer(tokenizer_cls, tokenizer_kwargs, token)
             try:
-                self._template = ChatTemplate(self._tokenizer, format)
+                self._template = ChatTemplate(self._tokenizer, format, model.generator.encoder.processors)
             except ValueError as error:
                 if self._makes_own_prompts:
                     raise ValueError(f"{error}, or give prompt_pipeline") from None
@@ -132,7 +148,7 @@ class PaceEngine(BaseEngine):
         self._style: AnswerStyle = self._template or plain
         self._is_parsed = parser is not None
         self._constrains_calls = constrain_tool_calls
-        self._reader = PromptReader(self._tokenizer, self._model.config.vocab_size)
+        self._reader = PromptReader(self._tokenizer, self._model.generator)
         self._markers = [] if self._is_parsed else _markers(self._style)
         self._shows_reasoning = show_reasoning_in_stream
         self._slots = Slots(max_concurrency)
@@ -142,7 +158,7 @@ class PaceEngine(BaseEngine):
     def prompt_len(
         self, messages: list[ChatMessage], functions: list[AIFunction] | None = None, **hyperparams: Any
     ) -> int:
-        """Returns the number of tokens of the prompt.
+        """Returns the number of tokens of the prompt, those of images and sound included. Decodes no images.
 
         Messages that exceed the context even without the template's text are counted without it, because kani asks
         again for each message that it may drop. Without messages, returns the number of tokens that the functions
@@ -151,7 +167,7 @@ class PaceEngine(BaseEngine):
             return self._num_tokens_of(functions)
         if self._makes_own_prompts and (num_tokens := self._reader.count_beyond(messages, self.max_context_size)):
             return num_tokens
-        return len(self._reader.read(self.build_prompt(messages, functions)))
+        return len(self._read(messages, functions, copies_media=False).tokens)
 
     async def predict(
         self,
@@ -165,8 +181,8 @@ class PaceEngine(BaseEngine):
 
         `functions` are those that the model may call; `hyperparams` override those of the engine. `decode_kwargs`:
         `skip_special_tokens`, for an engine without a parser.
-        Raises PromptTooLong; NotImplementedError for images, audio and video; TypeError and ValueError for unsupported
-        arguments; and what the chat template raises.
+        Raises PromptTooLong; NotImplementedError for video; TypeError and ValueError for unsupported arguments; and
+        what the chat template raises. Raises ValueError for images and sound that cannot be read or are not taken.
         """
         stream = PaceEngine.stream(self, messages, functions, decode_kwargs=decode_kwargs, **hyperparams)
         async with contextlib.aclosing(stream) as items:
@@ -200,12 +216,12 @@ class PaceEngine(BaseEngine):
     # -- as in HuggingEngine -------------------------------------------------------------------------------------------
 
     def build_prompt(self, messages: list[ChatMessage], functions: list[AIFunction] | None = None) -> Any:
-        """Returns the prompt of a conversation: text, token ids, a tensor of them, or a tokenizer's output. Subclasses
-        may override it."""
-        if self.pipeline is not None:
-            return self.pipeline(messages, functions)
-        dicts = [as_dict(message, self._reasoning_key) for message in messages]
-        return self._template.render(dicts, as_tools(functions), variables=self._template_variables)
+        """Returns the prompt of a conversation: text, token ids, a tensor of them, or the output of a tokenizer or of a
+        processor. With images or sound: a dict of the text as `prompt`, `images` and `audio`. Subclasses may override
+        it."""
+        prompt = self._render(messages, functions).text if self.pipeline is None else self.pipeline(messages, functions)
+        media = media_of(messages) if isinstance(prompt, str) else {}
+        return {"prompt": prompt, **media} if media else prompt
 
     @property
     def model(self) -> LLMModel:
@@ -228,6 +244,22 @@ class PaceEngine(BaseEngine):
         asked = [ChatMessage.user("")]
         return self.prompt_len(asked, functions) - self.prompt_len(asked) if functions else 0
 
+    def _render(
+        self, messages: list[ChatMessage], functions: list[AIFunction] | None, copies_media: bool = False
+    ) -> Rendered:
+        """Applies the chat template. Without `copies_media`, the result's media are only for counting."""
+        dicts = [as_dict(message, self._reasoning_key, copies_media) for message in messages]
+        return self._template.render_media(dicts, as_tools(functions), variables=self._template_variables)
+
+    def _read(
+        self, messages: list[ChatMessage], functions: list[AIFunction] | None, copies_media: bool = True
+    ) -> ReadPrompt:
+        """Makes a prompt, and reads it."""
+        if self._makes_own_prompts:
+            rendered = self._render(messages, functions, copies_media)
+            return self._reader.read_text(rendered.text, rendered.media)
+        return self._reader.read(self.build_prompt(messages, functions))
+
     @property
     def _makes_own_prompts(self) -> bool:
         return self.pipeline is None and type(self).build_prompt is PaceEngine.build_prompt
@@ -244,19 +276,21 @@ class PaceEngine(BaseEngine):
             raise ValueError("this engine is closed; make another")
         generator = self._model.generator
         wanted = hyper.merged(self._defaults, hyper.read(hyperparams))
-        prompt = self.build_prompt(messages, functions)
-        tokens = self._reader.read(prompt)
+        prompt = self._read(messages, functions)
+        tokens = prompt.tokens
         if len(tokens) >= self.max_context_size:
             raise PromptTooLong(f"the prompt has {len(tokens)} tokens, and the context {self.max_context_size}")
         config = hyper.sampling_config(wanted, self._end_tokens, self.max_context_size)
-        end = prompt if isinstance(prompt, str) else self._tokenizer.decode(tokens[-NUM_LAST:])
+        end = self._tokenizer.decode(tokens[-NUM_LAST:]) if prompt.text is None else prompt.text
         turn = self._turn(end, as_tools(functions), wanted, config, _skips_special(decode_kwargs))
         if config.copy().merge_from(generator.defaults).num_beams == 1:
-            source = stepwise(generator.answer(turn, tokens, config))
+            source = stepwise(generator.answer(turn, prompt.inputs, config))
         else:
             config.take_grammar()
             config.grammar = turn.grammar
-            source = beam_search(turn, lambda cancel: generator.generate_turn(turn, tokens, config, None, cancel))
+            source = beam_search(
+                turn, lambda cancel: generator.generate_turn(turn, prompt.inputs, config, None, cancel)
+            )
         return pieces_and_completion(source, self._shows_reasoning, self._markers)
 
     def _turn(

@@ -4,37 +4,66 @@ from __future__ import annotations
 
 import threading
 from array import array
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from kani import ChatMessage
 
 from pace.integrations.kani.messages import text_of
-from pace.llm.inputs import read_prompts
+from pace.llm.generator import Generator
+from pace.llm.inputs import is_media_prompt, read_media_prompt, read_prompts
+from pace.llm.preparation import model_name
+from pace.llm.processors.prompts import MediaPart
 
 MAX_TOKENS = 2**20
 """Maximum tokens of all cached texts together: 4 MB."""
 
 
+class ReadPrompt(NamedTuple):
+    """A prompt that was read."""
+
+    tokens: list[int]
+    inputs: Any
+    """What the generator takes: the tokens, with their media if there are any."""
+    text: str | None = None
+    """The prompt as text; None if it was given as ids."""
+
+
 class PromptReader:
     """Converts prompts in any form to tokens, and caches those of texts. Thread-safe."""
 
-    def __init__(self, tokenizer: Any, vocab_size: int) -> None:
+    def __init__(self, tokenizer: Any, generator: Generator) -> None:
         self._tokenizer = tokenizer
-        self._vocab_size = vocab_size
+        self._generator = generator
         self._known: dict[str, array] = {}
         self._lock = threading.Lock()
         self._encode("a")  # applies a truncation setting of the tokenizer's file: afterwards threads may share it
 
-    def read(self, prompt: Any) -> list[int]:
-        """Returns the tokens of a text with the names of special tokens, of a list or tensor of ids, or of a
-        tokenizer's output. Raises TypeError and ValueError for anything else."""
+    def read(self, prompt: Any) -> ReadPrompt:
+        """Reads a text with the names of special tokens, a list or tensor of ids, or the output of a tokenizer or of a
+        processor. Also reads a dict with a text as `prompt`, and its `images` and `audio`. No media are decoded.
+
+        Raises TypeError and ValueError for anything else, and what `PromptEncoder.encode` raises."""
         if isinstance(prompt, str):
-            return self._tokens_of(prompt).tolist()
-        rows = read_prompts(prompt, None, self._vocab_size).rows
-        if len(rows) != 1:
-            raise ValueError(f"build_prompt must return one prompt, but it returned {len(rows)}")
-        return rows[0]
+            return self.read_text(prompt, ())
+        if is_media_prompt(prompt):
+            return self.read_text(*read_media_prompt(prompt, "the prompt"))
+        generator = self._generator
+        model = generator.engine.model
+        names = model.towers, model_name(model)
+        read = read_prompts(prompt, None, model.vocab_size, *names, generator.encoder)
+        if len(read.rows) != 1:
+            raise ValueError(f"build_prompt must return one prompt, but it returned {len(read.rows)}")
+        return ReadPrompt(read.rows[0], prompt if read.media else read.rows[0])
+
+    def read_text(self, text: str, parts: Sequence[MediaPart]) -> ReadPrompt:
+        """Reads a text with a placeholder for each of `parts`."""
+        encoded = self._generator.encoder.encode(text, parts, self._known_tokens, add_special_tokens=False)
+        return ReadPrompt(encoded.tokens, encoded, text)
+
+    def _known_tokens(self, text: str, add_special_tokens: bool) -> Mapping[str, Any]:
+        """The tokenizer, with its cache."""
+        return {"input_ids": self._tokens_of(text)}
 
     def count_beyond(self, messages: Sequence[ChatMessage], limit: int) -> int:
         """Number of tokens of the messages without the template's text, if that is more than `limit`; else 0. Fast for

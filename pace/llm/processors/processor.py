@@ -95,6 +95,7 @@ class Processors:
 
         `token_ids` has the id of each kind's placeholder token. Raises ValueError unless the runs of an id are the
         media of its kind, one after the other."""
+
         spans = []
         for kind, processor in self.of_kind.items():
             places = [place for place, token in enumerate(tokens) if token == token_ids[kind]]

@@ -16,7 +16,7 @@ from pace.llm import LLMModel
 from tests.llm.models.towers.hearing import MELS
 from tests.llm.models.towers.omni import CLIP, IMAGE, IMAGE_END, IMAGE_START, SOUND_END, SOUND_START, save_omni
 from tests.llm.models.towers.seeing import MERGE, PATCH
-from tests.llm.processors.test_loading import picture, save_tokenizer
+from tests.llm.processors.chatting import picture, save_tokenizer
 from tests.media.wavs import speech, wav
 
 SPECIAL = {

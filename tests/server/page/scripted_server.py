@@ -42,6 +42,8 @@ class ScriptedServer(ThreadingHTTPServer):
         self.requests: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
         """The Authorization header of each request for an answer."""
+        self.modalities = {"vision": False, "audio": False}
+        """What the model takes, in `/props`."""
         self.client_gone = threading.Event()
         self.is_closing = threading.Event()
 
@@ -63,6 +65,8 @@ class Handler(BaseHTTPRequestHandler):
             self._send(200, page().headers, page().body + b"<script>window.wasRun = true</script>")
         elif self.path == "/v1/models":
             self._send_json(200, {"object": "list", "data": [MODEL]})
+        elif self.path == "/props":
+            self._send_json(200, {"modalities": self.server.modalities})
         else:
             self._send_json(404, {"error": {"message": "no such path"}})
 

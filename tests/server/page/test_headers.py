@@ -41,7 +41,7 @@ def test_a_browser_that_has_the_page_is_known_by_its_etag():
 
 def test_the_page_is_small_and_asks_nobody_else():
     text = page().body.decode()
-    assert len(page().body) < 60_000
+    assert len(page().body) < 63_000
     assert text.count("<script") == text.count("<style") == 1
     addresses = set(re.findall(r"https?://[\w./]+", text))
     assert addresses == {"http://www.w3.org/2000/svg"}, "the name of a format, which nothing fetches"

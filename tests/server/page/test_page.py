@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.server.page.browser import Browser, chromium
-from tests.server.page.scripted_server import Answer, ScriptedServer, scripted_server
+from tests.server.page.browser import Browser
+from tests.server.page.chat import Chat
+from tests.server.page.scripted_server import Answer
 
 pytestmark = pytest.mark.thorough  # test_real.py covers one question and its answer in every run
 
@@ -31,73 +31,6 @@ def f(x):
 ---
 See [the guide](https://example.com/a_b?c=d) or http://example.org/x, not [this](javascript:alert(1)).
 2 * 3 * 4 stays. 🙂 ends"""
-
-
-@pytest.fixture
-def server() -> Iterator[ScriptedServer]:
-    """A server on a new port, and so with an origin for which nothing is stored yet."""
-    with scripted_server() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with chromium(tmp_path_factory.mktemp("profile")) as browser:
-        yield browser
-
-
-@pytest.fixture
-def chat(browser: Browser, server: ScriptedServer) -> Iterator[Chat]:
-    """The page as a new visitor sees it. Checks afterwards that no error occurred in it."""
-    browser.forget()
-    chat = Chat(browser, server)
-    chat.load()
-    yield chat
-    assert (browser.errors, browser.dialogs, browser.violations) == ([], [], [])
-
-
-class Chat:
-    """The page through its visible text and its buttons."""
-
-    def __init__(self, browser: Browser, server: ScriptedServer) -> None:
-        self.browser, self.server = browser, server
-
-    def load(self) -> None:
-        self.browser.open(self.server.url)
-        self.browser.wait("document.querySelector('#model').value == 'scripted'")
-
-    def begin(self, text: str, *answers: Answer) -> None:
-        """Sends a question without waiting for the answer."""
-        self.server.answers.extend(answers)
-        self.browser.evaluate("document.querySelector('#question').focus()")
-        self.browser.type(text)
-        self.browser.press("Enter")
-
-    def ask(self, text: str, *answers: Answer) -> str:
-        self.begin(text, *answers)
-        return self.answer()
-
-    def answer(self) -> str:
-        """The text of the last answer, after waiting for its end."""
-        self.browser.wait("document.querySelector('.answer:last-child footer:not([hidden])') != null")
-        return self.text(".answer:last-child .body")
-
-    def text(self, selector: str) -> str:
-        return self.browser.evaluate(f"document.querySelector({json.dumps(selector)}).innerText")
-
-    def count(self, selector: str) -> int:
-        return self.browser.evaluate(f"document.querySelectorAll({json.dumps(selector)}).length")
-
-    def click(self, selector: str) -> None:
-        self.browser.evaluate(f"document.querySelector({json.dumps(selector)}).click()")
-
-    def fill(self, selector: str, text: str) -> None:
-        self.browser.evaluate(f"document.querySelector({json.dumps(selector)}).select()")
-        self.browser.type(text)
-
-    def said(self, number: int = -1) -> list[tuple[str, str]]:
-        """The messages of a request, as the server received them."""
-        return [(message["role"], message["content"]) for message in self.server.requests[number]["messages"]]
 
 
 def test_an_answer_appears_while_it_comes(chat: Chat):
