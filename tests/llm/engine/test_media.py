@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ class SeeingModel(FakeModel):
 
     def __init__(self) -> None:
         super().__init__(vocab_size=FIRST_PLACEHOLDER + 40, eos_bias=-50.0)
-        self.towers = [object()]
+        self.towers = [SimpleNamespace(width=2)]
         self.failing: set[int] = set()
         self.num_slices = 0
         self.hook = self.check_rows
