@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pace.llm.loading.options import LoadOptions
     from pace.llm.models.base_model import BaseModelForCausalLM
     from pace.llm.operators import OperatorConfig, OperatorReport
-    from pace.llm.outputs import GenerateOutput, Metrics
+    from pace.llm.outputs import GenerateOutput, Metrics, Transcript
     from pace.llm.sampling.logits import LogitsProcessor
     from pace.llm.sampling.sampler import Sampler
     from pace.llm.sequence import TokenLogprob
@@ -71,6 +71,7 @@ _HOMES = {
     "TextStreamer": "clients.streamer",
     "TokenLogprob": "sequence",
     "TokenMask": "constraints.masks",
+    "Transcript": "outputs",
 }
 
 __all__ = sorted(_HOMES)

@@ -23,9 +23,15 @@ from pace.llm.engine.engine import Engine
 from pace.llm.infill import infill_prompts
 from pace.llm.inputs import with_keywords
 from pace.llm.limits import checked_priority, checked_salt
-from pace.llm.outputs import GenerateOutput
+from pace.llm.outputs import GenerateOutput, Transcript
 from pace.llm.preparation import PreparedCall, Preparer
-from pace.llm.processors.prompts import NO_MEDIA, Prompt, PromptEncoder
+from pace.llm.processors.prompts import NO_MEDIA, MediaPart, Prompt, PromptEncoder
+from pace.llm.processors.transcription import (
+    TranscriptReader,
+    check_transcribes,
+    language_name,
+    transcription_prompt,
+)
 from pace.llm.sequence import Sequence
 from pace.llm.sequences import make_beam_search, make_samples
 
@@ -239,6 +245,24 @@ class Generator:
         if call.config.token_healing:
             raise ValueError("token_healing has no effect in chat, where the template ends the prompt; leave it out")
         return ChatAnswer(lambda: self._request(call), turn)
+
+    def transcribe(
+        self, audio: Any, language: str | None = None, prompt: str = "", sampling_config: SamplingConfig | None = None
+    ) -> Transcript:
+        """Returns the words of a clip; see `LLMModel.transcribe`."""
+        check_transcribes(self.encoder)
+        reader = TranscriptReader(language_name(language))
+        config = SamplingConfig() if sampling_config is None else sampling_config.copy()
+        if not config.explicit_fields & {"do_sample", "temperature"}:
+            config.do_sample = False
+        if not (config.has_length or self.defaults.has_length):
+            config.max_length = self.engine.max_length
+        text = transcription_prompt(reader.language, prompt)
+        tokens = self.encoder.encode(text, [MediaPart("audio", audio)], self.tokenizer, add_special_tokens=False)
+        prepare = lambda: self.prepare_for_generate(tokens, config).require_one_prompt("transcribe", one_row=True)
+        output = self._generate(prepare, None, None)
+        text = reader.read(output.texts[0], is_last=True)
+        return Transcript(text, reader.language, output.finish_reasons[0], output.metrics)
 
     def _prepare_stream(
         self, caller: str, prompt: Any, sampling_config: SamplingConfig | None, **fields: Any

@@ -22,7 +22,7 @@ from pace.llm.loading import load
 from pace.llm.loading.options import LoadOptions
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.operators import OperatorConfig, OperatorReport
-from pace.llm.outputs import GenerateOutput, MemoryReport
+from pace.llm.outputs import GenerateOutput, MemoryReport, Transcript
 from pace.llm.processors.processor import Processors
 from pace.llm.speculation.configs import SpecConfig
 from pace.memory import resident_bytes
@@ -215,6 +215,25 @@ class LLMModel:
             messages, config, tools, tool_choice, parallel_tool_calls, tool_format, template_variables
         )
         return answer if stream else answer.output
+
+    def transcribe(
+        self,
+        audio: Any,
+        language: str | None = None,
+        prompt: str = "",
+        sampling_config: SamplingConfig | None = None,
+        **fields: Any,
+    ) -> Transcript:
+        """Returns the words of a clip, from a model such as Qwen3-ASR. Decoding is greedy, unless a temperature or
+        `do_sample` is given.
+
+        `audio`: a path, bytes, samples at 16 kHz, or a pair of samples and their rate.
+        `language`: its name or code, such as "English" or "en"; None lets the model find it.
+        `prompt`: a text with words that are likely to occur.
+
+        Raises ValueError or TypeError for invalid arguments, and for a model that does not transcribe.
+        """
+        return self.generator.transcribe(audio, language, prompt, SamplingConfig.read(sampling_config, fields))
 
     def session(self) -> Session:
         """Returns an empty sequence: append tokens, read logits, remove tokens, fork it."""

@@ -111,6 +111,18 @@ class Capture:
     """Sum of the log-probabilities of these tokens, defined as for `SamplingConfig.logprobs`."""
 
 
+@dataclass(frozen=True)
+class Transcript:
+    """The words of a clip of sound."""
+
+    text: str
+    language: str | None
+    """Name of the language, as given or as the model found it; None if it found none."""
+    finish_reason: str
+    """"stop", or "length" if the text was cut off."""
+    metrics: Metrics
+
+
 @dataclass(frozen=True, repr=False)
 class GenerateOutput:
     """Rows of a generation: for each prompt in order, its `num_return_sequences` samples, or the best continuations of

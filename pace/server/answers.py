@@ -62,6 +62,8 @@ class Usage:
     cached_tokens: int
     reasoning_tokens: int = 0
     """Tokens of the completion that are thoughts."""
+    audio_tokens: int = 0
+    """Tokens of the prompt that are of sound."""
 
     @property
     def total_tokens(self) -> int:
@@ -184,6 +186,9 @@ class Answer:
             completion_tokens=0 if self._job.max_tokens == 0 else sum(choice.num_read for choice in self._choices),
             cached_tokens=sum(sequence.stats.num_reused for sequence in firsts),
             reasoning_tokens=sum(choice.num_thought for choice in self._choices),
+            audio_tokens=sum(
+                span.media.num_tokens for row in firsts for span in row.media if span.media.kind == "audio"
+            ),
         )
 
     @property

@@ -29,7 +29,7 @@ from pace.server.wire.props import properties
 def make_app(service: Service) -> Starlette:
     """Returns the ASGI application of a service."""
     document = description.document(
-        [(one.paths[0], one.schema, one.content_types, one.is_anthropic) for one in ENDPOINTS],
+        [(one.paths[0], one.schema, one.body_type, one.content_types, one.is_anthropic) for one in ENDPOINTS],
         {path: function.__name__ for path, function in INFORMATION.items() if path not in UNDOCUMENTED},
     )
 

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from pace.llm.processors.transcription import check_transcribes
 from pace.server.answers import Answer, Piece
 from pace.server.body import LARGE, read_json
 from pace.server.errors import ApiError
@@ -24,6 +25,9 @@ from pace.server.schemas.messages import CountTokensRequest, MessagesRequest
 from pace.server.schemas.responses import ResponsesRequest
 from pace.server.schemas.tokens import DetokenizeRequest, TokenizeRequest
 from pace.server.service import Service
+from pace.server.transcriptions.answer import TranscriptionForm
+from pace.server.transcriptions.forms import read_form
+from pace.server.transcriptions.request import TranscriptionRequest
 from pace.server.wire import tokens
 from pace.server.wire.chat import ChatForm
 from pace.server.wire.completions import CompletionsForm
@@ -45,6 +49,7 @@ class Endpoint:
     schema: type[Request]
     content_types: ClassVar[tuple[str, ...]] = ("application/json",)
     """Types of its answers, for the OpenAPI document."""
+    body_type: ClassVar[str] = "application/json"
 
     @property
     def is_anthropic(self) -> bool:
@@ -73,10 +78,10 @@ class Endpoint:
 
         try:
             with service.large_bodies.one() as check:
-                body = await http.read_body(scope, receive, service.max_body_bytes, check)
+                body = await http.read_body(scope, receive, service.max_body_bytes, check, self.body_type)
                 async with http.cancelled_when_gone(receive):
                     self.check(service)
-                    read = functools.partial(self._read, service, body, Access.of(scope))
+                    read = functools.partial(self._read, service, body, scope)
                     request, headers = await service.work(read) if len(body) > LARGE else read()
                     del body, read
                     await self.answer(service, request, headers, scope, tracked)
@@ -87,16 +92,20 @@ class Endpoint:
                 raise
             await http.send_error(tracked, as_api_error(scope, error), self.is_anthropic)
 
-    def _read(self, service: Service, body: bytes, access: Access) -> tuple[Any, dict[str, str]]:
-        """Returns the request, and headers that name its unknown fields."""
-        options = service.options
+    def _value(self, service: Service, body: bytes, scope: http.Scope) -> Any:
+        """Returns the value of the body. Raises ApiError."""
         max_bytes = service.limits.body_bytes
         if len(body) > max_bytes and sum(map(body.count, (b",", b"[", b"{"))) > max_bytes // 2:
             # More values than a body of that size has: they take memory, which the text of an image does not.
             raise ApiError(413, f"the body may have at most {max_bytes} bytes besides images and sound")
-        value = read_json(body, service.limits.json_depth)
+        return read_json(body, service.limits.json_depth)
+
+    def _read(self, service: Service, body: bytes, scope: http.Scope) -> tuple[Any, dict[str, str]]:
+        """Returns the request, and headers that name its unknown fields."""
+        options = service.options
+        value = self._value(service, body, scope)
         model = value.get("model", options.model_names[0]) if isinstance(value, dict) else None
-        access.model = model if isinstance(model, str) else None
+        Access.of(scope).model = model if isinstance(model, str) else None
         request, unknown = parse(self.schema, value)
         if unknown and options.strict:
             raise ApiError(400, f"unknown field {unknown[0][:60]}", param=unknown[0][:60])
@@ -156,7 +165,39 @@ class GenerationEndpoint(Endpoint):
                 await http.send_events(scope, send, _events(form, answer, first, pieces, scope), headers)
             else:
                 choices = await answer.whole()
-                await http.send_json(send, form.whole(choices, answer.usage), headers=headers)
+                await self.send_whole(send, request, form.whole(choices, answer.usage), headers)
+
+    async def send_whole(self, send: http.Send, request: Any, value: dict[str, Any], headers: dict[str, str]) -> None:
+        """Sends the answer of a request that is not streamed."""
+        await http.send_json(send, value, headers=headers)
+
+
+@dataclass(frozen=True)
+class TranscriptionEndpoint(GenerationEndpoint):
+    """Endpoint for the words of a clip, which is a file of a form."""
+
+    content_types = ("application/json", "text/plain", "text/event-stream")
+    body_type = "multipart/form-data"
+
+    def _value(self, service: Service, body: bytes, scope: http.Scope) -> Any:
+        return read_form(body, http.header(scope, b"content-type")).values("file")
+
+    async def answer(
+        self, service: Service, request: Any, headers: dict[str, str], scope: http.Scope, send: http.Send
+    ) -> None:
+        model = service.check_model(request.model)
+        service.check_ready()
+        try:
+            check_transcribes(service.reader.encoder, f"the model {model!r}")
+        except ValueError as error:
+            raise ApiError(400, str(error), param="model") from None
+        await super().answer(service, request, headers, scope, send)
+
+    async def send_whole(self, send: http.Send, request: Any, value: dict[str, Any], headers: dict[str, str]) -> None:
+        if request.response_format == "text":
+            headers = {"content-type": "text/plain; charset=utf-8", **headers}
+            return await http.send_bytes(send, f"{value['text']}\n".encode(), headers=headers)
+        await super().send_whole(send, request, value, headers)
 
 
 async def _events(
@@ -194,6 +235,9 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     GenerationEndpoint(("/v1/completions", "/completions"), CompletionsRequest, CompletionsForm, "cmpl-"),
     GenerationEndpoint(("/v1/responses", "/responses"), ResponsesRequest, ResponsesForm, "resp_"),
     GenerationEndpoint(("/v1/messages", "/messages"), MessagesRequest, MessagesForm, "msg_"),
+    TranscriptionEndpoint(
+        ("/v1/audio/transcriptions", "/audio/transcriptions"), TranscriptionRequest, TranscriptionForm, "trsc-"
+    ),
     TokenizerEndpoint(("/tokenize", "/v1/tokenize"), TokenizeRequest, tokens.tokenize),
     TokenizerEndpoint(("/detokenize", "/v1/detokenize"), DetokenizeRequest, tokens.detokenize),
     TokenizerEndpoint(("/apply-template",), ChatRequest, tokens.apply_template),

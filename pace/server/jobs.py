@@ -9,6 +9,7 @@ from typing import Any
 from pace.grammar import Grammar, GrammarLimits
 from pace.llm.chat.turn import Turn
 from pace.llm.configs import SamplingConfig
+from pace.llm.processors.prompts import MediaPart
 from pace.llm.sequence import Sequence
 from pace.server.errors import ApiError
 
@@ -47,6 +48,8 @@ class TextPrompts:
     add_special_tokens: bool = True
     suffix: str | None = None
     """Text after the gap to be filled; None without a gap."""
+    media: tuple[MediaPart, ...] = ()
+    """Images and sound of the only text, one for each placeholder."""
 
 
 @dataclass(frozen=True)

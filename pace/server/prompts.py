@@ -216,7 +216,9 @@ class PromptReader:
 
     def _texts(self, prompts: TextPrompts) -> list[Prompt]:
         return [
-            self._encode(item, (), prompts.add_special_tokens, "prompt") if isinstance(item, str) else Prompt(item)
+            self._encode(item, prompts.media, prompts.add_special_tokens, "prompt")
+            if isinstance(item, str)
+            else Prompt(item)
             for item in self._checked(prompts)
         ]
 

@@ -124,7 +124,10 @@ def test_a_failure_is_one_line_and_1(command, arguments, message):
     assert err.startswith("pace: error: ") and message in err and err.count("\n") == 1 and "Traceback" not in err
 
 
-WORDS = {"generate": (["hi"], "prompt"), "quantize": (["there"], "out"), "batch": (["a", "b"], "output")}
+WORDS = {
+    "generate": (["hi"], "prompt"), "quantize": (["there"], "out"), "batch": (["a", "b"], "output"),
+    "transcribe": (["a.wav"], "file"),
+}  # fmt: skip
 """Positional arguments of a command after its model, and the field that gets the last of them."""
 MORE = {"eval": ["--text", "t"]}
 

@@ -50,6 +50,8 @@ class Qwen3OmniAudioProcessor:
     placeholder: ClassVar[str] = "<|audio_start|><|audio_pad|><|audio_end|>"
     mask: ClassVar[str] = "feature_attention_mask"
     """Name of the array that says which frames are there."""
+    transcribes: ClassVar[bool] = False
+    """True for a model that answers every clip with its words."""
     multiple: ClassVar[int] = 1
     """The frames of `arrays` are a multiple of this."""
     only: ClassVar[Mapping[str, tuple]] = ONLY | {"feature_extractor_type": ("WhisperFeatureExtractor",)}
@@ -116,6 +118,7 @@ class Qwen3ASRAudioProcessor(Qwen3OmniAudioProcessor):
     """Fills clips up to half a second with silence, and features up to whole chunks with zeros."""
 
     mask: ClassVar[str] = "input_features_mask"
+    transcribes: ClassVar[bool] = True
     multiple: ClassVar[int] = CHUNK
     only: ClassVar[Mapping[str, tuple]] = ONLY | {
         "feature_extractor_type": ("Qwen3ASRFeatureExtractor",),

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from pace.server.endpoints import ENDPOINTS, GenerationEndpoint
+from pace.server.endpoints import ENDPOINTS, GenerationEndpoint, TranscriptionEndpoint
 from pace.server.errors import ApiError, invalid
 from pace.server.limits import Limits
 from pace.server.options import ServeOptions
@@ -18,7 +18,9 @@ logger = logging.getLogger("pace")
 PATHS = {
     endpoint.paths[0]: endpoint
     for endpoint in ENDPOINTS
-    if isinstance(endpoint, GenerationEndpoint) and not endpoint.is_anthropic
+    if isinstance(endpoint, GenerationEndpoint)
+    and not isinstance(endpoint, TranscriptionEndpoint)  # lines have no files
+    and not endpoint.is_anthropic
 }
 FOREVER = 1e9
 """Seconds."""

@@ -70,11 +70,15 @@ class LargeBodies:
 
 
 async def read_body(
-    scope: Scope, receive: Receive, max_bytes: int, check: Callable[[int], None] = lambda num_bytes: None
+    scope: Scope,
+    receive: Receive,
+    max_bytes: int,
+    check: Callable[[int], None] = lambda num_bytes: None,
+    content_type: str = "application/json",
 ) -> bytes:
     """Returns the whole body, decompressed, and changes the scope's headers accordingly. Raises ApiError 413 for more
     than `max_bytes`, compressed or not, and what `check` raises for the size so far. Raises 415 if the body is not sent
-    as JSON, or has a coding other than gzip. Raises 400 for invalid gzip, and ClientGone."""
+    as `content_type`, or has a coding other than gzip. Raises 400 for invalid gzip, and ClientGone."""
     too_large = ApiError(413, f"the body may have at most {max_bytes} bytes", headers={"connection": "close"})
     length = header(scope, b"content-length")
     if length.isdigit():
@@ -93,8 +97,8 @@ async def read_body(
         if not message.get("more_body"):
             break
     kind = header(scope, b"content-type").partition(";")[0].strip().lower()
-    if kind != "application/json":  # checked after reading: closing a connection with unread bytes loses the answer
-        raise ApiError(415, f"send the body as content-type: application/json; got {kind[:60] or 'none'!r}")
+    if kind != content_type:  # checked after reading: closing a connection with unread bytes loses the answer
+        raise ApiError(415, f"send the body as content-type: {content_type}; got {kind[:60] or 'none'!r}")
     if (coding := _coding(scope)) == "":
         return bytes(body)
     if coding != "gzip":

@@ -89,6 +89,7 @@ class Gate:
             self._check_host(headers)
             if _is_preflight(scope):
                 return await self._answer_preflight(scope, send_with_headers)
+            self._check_origin(headers)
             self._check_key(scope)
             _check_path(scope["path"])
             await self.app(scope, receive, send_with_headers)
@@ -134,6 +135,15 @@ class Gate:
             )
         scope["pace"].update(key=client.name, salt=client.salt)
         scope["pace"]["access"].key = client.name
+
+    def _check_origin(self, headers: Headers) -> None:
+        """Refuses forms of web pages of other origins. For all other types of bodies, browsers send a preflight."""
+        kinds, origins = _values(headers, b"content-type"), _values(headers, b"origin")
+        if not origins or not any(kind.strip().lower().startswith(b"multipart/") for kind in kinds):
+            return
+        own = [origin.partition(b"://")[2] for origin in origins] == _values(headers, b"host")
+        if not own and not any(name == b"access-control-allow-origin" for name, _ in self._cors_headers(headers)):
+            raise ApiError(403, "web pages of this origin may not call this server", code="unknown_origin")
 
     def _find(self, given: list[bytes]) -> Client | None:
         """Compares with every key, even after a match, so that the time reveals nothing."""

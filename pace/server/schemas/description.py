@@ -51,14 +51,17 @@ _ANTHROPIC_ERROR = _object(
 
 
 def document(
-    posts: Iterable[tuple[str, type[BaseModel], tuple[str, ...], bool]], gets: dict[str, str]
+    posts: Iterable[tuple[str, type[BaseModel], str, tuple[str, ...], bool]], gets: dict[str, str]
 ) -> dict[str, Any]:
-    """Returns the OpenAPI document. `posts` has a path, a schema, types of answers and `is_anthropic` of each endpoint;
-    `gets` has the name of each path of information."""
+    """Returns the OpenAPI document. For each endpoint, `posts` has a path, a schema, types of the body and of answers,
+    and `is_anthropic`. `gets` has the name of each path of information."""
     components: dict[str, Any] = {}
     paths: dict[str, Any] = {}
-    for path, schema, content_types, is_anthropic in posts:
-        members = {"requestBody": _body(schema, components), "responses": responses(content_types, is_anthropic)}
+    for path, schema, body_type, content_types, is_anthropic in posts:
+        members = {
+            "requestBody": _body(schema, body_type, components),
+            "responses": responses(content_types, is_anthropic),
+        }
         paths[path] = {"post": _named("give", path, "post") | members}
     for path, name in gets.items():
         path = path.replace(":path}", "}")
@@ -91,10 +94,10 @@ def _named(name: str, path: str, method: str) -> dict[str, str]:
     }
 
 
-def _body(schema: type[BaseModel], components: dict[str, Any]) -> dict[str, Any]:
+def _body(schema: type[BaseModel], body_type: str, components: dict[str, Any]) -> dict[str, Any]:
     """Returns the description of a request's body. Adds the schemas that it refers to to `components`, under unique
     names."""
     described = schema.model_json_schema(ref_template=f"#/components/schemas/{schema.__name__}.{{model}}")
     for name, part in described.pop("$defs", {}).items():
         components[f"{schema.__name__}.{name}"] = part
-    return {"content": {"application/json": {"schema": described}}, "required": True}
+    return {"content": {body_type: {"schema": described}}, "required": True}

@@ -34,11 +34,13 @@ def picture(width: int, height: int, seed: int = 0, mode: str = "RGB") -> Image.
 
 def save_tokenizer(path: Path, special: dict[int, str]) -> None:
     """Saves a tokenizer of the words w1 to w89, and of `special` ones."""
-    words = {"<unk>": 0, **{f"w{index}": index for index in range(1, 90)}}
+    words = {"<unk>": 0, **{f"w{index}": index for index in range(1, 90) if index not in special}}
     tokenizer = Tokenizer(WordLevel(words | {name: index for index, name in special.items()}, "<unk>"))
     tokenizer.pre_tokenizer = Whitespace()
     names = [name for name in special.values() if name.startswith("<|")]
     tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
+    plain = [name for name in special.values() if name.startswith("<") and name not in names]
+    tokenizer.add_tokens([AddedToken(name, normalized=False) for name in plain])
     tokenizer.save(str(path / "tokenizer.json"))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>", "chat_template": TEMPLATE}
     (path / "tokenizer_config.json").write_text(json.dumps(settings))

@@ -26,7 +26,7 @@ def test_the_whole_description(serving):
     assert references == described["components"]["schemas"].keys()
     assert "$defs" not in repr(described)
     for endpoint in ENDPOINTS:
-        body = described["paths"][endpoint.paths[0]]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        body = described["paths"][endpoint.paths[0]]["post"]["requestBody"]["content"][endpoint.body_type]["schema"]
         assert body["type"] == "object" and body["properties"], endpoint.paths
     for path, operations in described["paths"].items():
         for operation in operations.values():

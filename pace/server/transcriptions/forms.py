@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from pace.server.errors import ApiError, invalid
 
@@ -66,6 +67,23 @@ class Form:
         if part.filename is None:
             raise invalid(name, 'must be a file: its part needs a "filename"')
         return part.content
+
+    def values(self, file: str) -> dict[str, Any]:
+        """Returns the fields by name, and the bytes of the file named `file`. What is in brackets belongs to the name
+        before it, which then has a list. Raises ApiError 400."""
+        values: dict[str, Any] = {}
+        for name, parts in self.parts.items():
+            base, bracket, _ = name.partition("[")
+            found = self.file(name) if name == file else parts[0].text()
+            if bracket:
+                found = [part.text() for part in parts]
+            if base not in values:
+                values[base] = found
+            elif bracket and isinstance(values[base], list):
+                values[base] += found
+            else:
+                raise invalid(base, "occurs twice in the form")
+        return values
 
 
 def read_form(body: bytes, content_type: str) -> Form:

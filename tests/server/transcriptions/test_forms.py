@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from pace.server.errors import ApiError
-from pace.server.forms import MAX_FIELD_BYTES, MAX_HEADER_BYTES, MAX_NAME, MAX_PARTS, Form, read_form
+from pace.server.transcriptions.forms import MAX_FIELD_BYTES, MAX_HEADER_BYTES, MAX_NAME, MAX_PARTS, Form, read_form
 
 TYPE = "multipart/form-data; boundary=xyz"
 

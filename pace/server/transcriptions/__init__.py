@@ -1,0 +1,1 @@
+"""Transcriptions of sound: the form of a request, and its answer."""
