@@ -42,6 +42,7 @@ SERVE_OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "cors_origins": ("--cors-origin", {"action": "append", "metavar": "ORIGIN"}),
     "allowed_hosts": ("--allowed-host", {"action": "append", "metavar": "NAME"}),
     "media": ("--media", {"type": media_kinds, "metavar": "KINDS"}),
+    "media_hosts": ("--allow-media-host", {"action": "append", "metavar": "HOST"}),
     "max_image_tokens": ("--max-image-tokens", {"type": int, "metavar": "N"}),
     "allow_priority": ("--allow-priority", FLAG),
     "strict": ("--strict", FLAG),

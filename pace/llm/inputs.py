@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from pace.llm.processors.processor import MEDIA_LISTS, NOUNS, place_media
 from pace.llm.processors.prompts import NO_MEDIA, MediaPart, Prompt, PromptEncoder
 from pace.media.media import Media, MediaSpan
 from pace.naming import check_text, shown
@@ -32,8 +33,6 @@ _KINDS = (
     "a string, a list of strings, a list of token ids, a list of such lists, an integer tensor [S] or [B, S], "
     "or a tokenizer's output with input_ids and attention_mask"
 )
-_LISTS = {"images": "image", "audio": "audio"}
-"""Keys of a prompt with media, and the kind of the media in each."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +121,7 @@ def _read_media(
         raise ValueError(f"{videos[0]}: video is not supported as input, so leave it out")
     known = {name for tower in towers for name in tower.input_names} | {"mm_token_type_ids"}
     if refused := [name for name in inputs if name not in known]:
-        kind = "images" if refused[0] in ("pixel_values", "image_grid_thw") else "sound"
+        kind = NOUNS["image" if refused[0] in ("pixel_values", "image_grid_thw") else "audio"]
         raise ValueError(f"{model_name} takes no {kind}: it was loaded without a tower, so leave out {refused[0]}")
     places: list[list[MediaSpan]] = [[] for _ in rows]
     for tower in towers:
@@ -131,32 +130,6 @@ def _read_media(
             placed += found
     found = [tuple(sorted(placed, key=lambda span: span.start)) for placed in places]
     return found if any(found) else None
-
-
-def place_media(
-    rows: list[list[int]], media: list[Media], placeholder: int, kind: str = "image"
-) -> list[list[MediaSpan]]:
-    """Returns the place of each medium in rows of tokens: the runs of `placeholder`, in order. Raises ValueError unless
-    the media need this number of placeholders, without a gap within one."""
-    places = [(index, at) for index, row in enumerate(rows) for at, token in enumerate(row) if token == placeholder]
-    needed = sum(medium.num_tokens for medium in media)
-    if len(places) != needed:
-        raise ValueError(
-            f"the prompts have {len(places)} {kind} placeholders (token {placeholder}), and the {len(media)} {kind}s "
-            f"given need {needed}"
-        )
-    found: list[list[MediaSpan]] = [[] for _ in rows]
-    first = 0
-    for number, medium in enumerate(media):
-        (row, start), (last_row, end) = places[first], places[first + medium.num_tokens - 1]
-        if (last_row, end - start + 1) != (row, medium.num_tokens):
-            raise ValueError(
-                f"{kind} {number} needs {medium.num_tokens} placeholders (token {placeholder}) in a row; they are "
-                f"interrupted after token {start} of prompt {row}"
-            )
-        found[row].append(MediaSpan(start, medium))
-        first += medium.num_tokens
-    return found
 
 
 def _from_list(items: list[Any], tokenizer: Any, encoder: PromptEncoder = NO_MEDIA) -> Prompts:
@@ -192,7 +165,7 @@ def _read(item: Any, place: str, tokenizer: Any, encoder: PromptEncoder) -> Prom
 def read_media_prompt(item: Mapping[str, Any], place: str) -> tuple[str, list[MediaPart]]:
     """Reads a dict with a text as `prompt`, and its `images` and `audio`. `place` names it in errors. Raises TypeError
     and ValueError."""
-    unknown = [str(key) for key in item if key not in ("prompt", *_LISTS)]
+    unknown = [str(key) for key in item if key not in ("prompt", *MEDIA_LISTS)]
     if unknown:
         raise ValueError(f"{place} holds {', '.join(unknown)}; a dict has a prompt, and images or audio")
     if not isinstance(item["prompt"], str):
@@ -200,7 +173,7 @@ def read_media_prompt(item: Mapping[str, Any], place: str) -> tuple[str, list[Me
             f"{place}.prompt must be a text with a placeholder for each image and clip; got {shown(item['prompt'])}"
         )
     parts = []
-    for name, kind in _LISTS.items():
+    for name, kind in MEDIA_LISTS.items():
         given = item.get(name)
         if given is not None and not isinstance(given, (list, tuple)):
             raise TypeError(f"{place}.{name} must be a list; got {type(given).__name__}")

@@ -83,7 +83,9 @@ class Endpoint:
                     self.check(service)
                     read = functools.partial(self._read, service, body, scope)
                     request, headers = await service.work(read) if len(body) > LARGE else read()
+                    num_bytes = len(body)
                     del body, read
+                    await service.fetch_images(request, lambda fetched: check(num_bytes + fetched))
                     await self.answer(service, request, headers, scope, tracked)
         except http.ClientGone:
             service.metrics.client_gone()

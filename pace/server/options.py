@@ -14,6 +14,8 @@ from pace.server.limits import Limits
 
 KEYS_VARIABLE = "PACE_API_KEY"
 MEDIA = ("image", "audio")
+HOST = r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)"
+"""A name, or an address; one of IPv6 in brackets."""
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
@@ -50,6 +52,9 @@ class ServeOptions:
     media: tuple[str, ...] | None = None
     """Media that requests may have: image, audio or image,audio; none for text only. Default: all that the model
     takes."""
+    media_hosts: tuple[str, ...] = ()
+    """Hosts whose images requests may name by URL, as HOST or HOST:PORT: without a port, that of http and https. The
+    server fetches them. By default, it fetches nothing."""
     max_image_tokens: int = 1280
     """Maximum number of tokens of an image. One with more pixels is made smaller."""
     allow_priority: bool = False
@@ -141,6 +146,14 @@ class ServeOptions:
         unknown = [kind for kind in self.media or () if kind not in MEDIA]
         if unknown or len(set(self.media or ())) < len(self.media or ()):
             raise ValueError(f"media must be {' or '.join(MEDIA)}, both or none; got {shown(','.join(self.media))}")
+        for host in self.media_hosts:
+            if not re.fullmatch(rf"{HOST}(:[0-9]{{1,5}})?", host, re.IGNORECASE | re.ASCII):
+                raise ValueError(
+                    f"media_hosts: {shown(host)} must be HOST or HOST:PORT, without a scheme, and an IPv6 address in "
+                    "brackets"
+                )
+        if self.media_hosts and self.media is not None and "image" not in self.media:
+            raise ValueError("media_hosts needs media=image: without it, requests have no images")
         if isinstance(self.max_image_tokens, bool) or not isinstance(self.max_image_tokens, int):
             raise TypeError(f"max_image_tokens must be a whole number; got {shown(self.max_image_tokens)}")
         if self.max_image_tokens < 1:

@@ -7,7 +7,7 @@ import hashlib
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
@@ -25,7 +25,9 @@ from pace.server.errors import LOADING, ApiError, NotWell, invalid
 from pace.server.fingerprint import fingerprint
 from pace.server.jobs import GenerationJob, PreparedJob
 from pace.server.metrics import Metrics
+from pace.server.network.fetch import Fetcher
 from pace.server.network.http import LargeBodies
+from pace.server.network.remote import RemoteImage, remote_images
 from pace.server.options import ServeOptions
 from pace.server.prompts import PromptReader
 from pace.server.workers import GrammarWorkers, MediaWorkers
@@ -59,6 +61,9 @@ class Service:
         self._grammar_workers = GrammarWorkers(self.limits)
         self._media_workers = MediaWorkers(self.limits)
         self.large_bodies = LargeBodies(self.limits.body_bytes, self.limits.large_body_bytes, self.metrics.rejected)
+        self._fetcher: Fetcher | None = None
+        if options.media_hosts:
+            self._fetcher = Fetcher(options.media_hosts, self.limits.media_bytes, self.limits.media_body_bytes)
         self._answers: set[Answer] = set()
 
     # -- life cycle ----------------------------------------------------------------------------------------------------
@@ -78,6 +83,8 @@ class Service:
         missing = set(kinds or ()) - set(generator.encoder.processors)
         if missing:
             raise ValueError(f"media={','.join(kinds)}: this model takes no {NOUNS[missing.pop()]}")
+        if self._fetcher is not None and "image" not in generator.encoder.processors:
+            raise ValueError(f"media_hosts={','.join(self.options.media_hosts)}: this model takes no images")
         encoder = PromptEncoder(generator.encoder.all, generator.tokenizer, self.options.max_image_tokens, kinds)
         names = self.options.model_names
         lengths = engine.model.vocab_size, engine.max_length
@@ -120,6 +127,8 @@ class Service:
         self._workers.shutdown(wait=False, cancel_futures=True)
         self._grammar_workers.close()
         self._media_workers.close()
+        if self._fetcher is not None:
+            self._fetcher.close()
         if self.generator is not None:
             self.generator.driver.close()
             self.generator = None
@@ -197,6 +206,23 @@ class Service:
         """Raises ApiError 429 if the queue has no room for any request."""
         if self.admission is not None:
             self.admission.check_room()
+
+    async def fetch_images(self, request: Any, check: Callable[[int], None]) -> None:
+        """Puts the images themselves in place of URLs of allowed hosts. `check` takes their size so far. Raises
+        ApiError, and what `check` raises."""
+        fetcher = self._fetcher
+        if fetcher is None:
+            return
+        found = [(image, address) for image in remote_images(request) if (address := fetcher.find(image.url))]
+        if not found:
+            return
+        self.check_model(request.model)
+        self.check_ready()
+        if len(found) > self.limits.images:
+            place = found[self.limits.images][0].place
+            raise invalid(place, f"is one of more than {self.limits.images} images, the maximum of a request")
+        files = await fetcher.fetch([(image.place, address) for image, address in found], check)
+        await self.work(_put_all, [image for image, _ in found], files)
 
     # -- work ----------------------------------------------------------------------------------------------------------
 
@@ -292,6 +318,11 @@ class Service:
                 self.admission.measured(
                     group[0].num_prompt_tokens - times.num_reused, times.first_token - times.admitted
                 )
+
+
+def _put_all(images: list[RemoteImage], files: list[bytes]) -> None:
+    for image, data in zip(images, files, strict=True):
+        image.put(data)
 
 
 @contextmanager

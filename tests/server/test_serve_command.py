@@ -45,7 +45,8 @@ def test_every_option_sets_its_field(tmp_path, monkeypatch):
         *("--host", "0.0.0.0", "--port", "80", "--uds", "/tmp/s", "--api-key-file", str(file)),
         *("--served-model-name", "a", "--served-model-name", "b", "--any-model-name", "--strict", "--allow-priority"),
         "--access-log",
-        *("--cors-origin", "https://a.example", "--allowed-host", "a.example", "--metrics-prefix", "vllm"),
+        *("--cors-origin", "https://a.example", "--allowed-host", "a.example", "--allow-media-host", "b.example"),
+        *("--metrics-prefix", "vllm"),
         *("--max-body", "1MiB", "--max-queue", "0", "--max-wait", "1.5", "--max-per-key", "3"),
     )
     assert (options.model, options.host, options.port, options.uds) == ("org/model", "0.0.0.0", 80, "/tmp/s")
@@ -53,6 +54,7 @@ def test_every_option_sets_its_field(tmp_path, monkeypatch):
     assert options.model_names == ("a", "b")
     assert options.any_model_name and options.strict and options.allow_priority and options.access_log
     assert (options.cors_origins, options.allowed_hosts) == (("https://a.example",), ("a.example",))
+    assert options.media_hosts == ("b.example",)
     assert options.metrics_prefix == "vllm"
     assert options.limits == Limits(body_bytes=1 << 20, max_queue=0, max_wait=1.5, max_per_key=3)
 

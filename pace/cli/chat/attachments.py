@@ -14,7 +14,7 @@ from pace.llm.processors.prompts import NOUNS, MediaPart, PromptEncoder
 from pace.naming import counted
 from pace.server.errors import ApiError
 from pace.server.limits import Limits
-from pace.server.schemas.media import MAGIC, RequestMedia
+from pace.server.schemas.media import MAGIC, RequestMedia, media_type_of
 
 
 def attach(kind: str, text: str, encoder: PromptEncoder, tokenizer: Any) -> tuple[MediaPart, str]:
@@ -26,7 +26,7 @@ def attach(kind: str, text: str, encoder: PromptEncoder, tokenizer: Any) -> tupl
     encoder.check_kind(MediaPart(kind, None))
     path = _path_of(text)
     part = MediaPart(kind, read_whole(path, Limits.media_bytes), where=path.name)
-    media_type = _media_type(part)
+    media_type = media_type_of(part.source)
     if media_type is None or not media_type.startswith(f"{kind}/"):
         types = ", ".join(name.removeprefix(f"{kind}/") for name in MAGIC if name.startswith(f"{kind}/"))
         raise ValueError(f"{path} has no {NOUNS[kind]} in a known format; these are {types}")
@@ -68,14 +68,10 @@ def from_saved(messages: Any) -> Any:
 def _saved_part(part: Any) -> dict[str, Any]:
     if not isinstance(part, MediaPart):
         return part
-    media_type, data = _media_type(part), base64.b64encode(part.source).decode()
+    media_type, data = media_type_of(part.source), base64.b64encode(part.source).decode()
     if part.kind == "image":
         return {"type": "image_url", "image_url": {"url": f"data:{media_type};base64,{data}"}}
     return {"type": "input_audio", "input_audio": {"data": data, "format": media_type.removeprefix("audio/")}}
-
-
-def _media_type(part: MediaPart) -> str | None:
-    return next((name for name, matches in MAGIC.items() if part.source and matches(part.source[:16])), None)
 
 
 def _path_of(text: str) -> Path:

@@ -10,6 +10,7 @@ from kani import AIFunction, ChatMessage, ChatRole, FunctionCall, ReasoningPart
 from kani import ToolCall as KaniToolCall
 
 from pace.llm.chat import CallEnds, Event, Text, Tool, calls_of, read_tools, thought_of
+from pace.llm.processors.processor import MEDIA_LISTS
 from pace.media.images import load_rgb
 
 MULTIMODAL = "kani.ext.multimodal_core"
@@ -55,10 +56,7 @@ def media_of(messages: Sequence[ChatMessage]) -> dict[str, list[Any]]:
     """Images and sound of messages in order, as `LLMModel.generate` takes them: `images` and `audio`, as far as there
     are any. Pixels are copied. Raises what `as_dict` raises."""
     parts = [_as_part(part, True) for message in messages for part in message.parts if _media_kind(part)]
-    found = {
-        name: [part[kind] for part in parts if part["type"] == kind]
-        for name, kind in (("images", "image"), ("audio", "audio"))
-    }
+    found = {name: [part[kind] for part in parts if part["type"] == kind] for name, kind in MEDIA_LISTS.items()}
     return {name: media for name, media in found.items() if media}
 
 

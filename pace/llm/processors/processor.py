@@ -12,6 +12,13 @@ from pace.naming import counted
 if TYPE_CHECKING:
     import numpy as np
 
+NOUNS = {"image": "images", "audio": "sound"}
+"""Kinds of media, and what messages call them."""
+SINGLE = {"image": "image", "audio": "clip"}
+"""What messages call one of them."""
+MEDIA_LISTS = {"images": "image", "audio": "audio"}
+"""Names of lists of media in prompts and calls, and the kind of the media in each."""
+
 
 class MediaProcessor(Protocol):
     """Prepares media of one kind for a model's tower."""
@@ -55,7 +62,7 @@ class Processors:
     def check_kind(self, kind: str) -> None:
         """Raises ValueError if the model does not take media of that kind."""
         if kind not in self.of_kind:
-            raise ValueError(f"this model takes no {'images' if kind == 'image' else kind}")
+            raise ValueError(f"this model takes no {NOUNS[kind]}")
 
     def __call__(self, images: Any = None, audio: Any = None) -> dict[str, np.ndarray]:
         """Prepares images and clips, one or a list of each, with the checkpoint's own limits of tokens.
@@ -63,7 +70,7 @@ class Processors:
         Returns the arrays of the checkpoint's processor in transformers. Raises ValueError if there is nothing to
         prepare or the model does not take it."""
         arrays: dict[str, np.ndarray] = {}
-        for kind, name, sources in (("image", "images", images), ("audio", "audio", audio)):
+        for (name, kind), sources in zip(MEDIA_LISTS.items(), (images, audio)):
             if sources is None:
                 continue
             self.check_kind(kind)
@@ -91,46 +98,47 @@ class Processors:
         return text
 
     def locate(self, tokens: Sequence[int], media: Sequence[Media], token_ids: Mapping[str, int]) -> list[MediaSpan]:
-        """Finds the tokens of each medium in the ids of an expanded text, in order of their places.
-
-        `token_ids` has the id of each kind's placeholder token. Raises ValueError unless the runs of an id are the
-        media of its kind, one after the other."""
-
-        spans = []
+        """Finds the tokens of each medium in the ids of an expanded text, in order of their places. `token_ids` has the
+        id of each kind's placeholder token. Raises what `place_media` raises."""
+        spans: list[MediaSpan] = []
         for kind, processor in self.of_kind.items():
-            places = [place for place, token in enumerate(tokens) if token == token_ids[kind]]
             own = [medium for medium in media if medium.kind == kind]
-            check_tokens(processor, len(places), own)
-            begin = 0
-            for medium in own:
-                end = begin + medium.num_tokens
-                if places[end - 1] - places[begin] != medium.num_tokens - 1:
-                    raise ValueError(
-                        f"the {medium.num_tokens} tokens {processor.token} from {places[begin]} on are of one medium, "
-                        "but other tokens are between them"
-                    )
-                spans.append(MediaSpan(places[begin], medium))
-                begin = end
+            spans += place_media([tokens], own, token_ids[kind], kind, processor.token)[0]
         return sorted(spans, key=lambda span: span.start)
 
 
-def media_text(processor: MediaProcessor, number: int) -> str:
-    """A number of media in words, such as "2 images"."""
-    return counted(number, "clip" if processor.kind == "audio" else processor.kind)
+def place_media(
+    rows: Sequence[Sequence[int]], media: Sequence[Media], placeholder: int, kind: str, name: str = ""
+) -> list[list[MediaSpan]]:
+    """Finds the media of one kind in rows of tokens: the runs of `placeholder`, in order. `name` is its text, for
+    errors. Raises ValueError unless the media need this number of placeholders, without a gap within one."""
+    name = name or f"of id {placeholder}"
+    places = [(index, at) for index, row in enumerate(rows) for at, token in enumerate(row) if token == placeholder]
+    needed = sum(medium.num_tokens for medium in media)
+    if len(places) != needed:
+        prompts = "the prompt has" if len(rows) == 1 else "the prompts have"
+        raise ValueError(
+            f"{prompts} {counted(len(places), 'token')} {name}, but {counted(len(media), SINGLE[kind])} must have "
+            f"{needed}; a prompt may not have this token otherwise"
+        )
+    found: list[list[MediaSpan]] = [[] for _ in rows]
+    first = 0
+    for number, medium in enumerate(media):
+        (row, start), last = places[first], places[first + medium.num_tokens - 1]
+        if last != (row, start + medium.num_tokens - 1):
+            raise ValueError(
+                f"{SINGLE[kind]} {number} needs {counted(medium.num_tokens, 'token')} {name} in a row; those from "
+                f"token {start} of prompt {row} on have others between them"
+            )
+        found[row].append(MediaSpan(start, medium))
+        first += medium.num_tokens
+    return found
 
 
 def check_count(processor: MediaProcessor, found: int, given: int) -> None:
     if found != given:
         raise ValueError(
-            f"the prompt has {counted(found, 'placeholder')} {processor.token} for {media_text(processor, given)}; "
-            f"it needs one for each, and the text may not hold {processor.token} otherwise"
-        )
-
-
-def check_tokens(processor: MediaProcessor, found: int, media: Sequence[Media]) -> None:
-    needed = sum(medium.num_tokens for medium in media)
-    if found != needed:
-        raise ValueError(
-            f"the prompt has {counted(found, 'token')} {processor.token}, but {media_text(processor, len(media))} "
-            f"must have {needed}; the text may not hold {processor.token} otherwise"
+            f"the prompt has {counted(found, 'placeholder')} {processor.token} for "
+            f"{counted(given, SINGLE[processor.kind])}; it needs one for each, and the text may not hold "
+            f"{processor.token} otherwise"
         )

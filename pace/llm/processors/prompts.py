@@ -7,14 +7,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from pace.llm.processors.processor import MediaProcessor, Processors
+from pace.llm.processors.processor import NOUNS, MediaProcessor, Processors
 from pace.media.media import Media, MediaError, MediaSpan
 
 LOW_DETAIL_TOKENS = 256
 """Maximum tokens of an image with `detail` "low"."""
 DETAILS = ("auto", "low", "high")
-NOUNS = {"image": "images", "audio": "sound"}
-"""Kinds of media, and what messages call them."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -114,6 +114,11 @@ class RequestMedia:
         return found
 
 
+def media_type_of(data: bytes) -> str | None:
+    """Returns the media type that the first bytes of a file show; None if it is unknown."""
+    return next((name for name, matches in MAGIC.items() if data and matches(data[:16])), None)
+
+
 def texts_of(content: Any) -> list[str]:
     """The texts of a message's content."""
     if not isinstance(content, list):

@@ -110,7 +110,7 @@ def test_options(folder, model, tmp_path):
     for scored, match in (({"prompt": TOKEN, "images": [picture(8, 8)]}, "only texts"), (TOKEN, "placeholder")):
         with pytest.raises(ValueError, match=match):
             model.score(scored)
-    with pytest.raises(ValueError, match="this model takes no audio"):
+    with pytest.raises(ValueError, match="this model takes no sound"):
         model.processor(audio=[b"x"])
 
 

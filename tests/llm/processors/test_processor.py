@@ -72,7 +72,7 @@ def test_a_text_with_other_counts_is_refused(processors, text, num_images, messa
 def test_a_kind_that_the_model_does_not_take_is_refused():
     for processors, kind, name in (
         (Processors(), "image", "images"),
-        (Processors(QwenImageProcessor()), "audio", "audio"),
+        (Processors(QwenImageProcessor()), "audio", "sound"),
     ):
         with pytest.raises(ValueError, match=f"this model takes no {name}"):
             processors.expand("", [medium(kind, 1)])
@@ -83,7 +83,10 @@ def test_tokens_with_other_counts_are_refused(processors):
         ([0, 3, 3, 0], f"has 2 tokens {PAD}, but 1 image must have 3"),
         ([3] * 4, f"has 4 tokens {PAD}, but 1 image must have 3"),
         ([0], f"has 0 tokens {PAD}, but 1 image must have 3"),
-        ([3, 3, 0, 3], f"the 3 tokens {PAD} from 0 on are of one medium, but other tokens are between them"),
+        (
+            [3, 3, 0, 3],
+            f"image 0 needs 3 tokens {PAD} in a row; those from token 0 of prompt 0 on have others between them",
+        ),
         ([3, 3, 3, 7], f"has 1 token {CLIP}, but 0 clips must have 0"),
     ):
         with pytest.raises(ValueError, match=re.escape(message)):
@@ -101,7 +104,7 @@ def test_the_processors_of_a_model_give_the_arrays_of_transformers():
     for kwargs, message in (
         ({}, "needs images="),
         ({"images": []}, "images is an empty list"),
-        ({"audio": [b""]}, "this model takes no audio"),
+        ({"audio": [b""]}, "this model takes no sound"),
     ):
         with pytest.raises(ValueError, match=message):
             processors(**kwargs)

@@ -276,11 +276,11 @@ def changed(**tensors):
     [
         (
             lambda: changed(pixel_values=None, image_grid_thw=None),
-            r"the prompts have 9 image placeholders \(token 90\), and the 0 images given need 0",
+            "the prompt has 9 tokens of id 90, but 0 images must have 0",
         ),
         (
             lambda: changed(input_ids=inputs_of([ROWS[0]])["input_ids"], attention_mask=None),
-            "the prompts have 6 image placeholders.*and the 2 images given need 9",
+            "the prompt has 6 tokens of id 90, but 2 images must have 9",
         ),
         (lambda: changed(image_grid_thw=None), "pixel_values and image_grid_thw; image_grid_thw is missing"),
         (lambda: changed(pixel_values=None), "pixel_values is missing"),
@@ -299,7 +299,7 @@ def changed(**tensors):
                 "pixel_values": torch.zeros(8, 96),
                 "image_grid_thw": torch.tensor([[1, 2, 4]]),
             },
-            "image 0 needs 2 placeholders.*interrupted after token 1 of prompt 0",
+            "image 0 needs 2 tokens of id 90 in a row; those from token 1 of prompt 0 on have others between them",
         ),
         (lambda: changed(pixel_values_videos=torch.zeros(1)), "pixel_values_videos"),
     ],

@@ -32,10 +32,10 @@ def model_of(oracle):
 
 
 def media_of(model, row: list[int], grids: list[tuple[int, int]]):
-    from pace.llm.inputs import place_media
+    from pace.llm.processors.processor import place_media
 
     media = model.towers[0].read_inputs({"pixel_values": pixels(grids, 0), "image_grid_thw": grid_thw(grids)})
-    return place_media([row], media, IMAGE)[0]
+    return place_media([row], media, IMAGE, "image")[0]
 
 
 @pytest.mark.parametrize("model_type", MODELS)
