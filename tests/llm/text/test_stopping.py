@@ -156,7 +156,7 @@ def test_broken_off_at_any_call_and_asked_again(kind: str) -> None:
         was_struck = struck.calls_left <= 0
         assert reason == "stop"
         assert decode(tokenizer, sequence.generated)[: stopping.text.cut] == "Once upon a naïve ", f"call {strike_at}"
-    assert strike_at > sequence.num_generated > 10, "each token takes a call; trained vocabularies vary in length"
+    assert strike_at > sequence.num_generated, "each token takes a call, and their number varies with the training"
 
 
 @pytest.mark.parametrize("kind", ZOO)

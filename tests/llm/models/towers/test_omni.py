@@ -180,7 +180,7 @@ def test_text_alone_needs_no_tower(omni) -> None:
 def test_what_is_refused(omni) -> None:
     with load(omni[1]) as model:
         inputs = inputs_of([150], 0)
-        with pytest.raises(ValueError, match=rf"have 20 audio placeholders \(token {CLIP}\), and the 2 audios given"):
+        with pytest.raises(ValueError, match=f"20 tokens of id {CLIP}, but 2 clips must have 2"):
             model.generate(**inputs | {name: inputs_of([1, 1])[name] for name in inputs if "feature" in name})
         video = {"pixel_values_videos": torch.zeros(4, 96), "video_grid_thw": torch.tensor([[1, 2, 2]])}
         for given in (lambda: model.generate(**inputs, **video), lambda: model.generate(inputs | video)):
