@@ -108,6 +108,12 @@ def quantize_checkpoint(
         if not chosen.is_calibrated:
             seen, kept = [], kept or seen
     with CheckpointReader(directory) as reader, _new_directory(out) as folder:
+        if model.other_parts and any(name.startswith(model.other_parts) for name in reader.tensors):
+            logger.warning(
+                "only the text model of %s is quantised; the result takes no images or sound, because its towers "
+                "are left out",
+                directory.name,
+            )
         job = Job(model, reader, config, chosen, folder, num_tokens=sum(map(len, seen)))
         with progress_bar(len(model.layers), f"Quantising {directory.name}", progress, unit="layer") as done:
             job.run(seen, done)

@@ -363,3 +363,17 @@ def test_the_advice(agreement, divergences, speeds, words):
 def test_methods():
     found = [str(read_method(name)) for name in METHODS]
     assert found == ["rtn", "gptq", "awq+rtn", "smoothquant+rtn", "awq+gptq", "smoothquant+gptq"]
+
+
+def test_towers_are_left_out_with_a_warning(tmp_path, caplog):
+    from tests.llm.models.towers.seeing import save_seeing
+
+    save_seeing(tmp_path / "seeing", "qwen3_vl")
+    quantize.quantize_checkpoint(
+        tmp_path / "seeing", tmp_path / "out", "int8", method="rtn", report=False, progress=False
+    )
+    assert "only the text model of seeing is quantised" in caplog.text
+    with LLMModel(tmp_path / "out", progress=False) as model:
+        assert model._model.towers == []
+        assert model.generate([5, 6, 7], max_new_tokens=2).generated_token_ids
+    assert not [name for name in load_file(tmp_path / "out" / "model.safetensors") if "visual" in name]
