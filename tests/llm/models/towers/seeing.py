@@ -132,3 +132,11 @@ def run_to_end(encoding: Generator[None, None, Tensor]) -> Tensor:
             next(encoding)
         except StopIteration as end:
             return end.value
+
+
+def results(output: Any) -> list[tuple[list[int], list[float]]]:
+    """Tokens and their log-probabilities."""
+    return [
+        (tokens, [entry.logprob for entry in entries])
+        for tokens, entries in zip(output.generated_token_ids, output.logprobs)
+    ]

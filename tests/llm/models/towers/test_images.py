@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pace.llm import DraftModelConfig, LLMModel, PromptLookupConfig
-from tests.llm.models.towers.seeing import IMAGE, MODELS, inputs_of, save_seeing, with_other_names
+from tests.llm.models.towers.seeing import IMAGE, MODELS, inputs_of, results, save_seeing, with_other_names
 from tests.plugins.tiers import sample
 from tests.support import backends
 
@@ -35,14 +35,6 @@ def oracle_tokens(oracle, inputs, count: int = NEW) -> list[int]:
     given = inputs if "pixel_values" in inputs else {name: inputs[name] for name in ("input_ids", "attention_mask")}
     out = oracle.generate(**given, max_new_tokens=count, do_sample=False)
     return out[0, inputs["input_ids"].shape[1] :].tolist()
-
-
-def results(output) -> list:
-    """Tokens and their log-probabilities."""
-    return [
-        (tokens, [entry.logprob for entry in entries])
-        for tokens, entries in zip(output.generated_token_ids, output.logprobs)
-    ]
 
 
 @pytest.fixture(scope="module")

@@ -22,6 +22,7 @@ from tests.llm.models.towers.omni import (
     save_omni,
     together,
 )
+from tests.llm.models.towers.seeing import results
 from tests.support import backends
 
 pytest.importorskip("transformers")
@@ -42,14 +43,6 @@ BACKEND = "native" if "native" in backends() else "torch"
 
 def load(folder, **options) -> LLMModel:
     return LLMModel(folder, **{"dtype": "float32", "progress": False, "backend": BACKEND, **options})
-
-
-def results(output) -> list:
-    """Tokens and their log-probabilities."""
-    return [
-        (tokens, [entry.logprob for entry in entries])
-        for tokens, entries in zip(output.generated_token_ids, output.logprobs)
-    ]
 
 
 def run(model, inputs, count: int = NEW, **fields) -> list:

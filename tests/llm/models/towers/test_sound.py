@@ -7,6 +7,7 @@ import torch
 
 from pace.llm import LLMModel
 from tests.llm.models.towers.hearing import CLIP, MELS, features, inputs_of, save_hearing
+from tests.llm.models.towers.seeing import results
 
 pytest.importorskip("transformers")
 
@@ -24,14 +25,6 @@ def oracle_tokens(oracle, inputs) -> list[int]:
     given = inputs if (inputs["input_ids"] == CLIP).any() else {"input_ids": inputs["input_ids"]}
     out = oracle.generate(**given, max_new_tokens=NEW, do_sample=False)
     return out[0, inputs["input_ids"].shape[1] :].tolist()
-
-
-def results(output) -> list:
-    """Tokens and their log-probabilities."""
-    return [
-        (tokens, [entry.logprob for entry in entries])
-        for tokens, entries in zip(output.generated_token_ids, output.logprobs)
-    ]
 
 
 @pytest.fixture(scope="module")
