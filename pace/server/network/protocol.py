@@ -36,6 +36,17 @@ PROBE_SECONDS, PROBE_INTERVAL, PROBES = 30, 10, 3
 """A peer that vanished silently is detected after a minute."""
 
 
+class AnswerTransport:
+    """The transport of a connection, as an answer uses it."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.close = connection.close_after_answer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection.transport, name)
+
+
 class Connection(HttpToolsProtocol):
     """Protocol of an accepted socket in uvicorn. `limits` are those of the server. `refused` holds the server's
     connections that got an error and are about to close. `max_body` returns the maximum size of a body, which depends
@@ -156,6 +167,7 @@ class Connection(HttpToolsProtocol):
         self.is_heard = True
         self._check_head()
         super().on_headers_complete()
+        self.cycle.transport = AnswerTransport(self)
         self.scope["pace_request_id"] = request_id(self.headers)
         self.phase = "body"
         self._allow_reading(self.limits.body_seconds)
@@ -223,12 +235,29 @@ class Connection(HttpToolsProtocol):
         if len(self.refused) >= self.limits.connections:
             self.transport.abort()
         elif can_answer:
-            self.refused.add(self)
             self._write_error(error)
-            self.read_timer = self.loop.call_later(LINGER_SECONDS, self.transport.abort)
+            self._linger()
         else:
             self.transport.close()
             self._watch_writes()
+
+    def close_after_answer(self) -> None:
+        """Closes the connection after a whole answer, which may come before the whole request."""
+        if self.phase != "body" or len(self.refused) >= self.limits.connections:
+            self.transport.close()
+        elif not self.ignores_input:
+            self.ignores_input = True
+            self._stop_read_timer()
+            self.connections.discard(self)
+            self._linger()
+
+    def _linger(self) -> None:
+        """Sends no more, and closes once the client has sent all or its time is over."""
+        self.refused.add(self)
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.flow.resume_reading()
+        self.read_timer = self.loop.call_later(LINGER_SECONDS, self.transport.abort)
 
     def _write_error(self, error: ApiError) -> None:
         path = self.url.partition(b"?")[0].decode("latin-1")
@@ -239,9 +268,6 @@ class Connection(HttpToolsProtocol):
         status = STATUS_LINE.get(error.status, b"HTTP/1.1 %d \r\n" % error.status)
         head = b"".join(b"%s: %s\r\n" % (name, value) for name, value in fields)
         self.transport.write(b"".join([status, head, b"\r\n", body]))
-        if self.transport.can_write_eof():
-            self.transport.write_eof()
-        self.flow.resume_reading()
 
     def _note_refusal(self, path: str, status: int) -> str:
         """Returns the id of the request, and logs it. If the application has seen the request, the gate writes its line

@@ -87,6 +87,20 @@ def test_bodies_are_bounded(form, size, status):
         assert_still_serves(running)
 
 
+@pytest.mark.parametrize("more", ["", "Connection: close\r\n"])
+def test_an_answer_before_the_end_of_a_body_arrives(more):
+    head = f"POST /early HTTP/1.1\r\nHost: localhost\r\n{more}Content-Length: 400000\r\n\r\n".encode()
+    with serving() as running, running.connect() as client:
+        client.sendall(head + b"x" * 1000)
+        time.sleep(0.05)
+        for _ in range(3):
+            client.sendall(b"x" * 133_000)
+            time.sleep(0.01)
+        assert parts(read_answer(client))[0] == 200
+        client.shutdown(socket.SHUT_WR)
+        wait_until(lambda: not running.connections)
+
+
 def test_errors_have_the_form_of_their_path():
     with serving(body_bytes=10) as running:
         request = b"POST /v1/messages?beta=true HTTP/1.1\r\nHost: localhost\r\nContent-Length: 11\r\n\r\n"
