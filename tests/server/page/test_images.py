@@ -108,6 +108,7 @@ def test_a_real_model_sees_an_image(tmp_path):
             browser.press("Enter")
             browser.wait("document.querySelector('.answer footer:not([hidden])') != null")
             browser.wait("document.querySelector('.question img').complete")
+            browser.evaluate("document.querySelector('.question img').scrollIntoView({block: 'center'})")
             assert num_red(browser.screenshot()) > 5000, "the image stands in the conversation"
             text = browser.evaluate("document.querySelector('.answer .body').innerText")
             assert answer and text.split() == answer.split()
