@@ -73,8 +73,8 @@ class Costs:
     weight_bytes: int
     """Resident bytes, in the layout of the kernels."""
     dense_weight_bytes: int
-    """Bytes that every step reads: all weights except experts and an untied embedding (a step only reads single rows of
-    it)."""
+    """Bytes that every step reads: all weights except towers, experts and an untied embedding (a step only reads single
+    rows of it)."""
     head_bytes: int
     """Bytes of the LM head's matrix, a part of `decode_weight_bytes`."""
     layer_flops_per_token: int
@@ -98,7 +98,7 @@ class Costs:
     @classmethod
     def of(cls, model: BaseModelForCausalLM, dtype: torch.dtype, kv_dtype: torch.dtype | None = None) -> Costs:
         """Computes the costs of `model`, which need not be loaded. `kv_dtype`: of keys and values; None for `dtype`."""
-        parts = list(_walk(model))
+        parts = [part for child in model.children() if child not in model.towers for part in walk(child)]
         mixtures = [part for part in parts if isinstance(part, MixtureOfExperts)]
         experts = tuple(_expert_costs(mixture, dtype) for mixture in mixtures)
         of_experts = {id(expert) for mixture in mixtures for expert in _experts(mixture)}
@@ -119,17 +119,18 @@ class Costs:
         return cls(
             weight_bytes=weight_bytes,
             dense_weight_bytes=weight_bytes
+            - sum(tower.planned_nbytes(native, dtype) for tower in model.towers)
             - sum(part.planned_nbytes(native, dtype) for part in gathered if part is not tied)
             - sum(layer.count * layer.bytes_each for layer in experts),
             head_bytes=head_matrix.planned_nbytes(native, dtype),
             layer_flops_per_token=layer_flops,
             head_flops=2 * sum(head_matrix.parts.values()) * head_matrix.k,
-            attention=tuple(_attention_costs(part, kv_dtype or dtype) for part in attention),
+            attention=tuple(attention_costs(part, kv_dtype or dtype) for part in attention),
             cache=by_lifetime(KVSpec(tuple(layer.cache for layer in model.layers), kv_dtype or dtype)),
             experts=experts,
-            code=_usual_code(in_step, dtype),
-            layer_code=_usual_code(of_layers or in_step, dtype),
-            head_code=_usual_code([head_matrix], dtype),
+            code=usual_code(in_step, dtype),
+            layer_code=usual_code(of_layers or in_step, dtype),
+            head_code=usual_code([head_matrix], dtype),
         )
 
     @property
@@ -193,7 +194,7 @@ class Costs:
         return sum(layer.flops_per_pair * layer.pairs(tokens) for layer in self.attention)
 
 
-def _attention_costs(layer: Attention | LatentAttention, kv_dtype: torch.dtype) -> AttentionCosts:
+def attention_costs(layer: Attention | LatentAttention, kv_dtype: torch.dtype) -> AttentionCosts:
     kv_bytes = KVSpec((layer.cache,), kv_dtype).position_bytes
     if isinstance(layer, LatentAttention):  # the latent serves as key and value
         return AttentionCosts(kv_bytes, 2 * layer.num_heads * (layer.cache.rope_dim + 2 * layer.cache.rank), None)
@@ -202,7 +203,7 @@ def _attention_costs(layer: Attention | LatentAttention, kv_dtype: torch.dtype) 
     return AttentionCosts(kv_bytes, flops_per_pair, cache.window, cache.chunked)
 
 
-def _usual_code(matrices: list[Linear], dtype: torch.dtype) -> str | None:
+def usual_code(matrices: list[Linear], dtype: torch.dtype) -> str | None:
     """Code of most of the bytes of `matrices`."""
     sizes: Counter[str | None] = Counter()
     for part in matrices:
@@ -227,7 +228,7 @@ def _expert_costs(mixture: MixtureOfExperts, dtype: torch.dtype) -> ExpertCosts:
     )
 
 
-def _walk(layer: Layer) -> Iterator[Layer]:
+def walk(layer: Layer) -> Iterator[Layer]:
     yield layer
     for child in layer.children():
-        yield from _walk(child)
+        yield from walk(child)

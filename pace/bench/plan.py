@@ -8,7 +8,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +17,8 @@ from pace.bench.costs import Costs
 from pace.bench.limits import Limits
 from pace.bench.prediction import efficiencies, predict
 from pace.bench.sample import Prompts, Sample
-from pace.checkpoints.gguf.file import is_gguf
+from pace.bench.towers import IMAGE_TOKENS, Encoding, TowerPlan
+from pace.llm.engine.media import MEDIA_CACHE_BYTES
 from pace.llm.layers.linear import OutOfRange
 from pace.llm.loading.checkpoint import Checkpoint
 from pace.llm.loading.fill import TensorReader
@@ -77,6 +77,9 @@ class Plan:
     """Speed of all sequences together."""
     mapped: MappedPlan | None = None
     """None if no experts are quantised."""
+    towers: tuple[TowerPlan, ...] = ()
+    """Encoding of an image and of a clip. Their weights are part of `weight_bytes`. `max_context` leaves room for one
+    encoding, and for the cache of rows."""
 
     @property
     def fits(self) -> bool:
@@ -94,8 +97,10 @@ def plan(
     quantization: QuantizationConfig | None = None,
     checkpoint: TensorReader | None = None,
     sample: Sample | None = None,
+    image_tokens: int = IMAGE_TOKENS,
 ) -> list[Plan]:
     """Plans for a prompt of `prompt` tokens, and for decoding `batch` sequences of `context` tokens (None: `prompt`).
+    If the model has towers, also for an image of `image_tokens` tokens, and a clip of a minute.
 
     Returns one plan for each dtype and each of `FORMATS`. With `quantization`, or a `checkpoint` (of
     `quantized_tensors`) with quantised matrices, returns a single plan. A `sample` corrects the predictions by
@@ -104,7 +109,7 @@ def plan(
     Raises what reading the config and planning for the checkpoint's tensors raise. NotImplementedError: the config is
     that of a quantised checkpoint, and its tensors are missing. ValueError: sequences longer than the model's
     positions, or an unknown `kv_cache_dtype`."""
-    model_class, config = read_config(config_json)
+    model_class, config = read_config(config_json, media=True)
     if config.quantization_config and checkpoint is None:
         raise NotImplementedError(
             f"config.json: the checkpoint is quantised already ({config.quantization_config.name}), and a plan needs "
@@ -114,16 +119,25 @@ def plan(
     context = prompt if context is None else context
     if min(prompt, context, batch) < 1:
         raise ValueError(f"prompt, context and batch must be at least 1; got {prompt}, {context}, {batch}")
+    if image_tokens < 1:
+        raise ValueError(f"max_image_tokens must be at least 1; got {image_tokens}")
     if (longest := max(prompt, context)) > (limit := config.max_position_embeddings):
         raise ValueError(
             f"{longest} tokens are more than this model has positions for: {limit} (max_position_embeddings)"
         )
     plans, asked = [], Prompts(prompt, context, batch)
+    encodings: list[Encoding] | None = None
     for name, dtype in _ways(model, quantization, checkpoint):
+        if encodings is None:  # a checkpoint may lack towers
+            encodings = [Encoding(tower, image_tokens) for tower in model.towers]
         kv_dtype = parse_kv_cache_dtype(kv_cache_dtype, dtype)
         costs = Costs.of(model, dtype, kv_dtype)
         limits = limits if isinstance(limits, Limits) else limits()
-        found = _plan(name, dtype, costs, config.max_position_embeddings, limits, available_bytes, asked)
+        towers = tuple(encoding.plan(dtype, limits) for encoding in encodings)
+        for_media = MEDIA_CACHE_BYTES + max(tower.encode_bytes for tower in towers) if towers else 0
+        room = available_bytes - for_media
+        found = _plan(name, dtype, costs, config.max_position_embeddings, limits, room, asked)
+        found = replace(found, towers=towers)
         if sample is not None:
             try:
                 corrections = sample.corrections(dtype, kv_dtype, model.quantization, limits, asked)
@@ -162,16 +176,16 @@ def _ways(
 
 
 @contextmanager
-def quantized_tensors(path: Path, config_json: dict[str, Any]) -> Iterator[TensorReader | None]:
+def quantized_tensors(checkpoint: Checkpoint) -> Iterator[TensorReader | None]:
     """Opens the tensors of a checkpoint that may be quantised, for `plan`.
 
     Yields None for a checkpoint of floats, whose config suffices, and for one whose weights are not on this machine.
     Raises what opening it raises."""
-    _, config = read_config(config_json)
+    _, config = read_config(checkpoint.config)
     reader = None
-    if is_gguf(path) or config.quantization_config:
+    if checkpoint.gguf is not None or config.quantization_config:
         with suppress(FileNotFoundError):  # a Hub id: only its config is downloaded
-            reader = Checkpoint(path).open_weights(config.quantization_config)
+            reader = checkpoint.open_weights(config.quantization_config)
     with nullcontext() if reader is None else reader:
         yield reader
 

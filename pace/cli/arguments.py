@@ -33,6 +33,7 @@ MODEL_OPTIONS = (
     "bmc_rows",
     "prefix_cache_bytes",
     "media_cache_bytes",
+    "mmproj",
 )
 MODEL_OPTIONS += ("quantization", "backend", "revision", "cache_dir", "local_files_only", "weights", "weights_cache")
 """Arguments of LLMModel that the command line can set. The Hub's access token is not among them: HF_TOKEN sets it, so
@@ -208,8 +209,18 @@ def add_loading_arguments(group: argparse._ActionsContainer, reads_quantization:
         metavar="SIZE",
         help="memory for rows of encoded images and clips (default: 256MiB)",
     )
+    add_mmproj_argument(group)
     add_kv_cache_dtype_argument(group, argparse.SUPPRESS)
     add_hub_arguments(group)
+
+
+def add_mmproj_argument(group: argparse._ActionsContainer, default: Any = argparse.SUPPRESS) -> None:
+    group.add_argument(
+        "--mmproj",
+        default=default,
+        metavar="FILE",
+        help="mmproj file with the towers of a .gguf file (default: one in its folder or repository)",
+    )
 
 
 def add_hub_arguments(group: argparse._ActionsContainer, default: Any = argparse.SUPPRESS) -> None:

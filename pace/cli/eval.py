@@ -62,5 +62,11 @@ def _load_reference(arguments: argparse.Namespace):
             )
         return reference
     return open_llm(
-        arguments, model=arguments.against, dtype="bfloat16", tokenizer_name_or_path=None, revision=None, **plain
+        arguments,
+        model=arguments.against,
+        dtype="bfloat16",
+        tokenizer_name_or_path=None,
+        revision=None,
+        mmproj=None,
+        **plain,
     )

@@ -14,6 +14,7 @@ from pace.cli.arguments import (
     MODEL_HELP,
     add_hub_arguments,
     add_kv_cache_dtype_argument,
+    add_mmproj_argument,
     add_model_argument,
     add_quantization_argument,
     add_threads_argument,
@@ -21,7 +22,10 @@ from pace.cli.arguments import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pace.bench.plan import MappedPlan
+    from pace.bench.towers import TowerPlan
 
 logger = logging.getLogger("pace")
 
@@ -57,6 +61,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_quantization_argument(parser, None)
     add_kv_cache_dtype_argument(parser, "auto")
+    add_mmproj_argument(parser, None)
+    parser.add_argument(
+        "--max-image-tokens",
+        type=count,
+        default=1280,
+        metavar="N",
+        help="tokens of the image whose encoding is predicted, if the model has a tower (default: 1280)",
+    )
     add_threads_argument(parser, None)
     add_hub_arguments(parser, None)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
@@ -66,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
     from pace.bench import plan
     from pace.bench.sample import CannotSample, Sample
     from pace.bench.shapes import SHAPES, hint_of_shape
-    from pace.llm.loading.checkpoint import Checkpoint, read_config_json
+    from pace.llm.loading.checkpoint import Checkpoint
     from pace.llm.loading.find import find_checkpoint
     from pace.memory import available_memory_bytes
 
@@ -82,8 +94,14 @@ def run(arguments: argparse.Namespace) -> int:
                 local_files_only=arguments.local_files_only,
                 weights=False,
                 progress=False,
+                media=arguments.mmproj is None,
             )
-        config = read_config_json(found)
+        checkpoint = Checkpoint(found, media=True, mmproj=arguments.mmproj)
+        config = checkpoint.config
+    elif arguments.mmproj is not None:
+        raise ValueError(
+            f"mmproj={arguments.mmproj!r} belongs to a GGUF file; {arguments.model!r} is a shape of `pace bench --list`"
+        )
     elif arguments.revision is not None:
         raise ValueError(
             f"--revision {arguments.revision}: {arguments.model!r} is a shape of `pace bench --list`, which has no "
@@ -91,16 +109,16 @@ def run(arguments: argparse.Namespace) -> int:
         )
     available, limits = available_memory_bytes(), cache(partial(plan.machine_limits, arguments.num_threads))
     asked = (arguments.prompt, arguments.context, arguments.batch, arguments.kv_cache_dtype, arguments.quantization)
-    with nullcontext() if found is None else plan.quantized_tensors(found, config) as tensors:
+    with nullcontext() if found is None else plan.quantized_tensors(checkpoint) as tensors:
         sample = Sample(Checkpoint(found)) if found and arguments.sample else None
         try:
-            plans = plan.plan(config, limits, available, *asked, tensors, sample)
+            plans = plan.plan(config, limits, available, *asked, tensors, sample, arguments.max_image_tokens)
         except (CannotSample, OSError, MemoryError) as error:
             if sample is None:
                 raise
             logger.info("no layers were run: %s", error)
             sample = None
-            plans = plan.plan(config, limits, available, *asked, tensors)
+            plans = plan.plan(config, limits, available, *asked, tensors, None, arguments.max_image_tokens)
     measured = limits()
     if arguments.json:
         print(
@@ -133,6 +151,8 @@ def run(arguments: argparse.Namespace) -> int:
     for p in plans:
         if p.mapped:
             print(f"{p.dtype}, --weights mapped: {_mapped(p.mapped)}")
+    for towers in zip(*(p.towers for p in plans)):
+        print(_encoding(towers, [p.dtype for p in plans]))
     sequences = f"{arguments.batch} sequences" if arguments.batch > 1 else "one sequence"
     how = "predictions from a run of a few of its layers" if sample else "predictions"
     print(
@@ -150,6 +170,18 @@ def _mapped(plan: MappedPlan) -> str:
     return (
         f"{_gib(plan.expert_bytes)} of experts in a file, {_gib(plan.bytes_in_memory)} of which fit into memory; "
         + (f"{read} where routing is uniform" if plan.bytes_read_per_token else "nothing is read twice")
+    )
+
+
+def _encoding(towers: Sequence[TowerPlan], dtypes: Sequence[str]) -> str:
+    """A line about one tower, stored as each of `dtypes`."""
+    first = towers[0]
+    what = f"an image of {first.num_tokens:,} tokens" if first.kind == "image" else "a minute of sound"
+    times = ", ".join(f"{tower.encode_seconds:.1f} s ({dtype})" for tower, dtype in zip(towers, dtypes))
+    weights = ", ".join(f"{_gib(size)}" for size in dict.fromkeys(tower.weight_bytes for tower in towers))
+    return (
+        f"{what} is encoded in {times}, with {_gib(max(tower.encode_bytes for tower in towers))} of memory; its rows "
+        f"take {_gib(first.row_bytes)}, and its tower {weights} of the weights"
     )
 
 

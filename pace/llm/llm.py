@@ -62,12 +62,14 @@ class LLMModel:
         media: bool = True,
         max_image_tokens: int | None = None,
         media_cache_bytes: int | str = "256MiB",
+        mmproj: str | Path | None = None,
         **other_names: Any,
     ) -> None:
         """Loads a local directory, a GGUF file or a Hub id. `help(LoadOptions)` describes each argument.
 
-        What to load: `model_name_or_path`, `tokenizer_name_or_path`, and `media` (False leaves out the towers for
-        images and sound) with `max_image_tokens`; from the Hub `revision`, `token`, `cache_dir`, `local_files_only`.
+        What to load: `model_name_or_path`, `tokenizer_name_or_path`; from the Hub `revision`, `token`, `cache_dir`,
+        `local_files_only`. Towers for images and sound: `media` (False leaves them out), `max_image_tokens`, and
+        `mmproj`, the file with those of a GGUF file.
         How weights are stored: `dtype`, or `quantization` ("int8", "int4", "nf4", ...; `load_in_4bit`, `load_in_8bit`).
         Where: `weights` ("mapped" keeps experts in a file, which may be larger than memory) and `weights_cache`.
         Keys and values: `kv_cache_bytes` (such as "2GiB"), `kv_cache_dtype`, `kv_cache_type`, `bmc_rows`,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pace import _C, __version__
-from pace.llm.loading.find import find_checkpoint
+from pace.llm.loading.find import find_checkpoint, find_mmproj
 from pace.llm.loading.options import LoadOptions
 
 SAMPLED_BYTES = 64 << 10
@@ -21,7 +21,13 @@ def fingerprint(options: LoadOptions) -> str:
     the checkpoint's files, the formats of weights and cache, and the instruction set."""
     held = (options.dtype, options.quantization, options.kv_cache_dtype, options.backend, options.max_seq_len)
     digest = hashlib.sha256(json.dumps([__version__, _C.isa(), *map(repr, held)]).encode())
-    _add_files(digest, _find(options, options.model_name_or_path, revision=options.revision))
+    checkpoint = _find(options, options.model_name_or_path, revision=options.revision)
+    _add_files(digest, checkpoint)
+    if options.mmproj is not None:
+        _add_files(digest, Path(options.mmproj).expanduser())
+    elif options.media and checkpoint.is_file():
+        for mmproj in find_mmproj(checkpoint):
+            _add_files(digest, mmproj)
     if options.tokenizer_name_or_path not in (None, options.model_name_or_path):
         _add_files(digest, _find(options, options.tokenizer_name_or_path, weights=False))
     return f"fp_{digest.hexdigest()[:16]}"

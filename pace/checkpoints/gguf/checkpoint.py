@@ -19,6 +19,8 @@ from torch import Tensor
 from pace.checkpoints.gguf.blocks import FILE_TYPES
 from pace.checkpoints.gguf.config import ROPE_FACTORS, read_config
 from pace.checkpoints.gguf.file import GgufFile, GgufTensor
+from pace.checkpoints.gguf.mmproj import ARCHITECTURE as MMPROJ
+from pace.checkpoints.gguf.mmproj import PATCHES, Towers, read_towers
 from pace.checkpoints.gguf.registry import ARCHITECTURES, find_architecture
 from pace.checkpoints.gguf.shards import check_shards, shard_paths
 from pace.checkpoints.reader import PIECE_BYTES, OpenFiles, row_ranges
@@ -39,9 +41,16 @@ class GgufCheckpoint(OpenFiles):
         self.path = Path(path)
         self._sources: dict[str, str] = {}
         """Name here -> name in the file."""
+        self.towers = Towers()
+        """What an mmproj file has added."""
         files = [GgufFile(shard) for shard in shard_paths(self.path)]
         self.metadata = files[0].metadata
         name = self.metadata.text("general.architecture")
+        if name == MMPROJ:
+            raise ValueError(
+                f"{self.path} is an mmproj file, which has only the towers of a model; give the GGUF file of the "
+                "model, and this one as mmproj"
+            )
         architecture = find_architecture(name, {source for file in files for source in file.tensors})
         if name is not None and architecture is None:
             raise NotImplementedError(
@@ -62,6 +71,20 @@ class GgufCheckpoint(OpenFiles):
         unused = [name for name, source in self._sources.items() if source in ROPE_FACTORS or self._is_beyond(source)]
         self.tensors = {name: self._info(name) for name in self._sources if name not in unused}
 
+    def add_towers(self, mmproj: Path) -> None:
+        """Adds the tensors and the config of an mmproj file. Raises the errors of `GgufFile` and `read_towers`, and
+        changes nothing then."""
+        file = GgufFile(mmproj)
+        towers = read_towers(file, self.metadata, self.config)
+        if twice := sorted(towers.names.keys() & self._sources.keys()):
+            raise ValueError(f"tensor {twice[0][:200]!r} is in both {self.path} and {mmproj}")
+        for name, source in towers.names.items():
+            self.add(name, file, source)
+        self.towers = towers
+        self._sources |= towers.names
+        self.config |= towers.config
+        self.tensors |= {name: self._info(name) for name in towers.names}
+
     @property
     def file_type(self) -> str | None:
         """Name of the file's mixture of types, for example "Q4_K_M". None if it is missing or unknown."""
@@ -76,6 +99,8 @@ class GgufCheckpoint(OpenFiles):
 
     def _tensor(self, name: str) -> GgufTensor:
         tensor = self._files[name].tensors[self._sources[name]]
+        if name in self.towers.shapes:
+            return tensor._replace(shape=self.towers.shapes[name])
         is_row = len(tensor.shape) == 1 and name.endswith(self._architecture.one_row)
         return tensor._replace(shape=(1, *tensor.shape)) if is_row else tensor
 
@@ -118,6 +143,7 @@ class GgufCheckpoint(OpenFiles):
                 whole = whole[hub_order(range(whole.shape[0]), whole.shape[0] // heads)]
             if offset := self._norm_offset(name):
                 whole = whole.double() - offset  # exact: the model adds it again and gets the file's bits
+            whole = whole.flatten(0, -2) if len(tensor.shape) > 3 else whole
             return whole[start:stop] if tensor.shape else whole
         raw = self._raw(name, range(tensor.num_rows)[start:stop])
         if isinstance(tensor.kind, BlockType):
@@ -136,6 +162,10 @@ class GgufCheckpoint(OpenFiles):
     def _floats(self, name: str) -> Tensor:
         """The whole tensor as floats."""
         file, source = self._files[name], self._sources[name]
+        frames = [self._values(file, frame) for frame in (PATCHES if source == PATCHES[0] else [source])]
+        return frames[0].reshape(self._tensor(name).shape) if len(frames) == 1 else torch.stack(frames, 2)
+
+    def _values(self, file: GgufFile, source: str) -> Tensor:
         kind, shape = file.tensors[source].kind, file.tensors[source].shape
         rows = file.rows(source)
         values = BlockRows(kind, rows).dequantize() if isinstance(kind, BlockType) else _as_floats(rows, kind)

@@ -84,9 +84,9 @@ def read_config(
         value = keys.get(name)
         value = value.tolist() if isinstance(value, np.ndarray) else value
         if value is False or value:  # 0 means that the feature is absent
-            fields[field] = _shortest(value) if type(value) is float else value
+            fields[field] = shortest(value) if type(value) is float else value
     epsilon = f"attention.layer_norm_{'' if architecture.layer_norms else 'rms_'}epsilon"
-    fields[architecture.layer_norms or "rms_norm_eps"] = _shortest(keys.required(epsilon, keys.number(epsilon)))
+    fields[architecture.layer_norms or "rms_norm_eps"] = shortest(keys.required(epsilon, keys.number(epsilon)))
     fields["head_dim"] = _head_dim(keys, fields, architecture.latent)
     embedding = shapes.get(on_hub("token_embd.weight"))
     if embedding is None or len(embedding) != 2:
@@ -176,14 +176,14 @@ def _yarn(keys: Keys, factor: float, original: int, is_latent: bool) -> Fields:
     usual = 1.0 + 0.1 * math.log(max(factor, 1.0))
     attention = keys.number("rope.scaling.yarn_attn_factor", 1.0)
     if attention not in (1.0, float(np.float32(usual))):
-        scaling["attention_factor"] = _shortest(attention)
+        scaling["attention_factor"] = shortest(attention)
     for name in ("attn_factor", "yarn_ext_factor", *(() if is_latent else ("yarn_log_multiplier",))):
         if (value := keys.number(f"rope.scaling.{name}")) not in (None, 1.0):
             raise keys.refused(f"{keys.prefix}rope.scaling.{name} = {value} is not implemented")
     return scaling
 
 
-def _shortest(value: float) -> float:
+def shortest(value: float) -> float:
     """The decimal number that an fp32 value stands for: 1e-05 for 9.99999974737875e-06."""
     return float(str(np.float32(value))) if np.isfinite(value) else value
 

@@ -123,6 +123,8 @@ MIXTURES = (
         "qwen3moe", "qwen3_moe", present=ATTENTION_BIAS,
         keys={**SIZED_EXPERTS, "norm_topk_prob": Key("expert_weights_norm", True)},
     ),
+    # Experts of Qwen3-VL-MoE, and of the thinker of Qwen3-Omni.
+    Architecture("qwen3vlmoe", "qwen3_vl_moe", present=ATTENTION_BIAS, keys=SIZED_EXPERTS, absent=("use_mrope",)),
     Architecture(
         "olmoe", "olmoe", present=ATTENTION_BIAS,
         keys={**EXPERTS, "norm_topk_prob": Key("expert_weights_norm", False)},

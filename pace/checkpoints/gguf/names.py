@@ -19,6 +19,8 @@ class TensorNames:
     """Prefix of a layer's number on the Hub."""
     inner: Mapping[str, str]
     """Names in a layer. Layers of different kinds may share a name on the Hub, but not in the file."""
+    blocks: str = "blk"
+    """Prefix of a layer's number in the file."""
 
     def but(self, inner: Mapping[str, str]) -> TensorNames:
         """Returns a copy with other names in the layers."""
@@ -26,7 +28,7 @@ class TensorNames:
 
     def on_hub(self, source: str) -> str:
         """The Hub's name of a tensor, or `source` if it has none."""
-        inside = re.fullmatch(r"blk\.(\d+)\.(.+)", source)
+        inside = re.fullmatch(rf"{re.escape(self.blocks)}\.(\d+)\.(.+)", source)
         prefix, names, whole = (
             (f"{self.layers}.{inside[1]}.", self.inner, inside[2]) if inside else ("", self.outer, source)
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,21 +16,38 @@ from pace.checkpoints.gguf.file import is_gguf
 from pace.checkpoints.quantized import Method
 from pace.checkpoints.quantized.reader import QuantizedCheckpoint, check_not_quantized
 from pace.checkpoints.reader import CheckpointReader
+from pace.llm.loading.find import find_mmproj
 from pace.llm.loading.repository import QUANTIZATION_FILES, some
 from pace.memory import give_back_memory
 from pace.tokenizer.loading import load_tokenizer
+
+logger = logging.getLogger("pace")
 
 
 class Checkpoint:
     """A directory or GGUF file found by `find_checkpoint`. Its files are read on first use."""
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, media: bool = False, mmproj: str | Path | None = None) -> None:
+        """With `media`, a GGUF file has the towers of its mmproj file: of `mmproj`, or of one that is found."""
         self.path = Path(path)
+        self._media, self._mmproj = media, mmproj
 
     @cached_property
     def gguf(self) -> GgufCheckpoint | None:
-        """The open GGUF file; None for a directory."""
-        return GgufCheckpoint(self.path) if is_gguf(self.path) else None
+        """The open GGUF file; None for a directory. Raises ValueError for a directory with an `mmproj`."""
+        if not is_gguf(self.path):
+            if self._mmproj is not None:
+                raise ValueError(
+                    f"mmproj={os.fspath(self._mmproj)!r} has the towers of a GGUF file, and {self.path} is no GGUF "
+                    "file; leave mmproj out, as other checkpoints have their towers themselves"
+                )
+            return None
+        checkpoint = GgufCheckpoint(self.path)
+        if self._mmproj is not None:
+            checkpoint.add_towers(Path(self._mmproj).expanduser())
+        elif self._media:
+            _add_found_towers(checkpoint)
+        return checkpoint
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -62,17 +80,30 @@ class Checkpoint:
         return QuantizedCheckpoint(reader, method)
 
 
+def _add_found_towers(checkpoint: GgufCheckpoint) -> None:
+    """Adds the towers of the best mmproj file that belongs to a GGUF file. If there are others only, warns."""
+    problems = []
+    for path in find_mmproj(checkpoint.path):
+        try:
+            return checkpoint.add_towers(path)
+        except (ValueError, NotImplementedError, OSError) as error:
+            problems.append(str(error))
+    if problems:
+        logger.warning("this model takes no images or sound: %s", problems[0])
+
+
 @contextmanager
 def errors_about(checkpoint: Checkpoint) -> Iterator[None]:
-    """Adds the path of a GGUF file to errors. Those about its metadata refer to config.json."""
+    """Adds the path of a GGUF file, and of its mmproj file, to errors. Those about metadata refer to config.json."""
     try:
         yield
     except (ValueError, NotImplementedError) as error:
         if checkpoint.gguf is None:
             raise
         kind = ValueError if isinstance(error, ValueError) else NotImplementedError
+        where = " with ".join(str(path) for path in (checkpoint.path, checkpoint.gguf.towers.path) if path)
         converted = " (its metadata as config.json)" if "config.json" in str(error) else ""
-        raise kind(f"{checkpoint.path}{converted}: {error}") from None
+        raise kind(f"{where}{converted}: {error}") from None
 
 
 def read_config_json(directory: str | Path) -> dict:

@@ -22,6 +22,7 @@ from pace.llm.loading.repository import (
     gguf_files,
     gguf_models,
     is_gguf_repository,
+    mmproj_files,
     some,
 )
 
@@ -35,6 +36,7 @@ def find_checkpoint(
     weights: bool = True,
     progress: bool = True,
     check: Check | None = None,
+    media: bool = False,
 ) -> Path:
     """Returns the directory of a checkpoint: the given one if it exists, else the Hub's snapshot, downloaded if needed.
 
@@ -45,7 +47,8 @@ def find_checkpoint(
     downloaded, with the directory of config.json (or a GGUF file that only has its header).
     For a GGUF file, or a directory with one as its weights, returns that file, of several shards the first.
     "NAME:QUANT", such as "org/name:Q4_K_M", is the GGUF file of a repository or directory with that quant in its name.
-    Without QUANT, a GGUF repository gives Q4_K_M, else its only file.
+    Without QUANT, a GGUF repository gives Q4_K_M, else its only file. With `media`, the mmproj file of a repository is
+    downloaded, too, where `find_mmproj` finds it.
 
     Raises FileNotFoundError for a directory, repository, revision or quant that does not exist, or is not cached and
     the Hub is offline. Also for a missing shard, and a download that ended early. Raises PermissionError for a gated or
@@ -71,7 +74,16 @@ def find_checkpoint(
     if looks_like_file or looks_like_path or not is_hub_id(text):
         kind = "file" if looks_like_file else "directory"
         raise FileNotFoundError(f"there is no {kind} {str(path)[:300]!r}{similar_names(path)}")
-    return find_on_hub(text, quant, revision, token, cache_dir, local_files_only, weights, progress, check)
+    return find_on_hub(text, quant, revision, token, cache_dir, local_files_only, weights, progress, check, media)
+
+
+def find_mmproj(model: Path) -> list[Path]:
+    """Returns the mmproj files in the folder of a GGUF file, the best first (`mmproj_files`). In a snapshot of the Hub,
+    folders above it count as well."""
+    top = next((folder for folder in model.parents if folder.parent.name == "snapshots"), model.parent)
+    folders = [folder for folder in model.parents if folder.is_relative_to(top)]
+    names = [path.relative_to(top).as_posix() for folder in folders for path in folder.iterdir() if path.is_file()]
+    return [top / name for name in mmproj_files(names, model.relative_to(top).as_posix())]
 
 
 def _split_quant(text: str) -> tuple[str, str | None]:

@@ -21,6 +21,7 @@ from pathlib import Path
 from pace import env
 from pace.checkpoints.gguf.config import ROPE_FACTORS
 from pace.checkpoints.gguf.file import GgufFile
+from pace.checkpoints.gguf.mmproj import TEXT_ARCHITECTURES
 from pace.checkpoints.gguf.shards import SHARD_NAME
 from pace.checkpoints.reader import OTHER_WEIGHT_SUFFIXES, shard_names
 from pace.llm.loading.download import ADVICE, HUB_TIMEOUT_SECONDS, BrokenDownload, FileOnHub, one_line
@@ -29,6 +30,7 @@ from pace.llm.loading.repository import (
     VOCABULARY_FILES,
     gguf_files,
     is_gguf_repository,
+    mmproj_files,
     needed_files,
     some,
 )
@@ -71,9 +73,11 @@ def find_on_hub(
     weights: bool = True,
     progress: bool = True,
     check: Check | None = None,
+    media: bool = False,
 ) -> Path:
     """Returns the snapshot of a repository, downloaded if needed, or its GGUF file for `quant` (see `gguf_files`). If
-    the Hub is unreachable, or must not be used, returns a complete cached snapshot.
+    the Hub is unreachable, or must not be used, returns a complete cached snapshot. With `media`, also downloads the
+    mmproj file of a GGUF file.
 
     Raises the errors of `find_checkpoint` and of `check`.
     """
@@ -83,7 +87,7 @@ def find_on_hub(
         raise FileNotFoundError(
             f"there is no directory {repo!r}, and a download from the Hub needs huggingface_hub ({error})"
         ) from error
-    repository = Repository(repo, quant, revision, token, cache_dir, weights, progress, check)
+    repository = Repository(repo, quant, revision, token, cache_dir, weights, progress, check, media)
     if local_files_only:
         return repository.cached("local_files_only=True forbids to download it")
     return repository.download()
@@ -102,11 +106,12 @@ class Repository:
         weights: bool,
         progress: bool,
         check: Check | None,
+        media: bool,
     ):
         from huggingface_hub import constants
 
         self.repo, self.quant, self.revision, self.token = repo, quant, revision, token
-        self.weights, self.progress, self.check = weights, progress, check
+        self.weights, self.progress, self.check, self.media = weights, progress, check, media
         self.where = f"{repo!r}" + (f" at revision {revision!r}" if revision else "")
         self.cache_dir = Path(cache_dir if cache_dir is not None else constants.HF_HUB_CACHE).expanduser()
 
@@ -223,7 +228,12 @@ class Repository:
         self._check_room(files, sizes)
         if self.check is not None and not self._is_there(files[0], commit, sizes[files[0]]):
             self._check_header(files[0], sizes[files[0]], commit)
-        return self._fetch_weights(files, sizes, commit) / files[0]
+        model = self._fetch_weights(files, sizes, commit) / files[0]
+        beside = mmproj_files(sizes, files[0])[:1] if self.media else []
+        if beside and GgufFile(model).metadata.get("general.architecture") in TEXT_ARCHITECTURES:
+            self._check_room(beside, sizes)
+            self._fetch_weights(beside, sizes, commit)
+        return model
 
     def _download_directory(self, sizes: dict[str, int | None]) -> Path:
         def read_index(index: str) -> Iterable[Path]:

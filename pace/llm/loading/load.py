@@ -25,7 +25,7 @@ from pace.llm.loading.packed_weights import ExpertFile, PackedCopy, WeightsFile,
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.processors.processor import Processors
 from pace.llm.processors.prompts import NO_MEDIA, PromptEncoder
-from pace.llm.processors.registry import load_processors
+from pace.llm.processors.registry import load_processors, make_processors
 from pace.llm.processors.settings import FILES
 from pace.llm.runners import make_runner
 from pace.llm.speculation.build import Speculation
@@ -126,6 +126,10 @@ def _read_processors(checkpoint: Checkpoint, model: BaseModelForCausalLM) -> Pro
     settings, and the errors of reading their files."""
     if not model.towers:
         return Processors()
+    if checkpoint.gguf is not None:
+        towers = checkpoint.gguf.towers
+        read = lambda section: (towers.settings[section], str(towers.path))
+        return make_processors(type(model).__name__, towers.config, read)
     if not any((checkpoint.path / name).is_file() for name in FILES):
         text = "%s has neither %s: images and sound are only taken as arrays of transformers' processor"
         logger.warning(text, checkpoint.path, " nor ".join(FILES))
@@ -148,10 +152,11 @@ def _find_model(options: LoadOptions) -> tuple[BaseModelForCausalLM, Checkpoint]
     """Finds the checkpoint, downloaded if needed, and makes its model, without weights."""
 
     def make(path: Path) -> tuple[BaseModelForCausalLM, Checkpoint]:
-        checkpoint = Checkpoint(path)
+        checkpoint = Checkpoint(path, options.media, options.mmproj)
         return _make_model(options, checkpoint), checkpoint
 
-    return make(find_checkpoint(options.model_name_or_path, **options.hub, check=make))
+    media = options.media and options.mmproj is None
+    return make(find_checkpoint(options.model_name_or_path, **options.hub, check=make, media=media))
 
 
 def _make_model(options: LoadOptions, checkpoint: Checkpoint) -> BaseModelForCausalLM:

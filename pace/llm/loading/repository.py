@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatch
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from pace.checkpoints.gguf.shards import MAX_SHARDS, SHARD_NAME
 from pace.checkpoints.reader import GPTQ_NAME, INDEX_SUFFIX, OTHER_WEIGHT_SUFFIXES, SAFETENSORS_NAME, TORCH_NAME
@@ -115,6 +115,25 @@ def gguf_files(names: Iterable[str], quant: str | None, where: str) -> list[str]
             )
         raise FileNotFoundError(f"{where} has no GGUF file of {quant!r}; it has {listed}")
     return _all_shards(found[0], models[found[0]], where)
+
+
+def mmproj_files(names: Iterable[str], model: str) -> list[str]:
+    """Returns the mmproj files for a GGUF file, the best first. They are in its folder or in one above it. The nearest
+    folder counts most, then the number of bits nearest to the model's, as in llama.cpp."""
+    folders = [parent.as_posix() for parent in PurePosixPath(model).parents]
+    found = [name for name in sorted(names) if re.search(r"mmproj[^/]*\.gguf$", name, re.IGNORECASE)]
+    depths = {name: folders.index(folder) for name in found if (folder := _folder(name)) in folders}
+    return sorted(depths, key=lambda name: (depths[name], abs(_num_bits(name) - _num_bits(model))))
+
+
+def _folder(name: str) -> str:
+    return PurePosixPath(name).parent.as_posix()
+
+
+def _num_bits(name: str) -> int:
+    """The bits of the type at the end of a file's name: 4 for Q4_K_M, 16 for F16, 0 without a type."""
+    found = re.search(r"[-.][^\W\d]*(\d+)\w*$", _stem(name))
+    return int(found[1]) if found else 0
 
 
 def _meant(models: Iterable[str], quant: str) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +38,20 @@ def load_processors(directory: Path, config: dict[str, Any]) -> Processors:
 
     Raises ValueError or NotImplementedError that names the file and field, and FileNotFoundError if a file is missing.
     """
-    architecture = (config.get("architectures") or [""])[0]
+    return make_processors((config.get("architectures") or [""])[0], config, partial(read_section, directory))
+
+
+def make_processors(
+    architecture: str, config: dict[str, Any], read: Callable[[str], tuple[dict[str, Any], str]]
+) -> Processors:
+    """The processors of an architecture. `read` returns the settings of a section, as `read_section`. Raises as
+    `load_processors`."""
     of_towers = config.get("thinker_config", config)
     image = audio = None
     if architecture in IMAGE_PROCESSORS:
-        image = IMAGE_PROCESSORS[architecture].from_dict(*read_section(directory, "image_processor"))
+        image = IMAGE_PROCESSORS[architecture].from_dict(*read("image_processor"))
         image.check_tower(of_towers.get("vision_config"))
     if architecture in AUDIO_PROCESSORS:
-        audio = AUDIO_PROCESSORS[architecture].from_dict(*read_section(directory, "feature_extractor"))
+        audio = AUDIO_PROCESSORS[architecture].from_dict(*read("feature_extractor"))
         audio.check_tower(of_towers.get("audio_config"))
     return Processors(image, audio)

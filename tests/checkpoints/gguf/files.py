@@ -37,7 +37,11 @@ HALVES = {
 """Types that the gguf package reads but does not write. The values are two offsets in a block, of the fp16 scale and of
 the minima's scale, and a ratio. With this ratio of the second scale to the first, weights are centred around zero."""
 
-SEEING = {"qwen2_vl": "qwen2vl", "qwen2_5_vl": "qwen2vl", "qwen3_vl": "qwen3vl"}
+SEEING = {
+    "qwen2_vl": "qwen2vl", "qwen2_5_vl": "qwen2vl", "qwen3_vl": "qwen3vl", "qwen3_asr": "qwen3vl",
+    "qwen3_vl_moe": "qwen3vlmoe", "qwen3_omni_moe_thinker": "qwen3vlmoe",
+}  # fmt: skip
+"""The same for models with towers, whose files have the text part."""
 ARCHITECTURES |= SEEING
 
 
@@ -52,6 +56,7 @@ def write_gguf(
     file holds, in float32 and by the Hub's names. `types` is ggml's name of the matrices' type, for all or by name.
     `add` may add more to the file."""
     config = json.loads((folder / "config.json").read_text())
+    config = config.get("thinker_config", config)
     config |= {**config.get("text_config", {}), "model_type": config["model_type"]}
     architecture = ARCHITECTURES[config["model_type"]]
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=tensors_a_shard)
@@ -103,8 +108,10 @@ def rearranged(state: dict[str, Tensor], config: dict[str, Any], back: bool = Fa
     family = config["model_type"]
     if family in SEEING:
         head, within = ("model.", "model.language_model.") if back else ("model.language_model.", "model.")
-        text = {name: tensor for name, tensor in state.items() if "visual." not in name}
-        return {re.sub(f"^{head}", within, name): tensor for name, tensor in text.items()}
+        towers = ("visual.", "audio_tower.", "multi_modal_projector.")
+        text = {name: tensor for name, tensor in state.items() if not any(tower in name for tower in towers)}
+        text = {re.sub(f"^{head}", within, name.removeprefix("thinker.")): tensor for name, tensor in text.items()}
+        return mixture_files.arranged(with_stacks(text)) if not back and "num_experts_per_tok" in config else text
     if family == "gpt2":
         turned = r".*\.(c_attn|c_proj|c_fc)\.weight"
         return {name: tensor.t() if re.fullmatch(turned, name) else tensor for name, tensor in state.items()}
@@ -138,6 +145,17 @@ def rearranged(state: dict[str, Tensor], config: dict[str, Any], back: bool = Fa
         if isinstance(rows, dict)
     }
     return found | stacks
+
+
+def with_stacks(text: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Gives GGUF's names to the experts of Qwen3-VL-MoE, as transformers saves them: `[E, 2 I, H]` and `[E, H, I]`."""
+    found = {}
+    for name, tensor in text.items():
+        stack = re.fullmatch(r"model\.layers\.(\d+)\.mlp\.experts\.(gate_up|down)_proj", name)
+        parts = stack[2].split("_") if stack else ()
+        pieces = zip(parts, tensor.chunk(len(parts), 1)) if stack else ()
+        found |= {f"blk.{stack[1]}.ffn_{part}_exps.weight": piece for part, piece in pieces} or {name: tensor}
+    return found
 
 
 def stored(values: Tensor, kind: Kind, seed: int = 0) -> tuple[np.ndarray, Tensor]:
@@ -198,7 +216,7 @@ def add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> dict[str, np.
         writer.add_layer_norm_eps(config[LAYER_NORMS[config["model_type"]]])
     else:
         writer.add_layer_norm_rms_eps(config.get("rms_norm_eps", 1e-6))
-    if config["model_type"] in SEEING:
+    if "mrope_section" in rope:
         writer.add_rope_dimension_sections([*rope["mrope_section"], 0])
     if "use_parallel_residual" in config:
         writer.add_parallel_residual(config["use_parallel_residual"])
@@ -207,7 +225,8 @@ def add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> dict[str, np.
     if config["model_type"] == "olmo3":
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
     add_factors(writer, config)
-    if config["model_type"] in (*mixture_files.ARCHITECTURES, *latent_files.MIXTURES):
+    is_seeing_mixture = config["model_type"] in SEEING and "num_experts_per_tok" in config
+    if config["model_type"] in (*mixture_files.ARCHITECTURES, *latent_files.MIXTURES) or is_seeing_mixture:
         mixture_files.add_keys(writer, config)
     if "full_attention" in rope:
         writer.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])

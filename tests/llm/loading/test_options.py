@@ -79,6 +79,7 @@ WRONG = {
     "media": [("image", TypeError), (None, TypeError), (1, TypeError)],
     "max_image_tokens": [(0, ValueError), (1280.0, TypeError), (True, TypeError)],
     "media_cache_bytes": [("most", ValueError), (None, TypeError)],
+    "mmproj": [(3, TypeError), (True, TypeError), ("absent.gguf", ValueError)],
 }
 NEEDED_WITH = {"bmc_rows": {"kv_cache_type": "bmc"}}
 
@@ -112,8 +113,8 @@ def test_the_face_and_the_options_have_the_same_names_order_and_defaults() -> No
 
 
 def test_every_option_is_tried() -> None:
-    # Below, in loading/memory/test_mapped_experts.py and processors/test_loading.py.
-    elsewhere = {"pin_threads", "weights", "weights_cache", "max_image_tokens"}
+    # Below, in loading/memory/test_mapped_experts.py, processors/test_loading.py and checkpoints/gguf/test_mmproj.py.
+    elsewhere = {"pin_threads", "weights", "weights_cache", "max_image_tokens", "mmproj"}
     assert {*GOOD, *HUB, *elsewhere, "model_name_or_path"} == {*WRONG} == {*names()}
 
 
@@ -142,7 +143,8 @@ def test_options_of_the_hub_reach_every_search_for_a_checkpoint(monkeypatch) -> 
         searches.clear()
         way("them/it", "them/tokenizer", spec_config=DraftModelConfig("them/draft", revision="v2"), **HUB)
         other = {name: value for name, value in HUB.items() if name != "revision"}
-        assert searches == [("them/it", "v1", other), ("them/tokenizer", None, other), ("them/draft", "v2", other)]
+        of_model = other | {"media": True}
+        assert searches == [("them/it", "v1", of_model), ("them/tokenizer", None, other), ("them/draft", "v2", other)]
 
 
 @pytest.mark.parametrize(

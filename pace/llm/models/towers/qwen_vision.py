@@ -394,8 +394,9 @@ def plain_block(name: str, first: str, second: str, config: QwenVisionConfig, ro
 
 def make_attention(name: str, config: QwenVisionConfig, rotary: Rotary) -> Attention:
     size = config.hidden_size
+    parts = {f"{name}.{part}": size for part in "qkv"} if config.splits_qkv else {f"{name}.qkv": 3 * size}
     return Attention(
-        Linear({f"{name}.qkv": 3 * size}, size, True),
+        Linear(parts, size, True),
         Linear({f"{name}.proj": size}, size, True),
         config.num_heads,
         config.cache,

@@ -13,6 +13,7 @@ from pace.llm.models.model_config import (
     activation,
     count,
     declared,
+    flag,
     read_declared,
     read_number,
 )
@@ -65,6 +66,8 @@ class QwenVisionConfig:
     temporal_patch_size: int = count(2, 16)
     out_hidden_size: int = count(3584)
     rope_parameters: float = axial_theta()
+    splits_qkv: bool = flag(False)
+    """True if queries, keys and values are separate tensors, as in some mmproj files."""
 
     @classmethod
     def read(cls, fields: Any) -> QwenVisionConfig:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pace.llm.loading.find import find_checkpoint
-from pace.llm.loading.repository import gguf_files
+from pace.llm.loading.repository import gguf_files, mmproj_files
 
 PLAIN = ["m-Q2_K.gguf", "m-Q4_K_S.gguf", "m-Q4_K_M.gguf", "m-Q8_0.gguf", "m-f16.gguf", "mmproj-m-f16.gguf", "README.md"]
 DOTTED = ["m.Q4_0.gguf", "m.q4_k_m.gguf", "m.fp16.gguf", "m.imatrix.gguf"]
@@ -49,6 +49,26 @@ def test_the_file_of_a_quant(names, quant, expected):
 def test_a_quant_that_means_no_file_or_several(names, quant, error, message):
     with pytest.raises(error, match=message):
         gguf_files(names, quant, "org/x")
+
+
+@pytest.mark.parametrize(
+    ("names", "model", "expected"),
+    [
+        (PLAIN, "m-Q4_K_M.gguf", ["mmproj-m-f16.gguf"]),
+        (ONE, "model.gguf", ["mmproj.gguf"]),
+        (["mmproj-F16.gguf", "mmproj-BF16.gguf", "mmproj-F32.gguf", "mmproj-Q8_0.gguf"], "Qwen2.5-VL-7B-Q4_K_M.gguf",
+         ["mmproj-Q8_0.gguf", "mmproj-BF16.gguf", "mmproj-F16.gguf", "mmproj-F32.gguf"]),
+        (["mmproj-m-Q8_0.gguf", "mmproj-m-f32.gguf"], "m-BF16-00001-of-00002.gguf",
+         ["mmproj-m-Q8_0.gguf", "mmproj-m-f32.gguf"]),
+        (["mmproj-Q8_0.gguf", "a/mmproj-F32.gguf", "a/b/mmproj.GGUF", "c/mmproj-Q4_0.gguf"], "a/b/m-Q8_0.gguf",
+         ["a/b/mmproj.GGUF", "a/mmproj-F32.gguf", "mmproj-Q8_0.gguf"]),
+        (IN_FOLDERS, "m-Q8_0.gguf", []),
+        (["mmproj-F16.txt", "m.gguf"], "m.gguf", []),
+    ],
+)  # fmt: skip
+def test_mmproj_files_of_a_model(names, model, expected):
+    """The order is that of llama.cpp: the nearest folder, then the nearest number of bits, then the alphabet."""
+    assert mmproj_files(reversed(names), model) == expected
 
 
 # -- on the Hub --------------------------------------------------------------------------------------------------------

@@ -1,0 +1,135 @@
+"""Predicts the memory and time to encode an image or a clip. A tower encodes a blank one, and the runs of its slices
+are recorded instead of computed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pace.batch import ForwardBatch
+from pace.bench.costs import attention_costs, usual_code, walk
+from pace.bench.limits import Limits
+from pace.bench.prediction import efficiency
+from pace.llm.layers import Attention, Linear, Vectors
+from pace.llm.layers.rotary import Angles
+from pace.llm.models.towers.tower import Slice, Tower
+from pace.llm.processors.qwen_audio import CHUNK, CHUNK_TOKENS
+from pace.media.media import Media
+from pace.ops import native
+
+IMAGE_TOKENS = 1280
+"""Default limit of an image's tokens, as in `ServeOptions`."""
+CLIP_TOKENS = 60 * CHUNK_TOKENS
+"""Tokens of a minute of sound."""
+
+
+@dataclass(frozen=True)
+class TowerPlan:
+    """Memory and time to encode one image or clip. Units: bytes, seconds."""
+
+    kind: str
+    """"image" or "audio"."""
+    num_tokens: int
+    """Tokens of the image or clip."""
+    weight_bytes: int
+    """Bytes of the tower, a part of the model's weights."""
+    encode_bytes: int
+    """Memory while it is encoded, in addition to weights: its features, activations, keys and values, and its rows."""
+    row_bytes: int
+    """Bytes of its rows, which are kept after that in the cache of media."""
+    encode_seconds: float
+
+
+class Run(NamedTuple):
+    """A run of a slice, on rows of one image or clip."""
+
+    matrices: list[Linear]
+    num_rows: int
+    attention_flops: int
+    num_bytes: int
+    """Bytes of its rows, results of products, keys and values. Less if buffers are reused."""
+
+    @property
+    def flops(self) -> int:
+        """Operations of products."""
+        return 2 * self.num_rows * sum(matrix.n * matrix.k for matrix in self.matrices)
+
+    def seconds(self, dtype: torch.dtype, limits: Limits) -> float:
+        """Predicted seconds, by the formulas of `prediction.py`."""
+        if not self.matrices:
+            return 0.0
+        reached = efficiency(limits.isa, dtype, usual_code(self.matrices, dtype))
+        bandwidth, peak = 1e9 * limits.read_gb_s, 1e9 * limits.fma_gflops
+        weight_bytes = sum(matrix.matrix_nbytes(native, dtype) for matrix in self.matrices)
+        products = max(weight_bytes / (reached.weights * bandwidth), self.flops / (reached.products * peak))
+        return products + self.attention_flops / (reached.prefill_attention * peak)
+
+
+class Encoding:
+    """The runs of an encoding: of an image of `image_tokens` tokens, or of a clip of a minute."""
+
+    def __init__(self, tower: Tower, image_tokens: int = IMAGE_TOKENS):
+        """The tower need not be loaded."""
+        self.tower = tower
+        for child in tower.children():
+            if isinstance(child, Vectors):  # a table that `encode` reads
+                child.allocate(native, torch.float32)
+        self.runs: list[Run] = []
+        media = blank(tower, image_tokens)
+        self.num_tokens = media.num_tokens
+        self.first_bytes = 0
+        """Bytes of the first rows, which are kept until the end."""
+        encoding = tower.encode(media, self._run)
+        while True:
+            try:
+                next(encoding)
+            except StopIteration as end:
+                self.row_bytes = end.value.nbytes
+                break
+        self.num_bytes = media.features.nbytes + self.first_bytes + self.row_bytes
+        self.num_bytes += max(run.num_bytes for run in self.runs)
+
+    def plan(self, dtype: torch.dtype, limits: Limits) -> TowerPlan:
+        """Plans for weights in `dtype`, or as their matrices are planned."""
+        return TowerPlan(
+            kind=self.tower.kind,
+            num_tokens=self.num_tokens,
+            weight_bytes=self.tower.planned_nbytes(native, dtype),
+            encode_bytes=self.num_bytes,
+            row_bytes=self.row_bytes,
+            encode_seconds=sum(run.seconds(dtype, limits) for run in self.runs),
+        )
+
+    def _run(self, piece: Slice, batch: ForwardBatch, angles: Angles) -> Tensor:
+        """Records a run, and returns zeros of the shape of its result."""
+        rows, matrices = batch.given.rows, list(piece.matrices())
+        result = torch.zeros(len(rows), matrices[-1].n if matrices else rows.shape[1])
+        attention = 0
+        for part in walk(piece):
+            if isinstance(part, Attention):
+                spans = batch.of_layer(batch.kv[getattr(piece, "group", 0)]).spans
+                pairs = int((spans.kv_len.long() ** 2).sum())
+                attention += pairs * attention_costs(part, torch.float32).flops_per_pair
+        activations = 4 * len(rows) * (sum(matrix.n for matrix in matrices) + rows.shape[1])
+        cached = max((sum(held.nbytes for held in layer.tensors) for layer in batch.kv), default=0)
+        num_bytes = rows.nbytes + result.nbytes + activations + cached
+        self.first_bytes = self.first_bytes or rows.nbytes
+        self.runs.append(Run(matrices, len(rows), attention, num_bytes))
+        return result
+
+
+def blank(tower: Tower, image_tokens: int) -> Media:
+    """An image of this number of tokens, as near to a square as it can be, or a clip of a minute: all zeros."""
+    if tower.kind == "audio":
+        features = np.zeros((tower.config.num_mel_bins, CLIP_TOKENS // CHUNK_TOKENS * CHUNK), np.float32)
+        return Media("audio", features, None, CLIP_TOKENS, b"")
+    rows = next(rows for rows in range(math.isqrt(image_tokens), 0, -1) if image_tokens % rows == 0)
+    merge = tower.config.spatial_merge_size
+    grid = 1, rows * merge, image_tokens // rows * merge
+    features = np.zeros((math.prod(grid), math.prod(tower.config.patch_shape)), np.float32)
+    return Media("image", features, grid, image_tokens, b"")
