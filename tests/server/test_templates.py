@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from tests.llm.chat.families import LFM25_THINKING, NEMOTRON3, QWEN35, QWEN_CODER
 from tests.llm.chat.test_manners import CALLS, GEMMA, GUARD, IGNORES, in_order
 from tests.server.serving import Serving, shared_generator
 
@@ -71,3 +72,65 @@ def test_instructions_that_a_template_does_not_take_are_in_the_users_turn(templa
         body = {"messages": [{"role": role, "content": "Be kind."}, ONE]}
         in_order(serving.ask("/apply-template", body).json["prompt"], "<user>Be kind.", "One?")
         assert serving.chat(body["messages"], max_tokens=1).status == 200
+
+
+ASKED = {"role": "user", "content": "Well?"}
+CALL = {"id": "c1", "type": "function", "function": {"name": "time", "arguments": '{"city": "Rome", "now": true}'}}
+STEPS = [ASKED, {"role": "assistant", "content": "I look.", "reasoning_content": "Hm.", "tool_calls": [CALL]},
+         {"role": "tool", "tool_call_id": "c1", "content": "Noon."}]  # fmt: skip
+BLOCKS = [{"type": "thinking", "thinking": "Hm.", "signature": ""}, {"type": "text", "text": "I look."},
+          {"type": "tool_use", "id": "c1", "name": "time", "input": {"city": "Rome", "now": True}}]  # fmt: skip
+OTHER_STEPS = [
+    ASKED,
+    {"role": "assistant", "content": BLOCKS},
+    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "Noon."}]},
+]
+OTHER_TOOLS = [{"name": tool["function"]["name"], "input_schema": {"type": "object"}} for tool in TOOLS]
+
+
+@pytest.mark.parametrize("template", [QWEN35, QWEN_CODER, NEMOTRON3, LFM25_THINKING])
+def test_calls_thoughts_and_results_are_the_same_in_every_form(template):
+    """A conversation of OpenAI's and one of Anthropic's make the same prompt."""
+    with with_template(template) as serving:
+        prompt = serving.ask("/apply-template", {"messages": STEPS, "tools": TOOLS}).json["prompt"]
+        in_order(prompt, *(["Hm."] if template != QWEN_CODER else []), "I look.", "Rome", "True", "Noon.")
+        count = len(serving.ask("/tokenize", {"prompt": prompt, "add_special_tokens": False}).json["tokens"])
+        chat = serving.chat(STEPS, tools=TOOLS, max_tokens=1)
+        assert chat.status == 200 and chat.json["usage"]["prompt_tokens"] == count
+        body = {"model": "tiny", "messages": OTHER_STEPS, "tools": OTHER_TOOLS}
+        assert serving.ask("/v1/messages/count_tokens", body).json["input_tokens"] == count
+
+
+@pytest.mark.parametrize(
+    ("template", "variables", "thoughts"),
+    [(QWEN35, {}, ""), (QWEN35, {"preserve_thinking": True}, "Hm."), (NEMOTRON3, {}, ""),
+     (NEMOTRON3, {"truncate_history_thinking": False}, "Hm."), (LFM25_THINKING, {"keep_past_thinking": True}, "Hm.")],
+)  # fmt: skip
+def test_variables_of_a_request_reach_the_template(template, variables, thoughts):
+    with with_template(template) as serving:
+        talk = [*STEPS, {"role": "assistant", "content": "Noon."}, ASKED]
+        body = {"messages": talk, "tools": TOOLS, "chat_template_kwargs": variables}
+        prompt = serving.ask("/apply-template", body).json["prompt"]
+        assert prompt.count("Hm.") == thoughts.count("Hm.")
+
+
+@pytest.mark.parametrize("template", [QWEN35, NEMOTRON3])
+def test_thinking_is_turned_off_in_every_form(template):
+    with with_template(template) as serving:
+
+        def count(path, **body):
+            return serving.ask(path, {"model": "tiny", **body}).json["input_tokens"]
+
+        chat, messages, responses = "/v1/chat/completions/input_tokens", "/v1/messages/count_tokens", \
+            "/v1/responses/input_tokens"  # fmt: skip
+        thinking = count(chat, messages=[ASKED])
+        off = count(chat, messages=[ASKED], chat_template_kwargs={"enable_thinking": False})
+        assert thinking < off
+        assert count(chat, messages=[ASKED], reasoning_effort="none") == off
+        assert count(messages, messages=[ASKED], thinking={"type": "disabled"}) == off
+        assert count(responses, input=[ASKED], reasoning={"effort": "none"}) == off
+        assert count(messages, messages=[ASKED]) == count(responses, input=[ASKED]) == thinking
+        for path, more in (("/v1/chat/completions", {"max_tokens": 8}), ("/v1/messages", {"max_tokens": 8})):
+            answer = serving.ask(path, {"model": "tiny", "messages": [ASKED], **more}).json
+            said = answer["choices"][0]["message"] if "choices" in answer else answer["content"][0]
+            assert said.get("reasoning_content") or said.get("thinking"), "the answer begins within its thought"

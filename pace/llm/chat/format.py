@@ -54,6 +54,16 @@ class ToolFormat:
         """The part of a call after its arguments."""
         return self.call.partition("$ARGS")[2]
 
+    @cached_property
+    def bare(self) -> tuple[str, str, str] | None:
+        """The head and the tail of a call without its outer tags, and the outer closing tag. None unless such a call
+        begins with another tag."""
+        closing = self.trigger.replace("<", "</", 1)
+        head = self.head.removeprefix(self.trigger).lstrip()
+        if self.opening or not head.startswith("<") or not self.tail.endswith(closing):
+            return None
+        return head, self.tail.removesuffix(closing).rstrip(), closing
+
     @property
     def answers_are_marked(self) -> bool:
         return bool(self.reply[0])

@@ -221,7 +221,7 @@ class TurnParser:
                 yield self._said(start + len(FENCE))
                 return
         held = held_back(self._held, tagged) if tagged and not self._final else 0
-        yield self._said(len(self._held) - held)
+        yield self._said(len(self._held) - held, MORE if held else NO)
 
     def _signs(self, tagged: str) -> Iterable[int]:
         """Positions at which a call may begin."""
@@ -241,7 +241,7 @@ class TurnParser:
         if self._is_in_block:
             is_cut = FENCE.startswith(self._held[start:]) and self._held[start:] != FENCE
             return Untagged(MORE if is_cut and not self._final else NO)
-        found = find_untagged(self._held, start, self._tools, self._final, self._scans)
+        found = find_untagged(self._held, start, self._format, self._tools, self._final, self._scans)
         return Untagged(NO) if self._calls + len(found.calls) > self._max_untagged else found
 
     def _whole_calls(self, found: Untagged) -> Iterable[Event]:

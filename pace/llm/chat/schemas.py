@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from pace.grammar.json_schema import simplified
@@ -17,8 +18,16 @@ _OPENING = frozenset({"additionalProperties", "patternProperties", "unevaluatedP
 _TYPES = {"string": (str,), "boolean": (bool,), "integer": (int, float), "number": (int, float), "array": (list,),
           "object": (dict,), "null": (type(None),)}  # fmt: skip
 """Python types of values of each JSON schema type."""
-_PLAIN = frozenset({"type", "title", "description", "default", "examples", "deprecated", "$comment"})
-"""Keywords that do not constrain a string."""
+_NOTES = frozenset(
+    ("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment", "$schema")
+)
+"""Keywords that constrain no value."""
+_SHARED = ("$defs", "definitions", "$schema")
+"""Keywords that a part of a schema takes over from the whole."""
+_MAX_STEPS = 8
+"""Nested alternatives and references that are followed, so that an endless reference ends."""
+_MAX_ALTERNATIVES = 64
+"""A schema with more alternatives is not split: references may make them exponentially many."""
 
 
 def json_expression(schema: Mapping[str, Any] | bool, strict: bool) -> str:
@@ -51,7 +60,7 @@ def properties(tool: Tool) -> dict[str, tuple[dict[str, Any], bool]]:
     optional argument that allows no value is left out.
     """
     schema = tool.parameters
-    shared = {key: schema[key] for key in ("$defs", "definitions", "$schema") if key in schema}
+    shared = {key: schema[key] for key in _SHARED if key in schema}
     if any(map(_is_elsewhere, _references(schema))):
         whole = next(name for name in map("whole_{}".format, itertools.count()) if name not in schema.get("$defs", {}))
         rest = {key: value for key, value in schema.items() if key not in shared}
@@ -105,21 +114,106 @@ def _possible(schema: Mapping[str, Any] | bool) -> bool:
     return kinds is None or not isinstance(values, list) or any(type(value) in kinds for value in values)
 
 
-def is_plain_string(schema: Mapping[str, Any]) -> bool:
-    """True if the schema allows every string and nothing else."""
-    return schema.get("type") == "string" and set(schema) <= _PLAIN | {"$defs", "definitions", "$schema"}
+@dataclass(frozen=True)
+class Values:
+    """The values that a schema allows, for notations that write strings without JSON's quotes."""
+
+    any_text: bool
+    """True if every string is allowed."""
+    choices: tuple[str, ...]
+    """Strings that the schema lists; none if every string is allowed."""
+    others: tuple[dict[str, Any], ...]
+    """Schemas of the other values. Null, booleans and a list of any length have one each, all others one together. A
+    string of these has further constraints."""
 
 
-def string_choices(schema: Mapping[str, Any]) -> list[str] | None:
-    """Returns the allowed strings if a schema lists them and has no other constraint; else None."""
-    if schema.get("type", "string") != "string" or not set(schema) <= _PLAIN | {"enum", "$defs", "definitions"}:
+def split(schema: Mapping[str, Any]) -> Values:
+    """Returns the values that a schema allows, through `anyOf`, lists of types and references to definitions."""
+    any_text, choices = False, []
+    own: dict[str | None, dict[str, Any]] = {}
+    rest: list[dict[str, Any]] = []
+    parts = list(itertools.islice(_alternatives(schema, _MAX_STEPS), _MAX_ALTERNATIVES + 1))
+    for part in parts if len(parts) <= _MAX_ALTERNATIVES else [dict(schema)]:
+        keywords, kind = keywords_of(part), "array" if items_of(part) is not None else type_of(part)
+        if not keywords:
+            return Values(True, (), (part,))
+        if kind == "string":
+            any_text = True
+        elif kind in ("null", "boolean", "array") and own.setdefault(kind, part) == part:
+            continue
+        elif keywords - {"type"} in ({"enum"}, {"const"}) and isinstance(part.get("enum", []), list):
+            listed = _listed(part)
+            choices += [value for value in listed if isinstance(value, str)]
+            others = [value for value in listed if not isinstance(value, str)]
+            rest += [{"enum": others}] if others or not listed else []
+        else:
+            rest.append(part)
+    if len(rest) > 1:
+        rest = [_sharing(schema, {"anyOf": [{key: part[key] for key in part if key not in _SHARED} for part in rest]})]
+    return Values(any_text, () if any_text else tuple(dict.fromkeys(choices)), (*own.values(), *rest))
+
+
+def keywords_of(schema: Mapping[str, Any]) -> set[str]:
+    """The keywords of a schema that constrain its values."""
+    return set(schema) - _NOTES - set(_SHARED)
+
+
+def type_of(schema: Mapping[str, Any]) -> str | None:
+    """Returns the type that a schema has as its only constraint; None if it has another, or none."""
+    kind = schema.get("type")
+    return kind if isinstance(kind, str) and keywords_of(schema) == {"type"} else None
+
+
+def items_of(schema: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Returns the schema of the items of a list that has no other constraint; None for any other schema."""
+    items = schema.get("items", {})
+    if schema.get("type") != "array" or not keywords_of(schema) <= {"type", "items"} or not isinstance(items, Mapping):
         return None
-    listed = schema.get("enum")
-    if isinstance(listed, list) and listed and all(isinstance(value, str) for value in listed):
-        return list(dict.fromkeys(listed))
-    return None
+    return _sharing(schema, items)
 
 
-def is_string(schema: Mapping[str, Any]) -> bool:
-    """True if the schema allows only strings."""
-    return schema.get("type") == "string" or string_choices(schema) is not None
+def _alternatives(schema: Mapping[str, Any], steps: int) -> Iterator[dict[str, Any]]:
+    """Yields schemas that together allow the values of a schema. After `steps` steps a schema is not split further."""
+    keywords, kinds = keywords_of(schema), schema.get("type")
+    several = next((schema[key] for key in ("anyOf", "oneOf") if keywords == {key}), None)
+    if steps and _are_schemas(several) and ("anyOf" in schema or _have_own_types(several)):
+        for part in several:
+            yield from _alternatives(_sharing(schema, part), steps - 1)
+    elif steps and keywords == {"$ref"} and (found := _definition(schema)) is not None:
+        yield from _alternatives(_sharing(schema, found), steps - 1)
+    elif steps and isinstance(kinds, list) and kinds:
+        for kind in kinds:
+            yield from _alternatives(dict(schema) | {"type": kind}, steps - 1)
+    else:
+        yield dict(schema)
+
+
+def _sharing(schema: Mapping[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a part of a schema with the definitions that it may refer to."""
+    return {key: schema[key] for key in _SHARED if key in schema} | dict(part)
+
+
+def _definition(schema: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Returns the definition to which a schema refers; None if it is elsewhere."""
+    found: Any = schema
+    for name in str(schema["$ref"]).removeprefix("#/").split("/", 1):
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found if isinstance(found, Mapping) else None
+
+
+def _are_schemas(several: Any) -> bool:
+    return isinstance(several, list) and several != [] and all(isinstance(part, Mapping) for part in several)
+
+
+def _have_own_types(schemas: list[Mapping[str, Any]]) -> bool:
+    """True if no value fits two of the schemas, since each has a type of its own."""
+    kinds = [part.get("type") for part in schemas]
+    names = ["number" if kind == "integer" else kind for kind in kinds if isinstance(kind, str)]
+    return len({*names}) == len(kinds)
+
+
+def _listed(schema: Mapping[str, Any]) -> list[Any]:
+    """Returns the values that a schema lists, without those of another type than its own."""
+    listed, kind = schema.get("enum", [schema.get("const")]), schema.get("type")
+    kinds = _TYPES.get(kind) if isinstance(kind, str) else None
+    return [value for value in listed if kinds is None or type(value) in kinds]

@@ -142,6 +142,10 @@ class ChatTemplate:
         """
         options = {"add_generation_prompt": begin_answer, **(variables or {})}
         given = read_messages(messages)
+        if (
+            continue_answer and self._splits_content
+        ):  # the template may drop the thought, and with it the place to go on
+            given[-1] = replace(given[-1], others={**(given[-1].others or {}), _THOUGHT: ""})
         for part in (part for turn in given for _, part in turn.media):
             if part.kind not in self._rendering.processors:
                 raise MediaPartError(part, f"this model takes no {NOUNS[part.kind]}")
@@ -321,6 +325,14 @@ class ChatTemplate:
             made["tool_call_id"] = self._id(made["tool_call_id"])
         if self._calls_them_thinking and _THOUGHT in made:
             made["thinking"] = made[_THOUGHT]
+        if (
+            self._splits_content
+            and turn.role == "assistant"
+            and made.get(_THOUGHT)
+            and isinstance(made["content"], str)
+        ):
+            thought = f"{self.reasoning.opening}\n{made[_THOUGHT].strip()}\n{self.reasoning.closing}\n\n"
+            made["content"] = thought + made["content"]
         if turn.calls:
             made["content"] = made["content"] if turn.text else manner.empty_content
             made["tool_calls"] = [self._shown(call, manner.arguments_as_text) for call in turn.calls]
@@ -330,6 +342,13 @@ class ChatTemplate:
     def _calls_them_thinking(self) -> bool:
         """True if the template expects reasoning under gpt-oss's name for it."""
         return _THOUGHT not in self.source and _OTHER_THOUGHT.search(self.source) is not None
+
+    @cached_property
+    def _splits_content(self) -> bool:
+        """True if the template expects reasoning in the content, from which it drops some."""
+        closing = self.reasoning.closing if self.reasoning is not None else ""
+        is_split = any(f"split({quote}{closing}{quote})" in self.source for quote in "'\"")
+        return is_split and _THOUGHT not in self.source and _OTHER_THOUGHT.search(self.source) is None
 
     def _shown(self, call: ToolCall, arguments_as_text: bool) -> dict[str, Any]:
         arguments = call.arguments if arguments_as_text else json.loads(call.arguments)

@@ -5,19 +5,28 @@
 Accepts one object, several, or a list. They are calls if each names a tool and has arguments that match its schema;
 anything else is text. The braces of a call may be doubled, as in the template of Qwen2.5-Coder. Or only the first brace
 is, as that model then writes.
+
+In formats with two tags around a call, the outer ones may be missing, as Qwen3-Coder leaves them out at times:
+
+    <function=f>
+    <parameter=n>
+    1
+    </parameter>
+    </function>
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pace.grammar.validation import is_valid
-from pace.llm.chat.arguments import State
+from pace.llm.chat.arguments import Reader, State
 from pace.llm.chat.arguments.json_arguments import JsonScanner
-from pace.llm.chat.literals import MORE, NO, blank
+from pace.llm.chat.format import ToolFormat
+from pace.llm.chat.literals import MORE, NO, Match, blank, match
 from pace.llm.chat.tools import Tool
 
 FENCE = "```"
@@ -44,17 +53,34 @@ class _Stop(Exception):
         self.end = end
 
 
-Scans = dict[int, tuple[JsonScanner, int, State]]
+class _ArgumentsScanner:
+    """Finds the end of arguments with their reader, and collects them as JSON text."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._pieces: list[str] = []
+
+    def scan(self, text: str, start: int) -> tuple[int, State]:
+        """Continues at `start`, like `JsonScanner.scan`."""
+        reading = self._reader.read(text[start:])
+        self._pieces.append(reading.piece)
+        return start + reading.used, reading.state
+
+    def text(self) -> str:
+        return "".join(self._pieces)
+
+
+Scans = dict[int, tuple[JsonScanner | _ArgumentsScanner, int, State]]
 """Scanned values by their position in the text: the scanner, how far it came, and its state."""
 
 
 def find_untagged(
-    text: str, start: int, tools: Mapping[str, Tool], is_final: bool, scans: Scans | None = None
+    text: str, start: int, format: ToolFormat, tools: Mapping[str, Tool], is_final: bool, scans: Scans
 ) -> Untagged:
     """Finds the calls that begin at `start`, with the text around them. With `is_final` the text is complete, and a
     code block or tag need not be closed. `scans` holds values that an earlier call scanned in the same text, and is
     updated."""
-    reader = _Reader(text, start, tools, is_final, {} if scans is None else scans)
+    reader = _Reader(text, start, format, tools, is_final, scans)
     try:
         reader.block()
     except _Stop as stop:
@@ -65,8 +91,11 @@ def find_untagged(
 class _Reader:
     """Reads on from `at`, or raises _Stop."""
 
-    def __init__(self, text: str, at: int, tools: Mapping[str, Tool], is_final: bool, scans: Scans) -> None:
+    def __init__(
+        self, text: str, at: int, format: ToolFormat, tools: Mapping[str, Tool], is_final: bool, scans: Scans
+    ) -> None:
         self.at = at
+        self._format = format
         self._scans = scans
         self.calls: list[tuple[str, str]] = []
         self._text = text
@@ -81,7 +110,7 @@ class _Reader:
                 [language + end for language in LANGUAGES for end in ("\n", "\r\n", " ", "{", "[", "<")], "\n\r {[<"
             )
             closings.append(FENCE)
-        if self._next() == "<":
+        if self._next() == "<" and self._bare_head() is None:
             tag = self._one_of([f"<{tag}>" for tag in TAGS])
             closings.append(f"</{tag[1:]}")
         is_several = bool(closings)
@@ -102,10 +131,34 @@ class _Reader:
         """True if another call follows, with or without a comma before it."""
         if self._next() == ",":
             self.at += 1
-        return self._next() == "{"
+        return self._next() == "{" or self._bare_head() is not None
+
+    def _bare_head(self) -> Match | None:
+        """Matches the head of a call without its outer tags."""
+        if self._format.bare is None:
+            return None
+        found = match(self._format.bare[0], self._text, self.at, self._tools)
+        if found.end == MORE:
+            raise _Stop(MORE)
+        return found if found.end >= 0 else None
+
+    def _bare_call(self, head: Match) -> None:
+        """Reads the rest of a call without its outer tags, and its outer closing tag if there is one."""
+        name = head.holes["NAME"]
+        scanner = self._scan(head.end, lambda: _ArgumentsScanner(self._format.arguments.reader(self._tools[name])))
+        self.calls.append((name, self._checked(name, scanner.text())))
+        _, tail, closing = self._format.bare
+        if not self._takes(tail):
+            raise _Stop(NO)
+        end = self.at
+        if not self._takes(closing):
+            self.at = end
 
     def _call(self) -> None:
         """Reads one call and appends it to `calls`."""
+        self._next()
+        if (head := self._bare_head()) is not None:
+            return self._bare_call(head)
         if not self._takes("{"):
             raise _Stop(NO)
         is_doubled = self._next() == "{"
@@ -134,20 +187,29 @@ class _Reader:
             return self._one_of(['"function"'])
         if self._next() != '"' and (member == "id" or self._next() != "{"):
             raise _Stop(NO)
-        scanner, end, state = self._scans.get(self.at, (JsonScanner(), self.at, State.MORE))
+        start = self.at
+        self._scan(start, JsonScanner)
+        return self._text[start : self.at]
+
+    def _scan(self, start: int, begin: Callable[[], Any]) -> Any:
+        """Reads the value at `start` with the scanner that `begin` returns, and returns the scanner."""
+        scanner, end, state = self._scans.get(self.at) or (begin(), start, State.MORE)
         if state is State.MORE:
             end, state = scanner.scan(self._text, end)
             self._scans[self.at] = scanner, end, state
         if state is not State.DONE:
             raise _Stop(MORE if state is State.MORE else NO)
-        value, self.at = self._text[self.at : end], end
-        return value
+        self.at = end
+        return scanner
 
     def _arguments(self, found: Mapping[str, str]) -> str:
-        """Returns the arguments of a call as JSON text, from an object or a string that holds one."""
+        """Returns the arguments of a call as JSON text."""
         if "name" not in found or "arguments" not in found:
             raise _Stop(NO)
-        text = found["arguments"]
+        return self._checked(found["name"][1:-1], found["arguments"])
+
+    def _checked(self, name: str, text: str) -> str:
+        """Returns arguments as the text of a JSON object, from this text or a string that holds it."""
         try:
             values = json.loads(text, parse_constant=_refuse)
             if isinstance(values, str):
@@ -155,8 +217,7 @@ class _Reader:
                 values = json.loads(text, parse_constant=_refuse)
         except (ValueError, RecursionError):
             raise _Stop(NO) from None
-        schema = self._tools[found["name"][1:-1]].parameters
-        if not isinstance(values, dict) or not is_valid(values, dict(schema)):
+        if not isinstance(values, dict) or not is_valid(values, dict(self._tools[name].parameters)):
             raise _Stop(NO)
         return text
 
@@ -174,7 +235,7 @@ class _Reader:
         self._next()
         rest = self._text[self.at : self.at + len(literal)]
         if rest != literal:
-            if literal.startswith(rest):
+            if literal.startswith(rest) and not self._is_final:
                 raise _Stop(MORE)
             return False
         self.at += len(literal)

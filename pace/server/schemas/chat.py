@@ -15,7 +15,7 @@ from pace.server.schemas.fields import Bounded, Strings, check_count, check_rang
 from pace.server.schemas.generation import MAX_TOKENS, GenerationRequest
 from pace.server.schemas.media import RequestMedia
 from pace.server.schemas.passed_over import OPENAI_TOOLS, PassedOver, without_tools
-from pace.server.schemas.turns import THOUGHT
+from pace.server.schemas.turns import THOUGHT, effort_variables
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 RESERVED = frozenset("messages tools documents add_generation_prompt continue_final_message tokenize chat_template "
@@ -59,7 +59,7 @@ class ChatRequest(GenerationRequest):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
-    """Passed to the template; some templates use it."""
+    """Passed to the template; some templates use it. "none" turns reasoning off."""
 
     def to_job(self, limits: Limits, defaults: SamplingConfig) -> GenerationJob:
         """Returns the job of the request. Raises ApiError for unsupported requests."""
@@ -92,8 +92,7 @@ class ChatRequest(GenerationRequest):
         if goes_on and messages[-1]["role"] != "assistant":
             raise invalid("continue_final_message", "needs a last message of the assistant")
         begins = not goes_on if self.add_generation_prompt is None else self.add_generation_prompt
-        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
-        kwargs = _template_kwargs(effort | (self.chat_template_kwargs or {}), limits)
+        kwargs = _template_kwargs(effort_variables(self.reasoning_effort) | (self.chat_template_kwargs or {}), limits)
         return ChatPrompt(
             messages,
             begins,

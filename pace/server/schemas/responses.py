@@ -17,7 +17,7 @@ from pace.server.schemas.generation import MEDIA_OPTIONS
 from pace.server.schemas.items import NOT_STORED, Item, read_items
 from pace.server.schemas.passed_over import OPENAI_TOOLS, PassedOver, without_tools
 from pace.server.schemas.sampling import Settings
-from pace.server.schemas.turns import Nested, with_system
+from pace.server.schemas.turns import Nested, effort_variables, with_system
 
 LOGPROBS = "message.output_text.logprobs"
 """The only value of `include` with an effect here; the others concern OpenAI's tools."""
@@ -127,13 +127,9 @@ class ResponsesRequest(Request):
         messages = read_items(self.input, limits, passed)
         if not messages:
             raise invalid("input", "must contain a message")
-        effort = self.reasoning.effort if self.reasoning else None
-        kwargs: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
-        if effort == "none":
-            kwargs["enable_thinking"] = False
         return ChatPrompt(
             with_system(self.instructions, messages),
-            template_kwargs=kwargs,
+            template_kwargs=effort_variables(self.reasoning.effort if self.reasoning else None),
             param="input",
             tools=passed.tools(self.tools, OPENAI_TOOLS),
             tool_choice=without_tools(self.tool_choice, OPENAI_TOOLS),

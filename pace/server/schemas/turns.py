@@ -1,4 +1,4 @@
-"""Helpers shared by Responses and Messages, for turns of a conversation."""
+"""Helpers shared by the schemas of conversations."""
 
 from __future__ import annotations
 
@@ -21,6 +21,14 @@ class Nested(BaseModel):
 def tool_call(id: str, name: str, arguments: str) -> dict[str, Any]:
     """Returns a call in the template's terms, which are those of OpenAI's chat."""
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def effort_variables(effort: str | None) -> dict[str, Any]:
+    """Returns the template variables of a reasoning effort. "none" also turns reasoning off, for templates without
+    efforts."""
+    if effort is None:
+        return {}
+    return {"reasoning_effort": effort} | ({"enable_thinking": False} if effort == "none" else {})
 
 
 def with_system(system: str | None, messages: list[dict[str, Any]], separator: str = "\n\n") -> list[dict[str, Any]]:

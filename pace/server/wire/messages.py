@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any
 
@@ -45,11 +46,16 @@ class Block:
     def end(self) -> bytes:
         return _event("content_block_stop", index=self._index)
 
+    def end_call(self) -> None:
+        """Ends a call. Its input is whole if Python can read it: its numbers may be too long, or its lists too deep."""
+        with contextlib.suppress(ValueError, RecursionError):
+            self._members["input"] = json.loads("".join(self._texts))
+            self.is_whole = True
+
     def object(self) -> dict[str, Any]:
         """Returns the whole block."""
-        text = "".join(self._texts)
-        value = {"input": json.loads(text)} if self.kind == "tool_use" else {self._name: text}
-        return {"type": self.kind, **self._members, **value}
+        text = {} if self.kind == "tool_use" else {self._name: "".join(self._texts)}
+        return {"type": self.kind, **self._members, **text}
 
 
 class MessagesForm:
@@ -101,7 +107,7 @@ class MessagesForm:
             case ArgumentsPiece(_, text):
                 return self._blocks[-1].add(text)
             case CallEnds():
-                self._blocks[-1].is_whole = True
+                self._blocks[-1].end_call()
                 return self._close()
 
     def _goes_on(self, kind: str) -> bool:

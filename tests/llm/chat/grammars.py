@@ -127,8 +127,15 @@ def _closing(words: Vocabulary) -> list[int]:
 
 
 def random_schema(rng: random.Random, depth: int = 2) -> dict[str, Any]:
-    kinds = ["string", "integer", "number", "boolean", "enum", "bounded"] + ["array", "object"] * (depth > 0)
-    kind = rng.choice(kinds)
+    kinds = ["string", "integer", "number", "boolean", "enum", "bounded", "optional", "any"]
+    kind = rng.choice(kinds + ["array", "list", "object"] * (depth > 0))
+    if kind == "any":
+        return {}
+    if kind == "optional":
+        other = rng.choice([{"type": "string"}, {"enum": ["red", "null", "it's"]}, random_schema(rng, 0)])
+        return {"anyOf": [other, {"type": "null"}]}
+    if kind == "list":
+        return {"type": "array", "items": random_schema(rng, depth - 1)}
     if kind == "enum":
         return {"enum": ["red", "green", "a b", "it's"]}
     if kind == "bounded":
@@ -156,12 +163,17 @@ def random_tools(rng: random.Random) -> list[Tool]:
 def random_value(schema: dict[str, Any], rng: random.Random) -> Any:
     if "enum" in schema:
         return rng.choice(schema["enum"])
-    kind = schema["type"]
+    if "anyOf" in schema:
+        return random_value(rng.choice(schema["anyOf"]), rng)
+    kind = schema.get("type") or rng.choice(["string", "integer", "boolean", "null"])
+    if kind == "null":
+        return None
     if kind == "string" and "maxLength" in schema:
         return rng.choice(["a", "0", "x y", '"'])
     if kind == "string":
         nasty = ["</tool_call>", "\n</parameter", "</arg_valu", '"', "'", "\\", "\\n", "\n", "}", "]", "[TOOL_CALLS",
-                 "\u0007", "é", "🙂", "{", ", ", "True", "<tool_call>{", "<think>", "/", "\u2028"]  # fmt: skip
+                 "\u0007", "é", "🙂", "{", ", ", "True", "<tool_call>{", "<think>", "/", "\u2028", "null",
+                 "12"]  # fmt: skip
         text = "".join(rng.choices(nasty, k=rng.randrange(5))) or "Rome"
         return text.replace("<", "<" + PLAIN).replace("[", "[" + PLAIN)
     if kind == "integer":

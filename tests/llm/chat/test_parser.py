@@ -25,7 +25,11 @@ TOOLS = read_tools(
                     "e": {"enum": ["1", "2"]},
                     "l": {"type": "array"},
                     "any": {},
+                    "o": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+                    "m": {"type": ["string", "integer"]},
+                    "c": {"anyOf": [{"$ref": "#/$defs/color"}, {"type": "null"}]},
                 },
+                "$defs": {"color": {"type": "string", "enum": ["red", "1"]}},
             },
         },
         {"name": "fo", "parameters": {"type": "object", "properties": {}}},
@@ -159,12 +163,25 @@ def test_python_becomes_json(written, read):
      ("s", "x < y </parameter", "x < y </parameter"), ("n", "12", 12), ("n", "twelve", "twelve"), ("b", "true", True),
      ("b", "True", True), ("d", '"2024-01-01"', "2024-01-01"), ("d", "2024-01-01", "2024-01-01"), ("d", "2024", "2024"),
      ("e", "2", "2"), ("l", '["</parameter>", {"a": 1}]', ["</parameter>", {"a": 1}]), ("l", "[1, 2", "[1, 2"),
-     ("any", "None", None), ("any", "NaN", "NaN"), ("unknown", "x", "x")],
+     ("any", "None", None), ("any", "NaN", "NaN"), ("unknown", "x", "x"), ("o", "Rome", "Rome"), ("o", "null", None),
+     ("o", "None", None), ("o", "12", "12"), ("o", '"null"', "null"), ("o", '"quoted"', '"quoted"'),
+     ("o", r'"\"null\""', '"null"'), ("o", "[see below", "[see below"), ("o", '{"a": "</x>"', '{"a": "</x>"'),
+     ("o", "", ""), ("m", "12", 12), ("m", "1.5", "1.5"), ("m", "twelve", "twelve"), ("m", '"12"', "12"),
+     ("c", "red", "red"), ("c", "1", "1"), ("c", "null", None), ("c", "None", None), ("any", '{"a": [1]}', {"a": [1]}),
+     ("any", "a {", "a {"), ("d", "None", "None")],
 )  # fmt: skip
 def test_tagged_values_have_the_types_of_the_schema(key, written, read):
     text = f"<tool_call>\n<function=f>\n<parameter={key}>\n{written}\n</parameter>\n</function>\n</tool_call>"
     found = turn("qwen_coder", text)
     assert [json.loads(arguments) for _, arguments in found.calls] == [{key: read}] and found.ended == [0]
+
+
+@pytest.mark.parametrize("value", ["[" * 50_000 + "]" * 50_000, '{"a":' * 50_000, "9" * 50_000, "[" * 50_000])
+def test_values_that_python_cannot_read_are_text(value):
+    for key in ("l", "any", "o"):
+        text = f"<tool_call>\n<function=f>\n<parameter={key}>\n{value}\n</parameter>\n</function>\n</tool_call>"
+        found = parse(TurnParser(FORMATS["qwen_coder"], TOOLS), text, range(0, len(text), 1000))
+        assert [json.loads(arguments) for _, arguments in found.calls] == [{key: value}] and found.ended == [0]
 
 
 @pytest.mark.parametrize(

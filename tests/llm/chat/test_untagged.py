@@ -175,6 +175,60 @@ def test_calls_inside_of_calls_are_arguments():
     assert found.calls == [["weather_now", arguments]]
 
 
+def bare(name, **values):
+    arguments = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
+    return f"<function={name}>\n{arguments}</function>"
+
+
+HERE = bare("weather", city="Rome\n<b> </parameter", days=2)
+"""A call without its outer tags."""
+READ[HERE] = ["weather", {"city": "Rome\n<b> </parameter", "days": 2}]
+
+
+@pytest.mark.parametrize("name", ["qwen_coder", "seed"])
+@pytest.mark.parametrize(
+    "text", ["{}", "{}\n</tool_call>", "{}</tool_call>", "```xml\n{}\n```", "```xml\n{}\n{}\n```", "  {}\n \n", "{}{}",
+             "{}\n</tool_call>\n{}", "{}\n<tool_call>\n{}\n</tool_call>", "<tool_call>\n{}\n</tool_call>\n{}"],
+)  # fmt: skip
+def test_calls_without_their_outer_tags(name, text):
+    tag, padding = FORMATS[name].trigger[1:], FORMATS[name].arguments.padding
+    text = text.replace("tool_call>", tag)
+    for call in (HERE, bare("now")):
+        read = READ.get(call, ["now", {}])
+        if not padding:
+            call = call.replace(">\nRome", ">Rome").replace(">\n2", ">2").replace("\n</parameter>", "</parameter>")
+        whole = text.replace("{}", call)
+        every_cut = name == "qwen_coder" and call != HERE or len(whole) < 150
+        found = turn(name, whole, every_cut)
+        assert calls(found) == [read] * text.count("{}") and found.text.strip() == ""
+        said = turn(name, f"I look:\n{whole}\nSo it is.", every_cut)
+        assert calls(said) == calls(found) and said.text.split() == ["I", "look:", "So", "it", "is."]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["<function=", "<function=now", "<function=now>", "<function=now> is a tag", "<function=nowhere>\n</function>",
+     f"As in {bare('now')}", f"```python\n{bare('now')}\n```", bare("weather"), bare("weather", city="R"),
+     bare("weather", city="Rome", days=0), bare("weather", city="Rome", days="two"), bare("now")[:-1],
+     "<function=weather>\n<parameter=city>\nRome\n", "<function=weather>\n<parameter=city",
+     bare("weather", city="Rome", unit="K"), bare("now").replace(">", "> so", 1)],
+)  # fmt: skip
+def test_functions_that_are_no_calls_are_text(text):
+    for whole in (text, f"See:\n{text}\nNo."):
+        found = turn("qwen_coder", whole)
+        assert (found.text, found.calls) == (whole, [])
+    assert turn("hermes", bare("now"), every_cut=False).calls == []
+
+
+def test_a_call_without_its_outer_tags_is_read_once(monkeypatch):
+    """The arguments are not read again with each piece of text."""
+    arguments, read = FORMATS["qwen_coder"].arguments, []
+    begin = type(arguments).reader
+    monkeypatch.setattr(type(arguments), "reader", lambda self, tool: read.append(tool.name) or begin(self, tool))
+    assert calls(parse(TurnParser(FORMATS["qwen_coder"], TOOLS), HERE, range(len(HERE)))) == [READ[HERE]]
+    assert read == ["weather"]
+
+
 def test_text_is_held_back_only_while_it_may_be_a_call():
     def shown(*pieces):
         parser = TurnParser(FORMATS["hermes"], TOOLS, None, "{}{}".format)

@@ -7,21 +7,27 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from pace.grammar.validation import is_valid
 from pace.llm.chat.arguments.base import Reader, Reading, Rules, State
 from pace.llm.chat.arguments.python_literal import LiteralReader
 from pace.llm.chat.literals import blank, pattern
-from pace.llm.chat.schemas import is_plain_string, json_expression, properties, string_choices
+from pace.llm.chat.schemas import items_of, json_expression, keywords_of, properties, split, type_of
 from pace.llm.chat.tools import Tool
 
 _NAME = re.compile(r"[^\W\d]\w*")
 _EQUALS = re.compile(r"\s*=")
 _QUOTED = r"'([^'\\\x00-\x1f\x7f]|\\(['\\bfnrt]|u00[0-1][0-9a-f]))*'"
 """A Python string in single quotes, in Lark."""
+_BLANK = r"[ \t\r\n]{0,20}"
+_CONSTANTS = {"boolean": "True|False", "null": "None|null"}
+_MAX_DEPTH = 2
+"""Lists within lists that may be written as in Python; deeper ones are JSON."""
 
 
 class PythonArguments:
-    """Values are written as JSON, which Python mostly reads alike. Booleans and strings without further constraints in
-    the schema may be written as in Python. The reader accepts both notations at any depth."""
+    """Values are written as JSON, which Python mostly reads alike. Booleans, nulls and strings without further
+    constraints in the schema may be written as in Python, also in lists. The reader accepts both notations at any
+    depth."""
 
     def write(self, values: Mapping[str, Any], tool: Tool) -> str:
         known = properties(tool)
@@ -30,20 +36,10 @@ class PythonArguments:
     def grammar(self, tool: Tool, rules: Rules, name: str) -> str:
         known = list(properties(tool).items())
         for index, (key, (schema, _)) in enumerate(known):
-            rules.add(f"{name}_{index}", f"/{pattern(key)}=/ {self._value(schema, tool.strict)}")
+            rules.add(f"{name}_{index}", f"/{pattern(key)}=/ {_value(schema, tool.strict)}")
         required = [needed for _, (_, needed) in known]
         some = _some(rules, name, required, 0, len(known)) if known else '""'
         return some if any(required) or not known else f"{some}?"
-
-    @staticmethod
-    def _value(schema: Mapping[str, Any], strict: bool) -> str:
-        if _is_boolean(schema):
-            return "/True|False/"
-        expression = json_expression(schema, strict)
-        choices = string_choices(schema)
-        if choices is not None:
-            return " | ".join([expression, *(f"/{pattern(_quoted(choice))}/" for choice in choices)]).join("()")
-        return f"({expression} | /{_QUOTED}/)" if is_plain_string(schema) else expression
 
     def reader(self, tool: Tool) -> Reader:
         return _KeywordReader(sorted(properties(tool), key=len, reverse=True))
@@ -62,15 +58,38 @@ def _some(rules: Rules, name: str, required: list[bool], start: int, stop: int) 
     return rules.add(f"{name}_{start}_{stop}", both if any(required[start:middle]) else f"{both} | {right}")
 
 
-def _is_boolean(schema: Mapping[str, Any]) -> bool:
-    return schema.get("type") == "boolean" and not {"enum", "const", "$ref"} & set(schema)
+def _value(schema: Mapping[str, Any], strict: bool, depth: int = _MAX_DEPTH) -> str:
+    """Returns the expression of a value."""
+    values = split(schema)
+    options = [json_expression({"type": "string"}, strict), f"/{_QUOTED}/"] if values.any_text else []
+    if values.choices:
+        options.append(json_expression({"enum": list(values.choices)}, strict))
+        options += [f"/{pattern(_quoted(choice))}/" for choice in values.choices]
+    for other in values.others:
+        items = items_of(other) if depth else None
+        constants = _CONSTANTS.get(type_of(other)) or (None if keywords_of(other) else "True|False|None")
+        options += [f"/{constants}/"] if constants else []
+        if items is not None:
+            item = _value(items, strict, depth - 1)
+            options.append(f"(/\\[{_BLANK}/ ({item} (/,{_BLANK}/ {item})*)? /{_BLANK}\\]/)")
+        elif type_of(other) not in _CONSTANTS:
+            options.append(json_expression(other, strict))
+    return f"({' | '.join(options)})"
 
 
-def _written(value: Any, schema: Mapping[str, Any]) -> str:
-    if isinstance(value, bool) and _is_boolean(schema):
+def _written(value: Any, schema: Mapping[str, Any], depth: int = _MAX_DEPTH) -> str:
+    """Returns the text of a value."""
+    values = split(schema)
+    if isinstance(value, str) and (values.any_text or value in values.choices):
+        return _quoted(value)
+    kinds = [type_of(other) if keywords_of(other) else "any" for other in values.others]
+    if isinstance(value, bool) and {"boolean", "any"} & {*kinds} or value is None and {"null", "any"} & {*kinds}:
         return str(value)
-    bare = isinstance(value, str) and (is_plain_string(schema) or string_choices(schema) is not None)
-    return _quoted(value) if bare else json.dumps(value, ensure_ascii=False)
+    if isinstance(value, list) and depth:
+        lists = (other for other in values.others if is_valid(value, other))
+        if (items := next((found for found in map(items_of, lists) if found is not None), None)) is not None:
+            return "[" + ", ".join(_written(item, items, depth - 1) for item in value) + "]"
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _quoted(text: str) -> str:

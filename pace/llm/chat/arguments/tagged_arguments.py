@@ -7,21 +7,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pace.grammar.validation import is_valid
 from pace.llm.chat.arguments.base import Reader, Reading, Rules, State
 from pace.llm.chat.arguments.json_arguments import JsonScanner
 from pace.llm.chat.literals import MORE, NO, blank, match, pattern, terminals
-from pace.llm.chat.schemas import is_plain_string, is_string, json_expression, properties, string_choices
+from pace.llm.chat.schemas import json_expression, properties, split, type_of
 from pace.llm.chat.tools import Tool
 
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
+_CONSTANTS = {"boolean": "true|false|True|False", "null": "null|None"}
+"""Values of a type, as in JSON and as in Python: some templates write earlier calls in this way."""
 
 
 @dataclass(frozen=True)
 class TaggedArguments:
     """`before name after value end`, for each argument.
 
-    A string is written without quotes, and cannot contain `end`. Other values are JSON. So is a string whose schema has
-    more than its type or a list of strings: it has quotes.
+    A string is written without quotes, and cannot contain `end`. Other values are JSON. So is a string with further
+    constraints in its schema: it has quotes. If a schema allows strings and other values, such as null, a text that is
+    a valid value of the other kind is this value.
     """
 
     before: str
@@ -37,8 +41,7 @@ class TaggedArguments:
         known = properties(tool)
         texts = []
         for name, value in values.items():
-            schema = known.get(name, ({}, False))[0]
-            text = value if isinstance(value, str) and self.is_bare(schema) else json.dumps(value, ensure_ascii=False)
+            text = _Notation(known.get(name, ({}, False))[0], self.end).write(value)
             texts.append(f"{self.before}{name}{self.after}{self.padding}{text}{self.padding}{self.end}{self.between}")
         return "".join(texts)
 
@@ -54,24 +57,63 @@ class TaggedArguments:
 
     def _value(self, schema: Mapping[str, Any], strict: bool, rules: Rules, name: str) -> str:
         """Returns the expression of a value and its end tag."""
-        if is_plain_string(schema):
+        notation = _Notation(schema, self.end)
+        if notation.is_text:
             return rules.until(name, self.end)
-        end = terminals(self.padding + self.end, rules.special)
-        if self.is_bare(schema):
-            choices = string_choices(schema) or []
-            return f"{rules.add(name, ' | '.join(f'/{pattern(choice)}/' for choice in choices))} {end}"
-        return f"{json_expression(schema, strict)} {end}"
-
-    def is_bare(self, schema: Mapping[str, Any]) -> bool:
-        """True if a value of this schema is written without quotes: any string, or one of several without tags or
-        whitespace at their ends."""
-        choices = string_choices(schema)
-        if choices is None:
-            return is_plain_string(schema)
-        return all(choice.strip() == choice != "" and self.end not in choice for choice in choices)
+        options = [f"/{pattern(choice)}/" for choice in notation.choices]
+        for other in notation.others:
+            constants = _CONSTANTS.get(type_of(other))
+            options.append(f"/{constants}/" if constants else json_expression(other, strict))
+        return f"{rules.add(name, ' | '.join(options))} {terminals(self.padding + self.end, rules.special)}"
 
     def reader(self, tool: Tool) -> Reader:
         return _TaggedReader(self, {name: schema for name, (schema, _) in properties(tool).items()})
+
+
+class _Notation:
+    """The form in which values of one schema are written."""
+
+    def __init__(self, schema: Mapping[str, Any], end: str) -> None:
+        self._schema = schema
+        self._end = end
+        values = split(schema)
+        self.is_text = values.any_text
+        """True if any text is a value, up to the first end tag."""
+        self.choices = values.choices
+        """Strings that are written without quotes, besides any text."""
+        self.others = values.others
+        """Schemas of values that are written as JSON."""
+        if not all(map(self._is_bare, values.choices)):
+            self.choices, self.others = (), (*values.others, {"enum": list(values.choices)})
+        self.is_string = not self.others
+        """True if values are strings without quotes, which a reader can pass on piece by piece."""
+
+    def _is_bare(self, choice: str) -> bool:
+        """True if a listed string can do without quotes."""
+        is_whole = choice.strip() == choice != "" and self._end not in choice
+        return is_whole and (not self.others or choice[0] not in '"[{' and self._is_read_alike(choice))
+
+    def write(self, value: Any) -> str:
+        is_bare = isinstance(value, str) and (self.is_text or value in self.choices)
+        if is_bare and (self.is_string or self._is_read_alike(value)):
+            return value
+        return json.dumps(value, ensure_ascii=False)
+
+    def read(self, text: str) -> str:
+        """Converts a whole value to JSON text. JSON is kept, a Python constant is translated, and anything else is a
+        string. So is a text that only fits the schema as a string. Where any text is a string, a string in quotes keeps
+        them, unless it would be another value without them."""
+        written = text if _is_json(text) else _PYTHON.get(text)
+        if written is None:
+            return _quoted(text)
+        value = json.loads(written)
+        if self.is_text and isinstance(value, str):
+            return _quoted(text) if self._is_read_alike(value) else written
+        return written if is_valid(value, self._schema) or not is_valid(text, self._schema) else _quoted(text)
+
+    def _is_read_alike(self, text: str) -> bool:
+        """True if this text is the string that it is written as."""
+        return self.read(text) == _quoted(text)
 
 
 class _TaggedReader:
@@ -81,8 +123,8 @@ class _TaggedReader:
         self._tags = tags
         self._schemas = schemas
         self._names = sorted(schemas, key=len, reverse=True)
-        self._schema: Mapping[str, Any] | None = None
-        """Schema of the current value; None between values."""
+        self._notation: _Notation | None = None
+        """Form of the current value; None between values."""
         self._padded = False
         """True if the padding before the value has been handled."""
         self._begun = False
@@ -92,7 +134,7 @@ class _TaggedReader:
         pieces: list[str] = []
         at = 0
         while True:
-            step = self._tag if self._schema is None else self._value
+            step = self._tag if self._notation is None else self._value
             reading = step(text[at:])
             pieces.append(reading.piece)
             at += reading.used
@@ -110,8 +152,8 @@ class _TaggedReader:
         name, end = self._name(text, begins.end)
         if end < 0:
             return Reading("", 0, State.MORE if end == MORE else State.BROKEN)
-        self._schema, self._padded = self._schemas.get(name, {}), not self._tags.padding
-        opening, quote = ", " if self._begun else "{", '"' if self._tags.is_bare(self._schema) else ""
+        self._notation, self._padded = _Notation(self._schemas.get(name, {}), self._tags.end), not self._tags.padding
+        opening, quote = ", " if self._begun else "{", '"' if self._notation.is_string else ""
         self._begun = True
         return Reading(f"{opening}{json.dumps(name, ensure_ascii=False)}: {quote}", end, State.MORE)
 
@@ -135,14 +177,14 @@ class _TaggedReader:
             if len(text) < len(padding) and padding.startswith(text):
                 return Reading("", 0, State.MORE)
             start = len(padding) if text.startswith(padding) else 0
-        if self._tags.is_bare(self._schema):
+        if self._notation.is_string:
             self._padded = True
             return self._string(text, start)
-        end = self._scan.end_tag(text, start, tag)
+        end = self._scan.end_tag(text, start, tag, self._notation.is_text)
         if end < 0:
             return Reading("", 0, State.MORE)
-        piece = _as_json(text[start:end].removesuffix(padding), self._schema)
-        self._schema, self._scan = None, _Scan()
+        piece = self._notation.read(text[start:end].removesuffix(padding))
+        self._notation, self._scan = None, _Scan()
         return Reading(piece, end + len(tag), State.MORE)
 
     def _string(self, text: str, start: int) -> Reading:
@@ -150,7 +192,7 @@ class _TaggedReader:
         closing = self._tags.padding + self._tags.end
         end = text.find(self._tags.end, start)
         if end >= 0:
-            self._schema = None
+            self._notation = None
             value = text[start:end].removesuffix(self._tags.padding)
             return Reading(_escaped(value) + '"', end + len(self._tags.end), State.MORE)
         held = held_back(text[start:], closing, self._tags.end)
@@ -158,16 +200,21 @@ class _TaggedReader:
 
 
 class _Scan:
-    """Searches for the end tag of a growing value, but not in text seen before or inside of a JSON string."""
+    """Searches for the end tag of a growing value, but not in text seen before. Tags inside of a JSON string do not
+    count, unless any text is a value."""
 
     def __init__(self) -> None:
         self._scanner = JsonScanner()
         self._state = State.MORE
         self._at = 0
 
-    def end_tag(self, text: str, start: int, tag: str) -> int:
+    def end_tag(self, text: str, start: int, tag: str, is_text: bool) -> int:
         """Position of the tag; negative if it has not arrived. `text` and `start` are those of the last call, or
         longer."""
+        if is_text:
+            found = text.find(tag, max(start, self._at))
+            self._at = max(start, len(text) - len(tag) + 1)
+            return found
         value = blank(text, start)
         if text[value : value + 1] in ("{", "[", '"') and self._state is State.MORE:
             self._at, self._state = self._scanner.scan(text, max(self._at, value))
@@ -191,19 +238,20 @@ def held_back(text: str, *markers: str) -> int:
 
 
 def _escaped(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)[1:-1]
+    return _quoted(text)[1:-1]
 
 
-def _as_json(text: str, schema: Mapping[str, Any]) -> str:
-    """Converts a value to JSON text: JSON is kept, a Python constant is translated, and anything else becomes a
-    string."""
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _is_json(text: str) -> bool:
+    """True if Python can read a text as JSON."""
     try:
-        value = json.loads(text, parse_constant=_refuse)
-    except ValueError:
-        return _PYTHON.get(text) or json.dumps(text, ensure_ascii=False)
-    if is_string(schema) and not isinstance(value, str):
-        return json.dumps(text, ensure_ascii=False)
-    return text
+        json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _refuse(constant: str) -> None:
