@@ -142,9 +142,7 @@ class ChatTemplate:
         """
         options = {"add_generation_prompt": begin_answer, **(variables or {})}
         given = read_messages(messages)
-        if (
-            continue_answer and self._splits_content
-        ):  # the template may drop the thought, and with it the place to go on
+        if continue_answer and self._has_thoughts_in_content:  # as one of the last answer, it might be left out
             given[-1] = replace(given[-1], others={**(given[-1].others or {}), _THOUGHT: ""})
         for part in (part for turn in given for _, part in turn.media):
             if part.kind not in self._rendering.processors:
@@ -325,14 +323,8 @@ class ChatTemplate:
             made["tool_call_id"] = self._id(made["tool_call_id"])
         if self._calls_them_thinking and _THOUGHT in made:
             made["thinking"] = made[_THOUGHT]
-        if (
-            self._splits_content
-            and turn.role == "assistant"
-            and made.get(_THOUGHT)
-            and isinstance(made["content"], str)
-        ):
-            thought = f"{self.reasoning.opening}\n{made[_THOUGHT].strip()}\n{self.reasoning.closing}\n\n"
-            made["content"] = thought + made["content"]
+        if (thought := made.get(_THOUGHT)) and turn.role == "assistant" and self._has_thoughts_in_content:
+            made |= self._rendering.message("assistant", self._with_thought(thought, turn.text))
         if turn.calls:
             made["content"] = made["content"] if turn.text else manner.empty_content
             made["tool_calls"] = [self._shown(call, manner.arguments_as_text) for call in turn.calls]
@@ -344,11 +336,18 @@ class ChatTemplate:
         return _THOUGHT not in self.source and _OTHER_THOUGHT.search(self.source) is not None
 
     @cached_property
-    def _splits_content(self) -> bool:
-        """True if the template expects reasoning in the content, from which it drops some."""
-        closing = self.reasoning.closing if self.reasoning is not None else ""
-        is_split = any(f"split({quote}{closing}{quote})" in self.source for quote in "'\"")
-        return is_split and _THOUGHT not in self.source and _OTHER_THOUGHT.search(self.source) is None
+    def _has_thoughts_in_content(self) -> bool:
+        """True if the template only looks for reasoning in the content, and shows that of the last answer."""
+        if self.reasoning is None or _THOUGHT in self.source or _OTHER_THOUGHT.search(self.source):
+            return False
+        if not any(f"split({quote}{self.reasoning.closing}{quote})" in self.source for quote in "'\""):
+            return False
+        message = self._rendering.message
+        talk = [message("user", "zq_question"), message("assistant", self._with_thought("zq_thought", "zq_answer"))]
+        return "zq_thought" in self._rendering.attempt([*talk, message("user", "zq_question")])
+
+    def _with_thought(self, thought: str, content: str) -> str:
+        return f"{self.reasoning.opening}\n{thought.strip()}\n{self.reasoning.closing}\n\n{content}"
 
     def _shown(self, call: ToolCall, arguments_as_text: bool) -> dict[str, Any]:
         arguments = call.arguments if arguments_as_text else json.loads(call.arguments)

@@ -148,7 +148,8 @@ def test_an_answer_that_begins_within_its_thought(family, mode):
     whole = parse(turn.parser(), answer)
     assert whole.thought == f"Hm, {NOW}?\n" and whole.text == ("Fine." if mode == "none" else "")
     assert whole.calls == ([] if mode == "none" else [["time", "{}"]])
-    assert parse(turn.parser(), answer, range(len(answer))) == whole
+    letters = parse(turn.parser(), answer, range(len(answer)))
+    assert (letters.thought, letters.text, letters.calls) == (whole.thought, whole.text, whole.calls)
     assert parse(turn.parser(), "Hm, ").thought == "Hm, ", "a thought that is cut"
 
 
@@ -187,5 +188,6 @@ def test_thoughts_of_earlier_answers(family, variables, thoughts):
 
 
 def test_a_template_that_needs_a_question():
+    assert "<|im_start|>user\nBe brief.<|im_end|>" in template("qwen35").render([SYSTEM])
     with pytest.raises(TemplateRefusal, match="No user query"):
-        template("qwen35").render([SYSTEM])
+        template("qwen35").render([says("Fine.", "Past.")])

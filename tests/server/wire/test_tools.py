@@ -265,3 +265,15 @@ def test_a_call_that_was_cut_is_never_done():
     assert message["content"] == [] and message["stop_reason"] == "max_tokens"
     names = [name for name, _ in events(stream(messages_form(), pieces_of(turn, finish)))]
     assert names[-3:] == ["content_block_stop", "message_delta", "message_stop"]
+
+
+@pytest.mark.parametrize("value", ["[" * 5000 + "]" * 5000, "9" * 5000])
+def test_arguments_that_python_cannot_read(value):
+    """Only messages need them as an object, and leave such a call out."""
+    turn = [CallBegins(0, "call_a", "f"), ArgumentsPiece(0, f'{{"a": {value}}}'), CallEnds(0)]
+    message = messages_form().whole([one_piece(turn, CALLED)], usage(1))
+    assert message["content"] == [] and message["stop_reason"] == "end_turn"
+    received = events(stream(messages_form(), pieces_of(turn, CALLED)))
+    assert received[-2][1]["delta"]["stop_reason"] == "end_turn"
+    response = responses_form().whole([one_piece(turn, CALLED)], usage(1))
+    assert response["output"][0]["arguments"] == f'{{"a": {value}}}'
