@@ -41,8 +41,8 @@ class TurnParser:
 
     The joined events do not depend on how the text is split between calls of `push`. Text that only resembles a call is
     returned as text. A call that becomes invalid after its name gets no end event, and the rest is text. Without
-    `tools` no calls are parsed. Whitespace around the markers of reasoning is dropped, and so is whitespace between the
-    last call and the end.
+    `tools` no calls are parsed. Whitespace after the markers of reasoning is dropped, and so are line ends before the
+    closing marker, and whitespace between the last call and the end.
     """
 
     def __init__(
@@ -151,7 +151,10 @@ class TurnParser:
 
     def _thought(self) -> Iterable[Event]:
         text, ended = self._up_to(self._reasoning.closing)
-        yield Thought(text)
+        whole = text.rstrip("\n")
+        if not ended and not self._final:  # line ends may come before the closing marker
+            self._held, text = text[len(whole) :] + self._held, whole
+        yield Thought(whole if ended else text)
         if ended:
             self._begin(Place.START if self._reasoning.repeats else Place.BODY)
 

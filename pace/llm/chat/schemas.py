@@ -26,6 +26,8 @@ _SHARED = ("$defs", "definitions", "$schema")
 """Keywords that a part of a schema takes over from the whole."""
 _MAX_STEPS = 8
 """Nested alternatives and references that are followed, so that an endless reference ends."""
+_MAX_MIN_LENGTH = 8
+"""Larger minimum lengths of strings count as further constraints, because they make large terminals."""
 _MAX_ALTERNATIVES = 64
 """A schema with more alternatives is not split: references may make them exponentially many."""
 
@@ -119,12 +121,14 @@ class Values:
     """The values that a schema allows, for notations that write strings without JSON's quotes."""
 
     any_text: bool
-    """True if every string is allowed."""
+    """True if every string is allowed that is long enough."""
     choices: tuple[str, ...]
     """Strings that the schema lists; none if every string is allowed."""
     others: tuple[dict[str, Any], ...]
     """Schemas of the other values. Null, booleans and a list of any length have one each, all others one together. A
     string of these has further constraints."""
+    min_length: int = 0
+    """Minimum length of a string if no other values are allowed."""
 
 
 def split(schema: Mapping[str, Any]) -> Values:
@@ -133,6 +137,8 @@ def split(schema: Mapping[str, Any]) -> Values:
     own: dict[str | None, dict[str, Any]] = {}
     rest: list[dict[str, Any]] = []
     parts = list(itertools.islice(_alternatives(schema, _MAX_STEPS), _MAX_ALTERNATIVES + 1))
+    if len(parts) == 1 and (length := _min_length(parts[0])):
+        return Values(True, (), (), length)
     for part in parts if len(parts) <= _MAX_ALTERNATIVES else [dict(schema)]:
         keywords, kind = keywords_of(part), "array" if items_of(part) is not None else type_of(part)
         if not keywords:
@@ -210,6 +216,13 @@ def _have_own_types(schemas: list[Mapping[str, Any]]) -> bool:
     kinds = [part.get("type") for part in schemas]
     names = ["number" if kind == "integer" else kind for kind in kinds if isinstance(kind, str)]
     return len({*names}) == len(kinds)
+
+
+def _min_length(schema: Mapping[str, Any]) -> int:
+    """Returns the length of the shortest string if the schema allows all longer ones, and no other values; else 0."""
+    length = schema.get("minLength")
+    is_text = schema.get("type") == "string" and keywords_of(schema) == {"type", "minLength"}
+    return length if is_text and isinstance(length, int) and 0 < length <= _MAX_MIN_LENGTH else 0
 
 
 def _listed(schema: Mapping[str, Any]) -> list[Any]:

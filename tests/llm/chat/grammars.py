@@ -127,10 +127,12 @@ def _closing(words: Vocabulary) -> list[int]:
 
 
 def random_schema(rng: random.Random, depth: int = 2) -> dict[str, Any]:
-    kinds = ["string", "integer", "number", "boolean", "enum", "bounded", "optional", "any"]
+    kinds = ["string", "integer", "number", "boolean", "enum", "bounded", "long", "optional", "any"]
     kind = rng.choice(kinds + ["array", "list", "object"] * (depth > 0))
     if kind == "any":
         return {}
+    if kind == "long":
+        return {"type": "string", "minLength": rng.randrange(1, 4)}
     if kind == "optional":
         other = rng.choice([{"type": "string"}, {"enum": ["red", "null", "it's"]}, random_schema(rng, 0)])
         return {"anyOf": [other, {"type": "null"}]}
@@ -175,6 +177,7 @@ def random_value(schema: dict[str, Any], rng: random.Random) -> Any:
                  "\u0007", "é", "🙂", "{", ", ", "True", "<tool_call>{", "<think>", "/", "\u2028", "null",
                  "12"]  # fmt: skip
         text = "".join(rng.choices(nasty, k=rng.randrange(5))) or "Rome"
+        text += "né<" if "minLength" in schema else ""
         return text.replace("<", "<" + PLAIN).replace("[", "[" + PLAIN)
     if kind == "integer":
         return rng.choice([0, -7, 12345])

@@ -146,11 +146,31 @@ def test_an_answer_that_begins_within_its_thought(family, mode):
     assert turn.prompt.endswith("<|im_start|>assistant\n<think>\n") and turn.reasoning.begun
     answer = f"Hm, {NOW}?\n</think>\n\n" + ("Fine." if mode == "none" else NOW)
     whole = parse(turn.parser(), answer)
-    assert whole.thought == f"Hm, {NOW}?\n" and whole.text == ("Fine." if mode == "none" else "")
+    assert whole.thought == f"Hm, {NOW}?" and whole.text == ("Fine." if mode == "none" else "")
     assert whole.calls == ([] if mode == "none" else [["time", "{}"]])
     letters = parse(turn.parser(), answer, range(len(answer)))
     assert (letters.thought, letters.text, letters.calls) == (whole.thought, whole.text, whole.calls)
-    assert parse(turn.parser(), "Hm, ").thought == "Hm, ", "a thought that is cut"
+    assert parse(turn.parser(), "Hm, \n").thought == "Hm, \n", "a thought that is cut"
+
+
+ANSWERS = {
+    "qwen35": f"Hm.\n</think>\n\nI look.{ROME}\n{NOW}",
+    "nemotron3": f"Hm.\n\nSo.\n</think>\nI look.{ROME}\n{NOW}\n",
+    "lfm25": "<think>Hm.</think>I look.<|tool_call_start|>[weather(city='Rome', days=3), time()]<|tool_call_end|>",
+    "granite4": 'I look.\n<tool_call>\n{"name": "time", "arguments": {}}\n</tool_call>',
+}
+
+
+@pytest.mark.parametrize("family", ANSWERS)
+def test_the_next_prompt_begins_with_the_last_one_and_its_answer(family):
+    """The cache can then use all of it: what was read from an answer is rendered as it was written."""
+    turn = plan_turn(template(family), [QUESTION], TOOLS)
+    whole = parse(turn.parser(), ANSWERS[family])
+    names = [name for name, _ in whole.calls]
+    calls = [call(name, **json.loads(arguments)) for name, arguments in whole.calls]
+    said = asks(*calls, content=whole.text.strip() or None, thought=whole.thought)
+    following = template(family).render([QUESTION, said, *map(result, names)], TOOLS)
+    assert following.startswith(turn.prompt + ANSWERS[family] + ENDS.get(family, "<|im_end|>"))
 
 
 @pytest.mark.parametrize(

@@ -209,6 +209,44 @@ def test_blank_space_between_a_thought_and_a_call(name):
                 assert (found.thought, found.text, found.ended) == ("Hm.", "", [0])
 
 
+@pytest.mark.parametrize("specials", [True, False], ids=["tokens", "text"])
+@pytest.mark.parametrize("name", ["qwen_coder", "seed", "glm45"])
+def test_a_minimum_length_of_a_text_between_tags(name, specials):
+    """The grammar allows exactly the texts that the parser reads as long enough."""
+    format = FORMATS[name]
+    words = vocabulary(tuple(special_names(format)) if specials else ())
+    end = format.arguments.end
+    spelled = end[0] + PLAIN + end[1:]
+    for length in (1, 2):
+        tools = [
+            Tool("f", parameters={"properties": {"s": {"type": "string", "minLength": length}}, "required": ["s"]})
+        ]
+        grammar = turn_grammar(format, tools, ToolChoice("required"), special=words.special)
+        call = format.write([ToolCall("1", "f", "")], {"f": tools[0]}, [{"s": "@"}])
+        for value in (
+            "",
+            "\n",
+            "a",
+            "ab",
+            "a\n",
+            "\n\n",
+            "\n\n\n",
+            "é",
+            "<",
+            "<p>\n",
+            end,
+            spelled,
+            f"a{end}",
+            f"a{spelled}b",
+        ):
+            text = call.replace("@", value)
+            found = parse(TurnParser(format, tools), text.replace(PLAIN, ""))
+            is_read = found.ended == [0] and not found.text
+            is_long = is_read and len(json.loads(found.calls[0][1])["s"]) >= length
+            assert accepts(grammar, words, words.encode(text)) == is_long, (length, value)
+            assert is_long == (len(value) >= length and end not in value.replace(PLAIN, ""))
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_only_the_tools_that_are_chosen(name):
     format = FORMATS[name]

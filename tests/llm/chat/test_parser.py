@@ -187,6 +187,7 @@ def test_values_that_python_cannot_read_are_text(value):
 @pytest.mark.parametrize(
     ("text", "thought", "answer"),
     [("<think>\nHm. <tool_call>{ </thin </think>\n\nYes", "Hm. <tool_call>{ </thin ", "Yes"),
+     ("<think>\nHm.\n\nSo.\n\n</think>Yes", "Hm.\n\nSo.", "Yes"), ("<think>Hm.\n</thi", "Hm.\n</thi", ""),
      ("\n<think></think>Yes", "", "Yes"), ("<think>" + CALL, CALL, ""), ("Yes", "", "Yes"), (" <thin", "", " <thin"),
      ("", "", "")],
 )  # fmt: skip

@@ -16,8 +16,8 @@ from pace.llm.chat.tools import Tool
 
 _NAME = re.compile(r"[^\W\d]\w*")
 _EQUALS = re.compile(r"\s*=")
-_QUOTED = r"'([^'\\\x00-\x1f\x7f]|\\(['\\bfnrt]|u00[0-1][0-9a-f]))*'"
-"""A Python string in single quotes, in Lark."""
+_CHARACTER = r"([^'\\\x00-\x1f\x7f]|\\(['\\bfnrt]|u00[0-1][0-9a-f]))"
+"""A character of a Python string in single quotes, in Lark."""
 _BLANK = r"[ \t\r\n]{0,20}"
 _CONSTANTS = {"boolean": "True|False", "null": "None|null"}
 _MAX_DEPTH = 2
@@ -61,7 +61,10 @@ def _some(rules: Rules, name: str, required: list[bool], start: int, stop: int) 
 def _value(schema: Mapping[str, Any], strict: bool, depth: int = _MAX_DEPTH) -> str:
     """Returns the expression of a value."""
     values = split(schema)
-    options = [json_expression({"type": "string"}, strict), f"/{_QUOTED}/"] if values.any_text else []
+    options = []
+    if values.any_text:
+        options.append(json_expression({"type": "string", "minLength": values.min_length}, strict))
+        options.append(f"/'{_CHARACTER}{{{values.min_length},}}'/")
     if values.choices:
         options.append(json_expression({"enum": list(values.choices)}, strict))
         options += [f"/{pattern(_quoted(choice))}/" for choice in values.choices]

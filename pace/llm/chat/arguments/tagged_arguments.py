@@ -23,9 +23,9 @@ _CONSTANTS = {"boolean": "true|false|True|False", "null": "null|None"}
 class TaggedArguments:
     """`before name after value end`, for each argument.
 
-    A string is written without quotes, and cannot contain `end`. Other values are JSON. So is a string with further
-    constraints in its schema: it has quotes. If a schema allows strings and other values, such as null, a text that is
-    a valid value of the other kind is this value.
+    A string is written without quotes, and cannot contain `end`. Other values are JSON. So is a string with more
+    constraints than a short minimum length: it has quotes. If a schema allows strings and other values, such as null, a
+    text that is a valid value of the other kind is this value.
     """
 
     before: str
@@ -58,6 +58,8 @@ class TaggedArguments:
     def _value(self, schema: Mapping[str, Any], strict: bool, rules: Rules, name: str) -> str:
         """Returns the expression of a value and its end tag."""
         notation = _Notation(schema, self.end)
+        if notation.min_length:
+            return self._long_text(notation.min_length, rules, name)
         if notation.is_text:
             return rules.until(name, self.end)
         options = [f"/{pattern(choice)}/" for choice in notation.choices]
@@ -65,6 +67,20 @@ class TaggedArguments:
             constants = _CONSTANTS.get(type_of(other))
             options.append(f"/{constants}/" if constants else json_expression(other, strict))
         return f"{rules.add(name, ' | '.join(options))} {terminals(self.padding + self.end, rules.special)}"
+
+    def _long_text(self, length: int, rules: Rules, name: str) -> str:
+        """Returns the expression of a text of at least `length` characters and its end tag. It may not contain the tag
+        itself, because a reader ends the text there."""
+        tag, padding = pattern(self.end), pattern(self.padding)
+        text = rf"(.|\n){{{length},}}{padding}"
+        if self.padding == "\n":
+            text = rf"({text}|(.|\n){{{length - 1},}}[^\n])"
+        spelled = rules.add(f"{name}_text".upper(), rf"/{text}{tag}/ & ~/(.|\n)*{tag}(.|\n)+/")
+        token = terminals(self.end, rules.special)
+        if not token.startswith("<["):
+            return spelled
+        free = rules.add(name.upper(), rf"/{text}/ & ~/(.|\n)*{tag}(.|\n)*/")
+        return f"({free} {token} | {spelled})"
 
     def reader(self, tool: Tool) -> Reader:
         return _TaggedReader(self, {name: schema for name, (schema, _) in properties(tool).items()})
@@ -79,6 +95,7 @@ class _Notation:
         values = split(schema)
         self.is_text = values.any_text
         """True if any text is a value, up to the first end tag."""
+        self.min_length = values.min_length
         self.choices = values.choices
         """Strings that are written without quotes, besides any text."""
         self.others = values.others
