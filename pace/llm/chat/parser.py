@@ -41,8 +41,8 @@ class TurnParser:
 
     The joined events do not depend on how the text is split between calls of `push`. Text that only resembles a call is
     returned as text. A call that becomes invalid after its name gets no end event, and the rest is text. Without
-    `tools` no calls are parsed. Whitespace after the markers of reasoning is dropped, and so are line ends before the
-    closing marker, and whitespace between the last call and the end.
+    `tools` no calls are parsed. Whitespace after the markers of reasoning is dropped, and line ends before the
+    closing one. So is whitespace between the last call and the end.
     """
 
     def __init__(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from pace.grammar.whitespace import whitespace_options
-from pace.llm.chat import Tool, ToolChoice, ToolError, read_choice, read_tools
-from pace.llm.chat.schemas import closed, json_expression, properties
+from pace.llm.chat import Tool, ToolChoice, ToolError, read_choice, read_tools, schemas
+from pace.llm.chat.schemas import Values, closed, json_expression, properties, split
 
 F = {
     "name": "f",
@@ -115,3 +116,46 @@ def test_arguments_that_can_have_no_value_are_left_out():
     none = {"type": "boolean", "enum": ["True", "dontcare"]}
     schema = {"a": none, "b": none, "c": {"type": "integer", "enum": [1, "x"]}, "d": {"type": ["string", "null"]}}
     assert list(properties(Tool("f", parameters={"properties": schema, "required": ["b"]}))) == ["b", "c", "d"]
+
+
+NULL, TEXT, LIST = {"type": "null"}, {"type": "string"}, {"type": "array", "items": {"type": "integer"}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "values"),
+    [(TEXT, Values(True, (), ())), ({}, Values(True, (), ({},))),
+     ({"type": ["string", "null"]}, Values(True, (), (NULL,))),
+     ({"anyOf": [TEXT, NULL, LIST]}, Values(True, (), (NULL, LIST))), ({"enum": ["a", None, 1]}, Values(False, ("a",),
+      ({"enum": [None, 1]},))), ({"const": "a"}, Values(False, ("a",), ())),
+     ({"anyOf": [{"enum": ["a", "b"]}, {"const": "b"}, NULL]}, Values(False, ("a", "b"), (NULL,))),
+     ({"oneOf": [TEXT, NULL]}, Values(True, (), (NULL,))), (TEXT | {"minLength": 2}, Values(True, (), (), 2)),
+     (TEXT | {"maxLength": 2}, Values(False, (), (TEXT | {"maxLength": 2},))),
+     ({"oneOf": [TEXT, {"const": "a"}]}, Values(False, (), ({"oneOf": [TEXT, {"const": "a"}]},))),
+     ({"type": ["integer", "string"], "minimum": 1}, Values(False, (), ({"anyOf": [{"type": "integer", "minimum": 1},
+      {"type": "string", "minimum": 1}]},)))],
+)  # fmt: skip
+def test_values_that_are_written_without_quotes(schema, values):
+    def plain(found):
+        """Drops the keywords that constrain nothing."""
+        kept = lambda part: {key: part[key] for key in part if key not in ("title", "default", "$defs")}
+        return replace(found, others=tuple(json.loads(json.dumps(found.others), object_hook=kept)))
+
+    assert split(schema) == values
+    assert plain(split(schema | {"title": "T", "default": None})) == values
+    assert plain(split({"$ref": "#/$defs/it", "$defs": {"it": schema}})) == values
+
+
+@pytest.mark.parametrize(
+    "schema", [{"$ref": 5}, {"$ref": "#/$defs/a", "$defs": 5}, {"enum": 5}, {"enum": []}, {"type": []}, {"type": {}},
+               {"anyOf": []}, {"anyOf": [True]}, {"anyOf": 5}, {"type": "string", "minLength": "1"}],
+)  # fmt: skip
+def test_a_schema_that_cannot_be_split_is_one(schema):
+    assert split(schema) == Values(False, (), (schema,))
+
+
+def test_alternatives_do_not_multiply(monkeypatch):
+    """Eight steps through fifty references each would be 4e13 schemas."""
+    steps, follow = [], schemas._definition
+    monkeypatch.setattr(schemas, "_definition", lambda schema: steps.append(schema) or follow(schema))
+    schema = {"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}] * 50}}}
+    assert split(schema).others == (schema,) and len(steps) < 200
