@@ -142,8 +142,6 @@ class ChatTemplate:
         """
         options = {"add_generation_prompt": begin_answer, **(variables or {})}
         given = read_messages(messages)
-        if continue_answer and self._has_thoughts_in_content:  # as one of the last answer, it might be left out
-            given[-1] = replace(given[-1], others={**(given[-1].others or {}), _THOUGHT: ""})
         for part in (part for turn in given for _, part in turn.media):
             if part.kind not in self._rendering.processors:
                 raise MediaPartError(part, f"this model takes no {NOUNS[part.kind]}")
