@@ -195,8 +195,9 @@ def _alternatives(schema: Mapping[str, Any], steps: int) -> Iterator[dict[str, A
 
 
 def _sharing(schema: Mapping[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a part of a schema with the definitions that it may refer to."""
-    return {key: schema[key] for key in _SHARED if key in schema} | dict(part)
+    """Returns a part of a schema with its draft, and with the definitions if it refers to any."""
+    shared = _SHARED if any(_references(part)) else ("$schema",)
+    return {key: schema[key] for key in shared if key in schema} | dict(part)
 
 
 def _definition(schema: Mapping[str, Any]) -> Mapping[str, Any] | None:
