@@ -150,6 +150,8 @@ def test_an_answer_that_begins_within_its_thought(family, mode):
     assert whole.calls == ([] if mode == "none" else [["time", "{}"]])
     letters = parse(turn.parser(), answer, range(len(answer)))
     assert (letters.thought, letters.text, letters.calls) == (whole.thought, whole.text, whole.calls)
+    bare = parse(turn.parser(), answer[: -len(NOW)] + NOW.removeprefix("<tool_call>\n"))
+    assert bare.calls == (whole.calls if mode == "auto" else []), "a call without its outer opening tag"
     assert parse(turn.parser(), "Hm, \n").thought == "Hm, \n", "a thought that is cut"
 
 
