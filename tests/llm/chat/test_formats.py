@@ -210,7 +210,9 @@ def test_blank_space_between_a_thought_and_a_call(name):
 
 
 @pytest.mark.parametrize("specials", [True, False], ids=["tokens", "text"])
-@pytest.mark.parametrize("name", ["qwen_coder", "seed", "glm45"])
+@pytest.mark.parametrize(
+    "name", ["qwen_coder", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("seed", "glm45"))]
+)
 def test_a_minimum_length_of_a_text_between_tags(name, specials):
     """The grammar allows exactly the texts that the parser reads as long enough."""
     format = FORMATS[name]

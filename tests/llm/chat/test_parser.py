@@ -176,7 +176,7 @@ def test_tagged_values_have_the_types_of_the_schema(key, written, read):
     assert [json.loads(arguments) for _, arguments in found.calls] == [{key: read}] and found.ended == [0]
 
 
-@pytest.mark.parametrize("value", ["[" * 50_000 + "]" * 50_000, '{"a":' * 50_000, "9" * 50_000, "[" * 50_000])
+@pytest.mark.parametrize("value", ["[" * 9000 + "]" * 9000, '{"a":' * 9000, "9" * 9000, "[" * 9000])
 def test_values_that_python_cannot_read_are_text(value):
     for key in ("l", "any", "o"):
         text = f"<tool_call>\n<function=f>\n<parameter={key}>\n{value}\n</parameter>\n</function>\n</tool_call>"

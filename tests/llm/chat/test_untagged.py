@@ -185,7 +185,7 @@ HERE = bare("weather", city="Rome\n<b> </parameter", days=2)
 READ[HERE] = ["weather", {"city": "Rome\n<b> </parameter", "days": 2}]
 
 
-@pytest.mark.parametrize("name", ["qwen_coder", "seed"])
+@pytest.mark.parametrize("name", ["qwen_coder", pytest.param("seed", marks=pytest.mark.thorough)])
 @pytest.mark.parametrize(
     "text", ["{}", "{}\n</tool_call>", "{}</tool_call>", "```xml\n{}\n```", "```xml\n{}\n{}\n```", "  {}\n \n", "{}{}",
              "{}\n</tool_call>\n{}", "{}\n<tool_call>\n{}\n</tool_call>", "<tool_call>\n{}\n</tool_call>\n{}"],
@@ -198,10 +198,10 @@ def test_calls_without_their_outer_tags(name, text):
         if not padding:
             call = call.replace(">\nRome", ">Rome").replace(">\n2", ">2").replace("\n</parameter>", "</parameter>")
         whole = text.replace("{}", call)
-        every_cut = name == "qwen_coder" and call != HERE or len(whole) < 150
+        every_cut = name == "qwen_coder" and len(whole) < 150
         found = turn(name, whole, every_cut)
         assert calls(found) == [read] * text.count("{}") and found.text.strip() == ""
-        said = turn(name, f"I look:\n{whole}\nSo it is.", every_cut)
+        said = turn(name, f"I look:\n{whole}\nSo it is.", False)
         assert calls(said) == calls(found) and said.text.split() == ["I", "look:", "So", "it", "is."]
 
 
