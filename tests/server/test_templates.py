@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.llm.chat.families import LFM25_THINKING, NEMOTRON3, QWEN35, QWEN_CODER
+from tests.llm.chat.test_families import LFM25_THINKING, NEMOTRON3, QWEN35, QWEN_CODER
 from tests.llm.chat.test_manners import CALLS, GEMMA, GUARD, IGNORES, in_order
 from tests.server.serving import Serving, shared_generator
 
