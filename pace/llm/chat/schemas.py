@@ -202,9 +202,9 @@ def _sharing(schema: Mapping[str, Any], part: Mapping[str, Any]) -> dict[str, An
 
 def _definition(schema: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Returns the definition to which a schema refers; None if it is elsewhere."""
-    found: Any = schema
-    for name in str(schema["$ref"]).removeprefix("#/").split("/", 1):
-        found = found.get(name) if isinstance(found, Mapping) else None
+    place, _, name = str(schema["$ref"]).rpartition("/")
+    known = schema.get(place.removeprefix("#/")) if place in ("#/$defs", "#/definitions") else None
+    found = known.get(name) if isinstance(known, Mapping) else None
     return found if isinstance(found, Mapping) else None
 
 

@@ -146,7 +146,8 @@ def test_values_that_are_written_without_quotes(schema, values):
 
 
 @pytest.mark.parametrize(
-    "schema", [{"$ref": 5}, {"$ref": "#/$defs/a", "$defs": 5}, {"enum": 5}, {"enum": []}, {"type": []}, {"type": {}},
+    "schema", [{"$ref": 5}, {"$ref": "#/$defs/a", "$defs": 5}, {"$ref": "#/$defs", "$defs": {"a": {}}},
+               {"$ref": "x/$defs/a", "$defs": {"a": {}}}, {"enum": 5}, {"enum": []}, {"type": []}, {"type": {}},
                {"anyOf": []}, {"anyOf": [True]}, {"anyOf": 5}, {"type": "string", "minLength": "1"}],
 )  # fmt: skip
 def test_a_schema_that_cannot_be_split_is_one(schema):

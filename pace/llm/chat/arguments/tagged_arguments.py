@@ -126,7 +126,7 @@ class _Notation:
         value = json.loads(written)
         if self.is_text and isinstance(value, str):
             return _quoted(text) if self._is_read_alike(value) else written
-        return written if is_valid(value, self._schema) or not is_valid(text, self._schema) else _quoted(text)
+        return written if not is_valid(text, self._schema) or is_valid(value, self._schema) else _quoted(text)
 
     def _is_read_alike(self, text: str) -> bool:
         """True if this text is the string that it is written as."""
