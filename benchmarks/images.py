@@ -1,8 +1,9 @@
 """Measures images of a Qwen3-VL with random weights: what an encoding costs other streams, and the time to the first
 token next to llama.cpp's mtmd.
 
-    python benchmarks/images.py --parts gaps                            # About 10 minutes for a Qwen3-VL-2B.
-    python benchmarks/images.py --llama-python PATH --llama-source PATH --into benchmarks/RESULTS.md
+    python benchmarks/images.py --parts gaps                            # About 15 minutes for a Qwen3-VL-2B.
+    python benchmarks/images.py --llama-python PATH --llama-source PATH --into benchmarks/RESULTS.md   # An hour.
+    python benchmarks/images.py --shape tiny --parts gaps --sizes 256x256 640x480 --rounds 1
 
 Both runtimes are processes that keep their models and take turns. Each run has another image, a PNG whose sides need no
 resizing, so that no cache helps. Each figure is the median of `--rounds` runs after a warm-up; the longest gap is that
