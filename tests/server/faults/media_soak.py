@@ -49,8 +49,11 @@ class MediaSoak(Soak):
     def body(self, content: Any, **fields: Any) -> bytes:
         return super().body(content, **{"cache_salt": f"salt {self.random.randrange(12)}"} | fields)
 
-    def check_afterwards(self) -> None:
-        """No encoding goes on, and rows take what `MediaEncoder` says: its cache, and those of one sequence."""
+    def check_idle(self) -> None:
+        """An encoding does not outlive its client, and rows take what `MediaEncoder` says: its cache, and those of one
+        sequence."""
+        asyncio.run(self.leave_in_an_encoding())
+        super().check_idle()
         engine = self.serving.generator.engine
         width = max(rows.shape[1] for rows in engine.media._rows.values())
         assert engine.media._encoding is None

@@ -70,8 +70,9 @@ class Soak:
                 text = await self._text(question, style, False)
                 self._check(question, style, self.references.setdefault((question, style), text), text)
 
-    def check_afterwards(self) -> None:
-        """Raises AssertionError if the idle server holds what it should not."""
+    def check_idle(self) -> None:
+        """Waits until no request is running. Raises AssertionError if the server holds what it should not."""
+        self.serving.check_idle(10)
 
     async def run(self, seconds: float, num_honest: int, num_faulty: int) -> None:
         begin, self.memory = time.monotonic(), []
@@ -247,14 +248,13 @@ def soak(
         asyncio.run(play.learn())
         warm_up = min(seconds / 4, 60.0)  # allocations that happen once are done in it
         asyncio.run(play.run(warm_up, num_honest, num_faulty))
-        serving.check_idle(10)
+        play.check_idle()
         before = held_bytes()
         asyncio.run(play.run(seconds, num_honest, num_faulty))
-        serving.check_idle(10)
+        play.check_idle()
         grown = held_bytes() - before
         asyncio.run(play.learn())
-        serving.check_idle(10)
-        play.check_afterwards()
+        play.check_idle()
     generator.driver.close()
     assert not play.wrong, play.wrong[:3]
     assert not errors, [error.getMessage() for error in errors[:3]]
