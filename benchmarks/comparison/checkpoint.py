@@ -63,14 +63,15 @@ def write_checkpoint(config: dict, folder: Path) -> None:
     model_class, parsed = read_config(config)
     generator = torch.Generator().manual_seed(0)
     tensors = {
-        name: _random(name, target.shape, generator)
+        name: random_tensor(name, target.shape, generator)
         for name, [target, *_] in model_class(parsed, torch.float32, reference).targets().items()
     }
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     _write_tokenizer(config["vocab_size"], folder)
 
 
-def _random(name: str, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+def random_tensor(name: str, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    """A bf16 tensor of a checkpoint, with values of a trained scale."""
     numbers = torch.empty(shape, dtype=torch.bfloat16).normal_(generator=generator)
     if "norm" in name:
         return numbers.mul_(0.1).add_(1.0)

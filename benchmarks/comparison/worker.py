@@ -45,11 +45,13 @@ class Worker:
         python: str = sys.executable,
         environment: dict[str, str] | None = None,
         log: Path | None = None,
+        module: str = "benchmarks.comparison.worker",
     ) -> None:
+        """`module` runs in the other process, and takes the runtime as its argument."""
         self.runtime = runtime
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = os.environ | QUIET | {"PYTHONPATH": os.pathsep.join(paths)} | (environment or {})
-        command = [python, "-m", "benchmarks.comparison.worker", runtime]
+        command = [python, "-m", module, runtime]
         with open(log or os.devnull, "ab") as errors:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=environment, text=True
@@ -150,7 +152,7 @@ class Server:
         return asdict(limits.measure(LIMIT_SECONDS))
 
 
-def serve(requests: TextIO, answers: TextIO, server: Server) -> None:
+def serve(requests: TextIO, answers: TextIO, server: Any) -> None:
     """Answers one line with one line until the input ends."""
     for line in requests:
         request = json.loads(line)

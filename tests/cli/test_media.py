@@ -15,7 +15,17 @@ from pace.cli.chat.commands import Commands
 from pace.llm import LLMModel, SamplingConfig
 from tests.cli.processes import TerminalProcess
 from tests.llm.fake_media import MediaGenerator, png, wav
-from tests.llm.processors.chatting import PLACEHOLDER, picture, save_chatting
+from tests.llm.processors.chatting import (
+    ANSWER,
+    PLACEHOLDER,
+    QUESTION,
+    picture,
+    question,
+    save_chatting,
+    save_omni_chatting,
+)
+from tests.llm.processors.transcribing import save_transcribing
+from tests.media.drawn import clips, write_all
 
 GREEDY = ["--dtype", "float32", "--temperature", "0", "--ignore-eos", "--max-new-tokens", "8"]
 
@@ -69,6 +79,32 @@ def test_questions_with_images(command, folder, answers):
         "(a cat.png, 4 tokens, is sent with the next question)",
         "(a.png, 15 tokens, is sent with the next question)",
     ]
+
+
+@clips
+def test_drawn_pictures_and_a_clip(command, tmp_path, clip):
+    """Both commands give the answer of Python about all of them."""
+    save_omni_chatting(tmp_path)
+    with LLMModel(tmp_path, dtype="float32", progress=False) as model:
+        answer = model.chat(question(clip()), **ANSWER).text
+    images, sound = write_all(tmp_path, clip())
+    model = [str(tmp_path), "--dtype", "float32", "--temperature", "0", "--max-new-tokens", "12"]
+    attached = "".join(f"/image {image}\n" for image in images) + f"/audio {sound}\n"
+    code, out, err = command("chat", *model, stdin=f"{attached}{QUESTION}\n")
+    assert (code, out) == (0, f"{answer}\n") and "pace: error" not in err
+    options = [f"--image={image}" for image in images]
+    code, out, err = command("generate", "--chat", *model[:1], QUESTION, *model[1:], *options, f"--audio={sound}")
+    assert (code, out) == (0, f"{answer}\n"), err
+
+
+@clips
+def test_the_words_of_a_clip(command, tmp_path, clip):
+    save_transcribing(tmp_path)
+    (tmp_path / "clip.wav").write_bytes(clip())
+    with LLMModel(tmp_path, dtype="float32", progress=False) as model:
+        words = model.transcribe(tmp_path / "clip.wav").text
+    code, out, err = command("transcribe", str(tmp_path), str(tmp_path / "clip.wav"), "--dtype", "float32")
+    assert words and (code, out) == (0, f"{words}\n"), err
 
 
 def test_at_a_terminal(folder, tmp_path, answers):

@@ -88,7 +88,7 @@ class Serving:
         return f"http://127.0.0.1:{self.port}"
 
     def check_idle(self, seconds: float = 3.0) -> None:
-        """Waits until no request is running, and checks that no block is leaked.
+        """Waits until no request is running, and checks that no block, body or decoded medium is leaked.
 
         A request whose client has disconnected may still arrive while this waits: then the wait begins again.
         """
@@ -96,6 +96,7 @@ class Serving:
         while True:
             try:
                 assert self.service.admission.num_requests == 0 and self.service.admission.num_waiting == 0
+                assert self.service.large_bodies.num_bytes == 0 and self.service._media_workers._num_tokens == 0
                 return self.generator.driver.call(lambda engine: engine.check_idle()).result(5)
             except AssertionError:
                 if time.monotonic() > deadline:

@@ -28,7 +28,17 @@ from pace.llm import LLMModel
 from pace.llm.processors.qwen_audio import Qwen3OmniAudioProcessor
 from tests.llm.fake_media import wav
 from tests.llm.models.towers.seeing import IMAGE, MERGE
-from tests.llm.processors.chatting import PLACEHOLDER, TOKEN, picture, save_chatting
+from tests.llm.processors.chatting import (
+    ANSWER,
+    PLACEHOLDER,
+    QUESTION,
+    TOKEN,
+    picture,
+    question,
+    save_chatting,
+    save_omni_chatting,
+)
+from tests.media.drawn import clips, pictures
 
 GREEDY = {"max_tokens": 12, "temperature": 0, "ignore_eos": True}
 LOAD = {"dtype": "float32", "kv_cache_bytes": "16MiB", "progress": False, "weights_cache": False}
@@ -102,6 +112,22 @@ def test_streams_and_beams(checkpoint, seeing, engine, run):
     assert completion.message.text == expected(checkpoint, seeing, turn(PLACEHOLDER + "w7"), picture(40, 40, 3))
     beams = run(engine.predict(asked, num_beams=2, **GREEDY))
     assert beams.prompt_tokens == completion.prompt_tokens == engine.prompt_len(asked)
+
+
+@clips
+def test_drawn_pictures_and_a_clip(tmp_path, run, clip):
+    """The answer is that of `LLMModel.chat`, and the rows are those of its media. kani opens a file as a PIL image,
+    which no EXIF turns."""
+    save_omni_chatting(tmp_path)
+    with LLMModel(str(tmp_path), **LOAD) as model:
+        photo = Image.open(io.BytesIO(pictures()["photo.jpg"]))
+        answer = model.chat(question(clip(), photo=photo), **ANSWER).text
+        num_encoded = model.generator.engine.media.num_encoded
+        parts = [ImagePart.from_bytes(data) for data in pictures().values()]
+        parts += [AudioPart.from_file(io.BytesIO(clip()), format="wav"), QUESTION]
+        ai = Kani(PaceEngine(model=model, max_tokens=12, temperature=0))
+        assert run(ai.chat_round(parts)).text == answer.strip()
+        assert model.generator.engine.media.num_encoded == num_encoded == len(pictures()) + 1
 
 
 def test_counting_decodes_nothing(engine, monkeypatch):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import io
 
 import numpy as np
 import pytest
@@ -11,37 +11,61 @@ pytest.importorskip("PIL.Image")
 pytest.importorskip("transformers")
 
 import torch
+from PIL import Image, ImageOps
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from pace.llm import LLMModel
-from tests.llm.models.towers.hearing import MELS
-from tests.llm.models.towers.omni import CLIP, IMAGE, IMAGE_END, IMAGE_START, SOUND_END, SOUND_START, save_omni
-from tests.llm.models.towers.seeing import MERGE, PATCH
-from tests.llm.processors.chatting import picture, save_tokenizer
+from tests.llm.models.towers.omni import CLIP
+from tests.llm.models.towers.seeing import MERGE
+from tests.llm.processors.chatting import (
+    ANSWER,
+    OMNI_SETTINGS,
+    PLACEHOLDER,
+    QUESTION,
+    SOUND_PLACEHOLDER,
+    SOUND_TOKEN,
+    TOKEN,
+    picture,
+    question,
+    save_omni_chatting,
+)
+from tests.media.drawn import clips, pictures
 from tests.media.wavs import speech, wav
 
-SPECIAL = {
-    IMAGE: "<|image_pad|>", IMAGE_START: "<|vision_start|>", IMAGE_END: "<|vision_end|>", CLIP: "<|audio_pad|>",
-    SOUND_START: "<|audio_start|>", SOUND_END: "<|audio_end|>", 97: "<|im_start|>", 98: "<|im_end|>",
-}  # fmt: skip
-SETTINGS = {
-    "chunk_length": 300, "dither": 0.0, "feature_extractor_type": "WhisperFeatureExtractor", "feature_size": MELS,
-    "hop_length": 160, "image_mean": [0.5, 0.5, 0.5], "image_processor_type": "Qwen2VLImageProcessor",
-    "image_std": [0.5, 0.5, 0.5], "max_pixels": 4096, "merge_size": MERGE, "min_pixels": 64, "n_fft": 400,
-    "n_samples": 4800000, "nb_max_frames": 30000, "padding_side": "left", "padding_value": 0.0, "patch_size": PATCH,
-    "processor_class": "Qwen3OmniMoeProcessor", "return_attention_mask": True, "sampling_rate": 16000,
-    "temporal_patch_size": 2,
-}  # fmt: skip
-"""Settings of images and sound in one file, as published."""
-SEES, HEARS = "<|vision_start|><|image_pad|><|vision_end|>", "<|audio_start|><|audio_pad|><|audio_end|>"
+
+@clips
+def test_the_answer_about_drawn_pictures_and_a_clip(tmp_path, clip):
+    """The answer that every entry must give is that of transformers, from its own patches of the pictures."""
+    thinker = save_omni_chatting(tmp_path)
+    images = [ImageOps.exif_transpose(Image.open(io.BytesIO(data))) for data in pictures().values()]
+    seen = Qwen2VLImageProcessorPil(**OMNI_SETTINGS)(images, return_tensors="np")
+    with LLMModel(tmp_path, dtype="float32", progress=False, kv_cache_bytes="16MiB") as model:
+        answer = model.chat(question(clip()), **ANSWER).text
+        arrays = model.processor(images=list(pictures().values()), audio=[clip()])
+        for name, array in seen.items():
+            assert np.array_equal(arrays[name], array), name
+        counts = [int(grid.prod()) // MERGE**2 for grid in seen["image_grid_thw"]]
+        heard = model.generator.encoder.processors["audio"].count_tokens(clip())
+        text = "".join(PLACEHOLDER.replace(TOKEN, TOKEN * count) for count in counts)
+        text += SOUND_PLACEHOLDER.replace(SOUND_TOKEN, SOUND_TOKEN * heard) + QUESTION
+        ids = torch.tensor([model.tokenizer(f"<|im_start|>user {text}<|im_end|><|im_start|>assistant ")["input_ids"]])
+        given = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        given |= {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        assert (ids == CLIP).sum() == heard
+        with torch.no_grad():
+            found = thinker.generate(**given, max_new_tokens=12, do_sample=False, eos_token_id=None)
+        assert answer == model.tokenizer.decode(found[0, ids.shape[1] :], skip_special_tokens=True)
+        assert len(set(answer.split())) > 2
+        for name in ("shapes", "photo", "depth"):  # each of them counts, and so does its place
+            assert model.chat(question(clip(), **{name: pictures()["star.webp"]}), **ANSWER).text != answer, name
+        assert model.chat(question(), **ANSWER).text != answer
 
 
 def test_prompts_with_images_and_sound(tmp_path):
-    thinker = save_omni(tmp_path)
-    save_tokenizer(tmp_path, SPECIAL)
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps(SETTINGS))
+    thinker = save_omni_chatting(tmp_path)
     image, clips = picture(33, 50, 4), [speech(1.3), speech(2.0, seed=1)]
     prompt = {
-        "prompt": f"w3 {HEARS} w4 {SEES} w5 {HEARS}",
+        "prompt": f"w3 {SOUND_PLACEHOLDER} w4 {PLACEHOLDER} w5 {SOUND_PLACEHOLDER}",
         "images": [image],
         "audio": [clips[0], wav(clips[1], number=3, bits=32)],
     }
@@ -50,10 +74,9 @@ def test_prompts_with_images_and_sound(tmp_path):
         batch = model.generate(["w1 w2", prompt], max_new_tokens=16, ignore_eos=True).generated_token_ids
         arrays = model.processor(images=[image], audio=clips)
         num_rows = int(np.prod(arrays["image_grid_thw"])) // MERGE**2
-        text = f"w3 {HEARS} w4 {SEES.replace('<|image_pad|>', '<|image_pad|>' * num_rows)} w5 {HEARS}"
-        first, second, last = text.split("<|audio_pad|>")
-        tokens = [13 + 4, 26]  # 1.3 and 2 seconds
-        text = first + "<|audio_pad|>" * tokens[0] + second + "<|audio_pad|>" * tokens[1] + last
+        sees = PLACEHOLDER.replace(TOKEN, TOKEN * num_rows)
+        hears = [SOUND_PLACEHOLDER.replace(SOUND_TOKEN, SOUND_TOKEN * count) for count in (13 + 4, 26)]  # 1.3 s and 2 s
+        text = f"w3 {hears[0]} w4 {sees} w5 {hears[1]}"
         ids = torch.tensor([model.tokenizer(text)["input_ids"]])
         given = {name: torch.from_numpy(array) for name, array in arrays.items()}
         given |= {"input_ids": ids, "attention_mask": torch.ones_like(ids)}

@@ -2,6 +2,7 @@
 
     python -m tests.server.faults.soak --seconds 3600 [--honest 64] [--seed 1]
 
+`tests.server.faults.media_soak` takes the same options; its clients also send images and sound.
 The last line of stdout is one JSON object.
 """
 
@@ -9,15 +10,19 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import ctypes
+import gc
 import json
 import logging
 import random
+import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from pace.llm.generator import Generator
 from pace.memory import resident_bytes
 from tests.server.serving import Serving, make_generator, request_bytes, text_of
 
@@ -31,6 +36,10 @@ STYLES: list[dict[str, Any]] = [
     {"temperature": 0, "max_tokens": 60, "stop": ["."]},
     {"temperature": 0.8, "seed": 3, "top_p": 0.8, "max_tokens": 25},
 ]
+FAULT_SECONDS = 120
+"""A server on a busy machine answers later than this only if it does not answer at all."""
+NUM_SAMPLES = 10
+"""How often the memory of the process is noted, from the warm-up to the end."""
 
 
 class Soak:
@@ -41,31 +50,62 @@ class Soak:
         self.random = random.Random(seed)
         self.counts: Counter[str] = Counter()
         self.wrong: list[tuple[Any, str, str]] = []
+        self.questions = self.make_questions()
         self.references: dict[tuple[int, int], str] = {}
+        self.memory: list[int] = []
+        """Resident bytes over time."""
+
+    def make_questions(self) -> list[Any]:
+        """The contents of the user's turn that clients ask about."""
+        return list(PROMPTS)
+
+    @property
+    def faults(self) -> tuple[Callable[[Any], Awaitable[None]], ...]:
+        return FAULTS
+
+    async def learn(self) -> None:
+        """Asks every question in every style, one after another. Each must give the text that it gave before."""
+        for question in range(len(self.questions)):
+            for style in range(len(STYLES)):
+                text = await self._text(question, style, False)
+                self._check(question, style, self.references.setdefault((question, style), text), text)
+
+    def check_idle(self) -> None:
+        """Waits until no request is running. Raises AssertionError if the server holds what it should not."""
+        self.serving.check_idle(10)
 
     async def run(self, seconds: float, num_honest: int, num_faulty: int) -> None:
-        for prompt in range(len(PROMPTS)):
-            for style in range(len(STYLES)):
-                self.references[prompt, style] = await self._text(prompt, style, False)
-        deadline = time.monotonic() + seconds
-        honest = [self._repeat(self._honest, deadline) for _ in range(num_honest)]
-        await asyncio.gather(*honest, *(self._repeat(self._faulty, deadline) for _ in range(num_faulty)))
+        begin, self.memory = time.monotonic(), []
+        honest = [self._repeat(self._honest, begin + seconds) for _ in range(num_honest)]
+        faulty = [self._repeat(self._faulty, begin + seconds) for _ in range(num_faulty)]
+        await asyncio.gather(*honest, *faulty, self._watch(begin, seconds))
+
+    async def _watch(self, begin: float, seconds: float) -> None:
+        for number in range(NUM_SAMPLES):
+            await asyncio.sleep(max(0.0, begin + seconds * number / NUM_SAMPLES - time.monotonic()))
+            self.memory.append(resident_bytes())
 
     async def _repeat(self, action: Callable[[], Awaitable[None]], deadline: float) -> None:
         while time.monotonic() < deadline:
             await action()
 
     async def _honest(self) -> None:
-        prompt, style = self.random.randrange(len(PROMPTS)), self.random.randrange(len(STYLES))
-        text = await self._text(prompt, style, self.random.random() < 0.7)
+        question, style = self.random.randrange(len(self.questions)), self.random.randrange(len(STYLES))
+        text = await self._text(question, style, self.random.random() < 0.7)
         self.counts["honest"] += 1
-        if text != self.references[prompt, style]:
-            self.wrong.append(((prompt, style), text, self.references[prompt, style]))
+        self._check(question, style, self.references[question, style], text)
 
-    async def _text(self, prompt: int, style: int, stream: bool) -> str:
-        body = {"messages": [{"role": "user", "content": PROMPTS[prompt]}], "stream": stream, **STYLES[style]}
+    def _check(self, question: int, style: int, expected: str, text: str) -> None:
+        if text != expected or text.startswith("status"):
+            self.wrong.append(((question, style), text, expected))
+
+    def body(self, content: Any, **fields: Any) -> bytes:
+        """A request about the content of one user turn."""
+        return request_bytes("/v1/chat/completions", {"messages": [{"role": "user", "content": content}], **fields})
+
+    async def _text(self, question: int, style: int, stream: bool) -> str:
         while True:
-            status, data = await self._ask(request_bytes("/v1/chat/completions", body))
+            status, data = await self._ask(self.body(self.questions[question], stream=stream, **STYLES[style]))
             if status != 429:
                 break
             self.counts["turned away"] += 1
@@ -94,10 +134,10 @@ class Soak:
             writer.close()
 
     async def _faulty(self) -> None:
-        fault = self.random.choice(FAULTS)
+        fault = self.random.choice(self.faults)
         self.counts[fault.__name__] += 1
         try:
-            await asyncio.wait_for(fault(self), 30)
+            await asyncio.wait_for(fault(self), FAULT_SECONDS)
         except (ConnectionError, asyncio.IncompleteReadError):
             pass
 
@@ -109,8 +149,7 @@ class Soak:
         return reader, writer
 
     def _endless(self, **fields: Any) -> bytes:
-        body = {"messages": [{"role": "user", "content": self.random.choice(PROMPTS)}], "ignore_eos": True, **fields}
-        return request_bytes("/v1/chat/completions", body)
+        return self.body(self.random.choice(self.questions), ignore_eos=True, **fields)
 
     async def drop_at_once(self) -> None:
         _, writer = await self._open(b"")
@@ -186,37 +225,55 @@ def logged_errors() -> Iterator[list[logging.LogRecord]]:
             logger.removeHandler(handler)
 
 
-def soak(seconds: float, num_honest: int, num_faulty: int, seed: int) -> dict[str, Any]:
-    """Runs the soak and returns its counts. Raises AssertionError for a wrong text, a logged error, a leak, or a server
-    that fails a plain request afterwards."""
-    generator = make_generator(kv_cache_bytes="48MiB")
+def held_bytes() -> int:
+    """Resident bytes of this process, without garbage and without what the allocator keeps for later."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    return resident_bytes()
+
+
+def soak(
+    seconds: float,
+    num_honest: int,
+    num_faulty: int,
+    seed: int,
+    kind: type[Soak] = Soak,
+    make: Callable[[], Generator] = lambda: make_generator(kv_cache_bytes="48MiB"),
+) -> dict[str, Any]:
+    """Runs the soak and returns its counts. `make` makes the engine, and `kind` has the clients. Raises AssertionError
+    for a wrong text, a logged error, a leak, or a server that fails a plain request afterwards."""
+    generator = make()
     with logged_errors() as errors, Serving(generator) as serving:
-        play = Soak(serving, seed)
-        asyncio.run(
-            play.run(min(3.0, seconds / 4), num_honest, num_faulty)
-        )  # warm-up: allocations that happen once are done
-        serving.check_idle(10)
-        before = resident_bytes()
+        play = kind(serving, seed)
+        asyncio.run(play.learn())
+        warm_up = min(seconds / 4, 60.0)  # allocations that happen once are done in it
+        asyncio.run(play.run(warm_up, num_honest, num_faulty))
+        play.check_idle()
+        before = held_bytes()
         asyncio.run(play.run(seconds, num_honest, num_faulty))
-        serving.check_idle(10)
-        serving.check_well()
-        grown = resident_bytes() - before
+        play.check_idle()
+        grown = held_bytes() - before
+        asyncio.run(play.learn())
+        play.check_idle()
     generator.driver.close()
     assert not play.wrong, play.wrong[:3]
     assert not errors, [error.getMessage() for error in errors[:3]]
     assert play.counts["honest"] > 0
-    assert grown < 64 << 20, f"{grown >> 20} MiB more than before"
-    return {"seconds": seconds, "grown_bytes": grown, "wrong": len(play.wrong), **play.counts}
+    memory = [size >> 20 for size in play.memory]
+    assert grown < 64 << 20, f"{grown >> 20} MiB more than before; while it ran, the process had {memory} MiB"
+    return {"seconds": seconds, "grown_bytes": grown, "memory_mib": memory, "wrong": len(play.wrong), **play.counts}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(run: Callable[..., dict[str, Any]] = soak) -> None:
+    parser = argparse.ArgumentParser(
+        description=sys.modules[run.__module__].__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--honest", type=int, default=64)
     parser.add_argument("--faulty", type=int, default=16)
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
-    print(json.dumps(soak(arguments.seconds, arguments.honest, arguments.faulty, arguments.seed)))
+    print(json.dumps(run(arguments.seconds, arguments.honest, arguments.faulty, arguments.seed)))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""The soak test, for a few seconds or a minute. `python -m tests.server.faults.soak --seconds 3600` runs longer."""
+"""The soak tests, for a few seconds or a minute. `python -m tests.server.faults.soak --seconds 3600` runs longer.
+`media_soak` takes the same options."""
 
 from __future__ import annotations
 
@@ -19,3 +20,16 @@ def test_honest_texts_stay_exact_beside_faulty_clients(seconds, num_honest, num_
     counts = soak(seconds, num_honest, num_faulty, seed=1)
     assert counts["honest"] > least, counts
     assert {fault.__name__ for fault in FAULTS} <= counts.keys()
+
+
+@pytest.mark.alone
+@pytest.mark.thorough
+@pytest.mark.timeout(400)
+def test_answers_about_images_and_sound_stay_exact():
+    pytest.importorskip("PIL.Image")
+    pytest.importorskip("transformers")
+    from tests.server.faults.media_soak import MEDIA_FAULTS, media_soak
+
+    counts = media_soak(60.0, num_honest=16, num_faulty=12, seed=1)
+    assert counts["honest"] > 100 and counts["left in its encoding"] > 10, counts
+    assert {fault.__name__ for fault in MEDIA_FAULTS} <= counts.keys()

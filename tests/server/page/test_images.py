@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("PIL.Image")
 pytest.importorskip("starlette")
 
-from PIL import Image
+from PIL import Image, ImageOps
 
 from tests.llm.fake_media import png
 from tests.server.page.browser import chromium
@@ -62,15 +62,13 @@ def shown(data: bytes) -> dict[str, object]:
     return {"type": "image_url", "image_url": {"url": uri(data)}}
 
 
-def red() -> bytes:
-    file = io.BytesIO()
-    Image.new("RGB", (120, 90), (220, 20, 30)).save(file, "PNG")
-    return file.getvalue()
-
-
 def num_red(screenshot: bytes) -> int:
-    """Pixels of a screenshot with the color of `red`."""
+    """Pixels of a screenshot with the color of the disc among the drawn pictures."""
     return Image.open(io.BytesIO(screenshot)).convert("RGB").tobytes().count(bytes((220, 20, 30)))
+
+
+def upright_size(data: bytes) -> tuple[int, int]:
+    return ImageOps.exif_transpose(Image.open(io.BytesIO(data))).size
 
 
 @pytest.fixture
@@ -82,37 +80,51 @@ def seeing(chat: Chat) -> Chat:
     return chat
 
 
-def test_a_real_model_sees_an_image(tmp_path):
-    """A random Qwen3-VL answers in the page as it does from Python, and the image can be seen."""
+def test_a_real_model_sees_drawn_pictures(tmp_path):
+    """A random Qwen3-Omni gets them by drop, paste and the button. It answers as it does from Python, and they can be
+    seen."""
     pytest.importorskip("transformers")
     from pace.llm import LLMModel
-    from tests.llm.processors.chatting import save_chatting
+    from tests.llm.processors.chatting import ANSWER, QUESTION, question, save_omni_chatting
+    from tests.media.drawn import glide, media_type, pictures, write_all
     from tests.server.serving import Serving
 
-    save_chatting(tmp_path / "model")
-    (tmp_path / "red.png").write_bytes(red())
-    content = [{"type": "image", "image": red()}, {"type": "text", "text": "w9"}]
-    options = {"dtype": "float32", "kv_cache_bytes": "16MiB", "progress": False, "weights_cache": False}
-    with LLMModel(str(tmp_path / "model"), **options) as model:
-        answer = model.chat([{"role": "user", "content": content}], temperature=0, max_new_tokens=8).text
+    save_omni_chatting(tmp_path)
+    write_all(tmp_path, glide())
+    names = list(pictures())
+    files = [(name, media_type(name), data) for name, data in pictures().items()]
+    with LLMModel(tmp_path, dtype="float32", progress=False, kv_cache_bytes="16MiB") as model:
+        answer = model.chat(question(), **ANSWER).text
+        num_encoded = model.generator.engine.media.num_encoded
         with chromium(tmp_path / "profile") as browser, Serving(model.generator) as serving:
+            browser.forget()
             browser.open(serving.url + "/")
             browser.wait("!document.querySelector('#attach').hidden")
             browser.evaluate("document.querySelector('[name=temperature]').value = '0'")
-            browser.evaluate("document.querySelector('[name=max_tokens]').value = '8'")
+            browser.evaluate("document.querySelector('[name=max_tokens]').value = '12'")
             assert num_red(browser.screenshot()) == 0
-            choose(browser, tmp_path / "red.png")
-            wait_for_images(browser, 1)
-            assert num_red(browser.screenshot()) > 5000
-            browser.type("w9")
+            drop(browser, *files[:3])
+            wait_for_images(browser, 3)
+            assert num_red(browser.screenshot()) > 500
+            paste(browser, files[3])
+            wait_for_images(browser, 4)
+            choose(browser, *(tmp_path / name for name in names[4:]))
+            wait_for_images(browser, len(names))
+            browser.type(QUESTION)
             browser.press("Enter")
             browser.wait("document.querySelector('.answer footer:not([hidden])') != null")
-            browser.wait("document.querySelector('.question img').complete")
+            shown = "[...document.querySelectorAll('.question img')]"
+            browser.wait(f"{shown}.every((image) => image.complete)")
+            assert browser.evaluate(f"{shown}.map((image) => image.alt)") == names
+            sizes = browser.evaluate(f"{shown}.map((image) => [image.naturalWidth, image.naturalHeight])")
+            assert sizes == [list(upright_size(data)) for data in pictures().values()], "the browser can read them"
             browser.evaluate("document.querySelector('.question img').scrollIntoView({block: 'center'})")
-            assert num_red(browser.screenshot()) > 5000, "the image stands in the conversation"
+            (tmp_path / "page.png").write_bytes(browser.screenshot())
+            assert num_red(browser.screenshot()) > 500, "the pictures stand in the conversation"
             text = browser.evaluate("document.querySelector('.answer .body').innerText")
             assert answer and text.split() == answer.split()
             assert (browser.errors, browser.violations) == ([], [])
+        assert model.generator.engine.media.num_encoded == num_encoded, "the rows are those of Python's pictures"
 
 
 @pytest.mark.thorough

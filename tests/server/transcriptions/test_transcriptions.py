@@ -17,6 +17,7 @@ pytest.importorskip("transformers")
 from pace.llm import LLMModel
 from tests.llm.fake_media import MediaGenerator
 from tests.llm.processors.transcribing import SOUND, save_transcribing
+from tests.media.drawn import clips
 from tests.server.serving import Serving, request_bytes, shared_generator
 
 PATH = "/v1/audio/transcriptions"
@@ -78,6 +79,15 @@ def test_openais_client(client, model):
     asked = {"language": "de", "prompt": "w3 w4", "temperature": 0.0, "response_format": "json"}
     told = client.audio.transcriptions.create(model="tiny", file=("a.wav", SOUND), **asked)
     assert told.text == model.transcribe(SOUND, "German", "w3 w4").text
+
+
+@clips
+def test_clips_as_users_send_them(client, model, clip):
+    """Its rate may be any, and the header of a clip that espeak-ng speaks does not know its size."""
+    words = model.transcribe(clip()).text
+    num_encoded = model.generator.engine.media.num_encoded
+    assert words and client.audio.transcriptions.create(model="tiny", file=("a.wav", clip())).text == words
+    assert model.generator.engine.media.num_encoded == num_encoded, "the rows are those of Python's clip"
 
 
 @pytest.mark.parametrize("asked", [{}, {"language": "en"}, {"response_format": "text"}])

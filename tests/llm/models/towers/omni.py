@@ -27,20 +27,23 @@ Medium = tuple[int, int] | int
 """Rows and columns of an image's patches, or the frames of a clip."""
 
 
-def make_config(text: dict[str, Any] | None = None) -> Any:
+def make_config(text: dict[str, Any] | None = None, vision: dict[str, Any] | None = None) -> Any:
     """The config of transformers, without the parts that speak."""
     from transformers import Qwen3OmniMoeConfig
 
-    parts = {"text_config": TEXT | (text or {}), "vision_config": VISION, "audio_config": hearing.AUDIO}
+    of_text, of_vision = TEXT | (text or {}), VISION | (vision or {})
+    parts = {"text_config": of_text, "vision_config": of_vision, "audio_config": hearing.AUDIO}
     return Qwen3OmniMoeConfig(thinker_config=parts | IDS, enable_audio_output=False)
 
 
-def save_omni(folder: Path, text: dict[str, Any] | None = None, alone: bool = False) -> torch.nn.Module:
+def save_omni(
+    folder: Path, text: dict[str, Any] | None = None, alone: bool = False, vision: dict[str, Any] | None = None
+) -> torch.nn.Module:
     """Saves a tiny random Qwen3-Omni in float32, or its thinker `alone`, and returns the thinker."""
     from transformers import Qwen3OmniMoeForConditionalGeneration
 
     torch.manual_seed(3)
-    model = Qwen3OmniMoeForConditionalGeneration(make_config(text)).eval()
+    model = Qwen3OmniMoeForConditionalGeneration(make_config(text, vision)).eval()
     randomise(model, "qwen3_omni_moe")
     hearing.randomise_convolutions(model.thinker.model.audio_tower)
     save_pretrained(model.thinker if alone else model, folder)
