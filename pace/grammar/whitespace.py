@@ -8,7 +8,7 @@ from typing import Any
 from pace.grammar.backend import repeats_whitespace
 from pace.grammar.patterns import replace_escapes
 
-_FLEXIBLE = r" |\n{1,2}[ \t]{0,20}"
+FLEXIBLE = r" |\n{1,2}[ \t]{0,20}"
 """Whitespace as in llama.cpp (its rule `space`). Models lay JSON out as they learned it, but cannot generate blanks for
 ever."""
 _COMPACT = {"whitespace_flexible": False}
@@ -36,7 +36,7 @@ def whitespace_options(whitespace: Any) -> dict[str, Any]:
     if whitespace == "spaced":
         return _COMPACT | {"item_separator": ", ", "key_separator": ": "}
     if whitespace == "flexible":
-        return _of_pattern(_FLEXIBLE)
+        return _of_pattern(FLEXIBLE)
     if len(whitespace) > _MAX_CHARACTERS or not _is_pattern(whitespace):
         raise ValueError(
             f"whitespace must be one of {', '.join(_NAMES)}, or a regular expression of at most {_MAX_CHARACTERS} "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+import threading
 import time
 
 import pytest
@@ -223,13 +224,20 @@ def test_slow_answers(monkeypatch):
 
 
 def test_four_at_once():
+    four, unanswered, counts = threading.Barrier(4), [], []
+
     def answer(connection):
-        time.sleep(0.1)
+        unanswered.append(connection)
+        four.wait(10)
+        counts.append(len(unanswered))
+        time.sleep(0.05)  # in which a fifth would come
+        counts.append(len(unanswered))
+        unanswered.remove(connection)
         connection.sendall(sized(b"x"))
 
     with ImageHost(answer) as host:
-        assert fetched(*[host.url()] * 10, hosts=(host.name,)) == [b"x"] * 10
-        assert host.most_open == 4
+        assert fetched(*[host.url()] * 8, hosts=(host.name,)) == [b"x"] * 8
+        assert max(counts) == 4
 
 
 def test_the_files_of_a_request_are_bounded_together():

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pace.grammar.validation import is_valid
+from pace.grammar.whitespace import FLEXIBLE
 from pace.llm.chat.arguments.base import Reader, Reading, Rules, State
 from pace.llm.chat.arguments.python_literal import LiteralReader
 from pace.llm.chat.literals import blank, pattern
@@ -18,7 +19,7 @@ _NAME = re.compile(r"[^\W\d]\w*")
 _EQUALS = re.compile(r"\s*=")
 _CHARACTER = r"([^'\\\x00-\x1f\x7f]|\\(['\\bfnrt]|u00[0-1][0-9a-f]))"
 """A character of a Python string in single quotes, in Lark."""
-_BLANK = r"[ \t\r\n]{0,20}"
+_BLANK = f"({FLEXIBLE})?"
 _CONSTANTS = {"boolean": "True|False", "null": "None|null"}
 _MAX_DEPTH = 2
 """Lists within lists that may be written as in Python; deeper ones are JSON."""
