@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pace.memory import reserve
+from pace.states import SlotSpec, State, StateSlots, StateSpans
 
 BLOCK_SIZE = 16
 """Positions in one key/value block. The kernels compute the scores of a block as one 16-wide product."""
@@ -18,6 +19,10 @@ CACHE_WAY_BYTES = 64 << 10
 BLOCK_PADDING = 4096 + 64
 """A page and a cache line. Attention at 16k positions of a 1B shape read 14.3 GB/s with it on one thread, 10.9 GB/s
 without (avx2 on Zen 4)."""
+
+
+EMPTY_BLOCK_BYTES = 64
+"""Bytes of a block of a model whose layers only have states."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,7 @@ class Latent:
         return self.positions.blocks(parts)
 
 
-LayerCache = Positions | Latent | None
+LayerCache = Positions | Latent | State | None
 """The cache contents of one layer; None for a layer without a cache."""
 
 
@@ -120,6 +125,15 @@ class KVSpec:
         if not self.groups:
             object.__setattr__(self, "groups", (Group(tuple(range(len(self.layers))), None),))
 
+    def slots(self, journal_rows: int = 0) -> SlotSpec:
+        """The layout of the states of a sequence. `journal_rows` is the maximum number of its drafts in a step."""
+        states = tuple(layer if isinstance(layer, State) else None for layer in self.layers)
+        return SlotSpec(states, torch.float64 if self.dtype == torch.float64 else torch.float32, journal_rows)
+
+    @property
+    def has_states(self) -> bool:
+        return any(isinstance(layer, State) for layer in self.layers)
+
     @property
     def position_bytes(self) -> int:
         """Bytes of one position over all layers, keys, values and their scales together."""
@@ -132,14 +146,16 @@ class KVSpec:
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of one block, including the padding that keeps blocks from competing for cache sets."""
-        num_bytes = BLOCK_SIZE * self.group_bytes
+        """Bytes of one block, including the padding that keeps blocks from competing for cache sets. In a model without
+        attention a block has no content: it is a place in the index of prefixes."""
+        num_bytes = BLOCK_SIZE * self.group_bytes or EMPTY_BLOCK_BYTES
         return num_bytes + (BLOCK_PADDING if num_bytes % CACHE_WAY_BYTES == 0 else 0)
 
     def _part_bytes(self, group: Group) -> list[int]:
         """Bytes of each part of each layer of the group in one block, in order."""
         layers = [self.layers[index] for index in group.layers]
-        return [part.num_bytes(self.dtype) for layer in layers if layer for part in layer.parts]
+        kept = [layer for layer in layers if layer and not isinstance(layer, State)]
+        return [part.num_bytes(self.dtype) for layer in kept for part in layer.parts]
 
     def allocate(self, num_blocks: int) -> list[LayerBlocks]:
         """Reserves new memory and returns the blocks of each layer; see `reserve`."""
@@ -156,14 +172,15 @@ class KVSpec:
         return torch.frombuffer(memory, dtype=torch.uint8).view(num_blocks, self.block_bytes)
 
     def views(self, memory: Tensor) -> list[LayerBlocks]:
-        """Views of `memory` (from `reserve`) as the blocks of each layer. Layers of different groups share the
-        memory."""
+        """Views of `memory` (from `reserve`) as the blocks of each layer; None for a layer with a state. Layers of
+        different groups share the memory."""
         kv: list[LayerBlocks] = [None] * len(self.layers)
         for number, group in enumerate(self.groups):
             lengths = self._part_bytes(group)
             pieces = iter(memory.split([*lengths, memory.shape[1] - sum(lengths)], dim=1))
             for index in group.layers:
-                if layer := self.layers[index]:
+                layer = self.layers[index]
+                if layer and not isinstance(layer, State):
                     blocks = layer.blocks([part.cut(next(pieces), self.dtype) for part in layer.parts])
                     kv[index] = replace(blocks, group=number)
         return kv
@@ -196,7 +213,7 @@ class KVBlocks:
         return [tensor for tensor in (self.k, self.v, self.k_scales, self.v_scales) if tensor is not None]
 
 
-LayerBlocks = KVBlocks | None
+LayerBlocks = KVBlocks | StateSlots | None
 """The cache of one layer; None for a layer without memory."""
 
 
@@ -255,9 +272,11 @@ class ForwardBatch:
     angle_positions: Tensor | None = None
     """int64 `[3, T]`, for a model that rotates by time, height and width: the three positions of each token. None: all
     three are `positions`."""
+    states: StateSpans | None = None
+    """The slots that the step reads and writes. None for a model without states."""
     others: tuple[ForwardBatch, ...] = ()
     """The same step for the second and later groups of layers, with their slots and block tables."""
 
     def of_layer(self, kv: LayerBlocks) -> ForwardBatch:
         """Returns the batch with the slots and block table of the layer that owns `kv`."""
-        return self.others[kv.group - 1] if kv and kv.group else self
+        return self.others[kv.group - 1] if isinstance(kv, KVBlocks) and kv.group else self

@@ -6,7 +6,8 @@
 
 Shapes use T tokens, N outputs, K inputs, H heads of D elements, R rows of logits over V words. Activations are float32
 in `native`; in `reference` they have the dtype of their inputs, float32 or float64. A function whose name ends in `_`
-works in place. No other function modifies its arguments, except `store_kv`, which writes the cache. Results are new
+works in place. No other function modifies its arguments, except that `store_kv`, `causal_conv` and `recurrence` write
+the cache. Results are new tensors.
 tensors.
 
 `native` raises ValueError for a wrong shape, dtype or stride, and TypeError for an unsupported dtype. A recorded
@@ -16,6 +17,7 @@ raises torch's errors, unless "Raises" says more.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -31,6 +33,7 @@ from pace.ops.weight_layout import AnyLayout, QuantizedRows
 
 if TYPE_CHECKING:
     from pace.batch import LayerBlocks, Spans
+    from pace.states import StateSlots, StateSpans
 
 
 class Weight(Protocol):
@@ -114,6 +117,37 @@ class ExpertOptions:
     """True if weights multiply inputs, not outputs: the sum is `f1(w1 x) + f2(w2 x) + ...`."""
 
 
+UNIT_EPS = 1e-6
+"""Added to the sum of squares of a query or key before its root is taken, in the delta rule."""
+
+
+@dataclass(frozen=True, eq=False)
+class RecurrenceOptions:
+    """Settings of a layer's `recurrence`. Raises ValueError for settings that contradict each other."""
+
+    rates: Tensor
+    """float32 `[H]`, at most 0: the logarithm of a decay is `rate * step`."""
+    step_bias: Tensor
+    """float32 `[H * decay_dim]`, added to `steps` before softplus."""
+    delta: bool
+    """True for the delta rule with unit keys (gated DeltaNet), False for Mamba-2."""
+    tiled: bool = False
+    """Value head h reads key head `h % Hk`; False: `h // (H / Hk)`."""
+    beta_scale: float = 1.0
+    """Factor of `sigmoid(beta)`."""
+    skip: Tensor | None = None
+    """float32 `[H]`: `skip * v` is added to the result."""
+    step_limits: tuple[float, float] = (0.0, math.inf)
+    """Range to which steps are clamped, after softplus."""
+
+    def __post_init__(self) -> None:
+        low, high = self.step_limits
+        if not 0 <= low <= high:
+            raise ValueError(f"step_limits must be 0 <= low <= high; got {self.step_limits}")
+        if not self.beta_scale > 0:
+            raise ValueError(f"beta_scale must be positive; got {self.beta_scale}")
+
+
 class ForwardOps(Protocol):
     """Operations of a model's forward pass.
 
@@ -166,8 +200,18 @@ class ForwardOps(Protocol):
         """Replaces `x [T, K]` by `cap * tanh(x / cap)`, between -cap and cap, for a positive cap; NaN stays NaN. x may
         have any row stride."""
 
-    def gate_(self, x: Tensor, gate: Tensor) -> None:
-        """Multiplies every row of `x [T, K]` by `sigmoid(gate)` of `gate [T, 1]`; both may have any row stride."""
+    def gate_(self, x: Tensor, gate: Tensor, activation: str | None = "sigmoid") -> None:
+        """Multiplies `x [T, K]` by `activation(gate)` of `gate [T, G]`, where G divides K: column k by that of gate
+        column `k // (K / G)`. Both may have any row stride. The activation is sigmoid, silu, softplus or None."""
+
+    def gated_norm(
+        self, x: Tensor, gate: Tensor, weight: Tensor, eps: float, groups: int, activation: str, norm_first: bool
+    ) -> Tensor:
+        """Returns `[T, K]`: `rms_norm(x) * a(gate)` with `norm_first`, else `rms_norm(x * a(gate))`, for `x, gate
+        [T, K]` and an activation as in `gate_`.
+
+        The norm is that of each of `groups` equal parts of a row. The weight has K elements, or those of one part.
+        Rows may have any stride."""
 
     def route(self, logits: Tensor, router: Router, choice_bias: Tensor | None = None) -> Tensor:
         """Returns `[T, 2 top_k]`: the indices of the experts that each row of `logits [T, E]` chooses, ascending, then
@@ -249,6 +293,49 @@ class ForwardOps(Protocol):
 
         Raises ValueError (`native`) for spans that do not fit q, their own lengths or the cache. The same holds for a
         newest position before the token's oldest, or at or beyond `kv_len`."""
+
+
+    def causal_conv(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        activation: str | None,
+        slots: StateSlots,
+        spans: StateSpans,
+    ) -> Tensor:
+        """Returns `[T, C]`: `activation(bias + w[0] x(t - L + 1) + ... + w[L - 1] x(t))` for each channel of `x [T, C]`
+        and `weight [C, L]`, summed in this order.
+
+        The inputs before a span are those of its slot. It reads and writes slots as `StateSpans` says. The activation
+        is silu or None. x may have any row stride. A row depends only on its span's slot and the span's tokens up to
+        its own, however they are split over steps.
+
+        Raises ValueError (`native`) for spans that do not fit x, the slots or their journal."""
+
+    def recurrence(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        steps: Tensor,
+        beta: Tensor | None,
+        slots: StateSlots,
+        spans: StateSpans,
+        options: RecurrenceOptions,
+    ) -> Tensor:
+        """Returns `[T, H * Dv]`, computed token by token, in float32, for each head of `v [T, H, Dv]` and its matrix
+        `S [Dk, Dv]`: `S <- decay * S + k d'`, then `S' q + skip * v`.
+
+        `steps [T, H * decay_dim]` become `step = softplus(steps + step_bias)`, and `decay = exp(rate * step)`.
+        `q, k [T, Hk, Dk]` belong to `H / Hk` value heads each. With `delta`, q and k are divided by their length
+        `sqrt(sum(x^2) + UNIT_EPS)`, q also by `sqrt(Dk)`, and `d = beta_scale * sigmoid(beta) * (v - (decay * S)' k)`
+        with `beta [T, H]`. Without, `d = step * v`, and beta is None.
+
+        It reads and writes slots as `StateSpans` says. All arguments may be strided views with contiguous heads. A row
+        depends only on its span's slot and the span's tokens up to its own, however they are split over steps.
+
+        Raises ValueError (`native`) for spans that do not fit v, the slots or their journal."""
 
 
 class WeightOps(Protocol):

@@ -27,6 +27,7 @@ from pace.ops.reference_sampling import (  # noqa: F401
     sample,
     token_logprobs,
 )
+from pace.ops.reference_states import causal_conv, gate_, gated_norm, recurrence  # noqa: F401
 from pace.ops.weight_layout import AnyLayout, MixedLayout, QuantizedRows, WeightLayout
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ ACTIVATIONS = {
     "gelu_fast": lambda x: 0.5 * x * (1.0 + torch.tanh(0.7978845608 * x * (1.0 + 0.044715 * x * x))),
     "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
     "relu": functional.relu,
+    "relu2": lambda x: functional.relu(x).square(),
 }
 
 
@@ -304,10 +306,6 @@ def stack_nbytes(count: int, n: int, k: int, layout: AnyLayout, glu: bool = Fals
 
 def empty_stack(count: int, n: int, k: int, layout: AnyLayout, glu: bool = False) -> DenseStack:
     return DenseStack([empty_weight(n, k, layout, glu) for _ in range(count)])
-
-
-def gate_(x: Tensor, gate: Tensor) -> None:
-    x.mul_(gate.sigmoid())
 
 
 def experts(
