@@ -8,7 +8,6 @@ Shapes use T tokens, N outputs, K inputs, H heads of D elements, R rows of logit
 in `native`; in `reference` they have the dtype of their inputs, float32 or float64. A function whose name ends in `_`
 works in place. No other function modifies its arguments, except that `store_kv`, `causal_conv` and `recurrence` write
 the cache. Results are new tensors.
-tensors.
 
 `native` raises ValueError for a wrong shape, dtype or stride, and TypeError for an unsupported dtype. A recorded
 program raises the same for ids, slots and spans, which vary from step to step, before it computes anything. `reference`
