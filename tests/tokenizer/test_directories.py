@@ -11,7 +11,7 @@ import random
 
 import pytest
 
-pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers")
 
 from transformers import AutoTokenizer
 
@@ -181,6 +181,14 @@ def test_the_tokenizer_is_that_of_transformers(tmp_path):
         wrong = [one for one in differences(ours, theirs) if one[1] != one[2]]
         assert not wrong, (seed, settings, config, wrong[:3])
     assert ours_alone > 20 and len(classes) > 3
+
+
+@pytest.mark.parametrize("name", REBUILT)
+def test_the_parts_of_a_rebuilt_class(name):
+    """A decoder of bytes is not compared: its flags have no meaning."""
+    backend = getattr(transformers, name)().backend_tokenizer
+    found = [backend.normalizer, backend.pre_tokenizer]
+    assert [part and json.loads(part.__getstate__()) for part in found] == list(REBUILT[name][:2])
 
 
 JUNK = [None, 5, -1, 1.5, "x", "", [], {}, [5], {"a": 1}, {"content": 5}, 10**40]
