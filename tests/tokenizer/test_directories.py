@@ -11,8 +11,9 @@ import random
 
 import pytest
 
-transformers = pytest.importorskip("transformers")
+pytest.importorskip("transformers")
 
+import transformers
 from transformers import AutoTokenizer
 
 from pace.assets import TINY
