@@ -126,3 +126,14 @@ GPT2 = TensorNames(
         "ffn_down": "mlp.c_proj",
     },
 )
+LFM2 = replace(
+    LLAMA.but(
+        {
+            "attn_q_norm": "self_attn.q_layernorm",
+            "attn_k_norm": "self_attn.k_layernorm",
+            **{f"shortconv.{part}": f"conv.{part}" for part in ("conv", "in_proj", "out_proj")},
+            "exp_probs_b.bias": "mlp.expert_bias",
+        }
+    ),
+    outer={"token_embd": "model.embed_tokens", "token_embd_norm": "model.norm", "output": "lm_head"},
+)
