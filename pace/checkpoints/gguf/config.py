@@ -79,7 +79,8 @@ def read_config(
     fields |= {field: keys.read(*key) for field, key in CONFIG_KEYS.items()}
     fields["num_hidden_layers"] -= keys.integer("nextn_predict_layers", 0)  # without multi-token prediction layers
     for field, key in PER_LAYER_KEYS.items():
-        fields[field] = keys.required(key.name, _same_for_all(keys, key.name, architecture.mixed))
+        if field not in architecture.absent:
+            fields[field] = keys.required(key.name, _same_for_all(keys, key.name, architecture.mixed))
     groups = _same_for_all(keys, "attention.head_count_kv", architecture.mixed)
     fields["num_key_value_heads"] = fields["num_attention_heads"] if groups is None else groups
     for field, name in MATH_KEYS.items():

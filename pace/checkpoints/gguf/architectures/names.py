@@ -137,3 +137,21 @@ LFM2 = replace(
     ),
     outer={"token_embd": "model.embed_tokens", "token_embd_norm": "model.norm", "output": "lm_head"},
 )
+QWEN3_NEXT = LLAMA.but(
+    {
+        **AFTER_ATTENTION,
+        "attn_qkv": "linear_attn.in_proj_qkv",
+        "attn_gate": "linear_attn.in_proj_z",
+        "ssm_ba": "linear_attn.in_proj_ba",
+        "ssm_beta": "linear_attn.in_proj_b",
+        "ssm_alpha": "linear_attn.in_proj_a",
+        "ssm_conv1d": "linear_attn.conv1d",
+        "ssm_dt.bias": "linear_attn.dt_bias",
+        "ssm_a": "linear_attn.A_log",
+        "ssm_norm": "linear_attn.norm",
+        "ssm_out": "linear_attn.out_proj",
+        "ffn_gate_up_exps.weight": "mlp.experts.gate_up_proj",
+        "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+        **gated("mlp.shared_expert", "_shexp"),
+    }
+)
