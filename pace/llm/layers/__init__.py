@@ -4,12 +4,14 @@
 from pace.llm.layers.attention import Attention
 from pace.llm.layers.base import Layer, Vectors
 from pace.llm.layers.block import Block, FeedForward
+from pace.llm.layers.convolution import Convolution, ShortConvolution
 from pace.llm.layers.embedding import Embedding, LMHead, TiedLMHead
 from pace.llm.layers.experts import ExpertLinear, MixtureOfExperts, RouterLinear, expert_stacks
 from pace.llm.layers.latent_attention import LatentAttention, head_projections
-from pace.llm.layers.linear import GatedLinear, Linear, WeightPlan
+from pace.llm.layers.linear import FloatLinear, GatedLinear, Linear, WeightPlan
 from pace.llm.layers.mlp import GatedMLP, PlainMLP
 from pace.llm.layers.norm import (
+    GatedNorm,
     HeadLayerNorm,
     HeadNorm,
     HeadUnitNorm,
@@ -19,17 +21,22 @@ from pace.llm.layers.norm import (
     RMSNorm,
     WholeNorm,
 )
+from pace.llm.layers.recurrence import DeltaNet, Rates
 from pace.llm.layers.rotary import NoRotary, RopeConfig, Rotary, Temperature
 from pace.llm.layers.weight_target import RowRange, TensorSource, WeightTarget
 
 __all__ = [
     "Attention",
     "Block",
+    "Convolution",
+    "DeltaNet",
     "Embedding",
     "ExpertLinear",
     "FeedForward",
+    "FloatLinear",
     "GatedLinear",
     "GatedMLP",
+    "GatedNorm",
     "HeadLayerNorm",
     "HeadNorm",
     "HeadUnitNorm",
@@ -44,10 +51,12 @@ __all__ = [
     "NoRotary",
     "PlainMLP",
     "RMSNorm",
+    "Rates",
     "RopeConfig",
     "Rotary",
     "RouterLinear",
     "RowRange",
+    "ShortConvolution",
     "WeightTarget",
     "TensorSource",
     "Temperature",

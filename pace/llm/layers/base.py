@@ -103,7 +103,15 @@ class Vectors(Layer):
     def stored(self) -> Iterator[tuple[str, Tensor]]:
         """Yields names and vectors with the checkpoint's values."""
         for name, part in zip(self.lengths, self.values.split(list(self.lengths.values())) if self.lengths else ()):
-            yield name, part - self.offset if self.offset else part
+            yield name, self.to_file(part)
+
+    def from_file(self, values: Tensor) -> Tensor:
+        """Returns the model's values for some of the checkpoint's."""
+        return values.double() + self.offset if self.offset else values
+
+    def to_file(self, values: Tensor) -> Tensor:
+        """Returns the checkpoint's values for some of the model's."""
+        return values - self.offset if self.offset else values
 
     def allocate(self, ops: WeightOps, dtype: torch.dtype) -> None:
         if self.lengths:
@@ -117,7 +125,7 @@ class Vectors(Layer):
         return sum(self.lengths.values())
 
     def _fill(self, source: Tensor, start: int) -> None:
-        self.values[start : start + len(source)] = source.double() + self.offset if self.offset else source
+        self.values[start : start + len(source)] = self.from_file(source)
 
     @property
     def nbytes(self) -> int:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pace.llm.layers.base import Layer, Vectors
-from pace.llm.layers.linear import GatedLinear, Linear
+from pace.llm.layers.linear import FloatLinear, GatedLinear, Linear
 from pace.llm.layers.mlp import GatedMLP
 from pace.llm.layers.weight_target import RowRange, TensorSource
 from pace.ops.experts import ClampedSwiglu, Router
@@ -20,11 +20,9 @@ Form = Callable[[int], Parts]
 """Expert -> the parts of its matrix; one of the layouts of a stack in checkpoints."""
 
 
-class RouterLinear(Linear):
+class RouterLinear(FloatLinear):
     """Logits of experts `[T, E]`. Stored in float32, because a small error chooses another expert; quantised only if
     the checkpoint's is."""
-
-    keeps_floats = True
 
     def storage(self, dtype: torch.dtype) -> AnyLayout:
         return super().storage(torch.promote_types(dtype, torch.float32))
