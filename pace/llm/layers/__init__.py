@@ -3,12 +3,20 @@
 
 from pace.llm.layers.attention import Attention
 from pace.llm.layers.base import Layer, Vectors
-from pace.llm.layers.block import Block, FeedForward
+from pace.llm.layers.block import Block, FeedForward, Mixer
 from pace.llm.layers.convolution import Convolution, ShortConvolution
 from pace.llm.layers.embedding import Embedding, LMHead, TiedLMHead
-from pace.llm.layers.experts import ExpertLinear, MixtureOfExperts, RouterLinear, expert_stacks
+from pace.llm.layers.experts import (
+    ExpertLinear,
+    LatentMixture,
+    MixtureOfExperts,
+    RouterLinear,
+    expert_stacks,
+    plain_expert_stacks,
+)
 from pace.llm.layers.latent_attention import LatentAttention, head_projections
 from pace.llm.layers.linear import FloatLinear, GatedLinear, Linear, WeightPlan
+from pace.llm.layers.mamba import Gate, Mamba
 from pace.llm.layers.mlp import GatedMLP, PlainMLP
 from pace.llm.layers.norm import (
     GatedNorm,
@@ -34,6 +42,7 @@ __all__ = [
     "ExpertLinear",
     "FeedForward",
     "FloatLinear",
+    "Gate",
     "GatedLinear",
     "GatedMLP",
     "GatedNorm",
@@ -42,9 +51,12 @@ __all__ = [
     "HeadUnitNorm",
     "LMHead",
     "LatentAttention",
+    "LatentMixture",
     "Layer",
     "LayerNorm",
     "Linear",
+    "Mamba",
+    "Mixer",
     "MixtureOfExperts",
     "NoHeadNorm",
     "NoNorm",
@@ -66,4 +78,5 @@ __all__ = [
     "WholeNorm",
     "expert_stacks",
     "head_projections",
+    "plain_expert_stacks",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from torch import Tensor
 
@@ -48,6 +48,27 @@ class FeedForward(Protocol):
     def __call__(self, ops: ForwardOps, x: Tensor, residual: Tensor | None = None) -> Tensor: ...
 
 
+class NoMixer(Layer):
+    """Null object for a block that is only a feed-forward: adds nothing."""
+
+    cache: LayerCache = None
+    readers: ClassVar[list[Linear]] = []
+
+    def __call__(
+        self, ops: ForwardOps, x: Tensor, angles: Angles, batch: ForwardBatch, kv: LayerBlocks, residual: Tensor
+    ) -> Tensor:
+        return residual
+
+
+class NoFeedForward(Layer):
+    """Null object for a block that is only a mixer: adds nothing."""
+
+    readers: ClassVar[list[Linear]] = []
+
+    def __call__(self, ops: ForwardOps, x: Tensor, residual: Tensor) -> Tensor:
+        return residual
+
+
 class Block(Layer):
     """`x + mixer(norm(x))`, then `x + mlp(norm(x))`, with these options:
 
@@ -89,6 +110,16 @@ class Block(Layer):
     def cache(self) -> LayerCache:
         """What the layer caches for each position."""
         return self.mixer.cache
+
+    @classmethod
+    def of_mixer(cls, norm: Norm, mixer: Mixer) -> Block:
+        """Makes the block `x + mixer(norm(x))`."""
+        return cls(norm, mixer, NoNorm(), NoFeedForward())
+
+    @classmethod
+    def of_feed_forward(cls, norm: Norm, mlp: FeedForward) -> Block:
+        """Makes the block `x + mlp(norm(x))`."""
+        return cls(NoNorm(), NoMixer(), norm, mlp)
 
     def norm_readers(self) -> list[tuple[Layer, list[Layer]]]:
         if self.mlp_norm is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pace.llm.models.base_model import BaseModelForCausalLM
+from pace.llm.models.families.bamba import BambaForCausalLM
 from pace.llm.models.families.chatglm import ChatGLMForConditionalGeneration
 from pace.llm.models.families.cohere import Cohere2ForCausalLM, CohereForCausalLM
 from pace.llm.models.families.deepseek_v2 import DeepseekV2ForCausalLM
@@ -22,14 +23,17 @@ from pace.llm.models.families.gpt_oss import GptOssForCausalLM
 from pace.llm.models.families.gptj import GPTJForCausalLM
 from pace.llm.models.families.granite import GraniteForCausalLM
 from pace.llm.models.families.granitemoe import GraniteMoeForCausalLM, GraniteMoeSharedForCausalLM
+from pace.llm.models.families.granitemoehybrid import GraniteMoeHybridForCausalLM
 from pace.llm.models.families.hunyuan import HunYuanDenseV1ForCausalLM
 from pace.llm.models.families.hunyuan_moe import HunYuanMoEV1ForCausalLM
 from pace.llm.models.families.llama import LlamaForCausalLM
 from pace.llm.models.families.llama4 import Llama4ForConditionalGeneration
+from pace.llm.models.families.mamba2 import Mamba2ForCausalLM
 from pace.llm.models.families.minicpm import MiniCPMForCausalLM
 from pace.llm.models.families.minicpm3 import MiniCPM3ForCausalLM
 from pace.llm.models.families.mistral import MistralForCausalLM
 from pace.llm.models.families.mixtral import MixtralForCausalLM
+from pace.llm.models.families.nemotron_h import NemotronHForCausalLM
 from pace.llm.models.families.olmo import Olmo2ForCausalLM, Olmo3ForCausalLM
 from pace.llm.models.families.olmoe import OlmoeForCausalLM
 from pace.llm.models.families.opt import OPTForCausalLM
@@ -55,6 +59,7 @@ from pace.llm.models.model_config import ModelConfig
 from pace.naming import shown
 
 MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
+    BambaForCausalLM,
     ChatGLMForConditionalGeneration,
     Cohere2ForCausalLM,
     CohereForCausalLM,
@@ -74,15 +79,18 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     GptOssForCausalLM,
     GraniteForCausalLM,
     GraniteMoeForCausalLM,
+    GraniteMoeHybridForCausalLM,
     GraniteMoeSharedForCausalLM,
     HunYuanDenseV1ForCausalLM,
     HunYuanMoEV1ForCausalLM,
     Llama4ForConditionalGeneration,
     LlamaForCausalLM,
+    Mamba2ForCausalLM,
     MiniCPM3ForCausalLM,
     MiniCPMForCausalLM,
     MistralForCausalLM,
     MixtralForCausalLM,
+    NemotronHForCausalLM,
     Olmo2ForCausalLM,
     Olmo3ForCausalLM,
     OlmoeForCausalLM,
