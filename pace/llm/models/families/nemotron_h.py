@@ -7,8 +7,6 @@ import logging
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
-
 from pace.llm.layers import (
     Block,
     LatentMixture,
@@ -43,7 +41,6 @@ from pace.llm.models.model_config import (
     number,
 )
 from pace.ops.experts import MAX_EXPERTS, Router
-from pace.ops.protocol import Ops
 
 logger = logging.getLogger("pace")
 
