@@ -2,7 +2,7 @@
 `ops`."""
 
 from pace.llm.layers.attention import Attention
-from pace.llm.layers.base import Layer, Vectors
+from pace.llm.layers.base import Layer, ScaledVectors, Vectors
 from pace.llm.layers.block import Block, FeedForward, Mixer
 from pace.llm.layers.convolution import Convolution, ShortConvolution
 from pace.llm.layers.embedding import Embedding, LMHead, TiedLMHead
@@ -16,8 +16,8 @@ from pace.llm.layers.experts import (
 )
 from pace.llm.layers.latent_attention import LatentAttention, head_projections
 from pace.llm.layers.linear import FloatLinear, GatedLinear, Linear, WeightPlan
-from pace.llm.layers.mamba import Gate, Mamba
-from pace.llm.layers.mlp import GatedMLP, PlainMLP
+from pace.llm.layers.mamba import Gate, Mamba, ParallelMixers
+from pace.llm.layers.mlp import GatedMLP, PlainMLP, ScaledMLP
 from pace.llm.layers.norm import (
     GatedNorm,
     HeadLayerNorm,
@@ -61,6 +61,7 @@ __all__ = [
     "NoHeadNorm",
     "NoNorm",
     "NoRotary",
+    "ParallelMixers",
     "PlainMLP",
     "RMSNorm",
     "Rates",
@@ -68,6 +69,8 @@ __all__ = [
     "Rotary",
     "RouterLinear",
     "RowRange",
+    "ScaledMLP",
+    "ScaledVectors",
     "ShortConvolution",
     "WeightTarget",
     "TensorSource",

@@ -6,7 +6,8 @@ import math
 
 from torch import Tensor
 
-from pace.batch import ForwardBatch
+from pace.batch import ForwardBatch, KVBlocks
+from pace.llm.layers.attention import Attention
 from pace.llm.layers.base import Layer, Vectors
 from pace.llm.layers.convolution import Convolution
 from pace.llm.layers.linear import Linear
@@ -38,9 +39,11 @@ class Mamba(Layer):
         groups: int,
         state_dim: int,
         step_limits: tuple[float, float] = (0.0, math.inf),
+        gate_scale: float = 1.0,
+        step_scale: float = 1.0,
     ):
         """`rates`, `step_bias`, `skip` and `step_limits`: see `RecurrenceOptions`. A head's state is `[state_dim,
-        head_dim]`."""
+        head_dim]`. `gate_scale` and `step_scale` are factors of z and of the steps."""
         self.inputs = inputs
         self.convolution = convolution
         self.rates = rates
@@ -50,6 +53,8 @@ class Mamba(Layer):
         self.output = output
         self.groups = groups
         self.step_limits = step_limits
+        self.gate_scale = gate_scale
+        self.step_scale = step_scale
         self.cache = State(convolution.channels, convolution.kernel, heads, state_dim, head_dim)
 
     @property
@@ -65,7 +70,10 @@ class Mamba(Layer):
         kv: StateSlots,
         residual: Tensor | None = None,
     ) -> Tensor:
-        z, vkq, steps = self.columns(self.inputs(ops, x))
+        z, vkq, steps = self._columns(self.inputs(ops, x))
+        for columns, factor in ((z, self.gate_scale), (steps, self.step_scale)):
+            if factor != 1.0:
+                ops.scale_(columns, factor)
         v, k, q = self._heads(self.convolution(ops, vkq, kv, batch))
         options = RecurrenceOptions(
             self.rates.values,
@@ -77,7 +85,7 @@ class Mamba(Layer):
         y = ops.recurrence(q, k, v, steps, None, kv, batch.states, options)
         return self.output(ops, self.norm(ops, y, z), residual=residual)
 
-    def columns(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _columns(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Returns views `[T, ...]` of `inputs`: z, the columns of the convolution, and the steps."""
         gates = self.cache.heads * self.cache.value_dim
         steps = gates + self.convolution.channels
@@ -100,3 +108,35 @@ class Gate(Layer):
     def __call__(self, ops: ForwardOps, x: Tensor, gate: Tensor) -> Tensor:
         ops.gate_(x, gate, "silu")
         return x
+
+
+class ParallelMixers(Layer):
+    """Attention and Mamba-2 that read the same input (Falcon-H1): `residual + attention_scale * attention(x) +
+    mamba_scale * mamba(x)`."""
+
+    def __init__(self, attention: Attention, mamba: Mamba, attention_scale: float, mamba_scale: float):
+        self.attention = attention
+        self.mamba = mamba
+        self.attention_scale = attention_scale
+        self.mamba_scale = mamba_scale
+        self.cache = (attention.cache, mamba.cache)
+
+    @property
+    def readers(self) -> list[Linear]:
+        return [*self.attention.readers, *self.mamba.readers]
+
+    def __call__(
+        self,
+        ops: ForwardOps,
+        x: Tensor,
+        angles: Angles,
+        batch: ForwardBatch,
+        kv: tuple[KVBlocks, StateSlots],
+        residual: Tensor,
+    ) -> Tensor:
+        blocks, slots = kv
+        y = self.attention(ops, x, angles, batch.of_layer(blocks), blocks)
+        ops.scale_(y, self.attention_scale)
+        of_mamba = self.mamba(ops, x, angles, batch, slots)
+        ops.scale_(of_mamba, self.mamba_scale)
+        return residual + (y + of_mamba)

@@ -12,6 +12,7 @@ from pace.llm.models.families.deepseek_v2 import DeepseekV2ForCausalLM
 from pace.llm.models.families.deepseek_v3 import DeepseekV3ForCausalLM
 from pace.llm.models.families.ernie4_5 import Ernie4_5ForCausalLM
 from pace.llm.models.families.ernie4_5_moe import Ernie4_5_MoeForCausalLM
+from pace.llm.models.families.falcon_h1 import FalconH1ForCausalLM
 from pace.llm.models.families.gemma2 import Gemma2ForCausalLM
 from pace.llm.models.families.gemma3 import Gemma3ForConditionalGeneration
 from pace.llm.models.families.glm import Glm4ForCausalLM, GlmForCausalLM
@@ -69,6 +70,7 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     DeepseekV3ForCausalLM,
     Ernie4_5_MoeForCausalLM,
     Ernie4_5ForCausalLM,
+    FalconH1ForCausalLM,
     Gemma2ForCausalLM,
     Gemma3ForConditionalGeneration,
     Glm4ForCausalLM,

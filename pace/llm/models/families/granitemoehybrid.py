@@ -11,8 +11,8 @@ from pace.llm.models.families.granitemoe import (
     GraniteMoeSharedConfig,
     GraniteMoeSharedForCausalLM,
 )
-from pace.llm.models.families.mamba_config import LINEAR, MambaConfig, hybrid_layer_types, make_mamba
-from pace.llm.models.layer_types import FULL, check_layer_types
+from pace.llm.models.families.mamba_config import MambaConfig, hybrid_layer_types, make_mamba
+from pace.llm.models.layer_types import FULL, LINEAR, check_layer_types
 from pace.llm.models.model_config import count, declared
 from pace.ops.experts import MAX_EXPERTS, Router
 

@@ -9,8 +9,9 @@ import torch
 
 from pace.llm.layers import Block, Embedding, RMSNorm
 from pace.llm.models.base_model import BaseModelForCausalLM
-from pace.llm.models.families.mamba_config import MAX_KERNEL, MambaForm, make_mamba, step_limits
+from pace.llm.models.families.mamba_config import MambaForm, make_mamba, step_limits
 from pace.llm.models.model_config import (
+    MAX_KERNEL,
     MAX_LAYERS,
     MAX_POSITIONS,
     ModelConfig,

@@ -8,15 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from pace.llm.layers import Convolution, Gate, GatedNorm, Linear, Mamba, Rates, Vectors
-from pace.llm.models.layer_types import FULL, layer_types
-from pace.llm.models.model_config import MAX_COUNT, check_divides, count, declared, flag
+from pace.llm.models.layer_types import FULL, LINEAR, layer_types
+from pace.llm.models.model_config import MAX_COUNT, MAX_KERNEL, check_divides, count, declared, flag
 
-LINEAR = "linear_attention"
 OLD_KINDS = {"mamba": LINEAR, "attention": FULL}
 """Kinds of layers in files of transformers 4 -> kinds in those of transformers 5."""
-
-MAX_KERNEL = 64
-"""Maximum width of a convolution; that of all known models is 4."""
 
 
 def hybrid_layer_types(*kinds: str) -> Any:

@@ -20,17 +20,16 @@ from pace.llm.layers import (
 )
 from pace.llm.models.families.llama import LlamaConfig, LlamaForCausalLM
 from pace.llm.models.families.mamba_config import (
-    LINEAR,
-    MAX_KERNEL,
     MambaForm,
     hybrid_layer_types,
     make_mamba,
     step_limits,
 )
 from pace.llm.models.families.mixture_config import MixtureConfig
-from pace.llm.models.layer_types import FULL
+from pace.llm.models.layer_types import FULL, LINEAR
 from pace.llm.models.model_config import (
     MAX_HEAD_DIM,
+    MAX_KERNEL,
     MAX_LAYERS,
     MAX_POSITIONS,
     activation,
