@@ -40,8 +40,8 @@ def table(result: Result) -> str:
     if moved := result.costs.state_traffic:
         share = result.batch * moved / result.costs.decode_bytes(result.batch, result.context)
         lines.append(
-            f"states       {result.costs.slot_bytes / 2**20:9.1f} MiB a sequence   a decode step reads and writes them: "
-            f"{share:.1%} of its bytes"
+            f"states       {result.costs.slot_bytes / 2**20:9.1f} MiB a sequence "
+            f"  a decode step reads and writes them: {share:.1%} of its bytes"
         )
     if result.outside_share is not None:
         lines.append(f"outside      {100 * result.outside_share:9.1f} % of a decode step: Python, dispatch, sampling")

@@ -139,10 +139,8 @@ def run(arguments: argparse.Namespace) -> int:
     )
     width = max(12, *(len(p.dtype) + 2 for p in plans))
     states = any(p.state_bytes_per_sequence for p in plans)
-    title = f"{'states':>11}" if states else ""
-    print(
-        f"{'stored as':<{width}}{'weights':>11}{title}{'cache/token':>14}{'max tokens':>14}{'prefill':>13}{'decode':>13}"
-    )
+    titles = f"{'stored as':<{width}}{'weights':>11}" + (f"{'states':>11}" if states else "")
+    print(f"{titles}{'cache/token':>14}{'max tokens':>14}{'prefill':>13}{'decode':>13}")
     for p in plans:
         longest = f"{p.max_context:,}" if p.fits else "does not fit"
         state = f"{p.state_bytes_per_sequence / 2**20:>7.1f} MiB" if states else ""
