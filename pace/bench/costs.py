@@ -204,8 +204,8 @@ class Costs:
         return sum(layer.count * layer.mappable_each * layer.share_chosen(tokens) for layer in self.experts)
 
     def decode_bytes(self, batch: int, context: int) -> int:
-        """Bytes moved by a step in which `batch` sequences of `context` tokens get one token each: weights, keys and
-        values that it reads, and states that it reads and writes."""
+        """Bytes moved by a step in which `batch` sequences of `context` tokens get one token each. It reads weights,
+        keys and values, and it reads and writes states."""
         return self.step_weight_bytes(batch) + batch * (self.kv_bytes(context) + self.state_traffic)
 
     def decode_flops(self, batch: int, context: int) -> int:
