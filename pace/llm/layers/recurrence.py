@@ -27,7 +27,7 @@ class Rates(Vectors):
 class DeltaNet(Layer):
     """Gated delta rule (arXiv 2412.06464): `residual + output(norm(recurrence(q, k, v), z))`.
 
-    The columns of `inputs` are `key_heads` query heads, as many key heads, the value heads and their gates z. The
+    The columns of `inputs` are `key_heads` query heads, `key_heads` key heads, the value heads and their gates z. The
     convolution runs over all but z. The columns of `steps` are beta, then the step, both for each value head."""
 
     def __init__(

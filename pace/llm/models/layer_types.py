@@ -1,4 +1,5 @@
-"""The field `layer_types` of a config.json: layers that see all positions, and layers with a window."""
+"""The field `layer_types` of a config.json: layers that see all positions, layers with a window, and layers with a
+state."""
 
 from __future__ import annotations
 
@@ -8,6 +9,8 @@ from pace.llm.models.model_config import declared
 
 FULL, SLIDING = LAYER_TYPES = ("full_attention", "sliding_attention")
 CHUNKED = "chunked_attention"
+LINEAR = "linear_attention"
+CONVOLUTION = "conv"
 
 
 def layer_types(kinds: tuple[str, ...] = LAYER_TYPES) -> Any:

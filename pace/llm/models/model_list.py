@@ -24,6 +24,8 @@ from pace.llm.models.families.granite import GraniteForCausalLM
 from pace.llm.models.families.granitemoe import GraniteMoeForCausalLM, GraniteMoeSharedForCausalLM
 from pace.llm.models.families.hunyuan import HunYuanDenseV1ForCausalLM
 from pace.llm.models.families.hunyuan_moe import HunYuanMoEV1ForCausalLM
+from pace.llm.models.families.lfm2 import Lfm2ForCausalLM
+from pace.llm.models.families.lfm2_moe import Lfm2MoeForCausalLM
 from pace.llm.models.families.llama import LlamaForCausalLM
 from pace.llm.models.families.llama4 import Llama4ForConditionalGeneration
 from pace.llm.models.families.minicpm import MiniCPMForCausalLM
@@ -77,6 +79,8 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     GraniteMoeSharedForCausalLM,
     HunYuanDenseV1ForCausalLM,
     HunYuanMoEV1ForCausalLM,
+    Lfm2ForCausalLM,
+    Lfm2MoeForCausalLM,
     Llama4ForConditionalGeneration,
     LlamaForCausalLM,
     MiniCPM3ForCausalLM,
