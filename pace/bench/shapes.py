@@ -57,6 +57,10 @@ def _opt(hidden: int, layers: int, heads: int) -> dict[str, Any]:
                 word_embed_proj_dim=hidden, activation_function="relu", do_layer_norm_before=True)
 
 
+def _kinds(layers: int, usual: str, other: str, others: tuple[int, ...]) -> list[str]:
+    return [other if layer in others else usual for layer in range(layers)]
+
+
 # Source: the config.json of each model on the Hub.
 SHAPES: dict[str, dict[str, Any]] = {
     "smollm2-135m": _LLAMA | _sizes(576, 1536, 30, 9, 3, True)
@@ -96,6 +100,11 @@ SHAPES: dict[str, dict[str, Any]] = {
     "gemma-3-4b": _GEMMA3 | _sizes(2560, 10240, 34, 8, 4, True)
         | dict(vocab_size=262208, sliding_window=1024, max_position_embeddings=131072,
                rope_scaling=dict(rope_type="linear", factor=8.0)),
+    "lfm2-1.2b": _sizes(2048, 12288, 16, 32, 8, True)
+        | dict(architectures=["Lfm2ForCausalLM"], model_type="lfm2", vocab_size=65536, norm_eps=1e-5, rope_theta=1e6,
+               max_position_embeddings=128000, layer_types=_kinds(16, "conv", "full_attention", (2, 5, 8, 10, 12, 14)),
+               conv_L_cache=3, conv_bias=False, block_ff_dim=12288, block_auto_adjust_ff_dim=True,
+               block_ffn_dim_multiplier=1.0, block_multiple_of=256),
     "mistral-7b": _MISTRAL | _sizes(4096, 14336, 32, 32, 8, False),
     "opt-125m": _opt(768, 12, 12),
     "opt-1.3b": _opt(2048, 24, 32),
@@ -118,7 +127,8 @@ def shape_config(name: str, layers: int | None = None) -> dict[str, Any]:
     field = next(field for field in ("num_hidden_layers", "n_layer") if field in config)
     if not 1 <= layers <= config[field]:
         raise ValueError(f"{name} has 1 to {config[field]} layers; got {layers}")
-    return config | {field: layers}
+    kinds = {name: config[name][:layers] for name in ("layer_types", "hybrid_override_pattern") if name in config}
+    return config | kinds | {field: layers}
 
 
 @contextmanager

@@ -149,7 +149,7 @@ def run(arguments: argparse.Namespace) -> int:
             f"{p.prefill_tokens_per_second:>9,.0f} t/s{p.decode_tokens_per_second:>9,.1f} t/s"
         )
     if states:
-        print("every sequence has one copy of the states, however long it is; tokens take cache in the other layers")
+        print("a sequence takes its states once, at any length; its tokens take cache in the other layers")
     if any(p.kv_bytes_per_late_token < p.kv_bytes_per_token for p in plans):
         late = ", ".join(f"{p.kv_bytes_per_late_token / 1024:.1f} KiB ({p.dtype})" for p in plans)
         print(f"layers with a window free earlier keys and values: a later token takes {late}")

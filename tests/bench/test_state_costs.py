@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
 import torch
 
 from pace.batch import KVSpec
+from pace.bench import plan as planning
 from pace.bench.costs import Costs, StateCosts, state_costs
 from pace.bench.limits import Limits
+from pace.bench.plan import PROCESS_BYTES, plan
 from pace.bench.prediction import Efficiency, predict
+from pace.bench.shapes import SHAPES, shape_config
+from pace.cli import main
 from pace.states import State
-from tests.bench.test_costs import tiny_llama
+from tests.bench.test_costs import costs_of, tiny_llama
 
 DELTA = State(channels=8192, kernel=4, heads=32, key_dim=128, value_dim=128)
 """A layer of Qwen3.6-35B-A3B."""
@@ -63,3 +68,42 @@ def test_predictions_have_the_time_of_the_states(pair):
     flops = hybrid.state_flops_per_token
     assert added(slow_memory)[1] == pytest.approx(3 * hybrid.state_traffic / 0.4e9)
     assert added(slow_cores) == pytest.approx((600 * flops / 0.5e9, 3 * flops / 0.5e9))
+
+
+def test_costs_of_lfm2_by_hand():
+    costs = costs_of("lfm2-1.2b")
+    # 10 layers keep 2 inputs of 2048 channels in float32, and 6 layers have 8 key heads of 64 in bfloat16.
+    assert (costs.slot_bytes, costs.kv_bytes_per_token) == (10 * 2 * 2048 * 4, 6 * 8 * (64 + 64) * 2)
+    assert costs.state_traffic == 2 * costs.slot_bytes and costs.state_flops_per_token == 10 * 3 * 2 * 2048
+    assert [layer.window for layer in costs.attention] == [None] * 6
+
+
+def test_a_plan_has_room_for_states_and_tokens():
+    config, limits = SHAPES["lfm2-1.2b"], Limits("avx2", 2, 10.0, 100.0)
+    roomy = plan(config, limits, 64 << 30)[0]
+    slot, token = roomy.state_bytes_per_sequence, roomy.kv_bytes_per_token
+    assert (slot, token) == (163_840, 12_288)
+
+    def tight(num_bytes: int, **asked) -> tuple[int, int]:
+        found = plan(config, limits, roomy.weight_bytes + PROCESS_BYTES + num_bytes, **asked)[0]
+        return found.max_context, found.max_sequences
+
+    assert tight(3 * (slot + 100 * token), context=100, batch=3) == (100, 3)
+    assert tight(3 * (slot + 100 * token) - 1, context=100, batch=3) == (99, 2)
+    assert tight(slot + token - 1) == tight(-1) == (0, 0)
+
+
+def test_the_command_shows_states(monkeypatch, capsys):
+    monkeypatch.setattr(planning, "machine_limits", lambda num_threads: Limits("avx2", 2, 10.0, 100.0))
+    assert main(["plan", "lfm2-1.2b", "--context", "4096"]) == 0
+    header, row, *rest = capsys.readouterr().out.splitlines()[1:]
+    assert "states" in header and " 0.2 MiB " in row
+    assert any(line.startswith("sequences of 4,096 tokens that fit:") for line in rest)
+    assert main(["plan", "lfm2-1.2b", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["plans"][0]
+    assert found["state_bytes_per_sequence"] == 163_840 and found["max_sequences"] > 0
+    assert main(["plan", "qwen2.5-0.5b"]) == 0 and "states" not in capsys.readouterr().out
+
+
+def test_the_first_layers_of_a_shape_have_their_kinds():
+    assert shape_config("lfm2-1.2b", 4)["layer_types"] == ["conv", "conv", "full_attention", "conv"]
