@@ -41,8 +41,11 @@ from pace.llm.models.families.phimoe import PhimoeForCausalLM
 from pace.llm.models.families.qwen2 import Qwen2ForCausalLM
 from pace.llm.models.families.qwen2_moe import Qwen2MoeForCausalLM
 from pace.llm.models.families.qwen3 import Qwen3ForCausalLM
+from pace.llm.models.families.qwen3_5 import Qwen3_5ForConditionalGeneration
+from pace.llm.models.families.qwen3_5_moe import Qwen3_5MoeForConditionalGeneration
 from pace.llm.models.families.qwen3_asr import Qwen3ASRForConditionalGeneration
 from pace.llm.models.families.qwen3_moe import Qwen3MoeForCausalLM
+from pace.llm.models.families.qwen3_next import Qwen3NextForCausalLM
 from pace.llm.models.families.qwen3_omni_moe import Qwen3OmniMoeForConditionalGeneration
 from pace.llm.models.families.qwen3_vl_moe import Qwen3VLMoeForConditionalGeneration
 from pace.llm.models.families.qwen_vl import (
@@ -98,9 +101,12 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     Qwen2ForCausalLM,
     Qwen2MoeForCausalLM,
     Qwen2VLForConditionalGeneration,
+    Qwen3_5ForConditionalGeneration,
+    Qwen3_5MoeForConditionalGeneration,
     Qwen3ASRForConditionalGeneration,
     Qwen3ForCausalLM,
     Qwen3MoeForCausalLM,
+    Qwen3NextForCausalLM,
     Qwen3OmniMoeForConditionalGeneration,
     Qwen3VLForConditionalGeneration,
     Qwen3VLMoeForConditionalGeneration,
@@ -111,6 +117,8 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
 MODEL_LIST = {model_class.__name__: model_class for model_class in MODEL_CLASSES} | {
     "Gemma3ForCausalLM": Gemma3ForConditionalGeneration,
     "Llama4ForCausalLM": Llama4ForConditionalGeneration,
+    "Qwen3_5ForCausalLM": Qwen3_5ForConditionalGeneration,
+    "Qwen3_5MoeForCausalLM": Qwen3_5MoeForConditionalGeneration,
     "Qwen3OmniMoeThinkerForConditionalGeneration": Qwen3OmniMoeForConditionalGeneration,
 }
 
