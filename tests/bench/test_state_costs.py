@@ -70,7 +70,13 @@ def test_predictions_have_the_time_of_the_states(pair):
     assert added(slow_cores) == pytest.approx((600 * flops / 0.5e9, 3 * flops / 0.5e9))
 
 
-def test_costs_of_lfm2_by_hand():
+def test_costs_of_known_models_by_hand():
+    costs = costs_of("qwen3.6-35b-a3b")
+    # 30 layers keep a matrix of 128 x 128 for each of 32 heads, and 3 inputs of 8192 channels. 10 layers have 2 key
+    # heads of 256.
+    assert costs.slot_bytes == 30 * (32 * 128 * 128 + 3 * 8192) * 4 and len(costs.states) == 30
+    assert costs.state_flops_per_token == 30 * (7 * 32 * 128 * 128 + 2 * 4 * 8192)
+    assert costs.kv_bytes_per_token == 10 * 2 * (256 + 256) * 2
     costs = costs_of("lfm2-1.2b")
     # 10 layers keep 2 inputs of 2048 channels in float32, and 6 layers have 8 key heads of 64 in bfloat16.
     assert (costs.slot_bytes, costs.kv_bytes_per_token) == (10 * 2 * 2048 * 4, 6 * 8 * (64 + 64) * 2)
