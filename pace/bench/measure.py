@@ -28,11 +28,12 @@ from pace.llm.models.model_list import read_config
 from pace.llm.runners import make_runner
 from pace.llm.runners.program import ProgramRunner
 from pace.llm.sampling.sampler import Sampling
-from pace.llm.sequence import Sequence
+from pace.llm.sequence import Sequence, Span
 from pace.llm.text.stopping_criteria import StoppingCriteria
 from pace.memory import available_memory_bytes, format_bytes, resident_bytes
 from pace.ops import native
 from pace.quant import read_quantization
+from pace.states import StateSlots
 
 MIB = 2**20
 CACHE_SHARE = 0.8
@@ -184,21 +185,33 @@ def fill_cache(engine: Engine, sequences: list[Sequence]) -> None:
         for end in (*range(cache.step_tokens, last, cache.step_tokens), last):  # like a prefill, for windows
             has_room = cache.reserve(sequence, end + 1)
             assert has_room, f"the cache is too small for {sequence}"
+            cache.plan([Span(sequence, sequence.num_computed, end - sequence.num_computed)])
             cache.commit(sequence, end)
     tables = zip(*(sequence.block_tables for sequence in sequences))  # regrouped by cache group
     held = [[block for table in of_group for block in table if block >= 0] for of_group in tables]
     draw_blocks(cache.spec, cache.kv, [torch.tensor(blocks) for blocks in held])
+    draw_states(cache.kv, [sequence.state.slot for sequence in sequences])
 
 
 def draw_blocks(spec: KVSpec, kv: list[LayerBlocks], blocks: list[torch.Tensor]) -> None:
     """Fills the blocks of each group with random keys and values, in all layers of the group. Padding of values becomes
     zero."""
     num_drawn = min(max(map(len, blocks)), DRAWN_BLOCKS)
-    drawn = {layer: _drawn(KVSpec((layer,), spec.dtype), num_drawn) for layer in spec.layers if layer}
-    for layer, found in zip(spec.layers, kv):
-        for some in blocks[found.group].split(num_drawn) if layer else ():
+    layers = [(layer, found) for layer, found in zip(spec.layers, kv) if isinstance(found, KVBlocks)]
+    drawn = {layer: _drawn(KVSpec((layer,), spec.dtype), num_drawn) for layer, _ in layers}
+    for layer, found in layers:
+        for some in blocks[found.group].split(num_drawn):
             for tensor, source in zip(found.tensors, drawn[layer].tensors):
                 tensor.index_copy_(0, some, source[: len(some)])
+
+
+def draw_states(kv: list[LayerBlocks], slots: list[int]) -> None:
+    """Fills the slots with random states, in all layers that have one."""
+    generator = torch.Generator().manual_seed(0)
+    for layer in kv:
+        for tensor in (layer.inputs, layer.matrix) if isinstance(layer, StateSlots) else ():
+            for slot in slots if tensor is not None else ():
+                tensor[slot] = torch.randn(tensor.shape[1:], generator=generator)
 
 
 def _drawn(spec: KVSpec, num_blocks: int) -> KVBlocks:
