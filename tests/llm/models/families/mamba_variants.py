@@ -78,7 +78,7 @@ MAMBAS: list[tuple[str, str, dict[str, Any]]] = [
         "latent-groups",
         {
             "layers_block_type": ["moe", "linear_attention", "moe"],
-            "moe_latent_size": 20,
+            "moe_latent_size": 24,
             "mlp_bias": True,
             "n_group": 4,
             "topk_group": 2,
