@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from pace import _C
 from pace.batch import BLOCK_SIZE, KVBlocks, KVSpec, Latent, LayerBlocks
 from pace.bench import limits
+from pace.bench.costs import Costs
 from pace.bench.result import Phase, Repeat, Result, Subject
 from pace.bench.shapes import SHAPES, RandomWeights, hint_of_shape, shape_config
 from pace.graph.instructions import Instruction
@@ -261,38 +263,36 @@ def _phases(
                 subject.engine.step()
                 steps += 1
             seconds = (time.perf_counter() - started) / steps
-            costs = subject.costs
-            kv_bytes = batch * costs.kv_bytes((depth or prompt) + generated // 2)
-            experts_bytes = costs.step_weight_bytes(batch) - costs.dense_weight_bytes
-            by_kind = _by_kind(program.instructions, program.timings(), steps, kv_bytes, experts_bytes)
-            decode = Phase(seconds, by_kind)
+            moved = _moved_bytes(subject.costs, batch, (depth or prompt) + generated // 2)
+            decode = Phase(seconds, _by_kind(program.instructions, program.timings(), steps, moved))
     finally:
         program.set_profiling(False)
     return prefill, decode
+
+
+def _moved_bytes(costs: Costs, batch: int, context: int) -> dict[type[Instruction], float]:
+    """Bytes that all instructions of a kind move in a decode step, other than weights of matrices."""
+    return {
+        Attention: batch * costs.kv_bytes(context),
+        Experts: costs.step_weight_bytes(batch) - costs.dense_weight_bytes,
+    }
 
 
 def _by_kind(
     instructions: list[Instruction],
     timings: list[tuple[str, int, float]],
     steps: int,
-    kv_bytes: int = 0,
-    experts_bytes: int = 0,
+    moved: Mapping[type[Instruction], float] = {},
 ) -> dict[str, tuple[int, float, float]]:
-    """Sums the timings by kind of instruction, per step. `kv_bytes` and `experts_bytes`: bytes of keys and values, and
-    of experts, that a step reads."""
-    num_mixtures = sum(isinstance(instruction, Experts) for instruction in instructions)
-    num_layers = sum(isinstance(instruction, Attention) for instruction in instructions)
+    """Sums the timings by kind of instruction, per step. `moved`: see `_moved_bytes`."""
+    counts = Counter(map(type, instructions))
     kinds: dict[str, tuple[int, float, float]] = {}
     for instruction, (name, _, seconds) in zip(instructions, timings, strict=True):
-        num_bytes = 0
+        num_bytes = moved.get(type(instruction), 0) / counts[type(instruction)]
         if isinstance(instruction, Linear):
             num_bytes = instruction.weight.nbytes
         elif isinstance(instruction, HeadsLinear):
             num_bytes = instruction.weights.nbytes
-        elif isinstance(instruction, Attention):
-            num_bytes = kv_bytes / num_layers
-        elif isinstance(instruction, Experts):
-            num_bytes = experts_bytes / num_mixtures
         count, total, total_bytes = kinds.get(name, (0, 0.0, 0.0))
         kinds[name] = count + 1, total + seconds / steps, total_bytes + num_bytes
     return kinds
