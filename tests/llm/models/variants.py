@@ -11,6 +11,7 @@ from unittest import mock
 import torch
 
 from tests.llm.models import references
+from tests.llm.models.families.hybrid_variants import HYBRID_BASE, HYBRID_ROUTED, HYBRIDS
 from tests.llm.models.families.latent_variants import LATENT_BASE, LATENTS
 from tests.llm.models.families.mixture_variants import MIXTURE_BASE, MIXTURES
 
@@ -43,6 +44,7 @@ BASE = {
     },
     **LATENT_BASE,
     **MIXTURE_BASE,
+    **HYBRID_BASE,
     "gemma3_text": {
         "num_key_value_heads": 2,
         "head_dim": 12,
@@ -84,7 +86,7 @@ BASE = {
 }
 """Config fields that differ from `SIZES`, by model_type."""
 
-ROUTED = MIXTURE_BASE.keys() | LATENT_BASE.keys() - {"minicpm3"}
+ROUTED = MIXTURE_BASE.keys() | LATENT_BASE.keys() - {"minicpm3"} | {*HYBRID_ROUTED}
 """The model_types with experts."""
 
 VISION = {
@@ -112,6 +114,9 @@ VISION = {
     },
 }  # fmt: skip
 VISION["qwen3_vl_moe"] = VISION["qwen3_vl"]
+VISION["qwen3_5"] = {
+    name: value for name, value in VISION["qwen3_vl"].items() if name != "deepstack_visual_indexes"
+}
 """The `vision_config` of models that also take images and have a `text_config`, by model_type."""
 
 SIZES = {
@@ -257,6 +262,7 @@ VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
     ("phi", "gqa", rope({"rope_type": "default", "partial_rotary_factor": 0.25}, num_key_value_heads=2)),
     *LATENTS,
     *MIXTURES,
+    *HYBRIDS,
     ("llama", "falcon3", rope({"rope_type": "default", "rope_theta": 1000042}, head_dim=256, num_key_value_heads=1)),
     ("gemma3_text", "default", {}),
     ("gemma3_text", "linear", by_kind({"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}, {"rope_theta": 1e4})),
