@@ -49,7 +49,7 @@ MAMBA_BASE: dict[str, dict[str, Any]] = {
         "time_step_min": 1e-30,  # transformers clamps steps to it, the publisher's code does not
     },
 }
-ROUTED_MAMBAS = {"granitemoehybrid", "nemotron_h"}
+MAMBA_ROUTED = {"granitemoehybrid", "nemotron_h"}
 
 MAMBAS: list[tuple[str, str, dict[str, Any]]] = [
     ("bamba", "default", {}),
