@@ -82,7 +82,8 @@ def read_config(
         value = _same_for_all(keys, key.name, architecture.mixed)
         fields[field] = value if field in architecture.absent else keys.required(key.name, value)
     groups = _same_for_all(keys, "attention.head_count_kv", architecture.mixed)
-    fields["num_key_value_heads"] = fields["num_attention_heads"] if groups is None else groups
+    without = groups is None or (architecture.mixed and groups == 0)
+    fields["num_key_value_heads"] = fields["num_attention_heads"] if without else groups
     for field, name in MATH_KEYS.items():
         value = keys.get(name)
         value = value.tolist() if isinstance(value, np.ndarray) else value

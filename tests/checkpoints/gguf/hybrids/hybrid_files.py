@@ -1,5 +1,5 @@
 """Files of models whose layers keep a state, as llama.cpp's converter writes them. The converter of llama-cpp-python
-0.3.36 wrote the same tensors and keys for checkpoints of each family: checked by hand."""
+0.3.36 wrote the same tensors and keys for a checkpoint of each family, up to the last bit of rates: checked by hand."""
 
 from __future__ import annotations
 
@@ -36,10 +36,11 @@ def write_hybrid(
     folder: Path,
     path: Path,
     types: str = "F32",
+    as_floats: bool = False,
     add: Callable[[gguf.GGUFWriter], object] = lambda writer: None,
 ) -> None:
-    """Writes the checkpoint in `folder` (config.json and one model.safetensors) to `path`. `types` is ggml's name of the
-    matrices' type. `add` may add more to the file."""
+    """Writes the checkpoint in `folder` (config.json and one model.safetensors) to `path`. `types` is ggml's name of
+    the matrices' type. With `as_floats`, the file holds their values in float32. `add` may add more to the file."""
     config = json.loads((folder / "config.json").read_text())
     architecture = ARCHITECTURES[config["model_type"]]
     kinds = kinds_of_layers(config)
@@ -53,7 +54,10 @@ def write_hybrid(
         known = name if name.startswith("blk.") else names(name)
         is_float = tensor.ndim < 2 or known.endswith(FLOATS)
         kind = Kind["F32" if is_float else types]
-        writer.add_tensor(known, stored(tensor.float().contiguous(), kind)[0], raw_dtype=kind)
+        data, values = stored(tensor.float().contiguous(), kind)
+        if as_floats:
+            data, kind = values.contiguous().numpy(), Kind.F32
+        writer.add_tensor(known, data, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -133,7 +137,7 @@ def in_form(name: str, tensor: Tensor, config: dict[str, Any], architecture: str
     mamba = architecture not in ("lfm2", "lfm2moe") and not architecture.startswith("qwen")
     heads = re.search(r"\.([qk])_proj\.", name)
     if name.endswith(".A_log"):
-        tensor = -torch.exp(tensor)
+        tensor = -torch.exp(tensor.double()).float()  # the converter's exponential may differ in the last bit
     if mamba and name.endswith((".A_log", ".D")):
         return tensor.unsqueeze(1)
     if mamba and re.search(r"\.(mamba|mixer)\.norm\.weight$", name):
@@ -151,7 +155,9 @@ def without_heads(tensor: Tensor, config: dict[str, Any]) -> tuple[Tensor, Tenso
     """Rows of all queries, keys and values, and those of all gates, which Qwen3-Next stores key head by key head."""
     heads, keys = config["linear_num_key_heads"], config["linear_key_head_dim"]
     values = config["linear_num_value_heads"] * config["linear_value_head_dim"] // heads
-    q, k, v, z = (part.flatten(0, 1) for part in tensor.unflatten(0, (heads, -1)).split([keys, keys, values, values], 1))
+    q, k, v, z = (
+        part.flatten(0, 1) for part in tensor.unflatten(0, (heads, -1)).split([keys, keys, values, values], 1)
+    )
     return torch.cat([q, k, v]), z
 
 
@@ -160,7 +166,7 @@ def of_qwen(name: str, tensor: Tensor, config: dict[str, Any]) -> Tensor:
     if config["model_type"] == "qwen3_next" or "linear_attn." not in name:
         return tensor
     groups, heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
-    keys, dim = 2 * groups * config["linear_key_head_dim"], config["linear_value_head_dim"]
+    keys = 2 * groups * config["linear_key_head_dim"]
 
     def tiled(rows: Tensor) -> Tensor:
         return rows.unflatten(0, (groups, heads // groups, -1)).transpose(0, 1).flatten(0, 2)
