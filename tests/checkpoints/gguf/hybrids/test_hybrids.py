@@ -13,7 +13,9 @@ from safetensors.torch import load_file, save_file
 pytest.importorskip("gguf", reason="the gguf package is not installed")
 pytest.importorskip("transformers")
 
+from pace.checkpoints.gguf.architectures.forms import RATES
 from pace.checkpoints.gguf.checkpoint import GgufCheckpoint
+from pace.llm.layers import Rates
 from pace.llm.loading.load import load_model
 from pace.llm.loading.options import LoadOptions
 from pace.llm.models.model_list import read_config
@@ -87,6 +89,12 @@ def test_the_config_is_that_of_the_hub(tmp_path, name):
     other = [field for field in vars(expected) if re.fullmatch(UNSTATED_OF.get(HELD[name][0], ""), field)]
     same = [field for field in vars(expected) if field not in UNSTATED and field not in other]
     assert {field: vars(found)[field] for field in same} == {field: vars(expected)[field] for field in same}
+
+
+def test_rates_of_decay_are_those_of_the_file():
+    """A model makes the bits of a file again from what it reads in their place."""
+    of_file = -torch.logspace(-6, 6, 2000)
+    assert torch.equal(Rates({"A": 2000}).from_file(RATES.values(of_file.double())).float(), of_file)
 
 
 WIDE = {"hidden_size": 64, "intermediate_size": 64}
