@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from pace import _C
+from pace.batch import LayerBlocks
 from pace.bench.costs import Costs
 from pace.calibrate.migration import apply, migrations
 from pace.llm.models.base_model import BaseModelForCausalLM
@@ -66,7 +67,8 @@ def agree(ops: str, a: Tensor, b: Tensor) -> bool:
 
 @torch.no_grad()
 def oracle(model: torch.nn.Module, ids: Tensor) -> Tensor:
-    return model(ids[None]).logits[0].float()
+    # transformers 5.24 has no cache for models in which no layer attends
+    return model(ids[None], use_cache=False).logits[0].float()
 
 
 class Visit:
@@ -239,6 +241,8 @@ class Visit:
         Measured on logits: 1.5 to 3.6 times. For a mixture the lowest quartile of the rows' errors counts. In other
         rows a token may go to another expert, which later rows see."""
         model = self.model("native", torch.float32)
+        if not model.kv_spec.position_bytes:
+            return  # no layer attends
 
         def logits(kv_dtype: torch.dtype, chunk: int | None = None) -> Tensor:
             model.kv_dtype = kv_dtype
@@ -262,7 +266,8 @@ class Visit:
             assert costs.kv_bytes_per_token == position_bytes
             model.kv_dtype = torch.int8
             narrow = Costs.of(model, dtype, torch.int8).kv_bytes_per_token
-            assert narrow == model.kv_spec.position_bytes < position_bytes
+            assert narrow == model.kv_spec.position_bytes
+            assert narrow < position_bytes or not position_bytes  # not if no layer attends
 
     # -- other weights
 
@@ -397,7 +402,13 @@ def steps_of(ids: Tensor) -> list[dict[int, Tensor]]:
 
 def assert_same_cache(ours, expected) -> None:
     for layer, other in zip(ours, expected, strict=True):
-        assert all(map(same_bits, layer.tensors, other.tensors))
+        assert all(map(same_bits, tensors_of(layer), tensors_of(other)))
+
+
+def tensors_of(layer: LayerBlocks) -> list[Tensor]:
+    """The memory of a layer's cache."""
+    parts = vars(layer).values() if layer else ()
+    return [part for part in parts if isinstance(part, Tensor)]
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
