@@ -97,8 +97,8 @@ def check_recurrence(
 
 
 def check_slots(slots: StateSlots) -> None:
-    """Raises ValueError unless all parts are float32 with the shapes of the state, contiguous in a slot, and at the same
-    distance between slots."""
+    """Raises ValueError unless all parts are float32 with the shapes of the state, contiguous in a slot, and at the
+    same distance between slots."""
     state = slots.state
     shapes = {
         "inputs": (state.kernel - 1, state.channels),
