@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-# With heads of 16 elements or more, the length that a key is divided by is not tiny. Otherwise the rounding of
-# transformers alone would reach the tolerance.
+# The output of a delta rule is normalised. After the first token it is the product of a query and a key, which may
+# cancel to nearly nothing, and the norm then magnifies their rounding: transformers alone would reach the tolerance. A
+# larger epsilon bounds the factor.
 DELTA = {
+    "rms_norm_eps": 1e-3,
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 6,
     "linear_key_head_dim": 16,
