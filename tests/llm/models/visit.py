@@ -105,6 +105,7 @@ class Visit:
                 (self.check_bfloat16, (ops,), self.is_whole),
                 (self.check_ragged_batches, (ops,), self.is_whole or ops == "native"),
                 (self.check_tokens, (ops,), self.is_whole),
+                (self.check_drafts, (ops,), self.is_whole),
             ]
         checks += [
             (self.check_quantised, (), self.is_representative),
@@ -220,6 +221,26 @@ class Visit:
             if position + 1 < len(text):
                 assert expected[position].argmax() == text[position + 1], f"token {position + 1}"
             assert relative_error(logits[position], expected[position]) < TOLERANCE, f"after token {position}"
+
+    def check_drafts(self, ops: str) -> None:
+        """A state has the same logits after drafts, however many of them were accepted. Sequence 0 reads one slot and
+        writes another, sequence 1 writes in place."""
+        model = self.model(ops, torch.float32)
+        if not model.kv_spec.has_states:
+            return
+        text = prefill(model, self.ids)
+        runner = Runner(ProgramRunner(model) if ops == "native" else model, 2, PROMPT + 3, max_drafts=3)
+        runner.step({s: self.ids[:6] for s in (0, 1)})
+        position = 6
+        for accepted in (0, 0, 3, 1, 2, 3, 0, 1):
+            certain, drafts = self.ids[position : position + 2], self.ids[position + 2 : position + 5].clone()
+            drafts[accepted:] = (drafts[accepted:] + 1) % 99
+            rows = runner.step({s: torch.cat([certain, drafts]) for s in (0, 1)}, drafts={0: 3, 1: 3})
+            end = position + 2 + accepted
+            for s in (0, 1):
+                assert agree(ops, rows[s][: end - position], text[position:end]), (s, position, accepted)
+                runner.accept(s, accepted, 3)
+            position = end
 
     # -- programs
 
