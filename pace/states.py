@@ -134,14 +134,13 @@ class SlotSpec:
     def _shapes(self, state: State, in_journal: bool) -> list[tuple[str, tuple[int, ...]]]:
         """Names and shapes of the parts of one layer that have elements."""
         rows = self.journal_rows
-        shapes: dict[str, tuple[int, ...]]
-        if in_journal:
-            shapes = {
+        shapes: dict[str, tuple[int, ...]] = (
+            {
                 "journal_inputs": (rows if state.kernel > 1 else 0, state.channels),
                 "journal": (rows, state.heads, state.journal_dim),
             }
-        else:
-            shapes = {
+            if in_journal
+            else {
                 "inputs": (state.kernel - 1, state.channels),
                 "matrix": (state.heads, state.key_dim, state.value_dim),
             }

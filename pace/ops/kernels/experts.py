@@ -96,13 +96,6 @@ def heads_linear(x: Tensor, weights: ExpertStack) -> Tensor:
     return out
 
 
-def gate_(x: Tensor, gate: Tensor) -> None:
-    rows, _ = check_rows("x", x)
-    if check_rows("gate", gate) != (rows, 1):
-        raise ValueError(f"gate must be float32 [{rows}, 1]; got {describe(gate)}")
-    _C.gate(x, gate)
-
-
 # -- checks that recorded operations share
 
 
