@@ -42,6 +42,12 @@ class Layer:
                 targets.setdefault(name, []).extend(found)
         return targets
 
+    def choose(self, tensors: Mapping[str, tuple[int, ...]]) -> None:
+        """Adapts `targets` to a checkpoint with tensors of these names and shapes, where it may have several forms.
+        Before `allocate`."""
+        for child in self.children():
+            child.choose(tensors)
+
     def norm_readers(self) -> list[tuple[Layer, list[Layer]]]:
         """Returns, for a decoder layer, the norms whose output only certain matrix products read, with those products.
         A channel of such a norm can be scaled, and the products' columns divided by the same factor, without changing

@@ -22,12 +22,22 @@ class Convolution(Layer):
     L]`, and with `bias` a tensor `.bias [channels]`."""
 
     def __init__(self, parts: Mapping[str, int], kernel: int, bias: bool = False, activation: str | None = None):
+        self.parts = parts
         self.channels = sum(parts.values())
         self.kernel = kernel
-        sources = {f"{name}.weight": TensorSource((channels, 1, kernel)) for name, channels in parts.items()}
-        self.weight = Vectors({name: source.shape[0] * kernel for name, source in sources.items()}, sources)
+        self.weight = self._weight(parts)
         self.bias = Vectors({f"{name}.bias": channels for name, channels in parts.items()} if bias else {})
         self.activation = activation
+
+    def _weight(self, parts: Mapping[str, int]) -> Vectors:
+        sources = {f"{name}.weight": TensorSource((channels, 1, self.kernel)) for name, channels in parts.items()}
+        return Vectors({name: source.shape[0] * self.kernel for name, source in sources.items()}, sources)
+
+    def choose(self, tensors: Mapping[str, tuple[int, ...]]) -> None:
+        """Takes the channels of each part from the checkpoint. transformers saves OLMo-Hybrid in three equal parts."""
+        shapes = [tensors.get(f"{name}.weight", (0,)) for name in self.parts]
+        if len(self.parts) > 1 and sum(shape[0] for shape in shapes) == self.channels:
+            self.weight = self._weight({name: shape[0] for name, shape in zip(self.parts, shapes)})
 
     def __call__(self, ops: ForwardOps, x: Tensor, kv: StateSlots, batch: ForwardBatch) -> Tensor:
         """Returns `[T, C]`; reads and writes the slots of `kv`."""

@@ -33,6 +33,7 @@ from pace.llm.models.families.minicpm3 import MiniCPM3ForCausalLM
 from pace.llm.models.families.mistral import MistralForCausalLM
 from pace.llm.models.families.mixtral import MixtralForCausalLM
 from pace.llm.models.families.olmo import Olmo2ForCausalLM, Olmo3ForCausalLM
+from pace.llm.models.families.olmo_hybrid import OlmoHybridForCausalLM
 from pace.llm.models.families.olmoe import OlmoeForCausalLM
 from pace.llm.models.families.opt import OPTForCausalLM
 from pace.llm.models.families.phi import PhiForCausalLM
@@ -93,6 +94,7 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     Olmo2ForCausalLM,
     Olmo3ForCausalLM,
     OlmoeForCausalLM,
+    OlmoHybridForCausalLM,
     OPTForCausalLM,
     Phi3ForCausalLM,
     PhiForCausalLM,

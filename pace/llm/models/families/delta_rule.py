@@ -50,7 +50,8 @@ class DeltaRuleConfig(LlamaConfig):
 
     def check(self) -> None:
         super().check()
-        check_divides(self, "linear_num_key_heads", "linear_num_value_heads")
+        if self.linear_num_key_heads and self.linear_num_value_heads:
+            check_divides(self, "linear_num_key_heads", "linear_num_value_heads")
         check_layer_types(self.layer_types, self.num_hidden_layers)
 
     @property
