@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pace.llm.layers import MixtureOfExperts
+from pace.llm.layers import Mamba, MixtureOfExperts, ParallelMixers, PlainMLP
+from pace.llm.layers.block import NoFeedForward, NoMixer
 from tests.llm.models.families.latent_variants import LATENT_BASE
 
 PLACES = 4
@@ -21,9 +22,16 @@ OF_VARIANT = {
 """Variants whose norms have no weights, or whose norm output is also the residual stream, among others."""
 
 
+FEWER_OF_PART = {Mamba: 1, ParallelMixers: 1, NoMixer: 2, NoFeedForward: 2}
+"""Places that a layer with such a part lacks: the values, the norm and the values, or the norm and up."""
+
+
 def num_places(name: str, layer) -> int:
     """Number of places in one layer of a variant. A mixture has one per expert, unless the up-projection is clamped."""
     count = OF_VARIANT.get(name, FEWER_OF_FAMILY.get(name.split("-")[0], PLACES))
+    count -= sum(FEWER_OF_PART.get(type(part), 0) for part in (layer.mixer, layer.mlp))
+    if isinstance(layer.mlp, PlainMLP) and layer.mlp.activation == "silu":
+        count -= 1
     if not isinstance(layer.mlp, MixtureOfExperts):
         return count
     experts = layer.mlp.router.num_experts if isinstance(layer.mlp.activation, str) else 0

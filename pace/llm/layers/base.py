@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -136,3 +136,28 @@ class Vectors(Layer):
     @property
     def nbytes(self) -> int:
         return 0 if self.values is None else self.values.nbytes
+
+
+class ScaledVectors(Vectors):
+    """Vectors of the checkpoint times factors, such as one for each part of a vector."""
+
+    def __init__(
+        self, lengths: dict[str, int], factors: Sequence[tuple[int, float]], sources: Mapping[str, TensorSource] = {}
+    ):
+        """`factors`: pairs of a number of elements and their factor, from the first element of the first vector on."""
+        super().__init__(lengths, sources)
+        self.factors = factors
+
+    def stored(self) -> Iterator[tuple[str, Tensor]]:
+        factors = self._factors().split(list(self.lengths.values()))
+        for (name, part), of_part in zip(super().stored(), factors, strict=True):
+            yield name, part / of_part
+
+    def _fill(self, source: Tensor, start: int) -> None:
+        end = start + len(source)
+        self.values[start:end] = source.double() * self._factors()[start:end]
+
+    def _factors(self) -> Tensor:
+        """Returns the factor of each element, float64."""
+        counts, factors = zip(*self.factors)
+        return torch.tensor(factors, dtype=torch.float64).repeat_interleave(torch.tensor(counts))

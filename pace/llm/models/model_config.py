@@ -146,6 +146,7 @@ ACTIVATION_NAMES = {
     "gelu_fast": "gelu_fast",
     "quick_gelu": "quick_gelu",
     "relu": "relu",
+    "relu2": "relu2",
 }
 """transformers' name -> name in `pace.ops`, for all implemented activations."""
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from pace.llm.models.base_model import BaseModelForCausalLM
+from pace.llm.models.families.bamba import BambaForCausalLM
 from pace.llm.models.families.chatglm import ChatGLMForConditionalGeneration
 from pace.llm.models.families.cohere import Cohere2ForCausalLM, CohereForCausalLM
 from pace.llm.models.families.deepseek_v2 import DeepseekV2ForCausalLM
 from pace.llm.models.families.deepseek_v3 import DeepseekV3ForCausalLM
 from pace.llm.models.families.ernie4_5 import Ernie4_5ForCausalLM
 from pace.llm.models.families.ernie4_5_moe import Ernie4_5_MoeForCausalLM
+from pace.llm.models.families.falcon_h1 import FalconH1ForCausalLM
 from pace.llm.models.families.gemma2 import Gemma2ForCausalLM
 from pace.llm.models.families.gemma3 import Gemma3ForConditionalGeneration
 from pace.llm.models.families.glm import Glm4ForCausalLM, GlmForCausalLM
@@ -22,16 +24,19 @@ from pace.llm.models.families.gpt_oss import GptOssForCausalLM
 from pace.llm.models.families.gptj import GPTJForCausalLM
 from pace.llm.models.families.granite import GraniteForCausalLM
 from pace.llm.models.families.granitemoe import GraniteMoeForCausalLM, GraniteMoeSharedForCausalLM
+from pace.llm.models.families.granitemoehybrid import GraniteMoeHybridForCausalLM
 from pace.llm.models.families.hunyuan import HunYuanDenseV1ForCausalLM
 from pace.llm.models.families.hunyuan_moe import HunYuanMoEV1ForCausalLM
 from pace.llm.models.families.lfm2 import Lfm2ForCausalLM
 from pace.llm.models.families.lfm2_moe import Lfm2MoeForCausalLM
 from pace.llm.models.families.llama import LlamaForCausalLM
 from pace.llm.models.families.llama4 import Llama4ForConditionalGeneration
+from pace.llm.models.families.mamba2 import Mamba2ForCausalLM
 from pace.llm.models.families.minicpm import MiniCPMForCausalLM
 from pace.llm.models.families.minicpm3 import MiniCPM3ForCausalLM
 from pace.llm.models.families.mistral import MistralForCausalLM
 from pace.llm.models.families.mixtral import MixtralForCausalLM
+from pace.llm.models.families.nemotron_h import NemotronHForCausalLM
 from pace.llm.models.families.olmo import Olmo2ForCausalLM, Olmo3ForCausalLM
 from pace.llm.models.families.olmo_hybrid import OlmoHybridForCausalLM
 from pace.llm.models.families.olmoe import OlmoeForCausalLM
@@ -61,6 +66,7 @@ from pace.llm.models.model_config import ModelConfig
 from pace.naming import shown
 
 MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
+    BambaForCausalLM,
     ChatGLMForConditionalGeneration,
     Cohere2ForCausalLM,
     CohereForCausalLM,
@@ -68,6 +74,7 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     DeepseekV3ForCausalLM,
     Ernie4_5_MoeForCausalLM,
     Ernie4_5ForCausalLM,
+    FalconH1ForCausalLM,
     Gemma2ForCausalLM,
     Gemma3ForConditionalGeneration,
     Glm4ForCausalLM,
@@ -80,6 +87,7 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     GptOssForCausalLM,
     GraniteForCausalLM,
     GraniteMoeForCausalLM,
+    GraniteMoeHybridForCausalLM,
     GraniteMoeSharedForCausalLM,
     HunYuanDenseV1ForCausalLM,
     HunYuanMoEV1ForCausalLM,
@@ -87,10 +95,12 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     Lfm2MoeForCausalLM,
     Llama4ForConditionalGeneration,
     LlamaForCausalLM,
+    Mamba2ForCausalLM,
     MiniCPM3ForCausalLM,
     MiniCPMForCausalLM,
     MistralForCausalLM,
     MixtralForCausalLM,
+    NemotronHForCausalLM,
     Olmo2ForCausalLM,
     Olmo3ForCausalLM,
     OlmoeForCausalLM,

@@ -12,6 +12,7 @@ import torch
 
 from tests.llm.models import references
 from tests.llm.models.families.latent_variants import LATENT_BASE, LATENTS
+from tests.llm.models.families.mamba_variants import MAMBA_BASE, MAMBAS, ROUTED_MAMBAS
 from tests.llm.models.families.mixture_variants import MIXTURE_BASE, MIXTURES
 
 MAX_POSITIONS = 80
@@ -43,6 +44,7 @@ BASE = {
     },
     **LATENT_BASE,
     **MIXTURE_BASE,
+    **MAMBA_BASE,
     "gemma3_text": {
         "num_key_value_heads": 2,
         "head_dim": 12,
@@ -84,7 +86,7 @@ BASE = {
 }
 """Config fields that differ from `SIZES`, by model_type."""
 
-ROUTED = MIXTURE_BASE.keys() | LATENT_BASE.keys() - {"minicpm3"}
+ROUTED = MIXTURE_BASE.keys() | ROUTED_MAMBAS | LATENT_BASE.keys() - {"minicpm3"}
 """The model_types with experts."""
 
 VISION = {
@@ -257,6 +259,7 @@ VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
     ("phi", "gqa", rope({"rope_type": "default", "partial_rotary_factor": 0.25}, num_key_value_heads=2)),
     *LATENTS,
     *MIXTURES,
+    *MAMBAS,
     ("llama", "falcon3", rope({"rope_type": "default", "rope_theta": 1000042}, head_dim=256, num_key_value_heads=1)),
     ("gemma3_text", "default", {}),
     ("gemma3_text", "linear", by_kind({"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}, {"rope_theta": 1e4})),
@@ -365,6 +368,10 @@ IDS = [f"{model_type}-{special}" for model_type, special, _ in VARIANTS]
 def config_fields(model_type: str, fields: dict[str, Any]) -> dict[str, Any]:
     """Returns the text fields of the config.json of a variant with these special `fields`."""
     without = {"intermediate_size"} if model_type in ("opt", "gptj", "gpt2") else set()
+    if model_type == "mamba2":
+        without = {"intermediate_size", "num_attention_heads", "max_position_embeddings"}
+    if model_type == "nemotron_h":
+        without = {"num_hidden_layers"}
     return {name: size for name, size in SIZES.items() if name not in without} | BASE[model_type] | fields
 
 
