@@ -133,17 +133,17 @@ class SlotSpec:
     def _shapes(self, state: State, in_journal: bool) -> list[tuple[str, tuple[int, ...]]]:
         """Names and shapes of the parts of one layer that have elements."""
         rows = self.journal_rows
-        shapes: dict[str, tuple[int, ...]] = (
-            {
+        shapes: dict[str, tuple[int, ...]]
+        if in_journal:
+            shapes = {
                 "journal_inputs": (rows if state.kernel > 1 else 0, state.channels),
                 "journal": (rows, state.heads, state.journal_dim),
             }
-            if in_journal
-            else {
+        else:
+            shapes = {
                 "inputs": (state.kernel - 1, state.channels),
                 "matrix": (state.heads, state.key_dim, state.value_dim),
             }
-        )
         return [(name, shape) for name, shape in shapes.items() if torch.Size(shape).numel()]
 
     @property

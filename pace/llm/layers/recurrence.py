@@ -44,8 +44,9 @@ class DeltaNet(Layer):
         value_heads: int,
         value_dim: int,
         beta_scale: float = 1.0,
+        tiled: bool = False,
     ):
-        """`rates`, `step_bias` and `beta_scale`: see `RecurrenceOptions`."""
+        """`rates`, `step_bias`, `beta_scale` and `tiled`: see `RecurrenceOptions`."""
         self.inputs = inputs
         self.steps = steps
         self.convolution = convolution
@@ -55,6 +56,7 @@ class DeltaNet(Layer):
         self.output = output
         self.key_heads = key_heads
         self.beta_scale = beta_scale
+        self.tiled = tiled
         self.cache = State(convolution.channels, convolution.kernel, value_heads, key_dim, value_dim)
 
     @property
@@ -73,7 +75,7 @@ class DeltaNet(Layer):
         inputs, steps = self.inputs(ops, x), self.steps(ops, x)
         channels, heads = self.convolution.channels, self.cache.heads
         q, k, v = self._heads(self.convolution(ops, inputs[:, :channels], kv, batch))
-        options = RecurrenceOptions(self.rates.values, self.step_bias.values, delta=True, beta_scale=self.beta_scale)
+        options = RecurrenceOptions(self.rates.values, self.step_bias.values, True, self.tiled, self.beta_scale)
         y = ops.recurrence(q, k, v, steps[:, heads:], steps[:, :heads], kv, batch.states, options)
         return self.output(ops, self.norm(ops, y, inputs[:, channels:]), residual=residual)
 

@@ -30,6 +30,7 @@ from pace.llm.models.model_config import (
     MAX_POSITIONS,
     check_divides,
     count,
+    flag,
     token_ids,
 )
 from pace.llm.models.rope_config import read_rope
@@ -45,6 +46,9 @@ class DeltaRuleConfig(LlamaConfig):
     linear_value_head_dim: int = count(128, MAX_HEAD_DIM)
     linear_conv_kernel_dim: int = count(4, MAX_KERNEL)
     layer_types: tuple[str, ...] | None = layer_types((FULL, LINEAR))
+    value_heads_tiled: bool = flag(False)
+    """True if value head h reads key head `h % linear_num_key_heads`, as in GGUF files of Qwen3.5. By default the value
+    heads of a key head are adjacent."""
 
     only_here: ClassVar[dict[str, tuple]] = {"hidden_act": ("silu", "swish"), "mlp_bias": (False,)}
 
@@ -147,6 +151,7 @@ class GatedDeltaForCausalLM(LlamaForCausalLM):
             config.linear_key_head_dim,
             value_heads,
             value_dim,
+            tiled=config.value_heads_tiled,
         )
 
     def make_inputs(self, name: str) -> Linear:

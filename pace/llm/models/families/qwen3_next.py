@@ -23,6 +23,9 @@ class Qwen3NextConfig(QwenMixtureConfig, GatedDeltaConfig):
     moe_intermediate_size: int = count(512)
     shared_expert_intermediate_size: int = count(512)
     norm_topk_prob: bool = flag(True)
+    qkvz_by_head: bool = flag(True)
+    """True if the rows of queries, keys, values and gates are stored key head by key head; GGUF files have in_proj_qkv
+    and in_proj_z, as in Qwen3.5."""
 
 
 class Qwen3NextForCausalLM(GatedDeltaForCausalLM, Qwen2MoeForCausalLM):
@@ -31,6 +34,8 @@ class Qwen3NextForCausalLM(GatedDeltaForCausalLM, Qwen2MoeForCausalLM):
     def make_inputs(self, name: str) -> Linear:
         """The rows of in_proj_qkvz are, for each key head, its query and key, then the values and gates of the value
         heads that read it."""
+        if not self.config.qkvz_by_head:
+            return super().make_inputs(name)
         config, tensor = self.config, f"{name}.in_proj_qkvz.weight"
         keys, heads = config.linear_key_head_dim, config.linear_num_key_heads
         values = config.values_width // heads
