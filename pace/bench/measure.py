@@ -185,7 +185,7 @@ def _decoding(subject: Subject, prompt: int, generated: int, batch: int, depth: 
 
 
 def fill_cache(engine: Engine, sequences: list[Sequence]) -> None:
-    """Fills the cache with random keys and values for all tokens of new sequences except the last of each.
+    """Fills the cache with random keys, values and states for all tokens of new sequences except the last of each.
 
     They are standard normal, roughly what a normalised input and trained weights give, so that softmax gets scores of a
     realistic spread. The cache must have room for all sequences."""

@@ -225,8 +225,8 @@ def _plan(
 
 
 def _capacity(costs: Costs, room: int, max_positions: int, context: int, batch: int) -> tuple[int, int]:
-    """Returns the length of the longest sequence that fits into a cache of `room` bytes `batch` times, and the number
-    of sequences of `context` tokens that fit. States have a part of the cache of their own."""
+    """Returns the maximum length of `batch` sequences in a cache of `room` bytes, and the maximum number of sequences
+    of `context` tokens. States have a part of the cache of their own."""
     num_slots = num_slots_of(costs.cache, costs.cache.slots(), room)
     for_positions = room - num_slots * costs.slot_bytes
     if for_positions < 0:
