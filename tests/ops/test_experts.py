@@ -182,6 +182,20 @@ def test_experts_are_those_of_the_specification(layout, sizes):
             assert error <= tolerance * exact.norm(), (rows, activation, bias, weigh_inputs)
 
 
+@pytest.mark.parametrize("layout", ["float32", "bfloat16"])
+def test_an_expert_without_gates_is_two_products(layout):
+    up, down = (native.empty_stack(3, *sizes, LAYOUTS[layout]) for sizes in ((48, 40), (40, 48)))
+    for expert in (*up.experts, *down.experts):
+        native.pack_rows_(expert, torch.randn(expert.n, expert.k), 0)
+    options = ExpertOptions("relu2", torch.randn(3, 48), torch.randn(3, 40))
+    for rows in (1, 7, 40):
+        x, expert = torch.randn(rows, 40), torch.arange(rows) % 3
+        found = native.experts(x, up, down, torch.stack([expert.float(), torch.ones(rows)], 1), options)
+        for e in range(3):
+            hidden = native.linear(x[expert == e], up.experts[e], options.gate_up_bias[e], "relu2")
+            assert torch.equal(found[expert == e], native.linear(hidden, down.experts[e], options.down_bias[e]))
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_an_expert_is_the_products_of_one_expert(layout):
     """One expert with weight 1 gives the bits of `linear_glu` and `linear`, in every layout. Their products are tested

@@ -67,7 +67,7 @@ struct ExpertOptions {
 struct Mixture {
     Norm norm;  // of x
     Router router;
-    ExpertStack gate_up, down;  // gate_up [2 I, K] with glu, and down [H, I]
+    ExpertStack gate_up, down;  // gate_up [2 I, K] with glu or [I, K] without, and down [H, I]
     ExpertOptions options;
 };
 
