@@ -11,8 +11,9 @@ from unittest import mock
 import torch
 
 from tests.llm.models import references
+from tests.llm.models.families.hybrid_variants import HYBRID_BASE, HYBRID_ROUTED, HYBRIDS
 from tests.llm.models.families.latent_variants import LATENT_BASE, LATENTS
-from tests.llm.models.families.mamba_variants import MAMBA_BASE, MAMBAS, ROUTED_MAMBAS
+from tests.llm.models.families.mamba_variants import MAMBA_BASE, MAMBA_ROUTED, MAMBAS
 from tests.llm.models.families.mixture_variants import MIXTURE_BASE, MIXTURES
 
 MAX_POSITIONS = 80
@@ -44,6 +45,7 @@ BASE = {
     },
     **LATENT_BASE,
     **MIXTURE_BASE,
+    **HYBRID_BASE,
     **MAMBA_BASE,
     "gemma3_text": {
         "num_key_value_heads": 2,
@@ -86,7 +88,7 @@ BASE = {
 }
 """Config fields that differ from `SIZES`, by model_type."""
 
-ROUTED = MIXTURE_BASE.keys() | ROUTED_MAMBAS | LATENT_BASE.keys() - {"minicpm3"}
+ROUTED = MIXTURE_BASE.keys() | LATENT_BASE.keys() - {"minicpm3"} | {*HYBRID_ROUTED, *MAMBA_ROUTED}
 """The model_types with experts."""
 
 VISION = {
@@ -114,6 +116,7 @@ VISION = {
     },
 }  # fmt: skip
 VISION["qwen3_vl_moe"] = VISION["qwen3_vl"]
+VISION["qwen3_5"] = {name: value for name, value in VISION["qwen3_vl"].items() if name != "deepstack_visual_indexes"}
 """The `vision_config` of models that also take images and have a `text_config`, by model_type."""
 
 SIZES = {
@@ -259,6 +262,7 @@ VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
     ("phi", "gqa", rope({"rope_type": "default", "partial_rotary_factor": 0.25}, num_key_value_heads=2)),
     *LATENTS,
     *MIXTURES,
+    *HYBRIDS,
     *MAMBAS,
     ("llama", "falcon3", rope({"rope_type": "default", "rope_theta": 1000042}, head_dim=256, num_key_value_heads=1)),
     ("gemma3_text", "default", {}),

@@ -101,6 +101,7 @@ class NemotronHConfig(MixtureConfig, LlamaConfig):
     norm_topk_prob: bool = flag(True)
 
     aliases: ClassVar[dict[str, str]] = {
+        "attention_head_dim": "head_dim",
         "layers_block_type": "layer_types",
         "mlp_hidden_act": "hidden_act",
         "n_routed_experts": "num_experts",

@@ -49,7 +49,7 @@ MAMBA_BASE: dict[str, dict[str, Any]] = {
         "time_step_min": 1e-30,  # transformers clamps steps to it, the publisher's code does not
     },
 }
-ROUTED_MAMBAS = {"granitemoehybrid", "nemotron_h"}
+MAMBA_ROUTED = {"granitemoehybrid", "nemotron_h"}
 
 MAMBAS: list[tuple[str, str, dict[str, Any]]] = [
     ("bamba", "default", {}),
@@ -78,7 +78,7 @@ MAMBAS: list[tuple[str, str, dict[str, Any]]] = [
         "latent-groups",
         {
             "layers_block_type": ["moe", "linear_attention", "moe"],
-            "moe_latent_size": 20,
+            "moe_latent_size": 24,
             "mlp_bias": True,
             "n_group": 4,
             "topk_group": 2,
