@@ -133,7 +133,10 @@ class SlotSpec:
         """Names and shapes of the parts of one layer that have elements."""
         rows = self.journal_rows
         shapes: dict[str, tuple[int, ...]] = (
-            {"journal_inputs": (rows if state.kernel > 1 else 0, state.channels), "journal": (rows, state.heads, state.journal_dim)}
+            {
+                "journal_inputs": (rows if state.kernel > 1 else 0, state.channels),
+                "journal": (rows, state.heads, state.journal_dim),
+            }
             if in_journal
             else {
                 "inputs": (state.kernel - 1, state.channels),

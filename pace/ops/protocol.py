@@ -293,7 +293,6 @@ class ForwardOps(Protocol):
         Raises ValueError (`native`) for spans that do not fit q, their own lengths or the cache. The same holds for a
         newest position before the token's oldest, or at or beyond `kv_len`."""
 
-
     def causal_conv(
         self,
         x: Tensor,

@@ -85,8 +85,8 @@ def recurrence(
         if read >= 0:
             matrix = slots.matrix[read].to(v.dtype)
             for row in range(replay):
-                decay, key, delta = slots.journal[read, row].to(v.dtype).split(
-                    (slots.state.decay_dim, k.shape[2], v.shape[2]), -1
+                decay, key, delta = (
+                    slots.journal[read, row].to(v.dtype).split((slots.state.decay_dim, k.shape[2], v.shape[2]), -1)
                 )
                 matrix = _updated(matrix, decay, key, delta)
         written: dict[int, list[int]] = {certain: [write]}

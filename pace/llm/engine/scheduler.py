@@ -245,6 +245,18 @@ class Scheduler:
                 return True
         return False
 
+    def take_idle(self, sequence: Sequence, take: Callable[[], bool]) -> bool:
+        """Gives blocks to a parked sequence without any: calls `take`, which returns False if too few are free. Frees
+        blocks of other idle sequences if necessary. Returns False, and takes nothing, if that is not enough, or if
+        running sequences could not grow any more."""
+        while True:
+            if take():
+                if self.cache.num_free_blocks >= self._blocks_to_grow():
+                    return True
+                self.cache.free(sequence)
+            if not self._reclaim_idle(sequence):
+                return False
+
     def _preempt_last(self, spared: Sequence, spans: dict[Sequence, Span]) -> bool:
         """Preempts the last running sequence in the order among those without a span. Returns False if there is
         none."""
