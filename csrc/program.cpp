@@ -45,6 +45,11 @@ bool any_result(Operands... operands) {
     return (is_result(operands) || ...);
 }
 
+const StateSpans& states_of(const Step& step) {
+    if (!step.states) throw std::invalid_argument("the model has layers with a state; the batch has no `states`");
+    return *step.states;
+}
+
 // The columns that an op reads of the step's given rows.
 PlaceRowsOp of_given(const GivenRows& given, int64_t first, int64_t columns) {
     if (given.count > 0 && first + columns > given.columns) {
@@ -177,14 +182,29 @@ void Program::linear(Value out, Columns x, const LinearOptions& options, std::op
     });
 }
 
-void Program::gate(Columns x, Columns gate) {
+void Program::gate(Columns x, Columns gate, Gate kind) {
     record<GateOp>("gate", any_result(x), [=](GateOp& op, const Frame& frame) {
+        op.kind = kind;
         op.x = frame.at(x);
         op.x_stride = x.value.columns;
         op.rows = frame.rows_of(x.value);
         op.k = x.count;
         op.gate = frame.at(gate);
         op.gate_stride = gate.value.columns;
+        op.groups = gate.count;
+    });
+}
+
+void Program::gated_norm(Value out, Columns x, Columns gate, const GatedNorm& norm) {
+    record<GatedNormOp>("gated norm", any_result(out, x, gate), [=](GatedNormOp& op, const Frame& frame) {
+        op.norm = norm;
+        op.x = frame.at(x);
+        op.gate = frame.at(gate);
+        op.x_stride = x.value.columns;
+        op.gate_stride = gate.value.columns;
+        op.rows = frame.rows_of(out);
+        op.k = x.count;
+        op.y = frame.at(out);
     });
 }
 
@@ -264,8 +284,8 @@ void Program::heads_linear(Value out, HeadsOf x, const ExpertStack& weights) {
 void Program::attention(Value out, HeadsOf q, std::optional<HeadsOf> latent_q, std::optional<Preparation> preparation,
                         int layer, const AttentionOptions& options) {
     record<AttentionOp>("attention", true, [=](AttentionOp& op, const Frame& frame) {
-        const auto& [kv, group] = frame.step.cache[layer];
-        const Table& table = frame.step.tables[group];
+        const KvView& kv = frame.step.cache[layer].kv;
+        const Table& table = frame.step.tables[frame.step.cache[layer].group];
         const HeadsView queries = frame.at(q), latents = latent_q ? frame.at(*latent_q) : HeadsView{};
         op.q = queries.data;
         op.args = {options,      queries.token_stride, queries.head_stride, kv, q.count, frame.at(out),
@@ -290,6 +310,37 @@ void Program::attention(Value out, HeadsOf q, std::optional<HeadsOf> latent_q, s
         }
         op.tokens = frame.step.tokens;
         op.spans = table.spans;
+    });
+}
+
+void Program::causal_conv(Value out, Columns x, int layer, const Convolution& convolution) {
+    record<CausalConvOp>("convolution", true, [=](CausalConvOp& op, const Frame& frame) {
+        op.convolution = convolution;
+        op.x = frame.at(x);
+        op.x_stride = x.value.columns;
+        op.tokens = frame.step.tokens;
+        op.slots = frame.step.cache[layer].states;
+        op.spans = states_of(frame.step);
+        op.out = frame.at(out);
+    });
+}
+
+void Program::recurrence(Value out, HeadsOf q, HeadsOf k, HeadsOf v, Columns steps, std::optional<Columns> beta,
+                         int layer, const Recurrence& recurrence) {
+    record<RecurrenceOp>("recurrence", true, [=](RecurrenceOp& op, const Frame& frame) {
+        op.recurrence = recurrence;
+        op.q = frame.at(q);
+        op.k = frame.at(k);
+        op.v = frame.at(v);
+        op.key_heads = q.count;
+        op.tokens = frame.step.tokens;
+        op.steps = frame.at(steps);
+        op.steps_stride = steps.value.columns;
+        op.beta = beta ? frame.at(*beta) : nullptr;
+        op.beta_stride = beta ? beta->value.columns : 0;
+        op.slots = frame.step.cache[layer].states;
+        op.spans = states_of(frame.step);
+        op.out = frame.at(out);
     });
 }
 

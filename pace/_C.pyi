@@ -9,9 +9,10 @@ from pace.batch import ForwardBatch, Spans
 from pace.graph.recorded import Rotation
 from pace.ops.experts import Router
 from pace.ops.kernels.experts import ExpertStack
-from pace.ops.kernels.norm import NormParameters
-from pace.ops.protocol import AttentionOptions, ExpertOptions
+from pace.ops.kernels.norm import GatedNormParameters, NormParameters
+from pace.ops.protocol import AttentionOptions, ExpertOptions, RecurrenceOptions
 from pace.ops.weight import PackedWeight
+from pace.states import StateSlots, StateSpans
 
 # Instruction sets, threads, machine.
 def isa() -> str:
@@ -111,7 +112,6 @@ def experts(
     residual: Tensor | None, out: Tensor,
 ) -> None: ...  # fmt: skip
 def heads_linear(x: Tensor, weights: ExpertStack, out: Tensor) -> None: ...
-def gate(x: Tensor, gates: Tensor) -> None: ...
 
 # Norms and rows of logits.
 def norm(x: Tensor, norm: NormParameters, y: Tensor) -> None: ...
@@ -185,6 +185,17 @@ def attention(
 def store_kv(kv: KvView, k: Tensor, v: Tensor, slots: Tensor) -> None: ...
 def rotary(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> None: ...
 
+# Layers with a state, and gates. `weight` of a convolution is `[L, C]`.
+def gate(x: Tensor, gates: Tensor, activation: str | None) -> None: ...
+def gated_norm(x: Tensor, gate: Tensor, norm: GatedNormParameters, y: Tensor) -> None: ...
+def causal_conv(
+    x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool, slots: StateSlots, spans: StateSpans, out: Tensor
+) -> None: ...
+def recurrence(
+    q: Tensor, k: Tensor, v: Tensor, steps: Tensor, beta: Tensor | None, slots: StateSlots, spans: StateSpans,
+    options: RecurrenceOptions, out: Tensor,
+) -> None: ...  # fmt: skip
+
 # Recorded programs (csrc/include/pace/program.h); pace.graph makes them.
 class Value:
     def __init__(self, buffer: int, columns: int, per_token: bool) -> None: ...
@@ -219,9 +230,9 @@ class Batch:
     def num_logit_rows(self) -> int: ...
 
 class KvCache:
-    """The caches of a program's layers: a view and the index of the group of layers for each."""
+    """The caches of a program's layers. For each, a view and the index of the group of layers, or its slots."""
 
-    def __init__(self, layers: list[tuple[KvView, int]]) -> None: ...
+    def __init__(self, layers: list[tuple[KvView, int] | StateSlots]) -> None: ...
 
 class Program:
     """Keeps addresses only: weights, parameters and caches must outlive it. `neighbour`: a program that never runs at
@@ -247,7 +258,15 @@ class Program:
         activation: str | None,
         residual: Value | None,
     ) -> None: ...
-    def gate(self, x: Columns, gate: Columns) -> None: ...
+    def gate(self, x: Columns, gate: Columns, activation: str | None) -> None: ...
+    def gated_norm(self, out: Value, x: Columns, gate: Columns, norm: GatedNormParameters) -> None: ...
+    def causal_conv(
+        self, out: Value, x: Columns, layer: int, weight: Tensor, bias: Tensor | None, silu: bool
+    ) -> None: ...
+    def recurrence(
+        self, out: Value, q: Heads, k: Heads, v: Heads, steps: Columns, beta: Columns | None, layer: int,
+        options: RecurrenceOptions,
+    ) -> None: ...  # fmt: skip
     def route(self, out: Value, logits: Columns, router: Router, choice_bias: Tensor | None) -> None: ...
     def experts(
         self, out: Value, x: Columns, norm: NormParameters | None, choices: Value, router: Router | None,

@@ -1,9 +1,9 @@
 """States: what layers of linear attention, Mamba-2 and short convolutions keep of a sequence in place of positions.
 
 A state has a fixed size. All states of one sequence, at one position, are one *slot*. A step reads a slot and writes
-one; if these are two, the old one stays as it was, so that forks and prefixes share slots without a copy. Tokens that
-may be dropped later (drafts) change no slot. They leave rows in a *journal*, and the next step applies those that were
-accepted.
+one. If these are two, the old one stays as it was: forks and prefixes share slots without a copy. Tokens that may be
+dropped later (drafts) do not change the state in a slot. They leave rows in its *journal*, and the next step applies
+those that were accepted.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ class StateSlots:
     journal_inputs: Tensor | None
     """`[slots, journal rows, channels]`: inputs of the convolution for each draft; None without drafts."""
     journal: Tensor | None
-    """`[slots, journal rows, heads, decay_dim + key_dim + value_dim]`: the update of the matrix for each draft."""
+    """`[slots, journal rows, heads, decay_dim + key_dim + value_dim]`: the update of the matrix for each draft. A row
+    has what the update used: the decay, the normalised key of the value head, and d of `recurrence`."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +78,9 @@ class StateSpans:
        `write`. After `mark_rows[m]` tokens it writes it to slot `mark_slots[m]`, for the marks of the span.
     4. A token from `certain` on is a draft. It leaves a row in the journal of slot `write`, the first draft in row 0.
 
-    `read` and `write` of a span may be equal. Otherwise no slot that a step writes is read or written by another span
-    of the step, or twice. A slot may be read by several spans that do not write it."""
+    `read` and `write` of a span may be equal: its journal is applied before it is written. A slot
+    that a step writes, also for a mark, is written once and read by no other span. Several spans may read the same
+    slot."""
 
     query_start: Tensor
     """`[S + 1]`: the same tensor as in `Spans`."""
@@ -132,17 +134,17 @@ class SlotSpec:
     def _shapes(self, state: State, in_journal: bool) -> list[tuple[str, tuple[int, ...]]]:
         """Names and shapes of the parts of one layer that have elements."""
         rows = self.journal_rows
-        shapes: dict[str, tuple[int, ...]] = (
-            {
+        shapes: dict[str, tuple[int, ...]]
+        if in_journal:
+            shapes = {
                 "journal_inputs": (rows if state.kernel > 1 else 0, state.channels),
                 "journal": (rows, state.heads, state.journal_dim),
             }
-            if in_journal
-            else {
+        else:
+            shapes = {
                 "inputs": (state.kernel - 1, state.channels),
                 "matrix": (state.heads, state.key_dim, state.value_dim),
             }
-        )
         return [(name, shape) for name, shape in shapes.items() if torch.Size(shape).numel()]
 
     @property

@@ -22,6 +22,7 @@ from torch import Tensor
 from pace.batch import BLOCK_SIZE, ForwardBatch, LayerBlocks, Spans
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.model_list import read_config
+from pace.states import SlotSpec, StateSpans
 
 
 def backends() -> list[str]:
@@ -88,17 +89,44 @@ def poison(kv: LayerBlocks) -> None:
         tensor.fill_(torch.nan if tensor.is_floating_point() else 99)
 
 
+class Slots:
+    """Two slots for the states of each sequence. They start as NaN. Sequences with an even number write the slot that
+    they do not read, the others write in place."""
+
+    def __init__(self, spec: SlotSpec, num_sequences: int):
+        memory = spec.reserve(2 * num_sequences).fill_(torch.nan)
+        self.of_layers = spec.views(memory)
+        self.read = [-1] * num_sequences
+        self.replay = [0] * num_sequences
+        """Drafts of the last step that were accepted."""
+
+    def spans(self, lengths: dict[int, int], drafts: dict[int, int]) -> StateSpans:
+        """A step of `lengths[s]` tokens of each sequence s. The last `drafts[s]` of them are drafts, of which none
+        is accepted until `replay` is set."""
+        read, replay = [self.read[s] for s in lengths], [self.replay[s] for s in lengths]
+        for s in lengths:
+            self.read[s] = 2 * s + 1 if self.read[s] == 2 * s and s % 2 == 0 else max(2 * s, self.read[s] - 1 + s % 2)
+            self.replay[s] = 0
+        write, certain = [self.read[s] for s in lengths], [length - drafts.get(s, 0) for s, length in lengths.items()]
+        starts, no_marks = torch.tensor([0, *lengths.values()]).cumsum(0), [[0] * (len(lengths) + 1), [], []]
+        return StateSpans(starts.int(), *(torch.tensor(part, dtype=torch.int32)
+                                          for part in (read, replay, write, certain, *no_marks)))  # fmt: skip
+
+
 class Runner:
     """A model, its cache and a few sequences: `step` appends tokens to some of them and returns their logits.
 
     The blocks of a sequence are scattered over the cache. It starts as NaN, so that a read before a write shows."""
 
-    def __init__(self, model: BaseModelForCausalLM, num_sequences: int, max_length: int):
+    def __init__(self, model: BaseModelForCausalLM, num_sequences: int, max_length: int, max_drafts: int = 0):
         self.model = model
         blocks_each = -(-max_length // BLOCK_SIZE)
         self.kv = model.kv_spec.allocate(num_sequences * blocks_each)
         for layer in self.kv:
             poison(layer)
+        self.states = Slots(model.kv_spec.slots(max_drafts), num_sequences) if model.kv_spec.has_states else None
+        if self.states:
+            self.kv = [kv or state for kv, state in zip(self.kv, self.states.of_layers, strict=True)]
         order = torch.randperm(num_sequences * blocks_each, generator=torch.Generator().manual_seed(1))
         tables = order.view(num_sequences, blocks_each)
         self.tables = tables.to(torch.int32)
@@ -111,9 +139,11 @@ class Runner:
         chunks: dict[int, Tensor],
         prompt_lengths: dict[int, int] | None = None,
         newest: Callable[[Tensor], Tensor] | None = None,
+        drafts: dict[int, int] | None = None,
     ) -> dict[int, Tensor]:
         """Appends `chunks[s]` to each sequence s. `prompt_lengths[s]` is a lower bound of the length that rope scaling
-        uses; by default there is none. `newest` maps the positions of a chunk to the newest that each of them sees."""
+        uses; by default there is none. `newest` maps the positions of a chunk to the newest that each of them sees.
+        The last `drafts[s]` tokens of a chunk are drafts, to be followed by `accept`."""
         positions, rope_lengths, slots, starts, kv_len = [], [], [], [0], []
         for s, chunk in chunks.items():
             begin, end = self.lengths[s], self.lengths[s] + len(chunk)
@@ -139,9 +169,16 @@ class Runner:
             torch.cat(slots),
             torch.arange(starts[-1]),
             self.kv,
+            states=self.states and self.states.spans({s: len(chunk) for s, chunk in chunks.items()}, drafts or {}),
         )
         logits = self.model.forward(batch)
         return {s: logits[starts[i] : starts[i + 1]] for i, s in enumerate(chunks)}
+
+    def accept(self, s: int, accepted: int, drafts: int) -> None:
+        """Keeps the first `accepted` of the `drafts` of the last step of sequence s."""
+        self.lengths[s] -= drafts - accepted
+        if self.states:
+            self.states.replay[s] = accepted
 
 
 def prefill(model: BaseModelForCausalLM, ids: Tensor, chunk: int | None = None) -> Tensor:

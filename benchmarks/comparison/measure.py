@@ -290,7 +290,8 @@ class Comparison:
         if subject.weight_bytes:
             kv_bits = next(v.kv_bits for v in RUNTIMES[subject.runtime].variants if v.name == subject.variant)
             more = costs.step_weight_bytes(scenario.batch) / costs.decode_weight_bytes  # sequences choose other experts
-            num_bytes = round(subject.weight_bytes * more) + scenario.batch * costs.kv_bytes(context) * kv_bits // 32
+            cached = costs.kv_bytes(context) * kv_bits // 32 + costs.state_traffic
+            num_bytes = round(subject.weight_bytes * more) + scenario.batch * cached
         return (
             scenario.batch * costs.prefill_flops(scenario.prompt),
             costs.decode_flops(scenario.batch, context),

@@ -70,13 +70,13 @@ class Pace:
         greedy = {"do_sample": False, "ignore_eos": True}
         other = self.model.add_request("A story about a fox.", max_new_tokens=CONTEXT - 64, **greedy)
         times: list[float] = []
-        reading = threading.Thread(target=lambda: times.extend(_times_of(other)), daemon=True)
+        reading = threading.Thread(target=_read_times, args=(other, times), daemon=True)
         reading.start()
-        self._wait_for(other, WAIT_TOKENS)
+        self._wait_for(other, times, WAIT_TOKENS)
         posted = time.perf_counter()
         self.model.add_request(self._prompt(data), max_new_tokens=1, **greedy).result()
         answered = time.perf_counter()
-        self._wait_for(other, len(other.tokens) + WAIT_TOKENS)
+        self._wait_for(other, times, len(times) + WAIT_TOKENS)
         other.cancel()
         reading.join()
         begin, end, spent = self.encodings[-1]
@@ -94,18 +94,19 @@ class Pace:
         placeholder = self.model.generator.encoder.processors["image"].placeholder
         return {"prompt": placeholder + QUESTION, "images": [data]}
 
-    def _wait_for(self, request: Any, num_tokens: int) -> None:
-        while len(request.tokens) < num_tokens:
+    def _wait_for(self, request: Any, times: list[float], num_tokens: int) -> None:
+        """Waits until the client has read `num_tokens` tokens."""
+        while len(times) < num_tokens:
             if request.done:
                 raise RuntimeError("the other sequence ended too early")
             time.sleep(0.01)
 
 
-def _times_of(request: Any) -> Iterator[float]:
-    """When a client reads each token."""
+def _read_times(request: Any, times: list[float]) -> None:
+    """Adds the time at which a client reads each token."""
     for event in request.events(with_text=False):
         if event.token is not None:
-            yield time.perf_counter()
+            times.append(time.perf_counter())
 
 
 class LlamaCpp:

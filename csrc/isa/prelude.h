@@ -13,4 +13,5 @@
 
 #include "pace/attention.h"
 #include "pace/convert.h"
+#include "pace/states.h"
 #include "pace/types.h"

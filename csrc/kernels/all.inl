@@ -32,6 +32,7 @@
 #include "limits.inl"
 #include "norm.inl"
 #include "rotary.inl"
+#include "states.inl"
 #include "attention_products.inl"
 #include "attention.inl"
 #include "attention_partitions.inl"

@@ -15,6 +15,7 @@ PACE_INLINE F32 activate(F32 x) {
     if constexpr (kind == Activation::QuickGelu) return x * sigmoid(broadcast(1.702f) * x);
     if constexpr (kind == Activation::Relu)
         return max(zero(), x);  // NaN stays NaN: max then returns its second operand
+    if constexpr (kind == Activation::Relu2) return max(zero(), x) * max(zero(), x);
     return x;
 }
 
@@ -37,8 +38,51 @@ static void activation(Activation kind, const float* x, float* y, int64_t count)
             return activation_of<Activation::QuickGelu>(x, y, count);
         case Activation::Relu:
             return activation_of<Activation::Relu>(x, y, count);
+        case Activation::Relu2:
+            return activation_of<Activation::Relu2>(x, y, count);
         default:
             return activation_of<Activation::None>(x, y, count);
+    }
+}
+
+// x [groups][width] *= f(gate [groups]).
+template <Gate kind>
+static void gate_of(const float* gate, float* x, int64_t groups, int64_t width) {
+    const auto open = [](F32 g) __attribute__((always_inline)) {
+        if constexpr (kind == Gate::Sigmoid) return sigmoid(g);
+        if constexpr (kind == Gate::Silu) return g * sigmoid(g);
+        if constexpr (kind == Gate::Softplus) return softplus(g);
+        return g;
+    };
+    for (int64_t g = 0; g < groups; g += kLanes) {
+        const int lanes = groups - g < kLanes ? int(groups - g) : kLanes;
+        const F32 factors = open(load_lanes(gate + g, lanes));
+        if (width == 1) {
+            store_lanes(x + g, load_lanes(x + g, lanes) * factors, lanes);
+            continue;
+        }
+        float each[kLanes];
+        store(each, factors);
+        for (int lane = 0; lane < lanes; ++lane) {
+            float* const group = x + (g + lane) * width;
+            for (int64_t i = 0; i < width; i += kLanes) {
+                const int n = width - i < kLanes ? int(width - i) : kLanes;
+                store_lanes(group + i, load_lanes(group + i, n) * broadcast(each[lane]), n);
+            }
+        }
+    }
+}
+
+static void gate(Gate kind, const float* gate, float* x, int64_t groups, int64_t width) {
+    switch (kind) {
+        case Gate::Sigmoid:
+            return gate_of<Gate::Sigmoid>(gate, x, groups, width);
+        case Gate::Silu:
+            return gate_of<Gate::Silu>(gate, x, groups, width);
+        case Gate::Softplus:
+            return gate_of<Gate::Softplus>(gate, x, groups, width);
+        default:
+            return gate_of<Gate::None>(gate, x, groups, width);
     }
 }
 
@@ -102,6 +146,8 @@ static void linear_epilogue(const EpilogueArgs& a) {
             return epilogue_of<Activation::QuickGelu>(a);
         case Activation::Relu:
             return epilogue_of<Activation::Relu>(a);
+        case Activation::Relu2:
+            return epilogue_of<Activation::Relu2>(a);
         case Activation::ClampedSwiglu:
             return epilogue_of<Activation::ClampedSwiglu>(a);
         default:

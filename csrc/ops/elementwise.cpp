@@ -1,13 +1,12 @@
 // Elementwise ops. A chunk has enough elements that the cost of claiming it is negligible.
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <stdexcept>
 #include <string>
 
-#include "pace/expert_ops.h"
 #include "pace/ops.h"
 #include "pace/row_ops.h"
+#include "pace/state_ops.h"
 
 namespace pace {
 
@@ -62,9 +61,7 @@ void GateOp::prepare(int) {
 void GateOp::run(int, int64_t chunk, int) const {
     const int64_t end = std::min(rows, (chunk + 1) * rows_per_chunk);
     for (int64_t r = chunk * rows_per_chunk; r < end; ++r) {
-        const float open = 1 / (1 + std::exp(-gate[r * gate_stride]));
-        float* const elements = x + r * x_stride;
-        for (int64_t i = 0; i < k; ++i) elements[i] *= open;
+        kernels().gate(kind, gate + r * gate_stride, x + r * x_stride, groups, k / groups);
     }
 }
 

@@ -41,11 +41,6 @@ void heads_linear(const HeadsTensor& x, const ExpertStack& weights, Array<float>
     pace::execute(op);
 }
 
-void gate(const Matrix& x, const Matrix& gates) {
-    pace::GateOp op = {x.data, x.stride, x.rows, x.columns, gates.data, gates.stride, 0, 0};
-    pace::execute(op);
-}
-
 }  // namespace
 
 void bind_experts(py::module_& m) {
@@ -53,5 +48,4 @@ void bind_experts(py::module_& m) {
     m.def("route", route, release);
     m.def("experts", experts, release);
     m.def("heads_linear", heads_linear, release);
-    m.def("gate", gate, release);
 }

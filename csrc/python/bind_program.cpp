@@ -37,11 +37,16 @@ struct KvCache {
     std::vector<pace::LayerCache> layers;
     int groups = 0;
 
-    explicit KvCache(const std::vector<std::pair<pace::KvView, int>>& views) {
-        for (const auto& [kv, group] : views) {
-            if (group < 0) throw std::invalid_argument("a group of layers is numbered 0 or more");
-            layers.push_back({kv, group});
-            groups = std::max(groups, group + 1);
+    explicit KvCache(const py::list& caches) {
+        for (const py::handle cache : caches) {
+            pace::LayerCache& layer = layers.emplace_back();
+            if (py::hasattr(cache, "state")) {
+                pace::read(cache, layer.states);
+                continue;
+            }
+            std::tie(layer.kv, layer.group) = cache.cast<std::pair<pace::KvView, int>>();
+            if (layer.group < 0) throw std::invalid_argument("a group of layers is numbered 0 or more");
+            groups = std::max(groups, layer.group + 1);
         }
     }
 };
@@ -50,6 +55,7 @@ struct KvCache {
 struct Batch {
     pace::Step step = {};
     std::vector<pace::Table> tables;  // for each group of layers
+    std::optional<pace::StateSpans> states;
 
     explicit Batch(py::handle batch) {
         pace::read_field(batch, "tokens", step.ids);
@@ -63,6 +69,7 @@ struct Batch {
             step.given = {rows.data, rows.stride, rows.rows, rows.columns, nullptr};
             pace::read_field(given, "at", step.given.at);
         }
+        if (const py::object spans = batch.attr("states"); !spans.is_none()) pace::read(spans, states.emplace());
         add_table(batch);
         for (const py::handle other : batch.attr("others")) add_table(other);
     }
@@ -86,6 +93,7 @@ void run(Program& program, const KvCache& cache, const Batch& batch,
     step.cache = cache.layers.data();
     step.angles = angles.data();
     step.tables = batch.tables.data();
+    step.states = batch.states ? &*batch.states : nullptr;
     step.logits = at<float>(logits);
     program.run(step);
 }
@@ -116,8 +124,7 @@ void bind_program(py::module_& m) {
         .def(py::init<py::handle>(), py::arg("batch"))
         .def_property_readonly("num_tokens", [](const Batch& batch) { return batch.step.tokens; })
         .def_property_readonly("num_logit_rows", [](const Batch& batch) { return batch.step.logit_rows; });
-    py::class_<KvCache>(m, "KvCache")
-        .def(py::init<const std::vector<std::pair<pace::KvView, int>>&>(), py::arg("layers"));
+    py::class_<KvCache>(m, "KvCache").def(py::init<const py::list&>(), py::arg("layers"));
     py::class_<Program>(m, "Program")
         .def(py::init<std::vector<int64_t>, const Program*>(), py::arg("widths"), py::arg("neighbour") = nullptr)
         .def("embedding",
@@ -135,7 +142,13 @@ void bind_program(py::module_& m) {
         .def("softcap", &Program::softcap)
         .def("norm", &Program::norm)
         .def("linear", linear)
-        .def("gate", &Program::gate)
+        .def("gate",
+             [](Program& program, Columns x, Columns gate, pace::NamedGate name) { program.gate(x, gate, name.kind); })
+        .def("gated_norm", &Program::gated_norm)
+        .def("causal_conv",
+             [](Program& program, Value out, Columns x, int layer, Array<const float> weight, Array<const float> bias,
+                bool silu) { program.causal_conv(out, x, layer, {weight, bias, silu}); })
+        .def("recurrence", &Program::recurrence)
         .def("route",
              [](Program& program, Value out, Columns logits, pace::Router router, Array<const float> choice_bias) {
                  router.choice_bias = choice_bias;

@@ -39,6 +39,7 @@ PYBIND11_MODULE(_C, m) {
     bind_attention(m);
     bind_rows(m);
     bind_experts(m);
+    bind_states(m);
     bind_program(m);
     bind_vocabulary(m);
 }

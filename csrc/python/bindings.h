@@ -21,5 +21,6 @@ void bind_linear(py::module_& m);
 void bind_attention(py::module_& m);
 void bind_rows(py::module_& m);
 void bind_experts(py::module_& m);
+void bind_states(py::module_& m);
 void bind_program(py::module_& m);
 void bind_vocabulary(py::module_& m);

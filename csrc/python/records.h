@@ -12,6 +12,7 @@
 #include "pace/attention_ops.h"
 #include "pace/expert_ops.h"
 #include "pace/program.h"
+#include "pace/state_ops.h"
 
 namespace pace {
 
@@ -88,7 +89,7 @@ inline void read(py::handle name, NamedActivation& to) {
     static const std::map<std::string, Activation> kNames = {
         {"silu", Activation::Silu},          {"gelu", Activation::Gelu},          {"gelu_new", Activation::GeluTanh},
         {"gelu_tanh", Activation::GeluTanh}, {"gelu_fast", Activation::GeluTanh}, {"quick_gelu", Activation::QuickGelu},
-        {"relu", Activation::Relu}};
+        {"relu", Activation::Relu},          {"relu2", Activation::Relu2}};
     to.kind = Activation::None;
     if (name.is_none()) return;
     const auto found = kNames.find(py::str(name));
@@ -193,6 +194,81 @@ inline void read(py::handle record, Spans& to) {
     read_field(record, "block_table", to.block_table);
     read_field(record, "newest", to.newest);
     std::tie(to.count, to.table_stride) = record.attr("block_table").attr("shape").cast<std::pair<int64_t, int64_t>>();
+}
+
+// The function of a gate: its name, or None.
+struct NamedGate {
+    Gate kind;
+};
+
+inline void read(py::handle name, NamedGate& to) {
+    static const char* const kNames[] = {"None", "sigmoid", "silu", "softplus"};  // in the order of Gate
+    const std::string wanted = py::str(name);
+    for (int i = 0; i < int(std::size(kNames)); ++i) {
+        if (wanted == kNames[i]) return void(to.kind = Gate(i));
+    }
+    throw std::invalid_argument("a gate is sigmoid, silu, softplus or None; got " + std::string(py::repr(name)));
+}
+
+// GatedNormParameters of pace/ops/kernels/norm.py.
+inline void read(py::handle record, GatedNorm& to) {
+    NamedGate gate;
+    read_field(record, "activation", gate);
+    to.kind = gate.kind;
+    read_field(record, "norm_first", to.norm_first);
+    read_field(record, "groups", to.groups);
+    read_field(record, "weight", to.weight);
+    read_field(record, "weight_stride", to.weight_stride);
+    read_field(record, "eps", to.eps);
+}
+
+// StateSlots of pace/states.py.
+inline void read(py::handle record, StateSlots& to) {
+    to = {};
+    const py::object state = record.attr("state");
+    read_field(state, "channels", to.channels);
+    read_field(state, "kernel", to.kernel);
+    read_field(state, "heads", to.heads);
+    read_field(state, "key_dim", to.key_dim);
+    read_field(state, "value_dim", to.value_dim);
+    read_field(state, "decay_dim", to.decay_dim);
+    read_field(record, "inputs", to.inputs);
+    read_field(record, "matrix", to.matrix);
+    read_field(record, "journal_inputs", to.journal_inputs);
+    read_field(record, "journal", to.journal);
+    for (const char* const name : {"inputs", "matrix", "journal_inputs", "journal"}) {
+        const py::object part = record.attr(name);
+        if (part.is_none()) continue;
+        const py::tuple shape = part.attr("shape");
+        to.slots = shape[0].cast<int64_t>();
+        to.stride = part.attr("stride")(0).cast<int64_t>();
+        if (name[0] == 'j') to.journal_rows = shape[1].cast<int64_t>();
+    }
+}
+
+inline void read(py::handle record, StateSpans& to) {
+    read_field(record, "query_start", to.query_start);
+    read_field(record, "read", to.read);
+    read_field(record, "replay", to.replay);
+    read_field(record, "write", to.write);
+    read_field(record, "certain", to.certain);
+    read_field(record, "mark_start", to.mark_start);
+    read_field(record, "mark_rows", to.mark_rows);
+    read_field(record, "mark_slots", to.mark_slots);
+    to.count = int64_t(py::len(record.attr("read")));
+    to.marks = int64_t(py::len(record.attr("mark_slots")));
+}
+
+// RecurrenceOptions of pace/ops/protocol.py.
+inline void read(py::handle record, Recurrence& to) {
+    to = {};
+    read_field(record, "rates", to.rates);
+    read_field(record, "step_bias", to.step_bias);
+    read_field(record, "delta", to.delta);
+    read_field(record, "tiled", to.tiled);
+    read_field(record, "beta_scale", to.beta_scale);
+    read_field(record, "skip", to.skip);
+    std::tie(to.min_step, to.max_step) = record.attr("step_limits").cast<std::pair<float, float>>();
 }
 
 template <class T>

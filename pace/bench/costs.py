@@ -1,4 +1,4 @@
-"""Costs of a model, computed from its config: bytes of weights and cache, bytes read and operations of a step."""
+"""Costs of a model, computed from its config: bytes of weights and cache, bytes moved and operations of a step."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import torch
 from pace.batch import BLOCK_SIZE, KVSpec
 from pace.llm.cache.groups import by_lifetime, most_kept
 from pace.llm.cache.manager import STEP_TOKENS
-from pace.llm.layers import Attention, Embedding, LatentAttention, Layer, Linear, MixtureOfExperts
+from pace.llm.layers import Attention, DeltaNet, Embedding, LatentAttention, Layer, Linear, MixtureOfExperts
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.ops import native
+from pace.states import SlotSpec, State
 
 
 class AttentionCosts(NamedTuple):
@@ -42,6 +43,15 @@ class AttentionCosts(NamedTuple):
             return whole * self.window * (self.window + 1) // 2 + rest * (rest + 1) // 2
         first = self.visible(tokens)
         return first * (first + 1) // 2 + (tokens - first) * first
+
+
+class StateCosts(NamedTuple):
+    """Costs of one layer with a state."""
+
+    state_bytes: int
+    """Bytes of the state of a sequence. A step reads them once and writes them once, however many tokens it has."""
+    flops_per_token: int
+    """Operations of the convolution and of the recurrence."""
 
 
 class ExpertCosts(NamedTuple):
@@ -83,8 +93,10 @@ class Costs:
     """Operations of the LM head for one row of logits."""
     attention: tuple[AttentionCosts, ...]
     """Costs of each attention layer."""
+    states: tuple[StateCosts, ...]
+    """Costs of each layer with a state."""
     cache: KVSpec
-    """Layout of the cache of keys and values."""
+    """Layout of the cache: keys and values, and states."""
     experts: tuple[ExpertCosts, ...]
     """Costs of each layer that has experts."""
     code: str | None
@@ -116,6 +128,8 @@ class Costs:
         in_step = [part for part in matrices if part not in gathered or part is tied]
         of_layers = [part for part in in_step if part is not head_matrix]
         attention = [part for part in parts if isinstance(part, (Attention, LatentAttention))]
+        cache = by_lifetime(KVSpec(model.kv_spec.layers, kv_dtype or dtype))
+        deltas = {id(part.cache) for part in parts if isinstance(part, DeltaNet)}
         return cls(
             weight_bytes=weight_bytes,
             dense_weight_bytes=weight_bytes
@@ -126,7 +140,12 @@ class Costs:
             layer_flops_per_token=layer_flops,
             head_flops=2 * sum(head_matrix.parts.values()) * head_matrix.k,
             attention=tuple(attention_costs(part, kv_dtype or dtype) for part in attention),
-            cache=by_lifetime(KVSpec(tuple(layer.cache for layer in model.layers), kv_dtype or dtype)),
+            states=tuple(
+                state_costs(state, id(state) in deltas, cache.slots().dtype)
+                for state in cache.layers
+                if isinstance(state, State)
+            ),
+            cache=cache,
             experts=experts,
             code=usual_code(in_step, dtype),
             layer_code=usual_code(of_layers or in_step, dtype),
@@ -143,13 +162,28 @@ class Costs:
         """Cache bytes that one more token of a long sequence takes. Layers with a window free as much as they take."""
         return self.cache.group_bytes * [group.window for group in self.cache.groups].count(None)
 
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of the states of one sequence, which do not grow with its length."""
+        return self.cache.slots().slot_bytes
+
+    @property
+    def state_traffic(self) -> int:
+        """Bytes of states that a step reads and writes for each sequence."""
+        return 2 * sum(layer.state_bytes for layer in self.states)
+
+    @property
+    def state_flops_per_token(self) -> int:
+        """Operations of the layers with a state, outside of their matrices, for one token."""
+        return sum(layer.flops_per_token for layer in self.states)
+
     def cached_bytes(self, tokens: int) -> int:
-        """Maximum cache bytes of a sequence of `tokens` tokens."""
+        """Maximum cache bytes of a sequence of `tokens` tokens: its positions, and its states."""
         held = (
             tokens if group.window is None else min(tokens, BLOCK_SIZE * most_kept(group.window, STEP_TOKENS))
             for group in self.cache.groups
         )
-        return self.cache.group_bytes * sum(held)
+        return self.slot_bytes + self.cache.group_bytes * sum(held)
 
     @property
     def decode_weight_bytes(self) -> int:
@@ -170,16 +204,19 @@ class Costs:
         return sum(layer.count * layer.mappable_each * layer.share_chosen(tokens) for layer in self.experts)
 
     def decode_bytes(self, batch: int, context: int) -> int:
-        """Bytes read by a step in which `batch` sequences of `context` tokens get one token each."""
-        return self.step_weight_bytes(batch) + batch * self.kv_bytes(context)
+        """Bytes moved by a step in which `batch` sequences of `context` tokens get one token each. It reads weights,
+        keys and values, and it reads and writes states."""
+        return self.step_weight_bytes(batch) + batch * (self.kv_bytes(context) + self.state_traffic)
 
     def decode_flops(self, batch: int, context: int) -> int:
         """Operations of the step of `decode_bytes`."""
-        return batch * (self.layer_flops_per_token + self.head_flops + self.decode_attention_flops(context))
+        layers = self.layer_flops_per_token + self.state_flops_per_token
+        return batch * (layers + self.head_flops + self.decode_attention_flops(context))
 
     def prefill_flops(self, tokens: int) -> int:
         """Operations for the prompt of one sequence; the LM head runs on the last row only."""
-        return tokens * self.layer_flops_per_token + self.prefill_attention_flops(tokens) + self.head_flops
+        layers = self.layer_flops_per_token + self.state_flops_per_token
+        return tokens * layers + self.prefill_attention_flops(tokens) + self.head_flops
 
     def kv_bytes(self, context: int) -> int:
         """Bytes of keys and values that the last of `context` tokens sees."""
@@ -201,6 +238,16 @@ def attention_costs(layer: Attention | LatentAttention, kv_dtype: torch.dtype) -
     cache = layer.cache
     flops_per_pair = 2 * layer.num_heads * (cache.key_dim + cache.value_dim)
     return AttentionCosts(kv_bytes, flops_per_pair, cache.window, cache.chunked)
+
+
+def state_costs(state: State, has_delta: bool, dtype: torch.dtype) -> StateCosts:
+    """Costs of a layer. For each token, a matrix is multiplied by its decay, updated by a product of two vectors, and
+    multiplied by a query. The delta rule also multiplies it by the key."""
+    elements = state.heads * state.key_dim * state.value_dim
+    return StateCosts(
+        SlotSpec((state,), dtype).state_bytes,
+        2 * state.kernel * state.channels + (7 if has_delta else 5) * elements,
+    )
 
 
 def usual_code(matrices: list[Linear], dtype: torch.dtype) -> str | None:

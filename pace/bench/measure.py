@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from pace import _C
 from pace.batch import BLOCK_SIZE, KVBlocks, KVSpec, Latent, LayerBlocks
 from pace.bench import limits
+from pace.bench.costs import Costs
 from pace.bench.result import Phase, Repeat, Result, Subject
 from pace.bench.shapes import SHAPES, RandomWeights, hint_of_shape, shape_config
 from pace.graph.instructions import Instruction
@@ -26,11 +28,12 @@ from pace.llm.models.model_list import read_config
 from pace.llm.runners import make_runner
 from pace.llm.runners.program import ProgramRunner
 from pace.llm.sampling.sampler import Sampling
-from pace.llm.sequence import Sequence
+from pace.llm.sequence import Sequence, Span
 from pace.llm.text.stopping_criteria import StoppingCriteria
 from pace.memory import available_memory_bytes, format_bytes, resident_bytes
 from pace.ops import native
 from pace.quant import read_quantization
+from pace.states import StateSlots
 
 MIB = 2**20
 CACHE_SHARE = 0.8
@@ -182,21 +185,33 @@ def fill_cache(engine: Engine, sequences: list[Sequence]) -> None:
         for end in (*range(cache.step_tokens, last, cache.step_tokens), last):  # like a prefill, for windows
             has_room = cache.reserve(sequence, end + 1)
             assert has_room, f"the cache is too small for {sequence}"
+            cache.plan([Span(sequence, sequence.num_computed, end - sequence.num_computed)])
             cache.commit(sequence, end)
     tables = zip(*(sequence.block_tables for sequence in sequences))  # regrouped by cache group
     held = [[block for table in of_group for block in table if block >= 0] for of_group in tables]
     draw_blocks(cache.spec, cache.kv, [torch.tensor(blocks) for blocks in held])
+    draw_states(cache.kv, [sequence.state.slot for sequence in sequences])
 
 
 def draw_blocks(spec: KVSpec, kv: list[LayerBlocks], blocks: list[torch.Tensor]) -> None:
     """Fills the blocks of each group with random keys and values, in all layers of the group. Padding of values becomes
     zero."""
     num_drawn = min(max(map(len, blocks)), DRAWN_BLOCKS)
-    drawn = {layer: _drawn(KVSpec((layer,), spec.dtype), num_drawn) for layer in spec.layers if layer}
-    for layer, found in zip(spec.layers, kv):
-        for some in blocks[found.group].split(num_drawn) if layer else ():
+    layers = [(layer, found) for layer, found in zip(spec.layers, kv) if isinstance(found, KVBlocks)]
+    drawn = {layer: _drawn(KVSpec((layer,), spec.dtype), num_drawn) for layer, _ in layers}
+    for layer, found in layers:
+        for some in blocks[found.group].split(num_drawn):
             for tensor, source in zip(found.tensors, drawn[layer].tensors):
                 tensor.index_copy_(0, some, source[: len(some)])
+
+
+def draw_states(kv: list[LayerBlocks], slots: list[int]) -> None:
+    """Fills the slots with random states, in all layers that have one."""
+    generator = torch.Generator().manual_seed(0)
+    for layer in kv:
+        for tensor in (layer.inputs, layer.matrix) if isinstance(layer, StateSlots) else ():
+            for slot in slots if tensor is not None else ():
+                tensor[slot] = torch.randn(tensor.shape[1:], generator=generator)
 
 
 def _drawn(spec: KVSpec, num_blocks: int) -> KVBlocks:
@@ -248,38 +263,36 @@ def _phases(
                 subject.engine.step()
                 steps += 1
             seconds = (time.perf_counter() - started) / steps
-            costs = subject.costs
-            kv_bytes = batch * costs.kv_bytes((depth or prompt) + generated // 2)
-            experts_bytes = costs.step_weight_bytes(batch) - costs.dense_weight_bytes
-            by_kind = _by_kind(program.instructions, program.timings(), steps, kv_bytes, experts_bytes)
-            decode = Phase(seconds, by_kind)
+            moved = _moved_bytes(subject.costs, batch, (depth or prompt) + generated // 2)
+            decode = Phase(seconds, _by_kind(program.instructions, program.timings(), steps, moved))
     finally:
         program.set_profiling(False)
     return prefill, decode
+
+
+def _moved_bytes(costs: Costs, batch: int, context: int) -> dict[type[Instruction], float]:
+    """Bytes that all instructions of a kind move in a decode step, other than weights of matrices."""
+    return {
+        Attention: batch * costs.kv_bytes(context),
+        Experts: costs.step_weight_bytes(batch) - costs.dense_weight_bytes,
+    }
 
 
 def _by_kind(
     instructions: list[Instruction],
     timings: list[tuple[str, int, float]],
     steps: int,
-    kv_bytes: int = 0,
-    experts_bytes: int = 0,
+    moved: Mapping[type[Instruction], float] = {},
 ) -> dict[str, tuple[int, float, float]]:
-    """Sums the timings by kind of instruction, per step. `kv_bytes` and `experts_bytes`: bytes of keys and values, and
-    of experts, that a step reads."""
-    num_mixtures = sum(isinstance(instruction, Experts) for instruction in instructions)
-    num_layers = sum(isinstance(instruction, Attention) for instruction in instructions)
+    """Sums the timings by kind of instruction, per step. `moved`: see `_moved_bytes`."""
+    counts = Counter(map(type, instructions))
     kinds: dict[str, tuple[int, float, float]] = {}
     for instruction, (name, _, seconds) in zip(instructions, timings, strict=True):
-        num_bytes = 0
+        num_bytes = moved.get(type(instruction), 0) / counts[type(instruction)]
         if isinstance(instruction, Linear):
             num_bytes = instruction.weight.nbytes
         elif isinstance(instruction, HeadsLinear):
             num_bytes = instruction.weights.nbytes
-        elif isinstance(instruction, Attention):
-            num_bytes = kv_bytes / num_layers
-        elif isinstance(instruction, Experts):
-            num_bytes = experts_bytes / num_mixtures
         count, total, total_bytes = kinds.get(name, (0, 0.0, 0.0))
         kinds[name] = count + 1, total + seconds / steps, total_bytes + num_bytes
     return kinds

@@ -68,9 +68,14 @@ class Plan:
     """Cache bytes per token at the start of a sequence."""
     kv_bytes_per_late_token: int
     """Cache bytes per token of a long sequence, in which layers with a window free as much as they take."""
+    state_bytes_per_sequence: int
+    """Cache bytes of each sequence for layers with a state, which do not grow with its length; 0 without such
+    layers."""
     max_context: int
     """Length of the longest sequence that fits into the available memory `batch` times. It is at most what the model
     was made for, and 0 if the weights do not fit."""
+    max_sequences: int
+    """Number of sequences of `context` tokens that fit into the available memory."""
     prefill_tokens_per_second: float
     """Speed for a prompt of `prompt` tokens."""
     decode_tokens_per_second: float
@@ -206,9 +211,11 @@ def _plan(
     return Plan(
         dtype=name,
         weight_bytes=costs.weight_bytes,
-        kv_bytes_per_token=costs.cached_bytes(1),
+        kv_bytes_per_token=costs.cached_bytes(1) - costs.slot_bytes,
         kv_bytes_per_late_token=costs.kv_bytes_per_late_token,
+        state_bytes_per_sequence=costs.slot_bytes,
         max_context=bisect_right(range(1, max_positions + 1), room // batch, key=costs.cached_bytes),
+        max_sequences=max(0, room // costs.cached_bytes(context)),
         prefill_tokens_per_second=prompt / predicted.prefill_seconds,
         decode_tokens_per_second=batch / predicted.step_seconds,
         mapped=_mapped_plan(costs, available_bytes, context, batch) if costs.mappable_bytes else None,

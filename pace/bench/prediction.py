@@ -2,9 +2,12 @@
 kernels reach.
 
     prefill   `for each step of 512 tokens  max(layer weights / read bandwidth, products / FMA peak)
-              + attention over the pairs of positions / FMA peak + the LM head, for one row`
+              + attention over the pairs of positions / FMA peak + recurrences / FMA peak + the LM head, for one row`
     decode    `max(weights / read bandwidth, products of the batch / FMA peak)
-              + max(keys and values / read bandwidth, attention / FMA peak)`
+              + max(keys and values / read bandwidth, attention / FMA peak)
+              + max(states read and written / read bandwidth, recurrences / FMA peak)`
+
+Convolutions and recurrences of layers with a state are predicted by the shares of attention.
 """
 
 from __future__ import annotations
@@ -111,9 +114,9 @@ def predict(
     prefill = full_steps * products(reached, layer_bytes, STEP_TOKENS * costs.layer_flops_per_token)
     if rest:
         prefill += products(reached, layer_bytes, rest * costs.layer_flops_per_token)
-    prefill += products(head, costs.head_bytes, costs.head_flops) + costs.prefill_attention_flops(prompt) / (
-        reached.prefill_attention * peak
-    )
+    prefill += products(head, costs.head_bytes, costs.head_flops)
+    tokenwise = costs.state_flops_per_token / (reached.prefill_attention * peak)
+    prefill += costs.prefill_attention_flops(prompt) / (reached.prefill_attention * peak) + prompt * tokenwise
 
     read = (costs.step_weight_bytes(batch) - costs.head_bytes) / reached.weights + costs.head_bytes / head.weights
     multiplied = costs.layer_flops_per_token / reached.products + costs.head_flops / head.products
@@ -122,4 +125,5 @@ def predict(
         batch * costs.kv_bytes(context) / (reached.cache * bandwidth),
         attention_flops / (reached.decode_attention * peak),
     )
+    decode += batch * max(costs.state_traffic / (reached.cache * bandwidth), tokenwise)
     return Prediction(prefill, decode)

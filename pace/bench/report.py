@@ -37,10 +37,16 @@ def table(result: Result) -> str:
         f"at most {subject.load_peak_mib:,.0f} while loading, {result.peak_mib:,.0f} while running",
         f"load         {subject.load_seconds:9.2f} s",
     ]
+    if moved := result.costs.state_traffic:
+        share = result.batch * moved / result.costs.decode_bytes(result.batch, result.context)
+        lines.append(
+            f"states       {result.costs.slot_bytes / 2**20:9.1f} MiB a sequence "
+            f"  a decode step reads and writes them: {share:.1%} of its bytes"
+        )
     if result.outside_share is not None:
         lines.append(f"outside      {100 * result.outside_share:9.1f} % of a decode step: Python, dispatch, sampling")
     lines.append(
-        "MFU, MBU     shares of these limits: arithmetic of the model in fp32, and memory that a step must read"
+        "MFU, MBU     shares of these limits: arithmetic of the model in fp32, and memory that a step must move"
     )
     return "\n".join(lines + _above_limits(result))
 
@@ -103,7 +109,7 @@ def _roofline(axes, result: Result) -> None:
         label="limit: read bandwidth, fp32 FMA",
     )
     prefill_flops = costs.prefill_flops(result.prompt)
-    prefill_bytes = costs.step_weight_bytes(result.prompt) + costs.kv_bytes(result.prompt)
+    prefill_bytes = costs.step_weight_bytes(result.prompt) + costs.kv_bytes(result.prompt) + costs.state_traffic
     decode_bytes = costs.decode_bytes(result.batch, result.context)
     prefill = f"prefill of {result.prompt}: MFU {result.prefill_mfu:.2f}"
     decode = f"decode, batch {result.batch}: MBU {result.decode_mbu:.2f}"
@@ -114,7 +120,7 @@ def _roofline(axes, result: Result) -> None:
         axes.loglog([flops / num_bytes], [flops / seconds / 1e9], marker, markersize=9, label=label)
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(lambda value, _: f"{value:,.6g}")  # 0.1, 10, 1,000 instead of powers of ten
-    axes.set_xlabel("operations per byte read")
+    axes.set_xlabel("operations per byte moved")
     axes.set_ylabel("GFLOPS")
     axes.grid(True, which="both", alpha=0.2)
     axes.legend(loc="lower right")

@@ -120,8 +120,8 @@ class Result:
 
     @property
     def decode_mbu(self) -> float:
-        """Memory bandwidth utilisation of decode: bytes of weights, keys and values that a step must read / time /
-        measured read bandwidth."""
+        """Memory bandwidth utilisation of decode: bytes that a step must move (`Costs.decode_bytes`) / time / measured
+        read bandwidth."""
         num_bytes = self.costs.decode_bytes(self.batch, self.context)
         return self._median(lambda repeat: num_bytes / repeat.step_seconds / (1e9 * repeat.limits.read_gb_s))
 
@@ -190,6 +190,7 @@ class Result:
             "fma_gflops": self.limits.fma_gflops,
             "load_s": subject.load_seconds,
             "resident_mib": subject.resident_mib,
+            "state_bytes_per_sequence": self.costs.slot_bytes,
             "rss_before_mib": subject.rss_before_mib,
             "load_peak_rss_mib": subject.load_peak_mib,
             "peak_rss_mib": self.peak_mib,

@@ -38,6 +38,11 @@ _GEMMA3 = _GEMMA | dict(architectures=["Gemma3ForCausalLM"], model_type="gemma3_
                         rope_local_base_freq=1e4, sliding_window_pattern=6)
 _YARN_OF_GPT_OSS = dict(rope_type="yarn", factor=32.0, beta_fast=32.0, beta_slow=1.0, truncate=False,
                         original_max_position_embeddings=4096)
+_QWEN35 = _SWIGLU | dict(architectures=["Qwen3_5ForCausalLM"], model_type="qwen3_5_text", vocab_size=248320,
+                         head_dim=256, full_attention_interval=4, linear_num_key_heads=16, linear_num_value_heads=32,
+                         linear_key_head_dim=128, linear_value_head_dim=128, linear_conv_kernel_dim=4,
+                         rope_parameters=dict(rope_type="default", rope_theta=1e7, partial_rotary_factor=0.25),
+                         max_position_embeddings=262144)
 _LATENT = _SWIGLU | dict(kv_lora_rank=512, qk_rope_head_dim=64, first_k_dense_replace=1, n_routed_experts=64)
 
 
@@ -55,6 +60,10 @@ def _opt(hidden: int, layers: int, heads: int) -> dict[str, Any]:
     return dict(architectures=["OPTForCausalLM"], model_type="opt", hidden_size=hidden, ffn_dim=4 * hidden,
                 num_hidden_layers=layers, num_attention_heads=heads, vocab_size=50272, max_position_embeddings=2048,
                 word_embed_proj_dim=hidden, activation_function="relu", do_layer_norm_before=True)
+
+
+def _kinds(layers: int, usual: str, other: str, others: tuple[int, ...]) -> list[str]:
+    return [other if layer in others else usual for layer in range(layers)]
 
 
 # Source: the config.json of each model on the Hub.
@@ -96,6 +105,17 @@ SHAPES: dict[str, dict[str, Any]] = {
     "gemma-3-4b": _GEMMA3 | _sizes(2560, 10240, 34, 8, 4, True)
         | dict(vocab_size=262208, sliding_window=1024, max_position_embeddings=131072,
                rope_scaling=dict(rope_type="linear", factor=8.0)),
+    "qwen3.5-0.8b": _QWEN35 | _sizes(1024, 3584, 24, 8, 2, True) | dict(linear_num_value_heads=16),
+    "qwen3.5-4b": _QWEN35 | _sizes(2560, 9216, 32, 16, 4, True),
+    "qwen3.6-35b-a3b": _QWEN35
+        | dict(architectures=["Qwen3_5MoeForCausalLM"], model_type="qwen3_5_moe_text", hidden_size=2048,
+               num_hidden_layers=40, num_attention_heads=16, num_key_value_heads=2, tie_word_embeddings=False,
+               num_experts=256, num_experts_per_tok=8, moe_intermediate_size=512, shared_expert_intermediate_size=512),
+    "lfm2-1.2b": _sizes(2048, 12288, 16, 32, 8, True)
+        | dict(architectures=["Lfm2ForCausalLM"], model_type="lfm2", vocab_size=65536, norm_eps=1e-5, rope_theta=1e6,
+               max_position_embeddings=128000, layer_types=_kinds(16, "conv", "full_attention", (2, 5, 8, 10, 12, 14)),
+               conv_L_cache=3, conv_bias=False, block_ff_dim=12288, block_auto_adjust_ff_dim=True,
+               block_ffn_dim_multiplier=1.0, block_multiple_of=256),
     "mistral-7b": _MISTRAL | _sizes(4096, 14336, 32, 32, 8, False),
     "opt-125m": _opt(768, 12, 12),
     "opt-1.3b": _opt(2048, 24, 32),
@@ -118,7 +138,8 @@ def shape_config(name: str, layers: int | None = None) -> dict[str, Any]:
     field = next(field for field in ("num_hidden_layers", "n_layer") if field in config)
     if not 1 <= layers <= config[field]:
         raise ValueError(f"{name} has 1 to {config[field]} layers; got {layers}")
-    return config | {field: layers}
+    kinds = {name: config[name][:layers] for name in ("layer_types", "hybrid_override_pattern") if name in config}
+    return config | kinds | {field: layers}
 
 
 @contextmanager

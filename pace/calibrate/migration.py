@@ -59,8 +59,8 @@ def migrations(layer: Layer) -> Iterator[Migration]:
             yield _of_gated(part.gate_up, part.down)
         elif isinstance(part, MixtureOfExperts):
             yield from _of_mixture(part)
-        elif isinstance(part, PlainMLP) and part.activation == "relu":  # relu(x / s) = relu(x) / s
-            yield Migration([part.down], lambda s, part=part: divide_rows(part.up, 0, s))
+        elif isinstance(part, PlainMLP):
+            yield from _of_plain(part.up, part.down, part.activation)
 
 
 def _of_gated(gate_up: Linear, down: Linear) -> Migration:
@@ -68,12 +68,24 @@ def _of_gated(gate_up: Linear, down: Linear) -> Migration:
     return Migration([down], lambda s: divide_rows(gate_up, down.k, s))
 
 
+def _of_plain(up: Linear, down: Linear, activation: str) -> Iterator[Migration]:
+    """Migration through an activation that a factor passes: `relu(x / s) = relu(x) / s`, and for `relu2`, the square of
+    it."""
+    if activation == "relu":
+        yield Migration([down], lambda s: divide_rows(up, 0, s))
+    elif activation == "relu2":
+        yield Migration([down], lambda s: divide_rows(up, 0, s.sqrt()))
+
+
 def _of_mixture(mixture: MixtureOfExperts) -> Iterator[Migration]:
     """Migrations of a mixture's experts and of its shared MLP. Experts are skipped if their activation transforms
     up."""
     if isinstance(mixture.activation, str):
-        yield from map(_of_gated, mixture.gate_up.experts, mixture.down.experts)
-    if mixture.shared:
+        for up, down in zip(mixture.gate_up.experts, mixture.down.experts, strict=True):
+            yield from [_of_gated(up, down)] if mixture.gate_up.glu else _of_plain(up, down, mixture.activation)
+    if isinstance(mixture.shared, PlainMLP):
+        yield from _of_plain(mixture.shared.up, mixture.shared.down, mixture.shared.activation)
+    elif mixture.shared:
         yield _of_gated(mixture.shared.gate_up, mixture.shared.down)
 
 

@@ -22,6 +22,9 @@ MAX_CONFIG_BYTES = 4 << 20
 # Unit in which pages are dropped and read ahead.
 PAGE_BYTES = mmap.PAGESIZE
 
+INFINITE_FIELDS = frozenset({"time_step_limit", "mamba_dt_limit"})
+"""Fields of Mamba-2 models that may hold `Infinity` in JSON, as transformers writes it."""
+
 
 def open_regular(path: Path) -> int:
     """Opens a regular file and returns a read-only descriptor, which the caller closes.
@@ -102,7 +105,7 @@ def read_json_object(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> dict:
     """Reads the JSON object in a UTF-8 file.
 
     Raises what `read_whole` raises, and ValueError that names the file. ValueError means: not UTF-8, not JSON, or not
-    an object. It also means a key given twice with different values, or NaN or infinite numbers."""
+    an object. It also means a key given twice with different values, NaN, or a number that `parse_json` refuses."""
     data = read_whole(path, max_bytes)
     if not data.strip():
         raise ValueError(f"{path} is empty; copy or download it again")
@@ -114,10 +117,14 @@ def read_json_object(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> dict:
 
 def parse_json(data: bytes, where: str):
     """Parses any JSON value, more strictly than `json.loads`. Raises ValueError that names `where`, also for repeated
-    keys with different values, and for NaN or infinity."""
+    keys with different values, for NaN, and for infinite numbers outside of `INFINITE_FIELDS`."""
 
-    def refuse_constant(text: str):
-        raise ValueError(f"{text} is not a JSON number")
+    may_be_infinite = b"Infinity" in data
+
+    def constant(text: str) -> float:
+        if text != "Infinity":
+            raise ValueError(f"{text} is not a JSON number")
+        return math.inf
 
     def finite_float(text: str) -> float:
         number = float(text)
@@ -125,21 +132,35 @@ def parse_json(data: bytes, where: str):
             raise ValueError(f"the number {text[:40]} is too large")
         return number
 
-    def unique_keys(pairs: list[tuple[str, object]]) -> dict:
+    def checked(pairs: list[tuple[str, object]]) -> dict:
         result = dict(pairs)
+        for key, value in pairs if may_be_infinite else ():
+            if key not in INFINITE_FIELDS:
+                refuse_infinity(value)
         if len(result) != len(pairs):
             for key, value in pairs:
                 if result[key] != value:
                     raise ValueError(f"the key {key[:200]!r} is given twice with different values")
         return result
 
+    def refuse_infinity(value: object) -> None:
+        values = [value]
+        for value in values:
+            if isinstance(value, list):
+                values += value
+            elif value == math.inf:
+                raise ValueError("Infinity is not a JSON number")
+
     try:
-        return json.loads(
+        value = json.loads(
             data.decode("utf-8"),
-            parse_constant=refuse_constant,
+            parse_constant=constant,
             parse_float=finite_float,
-            object_pairs_hook=unique_keys,
+            object_pairs_hook=checked,
         )
+        if may_be_infinite:
+            refuse_infinity(value)
+        return value
     except RecursionError:
         raise ValueError(f"{where} is nested too deeply to be a valid file of this kind") from None
     except ValueError as error:  # includes JSONDecodeError, UnicodeDecodeError and integers with too many digits

@@ -138,13 +138,18 @@ def run(arguments: argparse.Namespace) -> int:
         f"{measured.fma_gflops:.0f} GFLOPS, {_gib(available)} available"
     )
     width = max(12, *(len(p.dtype) + 2 for p in plans))
-    print(f"{'stored as':<{width}}{'weights':>11}{'cache/token':>14}{'max tokens':>14}{'prefill':>13}{'decode':>13}")
+    states = any(p.state_bytes_per_sequence for p in plans)
+    titles = f"{'stored as':<{width}}{'weights':>11}" + (f"{'states':>11}" if states else "")
+    print(f"{titles}{'cache/token':>14}{'max tokens':>14}{'prefill':>13}{'decode':>13}")
     for p in plans:
-        context = f"{p.max_context:,}" if p.fits else "does not fit"
+        longest = f"{p.max_context:,}" if p.fits else "does not fit"
+        state = f"{p.state_bytes_per_sequence / 2**20:>7.1f} MiB" if states else ""
         print(
-            f"{p.dtype:<{width}}{_gib(p.weight_bytes):>11}{p.kv_bytes_per_token / 1024:>10.1f} KiB{context:>14}"
+            f"{p.dtype:<{width}}{_gib(p.weight_bytes):>11}{state}{p.kv_bytes_per_token / 1024:>10.1f} KiB{longest:>14}"
             f"{p.prefill_tokens_per_second:>9,.0f} t/s{p.decode_tokens_per_second:>9,.1f} t/s"
         )
+    if states:
+        print("a sequence takes its states once, at any length; its tokens take cache in the other layers")
     if any(p.kv_bytes_per_late_token < p.kv_bytes_per_token for p in plans):
         late = ", ".join(f"{p.kv_bytes_per_late_token / 1024:.1f} KiB ({p.dtype})" for p in plans)
         print(f"layers with a window free earlier keys and values: a later token takes {late}")
@@ -153,11 +158,14 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"{p.dtype}, --weights mapped: {_mapped(p.mapped)}")
     for towers in zip(*(p.towers for p in plans)):
         print(_encoding(towers, [p.dtype for p in plans]))
+    context = arguments.context or arguments.prompt
+    fitting = ", ".join(f"{p.max_sequences:,} ({p.dtype})" for p in plans)
+    print(f"sequences of {context:,} tokens that fit: {fitting}")
     sequences = f"{arguments.batch} sequences" if arguments.batch > 1 else "one sequence"
     how = "predictions from a run of a few of its layers" if sample else "predictions"
     print(
         f"speeds are {how} for a prompt of {arguments.prompt} tokens, and {sequences} at "
-        f"{arguments.context or arguments.prompt}; `pace bench` measures them"
+        f"{context}; `pace bench` measures them"
     )
     print("by default, sequences get half of the memory that is left after loading (--kv-cache-bytes)")
     return 0

@@ -15,11 +15,13 @@ from pace.graph.passes import fuse, plan_buffers
 from pace.graph.symbols import Recording, SymbolicAngles
 from pace.memory import ReusedPages, format_bytes
 from pace.ops.kernels.attention import kv_view
+from pace.ops.kernels.states import check_slots
+from pace.states import StateSlots
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from pace.batch import ForwardBatch, LayerBlocks, LayerCache
+    from pace.batch import ForwardBatch, KVBlocks, LayerBlocks, LayerCache
 
 OWN_PAGES_BYTES = 8 << 20
 """Minimum size of logits that get their own pages, reused by later steps; in the heap, they would leave holes of that
@@ -71,7 +73,7 @@ class Program:
         Raises ValueError for ids, slots, spans and given rows that do not fit, before anything is written."""
         kv, cache = self._last_cache  # read both at once: another thread may run with another cache
         if batch.kv is not kv:
-            cache = _C.KvCache([(kv_view(layer), layer.group) for layer in batch.kv if layer is not None])
+            cache = _C.KvCache([_view(layer) for layer in batch.kv if layer is not None])
             self._last_cache = batch.kv, cache
         tables = [(cos.data_ptr(), sin.data_ptr()) for cos, sin in angles]
         last, arrays = self._last_batch
@@ -118,6 +120,14 @@ class Program:
     def buffer_bytes(self) -> int:
         """Bytes of memory for activations, sized for the largest step so far."""
         return self._program.buffer_bytes
+
+
+def _view(layer: KVBlocks | StateSlots) -> tuple[_C.KvView, int] | StateSlots:
+    """The C++ view of a layer's blocks and the index of its group, or the layer's slots."""
+    if isinstance(layer, StateSlots):
+        check_slots(layer)
+        return layer
+    return kv_view(layer), layer.group
 
 
 def _lower(instructions: list[Instruction], result: Value, neighbour: _C.Program | None) -> _C.Program:

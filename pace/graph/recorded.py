@@ -3,7 +3,8 @@ to a program.
 
 A model's code calls these in place of `pace.ops.native`. All that `pace.graph` knows about an operation is here. The
 class of its instruction lists the functions that record it, and its operator. It also defines how it is lowered to
-csrc/program.cpp. The functions follow the class. `pace/ops/protocol.py` has their contracts.
+csrc/program.cpp. The functions follow the class. `pace/ops/protocol.py` has their contracts. Operations on states are
+in `pace.graph.recorded_states`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from pace import _C
 from pace.graph.instructions import Columns, Heads, Instruction, Places, Value
+from pace.graph.recorded_states import causal_conv, gate_, gated_norm, recurrence  # noqa: F401
 from pace.graph.symbols import GivenColumns, GivenPlaces, HeadRows, Ids, LayerKv, Rows, Slots, Spans, SymbolicAngles
 from pace.ops.checks import check_head_weights, check_vector
 from pace.ops.experts import Router
@@ -280,26 +282,6 @@ def heads_linear(x: HeadRows, weights: expert_kernels.ExpertStack) -> Rows:
     heads = x.heads
     expert_kernels.check_head_stack(weights, heads.count, heads.head_dim)
     return x.recording.rows(HeadsLinear(Value(heads.count * weights.n), heads, weights))
-
-
-@dataclass(eq=False)
-class Gate(Instruction):
-    """x *= sigmoid(gate), in place; gate has one column."""
-
-    operations = ("gate_",)
-    operator = "mlp"
-    changed = "x"
-    x: Columns
-    gate: Columns
-
-    def lower(self, program: _C.Program, places: Places) -> None:
-        program.gate(places.columns(self.x), places.columns(self.gate))
-
-
-def gate_(x: Rows, gate: Rows) -> None:
-    if gate.columns.count != 1:
-        raise ValueError(f"gate must be float32 [T, 1]; got {gate.columns.count} columns")
-    x.recording.append(Gate(x.columns, gate.columns))
 
 
 # -- elementwise

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pace import _C
 from pace.batch import Latent, LayerCache
 from pace.graph.instructions import Columns, Heads, Instruction, Places, Value
+from pace.states import State
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,14 +97,26 @@ class LayerKv:
     value_dim: int
 
 
-def symbolic_cache(layers: Sequence[LayerCache]) -> list[LayerKv | None]:
+@dataclass(frozen=True)
+class LayerState:
+    """The slots of one layer."""
+
+    number: int
+    """Index among the layers that have a cache."""
+    state: State
+
+
+def symbolic_cache(layers: Sequence[LayerCache]) -> list[LayerKv | LayerState | None]:
     """The symbolic cache of each layer."""
-    cache: list[LayerKv | None] = []
+    cache: list[LayerKv | LayerState | None] = []
     for layer in layers:
         if isinstance(layer, Latent):
             layer = layer.positions
         number = sum(kv is not None for kv in cache)
-        cache.append(layer and LayerKv(number, layer.key_dim, layer.value_dim))
+        if isinstance(layer, State):
+            cache.append(LayerState(number, layer))
+        else:
+            cache.append(layer and LayerKv(number, layer.key_dim, layer.value_dim))
     return cache
 
 
@@ -115,19 +128,24 @@ class Spans:
     """The spans of the step."""
 
 
+class StateSpans:
+    """The slots that the step reads and writes."""
+
+
 @dataclass(frozen=True)
 class SymbolicBatch:
     """Symbols with the field names of `ForwardBatch`."""
 
-    kv: list[LayerKv | None]
+    kv: list[LayerKv | LayerState | None]
     tokens: Ids
     positions: Ids
     given: SymbolicGiven
     slots: Slots = Slots()
     spans: Spans = Spans()
     logit_rows: LogitRows = LogitRows()
+    states: StateSpans = StateSpans()
 
-    def of_layer(self, kv: LayerKv | None) -> SymbolicBatch:
+    def of_layer(self, kv: LayerKv | LayerState | None) -> SymbolicBatch:
         """Returns itself: when the program runs, a layer's cache selects its slots and block table."""
         return self
 

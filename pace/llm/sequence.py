@@ -160,12 +160,38 @@ class Steps(Protocol):
         ...
 
 
+@dataclass(slots=True)
+class StateStep:
+    """Slots that a step reads and writes for one span; `StateSpans` has the meaning."""
+
+    read: int
+    replay: int
+    write: int
+    certain: int
+    marks: list[tuple[int, int]]
+    """(tokens of the span before the mark, slot), ascending."""
+
+
+@dataclass(slots=True)
+class SequenceState:
+    """Slots of one sequence. `slot` has the states after the first `num_computed - pending` tokens."""
+
+    slot: int = -1
+    """-1 for zeros: no token is computed."""
+    pending: int = 0
+    """Number of accepted drafts whose updates are still in the journal of `slot`."""
+    spare: int = -1
+    """Slot that the next step writes; -1 if it writes `slot` itself."""
+    step: StateStep | None = None
+    """The step under way."""
+
+
 class Sequence:
     """One row of tokens on its way through the engine.
 
-    Ownership: the engine appends to `tokens` and sets `finish_reason`. Only the cache manager changes `block_table` and
-    `num_computed`. The scheduler moves the sequence between its queues. Only step callbacks remove tokens while the
-    sequence is in the engine. Otherwise `tokens` grows, so its owner may read new ones from another thread.
+    Ownership: the engine appends to `tokens` and sets `finish_reason`. Only the cache manager changes `block_table`,
+    `state` and `num_computed`. The scheduler moves the sequence between its queues. Only step callbacks remove tokens
+    while the sequence is in the engine. Otherwise `tokens` grows, so its owner may read new ones from another thread.
 
     `strategy` chooses tokens from the logits, `stopping` ends the sequence, and `mask` limits the allowed tokens. Each
     sequence has its own.
@@ -209,6 +235,8 @@ class Sequence:
         block that was freed because no later position sees it."""
         self.more_tables: list[array] = []
         """Block tables of the other groups."""
+        self.state = SequenceState()
+        """Slots of its states, in a model that has any."""
         self.recomputed_length = 0
         """The model's `recompute_length`, set once the sequence has reached it and was recomputed from its start."""
 
@@ -286,7 +314,7 @@ class Sequence:
         outcome = copy.copy(self)
         outcome.strategy, outcome.mask, outcome.prompt_sharers = None, None, []
         outcome.media = ()
-        outcome.block_table, outcome.more_tables = array("i"), []
+        outcome.block_table, outcome.more_tables, outcome.state = array("i"), [], SequenceState()
         outcome.sink = NULL_SINK
         return outcome
 

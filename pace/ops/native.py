@@ -5,10 +5,10 @@ shapes and dtypes, then makes one call, which releases the GIL and uses the thre
 """
 
 from pace.ops.kernels.attention import attention, rotary_, store_kv
-from pace.ops.kernels.elementwise import given_rows, place_rows_, scale_, softcap_
-from pace.ops.kernels.experts import ExpertStack, empty_stack, experts, gate_, heads_linear, route, stack_nbytes
+from pace.ops.kernels.elementwise import gate_, given_rows, place_rows_, scale_, softcap_
+from pace.ops.kernels.experts import ExpertStack, empty_stack, experts, heads_linear, route, stack_nbytes
 from pace.ops.kernels.linear import activation, embedding, linear, linear_glu
-from pace.ops.kernels.norm import head_layer_norm_, head_rms_norm_, layer_norm, rms_norm
+from pace.ops.kernels.norm import gated_norm, head_layer_norm_, head_rms_norm_, layer_norm, rms_norm
 from pace.ops.kernels.quantize import quantize
 from pace.ops.kernels.sampling import (
     apply_mask_,
@@ -16,6 +16,7 @@ from pace.ops.kernels.sampling import (
     sample,
     token_logprobs,
 )
+from pace.ops.kernels.states import causal_conv, recurrence
 from pace.ops.weight import PackedWeight, empty_weight, pack_quantized_, pack_rows_, unpack, weight_nbytes
 
 __all__ = [
@@ -25,11 +26,13 @@ __all__ = [
     "apply_mask_",
     "argmax",
     "attention",
+    "causal_conv",
     "embedding",
     "empty_stack",
     "empty_weight",
     "experts",
     "gate_",
+    "gated_norm",
     "given_rows",
     "head_layer_norm_",
     "head_rms_norm_",
@@ -41,6 +44,7 @@ __all__ = [
     "pack_rows_",
     "place_rows_",
     "quantize",
+    "recurrence",
     "rms_norm",
     "rotary_",
     "route",

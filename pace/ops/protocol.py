@@ -109,7 +109,7 @@ class ExpertOptions:
 
     activation: str | ClampedSwiglu
     gate_up_bias: Tensor | None = None
-    """float32 `[E, 2 I]`, gate and up in one."""
+    """float32 `[E, 2 I]`, gate and up in one; `[E, I]` for experts without gates."""
     down_bias: Tensor | None = None
     """float32 `[E, H]`."""
     weigh_inputs: bool = False
@@ -232,8 +232,8 @@ class ForwardOps(Protocol):
 
         The experts e and weights w of a row are those of `routing [T, 2 top_k]`, the result of `route`.
         `fe(x) = h We' + be`, `h = activation(x Wg' + bg) * (x Wu' + bu)`, or a ClampedSwiglu of the two. `gate_up` has
-        rows `[gate; up]`, made with `glu`. x may have any row stride; the residual must be contiguous. An expert that
-        no row chooses is not read.
+        rows `[gate; up]`, made with `glu`. Made without, it has rows of up, and `h = activation(x Wu' + bu)`. x may
+        have any row stride; the residual must be contiguous. An expert that no row chooses is not read.
 
         Raises ValueError (`native`) for stacks of inconsistent shapes, and for an invalid routing."""
 

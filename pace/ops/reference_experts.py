@@ -61,7 +61,7 @@ def _sparsemixer(logits: Tensor, router: Router) -> tuple[Tensor, Tensor]:
 
 
 def sum_of_experts(
-    linear: Callable[[Tensor, Any, Tensor | None], Tensor],
+    linear: Callable[[Tensor, Any, Tensor | None, str | None], Tensor],
     linear_glu: Callable[[Tensor, Any, str | ClampedSwiglu, Tensor | None], Tensor],
     x: Tensor,
     gate_up: Any,
@@ -70,8 +70,8 @@ def sum_of_experts(
     options: ExpertOptions,
     residual: Tensor | None = None,
 ) -> Tensor:
-    """Computes `ForwardOps.experts` for stacks of any kind of weight, given its two products: `linear(x, weight, bias)`
-    and `linear_glu(x, weight, activation, bias)`."""
+    """Computes `ForwardOps.experts` for stacks of any kind of weight, given its two products:
+    `linear(x, weight, bias, activation)` and `linear_glu(x, weight, activation, bias)`."""
     k = routing.shape[1] // 2
     out = torch.zeros_like(x) if residual is None else residual.clone()
     for expert in routing[:, :k].unique().long().tolist():
@@ -79,7 +79,10 @@ def sum_of_experts(
         weights = routing[rows, k + place][:, None]
         biases = [None if bias is None else bias[expert] for bias in (options.gate_up_bias, options.down_bias)]
         y = weights * x[rows] if options.weigh_inputs else x[rows]
-        y = linear_glu(y, gate_up.experts[expert], options.activation, biases[0])
-        y = linear(y, down.experts[expert], biases[1])
+        if gate_up.glu:
+            y = linear_glu(y, gate_up.experts[expert], options.activation, biases[0])
+        else:
+            y = linear(y, gate_up.experts[expert], biases[0], options.activation)
+        y = linear(y, down.experts[expert], biases[1], None)
         out[rows] += y if options.weigh_inputs else weights * y
     return out

@@ -21,7 +21,9 @@ PLAIN_MODELS = {
     "mixtral", "olmo2", "olmo3", "olmo_hybrid", "phi3", "phimoe", "stablelm",
 }  # fmt: skip
 """Values of model_type for which the file is used unchanged, regardless of the class in the settings."""
-REBUILT_MODELS = {"qwen2": "Qwen2Tokenizer"}
+REBUILT_MODELS = {"qwen2": "Qwen2Tokenizer"} | dict.fromkeys(
+    ("qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text"), "Qwen3_5Tokenizer"
+)
 """model_type -> class that transformers uses regardless of the settings. tests/tokenizer checks both."""
 
 BYTE_PIECES = [f"<0x{byte:02X}>" for byte in range(256)]
@@ -31,9 +33,16 @@ _QWEN2 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_QWEN3_5 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 _LETTERS_ONLY = _BYTES | {"use_regex": False}
-_CUT = {"type": "Split", "pattern": {"Regex": _QWEN2}, "behavior": "Isolated", "invert": False}
+_CUT, _CUT3_5 = (
+    {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    for pattern in (_QWEN2, _QWEN3_5)
+)
 _WORDS = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
 _METASPACE = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": False}
 _SPACES = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
@@ -48,6 +57,7 @@ def _sequence(kind: str, *parts: Any) -> dict[str, Any]:
 
 REBUILT = {
     "Qwen2Tokenizer": (_NFC, _sequence("pretokenizers", _CUT, _LETTERS_ONLY), _BYTES),
+    "Qwen3_5Tokenizer": (_NFC, _sequence("pretokenizers", _CUT3_5, _LETTERS_ONLY), _BYTES),
     "GPT2Tokenizer": (None, _BYTES, _BYTES),
     "GemmaTokenizer": (_SPACES, _WORDS, _sequence("decoders", *_PIECES)),
     "LlamaTokenizer": (None, _METASPACE, _sequence("decoders", *_PIECES, _STRIP)),
@@ -57,7 +67,9 @@ and fall back to bytes. No model prefers a whole word to its merges."""
 
 _END = "<|endoftext|>"
 DEFAULTS: dict[str, dict[str, str | None]] = {
-    "Qwen2Tokenizer": {"unk_token": _END, "eos_token": _END, "pad_token": _END},
+    **dict.fromkeys(
+        ("Qwen2Tokenizer", "Qwen3_5Tokenizer"), {"unk_token": _END, "eos_token": _END, "pad_token": _END}
+    ),
     "GPT2Tokenizer": {"unk_token": _END, "bos_token": _END, "eos_token": _END, "pad_token": None},
     "GemmaTokenizer": {
         "unk_token": "<unk>", "bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "mask_token": "<mask>",

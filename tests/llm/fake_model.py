@@ -2,6 +2,9 @@
 
 It stores the token and its position as the key. So a wrong slot, a lost, shared or overwritten block, and a position
 computed twice or never change the logits or raise at once. From a layer with a window it reads only the window.
+
+A layer with a state stores a number that stands for all tokens so far. So a state that is read or written at the wrong
+place is another text.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import torch
 
 from pace.batch import BLOCK_SIZE, ForwardBatch, KVSpec, Positions
 from pace.llm.engine.engine import Engine
+from pace.states import State, StateSlots, StateSpans
 from tests.support import backend, backends
 
 OPS = backend(backends()[-1])
@@ -30,8 +34,10 @@ class FakeModel:
         max_position_embeddings: int = 4096,
         eos_bias: float = 0.0,
         windows: tuple[int | None, ...] = (None, None),
+        num_states: int = 0,
     ) -> None:
-        """`windows`: one per layer, None for a layer without one."""
+        """`windows`: one per layer of attention, None for a layer without one. `num_states` layers before them have a
+        state."""
         self.vocab_size = vocab_size
         self.max_position_embeddings = max_position_embeddings
         self.recompute_length: int | None = None
@@ -39,8 +45,12 @@ class FakeModel:
         self.rope_regime = lambda length: 0
         self.eos_bias = eos_bias
         self.sharpness = 3.0
-        self.kv_spec = KVSpec(tuple(Positions(1, 2, 2, window) for window in windows), torch.float32)
-        self.seen = max_position_embeddings if None in windows else max(windows)
+        states = (State(channels=2, kernel=2),) * num_states
+        self.kv_spec = KVSpec(states + tuple(Positions(1, 2, 2, window) for window in windows), torch.float32)
+        self.texts: list[tuple[int, ...]] = [()]
+        """Texts that a state stands for, by number."""
+        self._numbers_of_texts = {(): 0}
+        self.seen = max_position_embeddings if None in windows or num_states else max(windows)
         """Number of last tokens that the logits depend on."""
         self.hook = lambda batch: None
         self.num_calls = 0
@@ -72,32 +82,80 @@ class FakeModel:
         slots = [slot for group in (batch, *batch.others) for slot in group.slots.tolist()]
         assert len(set(slots)) == len(slots), "two tokens share a slot"
         assert (rope_lengths > positions).all()
-        layers = []
+        layers, texts = [], []
         for number, (kv, layer) in enumerate(zip(batch.kv, self.kv_spec.layers)):
+            if isinstance(kv, StateSlots):
+                found = self._read_and_write(kv, batch.states, tokens.tolist(), number)
+                assert texts in ([], found), "two layers have seen other texts"
+                texts = found
+                continue
             group, keys = batch.of_layer(kv), kv.k.numpy()
             blocks, rows = np.divmod(group.slots.numpy(), BLOCK_SIZE)
             keys[blocks, 0, 0, rows] = tokens
             keys[blocks, 0, 1, rows] = positions + LAYER * number
-            layers.append((keys[:, 0], group.spans.block_table.numpy(), layer.window))
+            layers.append((number, keys[:, 0], group.spans.block_table.numpy(), layer.window))
         logits = []
         wanted = batch.logit_rows.tolist()
         assert wanted == sorted(set(wanted))
         for index, length in enumerate(lengths):
             begin, end = starts[index : index + 2]
             first = length - (end - begin)
-            past = self._read_back(layers, index, first, length)
+            past = self._read_back(layers, index, first, length) if layers else texts[index]
+            if texts:
+                assert len(texts[index]) == length, f"a state has seen {len(texts[index])} tokens, not {length}"
+                assert all(token in (0, seen) for token, seen in zip(past, texts[index])), (
+                    "a state has seen other tokens"
+                )
+                past = texts[index]
             assert (positions[begin:end] == self._positions[first:length]).all()
             logits += [self.logits_of(past[: first + row - begin + 1]) for row in wanted if begin <= row < end]
         assert len(logits) == len(wanted)
         return torch.stack(logits) if logits else torch.empty(0, self.vocab_size)
 
+    def _read_and_write(self, slots: StateSlots, spans: StateSpans, tokens: list[int], layer: int) -> list[list[int]]:
+        """Does what `StateSpans` says, for one layer. Returns the text of each span."""
+        numbers, journal = slots.inputs[:, 0, 0], slots.journal_inputs
+        read, replay, write, certain, starts, mark_starts, mark_rows, mark_slots = (
+            getattr(spans, name).tolist()
+            for name in "read replay write certain query_start mark_start mark_rows mark_slots".split()
+        )
+        written = [*write, *mark_slots]
+        assert len(set(written)) == len(written), f"two write one slot: {written}"
+        others = [slot for slot, own in zip(read, write) if slot != own]
+        assert not set(others) & set(written), f"a slot is read and written: {others}, {written}"
+        texts = []
+        for s in range(len(read)):
+            text = []
+            if read[s] >= 0:
+                text += self.texts[int(numbers[read[s]]) - layer * LAYER]
+                text += [int(journal[read[s], row, 0]) for row in range(replay[s])]
+            new, before = tokens[starts[s] : starts[s + 1]], len(text)
+            text += new
+            assert (0 < certain[s] <= len(new)) and (replay[s] == 0 or read[s] >= 0)
+            marks = slice(mark_starts[s], mark_starts[s + 1])
+            rows = mark_rows[marks]
+            assert rows == sorted(set(rows)) and all(0 < row <= certain[s] for row in rows)
+            for row, slot in [(certain[s], write[s]), *zip(rows, mark_slots[marks])]:
+                numbers[slot] = self._number_of(text[: before + row]) + layer * LAYER
+            for row, token in enumerate(new[certain[s] :]):
+                journal[write[s], row, 0] = token
+            texts.append(text)
+        return texts
+
+    def _number_of(self, text: list[int]) -> int:
+        key = tuple(text)
+        if key not in self._numbers_of_texts:
+            self._numbers_of_texts[key] = len(self.texts)
+            self.texts.append(key)
+        return self._numbers_of_texts[key]
+
     def _read_back(
-        self, layers: list[tuple[np.ndarray, np.ndarray, int | None]], index: int, first: int, length: int
+        self, layers: list[tuple[int, np.ndarray, np.ndarray, int | None]], index: int, first: int, length: int
     ) -> list[int]:
         """Returns the tokens of a span's sequence, with 0 for those that no layer sees from position `first` on.
-        `layers` holds the keys `[blocks, 2, BLOCK_SIZE]`, the block tables and the window of each layer."""
+        `layers` holds the number, the keys `[blocks, 2, BLOCK_SIZE]`, the block tables and the window of each layer."""
         tokens = np.zeros(length, int)
-        for number, (keys, tables, window) in enumerate(layers):
+        for number, keys, tables, window in layers:
             oldest = 0 if window is None else max(0, first - window + 1)
             blocks = tables[index, oldest // BLOCK_SIZE : -(-length // BLOCK_SIZE)]
             assert blocks.min() >= 0, "a block is gone that is still seen"
@@ -148,7 +206,24 @@ def greedy(model: FakeModel, prompt: list[int], num_tokens: int, end_tokens: tup
     return tokens[len(prompt) :]
 
 
-def make_engine(num_blocks: int = 1000, windows: tuple[int | None, ...] = (None, None), **limits: int) -> Engine:
+def make_engine(
+    num_blocks: int = 1000,
+    windows: tuple[int | None, ...] = (None, None),
+    num_states: int = 0,
+    cache_options: dict | None = None,
+    **limits: int,
+) -> Engine:
     """Returns an engine on a fake model that never picks the end token."""
-    model = FakeModel(eos_bias=-50.0, windows=windows)
-    return Engine.create(model, OPS, num_blocks * model.kv_spec.block_bytes, **limits)
+    model = FakeModel(eos_bias=-50.0, windows=windows, num_states=num_states)
+    return engine_of(model, num_blocks, cache_options=cache_options, **limits)
+
+
+def engine_of(model: FakeModel, num_blocks: int, num_slots: int = 100, **options) -> Engine:
+    """Returns an engine on `model` with a cache of `num_blocks` blocks, and `num_slots` slots if it has states.
+    `options` are those of `Engine.create`."""
+    cache_options = dict(options.pop("cache_options", None) or {})
+    num_bytes = num_blocks * model.kv_spec.block_bytes
+    if model.kv_spec.has_states:
+        cache_options["num_slots"] = num_slots
+        num_bytes += num_slots * model.kv_spec.slots(cache_options.get("max_drafts", 0)).slot_bytes
+    return Engine.create(model, OPS, num_bytes, cache_options=cache_options, **options)

@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("transformers")
 
+import transformers
 from transformers import AutoTokenizer
 
 from pace.assets import TINY
@@ -21,7 +22,8 @@ from pace.tokenizer.pipelines import REBUILT
 
 BYTE_PIECES = [f"<0x{byte:02X}>" for byte in range(256)]
 TEXTS = [
-    "Hello there", "  two  spaces ", "don't stop , 12!", "naïve 日本 🙂", "<s>hi</s> <user>the<end>", "<new>a <tool> b",
+    "Hello there", "  two  spaces ", "don't stop , 12!", "naïve 日本 🙂", "नमस्ते", "<s>hi</s> <user>the<end>",
+    "<new>a <tool> b",
 ]  # fmt: skip
 CONVERSATION = [{"role": "user", "content": "Hello"}]
 TEMPLATE = (
@@ -31,7 +33,10 @@ NAMES = ["bos_token", "eos_token", "pad_token", "unk_token", "mask_token"]
 ATTRIBUTES = [*NAMES, *(f"{name}_id" for name in NAMES), "all_special_tokens", "all_special_ids", "special_tokens_map"]
 ATTRIBUTES += ["vocab_size", "chat_template", "padding_side", "model_max_length", "model_input_names", "add_bos_token"]
 SPECIALS = ["<pad>", "<s>", "</s>", "<unk>", "<user>", "<end>", "<tool>"]
-CLASSES = {"Qwen2Tokenizer": "qwen3", "GPT2Tokenizer": "gpt2", "GemmaTokenizer": "gemma2", "LlamaTokenizer": "llama"}
+CLASSES = {
+    "Qwen2Tokenizer": "qwen3", "Qwen3_5Tokenizer": "qwen3_5", "GPT2Tokenizer": "gpt2", "GemmaTokenizer": "gemma2",
+    "LlamaTokenizer": "llama",
+}  # fmt: skip
 OTHER_MODELS = ["llama", "qwen2", "mistral", "phi3", "granite", "olmo2", "stablelm", "glm4", "cohere", "unheard"]
 OPTIONS = {
     "add_bos_token": (True, False), "add_prefix_space": (False, True), "clean_up_tokenization_spaces": (True, False),
@@ -81,7 +86,7 @@ def draw(rng):
     name = rng.choice([*REBUILT, None, None])
     kind = rng.choice(["unigram", "words", "bytes", "pieces"])
     if name and rng.random() < 0.9:
-        kind = "bytes" if name in ("Qwen2Tokenizer", "GPT2Tokenizer") else "pieces"
+        kind = "bytes" if name in ("Qwen2Tokenizer", "Qwen3_5Tokenizer", "GPT2Tokenizer") else "pieces"
     parts = REBUILT[name] if name else (None, rng.choice([{"type": "Whitespace"}, REBUILT["LlamaTokenizer"][1]]), None)
     normalizer, pre_tokenizer, decoder = copy.deepcopy(parts)
     if rng.random() < 0.1:
@@ -177,6 +182,14 @@ def test_the_tokenizer_is_that_of_transformers(tmp_path):
         wrong = [one for one in differences(ours, theirs) if one[1] != one[2]]
         assert not wrong, (seed, settings, config, wrong[:3])
     assert ours_alone > 20 and len(classes) > 3
+
+
+@pytest.mark.parametrize("name", REBUILT)
+def test_the_parts_of_a_rebuilt_class(name):
+    """A decoder of bytes is not compared: its flags have no meaning."""
+    backend = getattr(transformers, name)().backend_tokenizer
+    found = [backend.normalizer, backend.pre_tokenizer]
+    assert [part and json.loads(part.__getstate__()) for part in found] == list(REBUILT[name][:2])
 
 
 JUNK = [None, 5, -1, 1.5, "x", "", [], {}, [5], {"a": 1}, {"content": 5}, 10**40]

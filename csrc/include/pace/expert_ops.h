@@ -171,19 +171,4 @@ struct HeadsLinearOp {
     size_t block_bytes() const;
 };
 
-// csrc/ops/elementwise.cpp. x [rows][k] *= sigmoid(gate [rows]), in place.
-struct GateOp {
-    static constexpr int kPhases = 1;
-    float* x;
-    int64_t x_stride, rows, k;
-    const float* gate;
-    int64_t gate_stride;
-
-    void prepare(int threads);
-    int64_t chunks(int) const { return chunk_count; }
-    void run(int phase, int64_t chunk, int thread) const;
-
-    int64_t chunk_count, rows_per_chunk;
-};
-
 }  // namespace pace

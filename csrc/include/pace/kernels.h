@@ -3,6 +3,7 @@
 #pragma once
 
 #include "pace/attention.h"
+#include "pace/states.h"
 #include "pace/types.h"
 
 namespace pace {
@@ -169,6 +170,8 @@ struct KernelTable {
     void (*linear_epilogue)(const EpilogueArgs&);
     void (*activation)(Activation, const float* x, float* y, int64_t count);  // x may equal y
     void (*softcap)(float* x, int64_t count, float cap);                      // x = cap tanh(x / cap), in place
+    // x [groups][width] *= f(gate [groups]), in place.
+    void (*gate)(Gate, const float* gate, float* x, int64_t groups, int64_t width);
     // y[0..count) rounded to nearest even, y[count..padded) zero.
     void (*round_to_bf16)(const float* x, BF16* y, int64_t count, int64_t padded);
 
@@ -183,6 +186,12 @@ struct KernelTable {
     // -- rotary (kernels/rotary.inl): all heads of one token, in place
     void (*rotary)(float* x, int64_t heads, int64_t head_stride, const float* cos, const float* sin, int64_t half,
                    bool interleaved);
+
+    // -- states (kernels/states.inl): one row of a convolution; some columns of one head's matrix
+    void (*causal_conv)(const ConvRow&);
+    void (*prepare_tokens)(const TokenInputs&, const PreparedTokens&);
+    void (*sweep_tokens)(const TokenSweep&);
+    void (*update_matrix)(const MatrixUpdate&);
 
     // -- attention (kernels/attention.inl, attention_partitions.inl). `scratch` holds attention_scratch_floats(). The
     // kernels compute complete rows, or one partition of them as states [rows][partial_floats], or merge such states in

@@ -19,6 +19,7 @@
 #include "pace/expert_ops.h"
 #include "pace/ops.h"
 #include "pace/row_ops.h"
+#include "pace/state_ops.h"
 #include "pace/threading.h"
 
 namespace pace {
@@ -32,6 +33,7 @@ struct Angles {
 struct LayerCache {
     KvView kv;
     int group;
+    StateSlots states = {};  // for a layer with a state, which has no KvView
 };
 
 // A step's positions in the cache, for one group of layers.
@@ -59,6 +61,7 @@ struct Step {
     const Table* tables;       // for every group of layers
     float* logits;             // [R][vocabulary], written
     GivenRows given = {};
+    const StateSpans* states = nullptr;  // null for a model without states
 };
 
 // [rows][columns] of fp32: one row for each token, or for each row of logits. Row r begins at r * columns of its
@@ -120,7 +123,11 @@ class Program {
     void softcap(Columns x, float cap);   // in place
     void norm(Value out, Columns x, const Norm& norm);
     void linear(Value out, Columns x, const LinearOptions& options, std::optional<Value> residual);
-    void gate(Columns x, Columns gate);  // in place
+    void gate(Columns x, Columns gate, Gate kind);  // in place
+    void gated_norm(Value out, Columns x, Columns gate, const GatedNorm& norm);
+    void causal_conv(Value out, Columns x, int layer, const Convolution& convolution);
+    void recurrence(Value out, HeadsOf q, HeadsOf k, HeadsOf v, Columns steps, std::optional<Columns> beta, int layer,
+                    const Recurrence& recurrence);
     void route(Value out, Columns logits, const Router& router);
     // `choices`: a routing; or, if `chooses`, the logits for the router.
     void experts(Value out, Columns x, Value choices, bool chooses, const Mixture& mixture,

@@ -25,8 +25,9 @@ constexpr size_t dtype_bytes(DType dtype) { return dtype == DType::F32 ? 4 : dty
 //   GeluTanh   x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))); also called "gelu_new" and "gelu_fast".
 //   QuickGelu  x / (1 + exp(-1.702 x)).
 //   Relu       max(x, 0).
+//   Relu2      max(x, 0)^2.
 //   ClampedSwiglu  glu only: g sigmoid(alpha g) (u + 1), g = min(gate, limit), u = up in [-limit, limit]
-enum class Activation : uint32_t { None = 0, Silu, Gelu, GeluTanh, QuickGelu, Relu, ClampedSwiglu, kCount };
+enum class Activation : uint32_t { None = 0, Silu, Gelu, GeluTanh, QuickGelu, Relu, Relu2, ClampedSwiglu, kCount };
 
 // The activation of a glu weight.
 struct GluActivation {

@@ -3,7 +3,8 @@
     blk.3.attn_q.weight, Q4_K      ->  model.layers.3.self_attn.q_proj.weight, rows of blocks (`BlockRows`)
 
 The changes of llama.cpp's converter are undone. It permutes the rows of Llama's queries and keys so that rotated pairs
-are adjacent. It adds 1 to the norms of Gemma. It turns scalings of the rotary embedding into a factor for each pair.
+are adjacent. It adds 1 to the norms of Gemma. It turns scalings of the rotary embedding into a factor for each pair,
+and logarithms of decay into rates.
 
 Names and keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, and src/llama-arch.cpp and
 convert_hf_to_gguf.py of llama.cpp."""
@@ -16,12 +17,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from pace.checkpoints.gguf.architectures.forms import AS_IT_IS, Form
+from pace.checkpoints.gguf.architectures.registry import ARCHITECTURES, find_architecture
 from pace.checkpoints.gguf.blocks import FILE_TYPES
 from pace.checkpoints.gguf.config import ROPE_FACTORS, read_config
 from pace.checkpoints.gguf.file import GgufFile, GgufTensor
 from pace.checkpoints.gguf.mmproj import ARCHITECTURE as MMPROJ
 from pace.checkpoints.gguf.mmproj import PATCHES, Towers, read_towers
-from pace.checkpoints.gguf.registry import ARCHITECTURES, find_architecture
 from pace.checkpoints.gguf.shards import check_shards, shard_paths
 from pace.checkpoints.reader import PIECE_BYTES, OpenFiles, row_ranges
 from pace.checkpoints.safetensors_file import TensorInfo, copy_in_own_pages
@@ -101,15 +103,15 @@ class GgufCheckpoint(OpenFiles):
         tensor = self._files[name].tensors[self._sources[name]]
         if name in self.towers.shapes:
             return tensor._replace(shape=self.towers.shapes[name])
-        is_row = len(tensor.shape) == 1 and name.endswith(self._architecture.one_row)
-        return tensor._replace(shape=(1, *tensor.shape)) if is_row else tensor
+        return tensor._replace(shape=self._form(name).shape(tensor.shape))
 
     def _shown(self, name: str) -> str:
         """A tensor's name in its file, for messages."""
         return f"tensor {self._sources[name]!r} in {self._files[name].path}"
 
-    def _norm_offset(self, name: str) -> int:
-        return self._architecture.norm_offset if name.endswith("norm.weight") else 0
+    def _form(self, name: str) -> Form:
+        forms = self._architecture.forms.items()
+        return next((form for end, form in forms if name.endswith(end)), AS_IT_IS)
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: self._tensor(name).shape for name in self._sources}
@@ -125,7 +127,7 @@ class GgufCheckpoint(OpenFiles):
 
     def _info(self, name: str) -> TensorInfo:
         tensor = self._tensor(name)
-        if self._norm_offset(name):
+        if self._form(name).values:
             return TensorInfo(torch.float64, tensor.shape)
         if isinstance(tensor.kind, BlockType):
             return TensorInfo(tensor.kind.layout if len(tensor.shape) in (2, 3) else torch.float32, tensor.shape)
@@ -141,8 +143,8 @@ class GgufCheckpoint(OpenFiles):
             whole = self._floats(name)
             if heads := self._permuted_heads(name):
                 whole = whole[hub_order(range(whole.shape[0]), whole.shape[0] // heads)]
-            if offset := self._norm_offset(name):
-                whole = whole.double() - offset  # exact: the model adds it again and gets the file's bits
+            if values := self._form(name).values:
+                whole = values(whole.double())
             whole = whole.flatten(0, -2) if len(tensor.shape) > 3 else whole
             return whole[start:stop] if tensor.shape else whole
         raw = self._raw(name, range(tensor.num_rows)[start:stop])

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from pace.checkpoints.gguf.architecture import Architecture, Fields, Key, Keys
+from pace.checkpoints.gguf.architectures.architecture import Architecture, Fields, Key, Keys
+from pace.checkpoints.gguf.architectures.registry import ARCHITECTURES
 from pace.checkpoints.gguf.file import Metadata
-from pace.checkpoints.gguf.registry import ARCHITECTURES
 from pace.checkpoints.gguf.tokens import read_tokens
 
 CONFIG_KEYS = {
@@ -52,6 +52,7 @@ OTHER_KEYS = {
         f"rope.scaling.yarn_{name}"
         for name in ("beta_fast", "beta_slow", "ext_factor", "attn_factor", "log_multiplier")
     ),
+    *("attention.recurrent_layers", "full_attention_interval", "ssm.inner_size"),
     *("n_deepstack_layers", "vocab_size", "tensor_data_layout"),
 }
 """Further keys that are read, or that change nothing."""
@@ -77,8 +78,10 @@ def read_config(
     fields: Fields = {"model_type": architecture.model_type, **architecture.defaults}
     fields |= {field: keys.read(*key) for field, key in CONFIG_KEYS.items()}
     fields["num_hidden_layers"] -= keys.integer("nextn_predict_layers", 0)  # without multi-token prediction layers
-    fields |= {field: keys.required(key.name, _same_for_all(keys, key.name)) for field, key in PER_LAYER_KEYS.items()}
-    groups = _same_for_all(keys, "attention.head_count_kv")
+    for field, key in PER_LAYER_KEYS.items():
+        if field not in architecture.absent:
+            fields[field] = keys.required(key.name, _same_for_all(keys, key.name, architecture.mixed))
+    groups = _same_for_all(keys, "attention.head_count_kv", architecture.mixed)
     fields["num_key_value_heads"] = fields["num_attention_heads"] if groups is None else groups
     for field, name in MATH_KEYS.items():
         value = keys.get(name)
@@ -87,7 +90,7 @@ def read_config(
             fields[field] = shortest(value) if type(value) is float else value
     epsilon = f"attention.layer_norm_{'' if architecture.layer_norms else 'rms_'}epsilon"
     fields[architecture.layer_norms or "rms_norm_eps"] = shortest(keys.required(epsilon, keys.number(epsilon)))
-    fields["head_dim"] = _head_dim(keys, fields, architecture.latent)
+    fields["head_dim"] = _head_dim(keys, fields, architecture.latent) if architecture.attends else 0
     embedding = shapes.get(on_hub("token_embd.weight"))
     if embedding is None or len(embedding) != 2:
         raise ValueError(
@@ -104,11 +107,14 @@ def read_config(
     return fields | {keys.prefix + name: True for name in keys.keys() - KNOWN_KEYS}
 
 
-def _same_for_all(keys: Keys, name: str) -> int | None:
-    """An integer that is given once, or equal for all layers."""
+def _same_for_all(keys: Keys, name: str, mixed: bool) -> int | None:
+    """An integer that is given once, or equal for all layers. In a mixed model it is that of the layers that have one;
+    the others have 0."""
     if not isinstance(values := keys.get(name), np.ndarray):
         return keys.integer(name)
     values = values.tolist()
+    if mixed and any(values):
+        values = [value for value in values if value != 0]
     if len(set(values)) != 1 or type(values[0]) is not int:
         raise keys.refused(
             f"{keys.prefix}{name} differs between the layers ({values[:8]}...), which is not implemented"

@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from pace.checkpoints.gguf.architecture import Fields
+from pace.checkpoints.gguf.architectures.architecture import Fields
+from pace.checkpoints.gguf.architectures.names import TensorNames
 from pace.checkpoints.gguf.config import shortest
 from pace.checkpoints.gguf.file import GgufFile, Metadata
-from pace.checkpoints.gguf.names import TensorNames
 from pace.checkpoints.gguf.tokens import read_tokens
 
 ARCHITECTURE = "clip"

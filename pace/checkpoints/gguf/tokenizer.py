@@ -51,6 +51,9 @@ _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _GPT2 = rf"'s|'t|'re|'ve|'m|'ll|'d| ?\p{{L}}+| ?\p{{N}}+|{_SIGNS}|\s+(?!\S)|\s+"
 _LLAMA3 = rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}{{1,3}}|{_SIGNS}[\r\n]*|{_SPACES}"
 _QWEN2 = rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}|{_SIGNS}[\r\n]*|{_SPACES}"
+_QWEN3_5 = (
+    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}"
+)
 _TEKKEN = rf"{_CASED[0]}|{_CASED[1]}|\p{{N}}|{_SIGNS}[\r\n/]*|{_SPACES}"
 _GPT4O = rf"{_CASED[0]}{_CONTRACTIONS}?|{_CASED[1]}{_CONTRACTIONS}?|\p{{N}}{{1,3}}|{_SIGNS}[\r\n/]*|{_SPACES}"
 _DEEPSEEK3 = (
@@ -70,13 +73,14 @@ _PRE_TOKENIZERS = {
     ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"): PreTokenizer(
         (r"\p{N}", _GPT2)
     ),
-    ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "lfm2", "midm-2.0"): PreTokenizer(
+    ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "lfm2", "midm-2.0"): PreTokenizer(
         (_LLAMA3,), ignore_merges=True, add_bos=True
     ),
     ("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"): PreTokenizer((_LLAMA3,)),
     ("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez", "kormo", "f2llmv2"): PreTokenizer(
         (_QWEN2,), normalizer={"type": "NFC"}
     ),
+    ("qwen35",): PreTokenizer((_QWEN3_5,), normalizer={"type": "NFC"}),
     ("hunyuan",): PreTokenizer((_QWEN2,)),
     ("hunyuan-dense", "deepseek-v3"): PreTokenizer((r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", _DEEPSEEK3)),
     ("deepseek-llm",): PreTokenizer(

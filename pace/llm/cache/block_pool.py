@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from torch import Tensor
 
 from pace.batch import BLOCK_SIZE, KVSpec, LayerBlocks
 
@@ -16,17 +17,15 @@ def num_blocks_of(num_tokens: int) -> int:
     return -(-num_tokens // BLOCK_SIZE)
 
 
-class BlockPool:
-    """Pool of blocks. A block is free, held by one or more sequences, or *idle*: held by none, with its content kept
-    for reuse.
+class Pool:
+    """Counts the holders of equal pieces of memory, called blocks here. A block is free, held by one or more sequences,
+    or *idle*: held by none, with its content kept for reuse.
 
-    The memory is one allocation, made at first use and as large as the budget. The operating system maps pages only
-    where a block is written. Free blocks are handed out lowest first and reused last-freed first, so that resident
-    memory stays at the peak of use. If none is free, the block that was idle longest is taken.
+    Free blocks are handed out lowest first and reused last-freed first, so that resident memory stays at the peak of
+    use. If none is free, the block that was idle longest is taken.
     """
 
-    def __init__(self, spec: KVSpec, num_blocks: int, max_idle_blocks: int = 0) -> None:
-        self.spec = spec
+    def __init__(self, num_blocks: int, max_idle_blocks: int = 0) -> None:
         self.num_blocks = num_blocks
         self.max_idle_blocks = max_idle_blocks
         self.content_is_lost: Callable[[int], None] = lambda block: None
@@ -36,24 +35,6 @@ class BlockPool:
         self._references = array("i")  # number of holders of each touched block
         self._kept: set[int] = set()  # blocks whose content must not change and outlives their holders
         self._idle: dict[int, None] = {}  # kept blocks without a holder, longest idle first
-        self._kv: list[LayerBlocks] = []
-        self._bytes = np.empty(
-            (0, 0), np.uint8
-        )  # [num_blocks, block_bytes], the same memory; empty until the first access
-
-    @property
-    def kv(self) -> list[LayerBlocks]:
-        """Blocks of each layer; allocated on first access. Raises MemoryError if the address space is exhausted."""
-        if not self._kv:
-            try:
-                memory = self.spec.reserve(self.num_blocks)
-            except (OSError, OverflowError, ValueError) as error:
-                num_bytes = self.num_blocks * self.spec.block_bytes
-                raise MemoryError(
-                    f"could not reserve {num_bytes} bytes of address space for the cache: {error}"
-                ) from None
-            self._bytes, self._kv = memory.numpy(), self.spec.views(memory)
-        return self._kv
 
     @property
     def num_free(self) -> int:
@@ -129,6 +110,7 @@ class BlockPool:
         """True if giving back a block that the caller holds frees no room."""
         return self._references[block] > 1
 
+<<<<<<< HEAD
     def copy(self, source: int, target: int, num_blocks: int = 1) -> None:
         """Copies a run of adjacent blocks, all layers at once, to a run that does not overlap it."""
         self._bytes[target : target + num_blocks] = self._bytes[source : source + num_blocks]
@@ -142,6 +124,8 @@ class BlockPool:
         accessed."""
         self._bytes[np.asarray(blocks, np.int64), : contents.shape[1]] = contents
 
+=======
+>>>>>>> states
     def _drop_idle(self) -> None:
         block = next(iter(self._idle))
         self.content_is_lost(block)
@@ -175,3 +159,40 @@ class BlockPool:
         assert len(self._idle) <= self.max_idle_blocks, (
             f"{len(self._idle)} blocks are idle; the maximum is {self.max_idle_blocks}"
         )
+
+
+class BlockPool(Pool):
+    """The blocks of keys and values, and their memory.
+
+    The memory is one allocation, made at first use and as large as the budget. The operating system maps pages only
+    where a block is written.
+    """
+
+    def __init__(self, spec: KVSpec, num_blocks: int, max_idle_blocks: int = 0) -> None:
+        super().__init__(num_blocks, max_idle_blocks)
+        self.spec = spec
+        self._kv: list[LayerBlocks] = []
+        self._bytes = np.empty(
+            (0, 0), np.uint8
+        )  # [num_blocks, block_bytes], the same memory; empty until the first access
+
+    @property
+    def kv(self) -> list[LayerBlocks]:
+        """Blocks of each layer; allocated on first access. Raises MemoryError if the address space is exhausted."""
+        if not self._kv:
+            memory = reserved(self.spec.reserve, self.num_blocks, self.spec.block_bytes)
+            self._bytes, self._kv = memory.numpy(), self.spec.views(memory)
+        return self._kv
+
+    def copy(self, source: int, target: int, num_blocks: int = 1) -> None:
+        """Copies a run of adjacent blocks, all layers at once, to a run that does not overlap it."""
+        self._bytes[target : target + num_blocks] = self._bytes[source : source + num_blocks]
+
+
+def reserved(reserve: Callable[[int], Tensor], count: int, size: int) -> Tensor:
+    """Returns `reserve(count)`, which reserves `count` pieces of `size` bytes. Raises MemoryError if the address space
+    is exhausted."""
+    try:
+        return reserve(count)
+    except (OSError, OverflowError, ValueError) as error:
+        raise MemoryError(f"could not reserve {count * size} bytes of address space for the cache: {error}") from None

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pace.batch import BLOCK_SIZE, Group, KVSpec
 from pace.llm.cache.block_pool import BlockPool, num_blocks_of
 from pace.llm.sequence import Sequence
+from pace.states import State
 
 LONG_TEXT = 4
 """Layers are grouped for a text this many windows long."""
@@ -29,13 +30,14 @@ def by_lifetime(spec: KVSpec) -> KVSpec:
 
     Groups are about equal in size, because all blocks have the same size. Among the group sizes close to the best, the
     one with the fewest groups is chosen. Close means that a text of LONG_TEXT windows takes at most SPARE_SHARE more
-    memory. A single group that keeps everything is also a candidate, so layers are grouped only if that saves more."""
+    memory. A single group that keeps everything is also a candidate, so layers are grouped only if that saves more.
+    Layers with a state have no positions, so their group does not matter."""
     lifetimes: dict[int | None, list[int]] = {}
     for index, layer in enumerate(spec.layers):
-        if layer:
+        if layer and not isinstance(layer, State):
             lifetimes.setdefault(getattr(layer, "window", None), []).append(index)
-    if len(lifetimes) == 1:
-        [window] = lifetimes
+    if len(lifetimes) <= 1:
+        window = next(iter(lifetimes), None)
         return replace(spec, groups=(Group(tuple(range(len(spec.layers))), window),))
     in_order = sorted(lifetimes.items(), key=lambda lifetime: (lifetime[0] is not None, lifetime[0]))
     length = LONG_TEXT * max(window or 0 for window in lifetimes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 import weakref
@@ -35,7 +36,7 @@ class ThreadNotifier:
     def __init__(self) -> None:
         self._asleep: deque[Any] = deque()
         self._at_rest: deque[Any] = deque()
-        self._last_woken = 0.0
+        self._last_woken = -math.inf
 
     def notify(self, is_urgent: bool) -> None:
         _release_all(self._asleep)

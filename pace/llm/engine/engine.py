@@ -95,7 +95,7 @@ class Engine:
         wanted = cache.bytes_for(num_tokens) + self.drafter.bytes_for(num_tokens)
         return (
             f"the cache of {format_bytes(cache.budget_bytes)} has no room for more, at "
-            f"{format_bytes(cache.bytes_for(1) / BLOCK_SIZE)} a token; "
+            f"{format_bytes(cache.num_groups * cache.spec.block_bytes / BLOCK_SIZE)} a token; "
             f"load the model with kv_cache_bytes={wanted} ({format_bytes(wanted)}) or more, or shorten the text"
         )
 
@@ -142,6 +142,7 @@ class Engine:
             self.forced.extend(spans, self.cache)
         self.drafter.extend(spans, self.cache)
         with self.sampler.prepare(spans) if has_masks else NO_MASKS as pending:
+            self.cache.plan(spans)
             batch = self.batches.build(spans, self.cache.kv)
             logits = self.model.forward(batch)
             outcomes = self.sampler.sample(logits, spans, pending)

@@ -35,7 +35,7 @@ class ForcedTokens:
             tokens = mask.forced_after(sequence, self._vocab_size)
             if not tokens:
                 continue
-            most = min(tokens_left, rows_left) if strategy.needs_every_row else tokens_left
+            most = min(tokens_left, rows_left, cache.max_drafts) if strategy.needs_every_row else tokens_left
             tokens = tokens[: max(0, most)]
             tokens = tokens[: fit_drafts(sequence, len(tokens), cache, len(spans), self._recompute_length)]
             span.drafts, span.num_forced = tokens, len(tokens)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import time
 from bisect import insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 from typing import Any
 
@@ -167,6 +167,8 @@ class Scheduler:
             start = sequence.num_computed
             rows_free = max(0, sequence.logits_from - start) + rows_left
             num_tokens = min(sequence.num_pending, tokens_left, rows_free)
+            if sequence.prompt_sharers and self.cache.has_states:
+                num_tokens = min(num_tokens, self._num_to_share(sequence) or num_tokens)
             if sequence.media:
                 num_tokens = min(num_tokens, self.ready(sequence) - start)
             if num_tokens > 0 and sequence in self.running and self._reserve(sequence, start + num_tokens, spans):
@@ -174,6 +176,11 @@ class Scheduler:
                 tokens_left -= num_tokens
                 rows_left -= span.num_rows
         return list(spans.values())
+
+    @staticmethod
+    def _num_to_share(sequence: Sequence) -> int:
+        """Tokens until the sharers can take over: the states of the whole prompt would be no use to them."""
+        return max(0, sequence.num_prompt_tokens - 1 - sequence.num_computed)
 
     def _admit(self) -> None:
         """Moves waiting sequences to running while there is room, in order. Skips only sequences that wait for
@@ -188,9 +195,9 @@ class Scheduler:
             sequence.stats.admitted = sequence.stats.admitted or time.perf_counter()
 
     def _make_room(self, sequence: Sequence) -> bool:
-        """Makes room to run a waiting sequence: one of `max_sequences_per_step` and blocks for all its tokens. Frees
-        blocks of idle sequences, then, if that is enough, of running ones later in the order. Returns False if there is
-        no room."""
+        """Makes room to run a waiting sequence: one of `max_sequences_per_step`, blocks for all its tokens, and a slot
+        for its states. Frees those of idle sequences, then, if that is enough, of running ones later in the order.
+        Returns False if there is no room."""
         behind = sorted((other for other in self.running if _sort_key(other) > _sort_key(sequence)), key=_sort_key)
         while True:
             may_run = len(self.running) < self.max_sequences_per_step
@@ -203,18 +210,18 @@ class Scheduler:
             self._preempt(behind.pop())
 
     def _would_have_room(self, sequence: Sequence, behind: list[Sequence]) -> bool:
-        """True if `_has_room` would hold once idle sequences and those in `behind` have freed their blocks. Too
-        optimistic if they share blocks, which are counted once per holder."""
+        """True if `_has_room` would hold once idle sequences and those in `behind` have freed their room. Too
+        optimistic if they share blocks or slots, which are counted once per holder."""
         others = [other for other in (*self.parked, *self.waiting, *behind) if other is not sequence]
-        num_needed = self.cache.blocks_needed(sequence, len(sequence.tokens)) + self._blocks_to_grow(len(behind))
-        return num_needed <= self.cache.num_free_blocks + sum(map(self.cache.blocks_held, others))
+        room = sum(map(self.cache.room_held, others), self.cache.free_room)
+        return self._room_needed(sequence, leaving=behind).fits_in(room)
 
     def _has_room(self, sequence: Sequence) -> bool:
         """Reserves blocks for all tokens that the prefix cache does not have. Requires that each running sequence can
         still grow."""
         self.cache.reuse(sequence)
-        num_needed = self.cache.blocks_needed(sequence, len(sequence.tokens)) + self._blocks_to_grow()
-        return num_needed <= self.cache.num_free_blocks and self.cache.admit(sequence, len(sequence.tokens))
+        has_room = self._room_needed(sequence).fits_in(self.cache.free_room)
+        return has_room and self.cache.admit(sequence, len(sequence.tokens))
 
     def _has_room_afresh(self, sequence: Sequence) -> bool:
         """Calls `_has_room` after the only sequence left has freed its own blocks. A sequence truncated inside a block
@@ -223,9 +230,10 @@ class Scheduler:
         self.cache.free(sequence)
         return self._has_room(sequence)
 
-    def _blocks_to_grow(self, num_leaving: int = 0) -> int:
-        """Blocks the running sequences may need for their next token once `num_leaving` of them have left."""
-        return self.cache.num_groups * (len(self.running) - num_leaving)
+    def _room_needed(self, sequence: Sequence, leaving: Iterable[Sequence] = ()) -> Any:
+        """Room to run a waiting sequence, and for the next token of each running one that is not in `leaving`."""
+        staying = self.running.keys() - leaving
+        return sum(map(self.cache.room_to_grow, staying), self.cache.room_needed(sequence, len(sequence.tokens)))
 
     def _reserve(self, sequence: Sequence, num_tokens: int, spans: dict[Sequence, Span]) -> bool:
         """Reserves room up to `num_tokens`, and preempts sequences that have no span in this step yet if needed.
@@ -245,17 +253,13 @@ class Scheduler:
                 return True
         return False
 
-    def take_idle(self, sequence: Sequence, take: Callable[[], bool]) -> bool:
-        """Gives blocks to a parked sequence without any: calls `take`, which returns False if too few are free. Frees
-        blocks of other idle sequences if necessary. Returns False, and takes nothing, if that is not enough, or if
-        running sequences could not grow any more."""
-        while True:
-            if take():
-                if self.cache.num_free_blocks >= self._blocks_to_grow():
-                    return True
-                self.cache.free(sequence)
+    def make_idle_room(self, sequence: Sequence, take: Callable[[], bool]) -> bool:
+        """Calls `take`, which takes room for a parked sequence, until it returns True. Frees the room of one other idle
+        sequence after each failure. Returns False if there is none left."""
+        while not take():
             if not self._reclaim_idle(sequence):
                 return False
+        return True
 
     def _preempt_last(self, spared: Sequence, spans: dict[Sequence, Span]) -> bool:
         """Preempts the last running sequence in the order among those without a span. Returns False if there is

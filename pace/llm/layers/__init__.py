@@ -2,14 +2,24 @@
 `ops`."""
 
 from pace.llm.layers.attention import Attention
-from pace.llm.layers.base import Layer, Vectors
-from pace.llm.layers.block import Block, FeedForward
+from pace.llm.layers.base import Layer, ScaledVectors, Vectors
+from pace.llm.layers.block import Block, FeedForward, Mixer
+from pace.llm.layers.convolution import Convolution, ShortConvolution
 from pace.llm.layers.embedding import Embedding, LMHead, TiedLMHead
-from pace.llm.layers.experts import ExpertLinear, MixtureOfExperts, RouterLinear, expert_stacks
+from pace.llm.layers.experts import (
+    ExpertLinear,
+    LatentMixture,
+    MixtureOfExperts,
+    RouterLinear,
+    expert_stacks,
+    plain_expert_stacks,
+)
 from pace.llm.layers.latent_attention import LatentAttention, head_projections
-from pace.llm.layers.linear import GatedLinear, Linear, WeightPlan
-from pace.llm.layers.mlp import GatedMLP, PlainMLP
+from pace.llm.layers.linear import FloatLinear, GatedLinear, Linear, WeightPlan
+from pace.llm.layers.mamba import Gate, Mamba, ParallelMixers
+from pace.llm.layers.mlp import GatedMLP, PlainMLP, ScaledMLP
 from pace.llm.layers.norm import (
+    GatedNorm,
     HeadLayerNorm,
     HeadNorm,
     HeadUnitNorm,
@@ -19,35 +29,49 @@ from pace.llm.layers.norm import (
     RMSNorm,
     WholeNorm,
 )
+from pace.llm.layers.recurrence import DeltaNet, Rates
 from pace.llm.layers.rotary import NoRotary, RopeConfig, Rotary, Temperature
 from pace.llm.layers.weight_target import RowRange, TensorSource, WeightTarget
 
 __all__ = [
     "Attention",
     "Block",
+    "Convolution",
+    "DeltaNet",
     "Embedding",
     "ExpertLinear",
     "FeedForward",
+    "FloatLinear",
+    "Gate",
     "GatedLinear",
     "GatedMLP",
+    "GatedNorm",
     "HeadLayerNorm",
     "HeadNorm",
     "HeadUnitNorm",
     "LMHead",
     "LatentAttention",
+    "LatentMixture",
     "Layer",
     "LayerNorm",
     "Linear",
+    "Mamba",
+    "Mixer",
     "MixtureOfExperts",
     "NoHeadNorm",
     "NoNorm",
     "NoRotary",
+    "ParallelMixers",
     "PlainMLP",
     "RMSNorm",
+    "Rates",
     "RopeConfig",
     "Rotary",
     "RouterLinear",
     "RowRange",
+    "ScaledMLP",
+    "ScaledVectors",
+    "ShortConvolution",
     "WeightTarget",
     "TensorSource",
     "Temperature",
@@ -57,4 +81,5 @@ __all__ = [
     "WholeNorm",
     "expert_stacks",
     "head_projections",
+    "plain_expert_stacks",
 ]

@@ -17,7 +17,8 @@ class Attention(Layer):
     of `cache`.
 
     The rows of `qkv` are `num_heads` query heads of `cache.key_dim` elements, then `cache.kv_heads` key heads of the
-    same width. After them come `cache.kv_heads` value heads of `cache.value_dim` elements."""
+    same width. After them come `cache.kv_heads` value heads of `cache.value_dim` elements. With a gate, the last rows
+    are the gate of each channel of the context, or of each head."""
 
     def __init__(
         self,
@@ -33,10 +34,12 @@ class Attention(Layer):
         norm_last: bool = False,
         sinks: Vectors | None = None,
         temperature: Temperature | None = None,
+        gate: str | None = None,
     ):
         """`scale`: factor of the scores, by default `cache.key_dim ** -0.5`. `softcap`: scores become
         `softcap * tanh(score / softcap)`. `norm_last`: heads are rotated before they are normalised. `sinks`: one more
-        score per head, without a value. `temperature`: multiplies queries."""
+        score per head, without a value. `temperature`: multiplies queries. `gate`: activation of the gate that
+        multiplies the context, as in `ForwardOps.gate_`."""
         self.qkv = qkv
         self.output = output
         self.num_heads = num_heads
@@ -49,6 +52,7 @@ class Attention(Layer):
         self.sinks = sinks or Vectors({})
         self.norm_last = norm_last
         self.temperature = temperature or NoRotary()
+        self.gate = gate
 
     @property
     def readers(self) -> list[Linear]:
@@ -63,7 +67,7 @@ class Attention(Layer):
         kv: KVBlocks,
         residual: Tensor | None = None,
     ) -> Tensor:
-        q, k, v = self._heads(self.qkv(ops, x))
+        q, k, v, gate = self._heads(self.qkv(ops, x))
         if not self.norm_last:
             self._normalise(ops, q, k)
         self.rotary.rotate_(ops, q, angles)
@@ -75,18 +79,22 @@ class Attention(Layer):
         cache = self.cache
         options = AttentionOptions(self.scale, cache.window, self.softcap, self.sinks.values, cache.chunked)
         context = ops.attention(q, kv, batch.spans, options)
+        if self.gate is not None:
+            ops.gate_(context, gate, self.gate)
         return self.output(ops, context, residual=residual)
 
     def _normalise(self, ops: ForwardOps, q: Tensor, k: Tensor) -> None:
         self.query_norm(ops, q)
         self.key_norm(ops, k)
 
-    def _heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns views `[T, H, D]` into the columns of `qkv`."""
+    def _heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Returns views into the columns of `qkv`: three `[T, H, D]`, and the gate `[T, G]`."""
         cache, keys = self.cache, self.num_heads * self.cache.key_dim
         values = keys + cache.kv_heads * cache.key_dim
+        gates = values + cache.kv_heads * cache.value_dim
         return (
             qkv[:, :keys].unflatten(1, (self.num_heads, cache.key_dim)),
             qkv[:, keys:values].unflatten(1, (cache.kv_heads, cache.key_dim)),
-            qkv[:, values:].unflatten(1, (cache.kv_heads, cache.value_dim)),
+            qkv[:, values:gates].unflatten(1, (cache.kv_heads, cache.value_dim)),
+            qkv[:, gates:],
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -41,6 +41,12 @@ class Layer:
             for name, found in child.targets().items():
                 targets.setdefault(name, []).extend(found)
         return targets
+
+    def choose(self, tensors: Mapping[str, tuple[int, ...]]) -> None:
+        """Adapts `targets` to a checkpoint with tensors of these names and shapes, where it may have several forms.
+        Before `allocate`."""
+        for child in self.children():
+            child.choose(tensors)
 
     def norm_readers(self) -> list[tuple[Layer, list[Layer]]]:
         """Returns, for a decoder layer, the norms whose output only certain matrix products read, with those products.
@@ -103,7 +109,15 @@ class Vectors(Layer):
     def stored(self) -> Iterator[tuple[str, Tensor]]:
         """Yields names and vectors with the checkpoint's values."""
         for name, part in zip(self.lengths, self.values.split(list(self.lengths.values())) if self.lengths else ()):
-            yield name, part - self.offset if self.offset else part
+            yield name, self.to_file(part)
+
+    def from_file(self, values: Tensor) -> Tensor:
+        """Returns the model's values for some of the checkpoint's."""
+        return values.double() + self.offset if self.offset else values
+
+    def to_file(self, values: Tensor) -> Tensor:
+        """Returns the checkpoint's values for some of the model's."""
+        return values - self.offset if self.offset else values
 
     def allocate(self, ops: WeightOps, dtype: torch.dtype) -> None:
         if self.lengths:
@@ -117,8 +131,33 @@ class Vectors(Layer):
         return sum(self.lengths.values())
 
     def _fill(self, source: Tensor, start: int) -> None:
-        self.values[start : start + len(source)] = source.double() + self.offset if self.offset else source
+        self.values[start : start + len(source)] = self.from_file(source)
 
     @property
     def nbytes(self) -> int:
         return 0 if self.values is None else self.values.nbytes
+
+
+class ScaledVectors(Vectors):
+    """Vectors of the checkpoint times factors, such as one for each part of a vector."""
+
+    def __init__(
+        self, lengths: dict[str, int], factors: Sequence[tuple[int, float]], sources: Mapping[str, TensorSource] = {}
+    ):
+        """`factors`: pairs of a number of elements and their factor, from the first element of the first vector on."""
+        super().__init__(lengths, sources)
+        self.factors = factors
+
+    def stored(self) -> Iterator[tuple[str, Tensor]]:
+        factors = self._factors().split(list(self.lengths.values()))
+        for (name, part), of_part in zip(super().stored(), factors, strict=True):
+            yield name, part / of_part
+
+    def _fill(self, source: Tensor, start: int) -> None:
+        end = start + len(source)
+        self.values[start:end] = source.double() * self._factors()[start:end]
+
+    def _factors(self) -> Tensor:
+        """Returns the factor of each element, float64."""
+        counts, factors = zip(*self.factors)
+        return torch.tensor(factors, dtype=torch.float64).repeat_interleave(torch.tensor(counts))

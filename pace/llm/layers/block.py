@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from torch import Tensor
 
@@ -17,12 +17,15 @@ from pace.ops.protocol import ForwardOps
 
 Norm = RMSNorm | LayerNorm | NoNorm
 
+MixerBlocks = LayerBlocks | tuple[LayerBlocks, ...]
+"""The cache of a mixer, in the form of its `cache`."""
+
 
 class Mixer(Protocol):
     """Protocol of a `Layer` that combines each position with those before it, such as attention."""
 
-    cache: LayerCache
-    """What it caches for each position."""
+    cache: LayerCache | tuple[LayerCache, ...]
+    """What it caches for each position; a tuple for a mixer that is several, each with a cache of its own."""
 
     @property
     def readers(self) -> list[Linear]:
@@ -34,7 +37,7 @@ class Mixer(Protocol):
         x: Tensor,
         angles: Angles,
         batch: ForwardBatch,
-        kv: LayerBlocks,
+        kv: MixerBlocks,
         residual: Tensor | None = None,
     ) -> Tensor: ...
 
@@ -46,6 +49,27 @@ class FeedForward(Protocol):
     def readers(self) -> list[Linear]: ...
 
     def __call__(self, ops: ForwardOps, x: Tensor, residual: Tensor | None = None) -> Tensor: ...
+
+
+class NoMixer(Layer):
+    """Null object for a block that is only a feed-forward: adds nothing."""
+
+    cache: LayerCache = None
+    readers: ClassVar[list[Linear]] = []
+
+    def __call__(
+        self, ops: ForwardOps, x: Tensor, angles: Angles, batch: ForwardBatch, kv: MixerBlocks, residual: Tensor
+    ) -> Tensor:
+        return residual
+
+
+class NoFeedForward(Layer):
+    """Null object for a block that is only a mixer: adds nothing."""
+
+    readers: ClassVar[list[Linear]] = []
+
+    def __call__(self, ops: ForwardOps, x: Tensor, residual: Tensor) -> Tensor:
+        return residual
 
 
 class Block(Layer):
@@ -86,9 +110,19 @@ class Block(Layer):
         self.branch_scale = branch_scale
 
     @property
-    def cache(self) -> LayerCache:
+    def cache(self) -> LayerCache | tuple[LayerCache, ...]:
         """What the layer caches for each position."""
         return self.mixer.cache
+
+    @classmethod
+    def of_mixer(cls, norm: Norm, mixer: Mixer) -> Block:
+        """Makes the block `x + mixer(norm(x))`."""
+        return cls(norm, mixer, NoNorm(), NoFeedForward())
+
+    @classmethod
+    def of_feed_forward(cls, norm: Norm, mlp: FeedForward) -> Block:
+        """Makes the block `x + mlp(norm(x))`."""
+        return cls(NoNorm(), NoMixer(), norm, mlp)
 
     def norm_readers(self) -> list[tuple[Layer, list[Layer]]]:
         if self.mlp_norm is None:
@@ -97,7 +131,7 @@ class Block(Layer):
             found = [(self.mixer_norm, self.mixer.readers), (self.mlp_norm, self.mlp.readers)]
         return [(norm, readers) for norm, readers in found if not isinstance(norm, NoNorm)]
 
-    def __call__(self, ops: ForwardOps, x: Tensor, angles: Angles, batch: ForwardBatch, kv: LayerBlocks) -> Tensor:
+    def __call__(self, ops: ForwardOps, x: Tensor, angles: Angles, batch: ForwardBatch, kv: MixerBlocks) -> Tensor:
         normed = self.mixer_norm(ops, x)
         mixer = partial(self.mixer, ops, normed, angles, batch, kv)
         if self.parallel:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pace.llm.layers.base import Layer, Vectors
-from pace.llm.layers.linear import GatedLinear, Linear
-from pace.llm.layers.mlp import GatedMLP
+from pace.llm.layers.linear import FloatLinear, GatedLinear, Linear
+from pace.llm.layers.mlp import GatedMLP, PlainMLP
 from pace.llm.layers.weight_target import RowRange, TensorSource
 from pace.ops.experts import ClampedSwiglu, Router
 from pace.ops.protocol import ExpertOptions, ForwardOps, Stack, WeightOps
@@ -20,11 +21,9 @@ Form = Callable[[int], Parts]
 """Expert -> the parts of its matrix; one of the layouts of a stack in checkpoints."""
 
 
-class RouterLinear(Linear):
+class RouterLinear(FloatLinear):
     """Logits of experts `[T, E]`. Stored in float32, because a small error chooses another expert; quantised only if
     the checkpoint's is."""
-
-    keeps_floats = True
 
     def storage(self, dtype: torch.dtype) -> AnyLayout:
         return super().storage(torch.promote_types(dtype, torch.float32))
@@ -124,8 +123,9 @@ class ExpertLinear(Layer):
 
 class MixtureOfExperts(Layer):
     """Mixture of experts: `residual + w1 f1(x) + w2 f2(x) + ... + shared(x)`. `router` chooses the experts by the
-    logits `gate(x)` and an optional `choice_bias`. `shared` is an optional feed-forward of all tokens, which an
-    optional `shared_gate` multiplies by `sigmoid(shared_gate(x))`."""
+    logits `gate(x)` and an optional `choice_bias`. Experts are gated if `gate_up` is made with `glu`, else `gate_up` is
+    only their up. `shared` is an optional feed-forward of all tokens, which an optional `shared_gate` multiplies by
+    `sigmoid(shared_gate(x))`."""
 
     operator = "mlp"
 
@@ -137,7 +137,7 @@ class MixtureOfExperts(Layer):
         down: ExpertLinear,
         activation: str | ClampedSwiglu,
         choice_bias: Vectors | None = None,
-        shared: GatedMLP | None = None,
+        shared: GatedMLP | PlainMLP | None = None,
         shared_gate: RouterLinear | None = None,
         weigh_inputs: bool = False,
     ):
@@ -159,8 +159,7 @@ class MixtureOfExperts(Layer):
 
     def __call__(self, ops: ForwardOps, x: Tensor, residual: Tensor | None = None) -> Tensor:
         routing = ops.route(self.gate(ops, x), self.router, self.choice_bias.values)
-        options = ExpertOptions(self.activation, self.gate_up.biases, self.down.biases, self.weigh_inputs)
-        y = ops.experts(x, self.gate_up.stack, self.down.stack, routing, options, residual)
+        y = self.routed(ops, x, routing, residual)
         if self.shared is None:
             return y
         if self.shared_gate is None:
@@ -168,6 +167,31 @@ class MixtureOfExperts(Layer):
         of_all = self.shared(ops, x)
         ops.gate_(of_all, self.shared_gate(ops, x))
         return y + of_all
+
+    def routed(self, ops: ForwardOps, x: Tensor, routing: Tensor, residual: Tensor | None) -> Tensor:
+        """Returns `residual + w1 f1(x) + w2 f2(x) + ...`."""
+        options = ExpertOptions(self.activation, self.gate_up.biases, self.down.biases, self.weigh_inputs)
+        return ops.experts(x, self.gate_up.stack, self.down.stack, routing, options, residual)
+
+
+class LatentMixture(MixtureOfExperts):
+    """A mixture whose experts run in a narrower space: `residual + up(w1 f1(down(x)) + ...) + shared(x)`, with the two
+    products `to_latent` and `from_latent` as down and up. Router and shared MLP read x."""
+
+    def __init__(self, to_latent: Linear, from_latent: Linear, *parts: Any, **options: Any):
+        """`parts`, `options`: the arguments of `MixtureOfExperts`."""
+        super().__init__(*parts, **options)
+        self.to_latent = to_latent
+        self.from_latent = from_latent
+
+    @property
+    def readers(self) -> list[Linear]:
+        of_experts = set(self.gate_up.experts)
+        return [self.to_latent, *(reader for reader in super().readers if reader not in of_experts)]
+
+    def routed(self, ops: ForwardOps, x: Tensor, routing: Tensor, residual: Tensor | None) -> Tensor:
+        y = super().routed(ops, self.to_latent(ops, x), routing, None)
+        return self.from_latent(ops, y, residual=residual)
 
 
 # -- layouts of a stack in checkpoints
@@ -245,4 +269,22 @@ def expert_stacks(
             stacked(name, down, hidden, count, inner),
             bias=bias,
         ),
+    )
+
+
+def plain_expert_stacks(name: str, count: int, hidden: int, inner: int) -> tuple[ExpertLinear, ExpertLinear]:
+    """Up and down of `count` experts without gates below `name`. Their tensors are up_proj and down_proj of each expert
+    or of all."""
+
+    def forms(tensor: str, rows: int, k: int) -> tuple[Form, ...]:
+        one = (tensor,)
+        return (
+            one_by_one(name, one, rows),
+            fused(f"{name}.{tensor}", rows, count, k),
+            stacked(name, one, rows, count, k),
+        )
+
+    return (
+        ExpertLinear(count, hidden, *forms("up_proj", inner, hidden)),
+        ExpertLinear(count, inner, *forms("down_proj", hidden, inner)),
     )

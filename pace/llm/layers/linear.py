@@ -140,6 +140,12 @@ class Linear(Layer):
         return super().nbytes + (0 if self.weight is None else self.weight.nbytes)
 
 
+class FloatLinear(Linear):
+    """A product that no QuantizationConfig quantises, such as that of the decays of a state."""
+
+    keeps_floats = True
+
+
 class GatedLinear(Linear):
     """Gated product `activation(x Wg' + bg) * (x Wu' + bu)`, `[T, N / 2]`; the rows of W are `[gate; up]`."""
 

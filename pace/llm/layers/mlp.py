@@ -27,6 +27,19 @@ class GatedMLP(Layer):
         return self.down(ops, self.gate_up(ops, x, self.activation), residual=residual)
 
 
+class ScaledMLP(GatedMLP):
+    """`residual + scale * down(act(gate(x)) * up(x))`."""
+
+    def __init__(self, gate_up: GatedLinear, down: Linear, activation: str, scale: float):
+        super().__init__(gate_up, down, activation)
+        self.scale = scale
+
+    def __call__(self, ops: ForwardOps, x: Tensor, residual: Tensor) -> Tensor:
+        y = super().__call__(ops, x)
+        ops.scale_(y, self.scale)
+        return residual + y
+
+
 class PlainMLP(Layer):
     """`residual + down(act(up(x)))`."""
 

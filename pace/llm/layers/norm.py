@@ -37,6 +37,25 @@ class LayerNorm(Layer):
         return ops.layer_norm(x, self.weight.values, self.bias.values, self.eps)
 
 
+class GatedNorm(Layer):
+    """The RMS norm of each of `groups` equal parts of a row of `x [T, K]`, with an activated gate `[T, K]`:
+    `norm(x) * activation(gate)`, or `norm(x * activation(gate))` without `norm_first`.
+
+    `size`: elements of the weight, either K or those of one part."""
+
+    def __init__(
+        self, name: str, size: int, eps: float, groups: int, activation: str = "silu", norm_first: bool = True
+    ):
+        self.weight = Vectors({f"{name}.weight": size})
+        self.eps = eps
+        self.groups = groups
+        self.activation = activation
+        self.norm_first = norm_first
+
+    def __call__(self, ops: ForwardOps, x: Tensor, gate: Tensor) -> Tensor:
+        return ops.gated_norm(x, gate, self.weight.values, self.eps, self.groups, self.activation, self.norm_first)
+
+
 class NoNorm(Layer):
     """Returns x unchanged."""
 

@@ -15,9 +15,9 @@ import torch
 from pace import _C, __version__, env
 from pace.batch import BLOCK_SIZE
 from pace.checkpoints.reader import CheckpointReader
-from pace.llm.cache.groups import most_bytes
 from pace.llm.cache.identity import ModelIdentity, Setting
 from pace.llm.cache.manager import CacheManager, spec_of
+from pace.llm.cache.state_cache import budget_for
 from pace.llm.configs import KVCacheType, SamplingConfig
 from pace.llm.engine.engine import Engine
 from pace.llm.loading.checkpoint import Checkpoint
@@ -305,7 +305,8 @@ def _check_budget(options: LoadOptions, model: BaseModelForCausalLM, draft_share
         budget = parse_bytes(options.kv_cache_bytes)
         length = options.max_seq_len
         spec = spec_of(model.kv_spec, options.kv_cache_type)
-        least = math.ceil(most_bytes(spec, length or 1, tokens_per_step(model)) / (1 - draft_share))
+        max_drafts = options.cache_options["max_drafts"]
+        least = math.ceil(budget_for(spec, length or 1, tokens_per_step(model), max_drafts) / (1 - draft_share))
         if budget < least:
             why = f"max_seq_len={length} tokens take" if length else f"a block of {BLOCK_SIZE} tokens takes"
             raise ValueError(

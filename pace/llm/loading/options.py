@@ -215,6 +215,7 @@ class LoadOptions:
             "kv_cache_type": self.kv_cache_type,
             "bmc_rows": self.bmc_rows,
             "prefix_cache_bytes": self.prefix_bytes,
+            "max_drafts": self.spec_config.num_draft_tokens if self.spec_config else 0,
         }
 
     @property

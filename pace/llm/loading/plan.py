@@ -39,8 +39,7 @@ def plan_layout(
     model.stored_as = getattr(reader, "file_type", None)
     names = match_names(model, reader)
     shapes = {here: tuple(reader.tensors[name][1]) for name, here in names.items()}
-    for stack in model.stacks():
-        stack.choose(shapes)
+    model.choose(shapes)
     targets = model.targets()
     for name, claims in targets.items():
         check_targets(name, claims)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pace.batch import ForwardBatch, KVSpec
+from pace.batch import ForwardBatch, KVSpec, LayerBlocks, LayerCache
 from pace.llm.layers import (
     Block,
     Embedding,
@@ -24,6 +25,7 @@ from pace.llm.layers import (
     TiedLMHead,
 )
 from pace.llm.layers.base import FLOAT_DTYPES
+from pace.llm.layers.block import MixerBlocks
 from pace.llm.layers.rotary import Angles
 from pace.llm.loading.fill import TensorReader, load_weights
 from pace.llm.loading.packed_weights import WeightsFile
@@ -111,8 +113,8 @@ class BaseModelForCausalLM(Layer):
 
     @property
     def kv_spec(self) -> KVSpec:
-        """The cache of the model: what each layer's attention keeps."""
-        return KVSpec(tuple(layer.cache for layer in self.layers), self.kv_dtype)
+        """The cache of the model: what the mixers of each layer keep, layer by layer."""
+        return KVSpec(tuple(cache for layer in self.layers for cache in _each(layer.cache)), self.kv_dtype)
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Returns logits `[R, V]` of `batch.logit_rows`, op by op; writes the batch's targets of the cache."""
@@ -136,10 +138,17 @@ class BaseModelForCausalLM(Layer):
         """`forward` after the angles are computed: only `ops`, views, sums and the choice of rows, so that it can be
         recorded (pace/graph). The final norm and the head run only on the logit rows."""
         x = self.embed(ops, batch)
-        for index, (layer, kv) in enumerate(zip(self.layers, batch.kv, strict=True)):
+        for index, (layer, kv) in enumerate(zip(self.layers, self._of_layers(batch.kv), strict=True)):
             x = layer(ops, x, angles, batch.of_layer(kv), kv)
             self.after_layer(ops, batch, x, index)
         return self.head(ops, x[batch.logit_rows])
+
+    def _of_layers(self, kv: list[LayerBlocks]) -> Iterator[MixerBlocks]:
+        """Yields the cache of each layer."""
+        parts = iter(kv)
+        for layer in self.layers:
+            found = tuple(islice(parts, len(_each(layer.cache))))
+            yield found if isinstance(layer.cache, tuple) else found[0]
 
     def embed(self, ops: ForwardOps, batch: ForwardBatch) -> Tensor:
         """Returns `[T, hidden]`: the input of the first layer."""
@@ -226,3 +235,8 @@ class BaseModelForCausalLM(Layer):
             for part in inside:
                 totals[type(part).__name__] += size(part)
         return dict(totals)
+
+
+def _each(cache: LayerCache | tuple[LayerCache, ...]) -> tuple[LayerCache, ...]:
+    """The caches of a layer, of which there is usually one."""
+    return cache if isinstance(cache, tuple) else (cache,)

@@ -1,4 +1,5 @@
-"""The field `layer_types` of a config.json: layers that see all positions, and layers with a window."""
+"""The field `layer_types` of a config.json: layers that see all positions, layers with a window, and layers with a
+state."""
 
 from __future__ import annotations
 
@@ -8,6 +9,8 @@ from pace.llm.models.model_config import declared
 
 FULL, SLIDING = LAYER_TYPES = ("full_attention", "sliding_attention")
 CHUNKED = "chunked_attention"
+LINEAR = "linear_attention"
+CONVOLUTION = "conv"
 
 
 def layer_types(kinds: tuple[str, ...] = LAYER_TYPES) -> Any:
@@ -31,6 +34,6 @@ def check_layer_types(types: tuple[str, ...] | None, num_layers: int) -> None:
         raise ValueError(f"config.json: layer_types must name all {num_layers} layers; got {len(types)}")
 
 
-def every(period: int, num_layers: int) -> tuple[str, ...]:
-    """Types in which the last of each `period` layers sees all positions, and the others a window."""
-    return tuple(FULL if (layer + 1) % period == 0 else SLIDING for layer in range(num_layers))
+def every(period: int, num_layers: int, other: str = SLIDING) -> tuple[str, ...]:
+    """Types in which the last of each `period` layers sees all positions, and the others are of type `other`."""
+    return tuple(FULL if (layer + 1) % period == 0 else other for layer in range(num_layers))

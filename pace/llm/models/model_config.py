@@ -34,6 +34,8 @@ MAX_COUNT = 2**24
 """Upper bound of every size but positions. The largest vocabulary of a real model is 2^18.6, the largest MLP 2^18."""
 MAX_LAYERS = 2**12
 """Layers are Python objects that exist before the checkpoint is checked; the deepest known model has 126."""
+MAX_KERNEL = 2**8
+"""Width of a causal convolution; the widest of a known model is 7."""
 MAX_POSITIONS = 2**31 - 1
 """Positions are int32 in the kernels."""
 
@@ -144,6 +146,7 @@ ACTIVATION_NAMES = {
     "gelu_fast": "gelu_fast",
     "quick_gelu": "quick_gelu",
     "relu": "relu",
+    "relu2": "relu2",
 }
 """transformers' name -> name in `pace.ops`, for all implemented activations."""
 

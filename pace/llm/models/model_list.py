@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from pace.llm.models.base_model import BaseModelForCausalLM
+from pace.llm.models.families.bamba import BambaForCausalLM
 from pace.llm.models.families.chatglm import ChatGLMForConditionalGeneration
 from pace.llm.models.families.cohere import Cohere2ForCausalLM, CohereForCausalLM
 from pace.llm.models.families.deepseek_v2 import DeepseekV2ForCausalLM
 from pace.llm.models.families.deepseek_v3 import DeepseekV3ForCausalLM
 from pace.llm.models.families.ernie4_5 import Ernie4_5ForCausalLM
 from pace.llm.models.families.ernie4_5_moe import Ernie4_5_MoeForCausalLM
+from pace.llm.models.families.falcon_h1 import FalconH1ForCausalLM
 from pace.llm.models.families.gemma2 import Gemma2ForCausalLM
 from pace.llm.models.families.gemma3 import Gemma3ForConditionalGeneration
 from pace.llm.models.families.glm import Glm4ForCausalLM, GlmForCausalLM
@@ -22,15 +24,21 @@ from pace.llm.models.families.gpt_oss import GptOssForCausalLM
 from pace.llm.models.families.gptj import GPTJForCausalLM
 from pace.llm.models.families.granite import GraniteForCausalLM
 from pace.llm.models.families.granitemoe import GraniteMoeForCausalLM, GraniteMoeSharedForCausalLM
+from pace.llm.models.families.granitemoehybrid import GraniteMoeHybridForCausalLM
 from pace.llm.models.families.hunyuan import HunYuanDenseV1ForCausalLM
 from pace.llm.models.families.hunyuan_moe import HunYuanMoEV1ForCausalLM
+from pace.llm.models.families.lfm2 import Lfm2ForCausalLM
+from pace.llm.models.families.lfm2_moe import Lfm2MoeForCausalLM
 from pace.llm.models.families.llama import LlamaForCausalLM
 from pace.llm.models.families.llama4 import Llama4ForConditionalGeneration
+from pace.llm.models.families.mamba2 import Mamba2ForCausalLM
 from pace.llm.models.families.minicpm import MiniCPMForCausalLM
 from pace.llm.models.families.minicpm3 import MiniCPM3ForCausalLM
 from pace.llm.models.families.mistral import MistralForCausalLM
 from pace.llm.models.families.mixtral import MixtralForCausalLM
+from pace.llm.models.families.nemotron_h import NemotronHForCausalLM
 from pace.llm.models.families.olmo import Olmo2ForCausalLM, Olmo3ForCausalLM
+from pace.llm.models.families.olmo_hybrid import OlmoHybridForCausalLM
 from pace.llm.models.families.olmoe import OlmoeForCausalLM
 from pace.llm.models.families.opt import OPTForCausalLM
 from pace.llm.models.families.phi import PhiForCausalLM
@@ -39,8 +47,11 @@ from pace.llm.models.families.phimoe import PhimoeForCausalLM
 from pace.llm.models.families.qwen2 import Qwen2ForCausalLM
 from pace.llm.models.families.qwen2_moe import Qwen2MoeForCausalLM
 from pace.llm.models.families.qwen3 import Qwen3ForCausalLM
+from pace.llm.models.families.qwen3_5 import Qwen3_5ForConditionalGeneration
+from pace.llm.models.families.qwen3_5_moe import Qwen3_5MoeForConditionalGeneration
 from pace.llm.models.families.qwen3_asr import Qwen3ASRForConditionalGeneration
 from pace.llm.models.families.qwen3_moe import Qwen3MoeForCausalLM
+from pace.llm.models.families.qwen3_next import Qwen3NextForCausalLM
 from pace.llm.models.families.qwen3_omni_moe import Qwen3OmniMoeForConditionalGeneration
 from pace.llm.models.families.qwen3_vl_moe import Qwen3VLMoeForConditionalGeneration
 from pace.llm.models.families.qwen_vl import (
@@ -55,6 +66,7 @@ from pace.llm.models.model_config import ModelConfig
 from pace.naming import shown
 
 MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
+    BambaForCausalLM,
     ChatGLMForConditionalGeneration,
     Cohere2ForCausalLM,
     CohereForCausalLM,
@@ -62,6 +74,7 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     DeepseekV3ForCausalLM,
     Ernie4_5_MoeForCausalLM,
     Ernie4_5ForCausalLM,
+    FalconH1ForCausalLM,
     Gemma2ForCausalLM,
     Gemma3ForConditionalGeneration,
     Glm4ForCausalLM,
@@ -74,18 +87,24 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     GptOssForCausalLM,
     GraniteForCausalLM,
     GraniteMoeForCausalLM,
+    GraniteMoeHybridForCausalLM,
     GraniteMoeSharedForCausalLM,
     HunYuanDenseV1ForCausalLM,
     HunYuanMoEV1ForCausalLM,
+    Lfm2ForCausalLM,
+    Lfm2MoeForCausalLM,
     Llama4ForConditionalGeneration,
     LlamaForCausalLM,
+    Mamba2ForCausalLM,
     MiniCPM3ForCausalLM,
     MiniCPMForCausalLM,
     MistralForCausalLM,
     MixtralForCausalLM,
+    NemotronHForCausalLM,
     Olmo2ForCausalLM,
     Olmo3ForCausalLM,
     OlmoeForCausalLM,
+    OlmoHybridForCausalLM,
     OPTForCausalLM,
     Phi3ForCausalLM,
     PhiForCausalLM,
@@ -94,9 +113,12 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     Qwen2ForCausalLM,
     Qwen2MoeForCausalLM,
     Qwen2VLForConditionalGeneration,
+    Qwen3_5ForConditionalGeneration,
+    Qwen3_5MoeForConditionalGeneration,
     Qwen3ASRForConditionalGeneration,
     Qwen3ForCausalLM,
     Qwen3MoeForCausalLM,
+    Qwen3NextForCausalLM,
     Qwen3OmniMoeForConditionalGeneration,
     Qwen3VLForConditionalGeneration,
     Qwen3VLMoeForConditionalGeneration,
@@ -107,6 +129,8 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
 MODEL_LIST = {model_class.__name__: model_class for model_class in MODEL_CLASSES} | {
     "Gemma3ForCausalLM": Gemma3ForConditionalGeneration,
     "Llama4ForCausalLM": Llama4ForConditionalGeneration,
+    "Qwen3_5ForCausalLM": Qwen3_5ForConditionalGeneration,
+    "Qwen3_5MoeForCausalLM": Qwen3_5MoeForConditionalGeneration,
     "Qwen3OmniMoeThinkerForConditionalGeneration": Qwen3OmniMoeForConditionalGeneration,
 }
 

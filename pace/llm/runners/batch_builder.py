@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from pace.batch import BLOCK_SIZE, ForwardBatch, GivenRows, LayerBlocks, Spans
+from pace.batch import BLOCK_SIZE, ForwardBatch, GivenRows, KVBlocks, LayerBlocks, Spans
 from pace.llm.sequence import Sequence, Span
 from pace.media.media import Media
+from pace.states import StateSlots, StateSpans
 
 _TABLE_STEP = 8
 """The block table's width grows in steps of this, so that decoding changes the shape every 128 tokens instead of every
@@ -52,11 +53,32 @@ class BatchBuilder:
             for logit_row in range(first - num_rows, first):
                 self._logit_rows[row] = logit_row
                 row += 1
+        batch = self._batch
+        if batch.states is not None:
+            batch = self._with_states(spans, batch.states)
         if self._rows_of and any(span.sequence.media for span in spans):
-            return self._with_media(spans, self._rows_of)
-        return self._batch
+            batch = self._with_media(spans, self._rows_of, batch)
+        return batch
 
-    def _with_media(self, spans: list[Span], rows_of: Callable[[Sequence, Media], Tensor]) -> ForwardBatch:
+    def _with_states(self, spans: list[Span], states: StateSpans) -> ForwardBatch:
+        """The batch, with the slots that the spans' plans read and write."""
+        marks: list[tuple[int, int]] = []
+        for index, span in enumerate(spans):
+            step = span.sequence.state.step
+            assert step is not None, f"the cache has no plan for {span}"
+            self._states[:, index] = step.read, step.replay, step.write, step.certain
+            marks += step.marks
+            self._mark_start[index + 1] = len(marks)
+        if not marks:
+            return self._batch
+        rows, slots = torch.tensor(marks, dtype=torch.int32).t().contiguous()
+        changes = {"states": replace(states, mark_rows=rows, mark_slots=slots)}
+        others = tuple(replace(other, **changes) for other in self._batch.others)
+        return replace(self._batch, **changes, others=others)
+
+    def _with_media(
+        self, spans: list[Span], rows_of: Callable[[Sequence, Media], Tensor], batch: ForwardBatch
+    ) -> ForwardBatch:
         """The batch, with the rows of the media that spans overlap, and the positions of their tokens. Rows of a tower
         end with zeros if another tower has wider ones."""
         rows, places, positions, first = [], [], [], 0
@@ -76,8 +98,8 @@ class BatchBuilder:
             changes["given"] = GivenRows(torch.cat(padded), torch.from_numpy(np.concatenate(places)))
         if positions[0] is not None:
             changes["angle_positions"] = torch.from_numpy(np.concatenate(positions, 1))
-        others = tuple(replace(other, **changes) for other in self._batch.others)
-        return replace(self._batch, **changes, others=others)
+        others = tuple(replace(other, **changes) for other in batch.others)
+        return replace(batch, **changes, others=others)
 
     def _fill(self, span: Span, end: int, first: int) -> None:
         """Writes the tokens of one span, starting at column `first`."""
@@ -117,12 +139,19 @@ class BatchBuilder:
         self._query_start = np.zeros(num_spans + 1, dtype=np.int32)
         self._kv_len = np.zeros(num_spans, dtype=np.int32)
         self._block_table = np.zeros((num_spans, width), dtype=np.int32)
-        num_others = max((layer.group for layer in kv if layer), default=0)
+        num_others = max((layer.group for layer in kv if isinstance(layer, KVBlocks)), default=0)
         self._others = [
             (np.zeros((num_spans, width), dtype=np.int32), np.zeros(num_tokens, dtype=np.int64))
             for _ in range(num_others)
         ]
         tensor = torch.from_numpy
+        states = None
+        if any(isinstance(layer, StateSlots) for layer in kv):
+            self._states = np.zeros((4, num_spans), dtype=np.int32)
+            self._mark_start = np.zeros(num_spans + 1, dtype=np.int32)
+            no_marks = torch.empty(0, dtype=torch.int32)
+            parts = map(tensor, (self._query_start, *self._states, self._mark_start))
+            states = StateSpans(*parts, mark_rows=no_marks, mark_slots=no_marks)
         batch = ForwardBatch(
             tokens=tensor(self._tokens),
             positions=tensor(self._positions),
@@ -131,6 +160,7 @@ class BatchBuilder:
             slots=tensor(self._slots),
             logit_rows=tensor(self._logit_rows),
             kv=kv,
+            states=states,
         )
         others = (
             replace(batch, spans=replace(batch.spans, block_table=tensor(table)), slots=tensor(slots))

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from pace.llm.cache.groups import by_lifetime, most_bytes
+from pace.llm.cache.groups import by_lifetime
 from pace.llm.cache.manager import STEP_TOKENS, CacheManager, spec_of
+from pace.llm.cache.state_cache import budget_for
 from pace.llm.configs import KVCacheType
 from pace.llm.engine.drafter import Drafter, NoDraft
 from pace.llm.loading.checkpoint import Checkpoint
@@ -83,12 +84,12 @@ class Speculation:
             fill_model(self.model, self.checkpoint, threads, progress)
 
     def cache_share(self, target: BaseModelForCausalLM, kv_cache_type: KVCacheType | str) -> Fraction:
-        """Returns the draft model's fraction of the cache bytes: its share of both models' keys and values for the
-        longest sequence. `kv_cache_type` is the target's."""
+        """Returns the draft model's fraction of the cache bytes: its share of both models' caches for the longest
+        sequence. `kv_cache_type` is the target's."""
         if self.model is None:
             return Fraction(0)
         specs = by_lifetime(self.model.kv_spec), spec_of(target.kv_spec, kv_cache_type)
-        own, others = (most_bytes(spec, target.max_position_embeddings, STEP_TOKENS) for spec in specs)
+        own, others = (budget_for(spec, target.max_position_embeddings, STEP_TOKENS) for spec in specs)
         return Fraction(own, own + others)
 
     def drafter(

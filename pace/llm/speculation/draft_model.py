@@ -216,6 +216,7 @@ class DraftModel:
     def _forward(self, spans: list[Span]) -> Tensor:
         """Computes the spans. Returns the logits of the wanted rows, cut to the target's vocabulary."""
         begin = self._clock()
+        self.cache.plan(spans)
         logits = self.model.forward(self._batches.build(spans, self.cache.kv))
         self._spent += self.costs.add(sum(span.num_tokens for span in spans), self._clock() - begin)
         for span in spans:

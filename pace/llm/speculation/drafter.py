@@ -96,7 +96,7 @@ class SpeculativeDrafter:
         if not any(chosen):
             return
         chosen = [
-            fit_drafts(sequence, length, cache, len(spans), self._recompute_length)
+            fit_drafts(sequence, min(length, cache.max_drafts), cache, len(spans), self._recompute_length)
             for sequence, length in zip(sequences, chosen)
         ]
         if any(chosen):

@@ -25,6 +25,23 @@ def softcap_(x: Tensor, cap: float) -> None:
     _C.softcap(x, cap)
 
 
+def gate_(x: Tensor, gate: Tensor, activation: str | None = "sigmoid") -> None:
+    rows, columns = check_rows("x", x)
+    found, gates = check_rows("gate", gate)
+    check_gate(columns, gates)
+    if found != rows:
+        raise ValueError(f"x has {rows} rows, gate has {found}")
+    _C.gate(x, gate, activation)
+
+
+def check_gate(columns: int, gates: int) -> None:
+    """Raises ValueError unless each of `gates` columns can be the gate of the same number of columns."""
+    if gates < 1 or columns % gates:
+        raise ValueError(
+            f"gate must be float32 [T, G], where G divides the {columns} columns of x; got {gates} columns"
+        )
+
+
 def given_rows(rows: Tensor) -> Tensor:
     out = torch.empty(check_rows("rows", rows))
     _C.place_rows(out, rows, None, False)

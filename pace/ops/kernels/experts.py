@@ -96,13 +96,6 @@ def heads_linear(x: Tensor, weights: ExpertStack) -> Tensor:
     return out
 
 
-def gate_(x: Tensor, gate: Tensor) -> None:
-    rows, _ = check_rows("x", x)
-    if check_rows("gate", gate) != (rows, 1):
-        raise ValueError(f"gate must be float32 [{rows}, 1]; got {describe(gate)}")
-    _C.gate(x, gate)
-
-
 # -- checks that recorded operations share
 
 
@@ -113,8 +106,10 @@ def check_choice_bias(choice_bias: Tensor | None, router: Router) -> None:
 
 def check_stacks(gate_up: ExpertStack, down: ExpertStack, options: ExpertOptions) -> None:
     """Raises ValueError unless the output of `gate_up` fits the input of `down`, and biases fit both."""
-    if not gate_up.glu or down.glu:
-        raise ValueError("experts are a stack of gate and up, made with glu=True, and one of down, made without")
+    if down.glu:
+        raise ValueError("the stack of down is made without glu")
+    if not gate_up.glu and not isinstance(options.activation, str):
+        raise ValueError(f"experts without gates have the name of an activation; got {options.activation}")
     if len(gate_up) != len(down) or gate_up.n_out != down.k:
         raise ValueError(
             f"gate_up gives {gate_up.n_out} elements from each of {len(gate_up)} experts, and down takes {down.k} in "

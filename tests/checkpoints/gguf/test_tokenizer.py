@@ -117,6 +117,7 @@ PIECES = {
     "llama-bpe": "I|'d| pay| $|123|45| for| the| HTMLPage|,| e|.g|.| |1|.|5|kg|\n\n| | now|!",
     "dbrx": "I|'d| pay| $|123|45| for| the| HTMLPage|,| e|.g|.| |1|.|5|kg|\n\n| | now|!",
     "qwen2": "I|'d| pay| $|1|2|3|4|5| for| the| HTMLPage|,| e|.g|.| |1|.|5|kg|\n\n| | now|!",
+    "qwen35": "I|'d| pay| $|1|2|3|4|5| for| the| HTMLPage|,| e|.g|.| |1|.|5|kg|\n\n| | now|!",
     "hunyuan": "I|'d| pay| $|1|2|3|4|5| for| the| HTMLPage|,| e|.g|.| |1|.|5|kg|\n\n| | now|!",
     "hunyuan-dense": "I|'d| pay| $|123|45| for| the| HTMLPage|,| e|.g|.| |1|.|5|kg|\n\n| | now|!",
     "deepseek-llm": "I|'|d| pay| $|1|2|3|4|5| for| the| HTMLPage|,| e|.|g|.| |1|.|5|kg|\n|\n| | now|!",
@@ -141,7 +142,18 @@ def test_how_texts_are_cut(tmp_path, name):
         "every rule is in this test"
     )
     composed = tokenizer.backend_tokenizer.normalizer
-    assert (composed.normalize_str("e\u0301") if composed else "e\u0301") == ("é" if name == "qwen2" else "e\u0301")
+    assert (composed.normalize_str("e\u0301") if composed else "e\u0301") == (
+        "é" if name in ("qwen2", "qwen35") else "e\u0301"
+    )
+
+
+def test_marks_of_scripts_are_letters_for_qwen35(tmp_path):
+    """Devanagari has vowels that are marks. In Qwen2's rule, each begins a piece."""
+    cuts = {"qwen2": ["नमस", "्त", "े"], "qwen35": ["नमस्ते"]}
+    for name, pieces in cuts.items():
+        before = as_file(tmp_path / "t.gguf", byte_level(), name).backend_tokenizer.pre_tokenizer
+        found = before.pre_tokenize_str("नमस्ते")
+        assert ["नमस्ते"[start:stop] for _, (start, stop) in found] == pieces
 
 
 def test_deepseeks_first_rule_knows_scripts(tmp_path):

@@ -132,7 +132,7 @@ def one_has_all_of_a_used_pool(name: str, chance: random.Random) -> None:
     for other in others:
         cache.free(other)
     for length in (40, 41, 100, 290, 320):
-        assert cache.blocks_needed(sequence, length) <= cache.num_free_blocks
+        assert cache.room_needed(sequence, length).blocks <= cache.num_free_blocks
         write(cache, sequence, length)
         cache.check_integrity([sequence])
     assert content(cache, sequence) == list(range(320))
@@ -158,7 +158,7 @@ def test_a_shared_run_neither_widens_nor_slides() -> None:
     write(cache, source, 40)
     cache.fork(source, target, 40)
     for sequence in (source, target):
-        assert cache.blocks_needed(sequence, 60) == 4 and not cache.reserve(sequence, 60)
+        assert cache.room_needed(sequence, 60).blocks == 4 and not cache.reserve(sequence, 60)
     write(cache, target, 45, mark=0.5)
     assert content(cache, source) == list(range(40))
     cache.check_integrity([source, target])

@@ -98,7 +98,7 @@ class Machine:
         if self.chance.random() < 0.6:
             self.compute_some(sequence, count)
             return
-        fits = cache.blocks_needed(sequence, len(sequence.tokens)) <= cache.num_free_blocks
+        fits = cache.room_needed(sequence, len(sequence.tokens)).blocks <= cache.num_free_blocks
         is_admitted = cache.admit(sequence, len(sequence.tokens))
         assert is_admitted == fits or self.kind.options and not is_admitted, "a run needs blocks side by side"
         free = cache.num_free_blocks
@@ -138,7 +138,7 @@ class Machine:
     def end(self, sequence: Sequence) -> None:
         self.sequences.remove(sequence)
         self.cache.free(sequence)
-        assert not self.cache.blocks_held(sequence)
+        assert not self.cache.room_held(sequence).blocks
 
     def drop(self) -> None:
         self.cache.reset(self.sequences)

@@ -130,7 +130,7 @@ def test_a_fork_needs_room_for_its_copy() -> None:
     cache.reserve(source, 40)
     cache.commit(source, 40)
     cache.fork(source, target, 40)
-    assert cache.blocks_needed(target, 41) == 1 and not cache.reserve(target, 41)
+    assert cache.room_needed(target, 41).blocks == 1 and not cache.reserve(target, 41)
     cache.check_integrity([source, target])
 
 
@@ -139,7 +139,7 @@ def test_the_block_boundary_needs_no_copy() -> None:
     cache.reserve(source, 32)
     cache.commit(source, 32)
     cache.fork(source, target, 32)
-    assert cache.blocks_needed(target, 33) == 1, "a new block, and none to copy"
+    assert cache.room_needed(target, 33).blocks == 1, "a new block, and none to copy"
 
 
 @pytest.mark.parametrize("damage", ["lost", "twice", "shared", "unknown", "short"])

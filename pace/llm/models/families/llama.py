@@ -19,6 +19,7 @@ from pace.llm.layers import (
     HeadNorm,
     LayerNorm,
     Linear,
+    Mixer,
     NoHeadNorm,
     NoRotary,
     RMSNorm,
@@ -144,11 +145,15 @@ class LlamaForCausalLM(BaseModelForCausalLM):
     def make_layer(self, name: str, index: int) -> Block:
         return Block(
             self.make_norm(f"{name}.input_layernorm"),
-            self.make_attention(f"{name}.self_attn", index),
+            self.make_mixer(name, index),
             self.make_norm(f"{name}.post_attention_layernorm"),
             self.make_feed_forward(name, index),
             branch_scale=self.config.branch_scale,
         )
+
+    def make_mixer(self, name: str, index: int) -> Mixer:
+        """Makes the mixer of a layer."""
+        return self.make_attention(f"{name}.self_attn", index)
 
     def make_feed_forward(self, name: str, index: int) -> FeedForward:
         """Makes the feed-forward of a layer."""

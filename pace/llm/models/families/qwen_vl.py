@@ -58,15 +58,20 @@ INTERLEAVED = ("mrope_interleaved", "interleaved")
 """Names of the flag that frequencies of time, height and width alternate."""
 
 
-def text_rope(fields: dict[str, Any], default_theta: float, head_dim: int, max_positions: int) -> RopeConfig:
-    """The rotation of text. It does not depend on how frequencies are distributed over the three positions."""
+def text_rope(
+    fields: dict[str, Any], default_theta: float, head_dim: int, max_positions: int, **options: Any
+) -> RopeConfig:
+    """The rotation of text. It does not depend on how frequencies are distributed over the three positions. `options`
+    are those of `read_rope`."""
     fields = dict(fields)
     for source in ("rope_scaling", "rope_parameters"):
         if isinstance(values := fields.get(source), dict):
             fields[source] = {
                 name: value for name, value in values.items() if name not in ("mrope_section", *INTERLEAVED)
             }
-    return read_rope(fields, head_dim, max_positions, kind_names={"mrope": "default"}, default_theta=default_theta)
+    return read_rope(
+        fields, head_dim, max_positions, kind_names={"mrope": "default"}, default_theta=default_theta, **options
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

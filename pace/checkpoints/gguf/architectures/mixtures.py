@@ -8,8 +8,8 @@ In llama.cpp, the cached latent of a position is one wide key/value head. All mo
 
 from __future__ import annotations
 
-from pace.checkpoints.gguf.architecture import Architecture, Fields, Key, Keys, unchanged
-from pace.checkpoints.gguf.changes import (
+from pace.checkpoints.gguf.architectures.architecture import Architecture, Fields, Key, Keys, unchanged
+from pace.checkpoints.gguf.architectures.changes import (
     ATTENTION_BIAS,
     EXPERTS,
     FULL,
@@ -19,7 +19,8 @@ from pace.checkpoints.gguf.changes import (
     latent,
     one_window,
 )
-from pace.checkpoints.gguf.names import AFTER_ATTENTION, HUNYUAN_NORMS, LATENT, LLAMA, gated
+from pace.checkpoints.gguf.architectures.forms import ONE_ROW
+from pace.checkpoints.gguf.architectures.names import AFTER_ATTENTION, HUNYUAN_NORMS, LATENT, LLAMA, gated
 
 SOFTMAX, SIGMOID = 1, 2
 """Values of expert_gating_func."""
@@ -114,7 +115,7 @@ def deepseek2(fields: Fields, keys: Keys) -> Fields:
 
 MIXTURES = (
     Architecture(
-        "qwen2moe", "qwen2_moe", one_row=("mlp.shared_expert_gate.weight",),
+        "qwen2moe", "qwen2_moe", forms={"mlp.shared_expert_gate.weight": ONE_ROW},
         names=LLAMA.but({"ffn_gate_inp_shexp": "mlp.shared_expert_gate", **gated("mlp.shared_expert", "_shexp")}),
         present={"qkv_bias": "blk.0.attn_q.bias"},
         keys={**EXPERTS, "norm_topk_prob": Key("expert_weights_norm", False)}, convert=qwen2moe,
@@ -148,7 +149,8 @@ MIXTURES = (
         names=LLAMA.but({**HUNYUAN_NORMS, "ffn_gate_inp": "mlp.gate.wg", **gated("mlp.shared_mlp", "_shexp")}),
     ),
     Architecture(
-        "ernie4_5-moe", "ernie4_5_moe", one_row=("mlp.moe_statics.e_score_correction_bias",), present=USE_BIAS,
+        "ernie4_5-moe", "ernie4_5_moe", present=USE_BIAS,
+        forms={"mlp.moe_statics.e_score_correction_bias": ONE_ROW},
         names=LLAMA.but({
             "exp_probs_b.bias": "mlp.moe_statics.e_score_correction_bias",
             **gated("mlp.shared_experts", "_shexp"),

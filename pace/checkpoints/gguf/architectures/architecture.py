@@ -1,5 +1,5 @@
 """The record of one architecture of GGUF files. It defines how their tensors and metadata become those of a checkpoint
-of the Hub. dense.py and mixtures.py have the records."""
+of the Hub. dense.py, mixtures.py and hybrids.py have the records."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from pace.checkpoints.gguf.architectures.forms import Form
+from pace.checkpoints.gguf.architectures.names import LLAMA, TensorNames
 from pace.checkpoints.gguf.file import Metadata
-from pace.checkpoints.gguf.names import LLAMA, TensorNames
 
 Fields = dict[str, Any]
 """Fields of a config.json."""
@@ -34,6 +37,23 @@ class Keys(Metadata):
         """Value of a `Key`. Raises ValueError if it is missing and has no default."""
         method = {bool: self.flag, float: self.number}.get(type(default), self.integer)
         return self.required(name, method(name, default))
+
+    def per_layer(self, name: str, num_layers: int) -> list[int]:
+        """Integers or flags of the layers: those of an array, which may have more, or the same for all. Raises
+        ValueError if they are missing, not integers, or too few."""
+        values = self.get(name)
+        if not isinstance(values, np.ndarray):
+            return [self.read(name)] * num_layers
+        if len(values) < num_layers or values.dtype.kind not in "iub":
+            raise ValueError(
+                f"{self.path}: {self.prefix}{name} must have an integer for each of {num_layers} layers; "
+                f"got {len(values)} of type {values.dtype}"
+            )
+        return values[:num_layers].tolist()
+
+    def has_tensor(self, end: str) -> bool:
+        """True if the file has a tensor whose name on the Hub has this end."""
+        return any(name.endswith(end) for name in self.shapes)
 
     def refused(self, text: str) -> NotImplementedError:
         """An error that names the file."""
@@ -73,14 +93,16 @@ class Architecture:
     names: TensorNames = LLAMA
     permuted: bool = False
     """True if the rows of queries and keys are permuted, so that rotated pairs are adjacent."""
-    norm_offset: int = 0
-    """Number that files add to the Hub's weights of norms."""
-    one_row: tuple[str, ...] = ()
-    """Ends of names of vectors that are matrices of one row on the Hub."""
+    forms: Mapping[str, Form] = field(default_factory=dict)
+    """End of a tensor's name on the Hub -> its form in a file. The first end that fits counts."""
     layer_norms: str | None = None
     """Field of config.json for the epsilon of layer norms. None for RMS norms."""
     latent: bool = False
     """True for latent attention. The head width in the config is then that of the rotated part."""
+    mixed: bool = False
+    """True if some layers lack attention or a feed-forward. Arrays of heads or widths then have 0 for these layers."""
+    attends: bool = True
+    """False if no layer has attention, and a file has no number of heads."""
     defaults: Fields = field(default_factory=dict)
     present: Mapping[str, str] = field(default_factory=dict)
     """Field of config.json -> tensor of the file whose presence it states."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from pace.checkpoints.gguf.architecture import Architecture, Fields, Key, Keys
-from pace.checkpoints.gguf.changes import (
+from pace.checkpoints.gguf.architectures.architecture import Architecture, Fields, Key, Keys
+from pace.checkpoints.gguf.architectures.changes import (
     ATTENTION_BIAS,
     BOTH_BIASES,
     EXPERTS,
@@ -17,7 +17,18 @@ from pace.checkpoints.gguf.changes import (
     one_window,
     rotations,
 )
-from pace.checkpoints.gguf.names import CHATGLM, GEMMA, GLM4, GPT2, GPT_NEOX, HUNYUAN_NORMS, LATENT, LLAMA, PHI3
+from pace.checkpoints.gguf.architectures.forms import PLUS_ONE
+from pace.checkpoints.gguf.architectures.names import (
+    CHATGLM,
+    GEMMA,
+    GLM4,
+    GPT2,
+    GPT_NEOX,
+    HUNYUAN_NORMS,
+    LATENT,
+    LLAMA,
+    PHI3,
+)
 
 
 def llama_window(fields: Fields, keys: Keys) -> Fields:
@@ -97,11 +108,11 @@ DENSE = (
     Architecture("qwen3", "qwen3", present=ATTENTION_BIAS),
     Architecture("phi3", "phi3", names=PHI3, window=one_window),
     Architecture(
-        "gemma2", "gemma2", names=GEMMA, norm_offset=1, present=ATTENTION_BIAS,
+        "gemma2", "gemma2", names=GEMMA, forms={"norm.weight": PLUS_ONE}, present=ATTENTION_BIAS,
         window=alternating(2, default=4096), convert=gemma2,
     ),
     Architecture(
-        "gemma3", "gemma3_text", names=GEMMA, norm_offset=1, present=ATTENTION_BIAS,
+        "gemma3", "gemma3_text", names=GEMMA, forms={"norm.weight": PLUS_ONE}, present=ATTENTION_BIAS,
         window=alternating(6), convert=gemma3,
     ),
     Architecture("smollm3", "smollm3", permuted=True, present=BOTH_BIASES),

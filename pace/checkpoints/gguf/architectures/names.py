@@ -126,3 +126,32 @@ GPT2 = TensorNames(
         "ffn_down": "mlp.c_proj",
     },
 )
+LFM2 = replace(
+    LLAMA.but(
+        {
+            "attn_q_norm": "self_attn.q_layernorm",
+            "attn_k_norm": "self_attn.k_layernorm",
+            **{f"shortconv.{part}": f"conv.{part}" for part in ("conv", "in_proj", "out_proj")},
+            "exp_probs_b.bias": "mlp.expert_bias",
+        }
+    ),
+    outer={"token_embd": "model.embed_tokens", "token_embd_norm": "model.norm", "output": "lm_head"},
+)
+QWEN3_NEXT = LLAMA.but(
+    {
+        **AFTER_ATTENTION,
+        "attn_qkv": "linear_attn.in_proj_qkv",
+        "attn_gate": "linear_attn.in_proj_z",
+        "ssm_ba": "linear_attn.in_proj_ba",
+        "ssm_beta": "linear_attn.in_proj_b",
+        "ssm_alpha": "linear_attn.in_proj_a",
+        "ssm_conv1d": "linear_attn.conv1d",
+        "ssm_dt.bias": "linear_attn.dt_bias",
+        "ssm_a": "linear_attn.A_log",
+        "ssm_norm": "linear_attn.norm",
+        "ssm_out": "linear_attn.out_proj",
+        "ffn_gate_up_exps.weight": "mlp.experts.gate_up_proj",
+        "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+        **gated("mlp.shared_expert", "_shexp"),
+    }
+)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from pace.checkpoints.gguf.architecture import Architecture
-from pace.checkpoints.gguf.dense import DENSE
-from pace.checkpoints.gguf.mixtures import MIXTURES
+from pace.checkpoints.gguf.architectures.architecture import Architecture
+from pace.checkpoints.gguf.architectures.dense import DENSE
+from pace.checkpoints.gguf.architectures.hybrids import HYBRIDS
+from pace.checkpoints.gguf.architectures.mixtures import MIXTURES
 
-ARCHITECTURES: tuple[Architecture, ...] = (*DENSE, *MIXTURES)
+ARCHITECTURES: tuple[Architecture, ...] = (*DENSE, *MIXTURES, *HYBRIDS)
 
 
 def find_architecture(name: str, sources: Collection[str]) -> Architecture | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pace.checkpoints.gguf.architecture import Change, Fields, Key, Keys
+from pace.checkpoints.gguf.architectures.architecture import Change, Fields, Key, Keys
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 ATTENTION_BIAS = {"attention_bias": "blk.0.attn_q.bias"}

@@ -1,0 +1,1 @@
+"""Records of the architectures of GGUF files: how their metadata and tensors become those of the Hub."""
