@@ -110,22 +110,6 @@ class Pool:
         """True if giving back a block that the caller holds frees no room."""
         return self._references[block] > 1
 
-<<<<<<< HEAD
-    def copy(self, source: int, target: int, num_blocks: int = 1) -> None:
-        """Copies a run of adjacent blocks, all layers at once, to a run that does not overlap it."""
-        self._bytes[target : target + num_blocks] = self._bytes[source : source + num_blocks]
-
-    def contents(self, blocks: Sequence[int]) -> np.ndarray:
-        """Returns a copy of blocks, uint8 `[blocks, block_bytes]`. `kv` must have been accessed."""
-        return self._bytes[np.asarray(blocks, np.int64)]
-
-    def fill(self, blocks: Sequence[int], contents: np.ndarray) -> None:
-        """Writes `contents [blocks, num_bytes]` to the first bytes of blocks that one caller holds. `kv` must have been
-        accessed."""
-        self._bytes[np.asarray(blocks, np.int64), : contents.shape[1]] = contents
-
-=======
->>>>>>> states
     def _drop_idle(self) -> None:
         block = next(iter(self._idle))
         self.content_is_lost(block)
@@ -187,6 +171,15 @@ class BlockPool(Pool):
     def copy(self, source: int, target: int, num_blocks: int = 1) -> None:
         """Copies a run of adjacent blocks, all layers at once, to a run that does not overlap it."""
         self._bytes[target : target + num_blocks] = self._bytes[source : source + num_blocks]
+
+    def contents(self, blocks: Sequence[int]) -> np.ndarray:
+        """Returns a copy of blocks, uint8 `[blocks, block_bytes]`."""
+        return self._bytes[np.asarray(blocks, np.int64)]
+
+    def fill(self, blocks: Sequence[int], contents: np.ndarray) -> None:
+        """Writes `contents [blocks, num_bytes]` to the first bytes of blocks of one holder. `kv` must have been
+        accessed."""
+        self._bytes[np.asarray(blocks, np.int64), : contents.shape[1]] = contents
 
 
 def reserved(reserve: Callable[[int], Tensor], count: int, size: int) -> Tensor:

@@ -30,7 +30,7 @@ LENGTH = struct.Struct("<Q")
 AGAIN = "compute it again"
 
 
-def digest_of(*parts: bytes | memoryview) -> bytes:
+def digest_of(*parts: bytes | bytearray | memoryview) -> bytes:
     digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
     for part in parts:
         digest.update(part)
@@ -95,10 +95,10 @@ class SavedFile:
         """Bytes of each piece."""
         return [stop - start for start, stop in zip(self._starts, self._starts[1:])]
 
-    def piece(self, number: int) -> bytes:
+    def piece(self, number: int) -> bytearray:
         """Reads a piece. Raises ValueError if it is damaged."""
-        data = self._bytes(self.sizes[number], self._starts[number])
-        if digest_of(data) != self._digests[number]:
+        data = bytearray(self.sizes[number])
+        if self._read_into(data, self._starts[number]) < len(data) or digest_of(data) != self._digests[number]:
             raise self.refused(f"its contents are damaged (bytes from {self._starts[number]:,} on); {AGAIN}")
         return data
 
@@ -119,6 +119,16 @@ class SavedFile:
 
     def _bytes(self, count: int, offset: int) -> bytes:
         return read_at(self._descriptor, self.path, count, offset)
+
+    def _read_into(self, data: bytearray, offset: int) -> int:
+        """Fills `data` without a copy; returns the number of bytes, fewer if the file ends."""
+        rest = memoryview(data)
+        try:
+            while rest and (count := os.preadv(self._descriptor, [rest], offset)):
+                rest, offset = rest[count:], offset + count
+        except OSError as error:
+            raise self.refused(f"it cannot be read ({error.strerror})") from None
+        return len(data) - len(rest)
 
 
 def write_file(path: Path, head: dict[str, Any], sizes: list[int], pieces: Iterable[bytes | memoryview]) -> int:

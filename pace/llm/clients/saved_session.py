@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from pace.llm.cache.copies import Piece, pieces_of, read_piece, take_room, write_piece
+from pace.llm.cache.copies import Piece, enter_room, pieces_of, read_piece, take_room, write_piece
 from pace.llm.cache.identity import ModelIdentity
+from pace.llm.cache.room import Room
 from pace.llm.cache.saved_file import SavedFile, write_file
 from pace.llm.engine.driver import EngineDriver
 from pace.llm.engine.engine import Engine
@@ -51,8 +53,8 @@ def path_of(path: Any) -> Path:
 
 def save(driver: EngineDriver, sequence: Sequence, path: Path, compute: Callable[[], None], note: bytes = b"") -> int:
     """Writes a parked sequence to a file; returns its size in bytes. Changes nothing but the file. `compute` computes
-    what the cache has lost of the sequence. Raises OSError if the file cannot be written, ValueError for a model without
-    a checkpoint."""
+    what the cache has lost of the sequence. Raises OSError if the file cannot be written, and ValueError for a model
+    without a checkpoint."""
     about = _identity(driver).described()
     for _ in range(ATTEMPTS):
         compute()
@@ -61,8 +63,8 @@ def save(driver: EngineDriver, sequence: Sequence, path: Path, compute: Callable
         except _Lost:
             continue
     raise MemoryError(
-        f"{path} was not written: other sequences took the cache's memory while the session was saved; save it again, or "
-        "load the model with more kv_cache_bytes"
+        f"{path} was not written: other sequences took the cache's memory while the session was saved; save it again, "
+        "or load the model with more kv_cache_bytes"
     )
 
 
@@ -87,7 +89,9 @@ def _save_once(driver: EngineDriver, sequence: Sequence, path: Path, about: dict
 
 
 def _read(engine: Engine, sequence: Sequence, piece: Piece, num_computed: int) -> np.ndarray | None:
-    return read_piece(engine.cache, sequence, piece) if sequence.num_computed == num_computed else None
+    if sequence.num_computed < num_computed:  # others have taken its room
+        return None
+    return read_piece(engine.cache, sequence, piece)
 
 
 def load(driver: EngineDriver, sequence: Sequence, path: Path) -> bytes:
@@ -103,11 +107,9 @@ def load(driver: EngineDriver, sequence: Sequence, path: Path) -> bytes:
             raise file.refused(str(error)) from None
         has_room = _call(driver, lambda engine: _begin(engine, sequence, saved))
         for number, piece in enumerate(pieces, 2):
-            data = file.piece(number)
+            data = file.piece(number)  # checks it, also without room
             if has_room:
-                has_room = _call(
-                    driver, lambda engine, piece=piece, data=data: write_piece(engine.cache, sequence, piece, data)
-                )
+                has_room = _call(driver, partial(_write, sequence=sequence, piece=piece, data=data))
         if not has_room or not _call(driver, lambda engine: _end(engine, sequence, saved)):
             logger.warning("%s: the cache has no room for it now, so its tokens are computed again", path)
     return saved.note
@@ -139,19 +141,37 @@ def _check(file: SavedFile, driver: EngineDriver) -> tuple[Saved, list[Piece]]:
 
 
 def _begin(engine: Engine, sequence: Sequence, saved: Saved) -> bool:
-    sequence.tokens = saved.tokens
-    sequence.num_prompt_tokens = saved.num_prompt_tokens
-    take = lambda: take_room(engine.cache, sequence, saved.num_computed)
-    return engine.scheduler.take_idle(sequence, take)
+    """Gives the sequence its tokens, and room in the cache. Returns False without room."""
+    cache, scheduler = engine.cache, engine.scheduler
+    sequence.tokens, sequence.num_prompt_tokens = saved.tokens, saved.num_prompt_tokens
+
+    def take() -> bool:
+        if not take_room(cache, sequence, saved.num_computed):
+            return False
+        if sum(map(cache.room_to_grow, scheduler.running), Room()).fits_in(cache.free_room):
+            return True
+        cache.free(sequence)
+        return False
+
+    return scheduler.make_idle_room(sequence, take)
+
+
+def _has_room(sequence: Sequence) -> bool:
+    """False if others have taken the room of a sequence that is loaded."""
+    return bool(sequence.block_table)
+
+
+def _write(engine: Engine, sequence: Sequence, piece: Piece, data: bytearray) -> bool:
+    if not _has_room(sequence):
+        return False
+    write_piece(engine.cache, sequence, piece, data)
+    return True
 
 
 def _end(engine: Engine, sequence: Sequence, saved: Saved) -> bool:
-    """Marks the positions as computed, and offers their blocks to others. Returns False if the sequence has lost
-    them."""
-    if saved.num_computed and not sequence.block_table:
+    if saved.num_computed and not _has_room(sequence):
         return False
-    engine.cache.commit(sequence, saved.num_computed)
-    engine.cache.publish(sequence)
+    enter_room(engine.cache, sequence, saved.num_computed)
     return True
 
 
