@@ -65,7 +65,7 @@ def test_health_answers_beside_the_engine():
     with Serving() as serving:
         worker = threading.Thread(
             target=lambda: asyncio.run(
-                ask_many(serving, [{"messages": LONG, "ignore_eos": True, "max_tokens": 50}] * 64)
+                ask_many(serving, [{"messages": LONG, "ignore_eos": True, "max_tokens": 100}] * 64)
             )
         )
         worker.start()
@@ -199,9 +199,9 @@ def test_a_request_of_many_prompts_lets_others_in_between():
         done: list[str] = []
 
         def many() -> None:
-            reply = serving.complete([[5 + number] * 150 for number in range(150)], max_tokens=2)
-            assert reply.status == 200 and len(reply.json["choices"]) == 150
-            assert reply.json["usage"]["prompt_tokens"] == 150 * 150
+            reply = serving.complete([[5 + number % 1000] * 150 for number in range(250)], max_tokens=2)
+            assert reply.status == 200 and len(reply.json["choices"]) == 250
+            assert reply.json["usage"]["prompt_tokens"] == 250 * 150
             done.append("many")
 
         worker = threading.Thread(target=many)

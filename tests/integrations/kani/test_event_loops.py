@@ -96,8 +96,8 @@ def test_the_loop_goes_on(engine, run, slow, way):
         await task
         return turns
 
-    turns = run(watched(ask(STORIES[0], max_tokens=2, **slow(0.4))))
-    assert turns > 50, f"{turns} turns in 2 steps of 0.4 s"
+    turns = run(watched(ask(STORIES[0], max_tokens=4, **slow(0.4))))
+    assert turns > 50, f"{turns} turns in 4 steps of 0.4 s"
     turns = run(watched(*[ask(story, max_tokens=300, ignore_eos=True) for story in STORIES]))
     assert turns > 50, f"{turns} turns in 300 steps of {len(STORIES)} sequences"
 
