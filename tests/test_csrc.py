@@ -107,8 +107,8 @@ def test_on_this_cpu(binary):
 
 
 def test_on_this_cpu_and_a_quarter_of_its_tables(binary):
-    """The dear tests run on the chosen table and on a quarter of the others, which differs by commit. The other tests
-    run on all tables."""
+    """The expensive tests run on the chosen table and on a quarter of the others, which differs by commit. The rest run
+    on all tables."""
     others = (names_of("TEST") | names_of("TEST_TABLES")) - DEAR
     output = run(binary, *sorted(others))
     assert f"{len(others)} tests passed" in output

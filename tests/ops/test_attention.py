@@ -99,8 +99,9 @@ def expected_and_tolerance(
     newest: Tensor | None = None,
     first: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """The definition in float64 on keys and values rounded to the cache's dtype, and the tolerance for fp32, for the
-    rows of queries from `first` on.
+    """The definition in float64 on keys and values rounded to the cache's dtype, and the tolerance for fp32.
+
+    Both are for the queries from `first` on.
 
     A score is a chain of D rounded products, so its error is at most D eps sum|q k| scale =: e. In int8 its scale is
     rounded once more. Weights then have a relative error of 2 e. The sum of up to n weighted values adds another few
