@@ -121,7 +121,9 @@ class Machine:
         is_admitted = cache.admit(sequence, len(sequence.tokens))
         assert is_admitted == fits or self.kind.options and not is_admitted, "a run needs blocks side by side"
         free = cache.num_free_blocks
-        while is_admitted and sequence.num_computed < len(sequence.tokens):
+        known = -1
+        while is_admitted and known < sequence.num_computed < len(sequence.tokens):  # unless it lost its states
+            known = sequence.num_computed
             assert self.compute_some(sequence, count), "a sequence that was admitted found no room"
         is_alone = len(self.sequences) == 1 and not self.kind.prefix_blocks
         assert cache.num_free_blocks >= free or not is_admitted or not is_alone
