@@ -50,8 +50,8 @@ def written(monkeypatch):
 EVERYWHERE = ("awq+gptq", "smoothquant")
 """The methods that calibrate every architecture."""
 
-REFUSED = ("gpt_neox", "gpt2")
-"""Families that are refused: their tensors hold queries, keys and values head by head, or hold columns."""
+REFUSED = ("gpt_neox", "gpt2", "qwen3_next", "qwen3_5_text", "qwen3_5", "qwen3_5_moe_text")
+"""Families that are refused: their tensors hold queries, keys and values (or gates) head by head, or hold columns."""
 
 
 def rows_of(product) -> dict[str, slice]:
