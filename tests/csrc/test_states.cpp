@@ -190,7 +190,7 @@ TEST_TABLES(convolutions_of_every_width) {
     }
 }
 
-// A prefill in one step against steps with drafts, of which some are accepted, and marks, on several threads.
+// A prefill in one step against steps with marks and drafts, some of them accepted, on several threads.
 TEST(states_have_one_form) {
     ThreadPool& pool = ThreadPool::instance();
     const int before = pool.num_threads();

@@ -32,7 +32,7 @@ from pace.llm.runners.runner import ModelRunner
 from pace.ops import reference
 from pace.quant import Int4, Int8, QuantizationConfig
 from tests.calibrate.places import num_places
-from tests.llm.models.parts import FIRST_OF_EACH, representative
+from tests.llm.models.parts import FIRST_OF_EACH, representative, with_new_parts
 from tests.llm.models.variants import IDS, PROMPT, ROUTED, VARIANTS, load_oracle, save_tiny
 from tests.plugins.tiers import quarter, quarter_of
 from tests.support import Runner, TensorDict, backend, backends, isas_of_floats, load_model, prefill
@@ -73,14 +73,15 @@ def oracle(model: torch.nn.Module, ids: Tensor) -> Tensor:
 
 class Visit:
     def __init__(self, name: str, folder: Path, in_full: bool):
-        """`in_full` runs all checks of a representative variant on every variant. Otherwise variants that are not
-        representative get most checks only in one of four commits."""
+        """`in_full` runs all checks of a representative variant on every variant. Otherwise most checks run on the
+        variants with new parts, and on a quarter of the others that differs by commit."""
         self.index, self.name, self.folder = IDS.index(name), name, folder
         self.model_type, _, self.fields = VARIANTS[self.index]
         self.routed = self.model_type in ROUTED
         self.in_full = in_full
-        self.is_first, self.is_representative = name in FIRST_OF_EACH, name in representative() or in_full
-        self.is_whole = self.is_representative or quarter_of(name) == quarter()
+        self.is_whole = in_full or name in with_new_parts() or quarter_of(name) == quarter()
+        self.is_representative = in_full or self.is_whole and name in representative()
+        self.is_first = self.is_whole and name in FIRST_OF_EACH
         self.theirs = save_tiny(folder, self.model_type, self.fields)
         self.config_json = json.loads((folder / "config.json").read_text())
         self.ids = torch.randint(2, 99, (PROMPT,), generator=torch.Generator().manual_seed(self.index))

@@ -77,8 +77,8 @@ def test_causal_conv(channels, kernel) -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("per_row", [False, True])
 def test_errors_do_not_grow_over_8192_tokens(per_row) -> None:
-    """Decays from e^-1e-4 to e^-5, strong and weak deltas, and keys that repeat. float64 has the decays of float32, which
-    the journal holds: the rounding of a decay close to 1 changes how long a state remembers."""
+    """Decays from e^-1e-4 to e^-5, strong and weak deltas, and keys that repeat. float64 has the decays of float32,
+    from the journal: the rounding of a decay close to 1 changes how long a state remembers."""
     tokens = 8192
     layer = recurrence((1, 2), (64, 64), tokens, per_row=per_row)
     q, k, v, steps, beta = (part.copy_(part.clone()) for part in layer.arguments[0])
