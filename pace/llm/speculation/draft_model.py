@@ -91,7 +91,8 @@ class DraftModel:
         for sequence, length in wanted.items():
             if self._make_room(sequence, len(sequence.tokens) + length, wanted):
                 proposals[sequence] = []
-        ready = self._catch_up(list(proposals))
+        caught_up = self._catch_up(list(proposals))
+        ready = [sequence for sequence in caught_up if self._hold(sequence, wanted)]
         self._draft(ready, [wanted[sequence] for sequence in ready], proposals)
         return [proposals.get(sequence, []) for sequence in sequences]
 
@@ -174,6 +175,16 @@ class DraftModel:
             return False
         shadow.tokens += new
         self._read_again_if_grown(shadow)
+        return self._admit(shadow, length, spared)
+
+    def _hold(self, sequence: Sequence, wanted: dict[Sequence, int]) -> bool:
+        """Keeps the states before the drafts, to go back to if some are rejected. Returns False without room."""
+        shadow = self._shadows[sequence]
+        self.cache.hold(shadow)
+        return self._admit(shadow, len(sequence.tokens) + wanted[sequence], wanted)
+
+    def _admit(self, shadow: Sequence, length: int, spared: dict[Sequence, int]) -> bool:
+        """Makes room for `length` tokens, dropping shadows not in `spared` if needed. Returns False without room."""
         while not self.cache.admit(shadow, length):
             victim = next(
                 (other for other, held in self._shadows.items() if other not in spared and held.block_table), None
@@ -218,7 +229,7 @@ class DraftModel:
         begin = self._clock()
         self.cache.plan(spans)
         logits = self.model.forward(self._batches.build(spans, self.cache.kv))
-        self._spent += self.costs.add(sum(span.num_tokens for span in spans), self._clock() - begin)
+        self._spent += self.costs.add(sum(span.end - span.start for span in spans), self._clock() - begin)
         for span in spans:
             self.cache.commit(span.sequence, span.start + span.num_tokens)
         return logits if logits.shape[1] == self._vocab_size else logits[:, : self._vocab_size].contiguous()
@@ -226,7 +237,7 @@ class DraftModel:
 
 class ParallelDraftModel(DraftModel):
     """`DraftSource` for models trained as in arXiv 2504.18583 (PARD). One forward pass computes the sequence and `k -
-    1` mask tokens; the last k rows are the k drafts. The masks' cache entries are then dropped."""
+    1` mask tokens; the last k rows are the k drafts. The cache treats the masks as drafts, and drops them."""
 
     def __init__(self, mask_token_id: int, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -235,15 +246,17 @@ class ParallelDraftModel(DraftModel):
     def _passes(self, lengths: list[int]) -> list[int]:
         return [sum(lengths)]
 
+    def _hold(self, sequence: Sequence, wanted: dict[Sequence, int]) -> bool:
+        return True  # masks change no state
+
     def _draft(self, sequences: list[Sequence], lengths: list[int], proposals: dict[Sequence, list[int]]) -> None:
         if not sequences:
             return
         spans = []
         for sequence, length in zip(sequences, lengths):
             shadow = self._shadows[sequence]
-            shadow.wanted_from = len(shadow.tokens) - 1
-            shadow.tokens += [self.mask_token_id] * (length - 1)
-            spans.append(Span(shadow, shadow.num_computed, shadow.num_pending))
+            masks = [self.mask_token_id] * (length - 1)
+            spans.append(Span(shadow, shadow.num_computed, shadow.num_pending, masks))
         logits = self._forward(spans)
         largest = self.ops.argmax(logits).tolist()
         row = 0
@@ -251,5 +264,3 @@ class ParallelDraftModel(DraftModel):
             picked = [self._pick(sequence, logits[row + depth], largest[row + depth], depth) for depth in range(length)]
             row += length
             proposals[sequence] += picked[: picked.index(None)] if None in picked else picked
-            self._shadows[sequence].wanted_from = None
-            self.settle(sequence, len(sequence.tokens))

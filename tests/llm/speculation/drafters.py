@@ -70,14 +70,18 @@ class RandomDrafts(PromptLookup):
 SOURCES = ["lookup", "perfect", "half", "never", "pard-perfect", "pard-half", "random"]
 
 
-def make_source(name: str, num_blocks: int = 400, vocab_size: int = 50):
+def make_source(name: str, num_blocks: int = 400, vocab_size: int = 50, **model_options):
+    """`model_options` are those of the draft model, which may have states: in 20 slots, with up to 7 masks."""
     if name == "lookup":
         return PromptLookup(1, 3)
     if name == "random":
         return RandomDrafts()
     kind = {"perfect": FakeModel, "half": HalfRight, "never": NeverRight}[name.removeprefix("pard-")]
-    model = (parallel(kind) if name.startswith("pard-") else kind)(vocab_size)
-    arguments = model, OPS, CacheManager(model.kv_spec, num_blocks * model.kv_spec.block_bytes), vocab_size, {}, {}
+    model = (parallel(kind) if name.startswith("pard-") else kind)(vocab_size, **model_options)
+    num_slots, max_drafts = (20, 7) if model.kv_spec.has_states else (0, 0)
+    num_bytes = num_blocks * model.kv_spec.block_bytes + num_slots * model.kv_spec.slots(max_drafts).slot_bytes
+    cache = CacheManager(model.kv_spec, num_bytes, max_drafts=max_drafts, num_slots=num_slots)
+    arguments = model, OPS, cache, vocab_size, {}, {}
     return ParallelDraftModel(MASK, *arguments) if name.startswith("pard-") else DraftModel(*arguments)
 
 
