@@ -140,13 +140,14 @@ class Session:
         saved_session.save(self._driver, self._sequence, saved_session.path_of(path), self._compute)
 
     def _compute(self) -> None:
-        """Computes the tokens that the cache has lost."""
-        if not self._sequence.num_pending:
-            return
+        """Computes the tokens that the cache has lost, if any. Waits for the end of the step of the last append."""
         sequence, length = self._sequence, len(self)
         strategy = logits_collector(length - 1, 1, self._driver.engine.model.vocab_size)
 
         def begin(engine: Engine) -> None:
+            if not sequence.num_pending:
+                strategy.outcome.set_result(None)
+                return
             sequence.strategy, sequence.error, sequence.finish_reason = strategy, None, None
             sequence.wanted_from = length - 1
             engine.scheduler.add(sequence)

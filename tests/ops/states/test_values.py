@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from pace.ops import native, reference
-from tests.ops.states.support import Layer, Span, convolution, recurrence, slots_of
 from tests.ops.isas import on_each_isa
+from tests.ops.states.support import Layer, Span, convolution, recurrence, slots_of
 from tests.plugins.tiers import sample
 
 EPS = 2.0**-24
