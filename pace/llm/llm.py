@@ -310,8 +310,8 @@ class LLMModel:
         return generator
 
     def memory_report(self) -> MemoryReport:
-        """Bytes of the weights by part, of the key/value cache (a draft model's included), and of the process. Also
-        counts weights, to compare with their size in float32 and bfloat16."""
+        """Bytes of the weights by part, of the cache (a draft model's included), and of the process. Also counts
+        weights, to compare with their size in float32 and bfloat16."""
         engine = self.generator.engine
         cache, drafts = engine.cache, engine.drafter.memory()
         return MemoryReport(
@@ -323,6 +323,8 @@ class LLMModel:
             cache_budget=cache.budget_bytes + drafts.cache_budget,
             cache_tokens=cache.capacity,
             cache_token_bytes=cache.token_bytes,
+            cache_slot_bytes=cache.slot_bytes,
+            cache_slots=cache.states.pool.num_blocks,
             process=resident_bytes(),
             mapped=self._model.mapped_nbytes,
         )

@@ -184,6 +184,12 @@ class SequenceState:
     """Slot that the next step writes; -1 if it writes `slot` itself."""
     step: StateStep | None = None
     """The step under way."""
+    marks: list[tuple[int, int]] = field(default_factory=list)
+    """(number of tokens, slot) of states that the last step wrote for the prefix cache."""
+    branch: int = 0
+    """Number of tokens up to which the prefix cache knew the text, but not its states."""
+    tail: int = 0
+    """Number of tokens before the mark that moves along with a text that is being generated."""
 
 
 class Sequence:

@@ -16,6 +16,7 @@ from pace.bench.plan import PROCESS_BYTES, plan
 from pace.bench.prediction import Efficiency, predict
 from pace.bench.shapes import SHAPES, shape_config
 from pace.cli import main
+from pace.llm.cache.manager import CacheManager
 from pace.states import State
 from tests.bench.test_costs import costs_of, tiny_llama
 
@@ -84,19 +85,25 @@ def test_costs_of_known_models_by_hand():
     assert [layer.window for layer in costs.attention] == [None] * 6
 
 
-def test_a_plan_has_room_for_states_and_tokens():
-    config, limits = SHAPES["lfm2-1.2b"], Limits("avx2", 2, 10.0, 100.0)
+@pytest.mark.parametrize(("name", "mebibytes"), [("lfm2-1.2b", 64), ("lfm2-1.2b", 1), ("qwen3.5-4b", 3000)])
+def test_a_plan_has_the_room_of_a_cache(name, mebibytes):
+    """The cache divides its bytes between states and tokens, and the plan knows how."""
+    config, limits, room = SHAPES[name], Limits("avx2", 2, 10.0, 100.0), mebibytes << 20
     roomy = plan(config, limits, 64 << 30)[0]
-    slot, token = roomy.state_bytes_per_sequence, roomy.kv_bytes_per_token
-    assert (slot, token) == (163_840, 12_288)
+    cache = CacheManager(costs_of(name).cache, room)
 
-    def tight(num_bytes: int, **asked) -> tuple[int, int]:
+    def planned(num_bytes: int, **asked) -> tuple[int, int]:
         found = plan(config, limits, roomy.weight_bytes + PROCESS_BYTES + num_bytes, **asked)[0]
         return found.max_context, found.max_sequences
 
-    assert tight(3 * (slot + 100 * token), context=100, batch=3) == (100, 3)
-    assert tight(3 * (slot + 100 * token) - 1, context=100, batch=3) == (99, 2)
-    assert tight(slot + token - 1) == tight(-1) == (0, 0)
+    longest, sequences = planned(room, context=1)
+    with_padding = longest * 16 * cache.spec.group_bytes // cache.spec.block_bytes
+    assert 0 <= with_padding - cache.capacity < 16, "a text takes whole blocks"
+    assert sequences == cache.free_room.slots
+    assert planned(room, prompt=1, context=1, batch=2)[0] == longest // 2
+    assert planned(room, prompt=1, context=longest)[1] == 1
+    assert planned(room, prompt=1, context=1, batch=sequences + 1)[0] == 0
+    assert planned(roomy.state_bytes_per_sequence, prompt=1, context=1) == (0, 0), "a cache has at least two slots"
 
 
 def test_the_command_shows_states(monkeypatch, capsys):

@@ -55,8 +55,8 @@ class StateCache:
         self.pool = Pool(num_slots, max_idle_slots)
         self.max_drafts = spec.journal_rows
         self._memory: Tensor | None = None
-        self._positions: dict[int, int] = {}
-        """Number of tokens that the state in a written slot has seen; for `check_integrity`."""
+        self.tokens_seen: dict[int, int] = {}
+        """Number of tokens that the states in each written slot have seen; for `check_integrity`."""
 
     def fill(self, kv: list[LayerBlocks]) -> list[LayerBlocks]:
         """Returns `kv` with the slots of layers that have a state; allocated on first access. Raises MemoryError if the
@@ -90,8 +90,12 @@ class StateCache:
 
     def needed(self, sequence: Sequence) -> int:
         """Number of free slots that `reserve` takes."""
-        state = sequence.state
-        return int(state.spare < 0 and (state.slot < 0 or self.pool.is_shared(state.slot)))
+        state, pool = sequence.state, self.pool
+        if state.spare >= 0:
+            return 0
+        if state.slot < 0 or pool.has_other_holders(state.slot):
+            return 1
+        return int(pool.is_kept(state.slot) and pool.num_free > 0)
 
     def held(self, sequence: Sequence) -> int:
         """Number of slots that the sequence holds, including shared ones."""
@@ -100,9 +104,13 @@ class StateCache:
     # -- calls of the manager ------------------------------------------------------------------------------------------
 
     def reserve(self, sequence: Sequence) -> None:
-        """Makes sure that the next step has a slot to write. `num_free` must be at least `needed`."""
+        """Makes sure that the next step has a slot to write. `num_free` must be at least `needed`. Without a free slot,
+        a mark that only this sequence holds is given up."""
+        state = sequence.state
         if self.needed(sequence):
-            sequence.state.spare = self.pool.take()
+            state.spare = self.pool.take()
+        elif state.spare < 0 and self.pool.is_kept(state.slot):
+            self.pool.claim(state.slot)
 
     def plan(self, span: Span, marks: Iterable[int] = ()) -> None:
         """Decides what the step reads and writes, once the span has its drafts. Drafts that are not certain leave the
@@ -125,7 +133,14 @@ class StateCache:
             self._give_back(state.slot)
             state.slot, state.spare = step.write, -1
         seen = sequence.num_computed + step.certain
-        self._positions[state.slot] = seen
+        for row, slot in step.marks:
+            place = sequence.num_computed + row
+            self.tokens_seen[slot] = place
+            if place <= num_tokens:
+                state.marks.append((place, slot))
+            else:
+                self.pool.give_back(slot)
+        self.tokens_seen[state.slot] = seen
         state.pending = max(0, num_tokens - seen)
         return seen
 
@@ -144,8 +159,9 @@ class StateCache:
         self._give_back(state.slot)
         state.slot, state.pending = point.slot, point.pending
         if not point.num_tokens:
-            self._give_back(state.spare)
-            state.spare = -1
+            for slot in (state.spare, *(slot for _, slot in state.marks)):
+                self._give_back(slot)
+            state.spare, state.marks = -1, []
 
     def contents(self, sequence: Sequence) -> Tensor:
         """Returns the states of a sequence without pending tokens: uint8 `[spec.state_bytes]`, a view of its slot."""
@@ -191,8 +207,8 @@ class StateCache:
                 assert not sequence.num_computed and not state.pending, f"the states are lost of {sequence}: {state}"
             else:
                 assert 0 <= state.pending <= self.max_drafts, f"{sequence} has a wrong count of drafts: {state}"
-                assert self._positions[state.slot] == seen, (
-                    f"slot {state.slot} has seen {self._positions[state.slot]} tokens, but {sequence} is at {seen}"
+                assert self.tokens_seen[state.slot] == seen, (
+                    f"slot {state.slot} has seen {self.tokens_seen[state.slot]} tokens, but {sequence} is at {seen}"
                 )
             assert state.step is None, f"{sequence} is in a step: {state}"
         self.pool.check_integrity(held)
@@ -241,7 +257,7 @@ class NoStates:
 
 
 def _slots_of(state: SequenceState) -> list[int]:
-    return [slot for slot in (state.slot, state.spare) if slot >= 0]
+    return [slot for slot in (state.slot, state.spare, *(slot for _, slot in state.marks)) if slot >= 0]
 
 
 # -- the budget --------------------------------------------------------------------------------------------------------
