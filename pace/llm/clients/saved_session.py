@@ -70,7 +70,7 @@ def save(driver: EngineDriver, sequence: Sequence, path: Path, compute: Callable
 
 def _save_once(driver: EngineDriver, sequence: Sequence, path: Path, about: dict[str, str], note: bytes) -> int:
     tokens = np.array(sequence.tokens, TOKEN).tobytes()
-    num_computed, spec = sequence.num_computed, driver.engine.cache.spec
+    num_computed, spec = _call(driver, lambda engine: (sequence.num_computed, engine.cache.spec))
     if num_computed < len(sequence.tokens):
         raise _Lost
     pieces = list(pieces_of(spec, num_computed))

@@ -129,24 +129,25 @@ class Session:
         self._run(share)
         return fork
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | Path, note: bytes = b"") -> None:
         """Writes the tokens and what the cache holds of them to a file, for `LLMModel.load_session`. Replaces an
         earlier file at once, when the new one is complete. The session is unchanged. Cached parts that were dropped are
-        computed again.
+        computed again. `note` is data of the caller, which `Session.load` returns.
 
         Only this user may read the file, which has the session's tokens. Raises OSError if it cannot be written; an
         earlier file then stays."""
         self._check_open()
-        saved_session.save(self._driver, self._sequence, saved_session.path_of(path), self._compute)
+        saved_session.save(self._driver, self._sequence, saved_session.path_of(path), self._compute, note)
 
     def _compute(self) -> None:
-        """Computes the tokens that the cache has lost."""
-        if not self._sequence.num_pending:
-            return
+        """Computes the tokens that the cache has lost, if any. Waits for the end of the step of the last append."""
         sequence, length = self._sequence, len(self)
         strategy = logits_collector(length - 1, 1, self._driver.engine.model.vocab_size)
 
         def begin(engine: Engine) -> None:
+            if not sequence.num_pending:
+                strategy.outcome.set_result(None)
+                return
             sequence.strategy, sequence.error, sequence.finish_reason = strategy, None, None
             sequence.wanted_from = length - 1
             engine.scheduler.add(sequence)
