@@ -82,7 +82,7 @@ constexpr size_t in_lines(size_t bytes) { return (bytes + 63) / 64 * 64; }
 void ExpertsOp::prepare(int threads) {
     first.describe(gate_up.weights, false);
     second.describe(down.weights, false);
-    if (!first.glu || second.glu || second.k != first.n_out)
+    if (second.glu || second.k != first.n_out)
         throw std::invalid_argument("experts are a stack of gate and up, and one of down that takes what they give");
     pairs = rows * router.top_k;
     few = rows <= kFewRows;
@@ -277,7 +277,8 @@ void ExpertsOp::multiply_up(const Copy& copy, const Block& block, int64_t first_
         std::memcpy(scratch + i * bytes, inputs + row_of[i] * stride, size_t(bytes));
     const Product::Inputs rows_of_block = {gathers ? scratch : inputs + row_of[0] * stride, bytes, block.count};
 
-    const float* const bias = options.gate_up_bias ? options.gate_up_bias + block.expert * 2 * first.n_out : nullptr;
+    const int64_t biases = (first.glu ? 2 : 1) * first.n_out;
+    const float* const bias = options.gate_up_bias ? options.gate_up_bias + block.expert * biases : nullptr;
     first.run(gate_up.of(block.expert), rows_of_block, first_panel, end_panel, sums,
               [&](int64_t first_column, int64_t columns, EpilogueArgs e) {
                   for (int64_t i = 0; options.weigh_inputs && i < block.count * row_sums; ++i)

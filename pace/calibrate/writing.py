@@ -111,7 +111,8 @@ class Output:
         for leaf in walk(layer):
             if isinstance(leaf, Vectors) and leaf.lengths:
                 names = self.parts.names(leaf)
-                for name, values in zip(names, (leaf.values - leaf.offset).split(list(names.values()))):
+                stored = torch.cat([values for _, values in leaf.stored()])
+                for name, values in zip(names, stored.split(list(names.values()))):
                     info = self.writer.tensors[self.parts.target(name)]
                     self.write(name, values.to(info.dtype).view(info.shape))
         for product in layer.matrices():

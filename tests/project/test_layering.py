@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 # Lower layers first. A module may import modules of its own layer and of the layers before it. The longest matching
 # name counts.
 LAYERS: list[list[str]] = [
-    ["pace", "pace._C", "pace.assets", "pace.env", "pace.memory", "pace.naming"],
+    ["pace", "pace._C", "pace.assets", "pace.env", "pace.memory", "pace.naming", "pace.states"],
     ["pace.batch", "pace.ops", "pace.graph"],
     ["pace.quant"],
     ["pace.checkpoints", "pace.media"],

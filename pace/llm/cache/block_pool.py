@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from array import array
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from torch import Tensor
@@ -180,6 +180,15 @@ class BlockPool(Pool):
     def copy(self, source: int, target: int, num_blocks: int = 1) -> None:
         """Copies a run of adjacent blocks, all layers at once, to a run that does not overlap it."""
         self._bytes[target : target + num_blocks] = self._bytes[source : source + num_blocks]
+
+    def contents(self, blocks: Sequence[int]) -> np.ndarray:
+        """Returns a copy of blocks, uint8 `[blocks, block_bytes]`."""
+        return self._bytes[np.asarray(blocks, np.int64)]
+
+    def fill(self, blocks: Sequence[int], contents: np.ndarray) -> None:
+        """Writes `contents [blocks, num_bytes]` to the first bytes of blocks of one holder. `kv` must have been
+        accessed."""
+        self._bytes[np.asarray(blocks, np.int64), : contents.shape[1]] = contents
 
 
 def weakly(method: Callable[[int], None]) -> Callable[[int], None]:

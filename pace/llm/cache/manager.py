@@ -161,6 +161,11 @@ class CacheManager:
         return self.spec.block_bytes * [group.window for group in self.spec.groups].count(None) / BLOCK_SIZE
 
     @property
+    def slot_bytes(self) -> int:
+        """Bytes of the states of one sequence, which do not grow with its length; 0 for a model without states."""
+        return self.spec.slots(self._journal_rows).slot_bytes
+
+    @property
     def touched_bytes(self) -> int:
         """Bytes of blocks and slots handed out at least once, which may be resident."""
         return self.pool.num_touched * self.spec.block_bytes + self.states.touched_bytes

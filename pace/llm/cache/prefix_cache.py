@@ -122,6 +122,8 @@ class PrefixCache:
             if known is None:
                 known = node.children[tokens] = Node(node, tokens, [-1] * len(self.windows))
             for group, table in enumerate(sequence.block_tables):
+                if table[index] < 0:  # not kept of a sequence that was loaded from a file
+                    continue
                 if known.blocks[group] < 0:
                     known.blocks[group] = table[index]
                     self._nodes[table[index]] = known

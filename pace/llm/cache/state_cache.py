@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from pace.batch import BLOCK_SIZE, KVSpec, LayerBlocks
@@ -164,6 +165,26 @@ class StateCache:
                 self._give_back(slot)
             state.spare, state.marks = -1, []
 
+    def contents(self, sequence: Sequence) -> Tensor:
+        """Returns the states of a sequence without pending tokens: uint8 `[spec.state_bytes]`, a view of its slot."""
+        assert not sequence.state.pending, f"the states of {sequence} are not complete"
+        return self._bytes_of(sequence.state.slot)
+
+    def write(self, sequence: Sequence, contents: Tensor) -> None:
+        """Writes the `contents` of another sequence to the slot that `reserve` took."""
+        assert sequence.state.spare >= 0, f"{sequence} has no slot to write: {sequence.state}"
+        self._bytes_of(sequence.state.spare).copy_(contents)
+
+    def restore(self, sequence: Sequence, num_tokens: int) -> None:
+        """Makes the slot of `write` the sequence's, whose states are those after `num_tokens` tokens."""
+        state = sequence.state
+        state.slot, state.spare = state.spare, -1
+        self.tokens_seen[state.slot] = num_tokens
+
+    def _bytes_of(self, slot: int) -> Tensor:
+        assert self._memory is not None
+        return self._memory[slot].view(torch.uint8)[: self.spec.state_bytes]
+
     def hold(self, sequence: Sequence) -> None:
         """Keeps the present states, so that `points` has them after later steps, until `release`."""
         state = sequence.state
@@ -238,6 +259,9 @@ class NoStates:
         yield StatePoint(num_tokens, -1, 0)
 
     def enter(self, sequence: Sequence, point: StatePoint) -> None:
+        pass
+
+    def restore(self, sequence: Sequence, num_tokens: int) -> None:
         pass
 
     def hold(self, sequence: Sequence) -> None:

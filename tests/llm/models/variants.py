@@ -11,7 +11,9 @@ from unittest import mock
 import torch
 
 from tests.llm.models import references
+from tests.llm.models.families.hybrid_variants import HYBRID_BASE, HYBRID_ROUTED, HYBRIDS
 from tests.llm.models.families.latent_variants import LATENT_BASE, LATENTS
+from tests.llm.models.families.mamba_variants import MAMBA_BASE, MAMBA_ROUTED, MAMBAS
 from tests.llm.models.families.mixture_variants import MIXTURE_BASE, MIXTURES
 
 MAX_POSITIONS = 80
@@ -43,6 +45,8 @@ BASE = {
     },
     **LATENT_BASE,
     **MIXTURE_BASE,
+    **HYBRID_BASE,
+    **MAMBA_BASE,
     "gemma3_text": {
         "num_key_value_heads": 2,
         "head_dim": 12,
@@ -84,7 +88,7 @@ BASE = {
 }
 """Config fields that differ from `SIZES`, by model_type."""
 
-ROUTED = MIXTURE_BASE.keys() | LATENT_BASE.keys() - {"minicpm3"}
+ROUTED = MIXTURE_BASE.keys() | LATENT_BASE.keys() - {"minicpm3"} | {*HYBRID_ROUTED, *MAMBA_ROUTED}
 """The model_types with experts."""
 
 VISION = {
@@ -112,6 +116,7 @@ VISION = {
     },
 }  # fmt: skip
 VISION["qwen3_vl_moe"] = VISION["qwen3_vl"]
+VISION["qwen3_5"] = {name: value for name, value in VISION["qwen3_vl"].items() if name != "deepstack_visual_indexes"}
 """The `vision_config` of models that also take images and have a `text_config`, by model_type."""
 
 SIZES = {
@@ -257,6 +262,8 @@ VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
     ("phi", "gqa", rope({"rope_type": "default", "partial_rotary_factor": 0.25}, num_key_value_heads=2)),
     *LATENTS,
     *MIXTURES,
+    *HYBRIDS,
+    *MAMBAS,
     ("llama", "falcon3", rope({"rope_type": "default", "rope_theta": 1000042}, head_dim=256, num_key_value_heads=1)),
     ("gemma3_text", "default", {}),
     ("gemma3_text", "linear", by_kind({"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}, {"rope_theta": 1e4})),
@@ -365,6 +372,10 @@ IDS = [f"{model_type}-{special}" for model_type, special, _ in VARIANTS]
 def config_fields(model_type: str, fields: dict[str, Any]) -> dict[str, Any]:
     """Returns the text fields of the config.json of a variant with these special `fields`."""
     without = {"intermediate_size"} if model_type in ("opt", "gptj", "gpt2") else set()
+    if model_type == "mamba2":
+        without = {"intermediate_size", "num_attention_heads", "max_position_embeddings"}
+    if model_type == "nemotron_h":
+        without = {"num_hidden_layers"}
     return {name: size for name, size in SIZES.items() if name not in without} | BASE[model_type] | fields
 
 
