@@ -134,12 +134,8 @@ class StateCache:
             state.slot, state.spare = step.write, -1
         seen = sequence.num_computed + step.certain
         for row, slot in step.marks:
-            place = sequence.num_computed + row
-            self.tokens_seen[slot] = place
-            if place <= num_tokens:
-                state.marks.append((place, slot))
-            else:
-                self.pool.give_back(slot)
+            self.tokens_seen[slot] = place = sequence.num_computed + row
+            state.marks.append((place, slot))
         self.tokens_seen[state.slot] = seen
         state.pending = max(0, num_tokens - seen)
         return seen

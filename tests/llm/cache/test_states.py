@@ -242,6 +242,14 @@ def test_a_branching_point_is_marked_by_the_second_text_and_used_by_the_third() 
     assert computed[0] == 170 and computed[1] > 170 - 96 and computed[2] == 170 - 96
 
 
+def test_one_mark_moves_along_with_a_text() -> None:
+    generator = marked(make_model("hybrid"))
+    assert num_computed_of(generator, [5, 6, 7], 100) == 3
+    assert generator.engine.cache.states.pool.num_kept == 1
+    answer = greedy(generator.engine.model, [5, 6, 7], 100)
+    assert num_computed_of(generator, [5, 6, 7, *answer]) == 103 - 96
+
+
 def test_salts_share_no_marks() -> None:
     engine = marked(make_model("pure")).engine
     prompt = [token % 49 + 1 for token in range(60)]
