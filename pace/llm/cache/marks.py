@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from pace.batch import BLOCK_SIZE
-from pace.llm.cache.block_pool import BlockPool, weakly
+from pace.llm.cache.block_pool import BlockPool, num_blocks_of, weakly
 from pace.llm.cache.prefix_cache import Node, PrefixCache
 from pace.llm.cache.state_cache import STATE_TOKENS, StateCache, StatePoint
 from pace.llm.sequence import Sequence, Span
@@ -38,7 +38,7 @@ class MarkPlaces:
         At `branch`, earlier texts went on differently. Regular marks bound what any other text computes again."""
         last = (num_tokens - 1) // BLOCK_SIZE
         distances = [1, 0, *(2**k - 1 for k in range(2, last.bit_length() + 1))][: self.max_marks]
-        step = BLOCK_SIZE * -(-max(self.interval, num_tokens // self.max_marks) // BLOCK_SIZE)
+        step = BLOCK_SIZE * num_blocks_of(max(1, self.interval, num_tokens // self.max_marks))
         regular = range(start // step * step + step, end + 1, step)
         places = {branch, *regular, *(BLOCK_SIZE * (last - distance) for distance in distances)}
         return sorted(place for place in places if start < place <= end)

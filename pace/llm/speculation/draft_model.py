@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 from torch import Tensor
@@ -91,8 +91,7 @@ class DraftModel:
         for sequence, length in wanted.items():
             if self._make_room(sequence, len(sequence.tokens) + length, wanted):
                 proposals[sequence] = []
-        caught_up = self._catch_up(list(proposals))
-        ready = [sequence for sequence in caught_up if self._hold(sequence, wanted)]
+        ready = self._catch_up(list(proposals))
         self._draft(ready, [wanted[sequence] for sequence in ready], proposals)
         return [proposals.get(sequence, []) for sequence in sequences]
 
@@ -138,7 +137,11 @@ class DraftModel:
         """Adds `lengths` tokens to the proposals of sequences that are read except for a few tokens."""
         shadows = [self._shadows[sequence] for sequence in sequences]
         for depth in range(max(lengths, default=0)):
+            if depth == 1:
+                self._hold(shadows, lengths, proposals)
             live = [index for index, length in enumerate(lengths) if length > depth]
+            if not live:
+                return
             spans = [Span(shadows[index], shadows[index].num_computed, shadows[index].num_pending) for index in live]
             logits = self._forward(spans)
             largest = self.ops.argmax(logits).tolist()
@@ -150,6 +153,15 @@ class DraftModel:
                     continue
                 shadows[index].tokens.append(token)
                 proposals[sequence].append(token)
+
+    def _hold(self, shadows: list[Sequence], lengths: list[int], spared: Container[Sequence]) -> None:
+        """Keeps the states before the first draft is read, to go back to if drafts are rejected. Sets lengths to 1
+        where there is no room for that."""
+        for index, (shadow, length) in enumerate(zip(shadows, lengths)):
+            if length > 1:
+                self.cache.hold(shadow)
+                if not self._admit(shadow, shadow.num_computed + length, spared):
+                    lengths[index] = 1
 
     def _pick(self, sequence: Sequence, logits: Tensor, largest: int, depth: int) -> int | None:
         """Returns the token that the sequence's strategy would pick from these logits; None if they are not finite."""
@@ -165,7 +177,7 @@ class DraftModel:
         shadow = self._shadows.get(sequence)
         return len(sequence.tokens) - (shadow.num_computed if shadow else 0)
 
-    def _make_room(self, sequence: Sequence, length: int, spared: dict[Sequence, int]) -> bool:
+    def _make_room(self, sequence: Sequence, length: int, spared: Container[Sequence]) -> bool:
         """Gives the sequence a shadow with its tokens and room for `length`, dropping shadows not in `spared` if
         needed. Returns False without room, or if the sequence has a token outside the draft model's vocabulary."""
         shadow = self._shadows.pop(sequence, None) or self._new_shadow(sequence)
@@ -177,13 +189,7 @@ class DraftModel:
         self._read_again_if_grown(shadow)
         return self._admit(shadow, length, spared)
 
-    def _hold(self, sequence: Sequence, wanted: dict[Sequence, int]) -> bool:
-        """Keeps the states before the drafts, to go back to if some are rejected. Returns False without room."""
-        shadow = self._shadows[sequence]
-        self.cache.hold(shadow)
-        return self._admit(shadow, len(sequence.tokens) + wanted[sequence], wanted)
-
-    def _admit(self, shadow: Sequence, length: int, spared: dict[Sequence, int]) -> bool:
+    def _admit(self, shadow: Sequence, length: int, spared: Container[Sequence]) -> bool:
         """Makes room for `length` tokens, dropping shadows not in `spared` if needed. Returns False without room."""
         while not self.cache.admit(shadow, length):
             victim = next(
@@ -245,9 +251,6 @@ class ParallelDraftModel(DraftModel):
 
     def _passes(self, lengths: list[int]) -> list[int]:
         return [sum(lengths)]
-
-    def _hold(self, sequence: Sequence, wanted: dict[Sequence, int]) -> bool:
-        return True  # masks change no state
 
     def _draft(self, sequences: list[Sequence], lengths: list[int], proposals: dict[Sequence, list[int]]) -> None:
         if not sequences:

@@ -14,7 +14,7 @@ from pace.llm.speculation.draft_length import AdaptiveLength, FixedLength
 from pace.llm.speculation.draft_model import DraftModel, ParallelDraftModel
 from pace.llm.speculation.drafter import SpeculativeDrafter
 from pace.llm.speculation.prompt_lookup import PromptLookup
-from tests.llm.fake_model import OPS, FakeModel, FakeTokenizer
+from tests.llm.fake_model import OPS, FakeModel, FakeTokenizer, engine_of
 
 MASK = 49
 """Mask token of the parallel draft models below."""
@@ -92,15 +92,18 @@ def make_engine(
     model: FakeModel | None = None,
     num_blocks: int = 400,
     kind: type[Engine] = Engine,
+    num_slots: int = 20,
+    cache_options: dict | None = None,
     **limits,
 ) -> Engine:
-    """Returns an engine on a fake model. Without a `source` it does not draft."""
+    """Returns an engine on a fake model. Without a `source` it does not draft. A model with states has `num_slots`."""
     model = model or FakeModel()
     drafter = None
     if source is not None:
         lengths = AdaptiveLength(length) if adaptive else FixedLength(length)
         drafter = SpeculativeDrafter(source, lengths, length, model.recompute_length)
-    return kind.create(model, OPS, num_blocks * model.kv_spec.block_bytes, drafter=drafter, **limits)
+    cache_options = {"max_drafts": length if source else 0} | (cache_options or {})
+    return engine_of(model, num_blocks, num_slots, kind, drafter=drafter, cache_options=cache_options, **limits)
 
 
 def make_generator(*arguments, **options) -> Generator:
