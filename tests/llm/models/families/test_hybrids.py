@@ -18,7 +18,6 @@ from pace.states import State
 from tests.llm.models.families.hybrid_variants import CONVOLUTIONS, HYBRID_BASE
 from tests.llm.models.families.published_hybrids import HYBRIDS
 from tests.llm.models.variants import config_fields, save_tiny
-from tests.plugins.tiers import sample
 from tests.support import TensorDict, prefill
 
 IDS = torch.arange(3, 20)
@@ -197,7 +196,7 @@ def test_decays_stay_floats(model_type):
 # -- the engine
 
 
-@pytest.mark.parametrize("model_type", sample(list(HYBRID_BASE), lambda name: name in ("lfm2", "qwen3_next")))
+@pytest.mark.parametrize("model_type", HYBRID_BASE)
 def test_tokens_alone_in_a_batch_after_a_prefix_and_with_drafts(model_type, tmp_path):
     save_tiny(tmp_path, model_type, CONVOLUTIONS if model_type == "lfm2_moe" else {})
     random = torch.randint(2, 99, (41,), generator=torch.Generator().manual_seed(7)).tolist()
