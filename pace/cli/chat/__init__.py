@@ -53,8 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
         check_settings(config)
         if arguments.session is not None and arguments.system is not None and os.path.exists(arguments.session):
             raise ValueError(
-                f"--system {arguments.system!r:.60} does not work with {arguments.session}, which has a conversation with "
-                "its own system prompt; leave it out, or begin another file"
+                f"--system {arguments.system!r:.60} does not work with {arguments.session}, which has a conversation "
+                "with its own system prompt; leave it out, or begin another file"
             )
     except (TypeError, ValueError) as error:
         arguments.parser.error(str(error))

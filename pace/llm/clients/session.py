@@ -58,10 +58,12 @@ class Session:
 
     _is_closed = True  # until it is made, which Ctrl-C may prevent
 
-    def __init__(self, driver: EngineDriver) -> None:
+    def __init__(self, driver: EngineDriver, cache_salt: str | None = None) -> None:
+        """`cache_salt` as in `LLMModel.add_request`."""
         self._driver = driver
         self._sequence = Sequence([], strategy=None, stopping=NeverStops(), max_length=driver.engine.max_length)
         self._sequence.sink = OutcomeSink()
+        self._sequence.cache_salt = cache_salt
         self._is_closed = False  # before the wait, which Ctrl-C may interrupt
         self._run(lambda engine: engine.scheduler.park(self._sequence))
 
@@ -160,11 +162,11 @@ class Session:
             raise
 
     @classmethod
-    def load(cls, driver: EngineDriver, path: str | Path) -> tuple[Session, bytes]:
+    def load(cls, driver: EngineDriver, path: str | Path, cache_salt: str | None = None) -> tuple[Session, bytes]:
         """Returns the session in a file, and the note that was saved with it. Raises the errors of
         `LLMModel.load_session`."""
         path = saved_session.path_of(path)
-        session = cls(driver)
+        session = cls(driver, cache_salt)
         try:
             return session, saved_session.load(driver, session._sequence, path)
         except BaseException:

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from pace.batch import Positions
+from pace.llm import LLMModel, PromptLookupConfig, SamplingConfig
 from pace.llm.layers import MixtureOfExperts
 from pace.llm.models.model_list import read_config
 from pace.ops import reference
@@ -190,3 +191,24 @@ def test_decays_stay_floats(model_type):
     model = model_class(config, torch.float32, reference)
     kept = {part for matrix in model.layers[0].mixer.matrices() if matrix.keeps_floats for part in matrix.parts}
     assert kept == {f"model.layers.0.linear_attn.in_proj_{part}" for part in "ba"}
+
+
+# -- the engine
+
+
+@pytest.mark.parametrize("model_type", HYBRID_BASE)
+def test_tokens_alone_in_a_batch_after_a_prefix_and_with_drafts(model_type, tmp_path):
+    save_tiny(tmp_path, model_type, CONVOLUTIONS if model_type == "lfm2_moe" else {})
+    random = torch.randint(2, 99, (41,), generator=torch.Generator().manual_seed(7)).tolist()
+    prompts = [random[:7], random[:30], random]
+    limits = SamplingConfig(max_new_tokens=20, ignore_eos=True)
+
+    def generate(model, prompts):
+        return [list(tokens) for tokens in model.generate(prompts, limits).generated_token_ids]
+
+    with LLMModel(tmp_path, dtype="float32", progress=False, prefix_cache_bytes=0) as model:
+        alone = [generate(model, [prompt])[0] for prompt in prompts]
+        assert generate(model, prompts) == alone
+    with LLMModel(tmp_path, dtype="float32", progress=False, spec_config=PromptLookupConfig()) as model:
+        for _ in range(2):  # the second time after prefixes
+            assert generate(model, prompts) == alone
