@@ -85,7 +85,7 @@ def write_piece(cache: CacheManager, sequence: Sequence, piece: Piece, data: byt
 
 
 def enter_room(cache: CacheManager, sequence: Sequence, num_tokens: int) -> None:
-    """Marks the first `num_tokens` positions as computed, all pieces of which are written. Offers them to the prefix
+    """Marks the first `num_tokens` positions as computed, once all pieces are written. Offers them to the prefix
     cache."""
     if num_tokens:
         cache.states.restore(sequence, num_tokens)
