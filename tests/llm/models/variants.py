@@ -12,10 +12,10 @@ from unittest import mock
 import torch
 
 from tests.llm.models import references
-from tests.llm.models.states.hybrid_variants import HYBRID_BASE, HYBRID_ROUTED, HYBRIDS
 from tests.llm.models.families.latent_variants import LATENT_BASE, LATENTS
-from tests.llm.models.states.mamba_variants import MAMBA_BASE, MAMBA_ROUTED, MAMBAS
 from tests.llm.models.families.mixture_variants import MIXTURE_BASE, MIXTURES
+from tests.llm.models.states.hybrid_variants import HYBRID_BASE, HYBRID_ROUTED, HYBRIDS
+from tests.llm.models.states.mamba_variants import MAMBA_BASE, MAMBA_ROUTED, MAMBAS
 
 MAX_POSITIONS = 80
 PROMPT = 45
