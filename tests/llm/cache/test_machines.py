@@ -150,7 +150,7 @@ class Machine:
         return True
 
     def span(self, sequence: Sequence, begin: int, end: int) -> Span:
-        """Returns a span of these tokens. The last ones may be drafts, of which the first may be certain."""
+        """Returns a span of these tokens. The last ones may be drafts, and the first of these certain."""
         most = min(self.kind.max_drafts, end - begin - 1)
         num_drafts = self.chance.choice([0, most])
         num_certain = self.chance.choice([0, 0, self.chance.randint(0, end - begin - 1 - num_drafts)])
@@ -188,7 +188,7 @@ class Machine:
         self.lengthen(self.chance.choice([source, target]))
 
     def check_kept(self, sequence: Sequence, num_tokens: int) -> None:
-        """Asserts that a sequence kept `num_tokens` positions, or as many as it may."""
+        """Asserts that a sequence kept `num_tokens` positions, or fewer if it may."""
         least = 0 if self.has_windows or self.kind.num_slots else num_tokens
         assert least <= sequence.num_computed <= num_tokens
 

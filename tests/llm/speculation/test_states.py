@@ -55,7 +55,7 @@ def test_few_slots(name: str, num_slots: int) -> None:
 
 
 class Counted(NoDraft):
-    """Proposes `most` tokens in each step, of which a number that goes round is right."""
+    """Proposes `most` tokens in each step. The number of right ones goes round."""
 
     def __init__(self, model: FakeModel, most: int, stride: int) -> None:
         self.model, self.most, self.stride, self.num_right = model, most, stride, 0
