@@ -1,9 +1,8 @@
 // Causal convolutions, and recurrences on a head's matrix S [key_dim][value_dim].
 //
 // DEFINITION  causal_conv:    y = act(bias + w[0] x[t - L + 1] + ... + w[L - 1] x[t]), for each channel.
-//             with delta:     d = gain (v - (decay S)' k);  o = (decay S)' q + (q k) d;  S = decay S + k d'
-//             without:        d = gain v;                   S = decay S + k d';          o = S' q
-//             Both o are S' q of the new S.
+//             sweep_tokens:   S = decay S + k d', then o = S' q. Without delta, d = gain v.
+//             with delta:     d = gain (v - (decay S)' k). Then o is (decay S)' q + (q k) d, with the old S.
 // LAYOUT      Rows of S are strided: a slot has value_dim floats between them, the copy of a chunk a few more.
 // NUMERICS    fp32. A column of S is a lane; sums over rows have one total and ascend. Every element becomes
 //             fma(k, d, decay * s), in a sweep and in a replay of the journal alike. Sums over q and k have 16 totals

@@ -83,7 +83,7 @@ void ExpertsOp::prepare(int threads) {
     first.describe(gate_up.weights, false);
     second.describe(down.weights, false);
     if (second.glu || second.k != first.n_out)
-        throw std::invalid_argument("the stack of down takes what gate and up give, or up alone");
+        throw std::invalid_argument("experts are a stack of gate and up, and one of down that takes what they give");
     pairs = rows * router.top_k;
     few = rows <= kFewRows;
     const bool mapped = gate_up.mapped || down.mapped;
@@ -277,8 +277,8 @@ void ExpertsOp::multiply_up(const Copy& copy, const Block& block, int64_t first_
         std::memcpy(scratch + i * bytes, inputs + row_of[i] * stride, size_t(bytes));
     const Product::Inputs rows_of_block = {gathers ? scratch : inputs + row_of[0] * stride, bytes, block.count};
 
-    const int64_t bias_rows = first.glu ? 2 * first.n_out : first.n_out;
-    const float* const bias = options.gate_up_bias ? options.gate_up_bias + block.expert * bias_rows : nullptr;
+    const int64_t biases = (first.glu ? 2 : 1) * first.n_out;
+    const float* const bias = options.gate_up_bias ? options.gate_up_bias + block.expert * biases : nullptr;
     first.run(gate_up.of(block.expert), rows_of_block, first_panel, end_panel, sums,
               [&](int64_t first_column, int64_t columns, EpilogueArgs e) {
                   for (int64_t i = 0; options.weigh_inputs && i < block.count * row_sums; ++i)
@@ -288,7 +288,7 @@ void ExpertsOp::multiply_up(const Copy& copy, const Block& block, int64_t first_
                   e.alpha = options.activation.alpha;
                   e.limit = options.activation.limit;
                   e.bias = bias ? bias + first_column : nullptr;
-                  e.up_bias = bias && first.glu ? bias + first.n_out + first_column : nullptr;
+                  e.up_bias = bias ? bias + first.n_out + first_column : nullptr;
                   e.out = hidden + block.first * first.n_out + first_column;
                   e.out_stride = first.n_out;
                   first.table->linear_epilogue(e);

@@ -154,7 +154,7 @@ void RecurrenceOp::replay(const Columns& columns, int64_t slot, int64_t rows) co
 // Computes `count` tokens from first_token on.
 void RecurrenceOp::sweep(const Columns& columns, int64_t first_token, int64_t count, Strided<float> deltas) const {
     kernels().prepare_tokens(inputs_of(first_token, count, columns.head), columns.prepared);
-    // In a slot, rows are read in order. A copy is swept by panels, each of which stays in the first-level cache.
+    // In a slot, rows are read in order. A copy is swept panel by panel, each in the first-level cache.
     const bool streams = columns.to.data != columns.copy.data;
     const int64_t step = streams ? columns.count : panel;
     const int64_t block_rows = streams ? kStreamRows : slots.key_dim;

@@ -107,7 +107,7 @@ def check_choice_bias(choice_bias: Tensor | None, router: Router) -> None:
 def check_stacks(gate_up: ExpertStack, down: ExpertStack, options: ExpertOptions) -> None:
     """Raises ValueError unless the output of `gate_up` fits the input of `down`, and biases fit both."""
     if down.glu:
-        raise ValueError("the experts' stack of down is made without glu")
+        raise ValueError("experts have a stack of down that is made without glu; got one made with it")
     if not gate_up.glu and not isinstance(options.activation, str):
         raise ValueError(f"experts without gates have the name of an activation; got {options.activation}")
     if len(gate_up) != len(down) or gate_up.n_out != down.k:

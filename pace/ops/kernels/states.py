@@ -97,8 +97,8 @@ def check_recurrence(
 
 
 def check_slots(slots: StateSlots) -> None:
-    """Raises ValueError unless all parts are float32 with the shapes of the state, contiguous in a slot, and at the same
-    distance between slots."""
+    """Raises ValueError unless all parts are float32 with the shapes of the state, contiguous in a slot, and at the
+    same distance between slots."""
     state = slots.state
     shapes = {
         "inputs": (state.kernel - 1, state.channels),
@@ -118,7 +118,7 @@ def check_slots(slots: StateSlots) -> None:
             shape = (part.shape[1], *shape[1:])
         if part.dtype != torch.float32 or part.shape[1:] != shape or not part[:1].is_contiguous():
             raise ValueError(f"{name} must be float32 {['slots', *shape]}, contiguous in a slot; got {describe(part)}")
-        strides.add((part.shape[0], part.stride(0)))
+        strides.add((len(part), part.stride(0) if len(part) > 1 else 0))
     if len(strides) > 1 or len(rows) > 1:
         raise ValueError("the parts of slots must be views of one memory, with equal strides and rows of the journal")
 

@@ -32,7 +32,7 @@ from pace.llm.runners.runner import ModelRunner
 from pace.ops import reference
 from pace.quant import Int4, Int8, QuantizationConfig
 from tests.calibrate.places import num_places
-from tests.llm.models.parts import FIRST_OF_EACH, representative
+from tests.llm.models.parts import FIRST_OF_EACH, representative, with_new_parts
 from tests.llm.models.variants import IDS, PROMPT, ROUTED, VARIANTS, load_oracle, save_tiny
 from tests.plugins.tiers import quarter, quarter_of
 from tests.support import Runner, TensorDict, backend, backends, isas_of_floats, load_model, prefill
@@ -73,14 +73,15 @@ def oracle(model: torch.nn.Module, ids: Tensor) -> Tensor:
 
 class Visit:
     def __init__(self, name: str, folder: Path, in_full: bool):
-        """`in_full` runs all checks of a representative variant on every variant. Otherwise variants that are not
-        representative get most checks only in one of four commits."""
+        """`in_full` runs all checks of a representative variant on every variant. Otherwise most checks run on the
+        variants with new parts, and on a quarter of the others that differs by commit."""
         self.index, self.name, self.folder = IDS.index(name), name, folder
         self.model_type, _, self.fields = VARIANTS[self.index]
         self.routed = self.model_type in ROUTED
         self.in_full = in_full
-        self.is_first, self.is_representative = name in FIRST_OF_EACH, name in representative() or in_full
-        self.is_whole = self.is_representative or quarter_of(name) == quarter()
+        self.is_whole = in_full or name in with_new_parts() or quarter_of(name) == quarter()
+        self.is_representative = in_full or self.is_whole and name in representative()
+        self.is_first = self.is_whole and name in FIRST_OF_EACH
         self.theirs = save_tiny(folder, self.model_type, self.fields)
         self.config_json = json.loads((folder / "config.json").read_text())
         self.ids = torch.randint(2, 99, (PROMPT,), generator=torch.Generator().manual_seed(self.index))
@@ -105,6 +106,7 @@ class Visit:
                 (self.check_bfloat16, (ops,), self.is_whole),
                 (self.check_ragged_batches, (ops,), self.is_whole or ops == "native"),
                 (self.check_tokens, (ops,), self.is_whole),
+                (self.check_drafts, (ops,), self.is_whole),
             ]
         checks += [
             (self.check_quantised, (), self.is_representative),
@@ -220,6 +222,26 @@ class Visit:
             if position + 1 < len(text):
                 assert expected[position].argmax() == text[position + 1], f"token {position + 1}"
             assert relative_error(logits[position], expected[position]) < TOLERANCE, f"after token {position}"
+
+    def check_drafts(self, ops: str) -> None:
+        """A state has the same logits after drafts, however many of them were accepted. Sequence 0 reads one slot and
+        writes another, sequence 1 writes in place."""
+        model = self.model(ops, torch.float32)
+        if not model.kv_spec.has_states:
+            return
+        text = prefill(model, self.ids)
+        runner = Runner(ProgramRunner(model) if ops == "native" else model, 2, PROMPT + 3, max_drafts=3)
+        runner.step({s: self.ids[:6] for s in (0, 1)})
+        position = 6
+        for accepted in (0, 0, 3, 1, 2, 3, 0, 1):
+            certain, drafts = self.ids[position : position + 2], self.ids[position + 2 : position + 5].clone()
+            drafts[accepted:] = (drafts[accepted:] + 1) % 99
+            rows = runner.step({s: torch.cat([certain, drafts]) for s in (0, 1)}, drafts={0: 3, 1: 3})
+            end = position + 2 + accepted
+            for s in (0, 1):
+                assert agree(ops, rows[s][: end - position], text[position:end]), (s, position, accepted)
+                runner.accept(s, accepted, 3)
+            position = end
 
     # -- programs
 

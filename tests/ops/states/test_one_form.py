@@ -7,8 +7,8 @@ import torch
 
 from pace import _C
 from pace.ops import native
-from tests.ops.states.support import JOURNAL_ROWS, Span, convolution, recurrence, slots_of, states_equal
 from tests.ops.isas import on_each_isa
+from tests.ops.states.support import JOURNAL_ROWS, Span, convolution, recurrence, slots_of, states_equal
 
 TOKENS = 41
 

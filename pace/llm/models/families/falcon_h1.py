@@ -54,9 +54,9 @@ class FalconH1Config(MambaConfig, LlamaConfig):
     ssm_in_multiplier: float = factor()
     ssm_out_multiplier: float = factor()
     ssm_multipliers: tuple[float, ...] = factors(5)
-    """Of the columns z, x, B, C and dt."""
+    """Factors of the columns z, x, B, C and dt."""
     mlp_multipliers: tuple[float, ...] = factors(2)
-    """Of the gate, and of the output."""
+    """Factors of the gate and of the output."""
 
     only_here: ClassVar[dict[str, tuple]] = {
         "attention_bias": (False,),
