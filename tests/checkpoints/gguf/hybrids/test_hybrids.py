@@ -114,7 +114,8 @@ QUANTISED = {
 @pytest.mark.parametrize("model_type", QUANTISED)
 def test_blocks_have_the_weights_of_the_file(tmp_path, model_type):
     """Routers are floats. The rows that make steps are in blocks, as llama.cpp quantises them, too."""
-    save_tiny(tmp_path / "hub", model_type, WIDE | QUANTISED[model_type])
+    default = VARIANTS[IDS.index(f"{model_type}-default")][2]
+    save_tiny(tmp_path / "hub", model_type, default | WIDE | QUANTISED[model_type])
     for kind in ("Q8_0", "Q4_0"):
         for as_floats, path in ((False, tmp_path / f"{kind}.gguf"), (True, tmp_path / "floats.gguf")):
             write_hybrid(tmp_path / "hub", path, kind, as_floats)
