@@ -202,7 +202,7 @@ class Job:
             return known[id(router)]
         return InputStatistics(product.k, 0, with_hessian=False)
 
-    def quantize_part(self, product: Linear, part: str, rows: slice, inputs: InputStatistics | None) -> None:
+    def quantize_part(self, product: Linear, part: str, rows: slice | Tensor, inputs: InputStatistics | None) -> None:
         weight, layout = product.weight.matrix[rows], self.layouts[part]
         if inputs is None:
             rounded = self.as_at_load(part, weight)

@@ -257,6 +257,12 @@ class NoStates:
     def enter(self, sequence: Sequence, point: StatePoint) -> None:
         pass
 
+    def contents(self, sequence: Sequence) -> Tensor:
+        raise AssertionError("a model without states has none to copy")
+
+    def write(self, sequence: Sequence, contents: Tensor) -> None:
+        raise AssertionError("a model without states has none to write")
+
     def restore(self, sequence: Sequence, num_tokens: int) -> None:
         pass
 

@@ -8,8 +8,8 @@ import dataclasses
 import pytest
 
 from pace.llm.models.model_list import read_config
-from tests.llm.models.families.hybrid_variants import HYBRID_BASE
-from tests.llm.models.families.mamba_variants import MAMBA_BASE
+from tests.llm.models.states.hybrid_variants import HYBRID_BASE
+from tests.llm.models.states.mamba_variants import MAMBA_BASE
 from tests.llm.models.variants import IDS, IN_TRANSFORMERS, ROUTED, VARIANTS, VISION
 from tests.llm.models.visit import Visit
 

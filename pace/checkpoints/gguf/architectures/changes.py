@@ -20,7 +20,7 @@ MAX_LISTED = 1 << 16
 
 
 def layers_of(fields: Fields) -> range:
-    """Numbers of the layers, of which a damaged file may have any number."""
+    """Numbers of the layers, at most MAX_LISTED: a damaged file may claim any number."""
     return range(min(fields["num_hidden_layers"], MAX_LISTED))
 
 

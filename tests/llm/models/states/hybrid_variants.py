@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-# The output of a delta rule is normalised. After the first token it is the product of a query and a key, whose terms may
-# cancel. The norm then magnifies their rounding, in transformers up to the tolerance. A larger epsilon bounds the factor.
+# The output of a delta rule is normalised. After the first token it is the product of a query and a key, whose terms
+# may cancel. The norm then magnifies their rounding, in transformers up to the tolerance. A larger epsilon bounds this.
 DELTA = {
     "rms_norm_eps": 1e-3,
     "linear_num_key_heads": 2,
