@@ -16,7 +16,7 @@ from pace.ops import reference
 from pace.ops.experts import Router
 from pace.states import State
 from tests.llm.models.families.hybrid_variants import CONVOLUTIONS, HYBRID_BASE
-from tests.llm.models.families.published_hybrids import HYBRIDS
+from tests.llm.models.families.hybrids.published_hybrids import HYBRIDS
 from tests.llm.models.variants import config_fields, save_tiny
 from tests.support import TensorDict, prefill
 
