@@ -182,6 +182,9 @@ class SequenceState:
     """Number of accepted drafts whose updates are still in the journal of `slot`."""
     spare: int = -1
     """Slot that the next step writes; -1 if it writes `slot` itself."""
+    held: int = -1
+    """Slot of the states after the first `num_held` tokens, to go back to; -1 for none."""
+    num_held: int = 0
     step: StateStep | None = None
     """The step under way."""
     marks: list[tuple[int, int]] = field(default_factory=list)

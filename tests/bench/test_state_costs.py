@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,9 +18,11 @@ from pace.bench.prediction import Efficiency, predict
 from pace.bench.shapes import SHAPES, shape_config
 from pace.cli import main
 from pace.llm.cache.manager import CacheManager
+from pace.memory import format_bytes
 from pace.states import State
 from tests.bench.test_costs import costs_of, tiny_llama
 
+ROOT = Path(__file__).parents[2]
 DELTA = State(channels=8192, kernel=4, heads=32, key_dim=128, value_dim=128)
 """A layer of Qwen3.6-35B-A3B."""
 SHORT = State(channels=2048, kernel=3)
@@ -83,6 +86,18 @@ def test_costs_of_known_models_by_hand():
     assert (costs.slot_bytes, costs.kv_bytes_per_token) == (10 * 2 * 2048 * 4, 6 * 8 * (64 + 64) * 2)
     assert costs.state_traffic == 2 * costs.slot_bytes and costs.state_flops_per_token == 10 * 3 * 2 * 2048
     assert [layer.window for layer in costs.attention] == [None] * 6
+
+
+def test_the_page_about_the_cache_has_the_sizes_of_states():
+    page = " ".join((ROOT / "docs" / "cache.md").read_text().split())
+    rows = {"lfm2-1.2b": "LFM2-1.2B", "qwen3.5-0.8b": "Qwen3.5-0.8B", "qwen3.5-4b": "Qwen3.5-4B",
+            "qwen3.6-35b-a3b": "Qwen3.6-35B-A3B", "granite-4-h-tiny": "Granite 4 H Tiny",
+            "nemotron-3-nano": "Nemotron 3 Nano"}  # fmt: skip
+    for name, title in rows.items():
+        costs = costs_of(name)
+        layers = f"{len(costs.states)} of {len(costs.cache.layers)} layers"
+        state, token = format_bytes(costs.slot_bytes), format_bytes(costs.kv_bytes_per_token)
+        assert f"| {title}: {layers} | {state} | {token} |" in page
 
 
 @pytest.mark.parametrize(("name", "mebibytes"), [("lfm2-1.2b", 64), ("lfm2-1.2b", 1), ("qwen3.5-4b", 3000)])

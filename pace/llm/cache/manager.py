@@ -248,12 +248,18 @@ class CacheManager:
             point = self._last_point(sequence, num_tokens)
             self.states.enter(sequence, point)
             num_tokens = sequence.num_computed = point.num_tokens
+        self.states.release(sequence)
         num_kept = num_blocks_of(num_tokens)
         tables = sequence.block_tables
         for index in range(max(map(len, tables)) - 1, num_kept - 1, -1):
             for table in reversed(tables):
                 if index < len(table) and (block := table.pop()) >= 0:
                     self.pool.give_back(block)
+
+    def hold(self, sequence: Sequence) -> None:
+        """Keeps the present states of a sequence in addition to later ones, until it is truncated: `truncate` then goes
+        back at most to here. The next `reserve` may need one more slot."""
+        self.states.hold(sequence)
 
     def fork(self, source: Sequence, target: Sequence, num_tokens: int) -> None:
         """Gives `target` the first `num_tokens` computed positions of `source`, and its cache salt. Nothing is copied.

@@ -134,12 +134,8 @@ class StateCache:
             state.slot, state.spare = step.write, -1
         seen = sequence.num_computed + step.certain
         for row, slot in step.marks:
-            place = sequence.num_computed + row
-            self.tokens_seen[slot] = place
-            if place <= num_tokens:
-                state.marks.append((place, slot))
-            else:
-                self.pool.give_back(slot)
+            self.tokens_seen[slot] = place = sequence.num_computed + row
+            state.marks.append((place, slot))
         self.tokens_seen[state.slot] = seen
         state.pending = max(0, num_tokens - seen)
         return seen
@@ -149,6 +145,8 @@ class StateCache:
         state, seen = sequence.state, sequence.num_computed - sequence.state.pending
         if 0 < seen <= num_tokens and state.slot >= 0:
             yield StatePoint(num_tokens, state.slot, num_tokens - seen)
+        if state.held >= 0 and state.num_held <= num_tokens:
+            yield StatePoint(state.num_held, state.held, 0)
 
     def enter(self, sequence: Sequence, point: StatePoint) -> None:
         """Gives the sequence the states of `point`, and gives back its other slots unless it continues where it
@@ -177,11 +175,25 @@ class StateCache:
         """Makes the slot of `write` the sequence's, whose states are those after `num_tokens` tokens."""
         state = sequence.state
         state.slot, state.spare = state.spare, -1
-        self._positions[state.slot] = num_tokens
+        self.tokens_seen[state.slot] = num_tokens
 
     def _bytes_of(self, slot: int) -> Tensor:
         assert self._memory is not None
         return self._memory[slot].view(torch.uint8)[: self.spec.state_bytes]
+
+    def hold(self, sequence: Sequence) -> None:
+        """Keeps the present states, so that `points` has them after later steps, until `release`."""
+        state = sequence.state
+        assert not state.pending, f"{sequence} has drafts in its journal"
+        self.release(sequence)
+        state.held, state.num_held = state.slot, sequence.num_computed
+        if state.held >= 0:
+            self.pool.share(state.held)
+
+    def release(self, sequence: Sequence) -> None:
+        """Ends `hold`."""
+        self._give_back(sequence.state.held)
+        sequence.state.held = -1
 
     def _give_back(self, slot: int) -> None:
         if slot >= 0:
@@ -199,9 +211,8 @@ class StateCache:
         held: Counter[int] = Counter()
         for sequence in sequences:
             state = sequence.state
-            slots = _slots_of(state)
-            assert len(set(slots)) == len(slots), f"a slot is held twice by {sequence}: {state}"
-            held.update(slots)
+            assert state.slot < 0 or state.slot != state.spare, f"a slot is held twice by {sequence}: {state}"
+            held.update(_slots_of(state))
             seen = sequence.num_computed - state.pending
             if state.slot < 0:
                 assert not sequence.num_computed and not state.pending, f"the states are lost of {sequence}: {state}"
@@ -246,7 +257,19 @@ class NoStates:
     def enter(self, sequence: Sequence, point: StatePoint) -> None:
         pass
 
+    def contents(self, sequence: Sequence) -> Tensor:
+        raise AssertionError("a model without states has none to copy")
+
+    def write(self, sequence: Sequence, contents: Tensor) -> None:
+        raise AssertionError("a model without states has none to write")
+
     def restore(self, sequence: Sequence, num_tokens: int) -> None:
+        pass
+
+    def hold(self, sequence: Sequence) -> None:
+        pass
+
+    def release(self, sequence: Sequence) -> None:
         pass
 
     def reset(self, sequences: Iterable[Sequence]) -> None:
@@ -257,7 +280,8 @@ class NoStates:
 
 
 def _slots_of(state: SequenceState) -> list[int]:
-    return [slot for slot in (state.slot, state.spare, *(slot for _, slot in state.marks)) if slot >= 0]
+    marks = (slot for _, slot in state.marks)
+    return [slot for slot in (state.slot, state.spare, state.held, *marks) if slot >= 0]
 
 
 # -- the budget --------------------------------------------------------------------------------------------------------

@@ -70,7 +70,7 @@ def save(driver: EngineDriver, sequence: Sequence, path: Path, compute: Callable
 
 def _save_once(driver: EngineDriver, sequence: Sequence, path: Path, about: dict[str, str], note: bytes) -> int:
     tokens = np.array(sequence.tokens, TOKEN).tobytes()
-    num_computed, spec = sequence.num_computed, driver.engine.cache.spec
+    num_computed, spec = _call(driver, lambda engine: (sequence.num_computed, engine.cache.spec))
     if num_computed < len(sequence.tokens):
         raise _Lost
     pieces = list(pieces_of(spec, num_computed))
@@ -94,6 +94,17 @@ def _read(engine: Engine, sequence: Sequence, piece: Piece, num_computed: int) -
     return read_piece(engine.cache, sequence, piece)
 
 
+def inspect(driver: EngineDriver, path: Path) -> Saved:
+    """Returns what a file has besides keys, values and states, which are not read. Raises the errors of `load`."""
+    with SavedFile(path) as file:
+        return _checked(file, driver)[0]
+
+
+def file_bytes(engine: Engine, num_tokens: int) -> int:
+    """Bytes of a file with this many tokens, without its head."""
+    return num_tokens * TOKEN.itemsize + sum(piece.num_bytes for piece in pieces_of(engine.cache.spec, num_tokens))
+
+
 def load(driver: EngineDriver, sequence: Sequence, path: Path) -> bytes:
     """Fills a parked sequence without tokens from a file; returns the note. Raises FileNotFoundError, and ValueError
     that names the file and the reason. The sequence must then be dropped, and nothing else has changed.
@@ -101,10 +112,7 @@ def load(driver: EngineDriver, sequence: Sequence, path: Path) -> bytes:
     If running sequences need all memory of the cache, the sequence only gets its tokens. The next append computes them,
     with the same result."""
     with SavedFile(path) as file:
-        try:
-            saved, pieces = _check(file, driver)
-        except ValueError as error:
-            raise file.refused(str(error)) from None
+        saved, pieces = _checked(file, driver)
         has_room = _call(driver, lambda engine: _begin(engine, sequence, saved))
         for number, piece in enumerate(pieces, 2):
             data = file.piece(number)  # checks it, also without room
@@ -113,6 +121,15 @@ def load(driver: EngineDriver, sequence: Sequence, path: Path) -> bytes:
         if not has_room or not _call(driver, lambda engine: _end(engine, sequence, saved)):
             logger.warning("%s: the cache has no room for it now, so its tokens are computed again", path)
     return saved.note
+
+
+def _checked(file: SavedFile, driver: EngineDriver) -> tuple[Saved, list[Piece]]:
+    """Does `_check`; errors have the file's name."""
+    try:
+        return _check(file, driver)
+    except ValueError as error:
+        named = str(error).startswith(str(file.path))
+        raise error if named else file.refused(str(error)) from None
 
 
 def _check(file: SavedFile, driver: EngineDriver) -> tuple[Saved, list[Piece]]:

@@ -121,7 +121,9 @@ class Machine:
         is_admitted = cache.admit(sequence, len(sequence.tokens))
         assert is_admitted == fits or self.kind.options and not is_admitted, "a run needs blocks side by side"
         free = cache.num_free_blocks
-        while is_admitted and sequence.num_computed < len(sequence.tokens):
+        known = -1
+        while is_admitted and known < sequence.num_computed < len(sequence.tokens):  # unless it lost its states
+            known = sequence.num_computed
             assert self.compute_some(sequence, count), "a sequence that was admitted found no room"
         is_alone = len(self.sequences) == 1 and not self.kind.prefix_blocks
         assert cache.num_free_blocks >= free or not is_admitted or not is_alone
@@ -148,7 +150,7 @@ class Machine:
         return True
 
     def span(self, sequence: Sequence, begin: int, end: int) -> Span:
-        """Returns a span of these tokens. The last ones may be drafts, of which the first may be certain."""
+        """Returns a span of these tokens. The last ones may be drafts, and the first of these certain."""
         most = min(self.kind.max_drafts, end - begin - 1)
         num_drafts = self.chance.choice([0, most])
         num_certain = self.chance.choice([0, 0, self.chance.randint(0, end - begin - 1 - num_drafts)])
@@ -186,7 +188,7 @@ class Machine:
         self.lengthen(self.chance.choice([source, target]))
 
     def check_kept(self, sequence: Sequence, num_tokens: int) -> None:
-        """Asserts that a sequence kept `num_tokens` positions, or as many as it may."""
+        """Asserts that a sequence kept `num_tokens` positions, or fewer if it may."""
         least = 0 if self.has_windows or self.kind.num_slots else num_tokens
         assert least <= sequence.num_computed <= num_tokens
 

@@ -6,7 +6,7 @@ has width 0. Files of Qwen mark layers with a state."""
 from __future__ import annotations
 
 from pace.checkpoints.gguf.architectures.architecture import Architecture, Fields, Key, Keys
-from pace.checkpoints.gguf.architectures.changes import FULL, ROTATES_ALL, granite
+from pace.checkpoints.gguf.architectures.changes import FULL, ROTATES_ALL, granite, layers_of
 from pace.checkpoints.gguf.architectures.forms import AS_IT_IS, FILTERS, ONE_ROW, PLUS_ONE, RATES, VECTOR, Form
 from pace.checkpoints.gguf.architectures.mixtures import SIGMOID, SIZED_EXPERTS
 from pace.checkpoints.gguf.architectures.names import (
@@ -24,7 +24,7 @@ CONVOLUTION, LINEAR, MLP, MIXTURE = "conv", "linear_attention", "mlp", "moe"
 
 def kinds(fields: Fields, keys: Keys, other: str) -> list[str]:
     """Returns the kind of each layer: full attention, or `other` for those without key/value heads."""
-    groups = keys.per_layer("attention.head_count_kv", fields["num_hidden_layers"])
+    groups = keys.per_layer("attention.head_count_kv", len(layers_of(fields)))
     return [FULL if count else other for count in groups]
 
 
@@ -36,12 +36,12 @@ def lfm2(fields: Fields, keys: Keys) -> Fields:
 
 def delta_rule(fields: Fields, keys: Keys) -> Fields:
     """Sets the kinds of layers, as in llama.cpp: every fourth has full attention if a file does not state them."""
-    layers, every = fields["num_hidden_layers"], keys.integer("full_attention_interval", 4)
+    layers, every = layers_of(fields), keys.integer("full_attention_interval", 4)
     if every < 1:
         raise ValueError(f"{keys.path}: {keys.prefix}full_attention_interval must be positive; got {every}")
-    recurrent = [(layer + 1) % every for layer in range(layers)]
+    recurrent = [(layer + 1) % every for layer in layers]
     if "attention.recurrent_layers" in keys:
-        recurrent = keys.per_layer("attention.recurrent_layers", layers)
+        recurrent = keys.per_layer("attention.recurrent_layers", len(layers))
     return fields | {
         "layer_types": [LINEAR if keeps_state else FULL for keeps_state in recurrent],
         "linear_value_head_dim": head_dim(keys),
@@ -110,7 +110,7 @@ def mamba2(fields: Fields, keys: Keys) -> Fields:
 
 def nemotron_h(fields: Fields, keys: Keys) -> Fields:
     """A layer has heads, or a width, or a state."""
-    widths = keys.per_layer("feed_forward_length", fields["num_hidden_layers"])
+    widths = keys.per_layer("feed_forward_length", len(layers_of(fields)))
     wide = MIXTURE if keys.integer("expert_count", 0) else MLP
     types = [wide if width else kind for width, kind in zip(widths, kinds(fields, keys, LINEAR), strict=True)]
     return fields | {

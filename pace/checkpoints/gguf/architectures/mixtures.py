@@ -17,6 +17,7 @@ from pace.checkpoints.gguf.architectures.changes import (
     USE_BIAS,
     granite,
     latent,
+    layers_of,
     one_window,
 )
 from pace.checkpoints.gguf.architectures.forms import ONE_ROW
@@ -79,7 +80,7 @@ def phimoe(fields: Fields, keys: Keys) -> Fields:
 
 def llama4_window(fields: Fields, keys: Keys) -> Fields:
     """Handles a window of 0, which means that all layers rotate and see all positions."""
-    layers = fields["num_hidden_layers"]
+    layers = len(layers_of(fields))
     rotates_all = keys.integer("attention.sliding_window") == 0
     return fields | ({"no_rope_layers": [1] * layers, "layer_types": [FULL] * layers} if rotates_all else {})
 

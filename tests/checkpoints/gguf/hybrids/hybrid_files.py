@@ -1,5 +1,6 @@
-"""Files of models whose layers keep a state, as llama.cpp's converter writes them. The converter of llama-cpp-python
-0.3.36 wrote the same tensors and keys for a checkpoint of each family, up to the last bit of rates: checked by hand."""
+"""Files of models whose layers keep a state, as llama.cpp's converter writes them. The one of llama-cpp-python 0.3.36
+wrote the same tensors and keys for a checkpoint of each family, up to the last bit of rates. This was checked by
+hand."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 pytest.importorskip("gguf", reason="the gguf package is not installed")
 pytest.importorskip("transformers")
 
+from pace.checkpoints.gguf.architectures.changes import MAX_LISTED
 from pace.checkpoints.gguf.architectures.forms import RATES
 from pace.checkpoints.gguf.checkpoint import GgufCheckpoint
 from pace.llm.layers import Rates
@@ -154,6 +155,20 @@ def test_layers_that_attend_if_a_file_does_not_mark_them(tmp_path):
         written(tmp_path, "qwen3_5_text-intervals", add=change(interval))
         with GgufCheckpoint(tmp_path / "model.gguf") as reader:
             assert "".join(kind[0].upper() for kind in reader.config["layer_types"]) == kinds
+
+
+def test_lists_of_layers_stay_short(tmp_path):
+    """A damaged file may state any number of layers. It is refused with the config, before anything is as long."""
+
+    def change(writer):
+        del writer.kv_data[0][MARKS], writer.kv_data[0]["qwen35.block_count"]
+        writer.add_block_count(2**20)
+
+    written(tmp_path, "qwen3_5_text-default", add=change)
+    with GgufCheckpoint(tmp_path / "model.gguf") as reader:
+        assert len(reader.config["layer_types"]) == MAX_LISTED
+        with pytest.raises(ValueError, match=r"num_hidden_layers must be an integer in 1\.\.4096; got 1048576"):
+            read_config(reader.config)
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from pace.llm.layers import MixtureOfExperts
 from pace.llm.models.model_list import read_config
 from pace.ops import reference
 from pace.states import State
-from tests.llm.models.families.mamba_variants import MAMBA_BASE
-from tests.llm.models.families.published_mamba import MAMBAS
+from tests.llm.models.states.mamba_variants import MAMBA_BASE
+from tests.llm.models.states.published_mamba import MAMBAS
 from tests.llm.models.variants import config_fields
 
 
