@@ -413,13 +413,8 @@ def text_part(model: torch.nn.Module) -> torch.nn.Module:
 
 def as_published(model: torch.nn.Module) -> torch.nn.Module:
     """Makes Phi-3.5-MoE behave as published: transformers 5.24 detects a long sequence but then uses the frequencies
-<<<<<<< HEAD
-    for short ones. Makes the gated delta rule more exact, by its form for single tokens. transformers computes prompts
-    in chunks instead, whose rounding was up to 3.5e-5 of the largest logit in repetitive texts."""
-=======
     for short ones. Makes the gated delta rule exact: transformers computes prompts in chunks. Their rounding was up to
     3.5e-5 of the largest logit in repetitive texts. The form for single tokens serves prompts, too."""
->>>>>>> states
     if model.config.model_type == "phimoe":
         rotary = model.model.rotary_emb
         # bound to this instance, so that a deep copy of the model uses the copy

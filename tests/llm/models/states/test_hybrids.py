@@ -15,13 +15,8 @@ from pace.llm.models.model_list import read_config
 from pace.ops import reference
 from pace.ops.experts import Router
 from pace.states import State
-<<<<<<<< HEAD:tests/llm/models/families/hybrids/test_hybrids.py
-from tests.llm.models.families.hybrid_variants import CONVOLUTIONS, HYBRID_BASE
-from tests.llm.models.families.hybrids.published_hybrids import HYBRIDS
-========
 from tests.llm.models.states.hybrid_variants import CONVOLUTIONS, HYBRID_BASE
 from tests.llm.models.states.published_hybrids import HYBRIDS
->>>>>>>> states:tests/llm/models/states/test_hybrids.py
 from tests.llm.models.variants import config_fields, save_tiny
 from tests.support import TensorDict, prefill
 
