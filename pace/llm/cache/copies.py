@@ -12,6 +12,7 @@ from pace.batch import BLOCK_SIZE, KVBlocks, KVSpec
 from pace.llm.cache.block_pool import num_blocks_of
 from pace.llm.cache.groups import first_kept, tables_of
 from pace.llm.cache.manager import CacheManager
+from pace.llm.cache.state_cache import StateCache
 from pace.llm.sequence import Sequence
 
 PIECE_BYTES = 8 << 20
@@ -51,6 +52,7 @@ def read_piece(cache: CacheManager, sequence: Sequence, piece: Piece) -> np.ndar
     """Returns a copy of a piece of a computed sequence, uint8 `[blocks, block_bytes]`. Elements that no position of the
     sequence wrote are 0, as a block may still have those of another sequence."""
     if piece.group == STATES:
+        assert isinstance(cache.states, StateCache)
         return cache.states.contents(sequence).numpy()[None].copy()
     contents = cache.pool.contents(_blocks(sequence, piece))
     _clear(cache.spec, contents, piece, sequence.num_computed)
@@ -78,6 +80,7 @@ def take_room(cache: CacheManager, sequence: Sequence, num_tokens: int) -> bool:
 def write_piece(cache: CacheManager, sequence: Sequence, piece: Piece, data: bytearray) -> None:
     """Writes a piece to the room of `take_room`."""
     if piece.group == STATES:
+        assert isinstance(cache.states, StateCache)
         cache.states.write(sequence, torch.frombuffer(data, dtype=torch.uint8))
     else:
         contents = np.frombuffer(data, np.uint8).reshape(-1, piece.block_bytes)
@@ -85,7 +88,7 @@ def write_piece(cache: CacheManager, sequence: Sequence, piece: Piece, data: byt
 
 
 def enter_room(cache: CacheManager, sequence: Sequence, num_tokens: int) -> None:
-    """Marks the first `num_tokens` positions as computed, once all pieces are written. Offers them to the prefix
+    """Marks the first `num_tokens` positions as computed; all their pieces are written. Offers them to the prefix
     cache."""
     if num_tokens:
         cache.states.restore(sequence, num_tokens)

@@ -1,8 +1,8 @@
 """Marks: states at the ends of known blocks, from which a sequence with the same beginning can continue.
 
 Keys and values are known at every position, but states only at marks. A step writes a mark to a slot of its own. The
-mark hangs on the prefix cache's node of the block that ends there. Marks are optional: the one that was idle longest
-gives way to a sequence that needs its slot.
+prefix cache's node of the block that ends there has the slot. Marks are optional: the one that was idle longest gives
+way to a sequence that needs its slot.
 """
 
 from __future__ import annotations
@@ -33,10 +33,9 @@ class MarkPlaces:
     def of(self, num_tokens: int, start: int, end: int, branch: int) -> list[int]:
         """Returns the positions after `start` and up to `end`, ascending, for a prompt of `num_tokens` tokens.
 
-        A repeated prompt continues from its last full block. The next turn of a chat departs a little before the end
-        of the prompt. Another question about the same document departs somewhere before that. So distances to the end
-        double.
-        At `branch`, earlier texts went on differently. Regular marks bound what any other text computes again."""
+        A repeated prompt continues from its last full block. The next turn of a chat departs a little before the end.
+        Another question about the same document departs somewhere before that. So distances to the end double. At
+        `branch`, earlier texts went on differently. Regular marks bound what any other text computes again."""
         last = (num_tokens - 1) // BLOCK_SIZE
         distances = [1, 0, *(2**k - 1 for k in range(2, last.bit_length() + 1))][: self.max_marks]
         step = BLOCK_SIZE * num_blocks_of(max(1, self.interval, num_tokens // self.max_marks))
@@ -62,7 +61,7 @@ class MarkedPrefixCache(PrefixCache):
         self._marked: dict[int, Node] = {}  # by slot
 
     def marks(self, span: Span) -> list[int]:
-        """Positions at which the step leaves a mark, ascending. There is a slot for each. A text that is being
+        """Positions at which the step leaves a mark, ascending, as far as there are slots. A text that is being
         generated has one mark, which moves along."""
         start, sequence = span.start, span.sequence
         end = start + span.num_tokens + span.num_certain

@@ -188,7 +188,7 @@ class Machine:
         self.lengthen(self.chance.choice([source, target]))
 
     def check_kept(self, sequence: Sequence, num_tokens: int) -> None:
-        """Asserts that a sequence kept `num_tokens` positions, or what it may keep."""
+        """Asserts that a sequence kept `num_tokens` positions, or fewer if it may."""
         least = 0 if self.has_windows or self.kind.num_slots else num_tokens
         assert least <= sequence.num_computed <= num_tokens
 

@@ -12,10 +12,10 @@ from unittest import mock
 import torch
 
 from tests.llm.models import references
-from tests.llm.models.states.hybrid_variants import HYBRID_BASE, HYBRID_ROUTED, HYBRIDS
 from tests.llm.models.families.latent_variants import LATENT_BASE, LATENTS
-from tests.llm.models.states.mamba_variants import MAMBA_BASE, MAMBA_ROUTED, MAMBAS
 from tests.llm.models.families.mixture_variants import MIXTURE_BASE, MIXTURES
+from tests.llm.models.states.hybrid_variants import HYBRID_BASE, HYBRID_ROUTED, HYBRIDS
+from tests.llm.models.states.mamba_variants import MAMBA_BASE, MAMBA_ROUTED, MAMBAS
 
 MAX_POSITIONS = 80
 PROMPT = 45
@@ -413,8 +413,8 @@ def text_part(model: torch.nn.Module) -> torch.nn.Module:
 
 def as_published(model: torch.nn.Module) -> torch.nn.Module:
     """Makes Phi-3.5-MoE behave as published: transformers 5.24 detects a long sequence but then uses the frequencies
-    for short ones. Makes the gated delta rule exact: transformers computes prompts in chunks, whose rounding was up to
-    3.5e-5 of the largest logit in repetitive texts, and its form for single tokens is also defined for prompts."""
+    for short ones. Makes the gated delta rule exact: transformers computes prompts in chunks. Their rounding was up to
+    3.5e-5 of the largest logit in repetitive texts. The form for single tokens serves prompts, too."""
     if model.config.model_type == "phimoe":
         rotary = model.model.rotary_emb
         # bound to this instance, so that a deep copy of the model uses the copy
