@@ -161,10 +161,9 @@ class StateCache:
                 self._give_back(slot)
             state.spare, state.marks = -1, []
 
-    def contents(self, sequence: Sequence) -> Tensor:
-        """Returns the states of a sequence without pending tokens: uint8 `[spec.state_bytes]`, a view of its slot."""
-        assert not sequence.state.pending, f"the states of {sequence} are not complete"
-        return self._bytes_of(sequence.state.slot)
+    def contents(self, slot: int) -> Tensor:
+        """Returns the states in a slot, uint8 `[spec.state_bytes]`: a view."""
+        return self._bytes_of(slot)
 
     def write(self, sequence: Sequence, contents: Tensor) -> None:
         """Writes the `contents` of another sequence to the slot that `reserve` took."""
@@ -176,6 +175,20 @@ class StateCache:
         state = sequence.state
         state.slot, state.spare = state.spare, -1
         self.tokens_seen[state.slot] = num_tokens
+
+    def mark(self, sequence: Sequence, num_tokens: int, contents: Tensor | None = None) -> None:
+        """Gives the sequence a mark for the next `publish`: the states after `num_tokens` tokens, in a slot of their
+        own. Without `contents`, it is the slot of the sequence. Does nothing without a free slot."""
+        if contents is None:
+            slot = sequence.state.slot
+            self.pool.share(slot)
+        elif self.pool.num_free:
+            slot = self.pool.take()
+            self._bytes_of(slot).copy_(contents)
+        else:
+            return
+        self.tokens_seen[slot] = num_tokens
+        sequence.state.marks.append((num_tokens, slot))
 
     def _bytes_of(self, slot: int) -> Tensor:
         assert self._memory is not None

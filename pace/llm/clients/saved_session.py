@@ -11,7 +11,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from pace.llm.cache.copies import Piece, enter_room, pieces_of, read_piece, take_room, write_piece
+from pace.llm.cache.copies import Extent, Piece, enter_room, read_piece, take_room, write_piece
+from pace.llm.cache.groups import first_kept
 from pace.llm.cache.identity import ModelIdentity
 from pace.llm.cache.room import Room
 from pace.llm.cache.saved_file import SavedFile, write_file
@@ -34,8 +35,8 @@ class Saved(NamedTuple):
     tokens: list[int]
     num_prompt_tokens: int
     """Length that decides angles (`Sequence.rope_length`)."""
-    num_computed: int
-    """Positions that the file has."""
+    extent: Extent
+    """What the file has of the cache."""
     note: bytes
     """Data of the program that saved it."""
 
@@ -51,10 +52,12 @@ def path_of(path: Any) -> Path:
     return Path(path).expanduser()
 
 
-def save(driver: EngineDriver, sequence: Sequence, path: Path, compute: Callable[[], None], note: bytes = b"") -> int:
-    """Writes a parked sequence to a file; returns its size in bytes. Changes nothing but the file. `compute` computes
-    what the cache has lost of the sequence. Raises OSError if the file cannot be written, and ValueError for a model
-    without a checkpoint."""
+# -- saving ------------------------------------------------------------------------------------------------------------
+
+
+def save(driver: EngineDriver, sequence: Sequence, path: Path, compute: Callable[[], None], note: bytes = b"") -> None:
+    """Writes a parked sequence to a file, and changes nothing else. `compute` computes what the cache has lost of the
+    sequence. Raises OSError if the file cannot be written, and ValueError for a model without a checkpoint."""
     about = _identity(driver).described()
     for _ in range(ATTEMPTS):
         compute()
@@ -68,41 +71,50 @@ def save(driver: EngineDriver, sequence: Sequence, path: Path, compute: Callable
     )
 
 
-def _save_once(driver: EngineDriver, sequence: Sequence, path: Path, about: dict[str, str], note: bytes) -> int:
+def _save_once(driver: EngineDriver, sequence: Sequence, path: Path, about: dict[str, str], note: bytes) -> None:
     tokens = np.array(sequence.tokens, TOKEN).tobytes()
-    num_computed, spec = _call(driver, lambda engine: (sequence.num_computed, engine.cache.spec))
-    if num_computed < len(sequence.tokens):
+    extent, spec = _call(driver, lambda engine: (Extent.of(engine.cache, sequence), engine.cache.spec))
+    if extent.num_tokens < len(sequence.tokens):
         raise _Lost
-    pieces = list(pieces_of(spec, num_computed))
-    head = {"model": about, "num_prompt_tokens": sequence.num_prompt_tokens, "num_computed": num_computed}
+    pieces = list(extent.pieces(spec))
+    head = {
+        "model": about,
+        "num_prompt_tokens": sequence.num_prompt_tokens,
+        "num_computed": extent.num_tokens,
+        "starts": extent.starts,
+        "has_mark": extent.has_mark,
+    }
 
     def contents() -> Iterator[bytes | memoryview]:
         yield tokens
         yield note
         for piece in pieces:
-            data = _call(driver, lambda engine, piece=piece: _read(engine, sequence, piece, num_computed))
+            data = _call(driver, partial(_read, sequence=sequence, piece=piece, num_tokens=extent.num_tokens))
             if data is None:
                 raise _Lost
             yield data.data
 
-    return write_file(path, head, [len(tokens), len(note), *(piece.num_bytes for piece in pieces)], contents())
+    write_file(path, head, [len(tokens), len(note), *(piece.num_bytes for piece in pieces)], contents())
 
 
-def _read(engine: Engine, sequence: Sequence, piece: Piece, num_computed: int) -> np.ndarray | None:
-    if sequence.num_computed < num_computed:  # others have taken its room
-        return None
-    return read_piece(engine.cache, sequence, piece)
+def _read(engine: Engine, sequence: Sequence, piece: Piece, num_tokens: int) -> np.ndarray | None:
+    return read_piece(engine.cache, sequence, piece) if sequence.num_computed == num_tokens else None
+
+
+def file_bytes(engine: Engine, num_tokens: int) -> int:
+    """Bytes of a file with this many tokens, without its head."""
+    spec = engine.cache.spec
+    extent = Extent(num_tokens, tuple(first_kept(num_tokens, group.window) for group in spec.groups))
+    return num_tokens * TOKEN.itemsize + sum(piece.num_bytes for piece in extent.pieces(spec))
+
+
+# -- loading -----------------------------------------------------------------------------------------------------------
 
 
 def inspect(driver: EngineDriver, path: Path) -> Saved:
     """Returns what a file has besides keys, values and states, which are not read. Raises the errors of `load`."""
     with SavedFile(path) as file:
         return _checked(file, driver)[0]
-
-
-def file_bytes(engine: Engine, num_tokens: int) -> int:
-    """Bytes of a file with this many tokens, without its head."""
-    return num_tokens * TOKEN.itemsize + sum(piece.num_bytes for piece in pieces_of(engine.cache.spec, num_tokens))
 
 
 def load(driver: EngineDriver, sequence: Sequence, path: Path) -> bytes:
@@ -113,12 +125,14 @@ def load(driver: EngineDriver, sequence: Sequence, path: Path) -> bytes:
     with the same result."""
     with SavedFile(path) as file:
         saved, pieces = _checked(file, driver)
+        num_tokens = saved.extent.num_tokens
         has_room = _call(driver, lambda engine: _begin(engine, sequence, saved))
         for number, piece in enumerate(pieces, 2):
             data = file.piece(number)  # checks it, also without room
             if has_room:
-                has_room = _call(driver, partial(_write, sequence=sequence, piece=piece, data=data))
-        if not has_room or not _call(driver, lambda engine: _end(engine, sequence, saved)):
+                write = partial(_write, sequence=sequence, piece=piece, data=data, num_tokens=num_tokens)
+                has_room = _call(driver, write)
+        if not has_room or not _call(driver, lambda engine: _end(engine, sequence, num_tokens)):
             logger.warning("%s: the cache has no room for it now, so its tokens are computed again", path)
     return saved.note
 
@@ -133,14 +147,16 @@ def _checked(file: SavedFile, driver: EngineDriver) -> tuple[Saved, list[Piece]]
 
 
 def _check(file: SavedFile, driver: EngineDriver) -> tuple[Saved, list[Piece]]:
-    """Returns what a file has, and the pieces of its blocks. Raises ValueError without the file's name."""
+    """Returns what a file has, and the pieces of the cache. Raises ValueError without the file's name."""
     engine, head = driver.engine, file.head
     about = head.get("model")
     if not isinstance(about, dict):
         raise ValueError("its head does not describe a model")
     _identity(driver).check(about)
-    num_prompt_tokens, num_computed = head.get("num_prompt_tokens"), head.get("num_computed")
-    tokens = np.frombuffer(file.piece(0), TOKEN).tolist() if file.sizes[:1] and not file.sizes[0] % 4 else None
+    num_prompt_tokens, num_computed, starts = (
+        head.get(name) for name in ("num_prompt_tokens", "num_computed", "starts")
+    )
+    tokens = np.frombuffer(file.piece(0), TOKEN).tolist() if len(file.sizes) > 1 and not file.sizes[0] % 4 else None
     counts = (num_prompt_tokens, num_computed)
     if tokens is None or not all(type(count) is int and 0 <= count <= len(tokens) for count in counts):
         raise ValueError("its head contradicts itself")
@@ -151,10 +167,12 @@ def _check(file: SavedFile, driver: EngineDriver) -> tuple[Saved, list[Piece]]:
         )
     if tokens and not 0 <= min(tokens) <= max(tokens) < engine.model.vocab_size:
         raise ValueError("it has tokens that this model does not have")
-    pieces = list(pieces_of(engine.cache.spec, num_computed))
-    if file.sizes[2:] != [piece.num_bytes for piece in pieces]:
+    spec = engine.cache.spec
+    extent = Extent(num_computed, tuple(starts) if isinstance(starts, list) else (), head.get("has_mark") is True)
+    pieces = list(extent.pieces(spec)) if extent.is_valid(spec) else None
+    if pieces is None or file.sizes[2:] != [piece.num_bytes for piece in pieces]:
         raise ValueError("its keys and values have another layout than this model's")
-    return Saved(tokens, num_prompt_tokens, num_computed, file.piece(1)), pieces
+    return Saved(tokens, num_prompt_tokens, extent, bytes(file.piece(1))), pieces
 
 
 def _begin(engine: Engine, sequence: Sequence, saved: Saved) -> bool:
@@ -163,7 +181,7 @@ def _begin(engine: Engine, sequence: Sequence, saved: Saved) -> bool:
     sequence.tokens, sequence.num_prompt_tokens = saved.tokens, saved.num_prompt_tokens
 
     def take() -> bool:
-        if not take_room(cache, sequence, saved.num_computed):
+        if not take_room(cache, sequence, saved.extent):
             return False
         if sum(map(cache.room_to_grow, scheduler.running), Room()).fits_in(cache.free_room):
             return True
@@ -178,17 +196,17 @@ def _has_room(sequence: Sequence) -> bool:
     return bool(sequence.block_table)
 
 
-def _write(engine: Engine, sequence: Sequence, piece: Piece, data: bytearray) -> bool:
+def _write(engine: Engine, sequence: Sequence, piece: Piece, data: bytearray, num_tokens: int) -> bool:
     if not _has_room(sequence):
         return False
-    write_piece(engine.cache, sequence, piece, data)
+    write_piece(engine.cache, sequence, piece, data, num_tokens)
     return True
 
 
-def _end(engine: Engine, sequence: Sequence, saved: Saved) -> bool:
-    if saved.num_computed and not _has_room(sequence):
+def _end(engine: Engine, sequence: Sequence, num_tokens: int) -> bool:
+    if num_tokens and not _has_room(sequence):
         return False
-    enter_room(engine.cache, sequence, saved.num_computed)
+    enter_room(engine.cache, sequence, num_tokens)
     return True
 
 

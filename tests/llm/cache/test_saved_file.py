@@ -83,6 +83,11 @@ def test_sizes_are_checked_before_memory_is_taken(driver, tmp_path: Path) -> Non
         {"model": []},
         {"model": {}},
         {"num_computed": 3},
+        {"starts": [0]},
+        {"starts": None},
+        {"starts": [0, 1]},
+        {"has_mark": False},
+        {"starts": [0.0, 0]},
     ],
     ids=str,
 )

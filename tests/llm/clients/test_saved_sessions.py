@@ -75,19 +75,27 @@ def test_a_loaded_session_continues_with_the_same_logits(
     assert not list(tmp_path.glob(".*"))
 
 
-def test_other_requests_reuse_what_was_loaded(tmp_path: Path) -> None:
-    model = FakeModel()
-    with Session(driver := fake_driver(model)) as session:
-        session.append(tokens_of(100))
-        session.save(tmp_path / "saved")
-    target = fake_driver(model)
-    Session.load(target, tmp_path / "saved")[0].close()
-    num_computed = []
-    model.hook = lambda batch: num_computed.append(len(batch.tokens))
-    with Session(target) as other:
-        other.append([*tokens_of(96), 9, 9])
-    assert num_computed == [2]
-    check_idle(driver), check_idle(target)
+@pytest.mark.parametrize("windows, num_states", [((None, None), 0), ((None, 20), 0), ((20,), 0), ((None, 40), 2)])
+def test_other_requests_reuse_what_was_loaded(tmp_path: Path, windows: tuple, num_states: int) -> None:
+    """All full blocks, also if the session ends within one."""
+    model = FakeModel(windows=windows, num_states=num_states)
+    source = fake_driver(model)
+    for length in (100, 143, 144, 33):
+        with Session(source) as session:
+            session.append(tokens_of(length - 30))
+            session.append(tokens_of(length)[length - 30 :])
+            session.save(tmp_path / "saved")
+        target = fake_driver(model)
+        Session.load(target, tmp_path / "saved")[0].close()
+        num_computed = []
+        model.hook = lambda batch: num_computed.append(len(batch.tokens))
+        with Session(target) as other:
+            logits = other.append([*tokens_of(length), 9, 9])
+            assert torch.equal(logits, model.logits_of(other.tokens)[None])
+        model.hook = lambda batch: None
+        assert num_computed == [length % 16 + 2]
+        check_idle(target)
+    check_idle(source)
 
 
 def test_a_session_that_lost_its_blocks_is_saved_whole_and_loads_without_room(tmp_path: Path) -> None:
