@@ -16,9 +16,11 @@ from pace.llm.configs import SamplingConfig
 from pace.llm.generator import Generator
 from pace.llm.sequence import Sequence, Span
 from pace.states import State
+from tests.llm.cache.test_allocators_at_work import everything_at_once
 from tests.llm.cache.test_prefix_cache import salted
 from tests.llm.fake_model import FakeModel, FakeTokenizer, engine_of, greedy
 from tests.llm.generators import check_idle, random_prompts
+from tests.plugins.tiers import sample
 
 SPEC = KVSpec((State(channels=8, kernel=3), Positions(1, 4, 4)), torch.float32)
 MODELS = {"hybrid": {}, "pure": {"windows": ()}, "windows": {"windows": (20, None)}}
@@ -289,6 +291,16 @@ def test_a_session_goes_back_to_a_mark() -> None:
         one.truncate(cut)
         assert torch.equal(one.append([7, 8])[0], model.logits_of([*tokens[:cut], 7, 8]))
         assert computed.pop() == cut + 2 - known and not computed
+
+
+@pytest.mark.parametrize("seed", sample(range(3), lambda seed: seed == 1))
+@pytest.mark.parametrize("name", MODELS)
+def test_everything_at_once(name: str, seed: int) -> None:
+    """With drafts, in 24 blocks and 6 slots."""
+    model = FakeModel(eos_bias=1.0, num_states=2, **MODELS[name])
+    spec = model.kv_spec
+    options = {"num_slots": 6, "max_drafts": 5, "prefix_cache_bytes": None}
+    everything_at_once(model, 24 * spec.block_bytes + 6 * spec.slots(5).slot_bytes, options, seed)
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------
