@@ -117,6 +117,10 @@ CLAIMS = {
             assert events[-1] == CallEnds(0)""",
     },
     "docs/cache.md": {
+        "load_session": """
+            with model.session() as session:
+                session.append(document)
+                assert (session.append(model.tokenizer.encode(" One day")) == logits).all()""",
         "prefix_cache_bytes": """
             assert output.metrics.num_reused_tokens >= 16 and output.metrics.num_reused_tokens % 16 == 0""",
     },

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from pace.checkpoints.files import parse_json
 from pace.cli.chat.attachments import from_saved, to_saved
 from pace.cli.chat.conversation import Conversation
-from pace.llm.clients.session import Session
 from pace.naming import counted
 
 if TYPE_CHECKING:
@@ -29,6 +28,8 @@ class KeptConversation:
         self._before = conversation.messages
 
     def _read(self) -> None:
+        from pace.llm.clients.session import Session
+
         session, note = Session.load(self._model.generator.driver, self._path)
         session.close()  # the prefix cache keeps its blocks for the next question
         try:

@@ -79,8 +79,8 @@ class Extent:
                 for start in range(first, stop, step):
                     yield Piece(number, start, min(stop, start + step), block_bytes)
         if spec.has_states and self.num_tokens:
-            for group in (MARK, STATES) if self.has_mark else (STATES,):
-                yield Piece(group, 0, 1, spec.slots().state_bytes)
+            for which in (MARK, STATES) if self.has_mark else (STATES,):
+                yield Piece(which, 0, 1, spec.slots().state_bytes)
 
 
 def read_piece(cache: CacheManager, sequence: Sequence, piece: Piece) -> np.ndarray | None:
@@ -128,7 +128,7 @@ def write_piece(cache: CacheManager, sequence: Sequence, piece: Piece, data: byt
 
 
 def enter_room(cache: CacheManager, sequence: Sequence, num_tokens: int) -> None:
-    """Marks the first `num_tokens` positions as computed, all pieces of which are written. Offers them to the prefix
+    """Marks the first `num_tokens` positions as computed, once all pieces are written. Offers them to the prefix
     cache."""
     if not num_tokens:
         return
@@ -156,8 +156,9 @@ def _blocks(sequence: Sequence, piece: Piece) -> list[int]:
 
 
 def _clear(spec: KVSpec, contents: np.ndarray, piece: Piece, num_tokens: int) -> None:
-    """Sets elements to 0 that no position before `num_tokens` wrote: the end of the last block, and the padding of
-    values."""
+    """Sets elements to 0 that no position before `num_tokens` wrote.
+
+    These are the end of the last block, and the padding of values."""
     rest = num_tokens - (piece.stop - 1) * BLOCK_SIZE
     for kv in spec.views(torch.from_numpy(contents)):
         if not isinstance(kv, KVBlocks) or kv.group != piece.group:

@@ -127,8 +127,7 @@ def load(driver: EngineDriver, sequence: Sequence, path: Path) -> bytes:
         saved, pieces = _checked(file, driver)
         num_tokens = saved.extent.num_tokens
         has_room = _call(driver, lambda engine: _begin(engine, sequence, saved))
-        for number, piece in enumerate(pieces, 2):
-            data = file.piece(number)  # checks it, also without room
+        for piece, data in zip(pieces, file.pieces(2), strict=True):  # checks all, also without room
             if has_room:
                 write = partial(_write, sequence=sequence, piece=piece, data=data, num_tokens=num_tokens)
                 has_room = _call(driver, write)

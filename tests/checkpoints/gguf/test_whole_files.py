@@ -54,6 +54,15 @@ def test_shards_are_one_model(shards, tiny_file):
     assert find_checkpoint(shards) == shards / names[0]
 
 
+def test_shards_have_the_digest_of_the_whole_file(shards, tiny_file):
+    found = set()
+    for path in (tiny_file, find_checkpoint(shards)):
+        checkpoint = Checkpoint(path)
+        checkpoint.open_weights(None)
+        found.add(checkpoint.digest(path, 1))
+    assert len(found) == 1
+
+
 def copied(shards, folder, rename=lambda name: name):
     folder.mkdir()
     for path in shards.iterdir():

@@ -20,6 +20,7 @@ from pace.llm.engine.engine import Engine
 from tests.llm.bundled import bundled
 from tests.llm.fake_model import OPS, FakeModel
 from tests.llm.generators import check_idle
+from tests.plugins.tiers import sample
 
 IDENTITY = ModelIdentity({"dtype": Setting("fake", "the dtype", "use {}")}, lambda: "digest")
 
@@ -262,3 +263,26 @@ def test_weights_that_change_after_loading_are_noticed(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="have changed since they were loaded"):
             session.save(tmp_path / "saved")
         assert not (tmp_path / "saved").exists()
+
+
+@pytest.mark.parametrize(
+    "model_type", sample(["qwen3_5_text", "lfm2", "granitemoehybrid", "gemma3_text"], lambda _: False)
+)
+def test_models_with_states_and_windows_continue(tmp_path: Path, model_type: str) -> None:
+    """In another process's place: a second model of the same checkpoint, which computes with other threads."""
+    pytest.importorskip("transformers")
+    from tests.llm.models.variants import save_tiny
+
+    save_tiny(tmp_path / "model", model_type, {"sliding_window": 20} if model_type == "gemma3_text" else {})
+    tokens = [number % 60 + 2 for number in range(75)]
+    with opened(tmp_path / "model", kv_cache_bytes="16MiB") as model, model.session() as session:
+        session.append(tokens)
+        session.save(tmp_path / "saved")
+        expected = session.append([5, 6, 7], "all")
+        session.truncate(70)
+    with opened(tmp_path / "model", kv_cache_bytes="8MiB", num_threads=1) as model:
+        with model.load_session(tmp_path / "saved") as session:
+            assert torch.equal(session.append([5, 6, 7], "all"), expected)
+        output = model.generate([[*tokens, 5, 6, 7]], max_new_tokens=1)
+        assert output.metrics.num_reused_tokens >= 64
+        check_idle(model)
