@@ -151,6 +151,10 @@ class KVSpec:
         num_bytes = BLOCK_SIZE * self.group_bytes or EMPTY_BLOCK_BYTES
         return num_bytes + (BLOCK_PADDING if num_bytes % CACHE_WAY_BYTES == 0 else 0)
 
+    def content_bytes(self, group: Group) -> int:
+        """Bytes of the layers of a group in one block. The rest of the block is not used."""
+        return sum(self._part_bytes(group))
+
     def _part_bytes(self, group: Group) -> list[int]:
         """Bytes of each part of each layer of the group in one block, in order."""
         layers = [self.layers[index] for index in group.layers]

@@ -78,9 +78,8 @@ class StateSpans:
        `write`. After `mark_rows[m]` tokens it writes it to slot `mark_slots[m]`, for the marks of the span.
     4. A token from `certain` on is a draft. It leaves a row in the journal of slot `write`, the first draft in row 0.
 
-    `read` and `write` of a span may be equal: its journal is applied before it is written. A slot
-    that a step writes, also for a mark, is written once and read by no other span. Several spans may read the same
-    slot."""
+    `read` and `write` of a span may be equal: its journal is applied before it is written. A slot that a step writes,
+    also for a mark, is written once and read by no other span. Several spans may read the same slot."""
 
     query_start: Tensor
     """`[S + 1]`: the same tensor as in `Spans`."""

@@ -101,11 +101,12 @@ class Slots:
         """Drafts of the last step that were accepted."""
 
     def spans(self, lengths: dict[int, int], drafts: dict[int, int]) -> StateSpans:
-        """A step of `lengths[s]` tokens of each sequence s. The last `drafts[s]` of them are drafts, of which none
-        is accepted until `replay` is set."""
+        """A step of `lengths[s]` tokens of each sequence s. The last `drafts[s]` of them are drafts. None is accepted
+        until `replay` is set."""
         read, replay = [self.read[s] for s in lengths], [self.replay[s] for s in lengths]
         for s in lengths:
-            self.read[s] = 2 * s + 1 if self.read[s] == 2 * s and s % 2 == 0 else max(2 * s, self.read[s] - 1 + s % 2)
+            first = 2 * s
+            self.read[s] = first + 1 if s % 2 == 0 and self.read[s] == first else first
             self.replay[s] = 0
         write, certain = [self.read[s] for s in lengths], [length - drafts.get(s, 0) for s, length in lengths.items()]
         starts, no_marks = torch.tensor([0, *lengths.values()]).cumsum(0), [[0] * (len(lengths) + 1), [], []]

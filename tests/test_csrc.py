@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.plugins.tiers import QUARTERS, quarter
+
 ROOT = Path(__file__).parent.parent
 BUILD = ROOT / "build" / "cmake"
 """Build folder of setup.py, in which the kernels are compiled already."""
@@ -45,8 +47,8 @@ DEAR = {
     "products_touch_nothing_behind_their_arguments",
     "quantized_products_of_many_panels_and_rows",
 }
-"""Tests that take three quarters of the emulator's time, and whose kernels other tests also run. Only `make emulate`
-runs them."""
+"""Tests that take three quarters of the time, and whose kernels other tests also run. Only `make emulate` runs them on
+emulated CPUs."""
 VNNI_IN_EVEX = "avx2_vnni_evex"  # the kernels of avx2_vnni, for which the emulator has no CPU
 # Bochs 2.7 reports POPCNT (151) for the Phenom but does not execute it.
 HIDDEN_FEATURES = {"generic": {"RUN_AVX512_CLEARCPUID": "151"}}
@@ -93,8 +95,27 @@ def emulator() -> Path:
     return EMULATOR
 
 
+def names_of(macro: str) -> set[str]:
+    """Names of the C++ tests that `TEST` or `TEST_TABLES` defines."""
+    files = (ROOT / "tests/csrc").glob("*.cpp")
+    return {name for file in files for name in re.findall(rf"^{macro}\((\w+)", file.read_text(), re.M)}
+
+
+@pytest.mark.thorough
 def test_on_this_cpu(binary):
-    assert "tests passed" in run(binary)
+    assert f"{len(names_of('TEST') | names_of('TEST_TABLES'))} tests passed" in run(binary)
+
+
+def test_on_this_cpu_and_a_quarter_of_its_tables(binary):
+    """The expensive tests run on the chosen table and on a quarter of the others, which differs by commit. The rest run
+    on all tables."""
+    others = (names_of("TEST") | names_of("TEST_TABLES")) - DEAR
+    output = run(binary, *sorted(others))
+    assert f"{len(others)} tests passed" in output
+    best, *tables = re.search(r"tables: (.*)", output)[1].split()
+    wanted = [best, *tables[quarter() :: QUARTERS]]
+    output = run(binary, "--tables", ",".join(wanted), *sorted(DEAR))
+    assert f"{len(DEAR)} tests passed; kernels tested: {' '.join(sorted(wanted))}\n" in output
 
 
 def test_a_pattern_that_matches_nothing_is_a_failure(binary):
@@ -109,11 +130,7 @@ def test_a_table_that_cannot_be_had_is_refused(binary):
 @pytest.mark.parametrize("table", [*LEAST_CPUS, VNNI_IN_EVEX])
 def test_kernels_on_the_least_cpu(binary, emulator, table):
     least = "avx512_vnni" if table == VNNI_IN_EVEX else table
-    names = {
-        name
-        for file in (ROOT / "tests/csrc").glob("*.cpp")
-        for name in re.findall(r"^TEST_TABLES\((\w+)", file.read_text(), re.M)
-    }
+    names = names_of("TEST_TABLES")
     assert DEAR <= names
     wanted = sorted(names if EMULATE_ALL else names - DEAR)
     command = [emulator, "--timeout", 800, *LEAST_CPUS[least], binary, "--tables", table, *wanted]

@@ -179,11 +179,15 @@ class Costs:
 
     def cached_bytes(self, tokens: int) -> int:
         """Maximum cache bytes of a sequence of `tokens` tokens: its positions, and its states."""
+        return self.position_bytes(tokens) + self.slot_bytes
+
+    def position_bytes(self, tokens: int) -> int:
+        """Maximum bytes of keys and values that are kept of a sequence of `tokens` tokens."""
         held = (
             tokens if group.window is None else min(tokens, BLOCK_SIZE * most_kept(group.window, STEP_TOKENS))
             for group in self.cache.groups
         )
-        return self.slot_bytes + self.cache.group_bytes * sum(held)
+        return self.cache.group_bytes * sum(held)
 
     @property
     def decode_weight_bytes(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import statistics
 import time
 from collections import Counter
@@ -21,6 +22,8 @@ from pace.bench.result import Phase, Repeat, Result, Subject
 from pace.bench.shapes import SHAPES, RandomWeights, hint_of_shape, shape_config
 from pace.graph.instructions import Instruction
 from pace.graph.recorded import Attention, Experts, HeadsLinear, Linear
+from pace.graph.recorded_states import CausalConv, Recurrence
+from pace.llm.cache.groups import most_bytes
 from pace.llm.engine.engine import Engine
 from pace.llm.loading.load import load_model
 from pace.llm.loading.options import LoadOptions, parse_dtype, parse_kv_cache_dtype, select_ops, use_threads
@@ -121,7 +124,14 @@ def _check(subject: Subject, prompt: int, generated: int, batch: int, repeats: i
         raise ValueError(
             f"a step decodes at most {engine.scheduler.max_sequences_per_step} sequences; got a batch of {batch}"
         )
-    needed, available = batch * engine.cache.bytes_for(length + BLOCK_SIZE), engine.cache.budget_bytes
+    cache = engine.cache
+    if cache.has_states and batch > (num_slots := cache.free_room.slots):
+        raise ValueError(
+            f"{batch} sequences need {format_bytes(batch * cache.slot_bytes)} for their states, and the cache has room "
+            f"for the states of {num_slots}; choose a smaller batch"
+        )
+    needed = batch * most_bytes(cache.spec, length + BLOCK_SIZE, cache.step_tokens)
+    available = cache.num_blocks * cache.spec.block_bytes
     if needed > available:
         raise ValueError(
             f"{batch} x {length} tokens need a cache of {format_bytes(needed)}, and {format_bytes(available)} are "
@@ -175,7 +185,7 @@ def _decoding(subject: Subject, prompt: int, generated: int, batch: int, depth: 
 
 
 def fill_cache(engine: Engine, sequences: list[Sequence]) -> None:
-    """Fills the cache with random keys and values for all tokens of new sequences except the last of each.
+    """Fills the cache with random keys, values and states for all tokens of new sequences except the last of each.
 
     They are standard normal, roughly what a normalised input and trained weights give, so that softmax gets scores of a
     realistic spread. The cache must have room for all sequences."""
@@ -272,8 +282,17 @@ def _phases(
 
 def _moved_bytes(costs: Costs, batch: int, context: int) -> dict[type[Instruction], float]:
     """Bytes that all instructions of a kind move in a decode step, other than weights of matrices."""
+    slots = costs.cache.slots()
+
+    def of_states(name: str) -> float:
+        """Bytes of a part of all states, read and written."""
+        elements = sum(math.prod(part.shape) for part in slots.parts if part.name == name)
+        return 2 * batch * elements * slots.dtype.itemsize
+
     return {
         Attention: batch * costs.kv_bytes(context),
+        CausalConv: of_states("inputs"),
+        Recurrence: of_states("matrix"),
         Experts: costs.step_weight_bytes(batch) - costs.dense_weight_bytes,
     }
 

@@ -18,6 +18,7 @@ from pace.bench.limits import Limits
 from pace.bench.prediction import efficiencies, predict
 from pace.bench.sample import Prompts, Sample
 from pace.bench.towers import IMAGE_TOKENS, Encoding, TowerPlan
+from pace.llm.cache.state_cache import num_slots_of
 from pace.llm.engine.media import MEDIA_CACHE_BYTES
 from pace.llm.layers.linear import OutOfRange
 from pace.llm.loading.checkpoint import Checkpoint
@@ -206,20 +207,35 @@ def _plan(
 ) -> Plan:
     prompt, context, batch = asked
     room = available_bytes - costs.weight_bytes - PROCESS_BYTES
+    max_context, max_sequences = _capacity(costs, room, max_positions, context, batch)
     layers, head = efficiencies(limits.isa, dtype, costs)
     predicted = predict(costs, layers, limits, prompt, context, batch, head)
     return Plan(
         dtype=name,
         weight_bytes=costs.weight_bytes,
-        kv_bytes_per_token=costs.cached_bytes(1) - costs.slot_bytes,
+        kv_bytes_per_token=costs.position_bytes(1),
         kv_bytes_per_late_token=costs.kv_bytes_per_late_token,
         state_bytes_per_sequence=costs.slot_bytes,
-        max_context=bisect_right(range(1, max_positions + 1), room // batch, key=costs.cached_bytes),
-        max_sequences=max(0, room // costs.cached_bytes(context)),
+        max_context=max_context,
+        max_sequences=max_sequences,
         prefill_tokens_per_second=prompt / predicted.prefill_seconds,
         decode_tokens_per_second=batch / predicted.step_seconds,
         mapped=_mapped_plan(costs, available_bytes, context, batch) if costs.mappable_bytes else None,
     )
+
+
+def _capacity(costs: Costs, room: int, max_positions: int, context: int, batch: int) -> tuple[int, int]:
+    """Returns the maximum length of `batch` sequences in a cache of `room` bytes, and the maximum number of sequences
+    of `context` tokens. States have a part of the cache of their own."""
+    num_slots = num_slots_of(costs.cache, costs.cache.slots(), room)
+    for_positions = room - num_slots * costs.slot_bytes
+    if for_positions < 0:
+        return 0, 0
+    longest = bisect_right(range(1, max_positions + 1), for_positions // batch, key=costs.position_bytes)
+    if not costs.states:
+        return longest, for_positions // costs.position_bytes(context)
+    fitting = for_positions // costs.position_bytes(context) if costs.attention else num_slots
+    return longest if batch <= num_slots else 0, min(num_slots, fitting)
 
 
 def _mapped_plan(costs: Costs, available_bytes: int, context: int, batch: int) -> MappedPlan:

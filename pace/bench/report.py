@@ -8,6 +8,7 @@ from pathlib import Path
 from pace import _C
 from pace.bench.plots import check_plot
 from pace.bench.result import Phase, Result
+from pace.memory import format_bytes
 
 NO_PROFILE = "no profile: only the native backend runs a program whose instructions can be timed"
 
@@ -40,8 +41,8 @@ def table(result: Result) -> str:
     if moved := result.costs.state_traffic:
         share = result.batch * moved / result.costs.decode_bytes(result.batch, result.context)
         lines.append(
-            f"states       {result.costs.slot_bytes / 2**20:9.1f} MiB a sequence "
-            f"  a decode step reads and writes them: {share:.1%} of its bytes"
+            f"states       {format_bytes(result.costs.slot_bytes):>13} a sequence   a decode step reads and writes "
+            f"them: {share:.1%} of its bytes"
         )
     if result.outside_share is not None:
         lines.append(f"outside      {100 * result.outside_share:9.1f} % of a decode step: Python, dispatch, sampling")

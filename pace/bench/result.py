@@ -40,8 +40,8 @@ class Phase:
 
     seconds: float
     instructions: dict[str, tuple[int, float, float]]
-    """Maps a kind of instruction to its count in a step, their seconds, and the bytes that they read: weights, or
-    cached keys and values."""
+    """Maps a kind of instruction to its count in a step, their seconds, and the bytes that they move. These are
+    weights, cached keys and values, or states."""
 
     @property
     def outside(self) -> float:

@@ -114,7 +114,9 @@ def _measure(model: BaseModelForCausalLM, asked: Prompts) -> tuple[float, float]
     room = 2 * asked.batch * Costs.of(model, model.dtype, model.kv_dtype).cached_bytes(length) + (64 << 20)
     if room > MAX_CACHE_BYTES:
         raise CannotSample(f"{asked.batch} sequences of {length} tokens need a cache of {format_bytes(room)}")
-    subject = Subject("sample", model, Engine.create(make_runner(model, "native"), native, room), "native", 0, 0, 0, 0)
+    slots = {"num_slots": 2 * asked.batch} if model.kv_spec.has_states else {}
+    engine = Engine.create(make_runner(model, "native"), native, room, cache_options=slots)
+    subject = Subject("sample", model, engine, "native", 0, 0, 0, 0)
     prefill_seconds(subject, min(asked.prompt, 32))
     started, of_prompt = time.perf_counter(), []
     while not of_prompt or (len(of_prompt) < MAX_RUNS and time.perf_counter() - started < MAX_SECONDS):

@@ -186,9 +186,10 @@ class Job:
         return known
 
     def read_by_all(self, group: Sequence[Linear]) -> list[Linear]:
-        """The router, which reads all rows that gate and up of an expert may read. Empty for other products."""
-        mixture, stack = self.parts.mixtures.get(id(group[0]), (None, None))
-        return [mixture.gate] if mixture and stack is mixture.gate_up else []
+        """The router, which reads all rows that gate and up of an expert may read. Empty for other products, and for
+        experts that read something else than the router."""
+        mixture, _ = self.parts.mixtures.get(id(group[0]), (None, None))
+        return [mixture.gate] if mixture and any(reader is group[0] for reader in mixture.readers) else []
 
     def inputs_of(self, product: Linear, known: dict[int, InputStatistics]) -> InputStatistics:
         """Returns the statistics that a product is rounded with. If an expert has too few rows, gate and up use the
@@ -201,7 +202,7 @@ class Job:
             return known[id(router)]
         return InputStatistics(product.k, 0, with_hessian=False)
 
-    def quantize_part(self, product: Linear, part: str, rows: slice, inputs: InputStatistics | None) -> None:
+    def quantize_part(self, product: Linear, part: str, rows: slice | Tensor, inputs: InputStatistics | None) -> None:
         weight, layout = product.weight.matrix[rows], self.layouts[part]
         if inputs is None:
             rounded = self.as_at_load(part, weight)

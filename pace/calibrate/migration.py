@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pace.calibrate.recording import InputStatistics
 from pace.calibrate.rounding import LEVELS, fit_scales, importance, round_to_nearest
-from pace.llm.layers import Attention, GatedMLP, Layer, Linear, MixtureOfExperts, PlainMLP
+from pace.llm.layers import Attention, DeltaNet, GatedMLP, Layer, Linear, MixtureOfExperts, PlainMLP, ShortConvolution
 from pace.ops.weight_layout import WeightLayout
 
 STRENGTHS = tuple(i / 10 for i in range(1, 11))
@@ -55,6 +55,10 @@ def migrations(layer: Layer) -> Iterator[Migration]:
     for part in layer.children():
         if isinstance(part, Attention):
             yield _of_values(part)
+        elif isinstance(part, ShortConvolution):
+            yield Migration([part.output], lambda s, part=part: divide_rows(part.inputs, len(s), s))
+        elif isinstance(part, DeltaNet):
+            yield _of_delta_net(part)
         elif isinstance(part, GatedMLP):
             yield _of_gated(part.gate_up, part.down)
         elif isinstance(part, MixtureOfExperts):
@@ -104,6 +108,16 @@ def _of_values(attention: Attention) -> Migration:
         divide_rows(attention.qkv, first, s.view(kv_heads, group, dim)[:, 0].flatten())
 
     return Migration([attention.output], divide, shared)
+
+
+def _of_delta_net(mixer: DeltaNet) -> Migration:
+    """Migration from the norm of the heads' outputs. Heads share its weight, and therefore one scale."""
+    heads = mixer.cache.heads
+
+    def shared(s: Tensor) -> Tensor:
+        return s.log().view(heads, -1).mean(0).exp().repeat(heads)
+
+    return Migration([mixer.output], lambda s: mixer.norm.weight.values.div_(s.view(heads, -1)[0]), shared)
 
 
 def divide_rows(product: Linear, first: int, s: Tensor) -> None:

@@ -1,12 +1,16 @@
 """Matrices of a checkpoint, and the names under which they are written: `Parts`.
 
-Most matrices have their own tensor and keep its name. Experts that share a tensor are written one by one, as other
+Most matrices have their own tensor and keep its name. A tensor whose rows are several parts of one product, such as
+queries and their gates head by head, is written as it was. Experts that share a tensor are written one by one, as other
 tools do. The matrices that make keys and values from latents are copied as floats."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor
 
 from pace.checkpoints.reader import CheckpointReader
 from pace.llm.layers import ExpertLinear, LatentAttention, Layer, Linear, MixtureOfExperts
@@ -19,7 +23,7 @@ from pace.quant import Format, QuantizationConfig
 
 class Parts:
     """Maps a model's matrices to a checkpoint's tensors. Raises NotImplementedError for a tensor that holds the rows of
-    several matrices other than experts, or their columns."""
+    several products other than experts, or columns."""
 
     def __init__(self, model: BaseModelForCausalLM, reader: CheckpointReader):
         names, targets = plan_layout(model, reader)
@@ -44,6 +48,14 @@ class Parts:
                 self.heads |= {id(head): head for stack in (layer.keys_up, layer.values_up) for head in stack.experts}
         self.copied = {name for head in self.heads.values() for name in head.targets()}
         """Names of tensors that are written unchanged."""
+        self.whole = {
+            name
+            for leaf in walk(model)
+            if isinstance(leaf, (Linear, Vectors))
+            for name, rows in rows_of_tensors(leaf).items()
+            if num_rows(rows) == targets[name][0].num_rows
+        }
+        """Names of tensors whose rows all belong to one product, or to its bias."""
         for name, found in targets.items():
             self._check(name, found)
 
@@ -57,26 +69,27 @@ class Parts:
             self.shared |= {name for expert in stack.experts for name in expert.targets()}
 
     def _check(self, name: str, targets: list[WeightTarget]) -> None:
-        if not all(target.is_plain for target in targets) and name not in self.shared | self.copied:
+        is_known = (
+            name in self.shared | self.copied or name in self.whole and all(not target.is_turned for target in targets)
+        )
+        if not is_known and not all(target.is_plain for target in targets):
             raise NotImplementedError(
-                f"{name} holds rows or columns of several matrices; pace quantize writes only experts and matrices "
+                f"{name} holds columns, or rows of several matrices; pace quantize writes only experts and matrices "
                 f"with a tensor of their own. Load the checkpoint with quantization instead"
             )
 
-    def of(self, product: Linear) -> Iterator[tuple[str, slice]]:
-        """Names of a product's parts as they are written, and their rows."""
-        start = 0
-        for part, count in self.written(product).parts.items():
-            yield part, slice(start, start + count)
-            start += count
+    def of(self, product: Linear) -> Iterator[tuple[str, slice | Tensor]]:
+        """Names of a product's parts as they are written, and their rows in this order."""
+        for name, rows in rows_of_tensors(self.written(product)).items():
+            yield name.removesuffix(".weight"), rows
 
     def written(self, product: Linear) -> Linear:
         """The product with the parts that are written."""
         return self.alone.get(id(product), product)
 
-    def names(self, vectors: Vectors) -> dict[str, int]:
-        """Names of the tensors that the vectors are written as, and their lengths."""
-        return self.biases.get(id(vectors), vectors).lengths
+    def elements(self, vectors: Vectors) -> dict[str, slice | Tensor]:
+        """Names of the tensors that the vectors are written as, and their elements in this order."""
+        return rows_of_tensors(self.biases.get(id(vectors), vectors))
 
     def target(self, name: str) -> str:
         """Name of a model's tensor in the result: the checkpoint's name if that has the prefix of a complete text
@@ -110,6 +123,31 @@ class Parts:
                     f"which pace quantize leaves as floats; remove the pattern, or load the checkpoint with "
                     f"quantization instead"
                 )
+
+
+def rows_of_tensors(leaf: Linear | Vectors) -> dict[str, slice | Tensor]:
+    """Names of the tensors that hold the rows of a product, or the elements of vectors. For each, its rows in the order
+    of the tensor."""
+    counts = leaf.parts if isinstance(leaf, Linear) else leaf.lengths
+    pieces: dict[str, list[tuple[Tensor, Tensor]]] = {}
+    start = 0
+    for part, count in counts.items():
+        source = leaf.sources.get(part)
+        ranges = source.rows if source else ()
+        in_tensor = torch.cat([rows.indices(0, rows.count) for rows in ranges]) if ranges else torch.arange(count)
+        pieces.setdefault(leaf.tensor(part), []).append((in_tensor, torch.arange(start, start + count)))
+        start += count
+    found: dict[str, slice | Tensor] = {}
+    for name, parts in pieces.items():
+        in_tensor, rows = map(torch.cat, zip(*parts))
+        rows, first = rows[in_tensor.argsort()], int(rows.min())
+        is_range = torch.equal(rows, torch.arange(first, first + len(rows)))
+        found[name] = slice(first, first + len(rows)) if is_range else rows
+    return found
+
+
+def num_rows(rows: slice | Tensor) -> int:
+    return rows.stop - rows.start if isinstance(rows, slice) else len(rows)
 
 
 def walk(layer: Layer) -> Iterator[Layer]:

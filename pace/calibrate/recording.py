@@ -9,12 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pace.batch import BLOCK_SIZE, ForwardBatch, KVSpec, LayerBlocks, LayerCache, Spans
+from pace.batch import BLOCK_SIZE, ForwardBatch, KVSpec, LayerCache, Spans
 from pace.llm.layers import Layer, Linear
+from pace.llm.layers.block import MixerBlocks
 from pace.llm.layers.rotary import Angles
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.ops import native, reference
 from pace.ops.reference_experts import sum_of_experts
+from pace.states import StateSpans
 
 BATCH_TOKENS = 2048
 """Maximum number of tokens that run through a layer at a time, unless a single window is longer."""
@@ -122,7 +124,8 @@ class CalibrationText:
         self.hidden = [model.embed(reference, step.batch) for step in self.steps]
         self.num_tokens = sum(len(step.batch.tokens) for step in self.steps)
         self._num_blocks = max(int(step.batch.spans.block_table.max()) + 1 for step in self.steps)
-        self._cache: tuple[LayerCache, LayerBlocks] = (None, None)  # of the last layer
+        self._num_slots = max(len(step.batch.spans.kv_len) for step in self.steps)
+        self._cache: tuple[LayerCache | tuple[LayerCache, ...], MixerBlocks] = (None, None)  # of the last layer
 
     def record(self, layer: Layer, products: Sequence[Linear], with_hessian: bool) -> list[InputStatistics]:
         """Statistics of the inputs of a layer's products. The forward pass stops after the last of them."""
@@ -157,12 +160,20 @@ class CalibrationText:
     def _run(self, ops: Any, layer: Layer, step: Step, x: Tensor) -> Tensor:
         return layer(ops, x, step.angles, step.batch, self._blocks(layer.cache))
 
-    def _blocks(self, cache: LayerCache) -> LayerBlocks:
-        """The KV blocks of a layer. Successive layers with equal `cache` reuse the same blocks."""
+    def _blocks(self, cache: LayerCache | tuple[LayerCache, ...]) -> MixerBlocks:
+        """The blocks and slots of a layer. Successive layers with equal `cache` reuse the same memory."""
         if cache != self._cache[0]:
             self._cache = None, None  # frees the memory before more is allocated
-            self._cache = cache, KVSpec((cache,), torch.float32).allocate(self._num_blocks)[0] if cache else None
+            self._cache = cache, self._allocate(cache) if cache else None
         return self._cache[1]
+
+    def _allocate(self, cache: LayerCache | tuple[LayerCache, ...]) -> MixerBlocks:
+        spec = KVSpec(cache if isinstance(cache, tuple) else (cache,), torch.float32)
+        blocks, slots = spec.allocate(self._num_blocks), spec.slots()
+        if spec.has_states:
+            states = slots.views(slots.reserve(self._num_slots))
+            blocks = [of_positions or of_state for of_positions, of_state in zip(blocks, states, strict=True)]
+        return tuple(blocks) if isinstance(cache, tuple) else blocks[0]
 
     @staticmethod
     def _step(model: BaseModelForCausalLM, windows: Sequence[list[int]]) -> Step:
@@ -180,8 +191,16 @@ class CalibrationText:
             slots=slots,
             logit_rows=torch.empty(0, dtype=torch.int64),
             kv=[],
+            states=_fresh_states(starts),
         )
         return Step(batch, model.angles(batch))
+
+
+def _fresh_states(starts: Tensor) -> StateSpans:
+    """A step of whole texts. Span s, the tokens `starts[s] .. starts[s + 1]`, writes slot s."""
+    lengths, none = starts.diff(), torch.empty(0, dtype=torch.int32)
+    unread, slots = torch.full_like(lengths, -1), torch.arange(len(lengths), dtype=torch.int32)
+    return StateSpans(starts, unread, torch.zeros_like(lengths), slots, lengths, torch.zeros_like(starts), none, none)
 
 
 def _in_groups(windows: Sequence[list[int]], num_tokens: int) -> Iterator[list[list[int]]]:

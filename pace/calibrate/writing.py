@@ -11,7 +11,7 @@ from torch import Tensor
 import pace
 from pace.calibrate import encoding
 from pace.calibrate.method import Method
-from pace.calibrate.parts import Parts, walk
+from pace.calibrate.parts import Parts, num_rows, walk
 from pace.checkpoints.reader import CheckpointReader
 from pace.checkpoints.safetensors_file import TensorInfo
 from pace.checkpoints.safetensors_writer import SafetensorsWriter
@@ -53,7 +53,7 @@ class Output:
                 continue
             dtype = self.stored(product.tensor(next(iter(product.parts)))).dtype
             for part, rows in self.parts.of(product):
-                shape = (rows.stop - rows.start, product.k)
+                shape = (num_rows(rows), product.k)
                 if layout := self.layouts[part]:
                     calibrated = self.method.is_calibrated and layout.group and id(product) in inside
                     # Calibration rounds groups' scales to bfloat16, which takes half the bytes.
@@ -64,8 +64,9 @@ class Output:
                     yield f"{part}.weight", TensorInfo(kept, shape)
         for leaf in walk(model):
             if isinstance(leaf, Vectors):
-                for name, count in self.parts.names(leaf).items():
-                    info = self.stored(name) if name in self.parts.sources else TensorInfo(torch.float32, (count,))
+                for name, elements in self.parts.elements(leaf).items():
+                    own = TensorInfo(torch.float32, (num_rows(elements),))
+                    info = self.stored(name) if name in self.parts.sources else own
                     in_float32 = id(leaf) in scaled and len(info.shape) == 1
                     yield name, TensorInfo(torch.float32, info.shape) if in_float32 else info
         for name in self.parts.copied:
@@ -110,10 +111,10 @@ class Output:
         """Writes the parts of a loaded layer that stay floats: vectors and unquantised matrices."""
         for leaf in walk(layer):
             if isinstance(leaf, Vectors) and leaf.lengths:
-                names = self.parts.names(leaf)
-                for name, values in zip(names, (leaf.values - leaf.offset).split(list(names.values()))):
+                stored = torch.cat([values for _, values in leaf.stored()])
+                for name, elements in self.parts.elements(leaf).items():
                     info = self.writer.tensors[self.parts.target(name)]
-                    self.write(name, values.to(info.dtype).view(info.shape))
+                    self.write(name, stored[elements].to(info.dtype).view(info.shape))
         for product in layer.matrices():
             for part, rows in self.parts.of(product):
                 if id(product) not in self.parts.heads and not self.layouts[part]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,9 @@ import torch
 from torch import Tensor
 
 from pace.checkpoints.files import PAGE_BYTES, Version, opened
+
+STORED_PIECE_BYTES = 4 << 20
+"""Bytes of a tensor that are read at once, if they are not packed."""
 
 
 class Mapping:
@@ -69,6 +73,14 @@ class MappedFile(ABC):
         begin, nbytes = self.range_of(name, start, stop)
         if self._mapping is not None and nbytes:
             self._mapping.release(begin, nbytes)
+
+    def pieces(self, name: str) -> Iterator[memoryview]:
+        """Yields the stored bytes of a tensor in pieces, and drops the pages of each from this process's memory."""
+        begin, nbytes = self.range_of(name, 0, None)
+        for start in range(begin, begin + nbytes, STORED_PIECE_BYTES):
+            count = min(STORED_PIECE_BYTES, begin + nbytes - start)
+            yield memoryview(self.view(torch.uint8, count, start).numpy())
+            self._mapping.release(start, count)
 
     def close(self) -> None:
         self._mapping, self._data = None, b""

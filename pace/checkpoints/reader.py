@@ -62,6 +62,11 @@ class OpenFiles:
         """The files that hold the tensors, as they were when they were opened."""
         return {file.path: file.version for file in self._files.values()}
 
+    @property
+    def distinct(self) -> list[MappedFile | TorchFile]:
+        """The open files that hold the tensors, each once."""
+        return list(dict.fromkeys(self._files.values()))
+
     def close(self) -> None:
         """Closes the files. Tensors that were read stay valid."""
         for file in set(self._files.values()):

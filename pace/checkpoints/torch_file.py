@@ -10,7 +10,7 @@ import os
 import re
 import struct
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -58,6 +58,12 @@ class TorchFile:
             raise ValueError(f"{self.path} has been closed; no tensor can be read from it")
         rows = _rows(self._tensors[name], start, stop)
         return rows if rows.is_contiguous() and rows.data_ptr() % rows.itemsize == 0 else copy_in_own_pages(rows)
+
+    def pieces(self, name: str) -> Iterator[memoryview]:
+        """Yields the bytes of a tensor. They take memory if the tensor is not contiguous in the file."""
+        if (tensor := self.read(name)).numel():
+            yield memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+        self.release(name)
 
     def release(self, name: str, start: int = 0, stop: int | None = None) -> None:
         """Drops the mapped pages of rows [start, stop) from this process's memory; a later access reads them again."""

@@ -241,6 +241,16 @@ class LLMModel:
         """Returns an empty sequence: append tokens, read logits, remove tokens, fork it."""
         return Session(self.generator.driver)
 
+    def load_session(self, path: str | Path) -> Session:
+        """Returns the session that `Session.save` wrote to a file, with its tokens and what the cache held of them.
+        Later logits have the same bits as if its tokens had been computed here. Other requests that begin with the same
+        tokens reuse them, too (docs/cache.md).
+
+        Raises FileNotFoundError if there is no file. Raises ValueError, which names the file and the reason, for a file
+        that is damaged or truncated. Also for one of another checkpoint, dtype, cache dtype, cache type, quantisation,
+        backend, instruction set or version of pace, and for more tokens than `max_seq_len`."""
+        return Session.load(self.generator.driver, path)[0]
+
     def score(self, texts_or_ids: Any) -> list[Tensor]:
         """Returns fp32 `[T - 1]` for each sequence of T tokens (inputs as in `generate`). Entry i is the
         log-probability of token i + 1 after tokens 0 .. i. The first token has none."""
@@ -300,8 +310,8 @@ class LLMModel:
         return generator
 
     def memory_report(self) -> MemoryReport:
-        """Bytes of the weights by part, of the key/value cache (a draft model's included), and of the process. Also
-        counts weights, to compare with their size in float32 and bfloat16."""
+        """Bytes of the weights by part, of the cache (a draft model's included), and of the process. Also counts
+        weights, to compare with their size in float32 and bfloat16."""
         engine = self.generator.engine
         cache, drafts = engine.cache, engine.drafter.memory()
         return MemoryReport(
@@ -313,6 +323,8 @@ class LLMModel:
             cache_budget=cache.budget_bytes + drafts.cache_budget,
             cache_tokens=cache.capacity,
             cache_token_bytes=cache.token_bytes,
+            cache_slot_bytes=cache.slot_bytes,
+            cache_slots=cache.states.pool.num_blocks,
             process=resident_bytes(),
             mapped=self._model.mapped_nbytes,
         )

@@ -230,11 +230,11 @@ class MemoryReport:
     weight_counts: dict[str, int]
     """Number of weights in each part."""
     cache_used: int
-    """Key/value blocks used by sequences and sessions."""
+    """Keys, values and states of sequences and sessions."""
     cache_kept: int
-    """Key/value blocks that only the prefix cache keeps, until sequences need the memory."""
+    """Keys, values and states that only the prefix cache keeps, until sequences need the memory."""
     cache_touched: int
-    """Key/value blocks written at least once: the cache's resident memory."""
+    """Memory of the cache that was written at least once, which is resident."""
     cache_budget: int
     """Maximum size of the cache."""
     cache_tokens: int
@@ -245,6 +245,10 @@ class MemoryReport:
     much as they take."""
     process: int
     """Resident memory of the whole process; 0 if the system does not report it."""
+    cache_slot_bytes: int = 0
+    """Bytes of the states of one sequence, which do not grow with its length; 0 for a model without states."""
+    cache_slots: int = 0
+    """Number of states of whole sequences that fit into the budget, besides the tokens."""
     mapped: int = 0
     """Bytes of the weights that stay in a file (`weights="mapped"`); cached in memory if there is room."""
 
@@ -286,6 +290,8 @@ class MemoryReport:
         ]
         rows += [(f"cache, budget ({self.cache_tokens:,} tokens)", self.cache_budget)]
         rows += [("cache, 1,000 more tokens of a long text", 1000 * self.cache_token_bytes)]
+        states = f"cache, states of one text ({self.cache_slots:,} fit)"
+        rows += [(states, self.cache_slot_bytes)] if self.cache_slot_bytes else []
         rows += [("of the weights, in a file", self.mapped)] if self.mapped else []
         rows += [("weights and touched cache", self.total), ("process, resident", self.process)]
         return "\n".join(lines + [f"{name:<40}{size / 2**20:>12,.1f} MiB" for name, size in rows])

@@ -182,8 +182,17 @@ class SequenceState:
     """Number of accepted drafts whose updates are still in the journal of `slot`."""
     spare: int = -1
     """Slot that the next step writes; -1 if it writes `slot` itself."""
+    held: int = -1
+    """Slot of the states after the first `num_held` tokens, to go back to; -1 for none."""
+    num_held: int = 0
     step: StateStep | None = None
     """The step under way."""
+    marks: list[tuple[int, int]] = field(default_factory=list)
+    """(number of tokens, slot) of states that the last step wrote for the prefix cache."""
+    branch: int = 0
+    """Number of tokens up to which the prefix cache knew the text, but not its states."""
+    tail: int = 0
+    """Number of tokens before the mark that moves along with a text that is being generated."""
 
 
 class Sequence:

@@ -61,7 +61,7 @@ def _sparsemixer(logits: Tensor, router: Router) -> tuple[Tensor, Tensor]:
 
 
 def sum_of_experts(
-    linear: Callable[[Tensor, Any, Tensor | None, str | None], Tensor],
+    linear: Callable[..., Tensor],
     linear_glu: Callable[[Tensor, Any, str | ClampedSwiglu, Tensor | None], Tensor],
     x: Tensor,
     gate_up: Any,
@@ -71,7 +71,7 @@ def sum_of_experts(
     residual: Tensor | None = None,
 ) -> Tensor:
     """Computes `ForwardOps.experts` for stacks of any kind of weight, given its two products:
-    `linear(x, weight, bias, activation)` and `linear_glu(x, weight, activation, bias)`."""
+    `linear(x, weight, bias, activation=None)` and `linear_glu(x, weight, activation, bias)`."""
     k = routing.shape[1] // 2
     out = torch.zeros_like(x) if residual is None else residual.clone()
     for expert in routing[:, :k].unique().long().tolist():
@@ -83,6 +83,6 @@ def sum_of_experts(
             y = linear_glu(y, gate_up.experts[expert], options.activation, biases[0])
         else:
             y = linear(y, gate_up.experts[expert], biases[0], options.activation)
-        y = linear(y, down.experts[expert], biases[1], None)
+        y = linear(y, down.experts[expert], biases[1])
         out[rows] += y if options.weigh_inputs else weights * y
     return out

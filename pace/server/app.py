@@ -19,6 +19,8 @@ from pace.server.metrics import CONTENT_TYPE
 from pace.server.network import http
 from pace.server.network.starting import ALIVE
 from pace.server.page import page
+from pace.server.prefixes.names import check_name
+from pace.server.prefixes.store import OFF
 from pace.server.schemas import description
 from pace.server.service import Service
 from pace.server.wire import tokens
@@ -45,6 +47,7 @@ def make_app(service: Service) -> Starlette:
 
     routes = [Route(path, endpoint, methods=["POST"]) for endpoint in ENDPOINTS for path in endpoint.paths]
     routes += [Route(path, Information(path, function), methods=["GET"]) for path, function in INFORMATION.items()]
+    routes += [Route(path, Information(path, delete_prefix), methods=["DELETE"]) for path in PREFIX_PATHS]
     routes += [Route("/openapi.json", openapi)]
     app = Starlette(routes=routes, exception_handlers={HTTPException: unknown})
     app.router.redirect_slashes = False
@@ -129,6 +132,25 @@ async def version(service: Service, request: Request) -> Any:
     return {"version": __version__}
 
 
+async def prefixes(service: Service, request: Request) -> Any:
+    kept = service.prefixes
+    return {"object": "list", "data": [] if kept is None else await service.work(kept.listed, _salt(request))}
+
+
+async def delete_prefix(service: Service, request: Request) -> Any:
+    name = request.path_params["name"]
+    if service.prefixes is None:
+        raise ApiError(400, OFF, code="prefixes_not_kept")
+    check_name(name)
+    await service.prefixes.delete(name, _salt(request))
+    return {"object": "prefix", "name": name, "deleted": True}
+
+
+def _salt(request: Request) -> str | None:
+    return (request.scope.get("pace") or {}).get("salt")
+
+
+PREFIX_PATHS = ("/prefixes/{name}", "/v1/prefixes/{name}")
 INFORMATION: dict[str, Look] = {
     "/": chat_page,
     "/live": live,
@@ -137,13 +159,15 @@ INFORMATION: dict[str, Look] = {
     "/v1/models": models,
     "/models": models,
     "/v1/models/{name:path}": model,
+    "/prefixes": prefixes,
+    "/v1/prefixes": prefixes,
     "/tokenizer_info": tokenizer_info,
     "/props": props,
     "/limits": limits,
     "/metrics": metrics,
     "/version": version,
 }
-UNDOCUMENTED = ("/", "/models")
+UNDOCUMENTED = ("/", "/models", "/v1/prefixes")
 
 
 def _model(service: Service, name: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from pace.server.limits import Limits
 from pace.server.network import http
 from pace.server.network.access_log import Access
 from pace.server.network.refusals import is_anthropic
+from pace.server.prefixes.request import PrefixRequest
 from pace.server.prompts import PromptReader
 from pace.server.schemas.chat import ChatRequest
 from pace.server.schemas.completions import CompletionsRequest
@@ -126,6 +127,23 @@ class TokenizerEndpoint(Endpoint):
         service.check_model(request.model)
         service.check_ready()
         value = await service.work(self.function, request, service.reader, service.limits)
+        await http.send_json(send, value, headers=headers)
+
+
+@dataclass(frozen=True)
+class PrefixEndpoint(Endpoint):
+    """Endpoint that computes the beginning of prompts, and keeps it."""
+
+    def check(self, service: Service) -> None:
+        service.check_room()
+
+    async def answer(
+        self, service: Service, request: Any, headers: dict[str, str], scope: http.Scope, send: http.Send
+    ) -> None:
+        service.check_model(request.model)
+        request.check(service.limits)
+        client = scope.get("pace") or {}
+        value = await service.keep_prefix(request, client.get("salt"), client.get("key"))
         await http.send_json(send, value, headers=headers)
 
 
@@ -240,6 +258,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     TranscriptionEndpoint(
         ("/v1/audio/transcriptions", "/audio/transcriptions"), TranscriptionRequest, TranscriptionForm, "trsc-"
     ),
+    PrefixEndpoint(("/prefixes", "/v1/prefixes"), PrefixRequest),
     TokenizerEndpoint(("/tokenize", "/v1/tokenize"), TokenizeRequest, tokens.tokenize),
     TokenizerEndpoint(("/detokenize", "/v1/detokenize"), DetokenizeRequest, tokens.detokenize),
     TokenizerEndpoint(("/apply-template",), ChatRequest, tokens.apply_template),

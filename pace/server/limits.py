@@ -74,6 +74,10 @@ class Limits:
     """Bytes of compiled grammars that are cached."""
     name_characters: int = 128
     """Maximum length of a request id, a model name, and a salt."""
+    prefixes: int = 1024
+    """Kept prefixes of all clients."""
+    prefix_bytes: int = 16 * 1024 * MIB
+    """Bytes of kept prefixes of all clients."""
     bytes_per_token: int = 16
     """A text of more bytes than this for each token of the context is refused unread."""
     drain_seconds: float = 30.0

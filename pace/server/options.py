@@ -57,6 +57,9 @@ class ServeOptions:
     server fetches them. By default, it fetches nothing."""
     max_image_tokens: int = 1280
     """Maximum number of tokens of an image. One with more pixels is made smaller."""
+    prefix_dir: str | Path | None = None
+    """Folder of kept prefixes: beginnings of prompts that are computed once, also for later runs. Default: none are
+    kept."""
     allow_priority: bool = False
     """Lets requests ask to be served before others."""
     strict: bool = False

@@ -241,6 +241,11 @@ class PromptReader:
         except ValueError as error:
             raise ApiError(400, f"prompt: {error}", param="prompt") from None
 
+    def check_length(self, tokens: list[int], param: str = "prompt") -> None:
+        """Raises ApiError for more tokens than the context holds, with a token of the answer."""
+        if len(tokens) >= self.max_length:
+            raise self._too_long(len(tokens), param)
+
     def _check_tokens(self, tokens: list[int], param: str) -> None:
         if max(tokens) >= self._vocab_size:
             raise ApiError(

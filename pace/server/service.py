@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import Any
 
 from pace.llm.chat.turn import Turn
@@ -29,6 +30,8 @@ from pace.server.network.fetch import Fetcher
 from pace.server.network.http import LargeBodies
 from pace.server.network.remote import RemoteImage, remote_images
 from pace.server.options import ServeOptions
+from pace.server.prefixes.request import PrefixRequest
+from pace.server.prefixes.store import OFF, Prefixes, whole_blocks
 from pace.server.prompts import PromptReader
 from pace.server.workers import GrammarWorkers, MediaWorkers
 
@@ -64,6 +67,8 @@ class Service:
         self._fetcher: Fetcher | None = None
         if options.media_hosts:
             self._fetcher = Fetcher(options.media_hosts, self.limits.media_bytes, self.limits.media_body_bytes)
+        self.prefixes: Prefixes | None = None
+        """The kept prefixes; None if none are kept."""
         self._answers: set[Answer] = set()
 
     # -- life cycle ----------------------------------------------------------------------------------------------------
@@ -91,6 +96,8 @@ class Service:
         self.reader = PromptReader(generator.tokenizer, *lengths, self.limits, encoder, names[0])
         self.admission = Admission(self.limits, engine.scheduler.max_sequences_per_step, self.metrics.rejected)
         self.fingerprint = fingerprint(self.load_options)
+        if self.options.prefix_dir is not None:
+            self.prefixes = Prefixes(Path(self.options.prefix_dir).expanduser(), generator.driver, self.limits)
         self.generator = generator
         self._warm_workers()
         generator.constraints.grammars.cache_bytes = self.limits.grammar_cache_bytes
@@ -129,6 +136,8 @@ class Service:
         self._media_workers.close()
         if self._fetcher is not None:
             self._fetcher.close()
+        if self.prefixes is not None:
+            self.prefixes.close()
         if self.generator is not None:
             self.generator.driver.close()
             self.generator = None
@@ -224,6 +233,19 @@ class Service:
         files = await fetcher.fetch([(image.place, address) for image, address in found], check)
         await self.work(_put_all, [image for image, _ in found], files)
 
+    async def keep_prefix(self, request: PrefixRequest, salt: str | None, key: str | None) -> dict[str, Any]:
+        """Computes a prefix, and keeps it under its name. `salt` and `key` are the client's. Raises ApiError."""
+        if self.prefixes is None:
+            raise ApiError(400, OFF, param="name", code="prefixes_not_kept")
+        self.check_ready()
+        with self.admission.request(key):
+            tokens = whole_blocks(await self.work(request.tokens, self.reader, self.limits))
+            if not tokens:
+                raise invalid("prompt" if request.messages is None else "messages", "must have more than 16 tokens")
+            self.reader.check_length(tokens)
+            async with self.admission.rows(1, len(tokens), 0):
+                return await self.prefixes.save(request.name, tokens, salt, joined_salt(salt, request.cache_salt))
+
     # -- work ----------------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
@@ -244,6 +266,9 @@ class Service:
                     compiled = await self._grammar_workers.compile(
                         generator.constraints.grammars, config.grammar, param
                     )
+            if self.prefixes is not None:
+                texts = [prompt.tokens for prompt in prompts if not prompt.places]
+                await self.prefixes.restore(texts, joined_salt(salt, job.cache_salt))
             async with self._media_workers.prepared(prompts):
                 prepared = await self.work(self._prepare, generator, job, prompts, config, turn, salt)
                 del compiled, prompts  # kept until here, so that a grammar is not compiled again
@@ -307,7 +332,7 @@ class Service:
         for group in samples:
             for sequence in group:
                 sequence.priority = job.priority
-                sequence.cache_salt = _joined_salt(salt, job.cache_salt)
+                sequence.cache_salt = joined_salt(salt, job.cache_salt)
         return PreparedJob(job, samples, turn, prepared.warnings)
 
     def _measure(self, samples: list[list[Sequence]]) -> None:
@@ -337,7 +362,7 @@ def _errors_of(job: GenerationJob) -> Iterator[None]:
         raise ApiError(400, str(error), param=getattr(error, "place", None) or place) from None
 
 
-def _joined_salt(of_key: str | None, of_request: str | None) -> str | None:
+def joined_salt(of_key: str | None, of_request: str | None) -> str | None:
     """Returns the combined salt of a request: different pairs give different salts."""
     if of_request is None:
         return of_key

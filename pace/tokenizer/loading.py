@@ -4,6 +4,7 @@ it is needed. Code in a checkpoint is never run."""
 from __future__ import annotations
 
 import importlib.util
+import json
 import logging
 import os
 from collections.abc import Callable
@@ -83,6 +84,18 @@ def load_tokenizer(
         raise ValueError(f"pace cannot make the tokenizer in {path} from {source.files}: {_one_line(error)}") from error
     _check_size(path, num_ids, vocab_size)
     return tokenizer
+
+
+def tokenizer_contents(path: str | Path, metadata: Metadata | None = None) -> dict[str, bytes]:
+    """Returns the contents of the tokenizer of a directory by file, or of a GGUF file by key. `metadata` is the GGUF
+    file's, complete. Raises OSError if a file cannot be read."""
+    path = Path(path)
+    if is_gguf(path):
+        metadata = GgufFile(path).metadata if metadata is None else metadata
+        found = {key: value for key, value in metadata.items() if key.startswith("tokenizer.")}
+        return {key: json.dumps(value, default=lambda array: array.tolist()).encode() for key, value in found.items()}
+    present = {file for pattern in TOKENIZER_FILES for file in path.glob(pattern)}
+    return {str(file.relative_to(path)): file.read_bytes() for file in sorted(present)}
 
 
 def _check_size(path: Path, num_ids: int, vocab_size: int | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,9 +17,12 @@ from pace.bench.plan import PROCESS_BYTES, plan
 from pace.bench.prediction import Efficiency, predict
 from pace.bench.shapes import SHAPES, shape_config
 from pace.cli import main
+from pace.llm.cache.manager import CacheManager
+from pace.memory import format_bytes
 from pace.states import State
 from tests.bench.test_costs import costs_of, tiny_llama
 
+ROOT = Path(__file__).parents[2]
 DELTA = State(channels=8192, kernel=4, heads=32, key_dim=128, value_dim=128)
 """A layer of Qwen3.6-35B-A3B."""
 SHORT = State(channels=2048, kernel=3)
@@ -84,19 +88,37 @@ def test_costs_of_known_models_by_hand():
     assert [layer.window for layer in costs.attention] == [None] * 6
 
 
-def test_a_plan_has_room_for_states_and_tokens():
-    config, limits = SHAPES["lfm2-1.2b"], Limits("avx2", 2, 10.0, 100.0)
-    roomy = plan(config, limits, 64 << 30)[0]
-    slot, token = roomy.state_bytes_per_sequence, roomy.kv_bytes_per_token
-    assert (slot, token) == (163_840, 12_288)
+def test_the_page_about_the_cache_has_the_sizes_of_states():
+    page = " ".join((ROOT / "docs" / "cache.md").read_text().split())
+    rows = {"lfm2-1.2b": "LFM2-1.2B", "qwen3.5-0.8b": "Qwen3.5-0.8B", "qwen3.5-4b": "Qwen3.5-4B",
+            "qwen3.6-35b-a3b": "Qwen3.6-35B-A3B", "granite-4-h-tiny": "Granite 4 H Tiny",
+            "nemotron-3-nano": "Nemotron 3 Nano"}  # fmt: skip
+    for name, title in rows.items():
+        costs = costs_of(name)
+        layers = f"{len(costs.states)} of {len(costs.cache.layers)} layers"
+        state, token = format_bytes(costs.slot_bytes), format_bytes(costs.kv_bytes_per_token)
+        assert f"| {title}: {layers} | {state} | {token} |" in page
 
-    def tight(num_bytes: int, **asked) -> tuple[int, int]:
+
+@pytest.mark.parametrize(("name", "mebibytes"), [("lfm2-1.2b", 64), ("lfm2-1.2b", 1), ("qwen3.5-4b", 3000)])
+def test_a_plan_has_the_room_of_a_cache(name, mebibytes):
+    """The cache divides its bytes between states and tokens, and the plan knows how."""
+    config, limits, room = SHAPES[name], Limits("avx2", 2, 10.0, 100.0), mebibytes << 20
+    roomy = plan(config, limits, 64 << 30)[0]
+    cache = CacheManager(costs_of(name).cache, room)
+
+    def planned(num_bytes: int, **asked) -> tuple[int, int]:
         found = plan(config, limits, roomy.weight_bytes + PROCESS_BYTES + num_bytes, **asked)[0]
         return found.max_context, found.max_sequences
 
-    assert tight(3 * (slot + 100 * token), context=100, batch=3) == (100, 3)
-    assert tight(3 * (slot + 100 * token) - 1, context=100, batch=3) == (99, 2)
-    assert tight(slot + token - 1) == tight(-1) == (0, 0)
+    longest, sequences = planned(room, context=1)
+    with_padding = longest * 16 * cache.spec.group_bytes // cache.spec.block_bytes
+    assert 0 <= with_padding - cache.capacity < 16, "a text takes whole blocks"
+    assert sequences == cache.free_room.slots
+    assert planned(room, prompt=1, context=1, batch=2)[0] == longest // 2
+    assert planned(room, prompt=1, context=longest)[1] == 1
+    assert planned(room, prompt=1, context=1, batch=sequences + 1)[0] == 0
+    assert planned(roomy.state_bytes_per_sequence, prompt=1, context=1) == (0, 0), "a cache has at least two slots"
 
 
 def test_the_command_shows_states(monkeypatch, capsys):

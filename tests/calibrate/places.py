@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pace.llm.layers import MixtureOfExperts
+from pace.llm.layers import Mamba, MixtureOfExperts, NoNorm, ParallelMixers, PlainMLP
+from pace.llm.layers.block import NoFeedForward, NoMixer
 from tests.llm.models.families.latent_variants import LATENT_BASE
 
 PLACES = 4
@@ -10,20 +11,27 @@ PLACES = 4
 
 FEWER_OF_FAMILY = dict.fromkeys(LATENT_BASE, 3)
 FEWER_OF_FAMILY |= {"gptj": 2, "phi": 2, "starcoder2": 3, "gpt_neox": 3, "gpt2": 3}
-FEWER_OF_FAMILY |= {"olmo2": 2, "olmo3": 2, "cohere": 3, "cohere2": 3}
-"""Scales do not pass through GELU. Parallel layers have one norm, OLMo's layers none. The projections of latents are
-left unchanged."""
+FEWER_OF_FAMILY |= {"cohere": 3, "cohere2": 3}
+"""Scales do not pass through GELU. Parallel layers have one norm. The projections of latents are left unchanged."""
 
 OF_VARIANT = {
-    "opt-350m": 2, "opt-post-norm": 2, "opt-gelu": 3, "opt-no-affine": 2, "stablelm-parallel": 3, "stablelm-2-12b": 3,
+    "opt-gelu": 3, "opt-no-affine": 2, "stablelm-parallel": 3, "stablelm-2-12b": 3,
     "gpt2-act": 4,
 }  # fmt: skip
 """Variants whose norms have no weights, or whose norm output is also the residual stream, among others."""
 
 
+WITHOUT_PLACE = (Mamba, ParallelMixers, NoMixer, NoFeedForward, NoNorm)
+"""Parts of a layer that have no place."""
+
+
 def num_places(name: str, layer) -> int:
     """Number of places in one layer of a variant. A mixture has one per expert, unless the up-projection is clamped."""
     count = OF_VARIANT.get(name, FEWER_OF_FAMILY.get(name.split("-")[0], PLACES))
+    parts = (layer.mixer_norm, layer.mixer, layer.mlp_norm, layer.mlp)
+    count -= sum(isinstance(part, WITHOUT_PLACE) for part in parts)
+    if isinstance(layer.mlp, PlainMLP) and layer.mlp.activation == "silu":
+        count -= 1
     if not isinstance(layer.mlp, MixtureOfExperts):
         return count
     experts = layer.mlp.router.num_experts if isinstance(layer.mlp.activation, str) else 0

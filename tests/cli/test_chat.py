@@ -396,3 +396,31 @@ def test_history_that_cannot_be_written_is_told_of_once(tmp_path, caplog):
     for text in ("one", "two"):
         history.add(text)
     assert len(caplog.records) == 1 and "not saved for the next run" in caplog.text
+
+
+def test_a_conversation_goes_on_in_the_next_run(command, tmp_path):
+    """The second run computes only what is new. A run that says nothing leaves the file as it is."""
+    kept = tmp_path / "kept"
+    code, out, err = command("chat", "--session", str(kept), stdin=SPAIN)
+    assert (code, out) == (0, MADRID) and err == f"(2 messages in {kept})\n"
+    before = kept.read_bytes()
+    assert command("chat", "--session", str(kept), stdin="") == (0, "", f"(2 messages from {kept})\n")
+    assert kept.read_bytes() == before
+    code, out, err = command("chat", "--session", str(kept), stdin=f"{PORTUGAL}/stats\n")
+    assert (code, out) == (0, LISBON) and err.startswith(f"(2 messages from {kept})\n")
+    assert f"(4 messages in {kept})" in err and "34 prompt (16 of them reused)" in err
+
+
+def test_files_of_other_sessions_are_refused(command, tmp_path):
+    kept = tmp_path / "kept"
+    with bundled().session() as session:
+        session.append([5])
+        session.save(kept)
+    before = kept.read_bytes()
+    code, out, err = command("chat", "--session", str(kept), stdin=SPAIN)
+    assert code == 1 and not out and "dtype of the weights was float32" in err
+    code, out, err = command("chat", "--dtype", "float32", "--session", str(kept), stdin=SPAIN)
+    assert code == 1 and not out and f"{kept} holds no conversation" in err
+    code, out, err = command("chat", "--system", "Hi", "--session", str(kept), stdin=SPAIN)
+    assert code == 2 and not out and "leave it out, or begin another file" in err
+    assert kept.read_bytes() == before

@@ -37,8 +37,9 @@ ROUTED = [
     ("hunyuan_v1_moe", {}), ("phimoe", {}), ("llama4", {}),
     ("deepseek_v2", {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2}), ("deepseek_v3", {}),
     ("glm4_moe_lite", {"mlp_layer_types": ["dense", "sparse"]}), ("minicpm3", {}),
+    ("granitemoehybrid", {}), ("nemotron_h", {"moe_latent_size": 24}), ("bamba", {}), ("falcon_h1", {}), ("mamba2", {}),
 ]  # fmt: skip
-"""Mixtures of experts and latent attention."""
+"""Mixtures of experts, latent attention, and layers with a state."""
 KINDS = ("safetensors", "safetensors-sharded", "bin", "bin-sharded", "bin-legacy")
 SHARDED = ("safetensors-sharded", "bin-sharded")
 WEIGHTS = (".safetensors", ".bin")

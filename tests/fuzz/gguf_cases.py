@@ -27,6 +27,7 @@ from tests.checkpoints.gguf.bytes_of_files import (
     whole,
 )
 from tests.checkpoints.gguf.files import write_gguf
+from tests.checkpoints.gguf.hybrids import hybrid_files
 from tests.fuzz import mutate
 from tests.fuzz.checkpoints import Files, Special
 from tests.fuzz.mutate import Mutation
@@ -73,6 +74,10 @@ HEALTHY = [
     ("deepseek_v3", "F16", 12, {}),
     ("glm4_moe_lite", "F16", 0, {"num_hidden_layers": 2}),
     ("minicpm3", "F16", 0, {}),
+    ("lfm2_moe", "F16", 0, {}),
+    ("qwen3_5_text", "F16", 0, {}),
+    ("granitemoehybrid", "F16", 0, {}),
+    ("nemotron_h", "F16", 0, {"layers_block_type": ["linear_attention", "moe", "full_attention"]}),
 ]
 
 
@@ -89,13 +94,15 @@ def healthy_checkpoints(folder: Path, part: slice = slice(None)) -> dict[str, Fi
         )
         target = folder / "gguf" / name / "file"
         target.mkdir()
-        write_gguf(
+        hub, path, add = (
             folder / "gguf" / name / "hub",
             target / "model.gguf",
-            types if callable(types) else _where_it_fits(types),
             (_add_byte_level, _add_pieces)[number % 2],
-            tensors_a_shard,
         )
+        if model_type in hybrid_files.ARCHITECTURES:
+            hybrid_files.write_hybrid(hub, path, types, add=add)
+        else:
+            write_gguf(hub, path, types if callable(types) else _where_it_fits(types), add, tensors_a_shard)
         checkpoints[name] = {path.name: path.read_bytes() for path in target.iterdir()}
     return checkpoints
 
@@ -173,6 +180,7 @@ ADDED_KEYS = [
     "rope.scaling.type", "rope.scaling.factor", "rope.scale_linear", "attention.key_length", "expert_count",
     "expert_used_count", "expert_gating_func", "expert_weights_norm", "expert_weights_scale", "expert_group_count",
     "leading_dense_block_count", "attention.kv_lora_rank", "attention.sliding_window", "attention.causal", "something",
+    "ssm.inner_size", "ssm.group_count", "full_attention_interval", "attention.recurrent_layers",
 ]  # fmt: skip
 
 

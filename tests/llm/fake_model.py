@@ -218,7 +218,9 @@ def make_engine(
     return engine_of(model, num_blocks, cache_options=cache_options, **limits)
 
 
-def engine_of(model: FakeModel, num_blocks: int, num_slots: int = 100, **options) -> Engine:
+def engine_of(
+    model: FakeModel, num_blocks: int, num_slots: int = 100, kind: type[Engine] = Engine, **options
+) -> Engine:
     """Returns an engine on `model` with a cache of `num_blocks` blocks, and `num_slots` slots if it has states.
     `options` are those of `Engine.create`."""
     cache_options = dict(options.pop("cache_options", None) or {})
@@ -226,4 +228,4 @@ def engine_of(model: FakeModel, num_blocks: int, num_slots: int = 100, **options
     if model.kv_spec.has_states:
         cache_options["num_slots"] = num_slots
         num_bytes += num_slots * model.kv_spec.slots(cache_options.get("max_drafts", 0)).slot_bytes
-    return Engine.create(model, OPS, num_bytes, cache_options=cache_options, **options)
+    return kind.create(model, OPS, num_bytes, cache_options=cache_options, **options)

@@ -126,11 +126,11 @@ def test_routers_that_make_no_sense_are_refused(fields):
 # -- products
 
 
-def stacks(ops, count, hidden, inner, layout=torch.float32, seed=1):
-    """A stack of gate and up, and one of down, whose weights depend only on the seed."""
+def stacks(ops, count, hidden, inner, layout=torch.float32, seed=1, gated=True):
+    """A stack of gate and up, or of up alone, and one of down, whose weights depend only on the seed."""
     generator = torch.Generator().manual_seed(seed)
     made = []
-    for n, k, glu in ((2 * inner, hidden, True), (hidden, inner, False)):
+    for n, k, glu in ((2 * inner if gated else inner, hidden, gated), (hidden, inner, False)):
         stack = ops.empty_stack(count, n, k, getattr(layout, "layout", layout), glu)
         for expert in stack.experts:
             rows = torch.randn(n, k, generator=generator) / k**0.5
@@ -182,20 +182,6 @@ def test_experts_are_those_of_the_specification(layout, sizes):
             assert error <= tolerance * exact.norm(), (rows, activation, bias, weigh_inputs)
 
 
-@pytest.mark.parametrize("layout", ["float32", "bfloat16"])
-def test_an_expert_without_gates_is_two_products(layout):
-    up, down = (native.empty_stack(3, *sizes, LAYOUTS[layout]) for sizes in ((48, 40), (40, 48)))
-    for expert in (*up.experts, *down.experts):
-        native.pack_rows_(expert, torch.randn(expert.n, expert.k), 0)
-    options = ExpertOptions("relu2", torch.randn(3, 48), torch.randn(3, 40))
-    for rows in (1, 7, 40):
-        x, expert = torch.randn(rows, 40), torch.arange(rows) % 3
-        found = native.experts(x, up, down, torch.stack([expert.float(), torch.ones(rows)], 1), options)
-        for e in range(3):
-            hidden = native.linear(x[expert == e], up.experts[e], options.gate_up_bias[e], "relu2")
-            assert torch.equal(found[expert == e], native.linear(hidden, down.experts[e], options.down_bias[e]))
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_an_expert_is_the_products_of_one_expert(layout):
     """One expert with weight 1 gives the bits of `linear_glu` and `linear`, in every layout. Their products are tested
@@ -211,6 +197,33 @@ def test_an_expert_is_the_products_of_one_expert(layout):
             chosen = x[expert == e]
             alone = native.linear(native.linear_glu(chosen, gate_up.experts[e], "silu"), down.experts[e])
             assert torch.equal(found[expert == e], alone)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_an_expert_without_a_gate_is_two_products(layout):
+    """One expert has the bits of `linear` with an activation, then `linear`."""
+    up, down = stacks(native, 4, 256, 112, LAYOUTS[layout], gated=False)
+    up_bias, down_bias = (torch.randn(4, n, generator=torch.Generator().manual_seed(5)) for n in (112, 256))
+    for rows in (1, 7, 40):
+        x = torch.randn(rows, 256, generator=torch.Generator().manual_seed(rows))
+        expert = torch.arange(rows) % 4
+        routing = torch.stack([expert.float(), torch.ones(rows)], 1)
+        found = native.experts(x, up, down, routing, ExpertOptions("relu2", up_bias, down_bias))
+        for e in range(4):
+            hidden = native.linear(x[expert == e], up.experts[e], up_bias[e], "relu2")
+            assert torch.equal(found[expert == e], native.linear(hidden, down.experts[e], down_bias[e])), (rows, e)
+
+
+def test_experts_without_gates_are_those_of_the_specification():
+    sizes = (6, 64, 48)
+    ours, theirs = (stacks(ops, *sizes, gated=False) for ops in (native, reference))
+    for rows, weigh_inputs in itertools.product((1, 5, 90), (False, True)):
+        x = torch.randn(rows, 64, generator=torch.Generator().manual_seed(rows))
+        router, options = Router(6, 3, normalise=True), ExpertOptions("relu2", weigh_inputs=weigh_inputs)
+        routing = native.route(logits_for(router, rows), router)
+        exact = reference.experts(x.double(), *theirs, routing, options, residual=x.double())
+        error = (native.experts(x, *ours, routing, options, residual=x).double() - exact).norm()
+        assert error <= 1e-5 * exact.norm(), (rows, weigh_inputs)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -295,6 +308,8 @@ def test_stacks_that_do_not_fit_are_refused():
     for wrong in ((down, gate_up), (gate_up, gate_up), (gate_up, stacks(native, 5, 64, 32)[1])):
         with pytest.raises(ValueError, match="expert"):
             native.experts(x, *wrong, routing, SILU)
+    with pytest.raises(ValueError, match="experts without gates"):
+        native.experts(x, *stacks(native, 6, 64, 32, gated=False), routing, ExpertOptions(ClampedSwiglu(1.0, 1.0)))
     with pytest.raises(ValueError, match="x must be"):
         native.experts(x[:, :32], gate_up, down, routing, SILU)
     with pytest.raises(ValueError, match="residual"):

@@ -72,8 +72,9 @@ struct Mixture {
 };
 
 // csrc/ops/experts.cpp. out [rows][H] = residual + w1 f1(x) + w2 f2(x) + ..., added one by one for the chosen experts,
-// in ascending order. fe(x) = act(gate) * up W' + b, with gate, up = halves of norm(x) Wg' + bg. If inputs are weighed,
-// the sum is f1(w1 x) + f2(w2 x) + ..., with halves of w norm(x) Wg' + bg.
+// in ascending order. fe(x) = act(gate) * up W' + b, with gate, up = halves of norm(x) Wg' + bg.
+// Without glu, fe(x) = act(norm(x) Wg' + bg) W' + b.
+// If inputs are weighed, the sum is f1(w1 x) + f2(w2 x) + ..., with w norm(x) in place of norm(x).
 //
 // Pairs of a row and an expert are sorted by expert. The pairs of one expert are multiplied together, as blocks of
 // rows:

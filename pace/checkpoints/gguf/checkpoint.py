@@ -53,7 +53,8 @@ class GgufCheckpoint(OpenFiles):
                 f"{self.path} is an mmproj file, which has only the towers of a model; give the GGUF file of the "
                 "model, and this one as mmproj"
             )
-        architecture = find_architecture(name, {source for file in files for source in file.tensors})
+        sources = {source for file in files for source in file.tensors}
+        architecture = find_architecture(name, sources | self.metadata.keys())
         if name is not None and architecture is None:
             raise NotImplementedError(
                 f"{self.path} has the architecture {name[:80]!r}, which is not implemented; implemented: "

@@ -52,7 +52,7 @@ OTHER_KEYS = {
         f"rope.scaling.yarn_{name}"
         for name in ("beta_fast", "beta_slow", "ext_factor", "attn_factor", "log_multiplier")
     ),
-    *("attention.recurrent_layers", "full_attention_interval", "ssm.inner_size"),
+    *("attention.recurrent_layers", "full_attention_interval", "ssm.inner_size", "moe_latent_size"),
     *("n_deepstack_layers", "vocab_size", "tensor_data_layout"),
 }
 """Further keys that are read, or that change nothing."""
@@ -79,10 +79,11 @@ def read_config(
     fields |= {field: keys.read(*key) for field, key in CONFIG_KEYS.items()}
     fields["num_hidden_layers"] -= keys.integer("nextn_predict_layers", 0)  # without multi-token prediction layers
     for field, key in PER_LAYER_KEYS.items():
-        if field not in architecture.absent:
-            fields[field] = keys.required(key.name, _same_for_all(keys, key.name, architecture.mixed))
+        value = _same_for_all(keys, key.name, architecture.mixed)
+        fields[field] = value if field in architecture.absent else keys.required(key.name, value)
     groups = _same_for_all(keys, "attention.head_count_kv", architecture.mixed)
-    fields["num_key_value_heads"] = fields["num_attention_heads"] if groups is None else groups
+    without = groups is None or (architecture.mixed and groups == 0)
+    fields["num_key_value_heads"] = fields["num_attention_heads"] if without else groups
     for field, name in MATH_KEYS.items():
         value = keys.get(name)
         value = value.tolist() if isinstance(value, np.ndarray) else value

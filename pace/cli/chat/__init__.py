@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
+from collections.abc import Callable
 from contextlib import closing
 
 from pace.cli.arguments import add_media_arguments, add_model_arguments, open_llm
 from pace.cli.chat.commands import Commands, check_settings
 from pace.cli.chat.conversation import Conversation
+from pace.cli.chat.kept import KeptConversation
 from pace.cli.chat.screen import Screen
 from pace.cli.chat.terminal import Pipe, Terminal, once, read_said
 from pace.cli.sampling import add_sampling_arguments, sampling_config
@@ -24,6 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_tools,
         help="tools that the model may call: a file with a JSON list, in the form of OpenAI's API. A call is shown, "
         "and what you type next is its result",
+    )
+    parser.add_argument(
+        "--session",
+        metavar="FILE",
+        help="go on with the conversation in FILE, and write it there at the end, with what the model has computed: a "
+        "long text is not read again. FILE may be new",
     )
     add_media_arguments(parser, "show the model an image with the first question, like /image; may be repeated")
     parser.add_argument(
@@ -42,6 +51,11 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         config = sampling_config(arguments)
         check_settings(config)
+        if arguments.session is not None and arguments.system is not None and os.path.exists(arguments.session):
+            raise ValueError(
+                f"--system {arguments.system!r:.60} does not work with {arguments.session}, which has a conversation "
+                "with its own system prompt; leave it out, or begin another file"
+            )
     except (TypeError, ValueError) as error:
         arguments.parser.error(str(error))
     screen = Screen()
@@ -49,20 +63,31 @@ def run(arguments: argparse.Namespace) -> int:
         with source.loading(arguments.model):
             model = open_llm(arguments, is_chat=True)
             conversation = Conversation(model, config, arguments.system, arguments.tools, screen.notice)
+            keep: Callable[[], None] = lambda: None
+            if arguments.session is not None:
+                keep = KeptConversation(arguments.session, model, conversation, screen.notice).write
         commands = Commands(conversation, screen.notice)
         for kind, paths in (("image", arguments.image), ("audio", arguments.audio)):
             for path in paths:
                 commands.attach(kind, path)
-        while not commands.is_over:
-            try:
-                _turn(source, screen, conversation, commands)
-            except KeyboardInterrupt:
-                if not source.is_interactive:
-                    raise
-                screen.notice("\n(/exit or Ctrl-D leaves)")
-            except EOFError:
-                break
+        try:
+            _talk(source, screen, conversation, commands)
+        finally:
+            keep()
     return 0
+
+
+def _talk(source: Terminal | Pipe, screen: Screen, conversation: Conversation, commands: Commands) -> None:
+    """Takes turns until the user leaves, or the input ends."""
+    while not commands.is_over:
+        try:
+            _turn(source, screen, conversation, commands)
+        except KeyboardInterrupt:
+            if not source.is_interactive:
+                raise
+            screen.notice("\n(/exit or Ctrl-D leaves)")
+        except EOFError:
+            break
 
 
 def _turn(source: Terminal | Pipe, screen: Screen, conversation: Conversation, commands: Commands) -> None:

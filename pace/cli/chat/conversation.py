@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from pace.cli.chat.attachments import with_media
 from pace.llm.chat import ArgumentsPiece, CallBegins, CallEnds, Event, Text, Thought, ToolCall, read_tools
 from pace.llm.chat.template import ChatTemplate
-from pace.llm.processors.prompts import MediaPart
+from pace.llm.processors.prompts import MediaPart, Prompt
 from pace.naming import counted
 
 if TYPE_CHECKING:
@@ -164,10 +164,22 @@ class Conversation:
             self._is_warned = False
         return messages
 
+    def tokens(self) -> list[int]:
+        """Tokens that the prompt of a next question begins with, up to the first image or clip, as far as the context
+        holds them."""
+        if not self.messages:
+            return []
+        prompt = self._encoded(self.messages, begin_answer=False)
+        end = min((start for start, _ in prompt.places), default=len(prompt.tokens))
+        return prompt.tokens[: min(end, self.model.max_seq_len)]
+
     def _count(self, messages: list[dict]) -> int:
         """Tokens of the messages in the model's template."""
-        shown = self._template.render_media(messages, self._known_tools)
-        return len(self.encoder.encode(shown.text, shown.media, self.model.tokenizer, add_special_tokens=False).tokens)
+        return len(self._encoded(messages).tokens)
+
+    def _encoded(self, messages: list[dict], begin_answer: bool = True) -> Prompt:
+        shown = self._template.render_media(messages, self._known_tools, begin_answer=begin_answer)
+        return self.encoder.encode(shown.text, shown.media, self.model.tokenizer, add_special_tokens=False)
 
 
 def _turns(messages: list[dict]) -> tuple[list[dict], list[list[dict]]]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from array import array
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from torch import Tensor
@@ -29,7 +30,7 @@ class Pool:
         self.num_blocks = num_blocks
         self.max_idle_blocks = max_idle_blocks
         self.content_is_lost: Callable[[int], None] = lambda block: None
-        """Called with an idle block whose content is dropped."""
+        """Called with a kept block whose content is dropped."""
         self.num_touched = 0  # blocks handed out at least once: 0 .. num_touched - 1
         self._free: list[int] = []  # a stack of the touched blocks that are free
         self._references = array("i")  # number of holders of each touched block
@@ -57,6 +58,9 @@ class Pool:
 
     def is_kept(self, block: int) -> bool:
         return block in self._kept
+
+    def is_idle(self, block: int) -> bool:
+        return block in self._idle
 
     # -- taking and giving back ----------------------------------------------------------------------------------------
 
@@ -101,6 +105,11 @@ class Pool:
         if block in self._idle:
             del self._idle[block]
             self._free.append(block)
+
+    def claim(self, block: int) -> None:
+        """Drops the content of a kept block that only the caller holds, who may then write to it."""
+        self.content_is_lost(block)
+        self._kept.remove(block)
 
     def is_shared(self, block: int) -> bool:
         """True if others rely on the content of a block that the caller holds."""
@@ -171,6 +180,27 @@ class BlockPool(Pool):
     def copy(self, source: int, target: int, num_blocks: int = 1) -> None:
         """Copies a run of adjacent blocks, all layers at once, to a run that does not overlap it."""
         self._bytes[target : target + num_blocks] = self._bytes[source : source + num_blocks]
+
+    def contents(self, blocks: Sequence[int]) -> np.ndarray:
+        """Returns a copy of blocks, uint8 `[blocks, block_bytes]`."""
+        return self._bytes[np.asarray(blocks, np.int64)]
+
+    def fill(self, blocks: Sequence[int], contents: np.ndarray) -> None:
+        """Writes `contents [blocks, num_bytes]` to the first bytes of blocks of one holder. `kv` must have been
+        accessed."""
+        self._bytes[np.asarray(blocks, np.int64), : contents.shape[1]] = contents
+
+
+def weakly(method: Callable[[int], None]) -> Callable[[int], None]:
+    """Returns a function that calls `method` while its object exists. A strong reference from the pool would keep all
+    memory until a collection."""
+    reference = weakref.WeakMethod(method)
+
+    def call(block: int) -> None:
+        if found := reference():
+            found(block)
+
+    return call
 
 
 def reserved(reserve: Callable[[int], Tensor], count: int, size: int) -> Tensor:

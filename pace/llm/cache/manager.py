@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -11,6 +12,7 @@ from pace.llm.cache.allocators import BlockAllocator, Paged, Windowed
 from pace.llm.cache.block_pool import BlockPool, num_blocks_of
 from pace.llm.cache.contiguous import Contiguous, RunPool, balanced_rows
 from pace.llm.cache.groups import by_lifetime, is_kept, most_tokens, tables_of
+from pace.llm.cache.marks import MarkedPrefixCache
 from pace.llm.cache.prefix_cache import NoPrefixCache, PrefixCache
 from pace.llm.cache.room import Room
 from pace.llm.cache.state_cache import LEAST_SLOTS, START, NoStates, StateCache, StatePoint, budget_for, num_slots_of
@@ -82,19 +84,26 @@ class CacheManager:
                 f"prefix_cache_bytes={prefix_cache_bytes} is less than one block, which takes {spec.block_bytes} bytes "
                 f"in this model; raise it, or use 0 for no prefix cache"
             )
+        idle_slot_bytes = prefix_cache_bytes * num_slots * slots.slot_bytes // budget_bytes
+        max_idle_blocks = (prefix_cache_bytes - idle_slot_bytes) // spec.block_bytes
+        self.states: StateCache | NoStates = NoStates()
+        if spec.has_states:
+            self.states = StateCache(slots, num_slots, -(-idle_slot_bytes // slots.slot_bytes))
         self.pool: BlockPool
         self.allocator: BlockAllocator
         if kv_cache_type == KVCacheType.PAGED:
-            self.pool = BlockPool(spec, num_blocks, prefix_cache_bytes // spec.block_bytes)
+            self.pool = BlockPool(spec, num_blocks, max_idle_blocks)
             keeps_all = all(group.window is None for group in spec.groups)
             self.allocator = Paged(self.pool) if keeps_all else Windowed(self.pool, step_tokens)
         else:
             self.pool = runs = RunPool(spec, num_blocks)
             rows = 1 if kv_cache_type == KVCacheType.DYNAMIC else bmc_rows
             self.allocator = Contiguous(runs, balanced_rows if rows is None else lambda num_tokens: rows)
-        has_prefixes = prefix_cache_bytes and not spec.has_states
-        self.prefix = PrefixCache(self.pool, rope_regime) if has_prefixes else NoPrefixCache()
-        self.states = StateCache(slots, num_slots) if spec.has_states else NoStates()
+        self.prefix: PrefixCache | NoPrefixCache = NoPrefixCache()
+        if prefix_cache_bytes and isinstance(self.states, StateCache):
+            self.prefix = MarkedPrefixCache(self.pool, rope_regime, self.states)
+        elif prefix_cache_bytes:
+            self.prefix = PrefixCache(self.pool, rope_regime)
         self._kv: list[LayerBlocks] = []
 
     @property
@@ -150,6 +159,11 @@ class CacheManager:
     def token_bytes(self) -> float:
         """Bytes for one more token of a long sequence. Layers with a window give back as much as they take."""
         return self.spec.block_bytes * [group.window for group in self.spec.groups].count(None) / BLOCK_SIZE
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of the states of one sequence, which do not grow with its length; 0 for a model without states."""
+        return self.spec.slots(self._journal_rows).slot_bytes
 
     @property
     def touched_bytes(self) -> int:
@@ -209,7 +223,7 @@ class CacheManager:
         """Decides what a step reads and writes of the sequences' states. The spans have their drafts, and `reserve` was
         called for all of them. Each must then be committed."""
         for span in spans:
-            self.states.plan(span)
+            self.states.plan(span, self.prefix.marks(span))
 
     def commit(self, sequence: Sequence, num_tokens: int) -> None:
         """Marks the first `num_tokens` positions as computed. Entries beyond them (rejected drafts) are void. In a
@@ -234,12 +248,18 @@ class CacheManager:
             point = self._last_point(sequence, num_tokens)
             self.states.enter(sequence, point)
             num_tokens = sequence.num_computed = point.num_tokens
+        self.states.release(sequence)
         num_kept = num_blocks_of(num_tokens)
         tables = sequence.block_tables
         for index in range(max(map(len, tables)) - 1, num_kept - 1, -1):
             for table in reversed(tables):
                 if index < len(table) and (block := table.pop()) >= 0:
                     self.pool.give_back(block)
+
+    def hold(self, sequence: Sequence) -> None:
+        """Keeps the present states of a sequence in addition to later ones, until it is truncated: `truncate` then goes
+        back at most to here. The next `reserve` may need one more slot."""
+        self.states.hold(sequence)
 
     def fork(self, source: Sequence, target: Sequence, num_tokens: int) -> None:
         """Gives `target` the first `num_tokens` computed positions of `source`, and its cache salt. Nothing is copied.
@@ -260,7 +280,7 @@ class CacheManager:
 
     def _last_point(self, sequence: Sequence, num_tokens: int) -> StatePoint:
         """Returns the last point at or before `num_tokens` from which the computed sequence can continue."""
-        points = self.states.points(sequence, num_tokens)
+        points = itertools.chain(self.states.points(sequence, num_tokens), self.prefix.points(sequence, num_tokens))
         return next((point for point in points if self._is_kept(sequence, point.num_tokens)), START)
 
     def _is_kept(self, sequence: Sequence, num_tokens: int) -> bool:

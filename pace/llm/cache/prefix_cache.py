@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import weakref
 from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pace.batch import BLOCK_SIZE
-from pace.llm.cache.block_pool import BlockPool
+from pace.llm.cache.block_pool import BlockPool, weakly
 from pace.llm.cache.groups import first_kept, give_back_before, tables_of
-from pace.llm.sequence import Sequence
+from pace.llm.cache.state_cache import StatePoint
+from pace.llm.sequence import Sequence, Span
 
 MediaPart = tuple[bytes, int]
 """Digest of a medium that overlaps a block, and the index of the block's first token among its tokens, which may be
@@ -46,6 +46,8 @@ class Node:
     blocks: list[int]
     """One block for each group of layers; -1 if a group with a window has lost its block."""
     children: dict[NodeKey, Node] = field(default_factory=dict)
+    slot: int = -1
+    """Slot of the states after the block; -1 if they are not known."""
 
 
 class PrefixCache:
@@ -67,14 +69,7 @@ class PrefixCache:
         self.pool = pool
         self.rope_regime = rope_regime
         self.windows = [group.window for group in pool.spec.groups]
-        # A strong reference from the pool would keep all memory until a collection.
-        forget = weakref.WeakMethod(self._forget)
-
-        def content_is_lost(block: int) -> None:
-            if own_forget := forget():
-                own_forget(block)
-
-        pool.content_is_lost = content_is_lost
+        pool.content_is_lost = weakly(self._forget)
         self.reset()
 
     def reset(self) -> None:
@@ -94,10 +89,21 @@ class PrefixCache:
         while index + len(found) < end and node:
             if node := node.children.get(tokens_of(sequence, index + len(found))):
                 found.append(node)
-        if num_found := self._num_usable(found, index):
+        num_found = self._num_usable(found, index)
+        if num_found < len(found):
+            sequence.state.branch = BLOCK_SIZE * (index + len(found))
+        if num_found:
             self._take(sequence, index, found[:num_found])
         if times.first_token is None:  # blocks found again after a preemption save nothing
             times.num_reused = (times.num_reused if num_before else 0) + sequence.num_computed - num_before
+
+    def marks(self, span: Span) -> list[int]:
+        """Positions at which the step that computes `span` keeps its states; none for a model without states."""
+        return []
+
+    def points(self, sequence: Sequence, num_tokens: int) -> Iterable[StatePoint]:
+        """Points at or before `num_tokens` at which states of the sequence are known."""
+        return []
 
     def publish(self, sequence: Sequence) -> None:
         """Adds the sequence's full blocks. If the same tokens are known already, the sequence takes the known blocks,
@@ -116,6 +122,8 @@ class PrefixCache:
             if known is None:
                 known = node.children[tokens] = Node(node, tokens, [-1] * len(self.windows))
             for group, table in enumerate(sequence.block_tables):
+                if table[index] < 0:  # not kept of a sequence that was loaded from a file
+                    continue
                 if known.blocks[group] < 0:
                     known.blocks[group] = table[index]
                     self._nodes[table[index]] = known
@@ -172,15 +180,20 @@ class PrefixCache:
 
     def _num_usable(self, found: list[Node], index: int) -> int:
         """Returns the number of nodes in `found` that can be used; they follow block `index - 1` of a sequence. After
-        the last one, every group must have all blocks that the next position sees."""
+        the last one, every group must have all blocks that the next position sees, and states must be known."""
         if all(window is None for window in self.windows):
-            return len(found)
+            return next((count for count in range(len(found), 0, -1) if self._may_end_at(found[count - 1])), 0)
         num_usable, gaps = 0, [0] * len(self.windows)  # the index after each group's last gap
         for depth, node in enumerate(found, index + 1):
             gaps = [depth if block < 0 else gap for block, gap in zip(node.blocks, gaps)]
-            if all(gap <= first_kept(depth * BLOCK_SIZE, window) for gap, window in zip(gaps, self.windows)):
+            has_all = all(gap <= first_kept(depth * BLOCK_SIZE, window) for gap, window in zip(gaps, self.windows))
+            if has_all and self._may_end_at(node):
                 num_usable = depth - index
         return num_usable
+
+    def _may_end_at(self, node: Node) -> bool:
+        """True if a sequence can continue after the node's block."""
+        return True
 
     def _take(self, sequence: Sequence, index: int, nodes: list[Node]) -> None:
         """Puts known blocks into the sequence's tables from `index` on, as far as later positions see them."""
@@ -202,6 +215,7 @@ class PrefixCache:
         node = self._nodes.pop(block)
         group = node.blocks.index(block)
         node.blocks[group] = -1
+        self._block_is_lost(node)
         if self.windows[group] is None:
             self._forget_all(node)
         while node.parent and not node.children and max(node.blocks) < 0:
@@ -209,6 +223,9 @@ class PrefixCache:
             node = node.parent
         if not node.parent and not node.children:
             del self._roots[node.tokens]
+
+    def _block_is_lost(self, node: Node) -> None:
+        """Called after a node has lost a block."""
 
     def _forget_all(self, node: Node) -> None:
         """Drops the other blocks of the same positions, which can no longer be used."""
@@ -227,6 +244,12 @@ class NoPrefixCache:
 
     def reuse(self, sequence: Sequence) -> None:
         pass
+
+    def marks(self, span: Span) -> list[int]:
+        return []
+
+    def points(self, sequence: Sequence, num_tokens: int) -> Iterable[StatePoint]:
+        return []
 
     def publish(self, sequence: Sequence) -> None:
         pass

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from pace.batch import BLOCK_SIZE, KVSpec, LayerBlocks
@@ -54,8 +55,8 @@ class StateCache:
         self.pool = Pool(num_slots, max_idle_slots)
         self.max_drafts = spec.journal_rows
         self._memory: Tensor | None = None
-        self._positions: dict[int, int] = {}
-        """Number of tokens that the state in a written slot has seen; for `check_integrity`."""
+        self.tokens_seen: dict[int, int] = {}
+        """Number of tokens that the states in each written slot have seen; for `check_integrity`."""
 
     def fill(self, kv: list[LayerBlocks]) -> list[LayerBlocks]:
         """Returns `kv` with the slots of layers that have a state; allocated on first access. Raises MemoryError if the
@@ -89,8 +90,12 @@ class StateCache:
 
     def needed(self, sequence: Sequence) -> int:
         """Number of free slots that `reserve` takes."""
-        state = sequence.state
-        return int(state.spare < 0 and (state.slot < 0 or self.pool.is_shared(state.slot)))
+        state, pool = sequence.state, self.pool
+        if state.spare >= 0:
+            return 0
+        if state.slot < 0 or pool.has_other_holders(state.slot):
+            return 1
+        return int(pool.is_kept(state.slot) and pool.num_free > 0)
 
     def held(self, sequence: Sequence) -> int:
         """Number of slots that the sequence holds, including shared ones."""
@@ -99,9 +104,13 @@ class StateCache:
     # -- calls of the manager ------------------------------------------------------------------------------------------
 
     def reserve(self, sequence: Sequence) -> None:
-        """Makes sure that the next step has a slot to write. `num_free` must be at least `needed`."""
+        """Makes sure that the next step has a slot to write. `num_free` must be at least `needed`. Without a free slot,
+        a mark that only this sequence holds is given up."""
+        state = sequence.state
         if self.needed(sequence):
-            sequence.state.spare = self.pool.take()
+            state.spare = self.pool.take()
+        elif state.spare < 0 and self.pool.is_kept(state.slot):
+            self.pool.claim(state.slot)
 
     def plan(self, span: Span, marks: Iterable[int] = ()) -> None:
         """Decides what the step reads and writes, once the span has its drafts. Drafts that are not certain leave the
@@ -124,7 +133,10 @@ class StateCache:
             self._give_back(state.slot)
             state.slot, state.spare = step.write, -1
         seen = sequence.num_computed + step.certain
-        self._positions[state.slot] = seen
+        for row, slot in step.marks:
+            self.tokens_seen[slot] = place = sequence.num_computed + row
+            state.marks.append((place, slot))
+        self.tokens_seen[state.slot] = seen
         state.pending = max(0, num_tokens - seen)
         return seen
 
@@ -133,6 +145,8 @@ class StateCache:
         state, seen = sequence.state, sequence.num_computed - sequence.state.pending
         if 0 < seen <= num_tokens and state.slot >= 0:
             yield StatePoint(num_tokens, state.slot, num_tokens - seen)
+        if state.held >= 0 and state.num_held <= num_tokens:
+            yield StatePoint(state.num_held, state.held, 0)
 
     def enter(self, sequence: Sequence, point: StatePoint) -> None:
         """Gives the sequence the states of `point`, and gives back its other slots unless it continues where it
@@ -143,8 +157,56 @@ class StateCache:
         self._give_back(state.slot)
         state.slot, state.pending = point.slot, point.pending
         if not point.num_tokens:
-            self._give_back(state.spare)
-            state.spare = -1
+            for slot in (state.spare, *(slot for _, slot in state.marks)):
+                self._give_back(slot)
+            state.spare, state.marks = -1, []
+
+    def contents(self, slot: int) -> Tensor:
+        """Returns the states in a slot, uint8 `[spec.state_bytes]`: a view."""
+        return self._bytes_of(slot)
+
+    def write(self, sequence: Sequence, contents: Tensor) -> None:
+        """Writes the `contents` of another sequence to the slot that `reserve` took."""
+        assert sequence.state.spare >= 0, f"{sequence} has no slot to write: {sequence.state}"
+        self._bytes_of(sequence.state.spare).copy_(contents)
+
+    def restore(self, sequence: Sequence, num_tokens: int) -> None:
+        """Makes the slot of `write` the sequence's, whose states are those after `num_tokens` tokens."""
+        state = sequence.state
+        state.slot, state.spare = state.spare, -1
+        self.tokens_seen[state.slot] = num_tokens
+
+    def mark(self, sequence: Sequence, num_tokens: int, contents: Tensor | None = None) -> None:
+        """Gives the sequence a mark for the next `publish`: the states after `num_tokens` tokens, in a slot of their
+        own. Without `contents`, it is the slot of the sequence. Does nothing without a free slot."""
+        if contents is None:
+            slot = sequence.state.slot
+            self.pool.share(slot)
+        elif self.pool.num_free:
+            slot = self.pool.take()
+            self._bytes_of(slot).copy_(contents)
+        else:
+            return
+        self.tokens_seen[slot] = num_tokens
+        sequence.state.marks.append((num_tokens, slot))
+
+    def _bytes_of(self, slot: int) -> Tensor:
+        assert self._memory is not None
+        return self._memory[slot].view(torch.uint8)[: self.spec.state_bytes]
+
+    def hold(self, sequence: Sequence) -> None:
+        """Keeps the present states, so that `points` has them after later steps, until `release`."""
+        state = sequence.state
+        assert not state.pending, f"{sequence} has drafts in its journal"
+        self.release(sequence)
+        state.held, state.num_held = state.slot, sequence.num_computed
+        if state.held >= 0:
+            self.pool.share(state.held)
+
+    def release(self, sequence: Sequence) -> None:
+        """Ends `hold`."""
+        self._give_back(sequence.state.held)
+        sequence.state.held = -1
 
     def _give_back(self, slot: int) -> None:
         if slot >= 0:
@@ -162,16 +224,15 @@ class StateCache:
         held: Counter[int] = Counter()
         for sequence in sequences:
             state = sequence.state
-            slots = _slots_of(state)
-            assert len(set(slots)) == len(slots), f"a slot is held twice by {sequence}: {state}"
-            held.update(slots)
+            assert state.slot < 0 or state.slot != state.spare, f"a slot is held twice by {sequence}: {state}"
+            held.update(_slots_of(state))
             seen = sequence.num_computed - state.pending
             if state.slot < 0:
                 assert not sequence.num_computed and not state.pending, f"the states are lost of {sequence}: {state}"
             else:
                 assert 0 <= state.pending <= self.max_drafts, f"{sequence} has a wrong count of drafts: {state}"
-                assert self._positions[state.slot] == seen, (
-                    f"slot {state.slot} has seen {self._positions[state.slot]} tokens, but {sequence} is at {seen}"
+                assert self.tokens_seen[state.slot] == seen, (
+                    f"slot {state.slot} has seen {self.tokens_seen[state.slot]} tokens, but {sequence} is at {seen}"
                 )
             assert state.step is None, f"{sequence} is in a step: {state}"
         self.pool.check_integrity(held)
@@ -209,6 +270,21 @@ class NoStates:
     def enter(self, sequence: Sequence, point: StatePoint) -> None:
         pass
 
+    def contents(self, sequence: Sequence) -> Tensor:
+        raise AssertionError("a model without states has none to copy")
+
+    def write(self, sequence: Sequence, contents: Tensor) -> None:
+        raise AssertionError("a model without states has none to write")
+
+    def restore(self, sequence: Sequence, num_tokens: int) -> None:
+        pass
+
+    def hold(self, sequence: Sequence) -> None:
+        pass
+
+    def release(self, sequence: Sequence) -> None:
+        pass
+
     def reset(self, sequences: Iterable[Sequence]) -> None:
         pass
 
@@ -217,7 +293,8 @@ class NoStates:
 
 
 def _slots_of(state: SequenceState) -> list[int]:
-    return [slot for slot in (state.slot, state.spare) if slot >= 0]
+    marks = (slot for _, slot in state.marks)
+    return [slot for slot in (state.slot, state.spare, state.held, *marks) if slot >= 0]
 
 
 # -- the budget --------------------------------------------------------------------------------------------------------

@@ -6,11 +6,13 @@ import math
 import numbers
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from pace.llm.clients import saved_session
 from pace.llm.engine.driver import EngineDriver
 from pace.llm.engine.engine import Engine
 from pace.llm.sampling.sampler import Collector
@@ -56,10 +58,12 @@ class Session:
 
     _is_closed = True  # until it is made, which Ctrl-C may prevent
 
-    def __init__(self, driver: EngineDriver) -> None:
+    def __init__(self, driver: EngineDriver, cache_salt: str | None = None) -> None:
+        """`cache_salt` as in `LLMModel.add_request`."""
         self._driver = driver
         self._sequence = Sequence([], strategy=None, stopping=NeverStops(), max_length=driver.engine.max_length)
         self._sequence.sink = OutcomeSink()
+        self._sequence.cache_salt = cache_salt
         self._is_closed = False  # before the wait, which Ctrl-C may interrupt
         self._run(lambda engine: engine.scheduler.park(self._sequence))
 
@@ -126,6 +130,48 @@ class Session:
 
         self._run(share)
         return fork
+
+    def save(self, path: str | Path, note: bytes = b"") -> None:
+        """Writes the tokens and what the cache holds of them to a file, for `LLMModel.load_session`. Replaces an
+        earlier file at once, when the new one is complete. The session is unchanged. Cached parts that were dropped are
+        computed again. `note` is data of the caller, which `Session.load` returns.
+
+        Only this user may read the file, which has the session's tokens. Raises OSError if it cannot be written; an
+        earlier file then stays."""
+        self._check_open()
+        saved_session.save(self._driver, self._sequence, saved_session.path_of(path), self._compute, note)
+
+    def _compute(self) -> None:
+        """Computes the tokens that the cache has lost, if any. Waits for the end of the step of the last append."""
+        sequence, length = self._sequence, len(self)
+        strategy = logits_collector(length - 1, 1, self._driver.engine.model.vocab_size)
+
+        def begin(engine: Engine) -> None:
+            if not sequence.num_pending:
+                strategy.outcome.set_result(None)
+                return
+            sequence.strategy, sequence.error, sequence.finish_reason = strategy, None, None
+            sequence.wanted_from = length - 1
+            engine.scheduler.add(sequence)
+
+        try:
+            self._driver.post(begin, strategy.outcome.set_exception)
+            strategy.outcome.result()
+        except BaseException:
+            self._restore_to(length)
+            raise
+
+    @classmethod
+    def load(cls, driver: EngineDriver, path: str | Path, cache_salt: str | None = None) -> tuple[Session, bytes]:
+        """Returns the session in a file, and the note that was saved with it. Raises the errors of
+        `LLMModel.load_session`."""
+        path = saved_session.path_of(path)
+        session = cls(driver, cache_salt)
+        try:
+            return session, saved_session.load(driver, session._sequence, path)
+        except BaseException:
+            session.close()
+            raise
 
     def close(self) -> None:
         """Frees the memory. Closing twice is harmless."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from pace.batch import BLOCK_SIZE
+from pace.llm.cache.identity import ModelIdentity
 from pace.llm.cache.manager import STEP_TOKENS, CacheManager
 from pace.llm.constraints.mask_filler import NO_MASKS
 from pace.llm.engine.drafter import Drafter, NoDraft
@@ -53,6 +54,8 @@ class Engine:
         self.max_length = min(max_seq_len or model.max_position_embeddings, cache.capacity)
         """Maximum tokens of one sequence: `max_seq_len` or the model's positions, or the capacity of the whole cache if
         that is less."""
+        self.identity: ModelIdentity | None = None
+        """What saved sessions must agree with; None for a model without a checkpoint."""
         self.between_steps: list[Callable[[], None]] = []
         """Called before each step. Beam search uses it to move several sequences at once."""
         self.failures: list[BaseException] = []

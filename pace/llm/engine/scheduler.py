@@ -253,6 +253,14 @@ class Scheduler:
                 return True
         return False
 
+    def make_idle_room(self, sequence: Sequence, take: Callable[[], bool]) -> bool:
+        """Calls `take`, which takes room for a parked sequence, until it returns True. Frees the room of one other idle
+        sequence after each failure. Returns False if there is none left."""
+        while not take():
+            if not self._reclaim_idle(sequence):
+                return False
+        return True
+
     def _preempt_last(self, spared: Sequence, spans: dict[Sequence, Span]) -> bool:
         """Preempts the last running sequence in the order among those without a span. Returns False if there is
         none."""

@@ -102,9 +102,13 @@ class Vectors(Layer):
         start = 0
         for name, length in self.lengths.items():
             source = self.sources.get(name) or TensorSource((length,))
-            targets.setdefault(source.tensor or name, []).extend(source.targets(self._fill, start, is_vector=True))
+            targets.setdefault(self.tensor(name), []).extend(source.targets(self._fill, start, is_vector=True))
             start += length
         return targets
+
+    def tensor(self, name: str) -> str:
+        """The name of the tensor that holds a vector."""
+        return (name in self.sources and self.sources[name].tensor) or name
 
     def stored(self) -> Iterator[tuple[str, Tensor]]:
         """Yields names and vectors with the checkpoint's values."""

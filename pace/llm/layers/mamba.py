@@ -21,9 +21,9 @@ from pace.states import State, StateSlots
 class Mamba(Layer):
     """Mamba-2: `residual + output(norm(recurrence(q, k, v), z))`.
 
-    The columns of `inputs` are `[z | v | k | q | steps]`: gates and values of all heads, keys and queries of `groups`
-    groups of heads, and a step for each head. (Papers name v, k, q and steps x, B, C and dt.) The convolution runs over
-    v, k and q."""
+    The columns of `inputs` are `[z | v | k | q | steps]`. z and v are gates and values of all heads, k and q are keys
+    and queries of `groups` groups of heads. The last are a step for each head. Papers name v, k, q and the steps x, B,
+    C and dt. The convolution runs over v, k and q."""
 
     def __init__(
         self,

@@ -80,9 +80,14 @@ class WeightTarget:
         return math.prod(self.shape[:-1]) if not self.transposed else math.prod(self.shape[:-2]) * self.shape[-1]
 
     @property
+    def is_turned(self) -> bool:
+        """True if a row here is not a row of the tensor."""
+        return self.transposed or self.joined
+
+    @property
     def is_plain(self) -> bool:
         """True if the tensor is used as it is."""
-        return self.rows is None and not self.transposed and not self.joined
+        return self.rows is None and not self.is_turned
 
     def offer(self, piece: Piece, start: int) -> None:
         """Fills in the rows that belong here, from rows `start ..` of the tensor. For a transposed tensor, these are

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections.abc import Iterator
@@ -10,7 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pace.checkpoints.files import read_json_object
+from pace.checkpoints.digest import checkpoint_digest
+from pace.checkpoints.files import Version, read_json_object
 from pace.checkpoints.gguf.checkpoint import GgufCheckpoint
 from pace.checkpoints.gguf.file import is_gguf
 from pace.checkpoints.quantized import Method
@@ -19,7 +21,7 @@ from pace.checkpoints.reader import CheckpointReader
 from pace.llm.loading.find import find_mmproj
 from pace.llm.loading.repository import QUANTIZATION_FILES, some
 from pace.memory import give_back_memory
-from pace.tokenizer.loading import load_tokenizer
+from pace.tokenizer.loading import load_tokenizer, tokenizer_contents
 
 logger = logging.getLogger("pace")
 
@@ -31,6 +33,8 @@ class Checkpoint:
         """With `media`, a GGUF file has the towers of its mmproj file: of `mmproj`, or of one that is found."""
         self.path = Path(path)
         self._media, self._mmproj = media, mmproj
+        self._loaded: dict[Path, Version] = {}
+        """The files of weights, as they were when the weights were opened."""
 
     @cached_property
     def gguf(self) -> GgufCheckpoint | None:
@@ -72,12 +76,28 @@ class Checkpoint:
     def open_weights(self, method: Method | None) -> CheckpointReader | GgufCheckpoint | QuantizedCheckpoint:
         """Opens the weights; the caller must close them. `method` is the quantisation method of a directory."""
         if self.gguf is not None:
+            self._loaded = self.gguf.files
             return self.gguf
         reader = CheckpointReader(self.path)
+        self._loaded = reader.files
         if method is None:
             check_not_quantized(reader)
             return reader
         return QuantizedCheckpoint(reader, method)
+
+    def digest(self, tokenizer: Path, workers: int) -> str:
+        """Returns the digest of weights, config and tokenizer, which depends only on their contents. `tokenizer` is the
+        path of the tokenizer. Reads all weights again. Raises ValueError if their files have changed, and OSError."""
+        opened = CheckpointReader(self.path) if self.gguf is None else GgufCheckpoint(self.path)
+        with opened:
+            if not opened.files.items() <= self._loaded.items():
+                raise ValueError(
+                    f"the weights in {self.path} have changed since they were loaded; load the model again"
+                )
+            config = self.config if self.gguf is None else opened.config
+            others = {"config": json.dumps(config, sort_keys=True).encode()}
+            others |= {f"tokenizer {name}": data for name, data in tokenizer_contents(tokenizer).items()}
+            return checkpoint_digest(opened, others, workers)
 
 
 def _add_found_towers(checkpoint: GgufCheckpoint) -> None:

@@ -10,19 +10,23 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pace import _C, env
+import torch
+
+from pace import _C, __version__, env
 from pace.batch import BLOCK_SIZE
 from pace.checkpoints.reader import CheckpointReader
+from pace.llm.cache.identity import ModelIdentity, Setting
 from pace.llm.cache.manager import CacheManager, spec_of
 from pace.llm.cache.state_cache import budget_for
-from pace.llm.configs import SamplingConfig
+from pace.llm.configs import KVCacheType, SamplingConfig
 from pace.llm.engine.engine import Engine
 from pace.llm.loading.checkpoint import Checkpoint
 from pace.llm.loading.find import find_checkpoint
-from pace.llm.loading.model import check_fits, fill_model, make_model
+from pace.llm.loading.model import MAX_LOADING_THREADS, check_fits, fill_model, make_model
 from pace.llm.loading.options import LoadOptions, use_threads
 from pace.llm.loading.packed_weights import ExpertFile, PackedCopy, WeightsFile, check_has_experts
 from pace.llm.models.base_model import BaseModelForCausalLM
+from pace.llm.operators import read_backend
 from pace.llm.processors.processor import Processors
 from pace.llm.processors.prompts import NO_MEDIA, PromptEncoder
 from pace.llm.processors.registry import load_processors, make_processors
@@ -118,6 +122,7 @@ def open_model(options: LoadOptions, check_tokenizer: Callable[[Any], object] = 
         media_cache_bytes=options.media_bytes,
         max_tokens_per_step=tokens_per_step(model),
     )
+    engine.identity = _identity(options, model, checkpoint, threads)
     return Loaded(model, engine, tokenizer, defaults, _make_encoder(options, processors, model, tokenizer))
 
 
@@ -228,8 +233,43 @@ def _check_length(options: LoadOptions, model: BaseModelForCausalLM) -> None:
 def _find_tokenizer(options: LoadOptions, checkpoint: Checkpoint, model: BaseModelForCausalLM) -> Any:
     if options.tokenizer_name_or_path is None:
         return checkpoint.load_tokenizer(model.vocab_size, required=False)
-    found = find_checkpoint(options.tokenizer_name_or_path, **options.hub | {"revision": None}, weights=False)
-    return Checkpoint(found).load_tokenizer(model.vocab_size)
+    return Checkpoint(_tokenizer_path(options, checkpoint)).load_tokenizer(model.vocab_size)
+
+
+def _tokenizer_path(options: LoadOptions, checkpoint: Checkpoint) -> Path:
+    if options.tokenizer_name_or_path is None:
+        return checkpoint.path
+    return find_checkpoint(options.tokenizer_name_or_path, **options.hub | {"revision": None}, weights=False)
+
+
+def _identity(options: LoadOptions, model: BaseModelForCausalLM, checkpoint: Checkpoint, threads: int) -> ModelIdentity:
+    """What saved keys and values must agree with. Numbers of threads and tokens are not a part of it."""
+    backend = str(read_backend(options.backend)).removesuffix("-eager")  # the same bits
+    isa = torch.backends.cpu.get_cpu_capability().lower() if backend == "torch" else _C.isa()
+    quantization = options.quantization_config
+    settings = {
+        "pace": Setting(__version__, "the version of pace", "use pace {}"),
+        "dtype": Setting(_name(model.dtype), "the dtype of the weights", "load the model with dtype={!r}"),
+        "quantization": Setting(
+            "none" if quantization is None else repr(quantization.to_dict()),
+            "the quantisation",
+            "load the model with quantization={}",
+        ),
+        "kv_cache_dtype": Setting(
+            _name(model.kv_spec.dtype), "the dtype of keys and values", "load the model with kv_cache_dtype={!r}"
+        ),
+        "kv_cache_type": Setting(
+            str(KVCacheType(options.kv_cache_type).value), "the cache type", "load the model with kv_cache_type={!r}"
+        ),
+        "backend": Setting(backend, "the backend", "load the model with backend={!r}"),
+        "isa": Setting(isa, "the instruction set", "set PACE_ISA={} if this CPU has it"),
+    }
+    workers = min(threads, MAX_LOADING_THREADS)
+    return ModelIdentity(settings, lambda: checkpoint.digest(_tokenizer_path(options, checkpoint), workers))
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _read_defaults(checkpoint: Checkpoint, tokenizer: Any, model: BaseModelForCausalLM) -> SamplingConfig:

@@ -41,9 +41,9 @@ def plan_layout(
     shapes = {here: tuple(reader.tensors[name][1]) for name, here in names.items()}
     model.choose(shapes)
     targets = model.targets()
+    check_coverage(model, reader, names, targets)  # first: it needs no memory for tensors of any size
     for name, claims in targets.items():
         check_targets(name, claims)
-    check_coverage(model, reader, names, targets)
     if left_out := reader.tensors.keys() - names.keys():
         parts = sorted({name.removeprefix("model.").split(".")[0] for name in left_out})
         logger.info("left out %d tensors of %s: this model reads text only", len(left_out), ", ".join(parts))

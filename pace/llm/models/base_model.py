@@ -238,5 +238,5 @@ class BaseModelForCausalLM(Layer):
 
 
 def _each(cache: LayerCache | tuple[LayerCache, ...]) -> tuple[LayerCache, ...]:
-    """The caches of a layer, of which there is usually one."""
+    """The caches of a layer; usually one."""
     return cache if isinstance(cache, tuple) else (cache,)

@@ -88,9 +88,15 @@ class Speculation:
         sequence. `kv_cache_type` is the target's."""
         if self.model is None:
             return Fraction(0)
-        specs = by_lifetime(self.model.kv_spec), spec_of(target.kv_spec, kv_cache_type)
-        own, others = (budget_for(spec, target.max_position_embeddings, STEP_TOKENS) for spec in specs)
-        return Fraction(own, own + others)
+        length = target.max_position_embeddings
+        own = budget_for(by_lifetime(self.model.kv_spec), length, STEP_TOKENS, self._max_masks)
+        spec = spec_of(target.kv_spec, kv_cache_type)
+        return Fraction(own, own + budget_for(spec, length, STEP_TOKENS, self.config.num_draft_tokens))
+
+    @property
+    def _max_masks(self) -> int:
+        """Maximum number of mask tokens of a sequence in a step of the draft model."""
+        return 0 if self.mask_token_id is None else self.config.num_draft_tokens - 1
 
     def drafter(
         self, target: BaseModelForCausalLM, ops: Ops, backend: str | OperatorConfig, cache_bytes: int
@@ -116,7 +122,12 @@ class Speculation:
         arguments = (
             make_runner(self.model, backend),
             ops,
-            CacheManager(self.model.kv_spec, cache_bytes, step_tokens=most_read(self.config.num_draft_tokens)),
+            CacheManager(
+                self.model.kv_spec,
+                cache_bytes,
+                step_tokens=most_read(self.config.num_draft_tokens),
+                max_drafts=self._max_masks,
+            ),
             target.vocab_size,
             weights,
             counts,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 from torch import Tensor
@@ -137,7 +137,11 @@ class DraftModel:
         """Adds `lengths` tokens to the proposals of sequences that are read except for a few tokens."""
         shadows = [self._shadows[sequence] for sequence in sequences]
         for depth in range(max(lengths, default=0)):
+            if depth == 1:
+                self._hold(shadows, lengths, proposals)
             live = [index for index, length in enumerate(lengths) if length > depth]
+            if not live:
+                return
             spans = [Span(shadows[index], shadows[index].num_computed, shadows[index].num_pending) for index in live]
             logits = self._forward(spans)
             largest = self.ops.argmax(logits).tolist()
@@ -149,6 +153,15 @@ class DraftModel:
                     continue
                 shadows[index].tokens.append(token)
                 proposals[sequence].append(token)
+
+    def _hold(self, shadows: list[Sequence], lengths: list[int], spared: Container[Sequence]) -> None:
+        """Keeps the states before the first draft is read, to go back to if drafts are rejected. Sets lengths to 1
+        where there is no room for that."""
+        for index, (shadow, length) in enumerate(zip(shadows, lengths)):
+            if length > 1:
+                self.cache.hold(shadow)
+                if not self._admit(shadow, shadow.num_computed + length, spared):
+                    lengths[index] = 1
 
     def _pick(self, sequence: Sequence, logits: Tensor, largest: int, depth: int) -> int | None:
         """Returns the token that the sequence's strategy would pick from these logits; None if they are not finite."""
@@ -164,7 +177,7 @@ class DraftModel:
         shadow = self._shadows.get(sequence)
         return len(sequence.tokens) - (shadow.num_computed if shadow else 0)
 
-    def _make_room(self, sequence: Sequence, length: int, spared: dict[Sequence, int]) -> bool:
+    def _make_room(self, sequence: Sequence, length: int, spared: Container[Sequence]) -> bool:
         """Gives the sequence a shadow with its tokens and room for `length`, dropping shadows not in `spared` if
         needed. Returns False without room, or if the sequence has a token outside the draft model's vocabulary."""
         shadow = self._shadows.pop(sequence, None) or self._new_shadow(sequence)
@@ -174,6 +187,10 @@ class DraftModel:
             return False
         shadow.tokens += new
         self._read_again_if_grown(shadow)
+        return self._admit(shadow, length, spared)
+
+    def _admit(self, shadow: Sequence, length: int, spared: Container[Sequence]) -> bool:
+        """Makes room for `length` tokens, dropping shadows not in `spared` if needed. Returns False without room."""
         while not self.cache.admit(shadow, length):
             victim = next(
                 (other for other, held in self._shadows.items() if other not in spared and held.block_table), None
@@ -218,7 +235,7 @@ class DraftModel:
         begin = self._clock()
         self.cache.plan(spans)
         logits = self.model.forward(self._batches.build(spans, self.cache.kv))
-        self._spent += self.costs.add(sum(span.num_tokens for span in spans), self._clock() - begin)
+        self._spent += self.costs.add(sum(span.end - span.start for span in spans), self._clock() - begin)
         for span in spans:
             self.cache.commit(span.sequence, span.start + span.num_tokens)
         return logits if logits.shape[1] == self._vocab_size else logits[:, : self._vocab_size].contiguous()
@@ -226,7 +243,7 @@ class DraftModel:
 
 class ParallelDraftModel(DraftModel):
     """`DraftSource` for models trained as in arXiv 2504.18583 (PARD). One forward pass computes the sequence and `k -
-    1` mask tokens; the last k rows are the k drafts. The masks' cache entries are then dropped."""
+    1` mask tokens; the last k rows are the k drafts. The cache treats the masks as drafts, and drops them."""
 
     def __init__(self, mask_token_id: int, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -241,9 +258,8 @@ class ParallelDraftModel(DraftModel):
         spans = []
         for sequence, length in zip(sequences, lengths):
             shadow = self._shadows[sequence]
-            shadow.wanted_from = len(shadow.tokens) - 1
-            shadow.tokens += [self.mask_token_id] * (length - 1)
-            spans.append(Span(shadow, shadow.num_computed, shadow.num_pending))
+            masks = [self.mask_token_id] * (length - 1)
+            spans.append(Span(shadow, shadow.num_computed, shadow.num_pending, masks))
         logits = self._forward(spans)
         largest = self.ops.argmax(logits).tolist()
         row = 0
@@ -251,5 +267,3 @@ class ParallelDraftModel(DraftModel):
             picked = [self._pick(sequence, logits[row + depth], largest[row + depth], depth) for depth in range(length)]
             row += length
             proposals[sequence] += picked[: picked.index(None)] if None in picked else picked
-            self._shadows[sequence].wanted_from = None
-            self.settle(sequence, len(sequence.tokens))

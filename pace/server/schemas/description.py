@@ -71,7 +71,7 @@ def document(
         ]
         content_type = "text/plain" if name == "metrics" else "application/json"
         members = {**({"parameters": parameters} if parameters else {}), "responses": responses((content_type,))}
-        paths[path] = {"get": _named(name, path, "get") | members}
+        paths.setdefault(path, {})["get"] = _named(name, path, "get") | members
     info = {"title": "pace", "version": __version__}
     return {"openapi": "3.1.0", "info": info, "paths": paths, "components": {"schemas": components}}
 

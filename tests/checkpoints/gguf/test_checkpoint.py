@@ -20,8 +20,10 @@ from pace.llm.loading.options import LoadOptions
 from pace.ops.blocks import BlockRows, WeightLayout
 from tests.checkpoints.gguf import latent_files, mixture_files
 from tests.checkpoints.gguf.files import ARCHITECTURES, write_gguf
+from tests.llm.models.parts import representative
 from tests.llm.models.variants import IDS, VARIANTS, mrope, save_tiny
 from tests.llm.models.visit import TOLERANCE, oracle, relative_error
+from tests.plugins.tiers import sample
 from tests.support import prefill
 
 HELD = [
@@ -78,7 +80,7 @@ def ids_of(seed):
 # -- in floats ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", HELD)
+@pytest.mark.parametrize("name", sample(HELD, always=lambda name: name in representative()))
 def test_float32_logits(tmp_path, name):
     model_type, _, fields = VARIANTS[IDS.index(name)]
     theirs = save_tiny(tmp_path / "hub", model_type, fields | ALSO.get(model_type, {}))

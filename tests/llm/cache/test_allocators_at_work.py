@@ -18,7 +18,7 @@ from pace.llm.sequence import RowPlan
 from tests.llm.cache.test_allocators import OPTIONS, SPEC
 from tests.llm.engine.failing import WatchedEngine, fails_before_line, in_files
 from tests.llm.engine.test_engine import ScriptedDrafter, make_sequence
-from tests.llm.fake_model import OPS, FakeModel, greedy, make_engine
+from tests.llm.fake_model import OPS, FakeModel, engine_of, greedy, make_engine
 from tests.llm.generators import check_idle, random_prompts
 from tests.plugins.tiers import sample
 
@@ -122,20 +122,16 @@ def wait_for_steps(generator: Generator, count: int) -> None:
     generator.driver.call(lambda engine: [engine.step() for _ in range(count)]).result(60)
 
 
-@pytest.mark.parametrize("name", ["prefix", "bmc-50", "dynamic"])
-@pytest.mark.parametrize("first", sample([5, 42, 79], lambda first: first == 42))
+@pytest.mark.parametrize("name", ["prefix", "bmc-50", "dynamic", "states"])
+@pytest.mark.parametrize("first", sample([5, 25, 45], lambda first: first == 25))
 def test_a_step_that_fails_at_any_line_ends_what_it_worked_on_and_leaves_the_rest_right(name: str, first: int) -> None:
-    model, num_failed, num_gone_on = FakeModel(), 0, 0
-    within = in_files("scheduler.py", "manager.py", "block_pool.py", "allocators.py", "prefix_cache.py")
-    for number in range(first, 1500, 111):
-        engine = WatchedEngine.create(
-            model,
-            OPS,
-            8 * SPEC.block_bytes,
-            cache_options=OPTIONS[name],
-            max_tokens_per_step=20,
-            max_sequences_per_step=2,
-        )
+    model, num_failed, num_gone_on = FakeModel(num_states=name == "states"), 0, 0
+    files = ("scheduler", "manager", "block_pool", "allocators", "prefix_cache", "state_cache", "marks")
+    within = in_files(*(f"{file}.py" for file in files))
+    limits = {"max_tokens_per_step": 20, "max_sequences_per_step": 2}
+    options = OPTIONS.get(name, {"prefix_cache_bytes": None})
+    for number in range(first, 1500, 61):
+        engine = engine_of(model, 8, 4, WatchedEngine, cache_options=options, **limits)
         sequences = [make_sequence(model, prompt, 30) for prompt in ([9, 8, 7] * 8, [9, 8, 7] * 7, [5] * 20)]
         engine.submit(sequences)
         assert fails_before_line(number, engine, within)

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from pace.batch import BLOCK_SIZE
+from pace.batch import BLOCK_SIZE, KVBlocks
 from pace.llm.cache.manager import CacheManager, spec_of
-from pace.llm.sequence import Sequence
+from pace.llm.cache.room import Room
+from pace.llm.sequence import Sequence, Span
 from tests.llm.cache.test_windows import WINDOWS
 from tests.llm.fake_model import FakeModel
 from tests.plugins.tiers import commit
@@ -29,6 +30,8 @@ class Kind:
     prefix_blocks: int = 0
     windows: tuple[int | None, ...] = (None, None)
     options: dict = field(default_factory=dict)
+    num_slots: int = 0
+    max_drafts: int = 0
 
 
 KINDS = {
@@ -43,6 +46,13 @@ KINDS = {
     "all": Kind(prefix_blocks=6, windows=WINDOWS["all"]),
     "all short": Kind(prefix_blocks=3, windows=WINDOWS["all short"]),
     "all, two windows": Kind(prefix_blocks=8, windows=WINDOWS["all, two windows"]),
+    "states": Kind(num_slots=5, max_drafts=4),
+    "states, bmc": Kind(12, options={"kv_cache_type": "bmc"}, num_slots=9, max_drafts=2),
+    "states, prefix": Kind(prefix_blocks=12, num_slots=9, max_drafts=4),
+    "states, prefix, few slots": Kind(prefix_blocks=24, num_slots=2),
+    "states, most": Kind(prefix_blocks=11, windows=WINDOWS["most"], num_slots=20, max_drafts=3),
+    "states, all": Kind(prefix_blocks=11, windows=WINDOWS["all"], num_slots=12),
+    "states alone": Kind(prefix_blocks=24, windows=(), num_slots=30, max_drafts=5),
 }
 
 
@@ -55,18 +65,27 @@ class Machine:
         self.kind = kind
         self.chance = chance
         self.has_windows = any(kind.windows)
-        model_spec = FakeModel(windows=kind.windows).kv_spec
+        model_spec = FakeModel(windows=kind.windows, num_states=bool(kind.num_slots)).kv_spec
         self.spec = spec_of(model_spec, kind.options.get("kv_cache_type", "paged"))
+        slot_bytes = self.spec.slots(kind.max_drafts).slot_bytes
+        num_bytes = kind.num_blocks * self.spec.block_bytes + kind.num_slots * slot_bytes
         self.cache = CacheManager(
             model_spec,
-            kind.num_blocks * self.spec.block_bytes,
-            prefix_cache_bytes=kind.prefix_blocks * self.spec.block_bytes,
+            num_bytes,
+            prefix_cache_bytes=num_bytes * kind.prefix_blocks // kind.num_blocks,
             step_tokens=STEP_TOKENS,
+            max_drafts=kind.max_drafts,
+            num_slots=kind.num_slots,
             **kind.options,
         )
         self.layers = [
-            (kv.k.numpy()[:, 0, 0], kv.group, layer.window) for kv, layer in zip(self.cache.kv, self.spec.layers)
+            (kv.k.numpy()[:, 0, 0], kv.group, layer.window)
+            for kv, layer in zip(self.cache.kv, self.spec.layers)
+            if isinstance(kv, KVBlocks)
         ]
+        self.texts: dict[int, list[int]] = {}
+        """Tokens that the states in each slot have seen."""
+        self.journals: dict[int, list[int]] = {}
         self.sequences: list[Sequence] = []
         self.stored: dict[int, np.ndarray] = {}
         """Values that each sequence has stored at its computed positions, by sequence id."""
@@ -98,11 +117,13 @@ class Machine:
         if self.chance.random() < 0.6:
             self.compute_some(sequence, count)
             return
-        fits = cache.room_needed(sequence, len(sequence.tokens)).blocks <= cache.num_free_blocks
+        fits = cache.room_needed(sequence, len(sequence.tokens)).fits_in(cache.free_room)
         is_admitted = cache.admit(sequence, len(sequence.tokens))
         assert is_admitted == fits or self.kind.options and not is_admitted, "a run needs blocks side by side"
         free = cache.num_free_blocks
-        while is_admitted and sequence.num_computed < len(sequence.tokens):
+        known = -1
+        while is_admitted and known < sequence.num_computed < len(sequence.tokens):  # unless it lost its states
+            known = sequence.num_computed
             assert self.compute_some(sequence, count), "a sequence that was admitted found no room"
         is_alone = len(self.sequences) == 1 and not self.kind.prefix_blocks
         assert cache.num_free_blocks >= free or not is_admitted or not is_alone
@@ -111,19 +132,50 @@ class Machine:
         begin, end = sequence.num_computed, min(sequence.num_computed + count, len(sequence.tokens))
         if not self.cache.reserve(sequence, end):
             return False
+        if begin == end:
+            return True
         values, positions = self.values(sequence, begin, end), np.arange(begin, end)
         for number, (keys, group, _) in enumerate(self.layers):
             blocks = np.asarray(sequence.block_tables[group])[positions // BLOCK_SIZE]
             keys[blocks, positions % BLOCK_SIZE] = values + number * 2**20
-        self.stored[sequence.id] = np.append(self.stored[sequence.id], values)
-        self.cache.commit(sequence, end)
+        span = self.span(sequence, begin, end)
+        self.cache.plan([span])
+        self.run(span)
+        least = span.start + span.num_tokens
+        kept = self.chance.choice([end, self.chance.randint(min(least + span.num_certain, end), end), least])
+        self.cache.commit(sequence, kept)
+        assert sequence.num_computed == kept or kept < least + span.num_certain
+        self.stored[sequence.id] = np.append(self.stored[sequence.id], values)[: sequence.num_computed]
         self.cache.publish(sequence)
         return True
+
+    def span(self, sequence: Sequence, begin: int, end: int) -> Span:
+        """Returns a span of these tokens. The last ones may be drafts, and the first of these certain."""
+        most = min(self.kind.max_drafts, end - begin - 1)
+        num_drafts = self.chance.choice([0, most])
+        num_certain = self.chance.choice([0, 0, self.chance.randint(0, end - begin - 1 - num_drafts)])
+        first = end - num_drafts - num_certain
+        return Span(sequence, begin, first - begin, sequence.tokens[first:end], num_certain=num_certain)
+
+    def run(self, span: Span) -> None:
+        """Does what `StateSpans` says."""
+        step = span.sequence.state.step
+        if not self.kind.num_slots:
+            return
+        assert step is not None
+        text = [*self.texts[step.read], *self.journals[step.read][: step.replay]] if step.read >= 0 else []
+        assert text == span.sequence.tokens[: span.start], "the states of another text"
+        text += span.sequence.tokens[span.start : span.end]
+        for row, slot in [*step.marks, (step.certain, step.write)]:
+            self.texts[slot] = text[: span.start + row]
+            self.journals[slot] = [-1] * self.kind.max_drafts
+        drafts = text[span.start + step.certain :]
+        self.journals[step.write][: len(drafts)] = drafts
 
     def truncate(self, sequence: Sequence) -> None:
         length, num_computed = max(0, len(sequence.tokens) - self.cut()), sequence.num_computed
         self.cache.truncate(sequence, length)
-        assert sequence.num_computed == min(num_computed, length) or self.has_windows and sequence.num_computed == 0
+        self.check_kept(sequence, min(num_computed, length))
         self.stored[sequence.id] = self.stored[sequence.id][: sequence.num_computed]
         del sequence.tokens[length:]
         self.lengthen(sequence)
@@ -131,14 +183,19 @@ class Machine:
     def fork(self, source: Sequence) -> None:
         target, num_computed = Sequence(source.tokens, None, None, 4096), max(0, source.num_computed - self.cut())
         self.cache.fork(source, target, num_computed)
-        assert target.num_computed == num_computed or self.has_windows and target.num_computed == 0
+        self.check_kept(target, num_computed)
         self.add(target, self.stored[source.id][: target.num_computed])
         self.lengthen(self.chance.choice([source, target]))
+
+    def check_kept(self, sequence: Sequence, num_tokens: int) -> None:
+        """Asserts that a sequence kept `num_tokens` positions, or fewer if it may."""
+        least = 0 if self.has_windows or self.kind.num_slots else num_tokens
+        assert least <= sequence.num_computed <= num_tokens
 
     def end(self, sequence: Sequence) -> None:
         self.sequences.remove(sequence)
         self.cache.free(sequence)
-        assert not self.cache.room_held(sequence).blocks
+        assert self.cache.room_held(sequence) == Room()
 
     def drop(self) -> None:
         self.cache.reset(self.sequences)
@@ -168,8 +225,10 @@ class Machine:
 
     def check(self, sequence: Sequence) -> None:
         """Asserts that the cache holds all positions that the next one attends to."""
-        end, stored = sequence.num_computed, self.stored[sequence.id]
+        end, stored, state = sequence.num_computed, self.stored[sequence.id], sequence.state
         assert len(stored) == end
+        if state.slot >= 0:
+            assert [*self.texts[state.slot], *self.journals[state.slot][: state.pending]] == sequence.tokens[:end]
         for number, (keys, group, window) in enumerate(self.layers):
             first = 0 if window is None else max(0, end - window + 1)
             if first == end:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 
 from pace.batch import KVSpec, Positions
 from pace.llm.cache.manager import CacheManager
+from pace.llm.cache.marks import MarkPlaces
 from pace.llm.cache.state_cache import budget_for
 from pace.llm.clients.session import Session
 from pace.llm.configs import SamplingConfig
 from pace.llm.generator import Generator
 from pace.llm.sequence import Sequence, Span
 from pace.states import State
+from tests.llm.cache.test_allocators_at_work import everything_at_once
+from tests.llm.cache.test_prefix_cache import salted
 from tests.llm.fake_model import FakeModel, FakeTokenizer, engine_of, greedy
 from tests.llm.generators import check_idle, random_prompts
+from tests.plugins.tiers import sample
 
 SPEC = KVSpec((State(channels=8, kernel=3), Positions(1, 4, 4)), torch.float32)
 MODELS = {"hybrid": {}, "pure": {"windows": ()}, "windows": {"windows": (20, None)}}
@@ -130,13 +136,11 @@ def test_a_budget_without_slots_is_refused() -> None:
 # -- at work -----------------------------------------------------------------------------------------------------------
 
 
-def generate(generator: Generator, prompts: list[list[int]], num_tokens: int = 20, **config) -> None:
+def generate(generator: Generator, prompts: list[list[int]], num_tokens: int = 20, used_bytes: int | None = 0) -> None:
     """Generates, and checks the tokens and the slots."""
-    out = generator.generate(prompts, SamplingConfig(max_new_tokens=num_tokens, **config))
-    model, count = generator.engine.model, config.get("num_return_sequences", 1)
-    expected = [greedy(model, prompt, num_tokens) for prompt in prompts for _ in range(count)]
-    assert out.generated_token_ids == expected
-    check_idle(generator)
+    out = generator.generate(prompts, SamplingConfig(max_new_tokens=num_tokens))
+    assert out.generated_token_ids == [greedy(generator.engine.model, prompt, num_tokens) for prompt in prompts]
+    check_idle(generator, used_bytes)
 
 
 @pytest.mark.parametrize("kind", ["paged", "bmc", "dynamic"])
@@ -191,6 +195,115 @@ def test_sessions_are_cut_and_forked_at_every_position(name: str) -> None:
         fork.close()
     session.close()
     check_idle(generator)
+
+
+# -- marks -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_prompt_leaves_marks_near_its_end_and_at_regular_distances() -> None:
+    places = MarkPlaces(interval=100, max_marks=5)
+    assert places.of(1000, 0, 1000, branch=0) == [208, 416, 624, 752, 832, 880, 944, 976, 992]
+    assert places.of(1000, 832, 944, branch=848) == [848, 880, 944]
+    assert MarkPlaces(16, 1).of(100, 0, 100, branch=0) == [80], "the next turn departs before the end"
+    assert places.of(16, 0, 16, branch=0) == []
+
+
+def marked(model: FakeModel, num_slots: int = 100, **limits) -> Generator:
+    options = {"cache_options": {"prefix_cache_bytes": None}} | limits
+    return make_generator(model, num_slots=num_slots, **options)
+
+
+def num_computed_of(generator: Generator, prompt: list[int], num_tokens: int = 4) -> int:
+    """Generates, checks the tokens, and returns the number of computed tokens of the prompt."""
+    model, computed = generator.engine.model, []
+    model.hook = lambda batch: computed.append(len(batch.tokens))
+    out = generator.generate([prompt], SamplingConfig(max_new_tokens=num_tokens))
+    assert out.generated_token_ids == [greedy(model, prompt, num_tokens)]
+    check_idle(generator, used_bytes=None)
+    return sum(computed) - num_tokens + 1
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_prompt_is_found_again(name: str) -> None:
+    generator = marked(make_model(name))
+    (prompt,) = random_prompts(7, 1, longest=1)
+    prompt = [*prompt, *range(1, 40), *range(1, 40)]  # 79 tokens
+    assert num_computed_of(generator, prompt) == 79
+    assert num_computed_of(generator, prompt) == 79 - 64
+    assert num_computed_of(generator, [*prompt[:70], 7, 8, 9, 7, 7]) == 75 - 64, "the next turn"
+    answer = greedy(generator.engine.model, prompt, 40)
+    num_computed_of(generator, prompt, 40)
+    assert num_computed_of(generator, [*prompt, *answer, 5]) == 120 - 112, "the mark of the answer"
+
+
+def test_a_branching_point_is_marked_by_the_second_text_and_used_by_the_third() -> None:
+    generator = marked(make_model("hybrid"), num_slots=8)
+    system = [token % 49 + 1 for token in range(100)]
+    questions = [[number] * 70 for number in (5, 6, 7)]
+    computed = [num_computed_of(generator, system + question) for question in questions]
+    assert computed[0] == 170 and computed[1] > 170 - 96 and computed[2] == 170 - 96
+
+
+def test_one_mark_moves_along_with_a_text() -> None:
+    generator = marked(make_model("hybrid"))
+    assert num_computed_of(generator, [5, 6, 7], 100) == 3
+    assert generator.engine.cache.states.pool.num_kept == 1
+    answer = greedy(generator.engine.model, [5, 6, 7], 100)
+    assert num_computed_of(generator, [5, 6, 7, *answer]) == 103 - 96
+
+
+def test_salts_share_no_marks() -> None:
+    engine = marked(make_model("pure")).engine
+    prompt = [token % 49 + 1 for token in range(60)]
+    assert [salted(engine, prompt, salt) for salt in ("a", "b", "a", None)] == [0, 0, 48, 0]
+
+
+def test_a_mark_gives_way_to_a_sequence() -> None:
+    generator = marked(make_model("hybrid"), num_slots=2)
+    prompt = [token % 49 + 1 for token in range(60)]
+    assert num_computed_of(generator, prompt) == 60
+    assert num_computed_of(generator, prompt) in (12, 28), "with one slot more than its mark"
+    generate(generator, random_prompts(8, 5), used_bytes=None)
+
+
+@pytest.mark.parametrize("num_slots", [2, 3, 6, 40])
+@pytest.mark.parametrize("name", MODELS)
+def test_prompts_with_the_same_beginning(name: str, num_slots: int) -> None:
+    """All of them at once, and again, with few blocks and slots."""
+    generator = marked(make_model(name), num_slots, num_blocks=30, max_tokens_per_step=37)
+    chance = random.Random(9)
+    stem = [chance.randrange(1, 50) for _ in range(90)]
+    prompts = [stem[: chance.randint(1, 90)] + [chance.randrange(1, 50)] * chance.randint(1, 30) for _ in range(8)]
+    for _ in range(2):
+        generate(generator, prompts, used_bytes=None)
+
+
+def test_a_session_goes_back_to_a_mark() -> None:
+    model = make_model("hybrid")
+    generator = marked(model)
+    session = Session(generator.driver)
+    tokens = [token % 49 + 1 for token in range(100)]
+    session.append(tokens)
+    computed = []
+    model.hook = lambda batch: computed.append(len(batch.tokens))
+    fork = session.fork()
+    for one, cut, known in ((session, 90, 80), (fork, 70, 64)):
+        one.truncate(cut)
+        assert torch.equal(one.append([7, 8])[0], model.logits_of([*tokens[:cut], 7, 8]))
+        assert computed.pop() == cut + 2 - known and not computed
+
+
+@pytest.mark.parametrize("seed", sample(range(3), lambda seed: seed == 1))
+@pytest.mark.parametrize("name", MODELS)
+def test_everything_at_once(name: str, seed: int) -> None:
+    """With drafts, in 24 blocks and 6 slots."""
+    model = FakeModel(eos_bias=1.0, num_states=2, **MODELS[name])
+    spec = model.kv_spec
+    options = {"num_slots": 6, "max_drafts": 5, "prefix_cache_bytes": None}
+    everything_at_once(model, 24 * spec.block_bytes + 6 * spec.slots(5).slot_bytes, options, seed)
+
+
+# -- errors ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("step", range(6))

@@ -16,13 +16,17 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
 
-from pace.llm.chat import Tool, ToolFormat
+from pace.llm.chat import FORMATS, Tool, ToolFormat
 from pace.llm.chat.literals import parts
+from tests.plugins.tiers import sample
 
 TINY = Path(__file__).parents[3] / "pace" / "assets" / "tiny" / "tokenizer.json"
 END = "<|end|>"
 PLAIN = "\ue000"
 """Marker put into random values so that they are not read as special tokens. It is removed before comparisons."""
+ALIKE = ("granite3", "functools", "nemotron", "apriel", "llama4")
+"""Formats that differ from phi4_mini or lfm2 only in their marks."""
+FORMAT_NAMES = sample(list(FORMATS), always=lambda name: name not in ALIKE)
 _SPECIAL = re.compile(r"<[|｜/]?[\w|｜▁:/]+[|｜]?>|\[/?[A-Z_]+\]")
 
 

@@ -13,7 +13,16 @@ pytest.importorskip("llguidance")
 from pace.grammar import Grammar
 from pace.llm.chat import FORMATS, Tool, ToolCall, ToolChoice, TurnParser, detect_format, format_named, turn_grammar
 from pace.llm.chat.reasoning import Reasoning
-from tests.llm.chat.grammars import PLAIN, TINY, accepts, random_object, random_tools, special_names, vocabulary
+from tests.llm.chat.grammars import (
+    FORMAT_NAMES,
+    PLAIN,
+    TINY,
+    accepts,
+    random_object,
+    random_tools,
+    special_names,
+    vocabulary,
+)
 from tests.llm.chat.turns import parse
 
 SEEDS = range(6)
@@ -35,7 +44,7 @@ def written(format, seed):
     return tools, calls, values, text, rng
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", FORMAT_NAMES)
 def test_what_the_grammar_admits_is_parsed(name):
     """Runs with special tokens and with plain text instead. Each takes the choices required and auto in turn."""
     format = FORMATS[name]
@@ -52,7 +61,7 @@ def test_what_the_grammar_admits_is_parsed(name):
         assert whole.ended == list(range(len(calls))) and whole.text == "" == whole.thought
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", FORMAT_NAMES)
 def test_names_and_choices_of_any_characters(name):
     format, odd = (
         FORMATS[name],
@@ -78,7 +87,7 @@ def test_names_and_choices_of_any_characters(name):
                 assert [json.loads(arguments) for _, arguments in calls] == [{key: value, "n": 1}], text
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", FORMAT_NAMES)
 def test_cuts_change_nothing(name):
     """Tries one cut at each position, all cuts at once, and random ones. Adds text around if the format allows it."""
     format = FORMATS[name]
@@ -95,7 +104,7 @@ def test_cuts_change_nothing(name):
             assert parse(TurnParser(format, tools, make_id="{}{}".format), text, cut) == whole, f"cut at {list(cut)}"
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", FORMAT_NAMES)
 def test_a_cut_turn_has_no_false_end(name):
     """For every prefix of a turn, exactly the completely written calls have ended. The others are prefixes of calls."""
     format = FORMATS[name]
@@ -112,7 +121,7 @@ def test_a_cut_turn_has_no_false_end(name):
             assert call == full_call and full_arguments.startswith(arguments)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", FORMAT_NAMES)
 def test_one_call_without_parallel_calls(name):
     format = FORMATS[name]
     if format.between is None:
@@ -133,7 +142,7 @@ def test_one_call_without_parallel_calls(name):
             assert accepts(one, words, tokens) == (count == 1)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", FORMAT_NAMES)
 def test_blank_space_before_the_end(name):
     """Models write a line end after their last call. A turn may end there, and the whitespace is not text."""
     format = FORMATS[name]
@@ -169,7 +178,7 @@ ANSWERS = {
 }
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", FORMAT_NAMES)
 def test_an_answer_of_json_beside_calls(name):
     """An answer may begin with the same characters as a call."""
     format = FORMATS[name]
@@ -193,7 +202,7 @@ def test_an_answer_of_json_beside_calls(name):
                 assert accepts(whole, words, words.encode(written[0])) != (is_single and len(calls) > 1)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", FORMAT_NAMES)
 def test_blank_space_between_a_thought_and_a_call(name):
     format, tools = FORMATS[name], [Tool("clock")]
     words = vocabulary((*special_names(format), "<think>", "</think>"))
@@ -249,7 +258,7 @@ def test_a_minimum_length_of_a_text_between_tags(name, specials):
             assert is_long == (len(value) >= length and end not in value.replace(PLAIN, ""))
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", FORMAT_NAMES)
 def test_only_the_tools_that_are_chosen(name):
     format = FORMATS[name]
     rng = random.Random(3)
@@ -269,7 +278,7 @@ def test_only_the_tools_that_are_chosen(name):
                 assert not accepts(grammar, words, [])
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", FORMAT_NAMES)
 def test_rules_do_not_nest_deeply(name):
     """The depth does not grow with a tool's arguments. llguidance's stack overflows at thousands of nested rules."""
     keys = {f"p{index}": {"type": "string"} for index in range(500)}

@@ -14,7 +14,16 @@ pytest.importorskip("jsonschema")
 import jsonschema
 
 from pace.llm.chat import FORMATS, Reasoning, ToolCall, ToolChoice, TurnParser, turn_grammar
-from tests.llm.chat.grammars import PLAIN, accepts, random_object, random_tools, special_names, vocabulary, walk
+from tests.llm.chat.grammars import (
+    FORMAT_NAMES,
+    PLAIN,
+    accepts,
+    random_object,
+    random_tools,
+    special_names,
+    vocabulary,
+    walk,
+)
 from tests.llm.chat.turns import parse
 
 MOST = 250
@@ -42,7 +51,7 @@ def beginning(format, tool, spelled):
 
 
 @pytest.mark.parametrize("specials", [True, False], ids=["tokens", "text"])
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", FORMAT_NAMES)
 def test_walks(name, specials):
     format = FORMATS[name]
     words = vocabulary(tuple(special_names(format)) if specials else ())
@@ -111,7 +120,7 @@ def damaged(text, rng):
     return rng.choice(["", "", " ", "Hi "]) + "".join(pieces)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", FORMAT_NAMES)
 def test_damaged_calls(name):
     """If the grammar accepts a damaged call, the parser finds no invalid call in it."""
     format = FORMATS[name]

@@ -8,7 +8,7 @@ from pace.llm.engine.drafter import NoDraft
 from tests.llm.engine import stress
 from tests.plugins.tiers import sample
 
-ALWAYS = ("draft model", "bmc", "windows", "int8")
+ALWAYS = ("draft model", "bmc", "windows", "int8", "states")
 """Worlds that together cover all kinds of caches, drafts and models."""
 
 

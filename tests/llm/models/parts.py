@@ -45,6 +45,18 @@ def form(value: Any) -> Any:
 
 
 @functools.cache
+def with_new_parts() -> frozenset[str]:
+    """Returns the representative variants with a part that no earlier representative one has. Together they have all
+    parts."""
+    found, seen = set(), set()
+    for index, name in enumerate(IDS):
+        if name in representative() and not (parts := parts_of(index)) <= seen:
+            found.add(name)
+            seen |= parts
+    return frozenset(found)
+
+
+@functools.cache
 def representative() -> frozenset[str]:
     """Returns the first variant of each family, and every other variant with a part that no earlier one has."""
     found = dict.fromkeys(FIRST_OF_EACH)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import types
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ import torch
 from tests.llm.models import references
 from tests.llm.models.families.latent_variants import LATENT_BASE, LATENTS
 from tests.llm.models.families.mixture_variants import MIXTURE_BASE, MIXTURES
+from tests.llm.models.states.hybrid_variants import HYBRID_BASE, HYBRID_ROUTED, HYBRIDS
+from tests.llm.models.states.mamba_variants import MAMBA_BASE, MAMBA_ROUTED, MAMBAS
 
 MAX_POSITIONS = 80
 PROMPT = 45
@@ -43,6 +46,8 @@ BASE = {
     },
     **LATENT_BASE,
     **MIXTURE_BASE,
+    **HYBRID_BASE,
+    **MAMBA_BASE,
     "gemma3_text": {
         "num_key_value_heads": 2,
         "head_dim": 12,
@@ -84,7 +89,7 @@ BASE = {
 }
 """Config fields that differ from `SIZES`, by model_type."""
 
-ROUTED = MIXTURE_BASE.keys() | LATENT_BASE.keys() - {"minicpm3"}
+ROUTED = MIXTURE_BASE.keys() | LATENT_BASE.keys() - {"minicpm3"} | {*HYBRID_ROUTED, *MAMBA_ROUTED}
 """The model_types with experts."""
 
 VISION = {
@@ -112,6 +117,7 @@ VISION = {
     },
 }  # fmt: skip
 VISION["qwen3_vl_moe"] = VISION["qwen3_vl"]
+VISION["qwen3_5"] = {name: value for name, value in VISION["qwen3_vl"].items() if name != "deepstack_visual_indexes"}
 """The `vision_config` of models that also take images and have a `text_config`, by model_type."""
 
 SIZES = {
@@ -257,6 +263,8 @@ VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
     ("phi", "gqa", rope({"rope_type": "default", "partial_rotary_factor": 0.25}, num_key_value_heads=2)),
     *LATENTS,
     *MIXTURES,
+    *HYBRIDS,
+    *MAMBAS,
     ("llama", "falcon3", rope({"rope_type": "default", "rope_theta": 1000042}, head_dim=256, num_key_value_heads=1)),
     ("gemma3_text", "default", {}),
     ("gemma3_text", "linear", by_kind({"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}, {"rope_theta": 1e4})),
@@ -365,6 +373,10 @@ IDS = [f"{model_type}-{special}" for model_type, special, _ in VARIANTS]
 def config_fields(model_type: str, fields: dict[str, Any]) -> dict[str, Any]:
     """Returns the text fields of the config.json of a variant with these special `fields`."""
     without = {"intermediate_size"} if model_type in ("opt", "gptj", "gpt2") else set()
+    if model_type == "mamba2":
+        without = {"intermediate_size", "num_attention_heads", "max_position_embeddings"}
+    if model_type == "nemotron_h":
+        without = {"num_hidden_layers"}
     return {name: size for name, size in SIZES.items() if name not in without} | BASE[model_type] | fields
 
 
@@ -401,11 +413,15 @@ def text_part(model: torch.nn.Module) -> torch.nn.Module:
 
 def as_published(model: torch.nn.Module) -> torch.nn.Module:
     """Makes Phi-3.5-MoE behave as published: transformers 5.24 detects a long sequence but then uses the frequencies
-    for short ones."""
+    for short ones. Makes the gated delta rule exact: transformers computes prompts in chunks. Their rounding was up to
+    3.5e-5 of the largest logit in repetitive texts. The form for single tokens serves prompts, too."""
     if model.config.model_type == "phimoe":
         rotary = model.model.rotary_emb
         # bound to this instance, so that a deep copy of the model uses the copy
         rotary.rope_init_fn = types.MethodType(lambda self, config: (self.inv_freq, self.attention_scaling), rotary)
+    modeling = sys.modules[type(model).__module__]
+    if hasattr(modeling, "torch_chunk_gated_delta_rule"):
+        modeling.torch_chunk_gated_delta_rule = modeling.torch_recurrent_gated_delta_rule
     return model
 
 

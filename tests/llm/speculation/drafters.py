@@ -14,7 +14,7 @@ from pace.llm.speculation.draft_length import AdaptiveLength, FixedLength
 from pace.llm.speculation.draft_model import DraftModel, ParallelDraftModel
 from pace.llm.speculation.drafter import SpeculativeDrafter
 from pace.llm.speculation.prompt_lookup import PromptLookup
-from tests.llm.fake_model import OPS, FakeModel, FakeTokenizer
+from tests.llm.fake_model import OPS, FakeModel, FakeTokenizer, engine_of
 
 MASK = 49
 """Mask token of the parallel draft models below."""
@@ -70,14 +70,18 @@ class RandomDrafts(PromptLookup):
 SOURCES = ["lookup", "perfect", "half", "never", "pard-perfect", "pard-half", "random"]
 
 
-def make_source(name: str, num_blocks: int = 400, vocab_size: int = 50):
+def make_source(name: str, num_blocks: int = 400, vocab_size: int = 50, **model_options):
+    """`model_options` are those of the draft model, which may have states: in 20 slots, with up to 7 masks."""
     if name == "lookup":
         return PromptLookup(1, 3)
     if name == "random":
         return RandomDrafts()
     kind = {"perfect": FakeModel, "half": HalfRight, "never": NeverRight}[name.removeprefix("pard-")]
-    model = (parallel(kind) if name.startswith("pard-") else kind)(vocab_size)
-    arguments = model, OPS, CacheManager(model.kv_spec, num_blocks * model.kv_spec.block_bytes), vocab_size, {}, {}
+    model = (parallel(kind) if name.startswith("pard-") else kind)(vocab_size, **model_options)
+    num_slots, max_drafts = (20, 7) if model.kv_spec.has_states else (0, 0)
+    num_bytes = num_blocks * model.kv_spec.block_bytes + num_slots * model.kv_spec.slots(max_drafts).slot_bytes
+    cache = CacheManager(model.kv_spec, num_bytes, max_drafts=max_drafts, num_slots=num_slots)
+    arguments = model, OPS, cache, vocab_size, {}, {}
     return ParallelDraftModel(MASK, *arguments) if name.startswith("pard-") else DraftModel(*arguments)
 
 
@@ -88,15 +92,18 @@ def make_engine(
     model: FakeModel | None = None,
     num_blocks: int = 400,
     kind: type[Engine] = Engine,
+    num_slots: int = 20,
+    cache_options: dict | None = None,
     **limits,
 ) -> Engine:
-    """Returns an engine on a fake model. Without a `source` it does not draft."""
+    """Returns an engine on a fake model. Without a `source` it does not draft. A model with states has `num_slots`."""
     model = model or FakeModel()
     drafter = None
     if source is not None:
         lengths = AdaptiveLength(length) if adaptive else FixedLength(length)
         drafter = SpeculativeDrafter(source, lengths, length, model.recompute_length)
-    return kind.create(model, OPS, num_blocks * model.kv_spec.block_bytes, drafter=drafter, **limits)
+    cache_options = {"max_drafts": length if source else 0} | (cache_options or {})
+    return engine_of(model, num_blocks, num_slots, kind, drafter=drafter, cache_options=cache_options, **limits)
 
 
 def make_generator(*arguments, **options) -> Generator:

@@ -20,8 +20,9 @@ class Copy:
     def __init__(self, folder: Path):
         self.folder = folder
         self.touched: set[str] = set()
+        # Bytecode goes along, except for files that another process is writing. Changed sources are compiled anew.
         for name in ("pace", "csrc", "tests", "docs"):
-            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.png"))
+            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("*.pyc.*", "*.png"))
         for name in ("README.md", "CONTRIBUTING.md", "pyproject.toml", "CMakeLists.txt"):
             shutil.copy(ROOT / name, folder)
 

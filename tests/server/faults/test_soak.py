@@ -33,3 +33,14 @@ def test_answers_about_images_and_sound_stay_exact():
     counts = media_soak(60.0, num_honest=16, num_faulty=12, seed=1)
     assert counts["honest"] > 100 and counts["left in its encoding"] > 10, counts
     assert {fault.__name__ for fault in MEDIA_FAULTS} <= counts.keys()
+
+
+@pytest.mark.alone
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("seconds", [2.0, pytest.param(60.0, marks=pytest.mark.thorough)])
+def test_answers_of_a_model_with_states_stay_exact(seconds):
+    pytest.importorskip("transformers")
+    from tests.server.faults.state_soak import state_soak
+
+    counts = state_soak(seconds, num_honest=24, num_faulty=8, seed=1)
+    assert counts["honest"] > 20 and counts["slots in the index"] > 0, counts

@@ -89,7 +89,7 @@ class Architecture:
     """The Hub's name."""
     _: KW_ONLY
     marker: str = ""
-    """A tensor that only files of this record have, if another record has the same name."""
+    """A tensor or key that only files of this record have, if another record has the same name."""
     names: TensorNames = LLAMA
     permuted: bool = False
     """True if the rows of queries and keys are permuted, so that rotated pairs are adjacent."""

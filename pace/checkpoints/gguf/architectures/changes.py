@@ -15,6 +15,15 @@ ROTATES_ALL = {"partial_rotary_factor": 1.0}
 """For classes with another default. A file that rotates whole heads does not state the factor."""
 
 
+MAX_LISTED = 1 << 16
+"""Layers for which lists are made. The reader of config.json refuses fewer than these."""
+
+
+def layers_of(fields: Fields) -> range:
+    """Numbers of the layers, at most MAX_LISTED: a damaged file may claim any number."""
+    return range(min(fields["num_hidden_layers"], MAX_LISTED))
+
+
 def one_window(fields: Fields, keys: Keys) -> Fields:
     """Sets the same window in all layers, or none."""
     return fields | {"sliding_window": keys.integer("attention.sliding_window", 0) or None}
@@ -25,7 +34,7 @@ def alternating(period: int, default: int = 0) -> Change:
     full attention. Without a window, all layers see all positions; `default` is the window of files that state none."""
 
     def add(fields: Fields, keys: Keys) -> Fields:
-        layers = range(fields["num_hidden_layers"])
+        layers = layers_of(fields)
         window = keys.integer("attention.sliding_window", default)
         if window == 0:
             return fields | {"layer_types": [FULL for _ in layers]}

@@ -17,10 +17,11 @@ from pace.checkpoints.gguf.architectures.changes import (
     USE_BIAS,
     granite,
     latent,
+    layers_of,
     one_window,
 )
 from pace.checkpoints.gguf.architectures.forms import ONE_ROW
-from pace.checkpoints.gguf.architectures.names import AFTER_ATTENTION, HUNYUAN_NORMS, LATENT, LLAMA, gated
+from pace.checkpoints.gguf.architectures.names import AFTER_ATTENTION, GRANITE_MOE, HUNYUAN_NORMS, LATENT, LLAMA, gated
 
 SOFTMAX, SIGMOID = 1, 2
 """Values of expert_gating_func."""
@@ -79,7 +80,7 @@ def phimoe(fields: Fields, keys: Keys) -> Fields:
 
 def llama4_window(fields: Fields, keys: Keys) -> Fields:
     """Handles a window of 0, which means that all layers rotate and see all positions."""
-    layers = fields["num_hidden_layers"]
+    layers = len(layers_of(fields))
     rotates_all = keys.integer("attention.sliding_window") == 0
     return fields | ({"no_rope_layers": [1] * layers, "layer_types": [FULL] * layers} if rotates_all else {})
 
@@ -131,13 +132,8 @@ MIXTURES = (
         keys={**EXPERTS, "norm_topk_prob": Key("expert_weights_norm", False)},
     ),
     Architecture(
-        "granitemoe", "granitemoe", permuted=True, present=ATTENTION_BIAS, keys=EXPERTS, convert=granitemoe,
-        names=LLAMA.but({
-            "ffn_gate_inp": "block_sparse_moe.router",
-            **gated("block_sparse_moe.experts", "_exps"),
-            **gated("shared_mlp", "_shexp"),
-            "ffn_down_shexp": "shared_mlp.output_linear",
-        }),
+        "granitemoe", "granitemoe", names=GRANITE_MOE, permuted=True, present=ATTENTION_BIAS, keys=EXPERTS,
+        convert=granitemoe,
     ),
     Architecture(
         "gpt-oss", "gpt_oss", present=ATTENTION_BIAS,

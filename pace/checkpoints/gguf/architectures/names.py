@@ -126,6 +126,21 @@ GPT2 = TensorNames(
         "ffn_down": "mlp.c_proj",
     },
 )
+
+
+def mamba(prefix: str) -> dict[str, str]:
+    """Names of a Mamba-2 layer."""
+    return {
+        "ssm_in": f"{prefix}.in_proj",
+        "ssm_conv1d": f"{prefix}.conv1d",
+        "ssm_dt.bias": f"{prefix}.dt_bias",
+        "ssm_a": f"{prefix}.A_log",
+        "ssm_d": f"{prefix}.D",
+        "ssm_norm": f"{prefix}.norm",
+        "ssm_out": f"{prefix}.out_proj",
+    }
+
+
 LFM2 = replace(
     LLAMA.but(
         {
@@ -154,4 +169,38 @@ QWEN3_NEXT = LLAMA.but(
         "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
         **gated("mlp.shared_expert", "_shexp"),
     }
+)
+GRANITE_MOE = LLAMA.but(
+    {
+        "ffn_gate_inp": "block_sparse_moe.router",
+        **gated("block_sparse_moe.experts", "_exps"),
+        **gated("shared_mlp", "_shexp"),
+        "ffn_down_shexp": "shared_mlp.output_linear",
+    }
+)
+GRANITE_HYBRID = GRANITE_MOE.but({**mamba("mamba"), **gated("shared_mlp"), "ffn_down": "shared_mlp.output_linear"})
+BAMBA = LLAMA.but(mamba("mamba"))
+FALCON_H1 = BAMBA.but({"ffn_norm": "post_attention_layernorm.weight"})
+"""The name of the second norm has no suffix in files."""
+MAMBA2 = TensorNames(
+    {"token_embd": "backbone.embeddings", "output_norm": "backbone.norm_f", "output": "lm_head"},
+    "backbone.layers",
+    {"attn_norm": "norm", **mamba("mixer")},
+)
+NEMOTRON_H = TensorNames(
+    LLAMA.outer,
+    "model.layers",
+    {
+        "attn_norm": "norm",
+        **mamba("mixer"),
+        **{f"attn_{part}": f"mixer.{part}_proj" for part in ("q", "k", "v")},
+        "attn_output": "mixer.o_proj",
+        **gated("mixer"),
+        "ffn_gate_inp": "mixer.gate",
+        "exp_probs_b.bias": "mixer.gate.e_score_correction_bias",
+        **gated("mixer.experts", "_exps"),
+        **gated("mixer.shared_experts", "_shexp"),
+        "ffn_latent_down": "mixer.fc1_latent_proj",
+        "ffn_latent_up": "mixer.fc2_latent_proj",
+    },
 )

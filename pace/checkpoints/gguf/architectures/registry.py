@@ -13,6 +13,6 @@ ARCHITECTURES: tuple[Architecture, ...] = (*DENSE, *MIXTURES, *HYBRIDS)
 
 
 def find_architecture(name: str, sources: Collection[str]) -> Architecture | None:
-    """Returns the record of general.architecture, given the names of the file's tensors, or None."""
+    """Returns the record of general.architecture, given the names of the file's tensors and keys, or None."""
     found = (each for each in ARCHITECTURES if each.name == name and (not each.marker or each.marker in sources))
     return next(found, None)

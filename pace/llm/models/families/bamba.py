@@ -9,7 +9,7 @@ from pace.llm.layers import Mixer, RopeConfig
 from pace.llm.models.families.llama import LlamaConfig, LlamaForCausalLM
 from pace.llm.models.families.mamba_config import MambaConfig, make_mamba
 from pace.llm.models.families.mixture_config import layer_numbers
-from pace.llm.models.model_config import MAX_POSITIONS, count, number
+from pace.llm.models.model_config import MAX_POSITIONS, count, number, token_ids
 from pace.llm.models.rope_config import read_rope
 
 ROTATED = 0.5
@@ -23,6 +23,7 @@ class BambaConfig(MambaConfig, LlamaConfig):
     num_key_value_heads: int | None = count(8, optional=True)
     max_position_embeddings: int = count(262144, MAX_POSITIONS)
     rms_norm_eps: float = number(1e-5, 0.0, 1.0)
+    pad_token_id: int | tuple[int, ...] | None = token_ids(0)
     attn_layer_indices: tuple[int, ...] = layer_numbers()
     """The layers of attention."""
 

@@ -9,7 +9,7 @@ from pace.llm.layers import Block, Gate, GatedNorm, Mamba, ParallelMixers, Scale
 from pace.llm.models.families.bamba import BambaForCausalLM
 from pace.llm.models.families.llama import LlamaConfig, LlamaForCausalLM
 from pace.llm.models.families.mamba_config import MambaConfig, make_mamba
-from pace.llm.models.model_config import MAX_POSITIONS, count, declared, flag, number, read_number
+from pace.llm.models.model_config import MAX_POSITIONS, count, declared, flag, number, read_number, token_ids
 
 LEAST, MOST = 1e-9, 1e9
 """Range of a factor."""
@@ -40,6 +40,7 @@ class FalconH1Config(MambaConfig, LlamaConfig):
     num_key_value_heads: int | None = count(8, optional=True)
     max_position_embeddings: int = count(8192, MAX_POSITIONS)
     rms_norm_eps: float = number(1e-5, 0.0, 1.0)
+    pad_token_id: int | tuple[int, ...] | None = token_ids(0)
     mamba_d_ssm: int | None = count(1024, optional=True)
     """Elements of all heads of Mamba; None for `mamba_expand * hidden_size`."""
     mamba_rms_norm: bool = flag(False)
@@ -53,9 +54,9 @@ class FalconH1Config(MambaConfig, LlamaConfig):
     ssm_in_multiplier: float = factor()
     ssm_out_multiplier: float = factor()
     ssm_multipliers: tuple[float, ...] = factors(5)
-    """Of the columns z, x, B, C and dt."""
+    """Factors of the columns z, x, B, C and dt."""
     mlp_multipliers: tuple[float, ...] = factors(2)
-    """Of the gate, and of the output."""
+    """Factors of the gate and of the output."""
 
     only_here: ClassVar[dict[str, tuple]] = {
         "attention_bias": (False,),

@@ -75,7 +75,12 @@ class Lfm2Config(ConvolutionConfig):
             FULL if self.full_attn_idxs is None or layer in self.full_attn_idxs else CONVOLUTION
             for layer in range(self.num_hidden_layers)
         )
-        return super().derived(fields) | {"intermediate_size": inner, "layer_types": types}
+        attending = tuple(layer for layer, kind in enumerate(types) if kind == FULL)
+        return super().derived(fields) | {
+            "intermediate_size": inner,
+            "layer_types": types,
+            "full_attn_idxs": attending,
+        }
 
 
 class Lfm2ForCausalLM(LlamaForCausalLM):

@@ -38,6 +38,7 @@ from pace.llm.models.model_config import (
     declared,
     flag,
     number,
+    token_ids,
 )
 from pace.ops.experts import MAX_EXPERTS, Router
 
@@ -72,6 +73,7 @@ class NemotronHConfig(MixtureConfig, LlamaConfig):
     num_key_value_heads: int | None = count(8, optional=True)
     head_dim: int = count(128, MAX_HEAD_DIM)
     max_position_embeddings: int = count(4096, MAX_POSITIONS)
+    pad_token_id: int | tuple[int, ...] | None = token_ids(0)
     hidden_act: str = activation("relu2")
     layer_norm_epsilon: float = number(1e-5, 0.0, 1.0)
     layer_types: tuple[str, ...] | None = hybrid_layer_types(LINEAR, FULL, MLP, MIXTURE)
@@ -99,6 +101,7 @@ class NemotronHConfig(MixtureConfig, LlamaConfig):
     norm_topk_prob: bool = flag(True)
 
     aliases: ClassVar[dict[str, str]] = {
+        "attention_head_dim": "head_dim",
         "layers_block_type": "layer_types",
         "mlp_hidden_act": "hidden_act",
         "n_routed_experts": "num_experts",

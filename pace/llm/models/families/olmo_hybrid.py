@@ -49,6 +49,7 @@ class OlmoHybridConfig(DeltaRuleConfig):
     eos_token_id: int | tuple[int, ...] | None = token_ids(100257)
     pad_token_id: int | tuple[int, ...] | None = token_ids(100277)
 
+    only_here: ClassVar[dict[str, tuple]] = {"linear_use_gate": (None, True)}
     also_read: ClassVar[frozenset[str]] = DeltaRuleConfig.also_read | {
         *(f"linear_{name}" for name in ("a_log_min", "a_log_max", "dt_min", "dt_max", "dt_init_floor"))
     }

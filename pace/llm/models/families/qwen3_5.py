@@ -19,6 +19,7 @@ class OfQwen3_5Config(GatedDeltaConfig):
     vocab_size: int = count(248320)
 
     beside_text: ClassVar[frozenset[str]] = BESIDE_TEXT
+    without_effect: ClassVar[dict[str, tuple]] = {"mlp_only_layers": (None, [])}
 
     def read_rope(self, fields: dict[str, Any], head_dim: int) -> RopeConfig:
         return text_rope(fields, 1e4, head_dim, self.max_position_embeddings, partial=True, default_partial=0.25)

@@ -22,9 +22,8 @@ class Qwen3_5MoeConfig(MixtureConfig, OfQwen3_5Config):
     shared_expert_intermediate_size: int = count(512)
 
     aliases: ClassVar[dict[str, str]] = {"num_local_experts": "num_experts"}
-    without_effect: ClassVar[dict[str, tuple]] = {
+    without_effect: ClassVar[dict[str, tuple]] = OfQwen3_5Config.without_effect | {
         "decoder_sparse_step": (1,),
-        "mlp_only_layers": (None, []),
         "norm_topk_prob": (True,),
     }
 

@@ -24,7 +24,7 @@ class Qwen3NextConfig(QwenMixtureConfig, GatedDeltaConfig):
     shared_expert_intermediate_size: int = count(512)
     norm_topk_prob: bool = flag(True)
     qkvz_by_head: bool = flag(True)
-    """True if the rows of queries, keys, values and gates are stored key head by key head; GGUF files have in_proj_qkv
+    """True if the rows of queries, keys, values and gates are stored key head by key head. GGUF files have in_proj_qkv
     and in_proj_z, as in Qwen3.5."""
 
 

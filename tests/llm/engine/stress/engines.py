@@ -16,7 +16,7 @@ from pace.llm.speculation.draft_length import FixedLength
 from pace.llm.speculation.drafter import SpeculativeDrafter
 from pace.llm.speculation.prompt_lookup import PromptLookup
 from tests.llm.engine.stress.world import VOCAB
-from tests.llm.fake_model import OPS, FakeModel, FakeTokenizer, greedy
+from tests.llm.fake_model import FakeModel, FakeTokenizer, engine_of, greedy
 from tests.llm.speculation.drafters import make_source
 
 
@@ -46,9 +46,9 @@ def true_drafts() -> Drafter:
     return TrueDrafts(FakeModel(eos_bias=-2.0))
 
 
-def draft_model() -> Drafter:
+def draft_model(**model_options: Any) -> Drafter:
     """Returns a drafter that is right part of the time, with a draft cache too small for all sequences."""
-    source = make_source("half", num_blocks=12)
+    source = make_source("half", num_blocks=12, **model_options)
     return SpeculativeDrafter(source, FixedLength(4), 4)
 
 
@@ -57,16 +57,21 @@ def prompt_lookup() -> Drafter:
 
 
 def fake(
-    num_blocks: int = 14, drafter: Drafter | None = None, windows: tuple[int | None, ...] = (None, None), **options: Any
+    num_blocks: int = 14,
+    drafter: Drafter | None = None,
+    windows: tuple[int | None, ...] = (None, None),
+    num_states: int = 0,
+    num_slots: int = 10_000,
+    **options: Any,
 ) -> tuple[Generator, Generator]:
     """Returns engines on fake models, whose logits show every mistake in the cache."""
 
-    def make(blocks: int, drafter: Drafter | None = None, **options: Any) -> Generator:
-        model = FakeModel(eos_bias=-2.0, windows=windows)
-        engine = Engine.create(model, OPS, blocks * model.kv_spec.block_bytes, drafter, **options)
+    def make(num_blocks: int, num_slots: int, **options: Any) -> Generator:
+        model = FakeModel(eos_bias=-2.0, windows=windows, num_states=num_states)
+        engine = engine_of(model, num_blocks, num_slots, **options)
         return Generator(engine, FakeTokenizer(), SamplingConfig(eos_token_id=0))
 
-    return make(num_blocks, drafter, **options), make(10_000)
+    return make(num_blocks, num_slots, drafter=drafter, **options), make(10_000, 10_000)
 
 
 @functools.cache
@@ -93,6 +98,9 @@ SMALL_STEPS = {"max_tokens_per_step": 40, "max_sequences_per_step": 5}
 WITH_PREFIXES = {"cache_options": {"prefix_cache_bytes": None}}
 """Engine options: small steps, and a cache that keeps prefixes."""
 
+WITH_DRAFTS = {"cache_options": {"prefix_cache_bytes": None, "max_drafts": 4}}
+"""The same for a model with states, with a journal of four rows."""
+
 WORLDS: dict[str, Callable[[], tuple[Generator, Generator]]] = {
     "fake": lambda: fake(max_tokens_per_step=48, max_sequences_per_step=6),
     "drafts": lambda: fake(drafter=true_drafts(), **SMALL_STEPS),
@@ -103,6 +111,11 @@ WORLDS: dict[str, Callable[[], tuple[Generator, Generator]]] = {
     "prefix": lambda: fake(drafter=true_drafts(), **SMALL_STEPS, **WITH_PREFIXES),
     "windows": lambda: fake(10, true_drafts(), (None, 20, None, 20), **SMALL_STEPS, **WITH_PREFIXES),
     "windows everywhere": lambda: fake(drafter=true_drafts(), windows=(20, 20), **SMALL_STEPS, **WITH_PREFIXES),
+    "states": lambda: fake(40, true_drafts(), num_states=2, num_slots=5, **SMALL_STEPS, **WITH_DRAFTS),
+    "states alone": lambda: fake(50, true_drafts(), (), num_states=2, num_slots=4, **SMALL_STEPS, **WITH_DRAFTS),
+    "states in a draft model": lambda: fake(
+        14, draft_model(num_states=1), (None, 20), num_states=1, num_slots=12, **SMALL_STEPS, **WITH_DRAFTS
+    ),
     "tiny": lambda: tiny(drafter=prompt_lookup(), max_tokens_per_step=64, max_sequences_per_step=6, **WITH_PREFIXES),
     "int8": lambda: tiny(
         14, "int8", drafter=prompt_lookup(), max_tokens_per_step=40, max_sequences_per_step=6, **WITH_PREFIXES

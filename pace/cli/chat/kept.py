@@ -1,0 +1,51 @@
+"""`pace chat --session FILE`: a conversation that goes on in the next run, with what the cache holds of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pace.checkpoints.files import parse_json
+from pace.cli.chat.attachments import from_saved, to_saved
+from pace.cli.chat.conversation import Conversation
+from pace.llm.clients.session import Session
+from pace.naming import counted
+
+if TYPE_CHECKING:
+    from pace.llm import LLMModel
+
+
+class KeptConversation:
+    """The file of a conversation. Reads it at the beginning, and writes it at the end if the conversation has
+    changed."""
+
+    def __init__(self, path: str, model: LLMModel, conversation: Conversation, notice: Callable[[str], None]) -> None:
+        """Raises ValueError for a file of another model, or without a conversation."""
+        self._path, self._model, self._conversation, self._notice = Path(path).expanduser(), model, conversation, notice
+        if self._path.exists():
+            self._read()
+        self._before = conversation.messages
+
+    def _read(self) -> None:
+        session, note = Session.load(self._model.generator.driver, self._path)
+        session.close()  # the prefix cache keeps its blocks for the next question
+        try:
+            self._conversation.resume(from_saved(parse_json(note, "its conversation")))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ValueError(f"{self._path} holds no conversation for this model: {error}") from None
+        self._notice(f"({counted(len(self._conversation.messages), 'message')} from {self._path})")
+
+    def write(self) -> None:
+        """Writes the conversation. Raises OSError if the file cannot be written."""
+        messages = self._conversation.messages
+        if messages is self._before or messages == self._before:
+            return
+        note = json.dumps(to_saved(messages), ensure_ascii=False).encode()
+        with self._model.session() as session:
+            if tokens := self._conversation.tokens():
+                session.append(tokens)
+            session.save(self._path, note)
+        self._before = messages
+        self._notice(f"({counted(len(messages), 'message')} in {self._path})")

@@ -1,0 +1,57 @@
+"""What the bits of a cache depend on, besides tokens: saved keys and values are only used where these are the same."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import NamedTuple
+
+
+class Setting(NamedTuple):
+    """A choice that decides bits of the cache, or their layout."""
+
+    value: str
+    meaning: str
+    """What it is, for messages: "the dtype of the weights"."""
+    advice: str
+    """How to get another value, with `{}` for it: "load the model with dtype={!r}"."""
+
+
+class ModelIdentity:
+    """The settings of a loaded model, and the digest of its checkpoint."""
+
+    def __init__(self, settings: dict[str, Setting], digest: Callable[[], str]) -> None:
+        """`digest` returns the digest of the checkpoint's contents. It reads all files, so it is called once, when it
+        is first needed."""
+        self.settings = settings
+        self._compute = digest
+        self._digest: str | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def digest(self) -> str:
+        """Digest of the checkpoint's contents: weights, config and tokenizer. Raises OSError or ValueError if its files
+        have changed since they were loaded."""
+        with self._lock:
+            if self._digest is None:
+                self._digest = self._compute()
+            return self._digest
+
+    def described(self) -> dict[str, str]:
+        """The settings and the digest, as they are saved."""
+        return {name: setting.value for name, setting in self.settings.items()} | {"checkpoint": self.digest}
+
+    def check(self, saved: dict[str, str]) -> None:
+        """Raises ValueError, which names the first difference, unless `saved` describes this model."""
+        for name, setting in self.settings.items():
+            found = saved.get(name)
+            if found != setting.value:
+                raise ValueError(
+                    f"{setting.meaning} was {found} when it was saved, and is {setting.value} here; "
+                    f"{setting.advice.format(found)}, or compute it again"
+                )
+        if saved.get("checkpoint") != self.digest:
+            raise ValueError(
+                "it was saved with another checkpoint: weights, config or tokenizer differ; load the model that it was "
+                "saved with, or compute it again"
+            )

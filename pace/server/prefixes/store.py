@@ -1,0 +1,197 @@
+"""The folder of kept prefixes of one model, and their way into the prefix cache."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pace.batch import BLOCK_SIZE
+from pace.llm.cache.prefix_cache import NoPrefixCache
+from pace.llm.clients.saved_session import file_bytes, inspect
+from pace.llm.clients.session import Session
+from pace.llm.engine.driver import EngineDriver
+from pace.llm.engine.engine import Engine
+from pace.llm.sequence import Sequence
+from pace.llm.text.stopping_criteria import NeverStops
+from pace.memory import format_bytes
+from pace.server.errors import ApiError
+from pace.server.limits import Limits
+from pace.server.prefixes.names import FILE, file_of, hashed
+
+logger = logging.getLogger("pace")
+
+ABANDONED_SECONDS = 3600.0
+OFF = "prefixes are not kept here; start the server with --prefix-dir DIR"
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """A kept prefix."""
+
+    name: str
+    owner: str
+    """Hash of its key's salt."""
+    salt: str
+    """Hash of the salt that requests need to use it."""
+    tokens: list[int]
+    path: Path
+
+    def shown(self) -> dict[str, Any]:
+        status = self.path.stat()
+        return {
+            "object": "prefix",
+            "name": self.name,
+            "tokens": len(self.tokens),
+            "bytes": status.st_size,
+            "created": int(status.st_mtime),
+        }
+
+
+class Prefixes:
+    """The prefixes of a folder. Its own thread reads and writes files; the other methods are for the event loop."""
+
+    def __init__(self, folder: Path, driver: EngineDriver, limits: Limits) -> None:
+        """Reads what each file is about. Files of other models, and damaged ones, stay and are reported in the log.
+        Raises ValueError if the folder cannot be used."""
+        if isinstance(driver.engine.cache.prefix, NoPrefixCache):
+            raise ValueError(f"prefix_dir={folder} needs the prefix cache, which this model is loaded without")
+        self._folder, self._driver, self._limits = folder, driver, limits
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="pace-prefixes")
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _remove_abandoned(folder)
+            self._known = {prefix.path: prefix for prefix in self._found()}
+        except OSError as error:
+            raise ValueError(f"prefix_dir={folder} cannot be used: {error.strerror}") from None
+
+    def _found(self) -> Iterator[Prefix]:
+        for path in sorted(self._folder.iterdir()):
+            if not (named := FILE.fullmatch(path.name)):
+                continue
+            try:
+                saved = inspect(self._driver, path)
+                about = json.loads(saved.note)
+                if (about["name"], about["owner"]) != (named["name"], named["owner"]):
+                    raise ValueError(f"{path} has another name than the prefix in it; rename it back")
+                yield Prefix(about["name"], about["owner"], about["salt"], saved.tokens, path)
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                logger.warning("a kept prefix is not used: %s", error)
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def listed(self, key_salt: str | None) -> list[dict[str, Any]]:
+        """The prefixes of a client."""
+        own = hashed(key_salt)
+        kept = [prefix for path, prefix in list(self._known.items()) if prefix.owner == own and path.exists()]
+        return [prefix.shown() for prefix in kept]
+
+    async def save(self, name: str, tokens: list[int], key_salt: str | None, salt: str | None) -> dict[str, Any]:
+        """Computes the tokens, and keeps them; replaces an earlier prefix of the name. Raises ApiError."""
+        prefix = Prefix(name, hashed(key_salt), hashed(salt), tokens, file_of(self._folder, name, hashed(key_salt)))
+        await self._run(lambda: self._save(prefix, salt))
+        return prefix.shown()
+
+    async def delete(self, name: str, key_salt: str | None) -> None:
+        """Raises ApiError 404 if there is no such prefix."""
+        path = file_of(self._folder, name, hashed(key_salt))
+        if path not in self._known:
+            raise ApiError(
+                404, f"there is no prefix {name[:100]!r}; GET /prefixes lists yours", code="prefix_not_found"
+            )
+        await self._run(lambda: self._delete(path))
+
+    async def restore(self, prompts: list[list[int]], salt: str | None) -> None:
+        """Loads the longest kept prefix of each prompt, unless the prefix cache has it."""
+        for prefix in {prefix.path: prefix for tokens in prompts if (prefix := self._find(tokens, salt))}.values():
+            await self._run(lambda prefix=prefix: self._restore(prefix, salt))
+
+    def _find(self, tokens: list[int], salt: str | None) -> Prefix | None:
+        own = hashed(salt)
+        found = [
+            prefix
+            for prefix in list(self._known.values())
+            if prefix.salt == own and len(prefix.tokens) < len(tokens) and tokens[: len(prefix.tokens)] == prefix.tokens
+        ]
+        return max(found, key=lambda prefix: len(prefix.tokens), default=None)
+
+    async def _run(self, work: Callable[[], None]) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    # -- on the thread -------------------------------------------------------------------------------------------------
+
+    def _save(self, prefix: Prefix, salt: str | None) -> None:
+        self._check_room(prefix)
+        note = json.dumps({"name": prefix.name, "owner": prefix.owner, "salt": prefix.salt}).encode()
+        try:
+            with Session(self._driver, cache_salt=salt) as session:
+                session.append(prefix.tokens)
+                session.save(prefix.path, note)
+        except OSError as error:
+            logger.warning("the prefix %s was not kept: %s", prefix.name, error)
+            raise ApiError(
+                500, f"the prefix was not written ({error.strerror}); the server's log has details"
+            ) from None
+        self._known[prefix.path] = prefix
+
+    def _check_room(self, prefix: Prefix) -> None:
+        others = [path for path in self._folder.iterdir() if FILE.fullmatch(path.name) and path != prefix.path]
+        if len(others) >= self._limits.prefixes:
+            raise ApiError(
+                400,
+                f"{len(others)} prefixes are kept, the maximum; delete one (DELETE /prefixes/NAME)",
+                code="too_many_prefixes",
+            )
+        used, most = sum(path.stat().st_size for path in others), self._limits.prefix_bytes
+        needed = self._driver.call(lambda engine: file_bytes(engine, len(prefix.tokens))).result()
+        if used + needed > most:
+            raise ApiError(
+                400,
+                f"the prefix takes {format_bytes(needed)}, and {format_bytes(max(0, most - used))} of "
+                f"{format_bytes(most)} are left; delete another (DELETE /prefixes/NAME), or keep a shorter one",
+                code="too_many_prefixes",
+            )
+
+    def _delete(self, path: Path) -> None:
+        self._known.pop(path, None)
+        path.unlink(missing_ok=True)
+
+    def _restore(self, prefix: Prefix, salt: str | None) -> None:
+        """Loads a prefix. One that cannot be read is not used any more; requests are answered without it."""
+        try:
+            if not self._driver.call(lambda engine: _is_cached(engine, prefix.tokens, salt)).result():
+                Session.load(self._driver, prefix.path, salt)[0].close()
+        except (OSError, ValueError) as error:
+            self._known.pop(prefix.path, None)
+            logger.warning("a kept prefix is not used: %s", error)
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Removes files that a killed server did not complete. Another server may be writing younger ones."""
+    for path in folder.glob(".*.prefix.*.part"):
+        if time.time() - path.stat().st_mtime > ABANDONED_SECONDS:
+            path.unlink(missing_ok=True)
+
+
+def _is_cached(engine: Engine, tokens: list[int], salt: str | None) -> bool:
+    """True if a request with these first tokens would compute none of them."""
+    probe = Sequence([*tokens, 0], strategy=None, stopping=NeverStops(), max_length=len(tokens) + 1)
+    probe.cache_salt = salt
+    engine.cache.reuse(probe)
+    num_found = probe.num_computed
+    engine.cache.free(probe)
+    return num_found >= len(tokens) // BLOCK_SIZE * BLOCK_SIZE
+
+
+def whole_blocks(tokens: list[int]) -> list[int]:
+    """The tokens that later prompts share: whole blocks, without the last token, which a longer text may change."""
+    return tokens[: max(0, len(tokens) - 1) // BLOCK_SIZE * BLOCK_SIZE]

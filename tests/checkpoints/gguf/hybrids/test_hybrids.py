@@ -1,0 +1,199 @@
+"""Files of models whose layers keep a state: against transformers, and against the checkpoint that each was made
+from."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+pytest.importorskip("gguf", reason="the gguf package is not installed")
+pytest.importorskip("transformers")
+
+from pace.checkpoints.gguf.architectures.changes import MAX_LISTED
+from pace.checkpoints.gguf.architectures.forms import RATES
+from pace.checkpoints.gguf.checkpoint import GgufCheckpoint
+from pace.llm.layers import Rates
+from pace.llm.loading.load import load_model
+from pace.llm.loading.options import LoadOptions
+from pace.llm.models.model_list import read_config
+from tests.checkpoints.gguf.hybrids.hybrid_files import write_hybrid
+from tests.llm.models.variants import IDS, VARIANTS, save_tiny
+from tests.llm.models.visit import TOLERANCE, oracle, relative_error
+from tests.support import prefill
+
+MIXTURE = {"layers_block_type": ["moe", "linear_attention", "full_attention", "moe"]}
+LATENT = {"layers_block_type": ["linear_attention", "moe"], "moe_latent_size": 20, "n_group": 4, "topk_group": 2}
+MLP = {"layers_block_type": ["mlp", "full_attention", "linear_attention"]}
+HELD = {name: VARIANTS[IDS.index(name)] for name in (
+    "lfm2-default", "lfm2-biases", "lfm2-indices", "lfm2-width-as-given", "lfm2_moe-default", "qwen3_next-default",
+    "qwen3_5_text-default", "qwen3_5_text-tied", "qwen3_5_text-intervals", "qwen3_5_moe_text-default", "bamba-default",
+    "bamba-auto-tied", "falcon_h1-default", "falcon_h1-gate-first", "mamba2-default", "mamba2-biases-tied",
+    "granitemoehybrid-default", "granitemoehybrid-dense-rope", "granitemoehybrid-all-mamba",
+)} | {
+    f"nemotron_h-{name}": ("nemotron_h", name, fields)
+    for name, fields in (("moe", MIXTURE), ("latent", LATENT), ("mlp", MLP))
+}  # fmt: skip
+"""The variants that a file can describe: no keys have limits of steps, or the activation."""
+UNSTATED = {"bos_token_id", "eos_token_id", "pad_token_id"}
+"""Fields that come from a file's vocabulary, which these have not."""
+UNSTATED_OF = {
+    "lfm2": "block_.*|full_attn_idxs",
+    "lfm2_moe": "",
+    "qwen3_next": "qkvz_by_head",
+    "qwen3_5_text": "value_heads_tiled",
+    "qwen3_5_moe_text": "value_heads_tiled|intermediate_size",
+    "falcon_h1": ".*_multipliers?|mamba_expand|mamba_norm_before_gate",
+    "granitemoehybrid": "shared_split|num_key_value_heads",
+    "nemotron_h": "intermediate_size|num_key_value_heads|moe_.*|num_experts_per_tok|routed_scaling_factor",
+}
+"""model_type -> pattern of fields that a file does not have or expresses differently."""
+MARKS = "qwen35.attention.recurrent_layers"
+OTHER_ORDER = ("qwen3_5", "falcon_h1")
+"""Families whose files have value heads in another order, or factors in the weights. Their last bits differ."""
+IDS_OF_TOKENS = torch.randint(2, 99, (45,), generator=torch.Generator().manual_seed(1))
+
+
+def load(path, **options):
+    return load_model(LoadOptions(path, dtype=torch.float32, num_threads=1, progress=False, **options))
+
+
+def written(tmp_path, name, **options):
+    """Returns transformers' model, and writes it as a checkpoint and as a file."""
+    model_type, _, fields = HELD[name]
+    theirs = save_tiny(tmp_path / "hub", model_type, fields)
+    write_hybrid(tmp_path / "hub", tmp_path / "model.gguf", **options)
+    return theirs
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_float32_logits(tmp_path, name):
+    theirs = written(tmp_path, name)
+    expected = oracle(theirs, IDS_OF_TOKENS)
+    logits, of_hub = (prefill(load(tmp_path / path), IDS_OF_TOKENS) for path in ("model.gguf", "hub"))
+    assert relative_error(logits, expected) < TOLERANCE
+    if not name.startswith(OTHER_ORDER):
+        assert torch.equal(logits, of_hub), "the bits of the checkpoint"
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_the_config_is_that_of_the_hub(tmp_path, name):
+    """All fields are equal, except those that a file does not have or expresses differently."""
+    written(tmp_path, name)
+    with GgufCheckpoint(tmp_path / "model.gguf") as reader:
+        model_class, found = read_config(reader.config)
+    other_class, expected = read_config(json.loads((tmp_path / "hub" / "config.json").read_text()))
+    assert model_class is other_class
+    other = [field for field in vars(expected) if re.fullmatch(UNSTATED_OF.get(HELD[name][0], ""), field)]
+    same = [field for field in vars(expected) if field not in UNSTATED and field not in other]
+    assert {field: vars(found)[field] for field in same} == {field: vars(expected)[field] for field in same}
+
+
+def test_rates_of_decay_are_those_of_the_file():
+    """A model makes the bits of a file again from what it reads in their place."""
+    of_file = -torch.logspace(-6, 6, 2000)
+    assert torch.equal(Rates({"A": 2000}).from_file(RATES.values(of_file.double())).float(), of_file)
+
+
+WIDE = {"hidden_size": 64, "intermediate_size": 64}
+EXPERTS = {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 32, "linear_value_head_dim": 16}
+QUANTISED = {
+    "lfm2_moe": {"moe_intermediate_size": 32},
+    "qwen3_next": EXPERTS,
+    "qwen3_5_moe_text": EXPERTS,
+    "granitemoehybrid": {"mamba_d_head": 16, "shared_intermediate_size": 32},
+    "nemotron_h": {**MIXTURE, "head_dim": 16, "mamba_head_dim": 16, "moe_intermediate_size": 32}
+    | {"moe_shared_expert_intermediate_size": 32},
+}
+"""model_type -> sizes for which rows are whole blocks."""
+
+
+@pytest.mark.parametrize("model_type", QUANTISED)
+def test_blocks_have_the_weights_of_the_file(tmp_path, model_type):
+    """Routers are floats. The rows that make steps are in blocks, as llama.cpp quantises them, too."""
+    save_tiny(tmp_path / "hub", model_type, WIDE | QUANTISED[model_type])
+    for kind in ("Q8_0", "Q4_0"):
+        for as_floats, path in ((False, tmp_path / f"{kind}.gguf"), (True, tmp_path / "floats.gguf")):
+            write_hybrid(tmp_path / "hub", path, kind, as_floats)
+        blocks, floats = (load(path, backend="torch") for path in (tmp_path / f"{kind}.gguf", tmp_path / "floats.gguf"))
+        assert any(matrix.plan.layouts for matrix in blocks.matrices())
+        assert relative_error(*(prefill(model, IDS_OF_TOKENS) for model in (blocks, floats))) < TOLERANCE
+        assert prefill(load(tmp_path / f"{kind}.gguf"), IDS_OF_TOKENS).isfinite().all()
+
+
+def test_a_layer_that_predicts_further_tokens_is_left_out(tmp_path):
+    """It is counted as a layer, and arrays have an entry for it."""
+    written(tmp_path, "qwen3_5_text-default")
+    expected = prefill(load(tmp_path / "model.gguf"), IDS_OF_TOKENS)
+    hub = tmp_path / "hub"
+    state, config = load_file(hub / "model.safetensors"), json.loads((hub / "config.json").read_text())
+    width = config["hidden_size"]
+    state |= {"mtp.fc.weight": torch.ones(width, 2 * width), "mtp.norm.weight": torch.ones(width)}
+    save_file(state, hub / "model.safetensors")
+    (hub / "config.json").write_text(json.dumps(config | {"mtp_num_hidden_layers": 1}))
+    write_hybrid(hub, tmp_path / "longer.gguf")
+    with GgufCheckpoint(tmp_path / "longer.gguf") as reader:
+        assert reader.metadata["qwen35.block_count"] == config["num_hidden_layers"] + 1
+    assert torch.equal(prefill(load(tmp_path / "longer.gguf"), IDS_OF_TOKENS), expected)
+
+
+def test_layers_that_attend_if_a_file_does_not_mark_them(tmp_path):
+    """Every fourth, as in files from before they were marked, or as often as the file says."""
+
+    def change(interval):
+        def drop(writer):
+            del writer.kv_data[0][MARKS], writer.kv_data[0]["qwen35.full_attention_interval"]
+            if interval is not None:
+                writer.add_full_attention_interval(interval)
+
+        return drop
+
+    for interval, kinds in ((None, "LLLF"), (2, "LFLF"), (1, "FFFF")):
+        written(tmp_path, "qwen3_5_text-intervals", add=change(interval))
+        with GgufCheckpoint(tmp_path / "model.gguf") as reader:
+            assert "".join(kind[0].upper() for kind in reader.config["layer_types"]) == kinds
+
+
+def test_lists_of_layers_stay_short(tmp_path):
+    """A damaged file may state any number of layers. It is refused with the config, before anything is as long."""
+
+    def change(writer):
+        del writer.kv_data[0][MARKS], writer.kv_data[0]["qwen35.block_count"]
+        writer.add_block_count(2**20)
+
+    written(tmp_path, "qwen3_5_text-default", add=change)
+    with GgufCheckpoint(tmp_path / "model.gguf") as reader:
+        assert len(reader.config["layer_types"]) == MAX_LISTED
+        with pytest.raises(ValueError, match=r"num_hidden_layers must be an integer in 1\.\.4096; got 1048576"):
+            read_config(reader.config)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "error", "message"),
+    [
+        ("lfm2-default", "attention.head_count_kv", [0], ValueError, r"an integer for each of 2 layers; got 1 of"),
+        ("lfm2-default", "attention.head_count_kv", [0.5, 1.5], NotImplementedError, "head_count_kv differs"),
+        ("nemotron_h-mlp", "feed_forward_length", [8, 4, 0], NotImplementedError, "feed_forward_length differs"),
+        ("qwen3_5_text-default", "attention.recurrent_layers", [True], ValueError, "an integer for each of 2 layers"),
+        ("qwen3_5_text-default", "full_attention_interval", 0, ValueError, "interval must be positive; got 0"),
+        ("mamba2-default", "ssm.inner_size", 65, ValueError, "a multiple of ssm.time_step_rank; got 65 and 8"),
+        ("lfm2-default", "attention.sliding_window", 16, NotImplementedError, "attention.sliding_window = 16 is not"),
+        ("lfm2_moe-default", "expert_gating_func", 1, NotImplementedError, "other than sigmoid is not implemented"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(tmp_path, name, key, value, error, message):
+    def change(writer):
+        whole = f"{writer.arch}.{key}"
+        writer.kv_data[0].pop(whole, None)
+        (writer.add_array if isinstance(value, list) else writer.add_uint32)(whole, value)
+
+    # Without layers of the interval's own array, the interval is read.
+    written(
+        tmp_path, name, add=lambda writer: (writer.kv_data[0].pop(MARKS, 0) if "interval" in key else 0, change(writer))
+    )
+    with pytest.raises(error, match=message) as raised:
+        GgufCheckpoint(tmp_path / "model.gguf")
+    assert "model.gguf" in str(raised.value)

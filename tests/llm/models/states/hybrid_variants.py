@@ -1,0 +1,73 @@
+"""Families with layers that keep a state, in the form of `variants.py`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+# The output of a delta rule is normalised. After the first token it is the product of a query and a key, whose terms
+# may cancel. The norm then magnifies their rounding, in transformers up to the tolerance. A larger epsilon bounds this.
+DELTA = {
+    "rms_norm_eps": 1e-3,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 20,
+}
+GATED = {**DELTA, "num_key_value_heads": 2, "head_dim": 24, "layer_types": ["linear_attention", "full_attention"]}
+MIXTURE = {
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 20,
+}
+
+HYBRID_BASE: dict[str, dict[str, Any]] = {
+    "lfm2": {"num_key_value_heads": 2, "block_multiple_of": 8, "layer_types": ["conv", "full_attention"]},
+    "lfm2_moe": {
+        "num_key_value_heads": 2,
+        "num_hidden_layers": 3,
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24,
+        "num_dense_layers": 1,
+    },
+    "qwen3_next": {**GATED, **MIXTURE},
+    "qwen3_5_text": GATED,
+    "qwen3_5": GATED,
+    "qwen3_5_moe_text": {**GATED, **MIXTURE},
+    "olmo_hybrid": {**DELTA, "num_key_value_heads": 2, "pad_token_id": 0, "eos_token_id": 2},
+}
+
+HYBRID_ROUTED = ("lfm2_moe", "qwen3_next", "qwen3_5_moe_text")
+"""The model_types with experts."""
+
+SECTIONS = {
+    "rope_type": "default",
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 0.25,
+    "mrope_section": [1, 1, 1],
+    "mrope_interleaved": True,
+}
+
+CONVOLUTIONS = {"layer_types": ["conv", "full_attention", "conv"]}
+
+HYBRIDS: list[tuple[str, str, dict[str, Any]]] = [
+    ("lfm2", "default", {}),
+    ("lfm2", "biases", {"conv_bias": True, "conv_L_cache": 4, "tie_word_embeddings": False}),
+    ("lfm2", "indices", {"layer_types": None, "full_attn_idxs": [0], "block_ff_dim": 60, "norm_eps": 0.1}),
+    ("lfm2", "width-as-given", {"block_auto_adjust_ff_dim": False, "conv_L_cache": 1}),
+    ("lfm2_moe", "default", CONVOLUTIONS),
+    ("lfm2_moe", "without-bias", {**CONVOLUTIONS, "use_expert_bias": False, "norm_topk_prob": False}),
+    ("lfm2_moe", "scaled", {**CONVOLUTIONS, "num_dense_layers": 0, "routed_scaling_factor": 2.0}),
+    ("qwen3_next", "default", {}),
+    ("qwen3_next", "biases", {"attention_bias": True, "mlp_only_layers": [0], "linear_num_key_heads": 6}),
+    ("qwen3_next", "not-normalised", {"norm_topk_prob": False, "linear_conv_kernel_dim": 2}),
+    ("qwen3_5_text", "default", {}),
+    ("qwen3_5_text", "tied", {"tie_word_embeddings": True, "linear_num_key_heads": 1, "linear_value_head_dim": 32}),
+    ("qwen3_5_text", "intervals", {"layer_types": None, "num_hidden_layers": 4, "rope_parameters": SECTIONS}),
+    ("qwen3_5", "text", {}),
+    ("qwen3_5_moe_text", "default", {}),
+    ("olmo_hybrid", "default", {"layer_types": ["linear_attention", "full_attention"]}),
+    ("olmo_hybrid", "unrotated", {"rope_parameters": {"rope_type": "default", "rope_theta": None}}),
+    ("olmo_hybrid", "positive", {"linear_allow_neg_eigval": False, "linear_key_head_dim": None, "hidden_size": 64}),
+]
