@@ -125,6 +125,7 @@ DEFINITIONS = {
     "gelu_fast": lambda v: 0.5 * v * (1 + math.tanh(v * 0.7978845608 * (1 + 0.044715 * v * v))),
     "quick_gelu": lambda v: v / (1 + math.exp(-1.702 * v)),
     "relu": lambda v: max(v, 0.0),
+    "relu2": lambda v: max(v, 0.0) ** 2,
 }
 
 

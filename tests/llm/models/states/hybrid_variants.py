@@ -26,6 +26,7 @@ HYBRID_BASE: dict[str, dict[str, Any]] = {
     "lfm2_moe": {
         "num_key_value_heads": 2,
         "num_hidden_layers": 3,
+        "layer_types": ["conv", "full_attention", "conv"],
         "num_experts": 8,
         "num_experts_per_tok": 3,
         "moe_intermediate_size": 24,
@@ -49,16 +50,14 @@ SECTIONS = {
     "mrope_interleaved": True,
 }
 
-CONVOLUTIONS = {"layer_types": ["conv", "full_attention", "conv"]}
-
 HYBRIDS: list[tuple[str, str, dict[str, Any]]] = [
     ("lfm2", "default", {}),
     ("lfm2", "biases", {"conv_bias": True, "conv_L_cache": 4, "tie_word_embeddings": False}),
     ("lfm2", "indices", {"layer_types": None, "full_attn_idxs": [0], "block_ff_dim": 60, "norm_eps": 0.1}),
     ("lfm2", "width-as-given", {"block_auto_adjust_ff_dim": False, "conv_L_cache": 1}),
-    ("lfm2_moe", "default", CONVOLUTIONS),
-    ("lfm2_moe", "without-bias", {**CONVOLUTIONS, "use_expert_bias": False, "norm_topk_prob": False}),
-    ("lfm2_moe", "scaled", {**CONVOLUTIONS, "num_dense_layers": 0, "routed_scaling_factor": 2.0}),
+    ("lfm2_moe", "default", {}),
+    ("lfm2_moe", "without-bias", {"use_expert_bias": False, "norm_topk_prob": False}),
+    ("lfm2_moe", "scaled", {"num_dense_layers": 0, "routed_scaling_factor": 2.0}),
     ("qwen3_next", "default", {}),
     ("qwen3_next", "biases", {"attention_bias": True, "mlp_only_layers": [0], "linear_num_key_heads": 6}),
     ("qwen3_next", "not-normalised", {"norm_topk_prob": False, "linear_conv_kernel_dim": 2}),

@@ -15,7 +15,7 @@ from pace.llm.models.model_list import read_config
 from pace.ops import reference
 from pace.ops.experts import Router
 from pace.states import State
-from tests.llm.models.states.hybrid_variants import CONVOLUTIONS, HYBRID_BASE
+from tests.llm.models.states.hybrid_variants import HYBRID_BASE
 from tests.llm.models.states.published_hybrids import HYBRIDS
 from tests.llm.models.variants import config_fields, save_tiny
 from tests.support import TensorDict, prefill
@@ -131,7 +131,7 @@ def saved(tmp_path):
 
 
 EXPERTS = {
-    "lfm2_moe": ("feed_forward", CONVOLUTIONS, ("w1", "w3", "w2")),
+    "lfm2_moe": ("feed_forward", {}, ("w1", "w3", "w2")),
     "qwen3_next": ("mlp", {}, ("gate_proj", "up_proj", "down_proj")),
     "qwen3_5_moe_text": ("mlp", {}, ("gate_proj", "up_proj", "down_proj")),
 }
@@ -198,7 +198,7 @@ def test_decays_stay_floats(model_type):
 
 @pytest.mark.parametrize("model_type", HYBRID_BASE)
 def test_tokens_alone_in_a_batch_after_a_prefix_and_with_drafts(model_type, tmp_path):
-    save_tiny(tmp_path, model_type, CONVOLUTIONS if model_type == "lfm2_moe" else {})
+    save_tiny(tmp_path, model_type, {})
     random = torch.randint(2, 99, (41,), generator=torch.Generator().manual_seed(7)).tolist()
     prompts = [random[:7], random[:30], random]
     limits = SamplingConfig(max_new_tokens=20, ignore_eos=True)
