@@ -83,7 +83,7 @@ def test_sizes_of_the_published_models():
         ("qwen3_next", {"linear_num_key_heads": 4}, "linear_num_value_heads must be a multiple"),
         ("qwen3_5_text", {"layer_types": ["full_attention"]}, "layer_types must name all 2 layers"),
         ("qwen3_5_text", {"num_experts": 4}, "num_experts"),
-        ("lfm2_moe", {}, "layer_types must name the kind of each layer"),
+        ("lfm2_moe", {"layer_types": None}, "layer_types must name the kind of each layer"),
         ("lfm2", {"block_use_swiglu": False}, "block_use_swiglu"),
         ("lfm2", {"theta": 10000.0}, "theta"),
         ("lfm2", {"block_ffn_dim_multiplier": None}, "block_ffn_dim_multiplier must be a number"),
