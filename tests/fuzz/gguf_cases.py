@@ -74,7 +74,7 @@ HEALTHY = [
     ("deepseek_v3", "F16", 12, {}),
     ("glm4_moe_lite", "F16", 0, {"num_hidden_layers": 2}),
     ("minicpm3", "F16", 0, {}),
-    ("lfm2_moe", "F16", 0, {}),
+    ("lfm2_moe", "F16", 0, {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]}),
     ("qwen3_5_text", "F16", 0, {}),
     ("granitemoehybrid", "F16", 0, {}),
     ("nemotron_h", "F16", 0, {"layers_block_type": ["linear_attention", "moe", "full_attention"]}),
