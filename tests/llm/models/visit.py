@@ -33,7 +33,7 @@ from pace.ops import reference
 from pace.quant import Int4, Int8, QuantizationConfig
 from tests.calibrate.places import num_places
 from tests.llm.models.parts import FIRST_OF_EACH, representative, with_new_parts
-from tests.llm.models.variants import IDS, PROMPT, ROUTED, VARIANTS, load_oracle, save_tiny
+from tests.llm.models.variants import IDS, PROMPT, ROUTED, VARIANTS, config_fields, load_oracle, save_tiny
 from tests.plugins.tiers import quarter, quarter_of
 from tests.support import Runner, TensorDict, backend, backends, isas_of_floats, load_model, prefill
 
@@ -379,7 +379,8 @@ class Visit:
         four = as_transformers_4(five)
         assert read_config(four) == read_config(five)
 
-        if "layer_types" in five and not {"layer_types", "sliding_window_pattern"} & self.fields.keys():
+        given = config_fields(self.model_type, self.fields).keys()
+        if "layer_types" in five and not {"layer_types", "sliding_window_pattern"} & given:
             del four["layer_types"]  # transformers 4 derived them from max_window_layers
             layers = range(five["num_hidden_layers"])
             old, new = read_config(four)[1], read_config(five)[1]
