@@ -33,8 +33,8 @@ class CacheManager:
 
     A block may belong to several sequences (`fork`, `reuse`); it is copied when one of them writes to it. A slot may
     too; a sequence that shares its slot writes to another one. Only the manager and its parts change a sequence's block
-    tables, `state` and `num_computed`. With the "paged" allocator, layers with a
-    window give back blocks that no later position sees. Not thread-safe: the thread that owns the engine calls it.
+    tables, `state` and `num_computed`. With the "paged" allocator, layers with a window give back blocks that no later
+    position sees. Not thread-safe: the thread that owns the engine calls it.
     """
 
     def __init__(

@@ -17,6 +17,7 @@ from pace.ops.experts import Router
 from pace.states import State
 from tests.llm.models.states.hybrid_variants import HYBRID_BASE
 from tests.llm.models.states.published_hybrids import HYBRIDS
+from tests.llm.models.states.published_mamba import MAMBAS
 from tests.llm.models.variants import config_fields, save_tiny
 from tests.support import TensorDict, prefill
 
@@ -36,10 +37,12 @@ def logits(folder, state):
 
 # -- configs
 
+PUBLISHED = HYBRIDS | MAMBAS
 
-@pytest.mark.parametrize("name", HYBRIDS)
+
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_config_makes_a_model_without_warnings(name, caplog):
-    model_class, config = read_config(HYBRIDS[name])
+    model_class, config = read_config(PUBLISHED[name])
     model = model_class(config, torch.bfloat16, reference)
     assert len(model.layers) == config.num_hidden_layers
     assert caplog.records == []
@@ -47,7 +50,7 @@ def test_a_published_config_makes_a_model_without_warnings(name, caplog):
 
 def test_layers_of_the_published_models():
     kinds = {}
-    for name, raw in HYBRIDS.items():
+    for name, raw in PUBLISHED.items():
         model_class, config = read_config(raw)
         model = model_class(config, torch.bfloat16, reference)
         caches = model.kv_spec.layers
@@ -57,6 +60,9 @@ def test_layers_of_the_published_models():
         "LFM2-1.2B": (10, 6, 0), "LFM2-8B-A1B": (18, 6, 22), "Qwen3-Next-80B-A3B-Instruct": (36, 12, 48),
         "Qwen3.5-27B": (48, 16, 0), "Qwen3.8-27B": (48, 16, 0), "Qwen3.5-35B-A3B": (30, 10, 40),
         "Olmo-Hybrid-7B": (24, 8, 0),
+        "granite-4.0-h-350m": (28, 4, 0), "granite-4.0-h-tiny": (36, 4, 40),
+        "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": (23, 6, 23), "Nemotron-H-8B-Base-8K": (24, 4, 0),
+        "Bamba-9B-v2": (29, 3, 0), "Mamba-Codestral-7B-v0.1": (64, 0, 0), "Falcon-H1-0.5B-Instruct": (36, 36, 0),
     }  # fmt: skip
 
 

@@ -7,14 +7,9 @@ import logging
 import math
 
 import pytest
-import torch
 
-from pace.batch import Positions
 from pace.checkpoints.files import read_json_object
-from pace.llm.layers import MixtureOfExperts
 from pace.llm.models.model_list import read_config
-from pace.ops import reference
-from pace.states import State
 from tests.llm.models.states.mamba_variants import MAMBA_BASE
 from tests.llm.models.states.published_mamba import MAMBAS
 from tests.llm.models.variants import config_fields
@@ -24,27 +19,7 @@ def config_of(model_type: str, **fields):
     return read_config({"model_type": model_type, **config_fields(model_type, fields)})[1]
 
 
-@pytest.mark.parametrize("name", MAMBAS)
-def test_a_published_config_makes_a_model_without_warnings(name, caplog):
-    model_class, config = read_config(MAMBAS[name])
-    model = model_class(config, torch.bfloat16, reference)
-    assert len(model.layers) == config.num_hidden_layers
-    assert caplog.records == []
-
-
-def test_layers_of_the_published_models():
-    kinds = {}
-    for name, raw in MAMBAS.items():
-        model_class, config = read_config(raw)
-        model = model_class(config, torch.bfloat16, reference)
-        caches = model.kv_spec.layers
-        mixtures = sum(isinstance(layer.mlp, MixtureOfExperts) for layer in model.layers)
-        kinds[name] = *(sum(isinstance(cache, kind) for cache in caches) for kind in (State, Positions)), mixtures
-    assert kinds == {
-        "granite-4.0-h-350m": (28, 4, 0), "granite-4.0-h-tiny": (36, 4, 40),
-        "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": (23, 6, 23), "Nemotron-H-8B-Base-8K": (24, 4, 0),
-        "Bamba-9B-v2": (29, 3, 0), "Mamba-Codestral-7B-v0.1": (64, 0, 0), "Falcon-H1-0.5B-Instruct": (36, 36, 0),
-    }  # fmt: skip
+def test_fields_of_published_models():
     nano = read_config(MAMBAS["NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"])[1].mamba
     assert (nano.inner, nano.channels) == (4096, 4096 + 2 * 8 * 128)
 
