@@ -161,7 +161,7 @@ def turn_after(
         return turn
     format, marks = style.format, (reasoning.opening, reasoning.closing) if reasoning else ()
     fixed = (format.opening, format.call, format.between or "", format.closing, *format.reply, *format.preamble)
-    literals = "".join((*fixed, *marks))
+    literals = "".join((*fixed, *marks, format.arguments.quote))
     shown = {number for name, number in special.items() if name in literals}
     return replace(turn, hidden=hidden - shown)
 
