@@ -79,6 +79,17 @@ void Program::embedding(Value out, const void* weight, const int32_t* order, Ids
     });
 }
 
+void Program::input_rows(Value out, int number) {
+    record<PlaceRowsOp>("input rows", true, [=](PlaceRowsOp& op, const Frame& frame) {
+        op = {};
+        op.rows = frame.step.inputs[number];
+        op.rows_stride = out.columns;
+        op.count = op.x_rows = frame.step.tokens;
+        op.x = frame.at(out);
+        op.x_stride = op.k = out.columns;
+    });
+}
+
 void Program::given_rows(Value out, int64_t first) {
     record<PlaceRowsOp>("given rows", true, [=](PlaceRowsOp& op, const Frame& frame) {
         const GivenRows& given = frame.step.given;

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor
@@ -70,8 +70,21 @@ class Latent:
         return self.positions.blocks(parts)
 
 
-LayerCache = Positions | Latent | State | None
+@dataclass(frozen=True)
+class Shares:
+    """A layer that keeps nothing of its own, and sees the keys and values of another layer."""
+
+    layer: int
+    """Index of that layer in `KVSpec.layers`, before its own."""
+
+
+LayerCache = Positions | Latent | State | Shares | None
 """The cache contents of one layer; None for a layer without a cache."""
+
+
+def keeps_positions(layer: LayerCache) -> TypeGuard[Positions | Latent]:
+    """True for a layer that keeps something for every position."""
+    return isinstance(layer, (Positions, Latent))
 
 
 class Part(NamedTuple):
@@ -120,8 +133,11 @@ class KVSpec:
     group can use any block. The default is one group of all layers, which keeps every position."""
 
     def __post_init__(self) -> None:
-        if not any(self.layers):
+        if not any(layer and not isinstance(layer, Shares) for layer in self.layers):
             raise ValueError(f"a cache needs a layer that keeps something; got {self.layers}")
+        for index, layer in enumerate(self.layers):
+            if isinstance(layer, Shares) and not keeps_positions(self.layers[layer.layer]):
+                raise ValueError(f"layer {index} can only share keys and values that layer {layer.layer} keeps")
         if not self.groups:
             object.__setattr__(self, "groups", (Group(tuple(range(len(self.layers))), None),))
 
@@ -158,8 +174,7 @@ class KVSpec:
     def _part_bytes(self, group: Group) -> list[int]:
         """Bytes of each part of each layer of the group in one block, in order."""
         layers = [self.layers[index] for index in group.layers]
-        kept = [layer for layer in layers if layer and not isinstance(layer, State)]
-        return [part.num_bytes(self.dtype) for layer in kept for part in layer.parts]
+        return [part.num_bytes(self.dtype) for layer in layers if keeps_positions(layer) for part in layer.parts]
 
     def allocate(self, num_blocks: int) -> list[LayerBlocks]:
         """Reserves new memory and returns the blocks of each layer; see `reserve`."""
@@ -177,16 +192,19 @@ class KVSpec:
 
     def views(self, memory: Tensor) -> list[LayerBlocks]:
         """Views of `memory` (from `reserve`) as the blocks of each layer; None for a layer with a state. Layers of
-        different groups share the memory."""
+        different groups share the memory. A layer that shares keys and values has the views of the other layer."""
         kv: list[LayerBlocks] = [None] * len(self.layers)
         for number, group in enumerate(self.groups):
             lengths = self._part_bytes(group)
             pieces = iter(memory.split([*lengths, memory.shape[1] - sum(lengths)], dim=1))
             for index in group.layers:
                 layer = self.layers[index]
-                if layer and not isinstance(layer, State):
+                if keeps_positions(layer):
                     blocks = layer.blocks([part.cut(next(pieces), self.dtype) for part in layer.parts])
                     kv[index] = replace(blocks, group=number)
+        for index, layer in enumerate(self.layers):
+            if isinstance(layer, Shares):
+                kv[index] = kv[layer.layer]
         return kv
 
 

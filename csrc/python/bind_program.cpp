@@ -20,11 +20,12 @@ void linear(Program& program, Value out, Columns x, const Norm& norm, const pace
 
 // Without a router, `choices` is a routing.
 void experts(Program& program, Value out, Columns x, const Norm& norm, Value choices,
-             std::optional<pace::Router> router, Array<const float> choice_bias, int64_t count,
-             const pace::ExpertStack& gate_up, const pace::ExpertStack& down, const pace::ExpertOptions& options,
-             std::optional<Value> residual) {
+             std::optional<pace::Router> router, Array<const float> choice_bias, Array<const float> expert_scale,
+             int64_t count, const pace::ExpertStack& gate_up, const pace::ExpertStack& down,
+             const pace::ExpertOptions& options, std::optional<Value> residual) {
     pace::Mixture mixture = {norm, router.value_or(pace::Router{}), gate_up, down, options};
     mixture.router.choice_bias = choice_bias;
+    mixture.router.expert_scale = expert_scale;
     if (!router) {
         mixture.router.experts = count;
         mixture.router.top_k = choices.columns / 2;
@@ -81,7 +82,8 @@ struct Batch {
 };
 
 void run(Program& program, const KvCache& cache, const Batch& batch,
-         const std::vector<std::pair<Address, Address>>& rotations, Address logits) {
+         const std::vector<std::pair<Address, Address>>& rotations, const std::vector<Address>& inputs,
+         Address logits) {
     if (int(batch.tables.size()) < cache.groups) {
         throw std::invalid_argument("the cache has " + std::to_string(cache.groups) +
                                     " groups of layers, the batch has tables for " +
@@ -92,6 +94,9 @@ void run(Program& program, const KvCache& cache, const Batch& batch,
     pace::Step step = batch.step;
     step.cache = cache.layers.data();
     step.angles = angles.data();
+    std::vector<const float*> rows;
+    for (const Address input : inputs) rows.push_back(at<const float>(input));
+    step.inputs = rows.data();
     step.tables = batch.tables.data();
     step.states = batch.states ? &*batch.states : nullptr;
     step.logits = at<float>(logits);
@@ -132,6 +137,7 @@ void bind_program(py::module_& m) {
                  program.embedding(out, weight.data, weight.order,
                                    positions ? Program::Ids::Positions : Program::Ids::Tokens, offset);
              })
+        .def("input_rows", &Program::input_rows)
         .def("given_rows", &Program::given_rows)
         .def("place_rows", &Program::place_rows)
         .def("gather_rows", &Program::gather_rows)
@@ -150,8 +156,10 @@ void bind_program(py::module_& m) {
                 bool silu) { program.causal_conv(out, x, layer, {weight, bias, silu}); })
         .def("recurrence", &Program::recurrence)
         .def("route",
-             [](Program& program, Value out, Columns logits, pace::Router router, Array<const float> choice_bias) {
+             [](Program& program, Value out, Columns logits, pace::Router router, Array<const float> choice_bias,
+                Array<const float> expert_scale) {
                  router.choice_bias = choice_bias;
+                 router.expert_scale = expert_scale;
                  program.route(out, logits, router);
              })
         .def("experts", experts)

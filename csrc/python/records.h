@@ -153,7 +153,7 @@ inline void read(py::handle record, ExpertStack& to) {
     read_field(record, "is_mapped", to.mapped);
 }
 
-// Router of pace/ops/experts.py; the choice bias is a separate parameter.
+// Router of pace/ops/experts.py; its two vectors are separate parameters.
 inline void read(py::handle record, Router& to) {
     static const char* const kScores[] = {"softmax", "sigmoid", "softmax_of_chosen", "sparsemixer",
                                           "sigmoid_of_chosen"};  // in the order of Router::Score

@@ -236,10 +236,11 @@ class Costs:
 
 
 def attention_costs(layer: Attention | LatentAttention, kv_dtype: torch.dtype) -> AttentionCosts:
-    kv_bytes = KVSpec((layer.cache,), kv_dtype).position_bytes
+    kept = layer.cache if isinstance(layer, LatentAttention) else layer.positions
+    kv_bytes = KVSpec((kept,), kv_dtype).position_bytes
     if isinstance(layer, LatentAttention):  # the latent serves as key and value
         return AttentionCosts(kv_bytes, 2 * layer.num_heads * (layer.cache.rope_dim + 2 * layer.cache.rank), None)
-    cache = layer.cache
+    cache = layer.positions
     flops_per_pair = 2 * layer.num_heads * (cache.key_dim + cache.value_dim)
     return AttentionCosts(kv_bytes, flops_per_pair, cache.window, cache.chunked)
 

@@ -202,3 +202,6 @@ class RandomWeights:
 
     def release(self, name: str, start: int = 0, stop: int | None = None) -> None:
         pass
+
+    def keep(self, name: str) -> None:
+        pass

@@ -37,8 +37,15 @@ class Mapping:
 
     def release(self, begin: int, num_bytes: int) -> None:
         """Drops the pages of a range from this process's memory; a later access reads them again."""
+        self._advise(mmap.MADV_DONTNEED, begin, num_bytes)
+
+    def expect_single_rows(self, begin: int, num_bytes: int) -> None:
+        """Tells the system that a range is read here and there, so that it reads nothing ahead."""
+        self._advise(mmap.MADV_RANDOM, begin, num_bytes)
+
+    def _advise(self, advice: int, begin: int, num_bytes: int) -> None:
         first_page = begin - begin % PAGE_BYTES
-        self.data.madvise(mmap.MADV_DONTNEED, first_page, begin + num_bytes - first_page)
+        self.data.madvise(advice, first_page, begin + num_bytes - first_page)
 
 
 class MappedFile(ABC):
@@ -53,6 +60,7 @@ class MappedFile(ABC):
             self.version = Version.of(descriptor)
             self._mapping = Mapping(descriptor, self.version.size) if self.version.size else None
         self._data = self._mapping.data if self._mapping else b""
+        self._is_kept = False
 
     @abstractmethod
     def range_of(self, name: str, start: int, stop: int | None) -> tuple[int, int]:
@@ -82,8 +90,16 @@ class MappedFile(ABC):
             yield memoryview(self.view(torch.uint8, count, start).numpy())
             self._mapping.release(start, count)
 
+    def keep(self, name: str) -> None:
+        """Makes `close` do nothing, because rows of a tensor are read later, one by one."""
+        begin, nbytes = self.range_of(name, 0, None)
+        self._is_kept = True
+        if self._mapping is not None and nbytes:
+            self._mapping.expect_single_rows(begin, nbytes)
+
     def close(self) -> None:
-        self._mapping, self._data = None, b""
+        if not self._is_kept:
+            self._mapping, self._data = None, b""
 
 
 def address_of(data: mmap.mmap) -> int:

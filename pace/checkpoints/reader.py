@@ -67,6 +67,10 @@ class OpenFiles:
         """The open files that hold the tensors, each once."""
         return list(dict.fromkeys(self._files.values()))
 
+    def keep(self, name: str) -> None:
+        """Lets rows of a tensor be read at any time: `close` leaves its file open."""
+        self._files[name].keep(name)
+
     def close(self) -> None:
         """Closes the files. Tensors that were read stay valid."""
         for file in set(self._files.values()):

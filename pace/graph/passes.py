@@ -35,7 +35,8 @@ def fuse_routes(instructions: list[Instruction]) -> list[Instruction]:
             fused[instruction.out.whole] = instruction
         elif isinstance(instruction, Experts) and instruction.choices in fused:
             route = fused[instruction.choices]
-            kept.append(replace(instruction, choices=route.logits, router=route.router, choice_bias=route.choice_bias))
+            vectors = {"choice_bias": route.choice_bias, "expert_scale": route.expert_scale}
+            kept.append(replace(instruction, choices=route.logits, router=route.router, **vectors))
         else:
             kept.append(instruction)
     return kept

@@ -20,6 +20,7 @@ from pace.graph.recorded_states import causal_conv, gate_, gated_norm, recurrenc
 from pace.graph.symbols import GivenColumns, GivenPlaces, HeadRows, Ids, LayerKv, Rows, Slots, Spans, SymbolicAngles
 from pace.ops.checks import check_head_weights, check_vector
 from pace.ops.experts import Router
+from pace.ops.file_table import FileTable
 from pace.ops.kernels import experts as expert_kernels
 from pace.ops.kernels.norm import NormParameters
 from pace.ops.protocol import AttentionOptions, ExpertOptions
@@ -43,8 +44,29 @@ class Embedding(Instruction):
         program.embedding(places.value(self.out), self.weight, self.positions, self.offset)
 
 
-def embedding(ids: Ids, weight: PackedWeight) -> Rows:
-    return ids.recording.rows(Embedding(Value(weight.k), weight, ids.positions, ids.offset))
+@dataclass(eq=False)
+class ReadRows(Instruction):
+    """out = rows of a table in a file. They are read before the step, and are input `number` of the program."""
+
+    out: Value
+    table: FileTable
+    number: int
+
+    def lower(self, program: _C.Program, places: Places) -> None:
+        program.input_rows(places.value(self.out), self.number)
+
+    def operators(self, of_weight: Mapping[int, str]) -> Iterator[str]:
+        yield "embedding"
+
+
+def embedding(ids: Ids, weight: PackedWeight | FileTable) -> Rows:
+    recording = ids.recording
+    if not isinstance(weight, FileTable):
+        return recording.rows(Embedding(Value(weight.k), weight, ids.positions, ids.offset))
+    if ids.positions or ids.offset:
+        raise NotImplementedError("a recorded table in a file is indexed by the step's tokens")
+    number = sum(isinstance(instruction, ReadRows) for instruction in recording.instructions)
+    return recording.rows(ReadRows(Value(weight.k), weight, number))
 
 
 # -- given rows
@@ -191,16 +213,21 @@ class Route(Instruction):
     logits: Columns
     router: Router
     choice_bias: Tensor | None
+    expert_scale: Tensor | None
 
     def lower(self, program: _C.Program, places: Places) -> None:
-        program.route(places.value(self.out), places.columns(self.logits), self.router, self.choice_bias)
+        vectors = self.choice_bias, self.expert_scale
+        program.route(places.value(self.out), places.columns(self.logits), self.router, *vectors)
 
 
-def route(logits: Rows, router: Router, choice_bias: Tensor | None = None) -> Rows:
+def route(
+    logits: Rows, router: Router, choice_bias: Tensor | None = None, expert_scale: Tensor | None = None
+) -> Rows:
     if logits.columns.count != router.num_experts:
         raise ValueError(f"logits must be float32 [T, {router.num_experts}]; got {logits.columns.count} columns")
-    expert_kernels.check_choice_bias(choice_bias, router)
-    return logits.recording.rows(Route(logits.like(2 * router.top_k), logits.columns, router, choice_bias))
+    expert_kernels.check_router_vectors(router, choice_bias, expert_scale)
+    out = logits.like(2 * router.top_k)
+    return logits.recording.rows(Route(out, logits.columns, router, choice_bias, expert_scale))
 
 
 @dataclass(eq=False)
@@ -220,6 +247,7 @@ class Experts(Instruction):
     norm: NormParameters | None = None
     router: Router | None = None
     choice_bias: Tensor | None = None
+    expert_scale: Tensor | None = None
 
     def lower(self, program: _C.Program, places: Places) -> None:
         program.experts(
@@ -229,6 +257,7 @@ class Experts(Instruction):
             places.value(self.choices.value),
             self.router,
             self.choice_bias,
+            self.expert_scale,
             len(self.gate_up),
             self.gate_up,
             self.down,

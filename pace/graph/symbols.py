@@ -1,7 +1,7 @@
 """Symbols that stand for tensors while a model's forward pass is recorded.
 
 They support a model's operations on tensors outside of `ops`: slicing columns, splitting into heads, selecting the rows
-of logits, and adding.
+of logits, copying, and adding.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from pace import _C
-from pace.batch import Latent, LayerCache
+from pace.batch import Latent, LayerCache, Shares
 from pace.graph.instructions import Columns, Heads, Instruction, Places, Value
 from pace.states import State
 
@@ -110,6 +110,8 @@ def symbolic_cache(layers: Sequence[LayerCache]) -> list[LayerKv | LayerState | 
     """The symbolic cache of each layer."""
     cache: list[LayerKv | LayerState | None] = []
     for layer in layers:
+        if isinstance(layer, Shares):
+            layer = layers[layer.layer]
         if isinstance(layer, Latent):
             layer = layer.positions
         number = sum(kv is not None for kv in cache)
@@ -184,6 +186,10 @@ class Rows:
             raise ValueError(f"matrices of {self.columns.count} columns and {other.columns.count} cannot be added")
         return self.recording.rows(Add(self.like(), self.columns, other.columns))
 
+    def clone(self) -> Rows:
+        """Returns a copy, a new matrix."""
+        return self.recording.rows(Copy(self.like(), self.columns))
+
     def like(self, columns: int | None = None) -> Value:
         """A new value with the rows of this matrix."""
         return Value(columns or self.columns.count, self.columns.value.per_token)
@@ -225,6 +231,10 @@ class HeadRows:
         )
         return HeadRows(self.recording, part)
 
+    def clone(self) -> HeadRows:
+        """Returns a copy of adjacent heads, a new matrix."""
+        return self.flatten(1).clone().unflatten(1, (self.heads.count, self.heads.head_dim))
+
     def flatten(self, start_dim: int) -> Rows:
         """Returns a view `[T, H * D]` of adjacent heads."""
         heads = self.heads
@@ -262,3 +272,14 @@ class Add(Instruction):
 
     def lower(self, program: _C.Program, places: Places) -> None:
         program.add(places.value(self.out), places.columns(self.a), places.columns(self.b))
+
+
+@dataclass(eq=False)
+class Copy(Instruction):
+    """out = x."""
+
+    out: Value
+    x: Columns
+
+    def lower(self, program: _C.Program, places: Places) -> None:
+        program.activation(places.value(self.out), places.columns(self.x), None)

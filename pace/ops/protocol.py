@@ -27,6 +27,7 @@ from torch import Tensor
 from pace.ops.blocks import BlockRows
 from pace.ops.draws import Drawn, Draws
 from pace.ops.experts import ClampedSwiglu, Router
+from pace.ops.file_table import FileTable
 from pace.ops.quantizer import Quantizer
 from pace.ops.weight_layout import AnyLayout, QuantizedRows
 
@@ -153,7 +154,7 @@ class ForwardOps(Protocol):
     A row of a result depends only on the same row of the arguments (or the same token's span). It does not depend on
     the number of rows, other rows, or threads."""
 
-    def embedding(self, ids: Tensor, weight: Weight) -> Tensor:
+    def embedding(self, ids: Tensor, weight: Weight | FileTable) -> Tensor:
         """Returns `[T, K]`: row `ids[t]` of the weight for int64 `ids [T]`, widened to float32.
 
         Raises ValueError for an id outside of the weight, TypeError (`native`) for ids of another dtype."""
@@ -212,9 +213,12 @@ class ForwardOps(Protocol):
         The norm is that of each of `groups` equal parts of a row. The weight has K elements, or those of one part.
         Rows may have any stride."""
 
-    def route(self, logits: Tensor, router: Router, choice_bias: Tensor | None = None) -> Tensor:
+    def route(
+        self, logits: Tensor, router: Router, choice_bias: Tensor | None = None, expert_scale: Tensor | None = None
+    ) -> Tensor:
         """Returns `[T, 2 top_k]`: the indices of the experts that each row of `logits [T, E]` chooses, ascending, then
-        their weights. `choice_bias [E]` is added to the scores for the choice only. logits may have any row stride.
+        their weights. `choice_bias [E]` is added to the scores for the choice only. `expert_scale [E]` multiplies the
+        weights at the end. logits may have any row stride.
 
         A row whose scores contain NaN chooses the first experts, with NaN as weights."""
 

@@ -18,6 +18,7 @@ from torch.nn import functional
 from pace.ops import checks, reference_experts, weight_layout
 from pace.ops.blocks import BlockRows
 from pace.ops.experts import ClampedSwiglu
+from pace.ops.file_table import FileTable
 from pace.ops.protocol import AttentionOptions, ExpertOptions
 from pace.ops.quantizer import Quantizer
 from pace.ops.reference_experts import route  # noqa: F401
@@ -118,7 +119,9 @@ def unpack(weight: DenseWeight) -> Tensor:
 # linear, activations
 
 
-def embedding(ids: Tensor, weight: DenseWeight) -> Tensor:
+def embedding(ids: Tensor, weight: DenseWeight | FileTable) -> Tensor:
+    if isinstance(weight, FileTable):
+        return weight.rows(ids)
     if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < weight.n:
         raise ValueError(f"ids must be in 0..{weight.n - 1}; got {int(ids.min())}..{int(ids.max())}")
     return weight.matrix[ids].to(torch.promote_types(weight.dtype, torch.float32))

@@ -61,7 +61,8 @@ struct Step {
     const Table* tables;       // for every group of layers
     float* logits;             // [R][vocabulary], written
     GivenRows given = {};
-    const StateSpans* states = nullptr;  // null for a model without states
+    const StateSpans* states = nullptr;    // null for a model without states
+    const float* const* inputs = nullptr;  // for every input of the program: a row for each token
 };
 
 // [rows][columns] of fp32: one row for each token, or for each row of logits. Row r begins at r * columns of its
@@ -113,6 +114,8 @@ class Program {
 
     // -- recording; weights and parameters must outlive the program
     void embedding(Value out, const void* weight, const int32_t* order, Ids ids, int64_t offset);
+    // Rows that the caller has read for each token: input `number` of the step.
+    void input_rows(Value out, int number);
     // Columns from `first` on of the step's given rows: one for each token; or in place of rows of x, or added to them.
     void given_rows(Value out, int64_t first);
     void place_rows(Columns x, int64_t first, bool add);

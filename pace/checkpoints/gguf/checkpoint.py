@@ -191,6 +191,9 @@ class GgufCheckpoint(OpenFiles):
         """Frees the memory of rows [start, stop). Until then, mapped file pages count as this process's memory."""
         self._files[name].release(self._sources[name], start, stop)
 
+    def keep(self, name: str) -> None:
+        self._files[name].keep(self._sources[name])
+
     def row_ranges(self, name: str, piece_bytes: int = PIECE_BYTES) -> list[tuple[int, int]]:
         """Ranges [start, stop) of rows that cover a tensor, each of about `piece_bytes`; one range for a vector."""
         tensor, shape = self._tensor(name), self.tensors[name].shape

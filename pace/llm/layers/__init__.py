@@ -1,11 +1,11 @@
 """Layers that models are made of. Each declares its tensors by their names in the checkpoint, and computes through
 `ops`."""
 
-from pace.llm.layers.attention import Attention
+from pace.llm.layers.attention import Attention, SharedAttention
 from pace.llm.layers.base import Layer, ScaledVectors, Vectors
 from pace.llm.layers.block import Block, FeedForward, Mixer
 from pace.llm.layers.convolution import Convolution, ShortConvolution
-from pace.llm.layers.embedding import Embedding, LMHead, TiedLMHead
+from pace.llm.layers.embedding import Embedding, FileEmbedding, LMHead, TiedLMHead
 from pace.llm.layers.experts import (
     ExpertLinear,
     LatentMixture,
@@ -41,6 +41,7 @@ __all__ = [
     "Embedding",
     "ExpertLinear",
     "FeedForward",
+    "FileEmbedding",
     "FloatLinear",
     "Gate",
     "GatedLinear",
@@ -71,6 +72,7 @@ __all__ = [
     "RowRange",
     "ScaledMLP",
     "ScaledVectors",
+    "SharedAttention",
     "ShortConvolution",
     "WeightTarget",
     "TensorSource",

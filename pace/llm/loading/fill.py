@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Container, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Event, Lock
@@ -19,6 +20,8 @@ from pace.llm.layers import WeightTarget
 from pace.llm.layers.weight_target import Piece
 from pace.llm.loading.memory import check_memory
 from pace.llm.loading.plan import plan_layout
+from pace.ops.blocks import BlockRows
+from pace.ops.file_table import FileTable
 from pace.ops.weight_layout import WeightLayout
 
 if TYPE_CHECKING:
@@ -27,6 +30,9 @@ if TYPE_CHECKING:
 MIN_BAND_BYTES = 1024
 """Minimum bytes of a row in a band of columns. It limits how often a page of the file is read: at most the page size
 divided by this."""
+
+FAULT_AROUND_BYTES = 64 << 10
+"""Where a page of a file is read, Linux maps others around it that are in memory (fault_around_bytes)."""
 
 
 class TensorReader(Protocol):
@@ -54,6 +60,9 @@ class TensorReader(Protocol):
 
     def release(self, name: str, start: int = 0, stop: int | None = None) -> None:
         """Called when the rows just read are no longer needed."""
+
+    def keep(self, name: str) -> None:
+        """Lets single rows of a tensor be read at any time, also after the files are closed."""
 
 
 def load_weights(
@@ -87,8 +96,39 @@ def fill(
         fill_targets(reader, some, workers, progress)
 
     filled = model.weights_file.map(reader.files, in_file, model.dtype, fill_tensors) if model.weights_file else set()
+    sources = {here: name for name, here in names.items()}
+    for table in model.tables():
+        table.table = open_table(model, reader, sources[table.name])
+        filled = filled | {table.name}
     model.allocate(model.ops, model.dtype)
     fill_tensors(targets.keys() - filled)
+
+
+def open_table(model: BaseModelForCausalLM, reader: TensorReader, name: str) -> FileTable:
+    """Makes the table of a tensor that stays in its file. The pages of a row are given back after each lookup, so the
+    table never becomes resident."""
+    dtype, (n, k) = reader.tensors[name]
+    size = model.ops.weight_nbytes(n, k, dtype) if isinstance(dtype, WeightLayout) else n * k * dtype.itemsize
+    around = FAULT_AROUND_BYTES * n // size + 1
+    reader.keep(name)
+
+    def read(rows: list[int]) -> Tensor:
+        found = _floats([reader.read(name, row, row + 1) for row in rows])
+        for row in rows:
+            reader.release(name, max(0, row - around), min(n, row + around + 1))
+        return found
+
+    return FileTable(n, k, size, read)
+
+
+def _floats(rows: list[Piece]) -> Tensor:
+    """Returns single rows as one matrix of floats; a copy."""
+    first = rows[0]
+    if isinstance(first, Tensor):
+        return torch.cat(rows)
+    if isinstance(first, BlockRows):
+        return replace(first, data=torch.cat([row.data for row in rows])).dequantize()
+    return torch.cat([row.dequantize() for row in rows])
 
 
 def fill_targets(

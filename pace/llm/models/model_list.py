@@ -15,6 +15,10 @@ from pace.llm.models.families.ernie4_5_moe import Ernie4_5_MoeForCausalLM
 from pace.llm.models.families.falcon_h1 import FalconH1ForCausalLM
 from pace.llm.models.families.gemma2 import Gemma2ForCausalLM
 from pace.llm.models.families.gemma3 import Gemma3ForConditionalGeneration
+from pace.llm.models.families.gemma4 import (
+    Gemma4ForConditionalGeneration,
+    Gemma4UnifiedForConditionalGeneration,
+)
 from pace.llm.models.families.glm import Glm4ForCausalLM, GlmForCausalLM
 from pace.llm.models.families.glm4_moe import Glm4MoeForCausalLM
 from pace.llm.models.families.glm4_moe_lite import Glm4MoeLiteForCausalLM
@@ -77,6 +81,8 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     FalconH1ForCausalLM,
     Gemma2ForCausalLM,
     Gemma3ForConditionalGeneration,
+    Gemma4ForConditionalGeneration,
+    Gemma4UnifiedForConditionalGeneration,
     Glm4ForCausalLM,
     Glm4MoeForCausalLM,
     Glm4MoeLiteForCausalLM,
@@ -128,6 +134,8 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
 )
 MODEL_LIST = {model_class.__name__: model_class for model_class in MODEL_CLASSES} | {
     "Gemma3ForCausalLM": Gemma3ForConditionalGeneration,
+    "Gemma4ForCausalLM": Gemma4ForConditionalGeneration,
+    "Gemma4UnifiedForCausalLM": Gemma4UnifiedForConditionalGeneration,
     "Llama4ForCausalLM": Llama4ForConditionalGeneration,
     "Qwen3_5ForCausalLM": Qwen3_5ForConditionalGeneration,
     "Qwen3_5MoeForCausalLM": Qwen3_5MoeForConditionalGeneration,

@@ -192,12 +192,13 @@ class LlamaForCausalLM(BaseModelForCausalLM):
         """Returns the rotation of a layer's heads."""
         return self.rotaries[0]
 
-    def make_mlp(self, name: str) -> GatedMLP:
+    def make_mlp(self, name: str, inner: int | None = None) -> GatedMLP:
+        """`inner`: its width, by default the config's `intermediate_size`."""
         config = self.config
-        rows = [config.intermediate_size] * 2
+        inner = inner or config.intermediate_size
         return GatedMLP(
-            GatedLinear(parts(name, self.gate_up_names, rows), config.hidden_size, config.mlp_bias),
-            Linear({f"{name}.down_proj": config.hidden_size}, config.intermediate_size, config.mlp_bias),
+            GatedLinear(parts(name, self.gate_up_names, [inner] * 2), config.hidden_size, config.mlp_bias),
+            Linear({f"{name}.down_proj": config.hidden_size}, inner, config.mlp_bias),
             config.hidden_act,
         )
 
