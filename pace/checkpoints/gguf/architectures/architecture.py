@@ -1,5 +1,5 @@
 """The record of one architecture of GGUF files. It defines how their tensors and metadata become those of a checkpoint
-of the Hub. dense.py, mixtures.py and hybrids.py have the records."""
+of the Hub. The other modules here have the records."""
 
 from __future__ import annotations
 
@@ -101,6 +101,10 @@ class Architecture:
     """True for latent attention. The head width in the config is then that of the rotated part."""
     mixed: bool = False
     """True if some layers lack attention or a feed-forward. Arrays of heads or widths then have 0 for these layers."""
+    by_layer: tuple[str, ...] = ()
+    """Keys with arrays that `convert` reads. Their fields have the number of the first layer until then."""
+    proportional: bool = False
+    """True if the rotation's factors are 1 for the pairs of a head that rotate, and infinite for the others."""
     attends: bool = True
     """False if no layer has attention, and a file has no number of heads."""
     defaults: Fields = field(default_factory=dict)

@@ -6,10 +6,11 @@ from collections.abc import Collection
 
 from pace.checkpoints.gguf.architectures.architecture import Architecture
 from pace.checkpoints.gguf.architectures.dense import DENSE
+from pace.checkpoints.gguf.architectures.gemma4 import GEMMA_4
 from pace.checkpoints.gguf.architectures.hybrids import HYBRIDS
 from pace.checkpoints.gguf.architectures.mixtures import MIXTURES
 
-ARCHITECTURES: tuple[Architecture, ...] = (*DENSE, *MIXTURES, *HYBRIDS)
+ARCHITECTURES: tuple[Architecture, ...] = (*DENSE, GEMMA_4, *MIXTURES, *HYBRIDS)
 
 
 def find_architecture(name: str, sources: Collection[str]) -> Architecture | None:

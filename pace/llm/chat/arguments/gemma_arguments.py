@@ -28,6 +28,8 @@ _MAX_DEPTH = 6
 _MAX_COUNT = 256
 """Largest bound of a length that a grammar counts; values with a larger one are JSON."""
 _LENGTHS = {"string": ("minLength", "maxLength"), "array": ("minItems", "maxItems")}
+IMPOSSIBLE: dict[str, Any] = {"not": {}}
+"""A schema that allows no value."""
 _KEYWORDS = {
     "string": {"type", "minLength", "maxLength"},
     "array": {"type", "items", "minItems", "maxItems"},
@@ -80,7 +82,8 @@ def _form(schema: Mapping[str, Any], depth: int) -> str:
         return "json"
     if kind in ("array", "object") and not depth:
         return "json"
-    if kind == "array" and not isinstance(schema.get("items", {}), Mapping):
+    shapes = {"items": Mapping, "properties": Mapping, "required": list}
+    if not all(isinstance(schema[name], shape) for name, shape in shapes.items() if name in schema):
         return "json"
     if kind == "object" and schema.get("properties") and schema.get("additionalProperties", False) is not False:
         return "json"
@@ -106,7 +109,7 @@ def _written(value: Any, schema: Mapping[str, Any], depth: int) -> str:
     """Returns the text of a value."""
     fitting = next((part for part in alternatives(schema) if is_valid(value, part)), {})
     form = _form(fitting, depth)
-    if form == "json":
+    if form == "json" or (form == "listed" and not isinstance(value, str)):
         return json.dumps(value, ensure_ascii=False)
     if isinstance(value, str):
         return _quoted(value)
@@ -124,7 +127,7 @@ def _members_of(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _schema(whole: Mapping[str, Any], part: Any) -> dict[str, Any]:
-    return sharing(whole, part if isinstance(part, Mapping) else {} if part else {"not": {}})
+    return sharing(whole, part if isinstance(part, Mapping) else {} if part else IMPOSSIBLE)
 
 
 # -- the grammar -------------------------------------------------------------------------------------------------------
@@ -180,9 +183,7 @@ class _Builder:
 
     def _text(self, least: int, most: int | None, name: str) -> str:
         if (least, most) == (0, None):
-            if "gemma_text" not in self._rules.lines:
-                self._rules.until("gemma_text", QUOTE)
-            return f"{self._quote} gemma_text"
+            return f"{self._quote} {self._rules.until('gemma_text', QUOTE)}"
         mark, text = pattern(QUOTE), rf"(.|\n){{{least},{'' if most is None else most}}}"
         spelled = self._rules.add(f"{name}_spelled".upper(), rf"/{text}{mark}/ & ~/(.|\n)*{mark}(.|\n)+/")
         if not self._quote.startswith("<["):
@@ -200,9 +201,9 @@ class _Builder:
         return f"(/\\[( )?/ {items if least else f'({items})?'} /( )?\\]/)"
 
     def _object(self, schema: Mapping[str, Any], name: str, depth: int) -> str:
-        known = _members_of(schema)
-        required = schema.get("required", ())
+        known, required = _members_of(schema), schema.get("required", ())
         known |= {key: {} for key in required if key not in known}
+        known = {key: own for key, own in known.items() if key in required or own != IMPOSSIBLE}
         if known or schema.get("additionalProperties") is False:
             inner = self.members({key: (own, key in required) for key, own in known.items()}, f"{name}_member", depth - 1)
             return f'(/\\{{( )?/ {inner} /( )?\\}}/)'
@@ -214,7 +215,7 @@ class _Builder:
         """Any value, at any depth."""
         if "gemma_any" not in self._rules.lines:
             self._rules.lines["gemma_any"] = ""  # for its own parts
-            kinds = [f"{self._text(0, None, '')}", '%json {"type": "number"}', "/true|false|null|None/"]
+            kinds = [self._text(0, None, ""), json_expression({"type": "number"}, False), "/true|false|null|None/"]
             kinds += [f"/\\[( )?/ (gemma_any ({_COMMA} gemma_any)*)? /( )?\\]/", self._open_object("gemma_any")]
             self._rules.add("gemma_any", " | ".join(kinds))
         return "gemma_any"
@@ -292,7 +293,7 @@ class _MembersReader:
         else:
             end = text.find(":", at)
             name, after = text[at:end].rstrip(), end
-            if name is None or {"{", "}", "\n"} & set(text[at:] if end < 0 else name):
+            if {"{", "}", "\n"} & set(text[at:] if end < 0 else name):
                 return "", 0, State.BROKEN
         rest = text[after:].lstrip() if after >= 0 else ""
         if name is None or (rest and rest[0] != ":"):

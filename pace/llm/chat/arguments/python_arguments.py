@@ -30,6 +30,8 @@ class PythonArguments:
     constraints in the schema may be written as in Python, also in lists. The reader accepts both notations at any
     depth."""
 
+    quote = ""
+
     def write(self, values: Mapping[str, Any], tool: Tool) -> str:
         known = properties(tool)
         return ", ".join(f"{key}={_written(value, known.get(key, ({}, False))[0])}" for key, value in values.items())
