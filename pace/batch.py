@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeGuard
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -298,6 +299,39 @@ class ForwardBatch:
     """The slots that the step reads and writes. None for a model without states."""
     others: tuple[ForwardBatch, ...] = ()
     """The same step for the second and later groups of layers, with their slots and block tables."""
+
+    def of_wanted_tokens(self, x: Tensor) -> ForwardBatch:
+        """Returns the step of each span's tokens from the first one on whose logits are wanted. Rows of `x [T, W]` are
+        its given rows, one for each of these tokens. For layers that only see keys and values of earlier layers."""
+        edges, wanted = self.spans.query_start.numpy(), self.logit_rows.numpy()
+        starts, ends = edges[:-1], edges[1:]
+        first = np.append(wanted, edges[-1])[np.searchsorted(wanted, starts)]
+        lengths = np.maximum(ends - first, 0)
+        edges = np.concatenate([[0], np.cumsum(lengths)])
+        rows = torch.from_numpy(np.arange(edges[-1]) + np.repeat(ends - edges[1:], lengths))
+        newest = self.spans.newest
+        spans = replace(
+            self.spans,
+            query_start=torch.from_numpy(edges.astype(np.int32)),
+            newest=None if newest is None else newest[rows],
+        )
+        some = replace(
+            self,
+            tokens=self.tokens[rows],
+            positions=self.positions[rows],
+            rope_lengths=self.rope_lengths[rows],
+            spans=spans,
+            slots=self.slots[rows],
+            logit_rows=torch.searchsorted(rows, self.logit_rows),
+            given=GivenRows(x[rows], torch.arange(len(rows))),
+            angle_positions=None if self.angle_positions is None else self.angle_positions[:, rows],
+            others=(),
+        )
+        others = (
+            replace(some, spans=replace(spans, block_table=other.spans.block_table), slots=other.slots[rows])
+            for other in self.others
+        )
+        return replace(some, others=tuple(others))
 
     def of_layer(self, kv: LayerBlocks) -> ForwardBatch:
         """Returns the batch with the slots and block table of the layer that owns `kv`."""

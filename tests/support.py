@@ -72,6 +72,9 @@ class TensorDict:
     def release(self, name: str, start: int = 0, stop: int | None = None) -> None:
         pass
 
+    def keep(self, name: str) -> None:
+        pass
+
 
 def load_model(folder: Path, dtype: torch.dtype, ops: ModuleType) -> BaseModelForCausalLM:
     """Loads the model of a folder with one safetensors file."""

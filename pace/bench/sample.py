@@ -46,7 +46,7 @@ MAX_RUNS, MAX_SECONDS = 5, 2.0
 
 
 class CannotSample(Exception):
-    """The layers cannot be run for this load: too few positions, or too much cache."""
+    """Some layers cannot be run alone, or not for this load: too few positions, or too much cache."""
 
 
 class Prompts(NamedTuple):
@@ -81,6 +81,8 @@ class Sample:
         """Measures the corrections for weights in `dtype`, or quantised. Raises what loading the model raises, and
         CannotSample."""
         model = make_model(self.checkpoint, dtype, native, kv_dtype, quantization)
+        if not model.has_independent_layers:
+            raise CannotSample("its layers share keys and values, or have inputs of their own")
         with _threads(limits.threads), _no_warnings():
             reader = self.checkpoint.open_weights(model.config.quantization_config)
             with nullcontext() if reader is self.checkpoint.gguf else reader:

@@ -326,7 +326,7 @@ class LLMModel:
             cache_slot_bytes=cache.slot_bytes,
             cache_slots=cache.states.pool.num_blocks,
             process=resident_bytes(),
-            mapped=self._model.mapped_nbytes,
+            mapped=self._model.mapped_nbytes + self._model.file_nbytes,
         )
 
     def operator_report(self) -> OperatorReport:

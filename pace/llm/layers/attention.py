@@ -65,6 +65,11 @@ class Attention(Layer):
     def readers(self) -> list[Linear]:
         return [self.qkv]
 
+    @property
+    def makes_plain_values(self) -> bool:
+        """True if values are rows of its product as they are."""
+        return isinstance(self.value_norm, NoHeadNorm) and not self.keys_are_values
+
     def __call__(
         self,
         ops: ForwardOps,
@@ -128,6 +133,10 @@ class SharedAttention(Attention):
         """`scale`: as in `Attention`."""
         super().__init__(query, output, num_heads, positions, rotary, query_norm, scale=scale)
         self.cache = shares
+
+    @property
+    def makes_plain_values(self) -> bool:
+        return False
 
     def __call__(
         self,

@@ -22,6 +22,7 @@ from pace.llm.loading.memory import check_memory
 from pace.llm.loading.plan import plan_layout
 from pace.ops.blocks import BlockRows
 from pace.ops.file_table import FileTable
+from pace.ops.protocol import WeightOps
 from pace.ops.weight_layout import WeightLayout
 
 if TYPE_CHECKING:
@@ -98,17 +99,17 @@ def fill(
     filled = model.weights_file.map(reader.files, in_file, model.dtype, fill_tensors) if model.weights_file else set()
     sources = {here: name for name, here in names.items()}
     for table in model.tables():
-        table.table = open_table(model, reader, sources[table.name])
+        table.table = open_table(model.ops, reader, sources[table.name])
         filled = filled | {table.name}
     model.allocate(model.ops, model.dtype)
     fill_tensors(targets.keys() - filled)
 
 
-def open_table(model: BaseModelForCausalLM, reader: TensorReader, name: str) -> FileTable:
+def open_table(ops: WeightOps, reader: TensorReader, name: str) -> FileTable:
     """Makes the table of a tensor that stays in its file. The pages of a row are given back after each lookup, so the
     table never becomes resident."""
     dtype, (n, k) = reader.tensors[name]
-    size = model.ops.weight_nbytes(n, k, dtype) if isinstance(dtype, WeightLayout) else n * k * dtype.itemsize
+    size = ops.weight_nbytes(n, k, dtype) if isinstance(dtype, WeightLayout) else n * k * dtype.itemsize
     around = FAULT_AROUND_BYTES * n // size + 1
     reader.keep(name)
 

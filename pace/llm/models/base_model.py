@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pace.batch import ForwardBatch, KVSpec, LayerBlocks, LayerCache
+from pace.batch import ForwardBatch, KVSpec, LayerBlocks, LayerCache, Shares
 from pace.llm.layers import (
     Block,
     Embedding,
@@ -36,6 +36,12 @@ from pace.media.media import MediaSpan
 from pace.ops.protocol import ForwardOps, Ops
 from pace.ops.weight_layout import WeightLayout
 from pace.quant import QuantizationConfig
+
+
+class Recordable(Protocol):
+    """A part of a forward pass."""
+
+    def compute(self, ops: ForwardOps, batch: ForwardBatch, angles: Angles) -> Tensor: ...
 
 
 class BaseModelForCausalLM(Layer):
@@ -115,6 +121,22 @@ class BaseModelForCausalLM(Layer):
     def kv_spec(self) -> KVSpec:
         """The cache of the model: what the mixers of each layer keep, layer by layer."""
         return KVSpec(tuple(cache for layer in self.layers for cache in _each(layer.cache)), self.kv_dtype)
+
+    @property
+    def num_tail_layers(self) -> int:
+        """Number of the last layers that keep nothing. They run only for tokens whose logits are wanted."""
+        return 0
+
+    @property
+    def stages(self) -> tuple[Recordable, Recordable] | None:
+        """With tail layers, the forward pass in two parts. The first one returns `[T, hidden]`, and the second one
+        reads that as given rows (`ForwardBatch.of_wanted_tokens`), with the same bits as `compute`."""
+        return None
+
+    @property
+    def has_independent_layers(self) -> bool:
+        """True if each layer reads only the output of the one before it, and its own cache."""
+        return not any(isinstance(cache, Shares) for cache in self.kv_spec.layers)
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Returns logits `[R, V]` of `batch.logit_rows`, op by op; writes the batch's targets of the cache."""
@@ -207,6 +229,11 @@ class BaseModelForCausalLM(Layer):
     def mapped_nbytes(self) -> int:
         """Bytes of the weights that are in a file."""
         return sum(layer.in_file.nbytes for layer in [*self.stacks(), *self.matrices()] if layer.in_file)
+
+    @property
+    def file_nbytes(self) -> int:
+        """Bytes of the tables that stay in the checkpoint's files, and are read row by row."""
+        return sum(table.file_nbytes for table in self.tables())
 
     @property
     def usual_layout(self) -> WeightLayout | None:

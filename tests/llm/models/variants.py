@@ -12,6 +12,7 @@ from unittest import mock
 import torch
 
 from tests.llm.models import references
+from tests.llm.models.families.gemma4_variants import GEMMA4, GEMMA4_BASE
 from tests.llm.models.families.latent_variants import LATENT_BASE, LATENTS
 from tests.llm.models.families.mixture_variants import MIXTURE_BASE, MIXTURES
 from tests.llm.models.states.hybrid_variants import HYBRID_BASE, HYBRID_ROUTED, HYBRIDS
@@ -56,6 +57,7 @@ BASE = {
         "query_pre_attn_scalar": 10,
     },
     "gemma3": {"num_key_value_heads": 2, "head_dim": 12, "sliding_window": 7},
+    **GEMMA4_BASE,
     "smollm3": {"num_key_value_heads": 2, "num_hidden_layers": 4, "pad_token_id": 0},
     "granite": {
         "num_key_value_heads": 2,
@@ -101,6 +103,11 @@ VISION = {
         "num_attention_heads": 2,
         "image_size": 16,
         "patch_size": 4,
+    },
+    "gemma4": {
+        "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "num_key_value_heads": 2, "head_dim": 4, "patch_size": 4, "pooling_kernel_size": 2,
+        "position_embedding_size": 16,
     },
     "llama4": {
         "hidden_size": 8, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
@@ -274,6 +281,7 @@ VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
     ("gemma3_text", "layer_types", {"num_hidden_layers": 2, "layer_types": ["full_attention", "sliding_attention"]}),
     ("gemma3", "default", {}),
     ("gemma3", "caps", {"final_logit_softcapping": 4.0}),
+    *GEMMA4,
     ("smollm3", "default", {}),
     ("smollm3", "no_rope_layers", {"no_rope_layers": [0, 1, 1, 0], "tie_word_embeddings": False}),
     ("smollm3", "interval", {"no_rope_layer_interval": 2, "attention_bias": True, "mlp_bias": True}),
@@ -451,12 +459,13 @@ def randomise(model: torch.nn.Module, model_type: str) -> None:
                 spread = 1.0 if is_embedding else 1.5 / inputs**0.5
                 parameter.normal_(0.0, spread)
             else:
-                is_around_one = ("norm" in name or "ln_" in name) and "gemma" not in model_type  # Gemma adds 1
+                adds_one = model_type.startswith(("gemma2", "gemma3"))
+                is_around_one = ("norm" in name or "ln_" in name or name.endswith("scale")) and not adds_one
                 parameter.normal_(1.0 if is_around_one else 0.0, 0.3)
             parameter.copy_(parameter.bfloat16())
         for name, buffer in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):
-                buffer.normal_(0.0, 0.3)
+            if name.endswith(("e_score_correction_bias", "layer_scalar")):
+                buffer.normal_(1.0 if name.endswith("scalar") else 0.0, 0.3)
                 buffer.copy_(buffer.bfloat16())
 
 

@@ -4,6 +4,7 @@ own for each token (E2B, E4B), or have experts beside its MLP (26B-A4B)."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -172,13 +173,33 @@ class Gemma4ForConditionalGeneration(LlamaForCausalLM):
             if self.config.source(layer) is not None:
                 yield rf"model\.layers\.{layer}\.self_attn\.(k_proj|v_proj|k_norm|v_norm)\..*"
 
+    @property
+    def has_independent_layers(self) -> bool:
+        return super().has_independent_layers and self.layer_inputs is None
+
+    @property
+    def num_tail_layers(self) -> int:
+        return self.config.num_kv_shared_layers
+
+    @property
+    def stages(self) -> tuple[FirstLayers, TailLayers] | None:
+        return (FirstLayers(self), TailLayers(self)) if self.num_tail_layers else None
+
     def compute(self, ops: ForwardOps, batch: ForwardBatch, angles: Angles) -> Tensor:
         x = self.embed(ops, batch)
-        inputs = self.layer_inputs and self.layer_inputs(ops, batch.tokens, x)
-        for index, (layer, kv) in enumerate(zip(self.layers, self._of_layers(batch.kv), strict=True)):
-            layer_input = self.layer_inputs and self.layer_inputs.of_layer(inputs, index)
-            x = layer(ops, x, angles, batch.of_layer(kv), kv, layer_input)
+        x = self.run_layers(ops, x, x, batch, angles, 0, len(self.layers))
         return self.head(ops, x[batch.logit_rows])
+
+    def run_layers(
+        self, ops: ForwardOps, x: Tensor, embeddings: Tensor, batch: ForwardBatch, angles: Angles, first: int, last: int
+    ) -> Tensor:
+        """Runs layers `first .. last - 1` on `x [T, hidden]`. `embeddings`: those of the tokens, of the same shape."""
+        inputs = self.layer_inputs and self.layer_inputs(ops, batch.tokens, embeddings)
+        caches = list(self._of_layers(batch.kv))
+        for index in range(first, last):
+            layer_input = self.layer_inputs and self.layer_inputs.of_layer(inputs, index)
+            x = self.layers[index](ops, x, angles, batch.of_layer(caches[index]), caches[index], layer_input)
+        return x
 
     def make_layer(self, name: str, index: int) -> Gemma4Block:
         config = self.config
@@ -229,6 +250,32 @@ class Gemma4ForConditionalGeneration(LlamaForCausalLM):
     def embedding_scale(self) -> float:
         """sqrt(hidden_size), rounded to the weights' dtype, as `transformers` does."""
         return torch.tensor(self.config.hidden_size**0.5).to(self.dtype).item()
+
+
+@dataclass(frozen=True, eq=False)
+class FirstLayers:
+    """The layers that keep keys and values."""
+
+    model: Gemma4ForConditionalGeneration
+
+    def compute(self, ops: ForwardOps, batch: ForwardBatch, angles: Angles) -> Tensor:
+        """Returns `[T, hidden]`."""
+        x, last = self.model.embed(ops, batch), len(self.model.layers) - self.model.num_tail_layers
+        return self.model.run_layers(ops, x, x, batch, angles, 0, last)
+
+
+@dataclass(frozen=True, eq=False)
+class TailLayers:
+    """The layers that share keys and values, and the head."""
+
+    model: Gemma4ForConditionalGeneration
+
+    def compute(self, ops: ForwardOps, batch: ForwardBatch, angles: Angles) -> Tensor:
+        """Returns the logits of outputs of `FirstLayers`, which are the given rows."""
+        model, last = self.model, len(self.model.layers)
+        x = ops.given_rows(batch.given.rows[:, : model.config.hidden_size])
+        x = model.run_layers(ops, x, model.embed(ops, batch), batch, angles, last - model.num_tail_layers, last)
+        return model.head(ops, x[batch.logit_rows])
 
 
 class Gemma4UnifiedForConditionalGeneration(Gemma4ForConditionalGeneration):

@@ -85,10 +85,11 @@ class Gemma4Config(WindowedConfig):
     eos_token_id: int | tuple[int, ...] | None = token_ids(1)
     pad_token_id: int | tuple[int, ...] | None = token_ids(0)
     global_head_dim: int = count(512, MAX_HEAD_DIM)
-    """Width of heads in layers without a window, unless there is a per_layer_config."""
+    """Width of heads in layers without a window."""
     num_global_key_value_heads: int | None = count(None, optional=True)
-    """Key heads in layers without a window, with attention_k_eq_v and unless there is a per_layer_config."""
+    """Key heads in layers without a window. In a config.json, without effect unless attention_k_eq_v is true."""
     per_layer_config: dict[int, dict[str, int]] | None = layer_overrides()
+    """Overrides both in a config.json. None once it is read."""
     attention_k_eq_v: bool = flag(False)
     """True if values are keys in layers without a window."""
     num_kv_shared_layers: int = count(0, MAX_LAYERS, minimum=0)
@@ -157,7 +158,8 @@ class Gemma4Config(WindowedConfig):
                 raise ValueError(f"config.json: num_experts and top_k_experts: {error}") from None
 
     def heads_of(self, kind: str) -> Heads:
-        """Returns the key and value heads of a kind of layer. Raises ValueError if two of its layers differ."""
+        """Returns the key and value heads of a kind of layer, from the fields of a config.json. Raises ValueError if
+        two of its layers differ."""
         usual = Heads(self.num_key_value_heads, self.head_dim)
         if self.per_layer_config is None:
             if kind == SLIDING:
@@ -165,7 +167,7 @@ class Gemma4Config(WindowedConfig):
             num_heads = self.attention_k_eq_v and self.num_global_key_value_heads or self.num_key_value_heads
             return Heads(num_heads, self.global_head_dim)
         layers = [layer for layer, other in enumerate(self.types_of_layers) if other == kind]
-        found = {usual._replace(**self.per_layer_config.get(layer, {})) for layer in layers}
+        found = {usual._replace(**self.per_layer_config.get(layer, {})) for layer in layers} or {usual}
         if len(found) > 1:
             raise ValueError(
                 f"config.json: per_layer_config must be the same for all layers of {kind}; got {sorted(found)}"
@@ -173,7 +175,10 @@ class Gemma4Config(WindowedConfig):
         return found.pop()
 
     def heads(self, layer: int) -> Heads:
-        return self.heads_of(self.layer_types[layer])
+        """Returns the key and value heads of a layer."""
+        if self.slides(layer):
+            return Heads(self.num_key_value_heads, self.head_dim)
+        return Heads(self.num_global_key_value_heads, self.global_head_dim)
 
     def source(self, layer: int) -> int | None:
         """The layer whose keys and values a layer sees; None for its own."""
@@ -194,8 +199,16 @@ class Gemma4Config(WindowedConfig):
         return Router(self.num_experts, self.top_k_experts, normalise=True)
 
     def derived(self, fields: dict[str, Any]) -> dict[str, Any]:
-        values = super().derived(fields)
-        return values | {"hidden_act": self.hidden_activation, "local_rope": self.rope_of(fields, SLIDING)}
+        usual, of_all = self.heads_of(SLIDING), self.heads_of(FULL)
+        return super().derived(fields) | {
+            "hidden_act": self.hidden_activation,
+            "local_rope": self.rope_of(fields, SLIDING),
+            "num_key_value_heads": usual.num_key_value_heads,
+            "head_dim": usual.head_dim,
+            "num_global_key_value_heads": of_all.num_key_value_heads,
+            "global_head_dim": of_all.head_dim,
+            "per_layer_config": None,
+        }
 
     def read_rope(self, fields: dict[str, Any], head_dim: int) -> RopeConfig:
         return self.rope_of(fields, FULL)
