@@ -96,9 +96,9 @@ def _of_mixture(mixture: MixtureOfExperts) -> Iterator[Migration]:
 def _of_values(attention: Attention) -> Migration:
     """Migration from the rows of the values to the columns that read the heads' contexts. Query heads of a group share
     their values, and therefore one scale."""
-    kv_heads, dim = attention.cache.kv_heads, attention.cache.value_dim
+    kv_heads, dim = attention.positions.kv_heads, attention.positions.value_dim
     group = attention.num_heads // kv_heads
-    first = (attention.num_heads + kv_heads) * attention.cache.key_dim
+    first = (attention.num_heads + kv_heads) * attention.positions.key_dim
 
     def shared(s: Tensor) -> Tensor:
         means = s.log().view(kv_heads, group, dim).mean(1, keepdim=True).exp()

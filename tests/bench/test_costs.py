@@ -56,6 +56,21 @@ def test_an_embedding_of_its_own_is_not_read_by_a_step():
     assert untied.weight_bytes - tied.weight_bytes == 64 + 96 * 32 * 4  # header and matrix
 
 
+def test_layers_that_share_keys_run_for_one_token_of_a_prompt():
+    """E2B's last 20 layers keep nothing, read keys in each decode step, and do not run for a prompt. Its table of
+    embeddings for layers takes no memory."""
+    model_class, config = read_config(SHAPES["gemma-4-e2b"])
+    model = model_class(config, torch.bfloat16, native)
+    costs = Costs.of(model, torch.bfloat16)
+    assert costs.kv_bytes_per_token == 2 * (12 * 512 + 3 * 1024)
+    assert costs.kv_bytes(1000) == 2 * (28 * 512 * 512 + 7 * 1024 * 1000)
+    assert sum(layer.pairs(100) for layer in costs.attention) == 15 * 5050 + 20 * 100
+    double_wide = 3 * 1536 * 2 * 6144 + 2 * 256 * 1536
+    heads = 8 * 256 * 1536 * 2 * (16 + 2 * 4)
+    assert costs.tail_flops == 2 * (20 * double_wide + heads)
+    assert costs.weight_bytes < 2.1 * (model.num_weights - 262144 * 35 * 256)
+
+
 def test_operations_by_hand():
     costs = Costs.of(tiny_llama(), torch.float32)
     per_layer = 32 * (4 + 2 + 2) * 16 + 4 * 16 * 32 + 3 * 32 * 64

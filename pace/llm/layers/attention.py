@@ -47,7 +47,6 @@ class Attention(Layer):
         self.qkv = qkv
         self.output = output
         self.num_heads = num_heads
-        self.positions = cache
         self.cache: LayerCache = cache
         self.rotary = rotary
         self.query_norm = query_norm or NoHeadNorm()
@@ -64,6 +63,12 @@ class Attention(Layer):
     @property
     def readers(self) -> list[Linear]:
         return [self.qkv]
+
+    @property
+    def positions(self) -> Positions:
+        """The keys and values that it sees."""
+        assert isinstance(self.cache, Positions)
+        return self.cache
 
     @property
     def makes_plain_values(self) -> bool:
@@ -133,6 +138,11 @@ class SharedAttention(Attention):
         """`scale`: as in `Attention`."""
         super().__init__(query, output, num_heads, positions, rotary, query_norm, scale=scale)
         self.cache = shares
+        self._seen = positions
+
+    @property
+    def positions(self) -> Positions:
+        return self._seen
 
     @property
     def makes_plain_values(self) -> bool:

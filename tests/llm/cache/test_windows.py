@@ -59,7 +59,7 @@ def test_layers_of_two_widths_are_in_groups_of_about_equal_bytes() -> None:
     many = tuple(Positions(2, 512, 512) if index % 6 == 5 else Positions(8, 256, 256, 1024) for index in range(30))
     spec = by_lifetime(KVSpec(many, torch.bfloat16))
     assert spec.groups[0] == Group((5, 11, 17, 23, 29), None) and spec.groups[1].window == 1024
-    assert spec.group_bytes < 1.2 * 5 * 4096
+    assert spec.group_bytes <= 1.2 * 5 * 4096
 
 
 def test_layers_that_share_keys_have_the_blocks_of_others() -> None:

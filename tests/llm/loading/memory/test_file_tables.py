@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from pace.checkpoints.gguf import GgufCheckpoint
+from pace.checkpoints.quantized import read_quant_method
 from pace.checkpoints.reader import CheckpointReader
 from pace.llm import LLMModel, SamplingConfig
 from pace.llm.loading.checkpoint import Checkpoint
@@ -69,10 +70,7 @@ def test_rows_of_gguf_tables_have_the_values_of_the_file(tmp_path, kind):
 def test_rows_of_quantised_matrices_have_the_values_of_the_checkpoint(tmp_path):
     folder = save_quantized(tmp_path, "gptq", "qwen3")
     checkpoint, name = Checkpoint(folder), "model.layers.0.mlp.up_proj.weight"
-    method = LLMModel.__module__ and checkpoint.config["quantization_config"]
-    from pace.checkpoints.quantized import read_quant_method
-
-    with checkpoint.open_weights(read_quant_method(method)) as reader:
+    with checkpoint.open_weights(read_quant_method(checkpoint.config["quantization_config"])) as reader:
         expected = reader.read(name).dequantize()
         table = open_table(native, reader, name)
     ids = torch.tensor([5, 0, 5, 17])
