@@ -121,8 +121,8 @@ def test_nothing_changes_before_the_budget_is_spent() -> None:
     generator = make()
     config = SamplingConfig(do_sample=True, seed=3, top_k=0, max_new_tokens=12)
     free = generator.generate([20, OPENING], config).generated_token_ids[0]
-    bounded = generator.generate([20, OPENING], config, thinking_budget=7).generated_token_ids[0]
-    assert bounded[:7] == free[:7] and bounded[7] == CLOSING
+    bounded = generator.generate([20, OPENING], config, thinking_budget=3).generated_token_ids[0]
+    assert bounded[:3] == free[:3] and bounded[3] == CLOSING
     assert generator.generate([20, OPENING], config, thinking_budget=500).generated_token_ids[0] == free
 
 

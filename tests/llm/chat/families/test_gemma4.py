@@ -167,6 +167,6 @@ def test_a_thought_and_a_call_in_the_grammar(template):
     words = vocabulary(tuple(NAMES))
     turn = plan_turn(template, [ASKED], TOOLS, ToolChoice("required"), variables=THINKS)
     grammar = turn_grammar(GEMMA4, TOOLS, ToolChoice("required"), True, turn.reasoning, words.special)
-    for text in (ROME, ROME + ROME, f"<|channel>thought\nHm. {ROME}\n<channel|>{ROME}"):
+    for text in (ROME, ROME + ROME, f"<|channel>thought\nHm, call:f{{\n<channel|>{ROME}"):
         assert accepts(grammar, words, words.encode(text)), text
     assert not accepts(grammar, words, words.encode("<|channel>thought\nHm.\n<channel|>Well."))
