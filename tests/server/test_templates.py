@@ -8,7 +8,7 @@ import pytest
 
 from tests.llm.chat.test_families import LFM25_THINKING, NEMOTRON3, QWEN35, QWEN_CODER
 from tests.llm.chat.test_manners import CALLS, GEMMA, GUARD, IGNORES, in_order
-from tests.server.serving import Serving, shared_generator
+from tests.server.serving import LONG, Serving, shared_generator
 
 TOOLS = [
     {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in ("weather", "time")
@@ -147,7 +147,7 @@ BUDGETS = [
 
 @pytest.mark.parametrize(("path", "fields"), BUDGETS)
 def test_a_thinking_budget_holds_in_every_form(path, fields, caplog):
-    asked = {"input": [ASKED]} if "responses" in path else {"messages": [ASKED]}
+    asked = {"input": LONG} if "responses" in path else {"messages": LONG}
     limit = "max_output_tokens" if "responses" in path else "max_tokens"
     body = {"model": "tiny", **asked, limit: 40, "temperature": 0, **fields}
     with with_template(QWEN35) as serving:

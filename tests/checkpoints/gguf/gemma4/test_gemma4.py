@@ -28,7 +28,7 @@ SMALL = {
 EXPERTS = {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 32}
 HELD = {
     "e4b": {"hidden_size_per_layer_input": 32, "num_kv_shared_layers": 2},
-    "e2b": {"hidden_size_per_layer_input": 8, "num_kv_shared_layers": 2, "use_double_wide_mlp": True,
+    "e2b": {"hidden_size_per_layer_input": 16, "num_kv_shared_layers": 2, "use_double_wide_mlp": True,
             "num_key_value_heads": 1},
     "31b": {"attention_k_eq_v": True, "num_global_key_value_heads": 1},
     "26b": {"attention_k_eq_v": True, "num_global_key_value_heads": 1, **EXPERTS},
@@ -45,7 +45,7 @@ def saved(folder, **fields):
     model = Gemma4ForCausalLM(Gemma4TextConfig(**SMALL | fields)).eval()
     with torch.no_grad():
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-            if "norm" in name or name.endswith(("scale", "layer_scalar")):
+            if "norm" in name or name.endswith(("router.scale", "per_expert_scale", "layer_scalar")):
                 tensor.uniform_(0.5, 1.5)
     model.save_pretrained(folder)
     return model
