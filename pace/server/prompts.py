@@ -142,7 +142,9 @@ class PromptReader:
     def pass_over_budget(self, job: GenerationJob) -> None:
         """Logs a thinking budget for a model without thoughts. Raises ApiError if the job needs them."""
         if job.needs_thoughts:
-            raise invalid(job.budget_param, f"needs a model whose thoughts have known marks: {self._model_name!r} has none")
+            raise invalid(
+                job.budget_param, f"needs a model whose thoughts have known marks: {self._model_name!r} has none"
+            )
         self._log_passed_over((f"{job.budget_param} for a model without thoughts",))
 
     def _check_media(self, contents: list[Any]) -> None:

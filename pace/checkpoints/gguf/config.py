@@ -171,7 +171,9 @@ def _rope(keys: Keys, fields: Fields, factors: Mapping[str, list[float]], archit
     if kind == "linear" and factor not in (None, 0.0, 1.0):
         return found | {"rope_scaling": {"rope_type": "linear", "factor": factor}}
     if kind == "yarn":
-        return found | {"rope_scaling": _yarn(keys, keys.required("rope.scaling.factor", factor), original, architecture.latent)}
+        return found | {
+            "rope_scaling": _yarn(keys, keys.required("rope.scaling.factor", factor), original, architecture.latent)
+        }
     if kind not in ("none", "linear"):
         raise keys.refused(
             f"{keys.prefix}rope.scaling.type = {kind[:80]!r} without tensors of factors is not implemented; "

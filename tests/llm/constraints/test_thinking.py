@@ -276,5 +276,3 @@ def test_the_place_is_known_from_the_end_of_the_prompt() -> None:
     assert thoughts.begin([20, OPENING, *newlines], 4).place is Place.WITHIN
     assert thoughts.begin([20, OPENING, 21, CLOSING, *newlines], 4).place is Place.AFTER
     assert thoughts.begin([OPENING, 21], 4).place is Place.BEFORE
-
-

@@ -51,7 +51,9 @@ def _head_dim(keys: Keys, end: str = "") -> int:
     """Width of the heads of layers without a window, or with one (`_swa`)."""
     width = keys.read(f"attention.key_length{end}")
     if keys.integer(f"attention.value_length{end}", width) != width:
-        raise keys.refused(f"attention.key_length{end} and attention.value_length{end} differ, which is not implemented")
+        raise keys.refused(
+            f"attention.key_length{end} and attention.value_length{end} differ, which is not implemented"
+        )
     return width
 
 

@@ -7,4 +7,14 @@ from pace.llm.chat.arguments.json_arguments import JsonArguments
 from pace.llm.chat.arguments.python_arguments import PythonArguments
 from pace.llm.chat.arguments.tagged_arguments import TaggedArguments
 
-__all__ = ["Arguments", "GemmaArguments", "JsonArguments", "PythonArguments", "Reader", "Reading", "Rules", "State", "TaggedArguments"]
+__all__ = [
+    "Arguments",
+    "GemmaArguments",
+    "JsonArguments",
+    "PythonArguments",
+    "Reader",
+    "Reading",
+    "Rules",
+    "State",
+    "TaggedArguments",
+]

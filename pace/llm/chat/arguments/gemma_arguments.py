@@ -94,7 +94,9 @@ def _form(schema: Mapping[str, Any], depth: int) -> str:
 
 
 def _written_members(values: Mapping[str, Any], schemas: Mapping[str, Any], depth: int) -> str:
-    return ",".join(f"{_written_key(key)}:{_written(values[key], schemas.get(key, {}), depth)}" for key in _in_order(values))
+    return ",".join(
+        f"{_written_key(key)}:{_written(values[key], schemas.get(key, {}), depth)}" for key in _in_order(values)
+    )
 
 
 def _written_key(key: str) -> str:
@@ -205,8 +207,10 @@ class _Builder:
         known |= {key: {} for key in required if key not in known}
         known = {key: own for key, own in known.items() if key in required or own != IMPOSSIBLE}
         if known or schema.get("additionalProperties") is False:
-            inner = self.members({key: (own, key in required) for key, own in known.items()}, f"{name}_member", depth - 1)
-            return f'(/\\{{( )?/ {inner} /( )?\\}}/)'
+            inner = self.members(
+                {key: (own, key in required) for key, own in known.items()}, f"{name}_member", depth - 1
+            )
+            return f"(/\\{{( )?/ {inner} /( )?\\}}/)"
         others = _schema(schema, schema.get("additionalProperties", {}))
         value = self._rules.add(name, self.value(others, f"{name}_value", depth - 1))
         return self._open_object(value)

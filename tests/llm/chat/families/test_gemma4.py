@@ -23,7 +23,7 @@ from tests.llm.chat.turns import parse
 GEMMA4 = FORMATS["gemma4"]
 Q = '<|"|>'
 ARGUMENT = (
-    "{% macro show(x) %}{% if x is string %}<|\"|>{{ x }}<|\"|>{% elif x is boolean %}{{ x | tojson }}"
+    '{% macro show(x) %}{% if x is string %}<|"|>{{ x }}<|"|>{% elif x is boolean %}{{ x | tojson }}'
     "{% elif x is mapping %}{{ '{' }}{% for key, value in x | dictsort %}{{ key }}:{{ show(value) }}"
     "{{ '' if loop.last else ',' }}{% endfor %}{{ '}' }}{% elif x is sequence %}[{% for one in x %}{{ show(one) }}"
     "{{ '' if loop.last else ',' }}{% endfor %}]{% else %}{{ x }}{% endif %}{% endmacro %}"
@@ -109,7 +109,7 @@ def test_what_the_schema_forbids(arguments):
     ("arguments", "expected"),
     [
         ('{"city": "a"}'[1:-1], {"city": "a"}), (f"{Q}city{Q}: {Q}a{Q}, Days: 2", {"city": "a", "Days": 2}),
-        ("near:True,unit:None", {"near": True, "unit": None}), (f"x:{{y:[[],{{}}]}}", {"x": {"y": [[], {}]}}),
+        ("near:True,unit:None", {"near": True, "unit": None}), ("x:{y:[[],{}]}", {"x": {"y": [[], {}]}}),
         ("", {}), ("a:-1.5e3", {"a": -1500.0}), (f"a b:{Q}<|{Q}", {"a b": "<|"}),
     ],
 )  # fmt: skip
@@ -146,7 +146,9 @@ def test_a_turn_that_thinks_calls_and_answers(template):
     assert template.format is GEMMA4 and template.reasoning == GEMMA_THOUGHT
     turn = plan_turn(template, [ASKED], TOOLS, variables=THINKS)
     assert turn.prompt.endswith("<|turn>model\n") and not turn.reasoning.begun
-    shown = set(template.tokenizer.convert_tokens_to_ids(["<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", Q]))
+    shown = set(
+        template.tokenizer.convert_tokens_to_ids(["<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", Q])
+    )
     assert not shown & turn.hidden and template.tokenizer.convert_tokens_to_ids("<turn|>") in turn.hidden
     whole = parse(turn.parser(), f"<|channel>thought\nHm.\n<channel|>{ROME}{ROME}")
     assert whole.thought == "Hm." and not whole.text and whole.ended == [0, 1]
