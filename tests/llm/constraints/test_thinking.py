@@ -1,4 +1,4 @@
-"""A thinking budget: at most so many tokens of thought, then the closing mark, in any batch and with any drafts."""
+"""A thinking budget: a maximum number of tokens of thought, then the closing mark, in any batch and with any drafts."""
 
 from __future__ import annotations
 
