@@ -181,7 +181,7 @@ def _ends(metadata: Metadata, tokens: list[str]) -> dict[str, Any] | None:
     """Post-processor that puts tokens before and after a text."""
     model = metadata.text("tokenizer.ggml.model")
     begins = metadata.flag("tokenizer.ggml.add_bos_token", model == "llama" or _pre_tokenizer(metadata).add_bos)
-    begins |= model == "gemma4"  # llama.cpp puts it there as well, whatever the key says
+    begins |= model == "gemma4"  # as in llama.cpp, which ignores the key
     added = {"bos": begins, "eos": metadata.flag("tokenizer.ggml.add_eos_token", False)}
     ids = {name: _token_id(metadata, name, len(tokens)) for name, wanted in added.items() if wanted}
     before, after = ([(tokens[ids[name]], ids[name])] if ids.get(name) is not None else [] for name in ("bos", "eos"))
