@@ -1,5 +1,5 @@
 """Gemma 4, the text part. The last layers see keys and values of earlier ones. Every layer may get an embedding of its
-own for each token (E2B, E4B), or have experts beside its MLP (26B-A4B)."""
+own for each token (E2B, E4B), or have experts next to its MLP (26B-A4B)."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class LayerInjection(Layer):
         return x + self.norm(ops, self.projection(ops, y))
 
 
-class MixtureBesideMLP(MixtureOfExperts):
+class MixtureAndMLP(MixtureOfExperts):
     """`norm_1(mlp(pre_norm(x))) + norm_2(w1 f1(pre_norm_2(x)) + ...)` of the residual stream x, which the router reads
     as well. The MLP is `shared`."""
 
@@ -196,7 +196,7 @@ class Gemma4ForConditionalGeneration(LlamaForCausalLM):
         mlp: FeedForward = self.make_mlp(f"{name}.mlp", config.inner_size(index))
         mlp_norm: RMSNorm | NoNorm = self.make_norm(f"{name}.pre_feedforward_layernorm")
         if config.enable_moe_block:
-            mlp, mlp_norm = MixtureBesideMLP(name, config, mlp), NoNorm()
+            mlp, mlp_norm = MixtureAndMLP(name, config, mlp), NoNorm()
         return Gemma4Block(
             self.make_norm(f"{name}.input_layernorm"),
             self.make_attention(f"{name}.self_attn", index),

@@ -120,7 +120,7 @@ class Gemma4Config(WindowedConfig):
 
     @property
     def types_of_layers(self) -> tuple[str, ...]:
-        """The last layer sees all positions, whatever `layer_types` says of it."""
+        """The last layer sees all positions, even if `layer_types` gives it a window."""
         return (*super().types_of_layers[:-1], FULL)
 
     def check(self) -> None:
