@@ -170,13 +170,17 @@ void Program::softcap(Columns x, float cap) {
     });
 }
 
-void Program::norm(Value out, Columns x, const Norm& norm) {
-    record<NormOp>("norm", any_result(out, x), [=](NormOp& op, const Frame& frame) {
+void Program::norm(Value out, Columns x, const Norm& norm, std::optional<Columns> residual, float factor) {
+    const bool varies = any_result(out, x) || (residual && is_result(*residual));
+    record<NormOp>("norm", varies, [=](NormOp& op, const Frame& frame) {
         op.norm = norm;
         op.x = frame.at(x);
         op.x_stride = x.value.columns;
         op.rows = frame.rows_of(out);
         op.k = x.count;
+        op.residual = residual ? frame.at(*residual) : nullptr;
+        op.residual_stride = residual ? residual->value.columns : 0;
+        op.factor = factor;
         op.y = frame.at(out);
     });
 }
@@ -305,8 +309,8 @@ void Program::attention(Value out, HeadsOf q, std::optional<HeadsOf> latent_q, s
             const Rotation& rotation = preparation->rotation;
             const Angles angles = rotation.half > 0 ? frame.step.angles[rotation.table] : Angles{};
             op.heads = {queries,
-                        frame.at(preparation->k),
-                        frame.at(preparation->v),
+                        preparation->k ? frame.at(*preparation->k) : HeadsView{},
+                        preparation->v ? frame.at(*preparation->v) : HeadsView{},
                         q.count,
                         preparation->query_norm,
                         preparation->key_norm,

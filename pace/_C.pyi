@@ -213,8 +213,8 @@ class Heads:
 class Preparation:
     def __init__(
         self,
-        k: Heads,
-        v: Heads,
+        k: Heads | None,
+        v: Heads | None,
         query_norm: NormParameters | None,
         key_norm: NormParameters | None,
         value_norm: NormParameters | None,
@@ -250,7 +250,7 @@ class Program:
     def activation(self, out: Value, x: Columns, name: str | None) -> None: ...
     def scale(self, x: Columns, factor: float) -> None: ...
     def softcap(self, x: Columns, cap: float) -> None: ...
-    def norm(self, out: Value, x: Columns, norm: NormParameters) -> None: ...
+    def norm(self, out: Value, x: Columns, norm: NormParameters, residual: Columns | None, factor: float) -> None: ...
     def linear(
         self,
         out: Value,

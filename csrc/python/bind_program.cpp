@@ -122,9 +122,9 @@ void bind_program(py::module_& m) {
         .def(py::init<Value, int64_t, int64_t, int64_t, int64_t>(), py::arg("value"), py::arg("column"),
              py::arg("count"), py::arg("head_dim"), py::arg("stride"));
     py::class_<pace::Preparation>(m, "Preparation")
-        .def(py::init<HeadsOf, HeadsOf, Norm, Norm, Norm, pace::Rotation, bool>(), py::arg("k"), py::arg("v"),
-             py::arg("query_norm"), py::arg("key_norm"), py::arg("value_norm"), py::arg("rotation"),
-             py::arg("norm_last"));
+        .def(py::init<std::optional<HeadsOf>, std::optional<HeadsOf>, Norm, Norm, Norm, pace::Rotation, bool>(),
+             py::arg("k"), py::arg("v"), py::arg("query_norm"), py::arg("key_norm"), py::arg("value_norm"),
+             py::arg("rotation"), py::arg("norm_last"));
     py::class_<Batch>(m, "Batch")
         .def(py::init<py::handle>(), py::arg("batch"))
         .def_property_readonly("num_tokens", [](const Batch& batch) { return batch.step.tokens; })

@@ -94,7 +94,7 @@ class Costs:
     layer_flops_per_token: int
     """Operations of the layers' matrices per token, with only the experts that a token chooses."""
     tail_flops: int
-    """Those of `layer_flops_per_token` of layers that run only for rows of logits."""
+    """The part of `layer_flops_per_token` of layers that run only for rows of logits."""
     head_flops: int
     """Operations of the LM head for one row of logits."""
     attention: tuple[AttentionCosts, ...]

@@ -98,11 +98,6 @@ def quantize_checkpoint(
     hub = {"token": token, "cache_dir": cache_dir, "local_files_only": local_files_only, "progress": progress}
     directory = find_checkpoint(model_name_or_path, revision=revision, **hub, check=_read_floats)
     raw, model = _read_floats(directory)
-    if chosen.is_calibrated and not model.has_independent_layers:
-        raise NotImplementedError(
-            f"calibration runs layer by layer, and layers of {type(model).__name__} share keys and values or have "
-            "inputs of their own; use method='rtn', which needs no text"
-        )
     seen, kept = [], []
     if calibrate is not None:
         found = directory

@@ -40,7 +40,7 @@ class Mapping:
         self._advise(mmap.MADV_DONTNEED, begin, num_bytes)
 
     def expect_single_rows(self, begin: int, num_bytes: int) -> None:
-        """Tells the system that a range is read here and there, so that it reads nothing ahead."""
+        """Advises the system that rows of a range are read in any order, so that it reads nothing ahead."""
         self._advise(mmap.MADV_RANDOM, begin, num_bytes)
 
     def _advise(self, advice: int, begin: int, num_bytes: int) -> None:

@@ -115,16 +115,24 @@ def place_rows_(x: Rows, rows: GivenColumns, at: GivenPlaces, add: bool) -> None
 
 @dataclass(eq=False)
 class Norm(Instruction):
-    """out = norm(x)."""
+    """out = norm(x), or with a residual, factor * (residual + norm(x))."""
 
     operations = ("rms_norm", "layer_norm")
     operator = "norm"
     out: Value
     x: Columns
     parameters: NormParameters
+    residual: Columns | None = None
+    factor: float = 1.0
 
     def lower(self, program: _C.Program, places: Places) -> None:
-        program.norm(places.value(self.out), places.columns(self.x), self.parameters)
+        residual = self.residual and places.columns(self.residual)
+        program.norm(places.value(self.out), places.columns(self.x), self.parameters, residual, self.factor)
+
+    def operators(self, of_weight: Mapping[int, str]) -> Iterator[str]:
+        yield "norm"
+        if self.factor != 1.0:
+            yield "norm"
 
 
 def rms_norm(x: Rows, weight: Tensor, eps: float) -> Rows:
@@ -220,9 +228,7 @@ class Route(Instruction):
         program.route(places.value(self.out), places.columns(self.logits), self.router, *vectors)
 
 
-def route(
-    logits: Rows, router: Router, choice_bias: Tensor | None = None, expert_scale: Tensor | None = None
-) -> Rows:
+def route(logits: Rows, router: Router, choice_bias: Tensor | None = None, expert_scale: Tensor | None = None) -> Rows:
     if logits.columns.count != router.num_experts:
         raise ValueError(f"logits must be float32 [T, {router.num_experts}]; got {logits.columns.count} columns")
     expert_kernels.check_router_vectors(router, choice_bias, expert_scale)
@@ -450,10 +456,10 @@ def store_kv(k: HeadRows, v: HeadRows, kv: LayerKv, slots: Slots) -> None:
 @dataclass(frozen=True)
 class Preparation:
     """Steps merged into attention: normalises and rotates queries and keys, normalises values (each optional), and
-    stores keys and values."""
+    stores keys and values. Without keys and values, only queries are prepared."""
 
-    k: Heads
-    v: Heads
+    k: Heads | None
+    v: Heads | None
     query_norm: NormParameters | None = None
     key_norm: NormParameters | None = None
     rotation: Rotation | None = None
@@ -463,8 +469,8 @@ class Preparation:
 
     def lower(self, places: Places) -> _C.Preparation:
         return _C.Preparation(
-            places.heads(self.k),
-            places.heads(self.v),
+            self.k and places.heads(self.k),
+            self.v and places.heads(self.v),
             self.query_norm,
             self.key_norm,
             self.value_norm,
@@ -473,9 +479,10 @@ class Preparation:
         )
 
     def operators(self) -> Iterator[str]:
-        yield "attention"  # stores keys and values
+        if self.k:
+            yield "attention"  # stores keys and values
         yield from ["norm" for norm in (self.query_norm, self.key_norm, self.value_norm) if norm]
-        yield from ["rotary", "rotary"] if self.rotation else []
+        yield from ["rotary"] * (2 if self.k else 1) if self.rotation else []
 
 
 @dataclass(eq=False)
@@ -511,7 +518,7 @@ class Attention(Instruction):
         yield self.q
         if self.latent_q:
             yield self.latent_q
-        if self.preparation:
+        if self.preparation and self.preparation.k:
             yield from (self.preparation.k, self.preparation.v)
 
 

@@ -24,6 +24,7 @@ ARCHITECTURES = [
     ("llama", {"tie_word_embeddings": True}), ("mistral", {"sliding_window": 7}), ("qwen2", {}), ("qwen3", {}),
     ("phi3", {}), ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 20}), ("gptj", {}), ("phi", {}),
     ("gemma2", {"num_hidden_layers": 2}), ("gemma3", {}), ("gemma3_text", {"num_hidden_layers": 2}),
+    ("gemma4_text", {}), ("gemma4_unified_text", {}),
     ("smollm3", {"num_hidden_layers": 2, "no_rope_layer_interval": 2}), ("granite", {}), ("olmo2", {}),
     ("olmo3", {"num_hidden_layers": 2}), ("glm", {}), ("glm4", {}), ("ernie4_5", {"use_bias": True}),
     ("hunyuan_v1_dense", {}), ("cohere", {"use_qk_norm": True}), ("cohere2", {"num_hidden_layers": 2}), ("minicpm", {}),

@@ -93,9 +93,10 @@ struct Rotation {
     bool interleaved;
 };
 
-// Work that attention does before it reads the cache: it prepares queries and keys, and stores keys and values.
+// Work that attention does before it reads the cache: it prepares queries and keys, and stores keys and values. Without
+// keys and values, it prepares queries.
 struct Preparation {
-    HeadsOf k, v;
+    std::optional<HeadsOf> k, v;
     Norm query_norm, key_norm, value_norm;  // each may be None
     Rotation rotation;
     bool norm_last;  // apply the norms of queries and keys after the rotation
@@ -124,7 +125,8 @@ class Program {
     void activation(Value out, Columns x, Activation activation);
     void scale(Columns x, float factor);  // in place
     void softcap(Columns x, float cap);   // in place
-    void norm(Value out, Columns x, const Norm& norm);
+    // norm(x), or with a residual, factor * (residual + norm(x)).
+    void norm(Value out, Columns x, const Norm& norm, std::optional<Columns> residual, float factor);
     void linear(Value out, Columns x, const LinearOptions& options, std::optional<Value> residual);
     void gate(Columns x, Columns gate, Gate kind);  // in place
     void gated_norm(Value out, Columns x, Columns gate, const GatedNorm& norm);

@@ -24,7 +24,8 @@ Angles = tuple[tuple[Tensor, Tensor], ...]
 @dataclass(frozen=True)
 class RopeConfig:
     """Parameters of the rotation of heads. `kind` is one of `default`, `linear`, `dynamic`, `llama3`, `yarn`,
-    `longrope`, `proportional`. Fields that the kind does not use are ignored here; the config reader refuses invalid ones."""
+    `longrope`, `proportional`. Fields that the kind does not use are ignored here; the config reader refuses invalid
+    ones."""
 
     kind: str
     theta: float

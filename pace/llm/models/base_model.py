@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pace.batch import ForwardBatch, KVSpec, LayerBlocks, LayerCache, Shares
+from pace.batch import ForwardBatch, KVSpec, LayerBlocks, LayerCache
 from pace.llm.layers import (
     Block,
     Embedding,
@@ -133,11 +133,6 @@ class BaseModelForCausalLM(Layer):
         reads that as given rows (`ForwardBatch.of_wanted_tokens`), with the same bits as `compute`."""
         return None
 
-    @property
-    def has_independent_layers(self) -> bool:
-        """True if each layer reads only the output of the one before it, and its own cache."""
-        return not any(isinstance(cache, Shares) for cache in self.kv_spec.layers)
-
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Returns logits `[R, V]` of `batch.logit_rows`, op by op; writes the batch's targets of the cache."""
         return self.compute(self.ops, batch, self.angles(batch))
@@ -160,10 +155,28 @@ class BaseModelForCausalLM(Layer):
         """`forward` after the angles are computed: only `ops`, views, sums and the choice of rows, so that it can be
         recorded (pace/graph). The final norm and the head run only on the logit rows."""
         x = self.embed(ops, batch)
-        for index, (layer, kv) in enumerate(zip(self.layers, self._of_layers(batch.kv), strict=True)):
-            x = layer(ops, x, angles, batch.of_layer(kv), kv)
-            self.after_layer(ops, batch, x, index)
+        x = self.run_layers(ops, x, x, angles, batch, range(len(self.layers)))
         return self.head(ops, x[batch.logit_rows])
+
+    def run_layers(
+        self, ops: ForwardOps, x: Tensor, embeddings: Tensor, angles: Angles, batch: ForwardBatch, layers: range
+    ) -> Tensor:
+        """Runs some of the layers on `x [T, hidden]`. `embeddings`: the result of `embed`."""
+        arguments, caches = self.layer_arguments(ops, embeddings, batch), list(self._of_layers(batch.kv))
+        for index in layers:
+            kv = caches[index]
+            x = self.layers[index](ops, x, angles, batch.of_layer(kv), kv, *arguments[index])
+            self.after_layer(ops, batch, x, index)
+        return x
+
+    @property
+    def hidden_elements(self) -> int:
+        """Elements of a token's hidden state, and of the further arguments of all layers."""
+        return self.config.hidden_size
+
+    def layer_arguments(self, ops: ForwardOps, embeddings: Tensor, batch: ForwardBatch) -> list[tuple[Tensor, ...]]:
+        """Further arguments of each layer, computed from `embeddings [T, hidden]` and the batch's tokens."""
+        return [()] * len(self.layers)
 
     def _of_layers(self, kv: list[LayerBlocks]) -> Iterator[MixerBlocks]:
         """Yields the cache of each layer."""

@@ -75,7 +75,8 @@ def read_rope(
     `kinds` are those that the architecture supports, `kind_names` their old names. `original_max_positions` is the
     architecture's default for original_max_position_embeddings at the top, which overrides the one inside. Without
     `partial`, a partial_rotary_factor other than 1 is refused, because transformers ignores it for the architecture.
-    The kind `proportional` always has one: it says how many pairs of the whole head turn. Raises a ValueError or NotImplementedError that names the field."""
+    The kind `proportional` always has one: it says how many pairs of the whole head turn. Raises a ValueError or
+    NotImplementedError that names the field."""
     source = "rope_scaling" if fields.get("rope_scaling") else "rope_parameters"
     reader = RopeReader(source, fields.get(source))
     theta = reader.number("rope_theta", first_given(fields.get("rope_theta"), default_theta), 1e-3, 1e30)

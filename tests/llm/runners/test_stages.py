@@ -63,7 +63,9 @@ def test_wanted_rows_have_the_bits_of_all_rows(tmp_path, threads):
         model = load_model(tmp_path, dtype, native)
         model.kv_dtype = kv_dtype
         compiled, eager = ProgramRunner(model), Runner(model, 3, POSITIONS)
-        runners = [Runner(Wanting(compiled, wanted), 3, POSITIONS) for wanted in (last, of_one_span, here_and_there, none)]
+        runners = [
+            Runner(Wanting(compiled, wanted), 3, POSITIONS) for wanted in (last, of_one_span, here_and_there, none)
+        ]
         done = [0] * 3
         for counts in STEPS:
             step = {s: ids[done[s] : done[s] + count] for s, count in counts.items()}

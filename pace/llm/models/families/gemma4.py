@@ -1,8 +1,9 @@
 """Gemma 4, the text part. The last layers see keys and values of earlier ones. Every layer may get an embedding of its
-own for each token (E2B, E4B), or have experts beside its MLP (26B-A4B)."""
+own for each token (E2B, E4B), or have experts next to its MLP (26B-A4B)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
@@ -42,26 +43,23 @@ class LayerInputs(Layer):
     """Embeddings of tokens for each layer, `[T, layers * P]`: `(norm(projection(x)) + table[token]) / sqrt(2)`, for the
     ordinary embeddings `x [T, hidden]`."""
 
-    def __init__(self, config: Gemma4Config):
+    def __init__(self, config: Gemma4Config, dtype: torch.dtype):
         self.num_layers, self.width = config.num_hidden_layers, config.hidden_size_per_layer_input
         size = self.num_layers * self.width
         self.table = FileEmbedding("model.embed_tokens_per_layer", config.vocab_size_per_layer_input, size)
         self.projection = Linear({"model.per_layer_model_projection": size}, config.hidden_size)
         self.norm = HeadNorm("model.per_layer_projection_norm", self.width, config.rms_norm_eps)
+        self.table_scale = rounded_root(self.width, dtype)
 
     def __call__(self, ops: ForwardOps, tokens: Tensor, x: Tensor) -> Tensor:
         of_context = self.projection(ops, x)
         ops.scale_(of_context, self.projection.k**-0.5)
         self.norm(ops, of_context.unflatten(1, (self.num_layers, self.width)))
         of_token = self.table(ops, tokens)
-        ops.scale_(of_token, self.width**0.5)
+        ops.scale_(of_token, self.table_scale)
         both = of_context + of_token
         ops.scale_(both, 2**-0.5)
         return both
-
-    def of_layer(self, inputs: Tensor, layer: int) -> Tensor:
-        """Returns `[T, P]`, a view."""
-        return inputs[:, layer * self.width : (layer + 1) * self.width]
 
 
 class LayerInjection(Layer):
@@ -80,7 +78,7 @@ class LayerInjection(Layer):
         return x + self.norm(ops, self.projection(ops, y))
 
 
-class MixtureBesideMLP(MixtureOfExperts):
+class MixtureAndMLP(MixtureOfExperts):
     """`norm_1(mlp(pre_norm(x))) + norm_2(w1 f1(pre_norm_2(x)) + ...)` of the residual stream x, which the router reads
     as well. The MLP is `shared`."""
 
@@ -141,6 +139,8 @@ class Gemma4Block(Block):
         if self.injection is not None:
             x = self.injection(ops, x, layer_input)
         factor = self.scalar.values.item()
+        if not math.isfinite(factor):
+            raise ValueError(f"{next(iter(self.scalar.lengths))} is {factor}; the factor of a layer must be finite")
         if factor != 1.0:
             ops.scale_(x, factor)
         return x
@@ -164,7 +164,7 @@ class Gemma4ForConditionalGeneration(LlamaForCausalLM):
 
     def __init__(self, config: Gemma4Config, dtype: torch.dtype, ops: Ops):
         super().__init__(config, dtype, ops)
-        self.layer_inputs = LayerInputs(config) if config.hidden_size_per_layer_input else None
+        self.layer_inputs = LayerInputs(config, dtype) if config.hidden_size_per_layer_input else None
         self.ignored_tensors = (*self.ignored_tensors, *self._unused_keys())
 
     def _unused_keys(self) -> Iterator[str]:
@@ -174,10 +174,6 @@ class Gemma4ForConditionalGeneration(LlamaForCausalLM):
                 yield rf"model\.layers\.{layer}\.self_attn\.(k_proj|v_proj|k_norm|v_norm)\..*"
 
     @property
-    def has_independent_layers(self) -> bool:
-        return super().has_independent_layers and self.layer_inputs is None
-
-    @property
     def num_tail_layers(self) -> int:
         return self.config.num_kv_shared_layers
 
@@ -185,28 +181,22 @@ class Gemma4ForConditionalGeneration(LlamaForCausalLM):
     def stages(self) -> tuple[FirstLayers, TailLayers] | None:
         return (FirstLayers(self), TailLayers(self)) if self.num_tail_layers else None
 
-    def compute(self, ops: ForwardOps, batch: ForwardBatch, angles: Angles) -> Tensor:
-        x = self.embed(ops, batch)
-        x = self.run_layers(ops, x, x, batch, angles, 0, len(self.layers))
-        return self.head(ops, x[batch.logit_rows])
+    @property
+    def hidden_elements(self) -> int:
+        return super().hidden_elements + self.config.hidden_size_per_layer_input * len(self.layers)
 
-    def run_layers(
-        self, ops: ForwardOps, x: Tensor, embeddings: Tensor, batch: ForwardBatch, angles: Angles, first: int, last: int
-    ) -> Tensor:
-        """Runs layers `first .. last - 1` on `x [T, hidden]`. `embeddings`: those of the tokens, of the same shape."""
-        inputs = self.layer_inputs and self.layer_inputs(ops, batch.tokens, embeddings)
-        caches = list(self._of_layers(batch.kv))
-        for index in range(first, last):
-            layer_input = self.layer_inputs and self.layer_inputs.of_layer(inputs, index)
-            x = self.layers[index](ops, x, angles, batch.of_layer(caches[index]), caches[index], layer_input)
-        return x
+    def layer_arguments(self, ops: ForwardOps, embeddings: Tensor, batch: ForwardBatch) -> list[tuple[Tensor, ...]]:
+        if self.layer_inputs is None:
+            return super().layer_arguments(ops, embeddings, batch)
+        inputs, width = self.layer_inputs(ops, batch.tokens, embeddings), self.layer_inputs.width
+        return [(inputs[:, index * width : (index + 1) * width],) for index in range(len(self.layers))]
 
     def make_layer(self, name: str, index: int) -> Gemma4Block:
         config = self.config
         mlp: FeedForward = self.make_mlp(f"{name}.mlp", config.inner_size(index))
         mlp_norm: RMSNorm | NoNorm = self.make_norm(f"{name}.pre_feedforward_layernorm")
         if config.enable_moe_block:
-            mlp, mlp_norm = MixtureBesideMLP(name, config, mlp), NoNorm()
+            mlp, mlp_norm = MixtureAndMLP(name, config, mlp), NoNorm()
         return Gemma4Block(
             self.make_norm(f"{name}.input_layernorm"),
             self.make_attention(f"{name}.self_attn", index),
@@ -248,8 +238,13 @@ class Gemma4ForConditionalGeneration(LlamaForCausalLM):
 
     @property
     def embedding_scale(self) -> float:
-        """sqrt(hidden_size), rounded to the weights' dtype, as `transformers` does."""
-        return torch.tensor(self.config.hidden_size**0.5).to(self.dtype).item()
+        return rounded_root(self.config.hidden_size, self.dtype)
+
+
+def rounded_root(size: int, dtype: torch.dtype) -> float:
+    """The factor of embeddings of this width: its square root, rounded to the weights' dtype, as `transformers`
+    does."""
+    return torch.tensor(size**0.5).to(dtype).item()
 
 
 @dataclass(frozen=True, eq=False)
@@ -260,8 +255,9 @@ class FirstLayers:
 
     def compute(self, ops: ForwardOps, batch: ForwardBatch, angles: Angles) -> Tensor:
         """Returns `[T, hidden]`."""
-        x, last = self.model.embed(ops, batch), len(self.model.layers) - self.model.num_tail_layers
-        return self.model.run_layers(ops, x, x, batch, angles, 0, last)
+        model = self.model
+        x = model.embed(ops, batch)
+        return model.run_layers(ops, x, x, angles, batch, range(len(model.layers) - model.num_tail_layers))
 
 
 @dataclass(frozen=True, eq=False)
@@ -272,9 +268,11 @@ class TailLayers:
 
     def compute(self, ops: ForwardOps, batch: ForwardBatch, angles: Angles) -> Tensor:
         """Returns the logits of outputs of `FirstLayers`, which are the given rows."""
-        model, last = self.model, len(self.model.layers)
+        model = self.model
+        tail = range(len(model.layers) - model.num_tail_layers, len(model.layers))
         x = ops.given_rows(batch.given.rows[:, : model.config.hidden_size])
-        x = model.run_layers(ops, x, model.embed(ops, batch), batch, angles, last - model.num_tail_layers, last)
+        embeddings = model.embed(ops, batch) if model.layer_inputs else x
+        x = model.run_layers(ops, x, embeddings, angles, batch, tail)
         return model.head(ops, x[batch.logit_rows])
 
 

@@ -10,6 +10,7 @@ from pace.llm.layers import RopeConfig
 from pace.llm.models.families.windowed import WindowedConfig
 from pace.llm.models.layer_types import FULL, SLIDING
 from pace.llm.models.model_config import (
+    MAX_COUNT,
     MAX_HEAD_DIM,
     MAX_LAYERS,
     MAX_POSITIONS,
@@ -57,7 +58,7 @@ def layer_overrides() -> Any:
                 raise NotImplementedError(
                     f"{other[0]} of layer {layer} is not implemented; implemented: {', '.join(Heads._fields)}"
                 )
-            limits = {"num_key_value_heads": MAX_LAYERS, "head_dim": MAX_HEAD_DIM}
+            limits = {"num_key_value_heads": MAX_COUNT, "head_dim": MAX_HEAD_DIM}
             for name, field in given.items():
                 if type(field) is not int or not 1 <= field <= limits[name]:
                     raise ValueError(f"an object whose {name} of layer {layer} is an integer in 1..{limits[name]}")
@@ -119,7 +120,7 @@ class Gemma4Config(WindowedConfig):
 
     @property
     def types_of_layers(self) -> tuple[str, ...]:
-        """The last layer sees all positions, whatever `layer_types` says of it."""
+        """The last layer sees all positions, even if `layer_types` gives it a window."""
         return (*super().types_of_layers[:-1], FULL)
 
     def check(self) -> None:

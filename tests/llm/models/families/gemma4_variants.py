@@ -75,7 +75,7 @@ GEMMA4: list[tuple[str, str, dict[str, Any]]] = [
 
 
 def published(model_type: str, every: int, **text: Any) -> dict[str, Any]:
-    """The config of a size of which every n-th layer sees all positions."""
+    """The config of a size. The last of each `every` layers sees all positions."""
     class_name = "Gemma4Unified" if "unified" in model_type else "Gemma4"
     layers = [FULL if layer % every == every - 1 else SLIDING for layer in range(text["num_hidden_layers"])]
     usual = {

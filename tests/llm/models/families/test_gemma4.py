@@ -71,7 +71,7 @@ def test_the_last_layer_sees_all_positions(caplog):
         ({"num_kv_shared_layers": 7}, ValueError, "num_kv_shared_layers = 7 leaves no layer of full_attention"),
         ({"num_kv_shared_layers": 6}, ValueError, "num_kv_shared_layers = 6 leaves no layer of full_attention"),
         ({"vocab_size_per_layer_input": 98}, ValueError, "vocab_size_per_layer_input must be at least vocab_size"),
-        ({"num_key_value_heads": 3}, ValueError, "must be a multiple of the key heads of"),
+        (KEYS | {"num_global_key_value_heads": 3}, ValueError, "must be a multiple of the key heads of full_attention"),
         ({"use_bidirectional_attention": "all"}, NotImplementedError, "use_bidirectional_attention"),
         ({"enable_moe_block": True}, ValueError, "num_experts is missing, but enable_moe_block is true"),
         (EXPERTS | {"top_k_experts": 7}, ValueError, "num_experts and top_k_experts"),
