@@ -68,7 +68,7 @@ class OpenFiles:
         return list(dict.fromkeys(self._files.values()))
 
     def keep(self, name: str) -> None:
-        """Lets rows of a tensor be read at any time: `close` leaves its file open."""
+        """Lets rows of a tensor be read after `close`."""
         self._files[name].keep(name)
 
     def close(self) -> None:
