@@ -32,10 +32,13 @@ PERMUTED = ("llama", "smollm3", "granite", "granitemoe", "minicpm")
 
 HALVES = {
     Kind.Q2_K: (80, 82, 1.5), Kind.Q3_K: (108, None, 0), Kind.Q4_K: (0, 2, 7.5), Kind.Q5_K: (0, 2, 15.5),
-    Kind.Q6_K: (208, None, 0), Kind.IQ4_NL: (0, None, 0), Kind.IQ4_XS: (0, None, 0),
+    Kind.Q6_K: (208, None, 0), Kind.IQ4_NL: (0, None, 0), Kind.IQ4_XS: (0, None, 0), Kind.IQ1_S: (0, None, 0),
+    Kind.IQ1_M: (None, None, 0), Kind.IQ2_XXS: (0, None, 0), Kind.IQ2_XS: (0, None, 0), Kind.IQ2_S: (0, None, 0),
+    Kind.IQ3_XXS: (0, None, 0), Kind.IQ3_S: (0, None, 0),
 }  # fmt: skip
 """Types that the gguf package reads but does not write. The values are two offsets in a block, of the fp16 scale and of
-the minima's scale, and a ratio. With this ratio of the second scale to the first, weights are centred around zero."""
+the minima's scale, and a ratio. With this ratio of the second scale to the first, weights are centred around zero. The
+scale of IQ1_M lies in the high four bits of its last four shorts."""
 
 SEEING = {
     "qwen2_vl": "qwen2vl", "qwen2_5_vl": "qwen2vl", "qwen3_vl": "qwen3vl", "qwen3_asr": "qwen3vl",
@@ -183,6 +186,10 @@ def random_blocks(shape: tuple[int, int], kind: Kind, spread: float, seed: int) 
         for at, factor in ((scale_at, 1.0), (min_at, min_factor)):
             if at is not None:
                 blocks[..., at : at + 2] = (factor * scales).astype(np.float16)[..., None].view(np.uint8)
+        if kind == Kind.IQ1_M:
+            fields = scales.astype(np.float16).view(np.uint16)[..., None] >> np.arange(0, 16, 4, dtype=np.uint16)
+            high = blocks[..., -7::2]
+            high[:] = high & 15 | ((fields & 15) << 4).astype(np.uint8)
         return blocks.reshape(shape[0], -1)
 
     sizes = random.uniform(0.5, 1.5, blocks.shape[:2])
