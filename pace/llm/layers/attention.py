@@ -54,6 +54,13 @@ class Attention(Layer):
         self.temperature = temperature or NoRotary()
         self.gate = gate
 
+    def add_gate(self, name: str, num_rows: int, activation: str) -> None:
+        """Adds a gate, whose tensor `name` has a row for each channel or for each head, and no bias. Before
+        `allocate`."""
+        parts = {**self.qkv.parts, **self.qkv.sources, name: num_rows}
+        self.qkv = Linear(parts, self.qkv.k, bool(self.qkv.bias.lengths), unbiased=(name,))
+        self.gate = activation
+
     @property
     def readers(self) -> list[Linear]:
         return [self.qkv]
