@@ -116,6 +116,10 @@ VISION = {
         "num_position_embeddings": 16, "deepstack_visual_indexes": [0],
     },
 }  # fmt: skip
+VISION["kimi_k25"] = {
+    "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 4,
+    "pos_emb_height": 4, "pos_emb_width": 4,
+}  # fmt: skip
 VISION["qwen3_vl_moe"] = VISION["qwen3_vl"]
 VISION["qwen3_5"] = {name: value for name, value in VISION["qwen3_vl"].items() if name != "deepstack_visual_indexes"}
 """The `vision_config` of models that also take images and have a `text_config`, by model_type."""

@@ -35,7 +35,11 @@ class Dots1Config(BiasedChoiceConfig, WindowedConfig):
     bos_token_id: int | tuple[int, ...] | None = token_ids(None)
     eos_token_id: int | tuple[int, ...] | None = token_ids(None)
 
-    only_here: ClassVar[dict[str, tuple]] = {"mlp_bias": (None, False), "moe_layer_freq": (None, 1)}
+    only_here: ClassVar[dict[str, tuple]] = {
+        "mlp_bias": (None, False),
+        "moe_layer_freq": (None, 1),
+        "scoring_func": (None, "sigmoid", "noaux_tc"),
+    }
 
     def check(self) -> None:
         if missing := [name for name in NEEDED if getattr(self, name) is None]:

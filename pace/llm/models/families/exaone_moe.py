@@ -46,8 +46,11 @@ class ExaoneMoeConfig(ListedMixturesConfig, BiasedChoiceConfig, WindowedConfig):
     eos_token_id: int | tuple[int, ...] | None = token_ids(53)
     pad_token_id: int | tuple[int, ...] | None = token_ids(0)
 
+    aliases: ClassVar[dict[str, str]] = BiasedChoiceConfig.aliases | {
+        "first_last_k_dense_replace": "first_k_dense_replace"
+    }
     only_here: ClassVar[dict[str, tuple]] = {"attention_bias": (None, False), "mlp_bias": (None, False)}
-    also_read: ClassVar[frozenset[str]] = WindowedConfig.also_read | {"num_nextn_predict_layers"}
+    also_read: ClassVar[frozenset[str]] = WindowedConfig.also_read | {"is_moe_layer", "num_nextn_predict_layers"}
 
     @property
     def num_dense(self) -> int:

@@ -84,7 +84,7 @@ class LagunaConfig(ListedMixturesConfig, BiasedChoiceConfig, TwoRotationsConfig)
         "n_group": (1,),
         "topk_group": (1,),
     }
-    without_effect: ClassVar[dict[str, tuple]] = {"norm_topk_prob": (True,)}
+    without_effect: ClassVar[dict[str, tuple]] = {"mlp_only_layers": ([], [0]), "norm_topk_prob": (True,)}
     normalised_eps: ClassVar[float] = 0.0
     partial: ClassVar[bool] = True
     default_partials: ClassVar[dict[str, float]] = {FULL: 0.5, SLIDING: 1.0}
