@@ -6,9 +6,15 @@ has width 0. Files of Qwen mark layers with a state."""
 from __future__ import annotations
 
 from pace.checkpoints.gguf.architectures.architecture import Architecture, Fields, Key, Keys
-from pace.checkpoints.gguf.architectures.changes import FULL, ROTATES_ALL, granite, layers_of
+from pace.checkpoints.gguf.architectures.changes import (
+    FULL,
+    ROTATES_ALL,
+    granite,
+    layers_of,
+    only_sigmoids,
+)
 from pace.checkpoints.gguf.architectures.forms import AS_IT_IS, FILTERS, ONE_ROW, PLUS_ONE, RATES, VECTOR, Form
-from pace.checkpoints.gguf.architectures.mixtures import SIGMOID, SIZED_EXPERTS
+from pace.checkpoints.gguf.architectures.mixtures import SIZED_EXPERTS
 from pace.checkpoints.gguf.architectures.names import (
     BAMBA,
     FALCON_H1,
@@ -29,9 +35,8 @@ def kinds(fields: Fields, keys: Keys, other: str) -> list[str]:
 
 
 def lfm2(fields: Fields, keys: Keys) -> Fields:
-    if keys.integer("expert_gating_func", SIGMOID) != SIGMOID:
-        raise keys.refused("lfm2moe.expert_gating_func other than sigmoid is not implemented")
-    return fields | {"layer_types": kinds(fields, keys, CONVOLUTION), "conv_bias": keys.has_tensor("conv.in_proj.bias")}
+    types = kinds(fields, keys, CONVOLUTION)
+    return only_sigmoids(fields, keys) | {"layer_types": types, "conv_bias": keys.has_tensor("conv.in_proj.bias")}
 
 
 def delta_rule(fields: Fields, keys: Keys) -> Fields:

@@ -76,6 +76,9 @@ GEMMA = LLAMA.but(
 PHI3 = LLAMA.but({"ffn_up": "mlp.gate_up_proj"})
 GLM4 = PHI3.but({"post_attention_norm": "post_self_attn_layernorm", "post_ffw_norm": "post_mlp_layernorm"})
 HUNYUAN_NORMS = {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
+SHARED_EXPERTS = gated("mlp.shared_experts", "_shexp")
+BIASED = LLAMA.but({"exp_probs_b.bias": "mlp.gate.e_score_correction_bias", **SHARED_EXPERTS})
+"""Experts that a bias helps to choose, next to shared ones."""
 LATENT = LLAMA.but(
     {
         "attn_q_a": "self_attn.q_a_proj",

@@ -70,7 +70,7 @@ LIKE_DEEPSEEK_V3 = ("DeepSeek-V3.1", "Kimi-K2-Thinking")
 """Large models that use the same code as DeepSeek-V3 and Kimi-K2-Instruct."""
 
 
-@pytest.mark.parametrize("name", sample(listALL, lambda name: name not in LIKE_DEEPSEEK_V3))
+@pytest.mark.parametrize("name", sample(list(ALL), lambda name: name not in LIKE_DEEPSEEK_V3))
 def test_a_published_config_makes_a_model_without_warnings(name, caplog):
     model_class, config = read_config(ALL[name])
     model = model_class(config, torch.bfloat16, reference)
