@@ -33,6 +33,7 @@ from pace.llm.models.families.granitemoehybrid import GraniteMoeHybridForCausalL
 from pace.llm.models.families.hunyuan import HunYuanDenseV1ForCausalLM
 from pace.llm.models.families.hunyuan_moe import HunYuanMoEV1ForCausalLM
 from pace.llm.models.families.kimi_k25 import KimiK25ForConditionalGeneration
+from pace.llm.models.families.kimi_linear import KimiLinearForCausalLM
 from pace.llm.models.families.laguna import LagunaForCausalLM
 from pace.llm.models.families.lfm2 import Lfm2ForCausalLM
 from pace.llm.models.families.lfm2_moe import Lfm2MoeForCausalLM
@@ -107,6 +108,7 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     HunYuanDenseV1ForCausalLM,
     HunYuanMoEV1ForCausalLM,
     KimiK25ForConditionalGeneration,
+    KimiLinearForCausalLM,
     LagunaForCausalLM,
     Lfm2ForCausalLM,
     Lfm2MoeForCausalLM,

@@ -424,8 +424,9 @@ def as_published(model: torch.nn.Module) -> torch.nn.Module:
         # bound to this instance, so that a deep copy of the model uses the copy
         rotary.rope_init_fn = types.MethodType(lambda self, config: (self.inv_freq, self.attention_scaling), rotary)
     modeling = sys.modules[type(model).__module__]
-    if hasattr(modeling, "torch_chunk_gated_delta_rule"):
-        modeling.torch_chunk_gated_delta_rule = modeling.torch_recurrent_gated_delta_rule
+    for rule in ("torch_{}_gated_delta_rule", "{}_kimi_delta_attention"):
+        if hasattr(modeling, rule.format("chunk")):
+            setattr(modeling, rule.format("chunk"), getattr(modeling, rule.format("recurrent")))
     return model
 
 

@@ -10,15 +10,17 @@ from pace.checkpoints.gguf.architectures.changes import (
     FULL,
     ROTATES_ALL,
     granite,
+    latent,
     layers_of,
     only_sigmoids,
 )
-from pace.checkpoints.gguf.architectures.forms import AS_IT_IS, FILTERS, ONE_ROW, PLUS_ONE, RATES, VECTOR, Form
-from pace.checkpoints.gguf.architectures.mixtures import SIZED_EXPERTS
+from pace.checkpoints.gguf.architectures.forms import AS_IT_IS, FILTERS, ONE_ROW, PLUS_ONE, RATES, RATES_OF_HEADS, VECTOR, Form
+from pace.checkpoints.gguf.architectures.mixtures import DEEPSEEK, SIZED_EXPERTS
 from pace.checkpoints.gguf.architectures.names import (
     BAMBA,
     FALCON_H1,
     GRANITE_HYBRID,
+    KIMI_LINEAR,
     LFM2,
     MAMBA2,
     NEMOTRON_H,
@@ -56,6 +58,16 @@ def delta_rule(fields: Fields, keys: Keys) -> Fields:
 
 def qwen35(fields: Fields, keys: Keys) -> Fields:
     return delta_rule(fields, keys) | {"value_heads_tiled": True}
+
+
+def kimi_linear(fields: Fields, keys: Keys) -> Fields:
+    """Layers of the delta rule have as many heads as those with attention."""
+    found = latent(only_sigmoids(fields, keys), keys, keys.read("attention.key_length_mla"))
+    return found | {
+        "v_head_dim": keys.read("attention.value_length_mla"),
+        "layer_types": kinds(fields, keys, LINEAR),
+        "linear_num_heads": fields["num_attention_heads"],
+    }
 
 
 def head_dim(keys: Keys) -> int:
@@ -182,6 +194,17 @@ HYBRIDS = (
             "num_dense_layers": Key("leading_dense_block_count", 0),
             "norm_topk_prob": Key("expert_weights_norm", True),
             "routed_scaling_factor": Key("expert_weights_scale", 1.0),
+        },
+    ),
+    Architecture(
+        "kimi-linear", "kimi_linear", names=KIMI_LINEAR, mixed=True, latent=True, convert=kimi_linear,
+        forms={"self_attn.A_log": RATES_OF_HEADS, "conv1d.weight": FILTERS},
+        keys={
+            **DEEPSEEK,
+            "n_shared_experts": Key("expert_shared_count"),
+            "norm_topk_prob": Key("expert_weights_norm", True),
+            "linear_head_dim": Key("kda.head_dim"),
+            "linear_conv_kernel_dim": Key("ssm.conv_kernel"),
         },
     ),
     Architecture(

@@ -173,6 +173,18 @@ QWEN3_NEXT = LLAMA.but(
         **gated("mlp.shared_expert", "_shexp"),
     }
 )
+KIMI_LINEAR = LATENT.but(
+    {
+        "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+        **SHARED_EXPERTS,
+        **{f"ssm_conv1d_{part}": f"self_attn.{part}_conv1d" for part in "qkv"},
+        **{f"ssm_{part}": f"self_attn.{part}_proj" for part in ("f_a", "f_b", "g_a", "g_b")},
+        "ssm_beta": "self_attn.b_proj",
+        "ssm_a": "self_attn.A_log",
+        "ssm_dt.bias": "self_attn.dt_bias",
+        "ssm_norm": "self_attn.o_norm",
+    }
+)
 GRANITE_MOE = LLAMA.but(
     {
         "ffn_gate_inp": "block_sparse_moe.router",

@@ -70,7 +70,6 @@ class BailingMoeV2Config(FusedQkvConfig):
     eos_token_id: int | tuple[int, ...] | None = token_ids(156892)
     pad_token_id: int | tuple[int, ...] | None = token_ids(156892)
 
-    without_effect: ClassVar[dict[str, tuple]] = {"norm_topk_prob": (True,)}
     default_theta: ClassVar[float] = 6e5
 
     def check(self) -> None:
@@ -84,7 +83,7 @@ class BailingMoeV2Config(FusedQkvConfig):
     @property
     def router(self) -> Router:
         """A single expert keeps its weight, as in the published code."""
-        return replace(super().router, normalise=self.num_experts_per_tok > 1)
+        return replace(super().router, normalise=self.norm_topk_prob and self.num_experts_per_tok > 1)
 
 
 class BailingMoeV2ForCausalLM(Glm4MoeForCausalLM):
