@@ -55,6 +55,7 @@ OTHER_KEYS = {
         for name in ("beta_fast", "beta_slow", "ext_factor", "attn_factor", "log_multiplier")
     ),
     *("attention.recurrent_layers", "full_attention_interval", "ssm.inner_size", "moe_latent_size"),
+    "kda.gate_lower_bound",
     *("n_deepstack_layers", "vocab_size", "tensor_data_layout"),
 }
 """Further keys that are read, or that change nothing."""

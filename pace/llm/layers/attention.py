@@ -57,8 +57,7 @@ class Attention(Layer):
     def add_gate(self, name: str, num_rows: int, activation: str) -> None:
         """Adds a gate, whose tensor `name` has a row for each channel or for each head, and no bias. Before
         `allocate`."""
-        parts = {**self.qkv.parts, **self.qkv.sources, name: num_rows}
-        self.qkv = Linear(parts, self.qkv.k, bool(self.qkv.bias.lengths), unbiased=(name,))
+        self.qkv = self.qkv.with_part(name, num_rows)
         self.gate = activation
 
     @property

@@ -68,6 +68,12 @@ class Linear(Layer):
         """A weight that needs no memory because it is in a file. May be set until `allocate`."""
         self._ops = None
 
+    def with_part(self, name: str, num_rows: int) -> Linear:
+        """Returns a product with one more part, the last one, without a bias. Before `allocate`."""
+        parts = {**self.parts, **self.sources, name: num_rows}
+        unbiased = [part for part in parts if f"{part}.bias" not in self.bias.lengths]
+        return Linear(parts, self.k, bool(self.bias.lengths), unbiased)
+
     def __call__(
         self, ops: ForwardOps, x: Tensor, activation: str | None = None, residual: Tensor | None = None
     ) -> Tensor:

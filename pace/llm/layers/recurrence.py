@@ -48,10 +48,12 @@ class DeltaNet(Layer):
         beta_scale: float = 1.0,
         tiled: bool = False,
         decay_dim: int = 1,
+        lower_bound: float = 0.0,
         gates_up: Linear | None = None,
         steps_up: FloatLinear | None = None,
     ):
-        """`decay_dim`: steps of a value head, 1 or `key_dim`. `rates`, `step_bias`, `beta_scale` and `tiled`: see `RecurrenceOptions`."""
+        """`decay_dim`: steps of a value head, 1 or `key_dim`. `rates`, `step_bias`, `beta_scale`, `tiled` and
+        `lower_bound`: see `RecurrenceOptions`."""
         self.inputs = inputs
         self.steps = steps
         self.convolution = convolution
@@ -62,6 +64,7 @@ class DeltaNet(Layer):
         self.key_heads = key_heads
         self.beta_scale = beta_scale
         self.tiled = tiled
+        self.lower_bound = lower_bound
         self.gates_up = gates_up
         self.steps_up = steps_up
         self.cache = State(convolution.channels, convolution.kernel, value_heads, key_dim, value_dim, decay_dim)
@@ -87,7 +90,9 @@ class DeltaNet(Layer):
         if self.gates_up is not None:
             z = self.gates_up(ops, z)
         q, k, v = self._heads(self.convolution(ops, inputs[:, :channels], kv, batch))
-        options = RecurrenceOptions(self.rates.values, self.step_bias.values, True, self.tiled, self.beta_scale)
+        options = RecurrenceOptions(
+            self.rates.values, self.step_bias.values, True, self.tiled, self.beta_scale, self.lower_bound
+        )
         y = ops.recurrence(q, k, v, steps, beta, kv, batch.states, options)
         return self.output(ops, self.norm(ops, y, z), residual=residual)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.families.afmoe import AfmoeForCausalLM
+from pace.llm.models.families.bailing_hybrid import BailingHybridForCausalLM
 from pace.llm.models.families.bailing_moe_v2 import BailingMoeV2ForCausalLM, SarvamMoEForCausalLM
 from pace.llm.models.families.bamba import BambaForCausalLM
 from pace.llm.models.families.chatglm import ChatGLMForConditionalGeneration
@@ -78,6 +79,7 @@ from pace.naming import shown
 
 MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     AfmoeForCausalLM,
+    BailingHybridForCausalLM,
     BailingMoeV2ForCausalLM,
     BambaForCausalLM,
     ChatGLMForConditionalGeneration,
@@ -150,6 +152,7 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     Starcoder2ForCausalLM,
 )
 MODEL_LIST = {model_class.__name__: model_class for model_class in MODEL_CLASSES} | {
+    "BailingMoeV3ForCausalLM": BailingHybridForCausalLM,
     "Gemma3ForCausalLM": Gemma3ForConditionalGeneration,
     "Llama4ForCausalLM": Llama4ForConditionalGeneration,
     "Qwen3_5ForCausalLM": Qwen3_5ForConditionalGeneration,

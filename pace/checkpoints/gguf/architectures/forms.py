@@ -32,5 +32,7 @@ PLUS_ONE = Form(values=lambda values: values - 1)
 """Weights of norms to which the converter has added 1."""
 RATES = Form(VECTOR.shape, lambda values: values.neg().log())
 """Rates of decay `-exp(A)`, in place of the Hub's A."""
+POSITIVE_RATES = Form(VECTOR.shape, lambda values: values.log())
+"""`exp(A)`, in place of the Hub's A."""
 RATES_OF_HEADS = RATES._replace(shape=lambda shape: (1, 1, prod(shape), 1))
-"""The same, for an A of shape `[1, 1, H, 1]`."""
+"""`RATES` for an A of shape `[1, 1, H, 1]`."""

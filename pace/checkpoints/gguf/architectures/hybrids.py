@@ -5,6 +5,8 @@ has width 0. Files of Qwen mark layers with a state."""
 
 from __future__ import annotations
 
+import numpy as np
+
 from pace.checkpoints.gguf.architectures.architecture import Architecture, Fields, Key, Keys
 from pace.checkpoints.gguf.architectures.changes import (
     FULL,
@@ -13,10 +15,22 @@ from pace.checkpoints.gguf.architectures.changes import (
     latent,
     layers_of,
     only_sigmoids,
+    shortest,
 )
-from pace.checkpoints.gguf.architectures.forms import AS_IT_IS, FILTERS, ONE_ROW, PLUS_ONE, RATES, RATES_OF_HEADS, VECTOR, Form
+from pace.checkpoints.gguf.architectures.forms import (
+    AS_IT_IS,
+    FILTERS,
+    ONE_ROW,
+    PLUS_ONE,
+    POSITIVE_RATES,
+    RATES,
+    RATES_OF_HEADS,
+    VECTOR,
+    Form,
+)
 from pace.checkpoints.gguf.architectures.mixtures import DEEPSEEK, SIZED_EXPERTS
 from pace.checkpoints.gguf.architectures.names import (
+    BAILING_HYBRID,
     BAMBA,
     FALCON_H1,
     GRANITE_HYBRID,
@@ -68,6 +82,14 @@ def kimi_linear(fields: Fields, keys: Keys) -> Fields:
         "layer_types": kinds(fields, keys, LINEAR),
         "linear_num_heads": fields["num_attention_heads"],
     }
+
+
+def bailingmoe3(fields: Fields, keys: Keys) -> Fields:
+    for name in ("swiglu_clamp_exp", "swiglu_clamp_shexp"):
+        if np.any(keys.get(name, 0)):
+            raise keys.refused(f"bailingmoe3.{name} is not implemented")
+    lower_bound = shortest(keys.required(name := "kda.gate_lower_bound", keys.number(name)))
+    return kimi_linear(fields, keys) | {"kda_lower_bound": lower_bound}
 
 
 def head_dim(keys: Keys) -> int:
@@ -154,6 +176,13 @@ DELTA_FORMS = {
     "mlp.shared_expert_gate.weight": ONE_ROW,
 }
 QWEN_EXPERTS = {**SIZED_EXPERTS, "shared_expert_intermediate_size": Key("expert_shared_feed_forward_length")}
+KIMI = {
+    **DEEPSEEK,
+    "n_shared_experts": Key("expert_shared_count"),
+    "norm_topk_prob": Key("expert_weights_norm", True),
+    "linear_head_dim": Key("kda.head_dim"),
+    "linear_conv_kernel_dim": Key("ssm.conv_kernel"),
+}
 SHORT_CONVOLUTIONS = {"conv.conv.weight": FILTERS}
 LENGTH = {"conv_L_cache": Key("shortconv.l_cache")}
 
@@ -199,13 +228,12 @@ HYBRIDS = (
     Architecture(
         "kimi-linear", "kimi_linear", names=KIMI_LINEAR, mixed=True, latent=True, convert=kimi_linear,
         forms={"self_attn.A_log": RATES_OF_HEADS, "conv1d.weight": FILTERS},
-        keys={
-            **DEEPSEEK,
-            "n_shared_experts": Key("expert_shared_count"),
-            "norm_topk_prob": Key("expert_weights_norm", True),
-            "linear_head_dim": Key("kda.head_dim"),
-            "linear_conv_kernel_dim": Key("ssm.conv_kernel"),
-        },
+        keys=KIMI,
+    ),
+    Architecture(
+        "bailingmoe3", "bailing_hybrid", names=BAILING_HYBRID, mixed=True, latent=True, convert=bailingmoe3,
+        forms={"self_attn.A_log": POSITIVE_RATES, "conv1d.weight": FILTERS},
+        keys={**KIMI, "kda_safe_gate": Key("kda.safe_gate", True)},
     ),
     Architecture(
         "qwen3next", "qwen3_next", names=QWEN3_NEXT, forms=DELTA_FORMS, convert=delta_rule,

@@ -185,6 +185,9 @@ KIMI_LINEAR = LATENT.but(
         "ssm_norm": "self_attn.o_norm",
     }
 )
+BAILING_HYBRID = KIMI_LINEAR.but(
+    {"ssm_f_a": "self_attn.f_proj", "ssm_g_a": "self_attn.g_proj", "attn_gate": "self_attn.g_proj"}
+)
 GRANITE_MOE = LLAMA.but(
     {
         "ffn_gate_inp": "block_sparse_moe.router",

@@ -74,16 +74,21 @@ class BailingMoeV2Config(FusedQkvConfig):
 
     def check(self) -> None:
         super().check()
-        if self.shared_width and self.moe_shared_expert_intermediate_size not in (None, self.shared_width):
-            raise ValueError(
-                "config.json: moe_shared_expert_intermediate_size must be moe_intermediate_size * num_shared_experts, "
-                f"{self.shared_width}; got {self.moe_shared_expert_intermediate_size}"
-            )
+        check_shared_width(self)
 
     @property
     def router(self) -> Router:
         """A single expert keeps its weight, as in the published code."""
         return replace(super().router, normalise=self.norm_topk_prob and self.num_experts_per_tok > 1)
+
+
+def check_shared_width(config: Any) -> None:
+    """Raises ValueError if the two fields for the width of the shared MLP contradict each other."""
+    if config.shared_width and config.moe_shared_expert_intermediate_size not in (None, config.shared_width):
+        raise ValueError(
+            "config.json: moe_shared_expert_intermediate_size must be moe_intermediate_size * num_shared_experts, "
+            f"{config.shared_width}; got {config.moe_shared_expert_intermediate_size}"
+        )
 
 
 class BailingMoeV2ForCausalLM(Glm4MoeForCausalLM):

@@ -38,4 +38,6 @@ class KimiK25ForConditionalGeneration(DeepseekV3ForCausalLM):
         "language_model.model.": "model.",
         "model.language_model.": "model.",
     }
+    # transformers 5 saves the layers of the text with the word for those of images.
+    other_names: ClassVar[dict[str, str]] = {r"^model\.blocks\.": "model.layers."}
     other_parts = ("vision_tower.", "mm_projector.", "model.vision_tower.", "model.mm_projector.")

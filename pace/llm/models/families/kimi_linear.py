@@ -45,7 +45,48 @@ LISTS = {"full_attn_layers": FULL, "kda_layers": LINEAR}
 
 
 @dataclass(frozen=True, kw_only=True)
-class KimiLinearConfig(ListedMixturesConfig, LatentBiasedConfig):
+class KimiDeltaConfig(ListedMixturesConfig, LatentBiasedConfig):
+    """Kimi delta attention in most layers, latent attention in the others, and mixtures in all but the first ones."""
+
+    first_k_dense_replace: int = count(1, MAX_LAYERS, minimum=0)
+    """Number of first layers without experts, if `mlp_layer_types` is not given."""
+    q_lora_rank: int | None = count(None, optional=True)
+    layer_types: tuple[str, ...] | None = layer_types((FULL, LINEAR))
+    linear_head_dim: int = count(128, MAX_HEAD_DIM)
+    linear_num_heads: int = count(32)
+    linear_conv_kernel_dim: int = count(4, MAX_KERNEL)
+
+    aliases: ClassVar[dict[str, str]] = BiasedChoiceConfig.aliases | {
+        "model_max_length": "max_position_embeddings",
+        "moe_renormalize": "norm_topk_prob",
+        "num_expert_group": "n_group",
+        "num_experts_per_token": "num_experts_per_tok",
+    }
+    low_rank: ClassVar[bool]
+    """True if gates and steps are the product of two matrices, whose rank is the width of a head."""
+    lower_bound: ClassVar[float] = 0.0
+    """See `RecurrenceOptions`."""
+
+    def check(self) -> None:
+        super().check()
+        check_layer_types(self.layer_types, self.num_hidden_layers)
+
+    def derived(self, fields: dict[str, Any]) -> dict[str, Any]:
+        layers = range(self.num_hidden_layers)
+        usual = tuple(FULL if self.attends(layer) else LINEAR for layer in layers)
+        return super().derived(fields) | {"layer_types": self.layer_types or usual}
+
+    def attends(self, layer: int) -> bool:
+        """True for latent attention, if `layer_types` is not given."""
+        raise NotImplementedError
+
+    @property
+    def num_dense(self) -> int:
+        return self.first_k_dense_replace
+
+
+@dataclass(frozen=True, kw_only=True)
+class KimiLinearConfig(KimiDeltaConfig):
     vocab_size: int = count(163840)
     hidden_size: int = count(2304)
     intermediate_size: int = count(9216)
@@ -55,31 +96,19 @@ class KimiLinearConfig(ListedMixturesConfig, LatentBiasedConfig):
     num_key_value_heads: int | None = count(32, optional=True)
     num_experts: int = count(256, MAX_EXPERTS)
     routed_scaling_factor: float = number(2.446, -1e9, 1e9)
-    first_k_dense_replace: int = count(1, MAX_LAYERS, minimum=0)
-    """Number of first layers without experts, if `mlp_layer_types` is not given."""
-    q_lora_rank: int | None = count(None, optional=True)
     max_position_embeddings: int = count(1048576, MAX_POSITIONS)
     rms_norm_eps: float = number(1e-5, 0.0, 1.0)
-    layer_types: tuple[str, ...] | None = layer_types((FULL, LINEAR))
-    linear_head_dim: int = count(128, MAX_HEAD_DIM)
-    linear_num_heads: int = count(32)
-    linear_conv_kernel_dim: int = count(4, MAX_KERNEL)
     bos_token_id: int | tuple[int, ...] | None = token_ids(163584)
     eos_token_id: int | tuple[int, ...] | None = token_ids(163586)
     pad_token_id: int | tuple[int, ...] | None = token_ids(163839)
 
-    aliases: ClassVar[dict[str, str]] = BiasedChoiceConfig.aliases | {
-        "model_max_length": "max_position_embeddings",
-        "moe_renormalize": "norm_topk_prob",
-        "num_expert_group": "n_group",
-        "num_experts_per_token": "num_experts_per_tok",
-    }
     only_here: ClassVar[dict[str, tuple]] = {
         "mla_use_nope": (None, True),
         "moe_router_activation_func": (None, "sigmoid"),
         "use_grouped_topk": (None, True),
     }
     ropes = ()
+    low_rank: ClassVar[bool] = True
 
     @classmethod
     def with_one_spelling(cls, raw: dict[str, Any]) -> dict[str, Any]:
@@ -93,20 +122,11 @@ class KimiLinearConfig(ListedMixturesConfig, LatentBiasedConfig):
             fields["layer_types"] = kinds_of(inner, fields.get("num_hidden_layers", 27))
         return fields
 
-    def check(self) -> None:
-        super().check()
-        check_layer_types(self.layer_types, self.num_hidden_layers)
-
-    def derived(self, fields: dict[str, Any]) -> dict[str, Any]:
-        usual = tuple(FULL if i and i % 4 == 0 else LINEAR for i in range(self.num_hidden_layers))
-        return super().derived(fields) | {"layer_types": self.layer_types or usual}
-
     def read_rope(self, fields: dict[str, Any], head_dim: int) -> None:
         """No layer rotates."""
 
-    @property
-    def num_dense(self) -> int:
-        return self.first_k_dense_replace
+    def attends(self, layer: int) -> bool:
+        return layer > 0 and layer % 4 == 0
 
     @property
     def max_length(self) -> int:
@@ -137,15 +157,8 @@ def kinds_of(inner: dict[str, Any], num_layers: Any) -> list[str]:
     return [found[layer] for layer in sorted(found)]
 
 
-class KimiLinearForCausalLM(DeepseekV3ForCausalLM):
-    Config = KimiLinearConfig
-    other_names: ClassVar[dict[str, str]] = MixtralForCausalLM.other_names
-
-    def make_rotaries(self) -> tuple[()]:
-        return ()
-
-    def rotary(self, layer: int) -> NoRotary:
-        return NoRotary()
+class KimiDeltaForCausalLM(DeepseekV3ForCausalLM):
+    Config: ClassVar[type[KimiDeltaConfig]]
 
     def make_mixer(self, name: str, index: int) -> Mixer:
         if self.config.layer_types[index] == FULL:
@@ -155,14 +168,15 @@ class KimiLinearForCausalLM(DeepseekV3ForCausalLM):
     def make_delta_net(self, name: str) -> DeltaNet:
         config = self.config
         hidden, heads, dim = config.hidden_size, config.linear_num_heads, config.linear_head_dim
-        width, a_log = heads * dim, f"{name}.A_log"
+        width, low_rank = heads * dim, config.low_rank
+        gates, steps = ({f"{name}.{x}_a_proj": dim} if low_rank else {f"{name}.{x}_proj": width} for x in "gf")
         return DeltaNet(
-            Linear({**{f"{name}.{part}_proj": width for part in "qkv"}, f"{name}.g_a_proj": dim}, hidden),
-            FloatLinear({f"{name}.b_proj": heads, f"{name}.f_a_proj": dim}, hidden),
+            Linear({f"{name}.{part}_proj": width for part in "qkv"} | gates, hidden),
+            FloatLinear({f"{name}.b_proj": heads} | steps, hidden),
             Convolution(
                 {f"{name}.{part}_conv1d": width for part in "qkv"}, config.linear_conv_kernel_dim, activation="silu"
             ),
-            Rates({a_log: heads}, {a_log: TensorSource((1, 1, heads, 1))}),
+            self.make_rates(f"{name}.A_log"),
             Vectors({f"{name}.dt_bias": width}),
             GatedNorm(f"{name}.o_norm", dim, config.rms_norm_eps, heads, "sigmoid"),
             Linear({f"{name}.o_proj": hidden}, width),
@@ -171,6 +185,25 @@ class KimiLinearForCausalLM(DeepseekV3ForCausalLM):
             heads,
             dim,
             decay_dim=dim,
-            gates_up=Linear({f"{name}.g_b_proj": width}, dim),
-            steps_up=FloatLinear({f"{name}.f_b_proj": width}, dim),
+            lower_bound=config.lower_bound,
+            gates_up=Linear({f"{name}.g_b_proj": width}, dim) if low_rank else None,
+            steps_up=FloatLinear({f"{name}.f_b_proj": width}, dim) if low_rank else None,
         )
+
+    def make_rates(self, name: str) -> Rates:
+        return Rates({name: self.config.linear_num_heads})
+
+
+class KimiLinearForCausalLM(KimiDeltaForCausalLM):
+    Config = KimiLinearConfig
+    other_names: ClassVar[dict[str, str]] = MixtralForCausalLM.other_names
+
+    def make_rotaries(self) -> tuple[()]:
+        return ()
+
+    def rotary(self, layer: int) -> NoRotary:
+        return NoRotary()
+
+    def make_rates(self, name: str) -> Rates:
+        heads = self.config.linear_num_heads
+        return Rates({name: heads}, {name: TensorSource((1, 1, heads, 1))})

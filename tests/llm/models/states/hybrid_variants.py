@@ -21,6 +21,21 @@ MIXTURE = {
     "shared_expert_intermediate_size": 20,
 }
 
+KIMI_DELTA = {
+    "pad_token_id": 0,
+    "eos_token_id": 2,
+    "rms_norm_eps": 1e-3,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 6,
+    "v_head_dim": 14,
+    "layer_types": ["linear_attention", "full_attention"],
+    "num_local_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+}
+
 HYBRID_BASE: dict[str, dict[str, Any]] = {
     "lfm2": {"num_key_value_heads": 2, "block_multiple_of": 8, "layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {
@@ -36,24 +51,12 @@ HYBRID_BASE: dict[str, dict[str, Any]] = {
     "qwen3_5_text": GATED,
     "qwen3_5": GATED,
     "qwen3_5_moe_text": {**GATED, **MIXTURE},
-    "kimi_linear": {
-        "rms_norm_eps": 1e-3,
-        "num_key_value_heads": 4,
-        "kv_lora_rank": 20,
-        "qk_nope_head_dim": 10,
-        "qk_rope_head_dim": 6,
-        "v_head_dim": 14,
-        "layer_types": ["linear_attention", "full_attention"],
-        "linear_num_heads": 3,
-        "linear_head_dim": 20,
-        "num_local_experts": 8,
-        "num_experts_per_tok": 3,
-        "moe_intermediate_size": 24,
-    },
+    "kimi_linear": {**KIMI_DELTA, "linear_num_heads": 3, "linear_head_dim": 20},
+    "bailing_hybrid": {**KIMI_DELTA, "head_dim": 20, "first_k_dense_replace": 1, "n_group": 4, "topk_group": 2},
     "olmo_hybrid": {**DELTA, "num_key_value_heads": 2, "pad_token_id": 0, "eos_token_id": 2},
 }
 
-HYBRID_ROUTED = ("kimi_linear", "lfm2_moe", "qwen3_next", "qwen3_5_moe_text")
+HYBRID_ROUTED = ("bailing_hybrid", "kimi_linear", "lfm2_moe", "qwen3_next", "qwen3_5_moe_text")
 """The model_types with experts."""
 
 SECTIONS = {
@@ -97,6 +100,9 @@ HYBRIDS: list[tuple[str, str, dict[str, Any]]] = [
             },
         },
     ),
+    ("bailing_hybrid", "default", {}),
+    ("bailing_hybrid", "unbounded", {"kda_safe_gate": False, "q_lora_rank": 24, "short_conv_kernel_size": 3}),
+    ("bailing_hybrid", "groups", {"layer_types": None, "layer_group_size": 3, "num_hidden_layers": 3}),
     ("olmo_hybrid", "default", {"layer_types": ["linear_attention", "full_attention"]}),
     ("olmo_hybrid", "unrotated", {"rope_parameters": {"rope_type": "default", "rope_theta": None}}),
     ("olmo_hybrid", "positive", {"linear_allow_neg_eigval": False, "linear_key_head_dim": None, "hidden_size": 64}),
