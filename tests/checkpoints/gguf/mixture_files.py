@@ -127,6 +127,16 @@ def add_keys(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_leading_dense_block_count(kinds.index("sparse"))
 
 
-SIGMOIDS = ("afmoe", "bailing_moe_v2", "dots1", "exaone_moe", "glm4_moe", "laguna", "minimax_m2", "sarvam_moe", "solar_open")
+SIGMOIDS = (
+    "afmoe",
+    "bailing_moe_v2",
+    "dots1",
+    "exaone_moe",
+    "glm4_moe",
+    "laguna",
+    "minimax_m2",
+    "sarvam_moe",
+    "solar_open",
+)
 WINDOWED = ("cohere2_moe", "exaone_moe", "mellum")
 """Families whose files list the layers with a window."""

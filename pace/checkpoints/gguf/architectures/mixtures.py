@@ -94,7 +94,8 @@ def llama4(fields: Fields, keys: Keys) -> Fields:
 
 
 def cohere2moe(fields: Fields, keys: Keys) -> Fields:
-    """Sets how experts are weighed, and the width of the dense layers. A file with an epsilon of RMS norms has these."""
+    """Sets how experts are weighed, and the width of the dense layers. A file with an epsilon of RMS norms has
+    these."""
     gating = keys.integer("expert_gating_func", SIGMOID)
     if gating not in (SOFTMAX, SIGMOID):
         raise keys.refused(f"cohere2moe.expert_gating_func = {gating} is not implemented")

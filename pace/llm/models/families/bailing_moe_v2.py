@@ -1,5 +1,5 @@
-"""Ling 2 and Ring 2 (`bailing_moe_v2`), and Sarvam 30B: GLM-4-MoE with queries, keys and values in one tensor, and other
-names."""
+"""Ling 2 and Ring 2 (`bailing_moe_v2`), and Sarvam 30B: GLM-4-MoE with queries, keys and values in one tensor, and
+other names."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from pace.llm.models.families.llama import LlamaForCausalLM
 from pace.llm.models.families.mixture_config import BiasedChoiceConfig, ListedMixturesConfig, biased_mixture
 from pace.llm.models.families.windowed import WindowedConfig
 from pace.llm.models.layer_types import FULL
-from pace.llm.models.model_config import MAX_LAYERS, MAX_POSITIONS, count, declared, number, token_ids
+from pace.llm.models.model_config import MAX_LAYERS, count, declared, number, token_ids
 from pace.ops.experts import MAX_EXPERTS
 
 

@@ -19,8 +19,8 @@ from pace.llm.layers import (
     Vectors,
 )
 from pace.llm.models.families.deepseek_v3 import DeepseekV3ForCausalLM, LatentBiasedConfig
-from pace.llm.models.families.mixture_config import BiasedChoiceConfig, ListedMixturesConfig
 from pace.llm.models.families.mixtral import MixtralForCausalLM
+from pace.llm.models.families.mixture_config import BiasedChoiceConfig, ListedMixturesConfig
 from pace.llm.models.layer_types import FULL, LINEAR, check_layer_types, layer_types
 from pace.llm.models.model_config import (
     MAX_HEAD_DIM,

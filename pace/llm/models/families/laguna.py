@@ -98,9 +98,13 @@ class LagunaConfig(ListedMixturesConfig, BiasedChoiceConfig, TwoRotationsConfig)
                 f"{layers} layers; got {list(heads)}"
             )
 
+    def derived(self, fields: dict[str, Any]) -> dict[str, Any]:
+        same = (self.num_attention_heads,) * self.num_hidden_layers
+        heads = {"num_attention_heads_per_layer": self.num_attention_heads_per_layer or same}
+        return super().derived(fields) | heads
+
     def heads(self, layer: int) -> int:
-        of_layers = self.num_attention_heads_per_layer
-        return self.num_attention_heads if of_layers is None else of_layers[layer]
+        return self.num_attention_heads_per_layer[layer]
 
     @property
     def shared_width(self) -> int:
