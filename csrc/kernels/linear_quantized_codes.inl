@@ -119,32 +119,37 @@ struct CodesU4Near {
     };
 };
 
-// 5-bit codes. A step is a unit of planes.inl; a 16-bit sum holds half of it.
-struct CodesU5 {
-    using Unpacked = struct UnpackedDistances;
+// Codes in planes. A step is a unit of planes.inl. A 16-bit sum holds a group of inputs for 1 and 2 bits, and half of a
+// unit for 5.
+template <int kBits>
+struct CodesPlanes {
+    static constexpr bool kSmall = kBits <= 2;
+    using Unpacked = std::conditional_t<kSmall, struct UnpackedSmall, struct UnpackedDistances>;
     using Weight = Nibbles;
     using Input = InputCode;
     using Sum = NibbleSum;
-    static constexpr int kStep = 32, kFactors = 8, kStepBytes = Planes<5>::kUnitBytes, kSumK = kDistanceSumK;
+    static constexpr int kStep = 32, kFactors = 8, kStepBytes = Planes<kBits>::kUnitBytes,
+                         kSumK = kSmall ? int(kInputGroup) : kDistanceSumK;
     static constexpr int kPrefetchRows = 1;
     static constexpr bool kHasStarts = true;
-    explicit CodesU5(const PackedHeader&) {}
-    PACE_INLINE void decode(const CodesU5&, const uint8_t* p, Nibbles* w) {
-        unrolled<8>([&](auto s) __attribute__((always_inline)) { w[s] = weight<s>(p); });
-    }
+    explicit CodesPlanes(const PackedHeader&) {}
     template <int s>
     PACE_INLINE Nibbles weight(const uint8_t* p) {
-        return of_nibbles(Planes<5>::step<s>(p));
+        return of_nibbles(Planes<kBits>::template step<s>(p));
     }
     PACE_INLINE auto broadcast(const InputCode* x) { return broadcast_input(x); }
-    PACE_INLINE uint8_t* unpack(const CodesU5&, const uint8_t* p, uint8_t* out) {
+    PACE_INLINE uint8_t* unpack(const CodesPlanes&, const uint8_t* p, uint8_t* out) {
         unrolled<8>([&](auto s) __attribute__((always_inline)) {
             PACE_EACH(v, kVectors)
-                store_bytes(out + s * 64 + v * kVectorBytes, Planes<5>::step<s>(p + v * kVectorBytes));
+                store_bytes(out + s * 64 + v * kVectorBytes, Planes<kBits>::template step<s>(p + v * kVectorBytes));
         });
         return out + 8 * 64;
     }
 };
+template <class Codes>
+constexpr bool kInPlanes = false;
+template <int kBits>
+constexpr bool kInPlanes<CodesPlanes<kBits>> = true;
 
 // Unpacks `count` codes for each output of a panel, a whole number of steps, from p on. Returns the end of the output.
 template <class Codes>
@@ -192,6 +197,12 @@ struct UnpackedDistances : UnpackedNibbles {
     }
 };
 
+// Up to 3: a 16-bit sum holds a whole group of inputs, 32 * 2 * 3 * 127 = 24384.
+struct UnpackedSmall : UnpackedNibbles {
+    static constexpr int kSumK = int(kInputGroup);
+    PACE_INLINE void decode(const UnpackedSmall&, const uint8_t* p, Nibbles* w) { w[0] = of_nibbles(load_bytes(p)); }
+};
+
 // ---- Products of one group of inputs. They advance x and w past the multiplied data.
 
 // Adds products of `count` k, of R rows and P panels, to `sums`.
@@ -219,6 +230,42 @@ PACE_INLINE void add_steps(const Codes& codes, const typename Codes::Input*& x, 
                     PACE_EACH(v, P * kVectors) sums[r][v] = dot(sums[r][v], weights[v][q], input);
                 }
         }
+    }
+}
+
+// The same for codes in planes whose sums hold all of `count`; adds to `dots`. A product with vpdpbusd waits for the one
+// before in its sum. So few outputs have several sums each, for different steps of a unit.
+template <class Codes, int R, int P>
+PACE_INLINE void add_units(const typename Codes::Input*& x, int64_t x_stride, const uint8_t*& w, int64_t panel_bytes,
+                           int64_t count, I32 (&dots)[R][P * kVectors]) {
+    using Sum = typename Codes::Sum;
+    constexpr int kSums = P * kVectors, kChains = !PACE_HAS_VNNI || R * kSums > 4 ? 1 : R * kSums > 2 ? 2 : 4;
+    Sum sums[R][kSums * kChains];
+    PACE_EACH(r, R)
+        PACE_EACH(v, kSums * kChains) sums[r][v] = Sum{};
+    for (int64_t k = 0; k < count; k += Codes::kStep, x += Codes::kStep, w += Codes::kStepBytes) {
+        if constexpr (R >= Codes::kPrefetchRows)
+            PACE_EACH(line, Codes::kStepBytes / 64) __builtin_prefetch(w + 64 * line + kPrefetchBytes);
+        unrolled<Codes::kFactors>([&](auto s) __attribute__((always_inline)) {
+            typename Codes::Weight weights[kSums];
+            PACE_EACH(v, kSums)
+                weights[v] = Codes::template weight<s>(w + v / kVectors * panel_bytes + v % kVectors * kVectorBytes);
+            PACE_EACH(r, R) {
+                const auto input = Codes::broadcast(x + r * x_stride + 4 * s);
+                PACE_EACH(v, kSums) {
+                    Sum& sum = sums[r][s % kChains * kSums + v];
+                    sum = dot(sum, weights[v], input);
+                }
+            }
+        });
+    }
+    if constexpr (std::is_same_v<Sum, I32>) {
+        PACE_EACH(r, R)
+            PACE_EACH(v, kSums * kChains) dots[r][v % kSums] = dots[r][v % kSums] + sums[r][v];
+    } else {
+        const AddLanes<Sum> add_lanes;
+        PACE_EACH(r, R)
+            PACE_EACH(v, kSums) dots[r][v] = add_lanes(dots[r][v], sums[r][v]);
     }
 }
 
@@ -261,10 +308,12 @@ PACE_INLINE void dots_of_group(const Codes& codes, const typename Codes::Input*&
     using Sum = typename Codes::Sum;
     PACE_EACH(r, R)
         PACE_EACH(v, P * kVectors) dots[r][v] = start(r, v);
-    if constexpr (std::is_same_v<Sum, I32>) {
-        add_steps<Codes, R, P>(codes, x, x_stride, w, panel_bytes, count, dots);
-    } else if constexpr (Codes::kSumK < Codes::kStep) {
+    if constexpr (Codes::kSumK < Codes::kStep) {
         add_parts_of_steps<Codes, R, P>(x, x_stride, w, panel_bytes, count, dots);
+    } else if constexpr (kInPlanes<Codes>) {
+        add_units<Codes, R, P>(x, x_stride, w, panel_bytes, count, dots);
+    } else if constexpr (std::is_same_v<Sum, I32>) {
+        add_steps<Codes, R, P>(codes, x, x_stride, w, panel_bytes, count, dots);
     } else {
         for (int64_t k = 0; k < count; k += Codes::kSumK) {
             Sum sums[R][P * kVectors];
@@ -305,8 +354,12 @@ struct QuantizedWeight {
           row_scales(h.row_scales()),
           panels(h.panel(0)) {}
     const char* panel(int64_t index) const { return panels + index * panel_bytes; }
-    // Loads scales for the 16 outputs of a panel, or the powers of two for group scales.
+    // Loads scales for the 16 outputs of a panel, or the powers of two for group scales; 1 with token_inputs.
     void load_row_scales(int64_t panel, F32* scales) const {
+        if (h.token_inputs) {
+            PACE_EACH(v, kVectors) scales[v] = broadcast(1.0f);
+            return;
+        }
         if (group) return load_powers((const int8_t*)row_scales + 16 * panel, scales);
         PACE_EACH(v, kVectors) scales[v] = load((const float*)row_scales + 16 * panel + v * kLanes);
     }

@@ -179,6 +179,9 @@ class ForwardOps(Protocol):
         """Returns `[T, N]`: `residual [T, N] + activation(x [T, K] W' + bias [N])`; bias, activation and residual are
         optional.
 
+        With `token_inputs` of a layout, x W' is the sum over k of level[n, k] * code[t, k], which is exact, times
+        (scale[n] * (1 / factor[t])). Here factor is 1 / max(max|x[t]|, 1e-5) * 127, and code is round(x * factor).
+
         x may have any row stride; the residual must be contiguous. The weight must be without `glu`. Raises ValueError
         (`native`) for an unknown activation."""
 

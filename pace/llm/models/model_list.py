@@ -6,6 +6,7 @@ from typing import Any
 
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.families.bamba import BambaForCausalLM
+from pace.llm.models.families.bitnet import BitNetForCausalLM
 from pace.llm.models.families.chatglm import ChatGLMForConditionalGeneration
 from pace.llm.models.families.cohere import Cohere2ForCausalLM, CohereForCausalLM
 from pace.llm.models.families.deepseek_v2 import DeepseekV2ForCausalLM
@@ -67,6 +68,7 @@ from pace.naming import shown
 
 MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     BambaForCausalLM,
+    BitNetForCausalLM,
     ChatGLMForConditionalGeneration,
     Cohere2ForCausalLM,
     CohereForCausalLM,
