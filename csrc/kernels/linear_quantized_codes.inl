@@ -121,9 +121,12 @@ struct CodesU4Near {
 
 // Codes in planes. A step is a unit of planes.inl. A 16-bit sum holds a group of inputs for 1 and 2 bits, and half of a
 // unit for 5.
-template <int kBits>
+template <int bits>
 struct CodesPlanes {
-    static constexpr bool kSmall = kBits <= 2;
+    static constexpr bool kSmall = bits <= 2;
+    static constexpr int kBits = bits, kTo = Planes<bits>::kTo;
+    static constexpr int kPlaces =
+        bits == 1 || (bits == 2 && PACE_HAS_VNNI) ? 4 : 1;  // 16 bits hold no products of 192
     using Unpacked = std::conditional_t<kSmall, struct UnpackedSmall, struct UnpackedDistances>;
     using Weight = Nibbles;
     using Input = InputCode;
@@ -133,9 +136,14 @@ struct CodesPlanes {
     static constexpr int kPrefetchRows = 1;
     static constexpr bool kHasStarts = true;
     explicit CodesPlanes(const PackedHeader&) {}
-    template <int s>
+    // Step s of a unit; in place, it is a code times 2^(kBits (s % kPlaces)).
+    template <int s, bool in_place = false>
     PACE_INLINE Nibbles weight(const uint8_t* p) {
-        return of_nibbles(Planes<kBits>::template step<s>(p));
+        if constexpr (in_place)
+            return of_nibbles(
+                shifted_field<s * kBits % 8, kBits, s % kPlaces * kBits>(load_bytes(p + s * kBits / 8 * 64)));
+        else
+            return of_nibbles(Planes<kBits>::template step<s>(p));
     }
     PACE_INLINE auto broadcast(const InputCode* x) { return broadcast_input(x); }
     PACE_INLINE uint8_t* unpack(const CodesPlanes&, const uint8_t* p, uint8_t* out) {
@@ -205,6 +213,11 @@ struct UnpackedSmall : UnpackedNibbles {
 
 // ---- Products of one group of inputs. They advance x and w past the multiplied data.
 
+template <>
+struct AddLanes<I32> {
+    I32 operator()(I32 acc, I32 sum) const { return acc + sum; }
+};
+
 // Adds products of `count` k, of R rows and P panels, to `sums`.
 template <class Codes, int R, int P>
 PACE_INLINE void add_steps(const Codes& codes, const typename Codes::Input*& x, int64_t x_stride, const uint8_t*& w,
@@ -233,40 +246,53 @@ PACE_INLINE void add_steps(const Codes& codes, const typename Codes::Input*& x, 
     }
 }
 
-// The same for codes in planes whose sums hold all of `count`; adds to `dots`. A product with vpdpbusd waits for the one
-// before in its sum. So few outputs have several sums each, for different steps of a unit.
+// The number of sums for which codes are multiplied where they lie: the registers, less those for everything else.
+constexpr int kInPlaceSums = PACE_ISA_LEVEL == 0 ? 0 : PACE_ISA_LEVEL == 1 ? 8 : 24;
+
+// The same for codes in planes whose sums hold all of `count`; adds to `dots`. Codes of 1 and 2 bits take more
+// instructions than a line takes to arrive. So few rows multiply them where they lie in a byte, with sums for each
+// place, and shift the sums. These are also the chains of products that vpdpbusd needs, which waits for the one before.
 template <class Codes, int R, int P>
 PACE_INLINE void add_units(const typename Codes::Input*& x, int64_t x_stride, const uint8_t*& w, int64_t panel_bytes,
                            int64_t count, I32 (&dots)[R][P * kVectors]) {
     using Sum = typename Codes::Sum;
-    constexpr int kSums = P * kVectors, kChains = !PACE_HAS_VNNI || R * kSums > 4 ? 1 : R * kSums > 2 ? 2 : 4;
-    Sum sums[R][kSums * kChains];
-    PACE_EACH(r, R)
-        PACE_EACH(v, kSums * kChains) sums[r][v] = Sum{};
+    constexpr int kSums = P * kVectors;
+    constexpr bool kInPlace = Codes::kPlaces > 1 && R * kSums * Codes::kPlaces <= kInPlaceSums;
+    constexpr int kChains = kInPlace ? Codes::kPlaces : !PACE_HAS_VNNI || R * kSums > 4 ? 1 : R * kSums > 2 ? 2 : 4;
+    Sum sums[kChains][R][kSums];
+    PACE_EACH(c, kChains)
+        PACE_EACH(r, R)
+            PACE_EACH(v, kSums) sums[c][r][v] = Sum{};
     for (int64_t k = 0; k < count; k += Codes::kStep, x += Codes::kStep, w += Codes::kStepBytes) {
         if constexpr (R >= Codes::kPrefetchRows)
             PACE_EACH(line, Codes::kStepBytes / 64) __builtin_prefetch(w + 64 * line + kPrefetchBytes);
         unrolled<Codes::kFactors>([&](auto s) __attribute__((always_inline)) {
             typename Codes::Weight weights[kSums];
             PACE_EACH(v, kSums)
-                weights[v] = Codes::template weight<s>(w + v / kVectors * panel_bytes + v % kVectors * kVectorBytes);
+                weights[v] =
+                    Codes::template weight<s, kInPlace>(w + v / kVectors * panel_bytes + v % kVectors * kVectorBytes);
             PACE_EACH(r, R) {
                 const auto input = Codes::broadcast(x + r * x_stride + 4 * s);
                 PACE_EACH(v, kSums) {
-                    Sum& sum = sums[r][s % kChains * kSums + v];
+                    Sum& sum = sums[s % kChains][r][v];
                     sum = dot(sum, weights[v], input);
                 }
             }
         });
     }
-    if constexpr (std::is_same_v<Sum, I32>) {
+    const AddLanes<Sum> add_lanes;
+    unrolled<kChains>([&](auto c) __attribute__((always_inline)) {
+        constexpr int kShift = kInPlace ? Codes::kBits * c - Codes::kTo : 0;
         PACE_EACH(r, R)
-            PACE_EACH(v, kSums * kChains) dots[r][v % kSums] = dots[r][v % kSums] + sums[r][v];
-    } else {
-        const AddLanes<Sum> add_lanes;
-        PACE_EACH(r, R)
-            PACE_EACH(v, kSums) dots[r][v] = add_lanes(dots[r][v], sums[r][v]);
-    }
+            PACE_EACH(v, kSums) {
+                if constexpr (kShift == 0)
+                    dots[r][v] = add_lanes(dots[r][v], sums[c][r][v]);
+                else if constexpr (kShift > 0)
+                    dots[r][v] = dots[r][v] + halved<kShift>(add_lanes(broadcast_int(0), sums[c][r][v]));
+                else
+                    dots[r][v] = dots[r][v] + shift_left<-kShift>(add_lanes(broadcast_int(0), sums[c][r][v]));
+            }
+    });
 }
 
 // The same for codes with steps longer than a narrow sum can hold.

@@ -18,6 +18,8 @@ from pace.checkpoints.quantized.reader import QuantizedCheckpoint
 from pace.checkpoints.quantized.registry import read_quant_method
 from pace.checkpoints.reader import CheckpointReader
 from pace.llm import LLMModel, SamplingConfig
+from pace.llm.loading.load import load_model
+from pace.llm.loading.options import LoadOptions
 from pace.ops import reference
 from tests.checkpoints.quantized.models import save_quantized
 from tests.llm.models.variants import save_tiny
@@ -147,8 +149,9 @@ def test_other_families_round_their_inputs_too(tmp_path):
     """The method of a checkpoint does not depend on its family."""
     folder = save_quantized(tmp_path, "bitnet", "llama")
     ids = [3, 14, 15, 92, 65, 35]
+    plain = load_model(LoadOptions(folder, dtype="float32", backend="torch", progress=False))
+    assert {layout for matrix in plain.matrices() for layout in matrix.plan.layouts.values()} == {TERNARY}
     with LLMModel(folder, dtype="float32", progress=False) as model:
-        assert {layout for matrix in model.engine_matrices() for layout in matrix.plan.layouts.values()} == {TERNARY}
         assert len(model.generate(ids, SamplingConfig(max_new_tokens=4, ignore_eos=True)).generated_token_ids[0]) == 4
 
 
