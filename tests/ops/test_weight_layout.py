@@ -55,7 +55,7 @@ def check_dequantized(rows, layout, order):
         level = (
             code.view(torch.float8_e4m3fn).item() if layout.code == "float8"
             else CODEBOOKS[layout.codebook][code] if layout.codebook
-            else 2.0 * code - 1 if layout.code == "int1"
+            else 2.0 * float(code) - 1 if layout.code == "int1"
             else float(code) - (layout.offset or 0)
         )  # fmt: skip
         group = column // (layout.group or k)

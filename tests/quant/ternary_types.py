@@ -53,4 +53,5 @@ def dequantize(data: np.ndarray, number: int) -> np.ndarray:
     else:
         pairs = fields.reshape(*blocks.shape[:-1], weights, 2)
         levels = pairs[..., 0] + 2 * pairs[..., 1] - 1
-    return (levels * scales).reshape(*data.shape[:-1], -1)
+    with np.errstate(invalid="ignore"):  # 0 times an infinite scale
+        return (levels * scales).reshape(*data.shape[:-1], -1)

@@ -104,7 +104,7 @@ def test_blocks_are_rounded_as_the_gguf_package_rounds(name):
     assert torch.equal(found, torch.from_numpy(np.array(expected)))
 
 
-@pytest.mark.parametrize("name, block", zip(OF_FEW_LEVELS, (128, 64, 256, 256)))
+@pytest.mark.parametrize("name, block", [*zip(OF_FEW_LEVELS, (128, 64, 256, 256))])
 def test_types_of_few_levels_need_whole_blocks_and_float16_scales(name, block):
     format = FORMATS[name]()
     assert format.for_width(3 * block) is format and format.for_width(3 * block + 32).name == "q4_0"

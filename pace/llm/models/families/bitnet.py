@@ -5,30 +5,13 @@ Weights of three levels, and inputs in int8 with one scale for each token, are t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from torch import Tensor
-
-from pace.llm.layers import Attention, GatedMLP, Linear, RMSNorm, RopeConfig
+from pace.llm.layers import Attention, GatedMLP, NormedLinear, RMSNorm, RopeConfig
 from pace.llm.models.families.llama import LlamaConfig, LlamaForCausalLM
 from pace.llm.models.model_config import MAX_LAYERS, MAX_POSITIONS, activation, check_divides, count, number, token_ids
 from pace.llm.models.rope_config import read_rope
-from pace.ops.protocol import ForwardOps
-
-
-class NormedLinear(Linear):
-    """`residual + norm(x) W' + b`."""
-
-    def __init__(self, norm: RMSNorm, parts: Mapping[str, int], k: int, bias: bool = False):
-        super().__init__(parts, k, bias)
-        self.norm = norm
-
-    def __call__(
-        self, ops: ForwardOps, x: Tensor, activation: str | None = None, residual: Tensor | None = None
-    ) -> Tensor:
-        return super().__call__(ops, self.norm(ops, x), activation, residual)
 
 
 @dataclass(frozen=True, kw_only=True)
