@@ -96,7 +96,9 @@ def empty_weight(n: int, k: int, layout: AnyLayout, glu: bool = False, order: Te
         for _, of_part in weight_layout.parts_of(layout, n):
             checks.check_order(order, k, of_part)
     dtype, stored = (layout, None) if isinstance(layout, torch.dtype) else (torch.float32, layout)
-    scales = torch.ones(n) if stored and any(takes_tokens(part) for _, part in weight_layout.parts_of(stored, n)) else None
+    scales = (
+        torch.ones(n) if stored and any(takes_tokens(part) for _, part in weight_layout.parts_of(stored, n)) else None
+    )
     return DenseWeight(torch.zeros(n, k, dtype=dtype), glu, stored, order, scales)
 
 

@@ -53,8 +53,8 @@ class WeightLayout:
 
         value[n, k] = level(code[n, k]) * scale[n, k // group] + min[n, k // group]
 
-    level(c) is c for int8, c - `offset` or `codebook[c]` for int2 to int6, 2 c - 1 for int1, and the float's value for
-    float8. A zero point z is the minimum s (offset - z).
+    level(c) is c for int8, c - `offset` or `codebook[c]` for int2 to int6, and 2 c - 1 for int1. For float8 it is the
+    float's value. A zero point z is the minimum s (offset - z).
 
     In super-blocks, `scale_bits` is not None. Scales and minima of groups are then integers of `scale_bits` bits times
     a float16 for each 256 weights. Without minima they are signed. Raises ValueError for a layout without a kernel."""

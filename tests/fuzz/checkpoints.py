@@ -21,7 +21,8 @@ from tests.checkpoints.quantized.models import OF_TOKENS, tensors_of
 from tests.llm.models.variants import save_tiny
 
 ARCHITECTURES = [
-    ("llama", {"tie_word_embeddings": True}), ("bitnet", {}), ("mistral", {"sliding_window": 7}), ("qwen2", {}), ("qwen3", {}),
+    ("llama", {"tie_word_embeddings": True}), ("mistral", {"sliding_window": 7}), ("qwen2", {}), ("qwen3", {}),
+    ("bitnet", {}),
     ("phi3", {}), ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 20}), ("gptj", {}), ("phi", {}),
     ("gemma2", {"num_hidden_layers": 2}), ("gemma3", {}), ("gemma3_text", {"num_hidden_layers": 2}),
     ("smollm3", {"num_hidden_layers": 2, "no_rope_layer_interval": 2}), ("granite", {}), ("olmo2", {}),

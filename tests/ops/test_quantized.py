@@ -204,7 +204,11 @@ def test_products_follow_their_definition(layout):
 
 
 @pytest.mark.parametrize("isa", ALL)
-@pytest.mark.parametrize("layout", [LAYOUTS[0], LAYOUTS[2], LAYOUTS[6], LAYOUTS[8], LAYOUTS[10], LAYOUTS[15], *LAYOUTS[-5:-2], TOKENS], ids=str)
+@pytest.mark.parametrize(
+    "layout",
+    [LAYOUTS[0], LAYOUTS[2], LAYOUTS[6], LAYOUTS[8], LAYOUTS[10], LAYOUTS[15], *LAYOUTS[-5:-2], TOKENS],
+    ids=str,
+)
 def test_rows_are_the_same_bits_however_they_are_batched(isa, layout):
     _C.select_isa(isa)
     rows = random_rows(80, 600, layout)

@@ -35,7 +35,8 @@ def random_rows(layout: WeightLayout, rows: int = 5, k: int = 80, order: bool = 
 LAYOUTS = [
     WeightLayout(code, group, has_mins, codebook, offset)
     for code, group, has_mins, codebook, offset in itertools.product(
-        ("int8", "int4", "int5", "int2", "int1", "float8"), (None, 16, 32, 48), (False, True), (None, *CODEBOOKS), (None, 0)
+        ("int8", "int4", "int5", "int2", "int1", "float8"), (None, 16, 32, 48), (False, True), (None, *CODEBOOKS),
+        (None, 0),
     )
     if not (codebook and (code != "int4" or has_mins)) and not (has_mins and (code == "float8" or group is None))
     and not (code in ("int5", "int2", "int1") and group != 32)
@@ -135,7 +136,7 @@ def test_parts_and_their_rows():
         (lambda: WeightLayout("int7", 32), "int8, float8, int1"),
         (lambda: WeightLayout("int2", 16), "group of int2 codes is a multiple of 32"),
         (lambda: WeightLayout("int1", 32, offset=0), "an offset is a code of int2 to int6"),
-        (lambda: WeightLayout("int2", 64, offset=1, token_inputs=True), "a scale a row; got int2, group 64, int8 inputs"),
+        (lambda: WeightLayout("int2", 64, offset=1, token_inputs=True), "a scale a row; got int2, group 64, int8"),
         (lambda: WeightLayout("int8", None, token_inputs=True), "token_inputs needs int2"),
         (lambda: WeightLayout("int5", 48), "multiple of 32"),
         (lambda: WeightLayout("int6", 16), "only in super-blocks"),

@@ -2,9 +2,11 @@
 part of the model, which was trained with them.
 
     weight         uint8 [N / 4, K]    bits 2 j and 2 j + 1 of row i are row i + j N / 4, plus 1
-                   or floats [N, K], -1, 0 and 1
+
+                   floats [N, K]       -1, 0 and 1
 
     weight_scale   [1]                 W[n, k] = weight[n, k] / weight_scale     linear_class bitlinear
+
                                        W[n, k] = weight[n, k] * weight_scale     autobitlinear
 
 With quantization_mode `online`, the file has the floats of training, and no scale:
