@@ -416,7 +416,7 @@ def test_the_reference_multiplies_the_same_values():
 
 @pytest.mark.parametrize("isa", ALL)
 def test_inputs_of_a_token_are_rounded_alike_by_both_backends(isa):
-    """Sums are exact, so that the results are equal to the bit. Rows of floats beside them keep their own inputs."""
+    """Sums are exact, so that the results are equal to the bit. Rows of floats next to them keep their own inputs."""
     _C.select_isa(isa)
     for n, k in SIZES:
         rows, x = random_rows(n, k, TOKENS), torch.randn(7, k) * 10.0 ** torch.randint(-6, 3, (7, 1))

@@ -87,8 +87,8 @@ def matrices(folder):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_products_are_those_of_transformers(form, tmp_path):
-    """The codes of inputs and weights are the same, and sums of products are exact here. What is left is the rounding
-    of scaled values: up to 3 of each of K terms if transformers adds scaled inputs, and 3 of the result."""
+    """The codes of inputs and weights are the same, and sums of products are exact here. transformers may add scaled
+    inputs, each rounded up to 3 times. The result is rounded 3 times. Errors of K terms add up like a random walk."""
     theirs = save_form(tmp_path, form)
     reader = matrices(tmp_path)
     for name in ("self_attn.q_proj", "mlp.down_proj"):
@@ -106,9 +106,9 @@ def test_products_are_those_of_transformers(form, tmp_path):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_models_are_those_of_transformers(form, tmp_path):
-    """A code of an input changes by one if two models round it to different sides: with activations that differ by
-    2^-20, one code in 2^-20 * 127 / 0.5, or one row of 64 in 60. A row with such a code differs by a step of 1 / 127 in
-    one of 64 terms. So most rows are equal, and the mean difference is small."""
+    """Activations of two models differ by about 2^-20, so that one code in 2^20 / 127 is rounded to another side. That
+    is one row of 64 in a hundred. Such a row differs by a step of 1 / 127 in one of 64 terms. So most rows are equal,
+    and the mean difference is small."""
     theirs = save_form(tmp_path, form)
     ids = torch.randint(2, 99, (45,), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
