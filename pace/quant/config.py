@@ -23,7 +23,8 @@ class QuantizationConfig:
     `format`: a name in `pace.quant.FORMATS`, optionally with that format's options as further arguments, or a `Format`.
     `embedding`, `lm_head`: the formats of these two. Options are given as a dict {"format": "int4", "group": 32}; None
     keeps floats. "auto" is q6_k if `format` is a smaller K type or has 1 or 2 bits. It is int8 if `format` is another
-    one of less than 8 bits, else `format`. If a model shares one matrix between both, a setting for one applies to both.
+    one of less than 8 bits, else `format`. If a model shares one matrix between both, a setting for one applies to
+    both.
     `overrides`: formats by pattern (`*`, `?`, `[...]`) of module names: the checkpoint's tensor names without
     `.weight`. If several patterns match a module, the last one wins.
 

@@ -15,7 +15,6 @@ def _grid(code: str) -> WeightLayout:
     return WeightLayout(code, GRIDS[code].group, scale_bits=GRIDS[code].number_bits)
 
 
-
 TERNARY = WeightLayout("int2", 256, offset=1)
 Q2_0 = BlockType(42, "Q2_0", 64, 18, WeightLayout("int2", 64, offset=1))
 
