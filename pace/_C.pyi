@@ -63,7 +63,7 @@ class PackedFormat:
 
     def __init__(
         self, dtype: int, code: int = 0, group: int = 0, has_mins: bool = False, levels: int = 0, offset: int = -1,
-        group_scales: int = 0,
+        group_scales: int = 0, token_inputs: bool = False,
     ) -> None: ...  # fmt: skip
 
 # Parts of a weight, from the top down: rows, and how they are stored.

@@ -79,7 +79,7 @@ rows on tiles and has not been measured, so its prefill is probably underestimat
 
 def efficiency(isa: str, dtype: torch.dtype, code: str | None = None) -> Efficiency:
     """Returns the shares of the machine's limits that the kernels of an instruction set reach, for weights of a dtype
-    or in codes (`Costs.code`). Codes of 2 to 6 bits, in super-blocks or not, and points of grids use those of int4."""
+    or in codes (`Costs.code`). Codes of 1 to 6 bits, in super-blocks or not, and points of grids use those of int4."""
     if code is not None:
         code = "int4" if code in SMALL_CODES or code in GRIDS else code
         if isa in ("avx512_vnni", "avx512_bf16", "amx"):

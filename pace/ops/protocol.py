@@ -184,6 +184,9 @@ class ForwardOps(Protocol):
         """Returns `[T, N]`: `residual [T, N] + activation(x [T, K] W' + bias [N])`; bias, activation and residual are
         optional.
 
+        A layout with `token_inputs` rounds x: factor[t] = 1 / max(max|x[t]|, 1e-5) * 127, code = round(x * factor).
+        Then x W' is the exact sum over k of level[n, k] * code[t, k], times (scale[n] * (1 / factor[t])).
+
         x may have any row stride; the residual must be contiguous. The weight must be without `glu`. Raises ValueError
         (`native`) for an unknown activation."""
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pace.llm.layers.base import Layer, Vectors
+from pace.llm.layers.norm import RMSNorm
 from pace.llm.layers.weight_target import Piece, TensorSource, WeightTarget
 from pace.ops.protocol import ForwardOps, Weight, WeightOps
 from pace.ops.weight_layout import AnyLayout, MixedLayout, WeightLayout, layout_of_rows
@@ -153,6 +154,19 @@ class FloatLinear(Linear):
     """A product that no QuantizationConfig quantises, such as that of the decays of a state."""
 
     keeps_floats = True
+
+
+class NormedLinear(Linear):
+    """Matrix product `residual + activation(norm(x) W' + b)` of rows that nothing else reads."""
+
+    def __init__(self, norm: RMSNorm, parts: Mapping[str, int], k: int, bias: bool = False):
+        super().__init__(parts, k, bias)
+        self.norm = norm
+
+    def __call__(
+        self, ops: ForwardOps, x: Tensor, activation: str | None = None, residual: Tensor | None = None
+    ) -> Tensor:
+        return super().__call__(ops, self.norm(ops, x), activation, residual)
 
 
 class GatedLinear(Linear):

@@ -9,6 +9,7 @@ from pace.llm.models.families.afmoe import AfmoeForCausalLM
 from pace.llm.models.families.bailing_hybrid import BailingHybridForCausalLM
 from pace.llm.models.families.bailing_moe_v2 import BailingMoeV2ForCausalLM, SarvamMoEForCausalLM
 from pace.llm.models.families.bamba import BambaForCausalLM
+from pace.llm.models.families.bitnet import BitNetForCausalLM
 from pace.llm.models.families.chatglm import ChatGLMForConditionalGeneration
 from pace.llm.models.families.cohere import Cohere2ForCausalLM, CohereForCausalLM
 from pace.llm.models.families.cohere2_moe import Cohere2MoeForCausalLM
@@ -82,6 +83,7 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     BailingHybridForCausalLM,
     BailingMoeV2ForCausalLM,
     BambaForCausalLM,
+    BitNetForCausalLM,
     ChatGLMForConditionalGeneration,
     Cohere2ForCausalLM,
     Cohere2MoeForCausalLM,

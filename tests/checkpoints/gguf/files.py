@@ -18,6 +18,7 @@ from torch import Tensor
 
 from benchmarks.comparison.gguf_families import permute, rope_factors
 from tests.checkpoints.gguf import latent_files, mixture_files
+from tests.quant import ternary_types
 
 ARCHITECTURES = {
     "llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "phi3": "phi3", "gemma2": "gemma2",
@@ -69,7 +70,7 @@ def write_gguf(
     held, state = {}, load_file(folder / "model.safetensors")
     for name, tensor in rearranged(state, config).items():
         is_matrix = tensor.ndim >= 2 and "norm" not in name and not name.endswith(("bias", "ffn_gate_inp.weight"))
-        kind = Kind[(types if isinstance(types, str) else types(name)) if is_matrix else "F32"]
+        kind = ternary_types.kind_of((types if isinstance(types, str) else types(name)) if is_matrix else "F32")
         data, held[name] = stored(tensor.float().contiguous(), kind, seed=len(held))
         part = re.search(r"self_attn\.([qk])_proj", name)
         if architecture.startswith("gemma") and name.endswith("norm.weight"):
@@ -166,6 +167,9 @@ def with_stacks(text: dict[str, Tensor]) -> dict[str, Tensor]:
 def stored(values: Tensor, kind: Kind, seed: int = 0) -> tuple[np.ndarray, Tensor]:
     """The stored data of a tensor, and the values that it represents. If the package cannot write the type, they are
     random blocks of about the same spread."""
+    if kind in ternary_types.SIZES:
+        data = ternary_types.quantize(values.numpy(), kind)
+        return data, torch.from_numpy(ternary_types.dequantize(data, kind))
     if kind in HALVES:
         *stack, k = values.shape
         blocks = random_blocks((math.prod(stack), k), kind, float(values.std()), seed)
