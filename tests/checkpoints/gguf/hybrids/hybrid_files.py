@@ -18,18 +18,23 @@ from torch import Tensor
 
 from benchmarks.comparison.gguf_families import permute
 from tests.checkpoints.gguf.files import stored, tensor_names
+from tests.checkpoints.gguf.hybrids import kimi_files
 
 ARCHITECTURES = {
     "lfm2": "lfm2", "lfm2_moe": "lfm2moe", "qwen3_next": "qwen3next", "qwen3_5_text": "qwen35",
     "qwen3_5_moe_text": "qwen35moe", "granitemoehybrid": "granitehybrid", "bamba": "granitehybrid",
     "falcon_h1": "falcon-h1", "mamba2": "mamba2", "nemotron_h": "nemotron_h",
+    **kimi_files.ARCHITECTURES,
 }  # fmt: skip
 """GGUF's architecture names by model_type."""
 KINDS_WITH_STATE = ("conv", "linear_attention")
 PERMUTED = ("granitehybrid", "nemotron_h", "nemotron_h_moe")
 MIXERS = r"(mamba|mixer|linear_attn|conv)"
 STACKED = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
-FLOATS = ("ssm_conv1d.weight", "shortconv.conv.weight", "_norm.weight", "ffn_gate_inp.weight", "ssm_a", "ssm_d")
+FLOATS = (
+    *("ssm_conv1d.weight", "ssm_conv1d_q.weight", "ssm_conv1d_k.weight", "ssm_conv1d_v.weight", "ssm_a", "ssm_d"),
+    *("shortconv.conv.weight", "_norm.weight", "ffn_gate_inp.weight"),
+)
 """Ends of names of matrices that are never quantised."""
 
 
@@ -48,10 +53,18 @@ def write_hybrid(
     if architecture == "nemotron_h" and "moe" in kinds:
         architecture = "nemotron_h_moe"
     writer = gguf.GGUFWriter(path, architecture)
-    add_keys(writer, config, kinds)
+    state = load_file(folder / "model.safetensors")
+    if is_kimi := config["model_type"] in kimi_files.ARCHITECTURES:
+        kimi_files.add_keys(writer, config, kinds)
+        tensors = kimi_files.arranged(state, config, kinds).items()
+    else:
+        add_keys(writer, config, kinds)
+        tensors = arranged(state, config, architecture)
     add(writer)
-    names = tensor_names(architecture, len(kinds) + config.get("mtp_num_hidden_layers", 0))
-    for name, tensor in arranged(load_file(folder / "model.safetensors"), config, architecture):
+    names = tensor_names(
+        "kimi-linear" if is_kimi else architecture, len(kinds) + config.get("mtp_num_hidden_layers", 0)
+    )
+    for name, tensor in tensors:
         known = name if name.startswith("blk.") else names(name)
         is_float = tensor.ndim < 2 or known.endswith(FLOATS)
         kind = Kind["F32" if is_float else types]

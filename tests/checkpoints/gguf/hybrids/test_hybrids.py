@@ -36,6 +36,11 @@ HELD = {name: VARIANTS[IDS.index(name)] for name in (
 )} | {
     f"nemotron_h-{name}": ("nemotron_h", name, fields)
     for name, fields in (("moe", MIXTURE), ("latent", LATENT), ("mlp", MLP))
+} | {
+    "kimi_linear-default": ("kimi_linear", "default", {"linear_num_heads": 4}),
+    "kimi_linear-groups": ("kimi_linear", "groups", {"n_group": 4, "topk_group": 2, "linear_num_heads": 4}),
+    "bailing_hybrid-default": ("bailing_hybrid", "default", {}),
+    "bailing_hybrid-unbounded": ("bailing_hybrid", "unbounded", {"kda_safe_gate": False, "q_lora_rank": 24}),
 }  # fmt: skip
 """The variants that a file can describe: no keys have limits of steps, or the activation."""
 UNSTATED = {"bos_token_id", "eos_token_id", "pad_token_id"}
@@ -46,6 +51,8 @@ UNSTATED_OF = {
     "qwen3_next": "qkvz_by_head",
     "qwen3_5_text": "value_heads_tiled",
     "qwen3_5_moe_text": "value_heads_tiled|intermediate_size",
+    "bailing_hybrid": "layer_group_size|num_nextn_predict_layers|rope_theta",
+    "kimi_linear": "num_nextn_predict_layers|routed_scaling_factor",
     "falcon_h1": ".*_multipliers?|mamba_expand|mamba_norm_before_gate",
     "granitemoehybrid": "shared_split|num_key_value_heads",
     "nemotron_h": "intermediate_size|num_key_value_heads|moe_.*|num_experts_per_tok|routed_scaling_factor",
@@ -100,7 +107,12 @@ def test_rates_of_decay_are_those_of_the_file():
 
 WIDE = {"hidden_size": 64, "intermediate_size": 64}
 EXPERTS = {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 32, "linear_value_head_dim": 16}
+KIMI = {
+    "kv_lora_rank": 32, "qk_nope_head_dim": 32, "qk_rope_head_dim": 32, "v_head_dim": 32, "moe_intermediate_size": 32,
+}  # fmt: skip
 QUANTISED = {
+    "bailing_hybrid": {**KIMI, "head_dim": 32},
+    "kimi_linear": {**KIMI, "linear_head_dim": 32, "linear_num_heads": 4},
     "lfm2_moe": {"moe_intermediate_size": 32},
     "qwen3_next": EXPERTS,
     "qwen3_5_moe_text": EXPERTS,
