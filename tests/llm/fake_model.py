@@ -42,6 +42,7 @@ class FakeModel:
         self.max_position_embeddings = max_position_embeddings
         self.recompute_length: int | None = None
         self.towers: list = []
+        self.kept_width = 0
         self.rope_regime = lambda length: 0
         self.eos_bias = eos_bias
         self.sharpness = 3.0

@@ -21,7 +21,7 @@ from pace.checkpoints.gguf.architectures.changes import (
     one_window,
 )
 from pace.checkpoints.gguf.architectures.forms import ONE_ROW
-from pace.checkpoints.gguf.architectures.names import AFTER_ATTENTION, GRANITE_MOE, HUNYUAN_NORMS, LATENT, LLAMA, gated
+from pace.checkpoints.gguf.architectures.names import AFTER_ATTENTION, GRANITE_MOE, HUNYUAN_NORMS, LATENT, LLAMA, NEXTN, gated
 
 SOFTMAX, SIGMOID = 1, 2
 """Values of expert_gating_func."""
@@ -160,7 +160,7 @@ MIXTURES = (
     ),
     Architecture(
         "glm4moe", "glm4_moe", defaults=ROTATES_ALL, convert=glm4moe,
-        names=LLAMA.but({**AFTER_ATTENTION, **CORRECTION, **gated("mlp.shared_experts", "_shexp")}),
+        names=LLAMA.but({**AFTER_ATTENTION, **CORRECTION, **NEXTN, **gated("mlp.shared_experts", "_shexp")}),
         present={**ATTENTION_BIAS, "use_qk_norm": "blk.0.attn_q_norm.weight"},
         keys={
             **DEEPSEEK,
@@ -183,10 +183,11 @@ MIXTURES = (
         keys={**EXPERTS, "interleave_moe_layer_step": Key("interleave_moe_layer_step")},
     ),
     Architecture(
-        "deepseek2", "deepseek_v3", latent=True, defaults={"num_nextn_predict_layers": 0}, convert=deepseek2,
-        names=LATENT.but({**CORRECTION, **gated("mlp.shared_experts", "_shexp")}),
+        "deepseek2", "deepseek_v3", latent=True, convert=deepseek2,
+        names=LATENT.but({**CORRECTION, **NEXTN, **gated("mlp.shared_experts", "_shexp")}),
         keys={
             **DEEPSEEK,
+            "num_nextn_predict_layers": Key("nextn_predict_layers", 0),
             "n_shared_experts": Key("expert_shared_count"),
             "norm_topk_prob": Key("expert_weights_norm", False),
         },

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
+
 from pace.llm.layers import (
     Attention,
     Block,
@@ -34,6 +36,7 @@ from pace.llm.models.model_config import (
     token_ids,
 )
 from pace.llm.models.rope_config import read_rope
+from pace.ops.protocol import Ops
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,9 +102,30 @@ class GatedDeltaConfig(DeltaRuleConfig):
         return read_rope(fields, head_dim, self.max_position_embeddings, partial=True, default_partial=0.25)
 
 
+MTP_PARTS = {
+    r"layers\.0": "",
+    "fc": ".eh_proj",
+    "pre_fc_norm_embedding": ".enorm",
+    "pre_fc_norm_hidden": ".hnorm",
+    "norm": ".shared_head.norm",
+}
+"""Parts of `mtp.`, and their names in a further layer."""
+
+
 class GatedDeltaForCausalLM(LlamaForCausalLM):
     Config: ClassVar[type[GatedDeltaConfig]]
     ignored_tensors = (*LlamaForCausalLM.ignored_tensors, r"(model\.)?mtp\..*")
+    num_further_layers = 1
+
+    def __init__(self, config: GatedDeltaConfig, dtype: torch.dtype, ops: Ops):
+        super().__init__(config, dtype, ops)
+        further = self.further_layer(0)
+        mtp = {rf"^(model\.)?mtp\.{part}\.": f"{further}{here}." for part, here in MTP_PARTS.items()}
+        self.other_names = {**self.other_names, **mtp}
+
+    def make_mtp_block(self, name: str) -> Block:
+        """Makes a block with attention."""
+        return super().make_layer(name, len(self.layers) - 1)
 
     def make_layer(self, name: str, index: int) -> Block:
         if self.config.layer_types[index] == FULL:
