@@ -34,10 +34,10 @@ NUM_TAPS = 3
 
 
 def layer_ids() -> Any:
-    """The layers of the target whose inputs are read; null for the default ones."""
+    """The layers of the target whose inputs are read; null or [] for the default ones."""
 
     def read(value: Any) -> tuple[int, ...] | None:
-        if value is None:
+        if value is None or value == []:
             return None
         if not isinstance(value, list) or len(value) != NUM_TAPS or not all(type(item) is int for item in value):
             raise ValueError(f"a list of {NUM_TAPS} layers of the target model, or null")

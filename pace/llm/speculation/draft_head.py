@@ -72,18 +72,20 @@ class DraftHead(DraftModel):
         return proposals
 
     def observe(self, spans: list[Span], kept: Tensor) -> None:
+        if not any(map(self._drafts_for, spans)):
+            return
+        rows = self._encode(kept)
         first, full = 0, []
         for span in spans:
-            rows, first = kept[first : first + span.end - span.start], first + span.end - span.start
-            sequence = span.sequence
-            if sequence.is_finished or sequence.strategy is None or not sequence.strategy.takes_drafts:
-                continue
-            shadow = self._shadow_of(span)
-            start, end = shadow.next, min(span.end, len(sequence.tokens) - 1)
-            if start < end:
-                shadow.add(sequence.tokens[start + 1 : end + 1], self._encode(rows[start - span.start : end - span.start]))
-            if shadow.num_pending > BLOCK_SIZE:
-                full.append(sequence)
+            if self._drafts_for(span):
+                sequence, shadow = span.sequence, self._shadow_of(span)
+                start, end = shadow.next, min(span.end, len(sequence.tokens) - 1)
+                if start < end:
+                    of_span = slice(first + start - span.start, first + end - span.start)
+                    shadow.add(sequence.tokens[start + 1 : end + 1], rows[of_span])
+                if shadow.num_pending > BLOCK_SIZE:
+                    full.append(sequence)
+            first += span.end - span.start
         if full:
             self._read(full)
         if len(self._shadows) > 2 * len(spans) + 16:
@@ -101,6 +103,12 @@ class DraftHead(DraftModel):
     def settle(self, sequence: Sequence, num_valid: int) -> None:
         pass
 
+    @staticmethod
+    def _drafts_for(span: Span) -> bool:
+        """True if the sequence of a span may get drafts, now or later."""
+        strategy = span.sequence.strategy
+        return strategy is not None and strategy.takes_drafts and not span.sequence.is_finished
+
     # -- shadows -------------------------------------------------------------------------------------------------------
 
     def _shadow_of(self, span: Span) -> HeadShadow:
@@ -116,11 +124,17 @@ class DraftHead(DraftModel):
         ):
             self.forget(sequence)
             shadow = HeadShadow(sequence, span.start, self.max_length, self.model.kept_width)
-            if shadow.tokens:
-                self.cache.reuse(shadow)
-                shadow.cut(shadow.num_computed)
+            self._reuse(shadow)
             self._shadows[sequence] = shadow
         return shadow
+
+    def _reuse(self, shadow: HeadShadow) -> None:
+        """Takes what is known of the tokens of a new shadow, and drops the others."""
+        if shadow.tokens:
+            shadow.wanted_from = len(shadow.tokens)  # no logits
+            self.cache.reuse(shadow)
+            shadow.wanted_from = None
+            shadow.cut(shadow.num_computed)
 
     def _encode(self, rows: Tensor) -> Tensor:
         """Converts rows that the target kept to rows that the head reads."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
-
 from pace.llm.layers import (
     Attention,
     Block,
@@ -36,7 +34,6 @@ from pace.llm.models.model_config import (
     token_ids,
 )
 from pace.llm.models.rope_config import read_rope
-from pace.ops.protocol import Ops
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,8 +114,8 @@ class GatedDeltaForCausalLM(LlamaForCausalLM):
     ignored_tensors = (*LlamaForCausalLM.ignored_tensors, r"(model\.)?mtp\..*")
     num_further_layers = 1
 
-    def __init__(self, config: GatedDeltaConfig, dtype: torch.dtype, ops: Ops):
-        super().__init__(config, dtype, ops)
+    def add_mtp(self) -> None:
+        super().add_mtp()
         further = self.further_layer(0)
         mtp = {rf"^(model\.)?mtp\.{part}\.": f"{further}{here}." for part, here in MTP_PARTS.items()}
         self.other_names = {**self.other_names, **mtp}
