@@ -36,8 +36,8 @@ from pace.llm.outputs import Metrics
 
 SCRIPT = "benchmarks/decoding.py"
 LEAST_LOOKUP, LEAST_ADAPTIVE, LEAST_MTP = 2.0, 0.95, 1.5
-"""Target ratios: for prompt lookup on text that copies, for adaptive drafts on any text, and for a layer that was trained
-on this text."""
+"""Target ratios: for prompt lookup on text that copies, for adaptive drafts on any text, and for a layer that was
+trained on this text."""
 
 WORDS = (
     "river lantern copper Marisol window silver harbour Quentin basket thunder velvet crates Ludwig cactus piano garden"
@@ -355,7 +355,9 @@ def main() -> None:
         "isa": _C.isa(),
         "threads": _C.cpu_info()["default_threads"],
         "requests": race_of_requests(args.model, args.requests, args.new_tokens, args.repeats, args.peer_dtypes),
-        "drafts": [] if args.no_drafts else race_of_drafts(args.model, args.draft, args.mtp, args.new_tokens, args.repeats),
+        "drafts": []
+        if args.no_drafts
+        else race_of_drafts(args.model, args.draft, args.mtp, args.new_tokens, args.repeats),
     }
     publish(args.into, SCRIPT, markdown(report), report)
 

@@ -104,7 +104,7 @@ def main():
     parser.add_argument("--out", required=True, help="folder of the checkpoint to write")
     parser.add_argument("--minutes", type=float, default=8)
     parser.add_argument("--passes", type=int, default=3, help="further drafts that it learns, the first included")
-    parser.add_argument("--layers", type=int, default=0, help="layers of the written model; more than its own add nothing")
+    parser.add_argument("--layers", type=int, default=0, help="layers of the written model; further ones add nothing")
     parser.add_argument("--batch-tokens", type=int, default=4096)
     parser.add_argument("--lr", type=float, default=0.01, help="peak rate of Muon; AdamW gets a tenth of it")
     parser.add_argument("--threads", type=int)

@@ -124,7 +124,7 @@ class Program {
     void given_rows(Value out, int64_t first);
     void place_rows(Columns x, int64_t first, bool add);
     void gather_rows(Value out, Columns x);
-    void keep_rows(Columns x, int64_t first);  // x becomes columns from `first` on of the step's kept rows
+    void keep_rows(Columns x, int64_t first);           // x becomes columns from `first` on of the step's kept rows
     void concatenate(Value out, Columns a, Columns b);  // out = [a | b]
     void add(Value out, Columns a, Columns b);
     void activation(Value out, Columns x, Activation activation);

@@ -95,8 +95,8 @@ class GgufCheckpoint(OpenFiles):
         return FILE_TYPES.get(number) if type(number) is int else None
 
     def _is_beyond(self, source: str) -> bool:
-        """True if a tensor belongs to a layer for multi-token prediction that is not used. They come after the layers of
-        the model."""
+        """True if a tensor belongs to an unused layer for multi-token prediction. These come after the layers of the
+        model."""
         found = re.match(r"blk\.(\d+)\.", source)
         num_further = self.metadata.integer(f"{self.metadata['general.architecture']}.nextn_predict_layers", 0)
         num_used = self.config["num_hidden_layers"] + ("nextn.eh_proj" in self._architecture.names.inner)

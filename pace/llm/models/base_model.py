@@ -37,7 +37,6 @@ from pace.ops.protocol import ForwardOps, Ops
 from pace.ops.weight_layout import WeightLayout
 from pace.quant import QuantizationConfig
 
-
 FINAL_NORM = -1
 """The tap after the final norm."""
 
@@ -88,8 +87,8 @@ class BaseModelForCausalLM(Layer):
         self.weights_file: WeightsFile | None = None
         """The file from which `load_weights` maps packed weights; None for weights in memory."""
         self.taps: tuple[int, ...] = ()
-        """What a step also writes to `batch.kept`, side by side: the inputs of these layers. The number of layers stands
-        for the output of the last one, `FINAL_NORM` for that of the final norm. To be set before a runner is made."""
+        """Layers whose inputs a step also writes to `batch.kept`, side by side. The number of layers stands for the
+        output of the last one, `FINAL_NORM` for that of the final norm. To be set before a runner is made."""
         self.towers: list[Tower] = []
         """Encoders of images and sound, at most one of each kind. Loading drops those that the checkpoint lacks."""
 

@@ -14,15 +14,15 @@ from pace.llm.models.towers.tower import Slice
 
 
 class DraftHeadModel(BaseModelForCausalLM):
-    """A model whose given rows are those of a target model. It keeps a row of each token, of the same form: the given row
-    of the token after a draft."""
+    """A model whose given rows are those of a target model. It keeps a row of each token, in the same form: the given
+    row of a further draft."""
 
     target_taps: tuple[int, ...]
     """The `taps` of the target whose rows `encode` takes."""
 
     @abstractmethod
     def of_target(self, target: BaseModelForCausalLM) -> DraftHeadModel:
-        """Returns this drafter, loaded, with what it shares with a loaded target. Raises ValueError if it is for another
+        """Returns this loaded drafter with what it shares with a loaded target. Raises ValueError if it is for another
         one."""
 
     def encode(self, run: Callable[[Slice, ForwardBatch, Angles], Tensor], rows: Tensor) -> Tensor:

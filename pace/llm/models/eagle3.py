@@ -84,8 +84,8 @@ class Eagle3Config(LlamaConfig):
             )
         if config.vocab_size != target.vocab_size:
             raise ValueError(
-                f"this EAGLE-3 drafter is for models of vocab_size {config.vocab_size}, and {type(target).__name__} has "
-                f"{target.vocab_size}; give a drafter that was trained for this model"
+                f"this EAGLE-3 drafter is for models of vocab_size {config.vocab_size}, and {type(target).__name__} "
+                f"has {target.vocab_size}; give a drafter that was trained for this model"
             )
         return config
 
@@ -197,8 +197,8 @@ class Eagle3ForCausalLM(DraftHeadModel, LlamaForCausalLM):
         model.embedding, model.lm_head = self.embedding or target.embedding, self.lm_head or target.lm_head
         if self.hidden_size != target.hidden_size and not (self.embedding and self.lm_head):
             raise ValueError(
-                f"this EAGLE-3 drafter of hidden_size {self.hidden_size} has no embed_tokens or no lm_head, and those of "
-                f"the model have hidden_size {target.hidden_size}; give a drafter that was trained for this model"
+                f"this EAGLE-3 drafter of hidden_size {self.hidden_size} has no embed_tokens or no lm_head, and those "
+                f"of the model have hidden_size {target.hidden_size}; give a drafter that was trained for this model"
             )
         return model
 
@@ -218,7 +218,9 @@ def read_target_ids(reader: TensorReader, count: int, vocab_size: int) -> Tensor
     """Reads `d2t`, the difference between the token and the number of each logit. Raises ValueError unless it gives
     `count` different tokens."""
     if not isinstance(reader, CheckpointReader) or "d2t" not in reader.tensors:
-        raise ValueError(f"this EAGLE-3 drafter has logits of {count} of {vocab_size} tokens, and no tensor d2t of them")
+        raise ValueError(
+            f"this EAGLE-3 drafter has logits of {count} of {vocab_size} tokens, and no tensor d2t of them"
+        )
     differences = reader.read_integers("d2t")
     if differences.shape != (count,):
         raise ValueError(f"d2t has shape {list(differences.shape)}, and the drafter has {count} logits")

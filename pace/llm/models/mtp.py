@@ -43,8 +43,8 @@ class MultiTokenLayer(Layer):
 
 
 class MultiTokenForCausalLM(BaseModelForCausalLM):
-    """A model whose checkpoints may have layers for multi-token prediction after its own ones. The first of them drafts,
-    if that is wanted; otherwise all are ignored."""
+    """A model whose checkpoints may have layers for multi-token prediction after its own ones. The first of them drafts
+    if that is wanted. The others are ignored."""
 
     num_further_layers: int = 0
     """Number of such layers that checkpoints of the family have."""

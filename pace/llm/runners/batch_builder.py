@@ -33,9 +33,9 @@ class BatchBuilder:
         given_width: int = 0,
     ) -> None:
         """`rows_of` returns the rows of a medium of a sequence, float32 `[num_tokens, W]`. `model` has the
-        `angle_positions` of sequences with media, and `towers`. Without them, sequences have none. `kept_width`: columns
-        of `ForwardBatch.kept`. With `given_width`, there is a given row of that width for each token, for the caller to
-        fill."""
+        `angle_positions` of sequences with media, and `towers`. Without them, sequences have none. `kept_width`:
+        columns of `ForwardBatch.kept`. With `given_width`, each token has a given row of that width, which the caller
+        fills."""
         self._model = model
         self._rows_of = rows_of
         self._kept_width = kept_width

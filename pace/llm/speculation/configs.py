@@ -38,8 +38,8 @@ class PromptLookupConfig:
 
 @dataclass(frozen=True)
 class MtpConfig:
-    """Drafts come from the checkpoint's own layer for multi-token prediction, token by token. `spec_config="mtp"` is the
-    short form.
+    """Drafts come from the checkpoint's own layer for multi-token prediction, token by token. The short form is
+    `spec_config="mtp"`.
 
     The layer reads the model's rows, so it needs no second model and little memory. It was trained for the first draft;
     the acceptance of further ones falls."""

@@ -14,8 +14,8 @@ from pace.llm.speculation.draft_model import DraftModel
 
 
 class HeadShadow(Sequence):
-    """A sequence in the cache of a draft head. Each token has the target's row of the token before it, so the tokens are
-    those of the sequence from the second on."""
+    """A sequence in the cache of a draft head. Each token has the target's row of the token before it, so the first
+    token of the sequence is left out."""
 
     def __init__(self, sequence: Sequence, start: int, max_length: int, width: int) -> None:
         """`start`: the token of the sequence whose row comes first. `width`: elements of a row."""
@@ -112,8 +112,8 @@ class DraftHead(DraftModel):
     # -- shadows -------------------------------------------------------------------------------------------------------
 
     def _shadow_of(self, span: Span) -> HeadShadow:
-        """Returns the shadow of a span's sequence. It is a new one if there is none, if rows between it and the span are
-        missing, if it is full, or if all angles of the sequence have changed."""
+        """Returns the shadow of a span's sequence. It is a new one if there is none, or if rows between it and the span
+        are missing. So it is if the shadow is full, or if all angles of the sequence have changed."""
         sequence = span.sequence
         shadow = self._shadows.get(sequence)
         if (

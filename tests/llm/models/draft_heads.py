@@ -181,9 +181,7 @@ def runners(path: Path, spec_config: Any, backend: str = "native") -> tuple[Mode
     return engine.model, engine.drafter.source.model
 
 
-def run(
-    runner: ModelRunner, ids: torch.Tensor, given: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
+def run(runner: ModelRunner, ids: torch.Tensor, given: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """Computes a text, with given rows or without. Returns the logits and the kept rows of all tokens."""
     cache = CacheManager(runner.kv_spec, 1 << 20)
     sequence = Sequence(ids.tolist(), strategy=None, stopping=None, max_length=80)

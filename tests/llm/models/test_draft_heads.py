@@ -73,7 +73,9 @@ def test_every_family_has_it_or_refuses_it_by_name(model_class) -> None:
 
 def test_a_checkpoint_without_the_layer(tmp_path) -> None:
     save_tiny(tmp_path, "qwen3_5_text", {})
-    with pytest.raises(ValueError, match='spec_config="mtp" needs a checkpoint with a layer for multi-token prediction'):
+    with pytest.raises(
+        ValueError, match='spec_config="mtp" needs a checkpoint with a layer for multi-token prediction'
+    ):
         runners(tmp_path, "mtp")
 
 

@@ -57,9 +57,8 @@ class FakeHead(FakeModel):
     @staticmethod
     def _check(own: list[int], text: list[int]) -> None:
         cuts = range(0, len(own), BLOCK_SIZE)
-        assert any(own[:cut] == text[1 : cut + 1] and own[cut:] == text[len(text) - len(own) + cut :] for cut in cuts), (
-            f"the head has computed {own} of {text}"
-        )
+        is_cut = any(own[:cut] == text[1 : cut + 1] and own[cut:] == text[len(text) - len(own) + cut :] for cut in cuts)
+        assert is_cut, f"the head has computed {own} of {text}"
 
 
 def make_head(target: Target, num_blocks: int = 400, keeps_prefixes: bool = True, **options) -> DraftHead:

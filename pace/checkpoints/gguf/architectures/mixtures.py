@@ -21,7 +21,15 @@ from pace.checkpoints.gguf.architectures.changes import (
     one_window,
 )
 from pace.checkpoints.gguf.architectures.forms import ONE_ROW
-from pace.checkpoints.gguf.architectures.names import AFTER_ATTENTION, GRANITE_MOE, HUNYUAN_NORMS, LATENT, LLAMA, NEXTN, gated
+from pace.checkpoints.gguf.architectures.names import (
+    AFTER_ATTENTION,
+    GRANITE_MOE,
+    HUNYUAN_NORMS,
+    LATENT,
+    LLAMA,
+    NEXTN,
+    gated,
+)
 
 SOFTMAX, SIGMOID = 1, 2
 """Values of expert_gating_func."""
