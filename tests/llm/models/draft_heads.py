@@ -70,10 +70,11 @@ def save_mtp(folder: Path, model_type: str, agrees: bool = False) -> tuple[torch
             prefix = {"mtp_block": last, "post_norm": f"{last}.shared_head.norm"}.get(part, f"{last}.{part}")
         state |= dict(as_published(f"{prefix}.{rest}", tensor))
     if agrees:
-        state = {name: 0.05 * tensor if is_output(name) else tensor for name, tensor in state.items()}
+        state = {name: 0.01 * tensor if is_output(name) else tensor for name, tensor in state.items()}
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
-    fields = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(fields | {"num_nextn_predict_layers": 1}))
+    if "qwen" not in model_type:
+        fields = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(fields | {"num_nextn_predict_layers": 1}))
     return model, mtp
 
 

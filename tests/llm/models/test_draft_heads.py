@@ -12,9 +12,10 @@ from torch.nn import functional
 from pace.llm import DraftModelConfig
 from pace.llm.loading.load import open_model
 from pace.llm.loading.options import LoadOptions
-from pace.llm.models.model_list import MODEL_CLASSES
+from pace.llm.models.model_list import read_config
+from pace.ops import reference
 from tests.llm.models.draft_heads import MTP, mtp_rows, run, runners, save_eagle3, save_mtp
-from tests.llm.models.variants import load_oracle, save_tiny
+from tests.llm.models.variants import BASE, config_fields, load_oracle, save_tiny
 from tests.llm.models.visit import TOLERANCE, relative_error
 
 pytest.importorskip("transformers")
@@ -54,13 +55,9 @@ def test_the_rows_change_no_bit_of_the_logits(tmp_path) -> None:
     assert torch.equal(run(with_rows, IDS)[0], run(plain, IDS)[0])
 
 
-@pytest.mark.parametrize("model_class", MODEL_CLASSES, ids=lambda model_class: model_class.__name__)
-def test_every_family_has_it_or_refuses_it_by_name(model_class) -> None:
-    from pace.ops import reference
-
-    needed = {"DeepseekV2ForCausalLM": {"num_experts_per_tok": 2}, "Lfm2MoeForCausalLM": {"layer_types": ["conv"] * 32}}
-    raw = needed.get(model_class.__name__, {})
-    config = model_class.Config.from_dict(raw | ({"text_config": raw} if model_class.Config.beside_text else {}))
+@pytest.mark.parametrize("model_type", BASE)
+def test_every_family_has_it_or_refuses_it_by_name(model_type) -> None:
+    model_class, config = read_config({"model_type": model_type, **config_fields(model_type, {})})
     model = model_class(config, torch.float32, reference)
     try:
         model.add_mtp()

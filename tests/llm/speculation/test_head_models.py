@@ -51,7 +51,7 @@ def test_multi_token_prediction(model_type, tmp_path) -> None:
         for spec in (MtpConfig(num_draft_tokens=3, adaptive=False), "mtp"):
             with opened(tmp_path, spec) as drafted:
                 num_drafted, num_accepted = check_same(plain, drafted)
-                assert num_accepted > (num_drafted / 3 if isinstance(spec, MtpConfig) else 0)
+                assert num_accepted > num_drafted / 3 or spec == "mtp"  # which drafts only if that pays
 
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen3", "gpt2", "opt"])
@@ -79,7 +79,8 @@ def test_memory_is_planned_and_reported(tmp_path) -> None:
         before, after = plain.memory_report(), drafted.memory_report()
         assert after.cache_budget <= 8 << 20
         assert after.weights.keys() - before.weights.keys() == {"MultiTokenLayer"}
-        assert after.weights["MultiTokenLayer"] == 4 * after.weight_counts["MultiTokenLayer"] > 0
+        size, count = (found["MultiTokenLayer"] for found in (after.weights, after.weight_counts))
+        assert 0 < 4 * count <= size < 1.1 * 4 * count  # with headers
         engine = drafted.generator.engine
         drafts = engine.drafter.memory()
         assert 0 < drafts.cache_budget < engine.cache.budget_bytes

@@ -125,14 +125,17 @@ def pieces(name: str, tensor: Tensor, config: dict[str, Any], architecture: str)
 
 
 def of_mtp(name: str, config: dict[str, Any]) -> str:
-    """Name of a tensor as that of a further layer, if it belongs to the layer for multi-token prediction."""
-    if not name.startswith("mtp."):
-        return name
-    others = {"fc": "eh_proj", "pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm",
-              "norm": "shared_head.norm"}  # fmt: skip
-    part = name.removeprefix("mtp.").removesuffix(".weight")
-    inside = part.removeprefix("layers.0.") if part.startswith("layers.0.") else others[part]
-    return f"model.layers.{config['num_hidden_layers']}.{inside}.weight"
+    """Name of a tensor of the layer for multi-token prediction: as in a further layer, or as in a file."""
+    own = {
+        "fc": "eh_proj",
+        "pre_fc_norm_embedding": "enorm",
+        "pre_fc_norm_hidden": "hnorm",
+        "norm": "shared_head_norm",
+    }
+    last = config.get("num_hidden_layers")
+    if part := re.fullmatch(r"mtp\.(\w+)\.weight", name):
+        return f"blk.{last}.nextn.{own[part[1]]}.weight"
+    return re.sub(r"^mtp\.layers\.0\.", f"model.layers.{last}.", name)
 
 
 def in_form(name: str, tensor: Tensor, config: dict[str, Any], architecture: str) -> Tensor:
