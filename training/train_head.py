@@ -2,12 +2,12 @@
 
     python training/train_head.py --minutes 8 --out build/tiny-mtp
 
-The model itself does not change. The layer reads the model's row of each token after the final norm, and the embedding
-of the next token, and predicts the token after that. It learns from the model's own predictions: a draft is right if
-the model would have written it. A second pass, over the layer's own rows, teaches it a further draft.
+The model itself does not change. The layer reads the model's row of each token, after the final norm, and the
+embedding of the next token. It predicts the token after that. It learns from the model's own predictions: a draft is
+right if the model would have written it. Each further pass, over the layer's own rows, teaches it a further draft.
 
-`--layers 24` writes the model with further layers that add nothing. Its texts are the same, and a step costs as much as
-in a model of that depth: the speed of drafts is that of a larger model.
+`--layers 24` writes the model with further layers that add nothing. Its texts are the same. A step costs as much as in
+a model of that depth, so drafts gain as much as there.
 """
 
 import argparse
@@ -41,7 +41,8 @@ class Head(nn.Module):
         self.block = Layer(shape)
         self.block.load_state_dict(model.model.layers[-1].state_dict())
         self.norm.load_state_dict(model.model.norm.state_dict())
-        nn.init.normal_(self.projection.weight, std=(2 * shape.hidden_size) ** -0.5)
+        identity = torch.eye(shape.hidden_size)
+        self.projection.weight = nn.Parameter(0.5 * torch.cat([identity, identity], 1))
 
     def forward(self, embeddings, rows, cos, sin):
         x = self.projection(torch.cat([self.embedding_norm(embeddings), self.row_norm(rows)], -1))
@@ -103,10 +104,10 @@ def main():
     parser.add_argument("--base", type=Path, default=Path("pace/assets/tiny"), help="folder of the bundled model")
     parser.add_argument("--out", required=True, help="folder of the checkpoint to write")
     parser.add_argument("--minutes", type=float, default=8)
-    parser.add_argument("--passes", type=int, default=3, help="further drafts that it learns, the first included")
+    parser.add_argument("--passes", type=int, default=2, help="further drafts that it learns, the first included")
     parser.add_argument("--layers", type=int, default=0, help="layers of the written model; further ones add nothing")
-    parser.add_argument("--batch-tokens", type=int, default=4096)
-    parser.add_argument("--lr", type=float, default=0.01, help="peak rate of Muon; AdamW gets a tenth of it")
+    parser.add_argument("--batch-tokens", type=int, default=2048)
+    parser.add_argument("--lr", type=float, default=0.02, help="peak rate of Muon; AdamW gets a tenth of it")
     parser.add_argument("--threads", type=int)
     args = parser.parse_args()
     if args.threads:
@@ -130,8 +131,7 @@ def main():
             for group in optimizer.param_groups:
                 group["lr"] = peak * learning_rate(progress)
         ids, weights = batches[step, LENGTH]
-        with torch.autocast("cpu", torch.bfloat16):
-            found = losses(head, model, ids, weights, args.passes)
+        found = losses(head, model, ids, weights, args.passes)
         sum(loss for loss, _ in found).backward()
         for optimizer, _ in optimizers:
             optimizer.step()

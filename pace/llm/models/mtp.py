@@ -93,8 +93,8 @@ class MultiTokenDrafter(DraftHeadModel):
     """The layer of a loaded model for multi-token prediction, as a model of its own. It uses the model's embedding and
     head.
 
-    The given row of a token is the model's row of the token before it, after the final norm, or a row that a step of
-    this drafter has kept."""
+    The given row of a token is the model's row of the token before it, after the final norm. For a further draft, it is
+    a row that this drafter has kept."""
 
     target_taps = (FINAL_NORM,)
 

@@ -59,8 +59,8 @@ class Speculation:
         """Finds and checks the draft model; its weights are not read yet. Sets the `taps` of a target whose rows are
         read. `hub` are arguments of `find_checkpoint`.
 
-        Raises the errors of `LLMModel` for a checkpoint, and ValueError for a draft model with other tokens than the
-        target's, or that belongs to another model."""
+        Raises the errors of `LLMModel` for a checkpoint. Raises ValueError for a draft model with other tokens than the
+        target's, and for a draft head of another model."""
         if config is None or isinstance(config, PromptLookupConfig):
             return cls(config)
         if isinstance(config, MtpConfig):

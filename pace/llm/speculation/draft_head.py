@@ -18,18 +18,18 @@ class HeadShadow(Sequence):
     token of the sequence is left out."""
 
     def __init__(self, sequence: Sequence, start: int, max_length: int, width: int) -> None:
-        """`start`: the token of the sequence whose row comes first. `width`: elements of a row."""
+        """`start`: index of the token with the first row. `width`: elements of a row."""
         super().__init__(sequence.tokens[1 : start + 1], strategy=None, stopping=None, max_length=max_length)
         self.num_prompt_tokens = sequence.num_prompt_tokens
         self.recomputed_length = sequence.recomputed_length
         self.cache_salt = f"{sequence.tokens[0]} {sequence.cache_salt or ''}"
         self.next = start
-        """The token of the sequence whose row comes next."""
+        """Index of the token with the next row."""
         self.rows = torch.empty(0, width)
         """Rows of the tokens that are not computed yet."""
 
     def cut(self, num_tokens: int) -> None:
-        """Drops the tokens from `num_tokens` on, none of which has a row."""
+        """Drops the tokens from `num_tokens` on. They have no rows."""
         del self.tokens[num_tokens:]
 
     def add(self, tokens: list[int], rows: Tensor) -> None:
@@ -46,7 +46,7 @@ class DraftHead(DraftModel):
     draft follows from the target's rows, further ones from the head's own, which are dropped after the step.
 
     Rows of tokens that the target took from its prefix cache, or that its fork shares, are never computed. The head
-    takes what it knows of such a text from its own prefix cache, and skips the rest: drafts are then poorer."""
+    then uses its own prefix cache, and skips the tokens that are missing there: drafts are poorer."""
 
     def make_batches(self) -> BatchBuilder:
         return BatchBuilder(kept_width=self.model.kept_width, given_width=self.model.kept_width)

@@ -21,8 +21,8 @@ class Target(FakeModel):
 class FakeHead(FakeModel):
     """Has the logits of its target, for the text that a given row stands for and the token after it.
 
-    Checks its own cache. It has the tokens of the text from the second on, or from any on; or the first blocks of them,
-    and then those from any on."""
+    Checks its own cache. It has the tokens of the text from the second one on. After the first blocks of them, some may
+    be missing."""
 
     def __init__(self, target: Target, is_right=lambda text: True) -> None:
         """`is_right(text)` is False for texts after which it is wrong."""
