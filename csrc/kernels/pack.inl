@@ -79,6 +79,7 @@ static void pack_panel(const PackArgs& a) {
         case Layout::PanelF8:
         case Layout::PanelU5:
         case Layout::PanelSuper:
+        case Layout::PanelGrid:
         case Layout::Parts:
             break;  // see ops/quantized_weight.cpp
     }
@@ -115,6 +116,7 @@ static void unpack_row(Layout layout, const void* panel, int64_t row, int64_t k,
         case Layout::PanelF8:
         case Layout::PanelU5:
         case Layout::PanelSuper:
+        case Layout::PanelGrid:
         case Layout::Parts:
             break;  // see ops/quantized_weight.cpp
     }

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "pace/convert.h"
+#include "pace/grids.h"
 #include "quantized_weight.h"
 
 namespace pace {
@@ -192,11 +193,21 @@ struct IQ4_XS {
     }
 };
 
+template <Code code>
+struct PointsOf {
+    static constexpr int kWeights = 256, kBytes = grid_block_bytes(code);
+    static bool unpack(const uint8_t* b, const Arrays& out) {
+        *out.super_scales = unpack_grid_block(code, b, out.codes, out.group_scales);
+        return is_finite(*out.super_scales);
+    }
+};
+
 // ---- Types by number, and rows of a type
 
 struct Type {
     int weights, bytes, bits, group;
     bool in_super_blocks, has_mins;
+    Code grid;  // None: codes
     bool (*unpack_row)(const uint8_t* row, int64_t blocks, Arrays out);
 };
 
@@ -220,14 +231,14 @@ bool unpack_row(const uint8_t* row, int64_t blocks, Arrays out) {
 }
 
 template <class Block, int kBits, bool kHasMins = false, int kGroup = 32>
-constexpr Type type_of() {
-    return {Block::kWeights,
-            Block::kBytes,
-            kBits,
-            kGroup,
-            Block::kWeights == 256,
-            kHasMins,
-            unpack_row<Block, kHasMins, kGroup>};
+constexpr Type type_of(Code grid = Code::None) {
+    return {Block::kWeights,        Block::kBytes, kBits, kGroup,
+            Block::kWeights == 256, kHasMins,      grid,  unpack_row<Block, kHasMins, kGroup>};
+}
+
+template <Code code>
+constexpr Type grid_of() {
+    return type_of<PointsOf<code>, code_bits(code), false, grid_type(code).group>(code);
 }
 
 Type find_type(int number) {
@@ -253,8 +264,22 @@ Type find_type(int number) {
             return type_of<Q5_K, 5, true>();
         case 14:
             return type_of<Q6_K, 6, false, 16>();
+        case 16:
+            return grid_of<Code::IQ2XXS>();
+        case 17:
+            return grid_of<Code::IQ2XS>();
+        case 18:
+            return grid_of<Code::IQ3XXS>();
+        case 19:
+            return grid_of<Code::IQ1S>();
+        case 21:
+            return grid_of<Code::IQ3S>();
+        case 22:
+            return grid_of<Code::IQ2S>();
         case 23:
             return type_of<IQ4_XS, 4>();
+        case 29:
+            return grid_of<Code::IQ1M>();
         case kMXFP4:
             return type_of<MXFP4, 4>();
     }
@@ -321,7 +346,7 @@ void PackBlocksOp::prepare(int) {
     const PackedHeader& h = part_of_rows(weight, row, rows);
     const Type type = find_type(source.type);
     if (h.bits != type.bits || int(h.group) != type.group || h.in_super_blocks() != type.in_super_blocks ||
-        bool(h.has_mins) != type.has_mins)
+        bool(h.has_mins) != type.has_mins || (h.layout == Layout::PanelGrid ? h.grid() : Code::None) != type.grid)
         throw std::invalid_argument("this weight does not hold what these blocks do");
     blocks = blocks_of_row(type, h.k);
     weight = const_cast<PackedHeader*>(&h);
@@ -341,6 +366,10 @@ static bool pack_super_blocks(const PackBlocksOp& op, const Type& type, const Pa
         uint8_t* const block = panel_at(h, op.weight, place.panel) + b * h.super_block_bytes();
         for (int64_t i = 0; i < count; ++i) {
             const uint8_t* const source = op.source.data + (r + i) * op.source.stride + b * type.bytes;
+            if (type.grid != Code::None) {
+                finite &= is_finite(pack_grid_block(type.grid, source, place.row + i, block));
+                continue;
+            }
             finite &= type.unpack_row(source, 1, {codes, nullptr, nullptr, group_scales, group_mins, &scale, &min});
             pack_super_block(h, place.row + i, {codes, group_scales, group_mins, scale, min}, block);
         }

@@ -28,6 +28,7 @@ void Product::describe(const void* weight, bool has_order) {
 }
 
 bool Product::InputKind::serves(const PackedHeader& other) const {
+    if (quantizes && header->in_super_blocks()) return other.in_super_blocks() && header->k_padded == other.k_padded;
     if (quantizes)
         return header->layout == other.layout && header->offset == other.offset && header->k_padded == other.k_padded &&
                header->input_group() == other.input_group() &&

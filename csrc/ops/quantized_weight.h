@@ -40,4 +40,13 @@ void unpack_quantized_row(const PackedHeader& h, Place place, const int32_t* ord
 // The same for a weight in super-blocks (ops/super_weight.cpp).
 void unpack_super_row(const PackedHeader& h, Place place, const int32_t* order, float* out);
 
+// The same for points of grids (ops/grid_weight.cpp).
+void unpack_grid_row(const PackedHeader& h, Place place, const int32_t* order, float* out);
+
+// From ggml's block of such a type: codes [256] and the integers of its groups. Returns its scale.
+F16 unpack_grid_block(Code code, const uint8_t* block, uint8_t* codes, int8_t* group_scales);
+
+// Writes ggml's block as one row of the super-block at `to` in a panel. Returns its scale.
+F16 pack_grid_block(Code code, const uint8_t* block, int64_t row, uint8_t* to);
+
 }  // namespace pace

@@ -145,7 +145,7 @@ void unpack_super_row(const PackedHeader& h, Place place, const int32_t* order, 
 
 void PackSuperOp::prepare(int) {
     const PackedHeader& h = part_of_rows(weight, row, rows);
-    if (!h.in_super_blocks()) throw std::invalid_argument("this weight is not in super-blocks");
+    if (h.layout != Layout::PanelSuper) throw std::invalid_argument("this weight does not hold super-blocks of codes");
     weight = const_cast<PackedHeader*>(&h);
     rows_per_chunk = rows_of_chunk(h);
     chunk_count = divide_up(rows, rows_per_chunk);

@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "pace/grids.h"
 #include "pace/ops.h"
 #include "quantized_weight.h"
 
@@ -28,6 +29,7 @@ int64_t rows_of_chunk(const PackedHeader& h) {
 }
 
 Layout preferred_layout(const PackedFormat& format) {
+    if (is_grid(format.code)) return Layout::PanelGrid;
     if (format.group_scales != GroupScales::None) return Layout::PanelSuper;
     if (format.code == Code::I8) return Layout::PanelI8;
     if (format.code == Code::U4) return Layout::PanelU4;
@@ -53,6 +55,14 @@ static void check_super_blocks(int64_t k, const PackedFormat& format) {
     if (!fits) throw std::invalid_argument("no super-blocks have such scales and minima");
 }
 
+static void check_grid(int64_t k, const PackedFormat& format) {
+    if (format.group != grid_type(format.code).group || format.has_mins || format.group_scales != GroupScales::None)
+        throw std::invalid_argument("points of this grid come in groups of " +
+                                    std::to_string(grid_type(format.code).group) + ", without minima");
+    if (k % kSuperBlock)
+        throw std::invalid_argument("rows of super-blocks are multiples of 256 weights; got " + std::to_string(k));
+}
+
 static PackedHeader make_header(int64_t n, int64_t k, const PackedFormat& format, bool glu) {
     if (n < 1 || k < 1 || (glu && n % 2))
         throw std::invalid_argument("a packed weight needs n >= 1 and k >= 1, and an even n for gate and up; got n = " +
@@ -60,7 +70,9 @@ static PackedHeader make_header(int64_t n, int64_t k, const PackedFormat& format
     if (format.group < 0 || format.group % 16 || format.group > INT32_MAX)
         throw std::invalid_argument("a group is a multiple of 16 weights, or 0 for a whole row; got " +
                                     std::to_string(format.group));
-    if (format.group_scales != GroupScales::None)
+    if (is_grid(format.code))
+        check_grid(k, format);
+    else if (format.group_scales != GroupScales::None)
         check_super_blocks(k, format);
     else if (format.code == Code::U5 && (format.group == 0 || format.group % 32))
         throw std::invalid_argument("codes of five bits come in groups of a multiple of 32");
@@ -80,6 +92,10 @@ static PackedHeader make_header(int64_t n, int64_t k, const PackedFormat& format
     h.group = uint32_t(format.group);
     for (int c = 0; c < 16; ++c)
         h.levels[c] = format.levels && format.code == Code::U4 ? format.levels[c] : int8_t(c - h.offset);
+    if (is_grid(format.code)) {
+        h.offset = uint8_t(format.code);
+        std::copy_n(grid_type(format.code).levels, 16, h.levels);
+    }
     h.k_padded = k;
     if (h.layout == Layout::PanelBF16Pair) h.k_padded = round_up(k, kPairPadding);
     if (h.quantized()) h.k_padded = round_up(k, h.group ? h.input_group() : 32);
@@ -256,7 +272,9 @@ void GatherOp::run(int, int64_t chunk, int) const {
         const PackedHeader& h = *found.part;
         const Place place = place_of(h, found.row);
         char* const row = (char*)out + t * row_bytes;
-        if (h.in_super_blocks())
+        if (h.layout == Layout::PanelGrid)
+            unpack_grid_row(h, place, order, reinterpret_cast<float*>(row));
+        else if (h.in_super_blocks())
             unpack_super_row(h, place, order, reinterpret_cast<float*>(row));
         else if (h.quantized())
             unpack_quantized_row(h, place, order, reinterpret_cast<float*>(row));

@@ -125,7 +125,7 @@ class RecurrenceOptions:
     """Settings of a layer's `recurrence`. Raises ValueError for settings that contradict each other."""
 
     rates: Tensor
-    """float32 `[H]`, at most 0: the logarithm of a decay is `rate * step`."""
+    """float32 `[H]`, at most 0: the logarithm of a decay is `rate * step`, unless there is a `lower_bound`."""
     step_bias: Tensor
     """float32 `[H * decay_dim]`, added to `steps` before softplus."""
     delta: bool
@@ -134,6 +134,9 @@ class RecurrenceOptions:
     """Value head h reads key head `h % Hk`; False: `h // (H / Hk)`."""
     beta_scale: float = 1.0
     """Factor of `sigmoid(beta)`."""
+    lower_bound: float = 0.0
+    """Below 0, the logarithm of a decay is `lower_bound * sigmoid(-rate * (steps + step_bias))` instead, only for the
+    delta rule."""
     skip: Tensor | None = None
     """float32 `[H]`: `skip * v` is added to the result."""
     step_limits: tuple[float, float] = (0.0, math.inf)
@@ -143,6 +146,8 @@ class RecurrenceOptions:
         low, high = self.step_limits
         if not 0 <= low <= high:
             raise ValueError(f"step_limits must be 0 <= low <= high; got {self.step_limits}")
+        if not self.lower_bound <= 0 or (self.lower_bound and not self.delta):
+            raise ValueError(f"lower_bound must be at most 0, and 0 without the delta rule; got {self.lower_bound}")
         if not self.beta_scale > 0:
             raise ValueError(f"beta_scale must be positive; got {self.beta_scale}")
 

@@ -6,6 +6,7 @@ from dataclasses import fields
 from typing import Any
 
 from pace.naming import meant
+from pace.ops.weight_layout import GRIDS
 from pace.quant.block_types import Q4_0, Q4_1, Q5_0, Q5_1, Q8_0
 from pace.quant.format import Format
 from pace.quant.fp8 import FP8
@@ -24,6 +25,9 @@ FORMATS: dict[str, type[Format]] = {
     )
 }
 
+ONLY_IN_FILES = (*GRIDS, "iq4_nl", "iq4_xs")
+"""ggml's types that files may have, but to which nothing is quantised."""
+
 
 def read_format(format: str | Format, **options: Any) -> Format:
     """Returns the format with this name and these options, or `format` itself if it is a Format. Raises ValueError or
@@ -34,6 +38,11 @@ def read_format(format: str | Format, **options: Any) -> Format:
         return format
     if not isinstance(format, str):
         raise TypeError(f"a format must be a Format or one of the names {', '.join(FORMATS)}; got {format!r:.200}")
+    if format in ONLY_IN_FILES:
+        raise ValueError(
+            f"{format} exists only in GGUF files, which load as they are; pace does not quantise to it. "
+            f"Known: {', '.join(FORMATS)}"
+        )
     if format not in FORMATS:
         raise ValueError(f"there is no format {format!r}{meant(format, FORMATS)} Known: {', '.join(FORMATS)}")
     kind = FORMATS[format]

@@ -115,10 +115,14 @@ TEST_TABLES(products_touch_nothing_behind_their_arguments) {
                           {"Q4_K", super_blocks(Code::U4, 32, GroupScales::SixBits, true)},
                           {"Q5_K", super_blocks(Code::U5, 32, GroupScales::SixBits, true)},
                           {"Q6_K", super_blocks(Code::U6, 16, GroupScales::Bytes, false)},
-                          {"IQ4_XS", super_blocks(Code::U4, 32, GroupScales::SixBits, false)}};
+                          {"IQ4_XS", super_blocks(Code::U4, 32, GroupScales::SixBits, false)},
+                          {"IQ1_M", {.code = Code::IQ1M, .group = 16}},
+                          {"IQ2_XXS", {.code = Code::IQ2XXS, .group = 32}},
+                          {"IQ2_S", {.code = Code::IQ2S, .group = 16}},
+                          {"IQ3_S", {.code = Code::IQ3S, .group = 32}}};
     for (const Kind& kind : kinds)
         for (int64_t k : {1, 2, 16, 33, 64, 100, 130, 545}) {
-            if (kind.format.group_scales != GroupScales::None) {
+            if (kind.format.group_scales != GroupScales::None || is_grid(kind.format.code)) {
                 if (k > 2) break;
                 k *= kSuperBlock;
             }

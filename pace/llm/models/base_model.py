@@ -48,6 +48,8 @@ class BaseModelForCausalLM(Layer):
     that several threads may call `forward` if their batches write different targets of the cache."""
 
     Config: ClassVar[type[ModelConfig]]
+    saved_as: ClassVar[str | None] = None
+    """The class that `transformers` names in checkpoints of this architecture, if it is another one."""
     prefix: ClassVar[str] = "model."
     """Prefix of all names but the head's. Checkpoints of the bare decoder lack it and load as well."""
     embedding_name: ClassVar[str] = "model.embed_tokens"

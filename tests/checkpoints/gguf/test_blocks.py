@@ -14,6 +14,7 @@ gguf = pytest.importorskip("gguf", reason="the gguf package is not installed")
 from pace.checkpoints.gguf.blocks import BLOCK_TYPES, OTHER_TYPES  # noqa: E402
 from pace.ops.blocks import BlockRows, BlockType  # noqa: E402
 from pace.ops.weight import empty_weight, pack_quantized_, unpack, weight_nbytes  # noqa: E402
+from pace.ops.weight_layout import GRIDS  # noqa: E402
 from tests.checkpoints.gguf.files import HALVES, random_blocks  # noqa: E402
 
 NUMBERS = pytest.mark.parametrize("number", BLOCK_TYPES, ids=lambda number: BLOCK_TYPES[number].name)
@@ -86,10 +87,12 @@ def test_blocks_pack_as_the_codes_and_scales_that_they_hold(number, glu):
     raw = random_rows(kind, n, k)
     rows = BlockRows(kind, torch.cat([raw, raw], dim=1)[:, : raw.shape[1]])
     whole, pieces = (empty_weight(n, k, kind.layout, glu) for _ in range(2))
-    pack_quantized_(whole, rows.unpack(), 0)
+    pack_quantized_(whole, rows if kind.layout.code in GRIDS else rows.unpack(), 0)
     for start, stop in ((0, 1), (1, 16), (16, 37), (37, n)):
         pack_quantized_(pieces, rows.take(slice(start, stop)), start)
     assert torch.equal(unpack(pieces), unpack(whole))
+    if kind.layout.in_super_blocks:
+        assert torch.equal(unpack(whole), rows.dequantize())
     assert torch.equal(pieces._buffer[: pieces.nbytes], whole._buffer[: whole.nbytes])
 
 
@@ -109,6 +112,10 @@ def test_blocks_that_cannot_be_packed_are_refused():
         pack_quantized_(other, rows, 0)
     with pytest.raises(ValueError, match="does not hold what these blocks do"):
         rows.pack(other.address, 0)
+    grid = BLOCK_TYPES[16]
+    with pytest.raises(ValueError, match="iq2_xxs weights are packed from the blocks of a file"):
+        unpacked = BlockRows(grid, random_rows(grid, 4, 512)).unpack()
+        pack_quantized_(empty_weight(4, 512, grid.layout), unpacked, 0)
     with pytest.raises(ValueError, match="must be contiguous"):
         BlockRows(kind, rows.data.T.contiguous().T).unpack()
     rows.data[2, 144:146] = 255  # NaN

@@ -62,9 +62,10 @@ def test_experts_have_the_weights_of_the_file(tmp_path, kind):
             assert block.mlp.gate_up.storage(torch.float32) == layout
 
 
-@pytest.mark.parametrize("model_type", FAMILIES)
-def test_gate_and_up_may_have_two_types(tmp_path, model_type):
-    path = written(tmp_path, model_type, lambda name: "Q6_K" if "up" in name else "Q4_K")
+@pytest.mark.parametrize(("model_type", "of_up", "others"), [*((name, "Q6_K", "Q4_K") for name in FAMILIES),
+                                                              ("qwen3_moe", "IQ3_S", "IQ1_M")])  # fmt: skip
+def test_gate_and_up_may_have_two_types(tmp_path, model_type, of_up, others):
+    path = written(tmp_path, model_type, lambda name: of_up if "up" in name else others)
     ids = list(range(3, 40))
     with LLMModel(path, dtype="float32", backend="torch", progress=False) as exact, exact.session() as session:
         expected = session.append(ids, logits="all")

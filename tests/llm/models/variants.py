@@ -116,6 +116,10 @@ VISION = {
         "num_position_embeddings": 16, "deepstack_visual_indexes": [0],
     },
 }  # fmt: skip
+VISION["kimi_k25"] = {
+    "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 4,
+    "pos_emb_height": 4, "pos_emb_width": 4,
+}  # fmt: skip
 VISION["qwen3_vl_moe"] = VISION["qwen3_vl"]
 VISION["qwen3_5"] = {name: value for name, value in VISION["qwen3_vl"].items() if name != "deepstack_visual_indexes"}
 """The `vision_config` of models that also take images and have a `text_config`, by model_type."""
@@ -420,8 +424,9 @@ def as_published(model: torch.nn.Module) -> torch.nn.Module:
         # bound to this instance, so that a deep copy of the model uses the copy
         rotary.rope_init_fn = types.MethodType(lambda self, config: (self.inv_freq, self.attention_scaling), rotary)
     modeling = sys.modules[type(model).__module__]
-    if hasattr(modeling, "torch_chunk_gated_delta_rule"):
-        modeling.torch_chunk_gated_delta_rule = modeling.torch_recurrent_gated_delta_rule
+    for rule in ("torch_{}_gated_delta_rule", "{}_kimi_delta_attention"):
+        if hasattr(modeling, rule.format("chunk")):
+            setattr(modeling, rule.format("chunk"), getattr(modeling, rule.format("recurrent")))
     return model
 
 

@@ -115,6 +115,10 @@ class LlamaConfig(ModelConfig):
         """Cap of the scores; None for no cap."""
         return None
 
+    def heads(self, layer: int) -> int:
+        """Number of query heads of a layer."""
+        return self.num_attention_heads
+
     def window(self, layer: int) -> int | None:
         """Number of positions that the attention of a layer sees, the current one included; None for all."""
         return None
@@ -166,7 +170,7 @@ class LlamaForCausalLM(MultiTokenForCausalLM):
         config = self.config
         hidden, heads, kv_heads, dim = (
             config.hidden_size,
-            config.num_attention_heads,
+            config.heads(index),
             config.num_key_value_heads,
             config.head_dim,
         )
