@@ -173,6 +173,9 @@ class ForwardOps(Protocol):
 
         Raises ValueError (`native`) for an index outside of x, and if `at` does not ascend."""
 
+    def concatenate(self, a: Tensor, b: Tensor) -> Tensor:
+        """Returns `[T, A + B]`: the columns of `a [T, A]`, then those of `b [T, B]`. Both may have any row stride."""
+
     def linear(
         self,
         x: Tensor,

@@ -144,6 +144,10 @@ def place_rows_(x: Tensor, rows: Tensor, at: Tensor, add: bool) -> None:
     x[at] = x[at] + rows if add else rows.to(x.dtype)
 
 
+def concatenate(a: Tensor, b: Tensor) -> Tensor:
+    return torch.cat([a, b.to(a.dtype)], 1)
+
+
 def linear(
     x: Tensor,
     weight: DenseWeight,

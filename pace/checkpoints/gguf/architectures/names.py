@@ -47,6 +47,13 @@ def gated(prefix: str, end: str = "") -> dict[str, str]:
     return {f"ffn_{part}{end}": f"{prefix}.{part}_proj" for part in ("gate", "up", "down")}
 
 
+NEXTN = {
+    **{f"nextn.{part}": part for part in ("eh_proj", "enorm", "hnorm", "embed_tokens")},
+    **{f"nextn.shared_head_{part}": f"shared_head.{part}" for part in ("norm", "head")},
+}
+"""Names of a layer for multi-token prediction, next to those of any layer."""
+
+
 LLAMA = TensorNames(
     {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"},
     "model.layers",
@@ -158,6 +165,7 @@ LFM2 = replace(
 QWEN3_NEXT = LLAMA.but(
     {
         **AFTER_ATTENTION,
+        **NEXTN,
         "attn_qkv": "linear_attn.in_proj_qkv",
         "attn_gate": "linear_attn.in_proj_z",
         "ssm_ba": "linear_attn.in_proj_ba",

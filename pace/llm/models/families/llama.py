@@ -27,7 +27,6 @@ from pace.llm.layers import (
     Rotary,
     Temperature,
 )
-from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.model_config import (
     MAX_HEAD_DIM,
     MAX_LAYERS,
@@ -40,6 +39,7 @@ from pace.llm.models.model_config import (
     number,
     token_ids,
 )
+from pace.llm.models.mtp import MultiTokenForCausalLM
 from pace.llm.models.rope_config import ROPE_FIELDS, longest_sequence, read_rope
 from pace.ops.protocol import Ops
 
@@ -124,7 +124,7 @@ class LlamaConfig(ModelConfig):
         return None
 
 
-class LlamaForCausalLM(BaseModelForCausalLM):
+class LlamaForCausalLM(MultiTokenForCausalLM):
     Config = LlamaConfig
     qkv_names: ClassVar[tuple[str, ...]] = ("q_proj", "k_proj", "v_proj")
     """The tensors that hold the rows of queries, keys and values: three, or one for all."""

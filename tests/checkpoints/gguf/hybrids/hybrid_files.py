@@ -94,6 +94,7 @@ def kinds_of_layers(config: dict[str, Any]) -> list[str]:
 
 def arranged(state: dict[str, Tensor], config: dict[str, Any], architecture: str) -> Iterator[tuple[str, Tensor]]:
     """Yields the tensors of a file, by the Hub's names or GGUF's."""
+    state = {of_mtp(name, config): tensor for name, tensor in state.items()}
     experts: dict[str, dict[int, Tensor]] = {}
     for name, tensor in state.items():
         if expert := re.fullmatch(r"(.*\.experts)\.(\d+)\.(\w+)\.weight", name):
@@ -127,8 +128,6 @@ def pieces(name: str, tensor: Tensor, config: dict[str, Any], architecture: str)
         qkv, z = without_heads(tensor, config)
         yield f"{block}.attn_qkv.weight", qkv
         yield f"{block}.attn_gate.weight", z
-    elif name.startswith("mtp."):
-        yield f"blk.{config['num_hidden_layers']}.{of_mtp(name)}", tensor
     elif name.endswith(".pre_ff_layernorm.weight") and architecture == "falcon-h1":
         yield f"{block}.ffn_norm", tensor
     else:
@@ -138,12 +137,18 @@ def pieces(name: str, tensor: Tensor, config: dict[str, Any], architecture: str)
         yield name, tensor
 
 
-def of_mtp(name: str) -> str:
-    """Name in a block of a tensor of the layer that predicts a further token; a few are enough."""
-    return {
-        "mtp.fc.weight": "nextn.eh_proj.weight",
-        "mtp.norm.weight": "nextn.shared_head_norm.weight",
-    }[name]
+def of_mtp(name: str, config: dict[str, Any]) -> str:
+    """Name of a tensor of the layer for multi-token prediction: as in a further layer, or as in a file."""
+    own = {
+        "fc": "eh_proj",
+        "pre_fc_norm_embedding": "enorm",
+        "pre_fc_norm_hidden": "hnorm",
+        "norm": "shared_head_norm",
+    }
+    last = config.get("num_hidden_layers")
+    if part := re.fullmatch(r"mtp\.(\w+)\.weight", name):
+        return f"blk.{last}.nextn.{own[part[1]]}.weight"
+    return re.sub(r"^mtp\.layers\.0\.", f"model.layers.{last}.", name)
 
 
 def in_form(name: str, tensor: Tensor, config: dict[str, Any], architecture: str) -> Tensor:

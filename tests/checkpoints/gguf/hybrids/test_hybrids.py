@@ -21,6 +21,7 @@ from pace.llm.loading.load import load_model
 from pace.llm.loading.options import LoadOptions
 from pace.llm.models.model_list import read_config
 from tests.checkpoints.gguf.hybrids.hybrid_files import write_hybrid
+from tests.llm.models.draft_heads import run, runners, save_mtp
 from tests.llm.models.variants import IDS, VARIANTS, save_tiny
 from tests.llm.models.visit import TOLERANCE, oracle, relative_error
 from tests.support import prefill
@@ -151,6 +152,20 @@ def test_a_layer_that_predicts_further_tokens_is_left_out(tmp_path):
     with GgufCheckpoint(tmp_path / "longer.gguf") as reader:
         assert reader.metadata["qwen35.block_count"] == config["num_hidden_layers"] + 1
     assert torch.equal(prefill(load(tmp_path / "longer.gguf"), IDS_OF_TOKENS), expected)
+
+
+def test_drafts_of_the_layer_for_multi_token_prediction(tmp_path):
+    """It is the same layer as on the Hub."""
+    hub = tmp_path / "hub"
+    save_mtp(hub, "qwen3_5_text")
+    config = json.loads((hub / "config.json").read_text())
+    (hub / "config.json").write_text(json.dumps(config | {"mtp_num_hidden_layers": 1}))
+    write_hybrid(hub, tmp_path / "model.gguf")
+    of_hub, of_file = (runners(path, "mtp") for path in (hub, tmp_path / "model.gguf"))
+    rows, ours = (run(target, IDS_OF_TOKENS)[1] for target, _ in (of_hub, of_file))
+    assert relative_error(ours, rows) < TOLERANCE
+    drafts, our_drafts = (run(head, IDS_OF_TOKENS[1:], rows[:-1])[0] for _, head in (of_hub, of_file))
+    assert relative_error(our_drafts, drafts) < TOLERANCE
 
 
 def test_layers_that_attend_if_a_file_does_not_mark_them(tmp_path):
