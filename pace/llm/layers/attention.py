@@ -60,6 +60,12 @@ class Attention(Layer):
         self.value_norm = value_norm or NoHeadNorm()
         self.keys_are_values = keys_are_values
 
+    def add_gate(self, name: str, num_rows: int, activation: str) -> None:
+        """Adds a gate, whose tensor `name` has a row for each channel or for each head, and no bias. Before
+        `allocate`."""
+        self.qkv = self.qkv.with_part(name, num_rows)
+        self.gate = activation
+
     @property
     def readers(self) -> list[Linear]:
         return [self.qkv]
