@@ -54,7 +54,7 @@ def migrations(layer: Layer) -> Iterator[Migration]:
             yield Migration(readers, lambda s, vectors=vectors: [v.values.div_(s) for v in vectors])
     for part in layer.children():
         if isinstance(part, Attention):
-            yield _of_values(part)
+            yield from [] if part.clip else [_of_values(part)]
         elif isinstance(part, ShortConvolution):
             yield Migration([part.output], lambda s, part=part: divide_rows(part.inputs, len(s), s))
         elif isinstance(part, DeltaNet):

@@ -118,7 +118,7 @@ class Program {
     void place_rows(Columns x, int64_t first, bool add);
     void gather_rows(Value out, Columns x);
     void add(Value out, Columns a, Columns b);
-    void activation(Value out, Columns x, Activation activation);
+    void activation(Value out, Columns x, const ActivationFunction& activation);
     void scale(Columns x, float factor);  // in place
     void softcap(Columns x, float cap);   // in place
     void norm(Value out, Columns x, const Norm& norm);

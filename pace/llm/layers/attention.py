@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from pace.batch import ForwardBatch, KVBlocks, Positions
@@ -9,6 +10,7 @@ from pace.llm.layers.base import Layer, Vectors
 from pace.llm.layers.linear import Linear
 from pace.llm.layers.norm import HeadNorm, NoHeadNorm
 from pace.llm.layers.rotary import Angles, NoRotary, Rotary, Temperature
+from pace.ops.experts import Clamp
 from pace.ops.protocol import AttentionOptions, ForwardOps
 
 
@@ -35,11 +37,15 @@ class Attention(Layer):
         sinks: Vectors | None = None,
         temperature: Temperature | None = None,
         gate: str | None = None,
+        clip: float | None = None,
+        slopes: Tensor | None = None,
+        bf16_bias: bool = False,
     ):
         """`scale`: factor of the scores, by default `cache.key_dim ** -0.5`. `softcap`: scores become
         `softcap * tanh(score / softcap)`. `norm_last`: heads are rotated before they are normalised. `sinks`: one more
         score per head, without a value. `temperature`: multiplies queries. `gate`: activation of the gate that
-        multiplies the context, as in `ForwardOps.gate_`."""
+        multiplies the context, as in `ForwardOps.gate_`. `clip`: limits queries, keys and values to `-clip .. clip`
+        before any other step. `slopes`, `bf16_bias`: as in `AttentionOptions`."""
         self.qkv = qkv
         self.output = output
         self.num_heads = num_heads
@@ -53,6 +59,9 @@ class Attention(Layer):
         self.norm_last = norm_last
         self.temperature = temperature or NoRotary()
         self.gate = gate
+        self.clip = None if clip is None else Clamp(clip)
+        self.slopes = slopes
+        self.bf16_bias = bf16_bias
 
     @property
     def readers(self) -> list[Linear]:
@@ -67,7 +76,7 @@ class Attention(Layer):
         kv: KVBlocks,
         residual: Tensor | None = None,
     ) -> Tensor:
-        q, k, v, gate = self._heads(self.qkv(ops, x))
+        q, k, v, gate = self._heads(self.qkv(ops, x, self.clip))
         if not self.norm_last:
             self._normalise(ops, q, k)
         self.rotary.rotate_(ops, q, angles)
@@ -77,7 +86,9 @@ class Attention(Layer):
         self.temperature.rotate_(ops, q, angles)
         ops.store_kv(k, v, kv, batch.slots)
         cache = self.cache
-        options = AttentionOptions(self.scale, cache.window, self.softcap, self.sinks.values, cache.chunked)
+        options = AttentionOptions(
+            self.scale, cache.window, self.softcap, self.sinks.values, cache.chunked, self.slopes, self.bf16_bias
+        )
         context = ops.attention(q, kv, batch.spans, options)
         if self.gate is not None:
             ops.gate_(context, gate, self.gate)
@@ -98,3 +109,13 @@ class Attention(Layer):
             qkv[:, values:gates].unflatten(1, (cache.kv_heads, cache.value_dim)),
             qkv[:, gates:],
         )
+
+
+def alibi_slopes(num_heads: int, max_bias: float = 8.0) -> Tensor:
+    """Returns the slopes of ALiBi, float32 `[num_heads]`: `2^(-max_bias i / p)` for i in 1 to p, the next power of two.
+    With fewer heads than p, even i come first, and then as many odd i as there are heads left."""
+    power = 1 << (num_heads - 1).bit_length()
+    numbers = torch.arange(1, power + 1, dtype=torch.float64)
+    if power != num_heads:
+        numbers = torch.cat([numbers[1::2], numbers[::2]])[:num_heads]
+    return torch.exp2(-max_bias / power * numbers).float()

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pace.llm.layers.base import Layer, Vectors
 from pace.llm.layers.weight_target import Piece, TensorSource, WeightTarget
+from pace.ops.experts import Activation
 from pace.ops.protocol import ForwardOps, Weight, WeightOps
 from pace.ops.weight_layout import AnyLayout, MixedLayout, WeightLayout, layout_of_rows
 from pace.quant import Format
@@ -66,7 +67,7 @@ class Linear(Layer):
         self._ops = None
 
     def __call__(
-        self, ops: ForwardOps, x: Tensor, activation: str | None = None, residual: Tensor | None = None
+        self, ops: ForwardOps, x: Tensor, activation: Activation | None = None, residual: Tensor | None = None
     ) -> Tensor:
         return ops.linear(x, self.weight, self.bias.values, activation, residual)
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from pace.llm.models.base_model import BaseModelForCausalLM
+from pace.llm.models.families.apertus import Apertus1p5ForConditionalGeneration, ApertusForCausalLM
 from pace.llm.models.families.bamba import BambaForCausalLM
+from pace.llm.models.families.bloom import BloomForCausalLM
 from pace.llm.models.families.chatglm import ChatGLMForConditionalGeneration
+from pace.llm.models.families.codegen import CodeGenForCausalLM
 from pace.llm.models.families.cohere import Cohere2ForCausalLM, CohereForCausalLM
 from pace.llm.models.families.deepseek_v2 import DeepseekV2ForCausalLM
 from pace.llm.models.families.deepseek_v3 import DeepseekV3ForCausalLM
 from pace.llm.models.families.ernie4_5 import Ernie4_5ForCausalLM
 from pace.llm.models.families.ernie4_5_moe import Ernie4_5_MoeForCausalLM
+from pace.llm.models.families.falcon import FalconForCausalLM
 from pace.llm.models.families.falcon_h1 import FalconH1ForCausalLM
 from pace.llm.models.families.gemma2 import Gemma2ForCausalLM
 from pace.llm.models.families.gemma3 import Gemma3ForConditionalGeneration
@@ -19,6 +23,7 @@ from pace.llm.models.families.glm import Glm4ForCausalLM, GlmForCausalLM
 from pace.llm.models.families.glm4_moe import Glm4MoeForCausalLM
 from pace.llm.models.families.glm4_moe_lite import Glm4MoeLiteForCausalLM
 from pace.llm.models.families.gpt2 import GPT2LMHeadModel
+from pace.llm.models.families.gpt_bigcode import GPTBigCodeForCausalLM
 from pace.llm.models.families.gpt_neox import GPTNeoXForCausalLM
 from pace.llm.models.families.gpt_oss import GptOssForCausalLM
 from pace.llm.models.families.gptj import GPTJForCausalLM
@@ -36,8 +41,9 @@ from pace.llm.models.families.minicpm import MiniCPMForCausalLM
 from pace.llm.models.families.minicpm3 import MiniCPM3ForCausalLM
 from pace.llm.models.families.mistral import MistralForCausalLM
 from pace.llm.models.families.mixtral import MixtralForCausalLM
+from pace.llm.models.families.mpt import MptForCausalLM
 from pace.llm.models.families.nemotron_h import NemotronHForCausalLM
-from pace.llm.models.families.olmo import Olmo2ForCausalLM, Olmo3ForCausalLM
+from pace.llm.models.families.olmo import Olmo2ForCausalLM, Olmo3ForCausalLM, OlmoForCausalLM
 from pace.llm.models.families.olmo_hybrid import OlmoHybridForCausalLM
 from pace.llm.models.families.olmoe import OlmoeForCausalLM
 from pace.llm.models.families.opt import OPTForCausalLM
@@ -66,14 +72,19 @@ from pace.llm.models.model_config import ModelConfig
 from pace.naming import shown
 
 MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
+    Apertus1p5ForConditionalGeneration,
+    ApertusForCausalLM,
     BambaForCausalLM,
+    BloomForCausalLM,
     ChatGLMForConditionalGeneration,
+    CodeGenForCausalLM,
     Cohere2ForCausalLM,
     CohereForCausalLM,
     DeepseekV2ForCausalLM,
     DeepseekV3ForCausalLM,
     Ernie4_5_MoeForCausalLM,
     Ernie4_5ForCausalLM,
+    FalconForCausalLM,
     FalconH1ForCausalLM,
     Gemma2ForCausalLM,
     Gemma3ForConditionalGeneration,
@@ -82,6 +93,7 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     Glm4MoeLiteForCausalLM,
     GlmForCausalLM,
     GPT2LMHeadModel,
+    GPTBigCodeForCausalLM,
     GPTJForCausalLM,
     GPTNeoXForCausalLM,
     GptOssForCausalLM,
@@ -100,10 +112,12 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     MiniCPMForCausalLM,
     MistralForCausalLM,
     MixtralForCausalLM,
+    MptForCausalLM,
     NemotronHForCausalLM,
     Olmo2ForCausalLM,
     Olmo3ForCausalLM,
     OlmoeForCausalLM,
+    OlmoForCausalLM,
     OlmoHybridForCausalLM,
     OPTForCausalLM,
     Phi3ForCausalLM,
@@ -127,6 +141,7 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     Starcoder2ForCausalLM,
 )
 MODEL_LIST = {model_class.__name__: model_class for model_class in MODEL_CLASSES} | {
+    "Apertus1p5TextForCausalLM": Apertus1p5ForConditionalGeneration,
     "Gemma3ForCausalLM": Gemma3ForConditionalGeneration,
     "Llama4ForCausalLM": Llama4ForConditionalGeneration,
     "Qwen3_5ForCausalLM": Qwen3_5ForConditionalGeneration,

@@ -1,5 +1,5 @@
 """The record of one architecture of GGUF files. It defines how their tensors and metadata become those of a checkpoint
-of the Hub. dense.py, mixtures.py and hybrids.py have the records."""
+of the Hub. dense.py, older.py, mixtures.py and hybrids.py have the records."""
 
 from __future__ import annotations
 

@@ -115,6 +115,11 @@ class LlamaConfig(ModelConfig):
         """Cap of the scores; None for no cap."""
         return None
 
+    @property
+    def clip(self) -> float | None:
+        """Limit of the elements of queries, keys and values; None for no limit."""
+        return None
+
     def window(self, layer: int) -> int | None:
         """Number of positions that the attention of a layer sees, the current one included; None for all."""
         return None
@@ -182,6 +187,7 @@ class LlamaForCausalLM(BaseModelForCausalLM):
             config.attention_scale,
             config.attention_softcap,
             self.norm_last,
+            clip=config.clip,
         )
 
     def make_head_norm(self, name: str, num_heads: int) -> HeadNorm | HeadLayerNorm | NoHeadNorm:

@@ -1,5 +1,5 @@
 """OLMoE (1B-7B): OLMo 2's norms of queries and keys, norms before each branch, and a mixture of experts in every
-layer."""
+layer. Queries, keys and values may be clipped."""
 
 from __future__ import annotations
 
@@ -25,11 +25,16 @@ class OlmoeConfig(MixtureConfig, LlamaConfig):
     num_experts: int = count(64, MAX_EXPERTS)
     num_experts_per_tok: int = count(8, MAX_EXPERTS)
     norm_topk_prob: bool = flag(False)
+    clip_qkv: float | None = number(None, 0.0, 1e30, optional=True)
     bos_token_id: int | tuple[int, ...] | None = token_ids(None)
     eos_token_id: int | tuple[int, ...] | None = token_ids(50279)
     pad_token_id: int | tuple[int, ...] | None = token_ids(1)
 
     aliases: ClassVar[dict[str, str]] = {"num_local_experts": "num_experts"}
+
+    @property
+    def clip(self) -> float | None:
+        return self.clip_qkv
 
     @property
     def router(self) -> Router:
