@@ -54,7 +54,6 @@ OTHER_KEYS = {
     ),
     *("attention.recurrent_layers", "full_attention_interval", "ssm.inner_size", "moe_latent_size"),
     *("n_deepstack_layers", "vocab_size", "tensor_data_layout"),
-    *(f"xielu.{name}" for name in ("alpha_p", "alpha_n", "beta", "eps")),
 }
 """Further keys that are read, or that change nothing."""
 KEYED_FIELDS = (CONFIG_KEYS, PER_LAYER_KEYS, *(architecture.keys for architecture in ARCHITECTURES))

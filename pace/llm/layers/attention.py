@@ -38,6 +38,7 @@ class Attention(Layer):
         temperature: Temperature | None = None,
         gate: str | None = None,
         clip: float | None = None,
+        clips_normalised: bool = False,
         slopes: Tensor | None = None,
         bf16_bias: bool = False,
     ):
@@ -45,7 +46,8 @@ class Attention(Layer):
         `softcap * tanh(score / softcap)`. `norm_last`: heads are rotated before they are normalised. `sinks`: one more
         score per head, without a value. `temperature`: multiplies queries. `gate`: activation of the gate that
         multiplies the context, as in `ForwardOps.gate_`. `clip`: limits queries, keys and values to `-clip .. clip`
-        before any other step. `slopes`, `bf16_bias`: as in `AttentionOptions`."""
+        before any other step, or with `clips_normalised` after the norms. `slopes`, `bf16_bias`: as in
+        `AttentionOptions`."""
         self.qkv = qkv
         self.output = output
         self.num_heads = num_heads
@@ -60,6 +62,7 @@ class Attention(Layer):
         self.temperature = temperature or NoRotary()
         self.gate = gate
         self.clip = None if clip is None else Clamp(clip)
+        self.clips_normalised = clips_normalised
         self.slopes = slopes
         self.bf16_bias = bf16_bias
 
@@ -76,9 +79,12 @@ class Attention(Layer):
         kv: KVBlocks,
         residual: Tensor | None = None,
     ) -> Tensor:
-        q, k, v, gate = self._heads(self.qkv(ops, x, self.clip))
+        qkv = self.qkv(ops, x, None if self.clips_normalised else self.clip)
+        q, k, v, gate = self._heads(qkv)
         if not self.norm_last:
             self._normalise(ops, q, k)
+        if self.clip and self.clips_normalised:
+            q, k, v, gate = self._heads(ops.activation(qkv, self.clip))
         self.rotary.rotate_(ops, q, angles)
         self.rotary.rotate_(ops, k, angles)
         if self.norm_last:

@@ -32,6 +32,8 @@ class Keys(Metadata):
         """`shapes`: by the Hub's names of tensors."""
         super().__init__(metadata.path, metadata, f"{metadata['general.architecture']}.")
         self.shapes = shapes
+        self.of_file = metadata
+        """All metadata of the file, for keys without the architecture's prefix."""
 
     def read(self, name: str, default: bool | int | float | None = None) -> Any:
         """Value of a `Key`. Raises ValueError if it is missing and has no default."""

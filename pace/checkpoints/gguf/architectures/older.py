@@ -10,15 +10,21 @@ import numpy as np
 from pace.checkpoints.gguf.architectures.architecture import Architecture, Fields, Keys
 from pace.checkpoints.gguf.architectures.changes import ATTENTION_BIAS, layers_of
 from pace.checkpoints.gguf.architectures.names import APERTUS, BLOOM, FALCON, FALCON_NORMS, GPT2, LLAMA, MPT
+from pace.checkpoints.gguf.file import Metadata
 
 OLMO_EPS = 1e-5
 """The epsilon of OLMo's norms, which is no field of its config.json."""
 NO_WIDTH = ("intermediate_size", "num_key_value_heads", "head_dim", "rope_theta")
 
 
+def width(keys: Keys, part: str) -> int | None:
+    """Width of a feed-forward. The converter of llama.cpp always writes four times the hidden size as its key."""
+    return keys.shapes.get(f"transformer.h.0.mlp.{part}.weight", (None,))[0]
+
+
 def falcon(fields: Fields, keys: Keys) -> Fields:
     """The newer form of the config describes all files, also those with one key head."""
-    return fields | {"num_kv_heads": fields["num_key_value_heads"], "ffn_hidden_size": fields["intermediate_size"]}
+    return fields | {"num_kv_heads": fields["num_key_value_heads"], "ffn_hidden_size": width(keys, "dense_h_to_4h")}
 
 
 def mpt(fields: Fields, keys: Keys) -> Fields:
@@ -28,7 +34,7 @@ def mpt(fields: Fields, keys: Keys) -> Fields:
 
 
 def starcoder(fields: Fields, keys: Keys) -> Fields:
-    return fields | {"n_inner": fields["intermediate_size"], "multi_query": fields["num_key_value_heads"] == 1}
+    return fields | {"n_inner": width(keys, "c_fc"), "multi_query": fields["num_key_value_heads"] == 1}
 
 
 def olmo(fields: Fields, keys: Keys) -> Fields:
@@ -41,12 +47,12 @@ def apertus(fields: Fields, keys: Keys) -> Fields:
     """Adds the numbers of xIELU. A file without a scaling of the rotation has none, but a config.json without one has
     that of the published models."""
     count = len(layers_of(fields))
-    columns = [floats_of_layers(keys, f"xielu.{name}", count) for name in ("alpha_p", "alpha_n", "beta", "eps")]
+    columns = [floats_of_layers(keys.of_file, f"xielu.{name}", count) for name in ("alpha_p", "alpha_n", "beta", "eps")]
     rope = {} if fields.get("rope_scaling") else {"rope_parameters": {"rope_type": "default"}}
     return fields | rope | {"xielu": [list(numbers) for numbers in zip(*columns, strict=True)]}
 
 
-def floats_of_layers(keys: Keys, name: str, count: int) -> list[float]:
+def floats_of_layers(keys: Metadata, name: str, count: int) -> list[float]:
     """Numbers of the layers: those of an array, or the same for all. Raises ValueError if they are missing, too few, or
     no numbers."""
     values = keys.get(name)
@@ -54,8 +60,8 @@ def floats_of_layers(keys: Keys, name: str, count: int) -> list[float]:
         return [keys.required(name, keys.number(name))] * count
     if len(values) < count or values.dtype.kind != "f":
         raise ValueError(
-            f"{keys.path}: {keys.prefix}{name} must have a number for each of {count} layers; got {len(values)} of "
-            f"type {values.dtype}"
+            f"{keys.path}: {name} must have a number for each of {count} layers; got {len(values)} of type "
+            f"{values.dtype}"
         )
     return values[:count].astype(float).tolist()
 

@@ -87,7 +87,10 @@ class FalconConfig(ModelConfig):
             raise ValueError("config.json: num_ln_in_parallel_attn = 2 needs new_decoder_architecture = true")
 
     def derived(self, fields: dict[str, Any]) -> dict[str, Any]:
-        found: dict[str, Any] = {"ffn_hidden_size": self.ffn_hidden_size or 4 * self.hidden_size}
+        found: dict[str, Any] = {
+            "ffn_hidden_size": self.ffn_hidden_size or 4 * self.hidden_size,
+            "num_kv_heads": self.num_kv_heads or self.num_attention_heads,
+        }
         if not self.alibi:
             rope = read_rope(fields, self.head_dim, self.max_position_embeddings)
             found["rope"] = check_even(rope, self.head_dim)

@@ -97,7 +97,7 @@ def add_keys(writer: gguf.GGUFWriter, config: dict[str, Any], state: dict[str, T
     writer.add_embedding_length(hidden)
     writer.add_block_count(layers)
     writer.add_head_count(heads)
-    writer.add_feed_forward_length(config.get("intermediate_size") or config.get("ffn_hidden_size") or 4 * hidden)
+    writer.add_feed_forward_length(config.get("intermediate_size", 4 * hidden))  # of others, whatever they have
     if family == "falcon":
         writer.add_tensor_data_layout("jploski")
         writer.add_head_count_kv(key_heads(config))
