@@ -119,7 +119,7 @@ class Attention(Layer):
 
 def alibi_slopes(num_heads: int, max_bias: float = 8.0) -> Tensor:
     """Returns the slopes of ALiBi, float32 `[num_heads]`: `2^(-max_bias i / p)` for i in 1 to p, the next power of two.
-    With fewer heads than p, even i come first, and then as many odd i as there are heads left."""
+    With fewer heads than p, the even i come first, then the first odd ones."""
     power = 1 << (num_heads - 1).bit_length()
     numbers = torch.arange(1, power + 1, dtype=torch.float64)
     if power != num_heads:

@@ -30,9 +30,8 @@ def definition(
 ) -> tuple[Tensor, Tensor]:
     """The definition in float64 for all positions, and the tolerance for fp32.
 
-    The error of a score is at most D eps sum|q k| scale, and 4 eps of its size and of the bias for the roundings after
-    it. A weight w has an error of w times that. The sum of weights and the sum over values add a few eps of their
-    size."""
+    The error of a score is at most D eps sum|q k| scale. Later roundings add 4 eps of its size and of the bias. A
+    weight w has an error of w times that. The sum of weights and the sum over values add a few eps of their size."""
     length, heads, head_dim = sequence.q.shape
     scale, eps, group = head_dim**-0.5, 2.0**-24, heads // sequence.k.shape[1]
     q = sequence.q.double().transpose(0, 1)

@@ -1,5 +1,5 @@
-"""Apertus 8B and 70B, and the text part of Apertus 1.5: Llama with normalised query and key heads, and MLPs without
-gates around xIELU, whose numbers are in the checkpoint."""
+"""Apertus 8B and 70B, and the text part of Apertus 1.5: Llama with normalised query and key heads. MLPs have no gates,
+and their activation is xIELU, whose numbers are in the checkpoint."""
 
 from __future__ import annotations
 

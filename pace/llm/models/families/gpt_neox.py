@@ -123,7 +123,7 @@ def gpt_neox_layer(config: GPTNeoXConfig, name: str, rotary: Rotary) -> Block:
 
 
 def qkv_by_group(hidden: int, num_heads: int, kv_heads: int, head_dim: int) -> TensorSource:
-    """Locates queries, keys and values in a tensor that has, for each key head, the rows of its queries, of the key and
+    """Locates queries, keys and values in a tensor. For each key head, it has the rows of its queries, of the key and
     of the value."""
     queries = num_heads // kv_heads * head_dim
     step = queries + 2 * head_dim

@@ -1,6 +1,6 @@
-"""OLMo 1 to 3. OLMo 1 is Llama with layer norms without weights, and may clip queries, keys and values. OLMo 2 and 3 have
-norms after each branch instead of before, one norm over all query heads together, and one over all key heads. OLMo 3
-has windows, and scales the rotation only on layers without."""
+"""OLMo 1 to 3. OLMo 1 is Llama with layer norms without weights, and may clip queries, keys and values. OLMo 2 and 3
+have norms after each branch instead of before, one norm over all query heads together, and one over all key heads.
+OLMo 3 has windows, and scales the rotation only on layers without."""
 
 from __future__ import annotations
 

@@ -93,11 +93,11 @@ def add_keys(writer: gguf.GGUFWriter, config: dict[str, Any], state: dict[str, T
         "mpt": ("d_model", "n_layers", "n_heads", "max_seq_len"),
     }.get(family, ("hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings"))
     hidden, layers, heads, length = (config[name] for name in names)
-    writer.add_context_length(2048 if family == "falcon" else length)  # the converter's, whatever the config says
+    writer.add_context_length(2048 if family == "falcon" else length)  # not that of the config
     writer.add_embedding_length(hidden)
     writer.add_block_count(layers)
     writer.add_head_count(heads)
-    writer.add_feed_forward_length(config.get("intermediate_size", 4 * hidden))  # of others, whatever they have
+    writer.add_feed_forward_length(config.get("intermediate_size", 4 * hidden))  # not that of other configs
     if family == "falcon":
         writer.add_tensor_data_layout("jploski")
         writer.add_head_count_kv(key_heads(config))

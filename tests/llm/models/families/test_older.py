@@ -168,7 +168,7 @@ def test_fields_without_effect(caplog):
 
 
 def test_numbers_of_xielu_may_be_vectors_of_one_element(tmp_path):
-    """As in the first checkpoints of Apertus."""
+    """The first checkpoints of Apertus have such vectors."""
     pytest.importorskip("transformers")
     save_tiny(tmp_path, "apertus", {})
     ids = torch.arange(2, 40)
