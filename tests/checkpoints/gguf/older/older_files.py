@@ -125,14 +125,15 @@ def add_keys(writer: gguf.GGUFWriter, config: dict[str, Any], state: dict[str, T
 def add_rotary(writer: gguf.GGUFWriter, config: dict[str, Any], heads: int) -> None:
     """Adds the keys of the converter's base class for models like Llama."""
     writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_vocab_size(config["vocab_size"])
     rope = config["rope_parameters"]
     writer.add_rope_freq_base(rope["rope_theta"])
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
     if config.get("head_dim"):
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
-    writer.add_rope_dimension_count(head_dim)
+    if config["model_type"] == "apertus":
+        writer.add_vocab_size(config["vocab_size"])
+        writer.add_rope_dimension_count(head_dim)
     if rope["rope_type"] in ("linear", "yarn"):
         writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
         writer.add_rope_scaling_factor(rope["factor"])
