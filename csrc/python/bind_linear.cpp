@@ -21,14 +21,15 @@ void release_pages(Address address, size_t bytes) {
 }
 
 pace::PackedFormat format(int dtype, int code, int64_t group, bool has_mins, Address levels, int offset,
-                          int group_scales) {
+                          int group_scales, bool token_inputs) {
     return {pace::DType(dtype),
             pace::Code(code),
             group,
             has_mins,
             at<const int8_t>(levels),
             offset,
-            pace::GroupScales(group_scales)};
+            pace::GroupScales(group_scales),
+            token_inputs};
 }
 
 using Parts = std::vector<std::pair<int64_t, pace::PackedFormat>>;  // rows and format of each part
@@ -183,7 +184,8 @@ void bind_linear(py::module_& m) {
     const py::call_guard<py::gil_scoped_release> release;
     py::class_<pace::PackedFormat>(m, "PackedFormat")
         .def(py::init(&format), py::arg("dtype"), py::arg("code") = 0, py::arg("group") = 0,
-             py::arg("has_mins") = false, py::arg("levels") = 0, py::arg("offset") = -1, py::arg("group_scales") = 0);
+             py::arg("has_mins") = false, py::arg("levels") = 0, py::arg("offset") = -1, py::arg("group_scales") = 0,
+             py::arg("token_inputs") = false);
     m.def("packed_bytes", packed_bytes);
     m.def("init_packed", init_packed);
     m.def("is_packed", is_packed);

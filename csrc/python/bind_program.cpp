@@ -69,6 +69,11 @@ struct Batch {
             step.given = {rows.data, rows.stride, rows.rows, rows.columns, nullptr};
             pace::read_field(given, "at", step.given.at);
         }
+        if (const py::object kept = batch.attr("kept"); !kept.is_none()) {
+            pace::Matrix rows;
+            pace::read(kept, rows);
+            step.kept = {rows.data, rows.stride, rows.rows, rows.columns};
+        }
         if (const py::object spans = batch.attr("states"); !spans.is_none()) pace::read(spans, states.emplace());
         add_table(batch);
         for (const py::handle other : batch.attr("others")) add_table(other);
@@ -135,6 +140,8 @@ void bind_program(py::module_& m) {
         .def("given_rows", &Program::given_rows)
         .def("place_rows", &Program::place_rows)
         .def("gather_rows", &Program::gather_rows)
+        .def("keep_rows", &Program::keep_rows)
+        .def("concatenate", &Program::concatenate)
         .def("add", &Program::add)
         .def("activation", &Program::activation)
         .def("scale", &Program::scale)

@@ -269,6 +269,7 @@ inline void read(py::handle record, Recurrence& to) {
     read_field(record, "step_bias", to.step_bias);
     read_field(record, "delta", to.delta);
     read_field(record, "tiled", to.tiled);
+    read_field(record, "lower_bound", to.lower_bound);
     read_field(record, "beta_scale", to.beta_scale);
     read_field(record, "skip", to.skip);
     std::tie(to.min_step, to.max_step) = record.attr("step_limits").cast<std::pair<float, float>>();

@@ -17,6 +17,9 @@ from pace.checkpoints.files import PAGE_BYTES, Version, opened
 
 STORED_PIECE_BYTES = 4 << 20
 """Bytes of a tensor that are read at once, if they are not packed."""
+NEARBY_BYTES = 1 << 20
+"""Linux maps pages around the one that is read, also pages that were dropped before. When two threads read a file of
+1.1 GB in pieces, 90 MB stayed in memory, and 4 MB if pages so far around a piece are dropped too (Linux 6.18)."""
 
 
 class Mapping:
@@ -36,9 +39,10 @@ class Mapping:
         return torch.frombuffer(self._bytes, dtype=dtype, count=count, offset=offset)
 
     def release(self, begin: int, num_bytes: int) -> None:
-        """Drops the pages of a range from this process's memory; a later access reads them again."""
-        first_page = begin - begin % PAGE_BYTES
-        self.data.madvise(mmap.MADV_DONTNEED, first_page, begin + num_bytes - first_page)
+        """Drops the pages of a range from this process's memory, and those nearby; a later access reads them again."""
+        first = max(begin - begin % PAGE_BYTES - NEARBY_BYTES, 0)
+        end = min(begin + num_bytes + NEARBY_BYTES, len(self.data))
+        self.data.madvise(mmap.MADV_DONTNEED, first, end - first)
 
 
 class MappedFile(ABC):

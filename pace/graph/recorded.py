@@ -271,6 +271,24 @@ def experts(
 
 
 @dataclass(eq=False)
+class Concatenate(Instruction):
+    """out = [a | b]."""
+
+    operations = ("concatenate",)
+    operator = "projection"
+    out: Value
+    a: Columns
+    b: Columns
+
+    def lower(self, program: _C.Program, places: Places) -> None:
+        program.concatenate(places.value(self.out), places.columns(self.a), places.columns(self.b))
+
+
+def concatenate(a: Rows, b: Rows) -> Rows:
+    return a.recording.rows(Concatenate(a.like(a.columns.count + b.columns.count), a.columns, b.columns))
+
+
+@dataclass(eq=False)
 class HeadsLinear(Instruction):
     """out = each head of x times its own weight."""
 

@@ -131,7 +131,7 @@ class RecurrenceOptions:
     """Settings of a layer's `recurrence`. Raises ValueError for settings that contradict each other."""
 
     rates: Tensor
-    """float32 `[H]`, at most 0: the logarithm of a decay is `rate * step`."""
+    """float32 `[H]`, at most 0: the logarithm of a decay is `rate * step`, unless there is a `lower_bound`."""
     step_bias: Tensor
     """float32 `[H * decay_dim]`, added to `steps` before softplus."""
     delta: bool
@@ -140,6 +140,9 @@ class RecurrenceOptions:
     """Value head h reads key head `h % Hk`; False: `h // (H / Hk)`."""
     beta_scale: float = 1.0
     """Factor of `sigmoid(beta)`."""
+    lower_bound: float = 0.0
+    """Below 0, the logarithm of a decay is `lower_bound * sigmoid(-rate * (steps + step_bias))` instead, only for the
+    delta rule."""
     skip: Tensor | None = None
     """float32 `[H]`: `skip * v` is added to the result."""
     step_limits: tuple[float, float] = (0.0, math.inf)
@@ -149,6 +152,8 @@ class RecurrenceOptions:
         low, high = self.step_limits
         if not 0 <= low <= high:
             raise ValueError(f"step_limits must be 0 <= low <= high; got {self.step_limits}")
+        if not self.lower_bound <= 0 or (self.lower_bound and not self.delta):
+            raise ValueError(f"lower_bound must be at most 0, and 0 without the delta rule; got {self.lower_bound}")
         if not self.beta_scale > 0:
             raise ValueError(f"beta_scale must be positive; got {self.beta_scale}")
 
@@ -174,6 +179,9 @@ class ForwardOps(Protocol):
 
         Raises ValueError (`native`) for an index outside of x, and if `at` does not ascend."""
 
+    def concatenate(self, a: Tensor, b: Tensor) -> Tensor:
+        """Returns `[T, A + B]`: the columns of `a [T, A]`, then those of `b [T, B]`. Both may have any row stride."""
+
     def linear(
         self,
         x: Tensor,
@@ -184,6 +192,9 @@ class ForwardOps(Protocol):
     ) -> Tensor:
         """Returns `[T, N]`: `residual [T, N] + activation(x [T, K] W' + bias [N])`; bias, activation and residual are
         optional.
+
+        A layout with `token_inputs` rounds x: factor[t] = 1 / max(max|x[t]|, 1e-5) * 127, code = round(x * factor).
+        Then x W' is the exact sum over k of level[n, k] * code[t, k], times (scale[n] * (1 / factor[t])).
 
         x may have any row stride; the residual must be contiguous. The weight must be without `glu`. Raises ValueError
         (`native`) for an unknown activation."""

@@ -54,12 +54,15 @@ class DenseWeight:
     """A matrix `[n, k]` in plain form. With `glu`, its rows are `[gate; up]`, n / 2 each.
 
     A quantised or mixed weight holds its values in float32; `stored` is its original layout. Activations are not
-    quantised here, unlike in `pace.ops.native`, so that only the stored weights are rounded."""
+    quantised here, unlike in `pace.ops.native`, so that only the stored weights are rounded. The exception are layouts
+    with `token_inputs`."""
 
     matrix: Tensor
     glu: bool = False
     stored: WeightLayout | MixedLayout | None = None
     order: Tensor | None = None
+    row_scales: Tensor | None = None
+    """float32 `[n]`: scales of the rows with `token_inputs`."""
 
     @property
     def n(self) -> int:
@@ -93,7 +96,14 @@ def empty_weight(n: int, k: int, layout: AnyLayout, glu: bool = False, order: Te
         for _, of_part in weight_layout.parts_of(layout, n):
             checks.check_order(order, k, of_part)
     dtype, stored = (layout, None) if isinstance(layout, torch.dtype) else (torch.float32, layout)
-    return DenseWeight(torch.zeros(n, k, dtype=dtype), glu, stored, order)
+    scales = (
+        torch.ones(n) if stored and any(takes_tokens(part) for _, part in weight_layout.parts_of(stored, n)) else None
+    )
+    return DenseWeight(torch.zeros(n, k, dtype=dtype), glu, stored, order, scales)
+
+
+def takes_tokens(layout: torch.dtype | WeightLayout) -> bool:
+    return isinstance(layout, WeightLayout) and layout.token_inputs
 
 
 def pack_rows_(weight: DenseWeight, source: Tensor, row: int) -> None:
@@ -104,6 +114,8 @@ def pack_rows_(weight: DenseWeight, source: Tensor, row: int) -> None:
 def pack_quantized_(weight: DenseWeight, rows: QuantizedRows | BlockRows, row: int) -> None:
     checks.check_quantized_rows(weight, rows, row)
     weight.matrix[row : row + rows.shape[0]] = rows.dequantize()
+    if rows.layout.token_inputs:
+        weight.row_scales[row : row + rows.shape[0]] = rows.scales[:, 0]
 
 
 def quantize(rows: Tensor, format: Quantizer, name: str = "the matrix") -> QuantizedRows:
@@ -132,6 +144,10 @@ def place_rows_(x: Tensor, rows: Tensor, at: Tensor, add: bool) -> None:
     x[at] = x[at] + rows if add else rows.to(x.dtype)
 
 
+def concatenate(a: Tensor, b: Tensor) -> Tensor:
+    return torch.cat([a, b.to(a.dtype)], 1)
+
+
 def linear(
     x: Tensor,
     weight: DenseWeight,
@@ -139,10 +155,30 @@ def linear(
     activation: Activation | None = None,
     residual: Tensor | None = None,
 ) -> Tensor:
-    y = functional.linear(x, weight.matrix.to(x.dtype), _like(bias, x))
+    if weight.row_scales is None:
+        y = functional.linear(x, weight.matrix.to(x.dtype), _like(bias, x))
+    else:
+        y = _linear_of_tokens(x, weight)
+        y = y if bias is None else y + bias.to(x.dtype)
     if activation is not None:
         y = _activate(y, activation)
     return y if residual is None else residual + y
+
+
+def _linear_of_tokens(x: Tensor, weight: DenseWeight) -> Tensor:
+    """The product of a weight that has rows with `token_inputs`. Their sums are whole numbers and exact."""
+    factor = 1 / x.abs().amax(-1, keepdim=True).clamp(min=1e-5) * 127
+    codes, row, found = (x * factor).round(), 0, []
+    for rows, layout in weight_layout.parts_of(weight.layout, weight.n):
+        matrix = weight.matrix[row : row + rows].to(x.dtype)
+        if takes_tokens(layout):
+            scales = weight.row_scales[row : row + rows].to(x.dtype)
+            levels = matrix / torch.where(scales == 0, 1, scales)[:, None]
+            found.append(functional.linear(codes, levels) * (scales * (1 / factor)))
+        else:
+            found.append(functional.linear(x, matrix))
+        row += rows
+    return torch.cat(found, -1)
 
 
 def linear_glu(x: Tensor, weight: DenseWeight, activation: str | ClampedSwiglu, bias: Tensor | None = None) -> Tensor:

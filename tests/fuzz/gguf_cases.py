@@ -42,6 +42,8 @@ HEALTHY = [
     ("mistral", "Q4_0", 12, {"sliding_window": 7}),
     ("qwen2", "Q8_0", 0, {"intermediate_size": 64}),
     ("qwen3", "F16", 12, {}),
+    ("qwen3", lambda name: "Q1_0" if "_proj" in name else "Q2_0", 0, WIDE),
+    ("qwen2", lambda name: "TQ1_0" if "gate" in name else "TQ2_0", 0, WIDE),
     (
         "phi3",
         "Q5_1",
@@ -82,6 +84,8 @@ HEALTHY = [
     ("lfm2_moe", "F16", 0, {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]}),
     ("qwen3_5_text", "F16", 0, {}),
     ("granitemoehybrid", "F16", 0, {}),
+    ("llama", lambda name: "IQ3_S" if "v_proj" in name else "IQ1_M" if "q_proj" in name else "IQ2_XS", 0, WIDE),
+    ("qwen2", lambda name: "IQ3_XXS" if "down" in name else "IQ1_S" if "o_proj" in name else "IQ2_XXS", 12, WIDE),
     ("nemotron_h", "F16", 0, {"layers_block_type": ["linear_attention", "moe", "full_attention"]}),
 ]
 

@@ -79,6 +79,7 @@ struct PackedFormat {
     const int8_t* levels = nullptr;                // [16] levels of U4 codes; null: c - offset
     int offset = -1;                               // for codes of 2 to 6 bits; -1 = half of their range
     GroupScales group_scales = GroupScales::None;  // set for super-blocks
+    bool token_inputs = false;                     // for codes of 2 bits with a scale for the whole row
 };
 
 // Consecutive rows of a weight with the same format.

@@ -15,7 +15,7 @@ from pace.llm.layers.experts import (
     plain_expert_stacks,
 )
 from pace.llm.layers.latent_attention import LatentAttention, head_projections
-from pace.llm.layers.linear import FloatLinear, GatedLinear, Linear, WeightPlan
+from pace.llm.layers.linear import FloatLinear, GatedLinear, Linear, NormedLinear, WeightPlan
 from pace.llm.layers.mamba import Gate, Mamba, ParallelMixers
 from pace.llm.layers.mlp import GatedMLP, PlainMLP, ScaledMLP, XieluMLP
 from pace.llm.layers.norm import (
@@ -61,6 +61,7 @@ __all__ = [
     "NoHeadNorm",
     "NoNorm",
     "NoRotary",
+    "NormedLinear",
     "ParallelMixers",
     "PlainMLP",
     "RMSNorm",

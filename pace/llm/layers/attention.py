@@ -66,6 +66,12 @@ class Attention(Layer):
         self.slopes = slopes
         self.bf16_bias = bf16_bias
 
+    def add_gate(self, name: str, num_rows: int, activation: str) -> None:
+        """Adds a gate, whose tensor `name` has a row for each channel or for each head, and no bias. Before
+        `allocate`."""
+        self.qkv = self.qkv.with_part(name, num_rows)
+        self.gate = activation
+
     @property
     def readers(self) -> list[Linear]:
         return [self.qkv]

@@ -140,8 +140,10 @@ class MixtureOfExperts(Layer):
         shared: GatedMLP | PlainMLP | None = None,
         shared_gate: RouterLinear | None = None,
         weigh_inputs: bool = False,
+        softcap: float | None = None,
     ):
-        """`weigh_inputs`: the experts are f1(w1 x), f2(w2 x), ..."""
+        """`weigh_inputs`: the experts are f1(w1 x), f2(w2 x), ... `softcap`: logits become
+        `softcap * tanh(logit / softcap)`."""
         self.gate = gate
         self.choice_bias = choice_bias or Vectors({})
         self.router = router
@@ -151,6 +153,7 @@ class MixtureOfExperts(Layer):
         self.shared = shared
         self.shared_gate = shared_gate
         self.weigh_inputs = weigh_inputs
+        self.softcap = softcap
 
     @property
     def readers(self) -> list[Linear]:
@@ -158,7 +161,10 @@ class MixtureOfExperts(Layer):
         return [self.gate, *self.gate_up.experts, *of_shared, *([self.shared_gate] if self.shared_gate else [])]
 
     def __call__(self, ops: ForwardOps, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        routing = ops.route(self.gate(ops, x), self.router, self.choice_bias.values)
+        logits = self.gate(ops, x)
+        if self.softcap is not None:
+            ops.softcap_(logits, self.softcap)
+        routing = ops.route(logits, self.router, self.choice_bias.values)
         y = self.routed(ops, x, routing, residual)
         if self.shared is None:
             return y
