@@ -171,7 +171,7 @@ void Program::add(Value out, Columns a, Columns b) {
     });
 }
 
-void Program::activation(Value out, Columns x, Activation activation) {
+void Program::activation(Value out, Columns x, const ActivationFunction& activation) {
     record<ActivationOp>("activation", any_result(out, x), [=](ActivationOp& op, const Frame& frame) {
         op.activation = activation;
         op.x = frame.at(x);

@@ -14,8 +14,8 @@ using pace::Program;
 using pace::Value;
 
 void linear(Program& program, Value out, Columns x, const Norm& norm, const pace::Weight& weight,
-            Array<const float> bias, pace::NamedActivation activation, std::optional<Value> residual) {
-    program.linear(out, x, {norm, weight.data, weight.order, bias, activation.kind}, residual);
+            Array<const float> bias, const pace::ActivationFunction& activation, std::optional<Value> residual) {
+    program.linear(out, x, {norm, weight.data, weight.order, bias, activation}, residual);
 }
 
 // Without a router, `choices` is a routing.
@@ -149,8 +149,7 @@ void bind_program(py::module_& m) {
         .def("keep_rows", &Program::keep_rows)
         .def("concatenate", &Program::concatenate)
         .def("add", &Program::add)
-        .def("activation", [](Program& program, Value out, Columns x,
-                              pace::NamedActivation name) { program.activation(out, x, name.kind); })
+        .def("activation", &Program::activation)
         .def("scale", &Program::scale)
         .def("softcap", &Program::softcap)
         .def("norm", &Program::norm)

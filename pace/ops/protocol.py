@@ -26,7 +26,7 @@ from torch import Tensor
 
 from pace.ops.blocks import BlockRows
 from pace.ops.draws import Drawn, Draws
-from pace.ops.experts import ClampedSwiglu, Router
+from pace.ops.experts import Activation, ClampedSwiglu, Router
 from pace.ops.file_table import FileTable
 from pace.ops.quantizer import Quantizer
 from pace.ops.weight_layout import AnyLayout, QuantizedRows
@@ -94,6 +94,10 @@ class AttentionOptions:
     """float32 `[Hq]`: one additional score per head, used unscaled, which takes weight and has no value."""
     chunked: bool = False
     """With a window w, position p sees `p // w * w .. p`. `Spans.newest` replaces p as the end."""
+    slopes: Tensor | None = None
+    """float32 `[Hq]` (ALiBi): position p adds `slope * (j - p)` to its score of position j. Not with a softcap."""
+    bf16_bias: bool = False
+    """With slopes, positions add `scale * bf16(slope * bf16(j))` instead, where `bf16` rounds (Falcon)."""
 
     def __post_init__(self) -> None:
         if self.window is not None and self.window < 1:
@@ -102,6 +106,8 @@ class AttentionOptions:
             raise ValueError("chunked attention needs a window, the length of the chunks; got None")
         if self.softcap is not None and not self.softcap > 0:
             raise ValueError(f"softcap must be positive (None is off); got {self.softcap}")
+        if self.softcap is not None and self.slopes is not None:
+            raise ValueError(f"scores with slopes have no softcap; got {self.softcap}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,7 +188,7 @@ class ForwardOps(Protocol):
         x: Tensor,
         weight: Weight,
         bias: Tensor | None = None,
-        activation: str | None = None,
+        activation: Activation | None = None,
         residual: Tensor | None = None,
     ) -> Tensor:
         """Returns `[T, N]`: `residual [T, N] + activation(x [T, K] W' + bias [N])`; bias, activation and residual are
@@ -200,9 +206,9 @@ class ForwardOps(Protocol):
 
         x may have any row stride. The weight must be made with `glu`."""
 
-    def activation(self, x: Tensor, name: str) -> Tensor:
-        """Applies an activation to every element of x: silu, gelu, gelu_new, gelu_tanh, gelu_fast, quick_gelu or relu.
-        gelu_new, gelu_tanh and gelu_fast are the same function."""
+    def activation(self, x: Tensor, activation: Activation) -> Tensor:
+        """Applies an activation to every element of x: silu, gelu, gelu_new, gelu_tanh, gelu_fast, quick_gelu, relu,
+        relu2, a Clamp or a Xielu. gelu_new, gelu_tanh and gelu_fast are the same function."""
 
     def scale_(self, x: Tensor, factor: float) -> None:
         """Multiplies `x [T, K]` by a finite number, rounded to float32; x may have any row stride."""

@@ -131,7 +131,7 @@ class Program {
     void keep_rows(Columns x, int64_t first);           // x becomes columns from `first` on of the step's kept rows
     void concatenate(Value out, Columns a, Columns b);  // out = [a | b]
     void add(Value out, Columns a, Columns b);
-    void activation(Value out, Columns x, Activation activation);
+    void activation(Value out, Columns x, const ActivationFunction& activation);
     void scale(Columns x, float factor);  // in place
     void softcap(Columns x, float cap);   // in place
     // norm(x), or with a residual, factor * (residual + norm(x)).

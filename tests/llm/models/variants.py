@@ -15,6 +15,7 @@ from tests.llm.models import references
 from tests.llm.models.families.gemma4_variants import GEMMA4, GEMMA4_BASE
 from tests.llm.models.families.latent_variants import LATENT_BASE, LATENTS
 from tests.llm.models.families.mixture_variants import MIXTURE_BASE, MIXTURES
+from tests.llm.models.families.older_variants import OLDER, OLDER_BASE, WITHOUT_POSITIONS, WITHOUT_WIDTH
 from tests.llm.models.states.hybrid_variants import HYBRID_BASE, HYBRID_ROUTED, HYBRIDS
 from tests.llm.models.states.mamba_variants import MAMBA_BASE, MAMBA_ROUTED, MAMBAS
 
@@ -47,6 +48,7 @@ BASE = {
     },
     **LATENT_BASE,
     **MIXTURE_BASE,
+    **OLDER_BASE,
     **HYBRID_BASE,
     **MAMBA_BASE,
     "gemma3_text": {
@@ -275,6 +277,7 @@ VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
     ("phi", "gqa", rope({"rope_type": "default", "partial_rotary_factor": 0.25}, num_key_value_heads=2)),
     *LATENTS,
     *MIXTURES,
+    *OLDER,
     *HYBRIDS,
     *MAMBAS,
     ("llama", "falcon3", rope({"rope_type": "default", "rope_theta": 1000042}, head_dim=256, num_key_value_heads=1)),
@@ -387,7 +390,9 @@ IDS = [f"{model_type}-{special}" for model_type, special, _ in VARIANTS]
 
 def config_fields(model_type: str, fields: dict[str, Any]) -> dict[str, Any]:
     """Returns the text fields of the config.json of a variant with these special `fields`."""
-    without = {"intermediate_size"} if model_type in ("opt", "gptj", "gpt2") else set()
+    without = {"intermediate_size"} if model_type in ("opt", "gptj", "gpt2", *WITHOUT_WIDTH) else set()
+    if model_type in WITHOUT_POSITIONS:
+        without.add("max_position_embeddings")
     if model_type == "mamba2":
         without = {"intermediate_size", "num_attention_heads", "max_position_embeddings"}
     if model_type == "nemotron_h":

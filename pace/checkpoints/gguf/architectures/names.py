@@ -137,6 +137,38 @@ GPT2 = TensorNames(
     },
 )
 
+APERTUS = LLAMA.but({"attn_norm": "attention_layernorm", "ffn_norm": "feedforward_layernorm"})
+BLOOM = TensorNames(
+    {
+        "token_embd": "transformer.word_embeddings",
+        "token_embd_norm": "transformer.word_embeddings_layernorm",
+        "output_norm": "transformer.ln_f",
+        "output": "lm_head",
+    },
+    "transformer.h",
+    {
+        **GPT_NEOX.inner,
+        "attn_qkv": "self_attention.query_key_value",
+        "attn_output": "self_attention.dense",
+    },
+)
+FALCON = BLOOM
+"""Files of Falcon have no second norm, or `FALCON_NORMS`."""
+FALCON_NORMS = {"attn_norm": "ln_mlp", "attn_norm_2": "ln_attn"}
+"""Names of two norms in a layer."""
+MPT = TensorNames(
+    {"token_embd": "transformer.wte", "output_norm": "transformer.norm_f", "output": "lm_head"},
+    "transformer.blocks",
+    {
+        "attn_norm": "norm_1",
+        "attn_qkv": "attn.Wqkv",
+        "attn_output": "attn.out_proj",
+        "ffn_norm": "norm_2",
+        "ffn_up": "ffn.up_proj",
+        "ffn_down": "ffn.down_proj",
+    },
+)
+
 
 def mamba(prefix: str) -> dict[str, str]:
     """Names of a Mamba-2 layer."""

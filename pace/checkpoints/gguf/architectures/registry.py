@@ -9,8 +9,9 @@ from pace.checkpoints.gguf.architectures.biased_mixtures import BIASED_MIXTURES
 from pace.checkpoints.gguf.architectures.dense import DENSE
 from pace.checkpoints.gguf.architectures.hybrids import HYBRIDS
 from pace.checkpoints.gguf.architectures.mixtures import MIXTURES
+from pace.checkpoints.gguf.architectures.older import OLDER
 
-ARCHITECTURES: tuple[Architecture, ...] = (*DENSE, *MIXTURES, *BIASED_MIXTURES, *HYBRIDS)
+ARCHITECTURES: tuple[Architecture, ...] = (*DENSE, *OLDER, *MIXTURES, *BIASED_MIXTURES, *HYBRIDS)
 
 
 def find_architecture(name: str, sources: Collection[str]) -> Architecture | None:

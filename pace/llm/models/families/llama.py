@@ -115,6 +115,11 @@ class LlamaConfig(ModelConfig):
         """Cap of the scores; None for no cap."""
         return None
 
+    @property
+    def clip(self) -> float | None:
+        """Limit of the elements of queries, keys and values; None for no limit."""
+        return None
+
     def heads(self, layer: int) -> int:
         """Number of query heads of a layer."""
         return self.num_attention_heads
@@ -186,6 +191,7 @@ class LlamaForCausalLM(MultiTokenForCausalLM):
             config.attention_scale,
             config.attention_softcap,
             self.norm_last,
+            clip=config.clip,
         )
 
     def make_head_norm(self, name: str, num_heads: int) -> HeadNorm | HeadLayerNorm | NoHeadNorm:
