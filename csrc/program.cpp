@@ -127,6 +127,38 @@ void Program::gather_rows(Value out, Columns x) {
     });
 }
 
+void Program::keep_rows(Columns x, int64_t first) {
+    record<PlaceRowsOp>("keep rows", true, [=](PlaceRowsOp& op, const Frame& frame) {
+        const KeptRows& kept = frame.step.kept;
+        if (kept.rows != frame.step.tokens || kept.columns < first + x.count) {
+            throw std::invalid_argument("the step keeps rows [" + std::to_string(frame.step.tokens) + ", " +
+                                        std::to_string(first + x.count) + "] or wider; there is room for [" +
+                                        std::to_string(kept.rows) + ", " + std::to_string(kept.columns) + "]");
+        }
+        op.x = kept.data + first;
+        op.x_stride = kept.stride;
+        op.x_rows = op.count = kept.rows;
+        op.k = x.count;
+        op.rows = frame.at(x);
+        op.rows_stride = x.value.columns;
+    });
+}
+
+void Program::concatenate(Value out, Columns a, Columns b) {
+    int64_t first = 0;
+    for (const Columns x : {a, b}) {
+        record<PlaceRowsOp>("concatenate", any_result(out, x), [=](PlaceRowsOp& op, const Frame& frame) {
+            op.x = frame.at(out) + first;
+            op.x_stride = out.columns;
+            op.x_rows = op.count = frame.rows_of(out);
+            op.k = x.count;
+            op.rows = frame.at(x);
+            op.rows_stride = x.value.columns;
+        });
+        first += x.count;
+    }
+}
+
 void Program::add(Value out, Columns a, Columns b) {
     record<AddOp>("add", any_result(out, a, b), [=](AddOp& op, const Frame& frame) {
         op.a = frame.at(a);
@@ -139,7 +171,7 @@ void Program::add(Value out, Columns a, Columns b) {
     });
 }
 
-void Program::activation(Value out, Columns x, Activation activation) {
+void Program::activation(Value out, Columns x, const ActivationFunction& activation) {
     record<ActivationOp>("activation", any_result(out, x), [=](ActivationOp& op, const Frame& frame) {
         op.activation = activation;
         op.x = frame.at(x);

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from pace.batch import ForwardBatch, Spans
 from pace.graph.recorded import Rotation
-from pace.ops.experts import Router
+from pace.ops.experts import Activation, Router
 from pace.ops.kernels.experts import ExpertStack
 from pace.ops.kernels.norm import GatedNormParameters, NormParameters
 from pace.ops.protocol import AttentionOptions, ExpertOptions, RecurrenceOptions
@@ -63,7 +63,7 @@ class PackedFormat:
 
     def __init__(
         self, dtype: int, code: int = 0, group: int = 0, has_mins: bool = False, levels: int = 0, offset: int = -1,
-        group_scales: int = 0,
+        group_scales: int = 0, token_inputs: bool = False,
     ) -> None: ...  # fmt: skip
 
 # Parts of a weight, from the top down: rows, and how they are stored.
@@ -101,9 +101,14 @@ def gather_rows(weight: PackedWeight, ids: Tensor | None, count: int, out: Tenso
     """Without ids, rows 0 to count - 1."""
 
 def linear(
-    x: Tensor, weight: PackedWeight, bias: Tensor | None, activation: str | None, residual: Tensor | None, out: Tensor
+    x: Tensor,
+    weight: PackedWeight,
+    bias: Tensor | None,
+    activation: Activation | None,
+    residual: Tensor | None,
+    out: Tensor,
 ) -> None: ...
-def activation(name: str, x: Tensor, y: Tensor) -> None: ...
+def activation(activation: Activation, x: Tensor, y: Tensor) -> None: ...
 
 # Mixtures of experts.
 def route(
@@ -246,8 +251,10 @@ class Program:
     def given_rows(self, out: Value, first: int) -> None: ...
     def place_rows(self, x: Columns, first: int, add: bool) -> None: ...
     def gather_rows(self, out: Value, x: Columns) -> None: ...
+    def keep_rows(self, x: Columns, first: int) -> None: ...
+    def concatenate(self, out: Value, a: Columns, b: Columns) -> None: ...
     def add(self, out: Value, a: Columns, b: Columns) -> None: ...
-    def activation(self, out: Value, x: Columns, name: str | None) -> None: ...
+    def activation(self, out: Value, x: Columns, activation: Activation) -> None: ...
     def scale(self, x: Columns, factor: float) -> None: ...
     def softcap(self, x: Columns, cap: float) -> None: ...
     def norm(self, out: Value, x: Columns, norm: NormParameters, residual: Columns | None, factor: float) -> None: ...
@@ -258,7 +265,7 @@ class Program:
         norm: NormParameters | None,
         weight: PackedWeight,
         bias: Tensor | None,
-        activation: str | None,
+        activation: Activation | None,
         residual: Value | None,
     ) -> None: ...
     def gate(self, x: Columns, gate: Columns, activation: str | None) -> None: ...

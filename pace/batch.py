@@ -292,6 +292,8 @@ class ForwardBatch:
     """One per layer. The forward pass writes the slots above and reads what the spans can see."""
     given: GivenRows | None = None
     """Rows that the step does not compute from token ids. None: no such rows."""
+    kept: Tensor | None = None
+    """float32 `[T, W]`, written by a model with `taps`: rows of each token that a drafter reads. None: no such rows."""
     angle_positions: Tensor | None = None
     """int64 `[3, T]`, for a model that rotates by time, height and width: the three positions of each token. None: all
     three are `positions`."""

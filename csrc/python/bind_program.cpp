@@ -14,8 +14,8 @@ using pace::Program;
 using pace::Value;
 
 void linear(Program& program, Value out, Columns x, const Norm& norm, const pace::Weight& weight,
-            Array<const float> bias, pace::NamedActivation activation, std::optional<Value> residual) {
-    program.linear(out, x, {norm, weight.data, weight.order, bias, activation.kind}, residual);
+            Array<const float> bias, const pace::ActivationFunction& activation, std::optional<Value> residual) {
+    program.linear(out, x, {norm, weight.data, weight.order, bias, activation}, residual);
 }
 
 // Without a router, `choices` is a routing.
@@ -69,6 +69,11 @@ struct Batch {
             pace::read(given.attr("rows"), rows);
             step.given = {rows.data, rows.stride, rows.rows, rows.columns, nullptr};
             pace::read_field(given, "at", step.given.at);
+        }
+        if (const py::object kept = batch.attr("kept"); !kept.is_none()) {
+            pace::Matrix rows;
+            pace::read(kept, rows);
+            step.kept = {rows.data, rows.stride, rows.rows, rows.columns};
         }
         if (const py::object spans = batch.attr("states"); !spans.is_none()) pace::read(spans, states.emplace());
         add_table(batch);
@@ -141,9 +146,10 @@ void bind_program(py::module_& m) {
         .def("given_rows", &Program::given_rows)
         .def("place_rows", &Program::place_rows)
         .def("gather_rows", &Program::gather_rows)
+        .def("keep_rows", &Program::keep_rows)
+        .def("concatenate", &Program::concatenate)
         .def("add", &Program::add)
-        .def("activation", [](Program& program, Value out, Columns x,
-                              pace::NamedActivation name) { program.activation(out, x, name.kind); })
+        .def("activation", &Program::activation)
         .def("scale", &Program::scale)
         .def("softcap", &Program::softcap)
         .def("norm", &Program::norm)

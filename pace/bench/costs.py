@@ -105,6 +105,8 @@ class Costs:
     """Layout of the cache: keys and values, and states."""
     experts: tuple[ExpertCosts, ...]
     """Costs of each layer that has experts."""
+    file_weights: int
+    """Elements of tables that stay in a file and are read row by row."""
     code: str | None
     """Code of most of the weight bytes that a step reads (a name of `pace.ops.weight_layout.CODES`); None for
     floats."""
@@ -158,6 +160,7 @@ class Costs:
             ),
             cache=cache,
             experts=experts,
+            file_weights=sum(table.num_weights for table in model.tables()),
             code=usual_code(in_step, dtype),
             layer_code=usual_code(of_layers or in_step, dtype),
             head_code=usual_code([head_matrix], dtype),

@@ -19,8 +19,10 @@ from pace.graph.instructions import Columns, Heads, Instruction, Places, Value
 from pace.graph.recorded_states import causal_conv, gate_, gated_norm, recurrence  # noqa: F401
 from pace.graph.symbols import GivenColumns, GivenPlaces, HeadRows, Ids, LayerKv, Rows, Slots, Spans, SymbolicAngles
 from pace.ops.checks import check_head_weights, check_vector
+from pace.ops.experts import Activation as ActivationFunction
 from pace.ops.experts import Router
 from pace.ops.file_table import FileTable
+from pace.ops.kernels import attention as attention_kernels
 from pace.ops.kernels import experts as expert_kernels
 from pace.ops.kernels.norm import NormParameters
 from pace.ops.protocol import AttentionOptions, ExpertOptions
@@ -160,7 +162,7 @@ class Linear(Instruction):
     x: Columns
     weight: PackedWeight
     bias: Tensor | None
-    activation: str | None
+    activation: ActivationFunction | None
     residual: Columns | None
     norm: NormParameters | None = None
 
@@ -185,7 +187,7 @@ def linear(
     x: Rows,
     weight: PackedWeight,
     bias: Tensor | None = None,
-    activation: str | None = None,
+    activation: ActivationFunction | None = None,
     residual: Rows | None = None,
 ) -> Rows:
     added = residual and residual.columns
@@ -201,7 +203,11 @@ def linear_glu(x: Rows, weight: PackedWeight, activation: str, bias: Tensor | No
 
 
 def _product(
-    x: Rows, weight: PackedWeight, bias: Tensor | None, activation: str | None, residual: Columns | None
+    x: Rows,
+    weight: PackedWeight,
+    bias: Tensor | None,
+    activation: ActivationFunction | None,
+    residual: Columns | None,
 ) -> Rows:
     if x.columns.count != weight.k:
         raise ValueError(f"x must be float32 [T, {weight.k}]; got {x.columns.count} columns")
@@ -300,6 +306,24 @@ def experts(
 
 
 @dataclass(eq=False)
+class Concatenate(Instruction):
+    """out = [a | b]."""
+
+    operations = ("concatenate",)
+    operator = "projection"
+    out: Value
+    a: Columns
+    b: Columns
+
+    def lower(self, program: _C.Program, places: Places) -> None:
+        program.concatenate(places.value(self.out), places.columns(self.a), places.columns(self.b))
+
+
+def concatenate(a: Rows, b: Rows) -> Rows:
+    return a.recording.rows(Concatenate(a.like(a.columns.count + b.columns.count), a.columns, b.columns))
+
+
+@dataclass(eq=False)
 class HeadsLinear(Instruction):
     """out = each head of x times its own weight."""
 
@@ -324,20 +348,20 @@ def heads_linear(x: HeadRows, weights: expert_kernels.ExpertStack) -> Rows:
 
 @dataclass(eq=False)
 class Activation(Instruction):
-    """out = the function `name` of every element of x."""
+    """out = a function of every element of x."""
 
     operations = ("activation",)
     operator = "mlp"
     out: Value
     x: Columns
-    name: str
+    function: ActivationFunction
 
     def lower(self, program: _C.Program, places: Places) -> None:
-        program.activation(places.value(self.out), places.columns(self.x), self.name)
+        program.activation(places.value(self.out), places.columns(self.x), self.function)
 
 
-def activation(x: Rows, name: str) -> Rows:
-    return x.recording.rows(Activation(x.like(), x.columns, name))
+def activation(x: Rows, activation: ActivationFunction) -> Rows:
+    return x.recording.rows(Activation(x.like(), x.columns, activation))
 
 
 @dataclass(eq=False)
@@ -526,8 +550,7 @@ def attention(
     q: HeadRows, kv: LayerKv, spans: Spans, options: AttentionOptions, latent_q: HeadRows | None = None
 ) -> Rows:
     out = Value(q.heads.count * kv.value_dim)
-    if options.sinks is not None:
-        check_vector("sinks", options.sinks, q.heads.count)
+    attention_kernels.check_vectors_of_heads(options, q.heads.count)
     of_latents = latent_q and latent_q.heads
     if of_latents and (of_latents.count, of_latents.head_dim) != (q.heads.count, kv.value_dim):
         raise ValueError(

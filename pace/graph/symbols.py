@@ -32,7 +32,7 @@ class Recording:
     def batch(self, layers: Sequence[LayerCache]) -> SymbolicBatch:
         """A symbolic `ForwardBatch`, for a model whose `KVSpec` has these layers."""
         ids = Ids(self, positions=False), Ids(self, positions=True)
-        return SymbolicBatch(symbolic_cache(layers), *ids, SymbolicGiven(GivenMatrix(self)))
+        return SymbolicBatch(symbolic_cache(layers), *ids, SymbolicGiven(GivenMatrix(self)), KeptMatrix(self))
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,21 @@ class GivenMatrix:
             raise NotImplementedError(f"recorded given rows are indexed by neighbouring columns; got {index!r}")
         first = chosen[0].start or 0
         return GivenColumns(self.recording, first, chosen[0].stop - first)
+
+
+@dataclass(frozen=True)
+class KeptMatrix:
+    """The rows that the step writes next to its logits."""
+
+    recording: Recording
+
+    def __setitem__(self, index: tuple[slice, slice], x: Rows) -> None:
+        """`kept[:, first:last] = x`, where x has a row for each token."""
+        chosen = _slice_of_all_tokens(index, 2)
+        first = chosen[0].start or 0 if chosen else 0
+        if chosen is None or chosen[0].stop != first + x.columns.count or not x.columns.value.per_token:
+            raise NotImplementedError(f"recorded rows are kept in as many neighbouring columns; got {index!r}")
+        self.recording.append(KeepRows(x.columns, first))
 
 
 class GivenPlaces:
@@ -142,6 +157,7 @@ class SymbolicBatch:
     tokens: Ids
     positions: Ids
     given: SymbolicGiven
+    kept: KeptMatrix
     slots: Slots = Slots()
     spans: Spans = Spans()
     logit_rows: LogitRows = LogitRows()
@@ -260,6 +276,17 @@ class GatherRows(Instruction):
 
     def lower(self, program: _C.Program, places: Places) -> None:
         program.gather_rows(places.value(self.out), places.columns(self.x))
+
+
+@dataclass(eq=False)
+class KeepRows(Instruction):
+    """Columns `first ..` of the step's kept rows = x."""
+
+    x: Columns
+    first: int
+
+    def lower(self, program: _C.Program, places: Places) -> None:
+        program.keep_rows(places.columns(self.x), self.first)
 
 
 @dataclass(eq=False)

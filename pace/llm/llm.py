@@ -40,7 +40,7 @@ class LLMModel:
         tokenizer_name_or_path: str | Path | None = None,
         dtype: torch.dtype | str = torch.bfloat16,
         kv_cache_type: KVCacheType | str = "paged",
-        spec_config: SpecConfig | None = None,
+        spec_config: SpecConfig | str | None = None,
         quantization: Any = None,
         backend: str | OperatorConfig = "native",
         num_threads: int | None = None,

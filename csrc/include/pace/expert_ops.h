@@ -59,7 +59,7 @@ struct ExpertStack {
 
 // Settings of a layer's experts: ExpertOptions of pace/ops/protocol.py.
 struct ExpertOptions {
-    GluActivation activation;
+    ActivationFunction activation;
     const float *gate_up_bias, *down_bias;  // [experts][n], or null
     bool weigh_inputs;                      // routing weights multiply the experts' inputs, not their outputs
 };

@@ -49,6 +49,12 @@ struct GivenRows {
     const int64_t* at;  // [count], ascending: the rows of the step
 };
 
+// Rows that a step writes next to its logits, one for each token.
+struct KeptRows {
+    float* data;  // [rows][columns], stride floats between rows
+    int64_t stride, rows, columns;
+};
+
 // The inputs of one step; the arrays are those of ForwardBatch in pace/batch.py.
 struct Step {
     const LayerCache* cache;   // for every layer
@@ -61,6 +67,7 @@ struct Step {
     const Table* tables;       // for every group of layers
     float* logits;             // [R][vocabulary], written
     GivenRows given = {};
+    KeptRows kept = {};
     const StateSpans* states = nullptr;    // null for a model without states
     const float* const* inputs = nullptr;  // for every input of the program: a row for each token
 };
@@ -121,8 +128,10 @@ class Program {
     void given_rows(Value out, int64_t first);
     void place_rows(Columns x, int64_t first, bool add);
     void gather_rows(Value out, Columns x);
+    void keep_rows(Columns x, int64_t first);           // x becomes columns from `first` on of the step's kept rows
+    void concatenate(Value out, Columns a, Columns b);  // out = [a | b]
     void add(Value out, Columns a, Columns b);
-    void activation(Value out, Columns x, Activation activation);
+    void activation(Value out, Columns x, const ActivationFunction& activation);
     void scale(Columns x, float factor);  // in place
     void softcap(Columns x, float cap);   // in place
     // norm(x), or with a residual, factor * (residual + norm(x)).

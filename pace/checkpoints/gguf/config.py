@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from pace.checkpoints.gguf.architectures.architecture import Architecture, Fields, Key, Keys
+from pace.checkpoints.gguf.architectures.changes import shortest
 from pace.checkpoints.gguf.architectures.gemma4 import share_of_pairs
 from pace.checkpoints.gguf.architectures.registry import ARCHITECTURES
 from pace.checkpoints.gguf.file import Metadata
@@ -46,16 +47,18 @@ OTHER_KEYS = {
     *("attention.key_length", "attention.value_length", "attention.key_length_mla", "attention.value_length_mla"),
     *("attention.q_lora_rank", "attention.kv_lora_rank"),
     *("attention.sliding_window", "attention.sliding_window_pattern", "attention.shared_kv_layers"),
-    *("attention.key_length_swa", "attention.value_length_swa", "rope.dimension_count_swa"),
-    *("embedding_length_per_layer_input", "expert_used_count", "expert_feed_forward_length"),
+    *("attention.key_length_swa", "attention.value_length_swa"),
+    "embedding_length_per_layer_input",
     *("expert_shared_feed_forward_length", "expert_gating_func", "nextn_predict_layers"),
-    *("rope.dimension_count", "rope.freq_base", "rope.freq_base_swa", "rope.scale_linear"),
+    *("rope.dimension_count", "rope.dimension_count_swa", "rope.freq_base", "rope.freq_base_swa"),
+    "rope.scale_linear",
     *(f"rope.scaling.{name}" for name in ("type", "factor", "attn_factor", "original_context_length", "finetuned")),
     *(
         f"rope.scaling.yarn_{name}"
         for name in ("beta_fast", "beta_slow", "ext_factor", "attn_factor", "log_multiplier")
     ),
     *("attention.recurrent_layers", "full_attention_interval", "ssm.inner_size", "moe_latent_size"),
+    "kda.gate_lower_bound",
     *("n_deepstack_layers", "vocab_size", "tensor_data_layout"),
 }
 """Further keys that are read, or that change nothing."""
@@ -82,9 +85,9 @@ def read_config(
     fields |= {field: keys.read(*key) for field, key in CONFIG_KEYS.items()}
     fields["num_hidden_layers"] -= keys.integer("nextn_predict_layers", 0)  # without multi-token prediction layers
     for field, key in PER_LAYER_KEYS.items():
-        value = _same_for_all(keys, key.name, architecture)
+        value = _number(keys, key.name, architecture)
         fields[field] = value if field in architecture.absent else keys.required(key.name, value)
-    groups = _same_for_all(keys, "attention.head_count_kv", architecture)
+    groups = _number(keys, "attention.head_count_kv", architecture)
     without = groups is None or (architecture.mixed and groups == 0)
     fields["num_key_value_heads"] = fields["num_attention_heads"] if without else groups
     for field, name in MATH_KEYS.items():
@@ -111,13 +114,20 @@ def read_config(
     return fields | {keys.prefix + name: True for name in keys.keys() - KNOWN_KEYS}
 
 
-def _same_for_all(keys: Keys, name: str, architecture: Architecture) -> int | None:
+def _number(keys: Keys, name: str, architecture: Architecture) -> int | None:
+    """An integer that is given once, or for each layer: the first if they may vary."""
+    if name in architecture.varied:
+        return keys.per_layer(name, 1)[0]
+    return _same_for_all(keys, name, architecture.mixed)
+
+
+def _same_for_all(keys: Keys, name: str, mixed: bool) -> int | None:
     """An integer that is given once, or equal for all layers. In a mixed model it is that of the layers that have one;
-    the others have 0. It may be that of the first layer (`Architecture.by_layer`)."""
+    the others have 0."""
     if not isinstance(values := keys.get(name), np.ndarray):
         return keys.integer(name)
-    values = values.tolist()[: 1 if name in architecture.by_layer else None]
-    if architecture.mixed and any(values):
+    values = values.tolist()
+    if mixed and any(values):
         values = [value for value in values if value != 0]
     if len(set(values)) != 1 or type(values[0]) is not int:
         raise keys.refused(
@@ -197,11 +207,6 @@ def _yarn(keys: Keys, factor: float, original: int, is_latent: bool) -> Fields:
         if (value := keys.number(f"rope.scaling.{name}")) not in (None, 1.0):
             raise keys.refused(f"{keys.prefix}rope.scaling.{name} = {value} is not implemented")
     return scaling
-
-
-def shortest(value: float) -> float:
-    """The decimal number that an fp32 value stands for: 1e-05 for 9.99999974737875e-06."""
-    return float(str(np.float32(value))) if np.isfinite(value) else value
 
 
 def special_tokens(metadata: Metadata) -> dict[str, Any]:

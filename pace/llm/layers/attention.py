@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from pace.batch import ForwardBatch, KVBlocks, LayerCache, Positions, Shares
@@ -10,6 +11,7 @@ from pace.llm.layers.base import Layer, Vectors
 from pace.llm.layers.linear import Linear
 from pace.llm.layers.norm import HeadNorm, HeadUnitNorm, NoHeadNorm
 from pace.llm.layers.rotary import Angles, NoRotary, Rotary, Temperature
+from pace.ops.experts import Clamp
 from pace.ops.protocol import AttentionOptions, ForwardOps
 
 
@@ -36,14 +38,19 @@ class Attention(Layer):
         sinks: Vectors | None = None,
         temperature: Temperature | None = None,
         gate: str | None = None,
+        clip: float | None = None,
+        clips_normalised: bool = False,
+        slopes: Tensor | None = None,
+        bf16_bias: bool = False,
         value_norm: HeadUnitNorm | NoHeadNorm | None = None,
         keys_are_values: bool = False,
     ):
         """`scale`: factor of the scores, by default `cache.key_dim ** -0.5`. `softcap`: scores become
         `softcap * tanh(score / softcap)`. `norm_last`: heads are rotated before they are normalised. `sinks`: one more
         score per head, without a value. `temperature`: multiplies queries. `gate`: activation of the gate that
-        multiplies the context, as in `ForwardOps.gate_`. `keys_are_values`: values are the keys before their norm and
-        rotation."""
+        multiplies the context, as in `ForwardOps.gate_`. `clip`: limits queries, keys and values to `-clip .. clip`
+        before any other step, or with `clips_normalised` after the norms. `slopes`, `bf16_bias`: as in
+        `AttentionOptions`. `keys_are_values`: values are the keys before their norm and rotation."""
         self.qkv = qkv
         self.output = output
         self.num_heads = num_heads
@@ -57,8 +64,18 @@ class Attention(Layer):
         self.norm_last = norm_last
         self.temperature = temperature or NoRotary()
         self.gate = gate
+        self.clip = None if clip is None else Clamp(clip)
+        self.clips_normalised = clips_normalised
+        self.slopes = slopes
+        self.bf16_bias = bf16_bias
         self.value_norm = value_norm or NoHeadNorm()
         self.keys_are_values = keys_are_values
+
+    def add_gate(self, name: str, num_rows: int, activation: str) -> None:
+        """Adds a gate, whose tensor `name` has a row for each channel or for each head, and no bias. Before
+        `allocate`."""
+        self.qkv = self.qkv.with_part(name, num_rows)
+        self.gate = activation
 
     @property
     def readers(self) -> list[Linear]:
@@ -73,7 +90,7 @@ class Attention(Layer):
     @property
     def makes_plain_values(self) -> bool:
         """True if values are rows of its product as they are."""
-        return isinstance(self.value_norm, NoHeadNorm) and not self.keys_are_values
+        return isinstance(self.value_norm, NoHeadNorm) and not self.keys_are_values and self.clip is None
 
     def __call__(
         self,
@@ -84,10 +101,13 @@ class Attention(Layer):
         kv: KVBlocks,
         residual: Tensor | None = None,
     ) -> Tensor:
-        q, k, v, gate = self._heads(self.qkv(ops, x))
+        qkv = self.qkv(ops, x, None if self.clips_normalised else self.clip)
+        q, k, v, gate = self._heads(qkv)
         self.value_norm(ops, v)
         if not self.norm_last:
             self._normalise(ops, q, k)
+        if self.clip and self.clips_normalised:
+            q, k, v, gate = self._heads(ops.activation(qkv, self.clip))
         self.rotary.rotate_(ops, q, angles)
         self.rotary.rotate_(ops, k, angles)
         if self.norm_last:
@@ -101,7 +121,9 @@ class Attention(Layer):
 
     def _attend(self, ops: ForwardOps, q: Tensor, batch: ForwardBatch, kv: KVBlocks) -> Tensor:
         seen = self.positions
-        options = AttentionOptions(self.scale, seen.window, self.softcap, self.sinks.values, seen.chunked)
+        options = AttentionOptions(
+            self.scale, seen.window, self.softcap, self.sinks.values, seen.chunked, self.slopes, self.bf16_bias
+        )
         return ops.attention(q, kv, batch.spans, options)
 
     def _normalise(self, ops: ForwardOps, q: Tensor, k: Tensor) -> None:
@@ -161,3 +183,13 @@ class SharedAttention(Attention):
         self.query_norm(ops, q)
         self.rotary.rotate_(ops, q, angles)
         return self.output(ops, self._attend(ops, q, batch, kv), residual=residual)
+
+
+def alibi_slopes(num_heads: int, max_bias: float = 8.0) -> Tensor:
+    """Returns the slopes of ALiBi, float32 `[num_heads]`: `2^(-max_bias i / p)` for i in 1 to p, the next power of two.
+    With fewer heads than p, the even i come first, then the first odd ones."""
+    power = 1 << (num_heads - 1).bit_length()
+    numbers = torch.arange(1, power + 1, dtype=torch.float64)
+    if power != num_heads:
+        numbers = torch.cat([numbers[1::2], numbers[::2]])[:num_heads]
+    return torch.exp2(-max_bias / power * numbers).float()

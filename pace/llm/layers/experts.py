@@ -140,9 +140,11 @@ class MixtureOfExperts(Layer):
         shared: GatedMLP | PlainMLP | None = None,
         shared_gate: RouterLinear | None = None,
         weigh_inputs: bool = False,
+        softcap: float | None = None,
         expert_scale: Vectors | None = None,
     ):
-        """`weigh_inputs`: the experts are f1(w1 x), f2(w2 x), ... `expert_scale`: a factor of each expert's weight."""
+        """`weigh_inputs`: the experts are f1(w1 x), f2(w2 x), ... `softcap`: logits become
+        `softcap * tanh(logit / softcap)`. `expert_scale`: a factor of each expert's weight."""
         self.gate = gate
         self.choice_bias = choice_bias or Vectors({})
         self.router = router
@@ -152,6 +154,7 @@ class MixtureOfExperts(Layer):
         self.shared = shared
         self.shared_gate = shared_gate
         self.weigh_inputs = weigh_inputs
+        self.softcap = softcap
         self.expert_scale = expert_scale or Vectors({})
 
     @property
@@ -171,7 +174,10 @@ class MixtureOfExperts(Layer):
 
     def route(self, ops: ForwardOps, x: Tensor) -> Tensor:
         """Returns the routing of rows that the router reads, as `ForwardOps.route`."""
-        return ops.route(self.gate(ops, x), self.router, self.choice_bias.values, self.expert_scale.values)
+        logits = self.gate(ops, x)
+        if self.softcap is not None:
+            ops.softcap_(logits, self.softcap)
+        return ops.route(logits, self.router, self.choice_bias.values, self.expert_scale.values)
 
     def routed(self, ops: ForwardOps, x: Tensor, routing: Tensor, residual: Tensor | None) -> Tensor:
         """Returns `residual + w1 f1(x) + w2 f2(x) + ...`."""

@@ -106,30 +106,28 @@ def fill(
 
 
 def open_table(ops: WeightOps, reader: TensorReader, name: str) -> FileTable:
-    """Makes the table of a tensor that stays in its file. The pages of a row are given back after each lookup, so the
-    table never becomes resident."""
+    """Makes the table of a tensor that stays in its file. Memory of a row's pages is given back after each lookup, so
+    the table never becomes resident."""
     dtype, (n, k) = reader.tensors[name]
-    size = ops.weight_nbytes(n, k, dtype) if isinstance(dtype, WeightLayout) else n * k * dtype.itemsize
+    is_coded = isinstance(dtype, WeightLayout)
+    size = ops.weight_nbytes(n, k, dtype) if is_coded else n * k * dtype.itemsize
     around = FAULT_AROUND_BYTES * n // size + 1
     reader.keep(name)
 
-    def read(rows: list[int]) -> Tensor:
-        found = _floats([reader.read(name, row, row + 1) for row in rows])
-        for row in rows:
+    def read(rows: list[int], out: Tensor) -> None:
+        blocks: BlockRows | None = None
+        for index, row in enumerate(rows):
+            piece = reader.read(name, row, row + 1)
+            if not isinstance(piece, BlockRows):
+                out[index] = piece if isinstance(piece, Tensor) else piece.dequantize()
+            else:
+                blocks = blocks or replace(piece, data=piece.data.new_empty(len(rows), piece.data.shape[1]))
+                blocks.data[index] = piece.data[0]
             reader.release(name, max(0, row - around), min(n, row + around + 1))
-        return found
+        if blocks is not None:
+            out.copy_(blocks.dequantize())
 
-    return FileTable(n, k, size, read)
-
-
-def _floats(rows: list[Piece]) -> Tensor:
-    """Returns single rows as one matrix of floats; a copy."""
-    first = rows[0]
-    if isinstance(first, Tensor):
-        return torch.cat(rows)
-    if isinstance(first, BlockRows):
-        return replace(first, data=torch.cat([row.data for row in rows])).dequantize()
-    return torch.cat([row.dequantize() for row in rows])
+    return FileTable(n, k, size, torch.float32 if is_coded else torch.promote_types(dtype, torch.float32), read)
 
 
 def fill_targets(

@@ -37,6 +37,9 @@ from pace.ops.protocol import ForwardOps, Ops
 from pace.ops.weight_layout import WeightLayout
 from pace.quant import QuantizationConfig
 
+FINAL_NORM = -1
+"""The tap after the final norm."""
+
 
 class Recordable(Protocol):
     """A part of a forward pass."""
@@ -51,6 +54,8 @@ class BaseModelForCausalLM(Layer):
     that several threads may call `forward` if their batches write different targets of the cache."""
 
     Config: ClassVar[type[ModelConfig]]
+    saved_as: ClassVar[str | None] = None
+    """The class that `transformers` names in checkpoints of this architecture, if it is another one."""
     prefix: ClassVar[str] = "model."
     """Prefix of all names but the head's. Checkpoints of the bare decoder lack it and load as well."""
     embedding_name: ClassVar[str] = "model.embed_tokens"
@@ -89,6 +94,9 @@ class BaseModelForCausalLM(Layer):
         self.quantization: QuantizationConfig | None = None
         self.weights_file: WeightsFile | None = None
         """The file from which `load_weights` maps packed weights; None for weights in memory."""
+        self.taps: tuple[int, ...] = ()
+        """Layers whose inputs a step also writes to `batch.kept`, side by side. The number of layers stands for the
+        output of the last one, `FINAL_NORM` for that of the final norm. To be set before a runner is made."""
         self.towers: list[Tower] = []
         """Encoders of images and sound, at most one of each kind. Loading drops those that the checkpoint lacks."""
 
@@ -156,7 +164,32 @@ class BaseModelForCausalLM(Layer):
         recorded (pace/graph). The final norm and the head run only on the logit rows."""
         x = self.embed(ops, batch)
         x = self.run_layers(ops, x, x, angles, batch, range(len(self.layers)))
-        return self.head(ops, x[batch.logit_rows])
+        self._keep(batch, x, len(self.layers))
+        if FINAL_NORM not in self.taps:
+            return self.head(ops, x[batch.logit_rows])
+        x = self.final_norm(ops, x)
+        self._keep(batch, x, FINAL_NORM)
+        return self.logits(ops, x[batch.logit_rows])
+
+    def ignored(self) -> Iterator[str]:
+        """Yields regular expressions of tensors in checkpoints that are ignored."""
+        yield from self.ignored_tensors
+
+    @property
+    def kept_width(self) -> int:
+        """Columns of `batch.kept`; 0 if nothing is kept."""
+        return len(self.taps) * self.hidden_size
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the residual stream."""
+        return self.embedding.k
+
+    def _keep(self, batch: ForwardBatch, x: Tensor, tap: int) -> None:
+        """Writes x to its columns of the kept rows, if it is wanted."""
+        for place, wanted in enumerate(self.taps):
+            if wanted == tap:
+                batch.kept[:, place * self.hidden_size : (place + 1) * self.hidden_size] = x
 
     def run_layers(
         self, ops: ForwardOps, x: Tensor, embeddings: Tensor, angles: Angles, batch: ForwardBatch, layers: range
@@ -165,6 +198,7 @@ class BaseModelForCausalLM(Layer):
         arguments, caches = self.layer_arguments(ops, embeddings, batch), list(self._of_layers(batch.kv))
         for index in layers:
             kv = caches[index]
+            self._keep(batch, x, index)
             x = self.layers[index](ops, x, angles, batch.of_layer(kv), kv, *arguments[index])
             self.after_layer(ops, batch, x, index)
         return x
@@ -197,7 +231,11 @@ class BaseModelForCausalLM(Layer):
 
     def head(self, ops: ForwardOps, x: Tensor) -> Tensor:
         """Returns the logits of the last layer's output `x [R, hidden]`."""
-        logits = self.lm_head(ops, self.final_norm(ops, x))
+        return self.logits(ops, self.final_norm(ops, x))
+
+    def logits(self, ops: ForwardOps, x: Tensor) -> Tensor:
+        """Returns the logits of the final norm's output `x [R, hidden]`."""
+        logits = self.lm_head(ops, x)
         if self.config.logits_scale != 1.0:
             ops.scale_(logits, self.config.logits_scale)
         if self.config.logits_softcap is not None:
@@ -214,6 +252,14 @@ class BaseModelForCausalLM(Layer):
         if self.config.tie_word_embeddings:
             return TiedLMHead("lm_head", self.embedding, self.config.vocab_size, bias)
         return LMHead("lm_head", self.config.vocab_size, k, bias)
+
+    def add_mtp(self) -> None:
+        """Adds the layer for multi-token prediction, to be loaded with the model. Raises NotImplementedError for a
+        family without one."""
+        raise NotImplementedError(
+            f'spec_config="mtp" is not implemented for {type(self).__name__}; use PromptLookupConfig or '
+            "DraftModelConfig for drafts"
+        )
 
     # -------------------------------------------------------------------------------------------------------------
     # loading

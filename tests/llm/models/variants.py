@@ -15,6 +15,7 @@ from tests.llm.models import references
 from tests.llm.models.families.gemma4_variants import GEMMA4, GEMMA4_BASE
 from tests.llm.models.families.latent_variants import LATENT_BASE, LATENTS
 from tests.llm.models.families.mixture_variants import MIXTURE_BASE, MIXTURES
+from tests.llm.models.families.older_variants import OLDER, OLDER_BASE, WITHOUT_POSITIONS, WITHOUT_WIDTH
 from tests.llm.models.states.hybrid_variants import HYBRID_BASE, HYBRID_ROUTED, HYBRIDS
 from tests.llm.models.states.mamba_variants import MAMBA_BASE, MAMBA_ROUTED, MAMBAS
 
@@ -47,6 +48,7 @@ BASE = {
     },
     **LATENT_BASE,
     **MIXTURE_BASE,
+    **OLDER_BASE,
     **HYBRID_BASE,
     **MAMBA_BASE,
     "gemma3_text": {
@@ -66,6 +68,7 @@ BASE = {
         "residual_multiplier": 0.4,
         "logits_scaling": 2.0,
     },
+    "bitnet": {"num_key_value_heads": 2},
     "olmo2": {"num_key_value_heads": 2},
     "olmo3": {"num_key_value_heads": 2, "num_hidden_layers": 4, "sliding_window": 7},
     "glm": {"num_key_value_heads": 2, "head_dim": 12, "pad_token_id": 0},
@@ -122,6 +125,10 @@ VISION = {
         "depth": 1, "hidden_size": 8, "intermediate_size": 12, "num_heads": 2, "out_hidden_size": 32, "patch_size": 4,
         "num_position_embeddings": 16, "deepstack_visual_indexes": [0],
     },
+}  # fmt: skip
+VISION["kimi_k25"] = {
+    "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 4,
+    "pos_emb_height": 4, "pos_emb_width": 4,
 }  # fmt: skip
 VISION["qwen3_vl_moe"] = VISION["qwen3_vl"]
 VISION["qwen3_5"] = {name: value for name, value in VISION["qwen3_vl"].items() if name != "deepstack_visual_indexes"}
@@ -270,6 +277,7 @@ VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
     ("phi", "gqa", rope({"rope_type": "default", "partial_rotary_factor": 0.25}, num_key_value_heads=2)),
     *LATENTS,
     *MIXTURES,
+    *OLDER,
     *HYBRIDS,
     *MAMBAS,
     ("llama", "falcon3", rope({"rope_type": "default", "rope_theta": 1000042}, head_dim=256, num_key_value_heads=1)),
@@ -291,6 +299,8 @@ VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
     ("granite", "default", {}),
     ("granite", "tied-bias", {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}),
     ("granite", "theta", rope({"rope_type": "default", "rope_theta": 500.0}, residual_multiplier=1.0)),
+    ("bitnet", "default", {}),
+    ("bitnet", "tied-bias-silu", {"tie_word_embeddings": True, "attention_bias": True, "hidden_act": "silu"}),
     ("olmo2", "default", {}),
     ("olmo2", "mha-bias", {"num_key_value_heads": None, "attention_bias": True, "clip_qkv": 0.1}),
     ("olmo2", "tied-theta", rope({"rope_type": "default", "rope_theta": 500.0}, tie_word_embeddings=True)),
@@ -380,7 +390,9 @@ IDS = [f"{model_type}-{special}" for model_type, special, _ in VARIANTS]
 
 def config_fields(model_type: str, fields: dict[str, Any]) -> dict[str, Any]:
     """Returns the text fields of the config.json of a variant with these special `fields`."""
-    without = {"intermediate_size"} if model_type in ("opt", "gptj", "gpt2") else set()
+    without = {"intermediate_size"} if model_type in ("opt", "gptj", "gpt2", *WITHOUT_WIDTH) else set()
+    if model_type in WITHOUT_POSITIONS:
+        without.add("max_position_embeddings")
     if model_type == "mamba2":
         without = {"intermediate_size", "num_attention_heads", "max_position_embeddings"}
     if model_type == "nemotron_h":
@@ -428,8 +440,9 @@ def as_published(model: torch.nn.Module) -> torch.nn.Module:
         # bound to this instance, so that a deep copy of the model uses the copy
         rotary.rope_init_fn = types.MethodType(lambda self, config: (self.inv_freq, self.attention_scaling), rotary)
     modeling = sys.modules[type(model).__module__]
-    if hasattr(modeling, "torch_chunk_gated_delta_rule"):
-        modeling.torch_chunk_gated_delta_rule = modeling.torch_recurrent_gated_delta_rule
+    for rule in ("torch_{}_gated_delta_rule", "{}_kimi_delta_attention"):
+        if hasattr(modeling, rule.format("chunk")):
+            setattr(modeling, rule.format("chunk"), getattr(modeling, rule.format("recurrent")))
     return model
 
 

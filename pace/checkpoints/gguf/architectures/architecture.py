@@ -32,6 +32,8 @@ class Keys(Metadata):
         """`shapes`: by the Hub's names of tensors."""
         super().__init__(metadata.path, metadata, f"{metadata['general.architecture']}.")
         self.shapes = shapes
+        self.of_file = metadata
+        """All metadata of the file, for keys without the architecture's prefix."""
 
     def read(self, name: str, default: bool | int | float | None = None) -> Any:
         """Value of a `Key`. Raises ValueError if it is missing and has no default."""
@@ -101,8 +103,9 @@ class Architecture:
     """True for latent attention. The head width in the config is then that of the rotated part."""
     mixed: bool = False
     """True if some layers lack attention or a feed-forward. Arrays of heads or widths then have 0 for these layers."""
-    by_layer: tuple[str, ...] = ()
-    """Keys with arrays that `convert` reads. Their fields have the number of the first layer until then."""
+    varied: tuple[str, ...] = ()
+    """Keys whose numbers may differ between the layers. The field is that of the first layer; `convert` adds the
+    others."""
     proportional: bool = False
     """True if the rotation's factors are 1 for the pairs of a head that rotate, and infinite for the others."""
     attends: bool = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from pace.checkpoints.gguf.architectures.architecture import Architecture, Fields, Keys
+from pace.checkpoints.gguf.architectures.architecture import Architecture, Fields, Keys, unchanged
 from pace.checkpoints.gguf.architectures.changes import FULL, SLIDING, layers_of
 from pace.checkpoints.gguf.architectures.names import GEMMA4
 
@@ -102,5 +102,5 @@ def share_of_pairs(factors: list[float]) -> float | None:
 
 GEMMA_4 = Architecture(
     "gemma4", "gemma4_text", names=GEMMA4, proportional=True, convert=gemma4,
-    by_layer=("feed_forward_length", "attention.head_count_kv"), window=lambda fields, keys: fields,
+    varied=("feed_forward_length", "attention.head_count_kv"), window=unchanged,
 )  # fmt: skip

@@ -165,10 +165,10 @@ class Gemma4ForConditionalGeneration(LlamaForCausalLM):
     def __init__(self, config: Gemma4Config, dtype: torch.dtype, ops: Ops):
         super().__init__(config, dtype, ops)
         self.layer_inputs = LayerInputs(config, dtype) if config.hidden_size_per_layer_input else None
-        self.ignored_tensors = (*self.ignored_tensors, *self._unused_keys())
 
-    def _unused_keys(self) -> Iterator[str]:
-        """Patterns of tensors that make keys and values in layers that share those of another layer."""
+    def ignored(self) -> Iterator[str]:
+        """Adds tensors that make keys and values in layers that share those of another layer."""
+        yield from super().ignored()
         for layer in range(self.config.num_hidden_layers):
             if self.config.source(layer) is not None:
                 yield rf"model\.layers\.{layer}\.self_attn\.(k_proj|v_proj|k_norm|v_norm)\..*"
@@ -179,7 +179,7 @@ class Gemma4ForConditionalGeneration(LlamaForCausalLM):
 
     @property
     def stages(self) -> tuple[FirstLayers, TailLayers] | None:
-        return (FirstLayers(self), TailLayers(self)) if self.num_tail_layers else None
+        return (FirstLayers(self), TailLayers(self)) if self.num_tail_layers and not self.taps else None
 
     @property
     def hidden_elements(self) -> int:
