@@ -1,13 +1,13 @@
 """BitNet b1.58: weights -1, 0 and 1 times one scale, and inputs rounded to int8 with one scale for each token. Both are
 part of the model, which was trained with them.
 
-    weight         uint8 [N / 4, K]    bits 2 j and 2 j + 1 of row i are row i + j N / 4, plus 1
+    weight         uint8 [N / 4, K]    row i + j N / 4, plus 1, in bits 2 j and 2 j + 1 of row i
 
                    floats [N, K]       -1, 0 and 1
 
-    weight_scale   [1]                 W[n, k] = weight[n, k] / weight_scale     linear_class bitlinear
+    weight_scale   [1]                 linear_class bitlinear:       W = weight / weight_scale
 
-                                       W[n, k] = weight[n, k] * weight_scale     autobitlinear
+                                       linear_class autobitlinear:   W = weight * weight_scale
 
 With quantization_mode `online`, the file has the floats of training, and no scale:
 
