@@ -77,7 +77,7 @@ static void pack_panel(const PackArgs& a) {
         case Layout::PanelI8:
         case Layout::PanelU4:
         case Layout::PanelF8:
-        case Layout::PanelU5:
+        case Layout::PanelPlanes:
         case Layout::PanelSuper:
         case Layout::PanelGrid:
         case Layout::Parts:
@@ -114,7 +114,7 @@ static void unpack_row(Layout layout, const void* panel, int64_t row, int64_t k,
         case Layout::PanelI8:
         case Layout::PanelU4:
         case Layout::PanelF8:
-        case Layout::PanelU5:
+        case Layout::PanelPlanes:
         case Layout::PanelSuper:
         case Layout::PanelGrid:
         case Layout::Parts:

@@ -34,7 +34,7 @@ Layout preferred_layout(const PackedFormat& format) {
     if (format.code == Code::I8) return Layout::PanelI8;
     if (format.code == Code::U4) return Layout::PanelU4;
     if (format.code == Code::F8) return Layout::PanelF8;
-    if (format.code == Code::U5) return Layout::PanelU5;
+    if (format.code == Code::U1 || format.code == Code::U2 || format.code == Code::U5) return Layout::PanelPlanes;
     if (format.dtype == DType::F32) return Layout::PanelF32;
     if (format.dtype == DType::F16) return Layout::PanelF16;
     return kernels().bf16_layout;
@@ -53,6 +53,14 @@ static void check_super_blocks(int64_t k, const PackedFormat& format) {
                       : format.group_scales == GroupScales::NibblePairs ? format.has_mins && !by_32
                                                                         : !format.has_mins || by_32;
     if (!fits) throw std::invalid_argument("no super-blocks have such scales and minima");
+}
+
+// Throws std::invalid_argument unless sums of a row are exact in fp32: up to 2 * 127 * k < 2^24.
+static void check_token_inputs(int64_t k, const PackedFormat& format) {
+    if (format.code != Code::U2 || format.group || format.offset != 1 || k > kMaxTokenInputs)
+        throw std::invalid_argument(
+            "inputs with one scale a token need codes of 2 bits with offset 1, a scale for each row, and at most " +
+            std::to_string(kMaxTokenInputs) + " inputs");
 }
 
 static void check_grid(int64_t k, const PackedFormat& format) {
@@ -74,10 +82,12 @@ static PackedHeader make_header(int64_t n, int64_t k, const PackedFormat& format
         check_grid(k, format);
     else if (format.group_scales != GroupScales::None)
         check_super_blocks(k, format);
-    else if (format.code == Code::U5 && (format.group == 0 || format.group % 32))
-        throw std::invalid_argument("codes of five bits come in groups of a multiple of 32");
-    else if (format.code == Code::U2 || format.code == Code::U3 || format.code == Code::U6)
-        throw std::invalid_argument("codes of 2, 3 and 6 bits exist only in super-blocks");
+    else if (preferred_layout(format) == Layout::PanelPlanes &&
+             (format.group % 32 || (format.code == Code::U5 && !format.group)))
+        throw std::invalid_argument("codes of 1, 2 and 5 bits come in groups of a multiple of 32");
+    else if (format.code == Code::U3 || format.code == Code::U6)
+        throw std::invalid_argument("codes of 3 and 6 bits exist only in super-blocks");
+    if (format.token_inputs) check_token_inputs(k, format);
     PackedHeader h = {};
     h.magic = PackedHeader::kMagic;
     h.layout = preferred_layout(format);
@@ -89,6 +99,7 @@ static PackedHeader make_header(int64_t n, int64_t k, const PackedFormat& format
     h.n = n;
     h.k = k;
     h.has_mins = format.has_mins;
+    h.token_inputs = format.token_inputs;
     h.group = uint32_t(format.group);
     for (int c = 0; c < 16; ++c)
         h.levels[c] = format.levels && format.code == Code::U4 ? format.levels[c] : int8_t(c - h.offset);

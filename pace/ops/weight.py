@@ -21,7 +21,7 @@ DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 # Numbers of Code in csrc/include/pace/types.h.
 LAYOUT_CODES = {"int8": 1, "int4": 2, "float8": 3, "int2": 4, "int3": 5, "int5": 6, "int6": 7}
-LAYOUT_CODES |= {code: number for number, code in enumerate(GRIDS, 8)}
+LAYOUT_CODES |= {code: number for number, code in enumerate(GRIDS, 8)} | {"int1": 15}
 
 # Numbers of GroupScales in csrc/include/pace/types.h, by the bits of scales in super-blocks.
 GROUP_SCALES = {None: 0, 8: 1, 6: 2, 4: 3}
@@ -175,6 +175,7 @@ def _format(layout: torch.dtype | WeightLayout, levels: int = 0) -> _C.PackedFor
             levels,
             -1 if layout.offset is None else layout.offset,
             0 if layout.code in GRIDS else GROUP_SCALES[layout.scale_bits],
+            layout.token_inputs,
         )
     return _C.PackedFormat(DTYPE_CODES[layout])
 

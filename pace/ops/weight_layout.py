@@ -11,10 +11,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-CODES = {"int8": torch.int8, "float8": torch.uint8} | {f"int{bits}": torch.uint8 for bits in (2, 3, 4, 5, 6)}
+CODES = {"int8": torch.int8, "float8": torch.uint8} | {f"int{bits}": torch.uint8 for bits in (1, 2, 3, 4, 5, 6)}
 """Kind of code -> dtype of an unpacked code: -128..127; the bits of a float8_e4m3fn; 0 .. 2^bits - 1. `GRIDS` too."""
 
-SMALL_CODES = {f"int{bits}": bits for bits in (2, 3, 4, 5, 6)}
+SMALL_CODES = {f"int{bits}": bits for bits in (1, 2, 3, 4, 5, 6)}
 """Number of bits of the unsigned codes."""
 
 CODEBOOKS: dict[str, tuple[float, ...]] = {
@@ -71,6 +71,9 @@ MIN_GROUP = 16
 """Group sizes are multiples of this number."""
 
 
+PLANES, PLANE_UNIT = ("int1", "int2", "int5"), 32
+"""Kinds of code that are stored as planes of bits, and the multiple of their groups."""
+
 SUPER_BLOCK = 256
 """Number of neighbouring weights in a row that share a super-block's scale: ggml's K types."""
 
@@ -85,8 +88,8 @@ class WeightLayout:
 
         value[n, k] = level(code[n, k]) * scale[n, k // group] + min[n, k // group]
 
-    level(c) is c for int8, c - `offset` or `codebook[c]` for int2 to int6, the float's value for float8, and a level of
-    `GRIDS` for their codes. A zero point z is the minimum s (offset - z).
+    level(c) is c for int8, c - `offset` or `codebook[c]` for int2 to int6, and 2 c - 1 for int1. For float8 it is the
+    float's value, and for the codes of `GRIDS` a level of the grid. A zero point z is the minimum s (offset - z).
 
     In super-blocks, `scale_bits` is not None. Scales and minima of groups are then integers of `scale_bits` bits times
     a float16 for each 256 weights. Without minima they are signed. Raises ValueError for a layout without a kernel."""
@@ -101,6 +104,9 @@ class WeightLayout:
     offset: int | None = None
     """Offset of int2 to int6 without a codebook; None for half of their range."""
     scale_bits: int | None = None
+    token_inputs: bool = False
+    """True if a product rounds its inputs to int8 with one scale for each row of them, as part of its definition
+    (`pace.ops.protocol.ForwardOps.linear`). Only for int2 with offset 1 and a scale for each row."""
 
     def __post_init__(self) -> None:
         if self.code not in CODES:
@@ -118,10 +124,12 @@ class WeightLayout:
             self._check_grid()
         elif self.scale_bits is not None:
             self._check_super_blocks()
-        elif self.code in ("int2", "int3", "int6"):
+        elif self.code in ("int3", "int6"):
             raise ValueError(f"{self.code} codes exist only in super-blocks")
-        elif self.code == "int5" and (self.group is None or self.group % 32):
-            raise ValueError(f"a group of int5 codes is a multiple of 32 weights; got {self.group}")
+        elif self.code == "int5" and self.group is None or self.code in PLANES and (self.group or 0) % PLANE_UNIT:
+            raise ValueError(f"a group of {self.code} codes is a multiple of 32 weights; got {self.group}")
+        if self.token_inputs and (self.code, self.group, self.offset) != ("int2", None, 1):
+            raise ValueError(f"token_inputs needs int2 codes with offset 1 and a scale a row; got {self}")
         self._set_offset()
 
     def _check_grid(self) -> None:
@@ -146,7 +154,7 @@ class WeightLayout:
             )
 
     def _set_offset(self) -> None:
-        has_offset = self.code in SMALL_CODES and not self.codebook
+        has_offset = self.code in SMALL_CODES and self.code != "int1" and not self.codebook
         most = 1 << SMALL_CODES.get(self.code, 0)
         if self.offset is not None and not (has_offset and 0 <= self.offset < most):
             raise ValueError(
@@ -157,7 +165,8 @@ class WeightLayout:
 
     def __str__(self) -> str:
         parts = [self.codebook or self.code, f"group {self.group}" if self.group else "a scale a row"]
-        return ", ".join(parts + ["super-blocks"] * self.in_super_blocks + ["minima"] * self.has_mins)
+        parts += ["super-blocks"] * self.in_super_blocks + ["minima"] * self.has_mins
+        return ", ".join(parts + ["int8 inputs"] * self.token_inputs)
 
     @property
     def in_super_blocks(self) -> bool:
@@ -169,13 +178,15 @@ class WeightLayout:
 
     @property
     def levels(self) -> Tensor | None:
-        """float32 level of each code, for int2 to int6 and `GRIDS`; None for other codes."""
+        """float32 level of each code, for int1 to int6 and `GRIDS`; None for other codes."""
         if grid := GRIDS.get(self.code):
             return torch.tensor(grid.digits + grid.flagged)
         if self.code not in SMALL_CODES:
             return None
         if self.codebook:
             return torch.tensor(CODEBOOKS[self.codebook])
+        if self.code == "int1":
+            return torch.tensor([-1.0, 1.0])
         return torch.arange(float(1 << SMALL_CODES[self.code])) - self.offset
 
 

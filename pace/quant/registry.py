@@ -15,6 +15,7 @@ from pace.quant.int8 import Int8
 from pace.quant.k_types import Q2K, Q3K, Q4K, Q5K, Q6K
 from pace.quant.microscaling import MXFP4, MXFP8
 from pace.quant.nf4 import FP4, NF4
+from pace.quant.ternary import Q1_0, Q2_0, TQ1_0, TQ2_0
 
 FORMATS: dict[str, type[Format]] = {
     format.name: format
@@ -22,6 +23,7 @@ FORMATS: dict[str, type[Format]] = {
         *(Int8, Int4, NF4, FP4, MXFP4, MXFP8, FP8),
         *(Q2K, Q3K, Q4K, Q5K, Q6K),
         *(Q4_0, Q4_1, Q5_0, Q5_1, Q8_0),
+        *(Q1_0, Q2_0, TQ1_0, TQ2_0),
     )
 }
 

@@ -70,6 +70,8 @@ _HAN = "[一-龥ࠀ-一가-\ud7ff]+"
 _PRE_TOKENIZERS = {
     ("default",): PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
     ("gpt-2", "phi-2", "olmo", "mpt", "granite-docling", "a.x-4.0", "mellum", "trillion"): PreTokenizer((_GPT2,)),
+    ("falcon",): PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]")),
+    ("bloom", "gpt3-finnish", "poro-chat"): PreTokenizer((" ?[^(\\s|.,!?…。，、।۔،)]+",)),
     ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"): PreTokenizer(
         (r"\p{N}", _GPT2)
     ),
