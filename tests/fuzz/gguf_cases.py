@@ -84,9 +84,9 @@ HEALTHY = [
     ("lfm2_moe", "F16", 0, {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]}),
     ("qwen3_5_text", "F16", 0, {}),
     ("granitemoehybrid", "F16", 0, {}),
+    ("nemotron_h", "F16", 0, {"layers_block_type": ["linear_attention", "moe", "full_attention"]}),
     ("llama", lambda name: "IQ3_S" if "v_proj" in name else "IQ1_M" if "q_proj" in name else "IQ2_XS", 0, WIDE),
     ("qwen2", lambda name: "IQ3_XXS" if "down" in name else "IQ1_S" if "o_proj" in name else "IQ2_XXS", 12, WIDE),
-    ("nemotron_h", "F16", 0, {"layers_block_type": ["linear_attention", "moe", "full_attention"]}),
 ]
 
 
