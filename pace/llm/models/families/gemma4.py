@@ -140,7 +140,7 @@ class Gemma4Block(Block):
             x = self.injection(ops, x, layer_input)
         factor = self.scalar.values.item()
         if not math.isfinite(factor):
-            raise ValueError(f"{next(iter(self.scalar.lengths))} is {factor}; the factor of a layer must be finite")
+            raise ValueError(f"the tensor {next(iter(self.scalar.lengths))} is {factor}; it must be finite")
         if factor != 1.0:
             ops.scale_(x, factor)
         return x
