@@ -1,7 +1,7 @@
 """BitNet b1.58: weights -1, 0 and 1 times one scale, and inputs rounded to int8 with one scale for each token. Both are
 part of the model, which was trained with them.
 
-    weight         uint8 [N / 4, K]    row i + j N / 4, plus 1, in bits 2 j and 2 j + 1 of row i
+    weight         uint8 [N / 4, K]    row i has four rows, each plus 1, lowest bits first: i + j N / 4 for j = 0 .. 3
 
                    floats [N, K]       -1, 0 and 1
 
