@@ -58,13 +58,13 @@ bool is_packed(Address weight, const Parts& parts, int64_t k, bool glu) {
                              : pace::is_packed(at<const void>(weight), parts_of(parts), k, glu);
 }
 
-void linear(const Matrix& x, const pace::Weight& weight, Array<const float> bias, pace::NamedActivation activation,
-            Array<const float> residual, Array<float> out) {
+void linear(const Matrix& x, const pace::Weight& weight, Array<const float> bias,
+            const pace::ActivationFunction& activation, Array<const float> residual, Array<float> out) {
     pace::LinearOp op = {};
     op.weight = weight.data;
     op.order = weight.order;
     op.bias = bias;
-    op.activation = activation.kind;
+    op.activation = activation;
     op.x = x.data;
     op.x_stride = x.stride;
     op.rows = x.rows;
@@ -173,8 +173,8 @@ void gather_rows(const pace::Weight& weight, Array<const int64_t> ids, int64_t c
     pace::execute(op);
 }
 
-void activation(pace::NamedActivation name, const Matrix& x, Array<float> y) {
-    pace::ActivationOp op = {name.kind, x.data, x.stride, x.rows, x.columns, y, 0, 0};
+void activation(const pace::ActivationFunction& activation, const Matrix& x, Array<float> y) {
+    pace::ActivationOp op = {activation, x.data, x.stride, x.rows, x.columns, y, 0, 0};
     pace::execute(op);
 }
 

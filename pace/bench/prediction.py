@@ -111,9 +111,9 @@ def predict(
 
     layer_bytes = costs.step_weight_bytes(STEP_TOKENS) - costs.head_bytes
     full_steps, rest = divmod(prompt, STEP_TOKENS)
-    prefill = full_steps * products(reached, layer_bytes, STEP_TOKENS * costs.layer_flops_per_token)
+    prefill = full_steps * products(reached, layer_bytes, STEP_TOKENS * costs.prompt_flops_per_token)
     if rest:
-        prefill += products(reached, layer_bytes, rest * costs.layer_flops_per_token)
+        prefill += products(reached, layer_bytes, rest * costs.prompt_flops_per_token)
     prefill += products(head, costs.head_bytes, costs.head_flops)
     tokenwise = costs.state_flops_per_token / (reached.prefill_attention * peak)
     prefill += costs.prefill_attention_flops(prompt) / (reached.prefill_attention * peak) + prompt * tokenwise

@@ -64,7 +64,10 @@ def migrations(layer: Layer) -> Iterator[Migration]:
             yield Migration(readers, lambda s, vectors=vectors: [v.values.div_(s) for v in vectors])
     for part in layer.children():
         if isinstance(part, Attention):
-            yield _of_norm(part.output) if isinstance(part.output, NormedLinear) else _of_values(part)
+            if isinstance(part.output, NormedLinear):
+                yield _of_norm(part.output)
+            elif part.makes_plain_values:
+                yield _of_values(part)
         elif isinstance(part, ShortConvolution):
             yield Migration([part.output], lambda s, part=part: divide_rows(part.inputs, len(s), s))
         elif isinstance(part, DeltaNet):
@@ -111,9 +114,9 @@ def _of_mixture(mixture: MixtureOfExperts) -> Iterator[Migration]:
 def _of_values(attention: Attention) -> Migration:
     """Migration from the rows of the values to the columns that read the heads' contexts. Query heads of a group share
     their values, and therefore one scale."""
-    kv_heads, dim = attention.cache.kv_heads, attention.cache.value_dim
+    kv_heads, dim = attention.positions.kv_heads, attention.positions.value_dim
     group = attention.num_heads // kv_heads
-    first = (attention.num_heads + kv_heads) * attention.cache.key_dim
+    first = (attention.num_heads + kv_heads) * attention.positions.key_dim
 
     def shared(s: Tensor) -> Tensor:
         means = s.log().view(kv_heads, group, dim).mean(1, keepdim=True).exp()

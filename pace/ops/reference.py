@@ -17,7 +17,8 @@ from torch.nn import functional
 
 from pace.ops import checks, reference_experts, weight_layout
 from pace.ops.blocks import BlockRows
-from pace.ops.experts import ClampedSwiglu
+from pace.ops.experts import Activation, Clamp, ClampedSwiglu
+from pace.ops.file_table import FileTable
 from pace.ops.protocol import AttentionOptions, ExpertOptions
 from pace.ops.quantizer import Quantizer
 from pace.ops.reference_experts import route  # noqa: F401
@@ -130,7 +131,9 @@ def unpack(weight: DenseWeight) -> Tensor:
 # linear, activations
 
 
-def embedding(ids: Tensor, weight: DenseWeight) -> Tensor:
+def embedding(ids: Tensor, weight: DenseWeight | FileTable) -> Tensor:
+    if isinstance(weight, FileTable):
+        return weight.rows(ids)
     if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < weight.n:
         raise ValueError(f"ids must be in 0..{weight.n - 1}; got {int(ids.min())}..{int(ids.max())}")
     return weight.matrix[ids].to(torch.promote_types(weight.dtype, torch.float32))
@@ -144,11 +147,15 @@ def place_rows_(x: Tensor, rows: Tensor, at: Tensor, add: bool) -> None:
     x[at] = x[at] + rows if add else rows.to(x.dtype)
 
 
+def concatenate(a: Tensor, b: Tensor) -> Tensor:
+    return torch.cat([a, b.to(a.dtype)], 1)
+
+
 def linear(
     x: Tensor,
     weight: DenseWeight,
     bias: Tensor | None = None,
-    activation: str | None = None,
+    activation: Activation | None = None,
     residual: Tensor | None = None,
 ) -> Tensor:
     if weight.row_scales is None:
@@ -157,7 +164,7 @@ def linear(
         y = _linear_of_tokens(x, weight)
         y = y if bias is None else y + bias.to(x.dtype)
     if activation is not None:
-        y = ACTIVATIONS[activation](y)
+        y = _activate(y, activation)
     return y if residual is None else residual + y
 
 
@@ -182,8 +189,8 @@ def linear_glu(x: Tensor, weight: DenseWeight, activation: str | ClampedSwiglu, 
     return _gated(gate, up, activation)
 
 
-def activation(x: Tensor, name: str) -> Tensor:
-    return ACTIVATIONS[name](x)
+def activation(x: Tensor, activation: Activation) -> Tensor:
+    return _activate(x, activation)
 
 
 def scale_(x: Tensor, factor: float) -> None:
@@ -269,6 +276,12 @@ def attention(
             scores += options.scale * (latent_q[begin:end].transpose(0, 1) @ values.transpose(1, 2))
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
+        if options.slopes is not None:
+            slopes = options.slopes.to(q.dtype)[:, None, None]
+            if options.bf16_bias:
+                scores += options.scale * (slopes * key_position.bfloat16()).bfloat16().to(q.dtype)
+            else:
+                scores += slopes * (key_position - query_position)
         hidden = key_position > (query_position if spans.newest is None else spans.newest[begin:end, None])
         if window is not None:
             oldest = query_position // window * window if options.chunked else query_position - window + 1
@@ -353,6 +366,15 @@ def experts(
 
 def heads_linear(x: Tensor, weights: DenseStack) -> Tensor:
     return torch.cat([linear(x[:, h], weight) for h, weight in enumerate(weights.experts)], -1)
+
+
+def _activate(x: Tensor, f: Activation) -> Tensor:
+    if isinstance(f, str):
+        return ACTIVATIONS[f](x)
+    if isinstance(f, Clamp):
+        return x.clamp(-f.limit, f.limit)
+    positive, negative = f.alpha_p * x * x, f.alpha_n * (torch.expm1(x.clamp(max=f.eps)) - x)
+    return torch.where(x > 0, positive, negative) + f.beta * x
 
 
 def _gated(gate: Tensor, up: Tensor, activation: str | ClampedSwiglu) -> Tensor:

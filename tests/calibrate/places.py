@@ -10,11 +10,16 @@ PLACES = 4
 
 FEWER_OF_FAMILY = {"gptj": 2, "phi": 2, "starcoder2": 3, "gpt_neox": 3, "gpt2": 3}
 FEWER_OF_FAMILY |= dict.fromkeys(("cohere", "cohere2", "cohere2_moe"), 3)
-"""Scales do not pass through GELU. Parallel layers have one norm."""
+FEWER_OF_FAMILY |= dict.fromkeys(("apertus", "apertus1p5_text", "bloom", "gpt_bigcode", "mpt"), 3)
+FEWER_OF_FAMILY |= {"codegen": 2, "falcon": 2, "olmo": 2}
+FEWER_OF_FAMILY |= dict.fromkeys(("gemma4", "gemma4_text", "gemma4_unified_text"), 3)
+"""Scales do not pass through GELU, xIELU, limits or norms of values. Parallel layers have one norm, and some norms have
+no weights."""
 
 OF_VARIANT = {
-    "opt-gelu": 3, "opt-no-affine": 2, "stablelm-parallel": 3, "stablelm-2-12b": 3,
-    "gpt2-act": 4,
+    "opt-gelu": 3, "opt-no-affine": 2, "stablelm-parallel": 3, "stablelm-2-12b": 3, "gpt2-act": 4,
+    "apertus-silu-bias": 4, "bloom-norms": 1, "falcon-40b": 3, "falcon-new-mha-untied": 3, "falcon-rw": 3,
+    "falcon-rw-mqa": 3, "mpt-clip": 2, "olmo-clip-bias": 1, "olmoe-clip": 3,
 }  # fmt: skip
 """Variants whose norms have no weights, or whose norm output is also the residual stream, among others."""
 

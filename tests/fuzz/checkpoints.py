@@ -25,11 +25,14 @@ ARCHITECTURES = [
     ("bitnet", {}),
     ("phi3", {}), ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 20}), ("gptj", {}), ("phi", {}),
     ("gemma2", {"num_hidden_layers": 2}), ("gemma3", {}), ("gemma3_text", {"num_hidden_layers": 2}),
+    ("gemma4_text", {}), ("gemma4_unified_text", {}),
     ("smollm3", {"num_hidden_layers": 2, "no_rope_layer_interval": 2}), ("granite", {}), ("olmo2", {}),
     ("olmo3", {"num_hidden_layers": 2}), ("glm", {}), ("glm4", {}), ("ernie4_5", {"use_bias": True}),
     ("hunyuan_v1_dense", {}), ("cohere", {"use_qk_norm": True}), ("cohere2", {"num_hidden_layers": 2}), ("minicpm", {}),
     ("starcoder2", {"sliding_window": 7}), ("stablelm", {"use_parallel_residual": True}), ("gpt_neox", {}),
-    ("gpt2", {}), ("chatglm", {}), ("qwen2_vl", {}), ("qwen2_5_vl", {}), ("qwen3_vl", {}),
+    ("gpt2", {}), ("apertus", {}), ("bloom", {}), ("falcon", {"new_decoder_architecture": True}),
+    ("gpt_bigcode", {}), ("mpt", {}), ("olmo", {"clip_qkv": 0.5}),
+    ("chatglm", {}), ("qwen2_vl", {}), ("qwen2_5_vl", {}), ("qwen3_vl", {}),
 ]  # fmt: skip
 ROUTED = [
     ("mixtral", {"sliding_window": 7}), ("qwen2_moe", {"decoder_sparse_step": 2}),

@@ -72,8 +72,7 @@ struct EpilogueArgs {
     int64_t up_offset;      // with glu: distance from the gate's sums to those of up
     int64_t rows, columns;  // size of out
     bool glu;
-    Activation activation;
-    float alpha, limit;  // for ClampedSwiglu
+    ActivationFunction activation;
     float scale = 1;
     const float* bias;      // from the first column on; may be null
     const float* up_bias;   // with glu and bias
@@ -172,8 +171,8 @@ struct KernelTable {
     void (*linear_quantized)(const QuantizedLinearArgs&);
     // -- after either linear
     void (*linear_epilogue)(const EpilogueArgs&);
-    void (*activation)(Activation, const float* x, float* y, int64_t count);  // x may equal y
-    void (*softcap)(float* x, int64_t count, float cap);                      // x = cap tanh(x / cap), in place
+    void (*activation)(const ActivationFunction&, const float* x, float* y, int64_t count);  // x may equal y
+    void (*softcap)(float* x, int64_t count, float cap);  // x = cap tanh(x / cap), in place
     // x [groups][width] *= f(gate [groups]), in place.
     void (*gate)(Gate, const float* gate, float* x, int64_t groups, int64_t width);
     // y[0..count) rounded to nearest even, y[count..padded) zero.

@@ -263,7 +263,7 @@ struct LinearOptions {
     const void* weight;
     const int32_t* order = nullptr;  // [k], or null: column j of a quantised weight multiplies x[order[j]]
     const float* bias = nullptr;     // [N], or null
-    Activation activation = Activation::None;
+    ActivationFunction activation = {};
 };
 
 // out [rows, N] = residual + act(norm(x) W' + bias); a glu weight gives out [rows, N / 2] = act(gate) * up.
@@ -316,7 +316,7 @@ std::pair<int64_t, int64_t> panels_of_thread(int64_t panels, int thread, int thr
 // Elementwise y = act(x); x may equal y.
 struct ActivationOp {
     static constexpr int kPhases = 1;
-    Activation activation;
+    ActivationFunction activation;
     const float* x;  // [rows][k], x_stride floats between rows
     int64_t x_stride, rows, k;
     float* y;  // [rows][k]

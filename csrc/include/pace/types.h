@@ -26,13 +26,30 @@ constexpr size_t dtype_bytes(DType dtype) { return dtype == DType::F32 ? 4 : dty
 //   QuickGelu  x / (1 + exp(-1.702 x)).
 //   Relu       max(x, 0).
 //   Relu2      max(x, 0)^2.
+//   Clamp      x, not below -limit and not above limit.
+//   Xielu      alpha_p x^2 + beta x if x > 0, else alpha_n (exp(min(x, eps)) - 1 - x) + beta x.
 //   ClampedSwiglu  glu only: g sigmoid(alpha g) (u + 1), g = min(gate, limit), u = up in [-limit, limit]
-enum class Activation : uint32_t { None = 0, Silu, Gelu, GeluTanh, QuickGelu, Relu, Relu2, ClampedSwiglu, kCount };
+enum class Activation : uint32_t {
+    None = 0,
+    Silu,
+    Gelu,
+    GeluTanh,
+    QuickGelu,
+    Relu,
+    Relu2,
+    Clamp,
+    Xielu,
+    ClampedSwiglu,
+    kCount
+};
 
-// The activation of a glu weight.
-struct GluActivation {
+// An activation, and the numbers in its definition.
+struct ActivationFunction {
     Activation kind;
-    float alpha, limit;  // for ClampedSwiglu
+    float limit = 0, alpha = 0;                         // for ClampedSwiglu; Clamp has only the limit
+    float alpha_p = 0, alpha_n = 0, beta = 0, eps = 0;  // for Xielu; eps <= 0
+
+    ActivationFunction(Activation kind = Activation::None) : kind(kind) {}
 };
 
 // Order of the elements within a panel of 16 output rows; drawn in kernels/pack.inl and docs/architecture/kernels.md.

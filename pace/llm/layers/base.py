@@ -84,6 +84,11 @@ class Layer:
         for child in self.children():
             yield from child.stacks()
 
+    def tables(self) -> Iterator[Layer]:
+        """Yields the leaves whose matrix stays in the checkpoint's file."""
+        for child in self.children():
+            yield from child.tables()
+
 
 class Vectors(Layer):
     """Named vectors of a leaf: biases, and the weights of norms. Stored in float32, independent of the dtype of

@@ -11,6 +11,7 @@ from torch import Tensor
 from pace.llm.layers.base import Layer, Vectors
 from pace.llm.layers.norm import RMSNorm
 from pace.llm.layers.weight_target import Piece, TensorSource, WeightTarget
+from pace.ops.experts import Activation
 from pace.ops.protocol import ForwardOps, Weight, WeightOps
 from pace.ops.weight_layout import AnyLayout, MixedLayout, WeightLayout, layout_of_rows
 from pace.quant import Format
@@ -76,7 +77,7 @@ class Linear(Layer):
         return Linear(parts, self.k, bool(self.bias.lengths), unbiased)
 
     def __call__(
-        self, ops: ForwardOps, x: Tensor, activation: str | None = None, residual: Tensor | None = None
+        self, ops: ForwardOps, x: Tensor, activation: Activation | None = None, residual: Tensor | None = None
     ) -> Tensor:
         return ops.linear(x, self.weight, self.bias.values, activation, residual)
 

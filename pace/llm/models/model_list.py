@@ -6,11 +6,14 @@ from typing import Any
 
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.families.afmoe import AfmoeForCausalLM
+from pace.llm.models.families.apertus import Apertus1p5ForConditionalGeneration, ApertusForCausalLM
 from pace.llm.models.families.bailing_hybrid import BailingHybridForCausalLM
 from pace.llm.models.families.bailing_moe_v2 import BailingMoeV2ForCausalLM, SarvamMoEForCausalLM
 from pace.llm.models.families.bamba import BambaForCausalLM
 from pace.llm.models.families.bitnet import BitNetForCausalLM
+from pace.llm.models.families.bloom import BloomForCausalLM
 from pace.llm.models.families.chatglm import ChatGLMForConditionalGeneration
+from pace.llm.models.families.codegen import CodeGenForCausalLM
 from pace.llm.models.families.cohere import Cohere2ForCausalLM, CohereForCausalLM
 from pace.llm.models.families.cohere2_moe import Cohere2MoeForCausalLM
 from pace.llm.models.families.deepseek_v2 import DeepseekV2ForCausalLM
@@ -19,13 +22,19 @@ from pace.llm.models.families.dots1 import Dots1ForCausalLM
 from pace.llm.models.families.ernie4_5 import Ernie4_5ForCausalLM
 from pace.llm.models.families.ernie4_5_moe import Ernie4_5_MoeForCausalLM
 from pace.llm.models.families.exaone_moe import ExaoneMoeForCausalLM
+from pace.llm.models.families.falcon import FalconForCausalLM
 from pace.llm.models.families.falcon_h1 import FalconH1ForCausalLM
 from pace.llm.models.families.gemma2 import Gemma2ForCausalLM
 from pace.llm.models.families.gemma3 import Gemma3ForConditionalGeneration
+from pace.llm.models.families.gemma4 import (
+    Gemma4ForConditionalGeneration,
+    Gemma4UnifiedForConditionalGeneration,
+)
 from pace.llm.models.families.glm import Glm4ForCausalLM, GlmForCausalLM
 from pace.llm.models.families.glm4_moe import Glm4MoeForCausalLM
 from pace.llm.models.families.glm4_moe_lite import Glm4MoeLiteForCausalLM
 from pace.llm.models.families.gpt2 import GPT2LMHeadModel
+from pace.llm.models.families.gpt_bigcode import GPTBigCodeForCausalLM
 from pace.llm.models.families.gpt_neox import GPTNeoXForCausalLM
 from pace.llm.models.families.gpt_oss import GptOssForCausalLM
 from pace.llm.models.families.gptj import GPTJForCausalLM
@@ -48,8 +57,9 @@ from pace.llm.models.families.minicpm3 import MiniCPM3ForCausalLM
 from pace.llm.models.families.minimax_m2 import MiniMaxM2ForCausalLM
 from pace.llm.models.families.mistral import MistralForCausalLM
 from pace.llm.models.families.mixtral import MixtralForCausalLM
+from pace.llm.models.families.mpt import MptForCausalLM
 from pace.llm.models.families.nemotron_h import NemotronHForCausalLM
-from pace.llm.models.families.olmo import Olmo2ForCausalLM, Olmo3ForCausalLM
+from pace.llm.models.families.olmo import Olmo2ForCausalLM, Olmo3ForCausalLM, OlmoForCausalLM
 from pace.llm.models.families.olmo_hybrid import OlmoHybridForCausalLM
 from pace.llm.models.families.olmoe import OlmoeForCausalLM
 from pace.llm.models.families.opt import OPTForCausalLM
@@ -80,11 +90,15 @@ from pace.naming import shown
 
 MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     AfmoeForCausalLM,
+    Apertus1p5ForConditionalGeneration,
+    ApertusForCausalLM,
     BailingHybridForCausalLM,
     BailingMoeV2ForCausalLM,
     BambaForCausalLM,
     BitNetForCausalLM,
+    BloomForCausalLM,
     ChatGLMForConditionalGeneration,
+    CodeGenForCausalLM,
     Cohere2ForCausalLM,
     Cohere2MoeForCausalLM,
     CohereForCausalLM,
@@ -94,14 +108,18 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     Ernie4_5_MoeForCausalLM,
     Ernie4_5ForCausalLM,
     ExaoneMoeForCausalLM,
+    FalconForCausalLM,
     FalconH1ForCausalLM,
     Gemma2ForCausalLM,
     Gemma3ForConditionalGeneration,
+    Gemma4ForConditionalGeneration,
+    Gemma4UnifiedForConditionalGeneration,
     Glm4ForCausalLM,
     Glm4MoeForCausalLM,
     Glm4MoeLiteForCausalLM,
     GlmForCausalLM,
     GPT2LMHeadModel,
+    GPTBigCodeForCausalLM,
     GPTJForCausalLM,
     GPTNeoXForCausalLM,
     GptOssForCausalLM,
@@ -125,10 +143,12 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     MiniMaxM2ForCausalLM,
     MistralForCausalLM,
     MixtralForCausalLM,
+    MptForCausalLM,
     NemotronHForCausalLM,
     Olmo2ForCausalLM,
     Olmo3ForCausalLM,
     OlmoeForCausalLM,
+    OlmoForCausalLM,
     OlmoHybridForCausalLM,
     OPTForCausalLM,
     Phi3ForCausalLM,
@@ -154,8 +174,11 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     Starcoder2ForCausalLM,
 )
 MODEL_LIST = {model_class.__name__: model_class for model_class in MODEL_CLASSES} | {
+    "Apertus1p5TextForCausalLM": Apertus1p5ForConditionalGeneration,
     "BailingMoeV3ForCausalLM": BailingHybridForCausalLM,
     "Gemma3ForCausalLM": Gemma3ForConditionalGeneration,
+    "Gemma4ForCausalLM": Gemma4ForConditionalGeneration,
+    "Gemma4UnifiedForCausalLM": Gemma4UnifiedForConditionalGeneration,
     "Llama4ForCausalLM": Llama4ForConditionalGeneration,
     "Qwen3_5ForCausalLM": Qwen3_5ForConditionalGeneration,
     "Qwen3_5MoeForCausalLM": Qwen3_5MoeForConditionalGeneration,

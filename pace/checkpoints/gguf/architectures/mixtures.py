@@ -27,7 +27,15 @@ from pace.checkpoints.gguf.architectures.changes import (
     shortest,
 )
 from pace.checkpoints.gguf.architectures.forms import ONE_ROW
-from pace.checkpoints.gguf.architectures.names import AFTER_ATTENTION, GRANITE_MOE, HUNYUAN_NORMS, LATENT, LLAMA, gated
+from pace.checkpoints.gguf.architectures.names import (
+    AFTER_ATTENTION,
+    GRANITE_MOE,
+    HUNYUAN_NORMS,
+    LATENT,
+    LLAMA,
+    NEXTN,
+    gated,
+)
 
 EXPERTS_OF_MAVERICK = 128
 SIZED_EXPERTS = {**EXPERTS, "moe_intermediate_size": Key("expert_feed_forward_length")}
@@ -176,7 +184,7 @@ MIXTURES = (
     ),
     Architecture(
         "glm4moe", "glm4_moe", defaults=ROTATES_ALL, convert=only_sigmoids,
-        names=LLAMA.but({**AFTER_ATTENTION, **CORRECTION, **gated("mlp.shared_experts", "_shexp")}),
+        names=LLAMA.but({**AFTER_ATTENTION, **CORRECTION, **NEXTN, **gated("mlp.shared_experts", "_shexp")}),
         present={**ATTENTION_BIAS, "use_qk_norm": "blk.0.attn_q_norm.weight"},
         keys={
             **DEEPSEEK,
@@ -214,10 +222,11 @@ MIXTURES = (
         "mellum", "mellum", present=ATTENTION_BIAS, window=alternating(4), convert=mellum, keys=SIZED_EXPERTS,
     ),
     Architecture(
-        "deepseek2", "deepseek_v3", latent=True, defaults={"num_nextn_predict_layers": 0}, convert=deepseek2,
-        names=LATENT.but({**CORRECTION, **gated("mlp.shared_experts", "_shexp")}),
+        "deepseek2", "deepseek_v3", latent=True, convert=deepseek2,
+        names=LATENT.but({**CORRECTION, **NEXTN, **gated("mlp.shared_experts", "_shexp")}),
         keys={
             **DEEPSEEK,
+            "num_nextn_predict_layers": Key("nextn_predict_layers", 0),
             "n_shared_experts": Key("expert_shared_count"),
             "norm_topk_prob": Key("expert_weights_norm", False),
         },

@@ -47,6 +47,13 @@ def gated(prefix: str, end: str = "") -> dict[str, str]:
     return {f"ffn_{part}{end}": f"{prefix}.{part}_proj" for part in ("gate", "up", "down")}
 
 
+NEXTN = {
+    **{f"nextn.{part}": part for part in ("eh_proj", "enorm", "hnorm", "embed_tokens")},
+    **{f"nextn.shared_head_{part}": f"shared_head.{part}" for part in ("norm", "head")},
+}
+"""Names of a layer for multi-token prediction, next to those of any layer."""
+
+
 LLAMA = TensorNames(
     {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"},
     "model.layers",
@@ -72,6 +79,30 @@ GEMMA = LLAMA.but(
         "ffn_norm": "pre_feedforward_layernorm",
         "post_ffw_norm": "post_feedforward_layernorm",
     }
+)
+GEMMA4 = replace(
+    GEMMA.but(
+        {
+            "layer_output_scale.weight": "layer_scalar",
+            "inp_gate": "per_layer_input_gate",
+            "proj": "per_layer_projection",
+            "post_norm": "post_per_layer_input_norm",
+            "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+            "post_ffw_norm_1": "post_feedforward_layernorm_1",
+            "post_ffw_norm_2": "post_feedforward_layernorm_2",
+            "ffn_gate_inp": "router.proj",
+            "ffn_gate_inp.scale": "router.scale",
+            "ffn_down_exps.scale": "router.per_expert_scale",
+            "ffn_gate_up_exps.weight": "experts.gate_up_proj",
+            **gated("experts", "_exps"),
+        }
+    ),
+    outer={
+        **LLAMA.outer,
+        "per_layer_token_embd": "model.embed_tokens_per_layer",
+        "per_layer_model_proj": "model.per_layer_model_projection",
+        "per_layer_proj_norm": "model.per_layer_projection_norm",
+    },
 )
 PHI3 = LLAMA.but({"ffn_up": "mlp.gate_up_proj"})
 GLM4 = PHI3.but({"post_attention_norm": "post_self_attn_layernorm", "post_ffw_norm": "post_mlp_layernorm"})
@@ -130,6 +161,38 @@ GPT2 = TensorNames(
     },
 )
 
+APERTUS = LLAMA.but({"attn_norm": "attention_layernorm", "ffn_norm": "feedforward_layernorm"})
+BLOOM = TensorNames(
+    {
+        "token_embd": "transformer.word_embeddings",
+        "token_embd_norm": "transformer.word_embeddings_layernorm",
+        "output_norm": "transformer.ln_f",
+        "output": "lm_head",
+    },
+    "transformer.h",
+    {
+        **GPT_NEOX.inner,
+        "attn_qkv": "self_attention.query_key_value",
+        "attn_output": "self_attention.dense",
+    },
+)
+FALCON = BLOOM
+"""Files of Falcon have no second norm, or `FALCON_NORMS`."""
+FALCON_NORMS = {"attn_norm": "ln_mlp", "attn_norm_2": "ln_attn"}
+"""Names of two norms in a layer."""
+MPT = TensorNames(
+    {"token_embd": "transformer.wte", "output_norm": "transformer.norm_f", "output": "lm_head"},
+    "transformer.blocks",
+    {
+        "attn_norm": "norm_1",
+        "attn_qkv": "attn.Wqkv",
+        "attn_output": "attn.out_proj",
+        "ffn_norm": "norm_2",
+        "ffn_up": "ffn.up_proj",
+        "ffn_down": "ffn.down_proj",
+    },
+)
+
 
 def mamba(prefix: str) -> dict[str, str]:
     """Names of a Mamba-2 layer."""
@@ -158,6 +221,7 @@ LFM2 = replace(
 QWEN3_NEXT = LLAMA.but(
     {
         **AFTER_ATTENTION,
+        **NEXTN,
         "attn_qkv": "linear_attn.in_proj_qkv",
         "attn_gate": "linear_attn.in_proj_z",
         "ssm_ba": "linear_attn.in_proj_ba",

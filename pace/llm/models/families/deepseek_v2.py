@@ -36,7 +36,7 @@ class DeepseekConfig(MixtureConfig, LatentConfig):
     topk_group: int | None = count(None, MAX_EXPERTS, optional=True)
     first_k_dense_replace: int = count(0, MAX_LAYERS, minimum=0)
     num_nextn_predict_layers: int = count(1, MAX_LAYERS, minimum=0)
-    """Number of multi-token prediction layers after the model's own layers; they are ignored."""
+    """Number of layers for multi-token prediction after the model's own layers."""
 
     aliases: ClassVar[dict[str, str]] = {
         "n_routed_experts": "num_experts",
@@ -88,9 +88,7 @@ class DeepseekV2ForCausalLM(LatentForCausalLM):
 
     def __init__(self, config: DeepseekConfig, dtype: torch.dtype, ops: Ops):
         super().__init__(config, dtype, ops)
-        last = config.num_hidden_layers
-        left_out = range(last, last + config.num_nextn_predict_layers)
-        self.ignored_tensors = (*self.ignored_tensors, *(rf"model\.layers\.{layer}\..*" for layer in left_out))
+        self.num_further_layers = config.num_nextn_predict_layers
 
     def make_feed_forward(self, name: str, index: int) -> FeedForward:
         if not self.config.has_experts(index):

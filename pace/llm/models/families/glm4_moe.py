@@ -5,15 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
-
 from pace.llm.layers import FeedForward, HeadNorm, NoHeadNorm, RopeConfig
 from pace.llm.models.families.llama import LlamaConfig, LlamaForCausalLM
 from pace.llm.models.families.mixture_config import BiasedChoiceConfig, biased_mixture
 from pace.llm.models.model_config import MAX_LAYERS, MAX_POSITIONS, count, flag, number, token_ids
 from pace.llm.models.rope_config import read_rope
 from pace.ops.experts import MAX_EXPERTS
-from pace.ops.protocol import Ops
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,11 +44,7 @@ class Glm4MoeConfig(BiasedChoiceConfig, LlamaConfig):
 
 class Glm4MoeForCausalLM(LlamaForCausalLM):
     Config = Glm4MoeConfig
-
-    def __init__(self, config: Glm4MoeConfig, dtype: torch.dtype, ops: Ops):
-        super().__init__(config, dtype, ops)
-        # An additional last layer is for multi-token prediction, which drafting could use.
-        self.ignored_tensors = (*self.ignored_tensors, rf"model\.layers\.{config.num_hidden_layers}\..*")
+    num_further_layers = 1
 
     def make_head_norm(self, name: str, num_heads: int) -> HeadNorm | NoHeadNorm:
         config = self.config

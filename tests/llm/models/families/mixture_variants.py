@@ -205,6 +205,7 @@ MIXTURES: list[tuple[str, str, dict[str, Any]]] = [
     ("hunyuan_v1_moe", "default", {}),
     ("hunyuan_v1_moe", "lists", {"moe_topk": [3, 3], "attention_bias": True}),
     ("olmoe", "default", {}),
+    ("olmoe", "clip", {"clip_qkv": 0.5}),
     ("olmoe", "normalised", {"norm_topk_prob": True, "num_key_value_heads": None}),
     ("gpt_oss", "default", {}),
     ("gpt_oss", "limit", {"swiglu_limit": 0.2, "swiglu_alpha": 1.3, "sliding_window": 9}),

@@ -35,6 +35,7 @@ ROUTERS = {
     "Hunyuan-A13B-Instruct": Router(64, 8, normalise=True),
     "Phi-3.5-MoE-instruct": Router(16, 2, "sparsemixer", jitter=0.01),
     "Llama-4-Scout-17B-16E-Instruct": Router(16, 1, "sigmoid_of_chosen"),
+    "gemma-4-26B-A4B-it": Router(128, 8, normalise=True),
     "Kimi-K2.5": Router(384, 8, "sigmoid", normalise=True, eps=1e-20, scale=2.827, group_score="top2"),
     "Laguna-XS-2.1": Router(256, 8, "sigmoid", normalise=True, scale=2.5, group_score="top2"),
     "Ling-mini-2.0": DEEPSEEK_V3, "MiniMax-M2": Router(256, 8, "sigmoid", normalise=True, group_score="top2"),
@@ -43,6 +44,8 @@ ROUTERS = {
 
 WINDOWS = {
     "gpt-oss-20b": [128, None, 128, None, 128, None], "gemma-2-2b-it": [4096, None, 4096, None, 4096, None],
+    "gemma-4-E2B-it": [512, 512, 512, 512, None, 512], "gemma-4-E4B-it": [512, 512, 512, 512, 512, None],
+    "gemma-4-12B-it": [1024, 1024, 1024, 1024, 1024, None],
     "gemma-3-4b-it": [1024, 1024, 1024, 1024, 1024, None], "gemma-3-270m-it": [512, 512, 512, 512, 512, None],
     "c4ai-command-r7b-12-2024": [4096, 4096, 4096, None, 4096, 4096],
     "Olmo-3-7B-Instruct": [4096, 4096, 4096, None, 4096, 4096], "starcoder2-3b": [4096] * 6,
