@@ -27,11 +27,13 @@ from tests.checkpoints.gguf.bytes_of_files import (
     whole,
 )
 from tests.checkpoints.gguf.files import write_gguf
+from tests.checkpoints.gguf.gemma4.gemma4_files import write_gemma4
 from tests.checkpoints.gguf.hybrids import hybrid_files
 from tests.checkpoints.gguf.older import older_files
 from tests.fuzz import mutate
 from tests.fuzz.checkpoints import Files, Special
 from tests.fuzz.mutate import Mutation
+from tests.llm.models.families.gemma4_variants import EXPERTS, KEYS, LARGE
 from tests.llm.models.variants import longrope, save_tiny
 
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1}
@@ -56,6 +58,8 @@ HEALTHY = [
     ),
     ("gemma2", "F16", 0, {"query_pre_attn_scalar": 12}),
     ("gemma3_text", "Q8_0", 0, {"query_pre_attn_scalar": 12}),
+    ("gemma4_text", "F16", 0, {}),
+    ("gemma4_text", "F32", 0, LARGE | KEYS | EXPERTS),
     ("olmo3", "F32", 12, {"num_hidden_layers": 2}),
     ("granite", "Q8_0", 0, {}),
     ("cohere", "F16", 0, {"use_qk_norm": True}),
@@ -110,6 +114,8 @@ def healthy_checkpoints(folder: Path, part: slice = slice(None)) -> dict[str, Fi
         )
         if model_type in hybrid_files.ARCHITECTURES:
             hybrid_files.write_hybrid(hub, path, types, add=add)
+        elif model_type == "gemma4_text":
+            write_gemma4(hub, path, types, add=add)
         elif model_type in older_files.ARCHITECTURES:
             older_files.write_older(hub, path, types, add=add)
         else:
