@@ -11,8 +11,9 @@ PLACES = 4
 
 FEWER_OF_FAMILY = dict.fromkeys(LATENT_BASE, 3)
 FEWER_OF_FAMILY |= {"gptj": 2, "phi": 2, "starcoder2": 3, "gpt_neox": 3, "gpt2": 3}
-FEWER_OF_FAMILY |= {"cohere": 3, "cohere2": 3}
-"""Scales do not pass through GELU. Parallel layers have one norm. The projections of latents are left unchanged."""
+FEWER_OF_FAMILY |= {"cohere": 3, "cohere2": 3, "nanochat": 2, "youtu": 3}
+"""Scales do not pass through GELU. Parallel layers have one norm. The projections of latents are left unchanged. Norms
+of nanochat have no weights."""
 
 OF_VARIANT = {
     "opt-gelu": 3, "opt-no-affine": 2, "stablelm-parallel": 3, "stablelm-2-12b": 3,

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pace.checkpoints.gguf.architectures.architecture import Architecture, Fields, Key, Keys
+from pace.checkpoints.gguf.architectures.architecture import Architecture, Fields, Key, Keys, shortest
 from pace.checkpoints.gguf.architectures.registry import ARCHITECTURES
 from pace.checkpoints.gguf.file import Metadata
 from pace.checkpoints.gguf.tokens import read_tokens
@@ -44,7 +44,8 @@ OTHER_KEYS = {
     *("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon", "attention.head_count_kv"),
     *("attention.key_length", "attention.value_length", "attention.key_length_mla", "attention.value_length_mla"),
     *("attention.q_lora_rank", "attention.kv_lora_rank"),
-    *("attention.sliding_window", "attention.sliding_window_pattern"),
+    *("attention.sliding_window", "attention.sliding_window_pattern", "attention.rope_pattern"),
+    "attention.temperature_scale",
     *("expert_shared_feed_forward_length", "expert_gating_func", "nextn_predict_layers"),
     *("rope.dimension_count", "rope.freq_base", "rope.freq_base_swa", "rope.scale_linear"),
     *(f"rope.scaling.{name}" for name in ("type", "factor", "attn_factor", "original_context_length", "finetuned")),
@@ -100,7 +101,7 @@ def read_config(
     fields["vocab_size"] = embedding[0]
     fields["tie_word_embeddings"] = "lm_head.weight" not in shapes
     fields |= {field: on_hub(tensor) in shapes for field, tensor in architecture.present.items()}
-    fields |= _rope(keys, fields, factors, architecture.latent)
+    fields |= _rope(keys, fields, factors, architecture.latent or architecture.log_multiplier)
     fields = architecture.convert(architecture.window(fields, keys), keys)
     fields = {field: value for field, value in fields.items() if field not in architecture.absent}
     fields |= {field: keys.read(*key) for field, key in architecture.keys.items()} | special_tokens(metadata)
@@ -136,8 +137,9 @@ def _head_dim(keys: Keys, fields: Fields, is_latent: bool) -> int:
     return head_dim
 
 
-def _rope(keys: Keys, fields: Fields, factors: Mapping[str, list[float]], is_latent: bool) -> Fields:
-    """Fields of the rotary embedding, in the spelling of transformers 4."""
+def _rope(keys: Keys, fields: Fields, factors: Mapping[str, list[float]], log_multiplier: bool) -> Fields:
+    """Fields of the rotary embedding, in the spelling of transformers 4. `log_multiplier`: the architecture reads YaRN's
+    log_multiplier."""
     head_dim, positions = fields["head_dim"], fields["max_position_embeddings"]
     dim = keys.integer("rope.dimension_count", head_dim)
     found: Fields = {"rope_theta": keys.number("rope.freq_base", 10000.0)}
@@ -164,7 +166,7 @@ def _rope(keys: Keys, fields: Fields, factors: Mapping[str, list[float]], is_lat
     if kind == "linear" and factor not in (None, 0.0, 1.0):
         return found | {"rope_scaling": {"rope_type": "linear", "factor": factor}}
     if kind == "yarn":
-        return found | {"rope_scaling": _yarn(keys, keys.required("rope.scaling.factor", factor), original, is_latent)}
+        return found | {"rope_scaling": _yarn(keys, keys.required("rope.scaling.factor", factor), original, log_multiplier)}
     if kind not in ("none", "linear"):
         raise keys.refused(
             f"{keys.prefix}rope.scaling.type = {kind[:80]!r} without tensors of factors is not implemented; "
@@ -173,7 +175,7 @@ def _rope(keys: Keys, fields: Fields, factors: Mapping[str, list[float]], is_lat
     return found
 
 
-def _yarn(keys: Keys, factor: float, original: int, is_latent: bool) -> Fields:
+def _yarn(keys: Keys, factor: float, original: int, log_multiplier: bool) -> Fields:
     scaling: Fields = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
     for name in ("beta_fast", "beta_slow"):
         if (value := keys.number(f"rope.scaling.yarn_{name}")) is not None:
@@ -184,15 +186,10 @@ def _yarn(keys: Keys, factor: float, original: int, is_latent: bool) -> Fields:
     attention = keys.number("rope.scaling.yarn_attn_factor", 1.0)
     if attention not in (1.0, float(np.float32(usual))):
         scaling["attention_factor"] = shortest(attention)
-    for name in ("attn_factor", "yarn_ext_factor", *(() if is_latent else ("yarn_log_multiplier",))):
+    for name in ("attn_factor", "yarn_ext_factor", *(() if log_multiplier else ("yarn_log_multiplier",))):
         if (value := keys.number(f"rope.scaling.{name}")) not in (None, 1.0):
             raise keys.refused(f"{keys.prefix}rope.scaling.{name} = {value} is not implemented")
     return scaling
-
-
-def shortest(value: float) -> float:
-    """The decimal number that an fp32 value stands for: 1e-05 for 9.99999974737875e-06."""
-    return float(str(np.float32(value))) if np.isfinite(value) else value
 
 
 def special_tokens(metadata: Metadata) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from pace.llm.layers.norm import (
     NoHeadNorm,
     NoNorm,
     RMSNorm,
+    UnitNorm,
     WholeNorm,
 )
 from pace.llm.layers.recurrence import DeltaNet, Rates
@@ -76,6 +77,7 @@ __all__ = [
     "TensorSource",
     "Temperature",
     "TiedLMHead",
+    "UnitNorm",
     "Vectors",
     "WeightPlan",
     "WholeNorm",

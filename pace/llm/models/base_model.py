@@ -23,6 +23,7 @@ from pace.llm.layers import (
     Rotary,
     Temperature,
     TiedLMHead,
+    UnitNorm,
 )
 from pace.llm.layers.base import FLOAT_DTYPES
 from pace.llm.layers.block import MixerBlocks
@@ -45,6 +46,8 @@ class BaseModelForCausalLM(Layer):
     that several threads may call `forward` if their batches write different targets of the cache."""
 
     Config: ClassVar[type[ModelConfig]]
+    saved_as: ClassVar[str | None] = None
+    """The class that `transformers` names in checkpoints of this architecture, if it is another one."""
     prefix: ClassVar[str] = "model."
     """Prefix of all names but the head's. Checkpoints of the bare decoder lack it and load as well."""
     embedding_name: ClassVar[str] = "model.embed_tokens"
@@ -64,7 +67,7 @@ class BaseModelForCausalLM(Layer):
     rotaries: tuple[Rotary | Temperature, ...] = ()
     """The rotations of its layers: number i makes table i of a step's angles. Empty if positions are learned."""
     layers: list[Block]
-    final_norm: RMSNorm | LayerNorm | NoNorm
+    final_norm: RMSNorm | LayerNorm | UnitNorm | NoNorm
     lm_head: LMHead | TiedLMHead
     stored_as: str | None = None
     """The weight file's own name for its quantisation."""

@@ -8,12 +8,15 @@ from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.families.bamba import BambaForCausalLM
 from pace.llm.models.families.chatglm import ChatGLMForConditionalGeneration
 from pace.llm.models.families.cohere import Cohere2ForCausalLM, CohereForCausalLM
+from pace.llm.models.families.cwm import CwmForCausalLM
 from pace.llm.models.families.deepseek_v2 import DeepseekV2ForCausalLM
 from pace.llm.models.families.deepseek_v3 import DeepseekV3ForCausalLM
 from pace.llm.models.families.ernie4_5 import Ernie4_5ForCausalLM
 from pace.llm.models.families.ernie4_5_moe import Ernie4_5_MoeForCausalLM
+from pace.llm.models.families.exaone4 import Exaone4ForCausalLM
 from pace.llm.models.families.falcon_h1 import FalconH1ForCausalLM
-from pace.llm.models.families.gemma2 import Gemma2ForCausalLM
+from pace.llm.models.families.gemma import GemmaForCausalLM
+from pace.llm.models.families.gemma2 import Gemma2ForCausalLM, VaultGemmaForCausalLM
 from pace.llm.models.families.gemma3 import Gemma3ForConditionalGeneration
 from pace.llm.models.families.glm import Glm4ForCausalLM, GlmForCausalLM
 from pace.llm.models.families.glm4_moe import Glm4MoeForCausalLM
@@ -23,10 +26,13 @@ from pace.llm.models.families.gpt_neox import GPTNeoXForCausalLM
 from pace.llm.models.families.gpt_oss import GptOssForCausalLM
 from pace.llm.models.families.gptj import GPTJForCausalLM
 from pace.llm.models.families.granite import GraniteForCausalLM
+from pace.llm.models.families.granite_swa import GraniteSWAForCausalLM
 from pace.llm.models.families.granitemoe import GraniteMoeForCausalLM, GraniteMoeSharedForCausalLM
 from pace.llm.models.families.granitemoehybrid import GraniteMoeHybridForCausalLM
+from pace.llm.models.families.helium import HeliumForCausalLM
 from pace.llm.models.families.hunyuan import HunYuanDenseV1ForCausalLM
 from pace.llm.models.families.hunyuan_moe import HunYuanMoEV1ForCausalLM
+from pace.llm.models.families.hyperclovax import HyperCLOVAXForCausalLM
 from pace.llm.models.families.lfm2 import Lfm2ForCausalLM
 from pace.llm.models.families.lfm2_moe import Lfm2MoeForCausalLM
 from pace.llm.models.families.llama import LlamaForCausalLM
@@ -34,6 +40,7 @@ from pace.llm.models.families.llama4 import Llama4ForConditionalGeneration
 from pace.llm.models.families.mamba2 import Mamba2ForCausalLM
 from pace.llm.models.families.minicpm import MiniCPMForCausalLM
 from pace.llm.models.families.minicpm3 import MiniCPM3ForCausalLM
+from pace.llm.models.families.ministral3 import Ministral3ForCausalLM, Mistral3ForConditionalGeneration
 from pace.llm.models.families.mistral import MistralForCausalLM
 from pace.llm.models.families.mixtral import MixtralForCausalLM
 from pace.llm.models.families.nemotron_h import NemotronHForCausalLM
@@ -59,24 +66,38 @@ from pace.llm.models.families.qwen_vl import (
     Qwen2VLForConditionalGeneration,
     Qwen3VLForConditionalGeneration,
 )
+from pace.llm.models.families.renamed import ExaoneForCausalLM, InternLM3ForCausalLM, IQuestCoderForCausalLM
+from pace.llm.models.families.seed_oss import SeedOssForCausalLM
 from pace.llm.models.families.smollm3 import SmolLM3ForCausalLM
 from pace.llm.models.families.stablelm import StableLmForCausalLM
 from pace.llm.models.families.starcoder2 import Starcoder2ForCausalLM
+from pace.llm.models.families.ungated import (
+    ArceeForCausalLM,
+    Jais2ForCausalLM,
+    NanoChatForCausalLM,
+    NemotronForCausalLM,
+)
+from pace.llm.models.families.youtu import YoutuForCausalLM
 from pace.llm.models.model_config import ModelConfig
 from pace.naming import shown
 
 MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
+    ArceeForCausalLM,
     BambaForCausalLM,
     ChatGLMForConditionalGeneration,
     Cohere2ForCausalLM,
     CohereForCausalLM,
+    CwmForCausalLM,
     DeepseekV2ForCausalLM,
     DeepseekV3ForCausalLM,
     Ernie4_5_MoeForCausalLM,
     Ernie4_5ForCausalLM,
+    Exaone4ForCausalLM,
+    ExaoneForCausalLM,
     FalconH1ForCausalLM,
     Gemma2ForCausalLM,
     Gemma3ForConditionalGeneration,
+    GemmaForCausalLM,
     Glm4ForCausalLM,
     Glm4MoeForCausalLM,
     Glm4MoeLiteForCausalLM,
@@ -89,8 +110,14 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     GraniteMoeForCausalLM,
     GraniteMoeHybridForCausalLM,
     GraniteMoeSharedForCausalLM,
+    GraniteSWAForCausalLM,
+    HeliumForCausalLM,
     HunYuanDenseV1ForCausalLM,
     HunYuanMoEV1ForCausalLM,
+    HyperCLOVAXForCausalLM,
+    InternLM3ForCausalLM,
+    IQuestCoderForCausalLM,
+    Jais2ForCausalLM,
     Lfm2ForCausalLM,
     Lfm2MoeForCausalLM,
     Llama4ForConditionalGeneration,
@@ -98,8 +125,12 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     Mamba2ForCausalLM,
     MiniCPM3ForCausalLM,
     MiniCPMForCausalLM,
+    Ministral3ForCausalLM,
+    Mistral3ForConditionalGeneration,
     MistralForCausalLM,
     MixtralForCausalLM,
+    NanoChatForCausalLM,
+    NemotronForCausalLM,
     NemotronHForCausalLM,
     Olmo2ForCausalLM,
     Olmo3ForCausalLM,
@@ -122,13 +153,18 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     Qwen3OmniMoeForConditionalGeneration,
     Qwen3VLForConditionalGeneration,
     Qwen3VLMoeForConditionalGeneration,
+    SeedOssForCausalLM,
     SmolLM3ForCausalLM,
     StableLmForCausalLM,
     Starcoder2ForCausalLM,
+    VaultGemmaForCausalLM,
+    YoutuForCausalLM,
 )
 MODEL_LIST = {model_class.__name__: model_class for model_class in MODEL_CLASSES} | {
+    "Exaone4_5_ForConditionalGeneration": Exaone4ForCausalLM,
     "Gemma3ForCausalLM": Gemma3ForConditionalGeneration,
     "Llama4ForCausalLM": Llama4ForConditionalGeneration,
+    "MinistralForCausalLM": MistralForCausalLM,
     "Qwen3_5ForCausalLM": Qwen3_5ForConditionalGeneration,
     "Qwen3_5MoeForCausalLM": Qwen3_5MoeForConditionalGeneration,
     "Qwen3OmniMoeThinkerForConditionalGeneration": Qwen3OmniMoeForConditionalGeneration,
@@ -157,12 +193,12 @@ def read_config(raw: Any, media: bool = False) -> tuple[type[BaseModelForCausalL
     for name in names:
         if model_class := known.get(_stem(name)):
             other = known.get(_stem(str(raw.get("model_type"))), model_class)
-            if other is not model_class:
+            if other is not model_class and other.saved_as != model_class.__name__:
                 raise ValueError(
                     f"config.json: architectures ({name}) and model_type ({raw['model_type']}) contradict each other"
                 )
-            config = model_class.Config.from_dict(raw)
-            return model_class, config.with_media(raw) if media else config
+            config = other.Config.from_dict(raw)
+            return other, config.with_media(raw) if media else config
     raise NotImplementedError(
         f"the architecture {shown(names[0])} is not implemented; implemented: {', '.join(MODEL_LIST)}"
     )

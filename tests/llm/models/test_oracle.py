@@ -21,7 +21,11 @@ def test_variant(name, tmp_path, subtests, pytestconfig, restore_isa_and_threads
     Visit(name, tmp_path, in_full=pytestconfig.getoption("tier") == "all").check_all(subtests)
 
 
-NEEDED = {"deepseek_v2": {"num_experts_per_tok": 2}, "lfm2_moe": {"layer_types": ["conv"] * 32}}
+NEEDED = {
+    "deepseek_v2": {"num_experts_per_tok": 2},
+    "lfm2_moe": {"layer_types": ["conv"] * 32},
+    "mistral3": {"text_config": {"model_type": "mistral"}},
+}
 """Fields without which the defaults of transformers do not run."""
 
 

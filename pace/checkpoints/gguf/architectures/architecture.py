@@ -64,6 +64,11 @@ Change = Callable[[Fields, Keys], Fields]
 """Function that returns changed fields. It raises ValueError or NotImplementedError that names the file."""
 
 
+def shortest(value: float) -> float:
+    """The decimal number that an fp32 value stands for: 1e-05 for 9.99999974737875e-06."""
+    return float(str(np.float32(value))) if np.isfinite(value) else value
+
+
 def unchanged(fields: Fields, keys: Keys) -> Fields:
     return fields
 
@@ -99,6 +104,8 @@ class Architecture:
     """Field of config.json for the epsilon of layer norms. None for RMS norms."""
     latent: bool = False
     """True for latent attention. The head width in the config is then that of the rotated part."""
+    log_multiplier: bool = False
+    """True if a file may state YaRN's mscale_all_dim, like those with latent attention."""
     mixed: bool = False
     """True if some layers lack attention or a feed-forward. Arrays of heads or widths then have 0 for these layers."""
     attends: bool = True

@@ -44,7 +44,10 @@ WINDOWS = {
     "gemma-3-1b-it": [512, 512, 512, 512, 512, None], "Qwen2.5-VL-3B-Instruct": [None] * 6, "SmolLM3-3B": [None] * 6,
     "Qwen3-30B-A3B-Instruct-2507": [None] * 6, "Qwen1.5-MoE-A2.7B-Chat": [None] * 6,
     "Mixtral-8x7B-Instruct-v0.1": [None] * 6, "Llama-4-Scout-17B-16E-Instruct": [8192, 8192, 8192, None, 8192, 8192],
-    "Phi-3.5-MoE-instruct": [131072] * 6,
+    "Phi-3.5-MoE-instruct": [131072] * 6, "cwm": [None, 8192, 8192, 8192, None, 8192],
+    "EXAONE-4.0-32B": [4096, 4096, 4096, None, 4096, 4096], "EXAONE-4.0-1.2B": [None] * 6,
+    "Ministral-8B-Instruct-2410": [None, 32768, 32768, 32768, None, 32768],
+    "Mistral-Small-3.1-24B-Instruct-2503": [None] * 6, "Ministral-3-3B-Instruct-2512": [None] * 6,
 }  # fmt: skip
 """Windows of the first six layers, by checkpoint."""
 
