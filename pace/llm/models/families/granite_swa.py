@@ -22,13 +22,13 @@ from pace.llm.models.model_config import (
 
 
 def bases() -> Any:
-    """A list of numbers, or null."""
+    """A list of numbers, each 0 or above 1; or null."""
 
     def read(value: Any) -> tuple[float, ...] | None:
         if value is None:
             return None
-        if not isinstance(value, list):
-            raise ValueError("a list of numbers, or null")
+        if not isinstance(value, list) or any(type(item) not in (int, float) or 0 < item <= 1 for item in value):
+            raise ValueError("a list of numbers, each 0 or above 1; or null")
         return tuple(read_number(item, 0.0, 1e30) for item in value)
 
     return declared(None, read)
