@@ -26,6 +26,7 @@ from tests.checkpoints.gguf.bytes_of_files import (
     text,
     whole,
 )
+from tests.checkpoints.gguf.dense import dense_files
 from tests.checkpoints.gguf.files import write_gguf
 from tests.checkpoints.gguf.hybrids import hybrid_files
 from tests.fuzz import mutate
@@ -78,7 +79,11 @@ HEALTHY = [
     ("qwen3_5_text", "F16", 0, {}),
     ("granitemoehybrid", "F16", 0, {}),
     ("nemotron_h", "F16", 0, {"layers_block_type": ["linear_attention", "moe", "full_attention"]}),
+    ("ministral3", "F16", 0, {}),
+    ("granite_swa", "F16", 0, {"num_hidden_layers": 2}),
 ]
+DENSE = ("ministral3", "granite_swa")
+"""The families with a writer of their own, `write_dense`."""
 
 
 def healthy_checkpoints(folder: Path, part: slice = slice(None)) -> dict[str, Files]:
@@ -101,6 +106,8 @@ def healthy_checkpoints(folder: Path, part: slice = slice(None)) -> dict[str, Fi
         )
         if model_type in hybrid_files.ARCHITECTURES:
             hybrid_files.write_hybrid(hub, path, types, add=add)
+        elif model_type in DENSE:
+            dense_files.write_dense(hub, path, types, add=add)
         else:
             write_gguf(hub, path, types if callable(types) else _where_it_fits(types), add, tensors_a_shard)
         checkpoints[name] = {path.name: path.read_bytes() for path in target.iterdir()}

@@ -138,8 +138,8 @@ def _head_dim(keys: Keys, fields: Fields, is_latent: bool) -> int:
 
 
 def _rope(keys: Keys, fields: Fields, factors: Mapping[str, list[float]], log_multiplier: bool) -> Fields:
-    """Fields of the rotary embedding, in the spelling of transformers 4. `log_multiplier`: the architecture reads YaRN's
-    log_multiplier."""
+    """Fields of the rotary embedding, in the spelling of transformers 4. `log_multiplier`: the architecture has a key
+    for YaRN's mscale_all_dim."""
     head_dim, positions = fields["head_dim"], fields["max_position_embeddings"]
     dim = keys.integer("rope.dimension_count", head_dim)
     found: Fields = {"rope_theta": keys.number("rope.freq_base", 10000.0)}
@@ -166,7 +166,9 @@ def _rope(keys: Keys, fields: Fields, factors: Mapping[str, list[float]], log_mu
     if kind == "linear" and factor not in (None, 0.0, 1.0):
         return found | {"rope_scaling": {"rope_type": "linear", "factor": factor}}
     if kind == "yarn":
-        return found | {"rope_scaling": _yarn(keys, keys.required("rope.scaling.factor", factor), original, log_multiplier)}
+        return found | {
+            "rope_scaling": _yarn(keys, keys.required("rope.scaling.factor", factor), original, log_multiplier)
+        }
     if kind not in ("none", "linear"):
         raise keys.refused(
             f"{keys.prefix}rope.scaling.type = {kind[:80]!r} without tensors of factors is not implemented; "

@@ -75,7 +75,9 @@ _HAN = "[一-龥ࠀ-一가-\ud7ff]+"
 
 _PRE_TOKENIZERS = {
     ("default",): PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
-    ("gpt-2", "phi-2", "olmo", "mpt", "granite-docling", "a.x-4.0", "exaone4", "mellum", "trillion"): PreTokenizer((_GPT2,)),
+    ("gpt-2", "phi-2", "olmo", "mpt", "granite-docling", "a.x-4.0", "exaone4", "mellum", "trillion"): PreTokenizer(
+        (_GPT2,)
+    ),
     ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"): PreTokenizer(
         (r"\p{N}", _GPT2)
     ),

@@ -44,9 +44,7 @@ class LayerNorm(Layer):
     """Layer norm: `(x - mean) / sqrt(var + eps) * weight + bias` over the last dimension; the checkpoint holds
     `weight - offset`. Without `affine`, it has no weight and no bias."""
 
-    def __init__(
-        self, name: str, size: int, eps: float, affine: bool = True, bias: bool = True, offset: float = 0.0
-    ):
+    def __init__(self, name: str, size: int, eps: float, affine: bool = True, bias: bool = True, offset: float = 0.0):
         self.weight = Vectors({f"{name}.weight": size} if affine else {}, offset=offset)
         self.bias = Vectors({f"{name}.bias": size} if affine and bias else {})
         self.eps = eps

@@ -188,7 +188,8 @@ MIXTURES = (
         keys={**EXPERTS, "interleave_moe_layer_step": Key("interleave_moe_layer_step")},
     ),
     Architecture(
-        "deepseek2", "deepseek_v3", marker="deepseek2.expert_count", latent=True, defaults={"num_nextn_predict_layers": 0}, convert=deepseek2,
+        "deepseek2", "deepseek_v3", marker="deepseek2.expert_count", latent=True, convert=deepseek2,
+        defaults={"num_nextn_predict_layers": 0},
         names=LATENT.but({**CORRECTION, **gated("mlp.shared_experts", "_shexp")}),
         keys={
             **DEEPSEEK,

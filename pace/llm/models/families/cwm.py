@@ -20,7 +20,7 @@ PUBLISHED_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
-"""The rotation of a config without one, whatever its `rope_theta`."""
+"""The rotation of a config without one. Its `rope_theta` then has no effect."""
 
 
 @dataclass(frozen=True, kw_only=True)

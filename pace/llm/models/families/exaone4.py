@@ -50,7 +50,7 @@ class Exaone4Config(WindowedConfig):
             return (FULL,) * layers
         if isinstance(pattern, int):
             return every(pattern, layers)
-        # The last layer has no window, whatever the pattern.
+        # The last layer never has a window.
         return (*(LETTERS[pattern[layer % len(pattern)]] for layer in range(layers - 1)), FULL)
 
 

@@ -18,7 +18,9 @@ class HyperClovaXConfig(GraniteConfig):
     def derived(self, fields: dict[str, Any]) -> dict[str, Any]:
         values = super().derived(fields)
         usual = values["head_dim"] ** -0.5
-        return values | {"attention_multiplier": usual if self.attention_multiplier is None else self.attention_multiplier}
+        return values | {
+            "attention_multiplier": usual if self.attention_multiplier is None else self.attention_multiplier
+        }
 
     @property
     def logits_scale(self) -> float:

@@ -139,5 +139,9 @@ def test_magnitudes_of_ministral(tmp_path):
     written(tmp_path, "ministral3-default", add=change("rope.scaling.yarn_log_multiplier", 0.5))
     usual = 0.1 * np.log(4.0) + 1
     assert config_of(tmp_path)[1].rope.attention_factor == pytest.approx(usual / (0.05 * np.log(4.0) + 1))
-    written(tmp_path, "ministral3-default", add=lambda writer: writer.kv_data[0].pop("mistral3.rope.scaling.yarn_log_multiplier"))
+    written(
+        tmp_path,
+        "ministral3-default",
+        add=lambda writer: writer.kv_data[0].pop("mistral3.rope.scaling.yarn_log_multiplier"),
+    )
     assert config_of(tmp_path)[1].rope.attention_factor == pytest.approx(usual)
