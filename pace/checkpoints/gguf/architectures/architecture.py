@@ -66,7 +66,8 @@ Change = Callable[[Fields, Keys], Fields]
 
 def shortest(value: float) -> float:
     """The decimal number that an fp32 value stands for: 1e-05 for 9.99999974737875e-06."""
-    return float(str(np.float32(value))) if np.isfinite(value) else value
+    with np.errstate(over="ignore"):
+        return float(str(np.float32(value)))
 
 
 def unchanged(fields: Fields, keys: Keys) -> Fields:
