@@ -20,6 +20,9 @@ dependency of pace:
 
     pip install llama-cpp-python gguf ctranslate2 onnxruntime-genai onnx onnx-ir
 
+Hybrids such as lfm2-1.2b need llama.cpp's converter, which is in the source archive of llama-cpp-python:
+`pip download --no-deps --no-binary :all: llama-cpp-python`, unpack, --llama-source DIRECTORY/vendor/llama.cpp.
+
 In a checkout of ik_llama.cpp:
 
     cmake -B build -DGGML_NATIVE=ON && cmake --build build --target llama-bench
@@ -129,6 +132,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         help="the interpreter for a peer that needs one of its own",
     )
     parser.add_argument("--llama-bench", type=Path, metavar="PATH", help="ik_llama.cpp's program of this name")
+    parser.add_argument("--llama-source", type=Path, metavar="PATH", help="llama.cpp's source, for its converter")
     parser.add_argument(
         "--quick",
         action="store_true",
@@ -164,9 +168,11 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 def measure(options: argparse.Namespace) -> Results:
     from benchmarks.comparison.measure import Comparison, LimitsError, Plan
     from benchmarks.comparison.runtimes.ik_llama_cpp_runtime import PROGRAM_VARIABLE
+    from benchmarks.comparison.runtimes.llama_cpp_runtime import SOURCE_VARIABLE
 
-    if options.llama_bench:
-        os.environ[PROGRAM_VARIABLE] = str(options.llama_bench.resolve())
+    for variable, path in ((PROGRAM_VARIABLE, options.llama_bench), (SOURCE_VARIABLE, options.llama_source)):
+        if path:
+            os.environ[variable] = str(path.resolve())
 
     scenarios = [Scenario(options.prompt, options.generate)]
     scenarios += [Scenario(BATCH_PROMPT, BATCH_STEPS, batch) for batch in options.batch]

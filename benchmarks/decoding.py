@@ -35,8 +35,9 @@ from pace.llm.engine.drafter import Drafter, NoDraft
 from pace.llm.outputs import Metrics
 
 SCRIPT = "benchmarks/decoding.py"
-LEAST_LOOKUP, LEAST_ADAPTIVE = 2.0, 0.95
-"""Target ratios: for prompt lookup on text that copies, and for adaptive drafts on any text."""
+LEAST_LOOKUP, LEAST_ADAPTIVE, LEAST_MTP = 2.0, 0.95, 1.5
+"""Target ratios: for prompt lookup on text that copies, for adaptive drafts on any text, and for a layer that was
+trained on this text."""
 
 WORDS = (
     "river lantern copper Marisol window silver harbour Quentin basket thunder velvet crates Ludwig cactus piano garden"
@@ -208,20 +209,26 @@ def cases(new_tokens: int) -> list[Case]:
         Case("answers that copy the question", "draft", copying, greedy, LEAST_ADAPTIVE),
         Case("noise, sampled at 2", "draft", stories, wild, LEAST_ADAPTIVE),
         Case("noise, sampled at 2", "lookup", stories, wild, LEAST_ADAPTIVE),
+        Case("stories", "mtp", stories, greedy, LEAST_MTP),
+        Case("stories, sampled at 0.8", "mtp", stories, sampled),
+        Case("noise, sampled at 2", "mtp", stories, wild, LEAST_ADAPTIVE),
     ]
 
 
-def race_of_drafts(path: str, draft: str, new_tokens: int, repeats: int) -> list[dict[str, Any]]:
-    """Returns the decode speeds with and without drafts for each case. Raises RuntimeError if the texts differ."""
+def race_of_drafts(path: str, draft: str, mtp: str | None, new_tokens: int, repeats: int) -> list[dict[str, Any]]:
+    """Returns the decode speeds with and without drafts for each case. `mtp`: a checkpoint with a layer for multi-token
+    prediction; None to leave it out. Raises RuntimeError if the texts differ."""
     configs = {
         "lookup": PromptLookupConfig(),
         "draft": DraftModelConfig(draft),
         "draft, always 4": DraftModelConfig(draft, num_draft_tokens=4, adaptive=False),
     }
     models = {name: LLMModel(path, spec_config=config) for name, config in configs.items()}
+    if mtp is not None:
+        models["mtp"] = LLMModel(mtp, spec_config="mtp")
     drafters = {name: model._engine.drafter for name, model in models.items()}
     results = []
-    for case in cases(new_tokens):
+    for case in [case for case in cases(new_tokens) if case.drafts in models]:
         progress(f"{case.drafts}: {case.name}")
         model = models[case.drafts]
         prompts = case.prompts(model)
@@ -319,6 +326,9 @@ def main() -> None:
     parser.add_argument("--model", default=str(TINY), metavar="PATH", help="default: the bundled model")
     parser.add_argument("--draft", default=str(TINY_DRAFT), metavar="PATH", help="its draft model")
     parser.add_argument(
+        "--mtp", metavar="PATH", help="a checkpoint with a layer for multi-token prediction (training/train_head.py)"
+    )
+    parser.add_argument(
         "--requests",
         nargs="*",
         type=int,
@@ -345,7 +355,9 @@ def main() -> None:
         "isa": _C.isa(),
         "threads": _C.cpu_info()["default_threads"],
         "requests": race_of_requests(args.model, args.requests, args.new_tokens, args.repeats, args.peer_dtypes),
-        "drafts": [] if args.no_drafts else race_of_drafts(args.model, args.draft, args.new_tokens, args.repeats),
+        "drafts": []
+        if args.no_drafts
+        else race_of_drafts(args.model, args.draft, args.mtp, args.new_tokens, args.repeats),
     }
     publish(args.into, SCRIPT, markdown(report), report)
 

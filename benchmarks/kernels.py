@@ -49,10 +49,12 @@ from pace import _C
 from pace.batch import BLOCK_SIZE, KVBlocks, KVSpec, Positions, Spans
 from pace.bench.measure import draw_blocks
 from pace.bench.shapes import SHAPES
+from pace.checkpoints.gguf.blocks import BLOCK_TYPES
 from pace.llm.models.model_list import read_config
 from pace.ops import native
+from pace.ops.blocks import BlockRows, BlockType
 from pace.ops.protocol import AttentionOptions
-from pace.ops.weight_layout import CODES, QuantizedRows, WeightLayout
+from pace.ops.weight_layout import CODES, GRIDS, QuantizedRows, WeightLayout
 from pace.quant.format import Format
 from pace.quant.registry import FORMATS
 
@@ -77,6 +79,7 @@ STORED = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float1
 }
 """Maps a value of `--dtype` to the layout of weights."""
 STORED |= {name: make() for name, make in FORMATS.items() if name.startswith(("q", "mx"))}
+STORED |= {type.layout.code: type for type in BLOCK_TYPES.values() if type.layout.code in GRIDS}
 LONG_SECONDS, FEW_REPEATS = 2.0, 3
 """Once a kernel has taken LONG_SECONDS, it is measured at most FEW_REPEATS times."""
 
@@ -176,7 +179,8 @@ def _product(x: torch.Tensor, weights: list[native.PackedWeight]) -> Callable[[]
     return step
 
 
-Stored = torch.dtype | WeightLayout | Format
+Stored = torch.dtype | WeightLayout | Format | BlockType
+Rows = torch.Tensor | QuantizedRows | BlockRows
 
 
 def _cold_weights(n: int, k: int, stored: Stored, glu: bool) -> list[native.PackedWeight]:
@@ -188,19 +192,23 @@ def _cold_weights(n: int, k: int, stored: Stored, glu: bool) -> list[native.Pack
 def random_weight(n: int, k: int, stored: Stored, glu: bool) -> native.PackedWeight:
     """Returns a packed weight `[n, k]` that repeats the same 256 rows."""
     rows = _random_rows(min(256, n), k, stored)
-    weight = native.empty_weight(n, k, rows.layout if isinstance(rows, QuantizedRows) else stored, glu)
-    pack = native.pack_quantized_ if isinstance(rows, QuantizedRows) else native.pack_rows_
+    weight = native.empty_weight(n, k, stored if isinstance(rows, torch.Tensor) else rows.layout, glu)
+    pack = native.pack_rows_ if isinstance(rows, torch.Tensor) else native.pack_quantized_
     for first in range(0, n, 256):
         pack(weight, rows if n - first >= 256 else _random_rows(n - first, k, stored), first)
     return weight
 
 
 @functools.cache
-def _random_rows(n: int, k: int, stored: Stored) -> torch.Tensor | QuantizedRows:
+def _random_rows(n: int, k: int, stored: Stored) -> Rows:
     """Returns the same rows at every call of a shape; weights of about 0.02."""
     generator = torch.Generator().manual_seed(0)
     if isinstance(stored, Format):
         return stored.for_width(k).quantize(torch.randn(n, k, generator=generator) * 0.02)
+    if isinstance(stored, BlockType):
+        points = torch.randint(0, 256, (n, stored.row_bytes(k)), generator=generator, dtype=torch.uint8)
+        points.view(n, -1, stored.nbytes)[..., 1::2] &= 0x1F  # finite scales, of any size
+        return BlockRows(stored, points)
     if not isinstance(stored, WeightLayout):
         return (torch.randn(n, k, generator=generator) * 0.02).to(stored)
     low, high, size = {"int8": (-127, 128, 64), "int4": (0, 16, 4), "float8": (0, 64, 1)}[stored.code]

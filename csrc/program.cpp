@@ -79,6 +79,17 @@ void Program::embedding(Value out, const void* weight, const int32_t* order, Ids
     });
 }
 
+void Program::input_rows(Value out, int number) {
+    record<PlaceRowsOp>("input rows", true, [=](PlaceRowsOp& op, const Frame& frame) {
+        op = {};
+        op.rows = frame.step.inputs[number];
+        op.rows_stride = out.columns;
+        op.count = op.x_rows = frame.step.tokens;
+        op.x = frame.at(out);
+        op.x_stride = op.k = out.columns;
+    });
+}
+
 void Program::given_rows(Value out, int64_t first) {
     record<PlaceRowsOp>("given rows", true, [=](PlaceRowsOp& op, const Frame& frame) {
         const GivenRows& given = frame.step.given;
@@ -116,6 +127,38 @@ void Program::gather_rows(Value out, Columns x) {
     });
 }
 
+void Program::keep_rows(Columns x, int64_t first) {
+    record<PlaceRowsOp>("keep rows", true, [=](PlaceRowsOp& op, const Frame& frame) {
+        const KeptRows& kept = frame.step.kept;
+        if (kept.rows != frame.step.tokens || kept.columns < first + x.count) {
+            throw std::invalid_argument("the step keeps rows [" + std::to_string(frame.step.tokens) + ", " +
+                                        std::to_string(first + x.count) + "] or wider; there is room for [" +
+                                        std::to_string(kept.rows) + ", " + std::to_string(kept.columns) + "]");
+        }
+        op.x = kept.data + first;
+        op.x_stride = kept.stride;
+        op.x_rows = op.count = kept.rows;
+        op.k = x.count;
+        op.rows = frame.at(x);
+        op.rows_stride = x.value.columns;
+    });
+}
+
+void Program::concatenate(Value out, Columns a, Columns b) {
+    int64_t first = 0;
+    for (const Columns x : {a, b}) {
+        record<PlaceRowsOp>("concatenate", any_result(out, x), [=](PlaceRowsOp& op, const Frame& frame) {
+            op.x = frame.at(out) + first;
+            op.x_stride = out.columns;
+            op.x_rows = op.count = frame.rows_of(out);
+            op.k = x.count;
+            op.rows = frame.at(x);
+            op.rows_stride = x.value.columns;
+        });
+        first += x.count;
+    }
+}
+
 void Program::add(Value out, Columns a, Columns b) {
     record<AddOp>("add", any_result(out, a, b), [=](AddOp& op, const Frame& frame) {
         op.a = frame.at(a);
@@ -128,7 +171,7 @@ void Program::add(Value out, Columns a, Columns b) {
     });
 }
 
-void Program::activation(Value out, Columns x, Activation activation) {
+void Program::activation(Value out, Columns x, const ActivationFunction& activation) {
     record<ActivationOp>("activation", any_result(out, x), [=](ActivationOp& op, const Frame& frame) {
         op.activation = activation;
         op.x = frame.at(x);
@@ -159,13 +202,17 @@ void Program::softcap(Columns x, float cap) {
     });
 }
 
-void Program::norm(Value out, Columns x, const Norm& norm) {
-    record<NormOp>("norm", any_result(out, x), [=](NormOp& op, const Frame& frame) {
+void Program::norm(Value out, Columns x, const Norm& norm, std::optional<Columns> residual, float factor) {
+    const bool varies = any_result(out, x) || (residual && is_result(*residual));
+    record<NormOp>("norm", varies, [=](NormOp& op, const Frame& frame) {
         op.norm = norm;
         op.x = frame.at(x);
         op.x_stride = x.value.columns;
         op.rows = frame.rows_of(out);
         op.k = x.count;
+        op.residual = residual ? frame.at(*residual) : nullptr;
+        op.residual_stride = residual ? residual->value.columns : 0;
+        op.factor = factor;
         op.y = frame.at(out);
     });
 }
@@ -294,8 +341,8 @@ void Program::attention(Value out, HeadsOf q, std::optional<HeadsOf> latent_q, s
             const Rotation& rotation = preparation->rotation;
             const Angles angles = rotation.half > 0 ? frame.step.angles[rotation.table] : Angles{};
             op.heads = {queries,
-                        frame.at(preparation->k),
-                        frame.at(preparation->v),
+                        preparation->k ? frame.at(*preparation->k) : HeadsView{},
+                        preparation->v ? frame.at(*preparation->v) : HeadsView{},
                         q.count,
                         preparation->query_norm,
                         preparation->key_norm,

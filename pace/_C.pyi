@@ -7,7 +7,7 @@ from torch import Tensor
 
 from pace.batch import ForwardBatch, Spans
 from pace.graph.recorded import Rotation
-from pace.ops.experts import Router
+from pace.ops.experts import Activation, Router
 from pace.ops.kernels.experts import ExpertStack
 from pace.ops.kernels.norm import GatedNormParameters, NormParameters
 from pace.ops.protocol import AttentionOptions, ExpertOptions, RecurrenceOptions
@@ -63,7 +63,7 @@ class PackedFormat:
 
     def __init__(
         self, dtype: int, code: int = 0, group: int = 0, has_mins: bool = False, levels: int = 0, offset: int = -1,
-        group_scales: int = 0,
+        group_scales: int = 0, token_inputs: bool = False,
     ) -> None: ...  # fmt: skip
 
 # Parts of a weight, from the top down: rows, and how they are stored.
@@ -101,12 +101,19 @@ def gather_rows(weight: PackedWeight, ids: Tensor | None, count: int, out: Tenso
     """Without ids, rows 0 to count - 1."""
 
 def linear(
-    x: Tensor, weight: PackedWeight, bias: Tensor | None, activation: str | None, residual: Tensor | None, out: Tensor
+    x: Tensor,
+    weight: PackedWeight,
+    bias: Tensor | None,
+    activation: Activation | None,
+    residual: Tensor | None,
+    out: Tensor,
 ) -> None: ...
-def activation(name: str, x: Tensor, y: Tensor) -> None: ...
+def activation(activation: Activation, x: Tensor, y: Tensor) -> None: ...
 
 # Mixtures of experts.
-def route(logits: Tensor, router: Router, choice_bias: Tensor | None, routing: Tensor) -> None: ...
+def route(
+    logits: Tensor, router: Router, choice_bias: Tensor | None, expert_scale: Tensor | None, routing: Tensor
+) -> None: ...
 def experts(
     x: Tensor, routing: Tensor, count: int, gate_up: ExpertStack, down: ExpertStack, options: ExpertOptions,
     residual: Tensor | None, out: Tensor,
@@ -211,8 +218,8 @@ class Heads:
 class Preparation:
     def __init__(
         self,
-        k: Heads,
-        v: Heads,
+        k: Heads | None,
+        v: Heads | None,
         query_norm: NormParameters | None,
         key_norm: NormParameters | None,
         value_norm: NormParameters | None,
@@ -240,14 +247,17 @@ class Program:
 
     def __init__(self, widths: list[int], neighbour: Program | None = None) -> None: ...
     def embedding(self, out: Value, weight: PackedWeight, positions: bool, offset: int) -> None: ...
+    def input_rows(self, out: Value, number: int) -> None: ...
     def given_rows(self, out: Value, first: int) -> None: ...
     def place_rows(self, x: Columns, first: int, add: bool) -> None: ...
     def gather_rows(self, out: Value, x: Columns) -> None: ...
+    def keep_rows(self, x: Columns, first: int) -> None: ...
+    def concatenate(self, out: Value, a: Columns, b: Columns) -> None: ...
     def add(self, out: Value, a: Columns, b: Columns) -> None: ...
-    def activation(self, out: Value, x: Columns, name: str) -> None: ...
+    def activation(self, out: Value, x: Columns, activation: Activation) -> None: ...
     def scale(self, x: Columns, factor: float) -> None: ...
     def softcap(self, x: Columns, cap: float) -> None: ...
-    def norm(self, out: Value, x: Columns, norm: NormParameters) -> None: ...
+    def norm(self, out: Value, x: Columns, norm: NormParameters, residual: Columns | None, factor: float) -> None: ...
     def linear(
         self,
         out: Value,
@@ -255,7 +265,7 @@ class Program:
         norm: NormParameters | None,
         weight: PackedWeight,
         bias: Tensor | None,
-        activation: str | None,
+        activation: Activation | None,
         residual: Value | None,
     ) -> None: ...
     def gate(self, x: Columns, gate: Columns, activation: str | None) -> None: ...
@@ -267,11 +277,13 @@ class Program:
         self, out: Value, q: Heads, k: Heads, v: Heads, steps: Columns, beta: Columns | None, layer: int,
         options: RecurrenceOptions,
     ) -> None: ...  # fmt: skip
-    def route(self, out: Value, logits: Columns, router: Router, choice_bias: Tensor | None) -> None: ...
+    def route(
+        self, out: Value, logits: Columns, router: Router, choice_bias: Tensor | None, expert_scale: Tensor | None
+    ) -> None: ...
     def experts(
         self, out: Value, x: Columns, norm: NormParameters | None, choices: Value, router: Router | None,
-        choice_bias: Tensor | None, count: int, gate_up: ExpertStack, down: ExpertStack, options: ExpertOptions,
-        residual: Value | None,
+        choice_bias: Tensor | None, expert_scale: Tensor | None, count: int, gate_up: ExpertStack, down: ExpertStack,
+        options: ExpertOptions, residual: Value | None,
     ) -> None:  # fmt: skip
         """Without a router, `choices` is a routing; with it, logits."""
 
@@ -288,7 +300,9 @@ class Program:
         layer: int,
         options: AttentionOptions,
     ) -> None: ...
-    def run(self, cache: KvCache, batch: Batch, angles: list[tuple[int, int]], logits: int) -> None: ...
+    def run(
+        self, cache: KvCache, batch: Batch, angles: list[tuple[int, int]], inputs: list[int], logits: int
+    ) -> None: ...
     def set_profiling(self, on: bool) -> None: ...
     def timings(self) -> list[tuple[str, int, float]]: ...
     @property

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -70,8 +71,21 @@ class Latent:
         return self.positions.blocks(parts)
 
 
-LayerCache = Positions | Latent | State | None
+@dataclass(frozen=True)
+class Shares:
+    """A layer that keeps nothing of its own, and sees the keys and values of another layer."""
+
+    layer: int
+    """Index of that layer in `KVSpec.layers`, before its own."""
+
+
+LayerCache = Positions | Latent | State | Shares | None
 """The cache contents of one layer; None for a layer without a cache."""
+
+
+def keeps_positions(layer: LayerCache) -> TypeGuard[Positions | Latent]:
+    """True for a layer that keeps something for every position."""
+    return isinstance(layer, (Positions, Latent))
 
 
 class Part(NamedTuple):
@@ -120,8 +134,11 @@ class KVSpec:
     group can use any block. The default is one group of all layers, which keeps every position."""
 
     def __post_init__(self) -> None:
-        if not any(self.layers):
+        if not any(layer and not isinstance(layer, Shares) for layer in self.layers):
             raise ValueError(f"a cache needs a layer that keeps something; got {self.layers}")
+        for index, layer in enumerate(self.layers):
+            if isinstance(layer, Shares) and not keeps_positions(self.layers[layer.layer]):
+                raise ValueError(f"layer {index} can only share keys and values that layer {layer.layer} keeps")
         if not self.groups:
             object.__setattr__(self, "groups", (Group(tuple(range(len(self.layers))), None),))
 
@@ -158,8 +175,7 @@ class KVSpec:
     def _part_bytes(self, group: Group) -> list[int]:
         """Bytes of each part of each layer of the group in one block, in order."""
         layers = [self.layers[index] for index in group.layers]
-        kept = [layer for layer in layers if layer and not isinstance(layer, State)]
-        return [part.num_bytes(self.dtype) for layer in kept for part in layer.parts]
+        return [part.num_bytes(self.dtype) for layer in layers if keeps_positions(layer) for part in layer.parts]
 
     def allocate(self, num_blocks: int) -> list[LayerBlocks]:
         """Reserves new memory and returns the blocks of each layer; see `reserve`."""
@@ -177,16 +193,19 @@ class KVSpec:
 
     def views(self, memory: Tensor) -> list[LayerBlocks]:
         """Views of `memory` (from `reserve`) as the blocks of each layer; None for a layer with a state. Layers of
-        different groups share the memory."""
+        different groups share the memory. A layer that shares keys and values has the views of the other layer."""
         kv: list[LayerBlocks] = [None] * len(self.layers)
         for number, group in enumerate(self.groups):
             lengths = self._part_bytes(group)
             pieces = iter(memory.split([*lengths, memory.shape[1] - sum(lengths)], dim=1))
             for index in group.layers:
                 layer = self.layers[index]
-                if layer and not isinstance(layer, State):
+                if keeps_positions(layer):
                     blocks = layer.blocks([part.cut(next(pieces), self.dtype) for part in layer.parts])
                     kv[index] = replace(blocks, group=number)
+        for index, layer in enumerate(self.layers):
+            if isinstance(layer, Shares):
+                kv[index] = kv[layer.layer]
         return kv
 
 
@@ -273,6 +292,8 @@ class ForwardBatch:
     """One per layer. The forward pass writes the slots above and reads what the spans can see."""
     given: GivenRows | None = None
     """Rows that the step does not compute from token ids. None: no such rows."""
+    kept: Tensor | None = None
+    """float32 `[T, W]`, written by a model with `taps`: rows of each token that a drafter reads. None: no such rows."""
     angle_positions: Tensor | None = None
     """int64 `[3, T]`, for a model that rotates by time, height and width: the three positions of each token. None: all
     three are `positions`."""
@@ -280,6 +301,39 @@ class ForwardBatch:
     """The slots that the step reads and writes. None for a model without states."""
     others: tuple[ForwardBatch, ...] = ()
     """The same step for the second and later groups of layers, with their slots and block tables."""
+
+    def of_wanted_tokens(self, x: Tensor) -> ForwardBatch:
+        """Returns the step of each span's tokens from the first one on whose logits are wanted. Rows of `x [T, W]` are
+        its given rows, one for each of these tokens. For layers that only see keys and values of earlier layers."""
+        edges, wanted = self.spans.query_start.numpy(), self.logit_rows.numpy()
+        starts, ends = edges[:-1], edges[1:]
+        first = np.append(wanted, edges[-1])[np.searchsorted(wanted, starts)]
+        lengths = np.maximum(ends - first, 0)
+        edges = np.concatenate([[0], np.cumsum(lengths)])
+        rows = torch.from_numpy(np.arange(edges[-1]) + np.repeat(ends - edges[1:], lengths))
+        newest = self.spans.newest
+        spans = replace(
+            self.spans,
+            query_start=torch.from_numpy(edges.astype(np.int32)),
+            newest=None if newest is None else newest[rows],
+        )
+        some = replace(
+            self,
+            tokens=self.tokens[rows],
+            positions=self.positions[rows],
+            rope_lengths=self.rope_lengths[rows],
+            spans=spans,
+            slots=self.slots[rows],
+            logit_rows=torch.searchsorted(rows, self.logit_rows),
+            given=GivenRows(x[rows], torch.arange(len(rows))),
+            angle_positions=None if self.angle_positions is None else self.angle_positions[:, rows],
+            others=(),
+        )
+        others = (
+            replace(some, spans=replace(spans, block_table=other.spans.block_table), slots=other.slots[rows])
+            for other in self.others
+        )
+        return replace(some, others=tuple(others))
 
     def of_layer(self, kv: LayerBlocks) -> ForwardBatch:
         """Returns the batch with the slots and block table of the layer that owns `kv`."""

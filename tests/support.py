@@ -66,10 +66,13 @@ class TensorDict:
         return self._rows(name)[start:stop]
 
     def _rows(self, name: str) -> Tensor:
-        tensor = self.state[name]
+        tensor = torch.atleast_1d(self.state[name])
         return tensor.flatten(0, -2) if len(tensor.shape) > 2 else tensor
 
     def release(self, name: str, start: int = 0, stop: int | None = None) -> None:
+        pass
+
+    def keep(self, name: str) -> None:
         pass
 
 

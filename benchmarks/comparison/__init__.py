@@ -2,6 +2,7 @@
 
 checkpoint.py    A shape's config, random weights and a tokenizer, as a directory that every runtime can read.
 gguf_writer.py   The same checkpoint as a GGUF file; gguf_families.py defines its contents.
+convert.py       llama.cpp's converter, for families that gguf_writer does not know.
 runtimes/        One class for each runtime: how to load it, start prompts, take a step.
 worker.py        One runtime in a separate process, driven over a pipe.
 measure.py       The schedule: groups that fit in memory, alternating runs in rounds, limits around every run.

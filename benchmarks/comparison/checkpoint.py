@@ -22,6 +22,9 @@ STD = 0.02
 QUERY_KEY_STD = 0.04
 """Gives scores a standard deviation of about one, so that a wrong rotation or order of heads changes the logits of the
 whole model."""
+CONVOLUTIONS = ("conv1d.weight", "conv.conv.weight")
+CONVOLUTION_STD = 0.5
+"""Keeps the scale of a channel over its few taps."""
 
 
 def ensure_checkpoint(shape: str, folder: Path) -> Path:
@@ -77,6 +80,8 @@ def random_tensor(name: str, shape: tuple[int, ...], generator: torch.Generator)
         return numbers.mul_(0.1).add_(1.0)
     if len(shape) == 1:
         return numbers.mul_(0.1)
+    if name.endswith(CONVOLUTIONS):
+        return numbers.mul_(CONVOLUTION_STD)
     return numbers.mul_(QUERY_KEY_STD if "q_proj" in name or "k_proj" in name else STD)
 
 

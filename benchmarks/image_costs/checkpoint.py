@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from benchmarks.comparison.checkpoint import random_tensor
+from benchmarks.comparison.convert import convert
 from pace.assets import TINY
 from pace.llm.models.model_list import read_config
 from pace.ops import reference
@@ -104,11 +103,7 @@ def ensure_gguf(checkpoint: Path, source: Path, kind: str, is_projector: bool) -
     subprocess.CalledProcessError."""
     target = checkpoint.parent / f"{'mmproj' if is_projector else 'text'}-{kind}.gguf"
     if not target.exists():
-        partial = target.with_suffix(".partial")
-        command = [sys.executable, "-m", "benchmarks.image_costs.convert", source, checkpoint]
-        command += ["--outfile", partial, "--outtype", kind, *(["--mmproj"] if is_projector else [])]
-        subprocess.run(command, check=True, cwd=Path(__file__).resolve().parents[2], stdout=sys.stderr)
-        partial.rename(target)
+        convert(source, checkpoint, target, kind, *(["--mmproj"] if is_projector else []))
     return target
 
 

@@ -13,5 +13,6 @@
 
 #include "pace/attention.h"
 #include "pace/convert.h"
+#include "pace/grids.h"
 #include "pace/states.h"
 #include "pace/types.h"

@@ -25,6 +25,7 @@
 #include "linear_quantized_many.inl"
 #include "linear_quantized_amx.inl"
 #include "super_blocks.inl"
+#include "grid_codes.inl"
 #include "linear_super_many.inl"
 #include "linear_super_amx.inl"
 #include "linear_super.inl"

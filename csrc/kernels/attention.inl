@@ -9,6 +9,7 @@
 //               s[j] = scale * sum_d q[d] k[d][j]               (softcap: s = c tanh(s / c)).
 //               out[d] = sum_j exp(s[j] - max s) v[j][d] / sum_j exp(s[j] - max s).
 //
+//             A head with a slope (ALiBi) has s[j] += slope * (j - p), or scale * bf16(slope * bf16(j)).
 //             int8: k[d][j] stands for k[d][j] * key_scale[j], v[j][d] for v[j][d] * value_scale[j].
 //             Latents are values and keys at once: s[j] = scale * (sum_d q[d] k[d][j] + sum_d latent_q[d] v[j][d]).
 //
@@ -18,7 +19,8 @@
 //
 // NUMERICS    fp32. A score is one chain of fma over d ascending. out is one chain of fma over j ascending within a
 //             tile, scaled by 2^(old max - new max) between tiles. Scores are multiplied by log2 e, so that exp is a
-//             power of two (2^x: 1.4 ulp). Each partition of 1024 positions is computed independently; the results are
+//             power of two (2^x: 1.4 ulp). A bias is one fma: j - p is exact up to 2^24, so near positions have small
+//             biases at any depth. Each partition of 1024 positions is computed independently; the results are
 //             merged in order. int8 widens exactly; a complete score is multiplied by its scale, and a weight after it
 //             was added to the sum of weights. Tiles and partitions begin at fixed absolute positions. So a row's bits
 //             depend only on its oldest and newest visible position, the keys and values there, and the instruction
@@ -39,6 +41,7 @@ struct AttentionScratch {
     float* wide_values;  // [4][16][Dp]
     int64_t oldest[kMaxQueryRows], newest[kMaxQueryRows];  // the positions that each row sees
     int64_t first, last;                                   // the positions that any row sees
+    int64_t tile;                                          // the first position of the tile
     int begin[kMaxQueryRows], end[kMaxQueryRows];  // the positions of the tile that each row sees; begin >= end: none
 };
 
@@ -96,6 +99,24 @@ PACE_INLINE float power_of_two_below_one(float x) {
 }
 
 constexpr float kLog2E = 1.44269504f;
+
+PACE_INLINE F32 rounded_to_bf16(F32 x) {
+    BF16 lanes[kLanes];
+    store(lanes, x);
+    return load(lanes);
+}
+
+// Adds the bias of its head's slope to the scores of a row in the tile at `tile`, times log2 e.
+static void add_bias(const AttentionArgs& args, const QueryRows& rows, int row, int64_t tile, float* scores) {
+    const float slope = args.slopes[rows.head(args.group(), row)];
+    const int64_t origin = args.bf16_bias ? 0 : rows.position(args.group(), row);
+    const float factor = args.bf16_bias ? args.scale * kLog2E : slope * kLog2E;
+    for (int i = 0; i < kTilePositions; i += kLanes) {
+        F32 bias = lane_numbers() + broadcast(float(tile - origin + i));
+        if (args.bf16_bias) bias = rounded_to_bf16(broadcast(slope) * rounded_to_bf16(bias));
+        store(scores + i, fma(broadcast(factor), bias, load(scores + i)));
+    }
+}
 
 // The softmax of a tile is two loops over its rows, each short enough that the processor works on several rows at once.
 // In a single loop, every row waited for its own chain of maximum, exponential and sum: 300 to 400 cycles per row and
@@ -159,7 +180,9 @@ PACE_INLINE int count_passes(int rows) { return rows <= kOnePassRows ? 1 : (rows
 PACE_INLINE int pass_begin(int rows, int pass) { return rows * pass / count_passes(rows); }
 
 template <bool kScaled, class T>
-static void attend_blocks(const AttentionArgs& args, int rows, const TileBlocks<T>& tile, AttentionScratch& s) {
+static void attend_blocks(const AttentionArgs& args, const QueryRows& query_rows, const TileBlocks<T>& tile,
+                          AttentionScratch& s) {
+    const int rows = query_rows.rows;
     const int64_t key_dim = args.kv.key_dim, padded = args.kv.padded_dim();
     const int passes = count_passes(rows);
     for (int pass = 0; pass < passes; ++pass) {
@@ -173,6 +196,9 @@ static void attend_blocks(const AttentionArgs& args, int rows, const TileBlocks<
         }
     }
     const auto sees_any = [&](int row) { return s.begin[row] < s.end[row]; };
+    for (int row = 0; args.slopes && row < rows; ++row) {
+        if (sees_any(row)) add_bias(args, query_rows, row, s.tile, s.scores + row * kTilePositions);
+    }
     for (int row = 0; row < rows; ++row) {
         if (sees_any(row))
             s.tile_max[row] = finish_scores(s.scores + row * kTilePositions, s.begin[row], s.end[row], args.softcap);
@@ -233,7 +259,7 @@ static void attend_tile(const AttentionArgs& args, const QueryRows& rows, int64_
         tile.value_scales[b] = kv.value_scales(block, rows.kv_head);
     }
     const bool widen_first = sizeof(T) < sizeof(float) && rows.rows > kFetchPasses * kPassRows;
-    if (!widen_first) return attend_blocks<kScaled>(args, rows.rows, tile, s);
+    if (!widen_first) return attend_blocks<kScaled>(args, rows, tile, s);
 
     TileBlocks<float> wide = {first, last, {}, {}, {}, {}, {}, {}, tile.latent_bytes};
     memcpy(wide.next_latents, tile.next_latents, sizeof wide.next_latents);
@@ -245,5 +271,5 @@ static void attend_tile(const AttentionArgs& args, const QueryRows& rows, int64_
         wide.keys[b] = wide.next_keys[b] = s.wide_keys + b * k_elements;
         wide.values[b] = s.wide_values + b * v_elements;
     }
-    attend_blocks<kScaled>(args, rows.rows, wide, s);
+    attend_blocks<kScaled>(args, rows, wide, s);
 }

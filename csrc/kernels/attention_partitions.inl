@@ -30,8 +30,8 @@ static void pack_queries(const AttentionArgs& args, const QueryRows& rows, float
     const int64_t value_dim = args.kv.value_dim, padded = args.kv.padded_dim();
     for (int row = 0; row < rows.rows; ++row, latent += padded) {
         const int64_t token = rows.first_token + (rows.first_row + row) / group;
-        const int64_t head = rows.kv_head * group + (rows.first_row + row) % group;
-        const float* q = args.latent_q + token * args.latent_token_stride + head * args.latent_head_stride;
+        const float* q =
+            args.latent_q + token * args.latent_token_stride + rows.head(group, row) * args.latent_head_stride;
         for (int64_t d = 0; d < value_dim; ++d) latent[d] = q[d] * scale;
     }
 }
@@ -47,6 +47,7 @@ static void attend_partition(const AttentionArgs& args, const QueryRows& rows, i
     }
     for (int64_t tile = begin / kTilePositions * kTilePositions; tile < end; tile += kTilePositions) {
         int first = kTilePositions, last = 0;  // range of tile positions that any row sees
+        s.tile = tile;
         for (int row = 0; row < rows.rows; ++row) {
             const int64_t to = s.newest[row] + 1 - tile, from = s.oldest[row] - tile;
             s.begin[row] = from < 0 ? 0 : from > kTilePositions ? kTilePositions : int(from);
@@ -97,7 +98,7 @@ static void merge_states(float* total, float part_max, float part_sum, const flo
 static void write_row(const AttentionArgs& args, const QueryRows& rows, int row, const float* total) {
     const int64_t group = args.group(), value_dim = args.kv.value_dim;
     const int64_t token = rows.first_token + (rows.first_row + row) / group;
-    const int64_t head = rows.kv_head * group + (rows.first_row + row) % group;
+    const int64_t head = rows.head(group, row);
     float* out = args.out + (token * args.query_heads + head) * value_dim;
     float weight = 1.0f / total[1];
     if (args.sinks) {

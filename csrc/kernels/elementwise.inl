@@ -4,7 +4,7 @@
 //           of vec_math.inl. Rows are rounded to nearest even.
 
 template <Activation kind>
-PACE_INLINE F32 activate(F32 x) {
+PACE_INLINE F32 activate(const ActivationFunction& f, F32 x) {
     if constexpr (kind == Activation::Silu) return x * sigmoid(x);
     if constexpr (kind == Activation::Gelu)
         return broadcast(0.5f) * x * (broadcast(1.0f) + erf(x * broadcast(0.70710678118654752f)));
@@ -13,36 +13,55 @@ PACE_INLINE F32 activate(F32 x) {
         return broadcast(0.5f) * x * (broadcast(1.0f) + tanh(inner));
     }
     if constexpr (kind == Activation::QuickGelu) return x * sigmoid(broadcast(1.702f) * x);
-    if constexpr (kind == Activation::Relu)
-        return max(zero(), x);  // NaN stays NaN: max then returns its second operand
+    // NaN stays NaN below, because min and max return their second operand if one is NaN.
+    if constexpr (kind == Activation::Relu) return max(zero(), x);
     if constexpr (kind == Activation::Relu2) return max(zero(), x) * max(zero(), x);
+    if constexpr (kind == Activation::Clamp) return max(broadcast(-f.limit), min(broadcast(f.limit), x));
+    if constexpr (kind == Activation::Xielu) {
+        const F32 line = broadcast(f.beta) * x;
+        const F32 curve = expm1_below_zero(min(broadcast(f.eps), x)) - x;
+        const F32 negative = fma(broadcast(f.alpha_n), curve, line);
+        return select(less(zero(), x), fma(broadcast(f.alpha_p) * x, x, line), negative);
+    }
     return x;
 }
 
-template <Activation kind>
-static void activation_of(const float* x, float* y, int64_t count) {
-    int64_t i = 0;
-    for (; i + kLanes <= count; i += kLanes) store(y + i, activate<kind>(load(x + i)));
-    if (i < count) store_partial(y + i, activate<kind>(load_partial(x + i, int(count - i))), int(count - i));
-}
-
-static void activation(Activation kind, const float* x, float* y, int64_t count) {
+// Calls run.operator()<kind>() for the kind that is a constant there.
+template <class Run>
+PACE_INLINE void with_kind(Activation kind, const Run& run) {
     switch (kind) {
         case Activation::Silu:
-            return activation_of<Activation::Silu>(x, y, count);
+            return run.template operator()<Activation::Silu>();
         case Activation::Gelu:
-            return activation_of<Activation::Gelu>(x, y, count);
+            return run.template operator()<Activation::Gelu>();
         case Activation::GeluTanh:
-            return activation_of<Activation::GeluTanh>(x, y, count);
+            return run.template operator()<Activation::GeluTanh>();
         case Activation::QuickGelu:
-            return activation_of<Activation::QuickGelu>(x, y, count);
+            return run.template operator()<Activation::QuickGelu>();
         case Activation::Relu:
-            return activation_of<Activation::Relu>(x, y, count);
+            return run.template operator()<Activation::Relu>();
         case Activation::Relu2:
-            return activation_of<Activation::Relu2>(x, y, count);
+            return run.template operator()<Activation::Relu2>();
+        case Activation::Clamp:
+            return run.template operator()<Activation::Clamp>();
+        case Activation::Xielu:
+            return run.template operator()<Activation::Xielu>();
+        case Activation::ClampedSwiglu:
+            return run.template operator()<Activation::ClampedSwiglu>();
         default:
-            return activation_of<Activation::None>(x, y, count);
+            return run.template operator()<Activation::None>();
     }
+}
+
+template <Activation kind>
+static void activation_of(const ActivationFunction& f, const float* x, float* y, int64_t count) {
+    int64_t i = 0;
+    for (; i + kLanes <= count; i += kLanes) store(y + i, activate<kind>(f, load(x + i)));
+    if (i < count) store_partial(y + i, activate<kind>(f, load_partial(x + i, int(count - i))), int(count - i));
+}
+
+static void activation(const ActivationFunction& f, const float* x, float* y, int64_t count) {
+    with_kind(f.kind, [&]<Activation kind>() __attribute__((always_inline)) { activation_of<kind>(f, x, y, count); });
 }
 
 // x [groups][width] *= f(gate [groups]).
@@ -98,11 +117,11 @@ static void softcap(float* x, int64_t count, float cap) {
 template <Activation kind>
 PACE_INLINE F32 gated(const EpilogueArgs& a, F32 gate, F32 up) {
     if constexpr (kind == Activation::ClampedSwiglu) {
-        const F32 limit = broadcast(a.limit);
-        const F32 g = min(limit, gate), u = max(broadcast(-a.limit), min(limit, up));  // NaN stays NaN
-        return (u + broadcast(1.0f)) * (g * sigmoid(broadcast(a.alpha) * g));
+        const F32 limit = broadcast(a.activation.limit);
+        const F32 g = min(limit, gate), u = max(broadcast(-a.activation.limit), min(limit, up));  // NaN stays NaN
+        return (u + broadcast(1.0f)) * (g * sigmoid(broadcast(a.activation.alpha) * g));
     } else {
-        return activate<kind>(gate) * up;
+        return activate<kind>(a.activation, gate) * up;
     }
 }
 
@@ -119,7 +138,7 @@ static void epilogue_row(const EpilogueArgs& a, const float* sums, const float* 
             if (a.bias) up = up + load_lanes(a.up_bias + column, lanes);
             y = gated<kind>(a, y, up);
         } else {
-            y = activate<kind>(y);
+            y = activate<kind>(a.activation, y);
         }
         // A scale of 1 does not change the bits.
         y = a.residual ? fma(broadcast(a.scale), y, load_lanes(residual + column, lanes)) : broadcast(a.scale) * y;
@@ -135,24 +154,7 @@ static void epilogue_of(const EpilogueArgs& a) {
 }
 
 static void linear_epilogue(const EpilogueArgs& a) {
-    switch (a.activation) {
-        case Activation::Silu:
-            return epilogue_of<Activation::Silu>(a);
-        case Activation::Gelu:
-            return epilogue_of<Activation::Gelu>(a);
-        case Activation::GeluTanh:
-            return epilogue_of<Activation::GeluTanh>(a);
-        case Activation::QuickGelu:
-            return epilogue_of<Activation::QuickGelu>(a);
-        case Activation::Relu:
-            return epilogue_of<Activation::Relu>(a);
-        case Activation::Relu2:
-            return epilogue_of<Activation::Relu2>(a);
-        case Activation::ClampedSwiglu:
-            return epilogue_of<Activation::ClampedSwiglu>(a);
-        default:
-            return epilogue_of<Activation::None>(a);
-    }
+    with_kind(a.activation.kind, [&]<Activation kind>() __attribute__((always_inline)) { epilogue_of<kind>(a); });
 }
 
 // ---- Conversions of a row

@@ -14,15 +14,18 @@
 //             largest element of the head. Codes are clamped to -127..127; only a subnormal scale, itself rounded,
 //             could exceed them.
 
-static float int8_scale(const float* x, int64_t count) {
+// The largest magnitude of `count` elements; NaN if one is not finite.
+static float largest_magnitude(const float* x, int64_t count) {
     F32 largest = zero(), spoilt = zero();
     for (int64_t d = 0; d < count; d += kLanes) {
         const F32 v = load_lanes(x + d, count - d < kLanes ? int(count - d) : kLanes);
         largest = max(abs(v), largest);   // skips NaN
         spoilt = fma(v, zero(), spoilt);  // NaN if v is not finite
     }
-    return reduce_max(largest) / 127.0f + reduce_add(spoilt);
+    return reduce_max(largest) + reduce_add(spoilt);
 }
+
+static float int8_scale(const float* x, int64_t count) { return largest_magnitude(x, count) / 127.0f; }
 
 // x divided by its scale if T has scales, else x; storing it rounds it.
 template <class T>

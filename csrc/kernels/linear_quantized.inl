@@ -1,7 +1,7 @@
-// Matrix product of quantised activations with weights of int8 or 4-bit codes, for a range of rows and panels.
+// Matrix product of quantised activations with weights of codes of 1 to 8 bits, for a range of rows and panels.
 //
 // SHAPES      x: M rows from quantize_input(): codes xc, and for each group of G inputs a scale xs and the sum of its
-//             codes. weights: panels of 16 outputs, PanelI8 or PanelU4 (pace/types.h). sums: [rows][panels * 16] fp32,
+//             codes. weights: panels of 16 outputs, PanelI8, PanelU4 or PanelPlanes. sums: [rows][panels * 16] fp32,
 //             for linear_epilogue(). G divides the weight's group (128 for row scales). So a group of inputs has one
 //             scale ws and, in weights with minima, one minimum wm.
 //
@@ -10,7 +10,9 @@
 //                                   sum = fma(dot, ws[n][g] * xs[m][g], sum).
 //                                   sum = fma(wm[n][g] * xs[m][g], sum of xc[m][k] over k in g, sum)       with minima.
 //                 sums[m][n] = sum.
-//             level(c) = c for int8; levels[c] of the header for 4 bits.
+//             level(c) = c for int8; levels[c] of the header for 4 bits; c - offset in planes, 2 c - 1 for one bit.
+//
+//             With token_inputs, the numbers of groups are 1, and sums[m][n] = sum * (ws[n] * xs[m]).
 //
 // LAYOUT      One step of a panel is 64 bytes, 4 for each output n; it is the same for every table:
 //
@@ -115,12 +117,32 @@ static void linear_codes(const QuantizedLinearArgs& a) {
 #endif
 }
 
-static void linear_quantized(const QuantizedLinearArgs& a) {
+static void multiply_codes(const QuantizedLinearArgs& a) {
     if (a.weight->in_super_blocks()) return linear_super(a);
     if (a.weight->layout == Layout::PanelF8) return linear_float8(a);
     if (a.weight->layout == Layout::PanelI8) return linear_codes<CodesI8>(a);
-    if (a.weight->layout == Layout::PanelU5) return linear_codes<CodesU5>(a);
+    if (a.weight->layout == Layout::PanelPlanes)
+        return a.weight->bits == 1   ? linear_codes<CodesPlanes<1>>(a)
+               : a.weight->bits == 2 ? linear_codes<CodesPlanes<2>>(a)
+                                     : linear_codes<CodesPlanes<5>>(a);
     if (a.weight->has_even_levels()) return linear_codes<CodesU4>(a);
     if (a.weight->multiplies_distances()) return linear_codes<CodesU4Near>(a);
     linear_codes<CodesU4Levels>(a);
+}
+
+// Multiplies the exact sums of a weight with token_inputs by the scales of its rows and of the inputs.
+static void scale_by_tokens(const QuantizedLinearArgs& a) {
+    const PackedHeader& h = *a.weight;
+    const float* const of_rows = (const float*)h.row_scales() + kPanelRows * a.first_panel;
+    for (int64_t r = 0; r < a.rows; ++r) {
+        const F32 of_token = broadcast(*QuantizedInput::token_scale((const char*)a.x + r * a.x_stride, h));
+        float* const sums = a.sums + r * a.sums_stride;
+        for (int64_t n = 0; n < a.panel_count * kPanelRows; n += kLanes)
+            store(sums + n, load(sums + n) * (load(of_rows + n) * of_token));
+    }
+}
+
+static void linear_quantized(const QuantizedLinearArgs& a) {
+    multiply_codes(a);
+    if (a.weight->token_inputs) scale_by_tokens(a);
 }

@@ -31,8 +31,10 @@ static void decode_for_tiles(const PackedHeader& h, int64_t panel, int64_t first
         uint8_t* const begin = out;
         if (h.layout == Layout::PanelI8) {
             out = unpack_codes(CodesI8(h), p, count, out);
-        } else if (h.layout == Layout::PanelU5) {
-            out = unpack_codes(CodesU5(h), p, count, out);
+        } else if (h.layout == Layout::PanelPlanes) {
+            out = h.bits == 1   ? unpack_codes(CodesPlanes<1>(h), p, count, out)
+                  : h.bits == 2 ? unpack_codes(CodesPlanes<2>(h), p, count, out)
+                                : unpack_codes(CodesPlanes<5>(h), p, count, out);
             for (uint8_t* code = begin; code < out; ++code) *code = uint8_t(*code - h.offset);
         } else {
             out = unpack_codes(CodesU4Levels(h), p, count, out);

@@ -119,32 +119,45 @@ struct CodesU4Near {
     };
 };
 
-// 5-bit codes. A step is a unit of planes.inl; a 16-bit sum holds half of it.
-struct CodesU5 {
-    using Unpacked = struct UnpackedDistances;
+// Codes in planes. A step is a unit of planes.inl. A 16-bit sum holds a group of inputs for 1 and 2 bits, and half of a
+// unit for 5.
+template <int bits>
+struct CodesPlanes {
+    static constexpr bool kSmall = bits <= 2;
+    static constexpr int kBits = bits, kTo = Planes<bits>::kTo;
+    static constexpr int kPlaces =
+        bits == 1 || (bits == 2 && PACE_HAS_VNNI) ? 4 : 1;  // 16 bits hold no products of 192
+    using Unpacked = std::conditional_t<kSmall, struct UnpackedSmall, struct UnpackedDistances>;
     using Weight = Nibbles;
     using Input = InputCode;
     using Sum = NibbleSum;
-    static constexpr int kStep = 32, kFactors = 8, kStepBytes = Planes<5>::kUnitBytes, kSumK = kDistanceSumK;
+    static constexpr int kStep = 32, kFactors = 8, kStepBytes = Planes<kBits>::kUnitBytes,
+                         kSumK = kSmall ? int(kInputGroup) : kDistanceSumK;
     static constexpr int kPrefetchRows = 1;
     static constexpr bool kHasStarts = true;
-    explicit CodesU5(const PackedHeader&) {}
-    PACE_INLINE void decode(const CodesU5&, const uint8_t* p, Nibbles* w) {
-        unrolled<8>([&](auto s) __attribute__((always_inline)) { w[s] = weight<s>(p); });
-    }
-    template <int s>
+    explicit CodesPlanes(const PackedHeader&) {}
+    // Step s of a unit; in place, it is a code times 2^(kBits (s % kPlaces)).
+    template <int s, bool in_place = false>
     PACE_INLINE Nibbles weight(const uint8_t* p) {
-        return of_nibbles(Planes<5>::step<s>(p));
+        if constexpr (in_place)
+            return of_nibbles(
+                shifted_field<s * kBits % 8, kBits, s % kPlaces * kBits>(load_bytes(p + s * kBits / 8 * 64)));
+        else
+            return of_nibbles(Planes<kBits>::template step<s>(p));
     }
     PACE_INLINE auto broadcast(const InputCode* x) { return broadcast_input(x); }
-    PACE_INLINE uint8_t* unpack(const CodesU5&, const uint8_t* p, uint8_t* out) {
+    PACE_INLINE uint8_t* unpack(const CodesPlanes&, const uint8_t* p, uint8_t* out) {
         unrolled<8>([&](auto s) __attribute__((always_inline)) {
             PACE_EACH(v, kVectors)
-                store_bytes(out + s * 64 + v * kVectorBytes, Planes<5>::step<s>(p + v * kVectorBytes));
+                store_bytes(out + s * 64 + v * kVectorBytes, Planes<kBits>::template step<s>(p + v * kVectorBytes));
         });
         return out + 8 * 64;
     }
 };
+template <class Codes>
+constexpr bool kInPlanes = false;
+template <int kBits>
+constexpr bool kInPlanes<CodesPlanes<kBits>> = true;
 
 // Unpacks `count` codes for each output of a panel, a whole number of steps, from p on. Returns the end of the output.
 template <class Codes>
@@ -192,7 +205,18 @@ struct UnpackedDistances : UnpackedNibbles {
     }
 };
 
+// Up to 3: a 16-bit sum holds a whole group of inputs, 32 * 2 * 3 * 127 = 24384.
+struct UnpackedSmall : UnpackedNibbles {
+    static constexpr int kSumK = int(kInputGroup);
+    PACE_INLINE void decode(const UnpackedSmall&, const uint8_t* p, Nibbles* w) { w[0] = of_nibbles(load_bytes(p)); }
+};
+
 // ---- Products of one group of inputs. They advance x and w past the multiplied data.
+
+template <>
+struct AddLanes<I32> {
+    I32 operator()(I32 acc, I32 sum) const { return acc + sum; }
+};
 
 // Adds products of `count` k, of R rows and P panels, to `sums`.
 template <class Codes, int R, int P>
@@ -220,6 +244,55 @@ PACE_INLINE void add_steps(const Codes& codes, const typename Codes::Input*& x, 
                 }
         }
     }
+}
+
+// The number of sums for which codes are multiplied where they lie: the registers, less those for everything else.
+constexpr int kInPlaceSums = PACE_ISA_LEVEL == 0 ? 0 : PACE_ISA_LEVEL == 1 ? 8 : 24;
+
+// The same for codes in planes whose sums hold all of `count`; adds to `dots`. Codes of 1 and 2 bits take more
+// instructions than a line takes to arrive. So few rows multiply them where they lie in a byte, with sums for each
+// place, and shift the sums. These are also the chains of products that vpdpbusd needs, which waits for the one before.
+template <class Codes, int R, int P>
+PACE_INLINE void add_units(const typename Codes::Input*& x, int64_t x_stride, const uint8_t*& w, int64_t panel_bytes,
+                           int64_t count, I32 (&dots)[R][P * kVectors]) {
+    using Sum = typename Codes::Sum;
+    constexpr int kSums = P * kVectors;
+    constexpr bool kInPlace = Codes::kPlaces > 1 && R * kSums * Codes::kPlaces <= kInPlaceSums;
+    constexpr int kChains = kInPlace ? Codes::kPlaces : !PACE_HAS_VNNI || R * kSums > 4 ? 1 : R * kSums > 2 ? 2 : 4;
+    Sum sums[kChains][R][kSums];
+    PACE_EACH(c, kChains)
+        PACE_EACH(r, R)
+            PACE_EACH(v, kSums) sums[c][r][v] = Sum{};
+    for (int64_t k = 0; k < count; k += Codes::kStep, x += Codes::kStep, w += Codes::kStepBytes) {
+        if constexpr (R >= Codes::kPrefetchRows)
+            PACE_EACH(line, Codes::kStepBytes / 64) __builtin_prefetch(w + 64 * line + kPrefetchBytes);
+        unrolled<Codes::kFactors>([&](auto s) __attribute__((always_inline)) {
+            typename Codes::Weight weights[kSums];
+            PACE_EACH(v, kSums)
+                weights[v] =
+                    Codes::template weight<s, kInPlace>(w + v / kVectors * panel_bytes + v % kVectors * kVectorBytes);
+            PACE_EACH(r, R) {
+                const auto input = Codes::broadcast(x + r * x_stride + 4 * s);
+                PACE_EACH(v, kSums) {
+                    Sum& sum = sums[s % kChains][r][v];
+                    sum = dot(sum, weights[v], input);
+                }
+            }
+        });
+    }
+    const AddLanes<Sum> add_lanes;
+    unrolled<kChains>([&](auto c) __attribute__((always_inline)) {
+        constexpr int kShift = kInPlace ? Codes::kBits * c - Codes::kTo : 0;
+        PACE_EACH(r, R)
+            PACE_EACH(v, kSums) {
+                if constexpr (kShift == 0)
+                    dots[r][v] = add_lanes(dots[r][v], sums[c][r][v]);
+                else if constexpr (kShift > 0)
+                    dots[r][v] = dots[r][v] + halved<kShift>(add_lanes(broadcast_int(0), sums[c][r][v]));
+                else
+                    dots[r][v] = dots[r][v] + shift_left<-kShift>(add_lanes(broadcast_int(0), sums[c][r][v]));
+            }
+    });
 }
 
 // The same for codes with steps longer than a narrow sum can hold.
@@ -261,10 +334,12 @@ PACE_INLINE void dots_of_group(const Codes& codes, const typename Codes::Input*&
     using Sum = typename Codes::Sum;
     PACE_EACH(r, R)
         PACE_EACH(v, P * kVectors) dots[r][v] = start(r, v);
-    if constexpr (std::is_same_v<Sum, I32>) {
-        add_steps<Codes, R, P>(codes, x, x_stride, w, panel_bytes, count, dots);
-    } else if constexpr (Codes::kSumK < Codes::kStep) {
+    if constexpr (Codes::kSumK < Codes::kStep) {
         add_parts_of_steps<Codes, R, P>(x, x_stride, w, panel_bytes, count, dots);
+    } else if constexpr (kInPlanes<Codes>) {
+        add_units<Codes, R, P>(x, x_stride, w, panel_bytes, count, dots);
+    } else if constexpr (std::is_same_v<Sum, I32>) {
+        add_steps<Codes, R, P>(codes, x, x_stride, w, panel_bytes, count, dots);
     } else {
         for (int64_t k = 0; k < count; k += Codes::kSumK) {
             Sum sums[R][P * kVectors];
@@ -305,8 +380,12 @@ struct QuantizedWeight {
           row_scales(h.row_scales()),
           panels(h.panel(0)) {}
     const char* panel(int64_t index) const { return panels + index * panel_bytes; }
-    // Loads scales for the 16 outputs of a panel, or the powers of two for group scales.
+    // Loads scales for the 16 outputs of a panel, or the powers of two for group scales; 1 with token_inputs.
     void load_row_scales(int64_t panel, F32* scales) const {
+        if (h.token_inputs) {
+            PACE_EACH(v, kVectors) scales[v] = broadcast(1.0f);
+            return;
+        }
         if (group) return load_powers((const int8_t*)row_scales + 16 * panel, scales);
         PACE_EACH(v, kVectors) scales[v] = load((const float*)row_scales + 16 * panel + v * kLanes);
     }

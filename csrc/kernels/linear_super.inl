@@ -58,7 +58,8 @@ template <class Codes, int R>
                 PACE_EACH(v, kVectors) total[r][v] = broadcast_int(0);
 #pragma GCC unroll 1
             for (int u = 0; u < kUnitsOfHalf; ++u, unit += kUnitBytes) {
-                PACE_EACH(line, kUnitBytes / 64) __builtin_prefetch(unit + 64 * line + kPrefetchBytes);
+                if constexpr (Codes::kStreams)
+                    PACE_EACH(line, kUnitBytes / 64) __builtin_prefetch(unit + 64 * line + kPrefetchBytes);
                 add_unit<Codes, R>(codes, unit, head.group_scales + (first_group + u * (32 / Codes::kGroup)) * 16,
                                    inputs.codes + 128 * c + 32 * u, inputs.codes_stride, total);
             }
@@ -107,7 +108,14 @@ static void linear_super_codes(const QuantizedLinearArgs& a) {
         });
 }
 
+static void linear_grid(const QuantizedLinearArgs& a) {
+    const GridType type = grid_type(a.weight->grid());
+    if (type.digit_bits == 3) return linear_super_codes<GridCodes<3, 32>>(a);
+    type.group == 32 ? linear_super_codes<GridCodes<2, 32>>(a) : linear_super_codes<GridCodes<2, 16>>(a);
+}
+
 static void linear_super(const QuantizedLinearArgs& a) {
+    if (a.weight->layout == Layout::PanelGrid) return linear_grid(a);
     switch (a.weight->bits) {
         case 2:
             return linear_super_codes<SuperCodes<2>>(a);

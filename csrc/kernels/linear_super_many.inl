@@ -67,7 +67,8 @@ static void unpack_super_blocks(const Codes& codes, const PackedHeader& h, int64
         }
         const uint8_t* unit = head.codes;
         for (int u = 0; u < 8; ++u, unit += Codes::kUnitBytes, out += 8 * 64) {
-            PACE_EACH(line, Codes::kUnitBytes / 64) __builtin_prefetch(unit + 64 * line + kPrefetchBytes);
+            if constexpr (Codes::kStreams)
+                PACE_EACH(line, Codes::kUnitBytes / 64) __builtin_prefetch(unit + 64 * line + kPrefetchBytes);
             unrolled<8>([&](auto s) __attribute__((always_inline)) {
                 PACE_EACH(v, kVectors)
                     store_bytes(out + s * 64 + v * kVectorBytes,

@@ -77,8 +77,9 @@ static void pack_panel(const PackArgs& a) {
         case Layout::PanelI8:
         case Layout::PanelU4:
         case Layout::PanelF8:
-        case Layout::PanelU5:
+        case Layout::PanelPlanes:
         case Layout::PanelSuper:
+        case Layout::PanelGrid:
         case Layout::Parts:
             break;  // see ops/quantized_weight.cpp
     }
@@ -113,8 +114,9 @@ static void unpack_row(Layout layout, const void* panel, int64_t row, int64_t k,
         case Layout::PanelI8:
         case Layout::PanelU4:
         case Layout::PanelF8:
-        case Layout::PanelU5:
+        case Layout::PanelPlanes:
         case Layout::PanelSuper:
+        case Layout::PanelGrid:
         case Layout::Parts:
             break;  // see ops/quantized_weight.cpp
     }

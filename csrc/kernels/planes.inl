@@ -1,4 +1,4 @@
-// Codes of 2 to 6 bits and the small integers of their groups, as they lie in panels of 16 outputs.
+// Codes of 1 to 6 bits and the small integers of their groups, as they lie in panels of 16 outputs.
 //
 // LAYOUT      A unit is 32 k of 16 outputs, `bits` lines of 64 bytes. The outputs lie in a line as in
 //             linear_quantized.inl: byte 4 n + k % 4 belongs to output n. Step s of a unit is k = 4 s .. 4 s + 3.
@@ -6,6 +6,9 @@
 //               low bits    4 of them: 4 lines; step s in line s / 2, the low nibble if s is even, else the high.
 //
 //                           2 of them: 2 lines; step s in line s / 4, bits 2 (s % 4) and the next.
+//
+//                           1 of them: 1 line; step s is bit s of a byte. Products use 0 and 2, the distances of the
+//                           levels -1 and 1.
 //
 //               high bits   the rest, after the low ones. For 3 and 5 bits 1 line; step s is bit s of a byte.
 //                           For 6 bits 2 lines; step s in line s / 4, bits 2 (s % 4) and the next.
@@ -26,14 +29,15 @@ PACE_INLINE void unrolled(const F& f) {
 
 template <int kBits>
 struct Planes {
-    static constexpr int kLowBits = kBits <= 3 ? 2 : 4, kHighBits = kBits - kLowBits;
+    static constexpr int kLowBits = kBits == 1 ? 1 : kBits <= 3 ? 2 : 4, kHighBits = kBits - kLowBits;
+    static constexpr int kTo = kBits == 1;  // the place of the low bits
     static constexpr int kUnitBytes = 64 * kBits;
 
     // Step s of the unit at p, as bytes, for the outputs of one vector; add kVectorBytes to p for the next vector.
     template <int s>
     PACE_INLINE Bytes step(const uint8_t* p) {
         constexpr int kLowLine = s * kLowBits / 8, kLowBit = s * kLowBits % 8;
-        const Bytes low = shifted_field<kLowBit, kLowBits, 0>(load_bytes(p + 64 * kLowLine));
+        const Bytes low = shifted_field<kLowBit, kLowBits, kTo>(load_bytes(p + 64 * kLowLine));
         if constexpr (kHighBits == 0) {
             return low;
         } else {

@@ -7,6 +7,9 @@
 //
 // DEFINITION  For each group:  scale = max|x| / 127;  code = round(x / scale), -127 to 127, ties to even.
 //
+//             With token_inputs, for the row:  factor = 1 / max(max|x|, 1e-5) * 127;  code = round(x factor), and its
+//             scale is 1 / factor. BitNet is trained with this rounding.
+//
 // NUMERICS    As for int8 keys and values (kv_cache.inl). If all inputs of a group are zero, or so small that the scale
 //             is zero, the scale and the codes are zero. If an input is not finite, the scale is NaN and the codes are
 //             zero, so that its row of outputs becomes NaN. The error of a code is at most half: 1/254 of the largest
@@ -16,12 +19,13 @@
 //               group's scale takes a maximum over all its lanes, about 20 cycles; the processor overlaps those of
 //               neighbouring groups.
 
-// Computes the codes of one group; returns their sum.
-static float quantize_group(const float* x, int64_t count, float scale, int8_t* codes) {
+// Stores codes, which are scaled(x) rounded, of one group; returns their sum.
+template <class Scaled>
+static float quantize_group(const float* x, int64_t count, const Scaled& scaled, int8_t* codes) {
     F32 sum = zero();
     for (int64_t k = 0; k < count; k += kLanes) {
         const int n = count - k < kLanes ? int(count - k) : kLanes;
-        const F32 code = over_scale<int8_t>(load_lanes(x + k, n), scale);
+        const F32 code = scaled(load_lanes(x + k, n));
         store_lanes(codes + k, code, n);
         sum = sum + to_f32(to_int(code));  // exact: at most 128 * 127
     }
@@ -53,6 +57,13 @@ static void quantize_input_of_super_blocks(const float* x, const PackedHeader& h
     if (std::is_same_v<InputCode, int16_t>) spread_row(h, row);
 }
 
+// Writes the scale of a row with token_inputs, and returns its inverse. Both are NaN if an input is not finite.
+static float factor_of_token(const float* x, const PackedHeader& h, void* row) {
+    const float largest = largest_magnitude(x, h.k), factor = 1.0f / (largest < 1e-5f ? 1e-5f : largest) * 127.0f;
+    *(float*)QuantizedInput::token_scale(row, h) = 1.0f / factor;
+    return factor;
+}
+
 static void quantize_input(const float* x, const PackedHeader& h, void* row) {
     if (h.in_super_blocks()) return quantize_input_of_super_blocks(x, h, row);
     const bool distances = h.multiplies_distances();
@@ -62,11 +73,18 @@ static void quantize_input(const float* x, const PackedHeader& h, void* row) {
     int32_t* const starts = (int32_t*)QuantizedInput::starts(row, h);
     const int32_t offset = distances ? -h.min_level() : kSignedOffset;
     const int64_t group = h.input_group();
+    const F32 token_factor = broadcast(h.token_inputs ? factor_of_token(x, h, row) : 0.0f);
     for (int64_t k = h.k; k < h.k_padded; ++k) codes[k] = 0;
     for (int64_t g = 0, k = 0; k < h.k_padded; ++g, k += group) {
         const int64_t rest = h.k > k ? h.k - k : 0, count = rest < group ? rest : group;
-        scales[g] = int8_scale(x + k, count);
-        sums[g] = quantize_group(x + k, count, scales[g], codes + k);
+        if (h.token_inputs) {
+            const auto scaled = [&](F32 v) { return select(less(zero(), token_factor), v * token_factor, zero()); };
+            scales[g] = 1.0f;
+            sums[g] = quantize_group(x + k, count, scaled, codes + k);
+        } else {
+            const float scale = scales[g] = int8_scale(x + k, count);
+            sums[g] = quantize_group(x + k, count, [&](F32 v) { return over_scale<int8_t>(v, scale); }, codes + k);
+        }
         starts[g] = -offset * int32_t(sums[g]);
         if (kPairsOfProducts && !distances)
             starts[g] -= own_products(codes + k, h.k_padded - k < group ? h.k_padded - k : group);

@@ -60,6 +60,13 @@ PACE_INLINE F32 step_of(const TokenInputs& a, F32 x, F32 bias) {
     return min(broadcast(a.max_step), max(broadcast(a.min_step), softplus(x + bias)));  // NaN stays NaN
 }
 
+PACE_INLINE F32 decay_of(const TokenInputs& a, F32 x, F32 bias) {
+    if (a.lower_bound < 0) {
+        return exp(broadcast(a.lower_bound) * sigmoid(broadcast(-a.rate) * (x + bias)));
+    }
+    return exp(broadcast(a.rate) * step_of(a, x, bias));
+}
+
 // Decays and gains of all tokens, a lane for each token.
 static void prepare_scalars(const TokenInputs& a, const PreparedTokens& to) {
     float steps[kStateTokens] = {}, gates[kStateTokens] = {}, decays[kStateTokens], gains[kStateTokens];
@@ -68,9 +75,9 @@ static void prepare_scalars(const TokenInputs& a, const PreparedTokens& to) {
         if (a.delta) gates[t] = a.beta[t * a.beta_stride];
     }
     for (int t = 0; t < a.count; t += kLanes) {
-        const F32 step = step_of(a, load(steps + t), broadcast(a.step_bias[0]));
-        store(decays + t, exp(broadcast(a.rate) * step));
-        store(gains + t, a.delta ? broadcast(a.beta_scale) * sigmoid(load(gates + t)) : step);
+        const F32 x = load(steps + t), bias = broadcast(a.step_bias[0]);
+        store(decays + t, decay_of(a, x, bias));
+        store(gains + t, a.delta ? broadcast(a.beta_scale) * sigmoid(load(gates + t)) : step_of(a, x, bias));
     }
     for (int64_t t = 0; t < a.count; ++t) {
         if (a.decay_dim == 1) to.decay[t] = decays[t];
@@ -94,9 +101,8 @@ static void prepare_tokens(const TokenInputs& a, const PreparedTokens& to) {
         }
         if (a.decay_dim > 1) {
             for_each_part(a.key_dim, [&](int64_t i, int, int n) __attribute__((always_inline)) {
-                const F32 step =
-                    step_of(a, load_lanes(a.steps + t * a.steps_stride + i, n), load_lanes(a.step_bias + i, n));
-                store_lanes(decay + i, exp(broadcast(a.rate) * step), n);
+                const F32 x = load_lanes(a.steps + t * a.steps_stride + i, n);
+                store_lanes(decay + i, decay_of(a, x, load_lanes(a.step_bias + i, n)), n);
             });
         }
         Sum16 queries, keys, dots;

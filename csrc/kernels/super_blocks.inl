@@ -29,7 +29,7 @@ template <int kBits, bool kLookup = false>
 struct SuperCodes {
     static constexpr int kGroup = kBits >= 4 && kBits <= 5 ? 32 : 16, kGroups = kSuperBlock / kGroup;
     static constexpr int kUnitBytes = Planes<kBits>::kUnitBytes;
-    static constexpr bool kUnsigned = !kLookup;
+    static constexpr bool kUnsigned = !kLookup, kStreams = true;  // units are read from memory
     using Weight = std::conditional_t<kLookup, Factor, Nibbles>;
     using Sum = std::conditional_t<kLookup, SignedSum, NibbleSum>;
     // Number of steps whose products fit a 16-bit Sum: 2 * 127 * (2^bits - 1) each.

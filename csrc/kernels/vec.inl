@@ -20,7 +20,7 @@
 //   store_where(p, I32, m): the lanes of m one after the other; returns their number. May write all of p[0 .. kLanes).
 //
 //   bits(F32) -> I32, from_bits(I32) -> F32;  to_int (ties to even), to_f32.
-//   I32: + - & |, shift_left<n>, shift_right<n>.
+//   I32: + - & | ^, shift_left<n>, shift_right<n>.
 //   reduce_add(v), reduce_max(v): always the same tree, halves added first.
 //
 // Stores to BF16 and F16 round to nearest even and keep NaN. Stores to integers round to nearest even; numbers must

@@ -40,6 +40,7 @@ PACE_INLINE I32 operator+(I32 a, I32 b) { return {_mm256_add_epi32(a.v, b.v)}; }
 PACE_INLINE I32 operator-(I32 a, I32 b) { return {_mm256_sub_epi32(a.v, b.v)}; }
 PACE_INLINE I32 operator&(I32 a, I32 b) { return {_mm256_and_si256(a.v, b.v)}; }
 PACE_INLINE I32 operator|(I32 a, I32 b) { return {_mm256_or_si256(a.v, b.v)}; }
+PACE_INLINE I32 operator^(I32 a, I32 b) { return {_mm256_xor_si256(a.v, b.v)}; }
 template <int n>
 PACE_INLINE I32 shift_left(I32 a) {
     return {_mm256_slli_epi32(a.v, n)};

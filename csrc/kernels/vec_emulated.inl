@@ -65,6 +65,7 @@ PACE_INLINE I32 operator+(I32 a, I32 b) { PACE_LANES(I32, (int32_t)((uint32_t)a.
 PACE_INLINE I32 operator-(I32 a, I32 b) { PACE_LANES(I32, (int32_t)((uint32_t)a.v[i] - (uint32_t)b.v[i])); }
 PACE_INLINE I32 operator&(I32 a, I32 b) { PACE_LANES(I32, a.v[i] & b.v[i]); }
 PACE_INLINE I32 operator|(I32 a, I32 b) { PACE_LANES(I32, a.v[i] | b.v[i]); }
+PACE_INLINE I32 operator^(I32 a, I32 b) { PACE_LANES(I32, a.v[i] ^ b.v[i]); }
 template <int n>
 PACE_INLINE I32 shift_left(I32 a) {
     PACE_LANES(I32, (int32_t)((uint32_t)a.v[i] << n));

@@ -1,7 +1,8 @@
-// Integers in lanes, and bit fields of bytes, for the scales of super-blocks.
+// Integers in lanes, and bit fields of bytes, for the scales of super-blocks and for codes in planes.
 //
 //   multiply(a, b)                     the low 32 bits of products.
 //   add_pairs(total, a, b)             total + a0 b0 + a1 b1, for the two signed 16 bits in each lane.
+//   halved<n>(a)                       a / 2^n, rounded down.
 //   load_int(p)                        kLanes int8_t at p.
 //   |                                  on bytes.
 //   shifted_field<from, bits, to>(b)   of each byte `bits` bits from bit `from` on, moved to bit `to`; else zeros.
@@ -14,6 +15,11 @@ PACE_INLINE I32 multiply(I32 a, I32 b) {
 PACE_INLINE I32 add_pairs(I32 total, I32 a, I32 b) {
     for (int i = 0; i < kLanes; ++i) total.v[i] += int16_t(a.v[i]) * int16_t(b.v[i]) + (a.v[i] >> 16) * (b.v[i] >> 16);
     return total;
+}
+template <int n>
+PACE_INLINE I32 halved(I32 a) {
+    for (int i = 0; i < kLanes; ++i) a.v[i] >>= n;
+    return a;
 }
 PACE_INLINE I32 load_int(const int8_t* p) {
     I32 result;
@@ -38,6 +44,10 @@ PACE_INLINE I32 add_pairs(I32 total, I32 a, I32 b) { return {_mm512_dpwssd_epi32
 #else
 PACE_INLINE I32 add_pairs(I32 total, I32 a, I32 b) { return {_mm512_add_epi32(total.v, _mm512_madd_epi16(a.v, b.v))}; }
 #endif
+template <int n>
+PACE_INLINE I32 halved(I32 a) {
+    return {_mm512_srai_epi32(a.v, n)};
+}
 PACE_INLINE I32 load_int(const int8_t* p) { return {_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p))}; }
 PACE_INLINE Bytes operator|(Bytes a, Bytes b) { return {_mm512_or_si512(a.v, b.v)}; }
 template <int from, int bits, int to>
@@ -52,6 +62,10 @@ PACE_INLINE Bytes shifted_field(Bytes a) {
 
 PACE_INLINE I32 multiply(I32 a, I32 b) { return {_mm256_mullo_epi32(a.v, b.v)}; }
 PACE_INLINE I32 add_pairs(I32 total, I32 a, I32 b) { return {_mm256_add_epi32(total.v, _mm256_madd_epi16(a.v, b.v))}; }
+template <int n>
+PACE_INLINE I32 halved(I32 a) {
+    return {_mm256_srai_epi32(a.v, n)};
+}
 PACE_INLINE I32 load_int(const int8_t* p) { return {_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p))}; }
 PACE_INLINE Bytes operator|(Bytes a, Bytes b) { return {_mm256_or_si256(a.v, b.v)}; }
 template <int from, int bits, int to>
@@ -70,6 +84,10 @@ PACE_INLINE I32 multiply(I32 a, I32 b) {
     return {_mm_unpacklo_epi32(_mm_shuffle_epi32(even, 0x08), _mm_shuffle_epi32(odd, 0x08))};
 }
 PACE_INLINE I32 add_pairs(I32 total, I32 a, I32 b) { return {_mm_add_epi32(total.v, _mm_madd_epi16(a.v, b.v))}; }
+template <int n>
+PACE_INLINE I32 halved(I32 a) {
+    return {_mm_srai_epi32(a.v, n)};
+}
 PACE_INLINE I32 load_int(const int8_t* p) {
     int32_t bytes;
     memcpy(&bytes, p, sizeof bytes);

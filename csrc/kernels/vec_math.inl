@@ -1,29 +1,46 @@
-// exp, tanh and erf of vectors. The same arithmetic on every instruction set; only fma() differs (generic rounds
+// exp, expm1, tanh and erf of vectors. The same arithmetic on every instruction set; only fma() differs (generic rounds
 // twice).
 // NUMERICS
 //   Coefficients are minimax fits (Lawson-weighted least squares on Chebyshev nodes, in 40 digits). The largest error
 //   of the polynomial in exact arithmetic is noted at each. Measured over dense sweeps by tests/csrc/test_vec.cpp:
-//   exp 2 ulp, tanh 4 ulp, erf 4 ulp, with FMA or without. NaN stays NaN.
+//   exp 2 ulp, expm1 3 ulp, tanh 4 ulp, erf 4 ulp, with FMA or without. NaN stays NaN.
 
-// e^x. Infinity above 88.722839; zero below -86.9, where the result would be close to subnormal.
-//   x = n ln2 + r, |r| <= ln2 / 2;  e^r = 1 + r + r^2 P(r)                                          (P: 3e-9 relative)
-PACE_INLINE F32 exp(F32 x) {
-    const F32 clamped = min(broadcast(89.0f), max(broadcast(-90.0f), x));
-    const I32 n = to_int(clamped * broadcast(1.44269504f));
+// x in -90 .. 89 as n ln2 + r, |r| <= ln2 / 2.
+//   e^r - 1 = r + r^2 P(r)                                                                         (P: 3e-9 relative)
+struct Exponent {
+    I32 n;
+    F32 less_one;  // e^r - 1
+};
+
+PACE_INLINE Exponent split_exponent(F32 x) {
+    const I32 n = to_int(x * broadcast(1.44269504f));
     const F32 nf = to_f32(n);
     // ln2 in two parts; the first has 9 significant bits, so that n * part is exact.
-    const F32 r = fma(nf, broadcast(2.12194440e-4f), fma(nf, broadcast(-0.693359375f), clamped));
+    const F32 r = fma(nf, broadcast(2.12194440e-4f), fma(nf, broadcast(-0.693359375f), x));
     F32 p = broadcast(1.395048916e-3f);
     p = fma(p, r, broadcast(8.368889558e-3f));
     p = fma(p, r, broadcast(4.166620583e-2f));
     p = fma(p, r, broadcast(1.666651884e-1f));
     p = fma(p, r, broadcast(5.000000095e-1f));
-    const F32 fraction = fma(p, r * r, r) + broadcast(1.0f);
+    return {n, fma(p, r * r, r)};
+}
+
+// e^x. Infinity above 88.722839; zero below -86.9, where the result would be close to subnormal.
+PACE_INLINE F32 exp(F32 x) {
+    const Exponent e = split_exponent(min(broadcast(89.0f), max(broadcast(-90.0f), x)));
+    const F32 fraction = e.less_one + broadcast(1.0f);
     // 2^n as 2 * 2^(n-1): n reaches 128 just below the overflow.
-    const F32 scaled = (fraction + fraction) * power_of_two(n - broadcast_int(1));
+    const F32 scaled = (fraction + fraction) * power_of_two(e.n - broadcast_int(1));
     const F32 finite = select(less(x, broadcast(-86.9f)), zero(), scaled);
     const F32 result = select(less(broadcast(88.722839f), x), broadcast(__builtin_inff()), finite);
     return select(is_nan(x), x, result);
+}
+
+// e^x - 1 for x <= 0, as 2^n (e^r - 1) + (2^n - 1). From -30 on down the result is -1.
+PACE_INLINE F32 expm1_below_zero(F32 x) {
+    const Exponent e = split_exponent(max(broadcast(-30.0f), x));
+    const F32 power = power_of_two(e.n);
+    return select(is_nan(x), x, fma(power, e.less_one, power - broadcast(1.0f)));
 }
 
 // 1 / (1 + e^-x).

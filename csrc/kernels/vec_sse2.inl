@@ -40,6 +40,7 @@ PACE_INLINE I32 operator+(I32 a, I32 b) { return {_mm_add_epi32(a.v, b.v)}; }
 PACE_INLINE I32 operator-(I32 a, I32 b) { return {_mm_sub_epi32(a.v, b.v)}; }
 PACE_INLINE I32 operator&(I32 a, I32 b) { return {_mm_and_si128(a.v, b.v)}; }
 PACE_INLINE I32 operator|(I32 a, I32 b) { return {_mm_or_si128(a.v, b.v)}; }
+PACE_INLINE I32 operator^(I32 a, I32 b) { return {_mm_xor_si128(a.v, b.v)}; }
 template <int n>
 PACE_INLINE I32 shift_left(I32 a) {
     return {_mm_slli_epi32(a.v, n)};

@@ -98,7 +98,7 @@ void AttentionOp::prepare(int threads) {
                                     " tokens of q; it goes from " + std::to_string(spans.query_start[0]) + " to " +
                                     std::to_string(spans.query_start[spans.count]));
     }
-    if (heads) check_slots(heads.slots, tokens, args.kv);
+    if (heads.stores()) check_slots(heads.slots, tokens, args.kv);
     preparations.clear();
     tiles.clear();
     for (int64_t span = 0; span < spans.count; ++span) {
@@ -202,7 +202,7 @@ void AttentionOp::run_task(const Task& task) const {
             const int64_t token = rows.first_token + t, position = rows.first_position + t;
             prepare_queries(heads, token, rows.kv_head, queries + t * group * dim);
             const bool is_here = task.partition < 0 || position / kPartitionPositions == task.partition;
-            if (is_here) store_key_value(heads, token, rows.kv_head, own);
+            if (is_here && heads.stores()) store_key_value(heads, token, rows.kv_head, own);
         }
         rows.q = queries;
         a.q_token_stride = group * dim;

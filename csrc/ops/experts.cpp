@@ -284,9 +284,7 @@ void ExpertsOp::multiply_up(const Copy& copy, const Block& block, int64_t first_
                   for (int64_t i = 0; options.weigh_inputs && i < block.count * row_sums; ++i)
                       sums[i] *= copy.weight[block.first + i / row_sums];
                   e.columns = columns;
-                  e.activation = options.activation.kind;
-                  e.alpha = options.activation.alpha;
-                  e.limit = options.activation.limit;
+                  e.activation = options.activation;
                   e.bias = bias ? bias + first_column : nullptr;
                   e.up_bias = bias ? bias + first.n_out + first_column : nullptr;
                   e.out = hidden + block.first * first.n_out + first_column;

@@ -1,8 +1,7 @@
 // Unpacks rows in ggml's blocks, as GGUF files contain them: to codes and scales, or straight into packed weights.
 //
-// LAYOUT    A row is a sequence of blocks of 32 or 256 weights. ggml-common.h defines their structs, and ggml-quants.c
-//           their meaning. A field is a few bits of a byte. A run of bytes contains the lowest field of each byte
-//           first, then the next field of each.
+// LAYOUT    A row is a sequence of blocks of 32 to 256 weights. ggml-common.h defines their structs, and ggml-quants.c
+//           their meaning.
 //
 // NUMERICS  Nothing is rounded here: codes and scales are those of the file. Minima of super-blocks change their sign.
 //
@@ -10,53 +9,20 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <limits>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
-#include "pace/convert.h"
+#include "ggml_fields.h"
+#include "ggml_ternary.h"
+#include "pace/grids.h"
 #include "quantized_weight.h"
 
 namespace pace {
 
 namespace {
 
-using Arrays = UnpackedRows;  // also for one row, or one block
-
-constexpr int kMXFP4 = 39;
-
-// Extracts fields from kBytes bytes in runs of kRun, shifted up by kShift. Writes them to `out`, or adds them to it.
-template <int kBytes, int kRun, int kBits, int kShift = 0, bool kAdd = false>
-void unpack_fields(const uint8_t* source, uint8_t* out) {
-    constexpr int kMask = (1 << kBits) - 1;
-    for (int begin = 0; begin < kBytes; begin += kRun)
-        for (int low = 0; low < 8; low += kBits, out += kRun)
-            for (int i = 0; i < kRun; ++i) {
-                const auto field = uint8_t((source[begin + i] >> low & kMask) << kShift);
-                out[i] = kAdd ? uint8_t(out[i] | field) : field;
-            }
-}
-
-template <int kBytes, int kRun, int kBits, int kShift>
-void add_fields(const uint8_t* source, uint8_t* out) {
-    unpack_fields<kBytes, kRun, kBits, kShift, true>(source, out);
-}
-
-F16 half_at(const uint8_t* p) {
-    F16 value;
-    std::memcpy(&value, p, sizeof value);
-    return value;
-}
-
-F16 negative(F16 value) { return {uint16_t(value.bits ^ 0x8000)}; }
-
-bool is_finite(F16 value) { return (value.bits & 0x7c00) != 0x7c00; }
-
-// 2^(byte - 127); NaN for 255.
-float power_of_two(uint8_t byte) {
-    return byte == 255 ? std::numeric_limits<float>::quiet_NaN() : std::ldexp(1.0f, int(byte) - 127);
-}
+constexpr int kMXFP4 = 39, kWideQ2_0 = 142;
 
 // ---- The types: weights and bytes in a block, and `unpack`, which returns true if its scales are finite.
 
@@ -192,17 +158,30 @@ struct IQ4_XS {
     }
 };
 
+template <Code code>
+struct PointsOf {
+    static constexpr int kWeights = 256, kBytes = grid_block_bytes(code);
+    static bool unpack(const uint8_t* b, const Arrays& out) {
+        *out.super_scales = unpack_grid_block(code, b, out.codes, out.group_scales);
+        return is_finite(*out.super_scales);
+    }
+};
+
 // ---- Types by number, and rows of a type
 
 struct Type {
     int weights, bytes, bits, group;
     bool in_super_blocks, has_mins;
+    Code grid;  // None: codes
     bool (*unpack_row)(const uint8_t* row, int64_t blocks, Arrays out);
 };
 
+template <class Block, int kGroup>
+constexpr bool kInSuperBlocks = Block::kWeights == kSuperBlock && kGroup < kSuperBlock;
+
 template <class Block, bool kHasMins, int kGroup>
 bool unpack_row(const uint8_t* row, int64_t blocks, Arrays out) {
-    constexpr bool kSuper = Block::kWeights == 256;
+    constexpr bool kSuper = kInSuperBlocks<Block, kGroup>;
     constexpr int kGroups = Block::kWeights / kGroup;
     bool finite = true;
     for (int64_t i = 0; i < blocks; ++i, row += Block::kBytes) {
@@ -220,14 +199,20 @@ bool unpack_row(const uint8_t* row, int64_t blocks, Arrays out) {
 }
 
 template <class Block, int kBits, bool kHasMins = false, int kGroup = 32>
-constexpr Type type_of() {
+constexpr Type type_of(Code grid = Code::None) {
     return {Block::kWeights,
             Block::kBytes,
             kBits,
             kGroup,
-            Block::kWeights == 256,
+            kInSuperBlocks<Block, kGroup>,
             kHasMins,
+            grid,
             unpack_row<Block, kHasMins, kGroup>};
+}
+
+template <Code code>
+constexpr Type grid_of() {
+    return type_of<PointsOf<code>, code_bits(code), false, grid_type(code).group>(code);
 }
 
 Type find_type(int number) {
@@ -253,10 +238,34 @@ Type find_type(int number) {
             return type_of<Q5_K, 5, true>();
         case 14:
             return type_of<Q6_K, 6, false, 16>();
+        case 16:
+            return grid_of<Code::IQ2XXS>();
+        case 17:
+            return grid_of<Code::IQ2XS>();
+        case 18:
+            return grid_of<Code::IQ3XXS>();
+        case 19:
+            return grid_of<Code::IQ1S>();
+        case 21:
+            return grid_of<Code::IQ3S>();
+        case 22:
+            return grid_of<Code::IQ2S>();
         case 23:
             return type_of<IQ4_XS, 4>();
+        case 29:
+            return grid_of<Code::IQ1M>();
+        case 34:
+            return type_of<TQ1_0, 2, false, 256>();
+        case 35:
+            return type_of<TQ2_0, 2, false, 256>();
         case kMXFP4:
             return type_of<MXFP4, 4>();
+        case 41:
+            return type_of<Q1_0, 1, false, 128>();
+        case 42:
+            return type_of<Q2_0<64>, 2, false, 64>();
+        case kWideQ2_0:
+            return type_of<Q2_0<128>, 2, false, 128>();
     }
     throw std::invalid_argument("no type " + std::to_string(number) + " of ggml's blocks is implemented");
 }
@@ -321,7 +330,7 @@ void PackBlocksOp::prepare(int) {
     const PackedHeader& h = part_of_rows(weight, row, rows);
     const Type type = find_type(source.type);
     if (h.bits != type.bits || int(h.group) != type.group || h.in_super_blocks() != type.in_super_blocks ||
-        bool(h.has_mins) != type.has_mins)
+        bool(h.has_mins) != type.has_mins || (h.layout == Layout::PanelGrid ? h.grid() : Code::None) != type.grid)
         throw std::invalid_argument("this weight does not hold what these blocks do");
     blocks = blocks_of_row(type, h.k);
     weight = const_cast<PackedHeader*>(&h);
@@ -341,6 +350,10 @@ static bool pack_super_blocks(const PackBlocksOp& op, const Type& type, const Pa
         uint8_t* const block = panel_at(h, op.weight, place.panel) + b * h.super_block_bytes();
         for (int64_t i = 0; i < count; ++i) {
             const uint8_t* const source = op.source.data + (r + i) * op.source.stride + b * type.bytes;
+            if (type.grid != Code::None) {
+                finite &= is_finite(pack_grid_block(type.grid, source, place.row + i, block));
+                continue;
+            }
             finite &= type.unpack_row(source, 1, {codes, nullptr, nullptr, group_scales, group_mins, &scale, &min});
             pack_super_block(h, place.row + i, {codes, group_scales, group_mins, scale, min}, block);
         }

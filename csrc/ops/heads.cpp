@@ -30,8 +30,10 @@ void prepare_heads(const HeadsArgs& args, int64_t first_token, int64_t tokens, i
     const int64_t group = args.query_heads / args.kv.kv_heads;
     const HeadsView &q = args.q, &k = args.k, &v = args.v;
     for (int64_t t = first_token; t < first_token + tokens; ++t) {
-        float *const queries = q.at(t, first_head * group), *const keys = k.at(t, first_head);
+        float* const queries = q.at(t, first_head * group);
         prepare(args, args.query_norm, t, first_head * group, queries, q.head_stride, kv_heads * group);
+        if (!args.stores()) continue;
+        float* const keys = k.at(t, first_head);
         prepare(args, args.key_norm, t, first_head, keys, k.head_stride, kv_heads);
         for (int64_t h = first_head; args.value_norm && h < first_head + kv_heads; ++h)
             norm_head(args.value_norm, h, v.at(t, h), args.kv.value_dim);

@@ -26,7 +26,11 @@ void NormOp::run(int, int64_t chunk, int) const {
     const auto normalise = kernel_of(norm);
     const int64_t end = std::min(rows, (chunk + 1) * rows_per_chunk);
     for (int64_t r = chunk * rows_per_chunk; r < end; ++r) {
-        normalise({x + r * x_stride, norm.weight, norm.bias, y + r * k}, k, norm.eps);
+        float* const row = y + r * k;
+        normalise({x + r * x_stride, norm.weight, norm.bias, row}, k, norm.eps);
+        if (!residual) continue;
+        const float* const from = residual + r * residual_stride;
+        for (int64_t i = 0; i < k; ++i) row[i] = (from[i] + row[i]) * factor;
     }
 }
 

@@ -28,9 +28,10 @@ void Product::describe(const void* weight, bool has_order) {
 }
 
 bool Product::InputKind::serves(const PackedHeader& other) const {
+    if (quantizes && header->in_super_blocks()) return other.in_super_blocks() && header->k_padded == other.k_padded;
     if (quantizes)
         return header->layout == other.layout && header->offset == other.offset && header->k_padded == other.k_padded &&
-               header->input_group() == other.input_group() &&
+               header->input_group() == other.input_group() && header->token_inputs == other.token_inputs &&
                header->multiplies_distances() == other.multiplies_distances() &&
                (!header->multiplies_distances() || header->min_level() == other.min_level());
     return header->dtype == other.dtype && header->k_padded == other.k_padded &&

@@ -66,18 +66,6 @@ struct PairedNibbleWords {
     }
 };
 
-// Eight times four 5-bit codes, a byte each, as bytes of a unit of kernels/planes.inl: four words, then the high bits.
-struct FiveBitUnit {
-    uint32_t low[4], high;
-    explicit FiveBitUnit(const uint8_t* codes) : high(0) {
-        for (int step = 0; step < 8; ++step) {
-            const uint32_t four = load_four(codes + 4 * step);
-            low[step / 2] = (step % 2 ? low[step / 2] | (four & 0x0f0f0f0f) << 4 : four & 0x0f0f0f0f);
-            high |= (four >> 4 & 0x01010101) << step;
-        }
-    }
-};
-
 // Some bytes of each of several rows that are consecutive in a panel; `first` is the first row's index in it.
 struct CodeRows {
     const uint8_t* codes;
@@ -115,16 +103,15 @@ void pack_words(const CodeRows& from, uint8_t* panel) {
     }
 }
 
-void pack_five_bits(const CodeRows& from, uint8_t* panel) {
-    constexpr int64_t kUnit = 32;
-    for (int64_t start = 0; start < from.bytes; start += kUnit, panel += 5 * 64)
+// Codes of `bits` bits, in units of kernels/planes.inl.
+void pack_units(const CodeRows& from, int bits, uint8_t* panel) {
+    const PackUnit pack = pack_unit(bits);
+    for (int64_t start = 0; start < from.bytes; start += kUnit, panel += bits * 64)
         for (int64_t r = 0; r < from.rows; ++r) {
             uint8_t codes[kUnit] = {};
-            std::memcpy(codes, from.codes + r * from.stride + start, size_t(std::min(kUnit, from.bytes - start)));
-            const FiveBitUnit unit(codes);
-            uint8_t* const out = panel + 4 * (from.first + r);
-            for (int line = 0; line < 4; ++line) std::memcpy(out + 64 * line, &unit.low[line], 4);
-            std::memcpy(out + 4 * 64, &unit.high, 4);
+            std::memcpy(codes, from.codes + r * from.stride + start,
+                        size_t(std::min<int64_t>(kUnit, from.bytes - start)));
+            pack(codes, panel + 4 * (from.first + r));
         }
 }
 
@@ -195,8 +182,8 @@ void pack_codes(const PackQuantizedOp& op, const PackedHeader& h, int64_t r, int
                                      place.row};
         if (h.layout == Layout::PanelF8) {
             pack_bytes(piece_rows, out);
-        } else if (h.layout == Layout::PanelU5) {
-            pack_five_bits(piece_rows, out);
+        } else if (h.layout == Layout::PanelPlanes) {
+            pack_units(piece_rows, h.bits, out);
         } else if (h.layout == Layout::PanelI8) {
             pack_words<ByteWords>(piece_rows, out);
         } else if (op.paired) {
@@ -211,10 +198,9 @@ void pack_codes(const PackQuantizedOp& op, const PackedHeader& h, int64_t r, int
 float level_of(const PackedHeader& h, const uint8_t* panel, int64_t row, int64_t k) {
     if (h.layout == Layout::PanelF8) return float8_to_float(panel[k * kPanelRows + row]);
     if (h.layout == Layout::PanelI8) return float(int8_t(panel[k / 4 * 64 + row * 4 + k % 4]));
-    if (h.layout == Layout::PanelU5) {
-        const uint8_t* const unit = panel + k / 32 * 5 * 64 + row * 4 + k % 4;
-        const int step = int(k % 32 / 4), low = unit[step / 2 * 64] >> step % 2 * 4 & 15;
-        return float((low | (unit[4 * 64] >> step & 1) << 4) - h.offset);
+    if (h.layout == Layout::PanelPlanes) {
+        const int code = code_of_unit(panel + k / kUnit * h.bits * 64 + row * 4, h.bits, int(k % kUnit));
+        return float((h.bits == 1 ? 2 * code : code) - h.offset);
     }
     const uint8_t both = panel[k / 8 * 64 + row * 4 + k % 4];
     return float(h.levels[k % 8 < 4 ? both & 15 : both >> 4]);

@@ -195,6 +195,7 @@ TokenInputs RecurrenceOp::inputs_of(int64_t first_token, int64_t count, int64_t 
         .steps_stride = steps_stride,
         .beta_stride = beta_stride,
         .rate = recurrence.rates[head],
+        .lower_bound = recurrence.lower_bound,
         .beta_scale = recurrence.beta_scale,
         .min_step = recurrence.min_step,
         .max_step = recurrence.max_step,

@@ -97,6 +97,7 @@ void Router::choose(const KernelTable& table, const float* logits, void* scratch
         sparsemixer(*this, logits, taken, chosen, found);
         const bool swap = chosen[1] < chosen[0];
         for (int i = 0; i < 2; ++i) routing[i] = float(chosen[swap ? 1 - i : i]), weights[i] = found[swap ? 1 - i : i];
+        for (int i = 0; expert_scale && i < 2; ++i) weights[i] *= expert_scale[int64_t(routing[i])];
         return;
     }
     const float* key_of = score_of;
@@ -124,6 +125,7 @@ void Router::choose(const KernelTable& table, const float* logits, void* scratch
     for (int64_t i = 0; i < top_k; ++i) {
         routing[i] = float(chosen[i]);
         weights[i] = weights[i] / divisor * scale;
+        if (expert_scale) weights[i] *= expert_scale[chosen[i]];
     }
 }
 

@@ -14,7 +14,10 @@ namespace pace {
 
 namespace {
 
-constexpr int kUnit = 32, kUnits = int(kSuperBlock) / kUnit, kSteps = 8;
+constexpr int kUnits = int(kSuperBlock) / kUnit;
+
+// The number of bits in the low planes.
+constexpr int low_bits(int bits) { return bits == 1 ? 1 : bits <= 3 ? 2 : 4; }
 
 // The position of a step's low or high code bits in a unit.
 struct Field {
@@ -25,7 +28,7 @@ struct Fields {
     int low_bits;
 };
 constexpr Fields fields_of_step(int bits, int step) {
-    const int low = bits <= 3 ? 2 : 4, high = bits - low;
+    const int low = low_bits(bits), high = bits - low;
     return {{step * low / 8, step * low % 8, (1 << low) - 1},
             {low + step * high / 8, step * high % 8, (1 << high) - 1},
             low};
@@ -53,8 +56,8 @@ Words gather_fields(Words first, Words second, int shift) {
 // Packs one row's codes of a unit; `out` is the row's first byte in the panel. The four codes of a step form the bytes
 // of a word.
 template <int bits>
-void pack_unit(const uint8_t* codes, uint8_t* out) {
-    constexpr int kLow = bits <= 3 ? 2 : 4, kHigh = bits - kLow;
+void pack_unit_of(const uint8_t* codes, uint8_t* out) {
+    constexpr int kLow = low_bits(bits), kHigh = bits - kLow;
     Words first, second;
     std::memcpy(&first, codes, sizeof first), std::memcpy(&second, codes + 16, sizeof second);
     const auto store = [&](const Words& lines, int count, int line) {
@@ -65,17 +68,6 @@ void pack_unit(const uint8_t* codes, uint8_t* out) {
     };
     store(gather_fields<kLow>(first, second, 0), kLow, 0);
     if constexpr (kHigh) store(gather_fields<kHigh>(first, second, kLow), kHigh, kLow);
-}
-
-using PackUnit = void (*)(const uint8_t* codes, uint8_t* out);
-constexpr PackUnit kPackUnit[] = {nullptr,      nullptr,      pack_unit<2>, pack_unit<3>,
-                                  pack_unit<4>, pack_unit<5>, pack_unit<6>};
-
-int code_of_unit(const uint8_t* unit, int bits, int k) {
-    const Fields f = fields_of_step(bits, k / 4);
-    const uint8_t* const at = unit + k % 4;
-    const int low = at[64 * f.low.line] >> f.low.shift & f.low.mask;
-    return f.high.mask ? low | (at[64 * f.high.line] >> f.high.shift & f.high.mask) << f.low_bits : low;
 }
 
 // Packs the integers of a super-block's groups, scales before minima, from one row into every sixteenth byte of a panel
@@ -120,6 +112,19 @@ void unpack_group_scales(const PackedHeader& h, const uint8_t* bytes, int* scale
 
 }  // namespace
 
+PackUnit pack_unit(int bits) {
+    constexpr PackUnit kPackUnit[] = {nullptr,         pack_unit_of<1>, pack_unit_of<2>, pack_unit_of<3>,
+                                      pack_unit_of<4>, pack_unit_of<5>, pack_unit_of<6>};
+    return kPackUnit[bits];
+}
+
+int code_of_unit(const uint8_t* unit, int bits, int k) {
+    const Fields f = fields_of_step(bits, k / 4);
+    const uint8_t* const at = unit + k % 4;
+    const int low = at[64 * f.low.line] >> f.low.shift & f.low.mask;
+    return f.high.mask ? low | (at[64 * f.high.line] >> f.high.shift & f.high.mask) << f.low_bits : low;
+}
+
 void unpack_super_row(const PackedHeader& h, Place place, const int32_t* order, float* out) {
     const bool even = h.has_even_levels();
     const int groups = int(kSuperBlock / h.group);
@@ -145,7 +150,7 @@ void unpack_super_row(const PackedHeader& h, Place place, const int32_t* order, 
 
 void PackSuperOp::prepare(int) {
     const PackedHeader& h = part_of_rows(weight, row, rows);
-    if (!h.in_super_blocks()) throw std::invalid_argument("this weight is not in super-blocks");
+    if (h.layout != Layout::PanelSuper) throw std::invalid_argument("this weight does not hold super-blocks of codes");
     weight = const_cast<PackedHeader*>(&h);
     rows_per_chunk = rows_of_chunk(h);
     chunk_count = divide_up(rows, rows_per_chunk);
@@ -157,8 +162,8 @@ void pack_super_block(const PackedHeader& h, int64_t row, const SuperBlock& from
     uint8_t* const numbers = block + h.super_scales_bytes();
     pack_group_scales(h, from.group_scales, from.group_mins, numbers + row);
     uint8_t* const units = numbers + h.group_scales_bytes() + 4 * row;
-    const PackUnit pack_unit = kPackUnit[h.bits];
-    for (int u = 0; u < kUnits; ++u) pack_unit(from.codes + u * kUnit, units + u * 64 * h.bits);
+    const PackUnit pack = pack_unit(h.bits);
+    for (int u = 0; u < kUnits; ++u) pack(from.codes + u * kUnit, units + u * 64 * h.bits);
 }
 
 void PackSuperOp::run(int, int64_t chunk, int) const {

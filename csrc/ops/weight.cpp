@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "pace/grids.h"
 #include "pace/ops.h"
 #include "quantized_weight.h"
 
@@ -28,11 +29,12 @@ int64_t rows_of_chunk(const PackedHeader& h) {
 }
 
 Layout preferred_layout(const PackedFormat& format) {
+    if (is_grid(format.code)) return Layout::PanelGrid;
     if (format.group_scales != GroupScales::None) return Layout::PanelSuper;
     if (format.code == Code::I8) return Layout::PanelI8;
     if (format.code == Code::U4) return Layout::PanelU4;
     if (format.code == Code::F8) return Layout::PanelF8;
-    if (format.code == Code::U5) return Layout::PanelU5;
+    if (format.code == Code::U1 || format.code == Code::U2 || format.code == Code::U5) return Layout::PanelPlanes;
     if (format.dtype == DType::F32) return Layout::PanelF32;
     if (format.dtype == DType::F16) return Layout::PanelF16;
     return kernels().bf16_layout;
@@ -53,6 +55,22 @@ static void check_super_blocks(int64_t k, const PackedFormat& format) {
     if (!fits) throw std::invalid_argument("no super-blocks have such scales and minima");
 }
 
+// Throws std::invalid_argument unless sums of a row are exact in fp32: up to 2 * 127 * k < 2^24.
+static void check_token_inputs(int64_t k, const PackedFormat& format) {
+    if (format.code != Code::U2 || format.group || format.offset != 1 || k > kMaxTokenInputs)
+        throw std::invalid_argument(
+            "inputs with one scale a token need codes of 2 bits with offset 1, a scale for each row, and at most " +
+            std::to_string(kMaxTokenInputs) + " inputs");
+}
+
+static void check_grid(int64_t k, const PackedFormat& format) {
+    if (format.group != grid_type(format.code).group || format.has_mins || format.group_scales != GroupScales::None)
+        throw std::invalid_argument("points of this grid come in groups of " +
+                                    std::to_string(grid_type(format.code).group) + ", without minima");
+    if (k % kSuperBlock)
+        throw std::invalid_argument("rows of super-blocks are multiples of 256 weights; got " + std::to_string(k));
+}
+
 static PackedHeader make_header(int64_t n, int64_t k, const PackedFormat& format, bool glu) {
     if (n < 1 || k < 1 || (glu && n % 2))
         throw std::invalid_argument("a packed weight needs n >= 1 and k >= 1, and an even n for gate and up; got n = " +
@@ -60,12 +78,16 @@ static PackedHeader make_header(int64_t n, int64_t k, const PackedFormat& format
     if (format.group < 0 || format.group % 16 || format.group > INT32_MAX)
         throw std::invalid_argument("a group is a multiple of 16 weights, or 0 for a whole row; got " +
                                     std::to_string(format.group));
-    if (format.group_scales != GroupScales::None)
+    if (is_grid(format.code))
+        check_grid(k, format);
+    else if (format.group_scales != GroupScales::None)
         check_super_blocks(k, format);
-    else if (format.code == Code::U5 && (format.group == 0 || format.group % 32))
-        throw std::invalid_argument("codes of five bits come in groups of a multiple of 32");
-    else if (format.code == Code::U2 || format.code == Code::U3 || format.code == Code::U6)
-        throw std::invalid_argument("codes of 2, 3 and 6 bits exist only in super-blocks");
+    else if (preferred_layout(format) == Layout::PanelPlanes &&
+             (format.group % 32 || (format.code == Code::U5 && !format.group)))
+        throw std::invalid_argument("codes of 1, 2 and 5 bits come in groups of a multiple of 32");
+    else if (format.code == Code::U3 || format.code == Code::U6)
+        throw std::invalid_argument("codes of 3 and 6 bits exist only in super-blocks");
+    if (format.token_inputs) check_token_inputs(k, format);
     PackedHeader h = {};
     h.magic = PackedHeader::kMagic;
     h.layout = preferred_layout(format);
@@ -77,9 +99,14 @@ static PackedHeader make_header(int64_t n, int64_t k, const PackedFormat& format
     h.n = n;
     h.k = k;
     h.has_mins = format.has_mins;
+    h.token_inputs = format.token_inputs;
     h.group = uint32_t(format.group);
     for (int c = 0; c < 16; ++c)
         h.levels[c] = format.levels && format.code == Code::U4 ? format.levels[c] : int8_t(c - h.offset);
+    if (is_grid(format.code)) {
+        h.offset = uint8_t(format.code);
+        std::copy_n(grid_type(format.code).levels, 16, h.levels);
+    }
     h.k_padded = k;
     if (h.layout == Layout::PanelBF16Pair) h.k_padded = round_up(k, kPairPadding);
     if (h.quantized()) h.k_padded = round_up(k, h.group ? h.input_group() : 32);
@@ -256,7 +283,9 @@ void GatherOp::run(int, int64_t chunk, int) const {
         const PackedHeader& h = *found.part;
         const Place place = place_of(h, found.row);
         char* const row = (char*)out + t * row_bytes;
-        if (h.in_super_blocks())
+        if (h.layout == Layout::PanelGrid)
+            unpack_grid_row(h, place, order, reinterpret_cast<float*>(row));
+        else if (h.in_super_blocks())
             unpack_super_row(h, place, order, reinterpret_cast<float*>(row));
         else if (h.quantized())
             unpack_quantized_row(h, place, order, reinterpret_cast<float*>(row));

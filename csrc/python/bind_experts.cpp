@@ -8,8 +8,10 @@ using pace::ExpertStack;
 using pace::HeadsTensor;
 using pace::Matrix;
 
-void route(const Matrix& logits, pace::Router router, Array<const float> choice_bias, Array<float> routing) {
+void route(const Matrix& logits, pace::Router router, Array<const float> choice_bias, Array<const float> expert_scale,
+           Array<float> routing) {
     router.choice_bias = choice_bias;
+    router.expert_scale = expert_scale;
     pace::RouteOp op = {logits.data, logits.stride, logits.rows, router, routing, 0, 0};
     pace::execute(op);
 }

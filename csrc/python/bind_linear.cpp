@@ -21,14 +21,15 @@ void release_pages(Address address, size_t bytes) {
 }
 
 pace::PackedFormat format(int dtype, int code, int64_t group, bool has_mins, Address levels, int offset,
-                          int group_scales) {
+                          int group_scales, bool token_inputs) {
     return {pace::DType(dtype),
             pace::Code(code),
             group,
             has_mins,
             at<const int8_t>(levels),
             offset,
-            pace::GroupScales(group_scales)};
+            pace::GroupScales(group_scales),
+            token_inputs};
 }
 
 using Parts = std::vector<std::pair<int64_t, pace::PackedFormat>>;  // rows and format of each part
@@ -57,13 +58,13 @@ bool is_packed(Address weight, const Parts& parts, int64_t k, bool glu) {
                              : pace::is_packed(at<const void>(weight), parts_of(parts), k, glu);
 }
 
-void linear(const Matrix& x, const pace::Weight& weight, Array<const float> bias, pace::NamedActivation activation,
-            Array<const float> residual, Array<float> out) {
+void linear(const Matrix& x, const pace::Weight& weight, Array<const float> bias,
+            const pace::ActivationFunction& activation, Array<const float> residual, Array<float> out) {
     pace::LinearOp op = {};
     op.weight = weight.data;
     op.order = weight.order;
     op.bias = bias;
-    op.activation = activation.kind;
+    op.activation = activation;
     op.x = x.data;
     op.x_stride = x.stride;
     op.rows = x.rows;
@@ -172,8 +173,8 @@ void gather_rows(const pace::Weight& weight, Array<const int64_t> ids, int64_t c
     pace::execute(op);
 }
 
-void activation(pace::NamedActivation name, const Matrix& x, Array<float> y) {
-    pace::ActivationOp op = {name.kind, x.data, x.stride, x.rows, x.columns, y, 0, 0};
+void activation(const pace::ActivationFunction& activation, const Matrix& x, Array<float> y) {
+    pace::ActivationOp op = {activation, x.data, x.stride, x.rows, x.columns, y, 0, 0};
     pace::execute(op);
 }
 
@@ -183,7 +184,8 @@ void bind_linear(py::module_& m) {
     const py::call_guard<py::gil_scoped_release> release;
     py::class_<pace::PackedFormat>(m, "PackedFormat")
         .def(py::init(&format), py::arg("dtype"), py::arg("code") = 0, py::arg("group") = 0,
-             py::arg("has_mins") = false, py::arg("levels") = 0, py::arg("offset") = -1, py::arg("group_scales") = 0);
+             py::arg("has_mins") = false, py::arg("levels") = 0, py::arg("offset") = -1, py::arg("group_scales") = 0,
+             py::arg("token_inputs") = false);
     m.def("packed_bytes", packed_bytes);
     m.def("init_packed", init_packed);
     m.def("is_packed", is_packed);

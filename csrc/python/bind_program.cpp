@@ -14,17 +14,18 @@ using pace::Program;
 using pace::Value;
 
 void linear(Program& program, Value out, Columns x, const Norm& norm, const pace::Weight& weight,
-            Array<const float> bias, pace::NamedActivation activation, std::optional<Value> residual) {
-    program.linear(out, x, {norm, weight.data, weight.order, bias, activation.kind}, residual);
+            Array<const float> bias, const pace::ActivationFunction& activation, std::optional<Value> residual) {
+    program.linear(out, x, {norm, weight.data, weight.order, bias, activation}, residual);
 }
 
 // Without a router, `choices` is a routing.
 void experts(Program& program, Value out, Columns x, const Norm& norm, Value choices,
-             std::optional<pace::Router> router, Array<const float> choice_bias, int64_t count,
-             const pace::ExpertStack& gate_up, const pace::ExpertStack& down, const pace::ExpertOptions& options,
-             std::optional<Value> residual) {
+             std::optional<pace::Router> router, Array<const float> choice_bias, Array<const float> expert_scale,
+             int64_t count, const pace::ExpertStack& gate_up, const pace::ExpertStack& down,
+             const pace::ExpertOptions& options, std::optional<Value> residual) {
     pace::Mixture mixture = {norm, router.value_or(pace::Router{}), gate_up, down, options};
     mixture.router.choice_bias = choice_bias;
+    mixture.router.expert_scale = expert_scale;
     if (!router) {
         mixture.router.experts = count;
         mixture.router.top_k = choices.columns / 2;
@@ -69,6 +70,11 @@ struct Batch {
             step.given = {rows.data, rows.stride, rows.rows, rows.columns, nullptr};
             pace::read_field(given, "at", step.given.at);
         }
+        if (const py::object kept = batch.attr("kept"); !kept.is_none()) {
+            pace::Matrix rows;
+            pace::read(kept, rows);
+            step.kept = {rows.data, rows.stride, rows.rows, rows.columns};
+        }
         if (const py::object spans = batch.attr("states"); !spans.is_none()) pace::read(spans, states.emplace());
         add_table(batch);
         for (const py::handle other : batch.attr("others")) add_table(other);
@@ -81,7 +87,8 @@ struct Batch {
 };
 
 void run(Program& program, const KvCache& cache, const Batch& batch,
-         const std::vector<std::pair<Address, Address>>& rotations, Address logits) {
+         const std::vector<std::pair<Address, Address>>& rotations, const std::vector<Address>& inputs,
+         Address logits) {
     if (int(batch.tables.size()) < cache.groups) {
         throw std::invalid_argument("the cache has " + std::to_string(cache.groups) +
                                     " groups of layers, the batch has tables for " +
@@ -92,6 +99,9 @@ void run(Program& program, const KvCache& cache, const Batch& batch,
     pace::Step step = batch.step;
     step.cache = cache.layers.data();
     step.angles = angles.data();
+    std::vector<const float*> rows;
+    for (const Address input : inputs) rows.push_back(at<const float>(input));
+    step.inputs = rows.data();
     step.tables = batch.tables.data();
     step.states = batch.states ? &*batch.states : nullptr;
     step.logits = at<float>(logits);
@@ -117,9 +127,9 @@ void bind_program(py::module_& m) {
         .def(py::init<Value, int64_t, int64_t, int64_t, int64_t>(), py::arg("value"), py::arg("column"),
              py::arg("count"), py::arg("head_dim"), py::arg("stride"));
     py::class_<pace::Preparation>(m, "Preparation")
-        .def(py::init<HeadsOf, HeadsOf, Norm, Norm, Norm, pace::Rotation, bool>(), py::arg("k"), py::arg("v"),
-             py::arg("query_norm"), py::arg("key_norm"), py::arg("value_norm"), py::arg("rotation"),
-             py::arg("norm_last"));
+        .def(py::init<std::optional<HeadsOf>, std::optional<HeadsOf>, Norm, Norm, Norm, pace::Rotation, bool>(),
+             py::arg("k"), py::arg("v"), py::arg("query_norm"), py::arg("key_norm"), py::arg("value_norm"),
+             py::arg("rotation"), py::arg("norm_last"));
     py::class_<Batch>(m, "Batch")
         .def(py::init<py::handle>(), py::arg("batch"))
         .def_property_readonly("num_tokens", [](const Batch& batch) { return batch.step.tokens; })
@@ -132,12 +142,14 @@ void bind_program(py::module_& m) {
                  program.embedding(out, weight.data, weight.order,
                                    positions ? Program::Ids::Positions : Program::Ids::Tokens, offset);
              })
+        .def("input_rows", &Program::input_rows)
         .def("given_rows", &Program::given_rows)
         .def("place_rows", &Program::place_rows)
         .def("gather_rows", &Program::gather_rows)
+        .def("keep_rows", &Program::keep_rows)
+        .def("concatenate", &Program::concatenate)
         .def("add", &Program::add)
-        .def("activation", [](Program& program, Value out, Columns x,
-                              pace::NamedActivation name) { program.activation(out, x, name.kind); })
+        .def("activation", &Program::activation)
         .def("scale", &Program::scale)
         .def("softcap", &Program::softcap)
         .def("norm", &Program::norm)
@@ -150,8 +162,10 @@ void bind_program(py::module_& m) {
                 bool silu) { program.causal_conv(out, x, layer, {weight, bias, silu}); })
         .def("recurrence", &Program::recurrence)
         .def("route",
-             [](Program& program, Value out, Columns logits, pace::Router router, Array<const float> choice_bias) {
+             [](Program& program, Value out, Columns logits, pace::Router router, Array<const float> choice_bias,
+                Array<const float> expert_scale) {
                  router.choice_bias = choice_bias;
+                 router.expert_scale = expert_scale;
                  program.route(out, logits, router);
              })
         .def("experts", experts)

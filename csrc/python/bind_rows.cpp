@@ -10,7 +10,7 @@ using pace::HeadsTensor;
 using pace::Matrix;
 
 void norm(const Matrix& x, const pace::Norm& norm, Array<float> y) {
-    pace::NormOp op = {norm, x.data, x.stride, x.rows, x.columns, y, 0, 0};
+    pace::NormOp op = {norm, x.data, x.stride, x.rows, x.columns, y, nullptr, 0, 1, 0, 0};
     pace::execute(op);
 }
 

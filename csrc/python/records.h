@@ -79,39 +79,40 @@ inline void read(py::handle tensor, HeadsTensor& to) {
     to.dim = shape[2].cast<int64_t>();
 }
 
-// An activation of one matrix: its name, or None.
-struct NamedActivation {
-    Activation kind;
-};
-
-inline void read(py::handle name, NamedActivation& to) {
+inline Activation find_activation(py::handle name) {
     // gelu_new, gelu_tanh and gelu_fast are the same function.
     static const std::map<std::string, Activation> kNames = {
         {"silu", Activation::Silu},          {"gelu", Activation::Gelu},          {"gelu_new", Activation::GeluTanh},
         {"gelu_tanh", Activation::GeluTanh}, {"gelu_fast", Activation::GeluTanh}, {"quick_gelu", Activation::QuickGelu},
         {"relu", Activation::Relu},          {"relu2", Activation::Relu2}};
-    to.kind = Activation::None;
-    if (name.is_none()) return;
     const auto found = kNames.find(py::str(name));
     if (found == kNames.end()) {
         std::string known;
         for (const auto& [each, _] : kNames) known += (known.empty() ? "" : ", ") + each;
         throw std::invalid_argument("unknown activation " + std::string(py::repr(name)) + "; known: " + known);
     }
-    to.kind = found->second;
+    return found->second;
 }
 
-// A name of an activation, or a ClampedSwiglu.
-inline void read(py::handle from, GluActivation& to) {
+// None, a name, or a Clamp, Xielu or ClampedSwiglu of pace/ops.
+inline void read(py::handle from, ActivationFunction& to) {
     to = {};
-    if (py::hasattr(from, "alpha")) {
+    if (from.is_none()) return;
+    if (py::hasattr(from, "alpha_p")) {
+        to.kind = Activation::Xielu;
+        read_field(from, "alpha_p", to.alpha_p);
+        read_field(from, "alpha_n", to.alpha_n);
+        read_field(from, "beta", to.beta);
+        read_field(from, "eps", to.eps);
+    } else if (py::hasattr(from, "alpha")) {
         to.kind = Activation::ClampedSwiglu;
         read_field(from, "alpha", to.alpha);
         read_field(from, "limit", to.limit);
+    } else if (py::hasattr(from, "limit")) {
+        to.kind = Activation::Clamp;
+        read_field(from, "limit", to.limit);
     } else {
-        NamedActivation named;
-        read(from, named);
-        to.kind = named.kind;
+        to.kind = find_activation(from);
     }
 }
 
@@ -153,7 +154,7 @@ inline void read(py::handle record, ExpertStack& to) {
     read_field(record, "is_mapped", to.mapped);
 }
 
-// Router of pace/ops/experts.py; the choice bias is a separate parameter.
+// Router of pace/ops/experts.py; its two vectors are separate parameters.
 inline void read(py::handle record, Router& to) {
     static const char* const kScores[] = {"softmax", "sigmoid", "softmax_of_chosen", "sparsemixer",
                                           "sigmoid_of_chosen"};  // in the order of Router::Score
@@ -186,6 +187,8 @@ inline void read(py::handle record, AttentionOptions& to) {
     read_field(record, "chunked", to.chunked);
     read_optional(record, "softcap", to.softcap);
     read_field(record, "sinks", to.sinks);
+    read_field(record, "slopes", to.slopes);
+    read_field(record, "bf16_bias", to.bf16_bias);
 }
 
 inline void read(py::handle record, Spans& to) {
@@ -266,6 +269,7 @@ inline void read(py::handle record, Recurrence& to) {
     read_field(record, "step_bias", to.step_bias);
     read_field(record, "delta", to.delta);
     read_field(record, "tiled", to.tiled);
+    read_field(record, "lower_bound", to.lower_bound);
     read_field(record, "beta_scale", to.beta_scale);
     read_field(record, "skip", to.skip);
     std::tie(to.min_step, to.max_step) = record.attr("step_limits").cast<std::pair<float, float>>();

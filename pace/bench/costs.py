@@ -29,6 +29,8 @@ class AttentionCosts(NamedTuple):
     """Number of positions that a token sees, itself included; None for all."""
     chunked: bool = False
     """True if a token sees only positions of its own chunk of `window` positions."""
+    in_tail: bool = False
+    """True if it runs only for rows of logits."""
 
     def visible(self, context: int) -> int:
         """Number of positions that the last of `context` tokens sees."""
@@ -37,7 +39,9 @@ class AttentionCosts(NamedTuple):
         return min(context, self.window or context)
 
     def pairs(self, tokens: int) -> int:
-        """Number of pairs of a token (of `tokens`) and a position that it sees, itself included."""
+        """Number of pairs of a token (of the `tokens` of a prompt) and a position that it sees, itself included."""
+        if self.in_tail:
+            return self.visible(tokens)
         if self.chunked:
             whole, rest = divmod(tokens, self.window)
             return whole * self.window * (self.window + 1) // 2 + rest * (rest + 1) // 2
@@ -89,6 +93,8 @@ class Costs:
     """Bytes of the LM head's matrix, a part of `decode_weight_bytes`."""
     layer_flops_per_token: int
     """Operations of the layers' matrices per token, with only the experts that a token chooses."""
+    tail_flops: int
+    """The part of `layer_flops_per_token` of layers that run only for rows of logits."""
     head_flops: int
     """Operations of the LM head for one row of logits."""
     attention: tuple[AttentionCosts, ...]
@@ -99,6 +105,8 @@ class Costs:
     """Layout of the cache: keys and values, and states."""
     experts: tuple[ExpertCosts, ...]
     """Costs of each layer that has experts."""
+    file_weights: int
+    """Elements of tables that stay in a file and are read row by row."""
     code: str | None
     """Code of most of the weight bytes that a step reads (a name of `pace.ops.weight_layout.CODES`); None for
     floats."""
@@ -119,6 +127,7 @@ class Costs:
         head = model.lm_head
         tied = getattr(head, "embedding", None)
         weight_bytes = model.planned_nbytes(native, dtype)
+        tail = [part for layer in model.layers[len(model.layers) - model.num_tail_layers :] for part in walk(layer)]
         head_matrix = tied or head
         layer_flops = sum(
             2 * sum(part.parts.values()) * part.k
@@ -138,8 +147,12 @@ class Costs:
             - sum(layer.count * layer.bytes_each for layer in experts),
             head_bytes=head_matrix.planned_nbytes(native, dtype),
             layer_flops_per_token=layer_flops,
+            tail_flops=sum(2 * part.n * part.k for part in tail if isinstance(part, Linear)),
             head_flops=2 * sum(head_matrix.parts.values()) * head_matrix.k,
-            attention=tuple(attention_costs(part, kv_dtype or dtype) for part in attention),
+            attention=tuple(
+                attention_costs(part, kv_dtype or dtype)._replace(in_tail=any(part is other for other in tail))
+                for part in attention
+            ),
             states=tuple(
                 state_costs(state, id(state) in deltas, cache.slots().dtype)
                 for state in cache.layers
@@ -147,6 +160,7 @@ class Costs:
             ),
             cache=cache,
             experts=experts,
+            file_weights=sum(table.num_weights for table in model.tables()),
             code=usual_code(in_step, dtype),
             layer_code=usual_code(of_layers or in_step, dtype),
             head_code=usual_code([head_matrix], dtype),
@@ -154,8 +168,8 @@ class Costs:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of keys and values of one token, in all layers."""
-        return sum(layer.kv_bytes for layer in self.attention)
+        """Bytes of keys and values of one token, in all layers that keep them."""
+        return self.cache.position_bytes
 
     @property
     def kv_bytes_per_late_token(self) -> int:
@@ -171,6 +185,11 @@ class Costs:
     def state_traffic(self) -> int:
         """Bytes of states that a step reads and writes for each sequence."""
         return 2 * sum(layer.state_bytes for layer in self.states)
+
+    @property
+    def prompt_flops_per_token(self) -> int:
+        """Operations of the layers' matrices for a token of a prompt that needs no logits."""
+        return self.layer_flops_per_token - self.tail_flops
 
     @property
     def state_flops_per_token(self) -> int:
@@ -219,8 +238,8 @@ class Costs:
 
     def prefill_flops(self, tokens: int) -> int:
         """Operations for the prompt of one sequence; the LM head runs on the last row only."""
-        layers = self.layer_flops_per_token + self.state_flops_per_token
-        return tokens * layers + self.prefill_attention_flops(tokens) + self.head_flops
+        layers = self.prompt_flops_per_token + self.state_flops_per_token
+        return tokens * layers + self.tail_flops + self.prefill_attention_flops(tokens) + self.head_flops
 
     def kv_bytes(self, context: int) -> int:
         """Bytes of keys and values that the last of `context` tokens sees."""
@@ -236,10 +255,11 @@ class Costs:
 
 
 def attention_costs(layer: Attention | LatentAttention, kv_dtype: torch.dtype) -> AttentionCosts:
-    kv_bytes = KVSpec((layer.cache,), kv_dtype).position_bytes
+    kept = layer.cache if isinstance(layer, LatentAttention) else layer.positions
+    kv_bytes = KVSpec((kept,), kv_dtype).position_bytes
     if isinstance(layer, LatentAttention):  # the latent serves as key and value
         return AttentionCosts(kv_bytes, 2 * layer.num_heads * (layer.cache.rope_dim + 2 * layer.cache.rank), None)
-    cache = layer.cache
+    cache = layer.positions
     flops_per_pair = 2 * layer.num_heads * (cache.key_dim + cache.value_dim)
     return AttentionCosts(kv_bytes, flops_per_pair, cache.window, cache.chunked)
 

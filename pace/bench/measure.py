@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from pace import _C
-from pace.batch import BLOCK_SIZE, KVBlocks, KVSpec, Latent, LayerBlocks
+from pace.batch import BLOCK_SIZE, KVBlocks, KVSpec, Latent, LayerBlocks, keeps_positions
 from pace.bench import limits
 from pace.bench.costs import Costs
 from pace.bench.result import Phase, Repeat, Result, Subject
@@ -207,7 +207,7 @@ def draw_blocks(spec: KVSpec, kv: list[LayerBlocks], blocks: list[torch.Tensor])
     """Fills the blocks of each group with random keys and values, in all layers of the group. Padding of values becomes
     zero."""
     num_drawn = min(max(map(len, blocks)), DRAWN_BLOCKS)
-    layers = [(layer, found) for layer, found in zip(spec.layers, kv) if isinstance(found, KVBlocks)]
+    layers = [(layer, found) for layer, found in zip(spec.layers, kv) if keeps_positions(layer)]
     drawn = {layer: _drawn(KVSpec((layer,), spec.dtype), num_drawn) for layer, _ in layers}
     for layer, found in layers:
         for some in blocks[found.group].split(num_drawn):
@@ -260,23 +260,22 @@ def _phases(
     runner = subject.engine.model
     if not isinstance(runner, ProgramRunner):
         return None, None
-    program = runner.program
     try:
-        program.set_profiling(True)
+        runner.set_profiling(True)
         seconds = prefill_seconds(subject, prompt)
-        prefill = Phase(seconds, _by_kind(program.instructions, program.timings(), steps=1))
+        prefill = Phase(seconds, _by_kind(runner.timings(), steps=1))
         generated = min(generated, 32)
         with _decoding(subject, prompt, generated + 1, batch, depth) as sequences:
-            program.set_profiling(True)
+            runner.set_profiling(True)
             started, steps = time.perf_counter(), 0
             while not any(sequence.is_finished for sequence in sequences):
                 subject.engine.step()
                 steps += 1
             seconds = (time.perf_counter() - started) / steps
             moved = _moved_bytes(subject.costs, batch, (depth or prompt) + generated // 2)
-            decode = Phase(seconds, _by_kind(program.instructions, program.timings(), steps, moved))
+            decode = Phase(seconds, _by_kind(runner.timings(), steps, moved))
     finally:
-        program.set_profiling(False)
+        runner.set_profiling(False)
     return prefill, decode
 
 
@@ -298,15 +297,14 @@ def _moved_bytes(costs: Costs, batch: int, context: int) -> dict[type[Instructio
 
 
 def _by_kind(
-    instructions: list[Instruction],
-    timings: list[tuple[str, int, float]],
+    timings: list[tuple[Instruction, str, float]],
     steps: int,
     moved: Mapping[type[Instruction], float] = {},
 ) -> dict[str, tuple[int, float, float]]:
     """Sums the timings by kind of instruction, per step. `moved`: see `_moved_bytes`."""
-    counts = Counter(map(type, instructions))
+    counts = Counter(type(instruction) for instruction, *_ in timings)
     kinds: dict[str, tuple[int, float, float]] = {}
-    for instruction, (name, _, seconds) in zip(instructions, timings, strict=True):
+    for instruction, name, seconds in timings:
         num_bytes = moved.get(type(instruction), 0) / counts[type(instruction)]
         if isinstance(instruction, Linear):
             num_bytes = instruction.weight.nbytes

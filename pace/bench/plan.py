@@ -83,6 +83,8 @@ class Plan:
     """Speed of all sequences together."""
     mapped: MappedPlan | None = None
     """None if no experts are quantised."""
+    file_weights: int = 0
+    """Elements of tables that stay in the checkpoint's file and take no memory. They are no part of `weight_bytes`."""
     towers: tuple[TowerPlan, ...] = ()
     """Encoding of an image and of a clip. Their weights are part of `weight_bytes`. `max_context` leaves room for one
     encoding, and for the cache of rows."""
@@ -221,6 +223,7 @@ def _plan(
         prefill_tokens_per_second=prompt / predicted.prefill_seconds,
         decode_tokens_per_second=batch / predicted.step_seconds,
         mapped=_mapped_plan(costs, available_bytes, context, batch) if costs.mappable_bytes else None,
+        file_weights=costs.file_weights,
     )
 
 

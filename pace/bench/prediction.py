@@ -18,7 +18,7 @@ import torch
 
 from pace.bench.costs import Costs
 from pace.bench.limits import Limits
-from pace.ops.weight_layout import SMALL_CODES
+from pace.ops.weight_layout import GRIDS, SMALL_CODES
 
 STEP_TOKENS = 512
 """Tokens of a prompt per step, as in the `Scheduler`."""
@@ -79,9 +79,9 @@ rows on tiles and has not been measured, so its prefill is probably underestimat
 
 def efficiency(isa: str, dtype: torch.dtype, code: str | None = None) -> Efficiency:
     """Returns the shares of the machine's limits that the kernels of an instruction set reach, for weights of a dtype
-    or in codes (`Costs.code`). Codes of 2 to 6 bits, in super-blocks or not, use those of int4."""
+    or in codes (`Costs.code`). Codes of 1 to 6 bits, in super-blocks or not, and points of grids use those of int4."""
     if code is not None:
-        code = "int4" if code in SMALL_CODES else code
+        code = "int4" if code in SMALL_CODES or code in GRIDS else code
         if isa in ("avx512_vnni", "avx512_bf16", "amx"):
             return VNNI_CODES[code]
         return (AVX2_VNNI_CODES if isa.startswith("avx2_vnni") else AVX2_CODES)[code]
@@ -111,9 +111,9 @@ def predict(
 
     layer_bytes = costs.step_weight_bytes(STEP_TOKENS) - costs.head_bytes
     full_steps, rest = divmod(prompt, STEP_TOKENS)
-    prefill = full_steps * products(reached, layer_bytes, STEP_TOKENS * costs.layer_flops_per_token)
+    prefill = full_steps * products(reached, layer_bytes, STEP_TOKENS * costs.prompt_flops_per_token)
     if rest:
-        prefill += products(reached, layer_bytes, rest * costs.layer_flops_per_token)
+        prefill += products(reached, layer_bytes, rest * costs.prompt_flops_per_token)
     prefill += products(head, costs.head_bytes, costs.head_flops)
     tokenwise = costs.state_flops_per_token / (reached.prefill_attention * peak)
     prefill += costs.prefill_attention_flops(prompt) / (reached.prefill_attention * peak) + prompt * tokenwise

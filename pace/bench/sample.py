@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 
 from pace import _C
+from pace.batch import Shares
 from pace.bench.costs import Costs
 from pace.bench.limits import Limits
 from pace.bench.measure import WARM_UP_STEPS, decode_seconds, prefill_seconds
@@ -46,7 +47,7 @@ MAX_RUNS, MAX_SECONDS = 5, 2.0
 
 
 class CannotSample(Exception):
-    """The layers cannot be run for this load: too few positions, or too much cache."""
+    """Some layers cannot be run alone, or not for this load: too few positions, or too much cache."""
 
 
 class Prompts(NamedTuple):
@@ -81,6 +82,8 @@ class Sample:
         """Measures the corrections for weights in `dtype`, or quantised. Raises what loading the model raises, and
         CannotSample."""
         model = make_model(self.checkpoint, dtype, native, kv_dtype, quantization)
+        if any(isinstance(cache, Shares) for cache in model.kv_spec.layers):
+            raise CannotSample("some of its layers share keys and values")
         with _threads(limits.threads), _no_warnings():
             reader = self.checkpoint.open_weights(model.config.quantization_config)
             with nullcontext() if reader is self.checkpoint.gguf else reader:

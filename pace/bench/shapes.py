@@ -36,6 +36,9 @@ _GEMMA2 = _GEMMA | dict(architectures=["Gemma2ForCausalLM"], model_type="gemma2"
                         max_position_embeddings=8192)
 _GEMMA3 = _GEMMA | dict(architectures=["Gemma3ForCausalLM"], model_type="gemma3_text", rope_theta=1e6,
                         rope_local_base_freq=1e4, sliding_window_pattern=6)
+_GEMMA4 = dict(architectures=["Gemma4ForCausalLM"], model_type="gemma4_text", vocab_size=262144, head_dim=256,
+               global_head_dim=512, rms_norm_eps=1e-6, hidden_activation="gelu_pytorch_tanh",
+               final_logit_softcapping=30.0)
 _YARN_OF_GPT_OSS = dict(rope_type="yarn", factor=32.0, beta_fast=32.0, beta_slow=1.0, truncate=False,
                         original_max_position_embeddings=4096)
 _QWEN35 = _SWIGLU | dict(architectures=["Qwen3_5ForCausalLM"], model_type="qwen3_5_text", vocab_size=248320,
@@ -105,6 +108,13 @@ SHAPES: dict[str, dict[str, Any]] = {
     "gemma-3-4b": _GEMMA3 | _sizes(2560, 10240, 34, 8, 4, True)
         | dict(vocab_size=262208, sliding_window=1024, max_position_embeddings=131072,
                rope_scaling=dict(rope_type="linear", factor=8.0)),
+    "gemma-4-e2b": _GEMMA4 | _sizes(1536, 6144, 35, 8, 1, True)
+        | dict(sliding_window=512, max_position_embeddings=131072, num_kv_shared_layers=20, use_double_wide_mlp=True,
+               layer_types=_kinds(35, "sliding_attention", "full_attention", tuple(range(4, 35, 5)))),
+    "gemma-4-26b-a4b": _GEMMA4 | _sizes(2816, 2112, 30, 16, 8, True)
+        | dict(sliding_window=1024, max_position_embeddings=262144, hidden_size_per_layer_input=0,
+               attention_k_eq_v=True, num_global_key_value_heads=2, enable_moe_block=True, num_experts=128,
+               top_k_experts=8, moe_intermediate_size=704),
     "qwen3.5-0.8b": _QWEN35 | _sizes(1024, 3584, 24, 8, 2, True) | dict(linear_num_value_heads=16),
     "qwen3.5-4b": _QWEN35 | _sizes(2560, 9216, 32, 16, 4, True),
     "qwen3.6-35b-a3b": _QWEN35
@@ -155,6 +165,8 @@ def shape_config(name: str, layers: int | None = None) -> dict[str, Any]:
     if not 1 <= layers <= config[field]:
         raise ValueError(f"{name} has 1 to {config[field]} layers; got {layers}")
     kinds = {name: config[name][:layers] for name in ("layer_types", "hybrid_override_pattern") if name in config}
+    if shared := config.get("num_kv_shared_layers"):
+        kinds["num_kv_shared_layers"] = max(0, shared - config[field] + layers)
     return config | kinds | {field: layers}
 
 
@@ -189,11 +201,12 @@ class RandomWeights:
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
         """Returns normal numbers with a standard deviation of 0.02 (the usual initialiser_range), or ones for the
-        weights of norms."""
+        weights of norms and for factors."""
         _, shape = self.tensors[name]
         rows = (prod(shape[:-1] or shape) if stop is None else stop) - start
         if len(shape) == 1:
-            return torch.ones(rows, dtype=torch.bfloat16) if name.endswith("weight") else self._numbers[:rows]
+            is_factor = name.endswith(("weight", "scalar", "scale"))
+            return torch.ones(rows, dtype=torch.bfloat16) if is_factor else self._numbers[:rows]
         count = rows * shape[-1]
         numbers = (
             self._numbers if count <= self.PIECE_ELEMENTS else self._numbers.repeat(-(-count // self.PIECE_ELEMENTS))
@@ -201,4 +214,7 @@ class RandomWeights:
         return numbers[:count].view(rows, shape[-1])
 
     def release(self, name: str, start: int = 0, stop: int | None = None) -> None:
+        pass
+
+    def keep(self, name: str) -> None:
         pass

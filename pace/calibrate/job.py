@@ -22,7 +22,7 @@ from pace.calibrate.writing import Output
 from pace.checkpoints.reader import CheckpointReader
 from pace.llm.layers import Embedding, Layer, Linear, LMHead
 from pace.llm.layers.base import Vectors
-from pace.llm.loading.fill import fill_targets
+from pace.llm.loading.fill import fill_targets, open_table
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.memory import available_memory_bytes, format_bytes
 from pace.ops import native, reference
@@ -78,7 +78,7 @@ class Job:
     def check_memory(self, num_tokens: int) -> None:
         """Raises MemoryError if less memory is available than a text of `num_tokens` tokens is sure to need. Warns if
         less is available than it is likely to need."""
-        hidden = {f"the hidden states of {num_tokens} tokens": 4 * self.model.config.hidden_size * num_tokens}
+        hidden = {f"the hidden states of {num_tokens} tokens": 4 * self.model.hidden_elements * num_tokens}
         embedding = {
             "the embedding": sum(child.planned_nbytes(reference, self.stored_dtype(child)) for child in self.front)
             if num_tokens
@@ -225,6 +225,9 @@ class Job:
         """Loads a layer's weights as floats."""
         layer.allocate(reference, dtype)
         targets = {self.parts.sources[name]: found for name, found in layer.targets().items()}
+        for table in layer.tables():
+            table.table = open_table(reference, self.reader, self.parts.sources[table.name])
+            del targets[self.parts.sources[table.name]]
         fill_targets(self.reader, targets, 1, lambda num_bytes: None)
         for product in layer.matrices():
             if not product.weight.matrix.isfinite().all():

@@ -17,7 +17,17 @@ from torch import Tensor
 
 from pace.calibrate.recording import InputStatistics
 from pace.calibrate.rounding import LEVELS, fit_scales, importance, round_to_nearest
-from pace.llm.layers import Attention, DeltaNet, GatedMLP, Layer, Linear, MixtureOfExperts, PlainMLP, ShortConvolution
+from pace.llm.layers import (
+    Attention,
+    DeltaNet,
+    GatedMLP,
+    Layer,
+    Linear,
+    MixtureOfExperts,
+    NormedLinear,
+    PlainMLP,
+    ShortConvolution,
+)
 from pace.ops.weight_layout import WeightLayout
 
 STRENGTHS = tuple(i / 10 for i in range(1, 11))
@@ -54,17 +64,25 @@ def migrations(layer: Layer) -> Iterator[Migration]:
             yield Migration(readers, lambda s, vectors=vectors: [v.values.div_(s) for v in vectors])
     for part in layer.children():
         if isinstance(part, Attention):
-            yield _of_values(part)
+            if isinstance(part.output, NormedLinear):
+                yield _of_norm(part.output)
+            elif part.makes_plain_values:
+                yield _of_values(part)
         elif isinstance(part, ShortConvolution):
             yield Migration([part.output], lambda s, part=part: divide_rows(part.inputs, len(s), s))
         elif isinstance(part, DeltaNet):
             yield _of_delta_net(part)
         elif isinstance(part, GatedMLP):
-            yield _of_gated(part.gate_up, part.down)
+            yield _of_norm(part.down) if isinstance(part.down, NormedLinear) else _of_gated(part.gate_up, part.down)
         elif isinstance(part, MixtureOfExperts):
             yield from _of_mixture(part)
         elif isinstance(part, PlainMLP):
             yield from _of_plain(part.up, part.down, part.activation)
+
+
+def _of_norm(product: NormedLinear) -> Migration:
+    """Migration from the norm that only this product reads."""
+    return Migration([product], lambda s: product.norm.weight.values.div_(s))
 
 
 def _of_gated(gate_up: Linear, down: Linear) -> Migration:
@@ -96,9 +114,9 @@ def _of_mixture(mixture: MixtureOfExperts) -> Iterator[Migration]:
 def _of_values(attention: Attention) -> Migration:
     """Migration from the rows of the values to the columns that read the heads' contexts. Query heads of a group share
     their values, and therefore one scale."""
-    kv_heads, dim = attention.cache.kv_heads, attention.cache.value_dim
+    kv_heads, dim = attention.positions.kv_heads, attention.positions.value_dim
     group = attention.num_heads // kv_heads
-    first = (attention.num_heads + kv_heads) * attention.cache.key_dim
+    first = (attention.num_heads + kv_heads) * attention.positions.key_dim
 
     def shared(s: Tensor) -> Tensor:
         means = s.log().view(kv_heads, group, dim).mean(1, keepdim=True).exp()

@@ -47,6 +47,7 @@ class Parts:
             elif isinstance(layer, LatentAttention):
                 self.heads |= {id(head): head for stack in (layer.keys_up, layer.values_up) for head in stack.experts}
         self.copied = {name for head in self.heads.values() for name in head.targets()}
+        self.copied |= {table.name for table in model.tables()}
         """Names of tensors that are written unchanged."""
         self.whole = {
             name

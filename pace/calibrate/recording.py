@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pace.batch import BLOCK_SIZE, ForwardBatch, KVSpec, LayerCache, Spans
+from pace.batch import BLOCK_SIZE, ForwardBatch, KVSpec, LayerCache, Shares, Spans
 from pace.llm.layers import Layer, Linear
 from pace.llm.layers.block import MixerBlocks
 from pace.llm.layers.rotary import Angles
@@ -116,16 +116,24 @@ class CalibrationText:
     """Windows of tokens, and their hidden states after the layers so far. `hidden` has one float32 tensor `[tokens,
     hidden]` per step.
 
-    Memory: 4 bytes for each token and channel, plus the memory of one step."""
+    Memory: 4 bytes for each token and channel, plus the memory of one step. Also further arguments of layers
+    (`layer_arguments`), and the keys and values that later layers share."""
 
     def __init__(self, model: BaseModelForCausalLM, windows: Sequence[list[int]]):
-        """Needs the weights of the model's embedding only."""
+        """Needs the weights of the model's embeddings only."""
         self.steps = [self._step(model, group) for group in _in_groups(windows, BATCH_TOKENS)]
         self.hidden = [model.embed(reference, step.batch) for step in self.steps]
         self.num_tokens = sum(len(step.batch.tokens) for step in self.steps)
         self._num_blocks = max(int(step.batch.spans.block_table.max()) + 1 for step in self.steps)
         self._num_slots = max(len(step.batch.spans.kv_len) for step in self.steps)
         self._cache: tuple[LayerCache | tuple[LayerCache, ...], MixerBlocks] = (None, None)  # of the last layer
+        self._arguments = [model.layer_arguments(reference, x, step.batch) for step, x in zip(self.steps, self.hidden)]
+        self._shared = {cache.layer for cache in model.kv_spec.layers if isinstance(cache, Shares)}
+        """Layers whose keys and values others see."""
+        self._kept: dict[tuple[int, int], MixerBlocks] = {}
+        """Their blocks of each step."""
+        self._index = 0
+        """Number of layers so far."""
 
     def record(self, layer: Layer, products: Sequence[Linear], with_hessian: bool) -> list[InputStatistics]:
         """Statistics of the inputs of a layer's products. The forward pass stops after the last of them."""
@@ -144,24 +152,34 @@ class CalibrationText:
         ops = RecordingOps(
             {id(product.weight): listener(product, statistics) for product, statistics in zip(products, found)}
         )
-        for step, x in zip(self.steps, self.hidden):
+        for number in range(len(self.steps)):
             missing.update(id(product.weight) for product in products)
             try:
-                self._run(ops, layer, step, x)
+                self._run(ops, layer, number)
             except EnoughSeen:
                 pass
         return found
 
     def advance(self, layer: Layer) -> None:
         """Passes `hidden` through the layer."""
-        for index, step in enumerate(self.steps):
-            self.hidden[index] = self._run(RecordingOps({}), layer, step, self.hidden[index])
+        for number in range(len(self.steps)):
+            self.hidden[number] = self._run(RecordingOps({}), layer, number)
+        self._index += 1
 
-    def _run(self, ops: Any, layer: Layer, step: Step, x: Tensor) -> Tensor:
-        return layer(ops, x, step.angles, step.batch, self._blocks(layer.cache))
+    def _run(self, ops: Any, layer: Layer, number: int) -> Tensor:
+        """Runs the next layer on the hidden states of a step."""
+        step, x, arguments = self.steps[number], self.hidden[number], self._arguments[number][self._index]
+        return layer(ops, x, step.angles, step.batch, self._blocks(layer.cache, number), *arguments)
 
-    def _blocks(self, cache: LayerCache | tuple[LayerCache, ...]) -> MixerBlocks:
-        """The blocks and slots of a layer. Successive layers with equal `cache` reuse the same memory."""
+    def _blocks(self, cache: LayerCache | tuple[LayerCache, ...], number: int) -> MixerBlocks:
+        """The blocks and slots of the next layer. Successive layers with equal `cache` reuse the same memory for all
+        steps, unless later layers share what it holds."""
+        if isinstance(cache, Shares):
+            return self._kept[cache.layer, number]
+        if self._index in self._shared:
+            if (self._index, number) not in self._kept:
+                self._kept[self._index, number] = self._allocate(cache)
+            return self._kept[self._index, number]
         if cache != self._cache[0]:
             self._cache = None, None  # frees the memory before more is allocated
             self._cache = cache, self._allocate(cache) if cache else None

@@ -67,6 +67,10 @@ class OpenFiles:
         """The open files that hold the tensors, each once."""
         return list(dict.fromkeys(self._files.values()))
 
+    def keep(self, name: str) -> None:
+        """Lets rows of a tensor be read after `close`."""
+        self._files[name].keep(name)
+
     def close(self) -> None:
         """Closes the files. Tensors that were read stay valid."""
         for file in set(self._files.values()):
@@ -135,6 +139,15 @@ class CheckpointReader(OpenFiles):
                 f"{', '.join(map(_dtype_name, WEIGHT_DTYPES))}, or quantised as quantization_config in config.json says"
             )
         return self._files[name].read(name, start, stop)
+
+    def read_integers(self, name: str) -> torch.Tensor:
+        """Reads a whole tensor of integers as int64. Raises NotImplementedError if it has another dtype."""
+        dtype = self.tensors[name].dtype
+        if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
+            raise NotImplementedError(
+                f"tensor {name!r} in {self._files[name].path} is stored as {_dtype_name(dtype)}; it must have integers"
+            )
+        return self._files[name].read(name).to(torch.int64)
 
     def release(self, name: str, start: int = 0, stop: int | None = None) -> None:
         """Frees the memory of rows [start, stop). Until then, mapped file pages count as this process's memory."""

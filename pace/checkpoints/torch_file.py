@@ -48,6 +48,7 @@ class TorchFile:
             load = _load_archive
         self._tensors = _check_entries(path, _unpickle(path, load))
         self.tensors = {name: TensorInfo(t.dtype, tuple(t.shape)) for name, t in self._tensors.items()}
+        self._is_kept = False
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> torch.Tensor:
         """Reads rows [start, stop) of a tensor, counted through all dimensions but the last. The result is read-only.
@@ -72,8 +73,13 @@ class TorchFile:
             rows = _rows(tensor, start, stop)
             _C.release_pages(rows.data_ptr(), rows.nbytes)
 
+    def keep(self, name: str) -> None:
+        """Makes `close` do nothing, because rows of a tensor are read later, one by one."""
+        self._is_kept = True
+
     def close(self) -> None:
-        self._tensors = {}
+        if not self._is_kept:
+            self._tensors = {}
 
 
 def _rows(tensor: torch.Tensor, start: int, stop: int | None) -> torch.Tensor:

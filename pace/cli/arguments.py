@@ -123,7 +123,13 @@ def add_draft_arguments(group: argparse._ActionsContainer) -> None:
     drafts.add_argument(
         "--draft",
         metavar="PATH_OR_HUB_ID",
-        help="speculative decoding with this smaller model of the same tokenizer: the same text in less time",
+        help="speculative decoding with this smaller model of the same tokenizer, or EAGLE-3 drafter: the same text in "
+        "less time",
+    )
+    drafts.add_argument(
+        "--mtp",
+        action="store_true",
+        help="speculative decoding with the checkpoint's layer for multi-token prediction",
     )
     drafts.add_argument("--pard", metavar="PATH_OR_HUB_ID", help="speculative decoding with this parallel draft model")
     drafts.add_argument(
@@ -319,12 +325,14 @@ def load_arguments(arguments: argparse.Namespace, **other: Any) -> dict[str, Any
 
 def _spec_config(arguments: argparse.Namespace):
     """Returns the configuration of the drafter, as `LLMModel` takes it; None without a drafter."""
-    from pace.llm import DraftModelConfig, PardConfig, PromptLookupConfig
+    from pace.llm import DraftModelConfig, MtpConfig, PardConfig, PromptLookupConfig
 
     if "draft" not in arguments:
         return None
     if arguments.draft is not None:
         return DraftModelConfig(arguments.draft)
+    if arguments.mtp:
+        return MtpConfig()
     if arguments.pard is not None:
         return PardConfig(arguments.pard)
     return PromptLookupConfig() if arguments.prompt_lookup else None

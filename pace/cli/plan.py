@@ -153,6 +153,8 @@ def run(arguments: argparse.Namespace) -> int:
     if any(p.kv_bytes_per_late_token < p.kv_bytes_per_token for p in plans):
         late = ", ".join(f"{p.kv_bytes_per_late_token / 1024:.1f} KiB ({p.dtype})" for p in plans)
         print(f"layers with a window free earlier keys and values: a later token takes {late}")
+    if plans[0].file_weights:
+        print(f"{plans[0].file_weights / 1e9:.2f} billion weights of embeddings stay in the file, and take no memory")
     for p in plans:
         if p.mapped:
             print(f"{p.dtype}, --weights mapped: {_mapped(p.mapped)}")

@@ -3,16 +3,29 @@ computes the same bits."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
+from itertools import combinations
 
 from pace.graph.instructions import Columns, Heads, Instruction, Value, overlap
-from pace.graph.recorded import Attention, Experts, Linear, Norm, NormHeads, Preparation, RotateHeads, Route, StoreKv
+from pace.graph.recorded import (
+    Attention,
+    Experts,
+    Linear,
+    Norm,
+    NormHeads,
+    Preparation,
+    RotateHeads,
+    Route,
+    Scale,
+    StoreKv,
+)
+from pace.graph.symbols import Add
 
 
 def fuse(instructions: list[Instruction], result: Value) -> list[Instruction]:
     """Applies all rewrites; `result` is the value that the caller reads."""
-    return fuse_norms(fuse_routes(fuse_heads(instructions)), result)
+    return fuse_norms(fuse_sums(fuse_routes(fuse_heads(instructions))), result)
 
 
 def fuse_routes(instructions: list[Instruction]) -> list[Instruction]:
@@ -35,9 +48,29 @@ def fuse_routes(instructions: list[Instruction]) -> list[Instruction]:
             fused[instruction.out.whole] = instruction
         elif isinstance(instruction, Experts) and instruction.choices in fused:
             route = fused[instruction.choices]
-            kept.append(replace(instruction, choices=route.logits, router=route.router, choice_bias=route.choice_bias))
+            vectors = {"choice_bias": route.choice_bias, "expert_scale": route.expert_scale}
+            kept.append(replace(instruction, choices=route.logits, router=route.router, **vectors))
         else:
             kept.append(instruction)
+    return kept
+
+
+def fuse_sums(instructions: list[Instruction]) -> list[Instruction]:
+    """Merges a norm, the sum that follows and alone reads it, and a factor of that sum, which saves barriers."""
+    num_reads = Counter(operand.value for instruction in instructions for operand in instruction.reads())
+    kept: list[Instruction] = []
+    for instruction in instructions:
+        last = kept[-1] if kept else None
+        if isinstance(instruction, Add) and isinstance(last, Norm) and num_reads[last.out] == 1:
+            others = [term for term in (instruction.a, instruction.b) if term.value is not last.out]
+            if len(others) == 1 and last.residual is None:
+                kept[-1] = replace(last, out=instruction.out, residual=others[0])
+                continue
+        if isinstance(instruction, Scale) and isinstance(last, Norm) and instruction.x == last.out.whole:
+            if last.residual is not None and last.factor == 1.0:
+                kept[-1] = replace(last, factor=instruction.factor)
+                continue
+        kept.append(instruction)
     return kept
 
 
@@ -53,7 +86,7 @@ def fuse_norms(instructions: list[Instruction], result: Value) -> list[Instructi
     fused: dict[Columns, Norm] = {}
     kept: list[Instruction] = []
     for index, instruction in enumerate(instructions):
-        is_inner = isinstance(instruction, Norm) and instruction.out is not result
+        is_inner = isinstance(instruction, Norm) and instruction.out is not result and instruction.residual is None
         if is_inner and _can_wait(instructions, index, readers[instruction.out][1:]):
             fused[instruction.out.whole] = instruction
         elif isinstance(instruction, (Linear, Experts)) and instruction.x in fused:
@@ -89,41 +122,41 @@ def fuse_heads(instructions: list[Instruction]) -> list[Instruction]:
     saves a barrier.
 
     Recognised are the norms of queries and keys, then their rotations, each optional, or the rotations before the
-    norms. The norm of the values may be anywhere among them. The prepared heads need not be written back, so nothing
-    else may read them later. Queries, keys and values must not share columns."""
+    norms. The norm of the values may be anywhere among them. A layer that stores nothing has only those of queries. The
+    prepared heads need not be written back, so nothing else may read them later. Queries, keys and values must not
+    share columns."""
     result: list[Instruction] = []
     for index, instruction in enumerate(instructions):
-        if not isinstance(instruction, Attention) or not result or not isinstance(result[-1], StoreKv):
+        if not isinstance(instruction, Attention):
             result.append(instruction)
             continue
-        store = result.pop()
+        store = result.pop() if result and isinstance(result[-1], StoreKv) else None
+        own = [instruction.q, *([store.k, store.v] if store else [])]
         before: list[NormHeads | RotateHeads] = []
-        while (
-            result
-            and isinstance(result[-1], (NormHeads, RotateHeads))
-            and result[-1].heads in (instruction.q, store.k, store.v)
-        ):
+        while result and isinstance(result[-1], (NormHeads, RotateHeads)) and result[-1].heads in own:
             before.insert(0, result.pop())
         preparation = _preparation(instruction.q, store, before)
         if (
             preparation
-            and store.layer == instruction.layer
-            and _are_private(instruction, store, preparation, instructions[index + 1 :])
+            and (store is None or store.layer == instruction.layer)
+            and _are_private(instruction, own, preparation, instructions[index + 1 :])
         ):
             result.append(replace(instruction, preparation=preparation))
         else:
-            result += [*before, store, instruction]
+            result += [*before, *([store] if store else []), instruction]
     return result
 
 
-def _preparation(q: Heads, store: StoreKv, before: list[NormHeads | RotateHeads]) -> Preparation | None:
-    """Combines `before` and `store`, or returns None if they do not match the pattern."""
-    of_values = [change for change in before if change.heads == store.v]
-    expected = [change for change in before if change.heads != store.v]
-    if len(of_values) > 1 or not all(isinstance(change, NormHeads) for change in of_values):
+def _preparation(q: Heads, store: StoreKv | None, before: list[NormHeads | RotateHeads]) -> Preparation | None:
+    """Combines `before` and `store`, or returns None if they do not match the pattern, or if there is nothing to
+    combine."""
+    k, v = (store.k, store.v) if store else (None, None)
+    of_values = [change for change in before if change.heads == v]
+    expected = [change for change in before if change.heads != v]
+    if len(of_values) > 1 or not all(isinstance(change, NormHeads) for change in of_values) or not (store or before):
         return None
 
-    def take(kind: type, heads: Heads) -> NormHeads | RotateHeads | None:
+    def take(kind: type, heads: Heads | None) -> NormHeads | RotateHeads | None:
         if expected and isinstance(expected[0], kind) and expected[0].heads == heads:
             return expected.pop(0)
         return None
@@ -131,21 +164,20 @@ def _preparation(q: Heads, store: StoreKv, before: list[NormHeads | RotateHeads]
     norm_last = bool(expected) and isinstance(expected[0], RotateHeads) and isinstance(expected[-1], NormHeads)
     found: dict[type, tuple] = {}
     for kind in (RotateHeads, NormHeads) if norm_last else (NormHeads, RotateHeads):
-        found[kind] = take(kind, q), take(kind, store.k)
-    rotations = {turn and turn.rotation for turn in found[RotateHeads]}
+        found[kind] = take(kind, q), take(kind, k)
+    rotations = {turn and turn.rotation for turn in found[RotateHeads][: 2 if store else 1]}
     if expected or len(rotations) > 1:
         return None
     norms = [norm and norm.parameters for norm in found[NormHeads]]
     value_norm = of_values[0].parameters if of_values else None
-    return Preparation(store.k, store.v, *norms, rotations.pop(), norm_last, value_norm)
+    return Preparation(k, v, *norms, rotations.pop(), norm_last, value_norm)
 
 
-def _are_private(attention: Attention, store: StoreKv, preparation: Preparation, later: list[Instruction]) -> bool:
-    """True if queries, keys and values do not overlap, and nothing else reads the prepared heads."""
-    q, k, v = attention.q, store.k, store.v
-    if overlap(q, k) or overlap(q, v) or overlap(k, v):
+def _are_private(attention: Attention, own: list[Heads], preparation: Preparation, later: list[Instruction]) -> bool:
+    """True if queries, keys and values (`own`) do not overlap, and nothing else reads the prepared heads."""
+    if any(overlap(one, other) for one, other in combinations(own, 2)):
         return False
-    prepared = (q, k, v) if preparation.value_norm else (q, k)
+    prepared = own if preparation.value_norm else own[:2]
     others = [attention.latent_q] if attention.latent_q else []
     others += [read for other in later for read in other.reads()]
     return not any(overlap(read, heads) for read in others for heads in prepared)

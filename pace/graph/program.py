@@ -61,6 +61,7 @@ class Program:
             raise NotImplementedError("a recorded forward pass ends in a whole matrix, not in some columns of one")
         self._result = logits.columns.value
         self.instructions = fuse(recording.instructions, self._result) if optimise else recording.instructions
+        self._file_tables = [each.table for each in self.instructions if isinstance(each, recorded.ReadRows)]
         self._program = _lower(self.instructions, self._result, neighbour and neighbour._program)
         self._last_cache: tuple[list[LayerBlocks] | None, _C.KvCache] = (None, _C.KvCache([]))
         self._last_batch: tuple[Callable[[], ForwardBatch | None], _C.Batch | None] = (lambda: None, None)
@@ -76,12 +77,13 @@ class Program:
             cache = _C.KvCache([_view(layer) for layer in batch.kv if layer is not None])
             self._last_cache = batch.kv, cache
         tables = [(cos.data_ptr(), sin.data_ptr()) for cos, sin in angles]
+        inputs = [table.rows(batch.tokens).float() for table in self._file_tables]
         last, arrays = self._last_batch
         if batch is not last():
             arrays = _C.Batch(batch)
             self._last_batch = weakref.ref(batch), arrays
         logits = self._empty_result(arrays.num_tokens if self._result.per_token else arrays.num_logit_rows)
-        self._program.run(cache, arrays, tables, logits.data_ptr())
+        self._program.run(cache, arrays, tables, [rows.data_ptr() for rows in inputs], logits.data_ptr())
         return logits
 
     def _empty_result(self, rows: int) -> Tensor:

@@ -19,7 +19,10 @@ from pace.graph.instructions import Columns, Heads, Instruction, Places, Value
 from pace.graph.recorded_states import causal_conv, gate_, gated_norm, recurrence  # noqa: F401
 from pace.graph.symbols import GivenColumns, GivenPlaces, HeadRows, Ids, LayerKv, Rows, Slots, Spans, SymbolicAngles
 from pace.ops.checks import check_head_weights, check_vector
+from pace.ops.experts import Activation as ActivationFunction
 from pace.ops.experts import Router
+from pace.ops.file_table import FileTable
+from pace.ops.kernels import attention as attention_kernels
 from pace.ops.kernels import experts as expert_kernels
 from pace.ops.kernels.norm import NormParameters
 from pace.ops.protocol import AttentionOptions, ExpertOptions
@@ -43,8 +46,29 @@ class Embedding(Instruction):
         program.embedding(places.value(self.out), self.weight, self.positions, self.offset)
 
 
-def embedding(ids: Ids, weight: PackedWeight) -> Rows:
-    return ids.recording.rows(Embedding(Value(weight.k), weight, ids.positions, ids.offset))
+@dataclass(eq=False)
+class ReadRows(Instruction):
+    """out = rows of a table in a file. They are read before the step, and are input `number` of the program."""
+
+    out: Value
+    table: FileTable
+    number: int
+
+    def lower(self, program: _C.Program, places: Places) -> None:
+        program.input_rows(places.value(self.out), self.number)
+
+    def operators(self, of_weight: Mapping[int, str]) -> Iterator[str]:
+        yield "embedding"
+
+
+def embedding(ids: Ids, weight: PackedWeight | FileTable) -> Rows:
+    recording = ids.recording
+    if not isinstance(weight, FileTable):
+        return recording.rows(Embedding(Value(weight.k), weight, ids.positions, ids.offset))
+    if ids.positions or ids.offset:
+        raise NotImplementedError("a recorded table in a file is indexed by the step's tokens")
+    number = sum(isinstance(instruction, ReadRows) for instruction in recording.instructions)
+    return recording.rows(ReadRows(Value(weight.k), weight, number))
 
 
 # -- given rows
@@ -93,16 +117,24 @@ def place_rows_(x: Rows, rows: GivenColumns, at: GivenPlaces, add: bool) -> None
 
 @dataclass(eq=False)
 class Norm(Instruction):
-    """out = norm(x)."""
+    """out = norm(x), or with a residual, factor * (residual + norm(x))."""
 
     operations = ("rms_norm", "layer_norm")
     operator = "norm"
     out: Value
     x: Columns
     parameters: NormParameters
+    residual: Columns | None = None
+    factor: float = 1.0
 
     def lower(self, program: _C.Program, places: Places) -> None:
-        program.norm(places.value(self.out), places.columns(self.x), self.parameters)
+        residual = self.residual and places.columns(self.residual)
+        program.norm(places.value(self.out), places.columns(self.x), self.parameters, residual, self.factor)
+
+    def operators(self, of_weight: Mapping[int, str]) -> Iterator[str]:
+        yield "norm"
+        if self.factor != 1.0:
+            yield "norm"
 
 
 def rms_norm(x: Rows, weight: Tensor, eps: float) -> Rows:
@@ -130,7 +162,7 @@ class Linear(Instruction):
     x: Columns
     weight: PackedWeight
     bias: Tensor | None
-    activation: str | None
+    activation: ActivationFunction | None
     residual: Columns | None
     norm: NormParameters | None = None
 
@@ -155,7 +187,7 @@ def linear(
     x: Rows,
     weight: PackedWeight,
     bias: Tensor | None = None,
-    activation: str | None = None,
+    activation: ActivationFunction | None = None,
     residual: Rows | None = None,
 ) -> Rows:
     added = residual and residual.columns
@@ -171,7 +203,11 @@ def linear_glu(x: Rows, weight: PackedWeight, activation: str, bias: Tensor | No
 
 
 def _product(
-    x: Rows, weight: PackedWeight, bias: Tensor | None, activation: str | None, residual: Columns | None
+    x: Rows,
+    weight: PackedWeight,
+    bias: Tensor | None,
+    activation: ActivationFunction | None,
+    residual: Columns | None,
 ) -> Rows:
     if x.columns.count != weight.k:
         raise ValueError(f"x must be float32 [T, {weight.k}]; got {x.columns.count} columns")
@@ -191,16 +227,19 @@ class Route(Instruction):
     logits: Columns
     router: Router
     choice_bias: Tensor | None
+    expert_scale: Tensor | None
 
     def lower(self, program: _C.Program, places: Places) -> None:
-        program.route(places.value(self.out), places.columns(self.logits), self.router, self.choice_bias)
+        vectors = self.choice_bias, self.expert_scale
+        program.route(places.value(self.out), places.columns(self.logits), self.router, *vectors)
 
 
-def route(logits: Rows, router: Router, choice_bias: Tensor | None = None) -> Rows:
+def route(logits: Rows, router: Router, choice_bias: Tensor | None = None, expert_scale: Tensor | None = None) -> Rows:
     if logits.columns.count != router.num_experts:
         raise ValueError(f"logits must be float32 [T, {router.num_experts}]; got {logits.columns.count} columns")
-    expert_kernels.check_choice_bias(choice_bias, router)
-    return logits.recording.rows(Route(logits.like(2 * router.top_k), logits.columns, router, choice_bias))
+    expert_kernels.check_router_vectors(router, choice_bias, expert_scale)
+    out = logits.like(2 * router.top_k)
+    return logits.recording.rows(Route(out, logits.columns, router, choice_bias, expert_scale))
 
 
 @dataclass(eq=False)
@@ -220,6 +259,7 @@ class Experts(Instruction):
     norm: NormParameters | None = None
     router: Router | None = None
     choice_bias: Tensor | None = None
+    expert_scale: Tensor | None = None
 
     def lower(self, program: _C.Program, places: Places) -> None:
         program.experts(
@@ -229,6 +269,7 @@ class Experts(Instruction):
             places.value(self.choices.value),
             self.router,
             self.choice_bias,
+            self.expert_scale,
             len(self.gate_up),
             self.gate_up,
             self.down,
@@ -265,6 +306,24 @@ def experts(
 
 
 @dataclass(eq=False)
+class Concatenate(Instruction):
+    """out = [a | b]."""
+
+    operations = ("concatenate",)
+    operator = "projection"
+    out: Value
+    a: Columns
+    b: Columns
+
+    def lower(self, program: _C.Program, places: Places) -> None:
+        program.concatenate(places.value(self.out), places.columns(self.a), places.columns(self.b))
+
+
+def concatenate(a: Rows, b: Rows) -> Rows:
+    return a.recording.rows(Concatenate(a.like(a.columns.count + b.columns.count), a.columns, b.columns))
+
+
+@dataclass(eq=False)
 class HeadsLinear(Instruction):
     """out = each head of x times its own weight."""
 
@@ -289,20 +348,20 @@ def heads_linear(x: HeadRows, weights: expert_kernels.ExpertStack) -> Rows:
 
 @dataclass(eq=False)
 class Activation(Instruction):
-    """out = the function `name` of every element of x."""
+    """out = a function of every element of x."""
 
     operations = ("activation",)
     operator = "mlp"
     out: Value
     x: Columns
-    name: str
+    function: ActivationFunction
 
     def lower(self, program: _C.Program, places: Places) -> None:
-        program.activation(places.value(self.out), places.columns(self.x), self.name)
+        program.activation(places.value(self.out), places.columns(self.x), self.function)
 
 
-def activation(x: Rows, name: str) -> Rows:
-    return x.recording.rows(Activation(x.like(), x.columns, name))
+def activation(x: Rows, activation: ActivationFunction) -> Rows:
+    return x.recording.rows(Activation(x.like(), x.columns, activation))
 
 
 @dataclass(eq=False)
@@ -421,10 +480,10 @@ def store_kv(k: HeadRows, v: HeadRows, kv: LayerKv, slots: Slots) -> None:
 @dataclass(frozen=True)
 class Preparation:
     """Steps merged into attention: normalises and rotates queries and keys, normalises values (each optional), and
-    stores keys and values."""
+    stores keys and values. Without keys and values, only queries are prepared."""
 
-    k: Heads
-    v: Heads
+    k: Heads | None
+    v: Heads | None
     query_norm: NormParameters | None = None
     key_norm: NormParameters | None = None
     rotation: Rotation | None = None
@@ -434,8 +493,8 @@ class Preparation:
 
     def lower(self, places: Places) -> _C.Preparation:
         return _C.Preparation(
-            places.heads(self.k),
-            places.heads(self.v),
+            self.k and places.heads(self.k),
+            self.v and places.heads(self.v),
             self.query_norm,
             self.key_norm,
             self.value_norm,
@@ -444,9 +503,10 @@ class Preparation:
         )
 
     def operators(self) -> Iterator[str]:
-        yield "attention"  # stores keys and values
+        if self.k:
+            yield "attention"  # stores keys and values
         yield from ["norm" for norm in (self.query_norm, self.key_norm, self.value_norm) if norm]
-        yield from ["rotary", "rotary"] if self.rotation else []
+        yield from ["rotary"] * (2 if self.k else 1) if self.rotation else []
 
 
 @dataclass(eq=False)
@@ -482,7 +542,7 @@ class Attention(Instruction):
         yield self.q
         if self.latent_q:
             yield self.latent_q
-        if self.preparation:
+        if self.preparation and self.preparation.k:
             yield from (self.preparation.k, self.preparation.v)
 
 
@@ -490,8 +550,7 @@ def attention(
     q: HeadRows, kv: LayerKv, spans: Spans, options: AttentionOptions, latent_q: HeadRows | None = None
 ) -> Rows:
     out = Value(q.heads.count * kv.value_dim)
-    if options.sinks is not None:
-        check_vector("sinks", options.sinks, q.heads.count)
+    attention_kernels.check_vectors_of_heads(options, q.heads.count)
     of_latents = latent_q and latent_q.heads
     if of_latents and (of_latents.count, of_latents.head_dim) != (q.heads.count, kv.value_dim):
         raise ValueError(

@@ -1,7 +1,7 @@
 """Symbols that stand for tensors while a model's forward pass is recorded.
 
 They support a model's operations on tensors outside of `ops`: slicing columns, splitting into heads, selecting the rows
-of logits, and adding.
+of logits, copying, and adding.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from pace import _C
-from pace.batch import Latent, LayerCache
+from pace.batch import Latent, LayerCache, Shares
 from pace.graph.instructions import Columns, Heads, Instruction, Places, Value
 from pace.states import State
 
@@ -32,7 +32,7 @@ class Recording:
     def batch(self, layers: Sequence[LayerCache]) -> SymbolicBatch:
         """A symbolic `ForwardBatch`, for a model whose `KVSpec` has these layers."""
         ids = Ids(self, positions=False), Ids(self, positions=True)
-        return SymbolicBatch(symbolic_cache(layers), *ids, SymbolicGiven(GivenMatrix(self)))
+        return SymbolicBatch(symbolic_cache(layers), *ids, SymbolicGiven(GivenMatrix(self)), KeptMatrix(self))
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,21 @@ class GivenMatrix:
             raise NotImplementedError(f"recorded given rows are indexed by neighbouring columns; got {index!r}")
         first = chosen[0].start or 0
         return GivenColumns(self.recording, first, chosen[0].stop - first)
+
+
+@dataclass(frozen=True)
+class KeptMatrix:
+    """The rows that the step writes next to its logits."""
+
+    recording: Recording
+
+    def __setitem__(self, index: tuple[slice, slice], x: Rows) -> None:
+        """`kept[:, first:last] = x`, where x has a row for each token."""
+        chosen = _slice_of_all_tokens(index, 2)
+        first = chosen[0].start or 0 if chosen else 0
+        if chosen is None or chosen[0].stop != first + x.columns.count or not x.columns.value.per_token:
+            raise NotImplementedError(f"recorded rows are kept in as many neighbouring columns; got {index!r}")
+        self.recording.append(KeepRows(x.columns, first))
 
 
 class GivenPlaces:
@@ -110,6 +125,8 @@ def symbolic_cache(layers: Sequence[LayerCache]) -> list[LayerKv | LayerState | 
     """The symbolic cache of each layer."""
     cache: list[LayerKv | LayerState | None] = []
     for layer in layers:
+        if isinstance(layer, Shares):
+            layer = layers[layer.layer]
         if isinstance(layer, Latent):
             layer = layer.positions
         number = sum(kv is not None for kv in cache)
@@ -140,6 +157,7 @@ class SymbolicBatch:
     tokens: Ids
     positions: Ids
     given: SymbolicGiven
+    kept: KeptMatrix
     slots: Slots = Slots()
     spans: Spans = Spans()
     logit_rows: LogitRows = LogitRows()
@@ -184,6 +202,10 @@ class Rows:
             raise ValueError(f"matrices of {self.columns.count} columns and {other.columns.count} cannot be added")
         return self.recording.rows(Add(self.like(), self.columns, other.columns))
 
+    def clone(self) -> Rows:
+        """Returns a copy, a new matrix."""
+        return self.recording.rows(Copy(self.like(), self.columns))
+
     def like(self, columns: int | None = None) -> Value:
         """A new value with the rows of this matrix."""
         return Value(columns or self.columns.count, self.columns.value.per_token)
@@ -225,6 +247,10 @@ class HeadRows:
         )
         return HeadRows(self.recording, part)
 
+    def clone(self) -> HeadRows:
+        """Returns a copy of adjacent heads, a new matrix."""
+        return self.flatten(1).clone().unflatten(1, (self.heads.count, self.heads.head_dim))
+
     def flatten(self, start_dim: int) -> Rows:
         """Returns a view `[T, H * D]` of adjacent heads."""
         heads = self.heads
@@ -253,6 +279,17 @@ class GatherRows(Instruction):
 
 
 @dataclass(eq=False)
+class KeepRows(Instruction):
+    """Columns `first ..` of the step's kept rows = x."""
+
+    x: Columns
+    first: int
+
+    def lower(self, program: _C.Program, places: Places) -> None:
+        program.keep_rows(places.columns(self.x), self.first)
+
+
+@dataclass(eq=False)
 class Add(Instruction):
     """out = a + b."""
 
@@ -262,3 +299,14 @@ class Add(Instruction):
 
     def lower(self, program: _C.Program, places: Places) -> None:
         program.add(places.value(self.out), places.columns(self.a), places.columns(self.b))
+
+
+@dataclass(eq=False)
+class Copy(Instruction):
+    """out = x."""
+
+    out: Value
+    x: Columns
+
+    def lower(self, program: _C.Program, places: Places) -> None:
+        program.activation(places.value(self.out), places.columns(self.x), None)

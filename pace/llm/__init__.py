@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pace.llm.sampling.logits import LogitsProcessor
     from pace.llm.sampling.sampler import Sampler
     from pace.llm.sequence import TokenLogprob
-    from pace.llm.speculation.configs import DraftModelConfig, PardConfig, PromptLookupConfig
+    from pace.llm.speculation.configs import DraftModelConfig, MtpConfig, PardConfig, PromptLookupConfig
     from pace.llm.text.stopping_criteria import StoppingCriteria
     from pace.quant import QuantizationConfig
 
@@ -53,6 +53,7 @@ _HOMES = {
     "LoadOptions": "loading.options",
     "LogitsProcessor": "sampling.logits",
     "Metrics": "outputs",
+    "MtpConfig": "speculation.configs",
     "OperatorConfig": "operators",
     "OperatorReport": "operators",
     "PardConfig": "speculation.configs",

@@ -40,7 +40,7 @@ class LLMModel:
         tokenizer_name_or_path: str | Path | None = None,
         dtype: torch.dtype | str = torch.bfloat16,
         kv_cache_type: KVCacheType | str = "paged",
-        spec_config: SpecConfig | None = None,
+        spec_config: SpecConfig | str | None = None,
         quantization: Any = None,
         backend: str | OperatorConfig = "native",
         num_threads: int | None = None,
@@ -326,7 +326,7 @@ class LLMModel:
             cache_slot_bytes=cache.slot_bytes,
             cache_slots=cache.states.pool.num_blocks,
             process=resident_bytes(),
-            mapped=self._model.mapped_nbytes,
+            mapped=self._model.mapped_nbytes + self._model.file_nbytes,
         )
 
     def operator_report(self) -> OperatorReport:

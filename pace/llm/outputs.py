@@ -250,7 +250,8 @@ class MemoryReport:
     cache_slots: int = 0
     """Number of states of whole sequences that fit into the budget, besides the tokens."""
     mapped: int = 0
-    """Bytes of the weights that stay in a file (`weights="mapped"`); cached in memory if there is room."""
+    """Bytes of the weights that stay in a file (`weights="mapped"`), cached in memory if there is room. Also those of
+    tables that are read row by row."""
 
     @property
     def total(self) -> int:

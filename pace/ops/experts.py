@@ -1,4 +1,5 @@
-"""Options of a mixture of experts: how a row chooses its experts (`Router`), and an activation with parameters."""
+"""How a row chooses its experts (`Router`), and the activations with numbers in their definition. Those without are
+names (`pace.ops.reference.ACTIVATIONS`)."""
 
 from __future__ import annotations
 
@@ -77,3 +78,44 @@ class ClampedSwiglu:
     def __post_init__(self) -> None:
         if not math.isfinite(self.alpha) or not 0 < self.limit < math.inf:
             raise ValueError(f"alpha and limit must be finite, limit above 0; got {self}")
+
+
+@dataclass(frozen=True)
+class Clamp:
+    """Limits x to `-limit .. limit`. NaN stays NaN. Raises ValueError for a negative limit."""
+
+    limit: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.limit < math.inf:
+            raise ValueError(f"limit must be finite and at least 0; got {self.limit}")
+
+
+@dataclass(frozen=True)
+class Xielu:
+    """xIELU (arXiv 2411.13010): `alpha_p x^2 + beta x` for x > 0, else `alpha_n (exp(min(x, eps)) - 1 - x) + beta x`.
+
+    Raises ValueError for numbers that are not finite, and for a positive eps."""
+
+    alpha_p: float
+    alpha_n: float
+    beta: float
+    eps: float
+
+    def __post_init__(self) -> None:
+        if not all(map(math.isfinite, (self.alpha_p, self.alpha_n, self.beta, self.eps))) or self.eps > 0:
+            raise ValueError(f"the numbers of xIELU must be finite, and eps at most 0; got {self}")
+
+    @classmethod
+    def from_raw(cls, alpha_p: float, alpha_n: float, beta: float, eps: float) -> Xielu:
+        """Makes the activation from the numbers of a checkpoint, whose alphas are those before softplus."""
+        return cls(softplus(alpha_p), beta + softplus(alpha_n), beta, eps)
+
+
+Activation = str | Clamp | Xielu
+"""An activation of one matrix."""
+
+
+def softplus(x: float) -> float:
+    """Returns `log(1 + exp(x))`."""
+    return max(x, 0.0) + math.log1p(math.exp(-abs(x)))

@@ -26,7 +26,8 @@ from torch import Tensor
 
 from pace.ops.blocks import BlockRows
 from pace.ops.draws import Drawn, Draws
-from pace.ops.experts import ClampedSwiglu, Router
+from pace.ops.experts import Activation, ClampedSwiglu, Router
+from pace.ops.file_table import FileTable
 from pace.ops.quantizer import Quantizer
 from pace.ops.weight_layout import AnyLayout, QuantizedRows
 
@@ -93,6 +94,10 @@ class AttentionOptions:
     """float32 `[Hq]`: one additional score per head, used unscaled, which takes weight and has no value."""
     chunked: bool = False
     """With a window w, position p sees `p // w * w .. p`. `Spans.newest` replaces p as the end."""
+    slopes: Tensor | None = None
+    """float32 `[Hq]` (ALiBi): position p adds `slope * (j - p)` to its score of position j. Not with a softcap."""
+    bf16_bias: bool = False
+    """With slopes, positions add `scale * bf16(slope * bf16(j))` instead, where `bf16` rounds (Falcon)."""
 
     def __post_init__(self) -> None:
         if self.window is not None and self.window < 1:
@@ -101,6 +106,8 @@ class AttentionOptions:
             raise ValueError("chunked attention needs a window, the length of the chunks; got None")
         if self.softcap is not None and not self.softcap > 0:
             raise ValueError(f"softcap must be positive (None is off); got {self.softcap}")
+        if self.softcap is not None and self.slopes is not None:
+            raise ValueError(f"scores with slopes have no softcap; got {self.softcap}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,7 +132,7 @@ class RecurrenceOptions:
     """Settings of a layer's `recurrence`. Raises ValueError for settings that contradict each other."""
 
     rates: Tensor
-    """float32 `[H]`, at most 0: the logarithm of a decay is `rate * step`."""
+    """float32 `[H]`, at most 0: the logarithm of a decay is `rate * step`, unless there is a `lower_bound`."""
     step_bias: Tensor
     """float32 `[H * decay_dim]`, added to `steps` before softplus."""
     delta: bool
@@ -134,6 +141,9 @@ class RecurrenceOptions:
     """Value head h reads key head `h % Hk`; False: `h // (H / Hk)`."""
     beta_scale: float = 1.0
     """Factor of `sigmoid(beta)`."""
+    lower_bound: float = 0.0
+    """Below 0, the logarithm of a decay is `lower_bound * sigmoid(-rate * (steps + step_bias))` instead, only for the
+    delta rule."""
     skip: Tensor | None = None
     """float32 `[H]`: `skip * v` is added to the result."""
     step_limits: tuple[float, float] = (0.0, math.inf)
@@ -143,6 +153,8 @@ class RecurrenceOptions:
         low, high = self.step_limits
         if not 0 <= low <= high:
             raise ValueError(f"step_limits must be 0 <= low <= high; got {self.step_limits}")
+        if not self.lower_bound <= 0 or (self.lower_bound and not self.delta):
+            raise ValueError(f"lower_bound must be at most 0, and 0 without the delta rule; got {self.lower_bound}")
         if not self.beta_scale > 0:
             raise ValueError(f"beta_scale must be positive; got {self.beta_scale}")
 
@@ -153,7 +165,7 @@ class ForwardOps(Protocol):
     A row of a result depends only on the same row of the arguments (or the same token's span). It does not depend on
     the number of rows, other rows, or threads."""
 
-    def embedding(self, ids: Tensor, weight: Weight) -> Tensor:
+    def embedding(self, ids: Tensor, weight: Weight | FileTable) -> Tensor:
         """Returns `[T, K]`: row `ids[t]` of the weight for int64 `ids [T]`, widened to float32.
 
         Raises ValueError for an id outside of the weight, TypeError (`native`) for ids of another dtype."""
@@ -168,16 +180,22 @@ class ForwardOps(Protocol):
 
         Raises ValueError (`native`) for an index outside of x, and if `at` does not ascend."""
 
+    def concatenate(self, a: Tensor, b: Tensor) -> Tensor:
+        """Returns `[T, A + B]`: the columns of `a [T, A]`, then those of `b [T, B]`. Both may have any row stride."""
+
     def linear(
         self,
         x: Tensor,
         weight: Weight,
         bias: Tensor | None = None,
-        activation: str | None = None,
+        activation: Activation | None = None,
         residual: Tensor | None = None,
     ) -> Tensor:
         """Returns `[T, N]`: `residual [T, N] + activation(x [T, K] W' + bias [N])`; bias, activation and residual are
         optional.
+
+        A layout with `token_inputs` rounds x: factor[t] = 1 / max(max|x[t]|, 1e-5) * 127, code = round(x * factor).
+        Then x W' is the exact sum over k of level[n, k] * code[t, k], times (scale[n] * (1 / factor[t])).
 
         x may have any row stride; the residual must be contiguous. The weight must be without `glu`. Raises ValueError
         (`native`) for an unknown activation."""
@@ -188,9 +206,9 @@ class ForwardOps(Protocol):
 
         x may have any row stride. The weight must be made with `glu`."""
 
-    def activation(self, x: Tensor, name: str) -> Tensor:
-        """Applies an activation to every element of x: silu, gelu, gelu_new, gelu_tanh, gelu_fast, quick_gelu or relu.
-        gelu_new, gelu_tanh and gelu_fast are the same function."""
+    def activation(self, x: Tensor, activation: Activation) -> Tensor:
+        """Applies an activation to every element of x: silu, gelu, gelu_new, gelu_tanh, gelu_fast, quick_gelu, relu,
+        relu2, a Clamp or a Xielu. gelu_new, gelu_tanh and gelu_fast are the same function."""
 
     def scale_(self, x: Tensor, factor: float) -> None:
         """Multiplies `x [T, K]` by a finite number, rounded to float32; x may have any row stride."""
@@ -212,9 +230,12 @@ class ForwardOps(Protocol):
         The norm is that of each of `groups` equal parts of a row. The weight has K elements, or those of one part.
         Rows may have any stride."""
 
-    def route(self, logits: Tensor, router: Router, choice_bias: Tensor | None = None) -> Tensor:
+    def route(
+        self, logits: Tensor, router: Router, choice_bias: Tensor | None = None, expert_scale: Tensor | None = None
+    ) -> Tensor:
         """Returns `[T, 2 top_k]`: the indices of the experts that each row of `logits [T, E]` chooses, ascending, then
-        their weights. `choice_bias [E]` is added to the scores for the choice only. logits may have any row stride.
+        their weights. `choice_bias [E]` is added to the scores for the choice only. `expert_scale [E]` multiplies the
+        weights at the end. logits may have any row stride.
 
         A row whose scores contain NaN chooses the first experts, with NaN as weights."""
 

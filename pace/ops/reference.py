@@ -17,7 +17,8 @@ from torch.nn import functional
 
 from pace.ops import checks, reference_experts, weight_layout
 from pace.ops.blocks import BlockRows
-from pace.ops.experts import ClampedSwiglu
+from pace.ops.experts import Activation, Clamp, ClampedSwiglu
+from pace.ops.file_table import FileTable
 from pace.ops.protocol import AttentionOptions, ExpertOptions
 from pace.ops.quantizer import Quantizer
 from pace.ops.reference_experts import route  # noqa: F401
@@ -54,12 +55,15 @@ class DenseWeight:
     """A matrix `[n, k]` in plain form. With `glu`, its rows are `[gate; up]`, n / 2 each.
 
     A quantised or mixed weight holds its values in float32; `stored` is its original layout. Activations are not
-    quantised here, unlike in `pace.ops.native`, so that only the stored weights are rounded."""
+    quantised here, unlike in `pace.ops.native`, so that only the stored weights are rounded. The exception are layouts
+    with `token_inputs`."""
 
     matrix: Tensor
     glu: bool = False
     stored: WeightLayout | MixedLayout | None = None
     order: Tensor | None = None
+    row_scales: Tensor | None = None
+    """float32 `[n]`: scales of the rows with `token_inputs`."""
 
     @property
     def n(self) -> int:
@@ -93,7 +97,14 @@ def empty_weight(n: int, k: int, layout: AnyLayout, glu: bool = False, order: Te
         for _, of_part in weight_layout.parts_of(layout, n):
             checks.check_order(order, k, of_part)
     dtype, stored = (layout, None) if isinstance(layout, torch.dtype) else (torch.float32, layout)
-    return DenseWeight(torch.zeros(n, k, dtype=dtype), glu, stored, order)
+    scales = (
+        torch.ones(n) if stored and any(takes_tokens(part) for _, part in weight_layout.parts_of(stored, n)) else None
+    )
+    return DenseWeight(torch.zeros(n, k, dtype=dtype), glu, stored, order, scales)
+
+
+def takes_tokens(layout: torch.dtype | WeightLayout) -> bool:
+    return isinstance(layout, WeightLayout) and layout.token_inputs
 
 
 def pack_rows_(weight: DenseWeight, source: Tensor, row: int) -> None:
@@ -104,6 +115,8 @@ def pack_rows_(weight: DenseWeight, source: Tensor, row: int) -> None:
 def pack_quantized_(weight: DenseWeight, rows: QuantizedRows | BlockRows, row: int) -> None:
     checks.check_quantized_rows(weight, rows, row)
     weight.matrix[row : row + rows.shape[0]] = rows.dequantize()
+    if rows.layout.token_inputs:
+        weight.row_scales[row : row + rows.shape[0]] = rows.scales[:, 0]
 
 
 def quantize(rows: Tensor, format: Quantizer, name: str = "the matrix") -> QuantizedRows:
@@ -118,7 +131,9 @@ def unpack(weight: DenseWeight) -> Tensor:
 # linear, activations
 
 
-def embedding(ids: Tensor, weight: DenseWeight) -> Tensor:
+def embedding(ids: Tensor, weight: DenseWeight | FileTable) -> Tensor:
+    if isinstance(weight, FileTable):
+        return weight.rows(ids)
     if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < weight.n:
         raise ValueError(f"ids must be in 0..{weight.n - 1}; got {int(ids.min())}..{int(ids.max())}")
     return weight.matrix[ids].to(torch.promote_types(weight.dtype, torch.float32))
@@ -132,17 +147,41 @@ def place_rows_(x: Tensor, rows: Tensor, at: Tensor, add: bool) -> None:
     x[at] = x[at] + rows if add else rows.to(x.dtype)
 
 
+def concatenate(a: Tensor, b: Tensor) -> Tensor:
+    return torch.cat([a, b.to(a.dtype)], 1)
+
+
 def linear(
     x: Tensor,
     weight: DenseWeight,
     bias: Tensor | None = None,
-    activation: str | None = None,
+    activation: Activation | None = None,
     residual: Tensor | None = None,
 ) -> Tensor:
-    y = functional.linear(x, weight.matrix.to(x.dtype), _like(bias, x))
+    if weight.row_scales is None:
+        y = functional.linear(x, weight.matrix.to(x.dtype), _like(bias, x))
+    else:
+        y = _linear_of_tokens(x, weight)
+        y = y if bias is None else y + bias.to(x.dtype)
     if activation is not None:
-        y = ACTIVATIONS[activation](y)
+        y = _activate(y, activation)
     return y if residual is None else residual + y
+
+
+def _linear_of_tokens(x: Tensor, weight: DenseWeight) -> Tensor:
+    """The product of a weight that has rows with `token_inputs`. Their sums are whole numbers and exact."""
+    factor = 1 / x.abs().amax(-1, keepdim=True).clamp(min=1e-5) * 127
+    codes, row, found = (x * factor).round(), 0, []
+    for rows, layout in weight_layout.parts_of(weight.layout, weight.n):
+        matrix = weight.matrix[row : row + rows].to(x.dtype)
+        if takes_tokens(layout):
+            scales = weight.row_scales[row : row + rows].to(x.dtype)
+            levels = matrix / torch.where(scales == 0, 1, scales)[:, None]
+            found.append(functional.linear(codes, levels) * (scales * (1 / factor)))
+        else:
+            found.append(functional.linear(x, matrix))
+        row += rows
+    return torch.cat(found, -1)
 
 
 def linear_glu(x: Tensor, weight: DenseWeight, activation: str | ClampedSwiglu, bias: Tensor | None = None) -> Tensor:
@@ -150,8 +189,8 @@ def linear_glu(x: Tensor, weight: DenseWeight, activation: str | ClampedSwiglu, 
     return _gated(gate, up, activation)
 
 
-def activation(x: Tensor, name: str) -> Tensor:
-    return ACTIVATIONS[name](x)
+def activation(x: Tensor, activation: Activation) -> Tensor:
+    return _activate(x, activation)
 
 
 def scale_(x: Tensor, factor: float) -> None:
@@ -237,6 +276,12 @@ def attention(
             scores += options.scale * (latent_q[begin:end].transpose(0, 1) @ values.transpose(1, 2))
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
+        if options.slopes is not None:
+            slopes = options.slopes.to(q.dtype)[:, None, None]
+            if options.bf16_bias:
+                scores += options.scale * (slopes * key_position.bfloat16()).bfloat16().to(q.dtype)
+            else:
+                scores += slopes * (key_position - query_position)
         hidden = key_position > (query_position if spans.newest is None else spans.newest[begin:end, None])
         if window is not None:
             oldest = query_position // window * window if options.chunked else query_position - window + 1
@@ -321,6 +366,15 @@ def experts(
 
 def heads_linear(x: Tensor, weights: DenseStack) -> Tensor:
     return torch.cat([linear(x[:, h], weight) for h, weight in enumerate(weights.experts)], -1)
+
+
+def _activate(x: Tensor, f: Activation) -> Tensor:
+    if isinstance(f, str):
+        return ACTIVATIONS[f](x)
+    if isinstance(f, Clamp):
+        return x.clamp(-f.limit, f.limit)
+    positive, negative = f.alpha_p * x * x, f.alpha_n * (torch.expm1(x.clamp(max=f.eps)) - x)
+    return torch.where(x > 0, positive, negative) + f.beta * x
 
 
 def _gated(gate: Tensor, up: Tensor, activation: str | ClampedSwiglu) -> Tensor:

@@ -13,13 +13,17 @@ from pace.ops.experts import ClampedSwiglu, Router
 from pace.ops.protocol import ExpertOptions
 
 
-def route(logits: Tensor, router: Router, choice_bias: Tensor | None = None) -> Tensor:
+def route(
+    logits: Tensor, router: Router, choice_bias: Tensor | None = None, expert_scale: Tensor | None = None
+) -> Tensor:
     k = router.top_k
     chosen, weights = (
         _sparsemixer(logits, router) if router.score == "sparsemixer" else _best(logits, router, choice_bias)
     )
     chosen, order = chosen.sort(-1)
     weights = weights.gather(-1, order)
+    if expert_scale is not None:
+        weights = weights * expert_scale.to(weights.dtype)[chosen]
     spoilt = (logits.sigmoid() if router.score == "sigmoid" else logits).isnan().any(-1, keepdim=True)
     if router.score == "softmax":
         spoilt = logits.softmax(-1).isnan().any(-1, keepdim=True)

@@ -75,9 +75,10 @@ def recurrence(
     if options.delta:
         q, k = (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + UNIT_EPS) for x in (q, k))
         q = q * q.shape[-1] ** -0.5
-    steps = functional.softplus(steps + options.step_bias.to(v.dtype)).unflatten(1, (v.shape[1], -1))
-    steps = steps.clamp(*options.step_limits)  # [T, H, 1 or Dk]
-    decays = torch.exp(options.rates.to(v.dtype)[:, None] * steps)
+    inputs = (steps + options.step_bias.to(v.dtype)).unflatten(1, (v.shape[1], -1))  # [T, H, 1 or Dk]
+    steps, rates = functional.softplus(inputs).clamp(*options.step_limits), options.rates.to(v.dtype)[:, None]
+    bounded = options.lower_bound < 0
+    decays = torch.exp(options.lower_bound * torch.sigmoid(-rates * inputs) if bounded else rates * steps)
     betas = None if beta is None else options.beta_scale * beta.sigmoid()
     out = torch.empty_like(v, memory_format=torch.contiguous_format)
     for s, tokens, read, replay, write, certain in _of_spans(spans):

@@ -14,13 +14,14 @@ from pace import _C
 from pace.memory import reserve
 from pace.ops.blocks import BlockRows
 from pace.ops.checks import check_float_rows, check_order, check_quantized_rows
-from pace.ops.weight_layout import AnyLayout, MixedLayout, QuantizedRows, WeightLayout, parts_of
+from pace.ops.weight_layout import GRIDS, AnyLayout, MixedLayout, QuantizedRows, WeightLayout, parts_of
 
 # Numbers of DType in csrc/include/pace/types.h.
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 # Numbers of Code in csrc/include/pace/types.h.
 LAYOUT_CODES = {"int8": 1, "int4": 2, "float8": 3, "int2": 4, "int3": 5, "int5": 6, "int6": 7}
+LAYOUT_CODES |= {code: number for number, code in enumerate(GRIDS, 8)} | {"int1": 15}
 
 # Numbers of GroupScales in csrc/include/pace/types.h, by the bits of scales in super-blocks.
 GROUP_SCALES = {None: 0, 8: 1, 6: 2, 4: 3}
@@ -173,7 +174,8 @@ def _format(layout: torch.dtype | WeightLayout, levels: int = 0) -> _C.PackedFor
             layout.has_mins,
             levels,
             -1 if layout.offset is None else layout.offset,
-            GROUP_SCALES[layout.scale_bits],
+            0 if layout.code in GRIDS else GROUP_SCALES[layout.scale_bits],
+            layout.token_inputs,
         )
     return _C.PackedFormat(DTYPE_CODES[layout])
 
@@ -207,6 +209,8 @@ def pack_quantized_(weight: PackedWeight, rows: QuantizedRows | BlockRows, row: 
     check_quantized_rows(weight, rows, row)
     if isinstance(rows, BlockRows):
         return rows.pack(weight.address, row)
+    if rows.layout.code in GRIDS:
+        raise ValueError(f"{rows.layout.code} weights are packed from the blocks of a file; got unpacked rows")
     if rows.layout.in_super_blocks:
         return _pack_super_blocks(weight, rows.unpaired(), row)
     if rows.paired_k is not None and rows.paired_k % 2:

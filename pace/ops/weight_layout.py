@@ -6,14 +6,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-CODES = {"int8": torch.int8, "float8": torch.uint8} | {f"int{bits}": torch.uint8 for bits in (2, 3, 4, 5, 6)}
-"""Kind of code -> dtype of an unpacked code: -128..127; the bits of a float8_e4m3fn; 0 .. 2^bits - 1."""
+CODES = {"int8": torch.int8, "float8": torch.uint8} | {f"int{bits}": torch.uint8 for bits in (1, 2, 3, 4, 5, 6)}
+"""Kind of code -> dtype of an unpacked code: -128..127; the bits of a float8_e4m3fn; 0 .. 2^bits - 1. `GRIDS` too."""
 
-SMALL_CODES = {f"int{bits}": bits for bits in (2, 3, 4, 5, 6)}
+SMALL_CODES = {f"int{bits}": bits for bits in (1, 2, 3, 4, 5, 6)}
 """Number of bits of the unsigned codes."""
 
 CODEBOOKS: dict[str, tuple[float, ...]] = {
@@ -32,9 +33,46 @@ CODEBOOKS: dict[str, tuple[float, ...]] = {
 }  # fmt: skip
 """Levels of the 16 int4 codes that are not evenly spaced."""
 
+
+class Grid(NamedTuple):
+    """A code whose digits of 8 neighbours (4 in iq3) form a point of one of ggml's grids. csrc/include/pace/grids.h has
+    its storage. An unpacked code is the weight's digit, plus `len(digits)` if its flag is set."""
+
+    group: int
+    number_bits: int
+    """Bits of a group's integer. b stands for 2 b + 1."""
+    digits: tuple[float, ...]
+    """Level of each digit, without the flag."""
+    flagged: tuple[float, ...]
+    """The same with the flag. It is the sign, or in iq1 the side to which all levels are shifted."""
+
+
+def _signed(group: int, digits: tuple[float, ...]) -> Grid:
+    return Grid(group, 4, digits, tuple(-level for level in digits))
+
+
+_TWO = (1.0, 3.125, 5.375, 0.0)  # the digit 3 is not in the grid
+_ONE = (3, (-0.875, 0.125, 1.125, 0.0), (-1.125, -0.125, 0.875, 0.0))
+
+GRIDS = {
+    "iq1_s": Grid(32, *_ONE),
+    "iq1_m": Grid(16, *_ONE),
+    "iq2_xxs": _signed(32, _TWO),
+    "iq2_xs": _signed(16, _TWO),
+    "iq2_s": _signed(16, _TWO),
+    "iq3_xxs": _signed(32, (1.0, 3.0, 5.0, 7.0, 9.0, 11.0, 13.0, 15.5)),
+    "iq3_s": _signed(32, (1.0, 3.0, 5.0, 7.0, 9.0, 11.0, 13.0, 15.0)),
+}
+"""Codes of ggml's types IQ1 to IQ3, by name."""
+
+CODES |= dict.fromkeys(GRIDS, torch.uint8)
+
 MIN_GROUP = 16
 """Group sizes are multiples of this number."""
 
+
+PLANES, PLANE_UNIT = ("int1", "int2", "int5"), 32
+"""Kinds of code that are stored as planes of bits, and the multiple of their groups."""
 
 SUPER_BLOCK = 256
 """Number of neighbouring weights in a row that share a super-block's scale: ggml's K types."""
@@ -50,8 +88,8 @@ class WeightLayout:
 
         value[n, k] = level(code[n, k]) * scale[n, k // group] + min[n, k // group]
 
-    level(c) is c for int8, c - `offset` or `codebook[c]` for int2 to int6, and the float's value for float8. A zero
-    point z is the minimum s (offset - z).
+    level(c) is c for int8, c - `offset` or `codebook[c]` for int2 to int6, and 2 c - 1 for int1. For float8 it is the
+    float's value, and for the codes of `GRIDS` a level of the grid. A zero point z is the minimum s (offset - z).
 
     In super-blocks, `scale_bits` is not None. Scales and minima of groups are then integers of `scale_bits` bits times
     a float16 for each 256 weights. Without minima they are signed. Raises ValueError for a layout without a kernel."""
@@ -66,6 +104,9 @@ class WeightLayout:
     offset: int | None = None
     """Offset of int2 to int6 without a codebook; None for half of their range."""
     scale_bits: int | None = None
+    token_inputs: bool = False
+    """True if a product rounds its inputs to int8 with one scale for each row of them, as part of its definition
+    (`pace.ops.protocol.ForwardOps.linear`). Only for int2 with offset 1 and a scale for each row."""
 
     def __post_init__(self) -> None:
         if self.code not in CODES:
@@ -79,13 +120,25 @@ class WeightLayout:
             )
         if self.has_mins and (self.code == "float8" or self.codebook or self.group is None):
             raise ValueError("minima (has_mins) need integer codes in groups, without a codebook")
-        if self.scale_bits is not None:
+        if self.code in GRIDS:
+            self._check_grid()
+        elif self.scale_bits is not None:
             self._check_super_blocks()
-        elif self.code in ("int2", "int3", "int6"):
+        elif self.code in ("int3", "int6"):
             raise ValueError(f"{self.code} codes exist only in super-blocks")
-        elif self.code == "int5" and (self.group is None or self.group % 32):
-            raise ValueError(f"a group of int5 codes is a multiple of 32 weights; got {self.group}")
+        elif self.code == "int5" and self.group is None or self.code in PLANES and (self.group or 0) % PLANE_UNIT:
+            raise ValueError(f"a group of {self.code} codes is a multiple of 32 weights; got {self.group}")
+        if self.token_inputs and (self.code, self.group, self.offset) != ("int2", None, 1):
+            raise ValueError(f"token_inputs needs int2 codes with offset 1 and a scale a row; got {self}")
         self._set_offset()
+
+    def _check_grid(self) -> None:
+        group, bits = GRIDS[self.code][:2]
+        if (self.group, self.scale_bits, self.has_mins) != (group, bits, False):
+            raise ValueError(
+                f"{self.code} has groups of {group} with scales of {bits} bits, and no minima; got {self.group}, "
+                f"{self.scale_bits}, {self.has_mins}"
+            )
 
     def _check_super_blocks(self) -> None:
         if self.group != SUPER_GROUPS.get(self.code):
@@ -101,7 +154,7 @@ class WeightLayout:
             )
 
     def _set_offset(self) -> None:
-        has_offset = self.code in SMALL_CODES and not self.codebook
+        has_offset = self.code in SMALL_CODES and self.code != "int1" and not self.codebook
         most = 1 << SMALL_CODES.get(self.code, 0)
         if self.offset is not None and not (has_offset and 0 <= self.offset < most):
             raise ValueError(
@@ -112,7 +165,8 @@ class WeightLayout:
 
     def __str__(self) -> str:
         parts = [self.codebook or self.code, f"group {self.group}" if self.group else "a scale a row"]
-        return ", ".join(parts + ["super-blocks"] * self.in_super_blocks + ["minima"] * self.has_mins)
+        parts += ["super-blocks"] * self.in_super_blocks + ["minima"] * self.has_mins
+        return ", ".join(parts + ["int8 inputs"] * self.token_inputs)
 
     @property
     def in_super_blocks(self) -> bool:
@@ -124,11 +178,15 @@ class WeightLayout:
 
     @property
     def levels(self) -> Tensor | None:
-        """float32 level of each code, for int2 to int6; None for other codes."""
+        """float32 level of each code, for int1 to int6 and `GRIDS`; None for other codes."""
+        if grid := GRIDS.get(self.code):
+            return torch.tensor(grid.digits + grid.flagged)
         if self.code not in SMALL_CODES:
             return None
         if self.codebook:
             return torch.tensor(CODEBOOKS[self.codebook])
+        if self.code == "int1":
+            return torch.tensor([-1.0, 1.0])
         return torch.arange(float(1 << SMALL_CODES[self.code])) - self.offset
 
 
@@ -213,9 +271,9 @@ class QuantizedRows:
         k = self.shape[1]
         if self.order is not None and (tuple(self.order.shape) != (k,) or self.order.dtype != torch.int64):
             raise ValueError(f"order is int64 ({k},); got {self.order.dtype} of shape {tuple(self.order.shape)}")
-        max_code = (1 << SMALL_CODES.get(layout.code, 8)) - 1
-        if layout.code in SMALL_CODES and self.paired_k is None and codes.numel() and codes.max() > max_code:
-            raise ValueError(f"{layout.code} codes are 0..{max_code}; got {codes.max().item()}")
+        levels = layout.levels
+        if levels is not None and self.paired_k is None and codes.numel() and codes.max() >= len(levels):
+            raise ValueError(f"{layout.code} codes are 0..{len(levels) - 1}; got {codes.max().item()}")
 
     def _check_scales(self) -> None:
         layout, (num_rows, k) = self.layout, self.shape
@@ -281,8 +339,8 @@ class QuantizedRows:
         layout = self.layout
         if layout.code == "float8":
             levels = self.codes.view(torch.float8_e4m3fn).float()
-        elif layout.code in SMALL_CODES:
-            levels = layout.levels[self.unpaired().codes.long()]
+        elif (table := layout.levels) is not None:
+            levels = table[self.unpaired().codes.long()]
         else:
             levels = self.codes.float()
         group = layout.group or k

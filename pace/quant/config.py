@@ -22,8 +22,9 @@ class QuantizationConfig:
 
     `format`: a name in `pace.quant.FORMATS`, optionally with that format's options as further arguments, or a `Format`.
     `embedding`, `lm_head`: the formats of these two. Options are given as a dict {"format": "int4", "group": 32}; None
-    keeps floats. "auto" is q6_k if `format` is a smaller K type, int8 if it is another format of less than 8 bits, else
-    `format`. If a model shares one matrix between both, a setting for one applies to both.
+    keeps floats. "auto" is q6_k if `format` is a smaller K type or has 1 or 2 bits. It is int8 if `format` is another
+    one of less than 8 bits, else `format`. If a model shares one matrix between both, a setting for one applies to
+    both.
     `overrides`: formats by pattern (`*`, `?`, `[...]`) of module names: the checkpoint's tensor names without
     `.weight`. If several patterns match a module, the last one wins.
 
@@ -75,7 +76,7 @@ class QuantizationConfig:
         layout = self.format.layout
         if layout.code not in SMALL_CODES or layout.code == "int6":
             return self.format
-        return read_format("q6_k" if layout.in_super_blocks else "int8")
+        return read_format("q6_k" if layout.in_super_blocks or layout.code in ("int1", "int2") else "int8")
 
     def _setting_of(self, name: str, kind: str) -> Format | str | None:
         matching = [pattern for pattern in self.overrides if fnmatchcase(name, pattern)]

@@ -6,6 +6,7 @@ from dataclasses import fields
 from typing import Any
 
 from pace.naming import meant
+from pace.ops.weight_layout import GRIDS
 from pace.quant.block_types import Q4_0, Q4_1, Q5_0, Q5_1, Q8_0
 from pace.quant.format import Format
 from pace.quant.fp8 import FP8
@@ -14,6 +15,7 @@ from pace.quant.int8 import Int8
 from pace.quant.k_types import Q2K, Q3K, Q4K, Q5K, Q6K
 from pace.quant.microscaling import MXFP4, MXFP8
 from pace.quant.nf4 import FP4, NF4
+from pace.quant.ternary import Q1_0, Q2_0, TQ1_0, TQ2_0
 
 FORMATS: dict[str, type[Format]] = {
     format.name: format
@@ -21,8 +23,12 @@ FORMATS: dict[str, type[Format]] = {
         *(Int8, Int4, NF4, FP4, MXFP4, MXFP8, FP8),
         *(Q2K, Q3K, Q4K, Q5K, Q6K),
         *(Q4_0, Q4_1, Q5_0, Q5_1, Q8_0),
+        *(Q1_0, Q2_0, TQ1_0, TQ2_0),
     )
 }
+
+ONLY_IN_FILES = (*GRIDS, "iq4_nl", "iq4_xs")
+"""ggml's types that files may have, but to which nothing is quantised."""
 
 
 def read_format(format: str | Format, **options: Any) -> Format:
@@ -34,6 +40,11 @@ def read_format(format: str | Format, **options: Any) -> Format:
         return format
     if not isinstance(format, str):
         raise TypeError(f"a format must be a Format or one of the names {', '.join(FORMATS)}; got {format!r:.200}")
+    if format in ONLY_IN_FILES:
+        raise ValueError(
+            f"{format} exists only in GGUF files, which load as they are; pace does not quantise to it. "
+            f"Known: {', '.join(FORMATS)}"
+        )
     if format not in FORMATS:
         raise ValueError(f"there is no format {format!r}{meant(format, FORMATS)} Known: {', '.join(FORMATS)}")
     kind = FORMATS[format]

@@ -56,6 +56,22 @@ def test_an_embedding_of_its_own_is_not_read_by_a_step():
     assert untied.weight_bytes - tied.weight_bytes == 64 + 96 * 32 * 4  # header and matrix
 
 
+def test_layers_that_share_keys_run_for_one_token_of_a_prompt():
+    """E2B's last 20 layers keep nothing, read keys in each decode step, and do not run for a prompt. Its table of
+    embeddings for layers takes no memory."""
+    model_class, config = read_config(SHAPES["gemma-4-e2b"])
+    model = model_class(config, torch.bfloat16, native)
+    costs = Costs.of(model, torch.bfloat16)
+    assert costs.kv_bytes_per_token == 2 * (12 * 512 + 3 * 1024)
+    assert costs.kv_bytes(1000) == 2 * (28 * 512 * 512 + 7 * 1024 * 1000)
+    assert sum(layer.pairs(100) for layer in costs.attention) == 15 * 5050 + 20 * 100
+    double_wide = 3 * 1536 * 2 * 6144 + 2 * 256 * 1536
+    heads = 8 * 256 * 1536 * 2 * (16 + 2 * 4)
+    assert costs.tail_flops == 2 * (20 * double_wide + heads)
+    assert costs.file_weights == 262144 * 35 * 256
+    assert costs.weight_bytes < 2.1 * (model.num_weights - costs.file_weights)
+
+
 def test_operations_by_hand():
     costs = Costs.of(tiny_llama(), torch.float32)
     per_layer = 32 * (4 + 2 + 2) * 16 + 4 * 16 * 32 + 3 * 32 * 64
@@ -80,7 +96,7 @@ def test_every_shape_is_a_config_that_pace_reads(name):
         "gemma-2-9b": 9.24, "gemma-3-1b": 1.0, "gemma-3-4b": 3.88, "deepseek-v2-lite": 15.7, "glm-4.7-flash": 29.9,
         "qwen3-30b-a3b": 30.5, "mixtral-8x7b": 46.7, "gpt-oss-20b": 20.9,
         "lfm2-1.2b": 1.17, "qwen3.5-0.8b": 0.752, "qwen3.5-4b": 4.21, "qwen3.6-35b-a3b": 34.7,
-        "granite-4-h-tiny": 6.94, "nemotron-3-nano": 31.6,
+        "gemma-4-e2b": 4.63, "gemma-4-26b-a4b": 25.2, "granite-4-h-tiny": 6.94, "nemotron-3-nano": 31.6,
     }  # fmt: skip
     elements = sum(torch.Size(target.shape).numel() for target, *_ in model.targets().values())
     expected = billions[name if name in billions else name.split("-")[-1]]

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-from pace.llm.layers import Mamba, MixtureOfExperts, NoNorm, ParallelMixers, PlainMLP
+from pace.llm.layers import LatentAttention, Mamba, MixtureOfExperts, NoNorm, ParallelMixers, PlainMLP
 from pace.llm.layers.block import NoFeedForward, NoMixer
-from tests.llm.models.families.latent_variants import LATENT_BASE
 
 PLACES = 4
 """Places in a layer of most families: two norms, the values, and the output of the up-projection."""
 
-FEWER_OF_FAMILY = dict.fromkeys(LATENT_BASE, 3)
-FEWER_OF_FAMILY |= {"gptj": 2, "phi": 2, "starcoder2": 3, "gpt_neox": 3, "gpt2": 3}
-FEWER_OF_FAMILY |= {"cohere": 3, "cohere2": 3, "nanochat": 2, "youtu": 3}
-"""Scales do not pass through GELU. Parallel layers have one norm. The projections of latents are left unchanged. Norms
-of nanochat have no weights."""
+FEWER_OF_FAMILY = {"gptj": 2, "phi": 2, "starcoder2": 3, "gpt_neox": 3, "gpt2": 3}
+FEWER_OF_FAMILY |= dict.fromkeys(("cohere", "cohere2", "cohere2_moe"), 3)
+FEWER_OF_FAMILY |= dict.fromkeys(("apertus", "apertus1p5_text", "bloom", "gpt_bigcode", "mpt"), 3)
+FEWER_OF_FAMILY |= {"codegen": 2, "falcon": 2, "nanochat": 2, "olmo": 2}
+FEWER_OF_FAMILY |= dict.fromkeys(("gemma4", "gemma4_text", "gemma4_unified_text"), 3)
+"""Scales do not pass through GELU, xIELU, limits or norms of values. Parallel layers have one norm, and some norms have
+no weights."""
 
 OF_VARIANT = {
-    "opt-gelu": 3, "opt-no-affine": 2, "stablelm-parallel": 3, "stablelm-2-12b": 3,
-    "gpt2-act": 4,
+    "opt-gelu": 3, "opt-no-affine": 2, "stablelm-parallel": 3, "stablelm-2-12b": 3, "gpt2-act": 4,
+    "apertus-silu-bias": 4, "bloom-norms": 1, "falcon-40b": 3, "falcon-new-mha-untied": 3, "falcon-rw": 3,
+    "falcon-rw-mqa": 3, "mpt-clip": 2, "olmo-clip-bias": 1, "olmoe-clip": 3,
 }  # fmt: skip
 """Variants whose norms have no weights, or whose norm output is also the residual stream, among others."""
 
 
-WITHOUT_PLACE = (Mamba, ParallelMixers, NoMixer, NoFeedForward, NoNorm)
-"""Parts of a layer that have no place."""
+WITHOUT_PLACE = (LatentAttention, Mamba, ParallelMixers, NoMixer, NoFeedForward, NoNorm)
+"""Parts of a layer that have no place. The projections of latents are left unchanged."""
 
 
 def num_places(name: str, layer) -> int:

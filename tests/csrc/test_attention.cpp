@@ -118,6 +118,12 @@ struct Problem {
         return out;
     }
 
+    double bias_of(int64_t head, int64_t row, int64_t position) const {
+        if (!args.slopes) return 0.0;
+        if (!args.bf16_bias) return double(args.slopes[head]) * double(position - row);
+        return double(args.scale) * round_to<BF16>(args.slopes[head] * round_to<BF16>(float(position)));
+    }
+
     // Compares with the definition. A score is a chain of key_dim products, and each weight inherits twice its error.
     // The sums of at most `length` weights and values add their own error. (int8 rounds three times more for a score
     // and a value: the factors have room.)
@@ -140,6 +146,9 @@ struct Problem {
                     worst = std::max(worst, (2 * key_dim + 8) * eps * magnitude[j]);
                     if (args.softcap != 0) score[j] = args.softcap * std::tanh(score[j] / args.softcap);
                     if (args.softcap != 0) worst = std::max(worst, 16 * eps * args.softcap);
+                    const double bias = bias_of(h, p, j);
+                    score[j] += bias;
+                    worst = std::max(worst, (2 * key_dim + 8) * eps * magnitude[j] + 8 * eps * std::fabs(bias));
                     largest = std::max(largest, score[j]);
                 }
                 std::vector<double>& weight = score;
@@ -243,6 +252,26 @@ TEST_TABLES(attention_up_to_a_newest_position_is_close_and_the_same_in_every_cut
                 problem.check_against_definition(whole, "up to a newest position");
                 CHECK(s.length == 1 || !same_bits(whole, causal));
                 for (const int rows : {2, 13}) CHECK(same_bits(problem.run(rows), whole));
+                for (const int threads : {1, 64}) CHECK(same_bits(problem.run_op(threads), whole));
+            }
+        }
+    }
+}
+
+TEST_TABLES(attention_with_slopes_is_close_and_the_same_in_every_cut) {
+    (void)table;
+    const std::vector<float> slopes = {0.5f, 0.00390625f, 1.40625f, 0.0f, 0.08837890625f, 0.25f};
+    for (const int64_t window : {kNoWindow, int64_t(9)}) {
+        for (const DType dtype : {DType::F32, DType::BF16, DType::I8}) {
+            Problem problem(300, 6, 2, 5, dtype, window, 0);
+            const std::vector<float> plain = problem.run(kMaxQueryRows);
+            problem.args.slopes = slopes.data();
+            for (const bool rounded : {false, true}) {
+                problem.args.bf16_bias = rounded;
+                const std::vector<float> whole = problem.run(kMaxQueryRows);
+                problem.check_against_definition(whole, rounded ? "bias in bf16" : "slopes");
+                CHECK(!same_bits(whole, plain));
+                for (const int rows : {1, 13}) CHECK(same_bits(problem.run(rows), whole));
                 for (const int threads : {1, 64}) CHECK(same_bits(problem.run_op(threads), whole));
             }
         }

@@ -110,15 +110,22 @@ TEST_TABLES(products_touch_nothing_behind_their_arguments) {
                           {"uint4 by 64", {.code = Code::U4, .group = 64}},
                           {"float8 by 32", {.code = Code::F8, .group = 32}},
                           {"uint5 by 32", {.code = Code::U5, .group = 32}},
+                          {"uint1 by 128", {.code = Code::U1, .group = 128}},
+                          {"uint2 by 64", {.code = Code::U2, .group = 64}},
+                          {"uint2 of tokens", {.code = Code::U2, .offset = 1, .token_inputs = true}},
                           {"Q2_K", super_blocks(Code::U2, 16, GroupScales::NibblePairs, true)},
                           {"Q3_K", super_blocks(Code::U3, 16, GroupScales::SixBits, false)},
                           {"Q4_K", super_blocks(Code::U4, 32, GroupScales::SixBits, true)},
                           {"Q5_K", super_blocks(Code::U5, 32, GroupScales::SixBits, true)},
                           {"Q6_K", super_blocks(Code::U6, 16, GroupScales::Bytes, false)},
-                          {"IQ4_XS", super_blocks(Code::U4, 32, GroupScales::SixBits, false)}};
+                          {"IQ4_XS", super_blocks(Code::U4, 32, GroupScales::SixBits, false)},
+                          {"IQ1_M", {.code = Code::IQ1M, .group = 16}},
+                          {"IQ2_XXS", {.code = Code::IQ2XXS, .group = 32}},
+                          {"IQ2_S", {.code = Code::IQ2S, .group = 16}},
+                          {"IQ3_S", {.code = Code::IQ3S, .group = 32}}};
     for (const Kind& kind : kinds)
         for (int64_t k : {1, 2, 16, 33, 64, 100, 130, 545}) {
-            if (kind.format.group_scales != GroupScales::None) {
+            if (kind.format.group_scales != GroupScales::None || is_grid(kind.format.code)) {
                 if (k > 2) break;
                 k *= kSuperBlock;
             }

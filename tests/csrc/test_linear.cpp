@@ -110,8 +110,19 @@ void reference(const KernelTable& table, Inputs& x, const Packed& w, std::vector
     }
 }
 
-double activate(Activation kind, double x) {
-    switch (kind) {
+// An activation with numbers that are all different.
+ActivationFunction numbered(uint32_t kind) {
+    ActivationFunction f = Activation(kind);
+    f.limit = 0.75f;
+    f.alpha_p = 0.625f;
+    f.alpha_n = 1.25f;
+    f.beta = 0.5f;
+    f.eps = -0.03125f;
+    return f;
+}
+
+double activate(const ActivationFunction& f, double x) {
+    switch (f.kind) {
         case Activation::Silu:
             return x / (1.0 + std::exp(-x));
         case Activation::Gelu:
@@ -124,16 +135,22 @@ double activate(Activation kind, double x) {
             return x > 0 ? x : 0.0;
         case Activation::Relu2:
             return x > 0 ? x * x : 0.0;
+        case Activation::Clamp:
+            return std::min(std::max(x, -double(f.limit)), double(f.limit));
+        case Activation::Xielu:
+            return f.beta * x + (x > 0 ? f.alpha_p * x * x : f.alpha_n * (std::expm1(std::min(x, double(f.eps))) - x));
         default:
             return x;
     }
 }
 
-// The slope of every activation is below 1.2, except the square's. Its own arithmetic has an error of a few ulp of the result, or of x if 1
+// The slope of every activation is below 1.2, except those with a square. xIELU jumps at 0, by less than eps. Its own arithmetic has an error of a few ulp of the result, or of x if 1
 // + tanh or 1 + erf cancels.
-double activated_bound(Activation kind, double bound, double x, double y) {
-    const double slope = kind == Activation::Relu2 ? 2 * std::fabs(x) + bound : 1.2;
-    return slope * bound + 8 * 0x1p-24 * (std::fabs(x) + std::fabs(y)) + 1e-37;
+double activated_bound(const ActivationFunction& f, double bound, double x, double y) {
+    const bool is_square = f.kind == Activation::Relu2 || f.kind == Activation::Xielu;
+    const double slope = is_square ? 2 * std::fabs(x) + bound + 2 : 1.2;
+    const double jump = f.kind == Activation::Xielu && std::fabs(x) <= bound ? -f.alpha_n * f.eps : 0.0;
+    return slope * bound + jump + 8 * 0x1p-24 * (std::fabs(x) + std::fabs(y)) + 1e-37;
 }
 
 }  // namespace
@@ -214,7 +231,7 @@ TEST_TABLES(epilogues_follow_their_definition) {
                     const std::vector<float> bias = check::heavy_tailed(size_t(n), kind + 99);
                     std::vector<float> residual = check::heavy_tailed(size_t(rows * n_out), kind + 77), out;
                     LinearOp op = make_op(x, w, out);
-                    op.activation = Activation(kind);
+                    op.activation = numbered(kind);
                     op.bias = with_bias ? bias.data() : nullptr;
                     op.residual = glu ? nullptr : residual.data();
                     execute(op);
@@ -226,9 +243,9 @@ TEST_TABLES(epilogues_follow_their_definition) {
                             const size_t gate = size_t(r * n + c), up = gate + size_t(n_out),
                                          at = size_t(r * n_out + c);
                             const double g = sums[gate] + (with_bias ? double(bias[size_t(c)]) : 0.0);
-                            const double y = activate(Activation(kind), g);
+                            const double y = activate(op.activation, g);
                             const double y_bound =
-                                activated_bound(Activation(kind), bounds[gate] + 0x1p-23 * std::fabs(g), g, y);
+                                activated_bound(op.activation, bounds[gate] + 0x1p-23 * std::fabs(g), g, y);
                             if (glu) {
                                 const double u = sums[up] + (with_bias ? double(bias[size_t(n_out + c)]) : 0.0);
                                 const double u_bound = bounds[up] + 0x1p-23 * std::fabs(u);
@@ -257,13 +274,12 @@ TEST_TABLES(activations_of_the_whole_range) {
     for (const float large : {-1e18f, -90.0f, -50.0f, 50.0f, 90.0f, 1e18f}) x.push_back(large);
     for (uint32_t kind = 0; kind < uint32_t(Activation::kCount); ++kind) {
         std::vector<float> y(x.size(), check::kPoison);
-        ActivationOp op = {Activation(kind), x.data(), int64_t(x.size()), 1, int64_t(x.size()), y.data(), 0, 0};
+        ActivationOp op = {numbered(kind), x.data(), int64_t(x.size()), 1, int64_t(x.size()), y.data(), 0, 0};
         execute(op);
         std::vector<double> expected(x.size()), tolerance(x.size());
         for (size_t i = 0; i < x.size(); ++i) {
-            expected[i] = activate(Activation(kind), double(x[i]));
-            tolerance[i] =
-                activated_bound(Activation(kind), 0.0, std::fabs(x[i]) < 100 ? double(x[i]) : 0.0, expected[i]);
+            expected[i] = activate(op.activation, double(x[i]));
+            tolerance[i] = activated_bound(op.activation, 0.0, std::fabs(x[i]) < 100 ? double(x[i]) : 0.0, expected[i]);
         }
         CHECK_CLOSE(y.data(), expected.data(), tolerance.data(), y.size(), "activation " + std::to_string(kind));
     }

@@ -84,11 +84,12 @@ struct Quantized {
     int level(int64_t row, int64_t column) const {
         const uint8_t code = codes[size_t(row * k + column)];
         if (format.code == Code::I8) return int8_t(code);
+        if (format.code == Code::U1) return 2 * code - 1;
         return format.levels ? format.levels[code] : int(code) - (format.offset >= 0 ? format.offset : most() / 2 + 1);
     }
     // The largest code, for codes that start at zero.
     int most() const { return (1 << code_bits(format.code)) - 1; }
-    bool is_small() const { return format.code == Code::U4 || format.code == Code::U5; }
+    bool is_small() const { return code_bits(format.code) < 8; }
     float value(int64_t row, int64_t column) const {  // before scaling
         return format.code == Code::F8 ? float8_to_float(codes[size_t(row * k + column)]) : float(level(row, column));
     }
@@ -119,6 +120,10 @@ struct InputRow {
 
     InputRow(const float* x, const Quantized& w) : codes(size_t(w.k)) {
         while (w.format.group % group) group /= 2;
+        if (w.format.token_inputs) {
+            round_token(x);
+            return;
+        }
         for (int64_t begin = 0; begin < w.k; begin += group) {
             const int64_t end = std::min(w.k, begin + group);
             float largest = 0.0f;
@@ -129,10 +134,24 @@ struct InputRow {
             scales.push_back(scale);
         }
     }
+
+    // One scale for the whole row.
+    void round_token(const float* x) {
+        float largest = 1e-5f;
+        for (size_t k = 0; k < codes.size(); ++k) largest = std::max(largest, std::fabs(x[k]));
+        const float factor = 1.0f / largest * 127.0f;
+        for (size_t k = 0; k < codes.size(); ++k) codes[k] = int32_t(std::nearbyint(x[k] * factor));
+        scales.push_back(1.0f / factor);
+    }
 };
 
 // One output, as in DEFINITION of kernels/linear_quantized.inl.
 float defined(const InputRow& x, const Quantized& w, int64_t n) {
+    if (w.format.token_inputs) {
+        int32_t sum = 0;
+        for (int64_t k = 0; k < w.k; ++k) sum += x.codes[size_t(k)] * w.level(n, k);
+        return float(sum) * (w.scale(n, 0) * x.scales[0]);
+    }
     float sum = 0.0f;
     for (int64_t begin = 0, g = 0; begin < w.k; begin += x.group, ++g) {
         int32_t dot = 0, codes = 0;
@@ -188,6 +207,14 @@ std::vector<Named> integer_formats() {
             with("uint5 by 32", {.code = Code::U5}, 32),
             with("uint5 by 96", {.code = Code::U5}, 96),
             with("uint5 from zero by 32 with minima", {.code = Code::U5, .offset = 0}, 32, true),
+            with("uint1", {.code = Code::U1}, 0),
+            with("uint1 by 32", {.code = Code::U1}, 32),
+            with("uint1 by 128", {.code = Code::U1}, 128),
+            with("uint2", {.code = Code::U2, .offset = 1}, 0),
+            with("uint2 by 64", {.code = Code::U2, .offset = 1}, 64),
+            with("uint2 by 256", {.code = Code::U2, .offset = 1}, 256),
+            with("uint2 from zero by 96 with minima", {.code = Code::U2, .offset = 0}, 96, true),
+            with("uint2 of tokens", {.code = Code::U2, .offset = 1, .token_inputs = true}, 0),
             with("levels", kUnevenU4, 0),
             with("levels by 32", kUnevenU4, 32),
             with("near levels", kNearU4, 0),

@@ -330,6 +330,10 @@ TEST(mistakes_about_super_blocks_and_parts_are_refused) {
     CHECK(refused([&] { packed_bytes(16, 128, q4, false); }));
     CHECK(refused([&] { packed_bytes(16, 256, {.code = Code::U3, .group = 16}, false); }));
     CHECK(refused([&] { packed_bytes(16, 256, {.code = Code::U5, .group = 16}, false); }));
+    CHECK(refused([&] { packed_bytes(16, 256, {.code = Code::U2, .group = 16}, false); }));
+    CHECK(refused([&] { packed_bytes(16, 256, {.code = Code::U2, .token_inputs = true}, false); }));
+    CHECK(refused(
+        [&] { packed_bytes(16, kMaxTokenInputs + 1, {.code = Code::U2, .offset = 1, .token_inputs = true}, false); }));
     CHECK(refused([&] { packed_bytes({{16, q4}}, 256, false); }));
     CHECK(refused([&] { packed_bytes({{16, q4}, {32, q6}}, 256, true); }));
     const Super w(16, 256, q4, false, 1);

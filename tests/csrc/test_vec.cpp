@@ -11,7 +11,7 @@ namespace {
 
 using namespace pace;
 
-enum class Function { Exp, Tanh, Erf, Sigmoid, Sqrt, Negate, Abs, Round };
+enum class Function { Exp, Expm1BelowZero, Tanh, Erf, Sigmoid, Sqrt, Negate, Abs, Round };
 
 struct Probe {
     int level;
@@ -126,6 +126,8 @@ TEST_TABLES(vec_math_is_within_a_few_ulp) {
     const Probe& probe = probe_of(table);
     // exp flushes results below 2^-125; sigmoid inherits that.
     check_function(probe, Function::Exp, [](double x) { return std::exp(x); }, 100.0f, 2.0, 0x1p-125, "exp");
+    check_function(
+        probe, Function::Expm1BelowZero, [](double x) { return std::expm1(-std::fabs(x)); }, 40.0f, 3.0, 0.0, "expm1");
     check_function(probe, Function::Tanh, [](double x) { return std::tanh(x); }, 12.0f, 4.0, 0.0, "tanh");
     check_function(probe, Function::Erf, [](double x) { return std::erf(x); }, 5.0f, 4.0, 0.0, "erf");
     check_function(

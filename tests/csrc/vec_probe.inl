@@ -21,6 +21,9 @@ static void apply(Function function, const float* x, float* y, int count) {
             case Function::Exp:
                 result = exp(v);
                 break;
+            case Function::Expm1BelowZero:
+                result = expm1_below_zero(negate(abs(v)));
+                break;
             case Function::Tanh:
                 result = tanh(v);
                 break;

@@ -17,20 +17,23 @@ import torch
 from safetensors.torch import load, load_file, save
 
 from tests.checkpoints.quantized.models import KINDS as QUANTISED_KINDS
-from tests.checkpoints.quantized.models import tensors_of
+from tests.checkpoints.quantized.models import OF_TOKENS, tensors_of
 from tests.llm.models.variants import save_tiny
 
 ARCHITECTURES = [
     ("llama", {"tie_word_embeddings": True}), ("mistral", {"sliding_window": 7}), ("qwen2", {}), ("qwen3", {}),
+    ("bitnet", {}),
     ("phi3", {}), ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 20}), ("gptj", {}), ("phi", {}),
     ("gemma2", {"num_hidden_layers": 2}), ("gemma3", {}), ("gemma3_text", {"num_hidden_layers": 2}),
+    ("gemma4_text", {}), ("gemma4_unified_text", {}),
     ("smollm3", {"num_hidden_layers": 2, "no_rope_layer_interval": 2}), ("granite", {}), ("olmo2", {}),
     ("olmo3", {"num_hidden_layers": 2}), ("glm", {}), ("glm4", {}), ("ernie4_5", {"use_bias": True}),
     ("hunyuan_v1_dense", {}), ("cohere", {"use_qk_norm": True}), ("cohere2", {"num_hidden_layers": 2}), ("minicpm", {}),
     ("starcoder2", {"sliding_window": 7}), ("stablelm", {"use_parallel_residual": True}), ("gpt_neox", {}),
     ("gpt2", {}), ("chatglm", {}), ("exaone", {}), ("exaone4", {"num_hidden_layers": 2}), ("gemma", {}),
     ("granite_swa", {"num_hidden_layers": 2, "layer_rope_theta": [0, 1e4]}), ("hyperclovax", {}), ("ministral3", {}),
-    ("mistral3", {}), ("nanochat", {}), ("nemotron", {}), ("youtu", {}),
+    ("mistral3", {}), ("nanochat", {}), ("nemotron", {}), ("youtu", {}), ("apertus", {}), ("bloom", {}),
+    ("falcon", {"new_decoder_architecture": True}), ("gpt_bigcode", {}), ("mpt", {}), ("olmo", {"clip_qkv": 0.5}),
     ("qwen2_vl", {}), ("qwen2_5_vl", {}), ("qwen3_vl", {}),
 ]  # fmt: skip
 ROUTED = [
@@ -106,9 +109,10 @@ def healthy_checkpoints(folder: Path, part: slice = slice(None)) -> dict[str, Fi
         }
         for kind in KINDS if (model_type, fields) in ARCHITECTURES else SHARDED:
             checkpoints[f"{model_type}/{kind}"] = common | weight_files(kind, state)
-    for kind, model_type in list(itertools.product(QUANTISED_KINDS, QUANTISED))[part]:
+    kinds = QUANTISED_KINDS | OF_TOKENS
+    for kind, model_type in list(itertools.product(kinds, QUANTISED))[part]:
         config, state, _ = tensors_of(kind, model_type, tuple(QUANTISED[model_type].items()))
-        quantization = {"quantization_config": QUANTISED_KINDS[kind][0]}
+        quantization = {"quantization_config": kinds[kind][0]}
         config |= {"bos_token_id": None, "eos_token_id": None, **quantization}
         layout = "safetensors-sharded" if "bnb" in kind else "bin" if kind == "awq" else "safetensors"
         checkpoints[f"quantised-{model_type}/{kind}"] = {

@@ -29,6 +29,7 @@ from tests.checkpoints.gguf.bytes_of_files import (
 from tests.checkpoints.gguf.dense import dense_files
 from tests.checkpoints.gguf.files import write_gguf
 from tests.checkpoints.gguf.hybrids import hybrid_files
+from tests.checkpoints.gguf.older import older_files
 from tests.fuzz import mutate
 from tests.fuzz.checkpoints import Files, Special
 from tests.fuzz.mutate import Mutation
@@ -42,6 +43,8 @@ HEALTHY = [
     ("mistral", "Q4_0", 12, {"sliding_window": 7}),
     ("qwen2", "Q8_0", 0, {"intermediate_size": 64}),
     ("qwen3", "F16", 12, {}),
+    ("qwen3", lambda name: "Q1_0" if "_proj" in name else "Q2_0", 0, WIDE),
+    ("qwen2", lambda name: "TQ1_0" if "gate" in name else "TQ2_0", 0, WIDE),
     (
         "phi3",
         "Q5_1",
@@ -75,9 +78,15 @@ HEALTHY = [
     ("deepseek_v3", "F16", 12, {}),
     ("glm4_moe_lite", "F16", 0, {"num_hidden_layers": 2}),
     ("minicpm3", "F16", 0, {}),
+    ("apertus", "F16", 0, {}),
+    ("bloom", "F32", 0, {}),
+    ("falcon", "F16", 0, {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    ("mpt", "F16", 0, {}),
     ("lfm2_moe", "F16", 0, {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]}),
     ("qwen3_5_text", "F16", 0, {}),
     ("granitemoehybrid", "F16", 0, {}),
+    ("llama", lambda name: "IQ3_S" if "v_proj" in name else "IQ1_M" if "q_proj" in name else "IQ2_XS", 0, WIDE),
+    ("qwen2", lambda name: "IQ3_XXS" if "down" in name else "IQ1_S" if "o_proj" in name else "IQ2_XXS", 12, WIDE),
     ("nemotron_h", "F16", 0, {"layers_block_type": ["linear_attention", "moe", "full_attention"]}),
     ("ministral3", "F16", 0, {}),
     ("granite_swa", "F16", 0, {"num_hidden_layers": 2}),
@@ -108,6 +117,8 @@ def healthy_checkpoints(folder: Path, part: slice = slice(None)) -> dict[str, Fi
             hybrid_files.write_hybrid(hub, path, types, add=add)
         elif model_type in DENSE:
             dense_files.write_dense(hub, path, types, add=add)
+        elif model_type in older_files.ARCHITECTURES:
+            older_files.write_older(hub, path, types, add=add)
         else:
             write_gguf(hub, path, types if callable(types) else _where_it_fits(types), add, tensors_a_shard)
         checkpoints[name] = {path.name: path.read_bytes() for path in target.iterdir()}

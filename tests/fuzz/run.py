@@ -34,6 +34,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # OpenMP threads do not survive fork
 
 import torch
 
+from pace.checkpoints.gguf.blocks import BLOCK_TYPES
 from pace.llm import LLMModel, SamplingConfig
 from pace.llm.layers import Layer, Linear
 from pace.llm.layers.base import Vectors
@@ -41,7 +42,8 @@ from pace.llm.loading.load import load_model
 from pace.llm.loading.options import LoadOptions
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.memory import resident_bytes
-from pace.ops.weight_layout import CODES, SUPER_BLOCK, QuantizedRows, WeightLayout, parts_of
+from pace.ops.blocks import BlockRows
+from pace.ops.weight_layout import CODES, GRIDS, SUPER_BLOCK, QuantizedRows, WeightLayout, parts_of
 from tests.fuzz.checkpoints import healthy_checkpoints, write
 from tests.fuzz.mutate import make_case
 
@@ -131,7 +133,10 @@ def poison_matrix(ops, weight, poison: float) -> None:
         row += rows
 
 
-def poisoned_rows(layout: WeightLayout, shape: tuple[int, int], order, poison: float) -> QuantizedRows:
+def poisoned_rows(layout: WeightLayout, shape: tuple[int, int], order, poison: float) -> QuantizedRows | BlockRows:
+    if layout.code in GRIDS:
+        kind = next(kind for kind in BLOCK_TYPES.values() if kind.layout == layout)
+        return BlockRows(kind, torch.full((shape[0], kind.row_bytes(shape[1])), int(poison), dtype=torch.uint8))
     codes = torch.ones(shape, dtype=CODES[layout.code])
     groups, supers = torch.full((shape[0], layout.num_groups(shape[1])), poison), None
     if layout.in_super_blocks:

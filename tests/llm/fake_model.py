@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -42,6 +43,8 @@ class FakeModel:
         self.max_position_embeddings = max_position_embeddings
         self.recompute_length: int | None = None
         self.towers: list = []
+        self.kept_width = 0
+        """1 for a model that keeps a row for each token: the number of the text that ends with it."""
         self.rope_regime = lambda length: 0
         self.eos_bias = eos_bias
         self.sharpness = 3.0
@@ -75,6 +78,19 @@ class FakeModel:
             self._busy.release()
 
     def _forward(self, batch: ForwardBatch) -> torch.Tensor:
+        logits = []
+        wanted = batch.logit_rows.tolist()
+        assert wanted == sorted(set(wanted))
+        for rows, num_before, text in self.read(batch):
+            logits += [self.logits_of(text[: num_before + row - rows.start + 1]) for row in wanted if row in rows]
+            for row in rows if self.kept_width else ():
+                batch.kept[row, 0] = self._number_of(text[: num_before + row - rows.start + 1])
+        assert len(logits) == len(wanted)
+        return torch.stack(logits) if logits else torch.empty(0, self.vocab_size)
+
+    def read(self, batch: ForwardBatch) -> Iterator[tuple[range, int, list[int]]]:
+        """Writes the step's tokens to the cache and the states, and reads the texts from them. Yields for each span its
+        rows, the number of tokens before it, and its text."""
         spans, positions, tokens = batch.spans, batch.positions.numpy(), batch.tokens.numpy()
         starts, lengths = spans.query_start.tolist(), spans.kv_len.tolist()
         rope_lengths = batch.rope_lengths.numpy()
@@ -94,9 +110,6 @@ class FakeModel:
             keys[blocks, 0, 0, rows] = tokens
             keys[blocks, 0, 1, rows] = positions + LAYER * number
             layers.append((number, keys[:, 0], group.spans.block_table.numpy(), layer.window))
-        logits = []
-        wanted = batch.logit_rows.tolist()
-        assert wanted == sorted(set(wanted))
         for index, length in enumerate(lengths):
             begin, end = starts[index : index + 2]
             first = length - (end - begin)
@@ -108,9 +121,7 @@ class FakeModel:
                 )
                 past = texts[index]
             assert (positions[begin:end] == self._positions[first:length]).all()
-            logits += [self.logits_of(past[: first + row - begin + 1]) for row in wanted if begin <= row < end]
-        assert len(logits) == len(wanted)
-        return torch.stack(logits) if logits else torch.empty(0, self.vocab_size)
+            yield range(begin, end), first, past
 
     def _read_and_write(self, slots: StateSlots, spans: StateSpans, tokens: list[int], layer: int) -> list[list[int]]:
         """Does what `StateSpans` says, for one layer. Returns the text of each span."""

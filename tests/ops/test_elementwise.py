@@ -100,6 +100,16 @@ def test_given_rows_are_copied(ops) -> None:
     assert ops.given_rows(whole[:0]).shape == (0, 12)
 
 
+@pytest.mark.parametrize("ops", [native, reference])
+def test_matrices_side_by_side(ops) -> None:
+    whole = torch.randn(5, 12, generator=torch.Generator().manual_seed(0))
+    both = ops.concatenate(whole[:, 7:], whole[:, 1:3])
+    assert torch.equal(both, torch.cat([whole[:, 7:], whole[:, 1:3]], 1)) and both.is_contiguous()
+    assert ops.concatenate(whole[:0], whole[:0, :3]).shape == (0, 15)
+    with pytest.raises((ValueError, RuntimeError)):
+        ops.concatenate(whole, whole[:4])
+
+
 @pytest.mark.parametrize("add", [False, True])
 @pytest.mark.parametrize("places", [[], [0], [1, 4, 5], list(range(7))])
 @on_each_isa

@@ -53,6 +53,17 @@ def test_routes_are_those_of_the_specification(name):
         assert (found[:, :k].diff(dim=1) > 0).all(), rows
 
 
+@pytest.mark.parametrize("ops", [native, reference], ids=["native", "reference"])
+@pytest.mark.parametrize("name", ROUTERS)
+def test_a_factor_of_each_expert_multiplies_the_weights_at_the_end(ops, name):
+    router = ROUTERS[name]
+    factors, k = torch.linspace(-1.0, 2.0, router.num_experts), router.top_k
+    logits, bias = logits_for(router, 5), bias_for(router, name)
+    plain = ops.route(logits, router, bias)
+    scaled = ops.route(logits, router, bias, factors)
+    assert torch.equal(scaled, torch.cat([plain[:, :k], plain[:, k:] * factors[plain[:, :k].long()]], 1))
+
+
 def test_scores_are_listed_as_c_counts_them():
     assert SCORES == ("softmax", "sigmoid", "softmax_of_chosen", "sparsemixer", "sigmoid_of_chosen")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,6 +12,7 @@ import torch
 
 from pace import _C
 from pace.ops import native, reference
+from pace.ops.experts import Clamp, Xielu
 from pace.ops.weight import Slabs
 from tests.ops.isas import FLOATS, each_isa
 
@@ -84,6 +86,67 @@ def test_native_knows_the_activations_of_the_reference():
     with pytest.raises(ValueError, match="unknown activation 'swish'; known: ") as refused:
         native.activation(torch.zeros(1), "swish")
     assert set(str(refused.value).partition("known: ")[2].split(", ")) == set(reference.ACTIVATIONS)
+
+
+# -- activations with numbers
+
+NUMBERED = (Clamp(0.75), Clamp(0.0), Xielu(0.625, 1.25, 0.5, -1e-6), Xielu.from_raw(-0.3, 0.2, 0.5, -0.03125))
+
+
+def defined(f: Clamp | Xielu, x: torch.Tensor) -> torch.Tensor:
+    """The definition in float64, element by element."""
+    if isinstance(f, Clamp):
+        return (
+            torch.tensor([min(max(v, -f.limit), f.limit) for v in x.double().flatten().tolist()]).double().view(x.shape)
+        )
+    values = [
+        f.beta * v + (f.alpha_p * v * v if v > 0 else f.alpha_n * (math.expm1(min(v, f.eps)) - v))
+        for v in x.double().flatten().tolist()
+    ]
+    return torch.tensor(values, dtype=torch.float64).view(x.shape)
+
+
+@pytest.mark.parametrize("f", NUMBERED, ids=lambda f: f"{type(f).__name__}-{f}"[:24])
+def test_activations_with_numbers(f):
+    """expm1 has an error of 3 ulp of at most |x| or |eps|, and each of five other operations half an ulp of a term."""
+    small = torch.logspace(-9, 0, 400)
+    x = torch.cat([torch.linspace(-40, 40, 1999), small, -small, torch.zeros(1)])[None]
+    expected = defined(f, x)
+    size = torch.zeros(())
+    if isinstance(f, Xielu):
+        size = 2 * x.double().square() + 3 * x.double().abs() - 2 * f.eps
+    assert ((reference.activation(x.double(), f) - expected).abs() <= 1e-14 * (1 + expected.abs())).all()
+    for isa in each_isa():
+        assert ((native.activation(x, f) - expected).abs() <= 8 * 2.0**-24 * size).all(), isa
+    special = native.activation(torch.tensor([[math.nan, math.inf]]), f)
+    assert special[0, 0].isnan() and special[0, 1] == (f.limit if isinstance(f, Clamp) else math.inf)
+
+
+@pytest.mark.parametrize("f", NUMBERED[::2], ids=lambda f: type(f).__name__)
+def test_activations_with_numbers_in_epilogues(f):
+    x, matrix, bias, residual = torch.randn(9, 24), torch.randn(38, 24), torch.randn(38), torch.randn(9, 38)
+    for isa in each_isa():
+        weight = packed(matrix, torch.float32)
+        plain = native.linear(x, weight, bias)
+        assert torch.equal(native.linear(x, weight, bias, f), native.activation(plain, f)), isa
+        wanted = residual + native.activation(plain, f)
+        torch.testing.assert_close(native.linear(x, weight, bias, f, residual), wanted, rtol=2**-22, atol=2**-22)
+        assert torch.equal(
+            native.linear(x[3:4], weight, bias, f, residual[3:4])[0], native.linear(x, weight, bias, f, residual)[3]
+        )
+
+
+def test_the_numbers_of_a_checkpoint_are_those_before_softplus():
+    f = Xielu.from_raw(0.5, -2.0, 0.25, -1e-6)
+    assert f.alpha_p == pytest.approx(math.log(1 + math.exp(0.5)), rel=1e-15)
+    assert f.alpha_n == pytest.approx(0.25 + math.log(1 + math.exp(-2.0)), rel=1e-15)
+    assert Xielu.from_raw(800.0, 0.0, 0.5, -1e-6).alpha_p == 800.0
+    for wrong in ((math.nan, 1.0, 0.5, -1e-6), (1.0, 1.0, 0.5, 1e-6), (1.0, math.inf, 0.5, 0.0)):
+        with pytest.raises(ValueError, match="the numbers of xIELU must be finite, and eps at most 0"):
+            Xielu(*wrong)
+    for limit in (-1.0, math.inf, math.nan):
+        with pytest.raises(ValueError, match="limit must be finite and at least 0"):
+            Clamp(limit)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

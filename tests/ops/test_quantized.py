@@ -12,7 +12,7 @@ from torch import Tensor
 from pace import _C
 from pace.ops import native, reference
 from pace.ops.weight import LEVEL_FACTORS
-from pace.ops.weight_layout import CODEBOOKS, QuantizedRows, WeightLayout
+from pace.ops.weight_layout import CODEBOOKS, SMALL_CODES, MixedLayout, QuantizedRows, WeightLayout
 from tests.ops.isas import ALL, each_isa
 
 EPS = 2.0**-24
@@ -33,7 +33,13 @@ LAYOUTS = [
     WeightLayout("float8", None),
     WeightLayout("float8", 32),
     WeightLayout("float8", 128),
+    WeightLayout("int1", 128),
+    WeightLayout("int2", 64, offset=1),
+    WeightLayout("int2", 256, offset=1),
+    WeightLayout("int2", 96, has_mins=True),
+    WeightLayout("int2", None, offset=1, token_inputs=True),
 ]  # fmt: skip
+TOKENS = LAYOUTS[-1]
 SIZES = [
     (1, 1),
     (16, 15),
@@ -55,8 +61,8 @@ def random_rows(n: int, k: int, layout: WeightLayout, ordered: bool = False) -> 
     of magnitude."""
     if layout.code == "int8":
         codes = torch.randint(-128, 128, (n, k), dtype=torch.int8)
-    elif layout.code == "int4":
-        codes = torch.randint(0, 16, (n, k), dtype=torch.uint8)
+    elif layout.code in SMALL_CODES:
+        codes = torch.randint(0, 1 << SMALL_CODES[layout.code], (n, k), dtype=torch.uint8)
     else:
         codes = torch.randint(0, 127, (n, k), dtype=torch.uint8) + 128 * torch.randint(0, 2, (n, k), dtype=torch.uint8)
     scales = torch.randn(n, layout.num_groups(k)) * 10.0 ** torch.randint(-3, 3, (n, 1))
@@ -81,6 +87,9 @@ def quantized_inputs(x: Tensor, rows: QuantizedRows) -> Tensor:
         x = x[:, rows.order]
     if rows.layout.code == "float8":
         return x.double()
+    if rows.layout.token_inputs:
+        factor = 1 / x.abs().amax(1, keepdim=True).clamp(min=1e-5) * 127
+        return (x * factor).round().double() * (1 / factor).double()
     parts = []
     for part in x.split(input_group(rows.layout), dim=1):
         scale = part.abs().amax(1, keepdim=True) / 127
@@ -195,7 +204,11 @@ def test_products_follow_their_definition(layout):
 
 
 @pytest.mark.parametrize("isa", ALL)
-@pytest.mark.parametrize("layout", [LAYOUTS[0], LAYOUTS[2], LAYOUTS[6], LAYOUTS[8], LAYOUTS[10], LAYOUTS[15]], ids=str)
+@pytest.mark.parametrize(
+    "layout",
+    [LAYOUTS[0], LAYOUTS[2], LAYOUTS[6], LAYOUTS[8], LAYOUTS[10], LAYOUTS[15], *LAYOUTS[-5:-2], TOKENS],
+    ids=str,
+)
 def test_rows_are_the_same_bits_however_they_are_batched(isa, layout):
     _C.select_isa(isa)
     rows = random_rows(80, 600, layout)
@@ -220,7 +233,8 @@ def test_the_largest_codes_do_not_saturate(isa):
     for layout, ends in ((WeightLayout("int8", None), (-128, 127)), (WeightLayout("int8", 32), (-128, 127)),
     (WeightLayout("int4", 128), (0, 15)),
                           (WeightLayout("int4", None), (0, 15)), (WeightLayout("int4", 32, codebook="iq4_nl"), (0,
-                           15))):  # fmt: skip
+                           15)), (WeightLayout("int1", 128), (0, 1)), (WeightLayout("int2", 256, offset=1), (0, 3)),
+                           (TOKENS, (0, 3))):  # fmt: skip
         ends = torch.tensor(ends, dtype=torch.int8 if layout.code == "int8" else torch.uint8)
         codes = torch.cat([ends[[0]].expand(1, k), ends[[1]].expand(1, k), ends[torch.randint(2, (14, k))]])
         rows = QuantizedRows(layout, codes, torch.ones(16, layout.num_groups(k)))
@@ -266,6 +280,7 @@ def test_extreme_scales_of_weights_and_inputs(isa, layout):
         WeightLayout("int4", 32, has_mins=True),
         WeightLayout("int4", 32, codebook="nf4"),
         WeightLayout("float8", 32),
+        TOKENS,
     ],
     ids=str,
 )
@@ -397,3 +412,24 @@ def test_the_reference_multiplies_the_same_values():
     weight = reference.empty_weight(20, 64, rows.layout)
     reference.pack_quantized_(weight, rows, 0)
     assert torch.equal(reference.unpack(weight), native.unpack(packed(rows)))
+
+
+@pytest.mark.parametrize("isa", ALL)
+def test_inputs_of_a_token_are_rounded_alike_by_both_backends(isa):
+    """Sums are exact, so that the results are equal to the bit. Rows of floats next to them keep their own inputs."""
+    _C.select_isa(isa)
+    for n, k in SIZES:
+        rows, x = random_rows(n, k, TOKENS), torch.randn(7, k) * 10.0 ** torch.randint(-6, 3, (7, 1))
+        x[0] = 0
+        weight = reference.empty_weight(n, k, TOKENS)
+        reference.pack_quantized_(weight, rows, 0)
+        for m in (1, 7):
+            assert torch.equal(native.linear(x[:m], packed(rows)), reference.linear(x[:m], weight)), (n, k, m)
+    floats, mixed = torch.randn(9, k), MixedLayout(((n, TOKENS), (9, torch.float32)))
+    ours, theirs = (ops.empty_weight(n + 9, k, mixed) for ops in (native, reference))
+    for ops, weight in ((native, ours), (reference, theirs)):
+        ops.pack_quantized_(weight, rows, 0)
+        ops.pack_rows_(weight, floats, n)
+    found, expected = native.linear(x, ours), reference.linear(x, theirs)
+    assert torch.equal(found[:, :n], expected[:, :n])
+    assert torch.allclose(found[:, n:], expected[:, n:], rtol=0, atol=2 * k * EPS * x.abs().max() * floats.abs().max())

@@ -23,6 +23,8 @@ def random_rows(layout: WeightLayout, rows: int = 5, k: int = 80, order: bool = 
     codes = {
         "int8": torch.randint(-128, 128, (rows, k), dtype=torch.int8),
         "int4": torch.randint(0, 16, (rows, k), dtype=torch.uint8),
+        "int1": torch.randint(0, 2, (rows, k), dtype=torch.uint8),
+        "int2": torch.randint(0, 4, (rows, k), dtype=torch.uint8),
         "int5": torch.randint(0, 32, (rows, k), dtype=torch.uint8),
         "float8": torch.randn(rows, k).to(torch.float8_e4m3fn).view(torch.uint8),
     }[layout.code]
@@ -33,10 +35,12 @@ def random_rows(layout: WeightLayout, rows: int = 5, k: int = 80, order: bool = 
 LAYOUTS = [
     WeightLayout(code, group, has_mins, codebook, offset)
     for code, group, has_mins, codebook, offset in itertools.product(
-        ("int8", "int4", "int5", "float8"), (None, 16, 32, 48), (False, True), (None, *CODEBOOKS), (None, 0)
+        ("int8", "int4", "int5", "int2", "int1", "float8"), (None, 16, 32, 48), (False, True), (None, *CODEBOOKS),
+        (None, 0),
     )
     if not (codebook and (code != "int4" or has_mins)) and not (has_mins and (code == "float8" or group is None))
-    and not (code == "int5" and group != 32) and not (offset == 0 and (codebook or code in ("int8", "float8")))
+    and not (code in ("int5", "int2", "int1") and group != 32)
+    and not (offset == 0 and (codebook or code in ("int8", "float8", "int1")))
 ]  # fmt: skip
 
 
@@ -52,6 +56,7 @@ def check_dequantized(rows, layout, order):
         level = (
             code.view(torch.float8_e4m3fn).item() if layout.code == "float8"
             else CODEBOOKS[layout.codebook][code] if layout.codebook
+            else 2.0 * float(code) - 1 if layout.code == "int1"
             else float(code) - (layout.offset or 0)
         )  # fmt: skip
         group = column // (layout.group or k)
@@ -128,13 +133,20 @@ def test_parts_and_their_rows():
 @pytest.mark.parametrize(
     "make, told",
     [
-        (lambda: WeightLayout("int7", 32), "int8, float8, int2"),
+        (lambda: WeightLayout("int7", 32), "int8, float8, int1"),
+        (lambda: WeightLayout("int2", 16), "group of int2 codes is a multiple of 32"),
+        (lambda: WeightLayout("int1", 32, offset=0), "an offset is a code of int2 to int6"),
+        (lambda: WeightLayout("int2", 64, offset=1, token_inputs=True), "a scale a row; got int2, group 64, int8"),
+        (lambda: WeightLayout("int8", None, token_inputs=True), "token_inputs needs int2"),
         (lambda: WeightLayout("int5", 48), "multiple of 32"),
         (lambda: WeightLayout("int6", 16), "only in super-blocks"),
         (lambda: WeightLayout("int6", 32, scale_bits=8), "int6 in groups of 16; got int6 in groups of 32"),
         (lambda: WeightLayout("int8", 16, scale_bits=8), "super-blocks have codes"),
         (lambda: WeightLayout("int6", 16, scale_bits=4), "6 or 8 without; got 4"),
         (lambda: WeightLayout("int4", 32, codebook="nf4", scale_bits=6), "super-blocks is iq4_nl"),
+        (lambda: WeightLayout("iq2_xs", 32, scale_bits=4), "iq2_xs has groups of 16 with scales of 4 bits"),
+        (lambda: WeightLayout("iq1_s", 32, scale_bits=4), "scales of 3 bits, and no minima"),
+        (lambda: WeightLayout("iq3_s", 32, has_mins=True, scale_bits=4), "no minima"),
         (lambda: WeightLayout("int4", 32, offset=16), "offset"),
         (lambda: WeightLayout("int8", 32, offset=0), "offset"),
         (lambda: QuantizedRows(SUPER_LAYOUTS[4], torch.zeros(1, 128, dtype=torch.uint8), torch.ones(1, 8,

@@ -27,7 +27,7 @@ def formats(config: QuantizationConfig, tied: bool = False) -> list:
 @pytest.mark.parametrize("name", FORMATS)
 def test_embedding_and_head_are_stored_in_more_bits(name):
     config, bits = QuantizationConfig(name), FORMATS[name]().bits_per_weight()
-    small = read_format("q6_k") if name.endswith("_k") else Int8()
+    small = read_format("q6_k") if name.endswith("_k") or bits < 2.5 else Int8()
     other = small if bits < 6.5 else FORMATS[name]()
     assert formats(config) == [other, *[FORMATS[name]()] * 4, other]
     assert formats(config, tied=True) == [other, *[FORMATS[name]()] * 4]
@@ -140,6 +140,7 @@ def test_the_config_of_transformers_itself():
         (lambda: read_format("int4", group=None, symmetric=False), ValueError, "symmetric=False needs a group size"),
         (lambda: read_format(Int4(), group=32), TypeError, "to set group"),
         (lambda: QuantizationConfig("int8", lm_head="nf5"), ValueError, "lm_head: there is no format 'nf5'"),
+        (lambda: QuantizationConfig("iq2_xs"), ValueError, "iq2_xs exists only in GGUF files"),
         (lambda: QuantizationConfig("int8", overrides=["*.down_proj"]), TypeError, "a dict of module patterns"),
         (lambda: QuantizationConfig("int8", overrides={"*.down_proj": 8}), TypeError, "overrides['*.down_proj']: "),
         (lambda: formats(QuantizationConfig("int8", overrides={"*.down": None})), ValueError,

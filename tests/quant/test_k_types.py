@@ -18,6 +18,7 @@ from tests.quant.test_kernels import cases
 
 K_TYPES = [name for name in FORMATS if name.endswith("_k")]
 BLOCK_TYPES = ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0"]
+OF_FEW_LEVELS = ["q1_0", "q2_0", "tq1_0", "tq2_0"]
 
 pytestmark = pytest.mark.usefixtures("restore_isa_and_threads")
 
@@ -88,11 +89,24 @@ def test_codes_are_not_worse_than_rounding_between_ends():
     assert (rows.dequantize() - x).norm() < 0.97 * (plain.flatten(1) - x).norm()
 
 
-@pytest.mark.parametrize("name", BLOCK_TYPES)
+@pytest.mark.parametrize("name", BLOCK_TYPES + OF_FEW_LEVELS)
 def test_blocks_are_rounded_as_the_gguf_package_rounds(name):
     gguf = pytest.importorskip("gguf")
-    kind = gguf.GGMLQuantizationType[name.upper()]
-    x = torch.cat([heavy_tailed(9, 320).clamp(-6e4, 6e4), torch.zeros(1, 320), torch.full((1, 320), 0.7)])
-    expected = gguf.quants.dequantize(gguf.quants.quantize(x.numpy(), kind), kind)
+    from tests.quant import ternary_types
+
+    kind = ternary_types.kind_of(name.upper())
+    package = ternary_types if kind in ternary_types.SIZES else gguf.quants
+    others = [torch.zeros(1, 768), torch.full((1, 768), 0.7), torch.full((1, 768), -0.0)]
+    halves = torch.randint(-2, 3, (4, 768), generator=torch.Generator().manual_seed(1)) / 2
+    x = torch.cat([heavy_tailed(9, 768).clamp(-6e4, 6e4), *others, halves])
+    expected = package.dequantize(package.quantize(x.numpy(), kind), kind)
     found = FORMATS[name]().quantize(x).dequantize()
     assert torch.equal(found, torch.from_numpy(np.array(expected)))
+
+
+@pytest.mark.parametrize("name, block", [*zip(OF_FEW_LEVELS, (128, 64, 256, 256))])
+def test_types_of_few_levels_need_whole_blocks_and_float16_scales(name, block):
+    format = FORMATS[name]()
+    assert format.for_width(3 * block) is format and format.for_width(3 * block + 32).name == "q4_0"
+    with pytest.raises(ValueError, match="beyond float16"):
+        native.quantize(torch.full((2, block), 1e5), format)

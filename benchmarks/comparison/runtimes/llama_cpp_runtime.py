@@ -1,17 +1,19 @@
 """llama.cpp through the C functions of llama-cpp-python: only `llama_decode` on batches of token ids.
 
-The GGUF file is written by `gguf_writer`; quantised ones are made from the fp16 file by llama.cpp's
-`llama_model_quantize`."""
+The GGUF file is written by `gguf_writer`, or by llama.cpp's converter for families that the writer does not know.
+Quantised ones are made from the fp16 file by llama.cpp's `llama_model_quantize`."""
 
 from __future__ import annotations
 
 import ctypes
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.comparison.convert import NO_VOCAB, convert
 from benchmarks.comparison.runtimes.base import GGUF_FILES, Prompts, SteppedRuntime, Variant
 
 MICRO_BATCH = 512
@@ -21,6 +23,10 @@ FLASH_ATTENTION = {"off": 0, "on": 1}
 FILE_TYPES = {"q4_0": 2, "q4_1": 3, "q8_0": 7, "q5_0": 8, "q5_1": 9, "q2_k": 10, "q3_k_s": 11, "q4_k_s": 14}
 FILE_TYPES |= {"q4_k_m": 15, "q5_k_s": 16, "q5_k_m": 17, "q6_k": 18, "iq4_nl": 25, "mxfp4": 38}
 """LLAMA_FTYPE_MOSTLY_*; 38 is MXFP4_MOE."""
+FLOATS = {"bf16": "bf16", "f16": "fp16", "f32": "fp32"}
+"""llama.cpp's names of types -> those of `gguf_writer`."""
+SOURCE_VARIABLE = "LLAMA_SOURCE"
+"""Environment variable with the path of llama.cpp's source, which has its converter."""
 LITE_LAYERS = (26, 27)
 """Numbers of layers by which llama.cpp recognises the DeepSeek-V2 with full-rank queries."""
 
@@ -36,6 +42,21 @@ def check_convertible(config: dict[str, Any]) -> None:
             f"llama.cpp knows DeepSeek-V2-Lite by its 26 or 27 layers, and refuses {config['num_hidden_layers']}: "
             "take a slice of the experts, such as deepseek-v2-lite-8-experts"
         )
+
+
+def _write(checkpoint: Path, kind: str, target: Path) -> None:
+    """Writes the GGUF file of a checkpoint in a type of `FLOATS`."""
+    from benchmarks.comparison.gguf_families import ARCHITECTURES
+    from benchmarks.comparison.gguf_writer import write_gguf  # needs torch; running does not
+
+    [architecture] = json.loads((checkpoint / "config.json").read_text())["architectures"]
+    if architecture in ARCHITECTURES:
+        write_gguf(checkpoint, target, FLOATS[kind])
+        return
+    source = os.environ.get(SOURCE_VARIABLE)
+    if not source:
+        raise NotImplementedError(f"a file of {architecture} needs llama.cpp's converter: --llama-source PATH")
+    convert(Path(source), checkpoint, target, kind, NO_VOCAB)
 
 
 class LlamaCpp(SteppedRuntime):
@@ -70,14 +91,11 @@ class LlamaCpp(SteppedRuntime):
         check_convertible(json.loads((checkpoint / "config.json").read_text()))
         import llama_cpp
 
-        from benchmarks.comparison.gguf_writer import DTYPES, write_gguf  # needs torch; running does not
-
-        dtype = {"f16": "fp16", "f32": "fp32"}.get(variant, variant)
-        if dtype in DTYPES:
-            write_gguf(checkpoint, target, dtype)
+        if variant in FLOATS:
+            _write(checkpoint, variant, target)
             return
         half = target.with_name("half.gguf")
-        write_gguf(checkpoint, half, "fp16")
+        _write(checkpoint, "f16", half)
         options = llama_cpp.llama_model_quantize_default_params()
         options.ftype = FILE_TYPES[variant]
         failed = llama_cpp.llama_model_quantize(str(half).encode(), str(target).encode(), ctypes.byref(options))

@@ -73,6 +73,10 @@ struct AttentionOptions {
     bool chunked = false;          // positions are divided into chunks of `window`, and see none before their own chunk
     float softcap = 0;             // scores become softcap * tanh(score / softcap); 0 = off
     const float* sinks = nullptr;  // [query_heads], or null
+    // [query_heads], or null. A score of position j for a row at p adds slope * (j - p); without softcap. With
+    // bf16_bias it adds scale * bf16(slope * bf16(j)), with products rounded to bf16.
+    const float* slopes = nullptr;
+    bool bf16_bias = false;
 
     // The first position that `position` sees.
     int64_t oldest(int64_t position) const {
@@ -120,6 +124,7 @@ struct QueryRows {
     const int32_t* newest = nullptr;  // Spans::newest from the span's first token on, or null
 
     int64_t position(int64_t group, int row) const { return first_position + (first_row + row) / group; }
+    int64_t head(int64_t group, int row) const { return kv_head * group + (first_row + row) % group; }
     // The newest position that the row sees.
     int64_t newest_of(int64_t group, int row) const {
         return newest ? newest[(first_row + row) / group] : position(group, row);

@@ -10,7 +10,7 @@ namespace pace {
 
 // Preparation of the heads of new tokens, between the product that computes them and attention. Query and key heads are
 // normalised (unless the norms are None) and rotated (if half > 0), or the other way round. Values are normalised. Keys
-// and values are stored in the cache.
+// and values are stored in the cache. Without keys and values, only queries are prepared.
 struct HeadsArgs {
     HeadsView q, k, v;  // queries and keys of key_dim elements, values of value_dim
     int64_t query_heads;
@@ -22,7 +22,8 @@ struct HeadsArgs {
     KvView kv;
     const int64_t* slots;  // [tokens]
 
-    explicit operator bool() const { return slots != nullptr; }
+    explicit operator bool() const { return q.data != nullptr; }
+    bool stores() const { return k.data != nullptr; }
 };
 
 // csrc/ops/heads.cpp. Prepares kv_heads key/value heads from `first_head` on, and their query heads, of `tokens` tokens

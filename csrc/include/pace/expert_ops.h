@@ -24,7 +24,8 @@ struct Router {
     bool group_top2;              // a group's score is the sum of its best two experts; else its best expert
     bool normalise;               // divide weights by max(their sum + eps, least_sum)
     float eps, least_sum, scale, jitter;
-    const float* choice_bias;  // [experts], added to scores only for the choice; or null
+    const float* choice_bias;   // [experts], added to scores only for the choice; or null
+    const float* expert_scale;  // [experts], multiplies weights at the end; or null
 
     // Bytes of scratch for a row.
     size_t scratch_bytes() const { return size_t(experts) * (2 * sizeof(float) + 1); }
@@ -58,7 +59,7 @@ struct ExpertStack {
 
 // Settings of a layer's experts: ExpertOptions of pace/ops/protocol.py.
 struct ExpertOptions {
-    GluActivation activation;
+    ActivationFunction activation;
     const float *gate_up_bias, *down_bias;  // [experts][n], or null
     bool weigh_inputs;                      // routing weights multiply the experts' inputs, not their outputs
 };

@@ -27,8 +27,8 @@ struct LinearArgs {
 struct QuantizedInput {
     static int64_t bytes(const PackedHeader& h) {
         const int64_t numbers = 4 * h.input_groups();
-        return round_up(3 * h.k_padded + (h.in_super_blocks() ? numbers + 2 * h.k_padded / kInputSum : 3 * numbers),
-                        64);
+        const int64_t sums = h.in_super_blocks() ? 2 * h.k_padded / kInputSum : 2 * numbers;
+        return round_up(3 * h.k_padded + numbers + sums + (h.token_inputs ? int64_t(sizeof(float)) : 0), 64);
     }
     static const int16_t* short_sums(const void* row, const PackedHeader& h) {
         return reinterpret_cast<const int16_t*>(scales(row, h) + h.input_groups());
@@ -46,6 +46,10 @@ struct QuantizedInput {
     // -offset * sum. A table that takes products in pairs (kernels/vec_bytes.inl) starts with -own_products().
     static const int32_t* starts(const void* row, const PackedHeader& h) {
         return reinterpret_cast<const int32_t*>(sums(row, h) + h.input_groups());
+    }
+    // With token_inputs, the scale of all codes of the row; the scales of its groups are 1.
+    static const float* token_scale(const void* row, const PackedHeader& h) {
+        return reinterpret_cast<const float*>(starts(row, h) + h.input_groups());
     }
 };
 
@@ -68,8 +72,7 @@ struct EpilogueArgs {
     int64_t up_offset;      // with glu: distance from the gate's sums to those of up
     int64_t rows, columns;  // size of out
     bool glu;
-    Activation activation;
-    float alpha, limit;  // for ClampedSwiglu
+    ActivationFunction activation;
     float scale = 1;
     const float* bias;      // from the first column on; may be null
     const float* up_bias;   // with glu and bias
@@ -168,8 +171,8 @@ struct KernelTable {
     void (*linear_quantized)(const QuantizedLinearArgs&);
     // -- after either linear
     void (*linear_epilogue)(const EpilogueArgs&);
-    void (*activation)(Activation, const float* x, float* y, int64_t count);  // x may equal y
-    void (*softcap)(float* x, int64_t count, float cap);                      // x = cap tanh(x / cap), in place
+    void (*activation)(const ActivationFunction&, const float* x, float* y, int64_t count);  // x may equal y
+    void (*softcap)(float* x, int64_t count, float cap);  // x = cap tanh(x / cap), in place
     // x [groups][width] *= f(gate [groups]), in place.
     void (*gate)(Gate, const float* gate, float* x, int64_t groups, int64_t width);
     // y[0..count) rounded to nearest even, y[count..padded) zero.

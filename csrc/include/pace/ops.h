@@ -79,6 +79,7 @@ struct PackedFormat {
     const int8_t* levels = nullptr;                // [16] levels of U4 codes; null: c - offset
     int offset = -1;                               // for codes of 2 to 6 bits; -1 = half of their range
     GroupScales group_scales = GroupScales::None;  // set for super-blocks
+    bool token_inputs = false;                     // for codes of 2 bits with a scale for the whole row
 };
 
 // Consecutive rows of a weight with the same format.
@@ -262,7 +263,7 @@ struct LinearOptions {
     const void* weight;
     const int32_t* order = nullptr;  // [k], or null: column j of a quantised weight multiplies x[order[j]]
     const float* bias = nullptr;     // [N], or null
-    Activation activation = Activation::None;
+    ActivationFunction activation = {};
 };
 
 // out [rows, N] = residual + act(norm(x) W' + bias); a glu weight gives out [rows, N / 2] = act(gate) * up.
@@ -315,7 +316,7 @@ std::pair<int64_t, int64_t> panels_of_thread(int64_t panels, int thread, int thr
 // Elementwise y = act(x); x may equal y.
 struct ActivationOp {
     static constexpr int kPhases = 1;
-    Activation activation;
+    ActivationFunction activation;
     const float* x;  // [rows][k], x_stride floats between rows
     int64_t x_stride, rows, k;
     float* y;  // [rows][k]

@@ -49,6 +49,12 @@ struct GivenRows {
     const int64_t* at;  // [count], ascending: the rows of the step
 };
 
+// Rows that a step writes next to its logits, one for each token.
+struct KeptRows {
+    float* data;  // [rows][columns], stride floats between rows
+    int64_t stride, rows, columns;
+};
+
 // The inputs of one step; the arrays are those of ForwardBatch in pace/batch.py.
 struct Step {
     const LayerCache* cache;   // for every layer
@@ -61,7 +67,9 @@ struct Step {
     const Table* tables;       // for every group of layers
     float* logits;             // [R][vocabulary], written
     GivenRows given = {};
-    const StateSpans* states = nullptr;  // null for a model without states
+    KeptRows kept = {};
+    const StateSpans* states = nullptr;    // null for a model without states
+    const float* const* inputs = nullptr;  // for every input of the program: a row for each token
 };
 
 // [rows][columns] of fp32: one row for each token, or for each row of logits. Row r begins at r * columns of its
@@ -92,9 +100,10 @@ struct Rotation {
     bool interleaved;
 };
 
-// Work that attention does before it reads the cache: it prepares queries and keys, and stores keys and values.
+// Work that attention does before it reads the cache: it prepares queries and keys, and stores keys and values. Without
+// keys and values, it prepares queries.
 struct Preparation {
-    HeadsOf k, v;
+    std::optional<HeadsOf> k, v;
     Norm query_norm, key_norm, value_norm;  // each may be None
     Rotation rotation;
     bool norm_last;  // apply the norms of queries and keys after the rotation
@@ -113,15 +122,20 @@ class Program {
 
     // -- recording; weights and parameters must outlive the program
     void embedding(Value out, const void* weight, const int32_t* order, Ids ids, int64_t offset);
+    // Rows that the caller has read for each token: input `number` of the step.
+    void input_rows(Value out, int number);
     // Columns from `first` on of the step's given rows: one for each token; or in place of rows of x, or added to them.
     void given_rows(Value out, int64_t first);
     void place_rows(Columns x, int64_t first, bool add);
     void gather_rows(Value out, Columns x);
+    void keep_rows(Columns x, int64_t first);           // x becomes columns from `first` on of the step's kept rows
+    void concatenate(Value out, Columns a, Columns b);  // out = [a | b]
     void add(Value out, Columns a, Columns b);
-    void activation(Value out, Columns x, Activation activation);
+    void activation(Value out, Columns x, const ActivationFunction& activation);
     void scale(Columns x, float factor);  // in place
     void softcap(Columns x, float cap);   // in place
-    void norm(Value out, Columns x, const Norm& norm);
+    // norm(x), or with a residual, factor * (residual + norm(x)).
+    void norm(Value out, Columns x, const Norm& norm, std::optional<Columns> residual, float factor);
     void linear(Value out, Columns x, const LinearOptions& options, std::optional<Value> residual);
     void gate(Columns x, Columns gate, Gate kind);  // in place
     void gated_norm(Value out, Columns x, Columns gate, const GatedNorm& norm);

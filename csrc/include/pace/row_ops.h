@@ -23,14 +23,17 @@ struct Norm {
     explicit operator bool() const { return kind != Kind::None; }
 };
 
-// csrc/ops/norm.cpp. y = norm(x).
+// csrc/ops/norm.cpp. y = norm(x), or factor * (residual + norm(x)).
 struct NormOp {
     static constexpr int kPhases = 1;
     Norm norm;
     const float* x;  // [rows][k], x_stride floats between rows
     int64_t x_stride;
     int64_t rows, k;
-    float* y;  // [rows][k]
+    float* y;               // [rows][k]; not x, nor the residual
+    const float* residual;  // [rows][k], residual_stride floats between rows; or null
+    int64_t residual_stride;
+    float factor;
 
     void prepare(int threads);
     int64_t chunks(int) const { return chunk_count; }

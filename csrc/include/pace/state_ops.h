@@ -92,7 +92,7 @@ struct CausalConvOp {
 struct Recurrence {
     const float *rates, *step_bias;  // [heads], [heads][decay_dim]
     bool delta, tiled;
-    float beta_scale;
+    float lower_bound, beta_scale;
     const float* skip;  // [heads], or null
     float min_step, max_step;
 };

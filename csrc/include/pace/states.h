@@ -71,7 +71,7 @@ struct TokenInputs {
     bool delta;
     const float *q, *k, *steps, *beta;
     int64_t q_stride, k_stride, steps_stride, beta_stride;
-    float rate, beta_scale, min_step, max_step;
+    float rate, lower_bound, beta_scale, min_step, max_step;
     const float* step_bias;  // [decay_dim]
 };
 

@@ -26,13 +26,30 @@ constexpr size_t dtype_bytes(DType dtype) { return dtype == DType::F32 ? 4 : dty
 //   QuickGelu  x / (1 + exp(-1.702 x)).
 //   Relu       max(x, 0).
 //   Relu2      max(x, 0)^2.
+//   Clamp      x, not below -limit and not above limit.
+//   Xielu      alpha_p x^2 + beta x if x > 0, else alpha_n (exp(min(x, eps)) - 1 - x) + beta x.
 //   ClampedSwiglu  glu only: g sigmoid(alpha g) (u + 1), g = min(gate, limit), u = up in [-limit, limit]
-enum class Activation : uint32_t { None = 0, Silu, Gelu, GeluTanh, QuickGelu, Relu, Relu2, ClampedSwiglu, kCount };
+enum class Activation : uint32_t {
+    None = 0,
+    Silu,
+    Gelu,
+    GeluTanh,
+    QuickGelu,
+    Relu,
+    Relu2,
+    Clamp,
+    Xielu,
+    ClampedSwiglu,
+    kCount
+};
 
-// The activation of a glu weight.
-struct GluActivation {
+// An activation, and the numbers in its definition.
+struct ActivationFunction {
     Activation kind;
-    float alpha, limit;  // for ClampedSwiglu
+    float limit = 0, alpha = 0;                         // for ClampedSwiglu; Clamp has only the limit
+    float alpha_p = 0, alpha_n = 0, beta = 0, eps = 0;  // for Xielu; eps <= 0
+
+    ActivationFunction(Activation kind = Activation::None) : kind(kind) {}
 };
 
 // Order of the elements within a panel of 16 output rows; drawn in kernels/pack.inl and docs/architecture/kernels.md.
@@ -47,18 +64,29 @@ enum class Layout : uint16_t {
     PanelU4,  // [k/8][16][4] bytes: low nibbles k..k+3, high nibbles k+4..k+7
     PanelF8,  // [k][16] float8_e4m3fn
     // Codes of other widths, in units of 32 k; see kernels/planes.inl.
-    PanelU5,
-    PanelSuper,  // 2 to 6 bits, in super-blocks
+    PanelPlanes,  // 1, 2 and 5 bits
+    PanelSuper,   // 2 to 6 bits, in super-blocks
+    PanelGrid,    // points of grids, in super-blocks; see pace/grids.h
     // Several weights, stacked by rows: see PackedHeader.
     Parts,
 };
 
 // The type of code for each element of a quantised weight (pace/ops/weight_layout.py); None for dense weights.
-enum class Code : uint32_t { None = 0, I8, U4, F8, U2, U3, U5, U6 };
+// IQ1S to IQ3S are points of grids: ggml's IQ types of 1 to 3 bits.
+enum class Code : uint32_t { None = 0, I8, U4, F8, U2, U3, U5, U6, IQ1S, IQ1M, IQ2XXS, IQ2XS, IQ2S, IQ3XXS, IQ3S, U1 };
 
+constexpr bool is_grid(Code code) { return code >= Code::IQ1S && code <= Code::IQ3S; }
+
+// Bits of an unpacked code.
 constexpr int code_bits(Code code) {
-    constexpr int kBits[] = {0, 8, 4, 8, 2, 3, 5, 6};
+    constexpr int kBits[] = {0, 8, 4, 8, 2, 3, 5, 6, 3, 3, 3, 3, 3, 4, 4, 1};
     return kBits[int(code)];
+}
+
+// Bytes of ggml's block of 256 weights.
+constexpr int grid_block_bytes(Code code) {
+    constexpr int kBytes[] = {50, 56, 66, 74, 82, 98, 110};
+    return kBytes[int(code) - int(Code::IQ1S)];
 }
 
 // The format of group scales and minima in a super-block. They are integers:
@@ -83,6 +111,9 @@ constexpr int64_t kPairPadding = 32;
 // super-blocks.
 constexpr int64_t kInputGroup = 128;
 
+// Maximum number of inputs of a weight with token_inputs.
+constexpr int64_t kMaxTokenInputs = 1 << 16;
+
 // Number of weights in a row whose group scales share one scale: ggml's super-block.
 constexpr int64_t kSuperBlock = 256;
 
@@ -101,6 +132,8 @@ constexpr int64_t kInputSum = 16;
 //   super-blocks panels: for every 256 k, scales F16 [16], scales of minima F16 [16] if any. The GroupScales
 //                of 256 / group groups and 16 rows follow, then codes. The size is that of ggml's blocks of these rows.
 //
+//   grids        panels: super-blocks as pace/grids.h draws them. The size is that of ggml's blocks, too.
+//
 //   parts        int64 offsets [parts()] from this header to the headers of other weights, which are stacked by rows.
 //                A glu weight has two parts, gate and up.
 //
@@ -112,21 +145,23 @@ struct PackedHeader {
     static constexpr int kMaxDistance = 32;                 // 16 bits hold eight products with inputs: 8 * 32 * 127
     uint32_t magic;
     Layout layout;
-    uint8_t glu;       // 1: rows are [gate; up], stored as alternating panels
-    uint8_t has_mins;  // 1: groups have minima next to their scales
-    DType dtype;       // F32 if quantised: the dtype of unpacked rows
-    uint8_t bits;      // in a code
-    uint8_t offset;    // without a codebook, a code stands for code - offset
+    uint8_t glu : 1;           // 1: rows are [gate; up], stored as alternating panels
+    uint8_t token_inputs : 1;  // 1: all inputs of a token share one scale, and sums over k are exact
+    uint8_t has_mins;          // 1: groups have minima next to their scales
+    DType dtype;               // F32 if quantised: the dtype of unpacked rows
+    uint8_t bits;              // in a code
+    uint8_t offset;            // a code stands for code - offset (one bit: 2 code - 1); for PanelGrid: the Code
     GroupScales group_scales;
     uint32_t group;  // consecutive weights in a row that share a scale; 0 = the whole row. For Parts: their number
     int64_t n;       // logical output rows
     int64_t k;       // logical inputs
     int64_t k_padded;
     int64_t panels;
-    int8_t levels[16];  // for 4 bits: the factor of each code
+    int8_t levels[16];  // for 4 bits and grids: the factor of each code
 
     constexpr bool quantized() const { return layout >= Layout::PanelI8 && layout != Layout::Parts; }
-    constexpr bool in_super_blocks() const { return layout == Layout::PanelSuper; }
+    constexpr bool in_super_blocks() const { return layout == Layout::PanelSuper || layout == Layout::PanelGrid; }
+    constexpr Code grid() const { return Code(offset); }
     // True if every level is code - offset.
     constexpr bool has_even_levels() const {
         bool even = true;
@@ -143,10 +178,11 @@ struct PackedHeader {
         for (int c = 1; c < 16; ++c) most = levels[c] > most ? levels[c] : most;
         return most;
     }
-    // True if products use each code's distance from the smallest level: 5-bit codes, and 4-bit codes whose levels are
-    // close together. Other codes use their signed levels.
+    // True if products use each code's distance from the smallest level: codes in planes, and 4-bit codes whose levels
+    // are close together. Other codes use their signed levels.
     constexpr bool multiplies_distances() const {
-        return (layout == Layout::PanelU4 || layout == Layout::PanelU5) && max_level() - min_level() <= kMaxDistance;
+        return (layout == Layout::PanelU4 || layout == Layout::PanelPlanes) &&
+               max_level() - min_level() <= kMaxDistance;
     }
 
     // -- parts; a weight of any other layout is its own only part
@@ -197,6 +233,7 @@ struct PackedHeader {
         return group_scales == GroupScales::SixBits ? numbers * (1 + has_mins) * 6 / 8 : numbers;
     }
     constexpr int64_t super_block_bytes() const {
+        if (layout == Layout::PanelGrid) return kPanelRows * grid_block_bytes(grid());
         return super_scales_bytes() + group_scales_bytes() + codes_bytes(kSuperBlock);
     }
     constexpr int64_t panel_bytes() const {

@@ -95,10 +95,12 @@ class GgufCheckpoint(OpenFiles):
         return FILE_TYPES.get(number) if type(number) is int else None
 
     def _is_beyond(self, source: str) -> bool:
-        """True if a tensor belongs to a multi-token prediction layer, which comes after the layers of the model."""
+        """True if a tensor belongs to an unused layer for multi-token prediction. These come after the layers of the
+        model."""
         found = re.match(r"blk\.(\d+)\.", source)
         num_further = self.metadata.integer(f"{self.metadata['general.architecture']}.nextn_predict_layers", 0)
-        return bool(found and num_further and int(found[1]) >= self.config["num_hidden_layers"])
+        num_used = self.config["num_hidden_layers"] + ("nextn.eh_proj" in self._architecture.names.inner)
+        return bool(found and num_further and int(found[1]) >= num_used)
 
     def _tensor(self, name: str) -> GgufTensor:
         tensor = self._files[name].tensors[self._sources[name]]
@@ -190,6 +192,9 @@ class GgufCheckpoint(OpenFiles):
     def release(self, name: str, start: int = 0, stop: int | None = None) -> None:
         """Frees the memory of rows [start, stop). Until then, mapped file pages count as this process's memory."""
         self._files[name].release(self._sources[name], start, stop)
+
+    def keep(self, name: str) -> None:
+        self._files[name].keep(self._sources[name])
 
     def row_ranges(self, name: str, piece_bytes: int = PIECE_BYTES) -> list[tuple[int, int]]:
         """Ranges [start, stop) of rows that cover a tensor, each of about `piece_bytes`; one range for a vector."""

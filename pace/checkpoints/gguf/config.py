@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from pace.checkpoints.gguf.architectures.architecture import Architecture, Fields, Key, Keys, shortest
+from pace.checkpoints.gguf.architectures.architecture import Architecture, Fields, Key, Keys
+from pace.checkpoints.gguf.architectures.changes import shortest
 from pace.checkpoints.gguf.architectures.registry import ARCHITECTURES
 from pace.checkpoints.gguf.file import Metadata
 from pace.checkpoints.gguf.tokens import read_tokens
@@ -47,13 +48,15 @@ OTHER_KEYS = {
     *("attention.sliding_window", "attention.sliding_window_pattern", "attention.rope_pattern"),
     "attention.temperature_scale",
     *("expert_shared_feed_forward_length", "expert_gating_func", "nextn_predict_layers"),
-    *("rope.dimension_count", "rope.freq_base", "rope.freq_base_swa", "rope.scale_linear"),
+    *("rope.dimension_count", "rope.dimension_count_swa", "rope.freq_base", "rope.freq_base_swa"),
+    "rope.scale_linear",
     *(f"rope.scaling.{name}" for name in ("type", "factor", "attn_factor", "original_context_length", "finetuned")),
     *(
         f"rope.scaling.yarn_{name}"
         for name in ("beta_fast", "beta_slow", "ext_factor", "attn_factor", "log_multiplier")
     ),
     *("attention.recurrent_layers", "full_attention_interval", "ssm.inner_size", "moe_latent_size"),
+    "kda.gate_lower_bound",
     *("n_deepstack_layers", "vocab_size", "tensor_data_layout"),
 }
 """Further keys that are read, or that change nothing."""
@@ -80,7 +83,8 @@ def read_config(
     fields |= {field: keys.read(*key) for field, key in CONFIG_KEYS.items()}
     fields["num_hidden_layers"] -= keys.integer("nextn_predict_layers", 0)  # without multi-token prediction layers
     for field, key in PER_LAYER_KEYS.items():
-        value = _same_for_all(keys, key.name, architecture.mixed)
+        varied = key.name in architecture.varied
+        value = keys.per_layer(key.name, 1)[0] if varied else _same_for_all(keys, key.name, architecture.mixed)
         fields[field] = value if field in architecture.absent else keys.required(key.name, value)
     groups = _same_for_all(keys, "attention.head_count_kv", architecture.mixed)
     without = groups is None or (architecture.mixed and groups == 0)

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from pace import _C
 from pace.checkpoints.files import refuse_git_lfs
-from pace.checkpoints.gguf.blocks import BLOCK_TYPES, OTHER_TYPES, BlockType
+from pace.checkpoints.gguf.blocks import BLOCK_TYPES, OTHER_TYPES, Q2_0, WIDE_Q2_0, BlockType
 from pace.checkpoints.mapping import MappedFile
 from pace.naming import shown
 
@@ -161,6 +161,19 @@ def is_gguf(path: Path) -> bool:
         return False
 
 
+def is_wide_q2_0(tensors: dict[str, GgufTensor], size: int, alignment: int) -> bool:
+    """True if every Q2_0 tensor takes the space of `WIDE_Q2_0`, up to the next tensor or the end of a file of `size`
+    bytes. The other Q2_0 takes more."""
+    in_order = sorted(tensors.values(), key=lambda tensor: tensor.begin)
+    ends = [tensor.begin for tensor in in_order[1:]] + [size]
+    places = [(tensor, end) for tensor, end in zip(in_order, ends) if tensor.kind is Q2_0]
+    return bool(places) and all(
+        tensor.shape[-1] % WIDE_Q2_0.weights == 0
+        and 0 <= end - tensor.begin - tensor._replace(kind=WIDE_Q2_0).nbytes < alignment
+        for tensor, end in places
+    )
+
+
 class _Header:
     """Parser of a header, from front to back."""
 
@@ -191,6 +204,11 @@ class _Header:
             found[name] = self._tensor(name)
         data_start = -(-self.position // alignment) * alignment
         tensors = {name: GgufTensor(kind, shape, data_start + offset) for name, (kind, shape, offset) in found.items()}
+        if is_wide_q2_0(tensors, self.size, alignment):
+            tensors = {
+                name: tensor._replace(kind=WIDE_Q2_0) if tensor.kind is Q2_0 else tensor
+                for name, tensor in tensors.items()
+            }
         self._check_places(tensors)
         return metadata, tensors
 

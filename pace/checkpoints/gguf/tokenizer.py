@@ -78,6 +78,8 @@ _PRE_TOKENIZERS = {
     ("gpt-2", "phi-2", "olmo", "mpt", "granite-docling", "a.x-4.0", "exaone4", "mellum", "trillion"): PreTokenizer(
         (_GPT2,)
     ),
+    ("falcon",): PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]")),
+    ("bloom", "gpt3-finnish", "poro-chat"): PreTokenizer((" ?[^(\\s|.,!?…。，、।۔،)]+",)),
     ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"): PreTokenizer(
         (r"\p{N}", _GPT2)
     ),

@@ -94,6 +94,11 @@ class QuantizedCheckpoint(OpenFiles):
         start, stop, _ = slice(start, stop).indices(matrix.num_rows)
         matrix.release(start, stop)
 
+    def keep(self, name: str) -> None:
+        matrix = self._matrices.get(name)
+        for part in matrix.parts.values() if matrix else [name]:
+            super().keep(part)
+
     def row_ranges(self, name: str) -> list[tuple[int, int]]:
         """Ranges [start, stop) of rows that cover a tensor. For a quantised matrix they bound the size of its codes, at
         one byte each."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pace.checkpoints.quantized.awq import AWQ
+from pace.checkpoints.quantized.bitnet import BitNet
 from pace.checkpoints.quantized.bitsandbytes import BitsAndBytes
 from pace.checkpoints.quantized.compressed_tensors import CompressedTensors
 from pace.checkpoints.quantized.fp8 import FP8
@@ -20,6 +21,7 @@ METHODS: dict[str, type[Method]] = {
     "fp8": FP8,
     "mxfp8": FP8,
     "mxfp4": MXFP4,
+    "bitnet": BitNet,
 }
 """`quant_method` -> class that reads it."""
 
@@ -36,7 +38,6 @@ OTHERS = {
         ("auto-round", "intel/auto-round"),
         "take a checkpoint that AutoRound exported in the format of GPTQ or AWQ, or the original",
     ),
-    "bitnet": "its inputs are quantised in training, so no other checkpoint has the same model",
     "gguf": "give the .gguf file",
 }
 """Advice for known methods that are not supported."""

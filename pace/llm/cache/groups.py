@@ -9,11 +9,11 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from dataclasses import replace
+from itertools import accumulate
 
-from pace.batch import BLOCK_SIZE, Group, KVSpec
+from pace.batch import BLOCK_SIZE, Group, KVSpec, keeps_positions
 from pace.llm.cache.block_pool import BlockPool, num_blocks_of
 from pace.llm.sequence import Sequence
-from pace.states import State
 
 LONG_TEXT = 4
 """Layers are grouped for a text this many windows long."""
@@ -28,13 +28,13 @@ MOST_POSITIONS = 2**31 - BLOCK_SIZE
 def by_lifetime(spec: KVSpec) -> KVSpec:
     """Returns the spec with one or more groups for each lifetime (one window, or none).
 
-    Groups are about equal in size, because all blocks have the same size. Among the group sizes close to the best, the
-    one with the fewest groups is chosen. Close means that a text of LONG_TEXT windows takes at most SPARE_SHARE more
-    memory. A single group that keeps everything is also a candidate, so layers are grouped only if that saves more.
-    Layers with a state have no positions, so their group does not matter."""
+    Groups are about equal in bytes, because all blocks have the same size. Layers of two lifetimes may differ in heads
+    and widths. Among the group sizes close to the best, the one with the fewest groups is chosen. Close means that a
+    text of LONG_TEXT windows takes at most SPARE_SHARE more memory. A single group that keeps everything is also a
+    candidate, so layers are grouped only if that saves more. Layers without positions of their own do not matter."""
     lifetimes: dict[int | None, list[int]] = {}
     for index, layer in enumerate(spec.layers):
-        if layer and not isinstance(layer, State):
+        if keeps_positions(layer):
             lifetimes.setdefault(getattr(layer, "window", None), []).append(index)
     if len(lifetimes) <= 1:
         window = next(iter(lifetimes), None)
@@ -42,17 +42,20 @@ def by_lifetime(spec: KVSpec) -> KVSpec:
     in_order = sorted(lifetimes.items(), key=lambda lifetime: (lifetime[0] is not None, lifetime[0]))
     length = LONG_TEXT * max(window or 0 for window in lifetimes)
     ways = [replace(spec, groups=())]
-    for size in range(1, max(map(len, lifetimes.values())) + 1):
-        groups = [Group(dealt, window) for window, layers in in_order for dealt in _deal(layers, size)]
+    widths = [spec.content_bytes(Group((index,), None)) for index in range(len(spec.layers))]
+    sizes = {size for layers in lifetimes.values() for size in accumulate(widths[index] for index in layers)}
+    for size in sorted(sizes):
+        groups = [Group(dealt, window) for window, layers in in_order for dealt in _deal(layers, widths, size)]
         ways.append(replace(spec, groups=tuple(groups)))
     taken = [way.group_bytes * sum(min(length, group.window or length) for group in way.groups) for way in ways]
     most = (1 + SPARE_SHARE) * min(taken)
     return min((way for way, bytes in zip(ways, taken) if bytes <= most), key=lambda way: len(way.groups))
 
 
-def _deal(layers: list[int], size: int) -> list[tuple[int, ...]]:
-    """Splits `layers` into as few runs of at most `size` as possible, of about equal length."""
-    count = -(-len(layers) // size)
+def _deal(layers: list[int], widths: list[int], size: int) -> list[tuple[int, ...]]:
+    """Splits `layers` into as few runs of about `size` bytes as possible, of about equal length. `widths`: bytes of
+    each layer of the model."""
+    count = min(len(layers), -(-sum(widths[index] for index in layers) // size))
     edges = [len(layers) * index // count for index in range(count + 1)]
     return [tuple(layers[start:stop]) for start, stop in zip(edges, edges[1:])]
 

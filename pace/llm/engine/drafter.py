@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from torch import Tensor
+
 from pace.batch import BLOCK_SIZE
 from pace.llm.sequence import Sequence, Span
 
@@ -53,8 +55,9 @@ class Drafter(Protocol):
 
     def extend(self, spans: list[Span], cache: Any) -> None: ...
 
-    def learn(self, spans: list[Span], outcomes: list[list[int]]) -> None:
-        """Receives, after the step, the tokens that each span's logits gave: one more than its accepted drafts."""
+    def learn(self, spans: list[Span], outcomes: list[list[int]], kept: Tensor | None = None) -> None:
+        """Receives, after the step, the tokens that each span's logits gave: one more than its accepted drafts. `kept`
+        are the rows of all tokens that the model keeps for a drafter, valid during the call."""
         ...
 
     def forget(self, sequence: Sequence) -> None:
@@ -82,7 +85,7 @@ class NoDraft:
     def extend(self, spans: list[Span], cache: Any) -> None:
         pass
 
-    def learn(self, spans: list[Span], outcomes: list[list[int]]) -> None:
+    def learn(self, spans: list[Span], outcomes: list[list[int]], kept: Tensor | None = None) -> None:
         pass
 
     def forget(self, sequence: Sequence) -> None:

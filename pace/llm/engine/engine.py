@@ -36,9 +36,9 @@ class Engine:
         max_seq_len: int | None = None,
         media_cache_bytes: int = MEDIA_CACHE_BYTES,
     ) -> None:
-        """`model` has `forward(batch)`, `vocab_size`, `max_position_embeddings`, `recompute_length`, `rope_regime` and
-        `towers`. If it has any, also `encode(media)` and `angle_positions(media, start, end)`. `scheduler` works on
-        `cache`. `max_seq_len` is at most the model's."""
+        """`model` has `forward(batch)`, `vocab_size`, `max_position_embeddings`, `recompute_length`, `rope_regime`,
+        `kept_width` and `towers`. If it has any towers, also `encode(media)` and `angle_positions(media, start, end)`.
+        `scheduler` works on `cache`. `max_seq_len` is at most the model's."""
         self.model = model
         self.ops = ops
         self.cache = cache
@@ -48,7 +48,7 @@ class Engine:
         self.forced = ForcedTokens(scheduler, model.vocab_size, model.recompute_length)
         self.media = MediaEncoder(model, media_cache_bytes)
         scheduler.ready = self.media.ready
-        self.batches = BatchBuilder(model, self.media.of if model.towers else None)
+        self.batches = BatchBuilder(model, self.media.of if model.towers else None, model.kept_width)
         self.max_seq_len = max_seq_len
         self.recompute_length = model.recompute_length
         self.max_length = min(max_seq_len or model.max_position_embeddings, cache.capacity)
@@ -148,7 +148,7 @@ class Engine:
             outcomes = self.sampler.sample(logits, spans, pending)
         for span, tokens in zip(spans, outcomes):
             self._advance(span, tokens)
-        self.drafter.learn(spans, outcomes)
+        self.drafter.learn(spans, outcomes, batch.kept)
         return [span.sequence for span in spans if span.sequence.is_finished]
 
     def _advance(self, span: Span, tokens: list[int]) -> None:

@@ -1,11 +1,11 @@
 """Layers that models are made of. Each declares its tensors by their names in the checkpoint, and computes through
 `ops`."""
 
-from pace.llm.layers.attention import Attention
+from pace.llm.layers.attention import Attention, SharedAttention, alibi_slopes
 from pace.llm.layers.base import Layer, ScaledVectors, Vectors
 from pace.llm.layers.block import Block, FeedForward, Mixer
 from pace.llm.layers.convolution import Convolution, ShortConvolution
-from pace.llm.layers.embedding import Embedding, LMHead, TiedLMHead
+from pace.llm.layers.embedding import Embedding, FileEmbedding, LMHead, TiedLMHead
 from pace.llm.layers.experts import (
     ExpertLinear,
     LatentMixture,
@@ -15,9 +15,9 @@ from pace.llm.layers.experts import (
     plain_expert_stacks,
 )
 from pace.llm.layers.latent_attention import LatentAttention, head_projections
-from pace.llm.layers.linear import FloatLinear, GatedLinear, Linear, WeightPlan
+from pace.llm.layers.linear import FloatLinear, GatedLinear, Linear, NormedLinear, WeightPlan
 from pace.llm.layers.mamba import Gate, Mamba, ParallelMixers
-from pace.llm.layers.mlp import GatedMLP, PlainMLP, ScaledMLP
+from pace.llm.layers.mlp import GatedMLP, PlainMLP, ScaledMLP, XieluMLP
 from pace.llm.layers.norm import (
     GatedNorm,
     HeadLayerNorm,
@@ -42,6 +42,7 @@ __all__ = [
     "Embedding",
     "ExpertLinear",
     "FeedForward",
+    "FileEmbedding",
     "FloatLinear",
     "Gate",
     "GatedLinear",
@@ -62,6 +63,7 @@ __all__ = [
     "NoHeadNorm",
     "NoNorm",
     "NoRotary",
+    "NormedLinear",
     "ParallelMixers",
     "PlainMLP",
     "RMSNorm",
@@ -72,6 +74,7 @@ __all__ = [
     "RowRange",
     "ScaledMLP",
     "ScaledVectors",
+    "SharedAttention",
     "ShortConvolution",
     "WeightTarget",
     "TensorSource",
@@ -81,6 +84,8 @@ __all__ = [
     "Vectors",
     "WeightPlan",
     "WholeNorm",
+    "XieluMLP",
+    "alibi_slopes",
     "expert_stacks",
     "head_projections",
     "plain_expert_stacks",

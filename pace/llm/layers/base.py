@@ -84,17 +84,30 @@ class Layer:
         for child in self.children():
             yield from child.stacks()
 
+    def tables(self) -> Iterator[Layer]:
+        """Yields the leaves whose matrix stays in the checkpoint's file."""
+        for child in self.children():
+            yield from child.tables()
+
 
 class Vectors(Layer):
     """Named vectors of a leaf: biases, and the weights of norms. Stored in float32, independent of the dtype of
     matrices."""
 
-    def __init__(self, lengths: dict[str, int], sources: Mapping[str, TensorSource] = {}, offset: float = 0.0):
+    def __init__(
+        self,
+        lengths: dict[str, int],
+        sources: Mapping[str, TensorSource] = {},
+        offset: float = 0.0,
+        num_zeros: int = 0,
+    ):
         """`lengths`: checkpoint name -> length; the vectors are concatenated in this order. `sources`: locations of
-        vectors that are part of another tensor. `offset` is added to the checkpoint's values."""
+        vectors that are part of another tensor. `offset` is added to the checkpoint's values. `num_zeros`: number of
+        zeros after the last vector, unless there is none."""
         self.lengths = lengths
         self.sources = sources
         self.offset = offset
+        self.num_zeros = num_zeros
         self.values: Tensor | None = None
 
     def targets(self) -> dict[str, list[WeightTarget]]:
@@ -112,8 +125,10 @@ class Vectors(Layer):
 
     def stored(self) -> Iterator[tuple[str, Tensor]]:
         """Yields names and vectors with the checkpoint's values."""
-        for name, part in zip(self.lengths, self.values.split(list(self.lengths.values())) if self.lengths else ()):
-            yield name, self.to_file(part)
+        start = 0
+        for name, length in self.lengths.items():
+            yield name, self.to_file(self.values[start : start + length])
+            start += length
 
     def from_file(self, values: Tensor) -> Tensor:
         """Returns the model's values for some of the checkpoint's."""
@@ -125,10 +140,15 @@ class Vectors(Layer):
 
     def allocate(self, ops: WeightOps, dtype: torch.dtype) -> None:
         if self.lengths:
-            self.values = torch.zeros(sum(self.lengths.values()), dtype=torch.promote_types(dtype, torch.float32))
+            self.values = torch.zeros(self._size, dtype=torch.promote_types(dtype, torch.float32))
 
     def planned_nbytes(self, ops: WeightOps, dtype: torch.dtype) -> int:
-        return sum(self.lengths.values()) * torch.promote_types(dtype, torch.float32).itemsize
+        return self._size * torch.promote_types(dtype, torch.float32).itemsize
+
+    @property
+    def _size(self) -> int:
+        """Elements of `values`."""
+        return self.num_weights + self.num_zeros if self.lengths else 0
 
     @property
     def num_weights(self) -> int:

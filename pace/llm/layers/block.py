@@ -80,7 +80,8 @@ class Block(Layer):
     - `norms_sum`: the post norms apply to the sum `x + branch` instead (the OPT of 350m, BERT).
     - `parallel`: both branches read the layer's input x (GPT-NeoX). If `mlp_norm` is None, both read the same
       normalised x (Phi, GPT-J, Cohere).
-    - `branch_scale`: factor of a branch's output, before it is added (Granite, MiniCPM)."""
+    - `branch_scale`: factor of a branch's output, before it is added (Granite, MiniCPM).
+    - `adds_to_norms`: a branch is added to the norm of x, in place of x (an option of BLOOM)."""
 
     def __init__(
         self,
@@ -94,11 +95,14 @@ class Block(Layer):
         norms_sum: bool = False,
         parallel: bool = False,
         branch_scale: float = 1.0,
+        adds_to_norms: bool = False,
     ):
         if mlp_norm is None and not parallel:
             raise ValueError("a feed-forward after the mixer reads a norm of its own, or NoNorm")
         if norms_sum and (parallel or branch_scale != 1.0):
             raise ValueError("norms of the sum go with branches one after the other, added as they are")
+        if adds_to_norms and parallel:
+            raise ValueError("branches that are added to norms go one after the other")
         self.mixer_norm = mixer_norm
         self.mixer = mixer
         self.mixer_post_norm = mixer_post_norm
@@ -108,6 +112,7 @@ class Block(Layer):
         self.norms_sum = norms_sum
         self.parallel = parallel
         self.branch_scale = branch_scale
+        self.adds_to_norms = adds_to_norms
 
     @property
     def cache(self) -> LayerCache | tuple[LayerCache, ...]:
@@ -125,6 +130,8 @@ class Block(Layer):
         return cls(NoNorm(), NoMixer(), norm, mlp)
 
     def norm_readers(self) -> list[tuple[Layer, list[Layer]]]:
+        if self.adds_to_norms:
+            return []
         if self.mlp_norm is None:
             found = [(self.mixer_norm, [*self.mixer.readers, *self.mlp.readers])]
         else:
@@ -139,8 +146,9 @@ class Block(Layer):
                 normed = self.mlp_norm(ops, x)
             x = self._add(ops, x, mixer, self.mixer_post_norm)
         else:
-            x = self._add(ops, x, mixer, self.mixer_post_norm)
+            x = self._add(ops, normed if self.adds_to_norms else x, mixer, self.mixer_post_norm)
             normed = self.mlp_norm(ops, x)
+            x = normed if self.adds_to_norms else x
         return self._add(ops, x, partial(self.mlp, ops, normed), self.mlp_post_norm)
 
     def _add(self, ops: ForwardOps, x: Tensor, branch: Callable[..., Tensor], post_norm: Norm | None) -> Tensor:

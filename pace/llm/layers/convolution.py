@@ -19,7 +19,7 @@ class Convolution(Layer):
     """Causal convolution of each channel of `x [T, C]`: `activation(bias + w[0] x(t - L + 1) + ... + w[L - 1] x(t))`.
 
     `parts` maps prefixes in the checkpoint to numbers of channels, in order. Each has a tensor `.weight [channels, 1,
-    L]`, and with `bias` a tensor `.bias [channels]`."""
+    L]` or `[channels, L]`, and with `bias` a tensor `.bias [channels]`."""
 
     def __init__(self, parts: Mapping[str, int], kernel: int, bias: bool = False, activation: str | None = None):
         self.parts = parts
@@ -29,15 +29,17 @@ class Convolution(Layer):
         self.bias = Vectors({f"{name}.bias": channels for name, channels in parts.items()} if bias else {})
         self.activation = activation
 
-    def _weight(self, parts: Mapping[str, int]) -> Vectors:
-        sources = {f"{name}.weight": TensorSource((channels, 1, self.kernel)) for name, channels in parts.items()}
-        return Vectors({name: source.shape[0] * self.kernel for name, source in sources.items()}, sources)
+    def _weight(self, parts: Mapping[str, int], between: tuple[int, ...] = (1,)) -> Vectors:
+        shapes = {f"{name}.weight": (channels, *between, self.kernel) for name, channels in parts.items()}
+        sources = {name: TensorSource(shape) for name, shape in shapes.items()}
+        return Vectors({name: shape[0] * self.kernel for name, shape in shapes.items()}, sources)
 
     def choose(self, tensors: Mapping[str, tuple[int, ...]]) -> None:
         """Takes the channels of each part from the checkpoint. transformers saves OLMo-Hybrid in three equal parts."""
         shapes = [tensors.get(f"{name}.weight", (0,)) for name in self.parts]
-        if len(self.parts) > 1 and sum(shape[0] for shape in shapes) == self.channels:
-            self.weight = self._weight({name: shape[0] for name, shape in zip(self.parts, shapes)})
+        if sum(shape[0] for shape in shapes) == self.channels:
+            between = () if all(len(shape) == 2 for shape in shapes) else (1,)
+            self.weight = self._weight({name: shape[0] for name, shape in zip(self.parts, shapes)}, between)
 
     def __call__(self, ops: ForwardOps, x: Tensor, kv: StateSlots, batch: ForwardBatch) -> Tensor:
         """Returns `[T, C]`; reads and writes the slots of `kv`."""

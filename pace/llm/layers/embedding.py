@@ -1,4 +1,5 @@
-"""Embedding of token ids, and the LM head that computes logits. If the two are tied, the matrix exists once."""
+"""Embedding of token ids, and the LM head that computes logits. If the two are tied, the matrix exists once. A
+`FileEmbedding` has no memory: its rows are read from the checkpoint when they are needed."""
 
 from __future__ import annotations
 
@@ -8,6 +9,8 @@ from torch import Tensor
 
 from pace.llm.layers.base import Layer, Vectors
 from pace.llm.layers.linear import Linear
+from pace.llm.layers.weight_target import WeightTarget
+from pace.ops.file_table import FileTable
 from pace.ops.protocol import ForwardOps
 
 
@@ -20,6 +23,42 @@ class Embedding(Linear):
 
     def __call__(self, ops: ForwardOps, ids: Tensor) -> Tensor:
         return ops.embedding(ids, self.weight)
+
+
+class FileEmbedding(Layer):
+    """`[T, K]`: rows of the matrix `{name}.weight [num_rows, K]`, which stays in the checkpoint's file, in any format.
+    A token only needs its own row, so a table of gigabytes costs a few pages of it for each token."""
+
+    operator = "embedding"
+
+    def __init__(self, name: str, num_rows: int, k: int):
+        self.name = f"{name}.weight"
+        self.num_rows = num_rows
+        self.k = k
+        self.table: FileTable | None = None
+        """Set when the checkpoint is loaded."""
+
+    def __call__(self, ops: ForwardOps, ids: Tensor) -> Tensor:
+        return ops.embedding(ids, self.table)
+
+    def targets(self) -> dict[str, list[WeightTarget]]:
+        return {self.name: [WeightTarget((self.num_rows, self.k), _never_filled)]}
+
+    def tables(self) -> Iterator[FileEmbedding]:
+        yield self
+
+    @property
+    def num_weights(self) -> int:
+        return self.num_rows * self.k
+
+    @property
+    def file_nbytes(self) -> int:
+        """Bytes of the table in its file."""
+        return 0 if self.table is None else self.table.nbytes
+
+
+def _never_filled(piece: object, start: int) -> None:
+    raise AssertionError("a table in a file takes no rows")
 
 
 class LMHead(Linear):

@@ -140,8 +140,11 @@ class MixtureOfExperts(Layer):
         shared: GatedMLP | PlainMLP | None = None,
         shared_gate: RouterLinear | None = None,
         weigh_inputs: bool = False,
+        softcap: float | None = None,
+        expert_scale: Vectors | None = None,
     ):
-        """`weigh_inputs`: the experts are f1(w1 x), f2(w2 x), ..."""
+        """`weigh_inputs`: the experts are f1(w1 x), f2(w2 x), ... `softcap`: logits become
+        `softcap * tanh(logit / softcap)`. `expert_scale`: a factor of each expert's weight."""
         self.gate = gate
         self.choice_bias = choice_bias or Vectors({})
         self.router = router
@@ -151,6 +154,8 @@ class MixtureOfExperts(Layer):
         self.shared = shared
         self.shared_gate = shared_gate
         self.weigh_inputs = weigh_inputs
+        self.softcap = softcap
+        self.expert_scale = expert_scale or Vectors({})
 
     @property
     def readers(self) -> list[Linear]:
@@ -158,8 +163,7 @@ class MixtureOfExperts(Layer):
         return [self.gate, *self.gate_up.experts, *of_shared, *([self.shared_gate] if self.shared_gate else [])]
 
     def __call__(self, ops: ForwardOps, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        routing = ops.route(self.gate(ops, x), self.router, self.choice_bias.values)
-        y = self.routed(ops, x, routing, residual)
+        y = self.routed(ops, x, self.route(ops, x), residual)
         if self.shared is None:
             return y
         if self.shared_gate is None:
@@ -167,6 +171,13 @@ class MixtureOfExperts(Layer):
         of_all = self.shared(ops, x)
         ops.gate_(of_all, self.shared_gate(ops, x))
         return y + of_all
+
+    def route(self, ops: ForwardOps, x: Tensor) -> Tensor:
+        """Returns the routing of rows that the router reads, as `ForwardOps.route`."""
+        logits = self.gate(ops, x)
+        if self.softcap is not None:
+            ops.softcap_(logits, self.softcap)
+        return ops.route(logits, self.router, self.choice_bias.values, self.expert_scale.values)
 
     def routed(self, ops: ForwardOps, x: Tensor, routing: Tensor, residual: Tensor | None) -> Tensor:
         """Returns `residual + w1 f1(x) + w2 f2(x) + ...`."""

@@ -28,7 +28,13 @@ class LatentAttention(Layer):
 
     `down` returns three parts in its columns: the queries of all heads, the latent before `latent_norm`, and the key
     before its rotation. With `query_up`, the first part is its input before `query_norm` instead. A query head has
-    `nope_dim` elements for the latent, which `keys_up` maps to `cache.rank`, then `cache.rope_dim` that are rotated."""
+    `nope_dim` elements for the latent, which `keys_up` maps to `cache.rank`, then `cache.rope_dim` that are rotated.
+    `add_gate` adds a fourth part."""
+
+    gate_rows = 0
+    """Width of the gate of the values."""
+    gate = "sigmoid"
+    """Its activation."""
 
     def __init__(
         self,
@@ -57,6 +63,11 @@ class LatentAttention(Layer):
         self.rotary = rotary
         self.scale = scale
 
+    def add_gate(self, name: str, num_rows: int, activation: str) -> None:
+        """Adds a gate of the values, as `Attention.add_gate` does."""
+        self.down = self.down.with_part(name, num_rows)
+        self.gate_rows, self.gate = num_rows, activation
+
     @property
     def readers(self) -> list[Linear]:
         return [self.down]
@@ -70,7 +81,7 @@ class LatentAttention(Layer):
         kv: KVBlocks,
         residual: Tensor | None = None,
     ) -> Tensor:
-        q, latent, key = self._heads(ops, self.down(ops, x))
+        q, latent, key, gate = self._heads(ops, self.down(ops, x))
         latent_q = ops.heads_linear(q[:, :, : self.nope_dim], self.keys_up.stack)
         q = q[:, :, self.nope_dim :]
         self.latent_norm(ops, latent)
@@ -80,17 +91,21 @@ class LatentAttention(Layer):
         heads = (self.num_heads, self.cache.rank)
         context = ops.attention(q, kv, batch.spans, AttentionOptions(self.scale), latent_q.unflatten(1, heads))
         values = ops.heads_linear(context.unflatten(1, heads), self.values_up.stack)
+        if self.gate_rows:
+            ops.gate_(values, gate, self.gate)
         return self.output(ops, values, residual=residual)
 
-    def _heads(self, ops: ForwardOps, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns queries `[T, heads, nope_dim + rope_dim]`, latent `[T, 1, rank]` and the key `[T, 1, rope_dim]`."""
+    def _heads(self, ops: ForwardOps, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Returns queries `[T, heads, nope_dim + rope_dim]`, latent `[T, 1, rank]`, the key `[T, 1, rope_dim]` and the
+        gate `[T, gate_rows]`."""
         rank, rope_dim = self.cache.rank, self.cache.rope_dim
-        last = self.down.n - rope_dim
-        q, latent, key = x[:, : last - rank], x[:, last - rank : last], x[:, last:]
+        gates = self.down.n - self.gate_rows
+        keys = gates - rope_dim
+        q, latent, key, gate = x[:, : keys - rank], x[:, keys - rank : keys], x[:, keys:gates], x[:, gates:]
         if self.query_up is not None:
             q = self.query_up(ops, self.query_norm(ops, q))
         q = q.unflatten(1, (self.num_heads, self.nope_dim + rope_dim))
-        return q, latent.unflatten(1, (1, rank)), key.unflatten(1, (1, rope_dim))
+        return q, latent.unflatten(1, (1, rank)), key.unflatten(1, (1, rope_dim)), gate
 
 
 # -- weights that expand latents to keys and values: kv_b_proj [heads * (nope_dim + value_dim), rank]. Each head has the

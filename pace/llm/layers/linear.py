@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from pace.llm.layers.base import Layer, Vectors
+from pace.llm.layers.norm import RMSNorm
 from pace.llm.layers.weight_target import Piece, TensorSource, WeightTarget
+from pace.ops.experts import Activation
 from pace.ops.protocol import ForwardOps, Weight, WeightOps
 from pace.ops.weight_layout import AnyLayout, MixedLayout, WeightLayout, layout_of_rows
 from pace.quant import Format
@@ -44,7 +46,7 @@ class Linear(Layer):
     `parts` maps prefixes in the checkpoint to numbers of rows, from the top of W down.
     `{"...q_proj": 64, "...k_proj": 32}` fuses two tensors into one product, `{"...qkv_proj": 96}` takes one tensor as
     it is. A `TensorSource` in place of a number locates a part that is some rows of a tensor. With `bias`, every part
-    has a bias."""
+    has a bias, except the last ones that are `unbiased`."""
 
     glu = False
     keeps_floats = False
@@ -52,12 +54,15 @@ class Linear(Layer):
     takes_codes = True
     """True if a checkpoint's codes are kept; else they are dequantised."""
 
-    def __init__(self, parts: Mapping[str, int | TensorSource], k: int, bias: bool = False):
+    def __init__(
+        self, parts: Mapping[str, int | TensorSource], k: int, bias: bool = False, unbiased: Collection[str] = ()
+    ):
         self.sources = {name: part for name, part in parts.items() if isinstance(part, TensorSource)}
         self.parts = {name: part.num_rows if isinstance(part, TensorSource) else part for name, part in parts.items()}
         self.k = k
         of_biases = {f"{name}.bias": source.of_bias() for name, source in self.sources.items()}
-        self.bias = Vectors({f"{name}.bias": rows for name, rows in self.parts.items()} if bias else {}, of_biases)
+        biased = {f"{name}.bias": rows for name, rows in self.parts.items() if bias and name not in unbiased}
+        self.bias = Vectors(biased, of_biases, num_zeros=sum(self.parts[name] for name in unbiased))
         self.plan = WeightPlan()
         """May be changed until `allocate`."""
         self.weight = None
@@ -65,8 +70,14 @@ class Linear(Layer):
         """A weight that needs no memory because it is in a file. May be set until `allocate`."""
         self._ops = None
 
+    def with_part(self, name: str, num_rows: int) -> Linear:
+        """Returns a product with one more part, the last one, without a bias. Before `allocate`."""
+        parts = {**self.parts, **self.sources, name: num_rows}
+        unbiased = [part for part in parts if f"{part}.bias" not in self.bias.lengths]
+        return Linear(parts, self.k, bool(self.bias.lengths), unbiased)
+
     def __call__(
-        self, ops: ForwardOps, x: Tensor, activation: str | None = None, residual: Tensor | None = None
+        self, ops: ForwardOps, x: Tensor, activation: Activation | None = None, residual: Tensor | None = None
     ) -> Tensor:
         return ops.linear(x, self.weight, self.bias.values, activation, residual)
 
@@ -144,6 +155,19 @@ class FloatLinear(Linear):
     """A product that no QuantizationConfig quantises, such as that of the decays of a state."""
 
     keeps_floats = True
+
+
+class NormedLinear(Linear):
+    """Matrix product `residual + activation(norm(x) W' + b)` of rows that nothing else reads."""
+
+    def __init__(self, norm: RMSNorm, parts: Mapping[str, int], k: int, bias: bool = False):
+        super().__init__(parts, k, bias)
+        self.norm = norm
+
+    def __call__(
+        self, ops: ForwardOps, x: Tensor, activation: str | None = None, residual: Tensor | None = None
+    ) -> Tensor:
+        return super().__call__(ops, self.norm(ops, x), activation, residual)
 
 
 class GatedLinear(Linear):

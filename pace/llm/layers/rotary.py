@@ -24,7 +24,8 @@ Angles = tuple[tuple[Tensor, Tensor], ...]
 @dataclass(frozen=True)
 class RopeConfig:
     """Parameters of the rotation of heads. `kind` is one of `default`, `linear`, `dynamic`, `llama3`, `yarn`,
-    `longrope`. Fields that the kind does not use are ignored here; the config reader refuses invalid ones."""
+    `longrope`, `proportional`. Fields that the kind does not use are ignored here; the config reader refuses invalid
+    ones."""
 
     kind: str
     theta: float
@@ -48,6 +49,8 @@ class RopeConfig:
     truncate: bool = True
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
+    rotated: int = 0
+    """Number of the first frequencies that are not zero, for proportional: other pairs do not turn."""
     interleaved: bool = False
     """True if pairs are adjacent elements (GPT-J), not halves."""
     sections: tuple[int, int, int] | None = None
@@ -267,6 +270,12 @@ def _yarn(config: RopeConfig) -> Tensor:
     return plain / config.factor * stretched + plain * (1 - stretched)
 
 
+def _proportional(config: RopeConfig) -> Tensor:
+    frequencies = _plain(config) / config.factor
+    frequencies[config.rotated :] = 0
+    return frequencies
+
+
 FREQUENCIES = {
     "default": lambda config: FixedFrequencies(_plain(config)),
     "linear": lambda config: FixedFrequencies(_plain(config) / config.factor),
@@ -274,5 +283,6 @@ FREQUENCIES = {
     "llama3": lambda config: FixedFrequencies(_llama3(config)),
     "yarn": lambda config: FixedFrequencies(_yarn(config)),
     "longrope": LongRopeFrequencies,
+    "proportional": lambda config: FixedFrequencies(_proportional(config)),
 }
 """Kind of scaling -> its frequencies: all implemented kinds."""

@@ -92,8 +92,8 @@ class WeightTarget:
     def offer(self, piece: Piece, start: int) -> None:
         """Fills in the rows that belong here, from rows `start ..` of the tensor. For a transposed tensor, these are
         its columns, and for a joined one, rows of all other dimensions."""
-        if self.is_vector and piece.ndim > 1:
-            piece, start = piece.flatten(), start * piece.shape[1]
+        if self.is_vector and piece.ndim != 1:
+            piece, start = piece.flatten(), start * math.prod(piece.shape[1:])
         if self.rows is None:
             return self.fill(piece, start)
         first, last = self.rows.before(start), self.rows.before(start + piece.shape[0])

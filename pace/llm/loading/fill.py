@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Container, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Event, Lock
@@ -19,6 +20,9 @@ from pace.llm.layers import WeightTarget
 from pace.llm.layers.weight_target import Piece
 from pace.llm.loading.memory import check_memory
 from pace.llm.loading.plan import plan_layout
+from pace.ops.blocks import BlockRows
+from pace.ops.file_table import FileTable
+from pace.ops.protocol import WeightOps
 from pace.ops.weight_layout import WeightLayout
 
 if TYPE_CHECKING:
@@ -27,6 +31,9 @@ if TYPE_CHECKING:
 MIN_BAND_BYTES = 1024
 """Minimum bytes of a row in a band of columns. It limits how often a page of the file is read: at most the page size
 divided by this."""
+
+FAULT_AROUND_BYTES = 64 << 10
+"""Where a page of a file is read, Linux maps others around it that are in memory (fault_around_bytes)."""
 
 
 class TensorReader(Protocol):
@@ -54,6 +61,9 @@ class TensorReader(Protocol):
 
     def release(self, name: str, start: int = 0, stop: int | None = None) -> None:
         """Called when the rows just read are no longer needed."""
+
+    def keep(self, name: str) -> None:
+        """Lets single rows of a tensor be read at any time, also after the files are closed."""
 
 
 def load_weights(
@@ -87,8 +97,37 @@ def fill(
         fill_targets(reader, some, workers, progress)
 
     filled = model.weights_file.map(reader.files, in_file, model.dtype, fill_tensors) if model.weights_file else set()
+    sources = {here: name for name, here in names.items()}
+    for table in model.tables():
+        table.table = open_table(model.ops, reader, sources[table.name])
+        filled = filled | {table.name}
     model.allocate(model.ops, model.dtype)
     fill_tensors(targets.keys() - filled)
+
+
+def open_table(ops: WeightOps, reader: TensorReader, name: str) -> FileTable:
+    """Makes the table of a tensor that stays in its file. Memory of a row's pages is given back after each lookup, so
+    the table never becomes resident."""
+    dtype, (n, k) = reader.tensors[name]
+    is_coded = isinstance(dtype, WeightLayout)
+    size = ops.weight_nbytes(n, k, dtype) if is_coded else n * k * dtype.itemsize
+    around = FAULT_AROUND_BYTES * n // size + 1
+    reader.keep(name)
+
+    def read(rows: list[int], out: Tensor) -> None:
+        blocks: BlockRows | None = None
+        for index, row in enumerate(rows):
+            piece = reader.read(name, row, row + 1)
+            if not isinstance(piece, BlockRows):
+                out[index] = piece if isinstance(piece, Tensor) else piece.dequantize()
+            else:
+                blocks = blocks or replace(piece, data=piece.data.new_empty(len(rows), piece.data.shape[1]))
+                blocks.data[index] = piece.data[0]
+            reader.release(name, max(0, row - around), min(n, row + around + 1))
+        if blocks is not None:
+            out.copy_(blocks.dequantize())
+
+    return FileTable(n, k, size, torch.float32 if is_coded else torch.promote_types(dtype, torch.float32), read)
 
 
 def fill_targets(

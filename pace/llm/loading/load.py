@@ -33,6 +33,7 @@ from pace.llm.processors.registry import load_processors, make_processors
 from pace.llm.processors.settings import FILES
 from pace.llm.runners import make_runner
 from pace.llm.speculation.build import Speculation
+from pace.llm.speculation.configs import MtpConfig
 from pace.memory import available_memory_bytes, format_bytes, parse_bytes
 from pace.ops import native
 
@@ -101,17 +102,19 @@ def open_model(options: LoadOptions, check_tokenizer: Callable[[Any], object] = 
     defaults = _read_defaults(checkpoint, tokenizer, model)
     processors = _read_processors(checkpoint, model)
     checkpoint.forget_vocabulary()
-    speculation = Speculation.prepare(options.spec_config, model, tokenizer, ops, options.hub)
+    speculation = Speculation.prepare(options.spec_config, model, checkpoint, tokenizer, ops, options.hub)
     share = speculation.cache_share(model, options.kv_cache_type)
     if share:
         _check_budget(options, model, share)
+    if speculation.checkpoint is not None:
         speculation.model.weights_file = _weights_file(options, speculation.model, speculation.checkpoint)
 
     fill_model(model, checkpoint, threads, progress)
-    speculation.load(threads, progress)
+    speculation.load(model, threads, progress)
 
     budget = _cache_budget(options, model)
-    drafter = speculation.drafter(model, ops, options.backend, int(budget * share))
+    keeps_prefixes = options.prefix_bytes != 0
+    drafter = speculation.drafter(model, ops, options.backend, int(budget * share), keeps_prefixes)
     engine = Engine.create(
         make_runner(model, options.backend),
         ops,
@@ -169,6 +172,8 @@ def _make_model(options: LoadOptions, checkpoint: Checkpoint) -> BaseModelForCau
     config and headers show: an architecture, an option, too little memory."""
     dtypes = options.weight_dtype, options.ops, options.kv_dtype
     model = make_model(checkpoint, *dtypes, options.quantization_config, options.media)
+    if isinstance(options.spec_config, MtpConfig):
+        model.add_mtp()
     model.weights_file = _weights_file(options, model, checkpoint)
     _check_length(options, model)
     _check_budget(options, model, Fraction(0))

@@ -28,7 +28,7 @@ MAX_LISTED = 50
 def match_names(model: BaseModelForCausalLM, reader: TensorReader) -> dict[str, str]:
     """Returns name in the checkpoint -> name in the model, without the tensors of `other_parts` that no tower has.
     Unties the head if the checkpoint has two different matrices, and drops towers that it does not have."""
-    names = {name: _name_in_model(model, name) for name in reader.tensors}
+    names = {name: name_in_model(model, name) for name in reader.tensors}
     model.towers = [tower for tower in model.towers if any(here.startswith(tower.prefix) for here in names.values())]
     of_towers = tuple(tower.prefix for tower in model.towers)
     names = {
@@ -51,7 +51,8 @@ def match_names(model: BaseModelForCausalLM, reader: TensorReader) -> dict[str, 
     return names
 
 
-def _name_in_model(model: BaseModelForCausalLM, name: str) -> str:
+def name_in_model(model: BaseModelForCausalLM, name: str) -> str:
+    """Returns the model's name for a tensor of a checkpoint that is not a bare decoder."""
     for prefix, here in model.text_prefixes.items():
         if name.startswith(prefix):
             name = here + name.removeprefix(prefix)
@@ -97,7 +98,7 @@ def check_coverage(
 ) -> None:
     """Raises ValueError unless every target has one tensor of its shape, and every tensor has a target or a reason to
     be ignored. `names`: the result of `match_names`."""
-    ignored = list(model.ignored_tensors)
+    ignored = list(model.ignored())
     if isinstance(model.lm_head, TiedLMHead):
         # A tied int8 head, for which transformers needs the scales twice (pace/calibrate/encoding.py).
         ignored.append(r"lm_head\.weight(_scale)?")

@@ -16,8 +16,7 @@ from pace.llm.aliases import model_options
 from pace.llm.cache.manager import check_cache_options
 from pace.llm.configs import KVCacheType
 from pace.llm.operators import OperatorConfig, read_backend
-from pace.llm.speculation.build import check_spec_config
-from pace.llm.speculation.configs import SpecConfig
+from pace.llm.speculation.configs import SpecConfig, read_spec_config
 from pace.memory import parse_bytes
 from pace.ops import native, reference
 from pace.ops.protocol import Ops
@@ -54,10 +53,10 @@ class LoadOptions:
     """How a sequence's part of the cache grows, with the same results. "paged": blocks that sequences share. "bmc": one
     contiguous run with spare rows, which moves when they are used up. "dynamic": one run that moves whenever it is too
     short (docs/cache.md)."""
-    spec_config: SpecConfig | None = None
-    """Source of drafts, for faster decoding with the same tokens (docs/decoding.md): a PromptLookupConfig,
-    DraftModelConfig or PardConfig. A draft model is loaded with the model's dtypes, quantisation (without overrides)
-    and backend."""
+    spec_config: SpecConfig | str | None = None
+    """Source of drafts, for faster decoding with the same tokens (docs/decoding.md): a PromptLookupConfig, MtpConfig,
+    DraftModelConfig or PardConfig. "mtp" is short for MtpConfig(). A draft model is loaded with the model's dtypes,
+    quantisation (without overrides) and backend."""
     quantization: Any = None
     """Format in which a float checkpoint is stored, for less memory and faster decoding at some loss. One of "int8",
     "int4", "nf4", "fp4", "mxfp4", "mxfp8", "fp8", or a ggml type, "q2_k" to "q6_k" and "q4_0" to "q8_0". A
@@ -127,7 +126,7 @@ class LoadOptions:
         self._check("model_name_or_path", "a path or a Hub id", str, os.PathLike)
         self._check("tokenizer_name_or_path", "a path, a Hub id or None", str, os.PathLike, optional)
         check_cache_options(self.kv_cache_type, self.bmc_rows, self.prefix_bytes)
-        check_spec_config(self.spec_config)
+        object.__setattr__(self, "spec_config", read_spec_config(self.spec_config))
         for name in ("quantization_config", "weight_dtype", "kv_dtype", "ops"):
             getattr(self, name)  # raises for an invalid value
         read_threads(self.num_threads, self.pin_threads)

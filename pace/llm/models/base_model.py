@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -37,6 +37,15 @@ from pace.media.media import MediaSpan
 from pace.ops.protocol import ForwardOps, Ops
 from pace.ops.weight_layout import WeightLayout
 from pace.quant import QuantizationConfig
+
+FINAL_NORM = -1
+"""The tap after the final norm."""
+
+
+class Recordable(Protocol):
+    """A part of a forward pass."""
+
+    def compute(self, ops: ForwardOps, batch: ForwardBatch, angles: Angles) -> Tensor: ...
 
 
 class BaseModelForCausalLM(Layer):
@@ -86,6 +95,9 @@ class BaseModelForCausalLM(Layer):
         self.quantization: QuantizationConfig | None = None
         self.weights_file: WeightsFile | None = None
         """The file from which `load_weights` maps packed weights; None for weights in memory."""
+        self.taps: tuple[int, ...] = ()
+        """Layers whose inputs a step also writes to `batch.kept`, side by side. The number of layers stands for the
+        output of the last one, `FINAL_NORM` for that of the final norm. To be set before a runner is made."""
         self.towers: list[Tower] = []
         """Encoders of images and sound, at most one of each kind. Loading drops those that the checkpoint lacks."""
 
@@ -119,6 +131,17 @@ class BaseModelForCausalLM(Layer):
         """The cache of the model: what the mixers of each layer keep, layer by layer."""
         return KVSpec(tuple(cache for layer in self.layers for cache in _each(layer.cache)), self.kv_dtype)
 
+    @property
+    def num_tail_layers(self) -> int:
+        """Number of the last layers that keep nothing. They run only for tokens whose logits are wanted."""
+        return 0
+
+    @property
+    def stages(self) -> tuple[Recordable, Recordable] | None:
+        """With tail layers, the forward pass in two parts. The first one returns `[T, hidden]`, and the second one
+        reads that as given rows (`ForwardBatch.of_wanted_tokens`), with the same bits as `compute`."""
+        return None
+
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Returns logits `[R, V]` of `batch.logit_rows`, op by op; writes the batch's targets of the cache."""
         return self.compute(self.ops, batch, self.angles(batch))
@@ -141,10 +164,54 @@ class BaseModelForCausalLM(Layer):
         """`forward` after the angles are computed: only `ops`, views, sums and the choice of rows, so that it can be
         recorded (pace/graph). The final norm and the head run only on the logit rows."""
         x = self.embed(ops, batch)
-        for index, (layer, kv) in enumerate(zip(self.layers, self._of_layers(batch.kv), strict=True)):
-            x = layer(ops, x, angles, batch.of_layer(kv), kv)
+        x = self.run_layers(ops, x, x, angles, batch, range(len(self.layers)))
+        self._keep(batch, x, len(self.layers))
+        if FINAL_NORM not in self.taps:
+            return self.head(ops, x[batch.logit_rows])
+        x = self.final_norm(ops, x)
+        self._keep(batch, x, FINAL_NORM)
+        return self.logits(ops, x[batch.logit_rows])
+
+    def ignored(self) -> Iterator[str]:
+        """Yields regular expressions of tensors in checkpoints that are ignored."""
+        yield from self.ignored_tensors
+
+    @property
+    def kept_width(self) -> int:
+        """Columns of `batch.kept`; 0 if nothing is kept."""
+        return len(self.taps) * self.hidden_size
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the residual stream."""
+        return self.embedding.k
+
+    def _keep(self, batch: ForwardBatch, x: Tensor, tap: int) -> None:
+        """Writes x to its columns of the kept rows, if it is wanted."""
+        for place, wanted in enumerate(self.taps):
+            if wanted == tap:
+                batch.kept[:, place * self.hidden_size : (place + 1) * self.hidden_size] = x
+
+    def run_layers(
+        self, ops: ForwardOps, x: Tensor, embeddings: Tensor, angles: Angles, batch: ForwardBatch, layers: range
+    ) -> Tensor:
+        """Runs some of the layers on `x [T, hidden]`. `embeddings`: the result of `embed`."""
+        arguments, caches = self.layer_arguments(ops, embeddings, batch), list(self._of_layers(batch.kv))
+        for index in layers:
+            kv = caches[index]
+            self._keep(batch, x, index)
+            x = self.layers[index](ops, x, angles, batch.of_layer(kv), kv, *arguments[index])
             self.after_layer(ops, batch, x, index)
-        return self.head(ops, x[batch.logit_rows])
+        return x
+
+    @property
+    def hidden_elements(self) -> int:
+        """Elements of a token's hidden state, and of the further arguments of all layers."""
+        return self.config.hidden_size
+
+    def layer_arguments(self, ops: ForwardOps, embeddings: Tensor, batch: ForwardBatch) -> list[tuple[Tensor, ...]]:
+        """Further arguments of each layer, computed from `embeddings [T, hidden]` and the batch's tokens."""
+        return [()] * len(self.layers)
 
     def _of_layers(self, kv: list[LayerBlocks]) -> Iterator[MixerBlocks]:
         """Yields the cache of each layer."""
@@ -165,7 +232,11 @@ class BaseModelForCausalLM(Layer):
 
     def head(self, ops: ForwardOps, x: Tensor) -> Tensor:
         """Returns the logits of the last layer's output `x [R, hidden]`."""
-        logits = self.lm_head(ops, self.final_norm(ops, x))
+        return self.logits(ops, self.final_norm(ops, x))
+
+    def logits(self, ops: ForwardOps, x: Tensor) -> Tensor:
+        """Returns the logits of the final norm's output `x [R, hidden]`."""
+        logits = self.lm_head(ops, x)
         if self.config.logits_scale != 1.0:
             ops.scale_(logits, self.config.logits_scale)
         if self.config.logits_softcap is not None:
@@ -182,6 +253,14 @@ class BaseModelForCausalLM(Layer):
         if self.config.tie_word_embeddings:
             return TiedLMHead("lm_head", self.embedding, self.config.vocab_size, bias)
         return LMHead("lm_head", self.config.vocab_size, k, bias)
+
+    def add_mtp(self) -> None:
+        """Adds the layer for multi-token prediction, to be loaded with the model. Raises NotImplementedError for a
+        family without one."""
+        raise NotImplementedError(
+            f'spec_config="mtp" is not implemented for {type(self).__name__}; use PromptLookupConfig or '
+            "DraftModelConfig for drafts"
+        )
 
     # -------------------------------------------------------------------------------------------------------------
     # loading
@@ -210,6 +289,11 @@ class BaseModelForCausalLM(Layer):
     def mapped_nbytes(self) -> int:
         """Bytes of the weights that are in a file."""
         return sum(layer.in_file.nbytes for layer in [*self.stacks(), *self.matrices()] if layer.in_file)
+
+    @property
+    def file_nbytes(self) -> int:
+        """Bytes of the tables that stay in the checkpoint's files, and are read row by row."""
+        return sum(table.file_nbytes for table in self.tables())
 
     @property
     def usual_layout(self) -> WeightLayout | None:

@@ -5,23 +5,39 @@ from __future__ import annotations
 from typing import Any
 
 from pace.llm.models.base_model import BaseModelForCausalLM
+from pace.llm.models.families.afmoe import AfmoeForCausalLM
+from pace.llm.models.families.apertus import Apertus1p5ForConditionalGeneration, ApertusForCausalLM
+from pace.llm.models.families.bailing_hybrid import BailingHybridForCausalLM
+from pace.llm.models.families.bailing_moe_v2 import BailingMoeV2ForCausalLM, SarvamMoEForCausalLM
 from pace.llm.models.families.bamba import BambaForCausalLM
+from pace.llm.models.families.bitnet import BitNetForCausalLM
+from pace.llm.models.families.bloom import BloomForCausalLM
 from pace.llm.models.families.chatglm import ChatGLMForConditionalGeneration
+from pace.llm.models.families.codegen import CodeGenForCausalLM
 from pace.llm.models.families.cohere import Cohere2ForCausalLM, CohereForCausalLM
+from pace.llm.models.families.cohere2_moe import Cohere2MoeForCausalLM
 from pace.llm.models.families.cwm import CwmForCausalLM
 from pace.llm.models.families.deepseek_v2 import DeepseekV2ForCausalLM
 from pace.llm.models.families.deepseek_v3 import DeepseekV3ForCausalLM
+from pace.llm.models.families.dots1 import Dots1ForCausalLM
 from pace.llm.models.families.ernie4_5 import Ernie4_5ForCausalLM
 from pace.llm.models.families.ernie4_5_moe import Ernie4_5_MoeForCausalLM
 from pace.llm.models.families.exaone4 import Exaone4ForCausalLM
+from pace.llm.models.families.exaone_moe import ExaoneMoeForCausalLM
+from pace.llm.models.families.falcon import FalconForCausalLM
 from pace.llm.models.families.falcon_h1 import FalconH1ForCausalLM
 from pace.llm.models.families.gemma import GemmaForCausalLM
 from pace.llm.models.families.gemma2 import Gemma2ForCausalLM, VaultGemmaForCausalLM
 from pace.llm.models.families.gemma3 import Gemma3ForConditionalGeneration
+from pace.llm.models.families.gemma4 import (
+    Gemma4ForConditionalGeneration,
+    Gemma4UnifiedForConditionalGeneration,
+)
 from pace.llm.models.families.glm import Glm4ForCausalLM, GlmForCausalLM
 from pace.llm.models.families.glm4_moe import Glm4MoeForCausalLM
 from pace.llm.models.families.glm4_moe_lite import Glm4MoeLiteForCausalLM
 from pace.llm.models.families.gpt2 import GPT2LMHeadModel
+from pace.llm.models.families.gpt_bigcode import GPTBigCodeForCausalLM
 from pace.llm.models.families.gpt_neox import GPTNeoXForCausalLM
 from pace.llm.models.families.gpt_oss import GptOssForCausalLM
 from pace.llm.models.families.gptj import GPTJForCausalLM
@@ -33,18 +49,24 @@ from pace.llm.models.families.helium import HeliumForCausalLM
 from pace.llm.models.families.hunyuan import HunYuanDenseV1ForCausalLM
 from pace.llm.models.families.hunyuan_moe import HunYuanMoEV1ForCausalLM
 from pace.llm.models.families.hyperclovax import HyperCLOVAXForCausalLM
+from pace.llm.models.families.kimi_k25 import KimiK25ForConditionalGeneration
+from pace.llm.models.families.kimi_linear import KimiLinearForCausalLM
+from pace.llm.models.families.laguna import LagunaForCausalLM
 from pace.llm.models.families.lfm2 import Lfm2ForCausalLM
 from pace.llm.models.families.lfm2_moe import Lfm2MoeForCausalLM
 from pace.llm.models.families.llama import LlamaForCausalLM
 from pace.llm.models.families.llama4 import Llama4ForConditionalGeneration
 from pace.llm.models.families.mamba2 import Mamba2ForCausalLM
+from pace.llm.models.families.mellum import MellumForCausalLM
 from pace.llm.models.families.minicpm import MiniCPMForCausalLM
 from pace.llm.models.families.minicpm3 import MiniCPM3ForCausalLM
+from pace.llm.models.families.minimax_m2 import MiniMaxM2ForCausalLM
 from pace.llm.models.families.ministral3 import Ministral3ForCausalLM, Mistral3ForConditionalGeneration
 from pace.llm.models.families.mistral import MistralForCausalLM
 from pace.llm.models.families.mixtral import MixtralForCausalLM
+from pace.llm.models.families.mpt import MptForCausalLM
 from pace.llm.models.families.nemotron_h import NemotronHForCausalLM
-from pace.llm.models.families.olmo import Olmo2ForCausalLM, Olmo3ForCausalLM
+from pace.llm.models.families.olmo import Olmo2ForCausalLM, Olmo3ForCausalLM, OlmoForCausalLM
 from pace.llm.models.families.olmo_hybrid import OlmoHybridForCausalLM
 from pace.llm.models.families.olmoe import OlmoeForCausalLM
 from pace.llm.models.families.opt import OPTForCausalLM
@@ -69,6 +91,7 @@ from pace.llm.models.families.qwen_vl import (
 from pace.llm.models.families.renamed import ExaoneForCausalLM, InternLM3ForCausalLM, IQuestCoderForCausalLM
 from pace.llm.models.families.seed_oss import SeedOssForCausalLM
 from pace.llm.models.families.smollm3 import SmolLM3ForCausalLM
+from pace.llm.models.families.solar_open import SolarOpenForCausalLM
 from pace.llm.models.families.stablelm import StableLmForCausalLM
 from pace.llm.models.families.starcoder2 import Starcoder2ForCausalLM
 from pace.llm.models.families.ungated import (
@@ -82,27 +105,42 @@ from pace.llm.models.model_config import ModelConfig
 from pace.naming import shown
 
 MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
+    AfmoeForCausalLM,
+    Apertus1p5ForConditionalGeneration,
+    ApertusForCausalLM,
     ArceeForCausalLM,
+    BailingHybridForCausalLM,
+    BailingMoeV2ForCausalLM,
     BambaForCausalLM,
+    BitNetForCausalLM,
+    BloomForCausalLM,
     ChatGLMForConditionalGeneration,
+    CodeGenForCausalLM,
     Cohere2ForCausalLM,
+    Cohere2MoeForCausalLM,
     CohereForCausalLM,
     CwmForCausalLM,
     DeepseekV2ForCausalLM,
     DeepseekV3ForCausalLM,
+    Dots1ForCausalLM,
     Ernie4_5_MoeForCausalLM,
     Ernie4_5ForCausalLM,
     Exaone4ForCausalLM,
     ExaoneForCausalLM,
+    ExaoneMoeForCausalLM,
+    FalconForCausalLM,
     FalconH1ForCausalLM,
     Gemma2ForCausalLM,
     Gemma3ForConditionalGeneration,
+    Gemma4ForConditionalGeneration,
+    Gemma4UnifiedForConditionalGeneration,
     GemmaForCausalLM,
     Glm4ForCausalLM,
     Glm4MoeForCausalLM,
     Glm4MoeLiteForCausalLM,
     GlmForCausalLM,
     GPT2LMHeadModel,
+    GPTBigCodeForCausalLM,
     GPTJForCausalLM,
     GPTNeoXForCausalLM,
     GptOssForCausalLM,
@@ -118,23 +156,30 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     InternLM3ForCausalLM,
     IQuestCoderForCausalLM,
     Jais2ForCausalLM,
+    KimiK25ForConditionalGeneration,
+    KimiLinearForCausalLM,
+    LagunaForCausalLM,
     Lfm2ForCausalLM,
     Lfm2MoeForCausalLM,
     Llama4ForConditionalGeneration,
     LlamaForCausalLM,
     Mamba2ForCausalLM,
+    MellumForCausalLM,
     MiniCPM3ForCausalLM,
     MiniCPMForCausalLM,
+    MiniMaxM2ForCausalLM,
     Ministral3ForCausalLM,
     Mistral3ForConditionalGeneration,
     MistralForCausalLM,
     MixtralForCausalLM,
+    MptForCausalLM,
     NanoChatForCausalLM,
     NemotronForCausalLM,
     NemotronHForCausalLM,
     Olmo2ForCausalLM,
     Olmo3ForCausalLM,
     OlmoeForCausalLM,
+    OlmoForCausalLM,
     OlmoHybridForCausalLM,
     OPTForCausalLM,
     Phi3ForCausalLM,
@@ -153,16 +198,22 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     Qwen3OmniMoeForConditionalGeneration,
     Qwen3VLForConditionalGeneration,
     Qwen3VLMoeForConditionalGeneration,
+    SarvamMoEForCausalLM,
     SeedOssForCausalLM,
     SmolLM3ForCausalLM,
+    SolarOpenForCausalLM,
     StableLmForCausalLM,
     Starcoder2ForCausalLM,
     VaultGemmaForCausalLM,
     YoutuForCausalLM,
 )
 MODEL_LIST = {model_class.__name__: model_class for model_class in MODEL_CLASSES} | {
+    "Apertus1p5TextForCausalLM": Apertus1p5ForConditionalGeneration,
+    "BailingMoeV3ForCausalLM": BailingHybridForCausalLM,
     "Exaone4_5_ForConditionalGeneration": Exaone4ForCausalLM,
     "Gemma3ForCausalLM": Gemma3ForConditionalGeneration,
+    "Gemma4ForCausalLM": Gemma4ForConditionalGeneration,
+    "Gemma4UnifiedForCausalLM": Gemma4UnifiedForConditionalGeneration,
     "Llama4ForCausalLM": Llama4ForConditionalGeneration,
     "MinistralForCausalLM": MistralForCausalLM,
     "Qwen3_5ForCausalLM": Qwen3_5ForConditionalGeneration,

@@ -46,6 +46,7 @@ USED = {
         "original_max_position_embeddings",
     },
     "longrope": {"factor", "attention_factor", "short_factor", "long_factor", "original_max_position_embeddings"},
+    "proportional": {"factor"},
 }
 """Fields of `rope_scaling` / `rope_parameters` that each kind uses in addition to the common ones."""
 HARMLESS = {"finetuned", "max_position_embeddings", "original_max_position_embeddings", "factor"}
@@ -74,24 +75,26 @@ def read_rope(
     `kinds` are those that the architecture supports, `kind_names` their old names. `original_max_positions` is the
     architecture's default for original_max_position_embeddings at the top, which overrides the one inside. Without
     `partial`, a partial_rotary_factor other than 1 is refused, because transformers ignores it for the architecture.
-    Raises a ValueError or NotImplementedError that names the field."""
+    The kind `proportional` always has one: it says how many pairs of the whole head turn. Raises a ValueError or
+    NotImplementedError that names the field."""
     source = "rope_scaling" if fields.get("rope_scaling") else "rope_parameters"
     reader = RopeReader(source, fields.get(source))
     theta = reader.number("rope_theta", first_given(fields.get("rope_theta"), default_theta), 1e-3, 1e30)
     top_factor = first_given(fields.get("partial_rotary_factor"), default_partial)
     factor = reader.number("partial_rotary_factor", top_factor, 0.0, 1.0)
-    if factor != 1.0 and not partial:
+    kind = reader.kind(kinds, kind_names)
+    whole_head = kind == "proportional"
+    if factor != 1.0 and not (partial or whole_head):
         raise NotImplementedError(
             f"config.json: partial_rotary_factor = {factor} is not implemented for this architecture"
         )
-    dim = int(head_dim * factor)
+    dim = head_dim if whole_head else int(head_dim * factor)
     if dim < 2 or dim % 2 and dim + 1 > head_dim:
         raise ValueError(
             "config.json: head_dim * partial_rotary_factor must be at least 2, and even where it is all of the head; "
             f"got {head_dim} * {factor}"
         )
 
-    kind = reader.kind(kinds, kind_names)
     reader.check_names(kind)
     original = max_positions
     if "original_max_position_embeddings" in USED[kind]:
@@ -103,6 +106,7 @@ def read_rope(
         "dim": dim,
         "max_positions": max_positions,
         "original_max_positions": original,
+        "rotated": int(head_dim * factor // 2) if whole_head else 0,
         "interleaved": interleaved,
     }
     return RopeConfig(**(common | SPECIFIC[kind](reader, common)))
@@ -307,4 +311,5 @@ SPECIFIC = {
     "llama3": _llama3,
     "yarn": _yarn,
     "longrope": _longrope,
+    "proportional": lambda reader, common: {"factor": reader.number("factor", 1.0, 1e-3, 1e6)},
 }

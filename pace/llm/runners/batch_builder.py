@@ -25,11 +25,21 @@ _TABLE_STEP = 8
 class BatchBuilder:
     """Builds the `ForwardBatch` of a list of spans. The tensors of a batch are overwritten by the next `build`."""
 
-    def __init__(self, model: Any = None, rows_of: Callable[[Sequence, Media], Tensor] | None = None) -> None:
+    def __init__(
+        self,
+        model: Any = None,
+        rows_of: Callable[[Sequence, Media], Tensor] | None = None,
+        kept_width: int = 0,
+        given_width: int = 0,
+    ) -> None:
         """`rows_of` returns the rows of a medium of a sequence, float32 `[num_tokens, W]`. `model` has the
-        `angle_positions` of sequences with media, and `towers`. Without them, sequences have none."""
+        `angle_positions` of sequences with media, and `towers`. Without them, sequences have none. `kept_width`:
+        columns of `ForwardBatch.kept`. With `given_width`, each token has a given row of that width, which the caller
+        fills."""
         self._model = model
         self._rows_of = rows_of
+        self._kept_width = kept_width
+        self._given_width = given_width
         self._shape: tuple[int, ...] = ()
 
     def build(self, spans: list[Span], kv: list[LayerBlocks]) -> ForwardBatch:
@@ -152,6 +162,9 @@ class BatchBuilder:
             no_marks = torch.empty(0, dtype=torch.int32)
             parts = map(tensor, (self._query_start, *self._states, self._mark_start))
             states = StateSpans(*parts, mark_rows=no_marks, mark_slots=no_marks)
+        given = None
+        if self._given_width:
+            given = GivenRows(torch.empty(num_tokens, self._given_width), torch.arange(num_tokens))
         batch = ForwardBatch(
             tokens=tensor(self._tokens),
             positions=tensor(self._positions),
@@ -160,6 +173,8 @@ class BatchBuilder:
             slots=tensor(self._slots),
             logit_rows=tensor(self._logit_rows),
             kv=kv,
+            given=given,
+            kept=torch.empty(num_tokens, self._kept_width) if self._kept_width else None,
             states=states,
         )
         others = (

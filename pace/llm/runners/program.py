@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 
+import torch
 from torch import Tensor
 
 from pace.batch import ForwardBatch
 from pace.graph import Program
+from pace.graph.instructions import Instruction
 from pace.llm.layers.rotary import Angles
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.towers.tower import Slice
@@ -22,15 +24,46 @@ class ProgramRunner(ModelRunner):
     def __init__(self, model: BaseModelForCausalLM, optimise: bool = True):
         """Records the forward pass; without `optimise`, one instruction per operation (`Program`)."""
         super().__init__(model)
-        self.program = Program(model, model.kv_spec.layers, [rotary.half for rotary in model.rotaries], optimise)
-        self.num_steps = 0
+        layers, halves = model.kv_spec.layers, [rotary.half for rotary in model.rotaries]
+        self.program = Program(model, layers, halves, optimise)
+        self._stages: list[Program] = []
+        """The same in two parts, for steps in which some tokens need no logits."""
+        for stage in model.stages or ():
+            self._stages.append(Program(stage, layers, halves, optimise, neighbour=self.program))
+        self.num_steps: Counter[Program] = Counter()
         self._slices: dict[Slice, Program] = {}
         """Programs of the towers, recorded on first use."""
 
     def forward(self, batch: ForwardBatch) -> Tensor:
-        logits = self.program.run(batch, self.model.angles(batch))
-        self.num_steps += 1
-        return logits
+        if self._stages and len(batch.logit_rows) < len(batch.tokens):
+            return self._forward_in_stages(batch)
+        return self._run(self.program, batch)
+
+    def _forward_in_stages(self, batch: ForwardBatch) -> Tensor:
+        first, tail = self._stages
+        x = self._run(first, batch)
+        if not len(batch.logit_rows):
+            return torch.empty(0, self.vocab_size)
+        return self._run(tail, batch.of_wanted_tokens(x))
+
+    def _run(self, program: Program, batch: ForwardBatch) -> Tensor:
+        found = program.run(batch, self.model.angles(batch))
+        self.num_steps[program] += 1
+        return found
+
+    def set_profiling(self, on: bool) -> None:
+        """Starts timing every instruction from zero, or stops."""
+        for program in (self.program, *self._stages):
+            program.set_profiling(on)
+
+    def timings(self) -> list[tuple[Instruction, str, float]]:
+        """Returns (instruction, description, seconds over all runs) of every instruction that ran, in order."""
+        return [
+            (instruction, name, seconds)
+            for program in (self.program, *self._stages)
+            for instruction, (name, runs, seconds) in zip(program.instructions, program.timings(), strict=True)
+            if runs
+        ]
 
     def run_slice(self, piece: Slice, batch: ForwardBatch, angles: Angles) -> Tensor:
         program = self._slices.get(piece)
@@ -48,14 +81,11 @@ class ProgramRunner(ModelRunner):
         calls: Counter[str] = Counter()
         seconds: dict[str, float] = {}
         products = product_operators(self.model)
-        for instruction, (_, timed_runs, spent) in zip(self.program.instructions, self.program.timings(), strict=True):
-            parts = list(instruction.operators(products))
-            calls.update(parts)
-            if parts and timed_runs:
-                seconds[parts[0]] = seconds.get(parts[0], 0.0) + spent
-        runs = [
-            OperatorRun(name, "native", self.num_steps * calls[name], seconds.get(name))
-            for name in OPERATORS
-            if name in calls
-        ]
-        return OperatorReport("as a program", runs if self.num_steps else [])
+        for program, num_steps in self.num_steps.items():
+            for instruction, (_, timed_runs, spent) in zip(program.instructions, program.timings(), strict=True):
+                parts = list(instruction.operators(products))
+                calls.update({part: num_steps * parts.count(part) for part in parts})
+                if parts and timed_runs:
+                    seconds[parts[0]] = seconds.get(parts[0], 0.0) + spent
+        runs = [OperatorRun(name, "native", calls[name], seconds.get(name)) for name in OPERATORS if name in calls]
+        return OperatorReport("as a program", runs)

@@ -59,6 +59,10 @@ class ModelRunner(ABC):
         return self.model.kv_spec
 
     @property
+    def kept_width(self) -> int:
+        return self.model.kept_width
+
+    @property
     def towers(self) -> list[Tower]:
         return self.model.towers
 

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+import torch
+
+from pace.checkpoints.reader import CheckpointReader
 from pace.llm.cache.groups import by_lifetime
 from pace.llm.cache.manager import STEP_TOKENS, CacheManager, spec_of
 from pace.llm.cache.state_cache import budget_for
@@ -14,25 +17,22 @@ from pace.llm.engine.drafter import Drafter, NoDraft
 from pace.llm.loading.checkpoint import Checkpoint
 from pace.llm.loading.find import find_checkpoint
 from pace.llm.loading.model import fill_model, make_model
+from pace.llm.loading.names import name_in_model
 from pace.llm.models.base_model import BaseModelForCausalLM
+from pace.llm.models.drafter import DraftHeadModel
+from pace.llm.models.eagle3 import Eagle3Config, Eagle3ForCausalLM, is_eagle3
+from pace.llm.models.mtp import MultiTokenDrafter, MultiTokenForCausalLM
 from pace.llm.operators import OperatorConfig
 from pace.llm.runners import make_runner
-from pace.llm.speculation.configs import PardConfig, PromptLookupConfig, SpecConfig
+from pace.llm.speculation.configs import DraftModelConfig, MtpConfig, PardConfig, PromptLookupConfig, SpecConfig
+from pace.llm.speculation.draft_head import DraftHead
 from pace.llm.speculation.draft_length import AdaptiveLength, FixedLength
 from pace.llm.speculation.draft_model import DraftModel, ParallelDraftModel, most_read
 from pace.llm.speculation.drafter import SpeculativeDrafter
 from pace.llm.speculation.prompt_lookup import PromptLookup
 from pace.llm.speculation.source import DraftSource
 from pace.ops.protocol import Ops
-
-
-def check_spec_config(spec_config: object) -> None:
-    """Raises TypeError for an invalid `spec_config`."""
-    if spec_config is not None and not isinstance(spec_config, SpecConfig):
-        raise TypeError(
-            f"spec_config must be a PromptLookupConfig, DraftModelConfig or PardConfig of pace.llm, or None; got "
-            f"{spec_config!r:.100}"
-        )
+from pace.quant import QuantizationConfig
 
 
 @dataclass
@@ -43,6 +43,7 @@ class Speculation:
     model: BaseModelForCausalLM | None = None
     """The draft model, if there is one."""
     checkpoint: Checkpoint | None = None
+    """The files of the draft model; None if it is a part of the target."""
     mask_token_id: int | None = None
 
     @classmethod
@@ -50,27 +51,36 @@ class Speculation:
         cls,
         config: SpecConfig | None,
         target: BaseModelForCausalLM,
+        target_checkpoint: Checkpoint,
         tokenizer: Any,
         ops: Ops,
         hub: dict[str, Any],
     ) -> Speculation:
-        """Finds and checks the draft model; its weights are not read yet. `hub` are arguments of `find_checkpoint`.
+        """Finds and checks the draft model; its weights are not read yet. Sets the `taps` of a target whose rows are
+        read. `hub` are arguments of `find_checkpoint`.
 
-        Raises the errors of `LLMModel` for a checkpoint, and ValueError for a draft model with other tokens than the
-        target's.
-        """
+        Raises the errors of `LLMModel` for a checkpoint. Raises ValueError for a draft model with other tokens than the
+        target's, and for a draft head of another model."""
         if config is None or isinstance(config, PromptLookupConfig):
             return cls(config)
+        if isinstance(config, MtpConfig):
+            check_has_mtp(target, target_checkpoint)
+            return cls._of_head(config, MultiTokenDrafter(target), None, target)
         quantization = target.quantization and target.quantization.without_overrides()
 
         def make(checkpoint: Checkpoint) -> BaseModelForCausalLM:
-            return make_model(checkpoint, target.dtype, ops, target.kv_dtype, quantization)
+            arguments = target.dtype, ops, target.kv_dtype, quantization
+            if isinstance(config, DraftModelConfig) and is_eagle3(checkpoint.config):
+                return make_eagle3(checkpoint, target, *arguments)
+            return make_model(checkpoint, *arguments)
 
         found = find_checkpoint(
             config.model, **hub | {"revision": config.revision}, check=lambda path: make(Checkpoint(path))
         )
         checkpoint = Checkpoint(found)
         model = make(checkpoint)
+        if isinstance(model, DraftHeadModel):
+            return cls._of_head(config, model, checkpoint, target)
         own_tokenizer = checkpoint.load_tokenizer(model.vocab_size, required=False)
         checkpoint.forget_vocabulary()
         check_vocabularies(target.vocab_size, tokenizer, model.vocab_size, own_tokenizer)
@@ -78,10 +88,19 @@ class Speculation:
         mask_token_id = read_mask_token(config, checkpoint, model.vocab_size) if is_parallel else None
         return cls(config, model, checkpoint, mask_token_id)
 
-    def load(self, threads: int, progress: bool) -> None:
-        """Reads the draft model's weights."""
-        if self.model is not None:
+    @classmethod
+    def _of_head(
+        cls, config: SpecConfig, model: DraftHeadModel, checkpoint: Checkpoint | None, target: BaseModelForCausalLM
+    ) -> Speculation:
+        target.taps = model.target_taps
+        return cls(config, model, checkpoint)
+
+    def load(self, target: BaseModelForCausalLM, threads: int, progress: bool) -> None:
+        """Reads the draft model's weights; those of `target` were read."""
+        if self.model is not None and self.checkpoint is not None:
             fill_model(self.model, self.checkpoint, threads, progress)
+        if isinstance(self.model, DraftHeadModel):
+            self.model = self.model.of_target(target)
 
     def cache_share(self, target: BaseModelForCausalLM, kv_cache_type: KVCacheType | str) -> Fraction:
         """Returns the draft model's fraction of the cache bytes: its share of both models' caches for the longest
@@ -99,22 +118,33 @@ class Speculation:
         return 0 if self.mask_token_id is None else self.config.num_draft_tokens - 1
 
     def drafter(
-        self, target: BaseModelForCausalLM, ops: Ops, backend: str | OperatorConfig, cache_bytes: int
+        self,
+        target: BaseModelForCausalLM,
+        ops: Ops,
+        backend: str | OperatorConfig,
+        cache_bytes: int,
+        keeps_prefixes: bool = True,
     ) -> Drafter:
         """Returns the drafter for an engine that runs `target`; the weights must be loaded. `cache_bytes` are the draft
-        model's own."""
+        model's own. `keeps_prefixes` is False if the target has no prefix cache."""
         if self.config is None:
             return NoDraft()
         most = self.config.num_draft_tokens
         lengths = AdaptiveLength(most) if self.config.adaptive else FixedLength(most)
-        source = self._source(target, ops, backend, cache_bytes)
+        source = self._source(target, ops, backend, cache_bytes, keeps_prefixes)
         return SpeculativeDrafter(source, lengths, most, target.recompute_length)
 
     def _source(
-        self, target: BaseModelForCausalLM, ops: Ops, backend: str | OperatorConfig, cache_bytes: int
+        self,
+        target: BaseModelForCausalLM,
+        ops: Ops,
+        backend: str | OperatorConfig,
+        cache_bytes: int,
+        keeps_prefixes: bool,
     ) -> DraftSource:
         if self.model is None:
             return PromptLookup(self.config.min_ngram, self.config.max_ngram)
+        is_head = isinstance(self.model, DraftHeadModel)
         weights, counts = (
             {f"draft {part}": size for part, size in found.items()}
             for found in (self.model.resident_bytes(), self.model.weight_counts())
@@ -125,6 +155,8 @@ class Speculation:
             CacheManager(
                 self.model.kv_spec,
                 cache_bytes,
+                prefix_cache_bytes=None if is_head and keeps_prefixes else 0,
+                rope_regime=self.model.rope_regime,
                 step_tokens=most_read(self.config.num_draft_tokens),
                 max_drafts=self._max_masks,
             ),
@@ -132,9 +164,43 @@ class Speculation:
             weights,
             counts,
         )
+        if is_head:
+            return DraftHead(*arguments)
         return (
             DraftModel(*arguments) if self.mask_token_id is None else ParallelDraftModel(self.mask_token_id, *arguments)
         )
+
+
+def check_has_mtp(target: BaseModelForCausalLM, checkpoint: Checkpoint) -> None:
+    """Raises ValueError if a checkpoint has no layer for multi-token prediction."""
+    assert isinstance(target, MultiTokenForCausalLM) and target.mtp is not None, "the layer was never asked for"
+    if checkpoint.gguf is not None:
+        names = set(checkpoint.gguf.tensors)
+    else:
+        with CheckpointReader(checkpoint.path) as reader:
+            names = set(reader.tensors)
+    module = next(iter(target.mtp.projection.parts))
+    if not any(name_in_model(target, name).startswith(f"{module}.") for name in names):
+        raise ValueError(
+            f'spec_config="mtp" needs a checkpoint with a layer for multi-token prediction, and {checkpoint.path} has '
+            f"none (no tensor is {module}.weight); leave spec_config out, or use PromptLookupConfig or DraftModelConfig"
+        )
+
+
+def make_eagle3(
+    checkpoint: Checkpoint,
+    target: BaseModelForCausalLM,
+    dtype: torch.dtype,
+    ops: Ops,
+    kv_dtype: torch.dtype,
+    quantization: QuantizationConfig | None,
+) -> Eagle3ForCausalLM:
+    """Makes the EAGLE-3 drafter of a checkpoint, without weights. Raises ValueError if it is for another model."""
+    config = Eagle3Config.of_target(checkpoint.config, target)
+    model = Eagle3ForCausalLM(config, dtype, ops, target.hidden_size, len(target.layers))
+    model.kv_dtype = kv_dtype
+    model.quantize(quantization)
+    return model
 
 
 def check_vocabularies(target_size: int, target_tokenizer: Any, draft_size: int, draft_tokenizer: Any) -> None:

@@ -37,8 +37,27 @@ class PromptLookupConfig:
 
 
 @dataclass(frozen=True)
+class MtpConfig:
+    """Drafts come from the checkpoint's own layer for multi-token prediction, token by token. The short form is
+    `spec_config="mtp"`.
+
+    The layer reads the model's rows, so it needs no second model and little memory. It was trained for the first draft;
+    the acceptance of further ones falls."""
+
+    num_draft_tokens: int = 4
+    """Maximum number of drafts per step; 1 to 64."""
+    adaptive: bool = True
+    """Propose the number of drafts that pays, from measured acceptance and step costs; False for always
+    `num_draft_tokens`."""
+
+    def __post_init__(self) -> None:
+        _check_drafts(self.num_draft_tokens, self.adaptive)
+
+
+@dataclass(frozen=True)
 class DraftModelConfig:
-    """Drafts come from a smaller model with the same tokenizer, token by token."""
+    """Drafts come from a smaller model with the same tokenizer, or from an EAGLE-3 drafter of the model, token by
+    token."""
 
     model: str | Path
     """A checkpoint, as for `LLMModel`."""
@@ -83,7 +102,19 @@ class PardConfig:
         _check_drafts(self.num_draft_tokens, self.adaptive)
 
 
-SpecConfig = PromptLookupConfig | DraftModelConfig | PardConfig
+SpecConfig = PromptLookupConfig | MtpConfig | DraftModelConfig | PardConfig
+
+
+def read_spec_config(value: object) -> SpecConfig | None:
+    """Returns the config of a `spec_config`, which may be "mtp". Raises TypeError for anything else."""
+    if value is None or isinstance(value, SpecConfig):
+        return value
+    if value == "mtp":
+        return MtpConfig()
+    raise TypeError(
+        "spec_config must be a PromptLookupConfig, MtpConfig, DraftModelConfig or PardConfig of pace.llm, "
+        f'"mtp" or None; got {value!r:.100}'
+    )
 
 
 def _check_count(name: str, value: object, minimum: int, maximum: int) -> None:

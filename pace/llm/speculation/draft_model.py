@@ -62,9 +62,13 @@ class DraftModel:
         self._vocab_size = min(vocab_size, model.vocab_size)
         self._weights, self._weight_counts = weights, weight_counts
         self._clock = clock
-        self._batches = BatchBuilder()
+        self._batches = self.make_batches()
         self._spent = 0.0
         self._shadows: dict[Sequence, Sequence] = {}  # the last used is last
+
+    def make_batches(self) -> BatchBuilder:
+        """Makes the builder of the model's batches."""
+        return BatchBuilder()
 
     # -- calls of the drafter ------------------------------------------------------------------------------------------
 
@@ -97,6 +101,9 @@ class DraftModel:
 
     def spent(self) -> float:
         return self._spent
+
+    def observe(self, spans: list[Span], kept: Tensor) -> None:
+        pass
 
     def settle(self, sequence: Sequence, num_valid: int) -> None:
         shadow = self._shadows.get(sequence)
@@ -234,10 +241,18 @@ class DraftModel:
         """Computes the spans. Returns the logits of the wanted rows, cut to the target's vocabulary."""
         begin = self._clock()
         self.cache.plan(spans)
-        logits = self.model.forward(self._batches.build(spans, self.cache.kv))
+        logits = self._run(spans)
         self._spent += self.costs.add(sum(span.end - span.start for span in spans), self._clock() - begin)
         for span in spans:
             self.cache.commit(span.sequence, span.start + span.num_tokens)
+        return self._of_target(logits)
+
+    def _run(self, spans: list[Span]) -> Tensor:
+        """Returns the logits of the spans' wanted rows."""
+        return self.model.forward(self._batches.build(spans, self.cache.kv))
+
+    def _of_target(self, logits: Tensor) -> Tensor:
+        """Returns logits of the target's vocabulary `[R, V]`."""
         return logits if logits.shape[1] == self._vocab_size else logits[:, : self._vocab_size].contiguous()
 
 

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from torch import Tensor
+
 from pace.llm.engine.drafter import DraftMemory, fit_drafts, most_drafts
 from pace.llm.sequence import Sequence, Span
 from pace.llm.speculation.draft_length import Acceptance, DraftLengths
@@ -123,7 +125,9 @@ class SpeculativeDrafter:
 
     # -- after the step ------------------------------------------------------------------------------------------------
 
-    def learn(self, spans: list[Span], outcomes: list[list[int]]) -> None:
+    def learn(self, spans: list[Span], outcomes: list[list[int]], kept: Tensor | None = None) -> None:
+        if kept is not None:
+            self.source.observe(spans, kept)
         if self._is_left_alone:
             return self._note_rest(spans)
         num_drafts = 0

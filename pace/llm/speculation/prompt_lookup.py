@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from pace.llm.engine.drafter import DraftMemory
-from pace.llm.sequence import Sequence
+from pace.llm.sequence import Sequence, Span
 
 
 class NgramIndex:
@@ -76,6 +78,9 @@ class PromptLookup:
 
     def spent(self) -> float:
         return 0.0
+
+    def observe(self, spans: list[Span], kept: Tensor) -> None:
+        pass
 
     def settle(self, sequence: Sequence, num_valid: int) -> None:
         pass

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from torch import Tensor
+
 from pace.llm.engine.drafter import DraftMemory
-from pace.llm.sequence import Sequence
+from pace.llm.sequence import Sequence, Span
 
 
 class DraftSource(Protocol):
@@ -29,6 +31,11 @@ class DraftSource(Protocol):
 
     def spent(self) -> float:
         """Returns the seconds that the last `propose` took, without interruptions."""
+        ...
+
+    def observe(self, spans: list[Span], kept: Tensor) -> None:
+        """Called after each step of a model that keeps rows, before `settle`: `kept [T, W]` are those of all tokens of
+        the step. They are overwritten by the next step."""
         ...
 
     def settle(self, sequence: Sequence, num_valid: int) -> None:

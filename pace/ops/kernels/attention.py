@@ -58,8 +58,7 @@ def attention(
         raise ValueError(
             f"latent_q must be [{tokens}, {heads}, {kv.value_dim}] for this cache; got {describe(latent_q)}"
         )
-    if options.sinks is not None:
-        check_vector("sinks", options.sinks, heads)
+    check_vectors_of_heads(options, heads)
     table = spans.block_table
     if table.dtype != torch.int32 or table.ndim != 2 or not table.is_contiguous():
         raise ValueError(f"block_table must be a contiguous int32 matrix [spans, blocks]; got {describe(table)}")
@@ -70,6 +69,13 @@ def attention(
     out = torch.empty(tokens, heads * kv.value_dim)
     _C.attention(view, q, latent_q, spans, options, out)
     return out
+
+
+def check_vectors_of_heads(options: AttentionOptions, heads: int) -> None:
+    """Raises ValueError for sinks or slopes that do not have a number for each query head."""
+    for name in ("sinks", "slopes"):
+        if (vector := getattr(options, name)) is not None:
+            check_vector(name, vector, heads)
 
 
 def kv_view(kv: LayerBlocks) -> _C.KvView:

@@ -48,6 +48,16 @@ def given_rows(rows: Tensor) -> Tensor:
     return out
 
 
+def concatenate(a: Tensor, b: Tensor) -> Tensor:
+    (rows, columns), (others, more) = check_rows("a", a), check_rows("b", b)
+    if rows != others:
+        raise ValueError(f"a has {rows} rows, b has {others}")
+    out = torch.empty(rows, columns + more)
+    _C.place_rows(out[:, :columns], a, None, False)
+    _C.place_rows(out[:, columns:], b, None, False)
+    return out
+
+
 def place_rows_(x: Tensor, rows: Tensor, at: Tensor, add: bool) -> None:
     columns, (count, given) = check_rows("x", x)[1], check_rows("rows", rows)
     if given != columns:

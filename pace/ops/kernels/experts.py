@@ -56,13 +56,15 @@ def empty_stack(count: int, n: int, k: int, layout: AnyLayout, glu: bool = False
     return ExpertStack(count, n, k, layout, glu)
 
 
-def route(logits: Tensor, router: Router, choice_bias: Tensor | None = None) -> Tensor:
+def route(
+    logits: Tensor, router: Router, choice_bias: Tensor | None = None, expert_scale: Tensor | None = None
+) -> Tensor:
     rows, columns = check_rows("logits", logits)
     if columns != router.num_experts:
         raise ValueError(f"logits must be float32 [T, {router.num_experts}]; got {describe(logits)}")
-    check_choice_bias(choice_bias, router)
+    check_router_vectors(router, choice_bias, expert_scale)
     out = torch.empty(rows, 2 * router.top_k)
-    _C.route(logits, router, choice_bias, out)
+    _C.route(logits, router, choice_bias, expert_scale, out)
     return out
 
 
@@ -99,9 +101,10 @@ def heads_linear(x: Tensor, weights: ExpertStack) -> Tensor:
 # -- checks that recorded operations share
 
 
-def check_choice_bias(choice_bias: Tensor | None, router: Router) -> None:
-    if choice_bias is not None:
-        check_vector("choice_bias", choice_bias, router.num_experts)
+def check_router_vectors(router: Router, choice_bias: Tensor | None, expert_scale: Tensor | None) -> None:
+    for name, vector in (("choice_bias", choice_bias), ("expert_scale", expert_scale)):
+        if vector is not None:
+            check_vector(name, vector, router.num_experts)
 
 
 def check_stacks(gate_up: ExpertStack, down: ExpertStack, options: ExpertOptions) -> None:

@@ -7,12 +7,16 @@ from torch import Tensor
 
 from pace import _C
 from pace.ops.checks import check_rows, describe
+from pace.ops.experts import Activation
+from pace.ops.file_table import FileTable
 from pace.ops.weight import PackedWeight
 
 
-def embedding(ids: Tensor, weight: PackedWeight) -> Tensor:
+def embedding(ids: Tensor, weight: PackedWeight | FileTable) -> Tensor:
     if ids.dtype != torch.int64 or ids.ndim != 1:
         raise TypeError(f"ids must be a vector of int64; got {ids.dtype} of shape {tuple(ids.shape)}")
+    if isinstance(weight, FileTable):
+        return weight.rows(ids).float()
     out = torch.empty(len(ids), weight.k)
     _C.gather_rows(weight, ids.contiguous(), len(ids), out, True)
     return out
@@ -22,7 +26,7 @@ def linear(
     x: Tensor,
     weight: PackedWeight,
     bias: Tensor | None = None,
-    activation: str | None = None,
+    activation: Activation | None = None,
     residual: Tensor | None = None,
 ) -> Tensor:
     """Numerics: fp32 accumulation in ascending k. If the instruction set multiplies bf16 pairs and the weight is bf16,
@@ -42,17 +46,17 @@ def linear_glu(x: Tensor, weight: PackedWeight, activation: str, bias: Tensor | 
     return _product(x, weight, bias, activation, None)
 
 
-def activation(x: Tensor, name: str) -> Tensor:
+def activation(x: Tensor, activation: Activation) -> Tensor:
     if x.dtype != torch.float32:
         raise TypeError(f"activations are float32; got {x.dtype}")
     x = x.contiguous()
     out, k = torch.empty_like(x), x.shape[-1] if x.ndim else 1
-    _C.activation(name, x.view(x.numel() // max(1, k), k), out)
+    _C.activation(activation, x.view(x.numel() // max(1, k), k), out)
     return out
 
 
 def _product(
-    x: Tensor, weight: PackedWeight, bias: Tensor | None, activation: str | None, residual: Tensor | None
+    x: Tensor, weight: PackedWeight, bias: Tensor | None, activation: Activation | None, residual: Tensor | None
 ) -> Tensor:
     rows, columns = check_rows("x", x)
     if columns != weight.k:

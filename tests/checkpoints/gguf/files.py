@@ -18,6 +18,7 @@ from torch import Tensor
 
 from benchmarks.comparison.gguf_families import permute, rope_factors
 from tests.checkpoints.gguf import latent_files, mixture_files
+from tests.quant import ternary_types
 
 ARCHITECTURES = {
     "llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "phi3": "phi3", "gemma2": "gemma2",
@@ -32,10 +33,13 @@ PERMUTED = ("llama", "smollm3", "granite", "granitemoe", "minicpm")
 
 HALVES = {
     Kind.Q2_K: (80, 82, 1.5), Kind.Q3_K: (108, None, 0), Kind.Q4_K: (0, 2, 7.5), Kind.Q5_K: (0, 2, 15.5),
-    Kind.Q6_K: (208, None, 0), Kind.IQ4_NL: (0, None, 0), Kind.IQ4_XS: (0, None, 0),
+    Kind.Q6_K: (208, None, 0), Kind.IQ4_NL: (0, None, 0), Kind.IQ4_XS: (0, None, 0), Kind.IQ1_S: (0, None, 0),
+    Kind.IQ1_M: (None, None, 0), Kind.IQ2_XXS: (0, None, 0), Kind.IQ2_XS: (0, None, 0), Kind.IQ2_S: (0, None, 0),
+    Kind.IQ3_XXS: (0, None, 0), Kind.IQ3_S: (0, None, 0),
 }  # fmt: skip
 """Types that the gguf package reads but does not write. The values are two offsets in a block, of the fp16 scale and of
-the minima's scale, and a ratio. With this ratio of the second scale to the first, weights are centred around zero."""
+the minima's scale, and a ratio. With this ratio of the second scale to the first, weights are centred around zero. The
+scale of IQ1_M lies in the high four bits of its last four shorts."""
 
 SEEING = {
     "qwen2_vl": "qwen2vl", "qwen2_5_vl": "qwen2vl", "qwen3_vl": "qwen3vl", "qwen3_asr": "qwen3vl",
@@ -66,7 +70,7 @@ def write_gguf(
     held, state = {}, load_file(folder / "model.safetensors")
     for name, tensor in rearranged(state, config).items():
         is_matrix = tensor.ndim >= 2 and "norm" not in name and not name.endswith(("bias", "ffn_gate_inp.weight"))
-        kind = Kind[(types if isinstance(types, str) else types(name)) if is_matrix else "F32"]
+        kind = ternary_types.kind_of((types if isinstance(types, str) else types(name)) if is_matrix else "F32")
         data, held[name] = stored(tensor.float().contiguous(), kind, seed=len(held))
         part = re.search(r"self_attn\.([qk])_proj", name)
         if architecture.startswith("gemma") and name.endswith("norm.weight"):
@@ -90,8 +94,10 @@ def write_gguf(
 
 
 def tensor_names(architecture: str, num_layers: int) -> Callable[[str], str]:
-    """Function from a checkpoint's tensor name to GGUF's, from the gguf package. The converter cuts ChatGLM's names."""
-    number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    """Function from a checkpoint's tensor name to GGUF's, from the gguf package. The converter cuts ChatGLM's names.
+    Those that the package does not know have the names of Qwen3."""
+    numbers = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
+    number = numbers.get(architecture, numbers["qwen3"])
     known = gguf.get_tensor_name_map(number, num_layers)
     prefix = "transformer." if architecture == "chatglm" else ""
     return lambda name: (
@@ -161,6 +167,9 @@ def with_stacks(text: dict[str, Tensor]) -> dict[str, Tensor]:
 def stored(values: Tensor, kind: Kind, seed: int = 0) -> tuple[np.ndarray, Tensor]:
     """The stored data of a tensor, and the values that it represents. If the package cannot write the type, they are
     random blocks of about the same spread."""
+    if kind in ternary_types.SIZES:
+        data = ternary_types.quantize(values.numpy(), kind)
+        return data, torch.from_numpy(ternary_types.dequantize(data, kind))
     if kind in HALVES:
         *stack, k = values.shape
         blocks = random_blocks((math.prod(stack), k), kind, float(values.std()), seed)
@@ -183,6 +192,10 @@ def random_blocks(shape: tuple[int, int], kind: Kind, spread: float, seed: int) 
         for at, factor in ((scale_at, 1.0), (min_at, min_factor)):
             if at is not None:
                 blocks[..., at : at + 2] = (factor * scales).astype(np.float16)[..., None].view(np.uint8)
+        if kind == Kind.IQ1_M:
+            fields = scales.astype(np.float16).view(np.uint16)[..., None] >> np.arange(0, 16, 4, dtype=np.uint16)
+            high = blocks[..., -7::2]
+            high[:] = high & 15 | ((fields & 15) << 4).astype(np.uint8)
         return blocks.reshape(shape[0], -1)
 
     sizes = random.uniform(0.5, 1.5, blocks.shape[:2])
@@ -197,14 +210,16 @@ def add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> dict[str, np.
     heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
     rope = config.get("rope_parameters") or {}
-    dim = int(head_dim * rope.get("partial_rotary_factor", 1.0))
+    part = config.get("partial_rotary_factor", 1.0)
+    dim = int(head_dim * rope.get("full_attention", rope).get("partial_rotary_factor", part))
     positions = config.get("max_position_embeddings", 32768)
     writer.add_vocab_size(config["vocab_size"])
     writer.add_context_length(positions)
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])
-    writer.add_feed_forward_length(config.get("intermediate_size_mlp") or config["intermediate_size"])
-    writer.add_head_count(heads)
+    widths = ("intermediate_size_mlp", "prefix_dense_intermediate_size", "intermediate_size")
+    writer.add_feed_forward_length(next(config[name] for name in widths if config.get(name)))
+    writer.add_head_count(config.get("num_attention_heads_per_layer") or heads)
     if config["model_type"] in latent_files.ARCHITECTURES:
         latent_files.add_keys(writer, config)
     else:
@@ -214,13 +229,13 @@ def add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> dict[str, np.
         writer.add_rope_dimension_count(dim)
     if config["model_type"] in LAYER_NORMS:
         writer.add_layer_norm_eps(config[LAYER_NORMS[config["model_type"]]])
-    else:
+    if config["model_type"] not in LAYER_NORMS or config.get("rms_norm_eps"):
         writer.add_layer_norm_rms_eps(config.get("rms_norm_eps", 1e-6))
     if "mrope_section" in rope:
         writer.add_rope_dimension_sections([*rope["mrope_section"], 0])
     if "use_parallel_residual" in config:
         writer.add_parallel_residual(config["use_parallel_residual"])
-    if config.get("sliding_window") and config["model_type"] not in ("qwen2", "qwen3", "smollm3"):
+    if config.get("sliding_window") and config["model_type"] not in ("qwen2", "qwen3", "smollm3", "dots1"):
         writer.add_sliding_window(config["sliding_window"])
     if config["model_type"] == "olmo3":
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
@@ -230,6 +245,8 @@ def add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> dict[str, np.
         mixture_files.add_keys(writer, config)
     if "full_attention" in rope:
         writer.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
+        if "partial_rotary_factor" in rope["sliding_attention"]:
+            writer.add_rope_dimension_count_swa(int(head_dim * rope["sliding_attention"]["partial_rotary_factor"]))
         rope = rope["full_attention"]
     theta = rope.get("rope_theta", config.get("rope_theta", 10000.0))
     if "alpha" in rope:
@@ -286,7 +303,7 @@ def add_factors(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
 
 
 LAYER_NORMS = {"starcoder2": "norm_epsilon"} | dict.fromkeys(
-    ("stablelm", "gpt_neox", "cohere", "cohere2"), "layer_norm_eps"
+    ("stablelm", "gpt_neox", "cohere", "cohere2", "cohere2_moe"), "layer_norm_eps"
 )
 
 

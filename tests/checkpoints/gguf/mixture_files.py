@@ -13,6 +13,9 @@ ARCHITECTURES = {
     "mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "olmoe": "olmoe", "granitemoe": "granitemoe",
     "granitemoeshared": "granitemoe", "gpt_oss": "gpt-oss", "hunyuan_v1_moe": "hunyuan-moe",
     "ernie4_5_moe": "ernie4_5-moe", "glm4_moe": "glm4moe", "phimoe": "phimoe", "llama4_text": "llama4",
+    "afmoe": "afmoe", "bailing_moe_v2": "bailingmoe2", "cohere2_moe": "cohere2moe", "dots1": "dots1",
+    "exaone_moe": "exaone-moe", "laguna": "laguna", "mellum": "mellum", "minimax_m2": "minimax-m2",
+    "sarvam_moe": "bailingmoe2", "solar_open": "glm4moe",
 }  # fmt: skip
 """GGUF's architecture names by model_type."""
 PARTS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down"}
@@ -31,6 +34,15 @@ NAMES = {
     r"mlp\.shared_expert_gate\.weight": "ffn_gate_inp_shexp.weight",
     r"mlp\.(?:gate|moe_statics)\.e_score_correction_bias": "exp_probs_b.bias",
     r"self_attn\.sinks": "attn_sinks.weight",
+    r"self_attn\.(?:gate_proj|g_proj)\.weight": "attn_gate.weight",
+    r"mlp\.router\.gate\.weight": "ffn_gate_inp.weight",
+    r"(?:mlp|mlp\.experts|block_sparse_moe)\.e_score_correction_bias": "exp_probs_b.bias",
+    r"mlp\.(?:gate\.)?expert_bias": "exp_probs_b.bias",
+    r"attention\.query_key_value\.(weight|bias)": r"attn_qkv.\1",
+    r"attention\.dense\.(weight|bias)": r"attn_output.\1",
+    r"attention\.(query|key)_layernorm\.weight": lambda found: f"attn_{found[1][0]}_norm.weight",
+    r"pre_mlp_layernorm\.weight": "ffn_norm.weight",
+    r"post_mlp_layernorm\.weight": "post_ffw_norm.weight",
 }
 """Pattern of a tensor's name in a layer -> GGUF's name."""
 
@@ -91,8 +103,12 @@ def add_keys(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         "moe_layer_interval": writer.add_interleave_moe_layer_step,
         "interleave_moe_layer_step": writer.add_interleave_moe_layer_step,
         "moe_layer_start_index": writer.add_leading_dense_block_count,
+        "num_shared_experts": writer.add_expert_shared_count,
         "first_k_dense_replace": writer.add_leading_dense_block_count,
+        "num_dense_layers": writer.add_leading_dense_block_count,
         "routed_scaling_factor": writer.add_expert_weights_scale,
+        "moe_routed_scaling_factor": writer.add_expert_weights_scale,
+        "route_scale": writer.add_expert_weights_scale,
         "n_group": writer.add_expert_group_count,
         "topk_group": writer.add_expert_group_used_count,
     }.items():
@@ -100,5 +116,27 @@ def add_keys(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
             add(config[field])
     if "norm_topk_prob" in config:
         writer.add_expert_weights_norm(config["norm_topk_prob"])
-    if config["model_type"] == "glm4_moe":
+    if config["model_type"] in SIGMOIDS or config.get("expert_selection_fn") == "sigmoid":
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    elif config["model_type"] == "cohere2_moe":
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SOFTMAX)
+    if config["model_type"] in WINDOWED:
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
+    kinds = config.get("mlp_layer_types") or []
+    if "dense" in kinds and config["model_type"] != "exaone_moe":
+        writer.add_leading_dense_block_count(kinds.index("sparse"))
+
+
+SIGMOIDS = (
+    "afmoe",
+    "bailing_moe_v2",
+    "dots1",
+    "exaone_moe",
+    "glm4_moe",
+    "laguna",
+    "minimax_m2",
+    "sarvam_moe",
+    "solar_open",
+)
+WINDOWED = ("cohere2_moe", "exaone_moe", "mellum")
+"""Families whose files list the layers with a window."""

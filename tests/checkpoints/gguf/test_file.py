@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from pace.checkpoints.gguf.blocks import BLOCK_TYPES
+from pace.checkpoints.gguf.blocks import BLOCK_TYPES, Q2_0, WIDE_Q2_0
 from pace.checkpoints.gguf.file import GgufFile, is_gguf
 from tests.checkpoints.gguf.bytes_of_files import ARRAY, BOOL, F32, STRING, U8, U32, entry, tensor, text, whole
 
@@ -166,10 +166,10 @@ def test_damaged_files_are_refused_at_once(tmp_path, name):
     [(whole(version=1), "version 1 of GGUF; implemented: 2, 3"), (whole(version=4), "version 4 of GGUF"),
      (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "big-endian.*gguf-convert-endian"),
      (whole([entry("a", ARRAY, struct.pack("<IQIQ", ARRAY, 1, U8, 0))]), "the value of 'a' is an array of arrays"),
-     (whole(tensors=[tensor("blk.0.ffn_up.weight", (1, 256), 16, 0)], data=bytes(66)),
-       r"'blk\.0\.ffn_up\.weight' .* is stored as IQ2_XXS, .*implemented: float32, .*Q4_K"),
+     (whole(tensors=[tensor("blk.0.ffn_up.weight", (1, 256), 40, 0)], data=bytes(66)),
+       r"'blk\.0\.ffn_up\.weight' .* is stored as NVFP4, .*implemented: float32, .*Q4_K"),
      (whole(tensors=[tensor("x", (1, 256), 99, 0)], data=bytes(66)), "is stored as type 99")],
-    ids=["version 1", "version 4", "big endian", "nested", "IQ2_XXS", "unknown type"],
+    ids=["version 1", "version 4", "big endian", "nested", "NVFP4", "unknown type"],
 )  # fmt: skip
 def test_what_is_not_implemented_is_refused_by_name(tmp_path, content, message):
     with pytest.raises(NotImplementedError, match=message) as error:
@@ -204,6 +204,18 @@ def test_tensors_without_elements_and_gaps_are_read(tmp_path):
     assert file.rows("none").shape == (0, 16) and np.array_equal(
         file.rows("late", 2).numpy().view(np.float32), MATRIX[2:]
     )
+
+
+@pytest.mark.parametrize("block, kind", [(18, Q2_0), (34, WIDE_Q2_0)])
+def test_the_space_between_tensors_tells_the_blocks_of_q2_0(tmp_path, block, kind):
+    """A file has all its Q2_0 tensors in blocks of 64, or all in PrismML's blocks of 128."""
+    row = 512 // (64 if block == 18 else 128) * block
+    a, vector, b = (3 * row + 31) // 32 * 32, 32, 5 * row
+    names = tensor("a", (3, 512), 42, 0), tensor("v", (8,), 0, a), tensor("b", (5, 512), 42, a + vector)
+    file = opened(tmp_path, whole((), names, bytes(a + vector + b)))
+    assert file.tensors["a"].kind is file.tensors["b"].kind is kind and file.tensors["b"].row_bytes == row
+    with pytest.raises(ValueError, match="truncated or damaged|share bytes"):
+        opened(tmp_path, whole((), names, bytes(a + vector + b - 64)))
 
 
 def test_released_rows_can_be_read_again_and_closed_files_cannot(tmp_path):

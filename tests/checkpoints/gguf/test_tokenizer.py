@@ -112,6 +112,8 @@ def test_a_whole_tokenizer_json_in_the_file_is_taken(tmp_path):
 PIECES = {
     # I'd pay $12345 for the HTMLPage, e.g. 1.5kg\n\n  now!
     "default": "I|'|d| pay| |$|123|45| for| the| HTMLPage|,| e|.|g|.| |1|.|5|kg|\n\n | now|!",
+    "falcon": "I|'|d| pay| |$|123|45| for| the| HTMLPage|,| e|.|g|.| 1|.|5|kg|\n\n | now|!",
+    "bloom": "I'd| pay| $12345| for| the| HTMLPage|,| e|.|g|.| 1|.|5kg|\n\n | now|!",
     "gpt-2": "I|'d| pay| $|12345| for| the| HTMLPage|,| e|.|g|.| 1|.|5|kg|\n\n | now|!",
     "smollm": "I|'d| pay| $|1|2|3|4|5| for| the| HTMLPage|,| e|.|g|.| |1|.|5|kg|\n\n | now|!",
     "llama-bpe": "I|'d| pay| $|123|45| for| the| HTMLPage|,| e|.g|.| |1|.|5|kg|\n\n| | now|!",

@@ -91,6 +91,8 @@ KINDS: dict[str, tuple[dict[str, Any], Pack]] = {
     "mxfp4": ({"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}, packers.mxfp4),
 }
 """Name -> quantization_config, and the function that packs a module."""
+OF_TOKENS: dict[str, tuple[dict[str, Any], Pack]] = {"bitnet": ({"quant_method": "bitnet"}, packers.bitnet)}
+"""The same for models that round their inputs."""
 
 
 @functools.cache
@@ -110,7 +112,7 @@ def tensors_of(
         if not name.endswith(("_proj.weight", "_mqa.weight")):
             state[name] = tensor
             continue
-        packed, weight = KINDS[kind][1](*tensor.shape)
+        packed, weight = (KINDS | OF_TOKENS)[kind][1](*tensor.shape)
         state |= {name.removesuffix("weight") + part.removeprefix("m."): value for part, value in packed.items()}
         floats[name] = weight.float()
     return config, state, floats
@@ -127,7 +129,7 @@ def save_quantized(
     kind; embedding, head and norms are floats. `change` may damage the quantised tensors and the config."""
     config, state, floats = tensors_of(kind, model_type, tuple(sorted(fields.items())))
     save(folder / "floats", config, floats)
-    state, config = dict(state), config | {"quantization_config": copy.deepcopy(KINDS[kind][0])}
+    state, config = dict(state), config | {"quantization_config": copy.deepcopy((KINDS | OF_TOKENS)[kind][0])}
     change(state, config)
     save(folder / "quantized", config, state)
     return folder / "quantized"

@@ -23,6 +23,15 @@ FP4 = [0, 0.0625, 8, 12, 4, 6, 2, 3, 0, -0.0625, -8, -12, -4, -6, -2, -3]
 E2M1 = [0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6]
 
 
+def bitnet(n: int, k: int) -> Packed:
+    """Four rows in a byte: n must be a multiple of four."""
+    levels = [[random.choice((-1, 0, 1)) for _ in range(k)] for _ in range(n)]
+    scale = torch.tensor([random.choice((4.0, 6.5))], dtype=torch.bfloat16)
+    packed = [[sum(levels[i + j * n // 4][c] + 1 << 2 * j for j in range(4)) for c in range(k)] for i in range(n // 4)]
+    weight = torch.tensor(levels, dtype=torch.float64) / scale.double()
+    return {"m.weight": torch.tensor(packed, dtype=torch.uint8), "m.weight_scale": scale}, weight
+
+
 def words(values: list[int], bits: int, count: int | None = None) -> list[int]:
     """Packs fields of `bits` bits one after another, starting at the lowest bit of the first 32-bit word.
 

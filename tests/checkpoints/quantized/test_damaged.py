@@ -33,7 +33,13 @@ def compressed(**more):
             ({"quant_method": name}, f"quant_method = '{name}'.*original")
             for name in ("aqlm", "quip", "hqq", "eetq", "vptq", "higgs", "torchao", "quanto", "spqr", "fbgemm_fp8")
         ],
-        ({"quant_method": "bitnet"}, "quant_method = 'bitnet'.*no other checkpoint"),
+        (
+            {"quant_method": "bitnet", "linear_class": "linear"},
+            "linear_class must be bitlinear or autobitlinear; got 'lin",
+        ),
+        ({"quant_method": "bitnet", "quantization_mode": "later"}, "quantization_mode must be offline or online"),
+        ({"quant_method": "bitnet", "use_rms_norm": True}, "use_rms_norm = True is not implemented"),
+        ({"quant_method": "bitnet", "modules_to_not_convert": "lm_head"}, "must be a list of names or null"),
         ({"quant_method": "auto-round"}, "AutoRound"),
         ({"quant_method": "gguf"}, ".gguf file"),
         ({"quant_method": "a new one"}, "'a new one'.*gptq, awq, bitsandbytes, compressed-tensors"),

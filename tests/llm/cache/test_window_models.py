@@ -30,11 +30,13 @@ STEP, POSITIONS = 24, 512
 KEPT = {"kv_cache_type": "bmc"}
 """A policy that keeps all positions in one group."""
 
-ALWAYS = ("gpt_oss", "mistral", "llama4_text")
-"""Models where some layers have windows, all have, or some have chunks. test_windows.py has other lengths."""
+ALWAYS = ("gemma4_text", "gpt_oss", "mistral", "llama4_text")
+"""Models where layers differ in widths and share keys, some have windows, all have, or some have chunks.
+test_windows.py has other lengths."""
 MODELS = {
     "gpt_oss": {"sliding_window": 19, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
     "gemma3_text": {"sliding_window": 7},
+    "gemma4_text": {"sliding_window": 19, "num_hidden_layers": 9, "layer_types": None, "num_kv_shared_layers": 2},
     "mistral": {"sliding_window": 40},
     "cohere2": {"sliding_window": 32},
     "llama4_text": {"attention_chunk_size": 19},

@@ -8,7 +8,7 @@ import itertools
 import pytest
 import torch
 
-from pace.batch import BLOCK_SIZE, KVSpec, Latent, Positions
+from pace.batch import BLOCK_SIZE, Group, KVSpec, Latent, Positions, Shares
 from pace.llm.cache.groups import by_lifetime, first_kept, most_blocks, most_kept, most_tokens
 from pace.llm.cache.manager import CacheManager
 from pace.llm.clients.session import Session
@@ -47,6 +47,27 @@ def test_layers_of_one_lifetime_are_in_groups_of_about_equal_size() -> None:
     assert gemma_1b == [(4, None), *((count, 512) for count in (3, 4, 4, 3, 4, 4))]
     assert groups_of(*[None] * 21, *[4096] * 7) == [(7, None)] * 3 + [(7, 4096)]
     assert groups_of(None, 7, 40, 40) == [(1, None), (1, 7), (1, 40), (1, 40)]
+
+
+def test_layers_of_two_widths_are_in_groups_of_about_equal_bytes() -> None:
+    """Gemma 4 E2B has heads of 256 or 512 elements, and 26B-A4B has 8 or 2 of these. The last layers of E2B keep
+    nothing."""
+    few = tuple(Positions(1, 512, 512) if index % 5 == 4 else Positions(1, 256, 256, 512) for index in range(15))
+    spec = by_lifetime(KVSpec((*few, *[Shares(13), Shares(14)] * 10), torch.bfloat16))
+    assert [(len(group.layers), group.window) for group in spec.groups] == [(3, None), (6, 512), (6, 512)]
+    assert {spec.content_bytes(group) for group in spec.groups} == {16 * 3 * 2048}
+    many = tuple(Positions(2, 512, 512) if index % 6 == 5 else Positions(8, 256, 256, 1024) for index in range(30))
+    spec = by_lifetime(KVSpec(many, torch.bfloat16))
+    assert spec.groups[0] == Group((5, 11, 17, 23, 29), None) and spec.groups[1].window == 1024
+    assert spec.group_bytes <= 1.2 * 5 * 4096
+
+
+def test_layers_that_share_keys_have_the_blocks_of_others() -> None:
+    layers = (Positions(2, 8, 8, 5), Positions(2, 8, 8), Shares(0), Shares(1))
+    kv = KVSpec(layers, torch.float32).allocate(2)
+    assert kv[2] is kv[0] and kv[3] is kv[1]
+    with pytest.raises(ValueError, match="layer 1 can only share keys and values that layer 0 keeps"):
+        KVSpec((None, Shares(0), Positions(1, 4, 4)), torch.float32)
 
 
 def test_layers_stay_together_where_that_saves_nothing() -> None:

@@ -34,6 +34,7 @@ def test_variant(name, tmp_path, subtests, pytestconfig, restore_isa_and_threads
 
 NEEDED = {
     "deepseek_v2": {"num_experts_per_tok": 2},
+    "dots1": {"n_routed_experts": 8, "n_shared_experts": 2, "num_experts_per_tok": 2},
     "lfm2_moe": {"layer_types": ["conv"] * 32},
     "mistral3": {"text_config": {"model_type": "mistral"}},
 }

@@ -13,8 +13,10 @@ import torch
 
 from tests.llm.models import references
 from tests.llm.models.families.dense_variants import DENSE_BASE, DENSES
+from tests.llm.models.families.gemma4_variants import GEMMA4, GEMMA4_BASE
 from tests.llm.models.families.latent_variants import LATENT_BASE, LATENTS
 from tests.llm.models.families.mixture_variants import MIXTURE_BASE, MIXTURES
+from tests.llm.models.families.older_variants import OLDER, OLDER_BASE, WITHOUT_POSITIONS, WITHOUT_WIDTH
 from tests.llm.models.states.hybrid_variants import HYBRID_BASE, HYBRID_ROUTED, HYBRIDS
 from tests.llm.models.states.mamba_variants import MAMBA_BASE, MAMBA_ROUTED, MAMBAS
 
@@ -48,6 +50,7 @@ BASE = {
     **DENSE_BASE,
     **LATENT_BASE,
     **MIXTURE_BASE,
+    **OLDER_BASE,
     **HYBRID_BASE,
     **MAMBA_BASE,
     "gemma3_text": {
@@ -58,6 +61,7 @@ BASE = {
         "query_pre_attn_scalar": 10,
     },
     "gemma3": {"num_key_value_heads": 2, "head_dim": 12, "sliding_window": 7},
+    **GEMMA4_BASE,
     "smollm3": {"num_key_value_heads": 2, "num_hidden_layers": 4, "pad_token_id": 0},
     "granite": {
         "num_key_value_heads": 2,
@@ -66,6 +70,7 @@ BASE = {
         "residual_multiplier": 0.4,
         "logits_scaling": 2.0,
     },
+    "bitnet": {"num_key_value_heads": 2},
     "olmo2": {"num_key_value_heads": 2},
     "olmo3": {"num_key_value_heads": 2, "num_hidden_layers": 4, "sliding_window": 7},
     "glm": {"num_key_value_heads": 2, "head_dim": 12, "pad_token_id": 0},
@@ -104,6 +109,11 @@ VISION = {
         "image_size": 16,
         "patch_size": 4,
     },
+    "gemma4": {
+        "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "num_key_value_heads": 2, "head_dim": 4, "patch_size": 4, "pooling_kernel_size": 2,
+        "position_embedding_size": 16,
+    },
     "llama4": {
         "hidden_size": 8, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
         "vision_output_dim": 12,
@@ -121,6 +131,10 @@ VISION = {
         "depth": 1, "hidden_size": 8, "intermediate_size": 12, "num_heads": 2, "out_hidden_size": 32, "patch_size": 4,
         "num_position_embeddings": 16, "deepstack_visual_indexes": [0],
     },
+}  # fmt: skip
+VISION["kimi_k25"] = {
+    "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 4,
+    "pos_emb_height": 4, "pos_emb_width": 4,
 }  # fmt: skip
 VISION["qwen3_vl_moe"] = VISION["qwen3_vl"]
 VISION["qwen3_5"] = {name: value for name, value in VISION["qwen3_vl"].items() if name != "deepstack_visual_indexes"}
@@ -270,6 +284,7 @@ VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
     *DENSES,
     *LATENTS,
     *MIXTURES,
+    *OLDER,
     *HYBRIDS,
     *MAMBAS,
     ("llama", "falcon3", rope({"rope_type": "default", "rope_theta": 1000042}, head_dim=256, num_key_value_heads=1)),
@@ -281,6 +296,7 @@ VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
     ("gemma3_text", "layer_types", {"num_hidden_layers": 2, "layer_types": ["full_attention", "sliding_attention"]}),
     ("gemma3", "default", {}),
     ("gemma3", "caps", {"final_logit_softcapping": 4.0}),
+    *GEMMA4,
     ("smollm3", "default", {}),
     ("smollm3", "no_rope_layers", {"no_rope_layers": [0, 1, 1, 0], "tie_word_embeddings": False}),
     ("smollm3", "interval", {"no_rope_layer_interval": 2, "attention_bias": True, "mlp_bias": True}),
@@ -290,6 +306,8 @@ VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
     ("granite", "default", {}),
     ("granite", "tied-bias", {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}),
     ("granite", "theta", rope({"rope_type": "default", "rope_theta": 500.0}, residual_multiplier=1.0)),
+    ("bitnet", "default", {}),
+    ("bitnet", "tied-bias-silu", {"tie_word_embeddings": True, "attention_bias": True, "hidden_act": "silu"}),
     ("olmo2", "default", {}),
     ("olmo2", "mha-bias", {"num_key_value_heads": None, "attention_bias": True, "clip_qkv": 0.1}),
     ("olmo2", "tied-theta", rope({"rope_type": "default", "rope_theta": 500.0}, tie_word_embeddings=True)),
@@ -379,7 +397,9 @@ IDS = [f"{model_type}-{special}" for model_type, special, _ in VARIANTS]
 
 def config_fields(model_type: str, fields: dict[str, Any]) -> dict[str, Any]:
     """Returns the text fields of the config.json of a variant with these special `fields`."""
-    without = {"intermediate_size"} if model_type in ("opt", "gptj", "gpt2") else set()
+    without = {"intermediate_size"} if model_type in ("opt", "gptj", "gpt2", *WITHOUT_WIDTH) else set()
+    if model_type in WITHOUT_POSITIONS:
+        without.add("max_position_embeddings")
     if model_type == "mamba2":
         without = {"intermediate_size", "num_attention_heads", "max_position_embeddings"}
     if model_type == "nemotron_h":
@@ -427,8 +447,9 @@ def as_published(model: torch.nn.Module) -> torch.nn.Module:
         # bound to this instance, so that a deep copy of the model uses the copy
         rotary.rope_init_fn = types.MethodType(lambda self, config: (self.inv_freq, self.attention_scaling), rotary)
     modeling = sys.modules[type(model).__module__]
-    if hasattr(modeling, "torch_chunk_gated_delta_rule"):
-        modeling.torch_chunk_gated_delta_rule = modeling.torch_recurrent_gated_delta_rule
+    for rule in ("torch_{}_gated_delta_rule", "{}_kimi_delta_attention"):
+        if hasattr(modeling, rule.format("chunk")):
+            setattr(modeling, rule.format("chunk"), getattr(modeling, rule.format("recurrent")))
     return model
 
 
@@ -458,12 +479,13 @@ def randomise(model: torch.nn.Module, model_type: str) -> None:
                 spread = 1.0 if is_embedding else 1.5 / inputs**0.5
                 parameter.normal_(0.0, spread)
             else:
-                is_around_one = ("norm" in name or "ln_" in name) and "gemma" not in model_type  # Gemma adds 1
+                adds_one = model_type.startswith(("gemma2", "gemma3"))
+                is_around_one = ("norm" in name or "ln_" in name or name.endswith("scale")) and not adds_one
                 parameter.normal_(1.0 if is_around_one else 0.0, 0.3)
             parameter.copy_(parameter.bfloat16())
         for name, buffer in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):
-                buffer.normal_(0.0, 0.3)
+            if name.endswith(("e_score_correction_bias", "layer_scalar")):
+                buffer.normal_(1.0 if name.endswith("scalar") else 0.0, 0.3)
                 buffer.copy_(buffer.bfloat16())
 
 

@@ -106,6 +106,7 @@ def recurrence(
     sequences: int = 1,
     rate: float = 1.0,
     limits: tuple[float, float] = (0.0, float("inf")),
+    lower_bound: float = 0.0,
 ) -> Layer:
     """`heads`: of keys, and of values; `dims`: of keys, and of values."""
     generator = torch.Generator().manual_seed(tokens)
@@ -123,6 +124,7 @@ def recurrence(
         tiled=tiled,
         beta_scale=2.0 if per_row else 1.0,
         skip=random(num_heads) if skip else None,
+        lower_bound=lower_bound,
         step_limits=limits,
     )
 

@@ -23,6 +23,8 @@ LAYERS = {
     "wide": lambda: recurrence((1, 2), (8, 300), TOKENS),
     "decay per row": lambda: recurrence((2, 2), (24, 20), TOKENS, per_row=True),
     "odd decays per row": lambda: recurrence((1, 2), (5, 17), TOKENS, per_row=True),
+    "bounded decays per row": lambda: recurrence((2, 2), (24, 20), TOKENS, per_row=True, lower_bound=-5.0),
+    "bounded decays": lambda: recurrence((1, 2), (16, 32), TOKENS, lower_bound=-0.5),
     "Mamba-2": lambda: recurrence((1, 4), (64, 48), TOKENS, delta=False, skip=True),
     "Mamba-2 tiled": lambda: recurrence((2, 6), (17, 5), TOKENS, delta=False, tiled=True),
     "limited steps": lambda: recurrence((1, 2), (16, 16), TOKENS, delta=False, limits=(0.4, 0.9)),

@@ -1,5 +1,5 @@
 """The record of one architecture of GGUF files. It defines how their tensors and metadata become those of a checkpoint
-of the Hub. dense.py, mixtures.py and hybrids.py have the records."""
+of the Hub. dense.py, older.py, mixtures.py, biased_mixtures.py and hybrids.py have the records."""
 
 from __future__ import annotations
 
@@ -32,6 +32,8 @@ class Keys(Metadata):
         """`shapes`: by the Hub's names of tensors."""
         super().__init__(metadata.path, metadata, f"{metadata['general.architecture']}.")
         self.shapes = shapes
+        self.of_file = metadata
+        """All metadata of the file, for keys without the architecture's prefix."""
 
     def read(self, name: str, default: bool | int | float | None = None) -> Any:
         """Value of a `Key`. Raises ValueError if it is missing and has no default."""
@@ -62,12 +64,6 @@ class Keys(Metadata):
 
 Change = Callable[[Fields, Keys], Fields]
 """Function that returns changed fields. It raises ValueError or NotImplementedError that names the file."""
-
-
-def shortest(value: float) -> float:
-    """The decimal number that an fp32 value stands for: 1e-05 for 9.99999974737875e-06."""
-    with np.errstate(over="ignore"):
-        return float(str(np.float32(value)))
 
 
 def unchanged(fields: Fields, keys: Keys) -> Fields:
@@ -109,6 +105,9 @@ class Architecture:
     """True if a file may state YaRN's mscale_all_dim, like those with latent attention."""
     mixed: bool = False
     """True if some layers lack attention or a feed-forward. Arrays of heads or widths then have 0 for these layers."""
+    varied: tuple[str, ...] = ()
+    """Keys whose numbers may differ between the layers. The field is that of the first layer; `convert` adds the
+    others."""
     attends: bool = True
     """False if no layer has attention, and a file has no number of heads."""
     defaults: Fields = field(default_factory=dict)

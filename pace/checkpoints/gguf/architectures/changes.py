@@ -10,6 +10,8 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 ATTENTION_BIAS = {"attention_bias": "blk.0.attn_q.bias"}
 BOTH_BIASES = {**ATTENTION_BIAS, "mlp_bias": "blk.0.ffn_gate.bias"}
 USE_BIAS = {"use_bias": "blk.0.attn_q.bias"}
+SOFTMAX, SIGMOID = 1, 2
+"""Values of expert_gating_func."""
 EXPERTS = {"num_experts": Key("expert_count"), "num_experts_per_tok": Key("expert_used_count")}
 ROTATES_ALL = {"partial_rotary_factor": 1.0}
 """For classes with another default. A file that rotates whole heads does not state the factor."""
@@ -29,9 +31,10 @@ def one_window(fields: Fields, keys: Keys) -> Fields:
     return fields | {"sliding_window": keys.integer("attention.sliding_window", 0) or None}
 
 
-def alternating(period: int, default: int = 0) -> Change:
-    """Returns a change that sets windows in some layers. If the file does not state which, every `period`-th layer has
-    full attention. Without a window, all layers see all positions; `default` is the window of files that state none."""
+def alternating(period: int, default: int = 0, full_first: bool = False) -> Change:
+    """Returns a change that sets windows in some layers. If the file does not state which, the last layer of each
+    `period` has full attention, or the first with `full_first`. Without a window, all layers see all positions;
+    `default` is the window of files that state none."""
 
     def add(fields: Fields, keys: Keys) -> Fields:
         layers = layers_of(fields)
@@ -41,20 +44,33 @@ def alternating(period: int, default: int = 0) -> Change:
         pattern = keys.get(name := "attention.sliding_window_pattern")
         if not isinstance(pattern, np.ndarray):
             every = max(1, keys.integer(name, period))
-            pattern = [(layer + 1) % every for layer in layers]
+            pattern = [(layer if full_first else layer + 1) % every for layer in layers]
         return fields | {"sliding_window": window, "layer_types": [SLIDING if slides else FULL for slides in pattern]}
 
     return add
 
 
-def rotations(fields: Fields, local_theta: float) -> Fields:
+def rotations(fields: Fields, local_theta: float, **local: float) -> Fields:
     """Returns `fields` with two rotations. The rotation of layers with a window has a separate base and is not
-    scaled."""
+    scaled; `local` are its other fields that differ."""
     rope = ("rope_theta", "rope_scaling", "partial_rotary_factor", "original_max_position_embeddings")
     common = {name: fields[name] for name in fields.keys() & {"partial_rotary_factor"}}
     full = {"rope_theta": fields["rope_theta"], **(fields.get("rope_scaling") or {}), **common}
     kept = {name: value for name, value in fields.items() if name not in rope}
-    return kept | {"rope_parameters": {FULL: full, SLIDING: {"rope_theta": local_theta, **common}}}
+    return kept | {"rope_parameters": {FULL: full, SLIDING: {"rope_theta": local_theta, **common, **local}}}
+
+
+def shortest(value: float) -> float:
+    """The decimal number that an fp32 value stands for: 1e-05 for 9.99999974737875e-06."""
+    with np.errstate(over="ignore"):
+        return float(str(np.float32(value)))
+
+
+def only_sigmoids(fields: Fields, keys: Keys) -> Fields:
+    """Refuses a file whose experts are weighed otherwise."""
+    if keys.integer("expert_gating_func", SIGMOID) != SIGMOID:
+        raise keys.refused(f"{keys.prefix}expert_gating_func other than sigmoid is not implemented")
+    return fields
 
 
 def granite(fields: Fields, keys: Keys) -> Fields:

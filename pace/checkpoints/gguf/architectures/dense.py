@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pace.checkpoints.gguf.architectures.architecture import Architecture, Fields, Key, Keys, shortest
+from pace.checkpoints.gguf.architectures.architecture import Architecture, Fields, Key, Keys
 from pace.checkpoints.gguf.architectures.changes import (
     ATTENTION_BIAS,
     BOTH_BIASES,
@@ -17,6 +17,7 @@ from pace.checkpoints.gguf.architectures.changes import (
     layers_of,
     one_window,
     rotations,
+    shortest,
 )
 from pace.checkpoints.gguf.architectures.forms import PLUS_ONE
 from pace.checkpoints.gguf.architectures.names import (

@@ -26,9 +26,13 @@ ONE_ROW = Form(lambda shape: (1, *shape) if len(shape) == 1 else shape)
 """A vector that is a matrix of one row on the Hub."""
 VECTOR = Form(lambda shape: (prod(shape),))
 """A matrix that is a vector on the Hub."""
-FILTERS = Form(lambda shape: (shape[0], 1, shape[1]) if len(shape) == 2 else shape)
-"""Filters of a convolution over channels `[C, L]`, which are `[C, 1, L]` on the Hub."""
+FILTERS = Form(lambda shape: (shape[0], 1, shape[1]) if len(shape) == 2 else shape[-3:])
+"""Filters of a convolution over channels `[C, L]`, or `[1, C, 1, L]`, which are `[C, 1, L]` on the Hub."""
 PLUS_ONE = Form(values=lambda values: values - 1)
 """Weights of norms to which the converter has added 1."""
 RATES = Form(VECTOR.shape, lambda values: values.neg().log())
 """Rates of decay `-exp(A)`, in place of the Hub's A."""
+POSITIVE_RATES = Form(VECTOR.shape, lambda values: values.log())
+"""`exp(A)`, in place of the Hub's A."""
+RATES_OF_HEADS = RATES._replace(shape=lambda shape: (1, 1, prod(shape), 1))
+"""`RATES` for an A of shape `[1, 1, H, 1]`."""

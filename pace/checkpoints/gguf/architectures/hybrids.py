@@ -5,14 +5,36 @@ has width 0. Files of Qwen mark layers with a state."""
 
 from __future__ import annotations
 
+import numpy as np
+
 from pace.checkpoints.gguf.architectures.architecture import Architecture, Fields, Key, Keys
-from pace.checkpoints.gguf.architectures.changes import FULL, ROTATES_ALL, granite, layers_of
-from pace.checkpoints.gguf.architectures.forms import AS_IT_IS, FILTERS, ONE_ROW, PLUS_ONE, RATES, VECTOR, Form
-from pace.checkpoints.gguf.architectures.mixtures import SIGMOID, SIZED_EXPERTS
+from pace.checkpoints.gguf.architectures.changes import (
+    FULL,
+    ROTATES_ALL,
+    granite,
+    latent,
+    layers_of,
+    only_sigmoids,
+    shortest,
+)
+from pace.checkpoints.gguf.architectures.forms import (
+    AS_IT_IS,
+    FILTERS,
+    ONE_ROW,
+    PLUS_ONE,
+    POSITIVE_RATES,
+    RATES,
+    RATES_OF_HEADS,
+    VECTOR,
+    Form,
+)
+from pace.checkpoints.gguf.architectures.mixtures import DEEPSEEK, SIZED_EXPERTS
 from pace.checkpoints.gguf.architectures.names import (
+    BAILING_HYBRID,
     BAMBA,
     FALCON_H1,
     GRANITE_HYBRID,
+    KIMI_LINEAR,
     LFM2,
     MAMBA2,
     NEMOTRON_H,
@@ -29,9 +51,8 @@ def kinds(fields: Fields, keys: Keys, other: str) -> list[str]:
 
 
 def lfm2(fields: Fields, keys: Keys) -> Fields:
-    if keys.integer("expert_gating_func", SIGMOID) != SIGMOID:
-        raise keys.refused("lfm2moe.expert_gating_func other than sigmoid is not implemented")
-    return fields | {"layer_types": kinds(fields, keys, CONVOLUTION), "conv_bias": keys.has_tensor("conv.in_proj.bias")}
+    types = kinds(fields, keys, CONVOLUTION)
+    return only_sigmoids(fields, keys) | {"layer_types": types, "conv_bias": keys.has_tensor("conv.in_proj.bias")}
 
 
 def delta_rule(fields: Fields, keys: Keys) -> Fields:
@@ -51,6 +72,24 @@ def delta_rule(fields: Fields, keys: Keys) -> Fields:
 
 def qwen35(fields: Fields, keys: Keys) -> Fields:
     return delta_rule(fields, keys) | {"value_heads_tiled": True}
+
+
+def kimi_linear(fields: Fields, keys: Keys) -> Fields:
+    """Layers of the delta rule have as many heads as those with attention."""
+    found = latent(only_sigmoids(fields, keys), keys, keys.read("attention.key_length_mla"))
+    return found | {
+        "v_head_dim": keys.read("attention.value_length_mla"),
+        "layer_types": kinds(fields, keys, LINEAR),
+        "linear_num_heads": fields["num_attention_heads"],
+    }
+
+
+def bailingmoe3(fields: Fields, keys: Keys) -> Fields:
+    for name in ("swiglu_clamp_exp", "swiglu_clamp_shexp"):
+        if np.any(keys.get(name, 0)):
+            raise keys.refused(f"bailingmoe3.{name} is not implemented")
+    lower_bound = shortest(keys.required(name := "kda.gate_lower_bound", keys.number(name)))
+    return kimi_linear(fields, keys) | {"kda_lower_bound": lower_bound}
 
 
 def head_dim(keys: Keys) -> int:
@@ -137,6 +176,13 @@ DELTA_FORMS = {
     "mlp.shared_expert_gate.weight": ONE_ROW,
 }
 QWEN_EXPERTS = {**SIZED_EXPERTS, "shared_expert_intermediate_size": Key("expert_shared_feed_forward_length")}
+KIMI = {
+    **DEEPSEEK,
+    "n_shared_experts": Key("expert_shared_count"),
+    "norm_topk_prob": Key("expert_weights_norm", True),
+    "linear_head_dim": Key("kda.head_dim"),
+    "linear_conv_kernel_dim": Key("ssm.conv_kernel"),
+}
 SHORT_CONVOLUTIONS = {"conv.conv.weight": FILTERS}
 LENGTH = {"conv_L_cache": Key("shortconv.l_cache")}
 
@@ -178,6 +224,16 @@ HYBRIDS = (
             "norm_topk_prob": Key("expert_weights_norm", True),
             "routed_scaling_factor": Key("expert_weights_scale", 1.0),
         },
+    ),
+    Architecture(
+        "kimi-linear", "kimi_linear", names=KIMI_LINEAR, mixed=True, latent=True, convert=kimi_linear,
+        forms={"self_attn.A_log": RATES_OF_HEADS, "conv1d.weight": FILTERS},
+        keys=KIMI,
+    ),
+    Architecture(
+        "bailingmoe3", "bailing_hybrid", names=BAILING_HYBRID, mixed=True, latent=True, convert=bailingmoe3,
+        forms={"self_attn.A_log": POSITIVE_RATES, "conv1d.weight": FILTERS},
+        keys={**KIMI, "kda_safe_gate": Key("kda.safe_gate", True)},
     ),
     Architecture(
         "qwen3next", "qwen3_next", names=QWEN3_NEXT, forms=DELTA_FORMS, convert=delta_rule,

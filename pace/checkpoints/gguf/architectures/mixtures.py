@@ -14,17 +14,29 @@ from pace.checkpoints.gguf.architectures.changes import (
     EXPERTS,
     FULL,
     ROTATES_ALL,
+    SIGMOID,
+    SOFTMAX,
     USE_BIAS,
+    alternating,
     granite,
     latent,
     layers_of,
     one_window,
+    only_sigmoids,
+    rotations,
+    shortest,
 )
 from pace.checkpoints.gguf.architectures.forms import ONE_ROW
-from pace.checkpoints.gguf.architectures.names import AFTER_ATTENTION, GRANITE_MOE, HUNYUAN_NORMS, LATENT, LLAMA, gated
+from pace.checkpoints.gguf.architectures.names import (
+    AFTER_ATTENTION,
+    GRANITE_MOE,
+    HUNYUAN_NORMS,
+    LATENT,
+    LLAMA,
+    NEXTN,
+    gated,
+)
 
-SOFTMAX, SIGMOID = 1, 2
-"""Values of expert_gating_func."""
 EXPERTS_OF_MAVERICK = 128
 SIZED_EXPERTS = {**EXPERTS, "moe_intermediate_size": Key("expert_feed_forward_length")}
 DEEPSEEK = {
@@ -63,12 +75,6 @@ def gpt_oss(fields: Fields, keys: Keys) -> Fields:
     return fields | rope | {"intermediate_size": inner}
 
 
-def glm4moe(fields: Fields, keys: Keys) -> Fields:
-    if keys.integer("expert_gating_func", SIGMOID) != SIGMOID:
-        raise keys.refused("glm4moe.expert_gating_func other than sigmoid is not implemented")
-    return fields
-
-
 def phimoe(fields: Fields, keys: Keys) -> Fields:
     """Uses the file's single scale of the rotation for both short and long sequences."""
     if scaling := fields.get("rope_scaling"):
@@ -93,6 +99,24 @@ def llama4(fields: Fields, keys: Keys) -> Fields:
         "intermediate_size_mlp": fields["intermediate_size"],
         "use_qk_norm": keys.read("expert_count") != EXPERTS_OF_MAVERICK,
     }
+
+
+def cohere2moe(fields: Fields, keys: Keys) -> Fields:
+    """Sets how experts are weighed, and the width of the dense layers. A file with an epsilon of RMS norms has
+    these."""
+    gating = keys.integer("expert_gating_func", SIGMOID)
+    if gating not in (SOFTMAX, SIGMOID):
+        raise keys.refused(f"cohere2moe.expert_gating_func = {gating} is not implemented")
+    epsilon = keys.number("attention.layer_norm_rms_epsilon")
+    return fields | {
+        "rms_norm_eps": None if epsilon is None else shortest(epsilon),
+        "expert_selection_fn": "softmax" if gating == SOFTMAX else "sigmoid",
+        "prefix_dense_intermediate_size": fields["intermediate_size"],
+    }
+
+
+def mellum(fields: Fields, keys: Keys) -> Fields:
+    return rotations(fields, keys.number("rope.freq_base_swa", fields["rope_theta"]))
 
 
 def deepseek2(fields: Fields, keys: Keys) -> Fields:
@@ -164,8 +188,8 @@ MIXTURES = (
         },
     ),
     Architecture(
-        "glm4moe", "glm4_moe", defaults=ROTATES_ALL, convert=glm4moe,
-        names=LLAMA.but({**AFTER_ATTENTION, **CORRECTION, **gated("mlp.shared_experts", "_shexp")}),
+        "glm4moe", "glm4_moe", defaults=ROTATES_ALL, convert=only_sigmoids,
+        names=LLAMA.but({**AFTER_ATTENTION, **CORRECTION, **NEXTN, **gated("mlp.shared_experts", "_shexp")}),
         present={**ATTENTION_BIAS, "use_qk_norm": "blk.0.attn_q_norm.weight"},
         keys={
             **DEEPSEEK,
@@ -188,11 +212,26 @@ MIXTURES = (
         keys={**EXPERTS, "interleave_moe_layer_step": Key("interleave_moe_layer_step")},
     ),
     Architecture(
+        "cohere2moe", "cohere2_moe", layer_norms="layer_norm_eps", present=ATTENTION_BIAS, convert=cohere2moe,
+        window=alternating(4, full_first=True), absent=("intermediate_size",),
+        names=LLAMA.but(gated("mlp.shared_experts", "_shexp")),
+        keys={
+            **EXPERTS,
+            "intermediate_size": Key("expert_feed_forward_length"),
+            "num_shared_experts": Key("expert_shared_count", 0),
+            "first_k_dense_replace": Key("leading_dense_block_count", 0),
+            "norm_topk_prob": Key("expert_weights_norm", False),
+        },
+    ),
+    Architecture(
+        "mellum", "mellum", present=ATTENTION_BIAS, window=alternating(4), convert=mellum, keys=SIZED_EXPERTS,
+    ),
+    Architecture(
         "deepseek2", "deepseek_v3", marker="deepseek2.expert_count", latent=True, convert=deepseek2,
-        defaults={"num_nextn_predict_layers": 0},
-        names=LATENT.but({**CORRECTION, **gated("mlp.shared_experts", "_shexp")}),
+        names=LATENT.but({**CORRECTION, **NEXTN, **gated("mlp.shared_experts", "_shexp")}),
         keys={
             **DEEPSEEK,
+            "num_nextn_predict_layers": Key("nextn_predict_layers", 0),
             "n_shared_experts": Key("expert_shared_count"),
             "norm_topk_prob": Key("expert_weights_norm", False),
         },

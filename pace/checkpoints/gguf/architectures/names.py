@@ -47,6 +47,13 @@ def gated(prefix: str, end: str = "") -> dict[str, str]:
     return {f"ffn_{part}{end}": f"{prefix}.{part}_proj" for part in ("gate", "up", "down")}
 
 
+NEXTN = {
+    **{f"nextn.{part}": part for part in ("eh_proj", "enorm", "hnorm", "embed_tokens")},
+    **{f"nextn.shared_head_{part}": f"shared_head.{part}" for part in ("norm", "head")},
+}
+"""Names of a layer for multi-token prediction, next to those of any layer."""
+
+
 LLAMA = TensorNames(
     {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"},
     "model.layers",
@@ -76,6 +83,9 @@ GEMMA = LLAMA.but(
 PHI3 = LLAMA.but({"ffn_up": "mlp.gate_up_proj"})
 GLM4 = PHI3.but({"post_attention_norm": "post_self_attn_layernorm", "post_ffw_norm": "post_mlp_layernorm"})
 HUNYUAN_NORMS = {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
+SHARED_EXPERTS = gated("mlp.shared_experts", "_shexp")
+BIASED = LLAMA.but({"exp_probs_b.bias": "mlp.gate.e_score_correction_bias", **SHARED_EXPERTS})
+"""Experts that a bias helps to choose, next to shared ones."""
 LATENT = LLAMA.but(
     {
         "attn_q_a": "self_attn.q_a_proj",
@@ -127,6 +137,38 @@ GPT2 = TensorNames(
     },
 )
 
+APERTUS = LLAMA.but({"attn_norm": "attention_layernorm", "ffn_norm": "feedforward_layernorm"})
+BLOOM = TensorNames(
+    {
+        "token_embd": "transformer.word_embeddings",
+        "token_embd_norm": "transformer.word_embeddings_layernorm",
+        "output_norm": "transformer.ln_f",
+        "output": "lm_head",
+    },
+    "transformer.h",
+    {
+        **GPT_NEOX.inner,
+        "attn_qkv": "self_attention.query_key_value",
+        "attn_output": "self_attention.dense",
+    },
+)
+FALCON = BLOOM
+"""Files of Falcon have no second norm, or `FALCON_NORMS`."""
+FALCON_NORMS = {"attn_norm": "ln_mlp", "attn_norm_2": "ln_attn"}
+"""Names of two norms in a layer."""
+MPT = TensorNames(
+    {"token_embd": "transformer.wte", "output_norm": "transformer.norm_f", "output": "lm_head"},
+    "transformer.blocks",
+    {
+        "attn_norm": "norm_1",
+        "attn_qkv": "attn.Wqkv",
+        "attn_output": "attn.out_proj",
+        "ffn_norm": "norm_2",
+        "ffn_up": "ffn.up_proj",
+        "ffn_down": "ffn.down_proj",
+    },
+)
+
 
 def mamba(prefix: str) -> dict[str, str]:
     """Names of a Mamba-2 layer."""
@@ -155,6 +197,7 @@ LFM2 = replace(
 QWEN3_NEXT = LLAMA.but(
     {
         **AFTER_ATTENTION,
+        **NEXTN,
         "attn_qkv": "linear_attn.in_proj_qkv",
         "attn_gate": "linear_attn.in_proj_z",
         "ssm_ba": "linear_attn.in_proj_ba",
@@ -169,6 +212,21 @@ QWEN3_NEXT = LLAMA.but(
         "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
         **gated("mlp.shared_expert", "_shexp"),
     }
+)
+KIMI_LINEAR = LATENT.but(
+    {
+        "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+        **SHARED_EXPERTS,
+        **{f"ssm_conv1d_{part}": f"self_attn.{part}_conv1d" for part in "qkv"},
+        **{f"ssm_{part}": f"self_attn.{part}_proj" for part in ("f_a", "f_b", "g_a", "g_b")},
+        "ssm_beta": "self_attn.b_proj",
+        "ssm_a": "self_attn.A_log",
+        "ssm_dt.bias": "self_attn.dt_bias",
+        "ssm_norm": "self_attn.o_norm",
+    }
+)
+BAILING_HYBRID = KIMI_LINEAR.but(
+    {"ssm_f_a": "self_attn.f_proj", "ssm_g_a": "self_attn.g_proj", "attn_gate": "self_attn.g_proj"}
 )
 GRANITE_MOE = LLAMA.but(
     {

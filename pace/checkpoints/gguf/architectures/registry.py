@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from pace.checkpoints.gguf.architectures.architecture import Architecture
+from pace.checkpoints.gguf.architectures.biased_mixtures import BIASED_MIXTURES
 from pace.checkpoints.gguf.architectures.dense import DENSE
 from pace.checkpoints.gguf.architectures.hybrids import HYBRIDS
 from pace.checkpoints.gguf.architectures.mixtures import MIXTURES
+from pace.checkpoints.gguf.architectures.older import OLDER
 
-ARCHITECTURES: tuple[Architecture, ...] = (*DENSE, *MIXTURES, *HYBRIDS)
+ARCHITECTURES: tuple[Architecture, ...] = (*DENSE, *OLDER, *MIXTURES, *BIASED_MIXTURES, *HYBRIDS)
 
 
 def find_architecture(name: str, sources: Collection[str]) -> Architecture | None:

@@ -55,7 +55,11 @@ class CohereForCausalLM(LlamaForCausalLM):
     def make_layer(self, name: str, index: int) -> Block:
         attention = self.make_attention(f"{name}.self_attn", index)
         return Block(
-            self.make_norm(f"{name}.input_layernorm"), attention, None, self.make_mlp(f"{name}.mlp"), parallel=True
+            self.make_norm(f"{name}.input_layernorm"),
+            attention,
+            None,
+            self.make_feed_forward(name, index),
+            parallel=True,
         )
 
     def make_norm(self, name: str) -> LayerNorm:

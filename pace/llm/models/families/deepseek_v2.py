@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from pace.llm.layers import FeedForward, MixtureOfExperts, RouterLinear, Vectors, expert_stacks
+from pace.llm.layers import FeedForward, MixtureOfExperts, RouterLinear, expert_stacks
 from pace.llm.models.families.latent import LatentConfig, LatentForCausalLM
 from pace.llm.models.families.mixture_config import MixtureConfig, shared_mlp
 from pace.llm.models.model_config import MAX_LAYERS, MAX_POSITIONS, count, declared, number
@@ -36,7 +36,7 @@ class DeepseekConfig(MixtureConfig, LatentConfig):
     topk_group: int | None = count(None, MAX_EXPERTS, optional=True)
     first_k_dense_replace: int = count(0, MAX_LAYERS, minimum=0)
     num_nextn_predict_layers: int = count(1, MAX_LAYERS, minimum=0)
-    """Number of multi-token prediction layers after the model's own layers; they are ignored."""
+    """Number of layers for multi-token prediction after the model's own layers."""
 
     aliases: ClassVar[dict[str, str]] = {
         "n_routed_experts": "num_experts",
@@ -85,18 +85,19 @@ class DeepseekV2Config(DeepseekConfig):
 
 class DeepseekV2ForCausalLM(LatentForCausalLM):
     Config = DeepseekV2Config
-    has_choice_bias: ClassVar[bool] = False
 
     def __init__(self, config: DeepseekConfig, dtype: torch.dtype, ops: Ops):
         super().__init__(config, dtype, ops)
-        last = config.num_hidden_layers
-        left_out = range(last, last + config.num_nextn_predict_layers)
-        self.ignored_tensors = (*self.ignored_tensors, *(rf"model\.layers\.{layer}\..*" for layer in left_out))
+        self.num_further_layers = config.num_nextn_predict_layers
 
     def make_feed_forward(self, name: str, index: int) -> FeedForward:
-        config, mlp = self.config, f"{name}.mlp"
-        if not config.has_experts(index):
+        if not self.config.has_experts(index):
             return super().make_feed_forward(name, index)
+        return self.make_experts(f"{name}.mlp")
+
+    def make_experts(self, name: str) -> MixtureOfExperts:
+        """Makes the mixture of a layer."""
+        config = self.config
         count, hidden, inner, act = (
             config.num_experts,
             config.hidden_size,
@@ -104,10 +105,9 @@ class DeepseekV2ForCausalLM(LatentForCausalLM):
             config.hidden_act,
         )
         return MixtureOfExperts(
-            RouterLinear({f"{mlp}.gate": count}, hidden),
+            RouterLinear({f"{name}.gate": count}, hidden),
             config.router,
-            *expert_stacks(f"{mlp}.experts", count, hidden, inner),
+            *expert_stacks(f"{name}.experts", count, hidden, inner),
             act,
-            choice_bias=Vectors({f"{mlp}.gate.e_score_correction_bias": count} if self.has_choice_bias else {}),
-            shared=shared_mlp(f"{mlp}.shared_experts", hidden, inner * config.n_shared_experts, act, config.mlp_bias),
+            shared=shared_mlp(f"{name}.shared_experts", hidden, inner * config.n_shared_experts, act, config.mlp_bias),
         )

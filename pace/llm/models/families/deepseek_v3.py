@@ -6,48 +6,32 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from pace.llm.layers import MixtureOfExperts
 from pace.llm.models.families.deepseek_v2 import DeepseekConfig, DeepseekV2ForCausalLM
+from pace.llm.models.families.mixture_config import BiasedChoiceConfig, biased_mixture
 from pace.llm.models.model_config import MAX_LAYERS, MAX_POSITIONS, count, flag, number, token_ids
-from pace.ops.experts import MAX_EXPERTS, Router
+from pace.ops.experts import MAX_EXPERTS
 
 
 @dataclass(frozen=True, kw_only=True)
-class BiasedChoiceConfig(DeepseekConfig):
-    """Config for experts chosen by sigmoid scores with a bias, from the groups with the largest sum of their two
-    best."""
+class LatentBiasedConfig(BiasedChoiceConfig, DeepseekConfig):
+    """Config of latent attention and experts chosen by biased scores."""
 
-    norm_topk_prob: bool = flag(True)
     rope_interleave: bool = flag(True)
     num_experts_per_tok: int = count(8, MAX_EXPERTS)
-    n_shared_experts: int = count(1)
 
     without_effect: ClassVar[dict[str, tuple]] = {
         "mlp_bias": (False,),
         "moe_layer_freq": (1,),
     }
-    only_here: ClassVar[dict[str, tuple]] = {"scoring_func": (None, "sigmoid"), "topk_method": (None, "noaux_tc")}
 
     @property
     def rotates_neighbours(self) -> bool:
         return self.rope_interleave
 
-    @property
-    def router(self) -> Router:
-        return Router(
-            self.num_experts,
-            self.chosen,
-            "sigmoid",
-            normalise=self.norm_topk_prob,
-            eps=1e-20,
-            scale=self.routed_scaling_factor,
-            groups=self.n_group,
-            kept_groups=self.topk_group,
-            group_score="top2",
-        )
-
 
 @dataclass(frozen=True, kw_only=True)
-class DeepseekV3Config(BiasedChoiceConfig):
+class DeepseekV3Config(LatentBiasedConfig):
     vocab_size: int = count(129280)
     hidden_size: int = count(7168)
     intermediate_size: int = count(18432)
@@ -67,4 +51,6 @@ class DeepseekV3Config(BiasedChoiceConfig):
 
 class DeepseekV3ForCausalLM(DeepseekV2ForCausalLM):
     Config = DeepseekV3Config
-    has_choice_bias = True
+
+    def make_experts(self, name: str) -> MixtureOfExperts:
+        return biased_mixture(self.config, name)

@@ -99,9 +99,30 @@ class GatedDeltaConfig(DeltaRuleConfig):
         return read_rope(fields, head_dim, self.max_position_embeddings, partial=True, default_partial=0.25)
 
 
+MTP_PARTS = {
+    r"layers\.0": "",
+    "fc": ".eh_proj",
+    "pre_fc_norm_embedding": ".enorm",
+    "pre_fc_norm_hidden": ".hnorm",
+    "norm": ".shared_head.norm",
+}
+"""Parts of `mtp.`, and their names in a further layer."""
+
+
 class GatedDeltaForCausalLM(LlamaForCausalLM):
     Config: ClassVar[type[GatedDeltaConfig]]
     ignored_tensors = (*LlamaForCausalLM.ignored_tensors, r"(model\.)?mtp\..*")
+    num_further_layers = 1
+
+    def add_mtp(self) -> None:
+        super().add_mtp()
+        further = self.further_layer(0)
+        mtp = {rf"^(model\.)?mtp\.{part}\.": f"{further}{here}." for part, here in MTP_PARTS.items()}
+        self.other_names = {**self.other_names, **mtp}
+
+    def make_mtp_block(self, name: str) -> Block:
+        """Makes a block with attention."""
+        return super().make_layer(name, len(self.layers) - 1)
 
     def make_layer(self, name: str, index: int) -> Block:
         if self.config.layer_types[index] == FULL:

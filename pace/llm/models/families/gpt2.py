@@ -84,34 +84,36 @@ class GPT2LMHeadModel(BaseModelForCausalLM):
         hidden = config.hidden_size
         self.embedding = Embedding(self.embedding_name, config.vocab_size, hidden)
         self.positions = Embedding("transformer.wpe", config.max_position_embeddings, hidden)
-        self.layers = [gpt2_layer(config, f"transformer.h.{i}", i) for i in range(config.num_hidden_layers)]
+        self.layers = [self.make_layer(f"transformer.h.{i}", i) for i in range(config.num_hidden_layers)]
         self.final_norm = LayerNorm("transformer.ln_f", hidden, config.layer_norm_epsilon)
         self.lm_head = self.make_head(hidden)
 
     def embed(self, ops: ForwardOps, batch: ForwardBatch) -> Tensor:
         return self.embedding(ops, batch.tokens) + self.positions(ops, batch.positions)
 
+    def make_layer(self, name: str, index: int) -> Block:
+        """Makes `x + attention(norm(x))`, then `x + mlp(norm(x))`."""
+        config = self.config
+        hidden, kv_heads, dim = config.hidden_size, config.num_key_value_heads, config.head_dim
+        attention = Attention(
+            self.make_qkv(f"{name}.attn.c_attn"),
+            self.linear(f"{name}.attn.c_proj", hidden, hidden),
+            config.num_attention_heads,
+            Positions(kv_heads, dim, dim),
+            NoRotary(),
+            scale=config.attention_scale(index),
+        )
+        mlp = PlainMLP(
+            self.linear(f"{name}.mlp.c_fc", config.n_inner, hidden),
+            self.linear(f"{name}.mlp.c_proj", hidden, config.n_inner),
+            config.activation_function,
+        )
+        first, second = (LayerNorm(f"{name}.ln_{i}", hidden, config.layer_norm_epsilon) for i in (1, 2))
+        return Block(first, attention, second, mlp)
 
-def gpt2_layer(config: GPT2Config, name: str, index: int) -> Block:
-    """`x + attention(norm(x))`, then `x + mlp(norm(x))`."""
-    hidden, heads, dim = config.hidden_size, config.num_attention_heads, config.head_dim
+    def make_qkv(self, name: str) -> Linear:
+        return self.linear(name, 3 * self.config.hidden_size, self.config.hidden_size)
 
-    def linear(part: str, n: int, k: int) -> Linear:
-        rows = TensorSource((k, n), transposed=True) if config.matrices_transposed else n
-        return Linear({f"{name}.{part}": rows}, k, bias=True)
-
-    attention = Attention(
-        linear("attn.c_attn", 3 * hidden, hidden),
-        linear("attn.c_proj", hidden, hidden),
-        heads,
-        Positions(heads, dim, dim),
-        NoRotary(),
-        scale=config.attention_scale(index),
-    )
-    mlp = PlainMLP(
-        linear("mlp.c_fc", config.n_inner, hidden),
-        linear("mlp.c_proj", hidden, config.n_inner),
-        config.activation_function,
-    )
-    first, second = (LayerNorm(f"{name}.ln_{i}", hidden, config.layer_norm_epsilon) for i in (1, 2))
-    return Block(first, attention, second, mlp)
+    def linear(self, name: str, n: int, k: int) -> Linear:
+        rows = TensorSource((k, n), transposed=True) if self.config.matrices_transposed else n
+        return Linear({name: rows}, k, bias=True)

@@ -103,8 +103,7 @@ class GPTNeoXForCausalLM(BaseModelForCausalLM):
 def gpt_neox_layer(config: GPTNeoXConfig, name: str, rotary: Rotary) -> Block:
     """`x + attention(norm(x)) + mlp(other_norm(x))`; if not parallel, the MLP reads a norm of the first sum."""
     hidden, heads, dim = config.hidden_size, config.num_attention_heads, config.head_dim
-    by_head = TensorSource((3 * hidden, hidden), tuple(RowRange(part * dim, hidden, dim, 3 * dim) for part in range(3)))
-    rows = by_head if config.qkv_by_head else 3 * hidden
+    rows = qkv_by_group(hidden, heads, heads, dim) if config.qkv_by_head else 3 * hidden
     attention = Attention(
         Linear({f"{name}.attention.query_key_value": rows}, hidden, config.attention_bias),
         Linear({f"{name}.attention.dense": hidden}, hidden, config.attention_bias),
@@ -121,3 +120,15 @@ def gpt_neox_layer(config: GPTNeoXConfig, name: str, rotary: Rotary) -> Block:
         LayerNorm(f"{name}.{which}_layernorm", hidden, config.layer_norm_eps) for which in ("input", "post_attention")
     )
     return Block(norm, attention, other_norm, mlp, parallel=config.use_parallel_residual)
+
+
+def qkv_by_group(hidden: int, num_heads: int, kv_heads: int, head_dim: int) -> TensorSource:
+    """Locates queries, keys and values in a tensor. For each key head, it has the rows of its queries, of the key and
+    of the value."""
+    queries = num_heads // kv_heads * head_dim
+    step = queries + 2 * head_dim
+    rows = (
+        RowRange(0, num_heads * head_dim, queries, step),
+        *(RowRange(queries + part * head_dim, kv_heads * head_dim, head_dim, step) for part in range(2)),
+    )
+    return TensorSource((kv_heads * step, hidden), rows)

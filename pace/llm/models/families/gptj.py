@@ -83,27 +83,29 @@ class GPTJForCausalLM(BaseModelForCausalLM):
         super().__init__(config, dtype, ops)
         self.rotaries = (Rotary(config.rope),)
         self.embedding = Embedding(self.embedding_name, config.vocab_size, config.hidden_size)
-        self.layers = [
-            gptj_layer(config, f"transformer.h.{i}", self.rotaries[0]) for i in range(config.num_hidden_layers)
-        ]
+        self.layers = [self.make_layer(f"transformer.h.{i}") for i in range(config.num_hidden_layers)]
         self.final_norm = LayerNorm("transformer.ln_f", config.hidden_size, config.layer_norm_epsilon)
         self.lm_head = self.make_head(config.hidden_size, bias=True)
 
+    def make_layer(self, name: str) -> Block:
+        """Makes `x + attention(norm(x)) + mlp(norm(x))`."""
+        config = self.config
+        hidden, heads, dim = config.hidden_size, config.num_attention_heads, config.head_dim
+        attention = Attention(
+            self.make_qkv(f"{name}.attn"),
+            Linear({f"{name}.attn.out_proj": hidden}, hidden),
+            heads,
+            Positions(heads, dim, dim),
+            self.rotaries[0],
+        )
+        mlp = PlainMLP(
+            Linear({f"{name}.mlp.fc_in": config.n_inner}, hidden, bias=True),
+            Linear({f"{name}.mlp.fc_out": hidden}, config.n_inner, bias=True),
+            config.activation_function,
+        )
+        norm = LayerNorm(f"{name}.ln_1", hidden, config.layer_norm_epsilon)
+        return Block(norm, attention, None, mlp, parallel=True)
 
-def gptj_layer(config: GPTJConfig, name: str, rotary: Rotary) -> Block:
-    """`x + attention(norm(x)) + mlp(norm(x))`."""
-    hidden, heads, dim = config.hidden_size, config.num_attention_heads, config.head_dim
-    attention = Attention(
-        Linear({f"{name}.attn.{part}_proj": hidden for part in "qkv"}, hidden),
-        Linear({f"{name}.attn.out_proj": hidden}, hidden),
-        heads,
-        Positions(heads, dim, dim),
-        rotary,
-    )
-    mlp = PlainMLP(
-        Linear({f"{name}.mlp.fc_in": config.n_inner}, hidden, bias=True),
-        Linear({f"{name}.mlp.fc_out": hidden}, config.n_inner, bias=True),
-        config.activation_function,
-    )
-    norm = LayerNorm(f"{name}.ln_1", hidden, config.layer_norm_epsilon)
-    return Block(norm, attention, None, mlp, parallel=True)
+    def make_qkv(self, name: str) -> Linear:
+        hidden = self.config.hidden_size
+        return Linear({f"{name}.{part}_proj": hidden for part in "qkv"}, hidden)

@@ -28,7 +28,6 @@ from pace.llm.layers import (
     Temperature,
     UnitNorm,
 )
-from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.model_config import (
     MAX_HEAD_DIM,
     MAX_LAYERS,
@@ -41,6 +40,7 @@ from pace.llm.models.model_config import (
     number,
     token_ids,
 )
+from pace.llm.models.mtp import MultiTokenForCausalLM
 from pace.llm.models.rope_config import ROPE_FIELDS, longest_sequence, read_rope
 from pace.ops.protocol import Ops
 
@@ -116,12 +116,21 @@ class LlamaConfig(ModelConfig):
         """Cap of the scores; None for no cap."""
         return None
 
+    @property
+    def clip(self) -> float | None:
+        """Limit of the elements of queries, keys and values; None for no limit."""
+        return None
+
+    def heads(self, layer: int) -> int:
+        """Number of query heads of a layer."""
+        return self.num_attention_heads
+
     def window(self, layer: int) -> int | None:
         """Number of positions that the attention of a layer sees, the current one included; None for all."""
         return None
 
 
-class LlamaForCausalLM(BaseModelForCausalLM):
+class LlamaForCausalLM(MultiTokenForCausalLM):
     Config = LlamaConfig
     qkv_names: ClassVar[tuple[str, ...]] = ("q_proj", "k_proj", "v_proj")
     """The tensors that hold the rows of queries, keys and values: three, or one for all."""
@@ -167,7 +176,7 @@ class LlamaForCausalLM(BaseModelForCausalLM):
         config = self.config
         hidden, heads, kv_heads, dim = (
             config.hidden_size,
-            config.num_attention_heads,
+            config.heads(index),
             config.num_key_value_heads,
             config.head_dim,
         )
@@ -183,6 +192,7 @@ class LlamaForCausalLM(BaseModelForCausalLM):
             config.attention_scale,
             config.attention_softcap,
             self.norm_last,
+            clip=config.clip,
         )
 
     def make_head_norm(self, name: str, num_heads: int) -> HeadNorm | HeadLayerNorm | NoHeadNorm:
@@ -193,12 +203,13 @@ class LlamaForCausalLM(BaseModelForCausalLM):
         """Returns the rotation of a layer's heads."""
         return self.rotaries[0]
 
-    def make_mlp(self, name: str) -> GatedMLP:
+    def make_mlp(self, name: str, inner: int | None = None) -> GatedMLP:
+        """`inner`: its width, by default the config's `intermediate_size`."""
         config = self.config
-        rows = [config.intermediate_size] * 2
+        inner = inner or config.intermediate_size
         return GatedMLP(
-            GatedLinear(parts(name, self.gate_up_names, rows), config.hidden_size, config.mlp_bias),
-            Linear({f"{name}.down_proj": config.hidden_size}, config.intermediate_size, config.mlp_bias),
+            GatedLinear(parts(name, self.gate_up_names, [inner] * 2), config.hidden_size, config.mlp_bias),
+            Linear({f"{name}.down_proj": config.hidden_size}, inner, config.mlp_bias),
             config.hidden_act,
         )
 

@@ -25,7 +25,7 @@ from pace.llm.models.families.mamba_config import (
     make_mamba,
     step_limits,
 )
-from pace.llm.models.families.mixture_config import MixtureConfig
+from pace.llm.models.families.mixture_config import BiasedChoiceConfig
 from pace.llm.models.layer_types import FULL, LINEAR
 from pace.llm.models.model_config import (
     MAX_HEAD_DIM,
@@ -65,7 +65,7 @@ def letters() -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NemotronHConfig(MixtureConfig, LlamaConfig):
+class NemotronHConfig(BiasedChoiceConfig, LlamaConfig):
     vocab_size: int = count(131072)
     intermediate_size: int = count(21504)
     num_hidden_layers: int | None = count(None, MAX_LAYERS, optional=True)
@@ -95,10 +95,6 @@ class NemotronHConfig(MixtureConfig, LlamaConfig):
     moe_shared_expert_intermediate_size: int = count(7688)
     moe_latent_size: int | None = count(None, optional=True)
     """Elements of the experts' inputs and outputs; None for those of a layer."""
-    routed_scaling_factor: float = number(1.0, -1e6, 1e6)
-    n_group: int = count(1, MAX_EXPERTS)
-    topk_group: int = count(1, MAX_EXPERTS)
-    norm_topk_prob: bool = flag(True)
 
     aliases: ClassVar[dict[str, str]] = {
         "attention_head_dim": "head_dim",
@@ -196,19 +192,7 @@ class NemotronHConfig(MixtureConfig, LlamaConfig):
 
     @property
     def router(self) -> Router | None:
-        if MIXTURE not in self.kinds:
-            return None
-        return Router(
-            self.num_experts,
-            self.num_experts_per_tok,
-            "sigmoid",
-            normalise=self.norm_topk_prob,
-            eps=1e-20,
-            scale=self.routed_scaling_factor,
-            groups=self.n_group,
-            kept_groups=self.topk_group,
-            group_score="top2",
-        )
+        return super().router if MIXTURE in self.kinds else None
 
 
 class NemotronHForCausalLM(LlamaForCausalLM):

@@ -1,5 +1,6 @@
-"""OLMo 2 and 3: norms after each branch instead of before, one norm over all query heads together, and one over all key
-heads. OLMo 3 has windows, and scales the rotation only on layers without."""
+"""OLMo 1 to 3. OLMo 1 is Llama with layer norms without weights, and may clip queries, keys and values. OLMo 2 and 3
+have norms after each branch instead of before, one norm over all query heads together, and one over all key heads.
+OLMo 3 has windows, and scales the rotation only on layers without."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import logging
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pace.llm.layers import Block, NoNorm, RopeConfig, Rotary, WholeNorm
+from pace.llm.layers import Block, LayerNorm, NoNorm, RopeConfig, Rotary, WholeNorm
 from pace.llm.models.families.llama import LlamaConfig, LlamaForCausalLM
 from pace.llm.models.families.windowed import WindowedConfig
 from pace.llm.models.layer_types import FULL, SLIDING
@@ -15,6 +16,29 @@ from pace.llm.models.model_config import count, number, token_ids
 from pace.llm.models.rope_config import fields_of_layers, read_rope
 
 logger = logging.getLogger("pace")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OlmoConfig(LlamaConfig):
+    vocab_size: int = count(50304)
+    clip_qkv: float | None = number(None, 0.0, 1e30, optional=True)
+    bos_token_id: int | tuple[int, ...] | None = token_ids(None)
+    eos_token_id: int | tuple[int, ...] | None = token_ids(50279)
+    pad_token_id: int | tuple[int, ...] | None = token_ids(1)
+
+    only_here: ClassVar[dict[str, tuple]] = {"mlp_bias": (False,)}
+    without_effect: ClassVar[dict[str, tuple]] = {"rms_norm_eps": (1e-6,)}
+
+    @property
+    def clip(self) -> float | None:
+        return self.clip_qkv
+
+
+class OlmoForCausalLM(LlamaForCausalLM):
+    Config = OlmoConfig
+
+    def make_norm(self, name: str) -> LayerNorm:
+        return LayerNorm(name, self.config.hidden_size, eps=1e-5, affine=False)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,12 +1,12 @@
 """OLMoE (1B-7B): OLMo 2's norms of queries and keys, norms before each branch, and a mixture of experts in every
-layer."""
+layer. Queries, keys and values may be clipped, after the norms."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pace.llm.layers import FeedForward, MixtureOfExperts, RouterLinear, WholeNorm, expert_stacks
+from pace.llm.layers import Attention, FeedForward, MixtureOfExperts, RouterLinear, WholeNorm, expert_stacks
 from pace.llm.models.families.llama import LlamaConfig, LlamaForCausalLM
 from pace.llm.models.families.mixture_config import MixtureConfig
 from pace.llm.models.model_config import MAX_LAYERS, MAX_POSITIONS, count, flag, number, token_ids
@@ -25,11 +25,16 @@ class OlmoeConfig(MixtureConfig, LlamaConfig):
     num_experts: int = count(64, MAX_EXPERTS)
     num_experts_per_tok: int = count(8, MAX_EXPERTS)
     norm_topk_prob: bool = flag(False)
+    clip_qkv: float | None = number(None, 0.0, 1e30, optional=True)
     bos_token_id: int | tuple[int, ...] | None = token_ids(None)
     eos_token_id: int | tuple[int, ...] | None = token_ids(50279)
     pad_token_id: int | tuple[int, ...] | None = token_ids(1)
 
     aliases: ClassVar[dict[str, str]] = {"num_local_experts": "num_experts"}
+
+    @property
+    def clip(self) -> float | None:
+        return self.clip_qkv
 
     @property
     def router(self) -> Router:
@@ -38,6 +43,11 @@ class OlmoeConfig(MixtureConfig, LlamaConfig):
 
 class OlmoeForCausalLM(LlamaForCausalLM):
     Config = OlmoeConfig
+
+    def make_attention(self, name: str, index: int) -> Attention:
+        attention = super().make_attention(name, index)
+        attention.clips_normalised = True
+        return attention
 
     def make_head_norm(self, name: str, num_heads: int) -> WholeNorm:
         return WholeNorm(name, num_heads * self.config.head_dim, self.config.rms_norm_eps)

@@ -89,8 +89,12 @@ class OPTForCausalLM(BaseModelForCausalLM):
         positions = self.positions(ops, batch.positions + POSITION_OFFSET)
         return self.project_in(ops, self.embedding(ops, batch.tokens), residual=positions)
 
-    def head(self, ops: ForwardOps, x: Tensor) -> Tensor:
-        return self.lm_head(ops, self.project_out(ops, self.final_norm(ops, x)))
+    @property
+    def hidden_size(self) -> int:
+        return self.config.hidden_size
+
+    def logits(self, ops: ForwardOps, x: Tensor) -> Tensor:
+        return self.lm_head(ops, self.project_out(ops, x))
 
 
 class NoProjection(Layer):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
+from pace.llm.layers import RopeConfig
 from pace.llm.models.families.llama import LlamaConfig
-from pace.llm.models.layer_types import SLIDING, check_layer_types, every, layer_types
+from pace.llm.models.layer_types import FULL, SLIDING, check_layer_types, every, layer_types
 from pace.llm.models.model_config import MAX_POSITIONS, count
+from pace.llm.models.rope_config import fields_of_layers, read_rope
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,3 +41,42 @@ class WindowedConfig(LlamaConfig):
 
     def window(self, layer: int) -> int | None:
         return self.sliding_window if self.slides(layer) else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TwoRotationsConfig(WindowedConfig):
+    """Config of families whose layers with a window have another rotation than the others. All layers see all
+    positions, if `layer_types` is not given."""
+
+    local_rope: RopeConfig | None = None
+    """Rotation of the layers with a window."""
+
+    partial: ClassVar[bool] = False
+    """True if a rotation may be of a part of a head."""
+    default_partials: ClassVar[dict[str, float]] = {FULL: 1.0, SLIDING: 1.0}
+    """Rotated part of a head if `rope_parameters` is not given."""
+
+    @property
+    def types_of_layers(self) -> tuple[str, ...]:
+        return self.layer_types or (FULL,) * self.num_hidden_layers
+
+    def derived(self, fields: dict[str, Any]) -> dict[str, Any]:
+        values = super().derived(fields)
+        return values | {"local_rope": self.rope_of(SLIDING, fields, values["head_dim"])}
+
+    def read_rope(self, fields: dict[str, Any], head_dim: int) -> RopeConfig:
+        return self.rope_of(FULL, fields, head_dim)
+
+    def rope_of(self, kind: str, fields: dict[str, Any], head_dim: int) -> RopeConfig:
+        """Returns the rotation of a kind of layers."""
+        theta, part = {FULL: 5e5, SLIDING: 1e4}[kind], self.default_partials[kind]
+        if fields.get("rope_parameters") is None:
+            return read_rope(
+                {}, head_dim, self.max_position_embeddings, partial=True, default_theta=theta, default_partial=part
+            )
+        own = fields_of_layers(fields, kind, scaled=False) | {"rope_theta": None}
+        return read_rope(own, head_dim, self.max_position_embeddings, partial=self.partial, default_theta=theta)
+
+    @property
+    def ropes(self) -> tuple[RopeConfig, ...]:
+        return self.rope, self.local_rope

@@ -18,18 +18,23 @@ from torch import Tensor
 
 from benchmarks.comparison.gguf_families import permute
 from tests.checkpoints.gguf.files import stored, tensor_names
+from tests.checkpoints.gguf.hybrids import kimi_files
 
 ARCHITECTURES = {
     "lfm2": "lfm2", "lfm2_moe": "lfm2moe", "qwen3_next": "qwen3next", "qwen3_5_text": "qwen35",
     "qwen3_5_moe_text": "qwen35moe", "granitemoehybrid": "granitehybrid", "bamba": "granitehybrid",
     "falcon_h1": "falcon-h1", "mamba2": "mamba2", "nemotron_h": "nemotron_h",
+    **kimi_files.ARCHITECTURES,
 }  # fmt: skip
 """GGUF's architecture names by model_type."""
 KINDS_WITH_STATE = ("conv", "linear_attention")
 PERMUTED = ("granitehybrid", "nemotron_h", "nemotron_h_moe")
 MIXERS = r"(mamba|mixer|linear_attn|conv)"
 STACKED = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
-FLOATS = ("ssm_conv1d.weight", "shortconv.conv.weight", "_norm.weight", "ffn_gate_inp.weight", "ssm_a", "ssm_d")
+FLOATS = (
+    *("ssm_conv1d.weight", "ssm_conv1d_q.weight", "ssm_conv1d_k.weight", "ssm_conv1d_v.weight", "ssm_a", "ssm_d"),
+    *("shortconv.conv.weight", "_norm.weight", "ffn_gate_inp.weight"),
+)
 """Ends of names of matrices that are never quantised."""
 
 
@@ -48,10 +53,18 @@ def write_hybrid(
     if architecture == "nemotron_h" and "moe" in kinds:
         architecture = "nemotron_h_moe"
     writer = gguf.GGUFWriter(path, architecture)
-    add_keys(writer, config, kinds)
+    state = load_file(folder / "model.safetensors")
+    if is_kimi := config["model_type"] in kimi_files.ARCHITECTURES:
+        kimi_files.add_keys(writer, config, kinds)
+        tensors = kimi_files.arranged(state, config, kinds).items()
+    else:
+        add_keys(writer, config, kinds)
+        tensors = arranged(state, config, architecture)
     add(writer)
-    names = tensor_names(architecture, len(kinds) + config.get("mtp_num_hidden_layers", 0))
-    for name, tensor in arranged(load_file(folder / "model.safetensors"), config, architecture):
+    names = tensor_names(
+        "kimi-linear" if is_kimi else architecture, len(kinds) + config.get("mtp_num_hidden_layers", 0)
+    )
+    for name, tensor in tensors:
         known = name if name.startswith("blk.") else names(name)
         is_float = tensor.ndim < 2 or known.endswith(FLOATS)
         kind = Kind["F32" if is_float else types]
@@ -81,6 +94,7 @@ def kinds_of_layers(config: dict[str, Any]) -> list[str]:
 
 def arranged(state: dict[str, Tensor], config: dict[str, Any], architecture: str) -> Iterator[tuple[str, Tensor]]:
     """Yields the tensors of a file, by the Hub's names or GGUF's."""
+    state = {of_mtp(name, config): tensor for name, tensor in state.items()}
     experts: dict[str, dict[int, Tensor]] = {}
     for name, tensor in state.items():
         if expert := re.fullmatch(r"(.*\.experts)\.(\d+)\.(\w+)\.weight", name):
@@ -114,8 +128,6 @@ def pieces(name: str, tensor: Tensor, config: dict[str, Any], architecture: str)
         qkv, z = without_heads(tensor, config)
         yield f"{block}.attn_qkv.weight", qkv
         yield f"{block}.attn_gate.weight", z
-    elif name.startswith("mtp."):
-        yield f"blk.{config['num_hidden_layers']}.{of_mtp(name)}", tensor
     elif name.endswith(".pre_ff_layernorm.weight") and architecture == "falcon-h1":
         yield f"{block}.ffn_norm", tensor
     else:
@@ -125,12 +137,18 @@ def pieces(name: str, tensor: Tensor, config: dict[str, Any], architecture: str)
         yield name, tensor
 
 
-def of_mtp(name: str) -> str:
-    """Name in a block of a tensor of the layer that predicts a further token; a few are enough."""
-    return {
-        "mtp.fc.weight": "nextn.eh_proj.weight",
-        "mtp.norm.weight": "nextn.shared_head_norm.weight",
-    }[name]
+def of_mtp(name: str, config: dict[str, Any]) -> str:
+    """Name of a tensor of the layer for multi-token prediction: as in a further layer, or as in a file."""
+    own = {
+        "fc": "eh_proj",
+        "pre_fc_norm_embedding": "enorm",
+        "pre_fc_norm_hidden": "hnorm",
+        "norm": "shared_head_norm",
+    }
+    last = config.get("num_hidden_layers")
+    if part := re.fullmatch(r"mtp\.(\w+)\.weight", name):
+        return f"blk.{last}.nextn.{own[part[1]]}.weight"
+    return re.sub(r"^mtp\.layers\.0\.", f"model.layers.{last}.", name)
 
 
 def in_form(name: str, tensor: Tensor, config: dict[str, Any], architecture: str) -> Tensor:

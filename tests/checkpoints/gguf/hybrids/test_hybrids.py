@@ -21,6 +21,7 @@ from pace.llm.loading.load import load_model
 from pace.llm.loading.options import LoadOptions
 from pace.llm.models.model_list import read_config
 from tests.checkpoints.gguf.hybrids.hybrid_files import write_hybrid
+from tests.llm.models.draft_heads import run, runners, save_mtp
 from tests.llm.models.variants import IDS, VARIANTS, save_tiny
 from tests.llm.models.visit import TOLERANCE, oracle, relative_error
 from tests.support import prefill
@@ -36,6 +37,11 @@ HELD = {name: VARIANTS[IDS.index(name)] for name in (
 )} | {
     f"nemotron_h-{name}": ("nemotron_h", name, fields)
     for name, fields in (("moe", MIXTURE), ("latent", LATENT), ("mlp", MLP))
+} | {
+    "kimi_linear-default": ("kimi_linear", "default", {"linear_num_heads": 4}),
+    "kimi_linear-groups": ("kimi_linear", "groups", {"n_group": 4, "topk_group": 2, "linear_num_heads": 4}),
+    "bailing_hybrid-default": ("bailing_hybrid", "default", {}),
+    "bailing_hybrid-unbounded": ("bailing_hybrid", "unbounded", {"kda_safe_gate": False, "q_lora_rank": 24}),
 }  # fmt: skip
 """The variants that a file can describe: no keys have limits of steps, or the activation."""
 UNSTATED = {"bos_token_id", "eos_token_id", "pad_token_id"}
@@ -46,6 +52,8 @@ UNSTATED_OF = {
     "qwen3_next": "qkvz_by_head",
     "qwen3_5_text": "value_heads_tiled",
     "qwen3_5_moe_text": "value_heads_tiled|intermediate_size",
+    "bailing_hybrid": "layer_group_size|num_nextn_predict_layers|rope_theta",
+    "kimi_linear": "num_nextn_predict_layers|routed_scaling_factor",
     "falcon_h1": ".*_multipliers?|mamba_expand|mamba_norm_before_gate",
     "granitemoehybrid": "shared_split|num_key_value_heads",
     "nemotron_h": "intermediate_size|num_key_value_heads|moe_.*|num_experts_per_tok|routed_scaling_factor",
@@ -100,7 +108,12 @@ def test_rates_of_decay_are_those_of_the_file():
 
 WIDE = {"hidden_size": 64, "intermediate_size": 64}
 EXPERTS = {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 32, "linear_value_head_dim": 16}
+KIMI = {
+    "kv_lora_rank": 32, "qk_nope_head_dim": 32, "qk_rope_head_dim": 32, "v_head_dim": 32, "moe_intermediate_size": 32,
+}  # fmt: skip
 QUANTISED = {
+    "bailing_hybrid": {**KIMI, "head_dim": 32},
+    "kimi_linear": {**KIMI, "linear_head_dim": 32, "linear_num_heads": 4},
     "lfm2_moe": {"moe_intermediate_size": 32},
     "qwen3_next": EXPERTS,
     "qwen3_5_moe_text": EXPERTS,
@@ -139,6 +152,20 @@ def test_a_layer_that_predicts_further_tokens_is_left_out(tmp_path):
     with GgufCheckpoint(tmp_path / "longer.gguf") as reader:
         assert reader.metadata["qwen35.block_count"] == config["num_hidden_layers"] + 1
     assert torch.equal(prefill(load(tmp_path / "longer.gguf"), IDS_OF_TOKENS), expected)
+
+
+def test_drafts_of_the_layer_for_multi_token_prediction(tmp_path):
+    """It is the same layer as on the Hub."""
+    hub = tmp_path / "hub"
+    save_mtp(hub, "qwen3_5_text")
+    config = json.loads((hub / "config.json").read_text())
+    (hub / "config.json").write_text(json.dumps(config | {"mtp_num_hidden_layers": 1}))
+    write_hybrid(hub, tmp_path / "model.gguf")
+    of_hub, of_file = (runners(path, "mtp") for path in (hub, tmp_path / "model.gguf"))
+    rows, ours = (run(target, IDS_OF_TOKENS)[1] for target, _ in (of_hub, of_file))
+    assert relative_error(ours, rows) < TOLERANCE
+    drafts, our_drafts = (run(head, IDS_OF_TOKENS[1:], rows[:-1])[0] for _, head in (of_hub, of_file))
+    assert relative_error(our_drafts, drafts) < TOLERANCE
 
 
 def test_layers_that_attend_if_a_file_does_not_mark_them(tmp_path):

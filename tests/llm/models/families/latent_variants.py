@@ -29,6 +29,7 @@ LATENT_BASE: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 3,
         "num_key_value_heads": 4,
     },
+    "kimi_k25": {**SIZES, **MIXTURE, "num_key_value_heads": 4, "n_shared_experts": 1, "n_group": 1, "topk_group": 1},
     "minicpm3": {**SIZES, "num_key_value_heads": 4, "v_head_dim": None},
 }
 
@@ -58,6 +59,7 @@ LATENTS: list[tuple[str, str, dict[str, Any]]] = [
     ("glm4_moe_lite", "default", {}),
     ("glm4_moe_lite", "layer-types", {"mlp_layer_types": ["sparse", "dense"], "v_head_dim": 20}),
     ("glm4_moe_lite", "eps", {"rms_norm_eps": 0.1, "n_group": 2}),
+    ("kimi_k25", "default", {}),
     ("minicpm3", "default", {}),
     ("minicpm3", "scales", {"scale_emb": 3, "scale_depth": 0.5, "dim_model_base": 8, "q_lora_rank": None}),
     ("minicpm3", "no-scales", {"scale_depth": None, "dim_model_base": None, "v_head_dim": 12}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+FULL, SLIDING = "full_attention", "sliding_attention"
 LLAMA3_STEP = {
     "rope_type": "llama3",
     "factor": 4.0,
@@ -21,7 +22,53 @@ def phi_rope(original: int, **more: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": "longrope", "rope_theta": 10000.0, **factors, **scales}, **more}
 
 
+SMALL_EXPERTS = {"num_experts_per_tok": 3, "moe_intermediate_size": 24}
+
 MIXTURE_BASE: dict[str, dict[str, Any]] = {
+    "afmoe": {
+        "num_key_value_heads": 2,
+        "head_dim": 12,
+        "num_hidden_layers": 4,
+        "sliding_window": 7,
+        "num_experts": 8,
+        "route_scale": 1.7,
+        **SMALL_EXPERTS,
+    },
+    "bailing_moe_v2": {
+        "num_key_value_heads": 2,
+        "head_dim": 12,
+        "num_experts": 8,
+        "n_group": 4,
+        "topk_group": 2,
+        "routed_scaling_factor": 2.5,
+        "partial_rotary_factor": 0.5,
+        **SMALL_EXPERTS,
+    },
+    "cohere2_moe": {
+        "num_key_value_heads": 2,
+        "head_dim": 12,
+        "num_hidden_layers": 4,
+        "sliding_window": 7,
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "num_shared_experts": 1,
+        "logit_scale": 0.8,
+    },
+    "dots1": {
+        "num_key_value_heads": 2,
+        "head_dim": 12,
+        "n_routed_experts": 8,
+        "n_shared_experts": 2,
+        "first_k_dense_replace": 1,
+        **SMALL_EXPERTS,
+    },
+    "exaone_moe": {
+        "num_key_value_heads": 2,
+        "num_hidden_layers": 4,
+        "sliding_window": 7,
+        "num_experts": 8,
+        **SMALL_EXPERTS,
+    },
     "ernie4_5_moe": {
         "num_key_value_heads": 2,
         "moe_num_experts": 7,
@@ -69,6 +116,18 @@ MIXTURE_BASE: dict[str, dict[str, Any]] = {
             "original_max_position_embeddings": 16,
         },
     },
+    "laguna": {
+        "num_key_value_heads": 2,
+        "head_dim": 12,
+        "num_hidden_layers": 3,
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+        "num_attention_heads_per_layer": [4, 6, 2],
+        "sliding_window": 7,
+        "num_experts": 8,
+        "shared_expert_intermediate_size": 40,
+        "moe_routed_scaling_factor": 1.7,
+        **SMALL_EXPERTS,
+    },
     "llama4_text": {
         "num_key_value_heads": 2,
         "head_dim": 12,
@@ -80,6 +139,22 @@ MIXTURE_BASE: dict[str, dict[str, Any]] = {
         "attn_scale": 0.3,
     },
     "llama4": {"num_key_value_heads": 2, "head_dim": 12, "intermediate_size_mlp": 40, "num_local_experts": 6},
+    "mellum": {
+        "num_key_value_heads": 2,
+        "head_dim": 12,
+        "num_hidden_layers": 3,
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+        "sliding_window": 7,
+        "num_experts": 8,
+        **SMALL_EXPERTS,
+    },
+    "minimax_m2": {
+        "num_key_value_heads": 2,
+        "head_dim": 12,
+        "rotary_dim": 6,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 3,
+    },
     "mixtral": {"num_key_value_heads": 2, "num_local_experts": 6, "num_experts_per_tok": 2},
     "phimoe": {"num_key_value_heads": 2, "num_local_experts": 6, "attention_bias": True, "lm_head_bias": True},
     "qwen2_moe": {
@@ -104,6 +179,8 @@ MIXTURE_BASE: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 24,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 2, 2]},
     },
+    "sarvam_moe": {"num_key_value_heads": 2, "head_dim": 12, "n_routed_experts": 8, **SMALL_EXPERTS},
+    "solar_open": {"num_key_value_heads": 2, "head_dim": 12, "n_routed_experts": 8, **SMALL_EXPERTS},
 }
 
 MIXTURES: list[tuple[str, str, dict[str, Any]]] = [
@@ -128,6 +205,7 @@ MIXTURES: list[tuple[str, str, dict[str, Any]]] = [
     ("hunyuan_v1_moe", "default", {}),
     ("hunyuan_v1_moe", "lists", {"moe_topk": [3, 3], "attention_bias": True}),
     ("olmoe", "default", {}),
+    ("olmoe", "clip", {"clip_qkv": 0.5}),
     ("olmoe", "normalised", {"norm_topk_prob": True, "num_key_value_heads": None}),
     ("gpt_oss", "default", {}),
     ("gpt_oss", "limit", {"swiglu_limit": 0.2, "swiglu_alpha": 1.3, "sliding_window": 9}),
@@ -175,4 +253,111 @@ MIXTURES: list[tuple[str, str, dict[str, Any]]] = [
     ("qwen3_moe", "window", {"use_sliding_window": True, "sliding_window": 9}),
     ("qwen3_vl_moe", "default", {}),
     ("qwen3_vl_moe", "mlp-layers", {"mlp_only_layers": [0], "attention_bias": True}),
+    ("afmoe", "default", {}),
+    ("afmoe", "mup-bias", {"mup_enabled": True, "attention_bias": True, "num_shared_experts": 1}),
+    ("afmoe", "types", {"layer_types": [FULL, SLIDING, FULL, SLIDING], "num_dense_layers": 0, "head_dim": 20}),
+    ("afmoe", "tied-all", {"global_attn_every_n_layers": 2, "num_dense_layers": 4, "tie_word_embeddings": True}),
+    ("bailing_moe_v2", "default", {}),
+    (
+        "bailing_moe_v2",
+        "biases",
+        {
+            "use_qkv_bias": True,
+            "use_bias": True,
+            "use_qk_norm": False,
+            "n_group": 1,
+            "topk_group": 1,
+            "partial_rotary_factor": 1.0,
+        },
+    ),
+    ("bailing_moe_v2", "one", {"num_experts_per_tok": 1, "num_shared_experts": None, "first_k_dense_replace": 0}),
+    ("cohere2_moe", "default", {}),
+    (
+        "cohere2_moe",
+        "sigmoid",
+        {"expert_selection_fn": "sigmoid", "shared_expert_combination_strategy": "sum", "num_shared_experts": 2},
+    ),
+    (
+        "cohere2_moe",
+        "rms",
+        {
+            "rms_norm_eps": 1e-3,
+            "num_shared_experts": 0,
+            "expert_selection_fn": "sigmoid",
+            "norm_topk_prob": False,
+            "attention_bias": True,
+        },
+    ),
+    (
+        "cohere2_moe",
+        "prefix",
+        {
+            "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+            "layer_types": [FULL, SLIDING, FULL, SLIDING],
+            "prefix_dense_intermediate_size": 40,
+        },
+    ),
+    (
+        "cohere2_moe",
+        "prefix-windows",
+        {
+            "mlp_layer_types": ["dense", "dense", "sparse", "sparse"],
+            "layer_types": [SLIDING, FULL, SLIDING, FULL],
+            "tie_word_embeddings": False,
+            "prefix_dense_sliding_window_pattern": 2,
+        },
+    ),
+    ("dots1", "default", {}),
+    ("dots1", "groups", {"n_group": 4, "topk_group": 2, "norm_topk_prob": True, "routed_scaling_factor": 2.5}),
+    ("dots1", "windows", {"sliding_window": 7, "max_window_layers": 1, "attention_bias": True}),
+    ("dots1", "types", {"sliding_window": 7, "layer_types": [SLIDING, FULL], "first_k_dense_replace": 0}),
+    ("exaone_moe", "default", {}),
+    ("exaone_moe", "groups", {"n_group": 4, "topk_group": 2, "norm_topk_prob": False, "sliding_window_pattern": 2}),
+    ("exaone_moe", "types", {"layer_types": [FULL] * 4, "mlp_layer_types": ["sparse", "dense"] * 2, "head_dim": 20}),
+    ("laguna", "default", {}),
+    ("laguna", "per-element", {"gating": "per-element", "attention_bias": True, "moe_router_logit_softcapping": 0.4}),
+    (
+        "laguna",
+        "uniform",
+        {
+            "num_attention_heads_per_layer": None,
+            "layer_types": None,
+            "tie_word_embeddings": True,
+            "mlp_layer_types": ["sparse"] * 3,
+            "gating": "per-head",
+        },
+    ),
+    (
+        "laguna",
+        "ropes",
+        {
+            "rope_parameters": {
+                FULL: {
+                    "rope_type": "yarn",
+                    "rope_theta": 5e5,
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 16,
+                    "partial_rotary_factor": 0.5,
+                },
+                SLIDING: {"rope_type": "default", "rope_theta": 300.0, "partial_rotary_factor": 1.0},
+            }
+        },
+    ),
+    ("mellum", "default", {}),
+    (
+        "mellum",
+        "dense",
+        {"mlp_layer_types": ["dense", "sparse", "sparse"], "attention_bias": True, "norm_topk_prob": False},
+    ),
+    ("mellum", "full", {"layer_types": None, "tie_word_embeddings": True}),
+    ("minimax_m2", "default", {}),
+    ("minimax_m2", "all-tied", {"rotary_dim": None, "tie_word_embeddings": True, "rms_norm_eps": 0.1}),
+    ("sarvam_moe", "default", {}),
+    ("sarvam_moe", "bias", {"attention_bias": True, "use_qk_norm": False, "n_group": 4, "topk_group": 2}),
+    ("solar_open", "default", {}),
+    (
+        "solar_open",
+        "bias-groups",
+        {"attention_bias": True, "n_group": 4, "topk_group": 2, "norm_topk_prob": False, "routed_scaling_factor": 1.5},
+    ),
 ]

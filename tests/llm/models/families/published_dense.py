@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.llm.models.families.gemma4_variants import PUBLISHED_GEMMA4
+
 USUAL = {"initializer_range": 0.02, "torch_dtype": "bfloat16", "use_cache": True, "transformers_version": "4.44.0"}
 VISION_TOKENS = {
     "image_token_id": 151655, "video_token_id": 151656, "vision_end_token_id": 151653, "vision_start_token_id": 151652,
@@ -219,6 +221,7 @@ DENSE: dict[str, dict[str, Any]] = {
         "rope_scaling": None, "rope_theta": 1600000, "tie_word_embeddings": True, "v_head_dim": 128,
         "vocab_size": 128256,
     },
+    **PUBLISHED_GEMMA4,
     "Qwen2.5-VL-3B-Instruct": QWEN2_5_VL,
     "Qwen2-VL-2B-Instruct": QWEN2_5_VL | {
         "architectures": ["Qwen2VLForConditionalGeneration"], "model_type": "qwen2_vl", "hidden_size": 1536,

@@ -1,4 +1,5 @@
-"""Extra layers after the last one, which predict further tokens, are left out. They are recognised only by name."""
+"""Extra layers after the last one, which predict further tokens, are left out unless they draft. They are recognised
+only by name."""
 
 from __future__ import annotations
 
@@ -12,7 +13,9 @@ from pace.llm.loading.load import load_model
 from pace.llm.loading.options import LoadOptions
 from tests.checkpoints.quantized.models import save_quantized
 from tests.checkpoints.quantized.test_models import FIELDS
+from tests.llm.models.draft_heads import run, runners, save_mtp
 from tests.llm.models.variants import save_tiny
+from tests.llm.models.visit import TOLERANCE, relative_error
 from tests.support import prefill
 
 IDS = torch.randint(2, 96, (20,), generator=torch.Generator().manual_seed(4))
@@ -73,16 +76,38 @@ def test_of_files(tmp_path, model_type):
     hub = tmp_path / "hub"
     save_tiny(hub, model_type, {})
     expected = logits(hub)
-    own = ("eh_proj", "enorm", "hnorm", "embed_tokens", "shared_head.head", "shared_head.norm")
-
-    def as_files_name_it(state):
-        further = with_further_layer(state)
-        moved = {part: further.pop(f"{LAST}{part}.weight") for part in own}
-        return further | {f"blk.2.nextn.{part.replace('.', '_')}.weight": tensor for part, tensor in moved.items()}
-
-    def add(writer):
-        writer.add_uint32(f"{writer.arch}.nextn_predict_layers", 1)
-
-    rewrite(hub, as_files_name_it, num_hidden_layers=3)
-    write_gguf(hub, tmp_path / "model.gguf", add=add)
+    rewrite(hub, lambda state: as_files_name_it(with_further_layer(state)), num_hidden_layers=3)
+    write_gguf(hub, tmp_path / "model.gguf", add=count_further_layers)
     assert torch.equal(logits(tmp_path / "model.gguf"), expected)
+
+
+def as_files_name_it(state):
+    own = ("eh_proj", "enorm", "hnorm", "embed_tokens", "shared_head.head", "shared_head.norm")
+    moved = {part: state.pop(f"{LAST}{part}.weight") for part in own if f"{LAST}{part}.weight" in state}
+    return state | {f"blk.2.nextn.{part.replace('.', '_')}.weight": tensor for part, tensor in moved.items()}
+
+
+def count_further_layers(writer):
+    writer.add_uint32(f"{writer.arch}.nextn_predict_layers", 1)
+
+
+@pytest.mark.parametrize("model_type", ["glm4_moe", "deepseek_v3"])
+def test_drafts_of_files(tmp_path, model_type):
+    """The layer in a file is that of the Hub. Without a norm of its own it has the final one."""
+    pytest.importorskip("gguf", reason="the gguf package is not installed")
+    from tests.checkpoints.gguf.files import write_gguf
+
+    hub, path = tmp_path / "hub", tmp_path / "model.gguf"
+    save_mtp(hub, model_type)
+    target, head = runners(hub, "mtp")
+    rows = run(target, IDS)[1]
+    expected = run(head, IDS[1:], rows[:-1])[0]
+    state = load_file(hub / "model.safetensors")
+    rewrite(hub, as_files_name_it, num_hidden_layers=3)
+    write_gguf(hub, path, add=count_further_layers)
+    drafts = run(runners(path, "mtp")[1], IDS[1:], rows[:-1])[0]
+    assert relative_error(drafts, expected) < TOLERANCE
+    del state[f"{LAST}shared_head.norm.weight"]
+    rewrite(hub, lambda _: state, num_hidden_layers=2)
+    final = run(runners(hub, "mtp")[1], IDS[1:], rows[:-1])[0]
+    assert final.isfinite().all() and relative_error(final, expected) > TOLERANCE

@@ -13,8 +13,10 @@ from pace.ops import reference
 from pace.ops.experts import Router
 from tests.llm.models.families.published_configs import PUBLISHED
 from tests.llm.models.families.published_dense import DENSE
+from tests.llm.models.families.published_mixtures import MIXTURES
 from tests.plugins.tiers import sample
 
+ALL = PUBLISHED | DENSE | MIXTURES
 DEEPSEEK_V3 = Router(
     256, 8, "sigmoid", normalise=True, eps=1e-20, scale=2.5, groups=8, kept_groups=4, group_score="top2"
 )
@@ -33,10 +35,17 @@ ROUTERS = {
     "Hunyuan-A13B-Instruct": Router(64, 8, normalise=True),
     "Phi-3.5-MoE-instruct": Router(16, 2, "sparsemixer", jitter=0.01),
     "Llama-4-Scout-17B-16E-Instruct": Router(16, 1, "sigmoid_of_chosen"),
+    "gemma-4-26B-A4B-it": Router(128, 8, normalise=True),
+    "Kimi-K2.5": Router(384, 8, "sigmoid", normalise=True, eps=1e-20, scale=2.827, group_score="top2"),
+    "Laguna-XS-2.1": Router(256, 8, "sigmoid", normalise=True, scale=2.5, group_score="top2"),
+    "Ling-mini-2.0": DEEPSEEK_V3, "MiniMax-M2": Router(256, 8, "sigmoid", normalise=True, group_score="top2"),
+    "Trinity-Mini": Router(128, 8, "sigmoid", normalise=True, eps=1e-20, scale=2.826, group_score="top2"),
 }  # fmt: skip
 
 WINDOWS = {
     "gpt-oss-20b": [128, None, 128, None, 128, None], "gemma-2-2b-it": [4096, None, 4096, None, 4096, None],
+    "gemma-4-E2B-it": [512, 512, 512, 512, None, 512], "gemma-4-E4B-it": [512, 512, 512, 512, 512, None],
+    "gemma-4-12B-it": [1024, 1024, 1024, 1024, 1024, None],
     "gemma-3-4b-it": [1024, 1024, 1024, 1024, 1024, None], "gemma-3-270m-it": [512, 512, 512, 512, 512, None],
     "c4ai-command-r7b-12-2024": [4096, 4096, 4096, None, 4096, 4096],
     "Olmo-3-7B-Instruct": [4096, 4096, 4096, None, 4096, 4096], "starcoder2-3b": [4096] * 6,
@@ -48,6 +57,8 @@ WINDOWS = {
     "EXAONE-4.0-32B": [4096, 4096, 4096, None, 4096, 4096], "EXAONE-4.0-1.2B": [None] * 6,
     "Ministral-8B-Instruct-2410": [None, 32768, 32768, 32768, None, 32768],
     "Mistral-Small-3.1-24B-Instruct-2503": [None] * 6, "Ministral-3-3B-Instruct-2512": [None] * 6,
+    "Trinity-Mini": [2048, 2048, 2048, None, 2048, 2048],
+    "K-EXAONE-236B-A23B": [128, 128, 128, None, 128, 128], "Laguna-XS-2.1": [None, 512, 512, 512, None, 512],
 }  # fmt: skip
 """Windows of the first six layers, by checkpoint."""
 
@@ -66,9 +77,9 @@ LIKE_DEEPSEEK_V3 = ("DeepSeek-V3.1", "Kimi-K2-Thinking")
 """Large models that use the same code as DeepSeek-V3 and Kimi-K2-Instruct."""
 
 
-@pytest.mark.parametrize("name", sample(list(PUBLISHED | DENSE), lambda name: name not in LIKE_DEEPSEEK_V3))
+@pytest.mark.parametrize("name", sample(list(ALL), lambda name: name not in LIKE_DEEPSEEK_V3))
 def test_a_published_config_makes_a_model_without_warnings(name, caplog):
-    model_class, config = read_config((PUBLISHED | DENSE)[name])
+    model_class, config = read_config(ALL[name])
     model = model_class(config, torch.bfloat16, reference)
     assert len(model.layers) == config.num_hidden_layers
     assert [record.message.split(": ")[-1] for record in caplog.records] == IGNORED.get(name, [])
@@ -76,12 +87,12 @@ def test_a_published_config_makes_a_model_without_warnings(name, caplog):
 
 @pytest.mark.parametrize("name", ROUTERS)
 def test_how_tokens_choose(name):
-    assert read_config(PUBLISHED[name])[1].router == ROUTERS[name]
+    assert read_config(ALL[name])[1].router == ROUTERS[name]
 
 
 @pytest.mark.parametrize("name", WINDOWS)
 def test_which_layers_have_windows(name):
-    config = read_config((PUBLISHED | DENSE)[name])[1]
+    config = read_config(ALL[name])[1]
     assert [config.window(layer) for layer in range(6)] == WINDOWS[name]
 
 

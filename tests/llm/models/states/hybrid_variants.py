@@ -21,6 +21,21 @@ MIXTURE = {
     "shared_expert_intermediate_size": 20,
 }
 
+KIMI_DELTA = {
+    "pad_token_id": 0,
+    "eos_token_id": 2,
+    "rms_norm_eps": 1e-3,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 6,
+    "v_head_dim": 14,
+    "layer_types": ["linear_attention", "full_attention"],
+    "num_local_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+}
+
 HYBRID_BASE: dict[str, dict[str, Any]] = {
     "lfm2": {"num_key_value_heads": 2, "block_multiple_of": 8, "layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {
@@ -36,10 +51,12 @@ HYBRID_BASE: dict[str, dict[str, Any]] = {
     "qwen3_5_text": GATED,
     "qwen3_5": GATED,
     "qwen3_5_moe_text": {**GATED, **MIXTURE},
+    "kimi_linear": {**KIMI_DELTA, "linear_num_heads": 3, "linear_head_dim": 20},
+    "bailing_hybrid": {**KIMI_DELTA, "head_dim": 20, "first_k_dense_replace": 1, "n_group": 4, "topk_group": 2},
     "olmo_hybrid": {**DELTA, "num_key_value_heads": 2, "pad_token_id": 0, "eos_token_id": 2},
 }
 
-HYBRID_ROUTED = ("lfm2_moe", "qwen3_next", "qwen3_5_moe_text")
+HYBRID_ROUTED = ("bailing_hybrid", "kimi_linear", "lfm2_moe", "qwen3_next", "qwen3_5_moe_text")
 """The model_types with experts."""
 
 SECTIONS = {
@@ -66,6 +83,26 @@ HYBRIDS: list[tuple[str, str, dict[str, Any]]] = [
     ("qwen3_5_text", "intervals", {"layer_types": None, "num_hidden_layers": 4, "rope_parameters": SECTIONS}),
     ("qwen3_5", "text", {}),
     ("qwen3_5_moe_text", "default", {}),
+    ("kimi_linear", "default", {}),
+    ("kimi_linear", "groups", {"n_group": 4, "topk_group": 2, "q_lora_rank": 24, "mlp_layer_types": ["sparse"] * 2}),
+    (
+        "kimi_linear",
+        "lists",
+        {
+            "layer_types": None,
+            "num_hidden_layers": 3,
+            "linear_attn_config": {
+                "full_attn_layers": [2],
+                "kda_layers": [1, 3],
+                "head_dim": 16,
+                "num_heads": 2,
+                "short_conv_kernel_size": 3,
+            },
+        },
+    ),
+    ("bailing_hybrid", "default", {}),
+    ("bailing_hybrid", "unbounded", {"kda_safe_gate": False, "q_lora_rank": 24, "short_conv_kernel_size": 3}),
+    ("bailing_hybrid", "groups", {"layer_types": None, "layer_group_size": 3, "num_hidden_layers": 3}),
     ("olmo_hybrid", "default", {"layer_types": ["linear_attention", "full_attention"]}),
     ("olmo_hybrid", "unrotated", {"rope_parameters": {"rope_type": "default", "rope_theta": None}}),
     ("olmo_hybrid", "positive", {"linear_allow_neg_eigval": False, "linear_key_head_dim": None, "hidden_size": 64}),

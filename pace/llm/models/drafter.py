@@ -1,0 +1,34 @@
+"""The interface of models that draft from the rows of a target model."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+
+from torch import Tensor
+
+from pace.batch import ForwardBatch
+from pace.llm.layers.rotary import Angles
+from pace.llm.models.base_model import BaseModelForCausalLM
+from pace.llm.models.towers.tower import Slice
+
+
+class DraftHeadModel(BaseModelForCausalLM):
+    """A model whose given rows are those of a target model. It keeps a row of each token, in the same form: the given
+    row of a further draft."""
+
+    target_taps: tuple[int, ...]
+    """The `taps` of the target whose rows `encode` takes."""
+
+    @abstractmethod
+    def of_target(self, target: BaseModelForCausalLM) -> DraftHeadModel:
+        """Returns this loaded drafter with what it shares with a loaded target. Raises ValueError if it is for another
+        one."""
+
+    def encode(self, run: Callable[[Slice, ForwardBatch, Angles], Tensor], rows: Tensor) -> Tensor:
+        """Returns the given rows `[T, kept_width]` for rows of the target `[T, W]`. `run` computes a slice."""
+        return rows
+
+    def to_target(self, logits: Tensor) -> Tensor:
+        """Returns logits `[R, V]` of the target's vocabulary."""
+        return logits

@@ -1,0 +1,1 @@
+"""GGUF files of BLOOM, Falcon, MPT, OLMo 1, StarCoder and Apertus."""
