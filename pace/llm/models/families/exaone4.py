@@ -30,16 +30,10 @@ def pattern(default: int | str | None) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exaone4Config(WindowedConfig):
-    vocab_size: int = count(102400)
-    intermediate_size: int = count(16384)
-    num_key_value_heads: int | None = count(32)
-    rms_norm_eps: float = number(1e-5, 0.0, 1.0)
-    sliding_window_pattern: int | str | None = pattern(4)
-    bos_token_id: int | tuple[int, ...] | None = token_ids(0)
+class PatternConfig(WindowedConfig):
+    """Config of layers with a window, which rotate, and others, which rotate only if no layer has a window."""
 
-    only_here: ClassVar[dict[str, tuple]] = {"attention_bias": (False,), "mlp_bias": (False,)}
-    beside_text: ClassVar[frozenset[str]] = frozenset({"vision_config", "image_token_id", "video_token_id"})
+    sliding_window_pattern: int | str | None = pattern(4)
 
     @property
     def types_of_layers(self) -> tuple[str, ...]:
@@ -52,6 +46,21 @@ class Exaone4Config(WindowedConfig):
             return every(pattern, layers)
         # The last layer never has a window.
         return (*(LETTERS[pattern[layer % len(pattern)]] for layer in range(layers - 1)), FULL)
+
+    def rotates(self, layer: int) -> bool:
+        return self.sliding_window is None or self.slides(layer)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exaone4Config(PatternConfig):
+    vocab_size: int = count(102400)
+    intermediate_size: int = count(16384)
+    num_key_value_heads: int | None = count(32)
+    rms_norm_eps: float = number(1e-5, 0.0, 1.0)
+    bos_token_id: int | tuple[int, ...] | None = token_ids(0)
+
+    only_here: ClassVar[dict[str, tuple]] = {"attention_bias": (False,), "mlp_bias": (False,)}
+    beside_text: ClassVar[frozenset[str]] = frozenset({"vision_config", "image_token_id", "video_token_id"})
 
 
 class Exaone4ForCausalLM(Olmo2ForCausalLM):
@@ -68,5 +77,4 @@ class Exaone4ForCausalLM(Olmo2ForCausalLM):
         return HeadNorm(name, self.config.head_dim, self.config.rms_norm_eps)
 
     def rotary(self, layer: int) -> Rotary | NoRotary:
-        hybrid = self.config.sliding_window is not None
-        return NoRotary() if hybrid and not self.config.slides(layer) else self.rotaries[0]
+        return self.rotaries[0] if self.config.rotates(layer) else NoRotary()

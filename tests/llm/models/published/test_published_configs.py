@@ -11,9 +11,9 @@ from pace.llm.models.families.ernie4_5_moe import Ernie4_5_MoeForCausalLM
 from pace.llm.models.model_list import read_config
 from pace.ops import reference
 from pace.ops.experts import Router
-from tests.llm.models.families.published_configs import PUBLISHED
-from tests.llm.models.families.published_dense import DENSE
-from tests.llm.models.families.published_mixtures import MIXTURES
+from tests.llm.models.published.published_configs import PUBLISHED
+from tests.llm.models.published.published_dense import DENSE
+from tests.llm.models.published.published_mixtures import MIXTURES
 from tests.plugins.tiers import sample
 
 ALL = PUBLISHED | DENSE | MIXTURES
