@@ -230,7 +230,8 @@ def read_config(raw: Any, media: bool = False) -> tuple[type[BaseModelForCausalL
     towers for images and sound; otherwise it is the text part alone.
 
     The class is the one named by `architectures`, in any case and also as a bare decoder (`LlamaModel`); without
-    `architectures`, by `model_type`. Raises ValueError if both are missing, if they name different classes, or if a
+    `architectures`, by `model_type`. A `model_type` that `transformers` saves under another class (`saved_as`) counts
+    first. Raises ValueError if both are missing, if they name different classes, or if a
     field is wrong. Raises NotImplementedError for an unsupported architecture or field value."""
     if not isinstance(raw, dict):
         raise ValueError(f"config.json must hold an object; got {shown(raw)}")
