@@ -9,7 +9,7 @@ namespace {
 
 constexpr int power(int base, int exponent) { return exponent ? base * power(base, exponent - 1) : 1; }
 
-// Bit p of the set tells whether point p is in the grid. The digits of p, in base 3 or 8, are those of its weights, the
+// Bit p of the set is 1 if point p is in the grid. The digits of p, in base 3 or 8, are the digits of its weights, the
 // first lowest.
 template <int digits, int base, int count>
 constexpr GridPoints<count> points_of(const uint64_t (&set)[(power(base, digits) + 63) / 64]) {
@@ -17,12 +17,13 @@ constexpr GridPoints<count> points_of(const uint64_t (&set)[(power(base, digits)
     int number = 0;
     for (int p = 0; p < power(base, digits); ++p) {
         if (!(set[p / 64] >> p % 64 & 1)) continue;
-        uint32_t lane = 0;
-        for (int j = 0, rest = p; j < digits; ++j, rest /= base)
-            lane |= uint32_t(rest % base) << (8 * (j % 4) + 2 * (j / 4));
+        uint32_t lane = 0, word = 0;
+        for (int j = 0, rest = p; j < digits; ++j, rest /= base) {
+            lane |= uint32_t(rest % base) << (8 * (j % 4) + j / 4 * 4);
+            word |= uint32_t(rest % base) << (8 * (j % 2) + j % 4 / 2 * (16 / digits) + j / 4 * 4);
+        }
         points.lanes[number] = lane;
-        points.words[number] =
-            uint16_t((lane & 15) | (lane >> 16 & 15) << 4 | (lane >> 8 & 15) << 8 | (lane >> 24 & 15) << 12);
+        points.words[number] = uint16_t(word);
         ++number;
     }
     return number == count ? points : throw "a grid has another number of points";

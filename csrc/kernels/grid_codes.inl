@@ -3,20 +3,19 @@
 // SHAPES, DEFINITION, NUMERICS  As in super_blocks.inl: level(u) = levels[u] of the header, d = the stored d times the
 //             type's unit, which is exact.
 //
-// LAYOUT      At its start, a super-block of a panel is expanded into the first-level cache. A unit of 32 k becomes 2
-//             lines of digits (4 in IQ3) and one of flags. Digits lie as the low bits of Planes: step s in line s / 4,
-//             bits 2 (s % 4) and the next; in IQ3 in line s / 2, bits 4 (s % 2) and the next two.
+// LAYOUT      At its start, a super-block of a panel is expanded into the first-level cache. A unit then has codes of
+//             four bits (planes.inl): digit | flag << digit_bits. If digits have two bits, the fourth bit may be
+//             anything.
 //
-// WHY THIS WAY  A look-up yields four bytes with the digits of 8 weights (4 in IQ3), so a table has at most 8 KB. There
-//             are two ways. One is ordinary loads, about one cycle for each. The other permutes words in registers, 64
-//             entries at a time, on the tables with AVX-512. For a grid of 2048 points that is slower. Gathers are
-//             slower than loads on many processors. A vector that is loaded at once after scalar stores to it would
-//             wait for them. So all of a super-block is expanded before any of it is multiplied.
+// WHY THIS WAY  A look-up yields the digits of 8 weights (4 in IQ3) as four bytes, so a table has at most 8 KB. There
+//             are two ways. One is ordinary loads, a little less than a cycle for each. The other permutes words in
+//             registers, 64 entries at a time, on the tables with AVX-512. For a grid of 2048 points that is no faster.
+//             Gathers are slower than loads on many processors. A vector that is loaded at once after scalar stores to
+//             it would wait for them. So flags are added, and products begin, when all points are looked up.
 
 template <int kDigitBits, int kGroupSize>
 struct GridCodes {
-    static constexpr int kGroup = kGroupSize, kGroups = kSuperBlock / kGroup;
-    static constexpr int kDigitLines = kDigitBits == 2 ? 2 : 4, kUnitBytes = 64 * (kDigitLines + 1);
+    static constexpr int kGroup = kGroupSize, kGroups = kSuperBlock / kGroup, kUnitBytes = Planes<4>::kUnitBytes;
     static constexpr bool kUnsigned = true, kStreams = false;
     using Weight = Nibbles;
     using Sum = NibbleSum;
@@ -33,10 +32,7 @@ struct GridCodes {
     }
     template <int s>
     PACE_INLINE Bytes bytes(const GridCodes& c, const uint8_t* p) {
-        constexpr int kSteps = 8 / kDigitLines, kField = 8 / kSteps;  // steps in a line, and bits of each
-        const Bytes digits = shifted_field<s % kSteps * kField, kDigitBits, 0>(load_bytes(p + 64 * (s / kSteps)));
-        const Bytes flags = shifted_field<s % 2 * 4 + s / 2, 1, kDigitBits>(load_bytes(p + 64 * kDigitLines));
-        return c.distances(digits | flags);
+        return c.distances(Planes<4>::template step<s>(p));
     }
 
   private:
@@ -75,22 +71,50 @@ PACE_INLINE I32 high_bits(I32 fields) {
            shift_left<24>(shift_right<from + 2 * stride>(fields) & mask);
 }
 
-// ---- Look-ups. `even` has the numbers of points 0 and 2 of each row in the halves of its lane, `odd` of 1 and 3. The
-// digits of points 0 and 1 become a line, the low and the high bits of its bytes; those of 2 and 3 the next.
+// ---- Look-ups. `even` has the numbers of points 0 and 2 of each row in the halves of its lane, `odd` of 1 and 3.
+// Their digits become four lines, one for each point, or in IQ3 two.
 
-template <int count>
+template <bool kHalves, int count>
 PACE_INLINE void look_up(const GridPoints<count>& points, const uint8_t* even, const uint8_t* odd, uint8_t* out) {
-    const auto lane = [&](const uint8_t* number) __attribute__((always_inline)) {
-        uint16_t point;
-        memcpy(&point, number, sizeof point);
-        return points.lanes[point];
+    const auto lane = [&](uint64_t point) __attribute__((always_inline)) { return points.lanes[point & 0xffff]; };
+    const auto store_two = [](int line, uint32_t first, uint32_t second, uint8_t* to) __attribute__((always_inline)) {
+        const uint64_t both = first | uint64_t(second) << 32;
+        memcpy(to + 64 * line, &both, 8);
     };
 #pragma GCC unroll 4
-    for (int n = 0; n < 16; ++n) {
-        const uint32_t first = lane(even + 4 * n) | lane(odd + 4 * n) << 4;
-        const uint32_t second = lane(even + 4 * n + 2) | lane(odd + 4 * n + 2) << 4;
-        memcpy(out + 4 * n, &first, 4);
-        memcpy(out + 64 + 4 * n, &second, 4);
+    for (int n = 0; n < 64; n += 8) {  // of two rows
+        uint64_t a, b;
+        memcpy(&a, even + n, 8);
+        memcpy(&b, odd + n, 8);
+        if constexpr (kHalves) {
+            store_two(0, lane(a) | lane(b) << 4, lane(a >> 32) | lane(b >> 32) << 4, out + n);
+            store_two(1, lane(a >> 16) | lane(b >> 16) << 4, lane(a >> 48) | lane(b >> 48) << 4, out + n);
+        } else {
+            store_two(0, lane(a), lane(a >> 32), out + n);
+            store_two(1, lane(b), lane(b >> 32), out + n);
+            store_two(2, lane(a >> 16), lane(a >> 48), out + n);
+            store_two(3, lane(b >> 16), lane(b >> 48), out + n);
+        }
+    }
+}
+
+// Flags in the places of a line's codes: bits `line` and `line` + 4 of each byte as bits kDigitBits and kDigitBits + 4.
+template <int kDigitBits, int line>
+PACE_INLINE I32 flags_of_line(I32 flags) {
+    if constexpr (line > kDigitBits) return shift_right<line - kDigitBits>(flags);
+    return shift_left<line <= kDigitBits ? kDigitBits - line : 0>(flags);
+}
+
+// Adds the flags [16] of a unit to its digits.
+template <int kDigitBits>
+PACE_INLINE void add_flags(const uint8_t* flags, uint8_t* unit) {
+    const I32 mask = broadcast_int(int32_t(0x11111111u << kDigitBits));
+    PACE_EACH(v, kVectors) {
+        const I32 of_rows = bits(load((const float*)flags + v * kLanes));
+        unrolled<4>([&](auto line) __attribute__((always_inline)) {
+            float* const at = (float*)(unit + 64 * line) + v * kLanes;
+            store(at, from_bits(bits(load(at)) | (flags_of_line<kDigitBits, line>(of_rows) & mask)));
+        });
     }
 }
 
@@ -112,16 +136,33 @@ PACE_INLINE __m512i permuted_words(const uint16_t* words, __m512i numbers) {
 PACE_INLINE __m512i bits_of_either(uint32_t mask, __m512i a, __m512i b) {
     return _mm512_ternarylogic_epi32(_mm512_set1_epi32(int(mask)), a, b, 0xca);
 }
-template <int count>
-PACE_INLINE void permute(const GridPoints<count>& points, __m512i even, __m512i odd, uint8_t* out) {
+// Writes lines with their flags, from line kFirst of a unit on.
+template <bool kHalves, int kFirst, int count>
+PACE_INLINE void permute(const GridPoints<count>& points, __m512i even, __m512i odd, I32 flags, uint8_t* unit) {
     const __m512i a = permuted_words<count>(points.words, even), b = permuted_words<count>(points.words, odd);
-    const auto line = [](__m512i low, __m512i low_moved, __m512i high, __m512i high_moved)
-                          __attribute__((always_inline)) {
-                              const __m512i of_low = bits_of_either(0x00000f0f, low, low_moved);
-                              return bits_of_either(0x0f0f0f0f, of_low, bits_of_either(0x0000f0f0, high, high_moved));
-                          };
-    _mm512_storeu_si512(out, line(a, _mm512_slli_epi32(a, 12), _mm512_slli_epi32(b, 4), _mm512_slli_epi32(b, 16)));
-    _mm512_storeu_si512(out + 64, line(_mm512_srli_epi32(a, 16), _mm512_srli_epi32(a, 4), _mm512_srli_epi32(b, 12), b));
+    const __m512i upper_a = _mm512_srli_epi32(a, 16), upper_b = _mm512_srli_epi32(b, 16);
+    if constexpr (kHalves) {
+        const auto nibbles = [](__m512i w) __attribute__((always_inline)) {  // and others
+            return bits_of_either(0x00000f0f, w, _mm512_slli_epi32(w, 12));
+        };
+        const auto line = [&](auto number, __m512i low, __m512i high) __attribute__((always_inline)) {
+            const __m512i digits = bits_of_either(0x07070707, nibbles(low), _mm512_slli_epi32(nibbles(high), 4));
+            const __m512i of_line = flags_of_line<3, kFirst + number>(flags).v;
+            _mm512_storeu_si512(unit + 64 * (kFirst + number), bits_of_either(0x77777777, digits, of_line));
+        };
+        line(std::integral_constant<int, 0>(), a, b);
+        line(std::integral_constant<int, 1>(), upper_a, upper_b);
+    } else {
+        const auto line = [&](auto number, __m512i w) __attribute__((always_inline)) {
+            const __m512i digits = bits_of_either(0x00003333, w, _mm512_slli_epi32(w, 14));
+            const __m512i of_line = flags_of_line<2, number>(flags).v;
+            _mm512_storeu_si512(unit + 64 * number, bits_of_either(0x33333333, digits, of_line));
+        };
+        line(std::integral_constant<int, 0>(), a);
+        line(std::integral_constant<int, 1>(), b);
+        line(std::integral_constant<int, 2>(), upper_a);
+        line(std::integral_constant<int, 3>(), upper_b);
+    }
 }
 #endif
 
@@ -169,25 +210,31 @@ PACE_INLINE I32 flags_of(const uint8_t* p, int lane, I32& rest, int8_t* numbers)
     }
 }
 
-// Expands the super-block at p to units of GridCodes and to numbers [groups][16]. Returns its d [16].
+// Expands the super-block at p to units of GridCodes and numbers [groups][16]. Returns its d [16], maybe in `scales`.
 template <Code kType>
 [[gnu::noinline]] static const F16* expand_super_block(const uint8_t* p, int8_t* numbers, uint8_t* units, F16* scales) {
     constexpr GridType kGrid = grid_type(kType);
-    using Codes = GridCodes<kGrid.digit_bits, kGrid.group>;
-    constexpr int kPointLines = kGrid.weights == 8 ? 1 : 2, kGroupsOfUnit = 32 / kGrid.group;
+    constexpr int kUnitBytes = Planes<4>::kUnitBytes, kGroupsOfUnit = 32 / kGrid.group;
+    constexpr bool kHalves = kGrid.weights == 4;
+    constexpr int kPointLines = kHalves ? 2 : 1;
     constexpr int kWidth = kType == Code::IQ1S || kType == Code::IQ1M ? 3 : kType == Code::IQ2S ? 2 : 1;
     [[maybe_unused]] constexpr int kStride = kType == Code::IQ1M ? 4 : kWidth;
     constexpr bool kHasHighBits = kType != Code::IQ2XXS && kType != Code::IQ3XXS;
     const auto& points = points_of_type<kType>();
+#if PACE_ISA_LEVEL >= 2 && !PACE_ISA_EMULATED
+    constexpr bool kPermutes = sizeof points.words <= kMostPermuted * sizeof(uint16_t);
+#else
+    constexpr bool kPermutes = false;
+#endif
+    alignas(64) uint8_t flags[8][64];
     const uint8_t* unit = p + kGrid.front_bytes;
-    for (int u = 0; u < 8; ++u, unit += kGrid.unit_bytes, units += Codes::kUnitBytes, numbers += 16 * kGroupsOfUnit) {
+    for (int u = 0; u < 8; ++u, unit += kGrid.unit_bytes, numbers += 16 * kGroupsOfUnit) {
         for (int line = 0; line < kGrid.unit_bytes; line += 64) __builtin_prefetch(unit + line + kPrefetchBytes);
         alignas(64) uint8_t even[kPointLines][64], odd[kPointLines][64];
         PACE_EACH(v, kVectors) {
             const int lane = v * kLanes;
             I32 rest;
-            store((float*)(units + 64 * Codes::kDigitLines) + lane,
-                  from_bits(flags_of<kType>(unit, lane, rest, numbers)));
+            store((float*)flags[u] + lane, from_bits(flags_of<kType>(unit, lane, rest, numbers)));
             if constexpr (kType == Code::IQ1M) {
                 const I32 four = load_shorts(p + 32 * (u / 2) + 2 * lane);
                 const I32 two = u % 2 ? shift_right<6>(four) : four;
@@ -207,16 +254,16 @@ template <Code kType>
         }
         if constexpr (kType == Code::IQ2XS || kType == Code::IQ2S)
             unpack_odd_pairs(unit + kGrid.unit_bytes - 16, numbers, numbers + 16);
-        for (int line = 0; line < kPointLines; ++line) {
+        unrolled<kPointLines>([&](auto line) __attribute__((always_inline)) {
 #if PACE_ISA_LEVEL >= 2 && !PACE_ISA_EMULATED
-            if constexpr (sizeof points.words <= kMostPermuted * sizeof(uint16_t)) {
-                permute(points, _mm512_load_si512(even[line]), _mm512_load_si512(odd[line]), units + 128 * line);
-                continue;
-            }
+            if constexpr (kPermutes)
+                return permute<kHalves, 2 * line>(points, _mm512_load_si512(even[line]), _mm512_load_si512(odd[line]),
+                                                  bits(load((const float*)flags[u])), units + u * kUnitBytes);
 #endif
-            look_up(points, even[line], odd[line], units + 128 * line);
-        }
+            look_up<kHalves>(points, even[line], odd[line], units + u * kUnitBytes + 128 * line);
+        });
     }
+    for (int u = 0; !kPermutes && u < 8; ++u) add_flags<kGrid.digit_bits>(flags[u], units + u * kUnitBytes);
     if constexpr (kType == Code::IQ3S)
         for (int pair = 0; pair < 4; ++pair)
             unpack_odd_pairs(p + 32 + 16 * pair, numbers + (2 * pair - 8) * 16, numbers + (2 * pair - 7) * 16);

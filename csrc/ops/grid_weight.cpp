@@ -284,7 +284,7 @@ void write_codes(Code code, const Block& from, uint8_t* codes, int8_t* numbers) 
     for (int k = 0; k < kSuperBlock; ++k) {
         const int u = k / 32, step = k % 32 / 4, j = k % 4;
         const uint32_t lane = digits_of_point(code, from.points[u][k % 32 / type.weights]);
-        const uint32_t digit = lane >> (8 * j + (type.weights == 8 ? step % 2 * 2 : 0)) & ((1u << type.digit_bits) - 1);
+        const uint32_t digit = lane >> (8 * j + (type.weights == 8 ? step % 2 * 4 : 0)) & ((1u << type.digit_bits) - 1);
         const uint32_t flag = from.flags[u] >> (8 * j + step % 2 * 4 + step / 2) & 1;
         codes[k] = uint8_t(digit | flag << type.digit_bits);
     }

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pace.checkpoints.vocabulary import NORMAL, SPACE, sentencepiece_parts
+from pace.checkpoints.vocabulary import NORMAL, SPACE, merges_by_score, sentencepiece_parts
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 BPE = 2
@@ -51,9 +51,8 @@ class SentencePiece(NamedTuple):
         if self.one_space:
             for pattern, content in ((" {2,}", " "), (rf"\A +|[ {SPACE}]+\z", "")):
                 before.append({"type": "Replace", "pattern": {"Regex": pattern}, "content": content})
-        return sentencepiece_parts(
-            self.pieces, np.array(self.scores, np.float32), np.array(self.types), self.unknown, self.add_prefix, before
-        )
+        merges = merges_by_score(self.pieces, np.array(self.scores, np.float32), np.array(self.types))
+        return sentencepiece_parts(self.pieces, merges, self.unknown, self.add_prefix, before)
 
 
 def read_sentencepiece(path: Path, data: bytes) -> SentencePiece:

@@ -40,8 +40,7 @@ def read_vocabulary(path: Path) -> bytes:
 
 def sentencepiece_parts(
     tokens: list[str],
-    scores: np.ndarray,
-    types: np.ndarray,
+    merges: list[tuple[str, ...]],
     unknown: int | None,
     prefix: bool,
     before: Sequence[dict[str, Any]] = (),
@@ -61,7 +60,7 @@ def sentencepiece_parts(
         "decoder": {"type": "Sequence", "decoders": [back, {"type": "ByteFallback"}, {"type": "Fuse"}, *strip]},
         "model": bpe_model(
             vocabulary,
-            merges_by_score(tokens, scores, types),
+            merges,
             unk_token=None if unknown is None else tokens[unknown],
             fuse_unk=True,
             byte_fallback=all(f"<0x{byte:02X}>" in vocabulary for byte in range(256)),

@@ -34,6 +34,10 @@ SAMPLING_ADVICE = {
     "return_audio": "pace generates text and no speech, so leave it out",
     "speaker": "pace generates text and no speech, so leave it out",
     "use_audio_in_video": "video is not supported as input, so leave it out",
+    "reasoning_budget": "thinking_budget bounds the tokens of a thought",
+    "budget_tokens": "thinking_budget bounds the tokens of a thought",
+    "enable_thinking": "template_variables={'enable_thinking': ...} of LLMModel.chat sets it",
+    "reasoning_effort": "template_variables={'reasoning_effort': ...} of LLMModel.chat sets it",
     "thinker_max_new_tokens": "max_new_tokens bounds the generated tokens",
 }
 NOT_IMPLEMENTED = (

@@ -102,6 +102,9 @@ class SamplingConfig:
     none is possible."""
     num_return_sequences: int = _field(1, check.integer(1), "n")
     """Samples per prompt; with num_beams, the number of best continuations returned."""
+    thinking_budget: int | None = _field(None, check.integer(0), "thinking_token_budget")
+    """Maximum number of tokens of thought. Then the closing mark of the thought is forced, and the answer follows. Only
+    for models whose chat template has known marks (docs/decoding.md)."""
     eos_token_id: int | list[int] | None = _field(None, check.token_list)
     """End tokens; by default those of generation_config.json, config.json, or the tokenizer."""
     pad_token_id: int | None = _field(None, check.integer(0))

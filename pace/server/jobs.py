@@ -100,6 +100,10 @@ class GenerationJob:
     skip_special_tokens: bool = True
     structure: Structure | None = None
     """Constraint on the text."""
+    budget_param: str = "thinking_budget"
+    """The client's name for the thinking budget."""
+    needs_thoughts: bool = True
+    """True to refuse a thinking budget if the model has no known thoughts. Claude Code sends one to every model."""
 
 
 @dataclass(frozen=True)

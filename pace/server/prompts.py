@@ -13,6 +13,7 @@ from pace.grammar.json_schema import check_size
 from pace.llm.chat import Tool, ToolChoice, ToolError, read_choice, read_tools
 from pace.llm.chat.template import ChatTemplate, TemplateRefusal
 from pace.llm.chat.turn import Turn, plan_turn
+from pace.llm.constraints.thinking import find_reasoning
 from pace.llm.infill import Infill
 from pace.llm.inputs import warn_of_second_bos
 from pace.llm.processors.prompts import NO_MEDIA, MediaPart, MediaPartError, Prompt, PromptEncoder
@@ -132,6 +133,19 @@ class PromptReader:
             raise ApiError(400, str(error), param=error.place) from None
         except Exception as error:
             raise ApiError(400, f"these messages are invalid: {error}", param=prompt.param) from None
+
+    @property
+    def has_thoughts(self) -> bool:
+        """True if the model's thoughts have known marks, so that a thinking budget can hold."""
+        return find_reasoning(self._tokenizer) is not None
+
+    def pass_over_budget(self, job: GenerationJob) -> None:
+        """Logs a thinking budget for a model without thoughts. Raises ApiError if the job needs them."""
+        if job.needs_thoughts:
+            raise invalid(
+                job.budget_param, f"needs a model whose thoughts have known marks: {self._model_name!r} has none"
+            )
+        self._log_passed_over((f"{job.budget_param} for a model without thoughts",))
 
     def _check_media(self, contents: list[Any]) -> None:
         """Raises ApiError for media that the model does not take."""

@@ -309,6 +309,8 @@ class Service:
         config.grammar = grammar if turn is None else turn.grammar
         if infill is not None:
             infill.add_ends(config, generator.defaults)
+        if config.thinking_budget is not None and not self.reader.has_thoughts:
+            config.thinking_budget = self.reader.pass_over_budget(job)
         room = generator.engine.max_length - min(len(prompt.tokens) for prompt in prompts)
         config.max_new_tokens = room if job.max_tokens is None else max(1, min(job.max_tokens, room))
         config.min_new_tokens = min(config.min_new_tokens, config.max_new_tokens)

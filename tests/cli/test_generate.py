@@ -247,7 +247,8 @@ VALUES = {
     "eos_token_id": ("5 --eos-token-id 6", [5, 6]),
     "pad_token_id": ("3", 3), "bad_words_ids": ("[[5,6],[7]]", [[5, 6], [7]]), "logit_bias": ('{"42":1.5,"7":"-inf"}',
     {42: 1.5, 7: float("-inf")}),
-    "seed": ("11", 11), "logprobs": ("4", 4), "prompt_logprobs": ("3", 3), "json_whitespace": ("spaced", "spaced"),
+    "thinking_budget": ("9", 9), "seed": ("11", 11), "logprobs": ("4", 4),
+    "prompt_logprobs": ("3", 3), "json_whitespace": ("spaced", "spaced"),
 }  # fmt: skip
 VALUES |= {name: (str(value), value) for name, value in WITHOUT_EFFECT.items() if name not in VALUES}
 

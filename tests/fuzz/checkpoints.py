@@ -40,6 +40,7 @@ ROUTED = [
     ("mixtral", {"sliding_window": 7}), ("qwen2_moe", {"decoder_sparse_step": 2}),
     ("qwen3_moe", {"mlp_only_layers": [0]}), ("olmoe", {}), ("gpt_oss", {"num_hidden_layers": 2}), ("granitemoe", {}),
     ("granitemoeshared", {}), ("glm4_moe", {"n_group": 4, "topk_group": 2}), ("ernie4_5_moe", {}),
+    ("gemma4", {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 24}),
     ("hunyuan_v1_moe", {}), ("phimoe", {}), ("llama4", {}),
     ("deepseek_v2", {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2}), ("deepseek_v3", {}),
     ("glm4_moe_lite", {"mlp_layer_types": ["dense", "sparse"]}), ("minicpm3", {}),

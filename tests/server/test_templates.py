@@ -8,7 +8,7 @@ import pytest
 
 from tests.llm.chat.test_families import LFM25_THINKING, NEMOTRON3, QWEN35, QWEN_CODER
 from tests.llm.chat.test_manners import CALLS, GEMMA, GUARD, IGNORES, in_order
-from tests.server.serving import Serving, shared_generator
+from tests.server.serving import LONG, Serving, shared_generator
 
 TOOLS = [
     {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in ("weather", "time")
@@ -134,3 +134,63 @@ def test_thinking_is_turned_off_in_every_form(template):
             answer = serving.ask(path, {"model": "tiny", "messages": [ASKED], **more}).json
             said = answer["choices"][0]["message"] if "choices" in answer else answer["content"][0]
             assert said.get("reasoning_content") or said.get("thinking"), "the answer begins within its thought"
+
+
+BUDGETS = [
+    ("/v1/chat/completions", {"thinking_budget": 5}), ("/v1/chat/completions", {"thinking_token_budget": 5}),
+    ("/v1/chat/completions", {"reasoning": {"max_tokens": 5}}), ("/v1/chat/completions", {"reasoning": {"budget": 5}}),
+    ("/v1/chat/completions", {"reasoning_budget_tokens": 5}), ("/v1/chat/completions", {"thinking_budget_tokens": 5}),
+    ("/v1/responses", {"reasoning": {"max_tokens": 5}}),
+    ("/v1/messages", {"thinking": {"type": "enabled", "budget_tokens": 5}}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "fields"), BUDGETS)
+def test_a_thinking_budget_holds_in_every_form(path, fields, caplog):
+    asked = {"input": LONG} if "responses" in path else {"messages": LONG}
+    limit = "max_output_tokens" if "responses" in path else "max_tokens"
+    body = {"model": "tiny", **asked, limit: 40, "temperature": 0, **fields}
+    with with_template(QWEN35) as serving:
+        mark = serving.ask("/tokenize", {"prompt": "</think>", "add_special_tokens": False}).json["tokens"]
+        answer = serving.ask(path, body)
+        assert answer.status == 200, answer.body
+        thought = find_thought(answer.json)
+        count = len(serving.ask("/tokenize", {"prompt": thought, "add_special_tokens": False}).json["tokens"])
+        assert thought and count <= 5 + len(mark)
+        free = serving.ask(path, {name: value for name, value in body.items() if name not in fields}).json
+        assert find_thought(free).startswith(thought) and len(find_thought(free)) > len(thought)
+    with with_template(GEMMA) as serving:
+        answer = serving.ask(path, body)
+        if "thinking" in fields:
+            assert answer.status == 200 and "thinking.budget_tokens for a model without thoughts" in caplog.text
+        else:
+            ((name, value),) = fields.items()
+            param = name if isinstance(value, int) else f"{name}.{next(iter(value))}"
+            assert answer.status == 400 and answer.error["param"] == param
+            assert "needs a model whose thoughts have known marks" in answer.error["message"]
+
+
+def find_thought(answer):
+    """The thought of an answer in any form."""
+    if "choices" in answer:
+        return answer["choices"][0]["message"]["reasoning_content"]
+    if "output" in answer:
+        return answer["output"][0]["content"][0]["text"]
+    return answer["content"][0]["thinking"]
+
+
+@pytest.mark.parametrize(
+    "fields", [{"enable_thinking": False}, {"reasoning": {"enabled": False}}, {"reasoning": {"effort": "none"}}]
+)
+def test_thinking_is_turned_off_at_the_top_level(fields):
+    with with_template(QWEN35) as serving:
+        prompt = serving.ask("/apply-template", {"messages": [ASKED], **fields}).json["prompt"]
+        assert prompt.endswith("<think>\n\n</think>\n\n")
+
+
+def test_two_budgets_are_refused():
+    with with_template(QWEN35) as serving:
+        reply = serving.chat([ASKED], thinking_budget=4, reasoning={"max_tokens": 5})
+        assert reply.status == 400 and "means the same as thinking_budget" in reply.error["message"]
+        assert serving.chat([ASKED], max_tokens=1, thinking_budget_tokens=-1).status == 200
+        assert serving.chat([ASKED], thinking_token_budget=-2).error["param"] == "thinking_token_budget"

@@ -39,7 +39,7 @@ struct GridType {
     int group;       // weights that share a number
     int sign_bits;   // stored for 8 weights; 0: flags are not signs
     int front_bytes, unit_bytes;
-    int8_t levels[16];
+    int8_t levels[16];  // a code of three bits may have any fourth bit
 };
 
 constexpr float grid_unit(Code code) { return code == Code::IQ3S ? 1.0f : code == Code::IQ3XXS ? 0.5f : 0.125f; }
@@ -50,12 +50,11 @@ constexpr GridType grid_type(Code code) {
     int8_t levels[8] = {8, 25, 43};
     switch (code) {
         case Code::IQ1S:
-        case Code::IQ1M: {
+        case Code::IQ1M:
             if (code == Code::IQ1M) type.front_bytes = 128;
             for (int digit = 0; digit < 3; ++digit)
                 type.levels[digit] = int8_t(8 * digit - 7), type.levels[4 + digit] = int8_t(8 * digit - 9);
-            return type;
-        }
+            break;
         case Code::IQ2XXS:
             type.sign_bits = 7, type.unit_bytes = 128;
             break;
@@ -73,13 +72,15 @@ constexpr GridType grid_type(Code code) {
             type = kThrees, type.sign_bits = 8, type.front_bytes = 96, type.unit_bytes = 208;
             for (int digit = 0; digit < 8; ++digit) levels[digit] = int8_t(2 * digit + 1);
     }
-    for (int digit = 0; digit < 1 << type.digit_bits; ++digit)
+    for (int digit = 0; type.sign_bits && digit < 1 << type.digit_bits; ++digit)
         type.levels[digit] = levels[digit], type.levels[(1 << type.digit_bits) + digit] = int8_t(-levels[digit]);
+    for (int code = 0; type.digit_bits == 2 && code < 8; ++code) type.levels[8 + code] = type.levels[code];
     return type;
 }
 
-// Digits of points, in ascending order of the sum of digit[j] * base^j. Byte j of a lane has digit j in its lowest bits
-// and, in grids of 8, digit j + 4 above it. Words have the same four nibbles, those of bytes 0, 2, 1, 3.
+// Digits of points, in ascending order of the sum of digit[j] * base^j. Byte j of a lane has digit j in its low four
+// bits. In grids of 8 its high four bits have digit j + 4. A word has bytes 0 and 1 of the lane. The digits of bytes 2
+// and 3 are above them, by two bits, or by four in grids of 4.
 template <int count>
 struct GridPoints {
     alignas(64) uint32_t lanes[count];

@@ -12,6 +12,7 @@ import numpy as np
 
 from pace.checkpoints.gguf.architectures.architecture import Architecture, Fields, Key, Keys
 from pace.checkpoints.gguf.architectures.changes import shortest
+from pace.checkpoints.gguf.architectures.gemma4 import share_of_pairs
 from pace.checkpoints.gguf.architectures.registry import ARCHITECTURES
 from pace.checkpoints.gguf.file import Metadata
 from pace.checkpoints.gguf.tokens import read_tokens
@@ -45,8 +46,10 @@ OTHER_KEYS = {
     *("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon", "attention.head_count_kv"),
     *("attention.key_length", "attention.value_length", "attention.key_length_mla", "attention.value_length_mla"),
     *("attention.q_lora_rank", "attention.kv_lora_rank"),
-    *("attention.sliding_window", "attention.sliding_window_pattern", "attention.rope_pattern"),
-    "attention.temperature_scale",
+    *("attention.sliding_window", "attention.sliding_window_pattern", "attention.shared_kv_layers"),
+    *("attention.key_length_swa", "attention.value_length_swa"),
+    "embedding_length_per_layer_input",
+    *("attention.rope_pattern", "attention.temperature_scale"),
     *("expert_shared_feed_forward_length", "expert_gating_func", "nextn_predict_layers"),
     *("rope.dimension_count", "rope.dimension_count_swa", "rope.freq_base", "rope.freq_base_swa"),
     "rope.scale_linear",
@@ -83,10 +86,9 @@ def read_config(
     fields |= {field: keys.read(*key) for field, key in CONFIG_KEYS.items()}
     fields["num_hidden_layers"] -= keys.integer("nextn_predict_layers", 0)  # without multi-token prediction layers
     for field, key in PER_LAYER_KEYS.items():
-        varied = key.name in architecture.varied
-        value = keys.per_layer(key.name, 1)[0] if varied else _same_for_all(keys, key.name, architecture.mixed)
+        value = _number(keys, key.name, architecture)
         fields[field] = value if field in architecture.absent else keys.required(key.name, value)
-    groups = _same_for_all(keys, "attention.head_count_kv", architecture.mixed)
+    groups = _number(keys, "attention.head_count_kv", architecture)
     without = groups is None or (architecture.mixed and groups == 0)
     fields["num_key_value_heads"] = fields["num_attention_heads"] if without else groups
     for field, name in MATH_KEYS.items():
@@ -105,12 +107,19 @@ def read_config(
     fields["vocab_size"] = embedding[0]
     fields["tie_word_embeddings"] = "lm_head.weight" not in shapes
     fields |= {field: on_hub(tensor) in shapes for field, tensor in architecture.present.items()}
-    fields |= _rope(keys, fields, factors, architecture.latent or architecture.log_multiplier)
+    fields |= _rope(keys, fields, factors, architecture)
     fields = architecture.convert(architecture.window(fields, keys), keys)
     fields = {field: value for field, value in fields.items() if field not in architecture.absent}
     fields |= {field: keys.read(*key) for field, key in architecture.keys.items()} | special_tokens(metadata)
     # The reader of config.json reports unknown fields as ignored.
     return fields | {keys.prefix + name: True for name in keys.keys() - KNOWN_KEYS}
+
+
+def _number(keys: Keys, name: str, architecture: Architecture) -> int | None:
+    """An integer that is given once, or for each layer: the first if they may vary."""
+    if name in architecture.varied:
+        return keys.per_layer(name, 1)[0]
+    return _same_for_all(keys, name, architecture.mixed)
 
 
 def _same_for_all(keys: Keys, name: str, mixed: bool) -> int | None:
@@ -141,9 +150,8 @@ def _head_dim(keys: Keys, fields: Fields, is_latent: bool) -> int:
     return head_dim
 
 
-def _rope(keys: Keys, fields: Fields, factors: Mapping[str, list[float]], log_multiplier: bool) -> Fields:
-    """Fields of the rotary embedding, in the spelling of transformers 4. `log_multiplier`: the architecture has a key
-    for YaRN's mscale_all_dim."""
+def _rope(keys: Keys, fields: Fields, factors: Mapping[str, list[float]], architecture: Architecture) -> Fields:
+    """Fields of the rotary embedding, in the spelling of transformers 4."""
     head_dim, positions = fields["head_dim"], fields["max_position_embeddings"]
     dim = keys.integer("rope.dimension_count", head_dim)
     found: Fields = {"rope_theta": keys.number("rope.freq_base", 10000.0)}
@@ -163,6 +171,10 @@ def _rope(keys: Keys, fields: Fields, factors: Mapping[str, list[float]], log_mu
                 f"{keys.path}: {', '.join(sorted(factors))} must have a factor for each of {-(-dim // 2)} "
                 f"pairs; got {[len(values) for values in factors.values()]}"
             )
+        if architecture.proportional:
+            if (share := share_of_pairs(short)) is None:
+                raise keys.refused("rope_freqs.weight must be ones, and then very large numbers")
+            return found | {"rope_scaling": {"rope_type": "proportional"}, "partial_rotary_factor": share}
         # Without attn_factor llama.cpp does not scale.
         scaling = {"attention_factor": keys.number("rope.scaling.attn_factor", 1.0)}
         scaling |= {"rope_type": "longrope", "short_factor": short, "long_factor": long}
@@ -171,7 +183,7 @@ def _rope(keys: Keys, fields: Fields, factors: Mapping[str, list[float]], log_mu
         return found | {"rope_scaling": {"rope_type": "linear", "factor": factor}}
     if kind == "yarn":
         return found | {
-            "rope_scaling": _yarn(keys, keys.required("rope.scaling.factor", factor), original, log_multiplier)
+            "rope_scaling": _yarn(keys, keys.required("rope.scaling.factor", factor), original, architecture)
         }
     if kind not in ("none", "linear"):
         raise keys.refused(
@@ -181,7 +193,8 @@ def _rope(keys: Keys, fields: Fields, factors: Mapping[str, list[float]], log_mu
     return found
 
 
-def _yarn(keys: Keys, factor: float, original: int, log_multiplier: bool) -> Fields:
+def _yarn(keys: Keys, factor: float, original: int, architecture: Architecture) -> Fields:
+    reads_multiplier = architecture.latent or architecture.log_multiplier
     scaling: Fields = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
     for name in ("beta_fast", "beta_slow"):
         if (value := keys.number(f"rope.scaling.yarn_{name}")) is not None:
@@ -192,7 +205,7 @@ def _yarn(keys: Keys, factor: float, original: int, log_multiplier: bool) -> Fie
     attention = keys.number("rope.scaling.yarn_attn_factor", 1.0)
     if attention not in (1.0, float(np.float32(usual))):
         scaling["attention_factor"] = shortest(attention)
-    for name in ("attn_factor", "yarn_ext_factor", *(() if log_multiplier else ("yarn_log_multiplier",))):
+    for name in ("attn_factor", "yarn_ext_factor", *(() if reads_multiplier else ("yarn_log_multiplier",))):
         if (value := keys.number(f"rope.scaling.{name}")) not in (None, 1.0):
             raise keys.refused(f"{keys.prefix}rope.scaling.{name} = {value} is not implemented")
     return scaling

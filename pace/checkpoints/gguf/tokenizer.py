@@ -1,7 +1,8 @@
 """Converts the tokenizer in a GGUF file's metadata to the contents of tokenizer.json and tokenizer_config.json.
 
-The implemented architectures use two kinds of vocabularies. Byte-level BPE ("gpt2") has tokens, merges, and the name of
-the rule that splits texts before merging. sentencepiece ("llama") has pieces with scores, from which merges follow.
+The implemented architectures use three kinds of vocabularies. Byte-level BPE ("gpt2") has tokens, merges, and the name
+of the rule that splits texts before merging. sentencepiece ("llama") has pieces with scores, from which merges follow.
+Gemma 4's ("gemma4") has sentencepiece's pieces, and merges.
 llama.cpp reads both in src/llama-vocab.cpp."""
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pace.checkpoints.vocabulary import (
     USER_DEFINED,
     added_token,
     bpe_model,
+    merges_by_score,
     sentencepiece_parts,
     text_with_ends,
 )
@@ -120,11 +122,11 @@ def tokenizer_state(metadata: Metadata) -> dict[str, Any] | str | None:
     model = metadata.text("tokenizer.ggml.model")
     if model in (None, "no_vocab", "none"):
         return None
-    build = {"gpt2": _byte_level, "llama": _sentencepiece}.get(model)
+    build = {"gpt2": _byte_level, "llama": _sentencepiece, "gemma4": _pieces_with_merges}.get(model)
     if build is None:
         raise NotImplementedError(
             f"{metadata.path} has a tokenizer of type {model[:80]!r}, which is not implemented; "
-            f"implemented: gpt2, llama. {ADVICE}"
+            f"implemented: gpt2, llama, gemma4. {ADVICE}"
         )
     tokens = metadata.required("tokenizer.ggml.tokens", read_tokens(metadata))
     if len(tokens.ids) < len(tokens.texts):
@@ -190,8 +192,9 @@ def _added_tokens(metadata: Metadata, tokens: Tokens) -> list[dict[str, Any]]:
 
 def _ends(metadata: Metadata, tokens: list[str]) -> dict[str, Any] | None:
     """Post-processor that puts tokens before and after a text."""
-    sentencepiece = metadata.text("tokenizer.ggml.model") == "llama"
-    begins = metadata.flag("tokenizer.ggml.add_bos_token", sentencepiece or _pre_tokenizer(metadata).add_bos)
+    model = metadata.text("tokenizer.ggml.model")
+    begins = metadata.flag("tokenizer.ggml.add_bos_token", model == "llama" or _pre_tokenizer(metadata).add_bos)
+    begins |= model == "gemma4"  # as in llama.cpp, which ignores the key
     added = {"bos": begins, "eos": metadata.flag("tokenizer.ggml.add_eos_token", False)}
     ids = {name: _token_id(metadata, name, len(tokens)) for name, wanted in added.items() if wanted}
     before, after = ([(tokens[ids[name]], ids[name])] if ids.get(name) is not None else [] for name in ("bos", "eos"))
@@ -217,6 +220,21 @@ def _byte_level(metadata: Metadata, tokens: Tokens) -> dict[str, Any]:
             "tokenizer_name_or_path",
             metadata.path,
         )
+    splits = [
+        {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+        for pattern in rule.patterns
+    ]
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    return {
+        "normalizer": rule.normalizer,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*splits, byte_level]},
+        "decoder": byte_level,
+        "model": bpe_model(tokens.ids, _merges(metadata, tokens), ignore_merges=rule.ignore_merges),
+    }
+
+
+def _merges(metadata: Metadata, tokens: Tokens) -> list[tuple[str, ...]]:
+    """Pairs of tokens that make a third, best first."""
     lines = metadata.required("tokenizer.ggml.merges", metadata.texts("tokenizer.ggml.merges"))
     merges = [tuple(line.split(" ")) for line in lines]
     known = tokens.ids.keys()
@@ -231,17 +249,17 @@ def _byte_level(metadata: Metadata, tokens: Tokens) -> dict[str, Any]:
         raise ValueError(
             f"{metadata.path}: tokenizer.ggml.merges has {shown(wrong)}, which must be two tokens that make a third"
         )
-    splits = [
-        {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
-        for pattern in rule.patterns
-    ]
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    return {
-        "normalizer": rule.normalizer,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*splits, byte_level]},
-        "decoder": byte_level,
-        "model": bpe_model(tokens.ids, merges, ignore_merges=rule.ignore_merges),
-    }
+    return merges
+
+
+def _pieces_with_merges(metadata: Metadata, tokens: Tokens) -> dict[str, Any]:
+    return sentencepiece_parts(tokens.texts, _merges(metadata, tokens), _unknown(metadata, tokens), prefix=False)
+
+
+def _unknown(metadata: Metadata, tokens: Tokens) -> int | None:
+    """The token of unknown characters, if there is one."""
+    unknown = _token_id(metadata, "unknown", len(tokens.texts))
+    return next(iter(np.flatnonzero(tokens.types == UNKNOWN).tolist()), None) if unknown is None else unknown
 
 
 def _sentencepiece(metadata: Metadata, tokens: Tokens) -> dict[str, Any]:
@@ -251,8 +269,6 @@ def _sentencepiece(metadata: Metadata, tokens: Tokens) -> dict[str, Any]:
             f"{metadata.path}: tokenizer.ggml.scores must have a score for each of {len(tokens.texts)} tokens; it has "
             f"{len(scores)}"
         )
-    unknown = _token_id(metadata, "unknown", len(tokens.texts))
-    if unknown is None:
-        unknown = next(iter(np.flatnonzero(tokens.types == UNKNOWN).tolist()), None)
     prefix = metadata.flag("tokenizer.ggml.add_space_prefix", True)
-    return sentencepiece_parts(tokens.texts, scores, tokens.types, unknown, prefix)
+    merges = merges_by_score(tokens.texts, scores, tokens.types)
+    return sentencepiece_parts(tokens.texts, merges, _unknown(metadata, tokens), prefix)

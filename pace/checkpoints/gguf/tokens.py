@@ -89,24 +89,25 @@ def _ends(ids: dict[str, int], types: np.ndarray) -> list[int]:
 
 
 def _correct(metadata: Metadata, texts: list[str], ids: dict[str, int], types: np.ndarray, ends: list[int]) -> None:
-    """Corrects the types of end tokens and marks, and logs the changes."""
+    """Corrects the types of end tokens and marks, and logs changes of ordinary text."""
     wanted = {index: CONTROL for index in (*ends, *_named_marks(metadata, texts))}
     wanted |= {ids[name]: CONTROL for name in FILL_TOKENS & ids.keys()}
     for mark in _marks_of_templates(metadata) & ids.keys():
         if types[ids[mark]] not in (CONTROL, USER_DEFINED):
             wanted.setdefault(ids[mark], CONTROL if mark.startswith("<|") else USER_DEFINED)
     wrong = sorted(index for index, kind in wanted.items() if types[index] != kind)
-    if not wrong:
+    told = [index for index in wrong if types[index] != USER_DEFINED]
+    for index in wrong:
+        types[index] = wanted[index]
+    if not told:
         return
-    listed = ", ".join(repr(texts[index]) for index in wrong[:MAX_LISTED]) + ", ..." * (len(wrong) > MAX_LISTED)
+    listed = ", ".join(repr(texts[index]) for index in told[:MAX_LISTED]) + ", ..." * (len(told) > MAX_LISTED)
     logger.warning(
         "%s: tokenizer.ggml.token_type marks %s as ordinary text; treating them as separate tokens (%d in all)",
         metadata.path,
         listed,
-        len(wrong),
+        len(told),
     )
-    for index in wrong:
-        types[index] = wanted[index]
 
 
 def _named_marks(metadata: Metadata, texts: list[str]) -> set[int]:

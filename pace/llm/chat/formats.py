@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pace.llm.chat.arguments import PythonArguments, TaggedArguments
+from pace.llm.chat.arguments import GemmaArguments, PythonArguments, TaggedArguments
 from pace.llm.chat.format import ToolFormat
 from pace.llm.chat.ids import nine_characters, numbered
 
@@ -135,6 +135,15 @@ _ALL = (
         trigger="<tool_call>",
         signs=("<tool_call>", "<function=", "<parameter="),
         arguments=TaggedArguments(before="<parameter=", after=">", end="</parameter>", padding="\n"),
+    ),
+    # Gemma 4: values without JSON's quotes.
+    ToolFormat(
+        "gemma4",
+        "<|tool_call>call:$NAME{$ARGS}<tool_call|>",
+        trigger="<|tool_call>",
+        signs=("<|tool_call>call:",),
+        between="",
+        arguments=GemmaArguments(),
     ),
     # Functionary 3.1: the name in a tag, the arguments as JSON.
     ToolFormat(

@@ -30,10 +30,12 @@ THINK = Reasoning("<think>", "</think>")
 SEED_THINK = Reasoning("<seed:think>", "</seed:think>")
 MISTRAL_THINK = Reasoning("[THINK]", "[/THINK]")
 COMMAND_THINKING = Reasoning("<|START_THINKING|>", "<|END_THINKING|>")
+GEMMA_THOUGHT = Reasoning("<|channel>thought", "<channel|>")
 HARMONY_ANALYSIS = Reasoning("<|channel|>analysis<|message|>", "<|end|><|start|>assistant", repeats=True)
 
 _BY_FRAGMENT = {
     "<|channel|>analysis<|message|>": HARMONY_ANALYSIS,
+    "<|channel>thought": GEMMA_THOUGHT,
     "<|START_THINKING|>": COMMAND_THINKING,
     "[THINK]": MISTRAL_THINK,
     "<seed:think>": SEED_THINK,

@@ -136,10 +136,10 @@ def split(schema: Mapping[str, Any]) -> Values:
     any_text, choices = False, []
     own: dict[str | None, dict[str, Any]] = {}
     rest: list[dict[str, Any]] = []
-    parts = list(itertools.islice(_alternatives(schema, _MAX_STEPS), _MAX_ALTERNATIVES + 1))
+    parts = alternatives(schema)
     if len(parts) == 1 and (length := _min_length(parts[0])):
         return Values(True, (), (), length)
-    for part in parts if len(parts) <= _MAX_ALTERNATIVES else [dict(schema)]:
+    for part in parts:
         keywords, kind = keywords_of(part), "array" if items_of(part) is not None else type_of(part)
         if not keywords:
             return Values(True, (), (part,))
@@ -148,15 +148,22 @@ def split(schema: Mapping[str, Any]) -> Values:
         elif kind in ("null", "boolean", "array") and own.setdefault(kind, part) == part:
             continue
         elif keywords - {"type"} in ({"enum"}, {"const"}) and isinstance(part.get("enum", []), list):
-            listed = _listed(part)
-            choices += [value for value in listed if isinstance(value, str)]
-            others = [value for value in listed if not isinstance(value, str)]
-            rest += [{"enum": others}] if others or not listed else []
+            values = listed(part)
+            choices += [value for value in values if isinstance(value, str)]
+            others = [value for value in values if not isinstance(value, str)]
+            rest += [{"enum": others}] if others or not values else []
         else:
             rest.append(part)
     if len(rest) > 1:
-        rest = [_sharing(schema, {"anyOf": [{key: part[key] for key in part if key not in _SHARED} for part in rest]})]
+        rest = [sharing(schema, {"anyOf": [{key: part[key] for key in part if key not in _SHARED} for part in rest]})]
     return Values(any_text, () if any_text else tuple(dict.fromkeys(choices)), (*own.values(), *rest))
+
+
+def alternatives(schema: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns schemas that together allow the values of a schema, and have no alternatives of their own; the schema
+    itself if there are too many."""
+    parts = list(itertools.islice(_alternatives(schema, _MAX_STEPS), _MAX_ALTERNATIVES + 1))
+    return parts if len(parts) <= _MAX_ALTERNATIVES else [dict(schema)]
 
 
 def keywords_of(schema: Mapping[str, Any]) -> set[str]:
@@ -175,7 +182,7 @@ def items_of(schema: Mapping[str, Any]) -> dict[str, Any] | None:
     items = schema.get("items", {})
     if schema.get("type") != "array" or not keywords_of(schema) <= {"type", "items"} or not isinstance(items, Mapping):
         return None
-    return _sharing(schema, items)
+    return sharing(schema, items)
 
 
 def _alternatives(schema: Mapping[str, Any], steps: int) -> Iterator[dict[str, Any]]:
@@ -184,9 +191,9 @@ def _alternatives(schema: Mapping[str, Any], steps: int) -> Iterator[dict[str, A
     several = next((schema[key] for key in ("anyOf", "oneOf") if keywords == {key}), None)
     if steps and _are_schemas(several) and ("anyOf" in schema or _have_own_types(several)):
         for part in several:
-            yield from _alternatives(_sharing(schema, part), steps - 1)
+            yield from _alternatives(sharing(schema, part), steps - 1)
     elif steps and keywords == {"$ref"} and (found := _definition(schema)) is not None:
-        yield from _alternatives(_sharing(schema, found), steps - 1)
+        yield from _alternatives(sharing(schema, found), steps - 1)
     elif steps and isinstance(kinds, list) and kinds:
         for kind in kinds:
             yield from _alternatives(dict(schema) | {"type": kind}, steps - 1)
@@ -194,7 +201,7 @@ def _alternatives(schema: Mapping[str, Any], steps: int) -> Iterator[dict[str, A
         yield dict(schema)
 
 
-def _sharing(schema: Mapping[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
+def sharing(schema: Mapping[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a part of a schema with its draft, and with the definitions if it refers to any."""
     shared = _SHARED if any(_references(part)) else ("$schema",)
     return {key: schema[key] for key in shared if key in schema} | dict(part)
@@ -226,7 +233,7 @@ def _min_length(schema: Mapping[str, Any]) -> int:
     return length if is_text and isinstance(length, int) and 0 < length <= _MAX_MIN_LENGTH else 0
 
 
-def _listed(schema: Mapping[str, Any]) -> list[Any]:
+def listed(schema: Mapping[str, Any]) -> list[Any]:
     """Returns the values that a schema lists, without those of another type than its own."""
     listed, kind = schema.get("enum", [schema.get("const")]), schema.get("type")
     kinds = _TYPES.get(kind) if isinstance(kind, str) else None

@@ -59,7 +59,7 @@ class TurnReader:
 
     def __init__(self, turn: Turn) -> None:
         self.num_thought = 0
-        """Number of reasoning tokens."""
+        """Number of reasoning tokens, without those of its marks."""
         self.has_called = False
         """True once a call is complete that the model chose to make."""
         self._turn = turn
@@ -69,8 +69,9 @@ class TurnReader:
 
     def push(self, text: str) -> None:
         """Adds the text of a token; "" if its text is not certain yet, or if it has none."""
-        self.num_thought += self._parser.is_thinking
+        was_thinking = self._parser.is_thinking
         self._take(self._parser.push(text) if text else [])
+        self.num_thought += was_thinking and self._parser.is_thinking
 
     def drain(self, is_ended: bool) -> tuple[str, list[Event]]:
         """Returns the text of the answer and all events (including this text) since the last call."""
@@ -160,7 +161,7 @@ def turn_after(
         return turn
     format, marks = style.format, (reasoning.opening, reasoning.closing) if reasoning else ()
     fixed = (format.opening, format.call, format.between or "", format.closing, *format.reply, *format.preamble)
-    literals = "".join((*fixed, *marks))
+    literals = "".join((*fixed, *marks, format.arguments.quote))
     shown = {number for name, number in special.items() if name in literals}
     return replace(turn, hidden=hidden - shown)
 

@@ -1,4 +1,4 @@
-"""Constraints on continuations: a grammar, the caller's token mask, the end of a healed prompt."""
+"""Constraints on continuations: a grammar, the caller's token mask, the end of a healed prompt, a thinking budget."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from pace.grammar import Grammar
+from pace.llm.chat.reasoning import Reasoning
 from pace.llm.configs import SamplingConfig
 from pace.llm.constraints.captures import CaptureReader
 from pace.llm.constraints.grammars import GrammarCompiler
 from pace.llm.constraints.healing import HealedPrompt, HealingMask, PromptHealer
 from pace.llm.constraints.masks import TokenMask
+from pace.llm.constraints.thinking import ThinkingMask, Thoughts, find_reasoning
 from pace.llm.sequence import TextRules
 from pace.llm.text.detokenizer import context_of
 
@@ -39,6 +41,7 @@ class ConstraintBuilder:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._healer: PromptHealer | None = None
+        self._thoughts: dict[Reasoning, Thoughts] = {}
         self._lock = threading.Lock()
 
     def build(
@@ -51,7 +54,8 @@ class ConstraintBuilder:
     ) -> tuple[list[tuple[list[int], Constraints]], tuple[str, ...]]:
         """Returns the tokens of each prompt, without those that token healing generates again, with its constraints.
         Also returns the parts of a JSON schema that are not enforced. `continues` is True if texts continue their
-        prompts; `hidden` is as in `TextRules`. Raises ValueError for a grammar that cannot be used."""
+        prompts; `hidden` is as in `TextRules`. Raises ValueError for a grammar that cannot be used, and for a thinking
+        budget if the model has no known thoughts."""
         grammar = config.make_grammar()
         warnings = () if grammar is None else grammar.left_out + self.grammars.compile(grammar).warnings
         for warning in warnings:
@@ -62,6 +66,12 @@ class ConstraintBuilder:
         else:
             healed = [HealedPrompt(prompt, "") for prompt in prompts]
             masks = [self._grammar_mask(grammar, end_tokens) if grammar else (config.token_mask, None)] * len(prompts)
+        if (budget := config.thinking_budget) is not None:
+            thoughts = self._thoughts_of_model()
+            masks = [
+                (ThinkingMask(thoughts, budget, prompt.tokens, mask), captures)
+                for prompt, (mask, captures) in zip(healed, masks)
+            ]
         return [
             (prompt.tokens, Constraints(self._rules(prompt, continues, hidden), mask, captures))
             for prompt, (mask, captures) in zip(healed, masks)
@@ -80,6 +90,18 @@ class ConstraintBuilder:
 
     def _grammar_mask(self, grammar: Grammar, end_tokens: list[int]) -> tuple[TokenMask, CaptureReader | None]:
         return self.grammars.mask(grammar, end_tokens), self.grammars.captures(grammar)
+
+    def _thoughts_of_model(self) -> Thoughts:
+        reasoning = find_reasoning(self._tokenizer)
+        if reasoning is None:
+            raise ValueError(
+                "thinking_budget needs a model whose thoughts have known marks, such as <think> and </think>: the chat "
+                "template of this one has none; leave it out"
+            )
+        with self._lock:
+            if reasoning not in self._thoughts:
+                self._thoughts[reasoning] = Thoughts(reasoning, self._tokenizer)
+            return self._thoughts[reasoning]
 
     def _prompt_healer(self) -> PromptHealer:
         with self._lock:

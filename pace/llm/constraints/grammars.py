@@ -176,7 +176,7 @@ class _ByteTokens:
 
     def __init__(self, tokenizer: Any) -> None:
         table = TokenBytes.of(tokenizer)
-        self._encode = _encoder(tokenizer)
+        self._encode = encoder_within(tokenizer)
         self.eos_token_id = tokenizer.eos_token_id
         self.bos_token_id = tokenizer.bos_token_id
         self.special_token_ids = sorted(tokenizer.all_special_ids)
@@ -186,7 +186,7 @@ class _ByteTokens:
         return self._encode(text)
 
 
-def _encoder(tokenizer: Any) -> Callable[[str], list[int]]:
+def encoder_within(tokenizer: Any) -> Callable[[str], list[int]]:
     """Returns a function that tokenizes text in the middle of a text: without the blank that some tokenizers put before
     it."""
     backend = getattr(tokenizer, "backend_tokenizer", None)

@@ -15,7 +15,7 @@ from pace.server.schemas.fields import Bounded, Strings, check_count, check_rang
 from pace.server.schemas.generation import MAX_TOKENS, GenerationRequest
 from pace.server.schemas.media import RequestMedia
 from pace.server.schemas.passed_over import OPENAI_TOOLS, PassedOver, without_tools
-from pace.server.schemas.turns import THOUGHT, effort_variables
+from pace.server.schemas.turns import THOUGHT, Reasoning, budgets_of, thinking_variables
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 RESERVED = frozenset("messages tools documents add_generation_prompt continue_final_message tokenize chat_template "
@@ -60,12 +60,16 @@ class ChatRequest(GenerationRequest):
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
     """Passed to the template; some templates use it. "none" turns reasoning off."""
+    reasoning: Reasoning | None = None
+    """OpenRouter's options."""
+    enable_thinking: bool | None = None
+    """Passed to the template."""
 
     def to_job(self, limits: Limits, defaults: SamplingConfig) -> GenerationJob:
         """Returns the job of the request. Raises ApiError for unsupported requests."""
         if self.modalities not in (None, ["text"], []):
             raise unsupported("modalities", "this model generates text only")
-        settings = self.settings(limits, defaults, is_chat=True)
+        settings = self.settings(limits, defaults, is_chat=True, budgets=budgets_of(self.reasoning))
         if self.top_logprobs is not None and not self.logprobs:
             raise invalid("top_logprobs", "needs logprobs: true")
         if self.logprobs:
@@ -92,7 +96,7 @@ class ChatRequest(GenerationRequest):
         if goes_on and messages[-1]["role"] != "assistant":
             raise invalid("continue_final_message", "needs a last message of the assistant")
         begins = not goes_on if self.add_generation_prompt is None else self.add_generation_prompt
-        kwargs = _template_kwargs(effort_variables(self.reasoning_effort) | (self.chat_template_kwargs or {}), limits)
+        kwargs = _template_kwargs(self._thinking_variables() | (self.chat_template_kwargs or {}), limits)
         return ChatPrompt(
             messages,
             begins,
@@ -104,6 +108,11 @@ class ChatRequest(GenerationRequest):
             parallel_calls=self.parallel_tool_calls is not False,
             passed_over=passed.names,
         )
+
+    def _thinking_variables(self) -> dict[str, Any]:
+        options = self.reasoning or Reasoning()
+        enabled = options.enabled if self.enable_thinking is None else self.enable_thinking
+        return thinking_variables(self.reasoning_effort or options.effort, enabled)
 
 
 def _without_custom_calls(items: list[Any], passed: PassedOver) -> list[tuple[int, Any]]:

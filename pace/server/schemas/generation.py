@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Literal, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, create_model
@@ -17,6 +19,8 @@ from pace.server.schemas.sampling import Settings
 from pace.server.schemas.structure import StructuredRequest
 
 MAX_TOKENS = 2**31 - 1
+BUDGETS = ("thinking_budget", "thinking_token_budget", "reasoning_budget_tokens", "thinking_budget_tokens")
+"""Names of the thinking budget at the top level."""
 MEDIA_OPTIONS = "how images and sound are prepared is set by the model and the server"
 
 
@@ -65,6 +69,11 @@ class GenerationRequest(create_model("RuleFields", __base__=StructuredRequest, *
 
     repetition_penalty: float | None = None
     no_repeat_ngram_size: int | None = None
+    thinking_budget: int | None = None
+    thinking_token_budget: int | None = None
+    """vLLM's name of the thinking budget; the next two are llama.cpp's."""
+    reasoning_budget_tokens: int | None = None
+    thinking_budget_tokens: int | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
     stop_token_ids: Integers | None = None
@@ -81,13 +90,21 @@ class GenerationRequest(create_model("RuleFields", __base__=StructuredRequest, *
     cache_salt: str | None = None
     best_of: int | None = None
 
-    def settings(self, limits: Limits, defaults: SamplingConfig, is_chat: bool) -> Settings:
-        """Returns the settings for sampling and stopping. Raises ApiError."""
+    def settings(
+        self,
+        limits: Limits,
+        defaults: SamplingConfig,
+        is_chat: bool,
+        budgets: Mapping[str, int | None] = MappingProxyType({}),
+    ) -> Settings:
+        """Returns the settings for sampling and stopping. `budgets`: further names of the thinking budget. Raises
+        ApiError."""
         settings = Settings(limits, defaults, is_chat)
         settings.draws(self)
         for name in ("repetition_penalty", "no_repeat_ngram_size", "frequency_penalty", "presence_penalty"):
             settings.set(name, getattr(self, name))
         settings.set("min_new_tokens", self.min_tokens, "min_tokens")
+        settings.thinking_budget({name: getattr(self, name) for name in BUDGETS} | dict(budgets))
         settings.seed(self.seed)
         settings.stop(self.stop)
         settings.end_tokens(self.stop_token_ids, bool(self.ignore_eos))
@@ -142,6 +159,7 @@ class GenerationRequest(create_model("RuleFields", __base__=StructuredRequest, *
             cache_salt=self.cache_salt,
             bad_words=bad_words,
             tokens_named=settings.tokens_named,
+            budget_param=settings.budget_param,
             wants_prompt=bool(self.return_token_ids) or self.prompt_logprobs is not None,
             wants_tokens=settings.config.logprobs is not None or bool(self.return_token_ids),
             include_stop=bool(self.include_stop_str_in_output),

@@ -24,10 +24,15 @@ BETWEEN_SYSTEM = "\n"
 compatibility."""
 
 
+BUDGET = "thinking.budget_tokens"
+
+
 class Thinking(Nested):
-    """Option to enable thoughts in the chat template. Their tokens are not counted: `budget_tokens` is not enforced."""
+    """Option to enable thoughts in the chat template."""
 
     type: Literal["enabled", "adaptive", "disabled"]
+    budget_tokens: int | None = None
+    """The thinking budget of thoughts that are enabled."""
 
 
 class OutputConfig(Nested):
@@ -119,6 +124,8 @@ class MessagesRequest(CountTokensRequest):
         settings.draws(self)
         settings.seed(self.seed)
         settings.stop(self.stop_sequences, "stop_sequences")
+        if self.thinking and self.thinking.type == "enabled":
+            settings.thinking_budget({BUDGET: self.thinking.budget_tokens})
         return GenerationJob(
             self.to_prompt(limits),
             settings.config,
@@ -126,6 +133,8 @@ class MessagesRequest(CountTokensRequest):
             stream=bool(self.stream),
             cache_salt=self.cache_salt,
             structure=self._structure(),
+            budget_param=settings.budget_param,
+            needs_thoughts=False,
         )
 
     def _structure(self) -> Structure | None:

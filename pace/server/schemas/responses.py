@@ -17,7 +17,7 @@ from pace.server.schemas.generation import MEDIA_OPTIONS
 from pace.server.schemas.items import NOT_STORED, Item, read_items
 from pace.server.schemas.passed_over import OPENAI_TOOLS, PassedOver, without_tools
 from pace.server.schemas.sampling import Settings
-from pace.server.schemas.turns import Nested, effort_variables, with_system
+from pace.server.schemas.turns import Nested, Reasoning, budgets_of, thinking_variables, with_system
 
 LOGPROBS = "message.output_text.logprobs"
 """The only value of `include` with an effect here; the others concern OpenAI's tools."""
@@ -38,13 +38,6 @@ class TextConfig(Nested):
     """Options of the text; `verbosity` has no effect."""
 
     format: dict[str, Any] | None = None
-
-
-class Reasoning(Nested):
-    """Reasoning options; `effort` is passed to the chat template. Thoughts are returned unchanged, without a
-    summary."""
-
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
 
 
 class ResponsesRequest(Request):
@@ -105,6 +98,7 @@ class ResponsesRequest(Request):
         settings.draws(self)
         settings.seed(self.seed)
         settings.stop(self.stop)
+        settings.thinking_budget(budgets_of(self.reasoning))
         if self.wants_logprobs:
             settings.logprobs(self.top_logprobs or 0, "top_logprobs")
         structure = None
@@ -118,6 +112,7 @@ class ResponsesRequest(Request):
             cache_salt=self.cache_salt,
             wants_tokens=self.wants_logprobs,
             structure=structure,
+            budget_param=settings.budget_param,
         )
 
     def to_prompt(self, limits: Limits) -> ChatPrompt:
@@ -127,9 +122,10 @@ class ResponsesRequest(Request):
         messages = read_items(self.input, limits, passed)
         if not messages:
             raise invalid("input", "must contain a message")
+        options = self.reasoning or Reasoning()
         return ChatPrompt(
             with_system(self.instructions, messages),
-            template_kwargs=effort_variables(self.reasoning.effort if self.reasoning else None),
+            template_kwargs=thinking_variables(options.effort, options.enabled),
             param="input",
             tools=passed.tools(self.tools, OPENAI_TOOLS),
             tool_choice=without_tools(self.tool_choice, OPENAI_TOOLS),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel
@@ -32,6 +33,8 @@ class Settings:
         self.config = SamplingConfig()
         self.tokens_named: dict[str, list[int]] = {}
         """Token ids given by the client, by field."""
+        self.budget_param = "thinking_budget"
+        """The client's name for the thinking budget."""
         self._defaults = defaults
         self._is_chat = is_chat
 
@@ -84,6 +87,15 @@ class Settings:
                 f"may have at most {max_strings} strings of at most {max_characters} characters, got {len(strings)}",
             )
         self.set("stop_strings", list(dict.fromkeys(strings)) or None, param)
+
+    def thinking_budget(self, given: Mapping[str, int | None]) -> None:
+        """Sets the thinking budget from the names that clients have for it; -1 means none, as in llama.cpp."""
+        names = [name for name, value in given.items() if value not in (None, -1)]
+        if len(names) > 1:
+            raise invalid(names[1], f"means the same as {names[0]}; send one of them")
+        for name in names:
+            self.budget_param = name
+            self.set("thinking_budget", given[name], name)
 
     def end_tokens(self, stop_token_ids: list[int] | None, ignore_eos: bool) -> None:
         """Adds `stop_token_ids` to the end tokens; with `ignore_eos` they are the only ones."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel
 
@@ -18,17 +18,37 @@ class Nested(BaseModel):
     model_config = Request.model_config
 
 
+class Reasoning(Nested):
+    """Options of reasoning, of OpenAI's responses and of OpenRouter. Thoughts are returned unchanged, without a
+    summary."""
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    """Passed to the chat template."""
+    enabled: bool | None = None
+    """Passed to the chat template, as `enable_thinking`."""
+    max_tokens: int | None = None
+    """The thinking budget, in OpenRouter's words."""
+    budget: int | None = None
+    """The same."""
+
+
 def tool_call(id: str, name: str, arguments: str) -> dict[str, Any]:
     """Returns a call in the template's terms, which are those of OpenAI's chat."""
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def effort_variables(effort: str | None) -> dict[str, Any]:
-    """Returns the template variables of a reasoning effort. "none" also turns reasoning off, for templates without
-    efforts."""
-    if effort is None:
+def thinking_variables(effort: str | None, enabled: bool | None = None) -> dict[str, Any]:
+    """Returns the template variables of a reasoning effort, and of reasoning that is turned on or off. The effort
+    "none" also turns it off, for templates without efforts."""
+    given = {"reasoning_effort": effort, "enable_thinking": False if effort == "none" else enabled}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def budgets_of(reasoning: Reasoning | None) -> dict[str, int | None]:
+    """Returns the thinking budgets in `reasoning`, by the client's names for them."""
+    if reasoning is None:
         return {}
-    return {"reasoning_effort": effort} | ({"enable_thinking": False} if effort == "none" else {})
+    return {"reasoning.max_tokens": reasoning.max_tokens, "reasoning.budget": reasoning.budget}
 
 
 def with_system(system: str | None, messages: list[dict[str, Any]], separator: str = "\n\n") -> list[dict[str, Any]]:

@@ -27,13 +27,13 @@ PLAIN = "\ue000"
 ALIKE = ("granite3", "functools", "nemotron", "apriel", "llama4")
 """Formats that differ from phi4_mini or lfm2 only in their marks."""
 FORMAT_NAMES = sample(list(FORMATS), always=lambda name: name not in ALIKE)
-_SPECIAL = re.compile(r"<[|｜/]?[\w|｜▁:/]+[|｜]?>|\[/?[A-Z_]+\]")
+_SPECIAL = re.compile(r'<[|｜/]?[\w|｜▁:/"]+[|｜]?>|\[/?[A-Z_]+\]')
 
 
 def special_names(format: ToolFormat) -> list[str]:
     """Returns the marks of a format that are special tokens of models."""
     literals = [format.opening, format.call, format.between or "", format.closing, *format.reply, *format.preamble]
-    literals += [getattr(format.arguments, name, "") for name in ("before", "after", "end")]
+    literals += [getattr(format.arguments, name, "") for name in ("before", "after", "end", "quote")]
     return sorted({found for literal in literals for part in parts(literal) for found in _SPECIAL.findall(part.text)})
 
 

@@ -306,6 +306,7 @@ FRAGMENTS = {
     "chatglm3": "[gMASK]sop ```python\\ntool_call(",
     "seed": "<seed:tool_call>\n<function=f>\n<parameter=p>v</parameter>",
     "qwen_coder": "{{- '\\n<tool_call>\\n<function=' + name + '>\\n' }}{{- '<parameter=' + key + '>\\n' }}",
+    "gemma4": "{{- '<|tool_call>call:' + function['name'] + '{' -}}{{- '}<tool_call|>' -}}",
     "functionary": "start_tag = <function=example_function_name>{}</function>",
     "phi4_mini": "'<|tool|>' + message['tools'] + '<|/tool|>'",
     "granite3": "{%- set available_tools = tools %} respond only with <|tool_call|>",

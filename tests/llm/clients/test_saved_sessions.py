@@ -266,14 +266,14 @@ def test_weights_that_change_after_loading_are_noticed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "model_type", sample(["qwen3_5_text", "lfm2", "granitemoehybrid", "gemma3_text"], lambda _: False)
+    "model_type", sample(["qwen3_5_text", "lfm2", "granitemoehybrid", "gemma3_text", "gemma4_text"], lambda _: False)
 )
 def test_models_with_states_and_windows_continue(tmp_path: Path, model_type: str) -> None:
     """In another process's place: a second model of the same checkpoint, which computes with other threads."""
     pytest.importorskip("transformers")
     from tests.llm.models.variants import save_tiny
 
-    save_tiny(tmp_path / "model", model_type, {"sliding_window": 20} if model_type == "gemma3_text" else {})
+    save_tiny(tmp_path / "model", model_type, {"sliding_window": 20} if "gemma" in model_type else {})
     tokens = [number % 60 + 2 for number in range(75)]
     with opened(tmp_path / "model", kv_cache_bytes="16MiB") as model, model.session() as session:
         session.append(tokens)

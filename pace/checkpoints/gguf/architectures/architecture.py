@@ -1,5 +1,5 @@
 """The record of one architecture of GGUF files. It defines how their tensors and metadata become those of a checkpoint
-of the Hub. dense.py, older.py, mixtures.py, biased_mixtures.py and hybrids.py have the records."""
+of the Hub. The other modules here have the records."""
 
 from __future__ import annotations
 
@@ -108,6 +108,8 @@ class Architecture:
     varied: tuple[str, ...] = ()
     """Keys whose numbers may differ between the layers. The field is that of the first layer; `convert` adds the
     others."""
+    proportional: bool = False
+    """True if the rotation's factors are 1 for the pairs of a head that rotate, and infinite for the others."""
     attends: bool = True
     """False if no layer has attention, and a file has no number of heads."""
     defaults: Fields = field(default_factory=dict)

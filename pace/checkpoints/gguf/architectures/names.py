@@ -80,6 +80,30 @@ GEMMA = LLAMA.but(
         "post_ffw_norm": "post_feedforward_layernorm",
     }
 )
+GEMMA4 = replace(
+    GEMMA.but(
+        {
+            "layer_output_scale.weight": "layer_scalar",
+            "inp_gate": "per_layer_input_gate",
+            "proj": "per_layer_projection",
+            "post_norm": "post_per_layer_input_norm",
+            "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+            "post_ffw_norm_1": "post_feedforward_layernorm_1",
+            "post_ffw_norm_2": "post_feedforward_layernorm_2",
+            "ffn_gate_inp": "router.proj",
+            "ffn_gate_inp.scale": "router.scale",
+            "ffn_down_exps.scale": "router.per_expert_scale",
+            "ffn_gate_up_exps.weight": "experts.gate_up_proj",
+            **gated("experts", "_exps"),
+        }
+    ),
+    outer={
+        **LLAMA.outer,
+        "per_layer_token_embd": "model.embed_tokens_per_layer",
+        "per_layer_model_proj": "model.per_layer_model_projection",
+        "per_layer_proj_norm": "model.per_layer_projection_norm",
+    },
+)
 PHI3 = LLAMA.but({"ffn_up": "mlp.gate_up_proj"})
 GLM4 = PHI3.but({"post_attention_norm": "post_self_attn_layernorm", "post_ffw_norm": "post_mlp_layernorm"})
 HUNYUAN_NORMS = {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}

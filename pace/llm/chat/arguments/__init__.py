@@ -2,8 +2,19 @@
 text."""
 
 from pace.llm.chat.arguments.base import Arguments, Reader, Reading, Rules, State
+from pace.llm.chat.arguments.gemma_arguments import GemmaArguments
 from pace.llm.chat.arguments.json_arguments import JsonArguments
 from pace.llm.chat.arguments.python_arguments import PythonArguments
 from pace.llm.chat.arguments.tagged_arguments import TaggedArguments
 
-__all__ = ["Arguments", "JsonArguments", "PythonArguments", "Reader", "Reading", "Rules", "State", "TaggedArguments"]
+__all__ = [
+    "Arguments",
+    "GemmaArguments",
+    "JsonArguments",
+    "PythonArguments",
+    "Reader",
+    "Reading",
+    "Rules",
+    "State",
+    "TaggedArguments",
+]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
@@ -43,6 +43,27 @@ class Rules:
             return spelled
         return self.add(name, f"{free}{tokens} | {spelled}")
 
+    def some(self, name: str, required: Sequence[bool], separator: str) -> str:
+        """Adds rules for the arguments `{name}_0`, `{name}_1`, ..., in order and separated; at least the required ones.
+        Returns the expression."""
+        if not required:
+            return '""'
+        some = self._some(name, required, 0, len(required), separator)
+        return some if any(required) else f"{some}?"
+
+    def _some(self, name: str, required: Sequence[bool], start: int, stop: int, separator: str) -> str:
+        """Adds a rule for one or more of the arguments from `start` to `stop`, and returns its name.
+
+        It is built from two halves, because a chain of rules overflows llguidance's stack.
+        """
+        if stop - start == 1:
+            return f"{name}_{start}"
+        middle = (start + stop) // 2
+        left, right = (self._some(name, required, *part, separator) for part in ((start, middle), (middle, stop)))
+        both = f"{left} {separator} {right}"
+        both = both if any(required[middle:stop]) else f"{left} ({separator} {right})?"
+        return self.add(f"{name}_{start}_{stop}", both if any(required[start:middle]) else f"{both} | {right}")
+
     def text(self) -> str:
         """The text of the grammar."""
         return "".join(f"{name}: {expression}\n" for name, expression in {"%llguidance {}": None, **self.lines}.items()
@@ -77,6 +98,9 @@ class Reader(Protocol):
 
 class Arguments(Protocol):
     """A notation for the arguments of a call."""
+
+    quote: str
+    """A special token around strings; "" if there is none."""
 
     def write(self, values: Mapping[str, Any], tool: Tool) -> str:
         """Returns the text of these values."""

@@ -18,6 +18,8 @@ _INSIDE = re.compile(r'["\\]')
 
 
 class JsonArguments:
+    quote = ""
+
     def write(self, values: Mapping[str, Any], tool: Tool) -> str:
         return json.dumps(values, ensure_ascii=False)
 

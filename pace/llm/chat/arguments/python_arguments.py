@@ -30,6 +30,8 @@ class PythonArguments:
     constraints in the schema may be written as in Python, also in lists. The reader accepts both notations at any
     depth."""
 
+    quote = ""
+
     def write(self, values: Mapping[str, Any], tool: Tool) -> str:
         known = properties(tool)
         return ", ".join(f"{key}={_written(value, known.get(key, ({}, False))[0])}" for key, value in values.items())
@@ -38,25 +40,10 @@ class PythonArguments:
         known = list(properties(tool).items())
         for index, (key, (schema, _)) in enumerate(known):
             rules.add(f"{name}_{index}", f"/{pattern(key)}=/ {_value(schema, tool.strict)}")
-        required = [needed for _, (_, needed) in known]
-        some = _some(rules, name, required, 0, len(known)) if known else '""'
-        return some if any(required) or not known else f"{some}?"
+        return rules.some(name, [needed for _, (_, needed) in known], "/,( )?/")
 
     def reader(self, tool: Tool) -> Reader:
         return _KeywordReader(sorted(properties(tool), key=len, reverse=True))
-
-
-def _some(rules: Rules, name: str, required: list[bool], start: int, stop: int) -> str:
-    """Adds a rule for one or more of the arguments from `start` to `stop`, in order, and returns its name.
-
-    It is built from two halves, because a chain of rules overflows llguidance's stack.
-    """
-    if stop - start == 1:
-        return f"{name}_{start}"
-    middle = (start + stop) // 2
-    left, right = _some(rules, name, required, start, middle), _some(rules, name, required, middle, stop)
-    both = f"{left} /,( )?/ {right}" if any(required[middle:stop]) else f"{left} (/,( )?/ {right})?"
-    return rules.add(f"{name}_{start}_{stop}", both if any(required[start:middle]) else f"{both} | {right}")
 
 
 def _value(schema: Mapping[str, Any], strict: bool, depth: int = _MAX_DEPTH) -> str:

@@ -36,6 +36,7 @@ class TaggedArguments:
     padding: str = ""
     """Text around a value that does not belong to it."""
     between: str = "\n"
+    quote: str = ""
 
     def write(self, values: Mapping[str, Any], tool: Tool) -> str:
         known = properties(tool)
