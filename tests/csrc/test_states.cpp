@@ -16,17 +16,23 @@ constexpr int64_t kSlots = 6, kRows = 3, kTokens = 21;
 
 using Floats = std::vector<float>;
 
+// Forms of a recurrence: the delta rule with a decay of each head or each row, the same with bounded decays, Mamba-2.
+enum Form { kByHead, kByRow, kBounded, kMamba };
+constexpr Form kForms[] = {kByHead, kByRow, kBounded, kMamba};
+
 // A layer of two key heads and four value heads, and 70 channels, with the arguments of kTokens tokens.
 struct Layer {
     int64_t key_dim, value_dim, decay_dim, channels = 70, kernel = 4, heads = 4;
     bool delta;
+    float lower_bound;
     Floats q, k, v, steps, beta, rates, bias, x, weight;
 
-    Layer(int64_t key_dim, int64_t value_dim, bool per_row, bool delta)
+    Layer(int64_t key_dim, int64_t value_dim, Form form)
         : key_dim(key_dim),
           value_dim(value_dim),
-          decay_dim(per_row ? key_dim : 1),
-          delta(delta),
+          decay_dim(form == kByRow || form == kBounded ? key_dim : 1),
+          delta(form != kMamba),
+          lower_bound(form == kBounded ? -5.0f : 0.0f),
           q(check::heavy_tailed(size_t(kTokens * 2 * key_dim), 1)),
           k(check::heavy_tailed(size_t(kTokens * 2 * key_dim), 2)),
           v(check::heavy_tailed(size_t(kTokens * heads * value_dim), 3)),
@@ -85,7 +91,8 @@ std::pair<Floats, Floats> run(const Layer& layer, const Memory& memory, const Sp
         return HeadsView{const_cast<float*>(values.data()) + span.first * number * dim, number * dim, dim};
     };
     RecurrenceOp recurrence = {};
-    recurrence.recurrence = {layer.rates.data(), layer.bias.data(), layer.delta, false, 1, nullptr, 0, 1e30f};
+    recurrence.recurrence = {
+        layer.rates.data(), layer.bias.data(), layer.delta, false, layer.lower_bound, 1, nullptr, 0, 1e30f};
     recurrence.q = heads(layer.q, 2, layer.key_dim);
     recurrence.k = heads(layer.k, 2, layer.key_dim);
     recurrence.v = heads(layer.v, layer.heads, layer.value_dim);
@@ -126,8 +133,10 @@ std::vector<double> expected_head(const Layer& layer, int64_t h) {
             queries += q[i] * q[i];
             keys += k[i] * k[i];
             const int64_t d = layer.decay_dim > 1 ? i : 0;
-            step = softplus(double(layer.steps[(t * layer.heads + h) * layer.decay_dim + d]) + 0.25);
-            decay[i] = std::exp(layer.rates[h] * step);
+            const double x = double(layer.steps[(t * layer.heads + h) * layer.decay_dim + d]) + 0.25;
+            step = softplus(x);
+            const double bounded = layer.lower_bound / (1 + std::exp(layer.rates[h] * x));
+            decay[i] = std::exp(layer.lower_bound < 0 ? bounded : layer.rates[h] * step);
         }
         if (layer.delta)
             for (int64_t i = 0; i < dk; ++i) q[i] /= std::sqrt(queries * double(dk)), k[i] /= std::sqrt(keys);
@@ -150,8 +159,8 @@ std::vector<double> expected_head(const Layer& layer, int64_t h) {
 
 TEST_TABLES(recurrences_of_every_width) {
     for (const auto& [key_dim, value_dim] : {std::pair{1, 1}, {5, 3}, {16, 17}, {33, 64}, {8, 130}}) {
-        for (int kind = 0; kind < 3; ++kind) {
-            const Layer layer(key_dim, value_dim, kind == 1, kind < 2);
+        for (const Form form : kForms) {
+            const Layer layer(key_dim, value_dim, form);
             const Memory memory(layer);
             const Floats got = run(layer, memory, {0, kTokens, -1, 0, kTokens, 0}).first;
             for (int64_t h = 0; h < layer.heads; ++h) {
@@ -194,8 +203,8 @@ TEST_TABLES(convolutions_of_every_width) {
 TEST(states_have_one_form) {
     ThreadPool& pool = ThreadPool::instance();
     const int before = pool.num_threads();
-    for (int kind = 0; kind < 3; ++kind) {
-        const Layer layer(12, 40, kind == 1, kind < 2);
+    for (const Form form : kForms) {
+        const Layer layer(12, 40, form);
         const Memory whole(layer), parts(layer);
         pool.set_num_threads(1);
         const auto [states, sums] = run(layer, whole, {0, kTokens, -1, 0, kTokens, 0});

@@ -30,9 +30,11 @@ ARCHITECTURES = [
     ("olmo3", {"num_hidden_layers": 2}), ("glm", {}), ("glm4", {}), ("ernie4_5", {"use_bias": True}),
     ("hunyuan_v1_dense", {}), ("cohere", {"use_qk_norm": True}), ("cohere2", {"num_hidden_layers": 2}), ("minicpm", {}),
     ("starcoder2", {"sliding_window": 7}), ("stablelm", {"use_parallel_residual": True}), ("gpt_neox", {}),
-    ("gpt2", {}), ("apertus", {}), ("bloom", {}), ("falcon", {"new_decoder_architecture": True}),
-    ("gpt_bigcode", {}), ("mpt", {}), ("olmo", {"clip_qkv": 0.5}),
-    ("chatglm", {}), ("qwen2_vl", {}), ("qwen2_5_vl", {}), ("qwen3_vl", {}),
+    ("gpt2", {}), ("chatglm", {}), ("exaone", {}), ("exaone4", {"num_hidden_layers": 2}), ("gemma", {}),
+    ("granite_swa", {"num_hidden_layers": 2, "layer_rope_theta": [0, 1e4]}), ("hyperclovax", {}), ("ministral3", {}),
+    ("mistral3", {}), ("nanochat", {}), ("nemotron", {}), ("youtu", {}), ("apertus", {}), ("bloom", {}),
+    ("falcon", {"new_decoder_architecture": True}), ("gpt_bigcode", {}), ("mpt", {}), ("olmo", {"clip_qkv": 0.5}),
+    ("qwen2_vl", {}), ("qwen2_5_vl", {}), ("qwen3_vl", {}),
 ]  # fmt: skip
 ROUTED = [
     ("mixtral", {"sliding_window": 7}), ("qwen2_moe", {"decoder_sparse_step": 2}),
