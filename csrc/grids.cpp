@@ -9,7 +9,7 @@ namespace {
 
 constexpr int power(int base, int exponent) { return exponent ? base * power(base, exponent - 1) : 1; }
 
-// Bit p of the set tells whether point p is in the grid. The digits of p, in base 3 or 8, are those of its weights, the
+// Bit p of the set is 1 if point p is in the grid. The digits of p, in base 3 or 8, are the digits of its weights, the
 // first lowest.
 template <int digits, int base, int count>
 constexpr GridPoints<count> points_of(const uint64_t (&set)[(power(base, digits) + 63) / 64]) {

@@ -37,6 +37,7 @@ LEAST_CPUS = {
 EMULATE_ALL = bool(os.environ.get("PACE_EMULATE_ALL"))
 DEAR = {
     "products_of_super_blocks_have_the_bits_of_their_definition",
+    "products_with_points_of_grids_have_the_bits_of_their_definition",
     "quantized_products_over_several_blocks_of_k",
     "a_decode_step_is_the_same_for_every_number_of_threads",
     "quantized_products_with_extreme_scales_and_groups_of_zeros",

@@ -3,13 +3,13 @@
 // SHAPES, DEFINITION, NUMERICS  As in super_blocks.inl: level(u) = levels[u] of the header, d = the stored d times the
 //             type's unit, which is exact.
 //
-// LAYOUT      At its start, a super-block of a panel is expanded into the first-level cache, to units with codes of
+// LAYOUT      At its start, a super-block of a panel is expanded into the first-level cache. A unit then has codes of
 //             four bits (planes.inl): digit | flag << digit_bits. If digits have two bits, the fourth bit may be
 //             anything.
 //
 // WHY THIS WAY  A look-up yields the digits of 8 weights (4 in IQ3) as four bytes, so a table has at most 8 KB. There
 //             are two ways. One is ordinary loads, a little less than a cycle for each. The other permutes words in
-//             registers, 64 entries at a time, on the tables with AVX-512. For a grid of 2048 points that is slower.
+//             registers, 64 entries at a time, on the tables with AVX-512. For a grid of 2048 points that is no faster.
 //             Gathers are slower than loads on many processors. A vector that is loaded at once after scalar stores to
 //             it would wait for them. So flags are added, and products begin, when all points are looked up.
 

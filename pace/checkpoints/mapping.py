@@ -60,7 +60,7 @@ class MappedFile(ABC):
             self._mapping = Mapping(descriptor, self.version.size) if self.version.size else None
         self._data = self._mapping.data if self._mapping else b""
         self._descriptor: int | None = None
-        """Of a file from which rows are read after `close`."""
+        """The open file, if rows are read after `close`."""
 
     @abstractmethod
     def range_of(self, name: str, start: int, stop: int | None) -> tuple[int, int]:

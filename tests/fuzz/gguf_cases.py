@@ -26,12 +26,15 @@ from tests.checkpoints.gguf.bytes_of_files import (
     text,
     whole,
 )
+from tests.checkpoints.gguf.dense import dense_files
 from tests.checkpoints.gguf.files import write_gguf
+from tests.checkpoints.gguf.gemma4.gemma4_files import write_gemma4
 from tests.checkpoints.gguf.hybrids import hybrid_files
 from tests.checkpoints.gguf.older import older_files
 from tests.fuzz import mutate
 from tests.fuzz.checkpoints import Files, Special
 from tests.fuzz.mutate import Mutation
+from tests.llm.models.families.gemma4_variants import EXPERTS, KEYS, LARGE
 from tests.llm.models.variants import longrope, save_tiny
 
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1}
@@ -56,6 +59,8 @@ HEALTHY = [
     ),
     ("gemma2", "F16", 0, {"query_pre_attn_scalar": 12}),
     ("gemma3_text", "Q8_0", 0, {"query_pre_attn_scalar": 12}),
+    ("gemma4_text", "F16", 0, {}),
+    ("gemma4_text", "F32", 0, LARGE | KEYS | EXPERTS),
     ("olmo3", "F32", 12, {"num_hidden_layers": 2}),
     ("granite", "Q8_0", 0, {}),
     ("cohere", "F16", 0, {"use_qk_norm": True}),
@@ -87,7 +92,11 @@ HEALTHY = [
     ("nemotron_h", "F16", 0, {"layers_block_type": ["linear_attention", "moe", "full_attention"]}),
     ("llama", lambda name: "IQ3_S" if "v_proj" in name else "IQ1_M" if "q_proj" in name else "IQ2_XS", 0, WIDE),
     ("qwen2", lambda name: "IQ3_XXS" if "down" in name else "IQ1_S" if "o_proj" in name else "IQ2_XXS", 12, WIDE),
+    ("ministral3", "F16", 0, {}),
+    ("granite_swa", "F16", 0, {"num_hidden_layers": 2}),
 ]
+DENSE = ("ministral3", "granite_swa")
+"""The families with a writer of their own, `write_dense`."""
 
 
 def healthy_checkpoints(folder: Path, part: slice = slice(None)) -> dict[str, Files]:
@@ -110,6 +119,10 @@ def healthy_checkpoints(folder: Path, part: slice = slice(None)) -> dict[str, Fi
         )
         if model_type in hybrid_files.ARCHITECTURES:
             hybrid_files.write_hybrid(hub, path, types, add=add)
+        elif model_type in DENSE:
+            dense_files.write_dense(hub, path, types, add=add)
+        elif model_type == "gemma4_text":
+            write_gemma4(hub, path, types, add=add)
         elif model_type in older_files.ARCHITECTURES:
             older_files.write_older(hub, path, types, add=add)
         else:

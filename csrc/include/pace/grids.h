@@ -79,8 +79,8 @@ constexpr GridType grid_type(Code code) {
 }
 
 // Digits of points, in ascending order of the sum of digit[j] * base^j. Byte j of a lane has digit j in its low four
-// bits and, in grids of 8, digit j + 4 in its high ones. The two bytes of a word are bytes 0 and 1 of the lane, and
-// above their digits, by 2 bits or in grids of 4 by 4, those of bytes 2 and 3.
+// bits. In grids of 8 its high four bits have digit j + 4. A word has bytes 0 and 1 of the lane. The digits of bytes 2
+// and 3 are above them, by two bits, or by four in grids of 4.
 template <int count>
 struct GridPoints {
     alignas(64) uint32_t lanes[count];

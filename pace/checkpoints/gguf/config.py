@@ -49,6 +49,7 @@ OTHER_KEYS = {
     *("attention.sliding_window", "attention.sliding_window_pattern", "attention.shared_kv_layers"),
     *("attention.key_length_swa", "attention.value_length_swa"),
     "embedding_length_per_layer_input",
+    *("attention.rope_pattern", "attention.temperature_scale"),
     *("expert_shared_feed_forward_length", "expert_gating_func", "nextn_predict_layers"),
     *("rope.dimension_count", "rope.dimension_count_swa", "rope.freq_base", "rope.freq_base_swa"),
     "rope.scale_linear",
@@ -182,7 +183,7 @@ def _rope(keys: Keys, fields: Fields, factors: Mapping[str, list[float]], archit
         return found | {"rope_scaling": {"rope_type": "linear", "factor": factor}}
     if kind == "yarn":
         return found | {
-            "rope_scaling": _yarn(keys, keys.required("rope.scaling.factor", factor), original, architecture.latent)
+            "rope_scaling": _yarn(keys, keys.required("rope.scaling.factor", factor), original, architecture)
         }
     if kind not in ("none", "linear"):
         raise keys.refused(
@@ -192,7 +193,8 @@ def _rope(keys: Keys, fields: Fields, factors: Mapping[str, list[float]], archit
     return found
 
 
-def _yarn(keys: Keys, factor: float, original: int, is_latent: bool) -> Fields:
+def _yarn(keys: Keys, factor: float, original: int, architecture: Architecture) -> Fields:
+    reads_multiplier = architecture.latent or architecture.log_multiplier
     scaling: Fields = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
     for name in ("beta_fast", "beta_slow"):
         if (value := keys.number(f"rope.scaling.yarn_{name}")) is not None:
@@ -203,7 +205,7 @@ def _yarn(keys: Keys, factor: float, original: int, is_latent: bool) -> Fields:
     attention = keys.number("rope.scaling.yarn_attn_factor", 1.0)
     if attention not in (1.0, float(np.float32(usual))):
         scaling["attention_factor"] = shortest(attention)
-    for name in ("attn_factor", "yarn_ext_factor", *(() if is_latent else ("yarn_log_multiplier",))):
+    for name in ("attn_factor", "yarn_ext_factor", *(() if reads_multiplier else ("yarn_log_multiplier",))):
         if (value := keys.number(f"rope.scaling.{name}")) not in (None, 1.0):
             raise keys.refused(f"{keys.prefix}rope.scaling.{name} = {value} is not implemented")
     return scaling

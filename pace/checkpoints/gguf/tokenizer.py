@@ -56,8 +56,14 @@ _QWEN2 = rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}|{_SIGNS}[\r\n]*|{_SPACES}"
 _QWEN3_5 = (
     rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}"
 )
+_JAIS2 = _LLAMA3.removesuffix(r"\s+(?!\S)|\s+") + "".join(
+    rf"\s{{{count}}}(?!\S)|" for count in (512, 256, 128, 64, 32, 16, 8, 4, "1,2")
+) + r"\s"  # fmt: skip
+_SEED = rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACES}"
 _TEKKEN = rf"{_CASED[0]}|{_CASED[1]}|\p{{N}}|{_SIGNS}[\r\n/]*|{_SPACES}"
 _GPT4O = rf"{_CASED[0]}{_CONTRACTIONS}?|{_CASED[1]}{_CONTRACTIONS}?|\p{{N}}{{1,3}}|{_SIGNS}[\r\n/]*|{_SPACES}"
+_YOUTU = rf"{_CASED[0]}{_CONTRACTIONS}?|{_CASED[1]}{_CONTRACTIONS}?|\p{{N}}|{_SIGNS}[\r\n/]*|{_SPACES}"
+_YOUTU_SCRIPTS = "[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|[一-龥぀-ゟ゠-ヿ]+"
 _DEEPSEEK3 = (
     r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|"""
     + _SPACES
@@ -71,7 +77,9 @@ _HAN = "[一-龥ࠀ-一가-\ud7ff]+"
 
 _PRE_TOKENIZERS = {
     ("default",): PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
-    ("gpt-2", "phi-2", "olmo", "mpt", "granite-docling", "a.x-4.0", "mellum", "trillion"): PreTokenizer((_GPT2,)),
+    ("gpt-2", "phi-2", "olmo", "mpt", "granite-docling", "a.x-4.0", "exaone4", "mellum", "trillion"): PreTokenizer(
+        (_GPT2,)
+    ),
     ("falcon",): PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]")),
     ("bloom", "gpt3-finnish", "poro-chat"): PreTokenizer((" ?[^(\\s|.,!?…。，、।۔،)]+",)),
     ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"): PreTokenizer(
@@ -86,6 +94,9 @@ _PRE_TOKENIZERS = {
     ),
     ("qwen35",): PreTokenizer((_QWEN3_5,), normalizer={"type": "NFC"}),
     ("hunyuan",): PreTokenizer((_QWEN2,)),
+    ("jais-2",): PreTokenizer((_JAIS2,)),
+    ("seed-coder",): PreTokenizer((_SEED,)),
+    ("youtu",): PreTokenizer((_YOUTU_SCRIPTS, _YOUTU), ignore_merges=True),
     ("hunyuan-dense", "deepseek-v3"): PreTokenizer((r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", _DEEPSEEK3)),
     ("deepseek-llm",): PreTokenizer(
         ("[\r\n]", rf"\s?{_WITH_CASE}+", "\\s?[!-/:-~！-／：-～‘-‟\u3000-。]+", r"\s+$", _HAN, r"\p{N}")

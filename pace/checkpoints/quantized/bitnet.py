@@ -1,13 +1,15 @@
 """BitNet b1.58: weights -1, 0 and 1 times one scale, and inputs rounded to int8 with one scale for each token. Both are
 part of the model, which was trained with them.
 
-    weight         uint8 [N / 4, K]    row i + j N / 4, plus 1, in bits 2 j and 2 j + 1 of row i
+    weight         uint8 [N / 4, K]    four rows in one: two bits each, plus 1, lowest first
 
                    floats [N, K]       -1, 0 and 1
 
     weight_scale   [1]                 linear_class bitlinear:       W = weight / weight_scale
 
                                        linear_class autobitlinear:   W = weight * weight_scale
+
+Row i of bytes holds the rows i + j N / 4 for j = 0 .. 3.
 
 With quantization_mode `online`, the file has the floats of training, and no scale:
 

@@ -27,6 +27,7 @@ from pace.llm.layers.norm import (
     NoHeadNorm,
     NoNorm,
     RMSNorm,
+    UnitNorm,
     WholeNorm,
 )
 from pace.llm.layers.recurrence import DeltaNet, Rates
@@ -79,6 +80,7 @@ __all__ = [
     "TensorSource",
     "Temperature",
     "TiedLMHead",
+    "UnitNorm",
     "Vectors",
     "WeightPlan",
     "WholeNorm",

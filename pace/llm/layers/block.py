@@ -11,11 +11,11 @@ from torch import Tensor
 from pace.batch import ForwardBatch, LayerBlocks, LayerCache
 from pace.llm.layers.base import Layer
 from pace.llm.layers.linear import Linear
-from pace.llm.layers.norm import LayerNorm, NoNorm, RMSNorm
+from pace.llm.layers.norm import LayerNorm, NoNorm, RMSNorm, UnitNorm
 from pace.llm.layers.rotary import Angles
 from pace.ops.protocol import ForwardOps
 
-Norm = RMSNorm | LayerNorm | NoNorm
+Norm = RMSNorm | LayerNorm | UnitNorm | NoNorm
 
 MixerBlocks = LayerBlocks | tuple[LayerBlocks, ...]
 """The cache of a mixer, in the form of its `cache`."""

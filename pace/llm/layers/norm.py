@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pace.llm.layers.base import Layer, Vectors
 from pace.llm.layers.weight_target import TensorSource
-from pace.ops.protocol import ForwardOps
+from pace.ops.protocol import ForwardOps, WeightOps
 
 
 class RMSNorm(Layer):
@@ -24,12 +24,28 @@ class RMSNorm(Layer):
         return ops.rms_norm(x, self.weight.values, self.eps)
 
 
-class LayerNorm(Layer):
-    """Layer norm: `(x - mean) / sqrt(var + eps) * weight + bias` over the last dimension. Without `affine`, it has no
-    weight and no bias."""
+class UnitNorm(Layer):
+    """The RMS norm of `x [T, K]`, without weights."""
 
-    def __init__(self, name: str, size: int, eps: float, affine: bool = True, bias: bool = True):
-        self.weight = Vectors({f"{name}.weight": size} if affine else {})
+    def __init__(self, size: int, eps: float):
+        self.size = size
+        self.eps = eps
+        self.weight = Vectors({})
+        self.ones: Tensor | None = None
+
+    def allocate(self, ops: WeightOps, dtype: torch.dtype) -> None:
+        self.ones = torch.ones(self.size, dtype=torch.promote_types(dtype, torch.float32))
+
+    def __call__(self, ops: ForwardOps, x: Tensor) -> Tensor:
+        return ops.rms_norm(x, self.ones, self.eps)
+
+
+class LayerNorm(Layer):
+    """Layer norm: `(x - mean) / sqrt(var + eps) * weight + bias` over the last dimension; the checkpoint holds
+    `weight - offset`. Without `affine`, it has no weight and no bias."""
+
+    def __init__(self, name: str, size: int, eps: float, affine: bool = True, bias: bool = True, offset: float = 0.0):
+        self.weight = Vectors({f"{name}.weight": size} if affine else {}, offset=offset)
         self.bias = Vectors({f"{name}.bias": size} if affine and bias else {})
         self.eps = eps
 

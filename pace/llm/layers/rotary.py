@@ -55,6 +55,8 @@ class RopeConfig:
     """True if pairs are adjacent elements (GPT-J), not halves."""
     sections: tuple[int, int, int] | None = None
     """Frequencies for the positions in time, height and width (M-RoPE); None if a token has one position."""
+    backwards: bool = False
+    """True if heads are rotated by the negative angle."""
     alternates: bool = False
     """True if the frequencies of the sections alternate: time, height, width, time, ... Otherwise the sections follow
     each other, and are all of the frequencies."""
@@ -107,6 +109,8 @@ class Rotary:
 
     def _compute(self, positions: Tensor, rope_lengths: Tensor) -> tuple[Tensor, Tensor]:
         angle = (positions.float()[:, None] * self.frequencies(rope_lengths)).double()
+        if self.config.backwards:
+            angle = -angle
         factor = self._factor(rope_lengths)
         return (angle.cos() * factor).float(), (angle.sin() * factor).float()
 
@@ -131,20 +135,21 @@ class Rotary:
 
 
 class Temperature:
-    """Multiplies heads by `1 + scale * log(1 + floor((position + 1) / period))`, computed as a rotation with these
-    cosines and sines of 0. The scores of layers without positions then grow with the position (arXiv 2501.19399)."""
+    """Multiplies heads by `1 + scale * log(1 + floor((position + offset) / period))`, computed as a rotation with these
+    cosines and sines of 0. The scores then grow with the position (arXiv 2501.19399)."""
 
-    def __init__(self, head_dim: int, period: int, scale: float, table: int):
+    def __init__(self, head_dim: int, period: int, scale: float, table: int, offset: int = 1):
         """`table`: index of this rotation's table in `Angles`."""
         self.half = head_dim // 2
         self.period = period
         self.scale = scale
         self.table = table
+        self.offset = offset
 
     def angles(self, positions: Tensor, rope_lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Returns factors and zeros `[T, D / 2]`, float32, of int64 `[T]` positions; computed in float64 and rounded
         once."""
-        factors = 1 + self.scale * ((positions + 1) // self.period).double().log1p()
+        factors = 1 + self.scale * ((positions + self.offset) // self.period).double().log1p()
         cos = factors.float()[:, None].repeat(1, self.half)
         return cos, torch.zeros_like(cos)
 

@@ -23,6 +23,7 @@ from pace.llm.layers import (
     Rotary,
     Temperature,
     TiedLMHead,
+    UnitNorm,
 )
 from pace.llm.layers.base import FLOAT_DTYPES
 from pace.llm.layers.block import MixerBlocks
@@ -75,7 +76,7 @@ class BaseModelForCausalLM(Layer):
     rotaries: tuple[Rotary | Temperature, ...] = ()
     """The rotations of its layers: number i makes table i of a step's angles. Empty if positions are learned."""
     layers: list[Block]
-    final_norm: RMSNorm | LayerNorm | NoNorm
+    final_norm: RMSNorm | LayerNorm | UnitNorm | NoNorm
     lm_head: LMHead | TiedLMHead
     stored_as: str | None = None
     """The weight file's own name for its quantisation."""

@@ -34,6 +34,11 @@ def check_layer_types(types: tuple[str, ...] | None, num_layers: int) -> None:
         raise ValueError(f"config.json: layer_types must name all {num_layers} layers; got {len(types)}")
 
 
+def first_of_each(period: int, num_layers: int) -> tuple[str, ...]:
+    """Types in which the first of each `period` layers sees all positions, and the others have a window."""
+    return tuple(SLIDING if layer % period else FULL for layer in range(num_layers))
+
+
 def every(period: int, num_layers: int, other: str = SLIDING) -> tuple[str, ...]:
     """Types in which the last of each `period` layers sees all positions, and the others are of type `other`."""
     return tuple(FULL if (layer + 1) % period == 0 else other for layer in range(num_layers))

@@ -16,15 +16,18 @@ from pace.llm.models.families.chatglm import ChatGLMForConditionalGeneration
 from pace.llm.models.families.codegen import CodeGenForCausalLM
 from pace.llm.models.families.cohere import Cohere2ForCausalLM, CohereForCausalLM
 from pace.llm.models.families.cohere2_moe import Cohere2MoeForCausalLM
+from pace.llm.models.families.cwm import CwmForCausalLM
 from pace.llm.models.families.deepseek_v2 import DeepseekV2ForCausalLM
 from pace.llm.models.families.deepseek_v3 import DeepseekV3ForCausalLM
 from pace.llm.models.families.dots1 import Dots1ForCausalLM
 from pace.llm.models.families.ernie4_5 import Ernie4_5ForCausalLM
 from pace.llm.models.families.ernie4_5_moe import Ernie4_5_MoeForCausalLM
+from pace.llm.models.families.exaone4 import Exaone4ForCausalLM
 from pace.llm.models.families.exaone_moe import ExaoneMoeForCausalLM
 from pace.llm.models.families.falcon import FalconForCausalLM
 from pace.llm.models.families.falcon_h1 import FalconH1ForCausalLM
-from pace.llm.models.families.gemma2 import Gemma2ForCausalLM
+from pace.llm.models.families.gemma import GemmaForCausalLM
+from pace.llm.models.families.gemma2 import Gemma2ForCausalLM, VaultGemmaForCausalLM
 from pace.llm.models.families.gemma3 import Gemma3ForConditionalGeneration
 from pace.llm.models.families.gemma4 import (
     Gemma4ForConditionalGeneration,
@@ -39,10 +42,13 @@ from pace.llm.models.families.gpt_neox import GPTNeoXForCausalLM
 from pace.llm.models.families.gpt_oss import GptOssForCausalLM
 from pace.llm.models.families.gptj import GPTJForCausalLM
 from pace.llm.models.families.granite import GraniteForCausalLM
+from pace.llm.models.families.granite_swa import GraniteSWAForCausalLM
 from pace.llm.models.families.granitemoe import GraniteMoeForCausalLM, GraniteMoeSharedForCausalLM
 from pace.llm.models.families.granitemoehybrid import GraniteMoeHybridForCausalLM
+from pace.llm.models.families.helium import HeliumForCausalLM
 from pace.llm.models.families.hunyuan import HunYuanDenseV1ForCausalLM
 from pace.llm.models.families.hunyuan_moe import HunYuanMoEV1ForCausalLM
+from pace.llm.models.families.hyperclovax import HyperCLOVAXForCausalLM
 from pace.llm.models.families.kimi_k25 import KimiK25ForConditionalGeneration
 from pace.llm.models.families.kimi_linear import KimiLinearForCausalLM
 from pace.llm.models.families.laguna import LagunaForCausalLM
@@ -55,6 +61,7 @@ from pace.llm.models.families.mellum import MellumForCausalLM
 from pace.llm.models.families.minicpm import MiniCPMForCausalLM
 from pace.llm.models.families.minicpm3 import MiniCPM3ForCausalLM
 from pace.llm.models.families.minimax_m2 import MiniMaxM2ForCausalLM
+from pace.llm.models.families.ministral3 import Ministral3ForCausalLM, Mistral3ForConditionalGeneration
 from pace.llm.models.families.mistral import MistralForCausalLM
 from pace.llm.models.families.mixtral import MixtralForCausalLM
 from pace.llm.models.families.mpt import MptForCausalLM
@@ -81,10 +88,19 @@ from pace.llm.models.families.qwen_vl import (
     Qwen2VLForConditionalGeneration,
     Qwen3VLForConditionalGeneration,
 )
+from pace.llm.models.families.renamed import ExaoneForCausalLM, InternLM3ForCausalLM, IQuestCoderForCausalLM
+from pace.llm.models.families.seed_oss import SeedOssForCausalLM
 from pace.llm.models.families.smollm3 import SmolLM3ForCausalLM
 from pace.llm.models.families.solar_open import SolarOpenForCausalLM
 from pace.llm.models.families.stablelm import StableLmForCausalLM
 from pace.llm.models.families.starcoder2 import Starcoder2ForCausalLM
+from pace.llm.models.families.ungated import (
+    ArceeForCausalLM,
+    Jais2ForCausalLM,
+    NanoChatForCausalLM,
+    NemotronForCausalLM,
+)
+from pace.llm.models.families.youtu import YoutuForCausalLM
 from pace.llm.models.model_config import ModelConfig
 from pace.naming import shown
 
@@ -92,6 +108,7 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     AfmoeForCausalLM,
     Apertus1p5ForConditionalGeneration,
     ApertusForCausalLM,
+    ArceeForCausalLM,
     BailingHybridForCausalLM,
     BailingMoeV2ForCausalLM,
     BambaForCausalLM,
@@ -102,11 +119,14 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     Cohere2ForCausalLM,
     Cohere2MoeForCausalLM,
     CohereForCausalLM,
+    CwmForCausalLM,
     DeepseekV2ForCausalLM,
     DeepseekV3ForCausalLM,
     Dots1ForCausalLM,
     Ernie4_5_MoeForCausalLM,
     Ernie4_5ForCausalLM,
+    Exaone4ForCausalLM,
+    ExaoneForCausalLM,
     ExaoneMoeForCausalLM,
     FalconForCausalLM,
     FalconH1ForCausalLM,
@@ -114,6 +134,7 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     Gemma3ForConditionalGeneration,
     Gemma4ForConditionalGeneration,
     Gemma4UnifiedForConditionalGeneration,
+    GemmaForCausalLM,
     Glm4ForCausalLM,
     Glm4MoeForCausalLM,
     Glm4MoeLiteForCausalLM,
@@ -127,8 +148,14 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     GraniteMoeForCausalLM,
     GraniteMoeHybridForCausalLM,
     GraniteMoeSharedForCausalLM,
+    GraniteSWAForCausalLM,
+    HeliumForCausalLM,
     HunYuanDenseV1ForCausalLM,
     HunYuanMoEV1ForCausalLM,
+    HyperCLOVAXForCausalLM,
+    InternLM3ForCausalLM,
+    IQuestCoderForCausalLM,
+    Jais2ForCausalLM,
     KimiK25ForConditionalGeneration,
     KimiLinearForCausalLM,
     LagunaForCausalLM,
@@ -141,9 +168,13 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     MiniCPM3ForCausalLM,
     MiniCPMForCausalLM,
     MiniMaxM2ForCausalLM,
+    Ministral3ForCausalLM,
+    Mistral3ForConditionalGeneration,
     MistralForCausalLM,
     MixtralForCausalLM,
     MptForCausalLM,
+    NanoChatForCausalLM,
+    NemotronForCausalLM,
     NemotronHForCausalLM,
     Olmo2ForCausalLM,
     Olmo3ForCausalLM,
@@ -168,18 +199,23 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     Qwen3VLForConditionalGeneration,
     Qwen3VLMoeForConditionalGeneration,
     SarvamMoEForCausalLM,
+    SeedOssForCausalLM,
     SmolLM3ForCausalLM,
     SolarOpenForCausalLM,
     StableLmForCausalLM,
     Starcoder2ForCausalLM,
+    VaultGemmaForCausalLM,
+    YoutuForCausalLM,
 )
 MODEL_LIST = {model_class.__name__: model_class for model_class in MODEL_CLASSES} | {
     "Apertus1p5TextForCausalLM": Apertus1p5ForConditionalGeneration,
     "BailingMoeV3ForCausalLM": BailingHybridForCausalLM,
+    "Exaone4_5_ForConditionalGeneration": Exaone4ForCausalLM,
     "Gemma3ForCausalLM": Gemma3ForConditionalGeneration,
     "Gemma4ForCausalLM": Gemma4ForConditionalGeneration,
     "Gemma4UnifiedForCausalLM": Gemma4UnifiedForConditionalGeneration,
     "Llama4ForCausalLM": Llama4ForConditionalGeneration,
+    "MinistralForCausalLM": MistralForCausalLM,
     "Qwen3_5ForCausalLM": Qwen3_5ForConditionalGeneration,
     "Qwen3_5MoeForCausalLM": Qwen3_5MoeForConditionalGeneration,
     "Qwen3OmniMoeThinkerForConditionalGeneration": Qwen3OmniMoeForConditionalGeneration,
@@ -194,7 +230,8 @@ def read_config(raw: Any, media: bool = False) -> tuple[type[BaseModelForCausalL
     towers for images and sound; otherwise it is the text part alone.
 
     The class is the one named by `architectures`, in any case and also as a bare decoder (`LlamaModel`); without
-    `architectures`, by `model_type`. Raises ValueError if both are missing, if they name different classes, or if a
+    `architectures`, by `model_type`. A `model_type` that `transformers` saves under another class (`saved_as`) counts
+    first. Raises ValueError if both are missing, if they name different classes, or if a
     field is wrong. Raises NotImplementedError for an unsupported architecture or field value."""
     if not isinstance(raw, dict):
         raise ValueError(f"config.json must hold an object; got {shown(raw)}")

@@ -35,7 +35,7 @@ def compressed(**more):
         ],
         (
             {"quant_method": "bitnet", "linear_class": "linear"},
-            "linear_class must be bitlinear or autobitlinear; got 'lin",
+            "linear_class must be bitlinear or auto",
         ),
         ({"quant_method": "bitnet", "quantization_mode": "later"}, "quantization_mode must be offline or online"),
         ({"quant_method": "bitnet", "use_rms_norm": True}, "use_rms_norm = True is not implemented"),

@@ -67,3 +67,14 @@ def test_temperatures_rise_at_multiples_of_their_period() -> None:
     expected = [1 + 0.1 * math.log1p((position + 1) // 8192) for position in positions.tolist()]
     assert torch.equal(factors, torch.tensor(expected, dtype=torch.float64).float()[:, None].expand(6, 3))
     assert expected[1] == 1 < expected[2] and not zeros.any() and factors.is_contiguous()
+    early, _ = Temperature(6, period=8192, scale=0.1, table=1, offset=0).angles(positions[1:4], positions[1:4])
+    assert early[:, 0].tolist() == [1, 1, factors[2, 0].item()]  # a position later
+
+
+def test_a_backward_rotation_is_that_of_the_negative_angle() -> None:
+    positions = torch.arange(9)
+    (cos, sin), (same, negative) = (
+        Rotary(dataclasses.replace(CONFIGS[0], backwards=backwards)).angles(positions, positions)
+        for backwards in (False, True)
+    )
+    assert torch.equal(same, cos) and torch.equal(negative, -sin) and sin.any()

@@ -80,9 +80,10 @@ def test_a_tensor_of_the_layer_that_is_missing_or_not_known(tmp_path) -> None:
     save_mtp(tmp_path, "qwen3_5_text")
     path = tmp_path / "model.safetensors"
     state = load_file(path)
-    save_file(state | {"mtp.layers.0.self_attn.further.weight": torch.ones(2, 2)}, path)
-    with pytest.raises(ValueError, match=r"unexpected \(1\): mtp.layers.0.self_attn.further.weight"):
-        runners(tmp_path, "mtp")
+    for name in ("mtp.layers.0.self_attn.further.weight", "mtp.embed_tokens.weight"):
+        save_file(state | {name: torch.ones(2, 2)}, path)
+        with pytest.raises(ValueError, match=rf"unexpected \(1\): {name}"):
+            runners(tmp_path, "mtp")
     save_file({name: tensor for name, tensor in state.items() if name != "mtp.layers.0.mlp.up_proj.weight"}, path)
     with pytest.raises(ValueError, match=r"missing \(1\): model.layers.2.mlp.up_proj.weight"):
         runners(tmp_path, "mtp")

@@ -331,7 +331,7 @@ NOT_IMPLEMENTED = {
         ({"norm_type": "layer_norm"}, "norm_type"), ({"hidden_activation": "gelu"}, "hidden_activation"),
         ({"position_embedding_type": "alibi"}, "position_embedding_type")],
     "MistralForCausalLM": [({"attention_bias": True}, "attention_bias"),
-        ({"layer_types": ["full_attention"] * 32}, "layer_types")],
+        ({"layer_types": ["chunked_attention"] * 32}, "layer_types")],
     "Qwen2ForCausalLM": [({"layer_types": ["chunked_attention"] * 32}, "chunked_attention")],
     "Phi3ForCausalLM": [({"rope_scaling": {"type": "linear", "factor": 2.0}}, "linear")],
     "PhiForCausalLM": [({"qk_layernorm": True}, "qk_layernorm")],

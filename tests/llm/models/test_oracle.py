@@ -8,15 +8,26 @@ import dataclasses
 import pytest
 
 from pace.llm.models.model_list import read_config
+from tests.llm.models.families.dense_variants import DENSE_BASE
+from tests.llm.models.parts import FIRST_OF_EACH
 from tests.llm.models.states.hybrid_variants import HYBRID_BASE
 from tests.llm.models.states.mamba_variants import MAMBA_BASE
 from tests.llm.models.variants import IDS, IN_TRANSFORMERS, ROUTED, VARIANTS, VISION
 from tests.llm.models.visit import Visit
+from tests.plugins.tiers import sample
 
 pytest.importorskip("transformers")
 
 
-@pytest.mark.parametrize("name", [name for name, variant in zip(IDS, VARIANTS) if variant[0] not in ROUTED])
+NAMES = [name for name, variant in zip(IDS, VARIANTS) if variant[0] not in ROUTED]
+
+
+def is_always_run(name: str) -> bool:
+    """False for further variants of families that are close to others."""
+    return name.split("-")[0] not in DENSE_BASE or name in FIRST_OF_EACH
+
+
+@pytest.mark.parametrize("name", sample(NAMES, is_always_run))
 def test_variant(name, tmp_path, subtests, pytestconfig, restore_isa_and_threads):
     Visit(name, tmp_path, in_full=pytestconfig.getoption("tier") == "all").check_all(subtests)
 
@@ -25,6 +36,7 @@ NEEDED = {
     "deepseek_v2": {"num_experts_per_tok": 2},
     "dots1": {"n_routed_experts": 8, "n_shared_experts": 2, "num_experts_per_tok": 2},
     "lfm2_moe": {"layer_types": ["conv"] * 32},
+    "mistral3": {"text_config": {"model_type": "mistral"}},
 }
 """Fields without which the defaults of transformers do not run."""
 

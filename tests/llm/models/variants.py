@@ -12,6 +12,7 @@ from unittest import mock
 import torch
 
 from tests.llm.models import references
+from tests.llm.models.families.dense_variants import DENSE_BASE, DENSES
 from tests.llm.models.families.gemma4_variants import GEMMA4, GEMMA4_BASE
 from tests.llm.models.families.latent_variants import LATENT_BASE, LATENTS
 from tests.llm.models.families.mixture_variants import MIXTURE_BASE, MIXTURES
@@ -46,6 +47,7 @@ BASE = {
         "sliding_window": 7,
         "query_pre_attn_scalar": 10,
     },
+    **DENSE_BASE,
     **LATENT_BASE,
     **MIXTURE_BASE,
     **OLDER_BASE,
@@ -116,6 +118,10 @@ VISION = {
         "hidden_size": 8, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
         "vision_output_dim": 12,
         "image_size": 16, "patch_size": 4, "projector_input_dim": 12, "projector_output_dim": 12,
+    },
+    "mistral3": {
+        "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 4,
+        "image_size": 16, "patch_size": 4,
     },
     "qwen2_vl": {"depth": 1, "embed_dim": 8, "hidden_size": 32, "num_heads": 2, "patch_size": 4},
     "qwen2_5_vl": {
@@ -275,6 +281,7 @@ VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
     ),
     ("gemma2", "act-theta", rope({"rope_type": "default", "rope_theta": 500.0}, hidden_activation="silu")),
     ("phi", "gqa", rope({"rope_type": "default", "partial_rotary_factor": 0.25}, num_key_value_heads=2)),
+    *DENSES,
     *LATENTS,
     *MIXTURES,
     *OLDER,

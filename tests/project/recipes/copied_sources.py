@@ -26,6 +26,16 @@ class Copy:
         for name in ("README.md", "CONTRIBUTING.md", "pyproject.toml", "CMakeLists.txt"):
             shutil.copy(ROOT / name, folder)
 
+    def remove(self, path: str) -> None:
+        (self.folder / path).unlink()
+
+    def remove_lines(self, path: str, pattern: str) -> None:
+        """Removes the lines in which `pattern` occurs."""
+        lines = (self.folder / path).read_text().splitlines(keepends=True)
+        kept = [line for line in lines if not re.search(pattern, line)]
+        assert kept != lines, f"{path} has no line with {pattern}"
+        (self.folder / path).write_text("".join(kept))
+
     def write(self, path: str, text: str) -> None:
         """Writes a new file."""
         assert not (self.folder / path).exists(), f"{path} is there already: choose another toy"

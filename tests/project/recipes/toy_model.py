@@ -1,4 +1,5 @@
-"""A toy model, added by the steps of "A model" in CONTRIBUTING.md: `add(copy)`, then `add_row(copy)`."""
+"""A model, added by the steps of "A model" in CONTRIBUTING.md: `add(copy)`, then `add_row(copy)`. It is Seed-OSS, which
+is taken out of the copy before."""
 
 from __future__ import annotations
 
@@ -47,8 +48,15 @@ VARIANTS = """\
 """
 
 
+PLACES = ("pace/llm/models/model_list.py", "tests/llm/models/families/dense_variants.py", "docs/models.md")
+"""Files with lines about Seed-OSS that the steps add."""
+
+
 def add(copy: Copy, fault: str = "") -> None:
     """Applies all steps except the last one. `fault`: wrong lines that are added to the model's class."""
+    copy.remove("pace/llm/models/families/seed_oss.py")
+    for path in PLACES:
+        copy.remove_lines(path, r"seed_oss|SeedOss")
     # 1. One file
     copy.write("pace/llm/models/families/seed_oss.py", MODEL + fault)
     # 2. One line (and its import)

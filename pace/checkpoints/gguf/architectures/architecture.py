@@ -101,6 +101,8 @@ class Architecture:
     """Field of config.json for the epsilon of layer norms. None for RMS norms."""
     latent: bool = False
     """True for latent attention. The head width in the config is then that of the rotated part."""
+    log_multiplier: bool = False
+    """True if a file may state YaRN's mscale_all_dim, like those with latent attention."""
     mixed: bool = False
     """True if some layers lack attention or a feed-forward. Arrays of heads or widths then have 0 for these layers."""
     varied: tuple[str, ...] = ()

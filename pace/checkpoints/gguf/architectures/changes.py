@@ -62,7 +62,8 @@ def rotations(fields: Fields, local_theta: float, **local: float) -> Fields:
 
 def shortest(value: float) -> float:
     """The decimal number that an fp32 value stands for: 1e-05 for 9.99999974737875e-06."""
-    return float(str(np.float32(value))) if np.isfinite(value) else value
+    with np.errstate(over="ignore"):
+        return float(str(np.float32(value)))
 
 
 def only_sigmoids(fields: Fields, keys: Keys) -> Fields:

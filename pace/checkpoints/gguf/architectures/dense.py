@@ -14,11 +14,14 @@ from pace.checkpoints.gguf.architectures.changes import (
     alternating,
     granite,
     latent,
+    layers_of,
     one_window,
     rotations,
+    shortest,
 )
 from pace.checkpoints.gguf.architectures.forms import PLUS_ONE
 from pace.checkpoints.gguf.architectures.names import (
+    AFTER_ATTENTION,
     CHATGLM,
     GEMMA,
     GLM4,
@@ -62,6 +65,31 @@ def gemma3(fields: Fields, keys: Keys) -> Fields:
     return gemma2(rotations(fields, keys.number("rope.freq_base_swa", 10000.0)), keys, layers_of_27b=62)
 
 
+def mistral3(fields: Fields, keys: Keys) -> Fields:
+    """Adds how queries grow. A Mistral whose queries do not grow has no key for it."""
+    scale, scaling = keys.number("attention.temperature_scale"), fields.get("rope_scaling")
+    if scale is None:
+        return fields | {"model_type": "mistral", "sliding_window": None}
+    if not scaling or scaling["rope_type"] != "yarn":
+        raise keys.refused("mistral3.attention.temperature_scale without rope.scaling.type = 'yarn' is not implemented")
+    mscale = keys.number("rope.scaling.yarn_log_multiplier", 0.0)
+    magnitudes = {"mscale": 1.0, "mscale_all_dim": shortest(mscale)} if mscale else {}
+    return fields | {"rope_scaling": scaling | magnitudes | {"llama_4_scaling_beta": shortest(scale)}}
+
+
+def exaone4_window(fields: Fields, keys: Keys, layers_of_32b: int = 64) -> Fields:
+    """Sets windows. As in llama.cpp, a file of the 32B need not state them."""
+    found = alternating(4, default=4096 if fields["num_hidden_layers"] == layers_of_32b else 0)(fields, keys)
+    return {"sliding_window": None} | found
+
+
+def granite_swa(fields: Fields, keys: Keys) -> Fields:
+    """Sets the layers that rotate. All have the base of the file."""
+    layers = len(layers_of(fields))
+    rotate = keys.per_layer("attention.rope_pattern", layers) if "attention.rope_pattern" in keys else [1] * layers
+    return granite(fields, keys) | {"layer_rope_theta": [fields["rope_theta"] if each else 0 for each in rotate]}
+
+
 def minicpm(fields: Fields, keys: Keys) -> Fields:
     """A file without the factors uses those of the first MiniCPM."""
     branch, logits = keys.number("residual_scale"), keys.number("logit_scale")
@@ -102,11 +130,14 @@ def chatglm(fields: Fields, keys: Keys) -> Fields:
     }
 
 
+MLP_BIAS = {"mlp_bias": "blk.0.ffn_up.bias"}
+
 DENSE = (
     Architecture("llama", "llama", permuted=True, present=BOTH_BIASES, window=llama_window),
     Architecture("qwen2", "qwen2"),
     Architecture("qwen3", "qwen3", present=ATTENTION_BIAS),
     Architecture("phi3", "phi3", names=PHI3, window=one_window),
+    Architecture("gemma", "gemma", forms={"norm.weight": PLUS_ONE}, present=ATTENTION_BIAS),
     Architecture(
         "gemma2", "gemma2", names=GEMMA, forms={"norm.weight": PLUS_ONE}, present=ATTENTION_BIAS,
         window=alternating(2, default=4096), convert=gemma2,
@@ -115,8 +146,25 @@ DENSE = (
         "gemma3", "gemma3_text", names=GEMMA, forms={"norm.weight": PLUS_ONE}, present=ATTENTION_BIAS,
         window=alternating(6), convert=gemma3,
     ),
+    Architecture("mistral3", "ministral3", permuted=True, log_multiplier=True, convert=mistral3),
+    Architecture(
+        "seed_oss", "seed_oss", names=LLAMA.but(AFTER_ATTENTION),
+        present={**BOTH_BIASES, "attention_out_bias": "blk.0.attn_output.bias"},
+    ),
+    Architecture("exaone", "exaone", present=BOTH_BIASES),
+    Architecture("exaone4", "exaone4", names=GEMMA, window=exaone4_window),
+    Architecture("arcee", "arcee", permuted=True, present={**ATTENTION_BIAS, **MLP_BIAS}),
+    Architecture(
+        "nemotron", "nemotron", layer_norms="norm_eps", forms={"norm.weight": PLUS_ONE}, defaults=ROTATES_ALL,
+        present={**ATTENTION_BIAS, **MLP_BIAS},
+    ),
+    Architecture("jais2", "jais2", layer_norms="layer_norm_eps", present={**ATTENTION_BIAS, **MLP_BIAS}),
     Architecture("smollm3", "smollm3", permuted=True, present=BOTH_BIASES),
     Architecture("granite", "granite", permuted=True, present=BOTH_BIASES, convert=granite),
+    Architecture(
+        "granite_swa", "granite_swa", names=LLAMA.but({"attn_sinks.weight": "self_attn.sinks"}), permuted=True,
+        present=BOTH_BIASES, window=alternating(4), convert=granite_swa,
+    ),
     Architecture("olmo2", "olmo2", names=GEMMA, present=ATTENTION_BIAS, window=olmo_window),
     Architecture("glm4", "glm4", names=GLM4, defaults=ROTATES_ALL, present=ATTENTION_BIAS),
     # The marker is in GLM-4-9B as published last, whose queries, keys and values are separate tensors.

@@ -4,7 +4,7 @@ A file does not state which layers have experts, except for the number of dense 
 what llama.cpp always does with an architecture's weights. The records supply both.
 
 In llama.cpp, the cached latent of a position is one wide key/value head. All models of DeepSeek's kind have the name
-`deepseek2`: V2, V3, GLM-4.7-Flash, Kimi K2."""
+`deepseek2`: V2, V3, GLM-4.7-Flash, Kimi K2, and Youtu, which has no experts."""
 
 from __future__ import annotations
 
@@ -138,6 +138,11 @@ def deepseek2(fields: Fields, keys: Keys) -> Fields:
     return latent(fields, keys, key_length) | kind | {"v_head_dim": value_length}
 
 
+def youtu(fields: Fields, keys: Keys) -> Fields:
+    found = latent(fields, keys, keys.read("attention.key_length_mla"))
+    return found | {"v_head_dim": keys.read("attention.value_length_mla")}
+
+
 MIXTURES = (
     Architecture(
         "qwen2moe", "qwen2_moe", forms={"mlp.shared_expert_gate.weight": ONE_ROW},
@@ -222,7 +227,7 @@ MIXTURES = (
         "mellum", "mellum", present=ATTENTION_BIAS, window=alternating(4), convert=mellum, keys=SIZED_EXPERTS,
     ),
     Architecture(
-        "deepseek2", "deepseek_v3", latent=True, convert=deepseek2,
+        "deepseek2", "deepseek_v3", marker="deepseek2.expert_count", latent=True, convert=deepseek2,
         names=LATENT.but({**CORRECTION, **NEXTN, **gated("mlp.shared_experts", "_shexp")}),
         keys={
             **DEEPSEEK,
@@ -231,4 +236,6 @@ MIXTURES = (
             "norm_topk_prob": Key("expert_weights_norm", False),
         },
     ),
+    # A file of DeepSeek's architecture without experts is a Youtu.
+    Architecture("deepseek2", "youtu", names=LATENT, latent=True, convert=youtu),
 )  # fmt: skip

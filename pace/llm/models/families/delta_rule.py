@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -111,8 +112,11 @@ MTP_PARTS = {
 
 class GatedDeltaForCausalLM(LlamaForCausalLM):
     Config: ClassVar[type[GatedDeltaConfig]]
-    ignored_tensors = (*LlamaForCausalLM.ignored_tensors, r"(model\.)?mtp\..*")
     num_further_layers = 1
+
+    def ignored(self) -> Iterator[str]:
+        further = r"mtp\." if self.mtp is None else r"mtp\.layers\.[1-9]"
+        yield from (*super().ignored(), rf"(model\.)?{further}.*")
 
     def add_mtp(self) -> None:
         super().add_mtp()

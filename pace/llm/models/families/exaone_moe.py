@@ -4,39 +4,22 @@ others do not rotate."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pace.llm.layers import FeedForward, NoRotary, Rotary
+from pace.llm.models.families.exaone4 import PatternConfig
 from pace.llm.models.families.llama import LlamaForCausalLM
 from pace.llm.models.families.mixture_config import BiasedChoiceConfig, ListedMixturesConfig, biased_mixture
-from pace.llm.models.families.windowed import WindowedConfig
-from pace.llm.models.layer_types import FULL
-from pace.llm.models.model_config import MAX_LAYERS, count, declared, number, token_ids
+from pace.llm.models.model_config import MAX_LAYERS, count, number, token_ids
 from pace.ops.experts import MAX_EXPERTS
 
 
-def sliding_pattern() -> Any:
-    """The period of layers without a window; 0 or null for no windows."""
-
-    def read(value: Any) -> int:
-        if value is None:
-            return 0
-        if isinstance(value, str) and value and set(value[:-1]) == {"L"} and value[-1] == "G":
-            return len(value)
-        if type(value) is not int or not 0 <= value <= MAX_LAYERS:
-            raise ValueError(f"an integer in 0..{MAX_LAYERS}, letters such as LLLG, or null")
-        return value
-
-    return declared(4, read)
-
-
 @dataclass(frozen=True, kw_only=True)
-class ExaoneMoeConfig(ListedMixturesConfig, BiasedChoiceConfig, WindowedConfig):
+class ExaoneMoeConfig(ListedMixturesConfig, BiasedChoiceConfig, PatternConfig):
     vocab_size: int = count(102400)
     intermediate_size: int = count(16384)
     num_key_value_heads: int | None = count(32, optional=True)
     rms_norm_eps: float = number(1e-5, 0.0, 1.0)
-    sliding_window_pattern: int = sliding_pattern()
     num_experts: int = count(64, MAX_EXPERTS)
     num_experts_per_tok: int = count(8, MAX_EXPERTS)
     moe_intermediate_size: int = count(1024)
@@ -50,24 +33,11 @@ class ExaoneMoeConfig(ListedMixturesConfig, BiasedChoiceConfig, WindowedConfig):
         "first_last_k_dense_replace": "first_k_dense_replace"
     }
     only_here: ClassVar[dict[str, tuple]] = {"attention_bias": (None, False), "mlp_bias": (None, False)}
-    also_read: ClassVar[frozenset[str]] = WindowedConfig.also_read | {"is_moe_layer", "num_nextn_predict_layers"}
+    also_read: ClassVar[frozenset[str]] = PatternConfig.also_read | {"is_moe_layer", "num_nextn_predict_layers"}
 
     @property
     def num_dense(self) -> int:
         return self.first_k_dense_replace
-
-    @property
-    def types_of_layers(self) -> tuple[str, ...]:
-        if self.layer_types is None and (self.sliding_window is None or not self.sliding_window_pattern):
-            return (FULL,) * self.num_hidden_layers
-        return super().types_of_layers
-
-    @property
-    def full_every(self) -> int:
-        return self.sliding_window_pattern
-
-    def rotates(self, layer: int) -> bool:
-        return self.sliding_window is None or self.slides(layer)
 
 
 class ExaoneMoeForCausalLM(LlamaForCausalLM):

@@ -1,5 +1,5 @@
-"""Gemma 2: four norms per layer with weights around 0, scaled embeddings, capped scores and logits, and windows on
-every other layer."""
+"""Gemma 2: Gemma with four norms per layer, capped scores and logits, and windows on every other layer. VaultGemma has
+only the two norms of inputs."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import logging
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
-
-from pace.llm.layers import Block, RMSNorm
-from pace.llm.models.families.llama import LlamaConfig, LlamaForCausalLM
+from pace.llm.layers import Block
+from pace.llm.models.families.gemma import GemmaForCausalLM
+from pace.llm.models.families.llama import LlamaConfig
 from pace.llm.models.families.windowed import WindowedConfig
 from pace.llm.models.model_config import (
     MAX_HEAD_DIM,
@@ -75,11 +74,8 @@ class Gemma2Config(WindowedConfig):
         return 2
 
 
-class Gemma2ForCausalLM(LlamaForCausalLM):
+class Gemma2ForCausalLM(GemmaForCausalLM):
     Config = Gemma2Config
-
-    def make_norm(self, name: str) -> RMSNorm:
-        return RMSNorm(name, self.config.hidden_size, self.config.rms_norm_eps, offset=1.0)
 
     def make_layer(self, name: str, index: int) -> Block:
         return Block(
@@ -91,7 +87,12 @@ class Gemma2ForCausalLM(LlamaForCausalLM):
             mlp_post_norm=self.make_norm(f"{name}.post_feedforward_layernorm"),
         )
 
-    @property
-    def embedding_scale(self) -> float:
-        """sqrt(hidden_size), rounded to the weights' dtype, as `transformers` does."""
-        return torch.tensor(self.config.hidden_size**0.5).to(self.dtype).item()
+
+class VaultGemmaForCausalLM(Gemma2ForCausalLM):
+    def make_layer(self, name: str, index: int) -> Block:
+        return Block(
+            self.make_norm(f"{name}.input_layernorm"),
+            self.make_attention(f"{name}.self_attn", index),
+            self.make_norm(f"{name}.pre_feedforward_layernorm"),
+            self.make_mlp(f"{name}.mlp"),
+        )

@@ -119,9 +119,9 @@ class MixtureAndMLP(MixtureOfExperts):
 class Gemma4Block(Block):
     """A block whose output is multiplied by a number, after an optional injection of the layer's own embeddings."""
 
-    def __init__(self, *parts: Layer, scalar: str, injection: LayerInjection | None, **norms: RMSNorm):
-        """`parts`, `norms`: as for `Block`. `scalar`: name of a tensor with one element."""
-        super().__init__(*parts, **norms)
+    def __init__(self, *branches: Layer, scalar: str, injection: LayerInjection | None, **norms: RMSNorm):
+        """`branches`, `norms`: the arguments of `Block`. `scalar`: name of a tensor with one element."""
+        super().__init__(*branches, **norms)
         self.injection = injection
         self.scalar = Vectors({scalar: 1})
 
@@ -140,7 +140,7 @@ class Gemma4Block(Block):
             x = self.injection(ops, x, layer_input)
         factor = self.scalar.values.item()
         if not math.isfinite(factor):
-            raise ValueError(f"{next(iter(self.scalar.lengths))} is {factor}; the factor of a layer must be finite")
+            raise ValueError(f"the tensor {next(iter(self.scalar.lengths))} is {factor}; it must be finite")
         if factor != 1.0:
             ops.scale_(x, factor)
         return x

@@ -26,6 +26,7 @@ from pace.llm.layers import (
     RopeConfig,
     Rotary,
     Temperature,
+    UnitNorm,
 )
 from pace.llm.models.model_config import (
     MAX_HEAD_DIM,
@@ -168,7 +169,7 @@ class LlamaForCausalLM(MultiTokenForCausalLM):
         """Makes the feed-forward of a layer."""
         return self.make_mlp(f"{name}.mlp")
 
-    def make_norm(self, name: str) -> RMSNorm | LayerNorm:
+    def make_norm(self, name: str) -> RMSNorm | LayerNorm | UnitNorm:
         return RMSNorm(name, self.config.hidden_size, self.config.rms_norm_eps)
 
     def make_attention(self, name: str, index: int) -> Attention:

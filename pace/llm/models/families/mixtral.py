@@ -20,6 +20,7 @@ class MixtralConfig(MixtureConfig, MistralConfig):
     sliding_window: int | None = count(None, MAX_POSITIONS, optional=True)
 
     aliases: ClassVar[dict[str, str]] = {"num_local_experts": "num_experts"}
+    only_here: ClassVar[dict[str, tuple]] = {"layer_types": (None,)}
     without_effect: ClassVar[dict[str, tuple]] = {"norm_topk_prob": (True,)}
 
     def read_rope(self, fields: dict[str, Any], head_dim: int) -> RopeConfig:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 
 import pytest
@@ -11,11 +12,17 @@ pytest.importorskip("gguf", reason="the gguf package is not installed")
 pytest.importorskip("transformers")
 
 from pace.checkpoints.gguf.checkpoint import GgufCheckpoint
+from pace.checkpoints.gguf.config import special_tokens
+from pace.checkpoints.gguf.file import GgufFile
 from pace.llm.loading.load import load_model
 from pace.llm.loading.options import LoadOptions
 from pace.llm.models.model_list import read_config
+from pace.tokenizer.loading import load_tokenizer
+from tests.checkpoints.gguf.files import add_tokenizer
 from tests.checkpoints.gguf.gemma4.gemma4_files import write_gemma4
+from tests.checkpoints.gguf.test_tokenizer import STRANGE, file_with, random_texts
 from tests.llm.models.visit import TOLERANCE, oracle, relative_error
+from tests.llm.text.tokenizer_zoo import with_first_blank
 from tests.support import prefill
 
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -119,3 +126,44 @@ def test_what_is_refused(tmp_path, name, key, value, error, message):
     with pytest.raises(error, match=message) as raised:
         GgufCheckpoint(tmp_path / "model.gguf")
     assert "model.gguf" in str(raised.value)
+
+
+MARKS = ["<|turn>", "<turn|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", '<|"|>']
+
+
+def gemma_tokenizer():
+    """A vocabulary of sentencepiece's form, without a blank before a text, and with Gemma's marks."""
+    from tokenizers import normalizers, processors
+
+    tokenizer = copy.deepcopy(with_first_blank())
+    tokenizer.add_special_tokens({"additional_special_tokens": MARKS})
+    tokenizer.backend_tokenizer.normalizer = normalizers.Replace(" ", "\u2581")
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 1)])
+    return tokenizer
+
+
+def test_the_vocabulary(tmp_path, caplog):
+    """Its pieces have merges and no useful scores. Some marks are text, and <|tool_response> ends one."""
+    expected = gemma_tokenizer()
+
+    def add(writer):
+        add_tokenizer(writer, expected)
+        keys, merges = writer.kv_data[0], json.loads(expected.backend_tokenizer.to_str())["model"]["merges"]
+        for key in ("tokenizer.ggml.model", "tokenizer.ggml.scores", "tokenizer.ggml.add_bos_token"):
+            del keys[key]
+        writer.add_tokenizer_model("gemma4")
+        writer.add_token_merges([" ".join(merge) for merge in merges])
+        writer.add_add_bos_token(False)  # which llama.cpp ignores
+        for mark in MARKS[2:]:
+            keys["tokenizer.ggml.token_type"].value[expected.convert_tokens_to_ids(mark)] = 4
+
+    path = file_with(tmp_path / "t.gguf", add, architecture="gemma4")
+    found = load_tokenizer(path)
+    texts = [*STRANGE, *random_texts(30), "a\n\n\nb\n", '<|turn>user\nHi<turn|>\n<|tool_call>call:f{a:<|"|>x<|"|>}']
+    for text in texts:
+        ids = expected(text)["input_ids"]
+        assert found(text)["input_ids"] == ids and found.decode(ids) == expected.decode(ids), text
+    ends = special_tokens(GgufFile(path).metadata)["eos_token_id"]
+    assert found.convert_ids_to_tokens(ends) == ["</s>", "<turn|>", "<|tool_response>"]
+    assert {"<turn|>", "<|tool_response>"} <= set(found.all_special_tokens) and not caplog.records
+    assert '<|"|>' not in found.all_special_tokens

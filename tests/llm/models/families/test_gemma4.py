@@ -101,6 +101,15 @@ def test_keys_of_layers_that_share_them_are_ignored_in_a_checkpoint():
         again.load_weights(TensorDict(state | {"model.layers.3.self_attn.v_norm.weight": torch.rand(12)}))
 
 
+def test_a_factor_of_a_layer_that_is_no_number_is_refused():
+    model_class, config = read_config({"model_type": "gemma4_text"} | TINY)
+    model = model_class(config, torch.float32, reference)
+    state = {name: torch.rand(found[0].shape) for name, found in model.targets().items()}
+    model.load_weights(TensorDict(state | {"model.layers.2.layer_scalar": torch.tensor([torch.nan])}))
+    with pytest.raises(ValueError, match=r"the tensor model\.layers\.2\.layer_scalar is nan; it must be finite"):
+        prefill(model, torch.arange(9))
+
+
 def test_the_12b_has_no_embeddings_of_layers(caplog):
     fields = {"model_type": "gemma4_unified_text"} | SIZES | LARGE | {"hidden_size_per_layer_input": 8}
     with caplog.at_level(logging.WARNING, "pace"):

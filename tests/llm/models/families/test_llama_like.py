@@ -72,6 +72,9 @@ def test_hunyuan_stretches_its_base_once_and_for_all(caplog):
         ("Olmo2ForCausalLM", {"clip_qkv": 8.0}, "clip_qkv = 8.0 is ignored"),
         ("PhimoeForCausalLM", {"num_experts_per_tok": 4}, "num_experts_per_tok = 4 is ignored"),
         ("Olmo3ForCausalLM", {"rope_theta": 1e6}, "rope_theta = 1000000.0 is ignored on layers with a window"),
+        ("GemmaForCausalLM", {"hidden_activation": "silu"}, "hidden_activation = 'silu' is ignored"),
+        ("Ministral3ForCausalLM", {"layer_types": ["sliding_attention"] * 34}, "is ignored"),
+        ("IQuestCoderForCausalLM", {"sliding_window": 8}, "sliding_window = 8 is ignored"),
     ],
 )
 def test_what_transformers_ignores_is_ignored_with_a_warning(caplog, architecture, fields, named):
@@ -101,7 +104,7 @@ def test_what_transformers_ignores_is_ignored_with_a_warning(caplog, architectur
         ("Gemma3ForCausalLM", {"sliding_window_pattern": 0}, ValueError, "sliding_window_pattern must be"),
         ("Gemma3ForCausalLM", {"layer_types": ["full_attention"]}, ValueError, "layer_types must name all 26 layers"),
         ("Gemma3ForCausalLM", {"layer_types": ["chunked_attention"]}, NotImplementedError, "chunked_attention"),
-        ("GemmaForCausalLM", {}, NotImplementedError, "GemmaForCausalLM"),
+        ("Gemma5ForCausalLM", {}, NotImplementedError, "Gemma5ForCausalLM"),
         ("SmolLM3ForCausalLM", {"no_rope_layers": [1, 0]}, ValueError, "a number for each of 36 layers; got 2"),
         ("SmolLM3ForCausalLM", {"no_rope_layers": [1, 2] * 18}, ValueError, "a list of 0 and 1"),
         ("SmolLM3ForCausalLM", {"layer_types": ["sliding_attention"] * 36}, ValueError, "use_sliding_window is false"),
@@ -126,6 +129,25 @@ def test_what_transformers_ignores_is_ignored_with_a_warning(caplog, architectur
         ("PhimoeForCausalLM", {"router_jitter_noise": -0.1}, ValueError, "router_jitter_noise must be"),
         ("Phi3ForCausalLM", {"rope_scaling": {"type": "longrope", "short_mscale": 1.2}}, NotImplementedError,
          "short_mscale"),
+        ("Exaone4ForCausalLM", {"sliding_window_pattern": "LLX"}, ValueError, "a string of L and G"),
+        ("Exaone4ForCausalLM", {"sliding_window": None, "layer_types": ["sliding_attention"] * 32}, ValueError,
+         "sliding_window is null"),
+        ("GraniteSWAForCausalLM", {"layer_rope_theta": [1e4]}, ValueError, "a number for each of 24 layers; got 1"),
+        ("GraniteSWAForCausalLM", {"layer_rope_theta": [-1.0] * 24}, ValueError, "layer_rope_theta must be"),
+        ("HeliumForCausalLM", {"head_dim": 64}, ValueError, r"must be hidden_size for Helium; got 20 \* 64"),
+        ("InternLM3ForCausalLM", {"qkv_bias": True}, NotImplementedError, "qkv_bias other than bias"),
+        ("IQuestCoderForCausalLM", {"clip_qkv": 8.0}, NotImplementedError, "clip_qkv"),
+        ("IQuestCoderForCausalLM", {"use_sliding_window": True}, NotImplementedError, "use_sliding_window"),
+        ("MinistralForCausalLM", {"layer_types": ["full_attention"]}, ValueError, "layer_types must name all 32"),
+        ("MinistralForCausalLM", {"layer_types": ["sliding_attention"] * 32, "sliding_window": None}, ValueError,
+         "sliding_window is null"),
+        ("MixtralForCausalLM", {"layer_types": ["full_attention"] * 32}, NotImplementedError, "layer_types"),
+        ("Ministral3ForCausalLM", {"rope_parameters": [1]}, ValueError, "rope_parameters must be an object"),
+        ("Ministral3ForCausalLM", {"rope_parameters": {"llama_4_scaling_beta": "x"}}, ValueError,
+         r"rope_parameters\.llama_4_scaling_beta must be"),
+        ("Mistral3ForConditionalGeneration", {"text_config": {"model_type": "mistral4"}}, NotImplementedError,
+         "text_config.model_type = 'mistral4'"),
+        ("CwmForCausalLM", {"attention_bias": True}, NotImplementedError, "attention_bias"),
         ("Llama4ForCausalLM", {"attention_chunk_size": None}, ValueError, "attention_chunk_size is null"),
         ("Llama4ForCausalLM", {"layer_types": ["sliding_attention"] * 48}, NotImplementedError, "sliding_attention"),
         ("Llama4ForCausalLM", {"layer_types": ["full_attention"]}, ValueError, "layer_types must name all 48 layers"),
@@ -166,6 +188,62 @@ def test_which_layers_rotate_and_how():
     types = [FULL, SLIDING, SLIDING, FULL]
     for architecture in ("Gemma3ForCausalLM", "Olmo3ForCausalLM"):
         assert rotations_of(architecture, layer_types=types) == [0, 1, 1, 0]
+
+
+def test_layers_of_exaone_and_granite():
+    hybrid = {"architectures": ["Exaone4ForCausalLM"], **SIZES, "num_hidden_layers": 6, "sliding_window": 8}
+    for pattern, expected in (("LLG", [0, 0, None, 0, 0, None]), ("L", [0] * 5 + [None]), (2, [0, None] * 3)):
+        assert rotations_of("Exaone4ForCausalLM", **hybrid, sliding_window_pattern=pattern) == expected
+        config = config_of(**hybrid, sliding_window_pattern=pattern)
+        assert [config.window(layer) for layer in range(6)] == [8 if table == 0 else None for table in expected]
+    for fields in ({"sliding_window_pattern": 0}, {"sliding_window_pattern": None}, {"layer_types": [FULL] * 6}):
+        # No layer has a window, but only those of a model without any rotate.
+        assert rotations_of("Exaone4ForCausalLM", **hybrid, **fields) == [None] * 6
+        assert rotations_of("Exaone4ForCausalLM", **hybrid | {"sliding_window": None}, **fields) == [0] * 6
+    thetas = [0, 5e5, 1e4, 5e5]
+    assert rotations_of("GraniteSWAForCausalLM", layer_rope_theta=thetas) == [None, 1, 0, 1]
+    assert rotations_of("GraniteSWAForCausalLM", layer_rope_theta=[0] * 4) == [None] * 4
+    assert rotations_of("GraniteSWAForCausalLM", rope_theta=3e5) == [0] * 4
+
+
+def test_a_rotation_that_is_left_out_is_the_published_one():
+    plain = {"architectures": ["CwmForCausalLM"]}
+    rope = config_of(**plain, rope_theta=5.0).rope
+    assert (rope.kind, rope.theta, rope.factor) == ("llama3", 1e6, 16.0)
+    assert config_of(**plain, rope_scaling={"type": "linear", "factor": 2.0}).rope.theta == 1e6
+    config = config_of(architectures=["Ministral3ForCausalLM"], rope_theta=5.0)
+    assert (config.rope.kind, config.rope.theta, config.rope.attention_factor) == ("yarn", 1e6, 1.0)
+    assert (config.temperature_scale, config.temperature_period) == (0.1, 16384)
+
+
+def test_the_text_of_mistral_3():
+    """It is a Mistral by default, whose queries do not grow and which may have a window."""
+    whole = {"architectures": ["Mistral3ForConditionalGeneration"]}
+    mistral = config_of(**whole, text_config={"rope_scaling": None})
+    assert (mistral.sliding_window, mistral.rms_norm_eps, mistral.rope.kind) == (4096, 1e-6, "default")
+    assert mistral.tie_word_embeddings and mistral.temperature_scale == 0.0
+    grows = {"rope_type": "yarn", "factor": 2.0, "llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 64}
+    assert config_of(**whole, text_config={"rope_parameters": grows}).temperature_scale == 0.0
+    text = {"model_type": "ministral3", "rope_scaling": grows, "tie_word_embeddings": False}
+    ministral = config_of(**whole, text_config=text)
+    assert (ministral.temperature_scale, ministral.temperature_period, ministral.sliding_window) == (0.1, 64, None)
+    assert not ministral.tie_word_embeddings
+    assert config_of(**whole, text_config=text, tie_word_embeddings=True).tie_word_embeddings
+
+
+@pytest.mark.parametrize("model_type", ["exaone", "internlm3", "iquestcoder"])
+def test_a_renamed_llama_as_transformers_saves_it(model_type):
+    """The class is Llama's, the fields and names of tensors those of the family."""
+    saved = read_config({"architectures": ["LlamaForCausalLM"], "model_type": model_type})
+    assert saved == read_config({"model_type": model_type}) and saved[0].saved_as == "LlamaForCausalLM"
+    with pytest.raises(ValueError, match="contradict each other"):
+        read_config({"architectures": ["MistralForCausalLM"], "model_type": model_type})
+
+
+def test_old_activations_of_gemma_are_approximated():
+    gemma = {"architectures": ["GemmaForCausalLM"]}
+    assert config_of(**gemma, hidden_act="gelu").hidden_act == config_of(**gemma).hidden_act == "gelu_tanh"
+    assert config_of(**gemma, hidden_act="gelu_python").hidden_act == "gelu"
 
 
 def test_llama_4_as_early_checkpoints_say_it(caplog):

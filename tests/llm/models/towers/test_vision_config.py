@@ -6,7 +6,7 @@ import pytest
 
 from pace.llm.models.model_list import MODEL_LIST, read_config
 from pace.llm.models.towers.qwen_vision_config import Qwen2_5VisionConfig, Qwen2VisionConfig, Qwen3VisionConfig
-from tests.llm.models.families.published_dense import DENSE
+from tests.llm.models.published.published_dense import DENSE
 from tests.llm.models.towers.seeing import IMAGE, MODELS
 
 KINDS = {

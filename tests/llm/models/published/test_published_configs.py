@@ -11,9 +11,9 @@ from pace.llm.models.families.ernie4_5_moe import Ernie4_5_MoeForCausalLM
 from pace.llm.models.model_list import read_config
 from pace.ops import reference
 from pace.ops.experts import Router
-from tests.llm.models.families.published_configs import PUBLISHED
-from tests.llm.models.families.published_dense import DENSE
-from tests.llm.models.families.published_mixtures import MIXTURES
+from tests.llm.models.published.published_configs import PUBLISHED
+from tests.llm.models.published.published_dense import DENSE
+from tests.llm.models.published.published_mixtures import MIXTURES
 from tests.plugins.tiers import sample
 
 ALL = PUBLISHED | DENSE | MIXTURES
@@ -53,7 +53,11 @@ WINDOWS = {
     "gemma-3-1b-it": [512, 512, 512, 512, 512, None], "Qwen2.5-VL-3B-Instruct": [None] * 6, "SmolLM3-3B": [None] * 6,
     "Qwen3-30B-A3B-Instruct-2507": [None] * 6, "Qwen1.5-MoE-A2.7B-Chat": [None] * 6,
     "Mixtral-8x7B-Instruct-v0.1": [None] * 6, "Llama-4-Scout-17B-16E-Instruct": [8192, 8192, 8192, None, 8192, 8192],
-    "Phi-3.5-MoE-instruct": [131072] * 6, "Trinity-Mini": [2048, 2048, 2048, None, 2048, 2048],
+    "Phi-3.5-MoE-instruct": [131072] * 6, "cwm": [None, 8192, 8192, 8192, None, 8192],
+    "EXAONE-4.0-32B": [4096, 4096, 4096, None, 4096, 4096], "EXAONE-4.0-1.2B": [None] * 6,
+    "Ministral-8B-Instruct-2410": [None, 32768, 32768, 32768, None, 32768],
+    "Mistral-Small-3.1-24B-Instruct-2503": [None] * 6, "Ministral-3-3B-Instruct-2512": [None] * 6,
+    "Trinity-Mini": [2048, 2048, 2048, None, 2048, 2048],
     "K-EXAONE-236B-A23B": [128, 128, 128, None, 128, 128], "Laguna-XS-2.1": [None, 512, 512, 512, None, 512],
 }  # fmt: skip
 """Windows of the first six layers, by checkpoint."""

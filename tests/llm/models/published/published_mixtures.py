@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.llm.models.families.published_configs import FP8_BLOCKS, PUBLISHED
+from tests.llm.models.published.published_configs import FP8_BLOCKS, PUBLISHED
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
