@@ -44,6 +44,7 @@ from pace.llm.models.families.gptj import GPTJForCausalLM
 from pace.llm.models.families.granite import GraniteForCausalLM
 from pace.llm.models.families.granite_swa import GraniteSWAForCausalLM
 from pace.llm.models.families.granitemoe import GraniteMoeForCausalLM, GraniteMoeSharedForCausalLM
+from pace.llm.models.families.granitemoe_swa import GraniteMoeSWAForCausalLM
 from pace.llm.models.families.granitemoehybrid import GraniteMoeHybridForCausalLM
 from pace.llm.models.families.helium import HeliumForCausalLM
 from pace.llm.models.families.hunyuan import HunYuanDenseV1ForCausalLM
@@ -148,6 +149,7 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     GraniteMoeForCausalLM,
     GraniteMoeHybridForCausalLM,
     GraniteMoeSharedForCausalLM,
+    GraniteMoeSWAForCausalLM,
     GraniteSWAForCausalLM,
     HeliumForCausalLM,
     HunYuanDenseV1ForCausalLM,
