@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pace.llm.models.families.granite_swa import GraniteSWAForCausalLM, GraniteSwaConfig
+from pace.llm.models.families.granite_swa import GraniteSwaConfig, GraniteSWAForCausalLM
 from pace.llm.models.families.granitemoe import GraniteMoeSharedConfig, GraniteMoeSharedForCausalLM
 from pace.llm.models.model_config import MAX_LAYERS, MAX_POSITIONS, count, flag, number, token_ids
 
