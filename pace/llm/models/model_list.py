@@ -55,6 +55,7 @@ from pace.llm.models.families.kimi_linear import KimiLinearForCausalLM
 from pace.llm.models.families.laguna import LagunaForCausalLM
 from pace.llm.models.families.lfm2 import Lfm2ForCausalLM
 from pace.llm.models.families.lfm2_moe import Lfm2MoeForCausalLM
+from pace.llm.models.families.lfm3 import Lfm3ForCausalLM
 from pace.llm.models.families.llama import LlamaForCausalLM
 from pace.llm.models.families.llama4 import Llama4ForConditionalGeneration
 from pace.llm.models.families.mamba2 import Mamba2ForCausalLM
@@ -163,6 +164,7 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     LagunaForCausalLM,
     Lfm2ForCausalLM,
     Lfm2MoeForCausalLM,
+    Lfm3ForCausalLM,
     Llama4ForConditionalGeneration,
     LlamaForCausalLM,
     Mamba2ForCausalLM,
