@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -124,6 +124,8 @@ class Hypothesis:
     parent: int = 0
     """Rank of the beam that it continues."""
     finish_reason: str | None = None
+    steps: ClassVar[None] = None
+    """A search has no step callback."""
 
     @property
     def num_generated(self) -> int:

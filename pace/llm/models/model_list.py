@@ -44,6 +44,7 @@ from pace.llm.models.families.gptj import GPTJForCausalLM
 from pace.llm.models.families.granite import GraniteForCausalLM
 from pace.llm.models.families.granite_swa import GraniteSWAForCausalLM
 from pace.llm.models.families.granitemoe import GraniteMoeForCausalLM, GraniteMoeSharedForCausalLM
+from pace.llm.models.families.granitemoe_swa import GraniteMoeSWAForCausalLM
 from pace.llm.models.families.granitemoehybrid import GraniteMoeHybridForCausalLM
 from pace.llm.models.families.helium import HeliumForCausalLM
 from pace.llm.models.families.hunyuan import HunYuanDenseV1ForCausalLM
@@ -54,6 +55,7 @@ from pace.llm.models.families.kimi_linear import KimiLinearForCausalLM
 from pace.llm.models.families.laguna import LagunaForCausalLM
 from pace.llm.models.families.lfm2 import Lfm2ForCausalLM
 from pace.llm.models.families.lfm2_moe import Lfm2MoeForCausalLM
+from pace.llm.models.families.lfm3 import Lfm3ForCausalLM
 from pace.llm.models.families.llama import LlamaForCausalLM
 from pace.llm.models.families.llama4 import Llama4ForConditionalGeneration
 from pace.llm.models.families.mamba2 import Mamba2ForCausalLM
@@ -148,6 +150,7 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     GraniteMoeForCausalLM,
     GraniteMoeHybridForCausalLM,
     GraniteMoeSharedForCausalLM,
+    GraniteMoeSWAForCausalLM,
     GraniteSWAForCausalLM,
     HeliumForCausalLM,
     HunYuanDenseV1ForCausalLM,
@@ -161,6 +164,7 @@ MODEL_CLASSES: tuple[type[BaseModelForCausalLM], ...] = (
     LagunaForCausalLM,
     Lfm2ForCausalLM,
     Lfm2MoeForCausalLM,
+    Lfm3ForCausalLM,
     Llama4ForConditionalGeneration,
     LlamaForCausalLM,
     Mamba2ForCausalLM,

@@ -109,7 +109,7 @@ def tensors_of(
         floats = load_file(Path(folder) / "model.safetensors")
     state = {}
     for name, tensor in list(floats.items()):
-        if not name.endswith(("_proj.weight", "_mqa.weight")):
+        if not name.endswith(("_proj.weight", "_mqa.weight", "w1.weight", "w2.weight", "w3.weight")):
             state[name] = tensor
             continue
         packed, weight = (KINDS | OF_TOKENS)[kind][1](*tensor.shape)

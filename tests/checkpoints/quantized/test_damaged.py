@@ -33,13 +33,7 @@ def compressed(**more):
             ({"quant_method": name}, f"quant_method = '{name}'.*original")
             for name in ("aqlm", "quip", "hqq", "eetq", "vptq", "higgs", "torchao", "quanto", "spqr", "fbgemm_fp8")
         ],
-        (
-            {"quant_method": "bitnet", "linear_class": "linear"},
-            "linear_class must be bitlinear or auto",
-        ),
-        ({"quant_method": "bitnet", "quantization_mode": "later"}, "quantization_mode must be offline or online"),
         ({"quant_method": "bitnet", "use_rms_norm": True}, "use_rms_norm = True is not implemented"),
-        ({"quant_method": "bitnet", "modules_to_not_convert": "lm_head"}, "must be a list of names or null"),
         ({"quant_method": "auto-round"}, "AutoRound"),
         ({"quant_method": "gguf"}, ".gguf file"),
         ({"quant_method": "a new one"}, "'a new one'.*gptq, awq, bitsandbytes, compressed-tensors"),
@@ -76,6 +70,9 @@ def test_what_cannot_be_read_is_refused_by_name(config, told):
      (GPTQ | {"desc_act": "yes"}, "desc_act must be true or false"), (GPTQ | {"dynamic": [1]}, "dynamic must be"),
      (GPTQ | {"checkpoint_format": 3}, "checkpoint_format must be a name"),
      (AWQ | {"bits": 8}, "bits must be 4; got 8"), (AWQ | {"group_size": -2}, "group_size must be"),
+     ({"quant_method": "bitnet", "linear_class": "linear"}, "linear_class must be bitlinear or autobitlinear"),
+     ({"quant_method": "bitnet", "quantization_mode": "later"}, "quantization_mode must be offline or online"),
+     ({"quant_method": "bitnet", "modules_to_not_convert": "lm_head"}, "must be a list of names or null"),
      ({"quant_method": "bitsandbytes"}, "load_in_4bit must be"),
      ({"load_in_4bit": True, "load_in_8bit": True}, "load_in_4bit must be"),
      ({"quant_method": "bitsandbytes", "load_in_4bit": 1}, "load_in_4bit must be true or false"),

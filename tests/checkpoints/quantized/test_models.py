@@ -20,6 +20,7 @@ from tests.checkpoints.quantized.models import KINDS, save_quantized
 from tests.plugins.tiers import sample
 
 FIELDS = {
+    "minimax_m2": {"num_local_experts": 4, "rotary_dim": 16},
     "qwen3_moe": {"num_experts": 4}, "phi3": {"num_key_value_heads": 2, "pad_token_id": 0},
     "deepseek_v3": {"num_key_value_heads": 2, "q_lora_rank": 64, "kv_lora_rank": 32,
       "qk_nope_head_dim": 32, "qk_rope_head_dim": 32, "v_head_dim": 32, "moe_intermediate_size": 32},
@@ -43,10 +44,11 @@ def matrices(folder):
 
 FIRST_KINDS = {kind.split("-")[0]: kind for kind in reversed(KINDS)}.values()
 """One kind per method."""
-ALWAYS = {"llama": KINDS, "phi3": KINDS, "qwen2": ["gptq"], "deepseek_v3": ["gptq", "fp8"]}
+ALWAYS = {"llama": KINDS, "phi3": KINDS, "qwen2": ["gptq"], "deepseek_v3": ["gptq", "fp8"], "minimax_m2": ["fp8"]}
 """model_type -> kinds that every commit runs. Other families run one kind per method."""
 PAIRS = [
     *itertools.product(("llama", "qwen2", "qwen3_moe", "deepseek_v3"), KINDS),
+    ("minimax_m2", "fp8"),
     *(("phi3", kind) for kind in ("gptq-act-order", "awq", "bnb-nf4")),
 ]
 

@@ -126,6 +126,14 @@ def test_nothing_changes_before_the_budget_is_spent() -> None:
     assert generator.generate([20, OPENING], config, thinking_budget=500).generated_token_ids[0] == free
 
 
+def test_beams_have_the_budget_each() -> None:
+    generator = make()
+    config = SamplingConfig(num_beams=3, num_return_sequences=3, max_new_tokens=10)
+    for tokens in generator.generate([20, OPENING], config, thinking_budget=4).generated_token_ids:
+        assert "</think>" in Words().decode(tokens[:5])
+    check_idle(generator)
+
+
 def test_the_mask_is_gone_after_the_thought() -> None:
     engine = make().engine
     generator = Generator(engine, Words(), SamplingConfig(eos_token_id=0))

@@ -29,8 +29,8 @@ def bailingmoe2(fields: Fields, keys: Keys) -> Fields:
 
 
 def laguna(fields: Fields, keys: Keys) -> Fields:
-    """Sets the number of heads of each layer, and two rotations. The shape of a gate's tensor tells whether it has a
-    gate for each head or for each channel."""
+    """Sets the number of heads of each layer, and two rotations. The shape of its tensor says whether a gate
+    is for heads or for channels."""
     heads = keys.per_layer("attention.head_count", len(layers_of(fields)))
     rows = keys.shapes.get("model.layers.0.self_attn.g_proj.weight", (0,))[0]
     part = keys.integer("rope.dimension_count_swa", keys.integer("rope.dimension_count", fields["head_dim"]))

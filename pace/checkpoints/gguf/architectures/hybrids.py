@@ -75,7 +75,7 @@ def qwen35(fields: Fields, keys: Keys) -> Fields:
 
 
 def kimi_linear(fields: Fields, keys: Keys) -> Fields:
-    """Layers of the delta rule have as many heads as those with attention."""
+    """Layers of the delta rule have the number of heads of those with attention."""
     found = latent(only_sigmoids(fields, keys), keys, keys.read("attention.key_length_mla"))
     return found | {
         "v_head_dim": keys.read("attention.value_length_mla"),

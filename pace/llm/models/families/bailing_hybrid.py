@@ -31,7 +31,7 @@ class BailingHybridConfig(KimiDeltaConfig):
     routed_scaling_factor: float = number(2.5, -1e9, 1e9)
     first_k_dense_replace: int = count(2, MAX_LAYERS, minimum=0)
     layer_group_size: int = count(6)
-    """The last layer of each group of so many has latent attention, if `layer_types` is not given."""
+    """Size of a group of layers. Without `layer_types`, the last layer of each group has latent attention."""
     kda_safe_gate: bool = flag(True)
     """True if `kda_lower_bound` bounds the logarithm of a decay."""
     kda_lower_bound: float = number(-5.0, -1e6, -1e-6)

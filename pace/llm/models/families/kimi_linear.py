@@ -1,5 +1,5 @@
-"""Kimi-Linear (48B-A3B): the delta rule with a decay for each channel in most layers, latent attention without
-positions in the others, and experts as in DeepSeek-V3."""
+"""Kimi-Linear (48B-A3B): the delta rule with a decay for each channel in most layers, and latent attention without
+positions in the others. Experts are as in DeepSeek-V3."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Laguna (XS, S, M): experts chosen by biased sigmoids, gated attention with its own number of heads in each layer, and
-windows on some layers, which rotate differently from the others."""
+"""Laguna (XS, S, M): experts chosen by biased sigmoids, and gated attention. Each layer has its own number of heads.
+Layers with a window rotate differently from the others."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ class Lfm2ForCausalLM(LlamaForCausalLM):
     }
 
     def make_layer(self, name: str, index: int) -> Block:
-        if self.config.layer_types[index] == FULL:
+        if self.config.layer_types[index] != CONVOLUTION:
             return super().make_layer(name, index)
         return Block(
             self.make_norm(f"{name}.input_layernorm"),

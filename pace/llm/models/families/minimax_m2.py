@@ -1,5 +1,5 @@
-"""MiniMax-M2 (230B-A10B): experts chosen by biased sigmoids in every layer, norms over all query heads together and
-over all key heads, and rotated parts of heads."""
+"""MiniMax-M2 (230B-A10B): experts chosen by biased sigmoids in every layer. One norm is over all query heads together,
+one over all key heads. A part of each head is rotated."""
 
 from __future__ import annotations
 

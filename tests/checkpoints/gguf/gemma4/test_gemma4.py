@@ -93,6 +93,18 @@ def test_the_config_is_that_of_the_hub(tmp_path, name):
     assert {name: vars(found)[name] for name in fields} == {name: vars(expected)[name] for name in fields}
 
 
+def test_keys_that_no_layer_reads(tmp_path):
+    """The published E2B has projections of keys in layers that share those of another."""
+
+    def add(writer):
+        for name, shape in (("attn_k", (16, 32)), ("attn_v", (16, 32)), ("attn_k_norm", (16,))):
+            writer.add_tensor(f"blk.2.{name}.weight", torch.ones(shape).numpy())
+
+    saved(tmp_path / "hub", **HELD["e2b"])
+    write_gemma4(tmp_path / "hub", tmp_path / "model.gguf", add=add)
+    assert torch.equal(*(prefill(load(tmp_path / path), IDS_OF_TOKENS) for path in ("model.gguf", "hub")))
+
+
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
 @pytest.mark.parametrize("name", ["e4b", "26b"])
 def test_blocks_have_the_weights_of_the_file(tmp_path, name, kind):
