@@ -321,7 +321,7 @@ def test_wrong_values_are_value_errors_that_name_the_field(architecture, fields,
 
 
 NOT_IMPLEMENTED = {
-    "LlamaForCausalLM": [({"hidden_act": "mish"}, "mish"), ({"rope_scaling": {"type": "proportional"}}, "proportional"),
+    "LlamaForCausalLM": [({"hidden_act": "mish"}, "mish"), ({"rope_scaling": {"type": "unheard-of"}}, "unheard-of"),
         ({"rope_scaling": {"type": "default", "mrope_section": [1, 2]}}, "mrope_section"),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "full_attention"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
