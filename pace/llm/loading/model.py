@@ -9,6 +9,7 @@ from contextlib import nullcontext
 import torch
 
 from pace.llm.loading.checkpoint import Checkpoint, errors_about
+from pace.llm.loading.head_cost import LARGE, head_cost
 from pace.llm.loading.memory import check_memory
 from pace.llm.loading.packed_weights import ExpertFile
 from pace.llm.loading.plan import plan_layout
@@ -67,3 +68,5 @@ def fill_model(model: BaseModelForCausalLM, checkpoint: Checkpoint, threads: int
             model.load_weights(reader, min(threads, MAX_LOADING_THREADS), report)
         seconds = time.perf_counter() - started
         logger.info("%s: %.2f GB from %s in %.1f s", type(model).__name__, reader.total_bytes / 1e9, path, seconds)
+    if (head := head_cost(model, model.ops, model.dtype)).share > LARGE:
+        logger.info("%s; QuantizationConfig(lm_head=...) or --lm-head holds it in fewer bits", head)
