@@ -89,7 +89,7 @@ def test_every_row_of_a_cold_weight_is_written(name):
     for weight in weights[:: len(weights) - 1]:
         y = native.linear(torch.eye(k), weight)  # its columns are the rows of the weight
         sums = y.abs().sum(0)
-        assert y.shape == (k, 600) and (sums > 0).sum() > 590  # random scales may be 0
+        assert y.shape == (k, 600) and (sums > 0).sum() > 550  # random scales may be 0
         assert name in GRIDS or sums.min() > 0.1 and 0.005 < y.abs().mean() < 0.05, "of a trained scale"
         assert torch.equal(y[:, :256], y[:, 256:512])
 
