@@ -42,7 +42,10 @@ NEAREST = {
     "nf4": "iq4_nl",
     "fp4": "iq4_nl",
     "mxfp4": "iq4_nl",
-    **{name: name for name in ("q2_k", "q6_k", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0")},
+    **{
+        name: name
+        for name in ("q1_0", "q2_0", "tq1_0", "tq2_0", "q2_k", "q6_k", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0")
+    },
     **{name: f"{name}_s" for name in ("q3_k", "q4_k", "q5_k")},
 }
 """Maps a format to llama.cpp's type with the same number of bits. 4-bit codes are evenly spaced in q4_0, and not in

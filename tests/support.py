@@ -66,7 +66,9 @@ class TensorDict:
         return self._rows(name)[start:stop]
 
     def _rows(self, name: str) -> Tensor:
-        tensor = torch.atleast_1d(self.state[name])
+        tensor = self.state[name]
+        if not tensor.shape:
+            tensor = tensor[None]
         return tensor.flatten(0, -2) if len(tensor.shape) > 2 else tensor
 
     def release(self, name: str, start: int = 0, stop: int | None = None) -> None:

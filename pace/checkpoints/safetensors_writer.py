@@ -60,14 +60,15 @@ class SafetensorsWriter:
         _write_all(self._descriptor, memoryview(len(encoded).to_bytes(8, "little") + encoded), 0)
 
     def write(self, name: str, rows: Tensor, start: int = 0) -> None:
-        """Writes rows `start ..` of a tensor, in its dtype; each row once. Raises ValueError for a wrong dtype, shape
-        or range."""
+        """Writes rows `start ..` of a tensor, in its dtype; each row once. A number is one row. Raises ValueError for a
+        wrong dtype, shape or range."""
         info = self.tensors[name]
         if (
             rows.dtype != info.dtype
             or tuple(rows.shape[1:]) != info.shape[1:]
+            or rows.ndim != len(info.shape)
             or start < 0
-            or start + len(rows) > info.shape[0]
+            or start + prod(rows.shape[:1]) > prod(info.shape[:1])
         ):
             raise ValueError(
                 f"cannot write {rows.dtype} of shape {tuple(rows.shape)} at row {start} of {name}, "

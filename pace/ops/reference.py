@@ -98,12 +98,12 @@ def empty_weight(n: int, k: int, layout: AnyLayout, glu: bool = False, order: Te
             checks.check_order(order, k, of_part)
     dtype, stored = (layout, None) if isinstance(layout, torch.dtype) else (torch.float32, layout)
     scales = (
-        torch.ones(n) if stored and any(takes_tokens(part) for _, part in weight_layout.parts_of(stored, n)) else None
+        torch.ones(n) if stored and any(_takes_tokens(part) for _, part in weight_layout.parts_of(stored, n)) else None
     )
     return DenseWeight(torch.zeros(n, k, dtype=dtype), glu, stored, order, scales)
 
 
-def takes_tokens(layout: torch.dtype | WeightLayout) -> bool:
+def _takes_tokens(layout: torch.dtype | WeightLayout) -> bool:
     return isinstance(layout, WeightLayout) and layout.token_inputs
 
 
@@ -174,7 +174,7 @@ def _linear_of_tokens(x: Tensor, weight: DenseWeight) -> Tensor:
     codes, row, found = (x * factor).round(), 0, []
     for rows, layout in weight_layout.parts_of(weight.layout, weight.n):
         matrix = weight.matrix[row : row + rows].to(x.dtype)
-        if takes_tokens(layout):
+        if _takes_tokens(layout):
             scales = weight.row_scales[row : row + rows].to(x.dtype)
             levels = matrix / torch.where(scales == 0, 1, scales)[:, None]
             found.append(functional.linear(codes, levels) * (scales * (1 / factor)))

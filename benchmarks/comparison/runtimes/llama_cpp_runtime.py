@@ -22,6 +22,7 @@ FLASH_ATTENTION = {"off": 0, "on": 1}
 """LLAMA_FLASH_ATTN_TYPE_DISABLED and _ENABLED."""
 FILE_TYPES = {"q4_0": 2, "q4_1": 3, "q8_0": 7, "q5_0": 8, "q5_1": 9, "q2_k": 10, "q3_k_s": 11, "q4_k_s": 14}
 FILE_TYPES |= {"q4_k_m": 15, "q5_k_s": 16, "q5_k_m": 17, "q6_k": 18, "iq4_nl": 25, "mxfp4": 38}
+FILE_TYPES |= {"tq1_0": 36, "tq2_0": 37, "q1_0": 40, "q2_0": 41}
 """LLAMA_FTYPE_MOSTLY_*; 38 is MXFP4_MOE."""
 FLOATS = {"bf16": "bf16", "f16": "fp16", "f32": "fp32"}
 """llama.cpp's names of types -> those of `gguf_writer`."""

@@ -39,7 +39,8 @@ class Convolution(Layer):
         shapes = [tensors.get(f"{name}.weight", (0,)) for name in self.parts]
         if sum(shape[0] for shape in shapes) == self.channels:
             between = () if all(len(shape) == 2 for shape in shapes) else (1,)
-            self.weight = self._weight({name: shape[0] for name, shape in zip(self.parts, shapes)}, between)
+            found = self._weight({name: shape[0] for name, shape in zip(self.parts, shapes)}, between)
+            self.weight.lengths, self.weight.sources = found.lengths, found.sources
 
     def __call__(self, ops: ForwardOps, x: Tensor, kv: StateSlots, batch: ForwardBatch) -> Tensor:
         """Returns `[T, C]`; reads and writes the slots of `kv`."""
