@@ -23,10 +23,10 @@ from pace.llm.engine.media import MEDIA_CACHE_BYTES
 from pace.llm.layers.linear import OutOfRange
 from pace.llm.loading.checkpoint import Checkpoint
 from pace.llm.loading.fill import TensorReader
-from pace.llm.loading.head_cost import HeadCost, head_cost
 from pace.llm.loading.options import parse_kv_cache_dtype, use_threads
 from pace.llm.loading.plan import plan_layout
 from pace.llm.models.base_model import BaseModelForCausalLM
+from pace.llm.models.head_cost import HeadCost, head_cost
 from pace.llm.models.model_list import read_config
 from pace.ops import native
 from pace.quant import QuantizationConfig

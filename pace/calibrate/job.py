@@ -23,8 +23,8 @@ from pace.checkpoints.reader import CheckpointReader
 from pace.llm.layers import Embedding, Layer, Linear, LMHead, SplitLMHead
 from pace.llm.layers.base import Vectors
 from pace.llm.loading.fill import fill_targets, open_table
-from pace.llm.loading.head_cost import head_cost
 from pace.llm.models.base_model import BaseModelForCausalLM
+from pace.llm.models.head_cost import head_cost
 from pace.memory import available_memory_bytes, format_bytes
 from pace.ops import native, reference
 from pace.ops.weight_layout import QuantizedRows

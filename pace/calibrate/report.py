@@ -10,7 +10,7 @@ from pathlib import Path
 from pace.eval import Evaluation, evaluate
 from pace.llm.configs import SamplingConfig
 from pace.llm.llm import LLMModel
-from pace.llm.loading.head_cost import HeadCost
+from pace.llm.models.head_cost import HeadCost
 from pace.quant import QuantizationConfig
 
 FAR = 0.9

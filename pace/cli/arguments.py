@@ -284,14 +284,10 @@ def add_quantization_argument(group: argparse._ActionsContainer, default: str | 
 
 def add_matrix_arguments(group: argparse._ActionsContainer, default: str) -> None:
     """Adds --lm-head and --embedding, the formats of these two matrices."""
+    read = lambda text: json.loads(text) if text.lstrip().startswith("{") else text
     for name, what in (("--lm-head", "LM head"), ("--embedding", "embedding, which many models share with the head")):
-        group.add_argument(
-            name,
-            type=lambda text: json.loads(text) if text.lstrip().startswith("{") else text,
-            default=default,
-            metavar="FORMAT",
-            help=f"format of the {what}: one of --quantization, or float (default: by that of the other weights)",
-        )
+        explanation = f"format of the {what}: one of --quantization, or float (default: by that of the other weights)"
+        group.add_argument(name, type=read, default=default, metavar="FORMAT", help=explanation)
 
 
 def settle_quantization(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:

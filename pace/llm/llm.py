@@ -19,9 +19,9 @@ from pace.llm.engine.engine import Engine
 from pace.llm.generator import Generator
 from pace.llm.inputs import read_prompts
 from pace.llm.loading import load
-from pace.llm.loading.head_cost import head_cost
 from pace.llm.loading.options import LoadOptions
 from pace.llm.models.base_model import BaseModelForCausalLM
+from pace.llm.models.head_cost import head_cost
 from pace.llm.operators import OperatorConfig, OperatorReport
 from pace.llm.outputs import GenerateOutput, MemoryReport, Transcript
 from pace.llm.processors.processor import Processors

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pace.llm.configs import SamplingConfig
 from pace.llm.defaults import pad_token_of
-from pace.llm.loading.head_cost import HeadCost
+from pace.llm.models.head_cost import HeadCost
 from pace.llm.sequence import Sequence, TokenLogprob
 from pace.llm.text.token_texts import with_texts
 from pace.memory import format_bytes

@@ -9,12 +9,12 @@ from contextlib import nullcontext
 import torch
 
 from pace.llm.loading.checkpoint import Checkpoint, errors_about
-from pace.llm.loading.head_cost import LARGE, head_cost
 from pace.llm.loading.memory import check_memory
 from pace.llm.loading.packed_weights import ExpertFile
 from pace.llm.loading.plan import plan_layout
 from pace.llm.loading.progress import progress_bar
 from pace.llm.models.base_model import BaseModelForCausalLM
+from pace.llm.models.head_cost import LARGE, head_cost
 from pace.llm.models.model_list import read_config
 from pace.memory import available_memory_bytes
 from pace.ops.protocol import Ops

@@ -13,7 +13,7 @@ from pace.bench.costs import Costs
 from pace.cli import main
 from pace.llm import LLMModel, QuantizationConfig
 from pace.llm.layers import SplitLMHead
-from pace.llm.loading.head_cost import head_cost
+from pace.llm.models.head_cost import head_cost
 from pace.llm.models.model_list import read_config
 from pace.ops import native
 from pace.quant import read_quantization
