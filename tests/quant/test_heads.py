@@ -13,6 +13,7 @@ from pace.bench.costs import Costs
 from pace.cli import main
 from pace.llm import LLMModel, QuantizationConfig
 from pace.llm.layers import SplitLMHead
+from pace.llm.loading import weights_cache
 from pace.llm.models.head_cost import head_cost
 from pace.llm.models.model_list import read_config
 from pace.ops import native
@@ -66,6 +67,16 @@ def test_one_matrix_is_held_twice_if_asked():
         codes = native.quantize(matrix, QuantizationConfig("int4").format, "lm_head.weight")
         assert torch.equal(native.unpack(inner.lm_head.weight), codes.dequantize())
         assert split.generate(prompt).generated_token_ids
+
+
+def test_a_packed_copy_holds_both_matrices(tmp_path, monkeypatch):
+    monkeypatch.setattr(weights_cache, "MIN_BYTES", 1)
+    for options in ({"weights_cache": False}, {"weights_cache": tmp_path}, {"weights_cache": tmp_path}):
+        with load(SPLIT, **options) as model, model.session() as session:
+            logits = session.append(list(range(5, 20)), logits="all")
+        expected = logits if options == {"weights_cache": False} else expected
+        assert torch.equal(logits, expected)
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_the_last_config_decides():
