@@ -70,13 +70,17 @@ def test_one_matrix_is_held_twice_if_asked():
 
 
 def test_a_packed_copy_holds_both_matrices(tmp_path, monkeypatch):
+    monkeypatch.setenv("PACE_CACHE", str(tmp_path))
+    monkeypatch.setenv("PACE_CACHE_SIZE", "64MiB")
     monkeypatch.setattr(weights_cache, "MIN_BYTES", 1)
-    for options in ({"weights_cache": False}, {"weights_cache": tmp_path}, {"weights_cache": tmp_path}):
+
+    def logits(**options) -> torch.Tensor:
         with load(SPLIT, **options) as model, model.session() as session:
-            logits = session.append(list(range(5, 20)), logits="all")
-        expected = logits if options == {"weights_cache": False} else expected
-        assert torch.equal(logits, expected)
-    assert len(list(tmp_path.iterdir())) == 1
+            return session.append(list(range(5, 20)), logits="all")
+
+    expected, written, read = logits(weights_cache=False), logits(), logits()
+    assert torch.equal(written, expected) and torch.equal(read, expected)
+    assert len(list(tmp_path.rglob(f"*{weights_cache.SUFFIX}"))) == 1
 
 
 def test_the_last_config_decides():
