@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from pace import __version__
+from pace.server.embeddings.endpoints import ENCODING_ENDPOINTS
 from pace.server.endpoints import ENDPOINTS, as_api_error
 from pace.server.errors import ApiError
 from pace.server.metrics import CONTENT_TYPE
@@ -25,13 +26,15 @@ from pace.server.schemas import description
 from pace.server.service import Service
 from pace.server.wire import tokens
 from pace.server.wire.form import dumps
-from pace.server.wire.props import properties
+
+
+POSTS = (*ENDPOINTS, *ENCODING_ENDPOINTS)
 
 
 def make_app(service: Service) -> Starlette:
     """Returns the ASGI application of a service."""
     document = description.document(
-        [(one.paths[0], one.schema, one.body_type, one.content_types, one.is_anthropic) for one in ENDPOINTS],
+        [(one.paths[0], one.schema, one.body_type, one.content_types, one.is_anthropic) for one in POSTS],
         {path: function.__name__ for path, function in INFORMATION.items() if path not in UNDOCUMENTED},
     )
 
@@ -45,7 +48,7 @@ def make_app(service: Service) -> Starlette:
             message = f"{request.url.path[:200]} does not support {request.method}"
         return _json_error(ApiError(error.status_code, message, headers=dict(error.headers or {})))
 
-    routes = [Route(path, endpoint, methods=["POST"]) for endpoint in ENDPOINTS for path in endpoint.paths]
+    routes = [Route(path, endpoint, methods=["POST"]) for endpoint in POSTS for path in endpoint.paths]
     routes += [Route(path, Information(path, function), methods=["GET"]) for path, function in INFORMATION.items()]
     routes += [Route(path, Information(path, delete_prefix), methods=["DELETE"]) for path in PREFIX_PATHS]
     routes += [Route("/openapi.json", openapi)]
@@ -115,9 +118,7 @@ async def tokenizer_info(service: Service, request: Request) -> Any:
 
 
 async def props(service: Service, request: Request) -> Any:
-    return await service.work(
-        properties, service.loaded, service.options.model_names[0], service.reader, service.limits
-    )
+    return await service.work(service.properties)
 
 
 async def limits(service: Service, request: Request) -> Any:
@@ -172,9 +173,7 @@ UNDOCUMENTED = ("/", "/models", "/v1/prefixes")
 
 def _model(service: Service, name: str) -> dict[str, Any]:
     described = {"id": name, "object": "model", "created": service.started, "owned_by": "pace", "root": name}
-    if service.max_length is not None:
-        described["max_model_len"] = service.max_length
-    return described
+    return described | service.described
 
 
 def _json(value: Any) -> Response:

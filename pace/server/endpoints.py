@@ -51,6 +51,8 @@ class Endpoint:
     content_types: ClassVar[tuple[str, ...]] = ("application/json",)
     """Types of its answers, for the OpenAPI document."""
     body_type: ClassVar[str] = "application/json"
+    task: ClassVar[str | None] = None
+    """The task of the models that it needs; None for any."""
 
     @property
     def is_anthropic(self) -> bool:
@@ -87,6 +89,7 @@ class Endpoint:
                     num_bytes = len(body)
                     del body, read
                     await service.fetch_images(request, lambda fetched: check(num_bytes + fetched))
+                    self._check_task(service)
                     await self.answer(service, request, headers, scope, tracked)
         except http.ClientGone:
             service.metrics.client_gone()
@@ -94,6 +97,13 @@ class Endpoint:
             if has_begun:  # the status line is sent: only closing the connection can report it
                 raise
             await http.send_error(tracked, as_api_error(scope, error), self.is_anthropic)
+
+    def _check_task(self, service: Service) -> None:
+        """Raises ApiError if the model is for another task."""
+        if self.task in (None, service.task):
+            return
+        message = f"the model {service.options.model_names[0]!r} has no {self.paths[0]}: it {service.does}"
+        raise ApiError(400, message, param="model", code="unsupported_endpoint")
 
     def _value(self, service: Service, body: bytes, scope: http.Scope) -> Any:
         """Returns the value of the body. Raises ApiError."""
@@ -134,6 +144,8 @@ class TokenizerEndpoint(Endpoint):
 class PrefixEndpoint(Endpoint):
     """Endpoint that computes the beginning of prompts, and keeps it."""
 
+    task = "generate"
+
     def check(self, service: Service) -> None:
         service.check_room()
 
@@ -154,6 +166,7 @@ class GenerationEndpoint(Endpoint):
     form: Callable[[Any, Envelope, Any], WireForm]
     id_prefix: str
     content_types = ("application/json", "text/event-stream")
+    task = "generate"
 
     def check(self, service: Service) -> None:
         service.check_room()

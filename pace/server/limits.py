@@ -52,6 +52,10 @@ class Limits:
     template_kwargs: int = 16
     prompts: int = 1024
     """Prompts of one request, times its `n`."""
+    inputs: int = 2048
+    """Texts of one request for vectors, scores or labels."""
+    input_tokens: int = 300_000
+    """Tokens of all texts of such a request together."""
     n: int = 128
     """Continuations of a prompt; also limits `best_of`."""
     stop_strings: int = 64

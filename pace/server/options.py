@@ -14,6 +14,7 @@ from pace.server.limits import Limits
 
 KEYS_VARIABLE = "PACE_API_KEY"
 MEDIA = ("image", "audio")
+TASKS = ("generate", "embed")
 HOST = r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)"
 """A name, or an address; one of IPv6 in brackets."""
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
@@ -55,6 +56,11 @@ class ServeOptions:
     media_hosts: tuple[str, ...] = ()
     """Hosts whose images requests may name by URL, as HOST or HOST:PORT: without a port, that of http and https. The
     server fetches them. By default, it fetches nothing."""
+    task: str | None = None
+    """What the model is for: generate, or embed for vectors, ranks, scores and labels of texts. Default: embed for a
+    checkpoint that is made for it, generate for others."""
+    dimensions: int | None = None
+    """Dimensions of the vectors of a request that names none. Default: all that the model has."""
     max_image_tokens: int = 1280
     """Maximum number of tokens of an image. One with more pixels is made smaller."""
     prefix_dir: str | Path | None = None
@@ -76,6 +82,7 @@ class ServeOptions:
         self._check_tls()
         self._check_browsers()
         self._check_media()
+        self._check_task()
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self.metrics_prefix):
             raise ValueError(f"metrics_prefix must be letters, digits and _; got {shown(self.metrics_prefix)}")
 
@@ -161,6 +168,18 @@ class ServeOptions:
             raise TypeError(f"max_image_tokens must be a whole number; got {shown(self.max_image_tokens)}")
         if self.max_image_tokens < 1:
             raise ValueError(f"max_image_tokens must be at least 1; got {self.max_image_tokens}")
+
+    def _check_task(self) -> None:
+        if self.task not in (None, *TASKS):
+            raise ValueError(f"task must be {' or '.join(TASKS)}; got {shown(self.task)}")
+        if self.dimensions is None:
+            return
+        if isinstance(self.dimensions, bool) or not isinstance(self.dimensions, int):
+            raise TypeError(f"dimensions must be a whole number; got {shown(self.dimensions)}")
+        if self.dimensions < 1:
+            raise ValueError(f"dimensions must be at least 1; got {self.dimensions}")
+        if self.task == "generate":
+            raise ValueError("dimensions needs task=embed: a model that generates text makes no vectors")
 
     def _check_tls(self) -> None:
         if (self.tls_certificate is None) != (self.tls_key is None):

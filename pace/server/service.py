@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pace.llm.chat.turn import Turn
 from pace.llm.configs import SamplingConfig
@@ -33,6 +33,7 @@ from pace.server.options import ServeOptions
 from pace.server.prefixes.request import PrefixRequest
 from pace.server.prefixes.store import OFF, Prefixes, whole_blocks
 from pace.server.prompts import PromptReader
+from pace.server.wire.props import properties
 from pace.server.workers import GrammarWorkers, MediaWorkers
 
 logger = logging.getLogger("pace")
@@ -48,6 +49,11 @@ class Service:
 
     `load` and `close` may be called on any thread, everything else on the event loop.
     """
+
+    task: ClassVar[str] = "generate"
+    """What its model is for, as in `ServeOptions.task`."""
+    does: ClassVar[str] = "generates text; start the server with --task embed to get vectors and scores"
+    """The same for clients; follows "it"."""
 
     def __init__(self, options: ServeOptions, load: LoadOptions) -> None:
         self.options = options
@@ -180,6 +186,11 @@ class Service:
         """Maximum size of a request's body."""
         return max(self.limits.body_bytes, self.limits.media_body_bytes if self.takes_media else 0)
 
+    @property
+    def described(self) -> dict[str, Any]:
+        """Members of the model's entry in `/v1/models`; none until it is loaded."""
+        return {} if self.max_length is None else {"max_model_len": self.max_length}
+
     def check_model(self, name: str | None) -> str:
         """Returns the model's name for the answer. Raises ApiError for a model that is not served."""
         if name is None:
@@ -203,13 +214,21 @@ class Service:
     def loaded(self) -> Generator:
         """The generator. Raises ApiError 503 before the model is loaded, and during shutdown."""
         if self.status != "ready" or self.generator is None:
-            why = {"loading": LOADING, "draining": "the server is shutting down"}
-            raise ApiError(503, why.get(self.status, "the model could not be loaded"), headers={"retry-after": "5"})
+            raise self.not_ready()
         try:
             _ = self.generator.engine
         except (RuntimeError, ValueError) as error:  # it has ended
             raise ApiError(503, str(error), headers={"x-should-retry": "false"}) from None
         return self.generator
+
+    def not_ready(self) -> ApiError:
+        """Returns the error for a request before the model is loaded, or during shutdown."""
+        why = {"loading": LOADING, "draining": "the server is shutting down"}
+        return ApiError(503, why.get(self.status, "the model could not be loaded"), headers={"retry-after": "5"})
+
+    def properties(self) -> dict[str, Any]:
+        """Returns the answer of `/props`. Must run in a worker. Raises ApiError 503."""
+        return properties(self.loaded, self.options.model_names[0], self.reader, self.limits)
 
     def check_room(self) -> None:
         """Raises ApiError 429 if the queue has no room for any request."""

@@ -1,0 +1,107 @@
+"""Tokenises the texts of jobs, and checks them against the model. Runs in workers."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from pace.llm.encoding.embedder import TextTokens
+from pace.server.embeddings.inputs import Text, read_text
+from pace.server.embeddings.jobs import EncodingJob
+from pace.server.errors import ApiError, invalid
+from pace.server.limits import Limits
+
+if TYPE_CHECKING:
+    from pace.llm.embedding_model import EmbeddingModel
+
+BYTES_FACTOR = 4
+"""Bytes for each token of the context, in units of `Limits.bytes_per_token`. Tokenizers of encoders drop blanks, and
+make one token of a long word that they do not know."""
+
+
+class TextReader:
+    """Reads texts for one model, one thread at a time: a tokenizer is not safe to share."""
+
+    def __init__(self, model: EmbeddingModel, limits: Limits) -> None:
+        self._model = model
+        self._limits = limits
+        self._max_bytes = BYTES_FACTOR * limits.bytes_per_token * model.max_length
+        self._lock = threading.Lock()
+
+    def read(self, job: EncodingJob, begin: int, end: int) -> list[TextTokens]:
+        """Returns the tokens of some of a job's texts. Raises ApiError."""
+        texts = [self._checked(text, place, job) for text, place in zip(job.texts[begin:end], job.places[begin:end])]
+        with self._lock:
+            found = self._tokenise(texts, job)
+        for tokens, place in zip(found, job.places[begin:end]):
+            self._check_length(tokens, place)
+        return found
+
+    def _checked(self, text: Any, place: str, job: EncodingJob) -> Text | tuple[str, str]:
+        """Returns one text or pair. Raises ApiError for one that is wrong without tokenising it."""
+        read = text if isinstance(text, tuple) else read_text(text, place)
+        if isinstance(read, list):
+            self._check_ids(read, place, job)
+        elif job.max_tokens is None:
+            num_bytes = sum(len(part.encode()) for part in ([read] if isinstance(read, str) else read))
+            if num_bytes > self._max_bytes:
+                raise self._too_large(f"{num_bytes} bytes are more than {self._model.max_length} tokens", place)
+        return read
+
+    def _check_ids(self, parts: list[int | str], place: str, job: EncodingJob) -> None:
+        if job.prompt is not None:
+            raise ApiError(
+                400, f"{place}: token ids are used as they are; leave out prompt_name, or send texts", param=place
+            )
+        size = self._model.embedder.vocab_size
+        wrong = next((part for part in parts if isinstance(part, int) and part >= size), None)
+        if wrong is not None:
+            raise ApiError(
+                400,
+                f"{place}: token ids of this model are from 0 to {size - 1}, got {wrong}. These may be ids of another "
+                "tokenizer: LangChain's OpenAIEmbeddings needs check_embedding_ctx_length=False",
+                param=place,
+            )
+
+    def _tokenise(self, texts: list[Any], job: EncodingJob) -> list[TextTokens]:
+        model, cut = self._model, job.max_tokens is not None
+        found: dict[int, TextTokens] = {}
+        plain = [index for index, text in enumerate(texts) if isinstance(text, str)]
+        pairs = [index for index, text in enumerate(texts) if isinstance(text, tuple)]
+        try:
+            if plain:
+                found |= zip(plain, model.tokenize([texts[index] for index in plain], job.prompt, cut))
+            if pairs:
+                found |= zip(pairs, model.tokenize_pairs([texts[index] for index in pairs], cut))
+        except (TypeError, ValueError) as error:
+            raise ApiError(400, str(error), param=job.places[0].partition("[")[0]) from None
+        for index, text in enumerate(texts):
+            if index not in found:
+                found[index] = TextTokens(tuple(self._ids(text))[: model.max_length if cut else None])
+        return [found[index] for index in range(len(texts))]
+
+    def _ids(self, parts: list[int | str]) -> list[int]:
+        """Returns token ids as given. Texts among them get no special tokens."""
+        ids: list[int] = []
+        for part in parts:
+            ids += self._model.tokenizer.encode(part, add_special_tokens=False) if isinstance(part, str) else [part]
+        return ids
+
+    def _check_length(self, tokens: TextTokens, place: str) -> None:
+        if not tokens.tokens:
+            raise invalid(place, "has no tokens")
+        if len(tokens.tokens) > self._model.max_length:
+            raise self._too_large(f"{len(tokens.tokens)} tokens", place, n_prompt_tokens=len(tokens.tokens))
+
+    def _too_large(self, what: str, place: str, **details: int) -> ApiError:
+        """The message has the words that clients of OpenAI and of llama.cpp look for."""
+        maximum = self._model.max_length
+        return ApiError(
+            400,
+            f"{place} is too large: {what}. This model's maximum context length is {maximum} tokens; shorten it, or "
+            "send truncate_prompt_tokens=-1 to cut it off",
+            param=place,
+            code="context_length_exceeded",
+            n_ctx=maximum,
+            **details,
+        )
