@@ -72,9 +72,10 @@ class TextReader:
             if plain:
                 found |= zip(plain, model.tokenize([texts[index] for index in plain], job.prompt, cut))
             if pairs:
-                found |= zip(pairs, model.tokenize_pairs([texts[index] for index in pairs], cut))
+                found |= zip(pairs, model.tokenize_pairs([texts[index] for index in pairs], cut, job.instruction))
         except (TypeError, ValueError) as error:
-            raise ApiError(400, str(error), param=job.places[0].partition("[")[0]) from None
+            param = job.places[0].partition("[")[0] if job.instruction is None else "instruction"
+            raise ApiError(400, str(error), param=param) from None
         for index, text in enumerate(texts):
             if index not in found:
                 found[index] = TextTokens(tuple(self._ids(text))[: model.max_length if cut else None])

@@ -84,7 +84,11 @@ class FakeModel:
         before = self.prompts[prompt] if prompt else ""
         return [self._cut(self.tokenizer.encode(before + text), truncate) for text in texts]
 
-    def tokenize_pairs(self, pairs: Sequence[tuple[str, str]], truncate: bool = False) -> list[TextTokens]:
+    def tokenize_pairs(
+        self, pairs: Sequence[tuple[str, str]], truncate: bool = False, instruction: str | None = None
+    ) -> list[TextTokens]:
+        if instruction is not None:
+            raise ValueError("instruction: this model takes none")
         return [
             self._cut([*self.tokenizer.encode(first), *self.tokenizer.encode(second)[1:]], truncate)
             for first, second in pairs
@@ -100,11 +104,20 @@ class FakeModel:
         if dimensions not in allowed:
             raise ValueError(f"dimensions must be in {allowed}; got {dimensions}")
 
-    def postprocess(self, rows: Tensor, dimensions: int | None = None, normalise: bool | None = None) -> Tensor:
+    def submit_rows(self, texts: Sequence[TextTokens]) -> Future[Tensor]:
+        return self.embedder.submit(texts, self.pooling)
+
+    def submit_logits(self, texts: Sequence[TextTokens]) -> Future[Tensor]:
+        return self.embedder.submit(texts, LOGITS)
+
+    def finish_rows(self, rows: Tensor, dimensions: int | None = None, normalise: bool | None = None) -> Tensor:
         rows = rows[:, :dimensions]
         return rows if normalise is False else torch.nn.functional.normalize(rows)
 
-    def activate(self, logits: Tensor) -> Tensor:
+    def to_scores(self, logits: Tensor) -> Tensor:
+        return torch.sigmoid(logits[:, 0])
+
+    def to_probabilities(self, logits: Tensor) -> Tensor:
         return torch.sigmoid(logits) if logits.shape[1] == 1 else torch.softmax(logits, 1)
 
     def close(self) -> None:

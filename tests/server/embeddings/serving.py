@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from pace.llm.loading.options import LoadOptions
 from pace.server.embeddings.service import EmbeddingService
 from pace.server.limits import Limits
 from pace.server.options import ServeOptions
@@ -21,7 +20,7 @@ class EncodingServing(Serving):
         names = Limits.names()
         limits = Limits(**{name: options.pop(name) for name in list(options) if name in names})
         self.options = ServeOptions("fake", served_model_names=("fake", "alias"), limits=limits, **options)
-        self.service = EmbeddingService(self.options, LoadOptions("fake", progress=False))
+        self.service = EmbeddingService(self.options, {})
         self.model = FakeModel() if model is None else model
         self.service.use_model(self.model)
 

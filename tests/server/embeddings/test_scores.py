@@ -83,6 +83,7 @@ def test_texts_have_the_form_of_tei(ranker):
         ({"top_n": 0}, "top_n"),
         ({"use_activation": True, "raw_scores": True}, "raw_scores"),
         ({"max_tokens_per_doc": 5}, "max_tokens_per_doc"),
+        ({"instruction": "Find proofs."}, "instruction"),
     ],
     ids=repr,
 )
