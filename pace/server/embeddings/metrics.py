@@ -14,11 +14,10 @@ class EncodingMetrics:
 
     def __init__(self, prefix: str, num_running: Callable[[], float], num_waiting: Callable[[], float]) -> None:
         self.registry = CollectorRegistry()
-        counter = lambda name, what, *labels: Counter(f"{prefix}:{name}", what, labels, registry=self.registry)
+        counter = lambda name, what: Counter(f"{prefix}:{name}", what, registry=self.registry)
         histogram = lambda name, what, buckets: Histogram(
             f"{prefix}:{name}", what, buckets=buckets, registry=self.registry
         )
-        self._rejected = counter("rejected", "Requests turned away for lack of room, by reason", "why")
         self._texts = counter("encoded_texts", "Texts that were encoded")
         self._tokens = counter("prompt_tokens", "Tokens of prompts")
         self._sizes = histogram("request_prompt_tokens", "Tokens of a prompt", SIZES)
@@ -28,9 +27,6 @@ class EncodingMetrics:
             ("num_requests_waiting", "Requests and sequences that wait for a place", num_waiting),
         ):
             Gauge(f"{prefix}:{name}", what, registry=self.registry).set_function(read)
-
-    def rejected(self, why: str) -> None:
-        self._rejected.labels(why).inc()
 
     def ended(self, num_tokens: list[int], seconds: float) -> None:
         """Counts the texts of an answered request. `num_tokens` has the tokens of each."""

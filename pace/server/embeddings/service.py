@@ -5,25 +5,27 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
+from prometheus_client import CollectorRegistry
 from torch import Tensor
 
 from pace import __version__
 from pace.llm.embedding_model import EmbeddingModel
 from pace.llm.encoding.embedder import TextTokens
-from pace.llm.loading.options import LoadOptions
+from pace.llm.engine.turns import NO_TURNS
 from pace.server.admission import Admission
 from pace.server.embeddings.jobs import CLASSIFY, EMBED, SCORE, Encoded, EncodingJob
 from pace.server.embeddings.metrics import EncodingMetrics
 from pace.server.embeddings.running import run_in_parts
 from pace.server.embeddings.texts import TextReader
 from pace.server.errors import ApiError, invalid
+from pace.server.models.shared import Shared
 from pace.server.options import ServeOptions
 from pace.server.prompts import PromptReader
-from pace.server.service import Service
+from pace.server.service import not_ready
 
 TEXTS_AT_ONCE = 128
 """Texts of different requests in the model at once: a step of 2,048 tokens has room for 128 queries of 16 tokens."""
@@ -34,8 +36,8 @@ READ_TOGETHER = 64
 PATHS = {EMBED: "/v1/embeddings", SCORE: "/v1/rerank and /v1/score", CLASSIFY: "/v1/classify"}
 
 
-class EmbeddingService(Service):
-    """Loads an EmbeddingModel, and answers jobs with it until it is drained.
+class EmbeddingService:
+    """Loads an EmbeddingModel, and answers jobs with it until it is unloaded or drained. A `HostedModel` of a pool.
 
     `load`, `unload` and `close` may be called on any thread, everything else on the event loop.
     """
@@ -43,14 +45,27 @@ class EmbeddingService(Service):
     task = "embed"
     does = "makes vectors or scores of texts, and answers /v1/embeddings, /v1/rerank, /v1/score or /v1/classify"
 
-    def __init__(self, options: ServeOptions, arguments: Mapping[str, Any]) -> None:
-        """`arguments` are those of `EmbeddingModel`."""
-        super().__init__(options, LoadOptions(options.model))
-        self._arguments = arguments
+    def __init__(self, options: ServeOptions, arguments: Mapping[str, Any], shared: Shared | None = None) -> None:
+        """`arguments` are those of `EmbeddingModel`. `shared` has the workers of a pool; by default, the model has its
+        own."""
+        self.options = options
+        self.limits = options.limits
+        self.status = "loading"
+        self.started = int(time.time())
+        self.shared = shared or Shared(options)
         self.model: EmbeddingModel | None = None
+        self.reader: PromptReader | None = None
+        """For `/tokenize` and the like."""
+        self.admission: Admission | None = None
+        self.max_length: int | None = None
+        self.prefixes = None
+        self._arguments = arguments
+        self._turns: AbstractContextManager[None] = NO_TURNS
         self._texts: TextReader | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._counted = EncodingMetrics(
+        self._properties: dict[str, Any] = {}
+        """The answer of `/props`, from the first load on."""
+        self._metrics = EncodingMetrics(
             options.metrics_prefix,
             lambda: 0 if self.admission is None else self.admission.num_requests - self.admission.num_waiting,
             lambda: 0 if self.admission is None else self.admission.num_waiting,
@@ -58,25 +73,43 @@ class EmbeddingService(Service):
 
     # -- life cycle ----------------------------------------------------------------------------------------------------
 
+    def use_turns(self, turns: AbstractContextManager[None]) -> None:
+        """Steps the model only in its turns, from the next `load` on."""
+        self._turns = turns
+
     def load(self) -> None:
-        """Loads the model. Raises what `EmbeddingModel` raises."""
+        """Loads the model, also again after `unload`. Raises what `EmbeddingModel` raises."""
         try:
-            self.use_model(EmbeddingModel(**self._arguments))
+            self.use(EmbeddingModel(**self._arguments))
         except BaseException:
             self.status = "failed"
             raise
 
-    def use_model(self, model: EmbeddingModel) -> None:
-        """Serves a loaded model. Raises ValueError for options that it cannot fulfil."""
+    def use(self, model: EmbeddingModel) -> None:
+        """Serves a loaded model. Raises ValueError for dimensions that it does not have."""
         if self.options.dimensions is not None:
             model.check_dimensions(self.options.dimensions)
-        self.model = model
+        self.max_length = model.max_length
+        self.reader = PromptReader(
+            model.tokenizer, model.embedder.vocab_size, model.max_length, self.limits, model_name=self.names[0]
+        )
         self._texts = TextReader(model, self.limits)
-        self.reader = PromptReader(model.tokenizer, model.embedder.vocab_size, model.max_length, self.limits)
-        self.admission = Admission(self.limits, TEXTS_AT_ONCE, self._counted.rejected)
+        if self.admission is None:
+            shared = self.shared
+            self.admission = Admission(self.limits, TEXTS_AT_ONCE, shared.metrics.rejected, shared.requests_of_key)
+        self._properties = self._describe(model)
+        self.model = model
         self.status = "ready"
 
+    def unload(self) -> None:
+        """Frees the weights. The metrics go on."""
+        model, self.model = self.model, None
+        self._texts = self.reader = None
+        if model is not None:
+            model.close()
+
     async def drain(self, seconds: float) -> None:
+        """Takes no more work, and waits for running requests; cancels them after `seconds`."""
         self.status = "draining"
         deadline = time.monotonic() + seconds
         while self._tasks and time.monotonic() < deadline:
@@ -87,75 +120,113 @@ class EmbeddingService(Service):
             await asyncio.sleep(0.005)
 
     def close(self) -> None:
-        super().close()
-        if self.model is not None:
-            self.model.close()
-            self.model = None
+        """Frees the model. Closing twice is harmless."""
+        self.shared.close()
+        self.unload()
 
     # -- model information ---------------------------------------------------------------------------------------------
 
     @property
-    def tasks(self) -> list[str]:
-        """What the model can be asked for: some of EMBED, SCORE and CLASSIFY."""
-        model = self.ready_model
-        can = {EMBED: model.dimensions > 0, SCORE: model.can_rank, CLASSIFY: model.num_labels > 0}
-        return [task for task in PATHS if can[task]]
+    def names(self) -> tuple[str, ...]:
+        """Names of the model in requests; the first is its id."""
+        return self.options.model_names
+
+    @property
+    def registry(self) -> CollectorRegistry:
+        """Metrics of the model."""
+        return self._metrics.registry
+
+    @property
+    def max_body_bytes(self) -> int:
+        """Maximum size of a request's body."""
+        return self.limits.body_bytes
+
+    @property
+    def why_unwell(self) -> str | None:
+        """Reason why nothing can be answered any more; None if all is well."""
+        return "the model could not be loaded" if self.status == "failed" else None
 
     @property
     def labels(self) -> dict[int, str]:
         """Names of the classifier's labels."""
-        return self.ready_model.id2label
+        return self.loaded.id2label
 
-    @property
-    def described(self) -> dict[str, Any]:
-        if self.model is None:
-            return {}
-        return {"max_model_len": self.model.max_length, "dimensions": self.model.dimensions, "tasks": self.tasks}
+    def described(self, name: str) -> dict[str, Any]:
+        """Returns the entry of `/v1/models` for one of the names."""
+        entry = {"id": name, "object": "model", "created": self.started, "owned_by": "pace", "root": name}
+        if self.max_length is None:
+            return entry
+        shown = {name: self._properties[name] for name in ("dimensions", "tasks")}
+        return {**entry, "max_model_len": self.max_length, **shown}
 
-    def properties(self) -> dict[str, Any]:
-        model = self.ready_model
+    async def properties(self) -> dict[str, Any]:
+        """Returns the answer of `/props`. Raises ApiError 503 before the first load."""
+        if not self._properties:
+            raise not_ready(self.status)
+        return self._properties
+
+    def _describe(self, model: EmbeddingModel) -> dict[str, Any]:
         return {
-            "model_alias": self.options.model_names[0],
+            "model_alias": self.names[0],
             "default_generation_settings": {"n_ctx": model.max_length},
+            "tasks": tasks_of(model),
             "dimensions": self.options.dimensions or model.dimensions,
-            "matryoshka_dimensions": model.matryoshka_dimensions,
+            "matryoshka_dimensions": list(model.matryoshka_dimensions),
             "prompts": model.prompts,
             "default_prompt_name": model.default_prompt_name,
             "labels": list(model.id2label.values()),
-            "tasks": self.tasks,
             "build_info": f"pace {__version__}",
         }
 
-    def check_ready(self) -> None:
-        _ = self.ready_model
-
     @property
-    def ready_model(self) -> EmbeddingModel:
+    def loaded(self) -> EmbeddingModel:
         """The model. Raises ApiError 503 before it is loaded, and during shutdown."""
         if self.status != "ready" or self.model is None:
-            raise self.not_ready()
+            raise not_ready(self.status)
         return self.model
+
+    # -- for endpoints -------------------------------------------------------------------------------------------------
+
+    def check_model(self, name: str | None) -> str:
+        """Returns the model's name for the answer."""
+        return self.names[0] if name is None else name
+
+    def check_ready(self) -> None:
+        """Raises ApiError 503 before the model is loaded, and during shutdown."""
+        _ = self.loaded
+
+    def check_room(self) -> None:
+        """Raises ApiError 429 if the queue has no room for any request."""
+        if self.admission is not None:
+            self.admission.check_room()
+
+    async def fetch_images(self, request: Any, check: Any) -> None:
+        """Does nothing: texts have no images."""
+
+    async def work(self, function: Any, *arguments: Any) -> Any:
+        """Returns the result of `function`, run by a worker."""
+        return await self.shared.work(function, *arguments)
 
     # -- work ----------------------------------------------------------------------------------------------------------
 
     async def encode(self, job: EncodingJob, key: str | None = None) -> Encoded:
         """Returns the values of a job. `key` is the client's. Raises ApiError."""
-        model = self.ready_model
+        model = self.loaded
         if job.priority and not self.options.allow_priority:
             message = "priority is disabled here (start the server with --allow-priority); leave it out, or send 0"
             raise ApiError(400, message, param="priority")
         self._check(job, model)
         begin = time.perf_counter()
-        with self._running(), self.admission.request(key):
+        with self._cancellable(), self.admission.request(key):
             texts = await self._read(job)
             num_tokens = [len(text.tokens) for text in texts]
             async with self.admission.rows(min(len(texts), MAX_ROWS), sum(num_tokens), job.priority):
                 values = await self._compute(job, model, texts)
-        self._counted.ended(num_tokens, time.perf_counter() - begin)
+        self._metrics.ended(num_tokens, time.perf_counter() - begin)
         return Encoded(values, num_tokens)
 
     @contextmanager
-    def _running(self) -> Iterator[None]:
+    def _cancellable(self) -> Iterator[None]:
         """Lets `drain` cancel the block, which then raises ApiError 503."""
         task = asyncio.current_task()
         self._tasks.add(task)
@@ -163,27 +234,25 @@ class EmbeddingService(Service):
             yield
         except asyncio.CancelledError:
             if self.status == "draining" and not task.uncancel():
-                raise self.not_ready() from None
+                raise not_ready(self.status) from None
             raise
         finally:
             self._tasks.discard(task)
 
     def _check(self, job: EncodingJob, model: EmbeddingModel) -> None:
         """Raises ApiError if the model cannot do what a job asks for."""
-        if job.what not in self.tasks:
-            can = ", ".join(PATHS[task] for task in self.tasks)
-            raise ApiError(
-                400, f"the model {self.options.model_names[0]!r} has no head for {PATHS[job.what]}; it answers {can}",
-                param="model",
-                code="unsupported_endpoint",
-            )  # fmt: skip
+        tasks = tasks_of(model)
+        if job.what not in tasks:
+            message = f"the model {self.names[0]!r} has no head for {PATHS[job.what]}; it answers "
+            paths = ", ".join(PATHS[task] for task in tasks)
+            raise ApiError(400, message + paths, param="model", code="unsupported_endpoint")
         if job.prompt is not None and job.prompt not in model.prompts:
-            names = ", ".join(model.prompts) or "none"
+            names = ", ".join(model.prompts) or "it has none"
             raise invalid("prompt_name", f"must be a prompt of this model ({names}), got {job.prompt[:40]!r}")
         if job.dimensions is not None:
             try:
                 model.check_dimensions(job.dimensions)
-            except ValueError as error:
+            except (TypeError, ValueError) as error:
                 raise ApiError(400, str(error), param="dimensions") from None
 
     async def _read(self, job: EncodingJob) -> list[TextTokens]:
@@ -205,7 +274,7 @@ class EmbeddingService(Service):
         try:
             rows = await run_in_parts(submit, texts)
             values = await self.work(self._finish, job, model, rows)
-        except (RuntimeError, ValueError) as error:
+        except (RuntimeError, ValueError) as error:  # the model was closed, or a step failed
             raise ApiError(503, str(error)) from error
         if not torch.isfinite(values).all():
             raise ApiError(500, "the model computed values that are not finite")
@@ -218,3 +287,9 @@ class EmbeddingService(Service):
         if not job.use_activation:
             return rows
         return model.to_scores(rows)[:, None] if job.what == SCORE else model.to_probabilities(rows)
+
+
+def tasks_of(model: EmbeddingModel) -> list[str]:
+    """Returns what a model can be asked for: some of EMBED, SCORE and CLASSIFY."""
+    can = {EMBED: True, SCORE: model.can_rank, CLASSIFY: model.num_labels > 0}
+    return [task for task in PATHS if can[task]]
