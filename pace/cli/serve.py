@@ -210,16 +210,18 @@ def make_service(options: ServeOptions, arguments: argparse.Namespace) -> tuple[
     from pace.llm.loading.options import LoadOptions
     from pace.server.app import make_app
     from pace.server.models.pool import ModelPool
+    from pace.server.models.shared import Shared
     from pace.server.network.run import WrongOptions
+    from pace.server.service import Service
 
-    def load_options(entry: ModelEntry) -> LoadOptions:
-        own = load_arguments(entry.arguments if options.models else arguments)
+    def make_model(entry: ModelEntry, shared: Shared) -> Service:
+        of_model, given = options.of(entry), load_arguments(entry.arguments if options.models else arguments)
         if len(options.entries) > 1:
-            own.setdefault("kv_cache_bytes", f"{50 / len(options.entries):.4g}%")
-        return LoadOptions(**own, media=options.of(entry).media != ())
+            given.setdefault("kv_cache_bytes", f"{50 / len(options.entries):.4g}%")
+        return Service(of_model, LoadOptions(**given, media=of_model.media != ()), shared)
 
     try:
-        pool = ModelPool.make(options, load_options)
+        pool = ModelPool.make(options, make_model)
     except (TypeError, ValueError) as error:
         raise WrongOptions(str(error)) from None
     return pool, make_app(pool)
