@@ -121,7 +121,7 @@ async def tokenizer_info(pool: ModelPool, request: Request) -> Any:
 
 
 async def props(pool: ModelPool, request: Request) -> Any:
-    return await _service(pool, request).properties()
+    return await pool.properties(request.query_params.get("model"))
 
 
 async def limits(pool: ModelPool, request: Request) -> Any:

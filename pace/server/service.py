@@ -24,7 +24,7 @@ from pace.llm.processors.prompts import NOUNS, Prompt, PromptEncoder
 from pace.llm.sequence import Sequence
 from pace.server.admission import Admission
 from pace.server.answers import Answer
-from pace.server.errors import LOADING, ApiError, NotWell, invalid, not_served
+from pace.server.errors import LOADING, ApiError, invalid, not_served
 from pace.server.fingerprint import fingerprint
 from pace.server.jobs import GenerationJob, PreparedJob
 from pace.server.metrics import Metrics
@@ -48,11 +48,6 @@ WHY_NOT = {
     "unloaded": "the model is not loaded; the next request for it loads it",
 }
 """Status of a model -> why it cannot answer."""
-
-
-def not_ready(status: str) -> ApiError:
-    """Returns the error of a request for a model of this status."""
-    return ApiError(503, WHY_NOT.get(status, "the model could not be loaded"), headers={"retry-after": "5"})
 
 
 class Service:
@@ -85,8 +80,6 @@ class Service:
         """The kept prefixes; None if none are kept."""
         self._answers: set[Answer] = set()
         self._turns: AbstractContextManager[None] = NO_TURNS
-        self._properties: dict[str, Any] | None = None
-        """The last answer of `/props`."""
 
     # -- life cycle ----------------------------------------------------------------------------------------------------
 
@@ -150,8 +143,6 @@ class Service:
         generator, self.generator = self.generator, None
         if generator is None:
             return
-        if self._properties is None:
-            self._properties = self.shared.workers.submit(self._describe, generator).result()
         if self.prefixes is not None:
             self.prefixes.attach(None)
         generator.driver.close()
@@ -194,13 +185,6 @@ class Service:
         seconds = 0.0 if since is None else time.perf_counter() - since
         return f"a step has taken {seconds:.0f} s so far" if seconds > STALL_SECONDS else None
 
-    def check_well(self) -> None:
-        """Raises NotWell before the model is loaded, and for `why_unwell`. A draining server is well."""
-        if self.status == "loading":
-            raise NotWell("loading", LOADING)
-        if (why := self.why_unwell) is not None:
-            raise NotWell("failed" if self.status == "failed" else "unwell", why)
-
     # -- model information ---------------------------------------------------------------------------------------------
 
     @property
@@ -219,19 +203,14 @@ class Service:
         may_take_media = self.options.media != () if self.max_length is None else self.takes_media
         return max(self.limits.body_bytes, self.limits.media_body_bytes if may_take_media else 0)
 
-    def described(self, name: str) -> dict[str, Any]:
-        """Returns the entry of `/v1/models` for one of the names."""
-        entry = {"id": name, "object": "model", "created": self.started, "owned_by": "pace", "root": name}
-        return entry if self.max_length is None else entry | {"max_model_len": self.max_length}
+    @property
+    def described(self) -> dict[str, Any]:
+        """Members of the model's entry in `/v1/models`; none until it was loaded once."""
+        return {} if self.max_length is None else {"max_model_len": self.max_length}
 
-    async def properties(self) -> dict[str, Any]:
-        """Returns the answer of `/props`; for an unloaded model, the last one. Raises ApiError 503 without any."""
-        if self.status not in ("unloaded", "reloading") or self._properties is None:
-            self._properties = await self.work(self._describe, self.loaded)
-        return self._properties
-
-    def _describe(self, generator: Generator) -> dict[str, Any]:
-        return properties(generator, self.names[0], self.reader, self.limits)
+    def properties(self) -> dict[str, Any]:
+        """Returns the answer of `/props`. Must run in a worker. Raises ApiError 503."""
+        return properties(self.loaded, self.names[0], self.reader, self.limits)
 
     def check_model(self, name: str | None) -> str:
         """Returns the model's name for the answer. Raises ApiError for a model that is not served."""
@@ -251,12 +230,17 @@ class Service:
     def loaded(self) -> Generator:
         """The generator. Raises ApiError 503 before the model is loaded, and during shutdown."""
         if self.status != "ready" or self.generator is None:
-            raise not_ready(self.status)
+            raise self.not_ready()
         try:
             _ = self.generator.engine
         except (RuntimeError, ValueError) as error:  # it has ended
             raise ApiError(503, str(error), headers={"x-should-retry": "false"}) from None
         return self.generator
+
+    def not_ready(self) -> ApiError:
+        """Returns the error for a request before the model is loaded, or during shutdown."""
+        why = WHY_NOT.get(self.status, "the model could not be loaded")
+        return ApiError(503, why, headers={"retry-after": "5"})
 
     def check_room(self) -> None:
         """Raises ApiError 429 if the queue has no room for any request."""

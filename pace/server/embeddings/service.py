@@ -25,7 +25,7 @@ from pace.server.errors import ApiError, invalid
 from pace.server.models.shared import Shared
 from pace.server.options import ServeOptions
 from pace.server.prompts import PromptReader
-from pace.server.service import not_ready
+from pace.server.service import WHY_NOT
 
 TEXTS_AT_ONCE = 128
 """Texts of different requests in the model at once: a step of 2,048 tokens has room for 128 queries of 16 tokens."""
@@ -63,8 +63,8 @@ class EmbeddingService:
         self._turns: AbstractContextManager[None] = NO_TURNS
         self._texts: TextReader | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._properties: dict[str, Any] = {}
-        """The answer of `/props`, from the first load on."""
+        self._described: dict[str, Any] = {}
+        """From the first load on."""
         self._metrics = EncodingMetrics(
             options.metrics_prefix,
             lambda: 0 if self.admission is None else self.admission.num_requests - self.admission.num_waiting,
@@ -97,7 +97,11 @@ class EmbeddingService:
         if self.admission is None:
             shared = self.shared
             self.admission = Admission(self.limits, TEXTS_AT_ONCE, shared.metrics.rejected, shared.requests_of_key)
-        self._properties = self._describe(model)
+        self._described = {
+            "max_model_len": model.max_length,
+            "dimensions": self.options.dimensions or model.dimensions,
+            "tasks": tasks_of(model),
+        }
         self.model = model
         self.status = "ready"
 
@@ -151,21 +155,14 @@ class EmbeddingService:
         """Names of the classifier's labels."""
         return self.loaded.id2label
 
-    def described(self, name: str) -> dict[str, Any]:
-        """Returns the entry of `/v1/models` for one of the names."""
-        entry = {"id": name, "object": "model", "created": self.started, "owned_by": "pace", "root": name}
-        if self.max_length is None:
-            return entry
-        shown = {name: self._properties[name] for name in ("dimensions", "tasks")}
-        return {**entry, "max_model_len": self.max_length, **shown}
+    @property
+    def described(self) -> dict[str, Any]:
+        """Members of its entry in `/v1/models`."""
+        return self._described
 
-    async def properties(self) -> dict[str, Any]:
-        """Returns the answer of `/props`. Raises ApiError 503 before the first load."""
-        if not self._properties:
-            raise not_ready(self.status)
-        return self._properties
-
-    def _describe(self, model: EmbeddingModel) -> dict[str, Any]:
+    def properties(self) -> dict[str, Any]:
+        """Returns the answer of `/props`. Raises ApiError 503."""
+        model = self.loaded
         return {
             "model_alias": self.names[0],
             "default_generation_settings": {"n_ctx": model.max_length},
@@ -182,8 +179,12 @@ class EmbeddingService:
     def loaded(self) -> EmbeddingModel:
         """The model. Raises ApiError 503 before it is loaded, and during shutdown."""
         if self.status != "ready" or self.model is None:
-            raise not_ready(self.status)
+            raise self.not_ready()
         return self.model
+
+    def not_ready(self) -> ApiError:
+        """Returns the error of a request before the model is loaded, or during shutdown."""
+        return ApiError(503, WHY_NOT.get(self.status, "the model could not be loaded"), headers={"retry-after": "5"})
 
     # -- for endpoints -------------------------------------------------------------------------------------------------
 
@@ -234,7 +235,7 @@ class EmbeddingService:
             yield
         except asyncio.CancelledError:
             if self.status == "draining" and not task.uncancel():
-                raise not_ready(self.status) from None
+                raise self.not_ready() from None
             raise
         finally:
             self._tasks.discard(task)

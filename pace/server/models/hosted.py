@@ -18,6 +18,8 @@ class HostedModel(Protocol):
     """What the model is for, as in `ServeOptions.task`."""
     does: str
     """The same in words for clients, which follow "it"."""
+    started: int
+    """Time at which the model was first asked for, in seconds since 1970."""
     names: tuple[str, ...]
     """Names in requests; the first is its id. Names of loaded adapters follow, so this may change."""
     status: str
@@ -40,12 +42,16 @@ class HostedModel(Protocol):
         """Steps the engine only within `with turns:`, from the next `load` on: models of a process share its kernel
         threads (`pace.llm.engine.turns.StepTurns`)."""
 
+    def properties(self) -> dict[str, Any]:
+        """Returns the answer of `/props` for the loaded model. Runs in a worker. Raises ApiError."""
+
     @property
     def why_unwell(self) -> str | None:
         """Reason why the model cannot answer any more, or why a step is stuck; None if all is well."""
 
-    def described(self, name: str) -> dict[str, Any]:
-        """Returns the entry of `/v1/models` for one of its names, without `loaded`, which the pool adds."""
+    @property
+    def described(self) -> dict[str, Any]:
+        """Members of its entry in `/v1/models` besides those that every model has."""
 
     def check_room(self) -> None:
         """Raises ApiError 429 if no request would be accepted now."""

@@ -9,7 +9,7 @@ import math
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +42,8 @@ class Slot:
     load_began: float = 0.0
     load_seconds: float = 5.0
     """Time that the last load took."""
+    properties: dict[str, Any] | None = None
+    """The last answer of `/props`."""
     idle_clock: asyncio.TimerHandle | None = None
     why_failed: str | None = None
     """The reason of a failed load, until the next one."""
@@ -77,7 +79,7 @@ class ModelPool:
 
     @classmethod
     def make(cls, options: ServeOptions, make_model: Callable[[ModelEntry, Shared], HostedModel]) -> ModelPool:
-        """Makes the models of the options, without loading them."""
+        """Makes the models of `options.entries`, without loading them."""
         shared = Shared(options)
         return cls(options, [make_model(entry, shared) for entry in options.entries], shared)
 
@@ -114,7 +116,15 @@ class ModelPool:
 
     def described(self, name: str, model: HostedModel) -> dict[str, Any]:
         """Returns the entry of `/v1/models` for one name of a model."""
-        return model.described(name) | {"loaded": model.status == "ready"}
+        entry = {"id": name, "object": "model", "created": model.started, "owned_by": "pace", "root": name}
+        return entry | model.described | {"loaded": model.status in ("ready", "draining")}
+
+    async def properties(self, name: str | None) -> dict[str, Any]:
+        """Returns the answer of `/props` for a model. One that is not loaded gives its last answer. Raises ApiError."""
+        slot = self._slot(name)
+        if slot.model.status not in ("unloaded", "reloading") or slot.properties is None:
+            slot.properties = await self.shared.work(slot.model.properties)
+        return slot.properties
 
     @property
     def max_body_bytes(self) -> int:
@@ -196,6 +206,9 @@ class ModelPool:
             async with self._changes:
                 slot.load_began = time.monotonic()
                 await self._change(slot.model.load)
+            if slot.entry.idle_unload is not None:
+                with suppress(Exception):  # the same error answers /props
+                    slot.properties = await self.shared.work(slot.model.properties)
             slot.load_seconds = time.monotonic() - slot.load_began
         except Exception as error:
             slot.model.status, slot.failed_at = "failed", time.monotonic()
