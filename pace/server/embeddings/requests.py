@@ -11,6 +11,7 @@ from pace.server.embeddings.jobs import CLASSIFY, EMBED, SCORE, EncodingJob
 from pace.server.errors import ApiError, invalid
 from pace.server.limits import Limits
 from pace.server.schemas.fields import Request, check_range
+from pace.llm.limits import MAX_PRIORITY
 
 Input = Annotated[Any, WithJsonSchema(INPUT_SCHEMA)]
 Texts = Annotated[
@@ -32,7 +33,6 @@ Documents = Annotated[
         }  # fmt: skip
     ),
 ]
-MAX_PRIORITY = 100
 L2_NORM = 2
 """llama.cpp's number for vectors of length 1."""
 
@@ -56,7 +56,8 @@ class EncodingRequest(Request):
         if self.truncate_prompt_tokens is not None and self.truncate_prompt_tokens != -1:
             check_range("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, 2**31 - 1)
         settings.setdefault("max_tokens", self.truncate_prompt_tokens)
-        return EncodingJob(what, texts, places, priority=self.priority or 0, **settings)
+        priority = -(self.priority or 0)  # lower is earlier on the wire
+        return EncodingJob(what, texts, places, priority=priority, **settings)
 
 
 class EmbeddingsRequest(EncodingRequest):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from typing import TYPE_CHECKING, Any
 
 from pace.llm.encoding.embedder import TextTokens
 from pace.server.embeddings.inputs import Text, read_text
-from pace.server.embeddings.jobs import EncodingJob
+from pace.server.embeddings.jobs import SCORE, EncodingJob
 from pace.server.errors import ApiError, invalid
 from pace.server.limits import Limits
 
@@ -79,7 +80,20 @@ class TextReader:
         for index, text in enumerate(texts):
             if index not in found:
                 found[index] = TextTokens(tuple(self._ids(text))[: model.max_length if cut else None])
-        return [found[index] for index in range(len(texts))]
+        return [self._shortened(found[index], job) for index in range(len(texts))]
+
+    def _shortened(self, text: TextTokens, job: EncodingJob) -> TextTokens:
+        """Returns a text cut to the tokens that the request allows. The special tokens at its end stay."""
+        count = job.max_tokens
+        if count is None or count < 0 or len(text.tokens) <= count:
+            return text
+        special = set(self._model.tokenizer.all_special_ids)
+        ends = tuple(reversed(list(itertools.takewhile(special.__contains__, reversed(text.tokens)))))
+        if job.what == SCORE or len(ends) >= count:
+            why = "pairs are only cut to the model's maximum" if job.what == SCORE else "that leaves no room for text"
+            raise invalid("truncate_prompt_tokens", f"must be -1 or larger than {count}: {why}")
+        types = None if text.types is None else text.types[:count]
+        return TextTokens(text.tokens[: count - len(ends)] + ends, types)
 
     def _ids(self, parts: list[int | str]) -> list[int]:
         """Returns token ids as given. Texts among them get no special tokens."""

@@ -54,6 +54,7 @@ def row_of(tokens: Sequence[int], width: int) -> Tensor:
 class FakeTokenizer:
     """The word "wN" is the token N, any other is 3. Only what a server needs of a tokenizer."""
 
+    all_special_ids = (BEGIN, END)
     chat_template = None
     model_max_length = 10**30
 

@@ -81,6 +81,7 @@ def test_texts_have_the_form_of_tei(ranker):
         ({"query": None}, "query"),
         ({"query": 5}, "query"),
         ({"top_n": 0}, "top_n"),
+        ({"truncate_prompt_tokens": 3}, "truncate_prompt_tokens"),
         ({"use_activation": True, "raw_scores": True}, "raw_scores"),
         ({"max_tokens_per_doc": 5}, "max_tokens_per_doc"),
         ({"instruction": "Find proofs."}, "instruction"),

@@ -112,6 +112,29 @@ def test_requests_that_outlast_the_drain_get_an_answer():
         assert served.embed("w4").status == 503
 
 
+def test_lower_priorities_are_earlier(monkeypatch):
+    monkeypatch.setattr("pace.server.embeddings.service.TEXTS_AT_ONCE", 1)
+    with EncodingServing(allow_priority=True) as served:
+        order, gate = [], served.model.embedder.gate
+        gate.clear()
+        running = [asking(served, "w4") for _ in range(2)]
+        until(lambda: served.service.admission.num_requests == 2)
+
+        def ask(priority: int) -> None:
+            served.embed("w5", priority=priority)
+            order.append(priority)
+
+        waiting = []
+        for number, priority in enumerate((50, 0, -50), 1):
+            waiting.append(threading.Thread(target=ask, args=(priority,)))
+            waiting[-1].start()
+            until(lambda: served.service.admission.num_waiting == number)
+        gate.set()
+        for thread in running + waiting:
+            thread.join()
+        assert order == [-50, 0, 50]
+
+
 def test_small_requests_run_next_to_a_large_one(monkeypatch):
     monkeypatch.setattr("pace.server.embeddings.running.PART_TOKENS", 10)
     with EncodingServing() as served:
