@@ -131,6 +131,10 @@ CLAIMS = {
             function = answer.choices[0].message.tool_calls[0].function
             assert (function.name, function.arguments) == ("get_weather", '{"city": "Rome"}')""",
     },
+    "docs/embedding-server.md": {
+        "client.embeddings": """
+            assert len(answer.data) == 2 and answer.usage.prompt_tokens > 8""",
+    },
     "docs/scaling.md": {
         "map_batches(": """
             from pace.llm import LLMModel, SamplingConfig

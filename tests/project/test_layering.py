@@ -46,6 +46,7 @@ LISTS = [Path("pace/llm/models/families")]
 """Folders that are lists of like things, each found by its name."""
 HOMES = {
     "PIL": ["pace.media.images", "pace.media.patches"],
+    "langchain_core": ["pace.integrations.langchain"],
     "huggingface_hub": ["pace.llm.loading.download", "pace.llm.loading.hub"],
     "transformers": ["pace.tokenizer.loading"],
 }

@@ -87,7 +87,8 @@ class TextReader:
         count = job.max_tokens
         if count is None or count < 0 or len(text.tokens) <= count:
             return text
-        special = set(self._model.tokenizer.all_special_ids)
+        tokenizer = self._model.tokenizer
+        special = {tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id}
         ends = tuple(reversed(list(itertools.takewhile(special.__contains__, reversed(text.tokens)))))
         if job.what == SCORE or len(ends) >= count:
             why = "pairs are only cut to the model's maximum" if job.what == SCORE else "that leaves no room for text"

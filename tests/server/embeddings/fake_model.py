@@ -54,7 +54,7 @@ def row_of(tokens: Sequence[int], width: int) -> Tensor:
 class FakeTokenizer:
     """The word "wN" is the token N, any other is 3. Only what a server needs of a tokenizer."""
 
-    all_special_ids = (BEGIN, END)
+    cls_token_id, sep_token_id, bos_token_id, eos_token_id = BEGIN, END, None, None
     chat_template = None
     model_max_length = 10**30
 
