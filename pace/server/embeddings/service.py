@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -62,6 +63,8 @@ class EmbeddingService:
         self._arguments = arguments
         self._turns: AbstractContextManager[None] = NO_TURNS
         self._texts: TextReader | None = None
+        self._reading = asyncio.Lock()
+        """Held while texts are read: a tokenizer is not safe to share, and one worker is left for other models."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._described: dict[str, Any] = {}
         """From the first load on."""
@@ -91,7 +94,7 @@ class EmbeddingService:
             model.check_dimensions(self.options.dimensions)
         self.max_length = model.max_length
         self.reader = PromptReader(
-            model.tokenizer, model.embedder.vocab_size, model.max_length, self.limits, model_name=self.names[0]
+            copy.deepcopy(model.tokenizer), model.embedder.vocab_size, model.max_length, self.limits, model_name=self.names[0]
         )
         self._texts = TextReader(model, self.limits)
         if self.admission is None:
@@ -261,7 +264,8 @@ class EmbeddingService:
         texts: list[TextTokens] = []
         num_tokens = 0
         for begin in range(0, len(job.texts), READ_TOGETHER):
-            part = await self.work(self._texts.read, job, begin, begin + READ_TOGETHER)
+            async with self._reading:
+                part = await self.work(self._texts.read, job, begin, begin + READ_TOGETHER)
             texts += part
             num_tokens += sum(len(text.tokens) for text in part)
             if num_tokens > self.limits.input_tokens:

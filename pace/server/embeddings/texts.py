@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from typing import TYPE_CHECKING, Any
 
 from pace.llm.encoding.embedder import TextTokens
-from pace.server.embeddings.inputs import Text, read_text
+from pace.server.embeddings.inputs import Text, is_token, read_text
 from pace.server.embeddings.jobs import SCORE, EncodingJob
 from pace.server.errors import ApiError, invalid
 from pace.server.limits import Limits
@@ -21,19 +20,17 @@ make one token of a long word that they do not know."""
 
 
 class TextReader:
-    """Reads texts for one model, one thread at a time: a tokenizer is not safe to share."""
+    """Reads texts for one model. Not thread-safe: a tokenizer is not safe to share."""
 
     def __init__(self, model: EmbeddingModel, limits: Limits) -> None:
         self._model = model
         self._limits = limits
         self._max_bytes = BYTES_FACTOR * limits.bytes_per_token * model.max_length
-        self._lock = threading.Lock()
 
     def read(self, job: EncodingJob, begin: int, end: int) -> list[TextTokens]:
         """Returns the tokens of some of a job's texts. Raises ApiError."""
         texts = [self._checked(text, place, job) for text, place in zip(job.texts[begin:end], job.places[begin:end])]
-        with self._lock:
-            found = self._tokenise(texts, job)
+        found = self._tokenise(texts, job)
         for tokens, place in zip(found, job.places[begin:end]):
             self._check_length(tokens, place)
         return found
@@ -41,6 +38,8 @@ class TextReader:
     def _checked(self, text: Any, place: str, job: EncodingJob) -> Text | tuple[str, str]:
         """Returns one text or pair. Raises ApiError for one that is wrong without tokenising it."""
         read = text if isinstance(text, tuple) else read_text(text, place)
+        if self._model.tokenizer is None and not (isinstance(read, list) and all(map(is_token, read))):
+            raise ApiError(400, f"{place}: this model has no tokenizer: send token ids", param=place)
         if isinstance(read, list):
             self._check_ids(read, place, job)
         elif job.max_tokens is None:
