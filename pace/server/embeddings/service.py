@@ -64,7 +64,7 @@ class EmbeddingService:
         self._turns: AbstractContextManager[None] = NO_TURNS
         self._texts: TextReader | None = None
         self._reading = asyncio.Lock()
-        """Held while texts are read: a tokenizer is not safe to share, and one worker is left for other models."""
+        """Held while texts are read, so that one worker is left for other models."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._described: dict[str, Any] = {}
         """From the first load on."""

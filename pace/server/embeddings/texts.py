@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from typing import TYPE_CHECKING, Any
 
 from pace.llm.encoding.embedder import TextTokens
@@ -20,17 +21,19 @@ make one token of a long word that they do not know."""
 
 
 class TextReader:
-    """Reads texts for one model. Not thread-safe: a tokenizer is not safe to share."""
+    """Reads texts for one model, one thread at a time: a tokenizer is not safe to share."""
 
     def __init__(self, model: EmbeddingModel, limits: Limits) -> None:
         self._model = model
         self._limits = limits
+        self._lock = threading.Lock()
         self._max_bytes = BYTES_FACTOR * limits.bytes_per_token * model.max_length
 
     def read(self, job: EncodingJob, begin: int, end: int) -> list[TextTokens]:
         """Returns the tokens of some of a job's texts. Raises ApiError."""
         texts = [self._checked(text, place, job) for text, place in zip(job.texts[begin:end], job.places[begin:end])]
-        found = self._tokenise(texts, job)
+        with self._lock:  # mostly free, except if a cancelled request is still being read
+            found = self._tokenise(texts, job)
         for tokens, place in zip(found, job.places[begin:end]):
             self._check_length(tokens, place)
         return found
