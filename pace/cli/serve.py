@@ -81,7 +81,8 @@ LIMIT_OPTIONS: dict[str, tuple[str, Any, str]] = {
     "max_wait": (
         "--max-wait",
         float,
-        "maximum seconds that a request waits for its turn; one that would wait longer is refused with 429",
+        "maximum seconds that a request waits for its turn, or for its model to be loaded; one that would wait longer "
+        "is refused with 429 or 503",
     ),
     "max_per_key": ("--max-per-key", int, "requests of one key at once (default: no limit)"),
     "connections": ("--max-connections", int, "maximum number of connections"),

@@ -262,8 +262,6 @@ class ModelPool:
             slot.idle_clock = None
 
     def _begin_unload(self, slot: Slot) -> None:
-        if slot.num_users or slot.model.status != "ready" or self.is_draining:
-            return
         slot.model.status = "unloaded"
         slot.unloading = asyncio.ensure_future(self._unload(slot))
 
