@@ -200,7 +200,7 @@ def add_loading_arguments(group: argparse._ActionsContainer, reads_quantization:
         "--kv-cache-bytes",
         default=argparse.SUPPRESS,
         metavar="SIZE",
-        help="maximum memory of the key/value cache, such as 2GiB, or 25%% of what is left after loading (default: 50%%)",
+        help="maximum memory of the key/value cache: 2GiB, or 25%% of what is left after loading (default: 50%%)",
     )
     group.add_argument(
         "--kv-cache-type",

@@ -79,7 +79,8 @@ LIMIT_OPTIONS: dict[str, tuple[str, Any, str]] = {
     "max_wait": (
         "--max-wait",
         float,
-        "maximum seconds that a request waits for its turn; one that would wait longer is refused with 429",
+        "maximum seconds that a request waits for its turn, or for its model to be loaded; one that would wait longer "
+        "is refused with 429 or 503",
     ),
     "max_per_key": ("--max-per-key", int, "requests of one key at once (default: no limit)"),
     "connections": ("--max-connections", int, "maximum number of connections"),
@@ -103,9 +104,11 @@ LIMIT_OPTIONS: dict[str, tuple[str, Any, str]] = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(parser=parser)
     group = parser.add_argument_group("model")
-    add_model_argument(group, several=f"{MODEL_HELP}; as NAME=MODEL it has that name in requests, and may be one of several")
+    add_model_argument(group, several=f"{MODEL_HELP}; NAME=MODEL names it in requests; may be given several times")
     group.add_argument(
-        "--models", metavar="FILE", help="TOML file with a table for each model: its options of this group, and its names"
+        "--models",
+        metavar="FILE",
+        help="TOML file with a table for each of several models: its name, its path, and its options of this group",
     )
     _add_loading_arguments(group)
     _add_serve_arguments(parser.add_argument_group("serving"))
@@ -197,7 +200,8 @@ def _models(arguments: argparse.Namespace) -> tuple[ModelEntry, ...]:
     """Returns the models with names; none for a single model without one, which becomes `arguments.model`."""
     named, file = arguments.named_models, arguments.models
     if (named or file) and arguments.model is not arguments.default_model:
-        raise ValueError(f"the model is given twice, as {arguments.model!r} and by --model{'s' * (not named)}; give it once")
+        option = "--model" if named else "--models"
+        raise ValueError(f"the model is given twice, as {arguments.model!r} and by {option}; give it once")
     if file is None and len(named) == 1 and not is_named(named[0]):
         arguments.model = named[0]
         return ()

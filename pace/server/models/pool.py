@@ -68,8 +68,8 @@ class ModelPool:
         self.shared = shared
         self.metrics = shared.metrics
         self.is_draining = False
-        self.is_loading = False
-        """True while a thread loads or unloads, which cannot be stopped."""
+        self._num_threads = 0
+        """Threads that load or unload: one, or more after a drain, which does not wait for them."""
         self._slots = [Slot(model, entry) for model, entry in zip(models, options.entries, strict=True)]
         self._changes = asyncio.Lock()
         if len(models) > 1:
@@ -165,12 +165,13 @@ class ModelPool:
             may_retry = slot.why_failed is not None and time.monotonic() > slot.failed_at + RETRY_SECONDS
             if slot.model.status == "unloaded" or may_retry:
                 self._begin_load(slot, "reloading")
-        if slot.loading is not None:
-            await asyncio.wait({slot.loading}, timeout=self.limits.max_wait)
+        deadline = time.monotonic() + self.limits.max_wait
+        while slot.loading is not None:
+            done, _ = await asyncio.wait({slot.loading}, timeout=max(0.0, deadline - time.monotonic()))
+            if not done:
+                raise self._still_loading(slot)
         if self.is_draining:
             raise ApiError(503, WHY_NOT["draining"], headers={"retry-after": "5"})
-        if slot.loading is not None:
-            raise self._still_loading(slot)
         if slot.why_failed is not None:
             left = max(1, math.ceil(slot.failed_at + RETRY_SECONDS - time.monotonic()))
             message = f"the model {slot.model.names[0]!r} could not be loaded: {slot.why_failed}"
@@ -241,13 +242,12 @@ class ModelPool:
                 gc.freeze()
                 give_back_memory()
 
-        self.is_loading = True
+        self._num_threads += 1
         thread = in_thread(work)
-        thread.add_done_callback(self._note_changed)
-        await thread
-
-    def _note_changed(self, thread: asyncio.Future[None]) -> None:
-        self.is_loading = thread.cancelled()
+        try:
+            await thread
+        finally:
+            self._num_threads -= not thread.cancelled()
 
     def _start_clock(self, slot: Slot) -> None:
         """Unloads the model after its idle time, unless it is used before."""
@@ -262,8 +262,6 @@ class ModelPool:
             slot.idle_clock = None
 
     def _begin_unload(self, slot: Slot) -> None:
-        if slot.num_users or slot.model.status != "ready" or self.is_draining:
-            return
         slot.model.status = "unloaded"
         slot.unloading = asyncio.ensure_future(self._unload(slot))
 
@@ -286,6 +284,11 @@ class ModelPool:
         self.check_well()
         if self.is_draining or any(model.status == "draining" for model in self.models):
             raise ApiError(503, WHY_NOT["draining"], headers={"retry-after": "5"})
+
+    @property
+    def is_loading(self) -> bool:
+        """True while a thread loads or unloads a model, which cannot be stopped."""
+        return self._num_threads > 0
 
     async def drain(self, seconds: float) -> None:
         """Takes no more work, and waits for running requests; cancels them after `seconds`."""
