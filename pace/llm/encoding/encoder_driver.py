@@ -34,12 +34,13 @@ class EncoderDriver:
         self.num_labels = encoder.num_labels
         self.max_length = min(encoder.max_length, MAX_LENGTH) if max_length is None else max_length
         self._driver = StepDriver(
-            TextQueue(_Run(runner, self.max_length), max_tokens, MAX_TEXTS), reload="EmbeddingModel(...)"
+            TextQueue(_Run(runner, max(max_tokens, self.max_length)), max_tokens, MAX_TEXTS),
+            reload="EmbeddingModel(...)",
         )
 
     def submit(self, texts: Sequence[TextTokens], what: What) -> Future[Tensor]:
-        job = Job(tuple(texts), what)
-        width = self._check(what)
+        job = Job(tuple(texts), what if isinstance(what, str) else tuple(what))
+        width = self._check(job.what)
         check_texts(self, job.texts)
         if not job.texts:
             job.future.set_result(torch.empty(0, width))
@@ -84,9 +85,9 @@ class EncoderDriver:
 class _Run:
     """Computes a step. It holds the memory of steps, and no reference to the driver."""
 
-    def __init__(self, runner: EncoderRunner, max_length: int):
+    def __init__(self, runner: EncoderRunner, max_tokens: int):
         self._runner = runner
-        self._steps = TextSteps(runner.encoder, max_length)
+        self._steps = TextSteps(runner.encoder, max_tokens, MAX_TEXTS)
 
     def __call__(self, texts: list[TextTokens], what: What) -> Tensor:
         batch = self._steps.batch(texts)

@@ -25,11 +25,11 @@ class TextSteps:
     """Makes the `ForwardBatch` of texts, laid end to end without padding. All steps use the same memory for keys and
     values, which becomes resident as far as a step uses it."""
 
-    def __init__(self, encoder: Encoder, max_length: int):
-        """`max_length`: tokens of the longest text."""
+    def __init__(self, encoder: Encoder, max_tokens: int, max_texts: int):
+        """`max_tokens`, `max_texts`: those of the largest step."""
         self._encoder = encoder
         caches = encoder.caches
-        num_blocks = -(-max(MAX_TOKENS, max_length) // BLOCK_SIZE) + MAX_TEXTS
+        num_blocks = -(-max_tokens // BLOCK_SIZE) + max_texts
         self._kv = scratch_blocks(caches[0], num_blocks, len(caches))
 
     def batch(self, texts: Sequence[TextTokens]) -> ForwardBatch:
@@ -46,8 +46,11 @@ class TextSteps:
             slots=slots,
             logit_rows=spans.query_start[1:].long() - 1,
             kv=self._kv,
-            types=torch.tensor([kind for text in texts for kind in text.types or (0,) * len(text.tokens)])
-            if encoder.num_types
-            else None,
+            types=torch.from_numpy(np.concatenate([_types(text) for text in texts])) if encoder.num_types else None,
         )
         return replace(batch, others=tuple(replace(batch, spans=spans, slots=slots) for spans, slots in groups[1:]))
+
+
+def _types(text: TextTokens) -> np.ndarray:
+    """The types of a text's tokens, int64."""
+    return np.zeros(len(text.tokens), dtype=np.int64) if text.types is None else np.array(text.types, dtype=np.int64)
