@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 import weakref
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 
@@ -122,6 +123,8 @@ def test_closing_fails_what_waits_and_frees_the_model(folder):
     second = driver.submit([TextTokens((1, 2, 3))], MEAN)
     closing = threading.Thread(target=driver.close)
     closing.start()
+    while driver._driver._why_ended is None:
+        time.sleep(0.001)
     gate.is_open.set()
     closing.join(60)
     assert first.result(0).shape == (1, 32)
@@ -146,10 +149,7 @@ def test_an_unused_driver_is_freed_with_its_thread(folder):
 def test_a_child_after_fork_computes(driver):
     expected = driver.rows([TextTokens((5, 6))], MEAN)
 
-    def child() -> None:
-        assert torch.equal(driver.rows([TextTokens((5, 6))], MEAN), expected)
-
-    assert exit_code_in_fork(child) == 0
+    assert exit_code_in_fork(lambda: torch.equal(driver.rows([TextTokens((5, 6))], MEAN), expected)) == 0
 
 
 def test_options(folder):

@@ -68,13 +68,10 @@ def test_fields_that_are_left_out_have_the_defaults_of_transformers(name):
     import transformers
 
     kind = getattr(transformers, VARIANTS[name].architecture)
-    whole = kind.config_class().to_dict()
+    without_effect = ("bos_token_id", "eos_token_id", "tie_word_embeddings")
+    whole = {field: value for field, value in kind.config_class().to_dict().items() if field not in without_effect}
     least = {"architectures": [VARIANTS[name].architecture]}
-    ours, theirs = read_encoder_config(least)[1], read_encoder_config(whole | least)[1]
-    if ours.bos_token_id is None:  # of no effect
-        whole.pop("bos_token_id", None), whole.pop("eos_token_id", None)
-        theirs = read_encoder_config(whole | least)[1]
-    assert ours == theirs
+    assert read_encoder_config(least)[1] == read_encoder_config(whole | least)[1]
 
 
 def test_every_encoder_has_a_variant():
