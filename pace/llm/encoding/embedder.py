@@ -63,6 +63,15 @@ class Embedder(Protocol):
         """Ends its thread and frees the model. What waits fails with a ValueError. Closing twice is harmless."""
 
 
+def wait_for(future: Future[Tensor]) -> Tensor:
+    """Returns the result of a future; cancels it if the wait is interrupted, by Ctrl-C for example."""
+    try:
+        return future.result()
+    except BaseException:
+        future.cancel()
+        raise
+
+
 def check_texts(embedder: Embedder, texts: Sequence[TextTokens]) -> None:
     """Raises ValueError for a text that is empty or too long, and for ids and types that the model does not have."""
     for index, text in enumerate(texts):
@@ -84,7 +93,7 @@ def check_texts(embedder: Embedder, texts: Sequence[TextTokens]) -> None:
 
 def _check_types(embedder: Embedder, text: TextTokens, types: tuple[int, ...], index: int) -> None:
     if len(types) != len(text.tokens):
-        raise ValueError(f"text {index} has {len(text.tokens)} tokens, and types of {len(types)}")
+        raise ValueError(f"text {index} has {len(text.tokens)} tokens, and {len(types)} types")
     most = max(1, embedder.num_types) - 1
     if not 0 <= min(types) <= max(types) <= most:
         raise ValueError(f"text {index} has the token type {max(types)}; types of this model are 0 to {most}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from typing import Any, ClassVar
@@ -18,6 +19,7 @@ from pace.llm.models.model import Model
 from pace.llm.models.model_config import ModelConfig
 from pace.naming import shown
 from pace.ops.protocol import ForwardOps, Ops
+from pace.quant.config import AUTO, QuantizationConfig
 
 CLASSIFIER = "ForSequenceClassification"
 """End of the architectures that have a classifier."""
@@ -31,9 +33,7 @@ class EncoderConfig(ModelConfig):
     """Names of the classifier's labels, in the order of its logits; empty without a classifier."""
 
     def derived(self, fields: dict[str, Any]) -> dict[str, Any]:
-        names = fields.get("architectures") or []
-        is_classifier = isinstance(names, list) and any(str(name).endswith(CLASSIFIER) for name in names)
-        return {"labels": read_labels(fields) if is_classifier else ()}
+        return {"labels": labels_of(fields)}
 
 
 class Encoder(Model):
@@ -57,6 +57,21 @@ class Encoder(Model):
     def __init__(self, config: EncoderConfig, dtype: torch.dtype, ops: Ops):
         super().__init__(config, dtype, ops)
         self.final_norm = NoNorm()
+
+    @classmethod
+    def describes(cls, raw: Mapping[str, Any]) -> bool:
+        """True if a config.json with the name of this class is of such an encoder. Some causal models have the same
+        architecture."""
+        return True
+
+    def quantize(self, config: QuantizationConfig | None) -> None:
+        """Sets how `load_weights` quantises the matrices of layers. Embeddings stay floats, unless the config names
+        their format. Raises as `Model.quantize`."""
+        if config is not None and config.embedding == AUTO:
+            config = QuantizationConfig(
+                config.format, embedding=None, lm_head=config.lm_head, overrides=config.overrides
+            )
+        super().quantize(config)
 
     @property
     def hidden_size(self) -> int:
@@ -124,6 +139,14 @@ class PooledRows:
         pooled = [ops.pool(x, batch.spans.query_start, name) for name in self.pooling]
         rows = reduce(ops.concatenate, pooled)
         return rows if self.head is None else self.head(ops, rows)
+
+
+def labels_of(fields: dict[str, Any]) -> tuple[str, ...]:
+    """Returns the names of a classifier's labels, from a parsed config.json; () for a model without one. Raises as
+    `read_labels`."""
+    names = fields.get("architectures") or []
+    is_classifier = isinstance(names, list) and any(str(name).endswith(CLASSIFIER) for name in names)
+    return read_labels(fields) if is_classifier else ()
 
 
 def read_labels(fields: dict[str, Any]) -> tuple[str, ...]:
