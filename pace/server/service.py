@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from pace.llm.chat.turn import Turn
 from pace.llm.configs import SamplingConfig
+from pace.llm.engine.driver import StepDriver
 from pace.llm.engine.turns import NO_TURNS
 from pace.llm.generator import Generator
 from pace.llm.loading import load
@@ -175,15 +176,7 @@ class Service:
         """Reason why nothing can be answered any more, or why a step is stuck; None if all is well."""
         if self.status == "failed":
             return "the model could not be loaded"
-        if self.generator is None:
-            return None
-        try:
-            _ = self.generator.engine
-        except (RuntimeError, ValueError) as error:
-            return str(error)
-        since = self.generator.driver.stepping_since
-        seconds = 0.0 if since is None else time.perf_counter() - since
-        return f"a step has taken {seconds:.0f} s so far" if seconds > STALL_SECONDS else None
+        return None if self.generator is None else why_unwell(self.generator.driver)
 
     # -- model information ---------------------------------------------------------------------------------------------
 
@@ -376,6 +369,16 @@ class Service:
                 self.admission.measured(
                     group[0].num_prompt_tokens - times.num_reused, times.first_token - times.admitted
                 )
+
+
+def why_unwell(driver: StepDriver) -> str | None:
+    """Returns why a driver does no more work, or why its step is stuck; None if all is well."""
+    try:
+        _ = driver.engine
+    except (RuntimeError, ValueError) as error:
+        return str(error)
+    seconds = 0.0 if driver.stepping_since is None else time.perf_counter() - driver.stepping_since
+    return f"a step has taken {seconds:.0f} s so far" if seconds > STALL_SECONDS else None
 
 
 def _put_all(images: list[RemoteImage], files: list[bytes]) -> None:

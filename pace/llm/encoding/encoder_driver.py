@@ -63,6 +63,10 @@ class EncoderDriver:
     def logits(self, texts: Sequence[TextTokens]) -> Tensor:
         return wait_for(self.submit(texts, LOGITS))
 
+    @property
+    def driver(self) -> StepDriver:
+        return self._driver
+
     def metrics(self) -> EncoderMetrics:
         """Counters of steps and tokens, and of what waits. Raises ValueError after `close`."""
         return self._driver.engine.metrics()

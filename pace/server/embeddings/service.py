@@ -26,7 +26,7 @@ from pace.server.errors import ApiError, invalid
 from pace.server.models.shared import Shared
 from pace.server.options import ServeOptions
 from pace.server.prompts import PromptReader
-from pace.server.service import WHY_NOT
+from pace.server.service import WHY_NOT, why_unwell
 
 TEXTS_AT_ONCE = 128
 """Texts of different requests in the model at once: a step of 2,048 tokens has room for 128 queries of 16 tokens."""
@@ -92,6 +92,7 @@ class EmbeddingService:
         """Serves a loaded model. Raises ValueError for dimensions that it does not have."""
         if self.options.dimensions is not None:
             model.check_dimensions(self.options.dimensions)
+        model.embedder.driver.turns = self._turns
         self.max_length = model.max_length
         self.reader = PromptReader(
             copy.deepcopy(model.tokenizer), model.embedder.vocab_size, model.max_length, self.limits, model_name=self.names[0]
@@ -150,8 +151,10 @@ class EmbeddingService:
 
     @property
     def why_unwell(self) -> str | None:
-        """Reason why nothing can be answered any more; None if all is well."""
-        return "the model could not be loaded" if self.status == "failed" else None
+        """Reason why nothing can be answered any more, or why a step is stuck; None if all is well."""
+        if self.status == "failed":
+            return "the model could not be loaded"
+        return None if self.model is None else why_unwell(self.model.embedder.driver)
 
     @property
     def labels(self) -> dict[int, str]:

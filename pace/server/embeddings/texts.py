@@ -7,8 +7,9 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from pace.llm.encoding.embedder import TextTokens
+from pace.llm.encoding.texts import TooLong
 from pace.server.embeddings.inputs import Text, is_token, read_text
-from pace.server.embeddings.jobs import SCORE, EncodingJob
+from pace.server.embeddings.jobs import CLASSIFY, SCORE, EncodingJob
 from pace.server.errors import ApiError, invalid
 from pace.server.limits import Limits
 
@@ -31,10 +32,11 @@ class TextReader:
 
     def read(self, job: EncodingJob, begin: int, end: int) -> list[TextTokens]:
         """Returns the tokens of some of a job's texts. Raises ApiError."""
-        texts = [self._checked(text, place, job) for text, place in zip(job.texts[begin:end], job.places[begin:end])]
+        places = job.places[begin:end]
+        texts = [self._checked(text, place, job) for text, place in zip(job.texts[begin:end], places)]
         with self._lock:  # mostly free, except if a cancelled request is still being read
-            found = self._tokenise(texts, job)
-        for tokens, place in zip(found, job.places[begin:end]):
+            found = self._tokenise(texts, places, job)
+        for tokens, place in zip(found, places):
             self._check_length(tokens, place)
         return found
 
@@ -66,23 +68,32 @@ class TextReader:
                 param=place,
             )
 
-    def _tokenise(self, texts: list[Any], job: EncodingJob) -> list[TextTokens]:
-        model, cut = self._model, job.max_tokens is not None
+    def _tokenise(self, texts: list[Any], places: list[str], job: EncodingJob) -> list[TextTokens]:
         found: dict[int, TextTokens] = {}
-        plain = [index for index, text in enumerate(texts) if isinstance(text, str)]
-        pairs = [index for index, text in enumerate(texts) if isinstance(text, tuple)]
-        try:
-            if plain:
-                found |= zip(plain, model.tokenize([texts[index] for index in plain], job.prompt, cut))
-            if pairs:
-                found |= zip(pairs, model.tokenize_pairs([texts[index] for index in pairs], cut, job.instruction))
-        except (TypeError, ValueError) as error:
-            param = job.places[0].partition("[")[0] if job.instruction is None else "instruction"
-            raise ApiError(400, str(error), param=param) from None
+        for kind in (str, tuple):
+            indexes = [index for index, text in enumerate(texts) if isinstance(text, kind)]
+            if not indexes:
+                continue
+            try:
+                found |= zip(indexes, self._by_model([texts[index] for index in indexes], kind is tuple, job))
+            except TooLong as error:
+                place = places[indexes[error.index]]
+                raise self._too_large(f"{error.length} tokens", place, n_prompt_tokens=error.length) from None
+            except (TypeError, ValueError) as error:
+                param = places[0].partition("[")[0] if job.instruction is None else "instruction"
+                raise ApiError(400, str(error), param=param) from None
         for index, text in enumerate(texts):
             if index not in found:
-                found[index] = TextTokens(tuple(self._ids(text))[: model.max_length if cut else None])
+                found[index] = TextTokens(tuple(self._ids(text))[: job.max_tokens and self._model.max_length])
         return [self._shortened(found[index], job) for index in range(len(texts))]
+
+    def _by_model(self, texts: list[Any], are_pairs: bool, job: EncodingJob) -> list[TextTokens]:
+        cut = job.max_tokens is not None
+        if job.what == CLASSIFY:
+            return self._model.tokenize_to_classify(texts, cut)
+        if are_pairs:
+            return self._model.tokenize_pairs(texts, cut, job.instruction)
+        return self._model.tokenize(texts, job.prompt, cut)
 
     def _shortened(self, text: TextTokens, job: EncodingJob) -> TextTokens:
         """Returns a text cut to the tokens that the request allows. The special tokens at its end stay."""

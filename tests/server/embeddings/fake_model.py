@@ -6,12 +6,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pace.llm.encoding.embedder import LOGITS, TextTokens, check_texts
+from pace.llm.encoding.texts import TooLong
 
 BEGIN, END = 1, 2
 VOCAB_SIZE = 64
@@ -27,6 +29,7 @@ class FakeEmbedder:
 
     def __init__(self, max_length: int, num_labels: int) -> None:
         self.max_length, self.num_labels = max_length, num_labels
+        self.driver = SimpleNamespace(engine=None, stepping_since=None, turns=None)
         self.gate = threading.Event()
         self.gate.set()
         self.num_texts = 0
@@ -83,22 +86,27 @@ class FakeModel:
 
     def tokenize(self, texts: Sequence[str], prompt: str | None = None, truncate: bool = True) -> list[TextTokens]:
         before = self.prompts[prompt] if prompt else ""
-        return [self._cut(self.tokenizer.encode(before + text), truncate) for text in texts]
+        return self._cut([self.tokenizer.encode(before + text) for text in texts], truncate)
+
+    def tokenize_to_classify(self, texts: Sequence[Any], truncate: bool = False) -> list[TextTokens]:
+        are_pairs = any(isinstance(text, tuple) for text in texts)
+        return self.tokenize_pairs(texts, truncate) if are_pairs else self.tokenize(texts, None, truncate)
 
     def tokenize_pairs(
         self, pairs: Sequence[tuple[str, str]], truncate: bool = False, instruction: str | None = None
     ) -> list[TextTokens]:
         if instruction is not None:
             raise ValueError("instruction: this model takes none")
-        return [
-            self._cut([*self.tokenizer.encode(first), *self.tokenizer.encode(second)[1:]], truncate)
-            for first, second in pairs
-        ]
+        encode = self.tokenizer.encode
+        return self._cut([[*encode(first), *encode(second)[1:]] for first, second in pairs], truncate)
 
-    def _cut(self, ids: list[int], truncate: bool) -> TextTokens:
-        if truncate and len(ids) > self.max_length:
-            ids = [*ids[: self.max_length - 1], END]
-        return TextTokens(tuple(ids))
+    def _cut(self, rows: list[list[int]], truncate: bool) -> list[TextTokens]:
+        for index, ids in enumerate(rows):
+            if len(ids) > self.max_length:
+                if not truncate:
+                    raise TooLong(index, len(ids), self.max_length)
+                rows[index] = [*ids[: self.max_length - 1], END]
+        return [TextTokens(tuple(ids)) for ids in rows]
 
     def check_dimensions(self, dimensions: int) -> None:
         allowed = self.matryoshka_dimensions or range(1, WIDTH + 1)
