@@ -226,6 +226,8 @@ def make_service(options: ServeOptions, arguments: argparse.Namespace) -> tuple[
         if len(options.entries) > 1:
             own.setdefault("kv_cache_bytes", f"{50 / len(options.entries):.4g}%")
         if find_task(serve, own) == EmbeddingService.task:
+            if own.pop("spec_config", None) is not None:
+                raise ValueError(f"drafts are for models that generate text, and {entry.model} makes vectors")
             return EmbeddingService(serve, own, shared)
         return Service(serve, LoadOptions(**own, media=serve.media != ()), shared)
 

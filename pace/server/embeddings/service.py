@@ -90,6 +90,8 @@ class EmbeddingService:
 
     def use(self, model: EmbeddingModel) -> None:
         """Serves a loaded model. Raises ValueError for dimensions that it does not have."""
+        if self.options.media:
+            raise ValueError(f"media={','.join(self.options.media)}: this model takes only texts")
         if self.options.dimensions is not None:
             model.check_dimensions(self.options.dimensions)
         model.embedder.driver.turns = self._turns

@@ -84,7 +84,8 @@ class TextReader:
                 raise ApiError(400, str(error), param=param) from None
         for index, text in enumerate(texts):
             if index not in found:
-                found[index] = TextTokens(tuple(self._ids(text))[: job.max_tokens and self._model.max_length])
+                most = None if job.max_tokens is None else self._model.max_length
+                found[index] = TextTokens(tuple(self._ids(text))[:most])
         return [self._shortened(found[index], job) for index in range(len(texts))]
 
     def _by_model(self, texts: list[Any], are_pairs: bool, job: EncodingJob) -> list[TextTokens]:
