@@ -28,9 +28,9 @@ def test_numbers_read_as_the_same_float32():
 
 
 def test_numbers_have_the_digits_of_numpys_float32():
-    """Where powers of ten are exact. numpy finds the shortest number in another way."""
+    """numpy finds the shortest number in another way."""
     given = values(4000)
-    given = given[(given.abs() > 1e-13) & (given.abs() < 1e8) & (given != 0)]
+    given = given[(given.abs() > 1e-13) & (given.abs() < 1e6)]
     expected = [float(str(value)) for value in given.numpy()]
     assert shortest(given).tolist() == expected
 
