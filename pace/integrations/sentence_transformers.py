@@ -89,15 +89,16 @@ class SentenceEncoder:
             if text == prompt:
                 return texts, name
         if self.model.default_prompt_name is not None:
-            raise ValueError(
-                f"prompt must be one of {list(self.prompts.values())}, as this model always has a prompt; got {prompt!r}"
-            )
+            known = list(self.prompts.values())
+            raise ValueError(f"prompt must be one of {known}, as this model always has a prompt; got {prompt!r}")
         return [prompt + text for text in texts], None
 
     @staticmethod
     def similarity(first: Any, second: Any) -> Tensor:
         """Returns the cosine of each vector of `first` and each of `second`, `[N, M]`."""
-        rows = [torch.nn.functional.normalize(torch.atleast_2d(torch.as_tensor(each)).float()) for each in (first, second)]
+        rows = [
+            torch.nn.functional.normalize(torch.atleast_2d(torch.as_tensor(each)).float()) for each in (first, second)
+        ]
         return rows[0] @ rows[1].T
 
     def get_sentence_embedding_dimension(self) -> int:

@@ -28,7 +28,6 @@ from pace.server.service import Service
 from pace.server.wire import tokens
 from pace.server.wire.form import dumps
 
-
 POSTS = (*ENDPOINTS, *ENCODING_ENDPOINTS)
 
 

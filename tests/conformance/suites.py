@@ -69,8 +69,8 @@ def llama_cpp(names: str, folder: Path, results: Path) -> None:
     _pytest(
         python, [f"unit/test_{name}" for name in names.split()], results, tests,
         "-p", "llama_cpp_plugin", "-n", "2",
-        LLAMA_SERVER_BIN_PATH=str(shim), PACE_MINILM=str(minilm), PYTHONPATH=f"{HERE / 'llama_cpp'}:{ROOT}", PORT="18080",
-        PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        LLAMA_SERVER_BIN_PATH=str(shim), PYTHONPATH=f"{HERE / 'llama_cpp'}:{ROOT}", PORT="18080",
+        PACE_MINILM=str(minilm), PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     )  # fmt: skip
 
 
@@ -104,8 +104,7 @@ def langchain(folder: Path, results: Path) -> None:
 
 
 def embeddings(folder: Path, results: Path) -> None:
-    """LangChain's standard tests of vectors, by its OpenAI client and in process; the clients of LlamaIndex and Haystack
-    for vectors."""
+    """LangChain's standard tests of vectors, over HTTP and in process. Clients of LlamaIndex and Haystack."""
     packages = ["langchain-tests", "langchain-openai", "llama-index-embeddings-openai-like", "haystack-ai"]
     _check(environment(folder, packages), folder, results, "embeddings", options=["--task", "embed"])
 

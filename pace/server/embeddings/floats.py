@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 DIGITS = range(6, 10)
-"""Decimal digits of float32: any number of 6 is told from others, and 9 tell any two values apart."""
+"""Decimal digits: float32 keeps any number of 6, and 9 distinguish any two values of float32."""
 POWERS = np.array([float(f"1e{exponent}") for exponent in range(23)])
 """Powers of ten that float64 has exactly."""
 

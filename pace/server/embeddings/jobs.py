@@ -20,7 +20,7 @@ class EncodingJob:
     what: str
     """EMBED, SCORE or CLASSIFY."""
     texts: list[Any]
-    """As the client sent them: texts, token ids, or pairs of texts (a tuple of two)."""
+    """Texts, token ids, or pairs of texts (a tuple of two), in the client's form."""
     places: list[str]
     """The client's name of each text, for errors."""
     prompt: str | None = None
@@ -32,7 +32,7 @@ class EncodingJob:
     use_activation: bool = True
     """False for raw logits in place of scores and probabilities."""
     max_tokens: int | None = None
-    """Texts are cut off after as many tokens; -1 for the model's maximum. None refuses a text that is too long."""
+    """Maximum number of tokens, after which a text is cut off; -1 for the model's maximum. None refuses longer texts."""
     instruction: str | None = None
     """Task of a reranker that takes one, such as Qwen3-Reranker."""
     priority: int = 0

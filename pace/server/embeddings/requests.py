@@ -6,12 +6,12 @@ from typing import Annotated, Any
 
 from pydantic import WithJsonSchema
 
+from pace.llm.limits import MAX_PRIORITY
 from pace.server.embeddings.inputs import INPUT_SCHEMA, read_input, read_texts
 from pace.server.embeddings.jobs import CLASSIFY, EMBED, SCORE, EncodingJob
 from pace.server.errors import ApiError, invalid
 from pace.server.limits import Limits
 from pace.server.schemas.fields import Request, check_range
-from pace.llm.limits import MAX_PRIORITY
 
 Input = Annotated[Any, WithJsonSchema(INPUT_SCHEMA)]
 Texts = Annotated[
@@ -26,8 +26,12 @@ Documents = Annotated[
             "items": {
                 "anyOf": [
                     {"type": "string"},
-                    {"type": "object", "required": ["text"], "properties": {"text": {"type": "string"}},
-                     "additionalProperties": False},
+                    {
+                        "type": "object",
+                        "required": ["text"],
+                        "properties": {"text": {"type": "string"}},
+                        "additionalProperties": False,
+                    },
                 ]
             },
         }  # fmt: skip
@@ -157,10 +161,11 @@ class ScoreRequest(EncodingRequest):
     instruction: str | None = None
 
     def to_job(self, limits: Limits) -> EncodingJob:
-        names = ("queries", "documents") if self.text_1 is None and self.text_2 is None else ("text_1", "text_2")
-        other = (self.queries, self.documents) if names[0] == "text_1" else ()
-        if any(value is not None for value in other):
-            raise ApiError(400, "give text_1 and text_2, or queries and documents, but not both", param="text_1")
+        names = ("text_1", "text_2")
+        if self.queries is not None or self.documents is not None:
+            if self.text_1 is not None or self.text_2 is not None:
+                raise ApiError(400, "give text_1 and text_2, or queries and documents, but not both", param="text_1")
+            names = ("queries", "documents")
         (firsts, _), (seconds, places) = (self._texts(name, limits) for name in names)
         if len(firsts) not in (1, len(seconds)):
             raise invalid(names[1], f"must have {len(firsts)} texts, as {names[0]} has; it has {len(seconds)}")

@@ -67,7 +67,7 @@ class EmbeddingService:
         """Held while texts are read, so that one worker is left for other models."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._described: dict[str, Any] = {}
-        """From the first load on."""
+        """Members of its entry in `/v1/models`; empty before the first load."""
         self._metrics = EncodingMetrics(
             options.metrics_prefix,
             lambda: 0 if self.admission is None else self.admission.num_requests - self.admission.num_waiting,
@@ -97,7 +97,11 @@ class EmbeddingService:
         model.embedder.driver.turns = self._turns
         self.max_length = model.max_length
         self.reader = PromptReader(
-            copy.deepcopy(model.tokenizer), model.embedder.vocab_size, model.max_length, self.limits, model_name=self.names[0]
+            copy.deepcopy(model.tokenizer),
+            model.embedder.vocab_size,
+            model.max_length,
+            self.limits,
+            model_name=self.names[0],
         )
         self._texts = TextReader(model, self.limits)
         if self.admission is None:

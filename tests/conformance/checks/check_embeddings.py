@@ -60,7 +60,7 @@ def test_langchain_gets_the_servers_vectors():
 
 
 def test_langchain_with_ids_of_another_tokenizer_is_refused(monkeypatch):
-    """By default it sends ids of OpenAI's tokenizer, which it would download."""
+    """Its default sends ids of OpenAI's tokenizer, which it would download."""
 
     class Encoding:
         def encode_ordinary(self, text: str) -> list[int]:

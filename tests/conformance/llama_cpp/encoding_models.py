@@ -51,7 +51,11 @@ def _make_ranker(source: Path, home: Path) -> None:
     tensors = {f"bert.{name.removeprefix('bert.')}": tensor for name, tensor in tensors.items()}
     save_file({**tensors, **head}, home / "model.safetensors")
     config = json.loads((source / "config.json").read_text())
-    labels = {"architectures": ["BertForSequenceClassification"], "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+    labels = {
+        "architectures": ["BertForSequenceClassification"],
+        "id2label": {"0": "LABEL_0"},
+        "label2id": {"LABEL_0": 0},
+    }
     _write(home / "config.json", {**config, **labels})
 
 

@@ -65,6 +65,9 @@ class FakeTokenizer:
         ids = [int(word[1:]) if word[:1] == "w" and word[1:].isdigit() else 3 for word in text.split()]
         return [BEGIN, *ids, END] if add_special_tokens else ids
 
+    def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
+        return {"input_ids": self.encode(text, add_special_tokens)}
+
 
 class FakeModel:
     """What `EmbeddingService` uses of an EmbeddingModel."""

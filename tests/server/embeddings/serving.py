@@ -22,12 +22,12 @@ class EncodingServing(Serving):
         self.options = ServeOptions("fake", served_model_names=("fake", "alias"), limits=limits, **options)
         self.service = EmbeddingService(self.options, {})
         self.model = FakeModel() if model is None else model
-        self.service.use_model(self.model)
+        self.service.use(self.model)
 
     def check_idle(self, seconds: float = 3.0) -> None:
         """Waits until no request is in progress."""
         deadline = time.monotonic() + seconds
-        while self.service.admission.num_requests or self.service.large_bodies.num_bytes:
+        while self.service.admission.num_requests or self.service.shared.large_bodies.num_bytes:
             assert time.monotonic() < deadline, "a request is still in progress"
             time.sleep(0.005)
 

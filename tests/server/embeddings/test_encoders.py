@@ -122,7 +122,9 @@ def test_the_command_serves_an_encoder_next_to_a_model_of_text(folders):
 
 
 @pytest.mark.parametrize(
-    "options", [{"task": "rank"}, {"dimensions": 0}, {"dimensions": 5, "task": "generate"}, {"dimensions": "5"}], ids=repr
+    "options",
+    [{"task": "rank"}, {"dimensions": 0}, {"dimensions": 5, "task": "generate"}, {"dimensions": "5"}],
+    ids=repr,
 )
 def test_wrong_options_are_refused_by_name(options):
     with pytest.raises((TypeError, ValueError), match=next(iter(options))):
