@@ -95,6 +95,11 @@ class EmbeddingModel:
         self._hold(str(model_name_or_path), open_parts(options, keeps_dtype), options.max_seq_len)
 
     @classmethod
+    def _open(cls, options: LoadOptions, keeps_dtype: bool) -> EmbeddingModel:
+        """Loads a model for the command line and the server."""
+        return cls._of(str(options.model_name_or_path), open_parts(options, keeps_dtype), options.max_seq_len)
+
+    @classmethod
     def _of(cls, name: str, parts: Parts, max_length: int | None = None) -> EmbeddingModel:
         """Makes a model of loaded parts. `max_length`: the maximum that the caller chose; None for the checkpoint's."""
         model = cls.__new__(cls)
