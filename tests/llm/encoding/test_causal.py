@@ -118,7 +118,7 @@ def test_texts_run_in_the_steps_of_generations_without_the_head(model, embedder,
     counted = Counted(model, monkeypatch)
     assert torch.equal(embedder.rows(texts, LAST), rows) and counted.heads == 0
     requests = [model.add_request(prompt, max_new_tokens=24, do_sample=False, ignore_eos=True) for prompt in prompts]
-    while not any(request.done() for request in requests):
+    while not any(request.done for request in requests):
         assert torch.equal(embedder.rows(texts, LAST), rows)
     assert [request.result().generated_token_ids[0] for request in requests] == expected
     assert counted.heads == 3 * 24
