@@ -67,7 +67,7 @@ def plan_layout(
     return names, targets
 
 
-def split_head(model: BaseModelForCausalLM, config: QuantizationConfig | None) -> None:
+def split_head(model: Model, config: QuantizationConfig | None) -> None:
     """Gives an LM head that is the embedding a matrix of its own if `config` has different formats for the two. Undoes
     it for another config."""
     if isinstance(model.lm_head, SplitLMHead):
