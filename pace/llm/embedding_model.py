@@ -195,12 +195,7 @@ class EmbeddingModel:
         label, and where the config says "multi_label_classification", else from a softmax.
 
         Raises ValueError for a model without a classifier, and for a text that is too long, unless `truncate`."""
-        self._check_classifier()
-        if not isinstance(texts, str) and any(isinstance(text, list | tuple) for text in texts):
-            tokens = self._encoder().pairs(_read_pairs(texts), truncate)
-        else:
-            tokens = self._encoder().texts(_read_texts(texts), truncate)
-        return self.to_probabilities(self.logits_of(tokens))
+        return self.to_probabilities(self.logits_of(self.tokenize_to_classify(texts, truncate)))
 
     # -- tokens in -----------------------------------------------------------------------------------------------------
 
@@ -219,6 +214,13 @@ class EmbeddingModel:
         if instruction is not None:
             raise ValueError(f"instruction has no place in the input of {self.name}, which is a classifier; leave it out")
         return encoder.pairs(pairs, truncate)
+
+    def tokenize_to_classify(self, texts: Texts | Pairs, truncate: bool = False) -> list[TextTokens]:
+        """Returns the tokens of each text or pair as `classify` computes them, without a prompt."""
+        self._check_classifier()
+        if not isinstance(texts, str) and any(isinstance(text, list | tuple) for text in texts):
+            return self._encoder().pairs(_read_pairs(texts), truncate)
+        return self._encoder().texts(_read_texts(texts), truncate)
 
     def embed_tokens(
         self, texts: Sequence[TextTokens], dimensions: int | None = None, normalise: bool | None = None

@@ -79,6 +79,10 @@ class CausalEmbedder:
     def logits(self, texts: Sequence[TextTokens]) -> Tensor:
         return wait_for(self.submit(texts, LOGITS))
 
+    @property
+    def driver(self) -> EngineDriver:
+        return self._driver
+
     def close(self) -> None:
         self._driver.close()
 

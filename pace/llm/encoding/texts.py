@@ -61,7 +61,7 @@ class TextEncoder:
             for index, encoding in enumerate(self._backend.encode_batch(some), first):
                 if len(encoding.ids) > self.max_length:
                     if not truncate:
-                        raise too_long(index, len(encoding.ids), self.max_length)
+                        raise TooLong(index, len(encoding.ids), self.max_length)
                     encoding = self._truncated(inputs[index])
                 found.append(TextTokens(tuple(encoding.ids), self._types(encoding)))
         return found
@@ -96,11 +96,15 @@ def fit_lengths(lengths: list[int], room: int) -> list[int]:
     return [short, long] if lengths[0] <= lengths[1] else [long, short]
 
 
-def too_long(index: int, length: int, most: int) -> ValueError:
+class TooLong(ValueError):
     """The error for a text or pair with too many tokens."""
-    return ValueError(
-        f"text {index} has {length} tokens, more than the {most} of this model; shorten it, or pass truncate=True"
-    )
+
+    def __init__(self, index: int, length: int, most: int) -> None:
+        super().__init__(
+            f"text {index} has {length} tokens, more than the {most} of this model; shorten it, or pass truncate=True"
+        )
+        self.index = index
+        self.length = length
 
 
 def _copied(backend: Backend, lower_case: bool) -> Backend:
