@@ -25,7 +25,7 @@ class TextEncoder:
 
     def __init__(self, tokenizer: Any, max_length: int, has_types: bool = False, lower_case: bool = False):
         """`max_length`: maximum number of tokens of a text or pair. `has_types`: True if the model distinguishes token
-        types. `lower_case`: True to turn texts into lower case, whatever the tokenizer does."""
+        types. `lower_case`: True to turn texts into lower case, also where the tokenizer does not."""
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None:
             raise NotImplementedError(
