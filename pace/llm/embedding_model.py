@@ -212,7 +212,9 @@ class EmbeddingModel:
         if self._prompt is not None:
             return self._prompt.pairs(pairs, instruction, truncate)
         if instruction is not None:
-            raise ValueError(f"instruction has no place in the input of {self.name}, which is a classifier; leave it out")
+            raise ValueError(
+                f"instruction has no place in the input of {self.name}, which is a classifier; leave it out"
+            )
         return encoder.pairs(pairs, truncate)
 
     def tokenize_to_classify(self, texts: Texts | Pairs, truncate: bool = False) -> list[TextTokens]:
@@ -248,7 +250,9 @@ class EmbeddingModel:
             raise TypeError(f"dimensions must be an int or None; got {type(dimensions).__name__}")
         allowed = self.matryoshka_dimensions
         if allowed and dimensions not in allowed:
-            raise ValueError(f"dimensions must be one of {', '.join(map(str, allowed))} for this model; got {dimensions}")
+            raise ValueError(
+                f"dimensions must be one of {', '.join(map(str, allowed))} for this model; got {dimensions}"
+            )
         if not 1 <= dimensions <= self._finish.size:
             raise ValueError(f"dimensions must be from 1 to {self._finish.size} for this model; got {dimensions}")
 

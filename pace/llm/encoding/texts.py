@@ -76,7 +76,9 @@ class TextEncoder:
         encodings = [self._backend.encode(part, add_special_tokens=False) for part in parts]
         room = self.max_length - self._backend.num_special_tokens_to_add(len(parts) == 2)
         if room < len(parts):
-            raise ValueError(f"max_seq_len={self.max_length} has no room for a text next to the special tokens; raise it")
+            raise ValueError(
+                f"max_seq_len={self.max_length} has no room for a text next to the special tokens; raise it"
+            )
         lengths = fit_lengths([len(encoding.ids) for encoding in encodings], room)
         for encoding, length in zip(encodings, lengths):
             encoding.truncate(length, direction=self._direction)
