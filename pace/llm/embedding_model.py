@@ -95,6 +95,11 @@ class EmbeddingModel:
         self._hold(str(model_name_or_path), open_parts(options, keeps_dtype), options.max_seq_len)
 
     @classmethod
+    def _open(cls, options: LoadOptions, keeps_dtype: bool) -> EmbeddingModel:
+        """Loads a model for the command line and the server."""
+        return cls._of(str(options.model_name_or_path), open_parts(options, keeps_dtype), options.max_seq_len)
+
+    @classmethod
     def _of(cls, name: str, parts: Parts, max_length: int | None = None) -> EmbeddingModel:
         """Makes a model of loaded parts. `max_length`: the maximum that the caller chose; None for the checkpoint's."""
         model = cls.__new__(cls)
@@ -207,7 +212,9 @@ class EmbeddingModel:
         if self._prompt is not None:
             return self._prompt.pairs(pairs, instruction, truncate)
         if instruction is not None:
-            raise ValueError(f"instruction has no place in the input of {self.name}, which is a classifier; leave it out")
+            raise ValueError(
+                f"instruction has no place in the input of {self.name}, which is a classifier; leave it out"
+            )
         return encoder.pairs(pairs, truncate)
 
     def tokenize_to_classify(self, texts: Texts | Pairs, truncate: bool = False) -> list[TextTokens]:
@@ -243,7 +250,9 @@ class EmbeddingModel:
             raise TypeError(f"dimensions must be an int or None; got {type(dimensions).__name__}")
         allowed = self.matryoshka_dimensions
         if allowed and dimensions not in allowed:
-            raise ValueError(f"dimensions must be one of {', '.join(map(str, allowed))} for this model; got {dimensions}")
+            raise ValueError(
+                f"dimensions must be one of {', '.join(map(str, allowed))} for this model; got {dimensions}"
+            )
         if not 1 <= dimensions <= self._finish.size:
             raise ValueError(f"dimensions must be from 1 to {self._finish.size} for this model; got {dimensions}")
 

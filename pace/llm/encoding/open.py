@@ -63,12 +63,17 @@ def open_parts(options: LoadOptions, keeps_dtype: bool) -> Parts:
     options = replace(options, model_name_or_path=checkpoint.path, revision=None, task="embed", media=False)
     if keeps_dtype:
         options = replace(options, dtype=stored_dtype(checkpoint))
+    checkpoint.forget_vocabulary()
     if find_encoder(checkpoint.config) is None:
         loaded = open_model(options)
         driver = EngineDriver(loaded.engine, reload="EmbeddingModel(...)")
-        return causal_parts(driver, loaded.model, loaded.tokenizer, checkpoint)
-    encoder = open_encoder(options)
-    return _parts(encoder.driver, encoder.driver.encoder, encoder.tokenizer, checkpoint, MEAN)
+        parts = causal_parts(driver, loaded.model, loaded.tokenizer, checkpoint)
+    else:
+        encoder = open_encoder(options)
+        parts = _parts(encoder.driver, encoder.driver.encoder, encoder.tokenizer, checkpoint, MEAN)
+    if checkpoint.gguf is not None:
+        checkpoint.gguf.close()
+    return parts
 
 
 def causal_parts(driver: EngineDriver, model: Model, tokenizer: Any, checkpoint: Checkpoint) -> Parts:

@@ -150,7 +150,9 @@ def _check_in_and_out(path: Path, config: Mapping[str, Any]) -> None:
     """Raises NotImplementedError unless a module changes the pooled rows."""
     for name in _IN_AND_OUT:
         if config.get(name) not in (None, "sentence_embedding"):
-            raise NotImplementedError(f'{path}: {name} = {shown(config[name])} is not implemented; "sentence_embedding" is')
+            raise NotImplementedError(
+                f'{path}: {name} = {shown(config[name])} is not implemented; "sentence_embedding" is'
+            )
 
 
 def _read_pooling(path: Path) -> dict[str, Any]:
@@ -197,8 +199,7 @@ def _read_answers(path: Path) -> tuple[int, int | None]:
     config = _read_fields(path, ("true_token_id", "false_token_id", "module_input_name"))
     if config.get("module_input_name", "causal_logits") != "causal_logits":
         raise NotImplementedError(
-            f"{path}: module_input_name = {shown(config['module_input_name'])} is not implemented; "
-            '"causal_logits" is'
+            f'{path}: module_input_name = {shown(config["module_input_name"])} is not implemented; "causal_logits" is'
         )
     ids = [config.get(name) for name in ("true_token_id", "false_token_id")]
     if type(ids[0]) is not int or type(ids[1]) not in (int, type(None)) or min(ids[0], ids[1] or 0) < 0:

@@ -88,7 +88,7 @@ def fill_model(model: Model, checkpoint: Checkpoint, threads: int, progress: boo
             model.load_weights(reader, min(threads, MAX_LOADING_THREADS), report)
         seconds = time.perf_counter() - started
         logger.info("%s: %.2f GB from %s in %.1f s", type(model).__name__, reader.total_bytes / 1e9, path, seconds)
-    if model.lm_head is None:  # a drafter that uses its target's head
+    if model.lm_head is None:  # an encoder, or a drafter that uses its target's head
         return
     if (head := head_cost(model, model.ops, model.dtype)).share > LARGE:
         logger.info("%s; QuantizationConfig(lm_head=...) or --lm-head holds it in fewer bits", head)

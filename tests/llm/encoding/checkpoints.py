@@ -63,16 +63,20 @@ def word_pieces() -> Tokenizer:
 
 def save_causal(folder: Path, kind: str = "Qwen3ForCausalLM", ends: bool = False, **fields: Any) -> Any:
     """Saves a causal model, or a classifier made of one, with a tokenizer. Returns transformers' model in float32."""
-    return _save(folder, kind, byte_level(ends), QWEN | fields, eos_token=END, pad_token=END)
+    names = ["input_ids", "attention_mask"]
+    return _save(folder, kind, byte_level(ends), QWEN | fields, names, eos_token=END, pad_token=END)
 
 
 def save_bert(folder: Path, kind: str = "BertModel", **fields: Any) -> Any:
     """Saves a BERT with a tokenizer. Returns transformers' model in float32."""
     names = {f"{name}_token": f"[{name.upper()}]" for name in ("cls", "sep", "pad", "unk", "mask")}
-    return _save(folder, kind, word_pieces(), BERT | fields, **names)
+    inputs = ["input_ids", "token_type_ids", "attention_mask"]
+    return _save(folder, kind, word_pieces(), BERT | fields, inputs, **names)
 
 
-def _save(folder: Path, kind: str, tokenizer: Tokenizer, fields: dict[str, Any], **names: str) -> Any:
+def _save(
+    folder: Path, kind: str, tokenizer: Tokenizer, fields: dict[str, Any], inputs: list[str], **names: str
+) -> Any:
     import transformers
 
     torch.manual_seed(0)
@@ -88,10 +92,11 @@ def _save(folder: Path, kind: str, tokenizer: Tokenizer, fields: dict[str, Any],
                 parameter.add_(1.0)
     model.save_pretrained(folder)
     wrapped = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, model_max_length=fields["max_position_embeddings"], **names
+        tokenizer_object=tokenizer,
+        model_max_length=fields["max_position_embeddings"],
+        model_input_names=inputs,
+        **names,
     )
-    if "cls_token" in names:
-        wrapped.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
     wrapped.save_pretrained(folder)
     return model
 
@@ -106,9 +111,7 @@ def write_modules(folder: Path, *modules: tuple[str, dict[str, Any] | None]) -> 
     listed = [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}]
     for index, (kind, config) in enumerate(modules, 1):
         path = f"{index}_{kind}"
-        listed.append(
-            {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
-        )
+        listed.append({"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"})
         if config is not None:
             write_json(folder / path / "config.json", config)
     write_json(folder / "modules.json", listed)

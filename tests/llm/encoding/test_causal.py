@@ -118,7 +118,7 @@ def test_texts_run_in_the_steps_of_generations_without_the_head(model, embedder,
     counted = Counted(model, monkeypatch)
     assert torch.equal(embedder.rows(texts, LAST), rows) and counted.heads == 0
     requests = [model.add_request(prompt, max_new_tokens=24, do_sample=False, ignore_eos=True) for prompt in prompts]
-    while not any(request.done() for request in requests):
+    while not any(request.done for request in requests):
         assert torch.equal(embedder.rows(texts, LAST), rows)
     assert [request.result().generated_token_ids[0] for request in requests] == expected
     assert counted.heads == 3 * 24
@@ -163,7 +163,10 @@ def test_common_prefixes_leave_a_token_of_each():
 def test_what_is_refused(embedder):
     for message, call in [
         ("text 0 has no tokens", lambda: embedder.submit([TextTokens(())], LAST)),
-        ("text 1 has 600 tokens, more than the 512", lambda: embedder.rows([TextTokens((1,)), TextTokens((1,) * 600)], LAST)),
+        (
+            "text 1 has 600 tokens, more than the 512",
+            lambda: embedder.rows([TextTokens((1,)), TextTokens((1,) * 600)], LAST),
+        ),
         ("token id 999", lambda: embedder.submit([TextTokens((999,))], LAST)),
         ("token type 1", lambda: embedder.submit([TextTokens((1,), (1,))], LAST)),
         ("no classifier", lambda: embedder.submit([TextTokens((1,))], LOGITS)),
