@@ -63,10 +63,6 @@ class EncoderDriver:
     def logits(self, texts: Sequence[TextTokens]) -> Tensor:
         return wait_for(self.submit(texts, LOGITS))
 
-    @property
-    def driver(self) -> StepDriver:
-        return self._driver
-
     def metrics(self) -> EncoderMetrics:
         """Counters of steps and tokens, and of what waits. Raises ValueError after `close`."""
         return self.driver.engine.metrics()

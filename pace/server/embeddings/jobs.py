@@ -32,7 +32,7 @@ class EncodingJob:
     use_activation: bool = True
     """False for raw logits in place of scores and probabilities."""
     max_tokens: int | None = None
-    """Maximum number of tokens, after which a text is cut off; -1 for the model's maximum. None refuses longer texts."""
+    """Maximum number of tokens, where a text is cut off; -1 for the model's maximum. None refuses longer texts."""
     instruction: str | None = None
     """Task of a reranker that takes one, such as Qwen3-Reranker."""
     priority: int = 0

@@ -6,21 +6,20 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from pace.llm.encoding.embedder import TextTokens
+from pace.llm.encoding.embedder import TextTokens
+from pace.llm.encoding.steps import MAX_TOKENS
 
-PART_TOKENS = 2048
+PART_TOKENS = MAX_TOKENS
 """Tokens of one part of a request: those of a step."""
 PARTS_AT_ONCE = 2
 """Parts of one request in the model: one that runs, and one that fills the next step. Between the parts of a large
 request, other requests have their turns."""
 
-Submit = Callable[[list["TextTokens"]], Future[Tensor]]
+Submit = Callable[[list[TextTokens]], Future[Tensor]]
 
 
 async def run_in_parts(submit: Submit, texts: list[TextTokens]) -> Tensor:

@@ -28,8 +28,8 @@ from pace.server.options import ServeOptions
 from pace.server.prompts import PromptReader
 from pace.server.service import WHY_NOT, why_unwell
 
-TEXTS_AT_ONCE = 128
-"""Texts of different requests in the model at once: a step of 2,048 tokens has room for 128 queries of 16 tokens."""
+TEXTS_AT_ONCE = 64
+"""Texts of different requests in the model at once: a step of 1,024 tokens has room for 64 queries of 16 tokens."""
 MAX_ROWS = 32
 """Places that one request takes in the queue at most: few of its texts are in the model at once."""
 READ_TOGETHER = 64

@@ -33,6 +33,7 @@ class FakeEmbedder:
         self.gate = threading.Event()
         self.gate.set()
         self.num_texts = 0
+        self.computed: list[tuple[int, ...]] = []
         self._threads = ThreadPoolExecutor(1)
 
     def submit(self, texts: Sequence[TextTokens], what: Any) -> Future[Tensor]:
@@ -42,6 +43,7 @@ class FakeEmbedder:
     def _compute(self, texts: list[TextTokens], what: Any) -> Tensor:
         self.gate.wait(30)
         self.num_texts += len(texts)
+        self.computed += [text.tokens for text in texts]
         return torch.stack([row_of(text.tokens, self.num_labels if what == LOGITS else WIDTH) for text in texts])
 
     def close(self) -> None:

@@ -59,8 +59,8 @@ def test_metrics_and_the_access_log_count_tokens(capfd):
     assert "prompt_tokens=7" in line and "w4" not in line
 
 
-def asking(served: EncodingServing, text: str) -> threading.Thread:
-    thread = threading.Thread(target=served.embed, args=(text,))
+def asking(served: EncodingServing, texts: object, **fields: object) -> threading.Thread:
+    thread = threading.Thread(target=served.embed, args=(texts,), kwargs=fields)
     thread.start()
     return thread
 
@@ -115,24 +115,19 @@ def test_requests_that_outlast_the_drain_get_an_answer():
 def test_lower_priorities_are_earlier(monkeypatch):
     monkeypatch.setattr("pace.server.embeddings.service.TEXTS_AT_ONCE", 1)
     with EncodingServing(allow_priority=True) as served:
-        order, gate = [], served.model.embedder.gate
+        gate = served.model.embedder.gate
         gate.clear()
         running = [asking(served, "w4") for _ in range(2)]
         until(lambda: served.service.admission.num_requests == 2)
 
-        def ask(priority: int) -> None:
-            served.embed("w5", priority=priority)
-            order.append(priority)
-
         waiting = []
         for number, priority in enumerate((50, 0, -50), 1):
-            waiting.append(threading.Thread(target=ask, args=(priority,)))
-            waiting[-1].start()
+            waiting.append(asking(served, f"w{10 + number}", priority=priority))
             until(lambda: served.service.admission.num_waiting == number)
         gate.set()
         for thread in running + waiting:
             thread.join()
-        assert order == [-50, 0, 50]
+        assert [tokens[1] for tokens in served.model.embedder.computed[2:]] == [13, 12, 11]
 
 
 def test_small_requests_run_next_to_a_large_one(monkeypatch):
