@@ -28,13 +28,12 @@ from pace.server.service import Service
 from pace.server.wire import tokens
 from pace.server.wire.form import dumps
 
-POSTS = (*ENDPOINTS, *ENCODING_ENDPOINTS)
-
 
 def make_app(pool: ModelPool) -> Starlette:
     """Returns the ASGI application of a server's models."""
+    posts = (*ENDPOINTS, *ENCODING_ENDPOINTS)
     document = description.document(
-        [(one.paths[0], one.schema, one.body_type, one.content_types, one.is_anthropic) for one in POSTS],
+        [(one.paths[0], one.schema, one.body_type, one.content_types, one.is_anthropic) for one in posts],
         {path: function.__name__ for path, function in INFORMATION.items() if path not in UNDOCUMENTED},
     )
 
@@ -48,7 +47,7 @@ def make_app(pool: ModelPool) -> Starlette:
             message = f"{request.url.path[:200]} does not support {request.method}"
         return _json_error(ApiError(error.status_code, message, headers=dict(error.headers or {})))
 
-    routes = [Route(path, endpoint, methods=["POST"]) for endpoint in POSTS for path in endpoint.paths]
+    routes = [Route(path, endpoint, methods=["POST"]) for endpoint in posts for path in endpoint.paths]
     routes += [Route(path, Information(path, function), methods=["GET"]) for path, function in INFORMATION.items()]
     routes += [Route(path, Information(path, delete_prefix), methods=["DELETE"]) for path in PREFIX_PATHS]
     routes += [Route("/openapi.json", openapi)]

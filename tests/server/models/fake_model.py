@@ -16,6 +16,7 @@ from pace.server.options import ModelEntry, ServeOptions
 class FakeModel:
     """Loads when `may_load` is set, with the errors of `failures`, one for each load. Records what is done to it."""
 
+    task, does = "generate", "does nothing"
     max_length = 100
     max_body_bytes = 1000
     started = 0
