@@ -1,4 +1,4 @@
-"""From pooled rows to vectors, against torch and by equal bits."""
+"""Vectors of pooled rows, against torch and by equal bits."""
 
 from __future__ import annotations
 
