@@ -1,9 +1,9 @@
 """Reads the files of sentence-transformers in a checkpoint: what is done before and after its model.
 
-    modules.json                         the modules, in order: Transformer, Pooling, Dense, Normalize, LogitScore
+    modules.json                         the modules, in order
     config_sentence_transformers.json    prompts, the default prompt, dimensions
     sentence_bert_config.json            the maximum length of a text, lower case
-    1_Pooling/config.json  2_Dense/...   the settings of a module, and its weights
+    1_Pooling/config.json  2_Dense/...   settings and weights of a module
 
 Anything that is not implemented and would change a result is refused by name.
 """

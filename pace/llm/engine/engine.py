@@ -38,8 +38,9 @@ class Engine:
         media_cache_bytes: int = MEDIA_CACHE_BYTES,
     ) -> None:
         """`model` has `forward(batch)`, `vocab_size`, `max_position_embeddings`, `recompute_length`, `rope_regime`,
-        `kept_width` and `towers`. For sequences that take rows, also `final_rows(batch)` and `logits(rows)`. If it has any towers, also `encode(media)` and `angle_positions(media, start, end)`.
-        `scheduler` works on `cache`. `max_seq_len` is at most the model's."""
+        `kept_width` and `towers`. For sequences that take rows, also `final_rows(batch)` and `logits(rows)`. If it has
+        any towers, also `encode(media)` and `angle_positions(media, start, end)`. `scheduler` works on `cache`.
+        `max_seq_len` is at most the model's."""
         self.model = model
         self.ops = ops
         self.cache = cache

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from pace.llm.models.encoders.bert import BertModel, DistilBertModel, ElectraModel, RobertaModel
+from pace.llm.models.encoders.bert import BertModel, DistilBertModel, ElectraModel, RobertaModel, XLMRobertaModel
 from pace.llm.models.encoders.encoder import CLASSIFIER, Encoder, EncoderConfig
 from pace.naming import shown
 
 ENCODER_LIST: dict[str, type[Encoder]] = {
     "BertModel": BertModel,
-    "CamembertModel": RobertaModel,
+    "CamembertModel": XLMRobertaModel,
     "DistilBertModel": DistilBertModel,
     "ElectraModel": ElectraModel,
     "RobertaModel": RobertaModel,
-    "XLMRobertaModel": RobertaModel,
+    "XLMRobertaModel": XLMRobertaModel,
 }
 """Name of the bare encoder in transformers -> its class. `ENDINGS` are other architectures of the same encoder."""
 

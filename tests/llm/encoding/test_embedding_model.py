@@ -325,4 +325,5 @@ def test_weights_keep_their_dtype(tmp_path):
     oracle.bfloat16().save_pretrained(tmp_path)
     with load(tmp_path) as model, load(tmp_path, dtype="float32") as other:
         assert model.embedder.encoder.dtype == torch.bfloat16
-        assert (model.embed(TEXTS) - other.embed(TEXTS)).abs().max() < 1e-5  # the same weights; sums are float32
+        found, expected = model.embed(TEXTS), other.embed(TEXTS)  # some kernels round inputs to bfloat16, too
+        assert (found - expected).abs().max() < 8 * 2**-8 * expected.abs().max()
