@@ -1,0 +1,42 @@
+"""Classifiers of encoders: the logits of labels from a pooled row of a text.
+
+The matrices of a head stay floats, whatever the QuantizationConfig.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import Tensor
+
+from pace.llm.layers import FloatLinear, Layer, LayerNorm, NoNorm
+from pace.ops.experts import Activation
+from pace.ops.protocol import ForwardOps
+
+
+class Head(Layer):
+    """`output(norm(activation(dense(x))))` of pooled rows `x [S, hidden]`: logits `[S, labels]`."""
+
+    operator: ClassVar[str] = "lm_head"
+
+    def __init__(
+        self,
+        dense: str,
+        activation: Activation,
+        output: str,
+        hidden_size: int,
+        num_labels: int,
+        pooling: tuple[str, ...] = ("cls",),
+        norm: LayerNorm | NoNorm | None = None,
+        biases: tuple[bool, bool] = (True, True),
+    ):
+        """`dense`, `output`: names of the two matrices, `[hidden, hidden]` and `[labels, hidden]`. `pooling`: names in
+        `POOLINGS` of the rows that it reads. `biases`: whether each matrix has one."""
+        self.dense = FloatLinear({dense: hidden_size}, hidden_size, biases[0])
+        self.activation = activation
+        self.norm = norm or NoNorm()
+        self.output = FloatLinear({output: num_labels}, hidden_size, biases[1])
+        self.pooling = pooling
+
+    def __call__(self, ops: ForwardOps, x: Tensor) -> Tensor:
+        return self.output(ops, self.norm(ops, self.dense(ops, x, self.activation)))
