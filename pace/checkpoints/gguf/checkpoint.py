@@ -21,6 +21,7 @@ from pace.checkpoints.gguf.architectures.forms import AS_IT_IS, Form
 from pace.checkpoints.gguf.architectures.registry import ARCHITECTURES, find_architecture
 from pace.checkpoints.gguf.blocks import FILE_TYPES
 from pace.checkpoints.gguf.config import ROPE_FACTORS, read_config
+from pace.checkpoints.gguf.embedding import dense_tensors, read_pooling
 from pace.checkpoints.gguf.file import GgufFile, GgufTensor
 from pace.checkpoints.gguf.mmproj import ARCHITECTURE as MMPROJ
 from pace.checkpoints.gguf.mmproj import PATCHES, Towers, read_towers
@@ -71,7 +72,11 @@ class GgufCheckpoint(OpenFiles):
         self.config = read_config(self.metadata, architecture, self._shapes(), self._factors())
         heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"} if architecture.permuted else {}
         self._heads = {part: self.config[field] for part, field in heads.items()}
-        unused = [name for name, source in self._sources.items() if source in ROPE_FACTORS or self._is_beyond(source)]
+        self.pooling = read_pooling(self.metadata)
+        """The pooling that the file states, by its name in sentence-transformers."""
+        self.after_pooling = dense_tensors(self.metadata, self._sources.keys())
+        """Matrices `[out, in]` that apply to pooled rows, in order. They are not in `tensors`."""
+        unused = [name for name, source in self._sources.items() if self._is_unused(source)]
         self.tensors = {name: self._info(name) for name in self._sources if name not in unused}
 
     def add_towers(self, mmproj: Path) -> None:
@@ -93,6 +98,16 @@ class GgufCheckpoint(OpenFiles):
         """Name of the file's mixture of types, for example "Q4_K_M". None if it is missing or unknown."""
         number = self.metadata.get("general.file_type")
         return FILE_TYPES.get(number) if type(number) is int else None
+
+    def _is_unused(self, source: str) -> bool:
+        """True if a tensor is none of the model's."""
+        return source in ROPE_FACTORS or source in self.after_pooling or self._is_beyond(source)
+
+    def dense(self, name: str) -> Tensor:
+        """Returns a matrix of `after_pooling` in float32, in its own memory."""
+        if len(self._tensor(name).shape) != 2:
+            raise ValueError(f"{self._shown(name)} must be a matrix; its shape is {list(self._tensor(name).shape)}")
+        return self._floats(name).float().clone()
 
     def _is_beyond(self, source: str) -> bool:
         """True if a tensor belongs to an unused layer for multi-token prediction. These come after the layers of the
