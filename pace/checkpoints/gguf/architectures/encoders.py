@@ -9,7 +9,7 @@ classifiers of RoBERTa and XLM-R are complete, and are that of a BERT under othe
 from __future__ import annotations
 
 from pace.checkpoints.gguf.architectures.architecture import Architecture, Change, Fields, Keys
-from pace.checkpoints.gguf.architectures.changes import alternating, layers_of, rotations
+from pace.checkpoints.gguf.architectures.changes import BOTH_BIASES, alternating, layers_of, rotations
 from pace.checkpoints.gguf.architectures.encoder_names import (
     BERT,
     CLASSIFIER,
@@ -109,6 +109,10 @@ def embedding_gemma(fields: Fields, keys: Keys) -> Fields:
     }
 
 
+def eurobert(fields: Fields, keys: Keys) -> Fields:
+    return fields | {"architectures": ["EuroBertModel"]}
+
+
 ENCODERS = (
     Architecture(
         "bert", "bert", marker="token_types.weight", names=BERT, layer_norms="layer_norm_eps", convert=bert,
@@ -134,4 +138,5 @@ ENCODERS = (
         "gemma-embedding", "gemma3_text", names=GEMMA, forms={"norm.weight": PLUS_ONE},
         window=alternating(6), convert=embedding_gemma, absent=("is_causal",),
     ),
+    Architecture("eurobert", "eurobert", present=BOTH_BIASES, convert=eurobert, absent=("is_causal",)),
 )  # fmt: skip
