@@ -34,11 +34,17 @@ def nothing(writer: gguf.GGUFWriter) -> None:
 
 
 def write_encoder(
-    folder: Path, path: Path, types: str = "F32", add: Add = nothing, keeps: tuple[str, ...] = (), dense: int = 0
+    folder: Path,
+    path: Path,
+    types: str = "F32",
+    add: Add = nothing,
+    keeps: tuple[str, ...] = (),
+    dense: int = 0,
+    as_floats: bool = False,
 ) -> None:
     """Writes the encoder in `folder` (config.json, one model.safetensors, perhaps 1_Pooling) to `path`. `types` is
     ggml's name of the matrices' type. `add` may change the keys, `keeps` names tensors that the converter drops. With
-    `dense`, EmbeddingGemma's `dense` random matrices."""
+    `dense`, EmbeddingGemma's `dense` random matrices. With `as_floats`, the file holds their values in float32."""
     config = json.loads((folder / "config.json").read_text())
     writer = gguf.GGUFWriter(path, ARCHITECTURES[config["model_type"]])
     add_keys(writer, config)
@@ -49,7 +55,9 @@ def write_encoder(
     for name, tensor in arranged(load_file(folder / "model.safetensors"), config, keeps):
         is_matrix = tensor.ndim > 1 and "position" not in name and "types" not in name and tensor.shape[1] % 32 == 0
         kind = Kind[types if is_matrix else "F32"]
-        data, _ = stored(tensor.float().contiguous(), kind)
+        data, values = stored(tensor.float().contiguous(), kind)
+        if as_floats:
+            data, kind = values.contiguous().numpy(), Kind.F32
         writer.add_tensor(name, data, raw_dtype=kind)
     for name, matrix in dense_matrices(config["hidden_size"], dense) if dense else ():
         writer.add_tensor(name, matrix)
