@@ -299,6 +299,8 @@ class ForwardBatch:
     three are `positions`."""
     states: StateSpans | None = None
     """The slots that the step reads and writes. None for a model without states."""
+    types: Tensor | None = None
+    """int64 `[T]`, the type of each token, for a model that has token types. None for others."""
     others: tuple[ForwardBatch, ...] = ()
     """The same step for the second and later groups of layers, with their slots and block tables."""
 
@@ -327,6 +329,7 @@ class ForwardBatch:
             logit_rows=torch.searchsorted(rows, self.logit_rows),
             given=GivenRows(x[rows], torch.arange(len(rows))),
             angle_positions=None if self.angle_positions is None else self.angle_positions[:, rows],
+            types=None if self.types is None else self.types[rows],
             others=(),
         )
         others = (

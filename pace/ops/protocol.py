@@ -188,6 +188,16 @@ class ForwardOps(Protocol):
     def concatenate(self, a: Tensor, b: Tensor) -> Tensor:
         """Returns `[T, A + B]`: the columns of `a [T, A]`, then those of `b [T, B]`. Both may have any row stride."""
 
+    def pool(self, x: Tensor, starts: Tensor, pooling: str) -> Tensor:
+        """Returns `[S, K]`: one row for each text s, made of rows `starts[s] .. starts[s + 1]` of `x [T, K]`, for int32
+        `starts [S + 1]` that ascend from 0 to T.
+
+        `pooling` is one of `POOLINGS`, over the n rows of a text: cls, its first row; lasttoken, its last; max, the
+        largest value of each column; mean; mean_sqrt_len_tokens, the sum divided by `sqrt(n)`; weightedmean, the mean
+        with weights 1 to n. Sums are float32, in order. x may have any row stride.
+
+        Raises ValueError for an unknown pooling and (`native`) for a text without rows."""
+
     def linear(
         self,
         x: Tensor,
@@ -213,7 +223,7 @@ class ForwardOps(Protocol):
 
     def activation(self, x: Tensor, activation: Activation) -> Tensor:
         """Applies an activation to every element of x: silu, gelu, gelu_new, gelu_tanh, gelu_fast, quick_gelu, relu,
-        relu2, a Clamp or a Xielu. gelu_new, gelu_tanh and gelu_fast are the same function."""
+        relu2, tanh, a Clamp or a Xielu. gelu_new, gelu_tanh and gelu_fast are the same function."""
 
     def scale_(self, x: Tensor, factor: float) -> None:
         """Multiplies `x [T, K]` by a finite number, rounded to float32; x may have any row stride."""

@@ -43,7 +43,22 @@ ACTIVATIONS = {
     "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
     "relu": functional.relu,
     "relu2": lambda x: functional.relu(x).square(),
+    "tanh": torch.tanh,
 }
+
+POOLED = {
+    "cls": lambda rows: rows[0],
+    "max": lambda rows: rows.amax(0),
+    "mean": lambda rows: rows.sum(0) / len(rows),
+    "mean_sqrt_len_tokens": lambda rows: rows.sum(0) / math.sqrt(len(rows)),
+    "weightedmean": lambda rows: _counts(rows) @ rows / _counts(rows).sum(),
+    "lasttoken": lambda rows: rows[-1],
+}
+"""Pooling -> the row of a text, from its rows `[n, K]`."""
+
+
+def _counts(rows: Tensor) -> Tensor:
+    return torch.arange(1, len(rows) + 1, dtype=rows.dtype)
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -149,6 +164,14 @@ def place_rows_(x: Tensor, rows: Tensor, at: Tensor, add: bool) -> None:
 
 def concatenate(a: Tensor, b: Tensor) -> Tensor:
     return torch.cat([a, b.to(a.dtype)], 1)
+
+
+def pool(x: Tensor, starts: Tensor, pooling: str) -> Tensor:
+    of_rows, edges = POOLED[checks.check_pooling(pooling)], starts.tolist()
+    out = x.new_empty(len(edges) - 1, x.shape[1])
+    for text, (start, end) in enumerate(zip(edges, edges[1:])):
+        out[text] = of_rows(x[start:end])
+    return out
 
 
 def linear(

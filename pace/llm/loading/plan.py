@@ -18,7 +18,7 @@ from pace.quant import Format, QuantizationConfig
 
 if TYPE_CHECKING:
     from pace.llm.loading.fill import TensorReader
-    from pace.llm.models.base_model import BaseModelForCausalLM
+    from pace.llm.models.model import Model
 
 logger = logging.getLogger("pace")
 
@@ -31,7 +31,7 @@ class StoredQuantized(NamedTuple):
 
 
 def plan_layout(
-    model: BaseModelForCausalLM, reader: TensorReader
+    model: Model, reader: TensorReader
 ) -> tuple[dict[str, str], dict[str, list[WeightTarget]]]:
     """Decides how each matrix is stored, from the checkpoint's contents and `model.quantize`; allocates nothing.
     Returns the result of `match_names`, and the targets of the model's tensors. Raises ValueError if the tensors do not
